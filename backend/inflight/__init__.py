@@ -1,0 +1,16 @@
+"""inflight: an LLM backend for Triton Inference Server.
+
+The package reads downwards, and each folder imports only from those below it:
+
+    server          tensors <-> Request/Response, inside tritonserver's stub process
+    executor        how ranks are launched and reached
+    batch_manager   the worker loop of every rank: GptManager, Scheduler, KVCacheManager
+    runtime         one device: ModelRunner, Sampler
+    models, layers  the networks and their parts
+    distributed     what ranks say to each other
+
+The files beside this one (request, result, config, stats, errors) are the ground floor: values that every room
+passes on. They import nothing of ours.
+"""
+
+__version__ = "0.1.0"

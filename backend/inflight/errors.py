@@ -1,0 +1,60 @@
+"""Every exception that inflight raises on purpose, drawn once.
+
+    InflightError
+    ├── ConfigurationError      a key, a checkpoint or an installation is wrong: nothing starts; names the remedy
+    ├── RequestError            one request is refused; its neighbours never notice
+    │   ├── InvalidRequest      the client asked for something that cannot be             INVALID_ARGUMENT
+    │   ├── DuplicateRequest    its id is already in flight                               ALREADY_EXISTS
+    │   ├── QueueFull           "Exceeds maximum queue size"                              UNAVAILABLE
+    │   ├── RequestCancelled    the client left or asked to stop                          CANCELLED
+    │   ├── RequestTimedOut     it waited or ran longer than it was allowed               UNAVAILABLE
+    │   └── StepFailed          the forward pass it was part of raised                    INTERNAL
+    └── EngineUnavailable       ranks are dead, hung or not up yet                        UNAVAILABLE
+
+`code` is the name of the tritonserver error code that the server side answers with; it travels inside
+:class:`inflight.result.Response`, so that a rank can choose it without knowing tritonserver.
+"""
+
+from __future__ import annotations
+
+
+class InflightError(Exception):
+    """Base of all errors that carry a sentence meant for a person."""
+
+    code = "INTERNAL"
+
+
+class ConfigurationError(InflightError):
+    """The engine cannot start as configured; the message names the key and the remedy."""
+
+
+class RequestError(InflightError):
+    """One request ends with an error; everything else goes on."""
+
+
+class InvalidRequest(RequestError):
+    code = "INVALID_ARGUMENT"
+
+
+class DuplicateRequest(RequestError):
+    code = "ALREADY_EXISTS"
+
+
+class QueueFull(RequestError):
+    code = "UNAVAILABLE"
+
+
+class RequestCancelled(RequestError):
+    code = "CANCELLED"
+
+
+class RequestTimedOut(RequestError):
+    code = "UNAVAILABLE"
+
+
+class StepFailed(RequestError):
+    code = "INTERNAL"
+
+
+class EngineUnavailable(InflightError):
+    code = "UNAVAILABLE"

@@ -1,0 +1,63 @@
+"""The Executor API: how the server side reaches an engine, wherever its ranks run.
+
+Knows requests and responses; nothing of tensors, text or tritonserver. Subclasses differ only in how ranks start and
+how the broadcast travels between them.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+
+from inflight.request import Request, RequestLimits
+from inflight.result import Response
+
+
+class Executor(ABC):
+    """One engine, from launch to shutdown. `enqueue_request`, `cancel_request` and `await_responses` may be called from
+    different threads; each request that was accepted ends with exactly one final Response, also when its ranks die
+    (then with an error whose code is UNAVAILABLE)."""
+
+    @property
+    @abstractmethod
+    def limits(self) -> RequestLimits:
+        """What the engine can ever serve; known once it is ready."""
+
+    @abstractmethod
+    def start(self) -> None:
+        """Launch the ranks and wait until they serve. Raises ConfigurationError with the ranks' own sentence."""
+
+    @abstractmethod
+    def next_request_id(self) -> int:
+        """A fresh id, unique among all fronts of the engine."""
+
+    @abstractmethod
+    def enqueue_request(self, request: Request) -> None:
+        """Hand over a request; never waits for the engine.
+
+        Raises InvalidRequest (checked against `limits`), DuplicateRequest, QueueFull ("Exceeds maximum queue size") or
+        EngineUnavailable. After an exception there will be no Response.
+        """
+
+    @abstractmethod
+    def await_responses(self, timeout: float | None = None) -> list[Response]:
+        """All responses that have come, at least one; [] after `timeout` seconds or once the executor is shut down."""
+
+    @abstractmethod
+    def cancel_request(self, request_id: int) -> None:
+        """Ask for an early end. An active request answers with what it has so far (CANCELLED); unknown ids are ignored."""
+
+    @abstractmethod
+    def get_latest_iteration_stats(self) -> str | None:
+        """The newest batch-manager JSON, or None if there is none since the last call."""
+
+    @abstractmethod
+    def num_requests_in_flight(self) -> int:
+        """Requests that have not had their final response."""
+
+    @abstractmethod
+    def is_ready(self) -> bool:
+        """True while every rank is alive and answering."""
+
+    @abstractmethod
+    def shutdown(self) -> None:
+        """End the ranks; in-flight requests get an UNAVAILABLE error. Safe to call twice."""

@@ -1,0 +1,145 @@
+"""What a client asked for, frozen: the value that travels from the server side to every rank.
+
+Knows nothing of tritonserver's tensors, of text or of how tokens are made. Encoded with msgpack by
+:mod:`msgspec`; fields at their default are left out on the wire.
+"""
+
+from __future__ import annotations
+
+import math
+
+import msgspec
+
+from inflight.errors import InvalidRequest
+
+MAX_SEED = 2**64 - 1
+
+
+class SamplingConfig(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """How the next token is chosen. Every field is resolved: there is no "unset" below the server side."""
+
+    temperature: float = 0.0
+    """0 chooses the likeliest token (greedy); otherwise logits are divided by it."""
+    top_k: int = 0
+    """Keep the k likeliest tokens; 0 keeps all."""
+    top_p: float = 1.0
+    """Keep the smallest set of likeliest tokens whose mass reaches p; 1 keeps all."""
+    min_p: float = 0.0
+    """Drop tokens less likely than min_p times the likeliest; 0 keeps all."""
+    seed: int = 0
+    """Key of the request's own random stream, 0 <= seed < 2**64."""
+    repetition_penalty: float = 1.0
+    """> 1 makes tokens of the prompt or of the output less likely (Keskar et al. 2019); 1 is off."""
+    presence_penalty: float = 0.0
+    """Subtracted once from the logit of every token that the output already holds."""
+    frequency_penalty: float = 0.0
+    """Subtracted as often as the output already holds the token."""
+    min_tokens: int = 0
+    """No end token before this many tokens were generated."""
+
+
+class OutputConfig(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """What a rank must report besides the tokens."""
+
+    return_log_probs: bool = False
+    return_perf_metrics: bool = False
+
+
+class Request(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """One prompt to be continued."""
+
+    request_id: int
+    """uint64, unique among the requests in flight of all fronts."""
+    input_token_ids: list[int]
+    max_tokens: int
+    """At most this many new tokens, >= 1."""
+    streaming: bool = False
+    """True: a result per step; False: one result with all tokens at the end."""
+    sampling_config: SamplingConfig = SamplingConfig()
+    output_config: OutputConfig = OutputConfig()
+    end_ids: list[int] = []
+    """Any of these tokens ends the sequence (finish reason END_ID); empty = never."""
+    stop_words: list[list[int]] = []
+    """Token sequences that end the sequence when its tail equals one of them."""
+    bad_words: list[list[int]] = []
+    """Token sequences that must not be completed."""
+    priority: float = 0.5
+    """0..1, higher goes first; first come first served among equals."""
+    allotted_time_ms: int = 0
+    """The request is ended TIMED_OUT this long after a rank took it; 0 = no limit."""
+    client_id: str = ""
+    """Triton's string id, kept for messages."""
+    cache_salt: str = ""
+    """Requests share cached prefixes only with requests of the same salt."""
+    num_return_sequences: int = 1
+    """Independent continuations of the prompt; the engine refuses more than it is configured for."""
+
+
+class RequestLimits(msgspec.Struct, frozen=True, kw_only=True):
+    """What a running engine can ever serve. The leader announces it; the server side and every rank check by it."""
+
+    vocab_size: int
+    max_seq_len: int
+    """Prompt plus new tokens of one sequence."""
+    max_input_len: int
+    """Prompt tokens of one request."""
+    kv_cache_tokens: int
+    """Tokens that the whole KV pool holds."""
+    max_stop_words: int = 1024
+    """Stop or bad word sequences of one request."""
+
+    def validate(self, request: Request) -> None:
+        """Raise InvalidRequest, with one sentence, if `request` can never be served."""
+        tokens = request.input_token_ids
+        if not tokens:
+            raise InvalidRequest("the prompt is empty: give at least one token")
+        if len(tokens) > self.max_input_len:
+            raise InvalidRequest(f"the prompt has {len(tokens)} tokens, more than max_input_len {self.max_input_len}")
+        if not 1 <= request.max_tokens < 2**31 - 1:
+            raise InvalidRequest(f"max_tokens must be between 1 and {2**31 - 2}, got {request.max_tokens}")
+        if len(tokens) >= self.max_seq_len:
+            raise InvalidRequest(
+                f"the prompt has {len(tokens)} tokens and leaves no room for a new one within max_seq_len {self.max_seq_len}"
+            )
+        if self.longest(request) > self.kv_cache_tokens:
+            raise InvalidRequest(
+                f"the request needs room for {self.longest(request)} tokens, more than the whole KV cache holds "
+                f"({self.kv_cache_tokens}): ask for fewer tokens"
+            )
+        self._validate_token_ids(request)
+        self._validate_sampling(request.sampling_config)
+        if request.num_return_sequences != 1:
+            raise InvalidRequest(f"num_return_sequences must be 1, got {request.num_return_sequences}")
+        if not 0.0 <= request.priority <= 1.0:
+            raise InvalidRequest(f"priority must be between 0 and 1, got {request.priority}")
+
+    def longest(self, request: Request) -> int:
+        """Tokens that `request` can ever hold in the KV cache: its last token is sampled but never fed back."""
+        return min(len(request.input_token_ids) + request.max_tokens, self.max_seq_len) - 1
+
+    def _validate_token_ids(self, request: Request) -> None:
+        low, high = min(request.input_token_ids), max(request.input_token_ids)
+        if low < 0 or high >= self.vocab_size:
+            raise InvalidRequest(f"token id {low if low < 0 else high} is outside the vocabulary [0, {self.vocab_size})")
+        for name, words in (("stop_words", request.stop_words), ("bad_words", request.bad_words)):
+            if len(words) > self.max_stop_words:
+                raise InvalidRequest(f"{name} has {len(words)} entries, more than {self.max_stop_words}")
+            if any(not word or min(word) < 0 or max(word) >= self.vocab_size for word in words):
+                raise InvalidRequest(f"{name} holds an empty entry or a token id outside [0, {self.vocab_size})")
+
+    @staticmethod
+    def _validate_sampling(sampling: SamplingConfig) -> None:
+        checks = (
+            ("temperature", sampling.temperature, 0.0 <= sampling.temperature < math.inf, "a finite number >= 0"),
+            ("top_k", sampling.top_k, 0 <= sampling.top_k < 2**31, "between 0 (off) and 2147483647"),
+            ("top_p", sampling.top_p, 0.0 < sampling.top_p <= 1.0, "above 0 and at most 1"),
+            ("min_p", sampling.min_p, 0.0 <= sampling.min_p <= 1.0, "between 0 and 1"),
+            ("seed", sampling.seed, 0 <= sampling.seed <= MAX_SEED, "an unsigned 64-bit integer"),
+            ("repetition_penalty", sampling.repetition_penalty, 0.0 < sampling.repetition_penalty < math.inf, "> 0"),
+            ("presence_penalty", sampling.presence_penalty, math.isfinite(sampling.presence_penalty), "finite"),
+            ("frequency_penalty", sampling.frequency_penalty, math.isfinite(sampling.frequency_penalty), "finite"),
+            ("min_tokens", sampling.min_tokens, sampling.min_tokens >= 0, ">= 0"),
+        )
+        for name, value, holds, rule in checks:
+            if not holds:
+                raise InvalidRequest(f"{name} must be {rule}, got {value}")

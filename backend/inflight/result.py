@@ -1,0 +1,83 @@
+"""What comes back: the value that travels from the leader rank to the server side.
+
+A request ends with exactly one Response whose `is_final` is true: its last Result, or an error.
+"""
+
+from __future__ import annotations
+
+import enum
+
+import msgspec
+
+
+class FinishReason(enum.IntEnum):
+    """Why a sequence ended; the wire spelling for clients is `.wire`."""
+
+    NOT_FINISHED = 0
+    END_ID = 1
+    STOP_WORDS = 2
+    LENGTH = 3
+    TIMED_OUT = 4
+    CANCELLED = 5
+
+    @property
+    def wire(self) -> str:
+        return _WIRE[self]
+
+
+_WIRE = {
+    FinishReason.NOT_FINISHED: "",
+    FinishReason.END_ID: "stop",
+    FinishReason.STOP_WORDS: "stop",
+    FinishReason.LENGTH: "length",
+    FinishReason.TIMED_OUT: "timeout",
+    FinishReason.CANCELLED: "cancelled",
+}
+
+
+class PerfMetrics(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """Timestamps of one request on the leader's steady clock, in nanoseconds, and its KV cache account, in blocks."""
+
+    arrival_time_ns: int = 0
+    first_scheduled_time_ns: int = 0
+    first_token_time_ns: int = 0
+    last_token_time_ns: int = 0
+    kv_cache_alloc_total_blocks: int = 0
+    kv_cache_alloc_new_blocks: int = 0
+    kv_cache_reused_blocks: int = 0
+
+
+class Result(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """New tokens of one sequence of a request."""
+
+    output_token_ids: list[int] = []
+    """Tokens that no earlier Result of the sequence held; never the prompt."""
+    log_probs: list[float] = []
+    """Natural log probability of each of them under the model's raw distribution, if asked for."""
+    cum_log_prob: float = 0.0
+    """Sum over the whole sequence so far."""
+    finish_reason: FinishReason = FinishReason.NOT_FINISHED
+    is_final: bool = False
+    """Last Result of the request."""
+    sequence_index: int = 0
+    is_sequence_final: bool = False
+    perf_metrics: PerfMetrics | None = None
+    """Set on the final Result (always on it: histograms are made of it)."""
+
+
+class Response(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """One answer to a request: a Result, or an error, which is always final."""
+
+    request_id: int
+    result: Result | None = None
+    error: str = ""
+    error_code: str = ""
+    """Name of a tritonserver error code: INVALID_ARGUMENT, UNAVAILABLE, CANCELLED, INTERNAL, ALREADY_EXISTS."""
+
+    @property
+    def is_final(self) -> bool:
+        return self.result is None or self.result.is_final
+
+    @property
+    def has_error(self) -> bool:
+        return self.result is None
