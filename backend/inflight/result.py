@@ -45,6 +45,7 @@ class PerfMetrics(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
     kv_cache_alloc_total_blocks: int = 0
     kv_cache_alloc_new_blocks: int = 0
     kv_cache_reused_blocks: int = 0
+    kv_cache_missed_blocks: int = 0
 
 
 class Result(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):

@@ -1,27 +1,33 @@
 """The four callbacks through which a GptManager meets the outside, as TensorRT-LLM's batch manager defines them.
 
 Called on the loop's own thread, in this order in every iteration: poll_stop_signals, send_response (once for each
-response that is ready), get_inference_requests, return_batch_manager_stats.
+response that is ready), get_inference_requests (then send_response for each request that is refused),
+return_batch_manager_stats.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
+from typing import Optional, Union
 
+from inflight.errors import RequestError
 from inflight.request import Request
-from inflight.result import Result
+from inflight.result import FinishReason, Result
 
 GetInferenceRequestsCallback = Callable[[int], list[Request]]
 """(max_num_requests) -> new requests, at most that many. Every rank computes the same maximum and must get the same
 requests. Called in every iteration, also with 0; the only callback that may block, and only while nothing is active."""
 
-SendResponseCallback = Callable[[int, "Result | None", bool, str], None]
-"""(request_id, result, is_final, error). A non-empty error comes with is_final=True and no result. Called on every rank;
-only the leader forwards. When it is called with is_final, everything the request held has been freed."""
+SendResponseCallback = Callable[[int, Optional[Result], bool, Optional[RequestError]], None]
+"""(request_id, result, is_final, error). An error comes with is_final=True and no result; its text is meant for the
+client and its `code` says what kind it is. Called on every rank; only the leader forwards. When it is called with
+is_final, everything the request held has been freed and its id may be used again."""
 
-PollStopSignalCallback = Callable[[], "set[int]"]
-"""() -> ids of requests to stop, equal on every rank. Unknown ids are ignored."""
+PollStopSignalCallback = Callable[[], Union[AbstractSet[int], Mapping[int, FinishReason]]]
+"""() -> ids of requests to stop, equal on every rank: a set stops them CANCELLED, a mapping gives each its own reason
+(TIMED_OUT). Unknown ids are ignored. Also called while the manager shuts down, when no requests are fetched any more."""
 
 ReturnBatchManagerStatsCallback = Callable[[str], None]
 """(json) Not called after an iteration that ends with nothing active."""
