@@ -1,0 +1,74 @@
+"""Client of inflight: text and tokens streamed over gRPC from the model `llm` of a tritonserver.
+
+from inflight_client import Client
+
+with Client("localhost:8001") as client:
+    for chunk in client.stream("Once upon a time", max_tokens=64):
+        print(chunk.text, end="", flush=True)
+"""
+
+from __future__ import annotations
+
+from inflight_client._async_client import AsyncClient
+from inflight_client._client import Client
+from inflight_client._exceptions import (
+    Cancelled,
+    ClientError,
+    ConnectError,
+    ConnectionLost,
+    DeadlineExceeded,
+    InvalidRequest,
+    ModelNotFound,
+    NotReady,
+    RequestError,
+    RequestRefused,
+    ServerFailure,
+    TransportError,
+    Unavailable,
+)
+from inflight_client._grpc import AsyncGrpcTransport, GrpcTransport
+from inflight_client._mock import AsyncMockTransport, MockTransport, text_reply
+from inflight_client._stream import AsyncCompletionStream, CompletionStream
+from inflight_client._transport import (
+    AsyncReplyStream,
+    AsyncTransport,
+    Call,
+    Reply,
+    ReplyStream,
+    Transport,
+)
+from inflight_client._types import Chunk, Completion, GenerationOptions
+
+__all__ = [
+    "AsyncClient",
+    "AsyncCompletionStream",
+    "AsyncGrpcTransport",
+    "AsyncMockTransport",
+    "AsyncReplyStream",
+    "AsyncTransport",
+    "Call",
+    "Cancelled",
+    "Chunk",
+    "Client",
+    "ClientError",
+    "Completion",
+    "CompletionStream",
+    "ConnectError",
+    "ConnectionLost",
+    "DeadlineExceeded",
+    "GenerationOptions",
+    "GrpcTransport",
+    "InvalidRequest",
+    "MockTransport",
+    "ModelNotFound",
+    "NotReady",
+    "Reply",
+    "ReplyStream",
+    "RequestError",
+    "RequestRefused",
+    "ServerFailure",
+    "Transport",
+    "TransportError",
+    "Unavailable",
+    "text_reply",
+]

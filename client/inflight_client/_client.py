@@ -1,0 +1,126 @@
+"""The synchronous client. Knows options, deadlines and streams; not tensors (:mod:`._protocol`), not grpc."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from types import TracebackType
+from typing import Any
+
+from typing_extensions import Unpack
+
+from inflight_client._exceptions import NotReady
+from inflight_client._grpc import DEFAULT_URL, GrpcTransport
+from inflight_client._protocol import DEFAULT_MODEL, generation_call, stop_call
+from inflight_client._stream import CompletionStream
+from inflight_client._transport import Transport
+from inflight_client._types import Completion, GenerationOptions
+
+CONTROL_TIMEOUT = 5.0
+"""Seconds that questions about a model (is it ready, its configuration) may take."""
+READY_POLL = 0.1
+"""Seconds between two such questions while waiting."""
+
+
+class Client:
+    """One server, one model, any number of requests from any number of threads.
+
+    with Client("localhost:8001", timeout=30) as client:
+        client.wait_until_ready(10)
+        client.generate("Once upon a time", max_tokens=64).text
+        with client.stream([1, 5, 9], temperature=0.8, seed=7) as stream:
+            for chunk in stream: ...
+    """
+
+    def __init__(
+        self,
+        url: str = DEFAULT_URL,
+        *,
+        model: str = DEFAULT_MODEL,
+        timeout: float | None = None,
+        transport: Transport | None = None,
+    ) -> None:
+        self._url = url
+        self._model = model
+        self._timeout = timeout
+        self._transport: Transport = transport or GrpcTransport(url)
+
+    def generate(
+        self,
+        prompt: str | Sequence[int],
+        *,
+        timeout: float | None = None,
+        request_id: str | None = None,
+        **options: Unpack[GenerationOptions],
+    ) -> Completion:
+        """The whole answer to `prompt`, a text or token ids.
+
+        `timeout` is in seconds and overrides the client's. Raises ClientError, see :mod:`._exceptions`.
+        """
+        with self._open(prompt, dict(options), stream=False, timeout=timeout, request_id=request_id) as stream:
+            for _ in stream:
+                pass
+        return stream.completion
+
+    def stream(
+        self,
+        prompt: str | Sequence[int],
+        *,
+        timeout: float | None = None,
+        request_id: str | None = None,
+        **options: Unpack[GenerationOptions],
+    ) -> CompletionStream:
+        """Chunks of the answer as they are made. `timeout` bounds the whole answer."""
+        return self._open(prompt, dict(options), stream=True, timeout=timeout, request_id=request_id)
+
+    def stop(self, request_id: str) -> None:
+        """Ask the server to stop the request of that id, which another client may have sent.
+
+        That request ends with what it has so far. Raises InvalidRequest or ServerFailure if none such is in flight.
+        """
+        call = stop_call(request_id, model=self._model, timeout=self._timeout)
+        for _ in CompletionStream(self._transport.open(call), request_id):
+            pass
+
+    def is_ready(self) -> bool:
+        """Whether the server is there and the model can serve."""
+        return self._transport.model_ready(self._model, CONTROL_TIMEOUT)
+
+    def wait_until_ready(self, timeout: float) -> None:
+        """Return once the model can serve; raises NotReady after `timeout` seconds."""
+        deadline = time.monotonic() + timeout
+        while not self.is_ready():
+            if time.monotonic() >= deadline:
+                raise NotReady(f"model {self._model} at {self._url} was not ready within {timeout:g} s")
+            time.sleep(READY_POLL)
+
+    def model_config(self) -> dict[str, Any]:
+        """The model's configuration as the server has it: config.pbtxt as a dictionary."""
+        return self._transport.model_config(self._model, CONTROL_TIMEOUT)
+
+    def close(self) -> None:
+        """Drop the connection; requests in flight are cancelled."""
+        self._transport.close()
+
+    def __enter__(self) -> Client:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def _open(
+        self,
+        prompt: str | Sequence[int],
+        options: dict[str, object],
+        *,
+        stream: bool,
+        timeout: float | None,
+        request_id: str | None,
+    ) -> CompletionStream:
+        deadline = self._timeout if timeout is None else timeout
+        call = generation_call(
+            prompt, options, model=self._model, stream=stream, timeout=deadline, request_id=request_id
+        )
+        return CompletionStream(self._transport.open(call), call.request_id)

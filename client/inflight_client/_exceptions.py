@@ -1,0 +1,136 @@
+"""Every exception of the client, drawn once.
+
+    ClientError
+    ├── NotReady                the model did not become ready in the time given
+    ├── TransportError          no answer could be fetched; says nothing about the request itself
+    │   ├── ConnectError        nobody listens at the address
+    │   ├── ConnectionLost      the connection broke, or the answer ended without its last part
+    │   └── DeadlineExceeded    `timeout` seconds passed; the server has been told to stop (also a TimeoutError)
+    └── RequestError            the server answered, with an error about this request
+        ├── InvalidRequest      it asks for something that cannot be           INVALID_ARGUMENT, ALREADY_EXISTS …
+        ├── ModelNotFound       the server has no such model                   NOT_FOUND
+        ├── Unavailable         the engine cannot serve just now; try later    UNAVAILABLE
+        │   └── RequestRefused  the server's queue is full                     UNAVAILABLE, RESOURCE_EXHAUSTED
+        ├── Cancelled           somebody stopped it                            CANCELLED
+        └── ServerFailure       everything else                                INTERNAL, UNKNOWN …
+
+Each carries a sentence; those made from an answer also carry gRPC's `code` and the `request_id`.
+Knows nothing of grpc: a status is a name and a message.
+"""
+
+from __future__ import annotations
+
+
+class ClientError(Exception):
+    """Base of everything the client raises on purpose."""
+
+    def __init__(self, message: str, *, code: str = "", request_id: str = "") -> None:
+        super().__init__(message)
+        self.message = message
+        self.code = code
+        """Name of the gRPC status code, or empty when no server was asked."""
+        self.request_id = request_id
+        """Id of the request that failed, or empty."""
+
+
+class NotReady(ClientError):
+    """The model did not become ready in the time given."""
+
+
+class TransportError(ClientError):
+    """No answer could be fetched; says nothing about the request itself."""
+
+
+class ConnectError(TransportError):
+    """Nobody listens at the address."""
+
+
+class ConnectionLost(TransportError):
+    """The connection broke, or the answer ended without its last part."""
+
+
+class DeadlineExceeded(TransportError, TimeoutError):
+    """`timeout` seconds passed before the answer was complete."""
+
+
+class RequestError(ClientError):
+    """The server answered, with an error about this request."""
+
+
+class InvalidRequest(RequestError):
+    """The request asks for something that cannot be; also raised before anything is sent."""
+
+
+class ModelNotFound(RequestError):
+    """The server has no such model."""
+
+
+class Unavailable(RequestError):
+    """The engine cannot serve just now; the same request may succeed later."""
+
+
+class RequestRefused(Unavailable):
+    """The server's queue is full."""
+
+
+class Cancelled(RequestError):
+    """The request was stopped before its end."""
+
+
+class ServerFailure(RequestError):
+    """The server failed while it worked on this request."""
+
+
+_BY_CODE: dict[str, type[ClientError]] = {
+    "INVALID_ARGUMENT": InvalidRequest,
+    "ALREADY_EXISTS": InvalidRequest,
+    "OUT_OF_RANGE": InvalidRequest,
+    "FAILED_PRECONDITION": InvalidRequest,
+    "UNIMPLEMENTED": InvalidRequest,
+    "NOT_FOUND": ModelNotFound,
+    "RESOURCE_EXHAUSTED": RequestRefused,
+    "UNAVAILABLE": Unavailable,
+    "CANCELLED": Cancelled,
+    "DEADLINE_EXCEEDED": DeadlineExceeded,
+}
+
+# gRPC answers UNAVAILABLE both when the server says so and when there is no server; only its words tell them apart.
+_NO_CONNECTION = ("failed to connect", "connection refused", "dns resolution failed", "name resolution")
+_BROKEN_CONNECTION = (
+    "socket closed",
+    "connection reset",
+    "goaway",
+    "broken pipe",
+    "transport closed",
+    "endpoint closing",
+)
+_UNKNOWN_MODEL = "unknown model"
+_QUEUE_FULL = "exceeds maximum queue size"
+
+
+def error_from_status(code: str, message: str, *, request_id: str = "") -> ClientError:
+    """The exception for a gRPC status, given as the code's name ("UNAVAILABLE") and the message that came with it."""
+    kind = _kind(code, message.lower())
+    return kind(_sentence(kind, code, message), code=code, request_id=request_id)
+
+
+def _kind(code: str, words: str) -> type[ClientError]:
+    if _QUEUE_FULL in words:
+        return RequestRefused
+    if _UNKNOWN_MODEL in words:
+        return ModelNotFound
+    if code == "UNAVAILABLE" and any(sign in words for sign in _NO_CONNECTION):
+        return ConnectError
+    if code == "UNAVAILABLE" and any(sign in words for sign in _BROKEN_CONNECTION):
+        return ConnectionLost
+    return _BY_CODE.get(code, ServerFailure)
+
+
+def _sentence(kind: type[ClientError], code: str, message: str) -> str:
+    if kind is ConnectError:
+        return f"no server answers there: {message.rpartition('UNKNOWN: ')[2]}"
+    if kind is ConnectionLost:
+        return f"the connection to the server broke: {message}"
+    if kind is DeadlineExceeded:
+        return "the answer was not complete before its deadline"
+    return message or f"the server answered {code} without a reason"

@@ -1,0 +1,199 @@
+"""The transports that reach a tritonserver: one gRPC stream per request, all of them over one channel.
+
+A stream per request, rather than one that many requests share, makes gRPC's own means exact: its deadline is the
+request's deadline, dropping it cancels that request and no other, its status is the request's error, and no idle
+stream is left behind to keep a server from exiting. The header `triton_grpc_error` asks tritonserver to end the stream
+with the error's status code, which it would otherwise leave out. The messages and stubs are tritonclient's.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Iterator
+from typing import Any
+
+import grpc
+from google.protobuf.json_format import MessageToDict
+from tritonclient.grpc import InferResult, service_pb2, service_pb2_grpc
+from tritonclient.utils import np_to_triton_dtype, serialize_byte_tensor
+
+from inflight_client._exceptions import ClientError, ModelNotFound, error_from_status
+from inflight_client._transport import Call, Reply
+
+DEFAULT_URL = "localhost:8001"
+
+_STRICT_ERRORS = (("triton_grpc_error", "true"),)
+_EMPTY_FINAL = "triton_enable_empty_final_response"
+_FINAL = "triton_final_response"
+# A server that is still starting is met within a second of its opening the port: gRPC's own pause grows to two minutes.
+_CHANNEL_OPTIONS: tuple[tuple[str, int], ...] = (
+    ("grpc.max_send_message_length", -1),
+    ("grpc.max_receive_message_length", -1),
+    ("grpc.initial_reconnect_backoff_ms", 100),
+    ("grpc.min_reconnect_backoff_ms", 1000),
+    ("grpc.max_reconnect_backoff_ms", 1000),
+)
+
+
+class GrpcTransport:
+    """Carries calls from any number of threads over one channel to `url` ("host:port").
+
+    `credentials` (from grpc.ssl_channel_credentials) encrypts; without it the channel is plain.
+    """
+
+    def __init__(self, url: str = DEFAULT_URL, *, credentials: grpc.ChannelCredentials | None = None) -> None:
+        options = list(_CHANNEL_OPTIONS)
+        self._channel = (
+            grpc.insecure_channel(url, options=options)
+            if credentials is None
+            else grpc.secure_channel(url, credentials, options=options)
+        )
+        self._stub = service_pb2_grpc.GRPCInferenceServiceStub(self._channel)
+
+    def open(self, call: Call) -> GrpcReplyStream:
+        stream = self._stub.ModelStreamInfer(iter([_encode(call)]), timeout=call.timeout, metadata=_STRICT_ERRORS)
+        return GrpcReplyStream(stream, call.request_id)
+
+    def model_ready(self, model: str, timeout: float) -> bool:
+        try:
+            answer = self._stub.ModelReady(service_pb2.ModelReadyRequest(name=model), timeout=timeout)
+        except grpc.RpcError as error:
+            return _not_ready(_client_error(error))
+        return bool(answer.ready)
+
+    def model_config(self, model: str, timeout: float) -> dict[str, Any]:
+        try:
+            answer = self._stub.ModelConfig(service_pb2.ModelConfigRequest(name=model), timeout=timeout)
+        except grpc.RpcError as error:
+            raise _client_error(error) from None
+        return _config_dict(answer)
+
+    def close(self) -> None:
+        self._channel.close()
+
+
+class GrpcReplyStream:
+    """Replies of one call, decoded as they are read."""
+
+    def __init__(self, stream: Any, request_id: str) -> None:
+        self._stream = stream
+        self._request_id = request_id
+
+    def __iter__(self) -> Iterator[Reply]:
+        try:
+            for message in self._stream:
+                yield _decode(message, self._request_id)
+        except grpc.RpcError as error:
+            raise _client_error(error, self._request_id) from None
+
+    def cancel(self) -> None:
+        self._stream.cancel()
+
+
+class AsyncGrpcTransport:
+    """The same for asyncio. The channel is made at first use, in the event loop that uses it."""
+
+    def __init__(self, url: str = DEFAULT_URL, *, credentials: grpc.ChannelCredentials | None = None) -> None:
+        self._url = url
+        self._credentials = credentials
+        self._channel: Any = None
+        self._stub: Any = None
+
+    def open(self, call: Call) -> AsyncGrpcReplyStream:
+        stub = self._connected()
+        stream = stub.ModelStreamInfer(iter([_encode(call)]), timeout=call.timeout, metadata=_STRICT_ERRORS)
+        return AsyncGrpcReplyStream(stream, call.request_id)
+
+    async def model_ready(self, model: str, timeout: float) -> bool:
+        try:
+            answer = await self._connected().ModelReady(service_pb2.ModelReadyRequest(name=model), timeout=timeout)
+        except grpc.RpcError as error:
+            return _not_ready(_client_error(error))
+        return bool(answer.ready)
+
+    async def model_config(self, model: str, timeout: float) -> dict[str, Any]:
+        try:
+            answer = await self._connected().ModelConfig(service_pb2.ModelConfigRequest(name=model), timeout=timeout)
+        except grpc.RpcError as error:
+            raise _client_error(error) from None
+        return _config_dict(answer)
+
+    async def close(self) -> None:
+        if self._channel is not None:
+            await self._channel.close()
+
+    def _connected(self) -> Any:
+        if self._stub is None:
+            options = list(_CHANNEL_OPTIONS)
+            self._channel = (
+                grpc.aio.insecure_channel(self._url, options=options)
+                if self._credentials is None
+                else grpc.aio.secure_channel(self._url, self._credentials, options=options)
+            )
+            self._stub = service_pb2_grpc.GRPCInferenceServiceStub(self._channel)
+        return self._stub
+
+
+class AsyncGrpcReplyStream:
+    def __init__(self, stream: Any, request_id: str) -> None:
+        self._stream = stream
+        self._request_id = request_id
+        self._cancelled = False
+
+    async def __aiter__(self) -> AsyncIterator[Reply]:
+        try:
+            async for message in self._stream:
+                yield _decode(message, self._request_id)
+        except grpc.RpcError as error:
+            raise _client_error(error, self._request_id) from None
+        except asyncio.CancelledError:
+            if not self._cancelled:
+                raise
+            # grpc.aio tells a reader that its call was cancelled as if the reading task had been.
+            raise error_from_status("CANCELLED", "the stream was closed", request_id=self._request_id) from None
+
+    def cancel(self) -> None:
+        self._cancelled = True
+        self._stream.cancel()
+
+
+def _encode(call: Call) -> Any:
+    request = service_pb2.ModelInferRequest(model_name=call.model, id=call.request_id)
+    request.parameters[_EMPTY_FINAL].bool_param = True
+    for name, array in call.inputs.items():
+        datatype = np_to_triton_dtype(array.dtype)
+        request.inputs.add(name=name, datatype=datatype, shape=array.shape)
+        raw = _serialized_strings(array) if datatype == "BYTES" else array.tobytes()
+        request.raw_input_contents.append(raw)
+    return request
+
+
+def _serialized_strings(array: Any) -> bytes:
+    serialized = serialize_byte_tensor(array)
+    return bytes(serialized.item()) if serialized.size else b""
+
+
+def _decode(message: Any, request_id: str) -> Reply:
+    """Raises what an error message of a server without strict errors says; it names no code."""
+    if message.error_message:
+        raise error_from_status("UNKNOWN", message.error_message, request_id=request_id)
+    response = message.infer_response
+    result = InferResult(response)
+    outputs = {output.name: result.as_numpy(output.name) for output in response.outputs}
+    return Reply(outputs=outputs, final=response.parameters[_FINAL].bool_param)
+
+
+def _client_error(error: Any, request_id: str = "") -> ClientError:
+    return error_from_status(error.code().name, error.details() or "", request_id=request_id)
+
+
+def _not_ready(error: ClientError) -> bool:
+    """False where the error only says that the model is not there yet; raises any other."""
+    if isinstance(error, ModelNotFound) or error.code in ("UNAVAILABLE", "DEADLINE_EXCEEDED", "INVALID_ARGUMENT"):
+        return False
+    raise error from None
+
+
+def _config_dict(answer: Any) -> dict[str, Any]:
+    config: dict[str, Any] = MessageToDict(answer.config, preserving_proto_field_name=True)
+    return config

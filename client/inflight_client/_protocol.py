@@ -1,0 +1,164 @@
+"""The tensors of the model `llm`: options to a Call, a Reply to a Chunk. Used alike by both clients; sends nothing."""
+
+from __future__ import annotations
+
+import difflib
+import secrets
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from inflight_client._exceptions import InvalidRequest
+from inflight_client._transport import Array, Call, Reply, strings
+from inflight_client._types import Chunk
+
+DEFAULT_MODEL = "llm"
+
+_DTYPES: dict[str, Any] = {
+    "max_tokens": np.int32,
+    "min_tokens": np.int32,
+    "temperature": np.float32,
+    "top_k": np.int32,
+    "top_p": np.float32,
+    "min_p": np.float32,
+    "seed": np.uint64,
+    "repetition_penalty": np.float32,
+    "presence_penalty": np.float32,
+    "frequency_penalty": np.float32,
+    "stop_words": np.object_,
+    "bad_words": np.object_,
+    "end_id": np.int32,
+    "pad_id": np.int32,
+    "exclude_input_in_output": np.bool_,
+    "return_log_probs": np.bool_,
+    "return_num_input_tokens": np.bool_,
+    "return_num_output_tokens": np.bool_,
+    "stream": np.bool_,
+    "stop": np.bool_,
+}
+"""Every optional input, by the name that is also the option's."""
+
+_DEFAULTS: dict[str, object] = {
+    "max_tokens": 128,
+    "exclude_input_in_output": True,
+    "return_num_input_tokens": True,
+    "return_num_output_tokens": True,
+}
+
+
+def new_request_id() -> str:
+    """An id that no other client chooses: 63 random bits in decimal, which every dialect of the server accepts."""
+    return str(secrets.randbits(63) or 1)
+
+
+def generation_call(
+    prompt: str | Sequence[int],
+    options: Mapping[str, object],
+    *,
+    model: str,
+    stream: bool,
+    timeout: float | None,
+    request_id: str | None,
+) -> Call:
+    """The call that asks `model` to go on from `prompt`, a text or token ids.
+
+    Raises InvalidRequest for values that no tensor can hold, TypeError for unknown options.
+    """
+    inputs = {"text_input": strings((_text("prompt", prompt),))} if isinstance(prompt, str) else _token_ids(prompt)
+    for name, value in {**_DEFAULTS, **options, "stream": stream}.items():
+        if value is not None:
+            inputs[name] = _tensor(name, value)
+    return Call(model=model, inputs=inputs, request_id=request_id or new_request_id(), timeout=timeout)
+
+
+def stop_call(request_id: str, *, model: str, timeout: float | None) -> Call:
+    """The call that stops the request of that id, whoever sent it."""
+    inputs = {
+        "text_input": strings(("",)),
+        "max_tokens": np.zeros(1, np.int32),
+        "stop": np.ones(1, np.bool_),
+        "stream": np.ones(1, np.bool_),
+    }
+    return Call(model=model, inputs=inputs, request_id=request_id, timeout=timeout)
+
+
+def chunk_from_reply(reply: Reply) -> Chunk | None:
+    """What a reply brings, or None for one that only says that it is the last."""
+    outputs = reply.outputs
+    if not outputs:
+        return None
+    token_ids = tuple(int(token) for token in _flat(outputs, "output_ids"))
+    length = _scalar(outputs, "sequence_length")
+    if length is not None:
+        token_ids = token_ids[: int(length)]
+    num_output_tokens = _scalar(outputs, "num_output_tokens")
+    num_input_tokens = _scalar(outputs, "num_input_tokens")
+    cum_log_probs = _scalar(outputs, "cum_log_probs")
+    reason = _string(outputs, "finish_reason")
+    return Chunk(
+        text=_string(outputs, "text_output"),
+        token_ids=token_ids,
+        finish_reason=reason if reason not in ("", "None") else None,
+        log_probs=tuple(float(value) for value in _flat(outputs, "output_log_probs")),
+        cum_log_probs=None if cum_log_probs is None else float(cum_log_probs),
+        num_input_tokens=None if num_input_tokens is None else int(num_input_tokens),
+        num_output_tokens=len(token_ids) if num_output_tokens is None else int(num_output_tokens),
+    )
+
+
+def _tensor(name: str, value: object) -> Array:
+    dtype = _DTYPES.get(name)
+    if dtype is None:
+        near = difflib.get_close_matches(name, _DTYPES, n=1)
+        raise TypeError(f"unknown option {name}" + (f"; did you mean {near[0]}?" if near else ""))
+    if dtype is np.object_:
+        words = (value,) if isinstance(value, str) else value
+        if not isinstance(words, Sequence):
+            raise InvalidRequest(f"{name} must be a list of strings, got {value!r}")
+        return strings([_text(name, word) for word in words])
+    if dtype is np.bool_:
+        return np.array([bool(value)], np.bool_)
+    if not isinstance(value, (int, float, np.number)) or isinstance(value, bool):
+        raise InvalidRequest(f"{name} must be a number, got {value!r}")
+    if dtype is np.float32:
+        return np.array([value], np.float32)
+    return _integers(name, [value], dtype)
+
+
+def _token_ids(prompt: Sequence[int]) -> dict[str, Array]:
+    return {"input_ids": _integers("input_ids", list(prompt), np.int32)}
+
+
+def _integers(name: str, values: list[Any], dtype: Any) -> Array:
+    bounds = np.iinfo(dtype)
+    for value in values:
+        whole = isinstance(value, (int, np.integer)) or (isinstance(value, float) and value.is_integer())
+        if isinstance(value, bool) or not whole:
+            raise InvalidRequest(f"{name} must be a whole number, got {value!r}")
+        if not bounds.min <= value <= bounds.max:
+            raise InvalidRequest(f"{name} must be between {bounds.min} and {bounds.max}, got {value}")
+    return np.array([int(value) for value in values], dtype)
+
+
+def _text(name: str, value: object) -> str:
+    if not isinstance(value, str):
+        raise InvalidRequest(f"{name} must be text, got {value!r}")
+    try:
+        value.encode("utf-8")
+    except UnicodeEncodeError:
+        raise InvalidRequest(f"{name} holds half a surrogate pair, which is not text") from None
+    return value
+
+
+def _flat(outputs: Mapping[str, Array], name: str) -> list[Any]:
+    return outputs[name].reshape(-1).tolist() if name in outputs else []
+
+
+def _scalar(outputs: Mapping[str, Array], name: str) -> Any:
+    return next(iter(_flat(outputs, name)), None)
+
+
+def _string(outputs: Mapping[str, Array], name: str) -> str:
+    value = _scalar(outputs, name)
+    return value.decode("utf-8", errors="replace") if isinstance(value, bytes) else str(value or "")

@@ -1,0 +1,157 @@
+"""Streams of chunks as a caller sees them: iterators that are also context managers, and cancel what is left on exit.
+
+What has come so far, and whether an answer may end here, is the same for both kinds: :class:`_Answer`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Iterator
+from types import TracebackType
+
+from inflight_client._exceptions import ConnectionLost
+from inflight_client._protocol import chunk_from_reply
+from inflight_client._transport import AsyncReplyStream, Reply, ReplyStream
+from inflight_client._types import Chunk, Completion, CompletionBuilder
+
+
+class _Answer:
+    """The part of an answer that has arrived."""
+
+    def __init__(self, request_id: str) -> None:
+        self.request_id = request_id
+        self.is_final = False
+        self._builder = CompletionBuilder(request_id)
+
+    def take(self, reply: Reply) -> Chunk | None:
+        self.is_final = self.is_final or reply.final
+        chunk = chunk_from_reply(reply)
+        if chunk is not None:
+            self._builder.add(chunk)
+        return chunk
+
+    def check_complete(self) -> None:
+        """Raises ConnectionLost for an answer that ended without a last reply."""
+        if not self.is_final:
+            message = "the server ended the stream before the answer was complete"
+            raise ConnectionLost(message, request_id=self.request_id)
+
+    @property
+    def completion(self) -> Completion:
+        return self._builder.build()
+
+
+class CompletionStream(Iterator[Chunk]):
+    """Chunks of one answer, in order.
+
+    with client.stream("Once upon a time") as stream:    # leaving early cancels the request
+        for chunk in stream:
+            print(chunk.text, end="", flush=True)
+    stream.completion                                    # all that came, joined
+    """
+
+    def __init__(self, replies: ReplyStream, request_id: str) -> None:
+        self._replies = replies
+        self._iterator = iter(replies)
+        self._answer = _Answer(request_id)
+        self._closed = False
+
+    @property
+    def request_id(self) -> str:
+        return self._answer.request_id
+
+    @property
+    def completion(self) -> Completion:
+        """What has come so far; the whole answer once the stream is exhausted."""
+        return self._answer.completion
+
+    def __next__(self) -> Chunk:
+        if self._closed:
+            raise StopIteration
+        try:
+            for reply in self._iterator:
+                chunk = self._answer.take(reply)
+                if chunk is not None:
+                    return chunk
+            self._answer.check_complete()
+        except BaseException:
+            self.close()
+            raise
+        self._closed = True
+        raise StopIteration
+
+    def close(self) -> None:
+        """Cancel what has not arrived. Harmless when all has, or when called twice or from another thread."""
+        if not self._closed:
+            self._closed = True
+            if not self._answer.is_final:
+                self._replies.cancel()
+
+    def __enter__(self) -> CompletionStream:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def __del__(self) -> None:
+        if not getattr(self, "_closed", True):
+            self.close()
+
+
+class AsyncCompletionStream(AsyncIterator[Chunk]):
+    """The same for asyncio.
+
+    async with client.stream("Once upon a time") as stream:
+        async for chunk in stream:
+            print(chunk.text, end="", flush=True)
+    """
+
+    def __init__(self, replies: AsyncReplyStream, request_id: str) -> None:
+        self._replies = replies
+        self._iterator = replies.__aiter__()
+        self._answer = _Answer(request_id)
+        self._closed = False
+
+    @property
+    def request_id(self) -> str:
+        return self._answer.request_id
+
+    @property
+    def completion(self) -> Completion:
+        """What has come so far; the whole answer once the stream is exhausted."""
+        return self._answer.completion
+
+    async def __anext__(self) -> Chunk:
+        if self._closed:
+            raise StopAsyncIteration
+        try:
+            async for reply in self._iterator:
+                chunk = self._answer.take(reply)
+                if chunk is not None:
+                    return chunk
+            self._answer.check_complete()
+        except BaseException:
+            await self.close()
+            raise
+        self._closed = True
+        raise StopAsyncIteration
+
+    async def close(self) -> None:
+        """Cancel what has not arrived. Harmless when all has, or when called twice."""
+        if not self._closed:
+            self._closed = True
+            if not self._answer.is_final:
+                self._replies.cancel()
+
+    async def __aenter__(self) -> AsyncCompletionStream:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.close()
+
+    def __del__(self) -> None:
+        if not getattr(self, "_closed", True):
+            self._replies.cancel()

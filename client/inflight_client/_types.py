@@ -1,0 +1,106 @@
+"""What a caller gives and gets: options of a request, chunks of an answer, the whole answer. Plain values."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import TypeVar
+
+from typing_extensions import TypedDict
+
+
+class GenerationOptions(TypedDict, total=False):
+    """Keyword arguments of `generate` and `stream`. One that is left out (or None) is left to the server."""
+
+    max_tokens: int
+    """New tokens at most; 128 unless given."""
+    min_tokens: int | None
+    """New tokens at least: ends are not taken before."""
+    temperature: float | None
+    """0 chooses the likeliest token."""
+    top_k: int | None
+    top_p: float | None
+    min_p: float | None
+    seed: int | None
+    """0 <= seed < 2**64; the same seed gives the same text."""
+    repetition_penalty: float | None
+    presence_penalty: float | None
+    frequency_penalty: float | None
+    stop_words: Sequence[str] | None
+    """The answer ends where one of these strings appears."""
+    bad_words: Sequence[str] | None
+    """Strings that are never generated."""
+    end_id: int | None
+    """Token that ends the answer; -1 for none."""
+    pad_id: int | None
+    exclude_input_in_output: bool
+    """Leave the prompt out of the text; True unless given."""
+    return_log_probs: bool
+    """Fill `log_probs` and `cum_log_probs`."""
+
+
+@dataclass(frozen=True)
+class Chunk:
+    """One response of a stream: the text and tokens since the one before. A busy server puts several tokens in one."""
+
+    text: str = ""
+    token_ids: tuple[int, ...] = ()
+    finish_reason: str | None = None
+    """"stop", "length", "cancelled" … on the last chunk, None before."""
+    log_probs: tuple[float, ...] = ()
+    """Natural log probability of each token, if asked for."""
+    cum_log_probs: float | None = None
+    """Sum over the answer so far, if asked for."""
+    num_input_tokens: int | None = None
+    """Tokens of the prompt."""
+    num_output_tokens: int = 0
+    """Tokens generated since the chunk before."""
+
+
+@dataclass(frozen=True)
+class Completion:
+    """A whole answer."""
+
+    text: str
+    token_ids: tuple[int, ...] = ()
+    finish_reason: str | None = None
+    num_input_tokens: int | None = None
+    num_output_tokens: int = 0
+    log_probs: tuple[float, ...] = ()
+    cum_log_probs: float | None = None
+    request_id: str = field(default="", compare=False)
+
+
+@dataclass
+class CompletionBuilder:
+    """Joins chunks to the Completion they are parts of."""
+
+    request_id: str = ""
+    _chunks: list[Chunk] = field(default_factory=list)
+
+    def add(self, chunk: Chunk) -> None:
+        self._chunks.append(chunk)
+
+    def build(self) -> Completion:
+        chunks = self._chunks
+        return Completion(
+            text="".join(chunk.text for chunk in chunks),
+            token_ids=tuple(token for chunk in chunks for token in chunk.token_ids),
+            finish_reason=_last(chunk.finish_reason for chunk in chunks),
+            num_input_tokens=_last(chunk.num_input_tokens for chunk in chunks),
+            num_output_tokens=sum(chunk.num_output_tokens for chunk in chunks),
+            log_probs=tuple(value for chunk in chunks for value in chunk.log_probs),
+            cum_log_probs=_last(chunk.cum_log_probs for chunk in chunks),
+            request_id=self.request_id,
+        )
+
+
+_T = TypeVar("_T")
+
+
+def _last(values: Iterable[_T | None]) -> _T | None:
+    """The last that is not None."""
+    found = None
+    for value in values:
+        found = value if value is not None else found
+    return found
