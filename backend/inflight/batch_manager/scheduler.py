@@ -1,0 +1,402 @@
+"""Decides what one step computes, and what its outcome means for each sequence.
+
+In-flight batching with chunked prefill: a step holds one token of every decoding sequence and, in what is left of
+`max_num_tokens`, pieces of prompts. Sequences start by (priority, arrival) and the head of the queue is never overtaken.
+
+Steps overlap: `schedule` may be called again before `update` has brought the step before to the host. It counts a
+launched step as done (`num_computed_tokens`, `num_pending`); the token that such a step samples stays on the device and
+feeds the next one. A sequence that turns out to be finished has the rows of its later steps dropped. Its row and
+blocks may go to others at once, because the runner runs steps in the order they are launched.
+
+Knows no tensors, no clock, no callbacks: equal calls make equal decisions on every rank.
+"""
+
+from __future__ import annotations
+
+import heapq
+from bisect import insort
+from collections import deque
+
+from inflight.batch_manager.kv_cache_manager import KVCacheManager
+from inflight.batch_manager.sequence import Sequence, SequenceStatus
+from inflight.config import SchedulerPolicy
+from inflight.errors import InvalidRequest, RequestError, StepFailed
+from inflight.result import FinishReason
+from inflight.scheduler_output import NewSequence, ScheduledSequence, SchedulerOutput, StepOutput
+
+NO_BLOCKS: list[int] = []
+"""Shared by all rows that need no new block, which is nearly every row of every step. Nobody writes to it."""
+
+
+class _Step:
+    """A step while it is being put together."""
+
+    def __init__(self) -> None:
+        self.new_sequences: list[NewSequence] = []
+        self.decodes: list[ScheduledSequence] = []
+        self.prefills: list[ScheduledSequence] = []
+        self.decoding: list[Sequence] = []
+        self.prefilling: list[Sequence] = []
+        self.num_prefill_tokens = 0
+        self.paused = False
+
+    def sampling(self) -> list[Sequence]:
+        """Who gets a token: the order of SchedulerOutput.sampling_rows."""
+        ended = (s for s, part in zip(self.prefilling, self.prefills, strict=True) if part.samples)
+        return [*self.decoding, *ended]
+
+    def output(self) -> SchedulerOutput | None:
+        if not self.decodes and not self.prefills:
+            return None
+        return SchedulerOutput(new_sequences=self.new_sequences, decodes=self.decodes, prefills=self.prefills)
+
+
+class Scheduler:
+    """Who runs, with how many tokens, on which row and which blocks."""
+
+    def __init__(
+        self,
+        *,
+        kv_cache: KVCacheManager,
+        max_batch_size: int,
+        max_num_tokens: int,
+        max_seq_len: int,
+        policy: SchedulerPolicy = SchedulerPolicy.GUARANTEED_NO_EVICT,
+        enable_chunked_context: bool = True,
+    ) -> None:
+        """`max_batch_size`: rows of a step. `max_num_tokens`: tokens of a step. `max_seq_len`: tokens of a sequence."""
+        if max_num_tokens < max_batch_size:
+            raise ValueError(f"max_num_tokens ({max_num_tokens}) must be at least max_batch_size ({max_batch_size})")
+        self.kv_cache = kv_cache
+        self.max_batch_size = max_batch_size
+        self.max_seq_len = max_seq_len
+        self._max_num_tokens = max_num_tokens
+        self._policy = policy
+        self._enable_chunked_context = enable_chunked_context
+        self._waiting: list[Sequence] = []  # by `order`: paused ones first
+        self._running: list[Sequence] = []  # in the order they started
+        self._free_rows = list(range(max_batch_size))
+        self._outstanding: deque[tuple[SchedulerOutput, list[Sequence]]] = deque()
+        self._num_arrived = 0
+        self._num_started = 0
+        self._batch_quota = 0  # sequences that may still join the static batch
+
+    @property
+    def num_running(self) -> int:
+        return len(self._running)
+
+    @property
+    def num_paused(self) -> int:
+        return sum(sequence.status is SequenceStatus.PAUSED for sequence in self._waiting)
+
+    def add(self, sequence: Sequence) -> None:
+        """Put a sequence into the queue. Raises InvalidRequest if it could never run, even alone."""
+        needed = self.kv_cache.num_blocks_for(sequence.max_length - 1)
+        if needed > self.kv_cache.num_blocks:
+            raise InvalidRequest(
+                f"the request needs {needed} KV cache blocks, more than there are ({self.kv_cache.num_blocks}): "
+                "ask for fewer tokens"
+            )
+        if not self._enable_chunked_context and sequence.num_prompt_tokens > self._max_num_tokens:
+            raise InvalidRequest(
+                f"the prompt has {sequence.num_prompt_tokens} tokens, more than max_num_tokens {self._max_num_tokens} "
+                "allows without enable_chunked_context"
+            )
+        sequence.order = (1, -sequence.request.priority, self._num_arrived)
+        self._num_arrived += 1
+        insort(self._waiting, sequence, key=_order)
+
+    # -- one step ------------------------------------------------------------------------------------------------------
+
+    def schedule(self, now_ns: int = 0) -> SchedulerOutput | None:
+        """The next step, counted as launched, or None if nothing can run before an outstanding step is updated."""
+        step = _Step()
+        self._continue_running(step)
+        if self._waiting and not step.paused:
+            self._start_waiting(step, now_ns)
+        output = step.output()
+        if output is not None:
+            self._outstanding.append((output, step.sampling()))
+            for sequence in step.prefilling:
+                self.kv_cache.cache_blocks(sequence)
+            # Only now: a prefix is shared from the next step on, so that within one nobody reads what another writes.
+        elif self._waiting and not self._running and not self._outstanding:
+            raise RuntimeError("the queue's head does not fit into an empty KV cache")
+        return output
+
+    def _continue_running(self, step: _Step) -> None:
+        """One token for every decoding sequence, and pieces of prompts that were begun, in the order of their start.
+
+        Whoever is paused to make room is the last of the list, so never one that is already part of the step.
+        """
+        running = self._running
+        allocate_slots, block_size = self.kv_cache.allocate_slots, self.kv_cache.block_size
+        add_decode, add_decoding = step.decodes.append, step.decoding.append
+        index = 0
+        while index < len(running):
+            sequence = running[index]
+            index += 1
+            start = sequence.num_computed_tokens
+            if start < sequence.num_prefill_tokens:
+                self._continue_prefill(sequence, step)
+                continue
+            if len(sequence.token_ids) + sequence.num_pending >= sequence.max_length:
+                continue
+            new_block_ids: list[int] | None = NO_BLOCKS
+            if start == len(sequence.block_ids) * block_size:
+                new_block_ids = allocate_slots(sequence, 1) or self._allocate_by_pausing(sequence, 1, step)
+                if new_block_ids is None:
+                    continue
+            add_decode(ScheduledSequence(row=sequence.row, start=start, num_tokens=1, new_block_ids=new_block_ids))
+            add_decoding(sequence)
+            sequence.num_computed_tokens = start + 1
+            sequence.num_pending += 1
+
+    def _continue_prefill(self, sequence: Sequence, step: _Step) -> None:
+        remaining = sequence.num_prefill_tokens - sequence.num_computed_tokens
+        num_tokens = min(remaining, self._budget(step))
+        if num_tokens == 0:
+            return
+        new_block_ids = self.kv_cache.allocate_slots(sequence, num_tokens)
+        if new_block_ids is None:
+            new_block_ids = self._allocate_by_pausing(sequence, num_tokens, step)
+        if new_block_ids is not None:
+            self._add_prefill(sequence, num_tokens, new_block_ids, step)
+
+    def _budget(self, step: _Step) -> int:
+        """Tokens left for prompts: decoding sequences come first, also those further down the list."""
+        num_decoding = sum(s.num_computed_tokens >= s.num_prefill_tokens for s in self._running)
+        num_ended = sum(part.samples for part in step.prefills)  # counted as decoding, but not in this step
+        return self._max_num_tokens - (num_decoding - num_ended) - step.num_prefill_tokens
+
+    def _add_prefill(self, sequence: Sequence, num_tokens: int, new_block_ids: list[int], step: _Step) -> None:
+        start = sequence.num_computed_tokens
+        end = start + num_tokens
+        samples = end == sequence.num_prefill_tokens
+        step.prefills.append(
+            ScheduledSequence(
+                row=sequence.row,
+                start=start,
+                num_tokens=num_tokens,
+                token_ids=sequence.token_ids[start:end],
+                new_block_ids=new_block_ids,
+                samples=samples,
+            )
+        )
+        step.num_prefill_tokens += num_tokens
+        sequence.num_computed_tokens = end
+        step.prefilling.append(sequence)
+        sequence.num_pending += samples
+
+    # -- starting, pausing ---------------------------------------------------------------------------------------------
+
+    def _start_waiting(self, step: _Step, now_ns: int) -> None:
+        """Start the queue's head as long as it fits: into rows, into what is left of the step, into memory."""
+        if self._policy is SchedulerPolicy.STATIC_BATCH and not self._running:
+            self._batch_quota = len(self._waiting)
+        budget = self._budget(step)
+        reserved = self._num_reserved_blocks()
+        while self._waiting and self._free_rows and budget > 0 and self._may_join():
+            sequence = self._waiting[0]
+            if sequence.num_pending:
+                break
+            computed_blocks = self.kv_cache.get_computed_blocks(sequence)
+            num_tokens = self._first_chunk(sequence, computed_blocks, budget)
+            if num_tokens == 0:
+                break
+            if not self._fits(sequence, computed_blocks, reserved):
+                self._batch_quota = 0
+                break
+            del self._waiting[0]
+            self._start(sequence, computed_blocks, num_tokens, step, now_ns)
+            reserved += self._num_blocks_to_come(sequence)
+            budget -= num_tokens
+
+    def _may_join(self) -> bool:
+        return self._policy is not SchedulerPolicy.STATIC_BATCH or self._batch_quota > 0
+
+    def _first_chunk(self, sequence: Sequence, computed_blocks: list[int], budget: int) -> int:
+        """Tokens of its first step; 0 if a prompt that may not be cut does not fit into this one.
+
+        What was generated before a pause can make a sequence longer than any step, so it may always be cut.
+        """
+        remaining = len(sequence.token_ids) - len(computed_blocks) * self.kv_cache.block_size
+        if remaining <= budget:
+            return remaining
+        may_cut = self._enable_chunked_context or sequence.status is SequenceStatus.PAUSED
+        return budget if may_cut else 0
+
+    def _fits(self, sequence: Sequence, computed_blocks: list[int], reserved: int) -> bool:
+        """Whether memory holds it: at its longest beside all others at theirs, or, if it can be paused, as it is now."""
+        length = sequence.max_length - 1
+        if self._policy is SchedulerPolicy.MAX_UTILIZATION:
+            length = min(length, len(sequence.token_ids) + 1)
+            reserved = 0
+        return self.kv_cache.num_blocks_taken(length, computed_blocks) + reserved <= self.kv_cache.num_free_blocks
+
+    def _num_reserved_blocks(self) -> int:
+        """Blocks that the running sequences do not hold yet and will need at their longest."""
+        if self._policy is SchedulerPolicy.MAX_UTILIZATION:
+            return 0
+        return sum(self._num_blocks_to_come(sequence) for sequence in self._running)
+
+    def _num_blocks_to_come(self, sequence: Sequence) -> int:
+        return self.kv_cache.num_blocks_for(sequence.max_length - 1) - len(sequence.block_ids)
+
+    def _start(
+        self, sequence: Sequence, computed_blocks: list[int], num_tokens: int, step: _Step, now_ns: int
+    ) -> None:
+        new_block_ids = self.kv_cache.allocate_slots(sequence, num_tokens, computed_blocks)
+        assert new_block_ids is not None, "_fits() said there was room"
+        self.kv_cache.count_missed(sequence)
+        sequence.row = heapq.heappop(self._free_rows)
+        sequence.status = SequenceStatus.RUNNING
+        sequence.num_prefill_tokens = len(sequence.token_ids)
+        sequence.first_scheduled_time_ns = sequence.first_scheduled_time_ns or now_ns
+        sequence.order = (0, 0.0, self._num_started)  # its place in the queue, should it be paused
+        self._num_started += 1
+        self._running.append(sequence)
+        self._batch_quota -= 1
+        request = sequence.request
+        step.new_sequences.append(
+            NewSequence(
+                row=sequence.row,
+                token_ids=list(sequence.token_ids),
+                num_prompt_tokens=sequence.num_prompt_tokens,
+                block_ids=list(sequence.block_ids),
+                sampling_config=request.sampling_config,
+                end_ids=request.end_ids,
+                bad_words=request.bad_words,
+                return_log_probs=sequence.wants_log_probs,
+            )
+        )
+        self._add_prefill(sequence, num_tokens, NO_BLOCKS, step)
+
+    def _allocate_by_pausing(self, sequence: Sequence, num_tokens: int, step: _Step) -> list[int] | None:
+        """Pause those that started last until there is room; None if the sequence itself had to be paused."""
+        if self._policy is not SchedulerPolicy.MAX_UTILIZATION:
+            raise RuntimeError("a started sequence found no KV cache block that was reserved for it")
+        step.paused = True
+        while True:
+            victim = self._running.pop()
+            self._release(victim)
+            victim.status = SequenceStatus.PAUSED
+            insort(self._waiting, victim, key=_order)
+            if victim is sequence:
+                return None
+            new_block_ids = self.kv_cache.allocate_slots(sequence, num_tokens)
+            if new_block_ids is not None:
+                return new_block_ids
+
+    # -- outcomes ------------------------------------------------------------------------------------------------------
+
+    def update(self, scheduled: SchedulerOutput, output: StepOutput, now_ns: int = 0) -> list[Sequence]:
+        """Take in the oldest outstanding step; returns the sequences that got tokens, ended or failed, in batch order."""
+        expected, sequences = self._outstanding.popleft()
+        assert scheduled is expected, "steps must be updated in the order they were scheduled"
+        assert len(sequences) == len(output.token_ids), "a step must answer every sampling row"
+        rows = scheduled.sampling_rows if output.errors else []
+        progressed: list[Sequence] = []
+        some_finished = False
+        block_size = self.kv_cache.block_size
+        for index, sequence in enumerate(sequences):
+            sequence.num_pending -= 1
+            if sequence.status is SequenceStatus.FINISHED:
+                continue
+            progressed.append(sequence)
+            if rows and rows[index] in output.errors:
+                self._fail(sequence, StepFailed(output.errors[rows[index]]))
+                some_finished = True
+                continue
+            log_probs = output.log_probs[index] if sequence.wants_log_probs and output.log_probs is not None else None
+            reason = self._append(sequence, output.token_ids[index], log_probs, now_ns)
+            if reason:
+                self._finish(sequence, reason)
+                some_finished = True
+            elif len(sequence.token_ids) > (sequence.num_cached_blocks + 1) * block_size:
+                self.kv_cache.cache_blocks(sequence)
+        if some_finished:
+            self._drop_finished()
+        return progressed
+
+    def _append(
+        self, sequence: Sequence, token_ids: list[int], log_probs: list[float] | None, now_ns: int
+    ) -> FinishReason:
+        """Add the step's tokens up to the one that ends the sequence; that one belongs to the output as well."""
+        if sequence.first_token_time_ns == 0:
+            sequence.first_token_time_ns = now_ns
+        sequence.last_token_time_ns = now_ns
+        for index, token_id in enumerate(token_ids):
+            sequence.token_ids.append(token_id)
+            if log_probs is not None:
+                sequence.log_probs.append(log_probs[index])
+                sequence.cum_log_prob += log_probs[index]
+            reason = _finish_reason(sequence, token_id)
+            if reason:
+                return reason
+        return FinishReason.NOT_FINISHED
+
+    def stop(self, sequence: Sequence, reason: FinishReason) -> None:
+        """End a sequence from outside, whatever its state, and free all it holds."""
+        if not sequence.is_finished:
+            self._finish(sequence, reason)
+            self._drop_finished()
+
+    def abandon(self, error: RequestError) -> list[Sequence]:
+        """Give up every outstanding step and whoever depends on one, because a step failed.
+
+        Returns the sequences that were lost: all that run, and the paused ones whose last token was never seen. The
+        others have nothing in the KV cache and stay in the queue; the cache itself is forgotten.
+        """
+        lost = [*self._running, *(sequence for sequence in self._waiting if sequence.num_pending)]
+        self._outstanding.clear()
+        for sequence in lost:
+            self._fail(sequence, error)
+        self._drop_finished()
+        self.kv_cache.reset()
+        return lost
+
+    def _finish(self, sequence: Sequence, reason: FinishReason) -> None:
+        sequence.finish_reason = reason
+        self._release(sequence)
+        sequence.status = SequenceStatus.FINISHED
+
+    def _fail(self, sequence: Sequence, error: RequestError) -> None:
+        sequence.error = error
+        self._release(sequence, trusted=False)
+        sequence.status = SequenceStatus.FINISHED
+
+    def _release(self, sequence: Sequence, *, trusted: bool = True) -> None:
+        """Take back blocks and row."""
+        self.kv_cache.free(sequence, trusted=trusted)
+        if sequence.status is SequenceStatus.RUNNING:
+            heapq.heappush(self._free_rows, sequence.row)
+            sequence.row = -1
+
+    def _drop_finished(self) -> None:
+        self._running = [sequence for sequence in self._running if not sequence.is_finished]
+        self._waiting = [sequence for sequence in self._waiting if not sequence.is_finished]
+
+    def check(self) -> None:
+        """Raise AssertionError unless rows and blocks are exactly where the running sequences say."""
+        assert sorted([*self._free_rows, *(s.row for s in self._running)]) == list(range(self.max_batch_size))
+        assert all(sequence.status is SequenceStatus.RUNNING for sequence in self._running)
+        assert not any(sequence.block_ids or sequence.row >= 0 for sequence in self._waiting)
+        self.kv_cache.check(self._running)
+
+
+def _order(sequence: Sequence) -> tuple[int, float, int]:
+    return sequence.order
+
+
+def _finish_reason(sequence: Sequence, token_id: int) -> FinishReason:
+    """Whether the token that was just added ends the sequence. End tokens count only after `min_tokens` others."""
+    num_output_tokens = len(sequence.token_ids) - sequence.num_prompt_tokens
+    min_tokens = sequence.request.sampling_config.min_tokens
+    if token_id in sequence.end_ids and num_output_tokens > min_tokens:
+        return FinishReason.END_ID
+    if sequence.stop_words and num_output_tokens >= min_tokens and sequence.matches_stop_word():
+        return FinishReason.STOP_WORDS
+    if len(sequence.token_ids) >= sequence.max_length:
+        return FinishReason.LENGTH
+    return FinishReason.NOT_FINISHED

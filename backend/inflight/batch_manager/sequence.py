@@ -1,0 +1,149 @@
+"""What the engine tracks of one continuation: its tokens, how far its keys and values are computed, where they lie.
+
+A record without behaviour of its own beyond arithmetic: the Scheduler moves it from state to state, the KVCacheManager
+gives it blocks, the GptManager answers from it. Times are written down for the client; none decides anything.
+"""
+
+from __future__ import annotations
+
+import enum
+
+from inflight.errors import RequestError
+from inflight.request import Request
+from inflight.result import FinishReason, PerfMetrics
+
+
+class SequenceStatus(enum.Enum):
+    """WAITING -> RUNNING -> FINISHED, with PAUSED -> RUNNING in between; any state may go to FINISHED."""
+
+    WAITING = "waiting"
+    """Has no row, no blocks, and never had."""
+    RUNNING = "running"
+    """Has a row of the runner and blocks."""
+    PAUSED = "paused"
+    """Gave its row and blocks back; goes on by computing all its tokens anew."""
+    FINISHED = "finished"
+    """Holds nothing; results of steps that are still under way are dropped."""
+
+
+class Sequence:
+    """One continuation of one request.
+
+    `num_computed_tokens` counts tokens whose keys and values are in the cache or will be once the launched steps are
+    done; `num_pending` counts launched steps whose token is not on the host yet. A decoding sequence therefore always
+    has `num_computed_tokens == len(token_ids) + num_pending - 1`.
+    """
+
+    __slots__ = (
+        "arrival_time_ns",
+        "block_hashes",
+        "block_ids",
+        "cum_log_prob",
+        "end_ids",
+        "error",
+        "finish_reason",
+        "first_scheduled_time_ns",
+        "first_token_time_ns",
+        "index",
+        "last_token_time_ns",
+        "log_probs",
+        "max_length",
+        "num_allocated_blocks",
+        "num_cached_blocks",
+        "num_computed_tokens",
+        "num_missed_blocks",
+        "num_pending",
+        "num_prefill_tokens",
+        "num_prompt_tokens",
+        "num_returned_tokens",
+        "num_reused_blocks",
+        "order",
+        "request",
+        "row",
+        "status",
+        "stop_words",
+        "token_ids",
+        "wants_log_probs",
+    )
+
+    def __init__(self, request: Request, *, max_seq_len: int, index: int = 0, arrival_time_ns: int = 0) -> None:
+        self.request = request
+        self.index = index
+        """Which of the request's continuations this is."""
+        self.token_ids = list(request.input_token_ids)
+        """Prompt and generated tokens that are known on the host."""
+        self.num_prompt_tokens = len(self.token_ids)
+        self.max_length = min(self.num_prompt_tokens + request.max_tokens, max_seq_len)
+        """It ends with finish reason LENGTH when it has this many tokens."""
+        self.end_ids = frozenset(request.end_ids)
+        self.stop_words = _by_last_token(request.stop_words)
+        self.wants_log_probs = request.output_config.return_log_probs
+
+        # Written by the Scheduler.
+        self.status = SequenceStatus.WAITING
+        self.order: tuple[int, float, int] = (0, 0.0, 0)
+        """Place in the waiting queue, smallest first."""
+        self.row = -1
+        self.num_computed_tokens = 0
+        self.num_prefill_tokens = self.num_prompt_tokens
+        """Tokens that must be computed from the host's list before it decodes: all that were known when it took its row."""
+        self.num_pending = 0
+        self.log_probs: list[float] = []
+        """One for each generated token, if asked for."""
+        self.cum_log_prob = 0.0
+        self.finish_reason = FinishReason.NOT_FINISHED
+        self.error: RequestError | None = None
+        self.arrival_time_ns = arrival_time_ns
+        self.first_scheduled_time_ns = 0
+        self.first_token_time_ns = 0
+        self.last_token_time_ns = 0
+
+        # Written by the KVCacheManager.
+        self.block_ids: list[int] = []
+        self.block_hashes: list[bytes] = []
+        """Of its leading full blocks, as far as they were needed."""
+        self.num_cached_blocks = 0
+        """Leading blocks that were offered to the table of cached prefixes, or came from it."""
+        self.num_allocated_blocks = 0
+        self.num_reused_blocks = 0
+        self.num_missed_blocks = 0
+
+        # Written by the GptManager.
+        self.num_returned_tokens = 0
+        """Generated tokens that a Result has carried away."""
+
+    @property
+    def num_output_tokens(self) -> int:
+        return len(self.token_ids) - self.num_prompt_tokens
+
+    @property
+    def is_finished(self) -> bool:
+        return self.status is SequenceStatus.FINISHED
+
+    def matches_stop_word(self) -> bool:
+        """True if the generated tokens end with one of the request's stop words."""
+        words = self.stop_words.get(self.token_ids[-1])
+        if words is None:
+            return False
+        return any(len(word) <= self.num_output_tokens and self.token_ids[-len(word) :] == word for word in words)
+
+    def perf_metrics(self) -> PerfMetrics:
+        """The account so far; blocks count again each time the sequence takes them up after a pause."""
+        return PerfMetrics(
+            arrival_time_ns=self.arrival_time_ns,
+            first_scheduled_time_ns=self.first_scheduled_time_ns,
+            first_token_time_ns=self.first_token_time_ns,
+            last_token_time_ns=self.last_token_time_ns,
+            kv_cache_alloc_total_blocks=self.num_allocated_blocks + self.num_reused_blocks,
+            kv_cache_alloc_new_blocks=self.num_allocated_blocks,
+            kv_cache_reused_blocks=self.num_reused_blocks,
+            kv_cache_missed_blocks=self.num_missed_blocks,
+        )
+
+
+def _by_last_token(words: list[list[int]]) -> dict[int, list[list[int]]]:
+    """Stop words by their last token, so that most tokens are cleared by one look-up."""
+    table: dict[int, list[list[int]]] = {}
+    for word in words:
+        table.setdefault(word[-1], []).append(word)
+    return table

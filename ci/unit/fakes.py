@@ -1,0 +1,203 @@
+"""A runner without a network: predictable tokens from a simulated KV memory, and no mercy for a wrong schedule.
+
+The "network" folds every token into the state of the token before it, which it reads back from the simulated memory
+through the row's block table, as attention would. A token therefore depends on the whole prefix, and a block that was
+overwritten, shared wrongly or not yet written is found in the step that reads it.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+
+from inflight.request import Request
+from inflight.scheduler_output import NewSequence, ScheduledSequence, SchedulerOutput, StepOutput
+
+VOCAB_SIZE = 97
+EMPTY = -1
+
+
+def fold(state: int, token_id: int) -> int:
+    """State after `token_id`: an LCG step, so that every earlier token matters."""
+    return (state * 6364136223846793005 + token_id * 1442695040888963407 + 1) % 2**64
+
+
+def states_of(token_ids: list[int]) -> list[int]:
+    states, state = [], 0
+    for token_id in token_ids:
+        state = fold(state, token_id)
+        states.append(state)
+    return states
+
+
+def next_token(state: int, seed: int) -> int:
+    return ((state >> 33) ^ seed) % VOCAB_SIZE
+
+
+def log_prob_of(token_id: int) -> float:
+    return -1.0 - token_id / VOCAB_SIZE
+
+
+def expected_output(request: Request, max_seq_len: int) -> list[int]:
+    """What `request` must be answered with, whoever it runs beside: the oracle of all tests."""
+    token_ids = list(request.input_token_ids)
+    state = states_of(token_ids)[-1]
+    sampling, num_prompt = request.sampling_config, len(token_ids)
+    while True:
+        num_before = len(token_ids) - num_prompt
+        token_id = next_token(state, sampling.seed)
+        if num_before < sampling.min_tokens:
+            token_id = mask_end(token_id, request.end_ids)
+        token_ids.append(token_id)
+        state = fold(state, token_id)
+        output = token_ids[num_prompt:]
+        stopped = len(output) >= sampling.min_tokens and any(output[-len(w) :] == w for w in request.stop_words)
+        ended = token_id in request.end_ids and num_before >= sampling.min_tokens
+        if ended or stopped or len(output) == request.max_tokens or len(token_ids) == max_seq_len:
+            return output
+
+
+def mask_end(token_id: int, end_ids: list[int]) -> int:
+    while token_id in end_ids:
+        token_id = (token_id + 1) % VOCAB_SIZE
+    return token_id
+
+
+class Row:
+    """The runner's persistent state of one row."""
+
+    def __init__(self, new: NewSequence) -> None:
+        self.new = new
+        self.token_ids = list(new.token_ids)
+        self.num_computed: int | None = None
+        self.block_ids = list(new.block_ids)
+
+    def slot(self, position: int, block_size: int) -> int:
+        return self.block_ids[position // block_size] * block_size + position % block_size
+
+
+class FakeRunner:
+    """Implements inflight.runtime.runner.Runner. Everything it asserts would be a silent wrong answer on a device."""
+
+    def __init__(
+        self,
+        *,
+        num_blocks: int,
+        block_size: int,
+        max_batch_size: int,
+        max_num_tokens: int,
+        max_outstanding: int = 2,
+        fail_launch: Callable[[int], bool] = lambda step: False,
+        fail_collect: Callable[[int], bool] = lambda step: False,
+        row_error: Callable[[Row], str | None] = lambda row: None,
+    ) -> None:
+        """`fail_*`: given the number of the step, from 0, whether it raises. `row_error`: a row that cannot go on."""
+        self.block_size = block_size
+        self.max_batch_size = max_batch_size
+        self.max_num_tokens = max_num_tokens
+        self.max_outstanding = max_outstanding
+        self.memory = [EMPTY] * (num_blocks * block_size)
+        self.rows: dict[int, Row] = {}
+        self.launched: list[SchedulerOutput] = []
+        self.num_launches = 0
+        self.closed = False
+        self._outstanding: deque[tuple[int, StepOutput | Exception]] = deque()
+        self._fail_launch, self._fail_collect, self._row_error = fail_launch, fail_collect, row_error
+
+    def launch(self, scheduled: SchedulerOutput) -> int:
+        step, self.num_launches = self.num_launches, self.num_launches + 1
+        if self._fail_launch(step):
+            raise RuntimeError(f"launch {step} failed")
+        assert len(self._outstanding) < self.max_outstanding, "too many steps at once"
+        self._check_shape(scheduled)
+        self.launched.append(scheduled)
+        for new in scheduled.new_sequences:
+            self.rows[new.row] = Row(new)
+        parts = [*scheduled.decodes, *scheduled.prefills]
+        work = [(self.rows[part.row], part, self._take_in(part)) for part in parts]
+        # Every row writes before any reads: what a row reads of another's must have been there before the step.
+        read = [self._read_prefix(row, part.start) for row, part, _ in work]
+        for (row, part, token_ids), state in zip(work, read, strict=True):
+            self._write(row, part.start, token_ids, state)
+        for row, part, _ in work:
+            self._read_prefix(row, part.start + part.num_tokens)
+        output = self._sample([row for row, part, _ in work if part.samples], scheduled)
+        failed = RuntimeError(f"step {step} failed") if self._fail_collect(step) else None
+        self._outstanding.append((step, failed or output))
+        return step
+
+    def collect(self, handle: int) -> StepOutput:
+        step, outcome = self._outstanding.popleft()
+        assert handle == step, "steps must be collected in launch order"
+        if isinstance(outcome, Exception):
+            raise outcome
+        return outcome
+
+    def memory_usage(self) -> tuple[int, int, int]:
+        return (1000, 2000, 3000)
+
+    def close(self) -> None:
+        self.closed = True
+
+    @property
+    def num_outstanding(self) -> int:
+        return len(self._outstanding)
+
+    def _check_shape(self, scheduled: SchedulerOutput) -> None:
+        parts = [*scheduled.decodes, *scheduled.prefills]
+        rows = [part.row for part in parts]
+        assert rows, "an empty step"
+        assert len(rows) == len(set(rows)), "a row twice in one step"
+        assert all(0 <= row < self.max_batch_size for row in rows)
+        assert 1 <= scheduled.num_tokens <= self.max_num_tokens, "max_num_tokens was exceeded"
+        assert {new.row for new in scheduled.new_sequences} <= {part.row for part in scheduled.prefills}
+        assert all(part.token_ids is None and part.num_tokens == 1 and part.samples for part in scheduled.decodes)
+
+    def _take_in(self, part: ScheduledSequence) -> list[int]:
+        """The row's tokens of this step, after checking that the step goes on where the last one ended."""
+        row = self.rows[part.row]
+        row.block_ids.extend(part.new_block_ids)
+        if part.token_ids is None:
+            assert row.num_computed == len(row.token_ids) - 1, "a decode needs the token that the row sampled last"
+            token_ids = row.token_ids[-1:]
+        else:
+            token_ids = part.token_ids
+            assert len(token_ids) == part.num_tokens
+            assert token_ids == row.token_ids[part.start : part.start + part.num_tokens], "foreign tokens"
+        if row.num_computed is not None:
+            assert part.start == row.num_computed, "a position was skipped or computed twice"
+        row.num_computed = part.start + part.num_tokens
+        assert part.samples == (row.num_computed == len(row.token_ids)), "a row samples exactly at its last known token"
+        assert row.num_computed <= len(row.block_ids) * self.block_size, "the block table is too short"
+        return token_ids
+
+    def _read_prefix(self, row: Row, length: int) -> int:
+        """State at the end of the row's first `length` tokens, after comparing all of them with the truth."""
+        states = states_of(row.token_ids[:length])
+        found = [self.memory[row.slot(position, self.block_size)] for position in range(length)]
+        assert found == states, f"the KV memory of row {row.new.row} does not hold its tokens"
+        return states[-1] if states else 0
+
+    def _write(self, row: Row, start: int, token_ids: list[int], state: int) -> None:
+        for position, token_id in enumerate(token_ids, start):
+            state = fold(state, token_id)
+            self.memory[row.slot(position, self.block_size)] = state
+
+    def _sample(self, rows: list[Row], scheduled: SchedulerOutput) -> StepOutput:
+        token_ids: list[list[int]] = []
+        errors: dict[int, str] = {}
+        for row in rows:
+            assert row.num_computed is not None
+            state = self.memory[row.slot(row.num_computed - 1, self.block_size)]
+            token_id = next_token(state, row.new.sampling_config.seed)
+            if len(row.token_ids) - row.new.num_prompt_tokens < row.new.sampling_config.min_tokens:
+                token_id = mask_end(token_id, row.new.end_ids)
+            row.token_ids.append(token_id)
+            error = self._row_error(row)
+            if error is not None:
+                errors[row.new.row] = error
+            token_ids.append([] if error is not None else [token_id])
+        log_probs = [[log_prob_of(t) for t in tokens] for tokens in token_ids]
+        wanted = any(row.new.return_log_probs for row in rows)
+        assert [row.new.row for row in rows] == scheduled.sampling_rows
+        return StepOutput(token_ids=token_ids, log_probs=log_probs if wanted else None, errors=errors)

@@ -1,0 +1,159 @@
+"""A GptManager with a FakeRunner and four recording callbacks: requests in, responses out, every step checked."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from fakes import VOCAB_SIZE, FakeRunner, expected_output
+from inflight.batch_manager.callbacks import Callbacks
+from inflight.batch_manager.gpt_manager import GptManager
+from inflight.batch_manager.kv_cache_manager import KVCacheManager
+from inflight.batch_manager.scheduler import Scheduler
+from inflight.config import SchedulerPolicy
+from inflight.errors import RequestError
+from inflight.request import OutputConfig, Request, RequestLimits, SamplingConfig
+from inflight.result import FinishReason, Result
+
+Response = tuple[Result | None, bool, RequestError | None]
+
+
+def make_request(request_id: int, prompt: list[int] | int, max_tokens: int = 5, **options: Any) -> Request:
+    """`prompt`: tokens, or how many of them; options of SamplingConfig go there."""
+    if isinstance(prompt, int):
+        prompt = [(request_id * 31 + position * 7) % VOCAB_SIZE for position in range(prompt)]
+    sampling = {key: options.pop(key) for key in ("seed", "min_tokens") if key in options}
+    if options.pop("log_probs", False):
+        options["output_config"] = OutputConfig(return_log_probs=True)
+    return Request(
+        request_id=request_id,
+        input_token_ids=prompt,
+        max_tokens=max_tokens,
+        sampling_config=SamplingConfig(**sampling),
+        **options,
+    )
+
+
+class Harness:
+    """`queue` is what get_inference_requests gives away, `stops` what the next poll_stop_signals tells."""
+
+    def __init__(
+        self,
+        *,
+        num_blocks: int = 64,
+        block_size: int = 4,
+        max_batch_size: int = 4,
+        max_num_tokens: int = 16,
+        max_seq_len: int = 64,
+        policy: SchedulerPolicy = SchedulerPolicy.GUARANTEED_NO_EVICT,
+        enable_chunked_context: bool = True,
+        enable_reuse: bool = True,
+        hash_key: bytes = b"key",
+        runner: dict[str, Any] | None = None,
+        **manager: Any,
+    ) -> None:
+        self.max_seq_len = max_seq_len
+        self.queue: list[Request] = []
+        self.stops: Any = set()
+        self.calls: list[str] = []
+        self.maxima: list[int] = []
+        self.stats: list[str] = []
+        self.requests: dict[int, Request] = {}
+        self.responses: dict[int, list[Response]] = {}
+        self.kv_cache = KVCacheManager(
+            num_blocks=num_blocks, block_size=block_size, hash_key=hash_key, enable_reuse=enable_reuse
+        )
+        self.scheduler = Scheduler(
+            kv_cache=self.kv_cache,
+            max_batch_size=max_batch_size,
+            max_num_tokens=max_num_tokens,
+            max_seq_len=max_seq_len,
+            policy=policy,
+            enable_chunked_context=enable_chunked_context,
+        )
+        self.runner = FakeRunner(
+            num_blocks=num_blocks,
+            block_size=block_size,
+            max_batch_size=max_batch_size,
+            max_num_tokens=max_num_tokens,
+            **(runner or {}),
+        )
+        self.callbacks = Callbacks(
+            get_inference_requests=self._get_inference_requests,
+            send_response=self._send_response,
+            poll_stop_signals=self._poll_stop_signals,
+            return_batch_manager_stats=self._return_stats,
+        )
+        limits = RequestLimits(
+            vocab_size=VOCAB_SIZE,
+            max_seq_len=max_seq_len,
+            max_input_len=max_seq_len - 1,
+            kv_cache_tokens=num_blocks * block_size,
+        )
+        self.manager = GptManager(
+            runner=self.runner, scheduler=self.scheduler, callbacks=self.callbacks, limits=limits, **manager
+        )
+
+    def submit(self, *requests: Request) -> None:
+        for request in requests:
+            self.requests.setdefault(request.request_id, request)
+            self.queue.append(request)
+
+    def step(self) -> None:
+        self.manager.step()
+        self.scheduler.check()
+
+    def run_until_idle(self, max_iterations: int = 2000) -> None:
+        """Steps until nothing is active; that this takes finitely many is part of every test."""
+        for _ in range(max_iterations):
+            self.step()
+            if not self.queue and not self.manager.num_active_requests:
+                return
+        raise AssertionError(f"{self.manager.num_active_requests} requests starve")
+
+    def serve(self, *requests: Request) -> dict[int, list[int]]:
+        self.submit(*requests)
+        self.run_until_idle()
+        return {request.request_id: self.tokens(request.request_id) for request in requests}
+
+    def tokens(self, request_id: int) -> list[int]:
+        return [token for result, _, _ in self.responses[request_id] if result for token in result.output_token_ids]
+
+    def expected(self, request_id: int) -> list[int]:
+        return expected_output(self.requests[request_id], self.max_seq_len)
+
+    def final(self, request_id: int) -> Result:
+        result, is_final, error = self.responses[request_id][-1]
+        assert is_final and error is None and result is not None
+        return result
+
+    def reason(self, request_id: int) -> FinishReason:
+        return self.final(request_id).finish_reason
+
+    def error(self, request_id: int) -> RequestError:
+        result, is_final, error = self.responses[request_id][-1]
+        assert is_final and result is None and error is not None
+        return error
+
+    def num_finals(self, request_id: int) -> int:
+        return sum(is_final for _, is_final, _ in self.responses.get(request_id, []))
+
+    def _get_inference_requests(self, max_num_requests: int) -> list[Request]:
+        self.calls.append("get")
+        self.maxima.append(max_num_requests)
+        taken, self.queue = self.queue[:max_num_requests], self.queue[max_num_requests:]
+        return taken
+
+    def _send_response(
+        self, request_id: int, result: Result | None, is_final: bool, error: RequestError | None
+    ) -> None:
+        self.calls.append(f"send {request_id}{' final' if is_final else ''}{' error' if error else ''}")
+        self.responses.setdefault(request_id, []).append((result, is_final, error))
+
+    def _poll_stop_signals(self) -> Any:
+        self.calls.append("poll")
+        stops, self.stops = self.stops, set()
+        return stops
+
+    def _return_stats(self, json: str) -> None:
+        self.calls.append("stats")
+        self.stats.append(json)

@@ -1,0 +1,139 @@
+"""KVCacheManager: what a sequence is given, what it shares, and what it leaves behind for others."""
+
+from __future__ import annotations
+
+import pytest
+
+from harness import make_request
+from inflight.batch_manager.kv_cache_manager import KVCacheManager
+from inflight.batch_manager.sequence import Sequence
+
+PROMPT = list(range(10))
+
+
+def make_manager(num_blocks: int = 8, block_size: int = 4, enable_reuse: bool = True) -> KVCacheManager:
+    return KVCacheManager(num_blocks=num_blocks, block_size=block_size, hash_key=b"k", enable_reuse=enable_reuse)
+
+
+def make_sequence(prompt: list[int] = PROMPT, **options: str) -> Sequence:
+    return Sequence(make_request(1, prompt, 20, **options), max_seq_len=64)
+
+
+def start(manager: KVCacheManager, sequence: Sequence) -> list[int]:
+    """Compute the whole prompt in one step; returns the blocks that came from the cache."""
+    computed = manager.get_computed_blocks(sequence)
+    num_tokens = len(sequence.token_ids) - len(computed) * manager.block_size
+    assert manager.allocate_slots(sequence, num_tokens, computed) is not None
+    sequence.num_computed_tokens += num_tokens
+    manager.cache_blocks(sequence)
+    return computed
+
+
+def test_a_sequence_gets_just_the_blocks_it_fills() -> None:
+    manager, sequence = make_manager(), make_sequence()
+    start(manager, sequence)
+    assert len(sequence.block_ids) == 3
+    assert manager.allocate_slots(sequence, 2) == []
+    sequence.num_computed_tokens += 2
+    assert manager.allocate_slots(sequence, 1) == sequence.block_ids[3:]
+    assert len(sequence.block_ids) == 4
+    manager.check([sequence])
+
+
+def test_nothing_changes_when_memory_is_short() -> None:
+    manager = make_manager(num_blocks=4)
+    first, second = make_sequence(), make_sequence([90, 91, 92, 93, 94])
+    start(manager, first)
+    assert manager.allocate_slots(second, 5) is None
+    assert second.block_ids == [] and manager.num_free_blocks == 1
+    manager.check([first])
+
+
+def test_an_equal_prefix_is_shared_in_full_blocks() -> None:
+    manager = make_manager()
+    first, second = make_sequence(), make_sequence([*PROMPT[:8], 50, 51])
+    start(manager, first)
+    assert start(manager, second) == first.block_ids[:2]
+    assert second.block_ids[:2] == first.block_ids[:2] and second.block_ids[2] != first.block_ids[2]
+    assert manager.num_used_blocks == 4
+    assert manager.num_reused_blocks == 2
+    manager.check([first, second])
+
+
+@pytest.mark.parametrize("length", [4, 8, 12])
+def test_a_full_hit_leaves_a_token_to_compute(length: int) -> None:
+    manager = make_manager()
+    prompt = list(range(length))
+    start(manager, make_sequence(prompt))
+    again = make_sequence(prompt)
+    assert len(start(manager, again)) == length // 4 - 1
+    assert again.num_computed_tokens == length
+
+
+def test_a_freed_prefix_is_found_again_and_counted_as_free() -> None:
+    manager = make_manager()
+    first, second = make_sequence(), make_sequence()
+    start(manager, first)
+    blocks = first.block_ids[:2]
+    manager.free(first)
+    assert manager.num_free_blocks == 8 and first.block_ids == [] and first.num_computed_tokens == 0
+    computed = manager.get_computed_blocks(second)
+    assert computed == blocks
+    assert manager.num_blocks_taken(10, computed) == 3, "reviving two and allocating one"
+
+
+def test_a_prefix_held_by_another_costs_nothing() -> None:
+    manager = make_manager()
+    first, second = make_sequence(), make_sequence()
+    start(manager, first)
+    assert manager.num_blocks_taken(10, manager.get_computed_blocks(second)) == 1
+
+
+def test_salts_do_not_share() -> None:
+    manager = make_manager()
+    start(manager, make_sequence(cache_salt="alice"))
+    assert manager.get_computed_blocks(make_sequence(cache_salt="bob")) == []
+    assert len(manager.get_computed_blocks(make_sequence(cache_salt="alice"))) == 2
+
+
+def test_a_prefix_is_offered_only_as_far_as_its_tokens_are_known() -> None:
+    manager = make_manager()
+    sequence = make_sequence(PROMPT[:7])
+    start(manager, sequence)
+    sequence.num_computed_tokens += 1  # a decode of a token that is still on the device only
+    manager.cache_blocks(sequence)
+    assert sequence.num_cached_blocks == 1
+    sequence.token_ids.append(7)
+    manager.cache_blocks(sequence)
+    assert sequence.num_cached_blocks == 2
+    assert manager.get_computed_blocks(make_sequence()) == sequence.block_ids[:2]
+
+
+def test_distrusted_blocks_are_given_to_nobody() -> None:
+    manager = make_manager()
+    sequence = make_sequence()
+    start(manager, sequence)
+    manager.free(sequence, trusted=False)
+    assert manager.get_computed_blocks(make_sequence()) == []
+    manager.check([])
+
+
+def test_reuse_can_be_switched_off() -> None:
+    manager = make_manager(enable_reuse=False)
+    start(manager, make_sequence())
+    assert start(manager, make_sequence()) == []
+    assert manager.num_used_blocks == 6
+
+
+def test_the_account_of_a_sequence() -> None:
+    manager = make_manager()
+    start(manager, make_sequence(PROMPT[:5]))
+    sequence = make_sequence()
+    computed = manager.get_computed_blocks(sequence)
+    manager.allocate_slots(sequence, 6, computed)
+    manager.count_missed(sequence)
+    metrics = sequence.perf_metrics()
+    assert metrics.kv_cache_reused_blocks == 1
+    assert metrics.kv_cache_alloc_new_blocks == 2
+    assert metrics.kv_cache_alloc_total_blocks == 3
+    assert metrics.kv_cache_missed_blocks == 1
