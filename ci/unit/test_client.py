@@ -220,7 +220,7 @@ def test_stop_sends_the_id_and_the_flag() -> None:
 
 def test_waiting_for_a_model_that_never_comes() -> None:
     transport = MockTransport(three_words, ready=False)
-    with pytest.raises(NotReady, match="llm at .* was not ready within 0 s"):
+    with pytest.raises(NotReady, match=r"llm at .* was not ready within 0 s"):
         Client(transport=transport).wait_until_ready(0)
     transport.ready = True
     Client(transport=transport).wait_until_ready(0)

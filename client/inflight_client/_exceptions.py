@@ -2,6 +2,7 @@
 
     ClientError
     ├── NotReady                the model did not become ready in the time given
+    ├── LoadTestError           a load test could not be run or measured; partial figures are never reported
     ├── TransportError          no answer could be fetched; says nothing about the request itself
     │   ├── ConnectError        nobody listens at the address
     │   ├── ConnectionLost      the connection broke, or the answer ended without its last part
@@ -35,6 +36,10 @@ class ClientError(Exception):
 
 class NotReady(ClientError):
     """The model did not become ready in the time given."""
+
+
+class LoadTestError(ClientError):
+    """A load test could not be run, or its measurements could not be read."""
 
 
 class TransportError(ClientError):

@@ -1,0 +1,106 @@
+"""Finds NVIDIA's perf_analyzer, runs it for one level of load, and insists on a complete export of what it measured.
+
+The binary comes inside tritonclient's wheel; two shared libraries that it wants are in nvidia-pytriton's, under names
+of their own, and are linked into a folder for the time of the run. An error in any response fails the level.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+from inflight_client._exceptions import LoadTestError
+from inflight_client.load_test.sweep import Level, LoadMode
+
+LEVEL_TIMEOUT = 900.0
+"""Seconds after which a level that has not ended is given up."""
+
+_LIBRARIES = {"libcudart.so.12": "libcudart-*.so.12*", "libb64.so.0d": "libb64-*.so.0d"}
+_INSTALL = "install it with: pip install 'tritonclient[grpc]==2.51.0'"
+_ERROR_LINE = re.compile(r"Thread \[\d+\] had error: (.+)")
+_NOISE = re.compile(r"^(\s*$|Request concurrency|Request Rate|\*\*\*|  )")
+
+
+class PerfAnalyzer:
+    """The installed perf_analyzer. `scratch` is a folder for links, inputs and exports that outlives the runs."""
+
+    def __init__(self, scratch: Path) -> None:
+        self._binary = _find_binary()
+        self._scratch = scratch
+        self._environment = _environment(scratch)
+
+    def run(self, level: Level, *, url: str, model: str, inputs: Path, timeout: float = LEVEL_TIMEOUT) -> Path:
+        """Put one level of load on `model` and return the path of the profile export. Raises LoadTestError."""
+        export = self._scratch / f"export-{level.mode.value}-{level.value:g}.json"
+        export.unlink(missing_ok=True)  # perf_analyzer refuses to write over a file
+        command = self.command(level, url=url, model=model, inputs=inputs, export=export)
+        try:
+            done = subprocess.run(
+                command, env=self._environment, capture_output=True, text=True, timeout=timeout, errors="replace"
+            )
+        except subprocess.TimeoutExpired:
+            raise LoadTestError(f"{level.name}: not finished after {timeout:g} s") from None
+        if done.returncode != 0:
+            reason = failure_reason(done.stdout + "\n" + done.stderr)
+            raise LoadTestError(f"{level.name}: {reason} (perf_analyzer ended with code {done.returncode})")
+        if not export.is_file() or export.stat().st_size == 0:
+            raise LoadTestError(f"{level.name}: perf_analyzer wrote no measurements, though it reported success")
+        return export
+
+    def command(self, level: Level, *, url: str, model: str, inputs: Path, export: Path) -> list[str]:
+        load = {
+            LoadMode.CONCURRENCY: ["--concurrency-range", f"{level.value:g}"],
+            LoadMode.REQUEST_RATE: ["--request-rate-range", f"{level.value:g}", "--request-distribution", "poisson"],
+        }[level.mode]
+        return [
+            str(self._binary),
+            *("-m", model, "-u", url, "-i", "grpc", "--streaming", "--async"),
+            *load,
+            *("--request-count", str(level.num_requests)),
+            *("--input-data", str(inputs), "--profile-export-file", str(export)),
+        ]
+
+
+def failure_reason(output: str) -> str:
+    """The sentence in perf_analyzer's output that says what went wrong."""
+    errors = _ERROR_LINE.findall(output)
+    if errors:
+        return str(errors[0]).strip()
+    lines = [line.strip() for line in output.splitlines() if not _NOISE.match(line)]
+    telling = [line for line in lines if re.search(r"fail|error|unable|not found|cannot", line, re.IGNORECASE)]
+    return (telling or lines or ["it gave no reason"])[-1]
+
+
+def _find_binary() -> Path:
+    beside = Path(sys.executable).parent / "perf_analyzer"
+    if beside.is_file() and os.access(beside, os.X_OK):
+        return beside
+    found = shutil.which("perf_analyzer")
+    if found is None:
+        raise LoadTestError(f"perf_analyzer is not installed; {_INSTALL}")
+    return Path(found)
+
+
+def _environment(scratch: Path) -> dict[str, str]:
+    """This process's environment with the linked libraries behind those that the loader is already told of."""
+    folder = scratch / "lib"
+    folder.mkdir(exist_ok=True)
+    for name, pattern in _LIBRARIES.items():
+        library = _bundled_library(pattern)
+        if library is not None:
+            (folder / name).symlink_to(library)
+    inherited = os.environ.get("LD_LIBRARY_PATH", "")
+    return {**os.environ, "LD_LIBRARY_PATH": f"{inherited}:{folder}" if inherited else str(folder)}
+
+
+def _bundled_library(pattern: str) -> Path | None:
+    spec = importlib.util.find_spec("pytriton")
+    if spec is None or spec.origin is None:
+        return None
+    bundled = Path(spec.origin).parent.parent / "nvidia_pytriton.libs"
+    return next(iter(sorted(bundled.glob(pattern))), None)

@@ -1,0 +1,115 @@
+"""A report as a table for people and as JSON for scripts."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import platform
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from inflight_client.load_test.profile import LevelResult, Percentiles
+from inflight_client.load_test.runner import LoadTestReport
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+COLUMNS = (
+    "load",
+    "requests",
+    "req/s",
+    "output tok/s",
+    "TTFT ms p50 / p90 / p99",
+    "inter-token ms p50 / p90 / p99",
+    "end-to-end ms p50 / p90 / p99",
+)
+
+
+def row(result: LevelResult) -> tuple[str, ...]:
+    """One level's cells, in the order of COLUMNS."""
+    return (
+        f"{result.mode.label} {result.value:g}",
+        str(result.num_requests),
+        f"{result.requests_per_s:.1f}",
+        f"{result.output_tokens_per_s:,.0f}",
+        _percentiles(result.time_to_first_token),
+        _percentiles(result.inter_token_latency),
+        _percentiles(result.end_to_end_latency),
+    )
+
+
+def table(report: LoadTestReport) -> Table:
+    from rich.table import Table
+
+    drawn = Table(title=title(report), title_justify="left", header_style="bold", title_style="bold")
+    for number, column in enumerate(COLUMNS):
+        drawn.add_column(column, justify="left" if number == 0 else "right")
+    previous = None
+    for result in report.levels:
+        if previous is not None and result.mode is not previous:
+            drawn.add_section()
+        drawn.add_row(*row(result))
+        previous = result.mode
+    return drawn
+
+
+def title(report: LoadTestReport) -> str:
+    return f"{report.options.model} at {report.options.url} — {load_sentence(report)}"
+
+
+def load_sentence(report: LoadTestReport) -> str:
+    """What a request of this test is."""
+    prompts = report.options.prompts
+    source = f"prompts of {prompts.prompt_file.name}" if prompts.prompt_file else f"{_span(prompts.input_tokens)} in"
+    return f"{source}, {_span(prompts.output_tokens)} out"
+
+
+def to_json(report: LoadTestReport) -> dict[str, Any]:
+    options = report.options
+    return {
+        "started": report.started.isoformat(timespec="seconds"),
+        "machine": {"cpu": _cpu_name(), "cores": os.cpu_count(), "system": platform.platform()},
+        "url": options.url,
+        "model": options.model,
+        "input_tokens": list(options.prompts.input_tokens),
+        "output_tokens": list(options.prompts.output_tokens),
+        "prompt_file": str(options.prompts.prompt_file) if options.prompts.prompt_file else None,
+        "latency_unit": "ms",
+        "levels": [_without_nan(result.to_dict()) for result in report.levels],
+    }
+
+
+def write_json(report: LoadTestReport, path: Path) -> None:
+    path.write_text(json.dumps(to_json(report), indent=2, allow_nan=False) + "\n", encoding="utf-8")
+
+
+def _percentiles(values: Percentiles) -> str:
+    return " / ".join(_milliseconds(value) for value in (values.p50, values.p90, values.p99))
+
+
+def _milliseconds(value: float) -> str:
+    if math.isnan(value):
+        return "-"
+    return f"{value:,.0f}" if value >= 100 else f"{value:.1f}" if value >= 10 else f"{value:.2f}"
+
+
+def _span(bounds: tuple[int, int]) -> str:
+    low, high = bounds
+    return f"{low} tokens" if low == high else f"{low}-{high} tokens"
+
+
+def _without_nan(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: _without_nan(item) for key, item in value.items()}
+    return None if isinstance(value, float) and math.isnan(value) else value
+
+
+def _cpu_name() -> str:
+    try:
+        for line in Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines():
+            if line.startswith("model name"):
+                return line.partition(":")[2].strip()
+    except OSError:
+        pass
+    return platform.processor() or platform.machine()

@@ -1,0 +1,107 @@
+"""The load test itself: check the server, then for every level make prompts, put load on, measure, report progress."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from datetime import datetime, timezone
+from pathlib import Path
+
+from inflight_client._client import Client
+from inflight_client._exceptions import LoadTestError, RequestError
+from inflight_client._protocol import DEFAULT_MODEL
+from inflight_client.load_test.perf_analyzer import LEVEL_TIMEOUT, PerfAnalyzer
+from inflight_client.load_test.profile import LevelResult, read_level
+from inflight_client.load_test.prompts import PromptOptions, make_requests, write_requests
+from inflight_client.load_test.sweep import Level
+
+READY_TIMEOUT = 30.0
+WARM_UP_TOKENS = 4
+_WARM_UP_LEVEL = -1
+
+
+@dataclass(frozen=True, kw_only=True)
+class LoadTestOptions:
+    """What is measured, and with what."""
+
+    levels: Sequence[Level]
+    url: str = "localhost:8001"
+    model: str = DEFAULT_MODEL
+    prompts: PromptOptions = field(default_factory=PromptOptions)
+    level_timeout: float = LEVEL_TIMEOUT
+    """Seconds after which a level that has not ended is given up."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class LoadTestReport:
+    """All that was measured, in the order of the levels."""
+
+    options: LoadTestOptions
+    started: datetime
+    levels: Sequence[LevelResult]
+
+
+class Progress:
+    """Told where the test stands. This one does nothing; override what is of interest."""
+
+    def level_started(self, level: Level) -> None:
+        """Called before a level's load is put on."""
+
+    def level_finished(self, level: Level, result: LevelResult) -> None:
+        """Called with what was measured."""
+
+
+Analyzer = Callable[[Path], PerfAnalyzer]
+
+
+def run_load_test(
+    options: LoadTestOptions,
+    *,
+    progress: Progress | None = None,
+    client: Client | None = None,
+    analyzer: Analyzer = PerfAnalyzer,
+) -> LoadTestReport:
+    """Measure every level in turn. Raises LoadTestError, or ClientError if the server is not there or refuses.
+
+    `client` and `analyzer` replace what reaches the server, in tests.
+    """
+    if not options.levels:
+        raise LoadTestError("there is no level to measure: give a concurrency or a request rate")
+    started = datetime.now(timezone.utc)
+    watcher = progress or Progress()
+    with tempfile.TemporaryDirectory(prefix="inflight-load-test-") as folder:
+        runner = analyzer(Path(folder))
+        with client or Client(options.url, model=options.model) as caller:
+            warm_up(caller, options.prompts)
+        results = []
+        for number, level in enumerate(options.levels):
+            watcher.level_started(level)
+            inputs = Path(folder, "inputs.json")
+            write_requests(make_requests(options.prompts, level.num_requests, level=number), inputs)
+            export = runner.run(
+                level, url=options.url, model=options.model, inputs=inputs, timeout=options.level_timeout
+            )
+            results.append(read_level(export, level))
+            export.unlink()
+            watcher.level_finished(level, results[-1])
+    return LoadTestReport(options=options, started=started, levels=results)
+
+
+def warm_up(client: Client, prompts: PromptOptions) -> None:
+    """One short request of the longest prompt: the first level does not pay for a cold server, and a server that is
+    missing or refuses such requests says so in its own words before any load is put on."""
+    client.wait_until_ready(READY_TIMEOUT)
+    longest = PromptOptions(
+        input_tokens=(prompts.input_tokens[1],) * 2,
+        output_tokens=(WARM_UP_TOKENS,) * 2,
+        vocabulary=prompts.vocabulary,
+        prompt_file=prompts.prompt_file,
+    )
+    (request,) = make_requests(longest, 1, level=_WARM_UP_LEVEL)
+    tensors = {name: tensor["content"] for name, tensor in request.items() if isinstance(tensor, dict)}
+    prompt = tensors["text_input"][0] if "text_input" in tensors else tensors["input_ids"]
+    try:
+        client.generate(prompt, max_tokens=WARM_UP_TOKENS, end_id=-1, timeout=READY_TIMEOUT)
+    except RequestError as error:
+        raise LoadTestError(f"the server refuses the load test's requests: {error}") from None

@@ -1,0 +1,80 @@
+"""Which loads are tried: levels of concurrency or of request rate, and how many requests make one level."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from enum import Enum
+
+from inflight_client._exceptions import LoadTestError
+
+MIN_REQUESTS = 20
+"""A level has at least this many requests; below, its p90 would be a single one."""
+ROUNDS = 4
+"""Requests per slot of concurrency, so that start and drain weigh little beside the steady part."""
+RATE_SECONDS = 10.0
+"""How long a level of a request rate lasts."""
+MAX_LEVELS = 100
+
+
+class LoadMode(str, Enum):
+    """How load is kept up."""
+
+    CONCURRENCY = "concurrency"
+    """So many requests are always open: a new one starts when one ends."""
+    REQUEST_RATE = "request_rate"
+    """So many requests start each second, at Poisson intervals, however many are open."""
+
+    @property
+    def label(self) -> str:
+        return {"concurrency": "concurrency", "request_rate": "requests/s"}[self.value]
+
+
+@dataclass(frozen=True)
+class Level:
+    """One load to measure."""
+
+    mode: LoadMode
+    value: float
+    num_requests: int
+
+    @property
+    def name(self) -> str:
+        return f"{self.mode.label} {self.value:g}"
+
+
+def parse_sweep(text: str, mode: LoadMode, *, num_requests: int = 0) -> list[Level]:
+    """Levels of "8", "1:16:5" (start:end:step, end included if hit) or "1,4,16".
+
+    `num_requests` is the number of requests a level; 0 chooses it by the load. Raises LoadTestError.
+    """
+    values = [_level_value(value, text, mode) for value in _values(text)]
+    if len(values) > MAX_LEVELS:
+        raise LoadTestError(f"{text!r} asks for {len(values)} levels; at most {MAX_LEVELS} are measured in one test")
+    return [Level(mode, value, num_requests or _default_requests(mode, value)) for value in values]
+
+
+def _values(text: str) -> list[float]:
+    try:
+        if ":" not in text:
+            return [float(part) for part in text.split(",")]
+        start, end, step = (float(part) for part in text.split(":"))
+    except ValueError:
+        raise LoadTestError(f"{text!r} is not a sweep; write 8, 1:16:5 (start:end:step) or 1,4,16") from None
+    if not (step > 0 and end >= start and math.isfinite(end)):
+        raise LoadTestError(f"{text!r} is not a sweep: end must not be below start and step must be positive")
+    count = math.floor((end - start) / step + 1e-9) + 1
+    return [start + index * step for index in range(min(count, MAX_LEVELS + 1))]
+
+
+def _level_value(value: float, text: str, mode: LoadMode) -> float:
+    if not (value > 0 and math.isfinite(value)):
+        raise LoadTestError(f"{text!r}: every level must be above 0")
+    if mode is LoadMode.CONCURRENCY and value != int(value):
+        raise LoadTestError(f"{text!r}: concurrency must be a whole number")
+    return value
+
+
+def _default_requests(mode: LoadMode, value: float) -> int:
+    wanted = value * (ROUNDS if mode is LoadMode.CONCURRENCY else RATE_SECONDS)
+    return max(MIN_REQUESTS, math.ceil(wanted))
