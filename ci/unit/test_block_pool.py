@@ -68,7 +68,7 @@ def test_blank_blocks_go_first_then_the_least_recently_freed_prefix() -> None:
 def test_the_end_of_a_sequence_is_evicted_before_its_beginning() -> None:
     pool = BlockPool(2, hash_key=b"k")
     head, head_hash = cached_block(pool, [1])
-    tail, tail_hash = cached_block(pool, [2], head_hash)
+    tail, _ = cached_block(pool, [2], head_hash)
     pool.free([head, tail])
     assert pool.allocate(1) == [tail]
     assert pool.lookup(head_hash, [1]) == head

@@ -10,7 +10,6 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
-from typing import Optional, Union
 
 from inflight.errors import RequestError
 from inflight.request import Request
@@ -20,14 +19,14 @@ GetInferenceRequestsCallback = Callable[[int], list[Request]]
 """(max_num_requests) -> new requests, at most that many. Every rank computes the same maximum and must get the same
 requests. Called in every iteration, also with 0; the only callback that may block, and only while nothing is active."""
 
-SendResponseCallback = Callable[[int, Optional[Result], bool, Optional[RequestError]], None]
+SendResponseCallback = Callable[[int, Result | None, bool, RequestError | None], None]
 """(request_id, result, is_final, error). An error comes with is_final=True and no result; its text is meant for the
 client and its `code` says what kind it is. Called on every rank; only the leader forwards. When it is called with
 is_final, everything the request held has been freed and its id may be used again."""
 
-PollStopSignalCallback = Callable[[], Union[AbstractSet[int], Mapping[int, FinishReason]]]
+PollStopSignalCallback = Callable[[], AbstractSet[int] | Mapping[int, FinishReason]]
 """() -> ids of requests to stop, equal on every rank: a set stops them CANCELLED, a mapping gives each its own reason
-(TIMED_OUT). Unknown ids are ignored. Also called while the manager shuts down, when no requests are fetched any more."""
+(TIMED_OUT). Unknown ids are ignored. Also called during shutdown, when no requests are fetched any more."""
 
 ReturnBatchManagerStatsCallback = Callable[[str], None]
 """(json) Not called after an iteration that ends with nothing active."""

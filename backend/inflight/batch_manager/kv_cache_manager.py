@@ -61,7 +61,7 @@ class KVCacheManager:
     def allocate_slots(
         self, sequence: Sequence, num_tokens: int, computed_blocks: list[int] | None = None
     ) -> list[int] | None:
-        """Room for `num_tokens` more tokens after those computed; returns the new block ids, or None if memory is short.
+        """Room for `num_tokens` tokens after those computed: the new block ids, or None if memory is short.
 
         A sequence without blocks starts on `computed_blocks` (what get_computed_blocks found): they become its first
         blocks and its num_computed_tokens. With None returned nothing has changed.

@@ -1,7 +1,7 @@
 """Decides what one step computes, and what its outcome means for each sequence.
 
 In-flight batching with chunked prefill: a step holds one token of every decoding sequence and, in what is left of
-`max_num_tokens`, pieces of prompts. Sequences start by (priority, arrival) and the head of the queue is never overtaken.
+`max_num_tokens`, pieces of prompts. Sequences start by (priority, arrival); the head of the queue is never overtaken.
 
 Steps overlap: `schedule` may be called again before `update` has brought the step before to the host. It counts a
 launched step as done (`num_computed_tokens`, `num_pending`); the token that such a step samples stays on the device and
@@ -142,11 +142,12 @@ class Scheduler:
                 continue
             if len(sequence.token_ids) + sequence.num_pending >= sequence.max_length:
                 continue
-            new_block_ids: list[int] | None = NO_BLOCKS
+            new_block_ids = NO_BLOCKS
             if start == len(sequence.block_ids) * block_size:
-                new_block_ids = allocate_slots(sequence, 1) or self._allocate_by_pausing(sequence, 1, step)
-                if new_block_ids is None:
+                found = allocate_slots(sequence, 1) or self._allocate_by_pausing(sequence, 1, step)
+                if found is None:
                     continue
+                new_block_ids = found
             add_decode(ScheduledSequence(row=sequence.row, start=start, num_tokens=1, new_block_ids=new_block_ids))
             add_decoding(sequence)
             sequence.num_computed_tokens = start + 1
@@ -227,7 +228,7 @@ class Scheduler:
         return budget if may_cut else 0
 
     def _fits(self, sequence: Sequence, computed_blocks: list[int], reserved: int) -> bool:
-        """Whether memory holds it: at its longest beside all others at theirs, or, if it can be paused, as it is now."""
+        """Whether memory holds it: at its longest beside all others at theirs or, if it may be paused, as it is."""
         length = sequence.max_length - 1
         if self._policy is SchedulerPolicy.MAX_UTILIZATION:
             length = min(length, len(sequence.token_ids) + 1)
@@ -243,9 +244,7 @@ class Scheduler:
     def _num_blocks_to_come(self, sequence: Sequence) -> int:
         return self.kv_cache.num_blocks_for(sequence.max_length - 1) - len(sequence.block_ids)
 
-    def _start(
-        self, sequence: Sequence, computed_blocks: list[int], num_tokens: int, step: _Step, now_ns: int
-    ) -> None:
+    def _start(self, sequence: Sequence, computed_blocks: list[int], num_tokens: int, step: _Step, now_ns: int) -> None:
         new_block_ids = self.kv_cache.allocate_slots(sequence, num_tokens, computed_blocks)
         assert new_block_ids is not None, "_fits() said there was room"
         self.kv_cache.count_missed(sequence)
@@ -291,7 +290,7 @@ class Scheduler:
     # -- outcomes ------------------------------------------------------------------------------------------------------
 
     def update(self, scheduled: SchedulerOutput, output: StepOutput, now_ns: int = 0) -> list[Sequence]:
-        """Take in the oldest outstanding step; returns the sequences that got tokens, ended or failed, in batch order."""
+        """Take in the oldest outstanding step. Returns who got tokens, ended or failed, in batch order."""
         expected, sequences = self._outstanding.popleft()
         assert scheduled is expected, "steps must be updated in the order they were scheduled"
         assert len(sequences) == len(output.token_ids), "a step must answer every sampling row"

@@ -86,7 +86,7 @@ class Sequence:
         self.row = -1
         self.num_computed_tokens = 0
         self.num_prefill_tokens = self.num_prompt_tokens
-        """Tokens that must be computed from the host's list before it decodes: all that were known when it took its row."""
+        """Tokens that are computed from the host's list before it decodes: those known when it took its row."""
         self.num_pending = 0
         self.log_probs: list[float] = []
         """One for each generated token, if asked for."""

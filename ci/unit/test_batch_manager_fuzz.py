@@ -1,0 +1,171 @@
+"""Any history of requests, stops and failing steps, on two ranks at once.
+
+Held after every step: the books of rows and blocks balance, both ranks decided the same, no request got two
+final responses. Held at the end of every history: everybody was answered within finitely many steps, with exactly the
+tokens that the request gets alone, and all memory is free.
+
+INFLIGHT_FUZZ_EXAMPLES sets the number of histories.
+"""
+
+from __future__ import annotations
+
+import os
+
+from hypothesis import HealthCheck, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+
+from harness import Harness, make_request
+from inflight.config import SchedulerPolicy
+from inflight.errors import StepFailed
+from inflight.result import FinishReason
+
+MAX_SEQ_LEN = 40
+PREFIX = [(position * 11) % 97 for position in range(30)]
+
+
+class Histories(RuleBasedStateMachine):
+    """`ranks` are two managers that get the same input, as if it were broadcast."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.ranks: list[Harness] = []
+        self.num_requests = 0
+        self.stopped: set[int] = set()
+        self.failing_steps: set[int] = set()
+
+    @initialize(
+        policy=st.sampled_from(list(SchedulerPolicy)),
+        block_size=st.sampled_from([1, 2, 4, 8]),
+        spare_blocks=st.integers(0, 12),
+        max_batch_size=st.integers(1, 6),
+        spare_tokens=st.integers(0, 20),
+        chunked=st.booleans(),
+        reuse=st.booleans(),
+    )
+    def start(
+        self,
+        policy: SchedulerPolicy,
+        block_size: int,
+        spare_blocks: int,
+        max_batch_size: int,
+        spare_tokens: int,
+        chunked: bool,
+        reuse: bool,
+    ) -> None:
+        """A pool that holds the longest sequence and little more."""
+        for rank in range(2):
+            self.ranks.append(
+                Harness(
+                    policy=policy,
+                    block_size=block_size,
+                    num_blocks=-(-(MAX_SEQ_LEN - 1) // block_size) + spare_blocks,
+                    max_batch_size=max_batch_size,
+                    max_num_tokens=max_batch_size + spare_tokens + (0 if chunked else MAX_SEQ_LEN),
+                    max_seq_len=MAX_SEQ_LEN,
+                    enable_chunked_context=chunked,
+                    enable_reuse=reuse,
+                    hash_key=bytes([rank]),
+                    runner={"fail_collect": self.failing_steps.__contains__},
+                )
+            )
+
+    @rule(
+        shared=st.integers(0, 30),
+        tail=st.lists(st.integers(0, 96), min_size=1, max_size=8),
+        max_tokens=st.integers(1, 30),
+        streaming=st.booleans(),
+        priority=st.sampled_from([0.0, 0.5, 1.0]),
+        end_ids=st.sampled_from([[], [1, 2, 3, 4, 5, 6, 7, 8], list(range(0, 97, 3))]),
+        min_tokens=st.integers(0, 4),
+        stop_word=st.lists(st.integers(0, 96), max_size=1),
+        salt=st.sampled_from(["", "a"]),
+        seed=st.integers(0, 5),
+    )
+    def submit(
+        self,
+        shared: int,
+        tail: list[int],
+        max_tokens: int,
+        streaming: bool,
+        priority: float,
+        end_ids: list[int],
+        min_tokens: int,
+        stop_word: list[int],
+        salt: str,
+        seed: int,
+    ) -> None:
+        self.num_requests += 1
+        request = make_request(
+            self.num_requests,
+            [*PREFIX[:shared], *tail],
+            max_tokens,
+            streaming=streaming,
+            priority=priority,
+            end_ids=end_ids,
+            min_tokens=min_tokens,
+            stop_words=[stop_word] if stop_word else [],
+            cache_salt=salt,
+            seed=seed,
+        )
+        for rank in self.ranks:
+            rank.submit(request)
+
+    @precondition(lambda self: self.num_requests > 0)
+    @rule(choice=st.integers(0, 1000))
+    def stop(self, choice: int) -> None:
+        request_id = 1 + choice % self.num_requests
+        self.stopped.add(request_id)
+        for rank in self.ranks:
+            rank.stops = {*rank.stops, request_id}
+
+    @rule(ahead=st.integers(0, 3))
+    def fail_a_step(self, ahead: int) -> None:
+        self.failing_steps.add(self.ranks[0].runner.num_launches + ahead)
+
+    @rule(count=st.integers(1, 8))
+    def run(self, count: int) -> None:
+        for _ in range(count):
+            for rank in self.ranks:
+                rank.step()
+
+    @invariant()
+    def ranks_agree(self) -> None:
+        if self.ranks:
+            first, second = self.ranks
+            assert first.runner.launched == second.runner.launched
+            assert first.calls == second.calls
+
+    @invariant()
+    def nobody_is_answered_twice(self) -> None:
+        for rank in self.ranks:
+            assert all(rank.num_finals(request_id) <= 1 for request_id in rank.responses)
+
+    def teardown(self) -> None:
+        for rank in self.ranks:
+            rank.run_until_idle()
+            assert rank.runner.num_outstanding <= 1, "at most the step behind the last one"
+            assert rank.kv_cache.num_free_blocks == rank.kv_cache.num_blocks
+            for request_id in range(1, self.num_requests + 1):
+                self.check_answer(rank, request_id)
+
+    def check_answer(self, rank: Harness, request_id: int) -> None:
+        assert rank.num_finals(request_id) == 1
+        tokens, expected = rank.tokens(request_id), rank.expected(request_id)
+        result, _, error = rank.responses[request_id][-1]
+        if error is not None:
+            assert isinstance(error, StepFailed) and self.failing_steps
+            assert tokens == expected[: len(tokens)]
+        elif result is not None and result.finish_reason is FinishReason.CANCELLED:
+            assert request_id in self.stopped and tokens == expected[: len(tokens)]
+        else:
+            assert tokens == expected
+
+
+TestHistories = Histories.TestCase
+TestHistories.settings = settings(
+    max_examples=int(os.environ.get("INFLIGHT_FUZZ_EXAMPLES", "200")),
+    stateful_step_count=50,
+    deadline=None,
+    suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large, HealthCheck.filter_too_much],
+)
