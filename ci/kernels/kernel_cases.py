@@ -1,0 +1,66 @@
+"""What the kernels' tests share: dtypes to try, tolerances by name, paged caches filled at random."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+# The interpreter computes bf16 wrongly, so bf16 is tried where it is compiled.
+DTYPES = [torch.float32, torch.float16, *([torch.bfloat16] if torch.cuda.is_available() else [])]
+
+# Elementwise operations: one or two roundings to the dtype of the result.
+ELEMENTWISE_TOLERANCE = {torch.float32: 2e-6, torch.float16: 2e-3, torch.bfloat16: 1.6e-2}
+# Attention: probabilities are rounded to the dtype before they meet the values.
+ATTENTION_TOLERANCE = {torch.float32: 3e-6, torch.float16: 3e-3, torch.bfloat16: 2e-2}
+
+
+def assert_near(actual: Tensor, expected: Tensor, tolerance: float) -> None:
+    """Same shape, finite, and within `tolerance`, absolute and relative, in float32 on the CPU."""
+    torch.testing.assert_close(actual.float().cpu(), expected.float().cpu(), atol=tolerance, rtol=tolerance)
+
+
+def random_cache(
+    lengths: list[int], block_size: int, num_kv_heads: int, head_dim: int, dtype: torch.dtype
+) -> tuple[Tensor, Tensor, Tensor]:
+    """k_cache, v_cache and block_table (batch, max_blocks) for sequences in shuffled blocks.
+
+    Poisoned: slots past a sequence's length and blocks of nobody hold NaN, and table entries past its blocks name such.
+    """
+    counts = [-(-length // block_size) for length in lengths]
+    num_blocks = sum(counts) + 3
+    order = torch.randperm(num_blocks)
+    k_cache = torch.full((num_blocks, block_size, num_kv_heads, head_dim), float("nan"), dtype=dtype)
+    v_cache = torch.full_like(k_cache, float("nan"))
+    table = torch.full((len(lengths), max([*counts, 1]) + 1), int(order[-1]), dtype=torch.int32)
+    used = 0
+    for row, (length, count) in enumerate(zip(lengths, counts, strict=True)):
+        blocks = order[used : used + count]
+        used += count
+        table[row, :count] = blocks.int()
+        slots = (blocks[:, None] * block_size + torch.arange(block_size)).flatten()[:length]
+        for cache in (k_cache, v_cache):
+            cache.view(-1, num_kv_heads, head_dim)[slots] = torch.randn(length, num_kv_heads, head_dim).to(dtype)
+    return k_cache, v_cache, table
+
+
+def naive_attention(q: Tensor, k: Tensor, v: Tensor, scale: float, window: int) -> Tensor:
+    """One sequence in float32, written out: q (n, Hq, D) are the last n positions of k and v (length, Hkv, D)."""
+    group = q.shape[1] // k.shape[1]
+    keys, values = (x.float().repeat_interleave(group, dim=1) for x in (k, v))
+    scores = torch.einsum("qhd,khd->hqk", q.float(), keys) * scale
+    positions = torch.arange(len(k) - len(q), len(k))[:, None]
+    distance = positions - torch.arange(len(k))[None, :]
+    visible = (distance >= 0) & (distance < (window or len(k)))
+    return torch.einsum("hqk,khd->qhd", scores.masked_fill(~visible, float("-inf")).softmax(-1), values)
+
+
+def without_poison(cache: Tensor) -> Tensor:
+    """A copy with zeros for NaN: the torch reference reads whole blocks and masks afterwards."""
+    return cache.nan_to_num(0.0)
+
+
+def sequence_of(cache: Tensor, table_row: Tensor, length: int) -> Tensor:
+    """The cached rows of one sequence, (length, num_kv_heads, head_dim), read slot by slot."""
+    block_size = cache.shape[1]
+    positions = torch.arange(length)
+    return cache[table_row[positions // block_size].long(), positions % block_size]

@@ -1,0 +1,95 @@
+"""What every launcher asks of its tensors, and says in a sentence when it is not so.
+
+Knows devices, dtypes and strides; knows no operation.
+"""
+
+from __future__ import annotations
+
+import functools
+
+import torch
+from torch import Tensor
+
+FLOAT_DTYPES = (torch.float32, torch.float16, torch.bfloat16)
+
+# Grid arithmetic for tensors that are on no GPU (interpreter, ahead-of-time compile): the count of an H100/H200.
+DEFAULT_MULTIPROCESSORS = 132
+
+
+def next_power_of_2(n: int) -> int:
+    """Smallest power of two that is at least `n` (and at least 1)."""
+    return 1 << max(n - 1, 0).bit_length()
+
+
+def cdiv(a: int, b: int) -> int:
+    """`a / b` rounded up, for positive `b`."""
+    return -(-a // b)
+
+
+def kv_stages(block_keys: int, block_d: int, element_size: int) -> int:
+    """Tiles of K and V in flight, 1 to 3: as many as 96 KiB of shared memory hold, so that sm_80 (163 KiB) fits them.
+
+    Two programs then share a multiprocessor of sm_90 (227 KiB). Not measured yet.
+    """
+    return min(max(96 * 1024 // (2 * block_keys * block_d * element_size), 1), 3)
+
+
+def multiprocessor_count(device: torch.device) -> int:
+    """Streaming multiprocessors of a CUDA device; `DEFAULT_MULTIPROCESSORS` for any other."""
+    if device.type != "cuda":
+        return DEFAULT_MULTIPROCESSORS
+    return _cuda_multiprocessor_count(torch.cuda.current_device() if device.index is None else device.index)
+
+
+@functools.cache
+def _cuda_multiprocessor_count(index: int) -> int:
+    return torch.cuda.get_device_properties(index).multi_processor_count
+
+
+def check_float(name: str, tensor: Tensor) -> None:
+    """Raise ValueError unless `tensor` is float32, float16 or bfloat16."""
+    if tensor.dtype not in FLOAT_DTYPES:
+        raise ValueError(f"{name} must be float32, float16 or bfloat16, got {tensor.dtype}")
+
+
+def check_dtype(name: str, tensor: Tensor, dtype: torch.dtype) -> None:
+    """Raise ValueError unless `tensor` has `dtype`."""
+    if tensor.dtype != dtype:
+        raise ValueError(f"{name} must be {dtype}, got {tensor.dtype}")
+
+
+def check_shape(name: str, tensor: Tensor, shape: tuple[int, ...]) -> None:
+    """Raise ValueError unless `tensor` has `shape`."""
+    if tensor.shape != shape:
+        raise ValueError(f"{name} must have shape {shape}, got {tuple(tensor.shape)}")
+
+
+def check_unit_stride(name: str, tensor: Tensor) -> None:
+    """Raise ValueError unless the last dimension of `tensor` is contiguous."""
+    if tensor.stride(-1) != 1:
+        raise ValueError(f"the last dimension of {name} must be contiguous, its stride is {tensor.stride(-1)}")
+
+
+def check_vector(name: str, tensor: Tensor, length: int, dtype: torch.dtype) -> None:
+    """Raise ValueError unless `tensor` is contiguous of shape (length,) and `dtype`."""
+    check_dtype(name, tensor, dtype)
+    check_shape(name, tensor, (length,))
+    if length > 1:
+        check_unit_stride(name, tensor)
+
+
+def check_kv_cache(k_cache: Tensor, v_cache: Tensor, num_kv_heads: int | None, head_dim: int, dtype: torch.dtype) -> None:
+    """Raise ValueError unless both caches are (num_blocks, block_size, num_kv_heads, head_dim), alike, of `dtype`."""
+    if k_cache.dim() != 4 or k_cache.shape != v_cache.shape or k_cache.stride() != v_cache.stride():
+        raise ValueError(
+            "k_cache and v_cache must both be (num_blocks, block_size, num_kv_heads, head_dim) with equal strides, got "
+            f"{tuple(k_cache.shape)} and {tuple(v_cache.shape)}"
+        )
+    if k_cache.shape[3] != head_dim or (num_kv_heads is not None and k_cache.shape[2] != num_kv_heads):
+        raise ValueError(
+            f"the KV cache holds {k_cache.shape[2]} heads of {k_cache.shape[3]}, which does not fit head_dim {head_dim}"
+            + ("" if num_kv_heads is None else f" and {num_kv_heads} KV heads")
+        )
+    check_dtype("k_cache", k_cache, dtype)
+    check_dtype("v_cache", v_cache, dtype)
+    check_unit_stride("k_cache", k_cache)

@@ -1,0 +1,20 @@
+"""The same functions as the kernels, in plain torch: what a CPU serves with and what the kernels' tests compare to.
+
+Shapes and promises are documented in `inflight_kernels.functions`; nothing here checks its arguments.
+"""
+
+from inflight_kernels.reference.attention import decode_attention, prefill_attention
+from inflight_kernels.reference.elementwise import rms_norm, silu_and_mul
+from inflight_kernels.reference.philox import philox_uniform
+from inflight_kernels.reference.rope import rope_and_kv_write
+from inflight_kernels.reference.sampling import sample
+
+__all__ = [
+    "decode_attention",
+    "philox_uniform",
+    "prefill_attention",
+    "rms_norm",
+    "rope_and_kv_write",
+    "sample",
+    "silu_and_mul",
+]

@@ -1,0 +1,21 @@
+"""RMSNorm and the gated activation in torch. Knows no position and no cache."""
+
+from __future__ import annotations
+
+import torch.nn.functional as F
+from torch import Tensor
+
+
+def rms_norm(x: Tensor, weight: Tensor, eps: float, residual: Tensor | None = None) -> Tensor | tuple[Tensor, Tensor]:
+    """RMSNorm of (..., H), after adding a residual if there is one."""
+    if residual is None:
+        # torch computes the norm in float32 and rounds once; multiplying apart keeps the second rounding.
+        return F.rms_norm(x, (x.shape[-1],), None, eps) * weight
+    total = x + residual
+    return F.rms_norm(total, (x.shape[-1],), None, eps) * weight, total
+
+
+def silu_and_mul(gate_up: Tensor) -> Tensor:
+    """silu of the first half of the columns, times the second."""
+    gate, up = gate_up.chunk(2, dim=-1)
+    return F.silu(gate) * up
