@@ -3,15 +3,42 @@
     report = run_load_test(LoadTestOptions(levels=parse_sweep("1:16:5", LoadMode.CONCURRENCY)))
     report.levels[0].time_to_first_token.p50
 
-Drawing is in `plot` and `page`, tables in `report`; they are imported when asked for, because they are heavy.
+    write_report(report, Path("load-test"))
+
+Drawing and tables are imported when they are asked for.
 """
 
 from __future__ import annotations
 
+from pathlib import Path
+
+from inflight_client._exceptions import LoadTestError
 from inflight_client.load_test.profile import LevelResult, Percentiles
 from inflight_client.load_test.prompts import PromptOptions, parse_length
+from inflight_client.load_test.report import table, write_json
 from inflight_client.load_test.runner import LoadTestOptions, LoadTestReport, Progress, run_load_test
 from inflight_client.load_test.sweep import Level, LoadMode, parse_sweep
+
+
+def write_report(report: LoadTestReport, folder: Path) -> None:
+    """results.json, plot.png and report.html into `folder`. Raises LoadTestError if it cannot be written."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        write_json(report, folder / "results.json")
+        _draw(report, folder)
+    except OSError as error:
+        raise LoadTestError(f"the results cannot be written to {folder}: {error}") from None
+
+
+def _draw(report: LoadTestReport, folder: Path) -> None:
+    try:
+        from inflight_client.load_test import page, plot
+
+        plot.write_png(report, folder / "plot.png")
+        page.write_page(report, folder / "report.html")
+    except ImportError as error:
+        raise LoadTestError(f"results.json is in {folder}; to draw it install matplotlib ({error})") from None
+
 
 __all__ = [
     "Level",
@@ -25,4 +52,6 @@ __all__ = [
     "parse_length",
     "parse_sweep",
     "run_load_test",
+    "table",
+    "write_report",
 ]

@@ -81,11 +81,11 @@ def _cards(report: LoadTestReport) -> str:
     best = max(report.levels, key=lambda result: result.output_tokens_per_s)
     lightest = min(report.levels, key=lambda result: result.time_to_first_token.p50)
     cards = (
-        (f"{best.output_tokens_per_s:,.0f}", f"output tokens/s at {best.mode.label} {best.value:g}, the most"),
-        (f"{best.requests_per_s:.1f}", f"requests/s at {best.mode.label} {best.value:g}"),
+        (f"{best.output_tokens_per_s:,.0f}", f"output tokens/s at {best.name}, the most"),
+        (f"{best.requests_per_s:.1f}", f"requests/s at {best.name}"),
         (
             f"{lightest.time_to_first_token.p50:.1f} ms",
-            f"time to first token, p50, at {lightest.mode.label} {lightest.value:g}",
+            f"time to first token, p50, at {lightest.name}",
         ),
         (f"{sum(result.num_requests for result in report.levels):,}", "requests, none failed"),
     )

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from inflight_client.load_test.profile import LevelResult, Percentiles
-from inflight_client.load_test.report import title
+from inflight_client.load_test.report import sweeps, title
 from inflight_client.load_test.runner import LoadTestReport
 from inflight_client.load_test.sweep import LoadMode
 
@@ -49,15 +49,15 @@ def draw(report: LoadTestReport, *, heading: bool = True) -> Figure:
     from matplotlib.figure import Figure
     from matplotlib.layout_engine import ConstrainedLayoutEngine
 
-    sweeps = _sweeps(report.levels)
+    rows = sweeps(report.levels)
     layout = ConstrainedLayoutEngine(w_pad=0.12, h_pad=0.1, wspace=0.02)
     width, height = _PANEL_INCHES
-    figure = Figure(figsize=(4 * width, len(sweeps) * height + (0.5 if heading else 0.0)), layout=layout)
+    figure = Figure(figsize=(4 * width, len(rows) * height + (0.5 if heading else 0.0)), layout=layout)
     FigureCanvasAgg(figure)
     if heading:
         figure.suptitle(title(report), fontsize=13, color=_INK, x=0.01, ha="left", fontweight="bold")
-    panels = figure.subplots(len(sweeps), 4, squeeze=False)
-    for axes, results in zip(panels, sweeps, strict=True):
+    panels = figure.subplots(len(rows), 4, squeeze=False)
+    for axes, results in zip(panels, rows, strict=True):
         loads = [result.value for result in results]
         _draw_throughput(axes[0], loads, results)
         for panel, (name, latency) in zip(axes[1:], _LATENCIES, strict=True):
@@ -126,10 +126,3 @@ def _style(axes: Axes, loads: list[float], mode: LoadMode) -> None:
         axes.xaxis.set_major_locator(MaxNLocator(8))
     for line in axes.get_lines():
         line.set(linewidth=1.8, markersize=4.5, clip_on=False)
-
-
-def _sweeps(levels: Sequence[LevelResult]) -> list[list[LevelResult]]:
-    by_mode: dict[LoadMode, list[LevelResult]] = {}
-    for result in levels:
-        by_mode.setdefault(result.mode, []).append(result)
-    return [sorted(results, key=lambda result: result.value) for results in by_mode.values()]

@@ -75,6 +75,10 @@ class LevelResult:
     inter_response_latency: Percentiles
     end_to_end_latency: Percentiles
 
+    @property
+    def name(self) -> str:
+        return f"{self.mode.label} {self.value:g}"
+
     def to_dict(self) -> dict[str, Any]:
         return {**asdict(self), "mode": self.mode.value}
 

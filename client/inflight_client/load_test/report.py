@@ -6,13 +6,16 @@ import json
 import math
 import os
 import platform
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from inflight_client.load_test.profile import LevelResult, Percentiles
 from inflight_client.load_test.runner import LoadTestReport
+from inflight_client.load_test.sweep import LoadMode
 
 if TYPE_CHECKING:
+    from rich.console import Group
     from rich.table import Table
 
 COLUMNS = (
@@ -25,32 +28,54 @@ COLUMNS = (
     "end-to-end ms p50 / p90 / p99",
 )
 
+_LATENCIES = ("time_to_first_token", "inter_token_latency", "end_to_end_latency")
+_LOAD_HEADS = {LoadMode.CONCURRENCY: "concurrent", LoadMode.REQUEST_RATE: "asked\nreq/s"}
+
 
 def row(result: LevelResult) -> tuple[str, ...]:
     """One level's cells, in the order of COLUMNS."""
     return (
-        f"{result.mode.label} {result.value:g}",
+        result.name,
         str(result.num_requests),
         f"{result.requests_per_s:.1f}",
         f"{result.output_tokens_per_s:,.0f}",
-        _percentiles(result.time_to_first_token),
-        _percentiles(result.inter_token_latency),
-        _percentiles(result.end_to_end_latency),
+        *(" / ".join(_percentiles(getattr(result, latency))) for latency in _LATENCIES),
     )
 
 
-def table(report: LoadTestReport) -> Table:
+def sweeps(levels: Sequence[LevelResult]) -> list[list[LevelResult]]:
+    """The levels of each mode, by load."""
+    by_mode: dict[LoadMode, list[LevelResult]] = {}
+    for result in levels:
+        by_mode.setdefault(result.mode, []).append(result)
+    return [sorted(results, key=lambda result: result.value) for results in by_mode.values()]
+
+
+def table(report: LoadTestReport) -> Group:
+    """Tables for a terminal of 80 columns, one a sweep."""
+    from rich.console import Group
+    from rich.text import Text
+
+    return Group(Text(title(report), style="bold"), *(_sweep_table(results) for results in sweeps(report.levels)))
+
+
+def _sweep_table(results: Sequence[LevelResult]) -> Table:
+    from rich import box
     from rich.table import Table
 
-    drawn = Table(title=title(report), title_justify="left", header_style="bold", title_style="bold")
-    for number, column in enumerate(COLUMNS):
-        drawn.add_column(column, justify="left" if number == 0 else "right")
-    previous = None
-    for result in report.levels:
-        if previous is not None and result.mode is not previous:
-            drawn.add_section()
-        drawn.add_row(*row(result))
-        previous = result.mode
+    drawn = Table(box=box.SIMPLE_HEAD, header_style="bold", padding=(0, 1))
+    spread = "".join(f"{name:>5}" for name in ("p50", "p90", "p99"))
+    heads = (_LOAD_HEADS[results[0].mode], "\nreq/s", "output\ntok/s")
+    for head in (*heads, f"TTFT ms\n{spread}", f"inter-token ms\n{spread}", f"end-to-end ms\n{spread}"):
+        drawn.add_column(head, justify="right", no_wrap=True)
+    for result in results:
+        latencies = (_percentiles(getattr(result, latency)) for latency in _LATENCIES)
+        drawn.add_row(
+            f"{result.value:g}",
+            f"{result.requests_per_s:.1f}",
+            f"{result.output_tokens_per_s:.0f}",
+            *("".join(f"{cell:>5}" for cell in cells) for cells in latencies),
+        )
     return drawn
 
 
@@ -84,14 +109,14 @@ def write_json(report: LoadTestReport, path: Path) -> None:
     path.write_text(json.dumps(to_json(report), indent=2, allow_nan=False) + "\n", encoding="utf-8")
 
 
-def _percentiles(values: Percentiles) -> str:
-    return " / ".join(_milliseconds(value) for value in (values.p50, values.p90, values.p99))
+def _percentiles(values: Percentiles) -> tuple[str, ...]:
+    return tuple(_three_digits(value) for value in (values.p50, values.p90, values.p99))
 
 
-def _milliseconds(value: float) -> str:
+def _three_digits(value: float) -> str:
     if math.isnan(value):
         return "-"
-    return f"{value:,.0f}" if value >= 100 else f"{value:.1f}" if value >= 10 else f"{value:.2f}"
+    return f"{value:.0f}" if value >= 100 else f"{value:.1f}" if value >= 10 else f"{value:.2f}"
 
 
 def _span(bounds: tuple[int, int]) -> str:

@@ -1,0 +1,104 @@
+"""A conversation with a model: history kept, laid out by the checkpoint's own chat template, answered as a stream.
+
+The template is applied here, with the tokenizer of a checkpoint folder, and the token ids are sent: text would be given
+the template's special tokens twice. Templates come from the operator's folder only, never from a server or a user.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Generator
+from pathlib import Path
+from typing import Any, Protocol
+
+from typing_extensions import Unpack
+
+from inflight_client._client import Client
+from inflight_client._exceptions import ClientError
+from inflight_client._types import GenerationOptions
+
+Message = dict[str, str]
+"""{"role": "system" | "user" | "assistant", "content": …}"""
+
+_FILES_OF_A_TOKENIZER = ("tokenizer.json", "tokenizer.model", "tokenizer_config.json")
+
+
+class ChatTemplate(Protocol):
+    """Lays a conversation out as token ids, ending where the assistant is to speak."""
+
+    def __call__(self, messages: list[Message]) -> list[int]: ...
+
+
+class ChatError(ClientError):
+    """A conversation cannot be held with this checkpoint."""
+
+
+def load_chat_template(folder: Path) -> ChatTemplate:
+    """The template of the tokenizer in `folder`. Raises ChatError in words."""
+    if not any((folder / name).is_file() for name in _FILES_OF_A_TOKENIZER):
+        raise ChatError(f"{folder} holds no tokenizer; name the checkpoint folder with --tokenizer")
+    # transformers takes a second to import and nothing else of the client needs it.
+    from transformers import AutoTokenizer
+
+    try:
+        tokenizer: Any = AutoTokenizer.from_pretrained(str(folder), local_files_only=True)
+    except (OSError, ValueError) as error:
+        raise ChatError(f"the tokenizer in {folder} cannot be loaded: {error}") from None
+    if not tokenizer.chat_template:
+        raise ChatError(f"the tokenizer in {folder} has no chat template; use `inflight generate` with this model")
+
+    def lay_out(messages: list[Message]) -> list[int]:
+        encoded = tokenizer.apply_chat_template(messages, add_generation_prompt=True, tokenize=True, return_dict=True)
+        return [int(token) for token in encoded["input_ids"]]
+
+    return lay_out
+
+
+def tokenizer_folder(config: dict[str, Any], default: Path | None) -> Path | None:
+    """Where the tokenizer of a served model lies, by the server's own configuration of it; `default` if that folder is
+    not on this machine. Relative folders are the server's business and cannot be followed from here."""
+    parameters = config.get("parameters", {})
+    for key in ("tokenizer_dir", "gpt_model_path"):
+        text = parameters.get(key, {}).get("string_value", "")
+        if text and Path(text).is_absolute() and Path(text).is_dir():
+            return Path(text)
+    return default
+
+
+class ChatSession:
+    """History and the way to go on from it.
+
+    for text in session.say("Who are you?"):
+        print(text, end="")
+    """
+
+    def __init__(
+        self,
+        client: Client,
+        template: Callable[[list[Message]], list[int]],
+        *,
+        system: str | None = None,
+        **options: Unpack[GenerationOptions],
+    ) -> None:
+        self._client = client
+        self._template = template
+        self._options = options
+        self._preamble: list[Message] = [{"role": "system", "content": system}] if system else []
+        self.messages: list[Message] = list(self._preamble)
+
+    def say(self, text: str) -> Generator[str, None, None]:
+        """Pieces of the answer. Both sides enter the history, the answer as far as it was read: one that is broken off
+        stays as it stands, one that fails before its first piece leaves no trace."""
+        asked = [*self.messages, {"role": "user", "content": text}]
+        answer: list[str] = []
+        try:
+            with self._client.stream(self._template(asked), **self._options) as stream:
+                for chunk in stream:
+                    answer.append(chunk.text)
+                    yield chunk.text
+        finally:
+            if answer:
+                self.messages = [*asked, {"role": "assistant", "content": "".join(answer)}]
+
+    def reset(self) -> None:
+        """Forget the conversation; the system message stays."""
+        self.messages = list(self._preamble)

@@ -1,0 +1,289 @@
+"""The console command `inflight`: serve, generate, chat, load-test. Only options and wiring; the work is elsewhere.
+
+Every command imports what it needs when it runs, so that `inflight --help` answers at once. What is expected to go
+wrong is one sentence on standard error: exit code 2 if what was asked for cannot be, 1 if it failed.
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from inflight_client.terminal import (
+    EXIT_USAGE,
+    converse,
+    default_checkpoint,
+    fail,
+    failing_in_words,
+    greet,
+    write_stream,
+    write_summary,
+)
+
+if TYPE_CHECKING:
+    from inflight_client._client import Client
+    from inflight_client._types import GenerationOptions
+
+app = typer.Typer(
+    name="inflight",
+    help="Serve Hugging Face checkpoints with in-flight batching on tritonserver, and talk to them.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_show_locals=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+
+_DEMO_PROMPT = "Once upon a time"
+
+Url = Annotated[str, typer.Option("--url", "-u", help="gRPC address of the server, host:port.")]
+Model = Annotated[str, typer.Option("--model", "-m", help="Name of the model.")]
+Timeout = Annotated[float | None, typer.Option("--timeout", help="Seconds an answer may take.", min=0.0)]
+MaxTokens = Annotated[int, typer.Option("--max-tokens", "-n", help="New tokens at most.", min=1)]
+Temperature = Annotated[float | None, typer.Option("--temperature", "-t", help="0 takes the likeliest token.")]
+TopK = Annotated[int | None, typer.Option("--top-k", help="Choose among the k likeliest tokens.")]
+TopP = Annotated[float | None, typer.Option("--top-p", help="Choose among the tokens that make up this mass.")]
+MinP = Annotated[float | None, typer.Option("--min-p", help="Drop tokens this much less likely than the best.")]
+Seed = Annotated[int | None, typer.Option("--seed", help="The same seed gives the same text.")]
+Repetition = Annotated[float | None, typer.Option("--repetition-penalty", help="Above 1 repeats less.")]
+Stop = Annotated[list[str] | None, typer.Option("--stop", help="End where this text appears; may be repeated.")]
+
+
+def main() -> None:
+    """Entry point of the console command."""
+    app()
+
+
+def connect(url: str, model: str, timeout: float | None = None) -> Client:
+    """A client for one command. Tests put another in its place."""
+    from inflight_client._client import Client
+
+    return Client(url, model=model, timeout=timeout)
+
+
+@app.command()
+def generate(
+    prompt: Annotated[str, typer.Argument(help="Text to go on from; - reads it from standard input.")],
+    url: Url = "localhost:8001",
+    model: Model = "llm",
+    max_tokens: MaxTokens = 128,
+    temperature: Temperature = None,
+    top_k: TopK = None,
+    top_p: TopP = None,
+    min_p: MinP = None,
+    seed: Seed = None,
+    repetition_penalty: Repetition = None,
+    stop: Stop = None,
+    timeout: Timeout = None,
+    stats: Annotated[bool, typer.Option("--stats", help="Say how many tokens and how long, on stderr.")] = False,
+) -> None:
+    """Go on from a text, streamed to the terminal. Ctrl-C cancels."""
+    options: GenerationOptions = {
+        "max_tokens": max_tokens,
+        "temperature": temperature,
+        "top_k": top_k,
+        "top_p": top_p,
+        "min_p": min_p,
+        "seed": seed,
+        "repetition_penalty": repetition_penalty,
+        "stop_words": stop,
+    }
+    text = sys.stdin.read() if prompt == "-" else prompt
+    started = time.monotonic()
+    with failing_in_words(), connect(url, model, timeout) as client, client.stream(text, **options) as stream:
+        write_stream(chunk.text for chunk in stream)
+        if stats:
+            write_summary(stream.completion, time.monotonic() - started)
+
+
+@app.command()
+def chat(
+    url: Url = "localhost:8001",
+    model: Model = "llm",
+    tokenizer: Annotated[
+        Path | None,
+        typer.Option(help="Checkpoint folder whose chat template to use; the served checkpoint's unless given."),
+    ] = None,
+    system: Annotated[str | None, typer.Option("--system", "-s", help="System message.")] = None,
+    max_tokens: MaxTokens = 512,
+    temperature: Temperature = None,
+    top_k: TopK = None,
+    top_p: TopP = None,
+    min_p: MinP = None,
+    seed: Seed = None,
+    repetition_penalty: Repetition = None,
+    stop: Stop = None,
+) -> None:
+    """Talk with a model. Ctrl-C stops the running answer, Ctrl-D ends."""
+    from inflight_client.chat import ChatError, ChatSession, load_chat_template, tokenizer_folder
+
+    options: GenerationOptions = {
+        "max_tokens": max_tokens,
+        "temperature": temperature,
+        "top_k": top_k,
+        "top_p": top_p,
+        "min_p": min_p,
+        "seed": seed,
+        "repetition_penalty": repetition_penalty,
+        "stop_words": stop,
+    }
+    with failing_in_words(), connect(url, model) as client:
+        folder = tokenizer or tokenizer_folder(client.model_config(), default_checkpoint())
+        if folder is None:
+            raise ChatError("the served checkpoint is not on this machine; name a copy of it with --tokenizer")
+        converse(ChatSession(client, load_chat_template(folder), system=system, **options))
+
+
+@app.command()
+def serve(
+    checkpoint: Annotated[
+        Path | None,
+        typer.Argument(
+            metavar="[MODEL_DIR]", help="Hugging Face checkpoint folder; the model repository's unless given."
+        ),
+    ] = None,
+    tensor_parallel_size: Annotated[
+        int | None, typer.Option("--tensor-parallel-size", "-tp", help="Ranks that share every layer.", min=1)
+    ] = None,
+    dtype: Annotated[str | None, typer.Option(help="auto, float32, bfloat16 or float16.")] = None,
+    device: Annotated[str | None, typer.Option(help="auto, cpu or cuda.")] = None,
+    max_batch_size: Annotated[int | None, typer.Option(help="Sequences in one step.", min=1)] = None,
+    max_num_tokens: Annotated[int | None, typer.Option(help="Tokens in one step.", min=1)] = None,
+    max_seq_len: Annotated[int | None, typer.Option(help="Prompt plus new tokens of a sequence.", min=1)] = None,
+    set_: Annotated[
+        list[str] | None,
+        typer.Option("--set", metavar="KEY=VALUE", help="Any parameter of the engine; may be repeated."),
+    ] = None,
+    model_repository: Annotated[Path | None, typer.Option(help="Serve this repository instead of our own.")] = None,
+    host: Annotated[str, typer.Option(help="Interface to listen on; loopback unless told otherwise.")] = "127.0.0.1",
+    http_port: Annotated[int, typer.Option(help="0 takes a free one.", min=0, max=65535)] = 8000,
+    grpc_port: Annotated[int, typer.Option(help="0 takes a free one.", min=0, max=65535)] = 8001,
+    metrics_port: Annotated[int, typer.Option(help="0 takes a free one.", min=0, max=65535)] = 8002,
+    ready_timeout: Annotated[float, typer.Option(help="Seconds until the model must be ready.", min=1.0)] = 900.0,
+    drain_timeout: Annotated[float, typer.Option(help="Seconds open requests get on Ctrl-C.", min=0.0)] = 30.0,
+    log_file: Annotated[Path | None, typer.Option(help="Write tritonserver's whole log here.")] = None,
+    verbose: Annotated[bool, typer.Option("--verbose", "-v", help="Show tritonserver's whole log.")] = False,
+    demo: Annotated[bool, typer.Option(help="Stream one completion once the server is ready.")] = True,
+) -> None:
+    """Serve a checkpoint until Ctrl-C. Needs the engine (package inflight) and a tritonserver on this machine."""
+    named = {
+        "tensor_parallel_size": tensor_parallel_size,
+        "dtype": dtype,
+        "device": device,
+        "max_batch_size": max_batch_size,
+        "max_num_tokens": max_num_tokens,
+        "max_seq_len": max_seq_len,
+    }
+    parameters = {key: str(value) for key, value in named.items() if value is not None} | _assignments(set_ or [])
+    try:
+        from inflight.supervisor.serve import Endpoints, ServeOptions
+        from inflight.supervisor.serve import serve as run
+    except ImportError as error:
+        raise fail(f"the engine is not installed beside this client: {error}", EXIT_USAGE) from None
+
+    def show(endpoints: Endpoints) -> None:
+        with connect(endpoints.grpc, endpoints.model) as client:
+            greet(
+                client=client,
+                grpc=endpoints.grpc,
+                http=endpoints.http,
+                metrics=endpoints.metrics,
+                model=endpoints.model,
+                prompt=_DEMO_PROMPT,
+            )
+
+    options = ServeOptions(
+        checkpoint=checkpoint,
+        model_repository=model_repository,
+        parameters=parameters,
+        grpc_address=host,
+        http_address=host,
+        metrics_address=host,
+        grpc_port=grpc_port,
+        http_port=http_port,
+        metrics_port=metrics_port,
+        ready_timeout=ready_timeout,
+        drain_timeout=drain_timeout,
+        log_file=log_file,
+        verbose=verbose,
+        on_ready=show if demo else None,
+    )
+    raise typer.Exit(run(options))
+
+
+@app.command("load-test")
+def load_test(
+    url: Url = "localhost:8001",
+    model: Model = "llm",
+    concurrency: Annotated[
+        str | None, typer.Option("--concurrency", "-c", help="Levels: 8, 1:16:5 (start:end:step) or 1,4,16.")
+    ] = None,
+    request_rate: Annotated[
+        str | None, typer.Option("--request-rate", "-r", help="Requests a second, written the same way.")
+    ] = None,
+    requests: Annotated[int, typer.Option(help="Requests a level; 0 chooses by the load.", min=0)] = 0,
+    input_tokens: Annotated[str, typer.Option(help="Length of prompts: 64, or 32:256 for a range.")] = "64",
+    output_tokens: Annotated[str, typer.Option(help="Length of answers, written the same way.")] = "64",
+    prompts: Annotated[Path | None, typer.Option(help="Text prompts, one a line, instead of random ids.")] = None,
+    vocabulary: Annotated[int, typer.Option(help="Random ids are drawn below this.", min=2)] = 256,
+    temperature: Annotated[float, typer.Option(help="Of every request.", min=0.0)] = 0.0,
+    seed: Annotated[int, typer.Option(help="Of the prompts and lengths.")] = 0,
+    level_timeout: Annotated[float, typer.Option(help="Seconds after which a level is given up.", min=1.0)] = 900.0,
+    output: Annotated[Path, typer.Option("--output", "-o", help="Folder for the results.")] = Path("load-test"),
+) -> None:
+    """Measure a running server under load with perf_analyzer; 1:16:5 concurrent requests unless told otherwise.
+
+    Writes results.json, plot.png and report.html.
+    """
+    from rich.console import Console
+
+    from inflight_client import load_test as testing
+    from inflight_client.load_test.progress import ProgressBar
+
+    if concurrency is None and request_rate is None:
+        concurrency = "1:16:5"
+    sweeps = ((concurrency, testing.LoadMode.CONCURRENCY), (request_rate, testing.LoadMode.REQUEST_RATE))
+    with failing_in_words():
+        levels = [
+            level
+            for text, mode in sweeps
+            if text is not None
+            for level in testing.parse_sweep(text, mode, num_requests=requests)
+        ]
+        options = testing.LoadTestOptions(
+            levels=levels,
+            url=url,
+            model=model,
+            prompts=testing.PromptOptions(
+                input_tokens=testing.parse_length(input_tokens),
+                output_tokens=testing.parse_length(output_tokens),
+                vocabulary=vocabulary,
+                prompt_file=prompts,
+                temperature=temperature,
+                seed=seed,
+            ),
+            level_timeout=level_timeout,
+        )
+        with ProgressBar(levels, url=url, model=model, console=Console(stderr=True)) as bar:
+            report = testing.run_load_test(options, progress=bar)
+        testing.write_report(report, output)
+        Console().print(testing.table(report))
+        typer.echo(f"results.json, plot.png and report.html are in {output}")
+
+
+def _assignments(texts: list[str]) -> dict[str, str]:
+    """{"KEY": "VALUE"} of KEY=VALUE texts."""
+    assigned = {}
+    for text in texts:
+        key, equals, value = text.partition("=")
+        if not (key.strip() and equals):
+            raise fail(f"--set takes KEY=VALUE, got {text!r}", EXIT_USAGE)
+        assigned[key.strip()] = value.strip()
+    return assigned
+
+
+if __name__ == "__main__":
+    main()

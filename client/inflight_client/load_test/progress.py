@@ -1,0 +1,103 @@
+"""A progress bar over a whole load test, for the terminal.
+
+perf_analyzer says nothing until a level is over; within a level the bar follows the server's own count of requests of
+the model. That count is taken when a request is admitted, so the bar runs ahead by what is in flight, and waits.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Sequence
+from types import TracebackType
+from typing import TYPE_CHECKING, Any
+
+from inflight_client.load_test.profile import LevelResult
+from inflight_client.load_test.runner import Progress
+from inflight_client.load_test.sweep import Level
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+POLL_SECONDS = 0.25
+
+
+class ProgressBar(Progress):
+    """Draws on `console` while entered: with ProgressBar(...) as bar: run_load_test(..., progress=bar)."""
+
+    def __init__(self, levels: Sequence[Level], *, url: str, model: str, console: Console) -> None:
+        from rich.progress import BarColumn, MofNCompleteColumn, SpinnerColumn, TextColumn, TimeElapsedColumn
+        from rich.progress import Progress as Bar
+
+        self._console = console
+        self._count = RequestCount(url, model)
+        self._num_levels = len(levels)
+        self._measured = 0
+        self._number = 0
+        self._current: Level | None = None
+        self._base: int | None = None
+        self._stopped = threading.Event()
+        self._thread = threading.Thread(target=self._follow, name="load-test-progress", daemon=True)
+        self._bar = Bar(
+            SpinnerColumn(),
+            TextColumn("{task.description}"),
+            BarColumn(bar_width=None),
+            MofNCompleteColumn(),
+            TextColumn("requests"),
+            TimeElapsedColumn(),
+            console=console,
+        )
+        self._task = self._bar.add_task("warming up", total=sum(level.num_requests for level in levels))
+
+    def level_started(self, level: Level) -> None:
+        self._base = self._count.read()
+        self._number += 1
+        self._bar.update(self._task, description=f"[bold]{level.name}[/] ({self._number} of {self._num_levels})")
+        self._current = level
+
+    def level_finished(self, level: Level, result: LevelResult) -> None:
+        self._current = None
+        self._measured += level.num_requests
+        self._bar.update(self._task, completed=self._measured)
+
+    def __enter__(self) -> ProgressBar:
+        self._bar.start()
+        self._thread.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._stopped.set()
+        self._thread.join()
+        self._bar.stop()
+        self._count.close()
+
+    def _follow(self) -> None:
+        while not self._stopped.wait(POLL_SECONDS):
+            level, base = self._current, self._base
+            count = self._count.read() if level is not None and base is not None else None
+            if level is not None and base is not None and count is not None and level is self._current:
+                done = min(max(count - base, 0), level.num_requests)
+                self._bar.update(self._task, completed=self._measured + done)
+
+
+class RequestCount:
+    """How many requests the server has admitted for a model since it started; None while it does not say."""
+
+    def __init__(self, url: str, model: str) -> None:
+        from tritonclient.grpc import InferenceServerClient
+
+        self._client: Any = InferenceServerClient(url)
+        self._model = model
+
+    def read(self) -> int | None:
+        from tritonclient.utils import InferenceServerException
+
+        try:
+            statistics = self._client.get_inference_statistics(self._model, client_timeout=1.0)
+        except InferenceServerException:
+            return None
+        return sum(int(one.inference_stats.success.count) for one in statistics.model_stats)
+
+    def close(self) -> None:
+        self._client.close()

@@ -1,0 +1,140 @@
+"""What the command line shows: streamed answers, the error sentence, the conversation, the greeting of a new server."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sys
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import typer
+
+from inflight_client._exceptions import ClientError, InvalidRequest
+
+if TYPE_CHECKING:
+    from inflight_client._client import Client
+    from inflight_client._types import Completion
+    from inflight_client.chat import ChatSession
+
+EXIT_FAILED = 1
+EXIT_USAGE = 2
+EXIT_INTERRUPTED = 130
+
+_CHAT_HELP = "/reset forgets the conversation, /quit or Ctrl-D ends, Ctrl-C stops the running answer"
+
+
+@contextlib.contextmanager
+def failing_in_words() -> Iterator[None]:
+    """Ends the program with one red sentence on standard error for every failure that is expected."""
+    try:
+        yield
+    except InvalidRequest as error:
+        raise fail(str(error), EXIT_USAGE) from None
+    except ClientError as error:
+        raise fail(str(error)) from None
+    except KeyboardInterrupt:
+        raise typer.Exit(EXIT_INTERRUPTED) from None
+    except BrokenPipeError:
+        # The reader of a pipe has left, as `head` does; nothing more can be shown, not even by the interpreter's exit.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        raise typer.Exit(EXIT_FAILED) from None
+
+
+def fail(sentence: str, code: int = EXIT_FAILED) -> typer.Exit:
+    """Says the sentence and returns what is to be raised."""
+    typer.secho(f"inflight: {' '.join(sentence.split())}", fg=typer.colors.RED, err=True)
+    return typer.Exit(code)
+
+
+def write_stream(pieces: Iterable[str]) -> None:
+    """Each piece as it comes, then the end of the line, also where the answer breaks off."""
+    try:
+        for piece in pieces:
+            typer.echo(piece, nl=False)
+            sys.stdout.flush()
+    except (ClientError, KeyboardInterrupt):
+        typer.echo()
+        raise
+    typer.echo()
+
+
+def write_summary(completion: Completion, seconds: float) -> None:
+    counts = f"{completion.num_output_tokens} tokens in {seconds:.2f} s"
+    if completion.num_input_tokens is not None:
+        counts = f"{completion.num_input_tokens} prompt tokens, {counts}"
+    typer.secho(f"{counts}, ended by {completion.finish_reason or 'the server'}", dim=True, err=True)
+
+
+def converse(session: ChatSession) -> None:
+    """Questions from the terminal until its end (Ctrl-D)."""
+    with contextlib.suppress(ImportError):
+        import readline  # noqa: F401  (importing it gives input() its line editing)
+    typer.secho(_CHAT_HELP, dim=True)
+    while True:
+        try:
+            text = input("\n> ").strip()
+        except EOFError:
+            typer.echo()
+            return
+        except KeyboardInterrupt:
+            typer.secho("\nCtrl-D ends the chat", dim=True)
+            continue
+        if text == "/quit":
+            return
+        if text == "/reset":
+            session.reset()
+        elif text.startswith("/"):
+            typer.secho(_CHAT_HELP, dim=True)
+        elif text:
+            _answer(session, text)
+
+
+def _answer(session: ChatSession, text: str) -> None:
+    """One answer; a failure is told and the conversation goes on."""
+    try:
+        with contextlib.closing(session.say(text)) as pieces:
+            write_stream(pieces)
+    except KeyboardInterrupt:
+        typer.secho("[stopped]", dim=True)
+    except ClientError as error:
+        fail(str(error))
+
+
+def greet(*, client: Client, grpc: str, http: str, metrics: str, model: str, prompt: str) -> None:
+    """Proof that a new server works, and how to talk to it."""
+    typer.secho(f"\n{prompt}", bold=True, nl=False)
+    try:
+        with client.stream(prompt, max_tokens=64, timeout=60) as stream:
+            write_stream(chunk.text for chunk in stream)
+    except ClientError as error:
+        fail(f"the server is up, but its first answer failed: {error}")
+        return
+    typer.secho("\nServing. Talk to it:\n", bold=True)
+    typer.echo(how_to_talk(grpc=grpc, http=http, metrics=metrics, model=model, prompt=prompt))
+
+
+def how_to_talk(*, grpc: str, http: str, metrics: str, model: str, prompt: str) -> str:
+    url = "" if grpc in ("127.0.0.1:8001", "localhost:8001") else f" --url {grpc}"
+    named = "" if model == "llm" else f" --model {model}"
+    return f"""\
+  inflight generate {prompt!r}{url}{named}
+  inflight chat{url}{named}
+
+  curl -N {http}/v2/models/{model}/generate_stream \\
+       -d '{{"text_input": "{prompt}", "max_tokens": 64, "stream": true}}'
+
+  from inflight_client import Client
+  with Client("{grpc}", model="{model}") as client:
+      for chunk in client.stream("{prompt}", max_tokens=64):
+          print(chunk.text, end="", flush=True)
+
+  metrics: http://{metrics}/metrics      Ctrl-C stops the server
+"""
+
+
+def default_checkpoint() -> Path | None:
+    """The checkpoint that comes with a source tree, if this is one."""
+    folder = Path(__file__).resolve().parents[2] / "model_repository" / "llm" / "1" / "checkpoint"
+    return folder if folder.is_dir() else None
