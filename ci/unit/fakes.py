@@ -107,6 +107,7 @@ class FakeRunner:
     def launch(self, scheduled: SchedulerOutput) -> int:
         step, self.num_launches = self.num_launches, self.num_launches + 1
         if self._fail_launch(step):
+            self.memory = [EMPTY] * len(self.memory)
             raise RuntimeError(f"launch {step} failed")
         assert len(self._outstanding) < self.max_outstanding, "too many steps at once"
         self._check_shape(scheduled)
@@ -130,6 +131,7 @@ class FakeRunner:
         step, outcome = self._outstanding.popleft()
         assert handle == step, "steps must be collected in launch order"
         if isinstance(outcome, Exception):
+            self.memory = [EMPTY] * len(self.memory)  # nobody knows what a failed step left behind
             raise outcome
         return outcome
 

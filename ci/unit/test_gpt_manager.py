@@ -325,6 +325,22 @@ def test_a_failing_step_ends_its_requests_and_nothing_else(where: str, step: int
     assert harness.tokens(20) == harness.expected(20), "the loop and the memory are good again"
 
 
+@pytest.mark.parametrize("step", range(14))
+def test_a_failing_step_also_ends_whoever_was_paused_with_a_token_in_it(step: int) -> None:
+    harness = Harness(
+        policy=SchedulerPolicy.MAX_UTILIZATION,
+        num_blocks=6,
+        max_num_tokens=64,
+        runner={"fail_collect": lambda number: number == step},
+    )
+    requests = [make_request(1, 8, 14), make_request(2, 8, 12)]
+    harness.serve(*requests)
+    for request_id in (1, 2):
+        assert harness.num_finals(request_id) == 1
+        if harness.responses[request_id][-1][2] is None:
+            assert harness.tokens(request_id) == harness.expected(request_id)
+
+
 def test_a_request_that_had_not_started_survives_a_failing_step() -> None:
     harness = Harness(num_blocks=8, runner={"fail_collect": lambda number: number == 1})
     harness.submit(make_request(1, 20, 8), make_request(2, 20, 8))
@@ -341,6 +357,17 @@ def test_a_failure_that_nobody_waits_for_harms_nobody() -> None:
     assert harness.runner.num_launches == 4 + 5
     assert harness.tokens(1) == plain[:3]
     assert harness.tokens(2) == harness.expected(2)
+
+
+def test_prefixes_from_before_a_failing_step_are_forgotten() -> None:
+    harness = Harness(runner={"fail_collect": lambda number: number == 4})
+    prompt = list(range(13))
+    harness.serve(make_request(1, prompt, 2))
+    harness.serve(make_request(2, [50, 51], 5))
+    assert isinstance(harness.error(2), StepFailed)
+    harness.serve(make_request(3, prompt, 2))
+    assert harness.tokens(3) == harness.expected(3)
+    assert harness.final(3).perf_metrics.kv_cache_reused_blocks == 0
 
 
 def test_a_failing_step_leaves_the_loop_if_ranks_must_not_drift() -> None:

@@ -69,6 +69,14 @@ def test_decodes_and_prompts_share_a_step_within_its_tokens() -> None:
     assert [step.prefills[0].samples for step in mixed] == [False, False, True]
 
 
+def test_prompts_fill_a_step_to_the_last_token() -> None:
+    harness = Harness(max_num_tokens=8)
+    harness.submit(make_request(1, 10, 8), make_request(2, 10, 8), make_request(3, 4, 8))
+    for _ in range(4):
+        harness.step()
+    assert [step.num_tokens for step in harness.runner.launched] == [8, 8, 8, 3]
+
+
 def test_a_row_is_described_once_and_then_by_differences() -> None:
     harness = Harness(block_size=4, max_num_tokens=8)
     harness.serve(make_request(1, 10, 6))
@@ -231,6 +239,26 @@ def test_a_paused_sequence_waits_for_its_outstanding_token() -> None:
     assert resumed.token_ids == [*harness.requests[2].input_token_ids, *harness.expected(2)[:known]]
 
 
+def test_a_paused_sequence_does_not_resume_before_its_token_is_known() -> None:
+    scheduler = Harness(policy=SchedulerPolicy.MAX_UTILIZATION, num_blocks=4, max_num_tokens=64).scheduler
+    first, second = (Sequence(make_request(i, 7, 8), max_seq_len=64) for i in (1, 2))
+    scheduler.add(first)
+    scheduler.add(second)
+    steps = [scheduler.schedule() for _ in range(3)]
+    assert scheduler.num_paused == 1 and second.num_pending == 2, (
+        "paused for the block that the first one's third needs"
+    )
+    scheduler.stop(first, FinishReason.CANCELLED)
+    assert scheduler.schedule() is None
+    outputs = [StepOutput(token_ids=[[5]] * len(step.sampling_rows)) for step in steps if step is not None]
+    for step, output in zip(steps, outputs, strict=True):
+        assert step is not None
+        scheduler.update(step, output)
+    resumed = scheduler.schedule()
+    assert resumed is not None
+    assert resumed.new_sequences[0].token_ids == [*second.request.input_token_ids, 5, 5]
+
+
 def test_static_batch_admits_nobody_until_all_are_done() -> None:
     harness = Harness(policy=SchedulerPolicy.STATIC_BATCH, max_num_tokens=64)
     harness.submit(make_request(1, 4, 3), make_request(2, 4, 12))
@@ -250,6 +278,17 @@ def test_a_static_batch_may_need_several_steps_to_start() -> None:
     for _ in range(6):
         harness.step()
     assert harness.scheduler.num_running == 4
+
+
+def test_what_did_not_fit_a_static_batch_waits_for_the_next() -> None:
+    harness = Harness(policy=SchedulerPolicy.STATIC_BATCH, num_blocks=10, max_num_tokens=64)
+    harness.submit(make_request(1, 12, 2), make_request(2, 4, 16), make_request(3, 12, 2))
+    while harness.num_finals(2) == 0:
+        harness.step()
+        assert harness.scheduler.num_running <= 2
+    assert harness.num_finals(1) == 1 and harness.num_finals(3) == 0
+    harness.run_until_idle()
+    assert_all_as_expected(harness, list(harness.requests.values()))
 
 
 @pytest.mark.parametrize("policy", POLICIES)
@@ -302,6 +341,17 @@ def test_no_end_before_min_tokens() -> None:
     harness.serve(make_request(1, 6, 10, end_ids=[plain[1]], min_tokens=6))
     assert len(harness.tokens(1)) > 6
     assert harness.tokens(1) == harness.expected(1)
+
+
+def test_an_end_token_too_early_is_a_token_like_any_other() -> None:
+    scheduler = Harness().scheduler
+    sequence = Sequence(make_request(1, 4, 10, end_ids=[9], min_tokens=1), max_seq_len=64)
+    scheduler.add(sequence)
+    for _ in range(2):
+        step = scheduler.schedule()
+        assert step is not None and not sequence.is_finished
+        scheduler.update(step, StepOutput(token_ids=[[9]]))
+    assert sequence.num_output_tokens == 2 and sequence.finish_reason is FinishReason.END_ID
 
 
 def test_a_stop_word_ends_and_belongs_to_the_output() -> None:

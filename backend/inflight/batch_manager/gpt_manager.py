@@ -124,7 +124,7 @@ class GptManager:
         reasons = stops if isinstance(stops, Mapping) else {}
         for request_id in sorted(stops):
             sequence = self._active.get(request_id)
-            if sequence is not None and not sequence.is_finished:
+            if sequence is not None:
                 self._scheduler.stop(sequence, reasons.get(request_id, FinishReason.CANCELLED))
                 self._ready[request_id] = sequence
 

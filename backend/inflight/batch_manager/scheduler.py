@@ -38,7 +38,6 @@ class _Step:
         self.decoding: list[Sequence] = []
         self.prefilling: list[Sequence] = []
         self.num_prefill_tokens = 0
-        self.paused = False
 
     def sampling(self) -> list[Sequence]:
         """Who gets a token: the order of SchedulerOutput.sampling_rows."""
@@ -80,6 +79,7 @@ class Scheduler:
         self._num_arrived = 0
         self._num_started = 0
         self._batch_quota = 0  # sequences that may still join the static batch
+        self._refused: tuple[Sequence, int] | None = None  # the queue's head, and the room that was too little for it
 
     @property
     def num_running(self) -> int:
@@ -112,7 +112,7 @@ class Scheduler:
         """The next step, counted as launched, or None if nothing can run before an outstanding step is updated."""
         step = _Step()
         self._continue_running(step)
-        if self._waiting and not step.paused:
+        if self._waiting:
             self._start_waiting(step, now_ns)
         output = step.output()
         if output is not None:
@@ -144,7 +144,7 @@ class Scheduler:
                 continue
             new_block_ids = NO_BLOCKS
             if start == len(sequence.block_ids) * block_size:
-                found = allocate_slots(sequence, 1) or self._allocate_by_pausing(sequence, 1, step)
+                found = allocate_slots(sequence, 1) or self._allocate_by_pausing(sequence, 1)
                 if found is None:
                     continue
                 new_block_ids = found
@@ -160,7 +160,7 @@ class Scheduler:
             return
         new_block_ids = self.kv_cache.allocate_slots(sequence, num_tokens)
         if new_block_ids is None:
-            new_block_ids = self._allocate_by_pausing(sequence, num_tokens, step)
+            new_block_ids = self._allocate_by_pausing(sequence, num_tokens)
         if new_block_ids is not None:
             self._add_prefill(sequence, num_tokens, new_block_ids, step)
 
@@ -192,25 +192,31 @@ class Scheduler:
     # -- starting, pausing ---------------------------------------------------------------------------------------------
 
     def _start_waiting(self, step: _Step, now_ns: int) -> None:
-        """Start the queue's head as long as it fits: into rows, into what is left of the step, into memory."""
+        """Start the queue's head as long as it fits: into rows, into what is left of the step, into memory.
+
+        One that did not fit into memory is not looked at again before there is more room: a long prompt costs a
+        look-up for each of its blocks.
+        """
         if self._policy is SchedulerPolicy.STATIC_BATCH and not self._running:
             self._batch_quota = len(self._waiting)
         budget = self._budget(step)
-        reserved = self._num_reserved_blocks()
+        room = self.kv_cache.num_free_blocks - self._num_reserved_blocks()
         while self._waiting and self._free_rows and budget > 0 and self._may_join():
             sequence = self._waiting[0]
-            if sequence.num_pending:
+            if sequence.num_pending or (self._refused and self._refused[0] is sequence and room <= self._refused[1]):
                 break
             computed_blocks = self.kv_cache.get_computed_blocks(sequence)
             num_tokens = self._first_chunk(sequence, computed_blocks, budget)
             if num_tokens == 0:
                 break
-            if not self._fits(sequence, computed_blocks, reserved):
+            needed = self._num_blocks_to_start(sequence, computed_blocks)
+            if needed > room:
+                self._refused = (sequence, room)
                 self._batch_quota = 0
                 break
             del self._waiting[0]
             self._start(sequence, computed_blocks, num_tokens, step, now_ns)
-            reserved += self._num_blocks_to_come(sequence)
+            room -= needed
             budget -= num_tokens
 
     def _may_join(self) -> bool:
@@ -227,26 +233,23 @@ class Scheduler:
         may_cut = self._enable_chunked_context or sequence.status is SequenceStatus.PAUSED
         return budget if may_cut else 0
 
-    def _fits(self, sequence: Sequence, computed_blocks: list[int], reserved: int) -> bool:
-        """Whether memory holds it: at its longest beside all others at theirs or, if it may be paused, as it is."""
+    def _num_blocks_to_start(self, sequence: Sequence, computed_blocks: list[int]) -> int:
+        """Free blocks it must find: for itself at its longest or, where it may be paused, for what it is now."""
         length = sequence.max_length - 1
         if self._policy is SchedulerPolicy.MAX_UTILIZATION:
             length = min(length, len(sequence.token_ids) + 1)
-            reserved = 0
-        return self.kv_cache.num_blocks_taken(length, computed_blocks) + reserved <= self.kv_cache.num_free_blocks
+        return self.kv_cache.num_blocks_taken(length, computed_blocks)
 
     def _num_reserved_blocks(self) -> int:
         """Blocks that the running sequences do not hold yet and will need at their longest."""
         if self._policy is SchedulerPolicy.MAX_UTILIZATION:
             return 0
-        return sum(self._num_blocks_to_come(sequence) for sequence in self._running)
-
-    def _num_blocks_to_come(self, sequence: Sequence) -> int:
-        return self.kv_cache.num_blocks_for(sequence.max_length - 1) - len(sequence.block_ids)
+        longest = (self.kv_cache.num_blocks_for(sequence.max_length - 1) for sequence in self._running)
+        return sum(longest) - sum(len(sequence.block_ids) for sequence in self._running)
 
     def _start(self, sequence: Sequence, computed_blocks: list[int], num_tokens: int, step: _Step, now_ns: int) -> None:
         new_block_ids = self.kv_cache.allocate_slots(sequence, num_tokens, computed_blocks)
-        assert new_block_ids is not None, "_fits() said there was room"
+        assert new_block_ids is not None, "there was room for it"
         self.kv_cache.count_missed(sequence)
         sequence.row = heapq.heappop(self._free_rows)
         sequence.status = SequenceStatus.RUNNING
@@ -271,11 +274,13 @@ class Scheduler:
         )
         self._add_prefill(sequence, num_tokens, NO_BLOCKS, step)
 
-    def _allocate_by_pausing(self, sequence: Sequence, num_tokens: int, step: _Step) -> list[int] | None:
-        """Pause those that started last until there is room; None if the sequence itself had to be paused."""
+    def _allocate_by_pausing(self, sequence: Sequence, num_tokens: int) -> list[int] | None:
+        """Pause those that started last until there is room; None if the sequence itself had to be paused.
+
+        What is left free then is less than the last one paused had held, so none of them starts again in this step.
+        """
         if self._policy is not SchedulerPolicy.MAX_UTILIZATION:
             raise RuntimeError("a started sequence found no KV cache block that was reserved for it")
-        step.paused = True
         while True:
             victim = self._running.pop()
             self._release(victim)
@@ -330,7 +335,7 @@ class Scheduler:
             if log_probs is not None:
                 sequence.log_probs.append(log_probs[index])
                 sequence.cum_log_prob += log_probs[index]
-            reason = _finish_reason(sequence, token_id)
+            reason = sequence.reason_to_finish()
             if reason:
                 return reason
         return FinishReason.NOT_FINISHED
@@ -386,16 +391,3 @@ class Scheduler:
 
 def _order(sequence: Sequence) -> tuple[int, float, int]:
     return sequence.order
-
-
-def _finish_reason(sequence: Sequence, token_id: int) -> FinishReason:
-    """Whether the token that was just added ends the sequence. End tokens count only after `min_tokens` others."""
-    num_output_tokens = len(sequence.token_ids) - sequence.num_prompt_tokens
-    min_tokens = sequence.request.sampling_config.min_tokens
-    if token_id in sequence.end_ids and num_output_tokens > min_tokens:
-        return FinishReason.END_ID
-    if sequence.stop_words and num_output_tokens >= min_tokens and sequence.matches_stop_word():
-        return FinishReason.STOP_WORDS
-    if len(sequence.token_ids) >= sequence.max_length:
-        return FinishReason.LENGTH
-    return FinishReason.NOT_FINISHED

@@ -120,7 +120,19 @@ class Sequence:
     def is_finished(self) -> bool:
         return self.status is SequenceStatus.FINISHED
 
-    def matches_stop_word(self) -> bool:
+    def reason_to_finish(self) -> FinishReason:
+        """Whether its newest token ends it. End tokens count only after `min_tokens` others."""
+        token_id, num_output_tokens = self.token_ids[-1], len(self.token_ids) - self.num_prompt_tokens
+        min_tokens = self.request.sampling_config.min_tokens
+        if token_id in self.end_ids and num_output_tokens > min_tokens:
+            return FinishReason.END_ID
+        if self.stop_words and num_output_tokens >= min_tokens and self._matches_stop_word():
+            return FinishReason.STOP_WORDS
+        if len(self.token_ids) >= self.max_length:
+            return FinishReason.LENGTH
+        return FinishReason.NOT_FINISHED
+
+    def _matches_stop_word(self) -> bool:
         """True if the generated tokens end with one of the request's stop words."""
         words = self.stop_words.get(self.token_ids[-1])
         if words is None:
