@@ -1,0 +1,46 @@
+"""What a client's tensors say, in neutral words: before defaults, before tokens. Every dialect is read into this."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ClientRequest:
+    """None always means that the client did not say."""
+
+    text: str | None = None
+    input_ids: list[int] | None = None
+    max_tokens: int | None = None
+    stream: bool = False
+    stop: bool = False
+    """Not a prompt: ends the request in flight with the same Triton id."""
+
+    temperature: float | None = None
+    top_k: int | None = None
+    top_p: float | None = None
+    min_p: float | None = None
+    seed: int | None = None
+    repetition_penalty: float | None = None
+    presence_penalty: float | None = None
+    frequency_penalty: float | None = None
+    min_tokens: int | None = None
+
+    stop_words: list[str] | None = None
+    """Text that ends the output, wherever its tokens' borders lie."""
+    stop_word_ids: list[list[int]] | None = None
+    """Token sequences that end the output."""
+    bad_words: list[str] | None = None
+    bad_word_ids: list[list[int]] | None = None
+    end_id: int | None = None
+    """-1: no token ends the output; None: the checkpoint's own end tokens do."""
+    pad_id: int | None = None
+
+    exclude_input_in_output: bool | None = None
+    return_log_probs: bool = False
+    return_num_input_tokens: bool = False
+    return_num_output_tokens: bool = False
+
+    priority: float | None = None
+    allotted_time_ms: int | None = None
+    cache_salt: str | None = None

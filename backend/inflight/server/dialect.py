@@ -1,0 +1,129 @@
+"""A dialect is a table: what every input tensor means, and what every output tensor is made of.
+
+Reading a request and writing a chunk are the same code for all dialects; adding one is adding a table (`dialects`).
+Knows numpy arrays by name and :class:`ClientRequest`; nothing of pb_utils, tokens or the engine.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from enum import Enum
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+
+from inflight.errors import InvalidRequest
+from inflight.server.chunk import Chunk
+from inflight.server.client_request import ClientRequest
+from inflight.server.tensor_values import Array, Value, read_scalar, to_array
+
+Reader = Callable[[str, Array, int], Value]
+"""(tensor's name, array, most bytes of a text) -> plain value; raises InvalidRequest."""
+
+
+class TensorType(Enum):
+    """A tritonserver data type: its name in config.pbtxt and the numpy type that carries it."""
+
+    BOOL = ("TYPE_BOOL", np.bool_)
+    INT32 = ("TYPE_INT32", np.int32)
+    UINT32 = ("TYPE_UINT32", np.uint32)
+    INT64 = ("TYPE_INT64", np.int64)
+    UINT64 = ("TYPE_UINT64", np.uint64)
+    FP32 = ("TYPE_FP32", np.float32)
+    STRING = ("TYPE_STRING", np.object_)
+
+    @property
+    def config_name(self) -> str:
+        name: str = self.value[0]
+        return name
+
+    @property
+    def numpy_type(self) -> type:
+        numpy_type: type = self.value[1]
+        return numpy_type
+
+
+@dataclass(frozen=True, kw_only=True)
+class InputTensor:
+    """One input. With a `field` it is honoured; without one it is refused unless it holds one of `neutral`."""
+
+    name: str
+    dtype: TensorType
+    dims: tuple[int, ...]
+    field: str = ""
+    """Field of ClientRequest that takes the value."""
+    read: Reader = read_scalar
+    neutral: tuple[Value, ...] | None = ()
+    """Values that ask for nothing; None = the tensor is ignored whatever it holds."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class OutputTensor:
+    """One output: an attribute of Chunk, sent always or only to those who asked for it."""
+
+    name: str
+    dtype: TensorType
+    dims: tuple[int, ...]
+    value: str
+    """Attribute of Chunk."""
+    asked_by: str = ""
+    """Field of ClientRequest that switches it on; empty = always on."""
+
+    def to_array(self, chunk: Chunk, batched: bool) -> Array:
+        return to_array(getattr(chunk, self.value), self.dtype.numpy_type, len(self.dims) + batched)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Dialect:
+    """All tensors of one Triton model."""
+
+    name: str
+    inputs: tuple[InputTensor, ...]
+    outputs: tuple[OutputTensor, ...]
+    required: tuple[tuple[str, ...], ...]
+    """Groups of input names; a prompt must bring exactly one of each group."""
+    batched: bool = False
+    """True: config.pbtxt has max_batch_size > 0, so every tensor carries a leading dimension of 1."""
+    unfinished: str = ""
+    """finish_reason before the last chunk."""
+    forced: Mapping[str, Any] = field(default_factory=dict)
+    """Fields of ClientRequest that this dialect sets for a client that cannot say them."""
+
+    @cached_property
+    def inputs_by_name(self) -> dict[str, InputTensor]:
+        return {tensor.name: tensor for tensor in self.inputs}
+
+    def read(self, arrays: Mapping[str, Array], max_text_bytes: int) -> ClientRequest:
+        """Input tensors -> ClientRequest. Raises InvalidRequest with one sentence."""
+        values: dict[str, Any] = dict(self.forced)
+        for name, array in arrays.items():
+            tensor = self.inputs_by_name.get(name)
+            if tensor is None:
+                raise InvalidRequest("the request holds an input tensor that this model does not have")
+            if tensor.field:
+                values[tensor.field] = tensor.read(name, array, max_text_bytes)
+            elif tensor.neutral is not None and tensor.read(name, array, max_text_bytes) not in tensor.neutral:
+                raise InvalidRequest(f"{name} is not supported by this model: leave it out")
+        client = ClientRequest(**values)
+        if not client.stop:
+            self._check_required(arrays)
+        return client
+
+    def write(self, chunk: Chunk, client: ClientRequest, requested: frozenset[str] | None) -> dict[str, Array]:
+        """Chunk -> output tensors by name; `requested` None = all that the client's flags switch on."""
+        return {
+            tensor.name: tensor.to_array(chunk, self.batched)
+            for tensor in self.outputs
+            if (requested is None or tensor.name in requested)
+            and (not tensor.asked_by or getattr(client, tensor.asked_by))
+        }
+
+    def _check_required(self, arrays: Mapping[str, Array]) -> None:
+        for group in self.required:
+            given = [name for name in group if name in arrays]
+            if len(given) > 1:
+                raise InvalidRequest(f"{' and '.join(given)} exclude each other: give one of them")
+            if not given:
+                raise InvalidRequest(f"{' or '.join(group)} is required")

@@ -1,0 +1,76 @@
+"""The dialects that this backend speaks, as tables.
+
+`llm` is the union: text in the words of TensorRT-LLM's ensemble, token ids in those of its inner model, and what vLLM's
+users expect besides (min_p, finish_reason). No batch dimension: config.pbtxt has max_batch_size 0.
+"""
+
+from __future__ import annotations
+
+from inflight.server.dialect import Dialect, InputTensor, OutputTensor, TensorType
+from inflight.server.tensor_values import read_token_ids, read_words
+
+
+def _scalar(name: str, dtype: TensorType, field: str = "") -> InputTensor:
+    return InputTensor(name=name, dtype=dtype, dims=(1,), field=field or name)
+
+
+LLM = Dialect(
+    name="llm",
+    required=(("text_input", "input_ids"), ("max_tokens",)),
+    inputs=(
+        _scalar("text_input", TensorType.STRING, "text"),
+        InputTensor(name="input_ids", dtype=TensorType.INT32, dims=(-1,), field="input_ids", read=read_token_ids),
+        _scalar("max_tokens", TensorType.INT32),
+        _scalar("stream", TensorType.BOOL),
+        _scalar("temperature", TensorType.FP32),
+        _scalar("top_k", TensorType.INT32),
+        _scalar("top_p", TensorType.FP32),
+        _scalar("min_p", TensorType.FP32),
+        _scalar("seed", TensorType.UINT64),
+        _scalar("repetition_penalty", TensorType.FP32),
+        _scalar("presence_penalty", TensorType.FP32),
+        _scalar("frequency_penalty", TensorType.FP32),
+        _scalar("min_tokens", TensorType.INT32),
+        InputTensor(name="stop_words", dtype=TensorType.STRING, dims=(-1,), field="stop_words", read=read_words),
+        InputTensor(name="bad_words", dtype=TensorType.STRING, dims=(-1,), field="bad_words", read=read_words),
+        _scalar("end_id", TensorType.INT32),
+        _scalar("pad_id", TensorType.INT32),
+        _scalar("exclude_input_in_output", TensorType.BOOL),
+        _scalar("return_log_probs", TensorType.BOOL),
+        _scalar("return_num_input_tokens", TensorType.BOOL),
+        _scalar("return_num_output_tokens", TensorType.BOOL),
+        _scalar("stop", TensorType.BOOL),
+    ),
+    outputs=(
+        OutputTensor(name="text_output", dtype=TensorType.STRING, dims=(-1,), value="text"),
+        OutputTensor(name="output_ids", dtype=TensorType.INT32, dims=(-1, -1), value="token_ids"),
+        OutputTensor(name="sequence_length", dtype=TensorType.INT32, dims=(-1,), value="sequence_length"),
+        OutputTensor(name="finish_reason", dtype=TensorType.STRING, dims=(-1,), value="finish_reason"),
+        OutputTensor(
+            name="cum_log_probs", dtype=TensorType.FP32, dims=(-1,), value="cum_log_prob", asked_by="return_log_probs"
+        ),
+        OutputTensor(
+            name="output_log_probs",
+            dtype=TensorType.FP32,
+            dims=(-1, -1),
+            value="log_probs",
+            asked_by="return_log_probs",
+        ),
+        OutputTensor(
+            name="num_input_tokens",
+            dtype=TensorType.INT32,
+            dims=(1,),
+            value="num_input_tokens",
+            asked_by="return_num_input_tokens",
+        ),
+        OutputTensor(
+            name="num_output_tokens",
+            dtype=TensorType.INT32,
+            dims=(1,),
+            value="num_output_tokens",
+            asked_by="return_num_output_tokens",
+        ),
+    ),
+)
+
+DIALECTS = {dialect.name: dialect for dialect in (LLM,)}

@@ -1,0 +1,58 @@
+"""Triton's request parameters: the few that mean something to this engine.
+
+Parameters travel beside tensors, as `parameters={...}` of a client or as extra keys of a JSON body. Keys that are not
+listed here are ignored, as TensorRT-LLM's backend ignores `Streaming` and tritonserver its own `triton_*`: tools attach
+them freely. tritonserver keeps `priority` for itself and does not show it to Python backends, hence the second name.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from typing import Any
+
+from inflight.errors import InvalidRequest
+
+MAX_SALT_BYTES = 256
+
+
+def read_parameters(text: str, timeout_us: int = 0) -> dict[str, Any]:
+    """Fields of ClientRequest from the parameters' JSON object and from Triton's own timeout (microseconds, 0 = none).
+
+    request_priority or priority: 0..1; allotted_time_ms: milliseconds, wins over timeout; cache_salt: text.
+    """
+    values: dict[str, Any] = {}
+    if timeout_us > 0:
+        values["allotted_time_ms"] = math.ceil(timeout_us / 1000)
+    if not text or text == "{}":
+        return values
+    try:
+        parameters = json.loads(text)
+    except (ValueError, RecursionError):
+        raise InvalidRequest("the request parameters are not a JSON object") from None
+    if not isinstance(parameters, dict):
+        raise InvalidRequest("the request parameters are not a JSON object")
+    for key in ("priority", "request_priority"):
+        if key in parameters:
+            values["priority"] = _number(key, parameters[key], 1)
+    if "allotted_time_ms" in parameters:
+        values["allotted_time_ms"] = math.ceil(_number("allotted_time_ms", parameters["allotted_time_ms"], 2**31 - 1))
+    if "cache_salt" in parameters:
+        values["cache_salt"] = _salt(parameters["cache_salt"])
+    return values
+
+
+def _number(name: str, value: object, most: float) -> float:
+    try:
+        number = float(value)  # type: ignore[arg-type]
+    except (TypeError, ValueError):
+        number = math.nan
+    if not 0 <= number <= most:
+        raise InvalidRequest(f"{name} must be a number between 0 and {most}")
+    return number
+
+
+def _salt(value: object) -> str:
+    if not isinstance(value, str) or len(value.encode("utf-8", "replace")) > MAX_SALT_BYTES:
+        raise InvalidRequest(f"cache_salt must be text of at most {MAX_SALT_BYTES} bytes")
+    return value

@@ -1,0 +1,91 @@
+"""Numpy arrays as they come from tritonserver, read into plain Python values, with one sentence for whatever is wrong.
+
+tritonserver has already checked dtype and rank; a leading batch dimension of 1 is harmless and is looked through.
+Nothing here repeats what the client wrote.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from inflight.errors import InvalidRequest
+
+Array = NDArray[Any]
+Value = bool | int | float | str | list[int] | list[str] | list[list[int]]
+
+MAX_WORDS = 1024
+"""Entries of one stop or bad word list."""
+MAX_WORDS_BYTES = 16_384
+"""Bytes of one stop or bad word list: its automaton takes memory in proportion."""
+
+
+def read_scalar(name: str, array: Array, max_text_bytes: int) -> Value:
+    """The single value of a tensor: bool, int, finite float or text."""
+    if array.size != 1:
+        raise InvalidRequest(f"{name} must hold exactly one value, got shape {list(array.shape)}")
+    value = array.reshape(-1)[0]
+    if isinstance(value, bytes | str):
+        return _text(name, value, max_text_bytes)
+    plain: Value = value.item()
+    if isinstance(plain, float) and not math.isfinite(plain):
+        raise InvalidRequest(f"{name} must be a finite number, got {plain}")
+    return plain
+
+
+def read_token_ids(name: str, array: Array, max_text_bytes: int) -> Value:
+    """One row of token ids, shape [n] or [1, n]."""
+    if array.ndim > 1 and math.prod(array.shape[:-1]) != 1:
+        raise InvalidRequest(f"{name} must be one row of token ids, got shape {list(array.shape)}")
+    ids: list[int] = array.reshape(-1).tolist()
+    return ids
+
+
+def read_words(name: str, array: Array, max_text_bytes: int) -> Value:
+    """A list of texts, shape [n] or [1, n]. Empty texts say nothing and are dropped: [""] means none."""
+    if array.size > MAX_WORDS:
+        raise InvalidRequest(f"{name} has {array.size} entries, more than {MAX_WORDS}")
+    raw = [word if isinstance(word, bytes) else str(word).encode() for word in array.reshape(-1)]
+    total = sum(map(len, raw))
+    if total > MAX_WORDS_BYTES:
+        raise InvalidRequest(f"{name} holds {total} bytes, more than {MAX_WORDS_BYTES}")
+    return [_text(name, word, MAX_WORDS_BYTES) for word in raw if word]
+
+
+def read_word_ids(name: str, array: Array, max_text_bytes: int) -> Value:
+    """TensorRT-LLM's word list, shape [2, n] or [1, 2, n]: row 0 flat tokens, row 1 end offsets, padded with -1."""
+    if array.ndim < 2 or array.shape[-2] != 2 or math.prod(array.shape[:-2]) != 1:
+        raise InvalidRequest(f"{name} must have shape [2, n]: tokens and end offsets, got {list(array.shape)}")
+    tokens, ends = array.reshape(2, -1).tolist()
+    words: list[list[int]] = []
+    start = 0
+    for end in ends:
+        if end == -1:
+            break
+        if not start < end <= len(tokens):
+            raise InvalidRequest(f"{name} must have rising end offsets up to {len(tokens)}, got {end} after {start}")
+        words.append(tokens[start:end])
+        start = end
+    if len(words) > MAX_WORDS:
+        raise InvalidRequest(f"{name} has {len(words)} entries, more than {MAX_WORDS}")
+    return words
+
+
+def _text(name: str, value: bytes | str, max_bytes: int) -> str:
+    raw = value.encode("utf-8", "surrogatepass") if isinstance(value, str) else value
+    if len(raw) > max_bytes:
+        raise InvalidRequest(f"{name} has {len(raw)} bytes, more than {max_bytes}")
+    try:
+        return raw.decode("utf-8")
+    except UnicodeDecodeError as error:
+        raise InvalidRequest(f"{name} is not valid UTF-8 at byte {error.start}") from None
+
+
+def to_array(value: object, numpy_type: type, rank: int) -> Array:
+    """A value as a tensor of one sequence: shape (1, ..., 1, n) with `rank` dimensions; text becomes UTF-8 bytes."""
+    if isinstance(value, str):
+        return np.array([value.encode("utf-8", "replace")], dtype=np.object_).reshape((1,) * rank)
+    return np.array(value, dtype=numpy_type).reshape((1,) * (rank - 1) + (-1,))
