@@ -1,0 +1,178 @@
+"""The backend behind model.py: accepts requests, owns the threads that answer, watch and measure, and ends them.
+
+    inflight-metrics   the only one that touches pb_utils' metrics
+    inflight-send      the only one that answers requests which the engine has accepted
+    inflight-watch     asks whether clients have left and whether the engine is still there
+
+A request that is refused is answered at once by the thread that brought it: nobody else has seen it yet.
+"""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import replace
+from typing import Any
+
+from inflight.config import EngineConfig
+from inflight.errors import InflightError, InvalidRequest
+from inflight.executor.executor import Executor
+from inflight.request import Request
+from inflight.server import outcome
+from inflight.server.client_request import ClientRequest
+from inflight.server.detokenizer import Detokenizer
+from inflight.server.dialect import Dialect
+from inflight.server.metrics_thread import MetricsThread
+from inflight.server.reply import Reply
+from inflight.server.request_builder import RequestBuilder
+from inflight.server.request_parameters import read_parameters
+from inflight.server.safe_text import safe_text
+from inflight.server.sending_thread import SendingThread, log_failure
+from inflight.server.text_decoder import make_text_decoder
+from inflight.server.tokenizer import Tokenizer
+from inflight.server.watch_thread import WatchThread
+from inflight.server.work_item import Prompt, WorkItem
+from inflight.server.work_items import WorkItems
+
+logger = logging.getLogger(__name__)
+
+DRAIN_SECONDS = 20.0
+"""How long requests in flight may still take when the model is unloaded; tritonserver itself waits 30 s by default."""
+
+
+class BackendServer:
+    """One Triton model instance over a running executor."""
+
+    def __init__(
+        self,
+        *,
+        pb_utils: Any,
+        executor: Executor,
+        tokenizer: Tokenizer,
+        dialect: Dialect,
+        config: EngineConfig,
+        model_name: str,
+        model_version: str,
+    ) -> None:
+        self._pb_utils = pb_utils
+        self._executor = executor
+        self._tokenizer = tokenizer
+        self._dialect = dialect
+        self._config = config
+        self._model_name = model_name
+        self._builder = RequestBuilder(tokenizer, executor.limits.vocab_size)
+        self._items = WorkItems()
+        self._metrics = MetricsThread(
+            pb_utils,
+            {"model": model_name, "version": model_version},
+            config.stats_check_period_ms / 1000,
+            executor.get_latest_iteration_stats,
+            executor.num_requests_in_flight,
+        )
+        self._sending = SendingThread(executor, self._items, self._on_end)
+        self._watch = WatchThread(
+            executor, self._items, config.cancellation_check_period_ms / 1000, self._on_engine_lost
+        )
+
+    def start(self) -> None:
+        self._metrics.start()
+        self._sending.start()
+        self._watch.start()
+
+    def accept(self, request: Any) -> None:
+        """Take one pb_utils.InferenceRequest; never raises, and sees to its one final response."""
+        try:
+            reply = Reply(self._pb_utils, request.get_response_sender())
+        except Exception as error:
+            log_failure("taking a request", error)
+            return
+        try:
+            self._accept(request, reply)
+        except InflightError as error:
+            self._refuse(reply, error.code, str(error))
+        except Exception as error:
+            log_failure("reading a request", error)
+            self._refuse(reply, "INTERNAL", "the request could not be read")
+
+    def is_ready(self) -> bool:
+        return self._executor.is_ready() and self._sending.is_alive()
+
+    def close(self, drain_seconds: float = DRAIN_SECONDS) -> None:
+        """Let requests in flight finish, end the engine, join the threads. Every request gets its final response."""
+        if self._executor.is_ready() and not self._items.wait_until_empty(drain_seconds):
+            logger.warning("%d requests are still in flight after %g s: ending them", len(self._items), drain_seconds)
+        self._executor.shutdown()
+        self._watch.stop()
+        self._sending.stop()
+        self._metrics.stop()
+
+    def _accept(self, request: Any, reply: Reply) -> None:
+        client = self._read(request)
+        triton_id = str(request.request_id() or "")
+        if client.stop:
+            self._stop(triton_id)
+            reply.close()
+            return
+        self._items.check_free(triton_id)
+        built = self._builder.build(client, self._executor.next_request_id(), triton_id)
+        item = self._make_item(request, reply, client, built)
+        self._items.add(item)
+        try:
+            self._executor.enqueue_request(built)
+        except BaseException:
+            self._items.remove(item)
+            raise
+
+    def _read(self, request: Any) -> ClientRequest:
+        arrays = {tensor.name(): tensor.as_numpy() for tensor in request.inputs()}
+        client = self._dialect.read(arrays, self._config.max_text_bytes)
+        return replace(client, **read_parameters(request.parameters(), request.timeout()))
+
+    def _stop(self, triton_id: str) -> None:
+        if not triton_id:
+            raise InvalidRequest("Cannot send stop request without specifying a request_id")
+        item = self._items.find_triton_id(triton_id)
+        if item is None:
+            raise InvalidRequest(
+                f"Received stop request for requestId {safe_text(triton_id)} but it's not active "
+                "(might be completed already)."
+            )
+        self._executor.cancel_request(item.request.request_id)
+
+    def _make_item(self, request: Any, reply: Reply, client: ClientRequest, built: Request) -> WorkItem:
+        names = request.requested_output_names()
+        decoder = make_text_decoder(self._tokenizer, built.input_token_ids)
+        return WorkItem(
+            request=built,
+            client=client,
+            dialect=self._dialect,
+            detokenizer=Detokenizer(decoder, client.stop_words or [], built.sampling_config.min_tokens),
+            reply=reply,
+            requested=frozenset(names) if names else None,
+            echo=self._echo(client, built),
+        )
+
+    def _echo(self, client: ClientRequest, built: Request) -> Prompt | None:
+        exclude = client.exclude_input_in_output
+        if client.stream or (self._config.exclude_input_in_output if exclude is None else exclude):
+            return None
+        text = self._tokenizer.decode(built.input_token_ids) if client.text is None else client.text
+        return Prompt(text=text, token_ids=tuple(built.input_token_ids))
+
+    def _refuse(self, reply: Reply, code: str, message: str) -> None:
+        reply.fail(code, message)
+        self._metrics.record(outcome.refused(code, message))
+
+    def _on_end(self, item: WorkItem, code: str) -> None:
+        self._metrics.record(outcome.ended(item, code))
+
+    def _on_engine_lost(self) -> None:
+        """Servers that cannot ask a Python model whether it is ready learn it by unloading the model."""
+        logger.error("the engine is lost: its ranks are dead or silent")
+        try:
+            self._pb_utils.unload_model(self._model_name)
+        except Exception as error:
+            logger.warning(
+                "model %s stays loaded and waits for its ranks: the server does not unload models on request (%s)",
+                self._model_name,
+                type(error).__name__,
+            )

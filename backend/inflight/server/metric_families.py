@@ -1,0 +1,156 @@
+"""Every metric family, as tables: names, labels and buckets, and which statistic fills which series.
+
+The nv_trt_llm_* and nv_llm_* families are TensorRT-LLM's, so that its dashboards work; their series and the keys of
+the batch manager's JSON are the same set. The inflight_* families are ours. Knows nothing of pb_utils.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from datetime import datetime
+
+from inflight.stats import IterationStats
+
+
+@dataclass(frozen=True, kw_only=True)
+class Family:
+    """One metric family. A series is one value of its `label`; "" = a single series without such a label."""
+
+    name: str
+    description: str
+    kind: str
+    """GAUGE, COUNTER or HISTOGRAM."""
+    label: str = ""
+    series: tuple[str, ...] = ("",)
+    buckets: tuple[float, ...] = ()
+    statistics: Mapping[str, str] = field(default_factory=dict)
+    """series -> field of IterationStats, for the gauges that show one."""
+
+
+def _of_statistics(name: str, description: str, label: str, statistics: dict[str, str]) -> Family:
+    return Family(
+        name=name, description=description, kind="GAUGE", label=label, series=tuple(statistics), statistics=statistics
+    )
+
+
+def _histogram(name: str, description: str, buckets: tuple[float, ...], label: str = "", series: str = "") -> Family:
+    return Family(name=name, description=description, kind="HISTOGRAM", label=label, series=(series,), buckets=buckets)
+
+
+TOKEN_BUCKETS = (10.0, 50.0, 100.0, 500.0, 1000.0)
+LATENCY_BUCKETS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0)
+
+STATISTICS_FAMILIES = (
+    _of_statistics(
+        "nv_trt_llm_request_metrics",
+        "Requests by state",
+        "request_type",
+        {
+            "active": "active_request_count",
+            "max": "max_request_count",
+            "scheduled": "scheduled_requests",
+            "context": "context_requests",
+            "waiting": "waiting_requests",
+        },
+    ),
+    _of_statistics(
+        "nv_trt_llm_runtime_memory_metrics",
+        "Memory of the ranks in bytes",
+        "memory_type",
+        {"cpu": "runtime_cpu_memory", "gpu": "runtime_gpu_memory", "pinned": "runtime_pinned_memory"},
+    ),
+    _of_statistics(
+        "nv_trt_llm_kv_cache_block_metrics",
+        "KV cache blocks",
+        "kv_cache_block_type",
+        {
+            "max": "max_kv_cache_blocks",
+            "free": "free_kv_cache_blocks",
+            "used": "used_kv_cache_blocks",
+            "tokens_per": "tokens_per_kv_cache_block",
+            "reused": "reused_kv_cache_blocks",
+            "fraction": "fraction_used_kv_cache_blocks",
+        },
+    ),
+    _of_statistics(
+        "nv_trt_llm_inflight_batcher_metrics",
+        "In-flight batching in the latest iteration",
+        "inflight_batcher_specific_metric",
+        {
+            "total_context_tokens": "total_context_tokens",
+            "generation_requests": "generation_requests",
+            "micro_batch_id": "micro_batch_id",
+            "paused_requests": "paused_requests",
+        },
+    ),
+    _of_statistics(
+        "nv_trt_llm_general_metrics",
+        "Latest iteration: time in microseconds since the epoch, and its number",
+        "general_type",
+        {"timestamp": "timestamp", "iteration_counter": "iteration_counter"},
+    ),
+)
+
+KV_BLOCKS_FREE = Family(name="inflight_kv_blocks_free", description="KV cache blocks that are free", kind="GAUGE")
+KV_BLOCKS_TOTAL = Family(name="inflight_kv_blocks_total", description="KV cache blocks of the engine", kind="GAUGE")
+INPUT_TOKENS = _histogram(
+    "nv_llm_input_token_len", "Prompt tokens of a request", TOKEN_BUCKETS, "response_metric_type", "total_input_tokens"
+)
+OUTPUT_TOKENS = _histogram(
+    "nv_llm_output_token_len",
+    "Generated tokens of a request",
+    TOKEN_BUCKETS,
+    "response_metric_type",
+    "total_output_tokens",
+)
+TIME_TO_FIRST_TOKEN = _histogram(
+    "inflight_time_to_first_token_seconds", "From a request's arrival at the ranks to its first token", LATENCY_BUCKETS
+)
+TIME_PER_OUTPUT_TOKEN = _histogram(
+    "inflight_time_per_output_token_seconds", "Mean time between a request's tokens after the first", LATENCY_BUCKETS
+)
+QUEUE_TIME = _histogram(
+    "inflight_request_queue_time_seconds", "From a request's arrival at the ranks to its first step", LATENCY_BUCKETS
+)
+END_TO_END = _histogram(
+    "inflight_request_latency_seconds", "From a request's acceptance to its last response", LATENCY_BUCKETS
+)
+OUTCOMES = Family(
+    name="inflight_requests_total",
+    description="Requests by how they ended",
+    kind="COUNTER",
+    label="outcome",
+    series=("completed", "cancelled", "timed_out", "rejected", "queue_full", "unavailable", "failed"),
+)
+
+FAMILIES = (
+    *STATISTICS_FAMILIES,
+    KV_BLOCKS_FREE,
+    KV_BLOCKS_TOTAL,
+    INPUT_TOKENS,
+    OUTPUT_TOKENS,
+    TIME_TO_FIRST_TOKEN,
+    TIME_PER_OUTPUT_TOKEN,
+    QUEUE_TIME,
+    END_TO_END,
+    OUTCOMES,
+)
+
+NONE_IN_FLIGHT = (
+    "active_request_count",
+    "scheduled_requests",
+    "context_requests",
+    "waiting_requests",
+    "generation_requests",
+    "paused_requests",
+    "total_context_tokens",
+)
+"""Statistics that are 0 while nothing is in flight; the engine reports only while something is."""
+
+
+def statistic(stats: IterationStats, name: str) -> float:
+    """The number that a gauge shows for a field of IterationStats."""
+    if name == "timestamp":
+        return datetime.strptime(stats.timestamp, "%m-%d-%Y %H:%M:%S.%f").timestamp() * 1e6
+    return float(getattr(stats, name))

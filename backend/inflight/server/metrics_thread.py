@@ -1,0 +1,136 @@
+"""The one thread that touches tritonserver's metrics.
+
+pb_utils' metric objects are not safe from two threads: misuse ends the server process. So everybody else only leaves a
+note here, and even creating and dropping them happens on this thread. Where the server has no custom metrics, or has
+them switched off, this does nothing.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+from inflight.server import metric_families as mf
+from inflight.server.metric_families import Family
+from inflight.server.sending_thread import log_failure
+from inflight.stats import IterationStats
+
+logger = logging.getLogger(__name__)
+
+FINAL_WAIT_SECONDS = 5.0
+"""A server that no longer answers must not keep the stub from ending."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Outcome:
+    """How one request ended, for counters and histograms."""
+
+    outcome: str
+    observations: list[tuple[Family, float]] = field(default_factory=list)
+
+
+class MetricsThread:
+    """Brings /metrics up to date once a period while there is something new."""
+
+    def __init__(
+        self,
+        pb_utils: Any,
+        labels: dict[str, str],
+        period: float,
+        latest_stats: Callable[[], str | None],
+        num_in_flight: Callable[[], int],
+    ) -> None:
+        """`labels`: model and version. `period` in seconds. `latest_stats`: the newest JSON since the last call."""
+        self._pb_utils = pb_utils
+        self._labels = labels
+        self._period = period
+        self._latest_stats = latest_stats
+        self._num_in_flight = num_in_flight
+        self._notes: deque[Outcome] = deque(maxlen=100_000)
+        self._metrics: dict[tuple[str, str], Any] = {}
+        self._families: list[Any] = []
+        self._shown: dict[tuple[str, str], float] = {}
+        self._stopping = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="inflight-metrics", daemon=True)
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def stop(self) -> None:
+        self._stopping.set()
+        self._thread.join(FINAL_WAIT_SECONDS)
+
+    def record(self, outcome: Outcome) -> None:
+        """Leave a note; from any thread, never waits."""
+        self._notes.append(outcome)
+
+    def _run(self) -> None:
+        if not self._create():
+            return
+        stopping = False
+        while not stopping:
+            stopping = self._stopping.wait(self._period)
+            try:
+                self._update()
+            except Exception as error:
+                log_failure("updating metrics", error)
+        self._metrics.clear()
+        self._families.clear()
+
+    def _create(self) -> bool:
+        try:
+            for family in mf.FAMILIES:
+                self._create_family(family)
+        except Exception as error:
+            logger.info("custom metrics are off: the server does not offer them (%s)", type(error).__name__)
+            self._metrics.clear()
+            self._families.clear()
+            return False
+        return True
+
+    def _create_family(self, family: Family) -> None:
+        api = self._pb_utils.MetricFamily
+        made = api(name=family.name, description=family.description, kind=getattr(api, family.kind))
+        self._families.append(made)
+        for series in family.series:
+            labels = {**self._labels, **({family.label: series} if family.label else {})}
+            extra = {"buckets": list(family.buckets)} if family.buckets else {}
+            self._metrics[family.name, series] = made.Metric(labels=labels, **extra)
+
+    def _update(self) -> None:
+        counts: dict[str, int] = {}
+        while self._notes:
+            note = self._notes.popleft()
+            counts[note.outcome] = counts.get(note.outcome, 0) + 1
+            for family, value in note.observations:
+                self._metrics[family.name, family.series[0]].observe(value)
+        for outcome, count in counts.items():
+            self._metrics[mf.OUTCOMES.name, outcome].increment(count)
+        text = self._latest_stats()
+        if text is not None:
+            self._show(IterationStats.from_json(text))
+        if self._num_in_flight() == 0:
+            self._show_idle()
+
+    def _show(self, stats: IterationStats) -> None:
+        for family in mf.STATISTICS_FAMILIES:
+            for series, name in family.statistics.items():
+                self._set(family.name, series, mf.statistic(stats, name))
+        self._set(mf.KV_BLOCKS_FREE.name, "", stats.free_kv_cache_blocks)
+        self._set(mf.KV_BLOCKS_TOTAL.name, "", stats.max_kv_cache_blocks)
+
+    def _show_idle(self) -> None:
+        for family in mf.STATISTICS_FAMILIES:
+            for series, name in family.statistics.items():
+                if name in mf.NONE_IN_FLIGHT:
+                    self._set(family.name, series, 0.0)
+
+    def _set(self, name: str, series: str, value: float) -> None:
+        """Each call is a round trip to the server, so a gauge that already shows the value is left alone."""
+        if self._shown.get((name, series)) != value:
+            self._metrics[name, series].set(value)
+            self._shown[name, series] = value

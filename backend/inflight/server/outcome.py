@@ -1,0 +1,51 @@
+"""How a request ended, in the words of the metrics."""
+
+from __future__ import annotations
+
+from inflight.result import PerfMetrics
+from inflight.server import metric_families as mf
+from inflight.server.metric_families import Family
+from inflight.server.metrics_thread import Outcome
+from inflight.server.work_item import WorkItem
+
+QUEUE_FULL = "Exceeds maximum queue size"
+
+_BY_CODE = {
+    "INVALID_ARGUMENT": "rejected",
+    "ALREADY_EXISTS": "rejected",
+    "UNAVAILABLE": "unavailable",
+    "CANCELLED": "cancelled",
+}
+_BY_FINISH_REASON = {"cancelled": "cancelled", "timeout": "timed_out"}
+
+
+def refused(code: str, message: str) -> Outcome:
+    """Of a request that was never the engine's."""
+    return Outcome(outcome="queue_full" if message.startswith(QUEUE_FULL) else _BY_CODE.get(code, "failed"))
+
+
+def ended(item: WorkItem, code: str) -> Outcome:
+    """Of a request on which the engine had its last word; `code` is empty unless it ended with an error."""
+    if code:
+        return Outcome(outcome=_BY_CODE.get(code, "failed"))
+    observations = [
+        (mf.INPUT_TOKENS, float(len(item.request.input_token_ids))),
+        (mf.OUTPUT_TOKENS, float(item.num_output_tokens)),
+        (mf.END_TO_END, (item.answered_ns - item.accepted_ns) / 1e9),
+    ]
+    if item.perf_metrics is not None:
+        observations += _of_perf_metrics(item.perf_metrics, item.num_output_tokens)
+    return Outcome(outcome=_BY_FINISH_REASON.get(item.finish_reason, "completed"), observations=observations)
+
+
+def _of_perf_metrics(perf: PerfMetrics, num_tokens: int) -> list[tuple[Family, float]]:
+    """Steps that never happened (a request stopped before its first token) have no time."""
+    observations: list[tuple[Family, float]] = []
+    if perf.first_scheduled_time_ns:
+        observations.append((mf.QUEUE_TIME, (perf.first_scheduled_time_ns - perf.arrival_time_ns) / 1e9))
+    if perf.first_token_time_ns:
+        observations.append((mf.TIME_TO_FIRST_TOKEN, (perf.first_token_time_ns - perf.arrival_time_ns) / 1e9))
+    if perf.first_token_time_ns and num_tokens > 1:
+        between = (perf.last_token_time_ns - perf.first_token_time_ns) / (num_tokens - 1)
+        observations.append((mf.TIME_PER_OUTPUT_TOKEN, between / 1e9))
+    return observations

@@ -1,0 +1,67 @@
+"""The way back to one client: pb_utils' response sender, which must see exactly one final response.
+
+Nothing here raises: a send that fails (the client is gone, the server shuts down) is logged, and the request counts as
+answered. Calls block for a round trip to tritonserver, so they are made by no thread that others wait for.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+from typing import Any
+
+from inflight.server.tensor_values import Array
+
+logger = logging.getLogger(__name__)
+
+_TRITON_NAMES = {"INVALID_ARGUMENT": "INVALID_ARG"}
+"""Codes whose constant in pb_utils.TritonError has another name."""
+
+
+class Reply:
+    """A response sender. One thread at a time."""
+
+    def __init__(self, pb_utils: Any, sender: Any) -> None:
+        self._pb_utils = pb_utils
+        self._sender = sender
+
+    def send(self, arrays: Mapping[str, Array], final: bool = False) -> None:
+        """One response with these output tensors."""
+        try:
+            tensors = [self._pb_utils.Tensor(name, array) for name, array in arrays.items()]
+            response = self._pb_utils.InferenceResponse(tensors)
+        except Exception as error:
+            logger.error("a response could not be built (%s)", type(error).__name__)
+            if final:
+                self.fail("INTERNAL", "the response could not be built")
+            return
+        self._send(response, final)
+
+    def fail(self, code: str, message: str) -> None:
+        """The final response, as an error with the constant of pb_utils.TritonError that `code` names."""
+        errors = self._pb_utils.TritonError
+        constant = getattr(errors, _TRITON_NAMES.get(code, code), None)
+        error = errors(message) if constant is None else errors(message, constant)
+        self._send(self._pb_utils.InferenceResponse(error=error), final=True)
+
+    def close(self) -> None:
+        """The final response, empty."""
+        self._send(None, final=True)
+
+    def is_cancelled(self) -> bool:
+        """Whether the client has left. Never to be asked after the final response."""
+        try:
+            return bool(self._sender.is_cancelled())
+        except Exception as error:
+            logger.warning("tritonserver could not say whether a request was cancelled: %s", type(error).__name__)
+            return False
+
+    def _send(self, response: Any, final: bool) -> None:
+        flags = self._pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL if final else 0
+        try:
+            if response is None:
+                self._sender.send(flags=flags)
+            else:
+                self._sender.send(response, flags=flags)
+        except Exception as error:
+            logger.warning("a response could not be sent: %s", type(error).__name__)

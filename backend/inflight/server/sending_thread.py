@@ -1,0 +1,107 @@
+"""The one thread that answers requests which the engine has accepted.
+
+It takes every response that has come, merges those of the same request, and sends each request one response. While it
+sends, more come: so a busy server sends fewer and larger responses, and an idle one every token at once.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import traceback
+from collections.abc import Callable
+from functools import partial
+
+from inflight.executor.executor import Executor
+from inflight.result import Response
+from inflight.server.work_item import WorkItem
+from inflight.server.work_items import WorkItems
+
+logger = logging.getLogger(__name__)
+
+WAIT_SECONDS = 1.0
+"""How long one wait for responses lasts; bounds nothing but the time to notice the end."""
+
+
+class SendingThread:
+    """Started once, stopped after the executor was shut down."""
+
+    def __init__(self, executor: Executor, items: WorkItems, on_end: Callable[[WorkItem, str], None]) -> None:
+        """`on_end(item, error code)` is called once for each request, after the engine's last word on it."""
+        self._executor = executor
+        self._items = items
+        self._on_end = on_end
+        self._stopping = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="inflight-send", daemon=True)
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def stop(self) -> None:
+        """Return once everything that the executor still had to say is delivered."""
+        self._stopping.set()
+        self._thread.join()
+
+    def is_alive(self) -> bool:
+        return self._thread.is_alive()
+
+    def _run(self) -> None:
+        try:
+            while True:
+                responses = self._executor.await_responses(timeout=WAIT_SECONDS)
+                if responses:
+                    self.deliver(responses)
+                elif self._stopping.is_set():
+                    break
+        except Exception as error:
+            log_failure("the sending thread", error)
+        for item in self._items.snapshot():
+            self._end(item, "UNAVAILABLE", "the engine was shut down")
+
+    def deliver(self, responses: list[Response]) -> None:
+        """Merge and send. A request that cannot be served fails alone."""
+        touched: dict[int, WorkItem] = {}
+        last: dict[int, Response] = {}
+        for response in responses:
+            item = self._items.find(response.request_id)
+            if item is None:
+                continue
+            touched[response.request_id] = item
+            if response.is_final:
+                last[response.request_id] = response
+            if response.result is not None:
+                self._guard(item, partial(item.add, response.result))
+        for request_id, item in touched.items():
+            self._guard(item, item.deliver)
+            if item.is_answered:
+                self._items.release_triton_id(item)
+            if request_id in last:
+                self._end(item, last[request_id].error_code, last[request_id].error)
+            elif item.is_answered:
+                # A stop string was found: ranks still compute for it.
+                self._guard(item, partial(self._executor.cancel_request, request_id))
+
+    def _end(self, item: WorkItem, code: str, message: str) -> None:
+        if item.is_cancelled:
+            code, message = "CANCELLED", "the request was cancelled"
+        elif code == "CANCELLED":
+            message = f"request Id {item.shown_id} has been stopped. Request is ignored."
+        item.fail(code or "INTERNAL", message or "the request ended without a result")
+        self._items.remove(item)
+        try:
+            self._on_end(item, code)
+        except Exception as error:
+            log_failure("counting a request", error)
+
+    def _guard(self, item: WorkItem, action: Callable[[], None]) -> None:
+        try:
+            action()
+        except Exception as error:
+            log_failure("answering a request", error)
+            item.fail("INTERNAL", "the response could not be made")
+
+
+def log_failure(what: str, error: BaseException) -> None:
+    """Where it happened and what kind it is, but not the error's text: it may quote a prompt."""
+    places = "".join(traceback.format_tb(error.__traceback__))
+    logger.error("%s failed: %s\n%s", what, type(error).__name__, places)

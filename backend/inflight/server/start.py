@@ -1,0 +1,85 @@
+"""From what tritonserver tells a model at its start to a running BackendServer."""
+
+from __future__ import annotations
+
+import json
+import logging
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from inflight.config import EngineConfig
+from inflight.errors import ConfigurationError
+from inflight.server.backend_server import BackendServer
+from inflight.server.dialects import DIALECTS, LLM
+from inflight.server.tokenizer import Tokenizer
+
+
+def start_server(pb_utils: Any, args: Mapping[str, str]) -> BackendServer:
+    """Read the configuration, launch the engine, start the threads. Raises ConfigurationError with one sentence."""
+    _start_logging()
+    _check_numpy(pb_utils)
+    model_config = json.loads(args["model_config"])
+    _check_decoupled(model_config)
+    parameters = {key: value["string_value"] for key, value in model_config.get("parameters", {}).items()}
+    config = EngineConfig.from_parameters(parameters, Path(args["model_repository"], args["model_version"]))
+    logging.getLogger("inflight").setLevel(config.log_level)
+    tokenizer = Tokenizer.load(config.tokenizer_dir, config.gpt_model_path)
+
+    from inflight.executor.create import create_executor
+
+    executor = create_executor(config)
+    executor.start()
+    server = BackendServer(
+        pb_utils=pb_utils,
+        executor=executor,
+        tokenizer=tokenizer,
+        dialect=DIALECTS.get(args["model_name"], LLM),
+        config=config,
+        model_name=args["model_name"],
+        model_version=args["model_version"],
+    )
+    server.start()
+    return server
+
+
+def _check_decoupled(model_config: Mapping[str, Any]) -> None:
+    if not model_config.get("model_transaction_policy", {}).get("decoupled", False):
+        raise ConfigurationError("config.pbtxt: set model_transaction_policy { decoupled: true }, streams need it")
+
+
+def _check_numpy(pb_utils: Any) -> None:
+    """Stubs built before NumPy 2 misread tensors under it; bytes sent through the stub show whether this is one."""
+    if int(np.__version__.split(".")[0]) < 2:
+        return
+    probe = np.arange(1, 9, dtype=np.uint8)
+    seen = pb_utils.Tensor.from_dlpack("probe", probe).as_numpy()
+    if seen.tolist() != probe.tolist():
+        raise ConfigurationError(
+            f"numpy {np.__version__} does not work with this tritonserver's Python stub: install numpy<2"
+        )
+
+
+def _start_logging() -> None:
+    """To standard error, which tritonserver passes on, in the shape of its own lines."""
+    root = logging.getLogger("inflight")
+    if root.handlers:
+        return
+    handler = logging.StreamHandler(sys.stderr)
+    handler.setFormatter(_Formatter())
+    root.addHandler(handler)
+    root.propagate = False
+
+
+class _Formatter(logging.Formatter):
+    """`W1121 08:26:40.123 name] message`, as tritonserver writes."""
+
+    def __init__(self) -> None:
+        super().__init__("%(letter)s%(asctime)s.%(msecs)03d %(name)s] %(message)s", "%m%d %H:%M:%S")
+
+    def format(self, record: logging.LogRecord) -> str:
+        record.letter = record.levelname[0]
+        return super().format(record)

@@ -1,0 +1,53 @@
+"""The thread that asks questions on a clock: has a client left, and is the engine still there?
+
+Asking tritonserver costs a round trip, so it is done off every other thread, each live request at most once a period.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+
+from inflight.executor.executor import Executor
+from inflight.server.sending_thread import log_failure
+from inflight.server.work_items import WorkItems
+
+
+class WatchThread:
+    """Cancels requests whose client has left; says once when the engine is lost."""
+
+    def __init__(self, executor: Executor, items: WorkItems, period: float, on_engine_lost: Callable[[], None]) -> None:
+        """`period` in seconds."""
+        self._executor = executor
+        self._items = items
+        self._period = period
+        self._on_engine_lost = on_engine_lost
+        self._engine_was_ready = True
+        self._stopping = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="inflight-watch", daemon=True)
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def stop(self) -> None:
+        self._stopping.set()
+        self._thread.join()
+
+    def _run(self) -> None:
+        while not self._stopping.wait(self._period):
+            try:
+                self.look()
+            except Exception as error:
+                log_failure("watching requests", error)
+
+    def look(self) -> None:
+        """One round."""
+        for item in self._items.snapshot():
+            if self._stopping.is_set():
+                return
+            if item.poll_cancelled():
+                self._executor.cancel_request(item.request.request_id)
+        ready = self._executor.is_ready()
+        if self._engine_was_ready and not ready:
+            self._on_engine_lost()
+        self._engine_was_ready = ready

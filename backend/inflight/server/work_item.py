@@ -1,0 +1,159 @@
+"""One Triton request in our hands, from execute() to its single final response.
+
+Who may touch it: the thread of execute() until it is handed to the engine, from then on the sending thread alone. The
+one exception is `poll_cancelled`, which the watching thread calls. tritonserver frees its side of a request with the
+final response, so asking afterwards whether it was cancelled would read freed memory: a lock keeps the two apart.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from dataclasses import dataclass
+
+from inflight.request import Request
+from inflight.result import FinishReason, PerfMetrics, Result
+from inflight.server.chunk import Chunk
+from inflight.server.client_request import ClientRequest
+from inflight.server.detokenizer import Detokenizer
+from inflight.server.dialect import Dialect
+from inflight.server.reply import Reply
+from inflight.server.safe_text import safe_text
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Prompt:
+    """What a non-streamed answer repeats before its own text."""
+
+    text: str = ""
+    token_ids: tuple[int, ...] = ()
+
+
+class WorkItem:
+    """A request that the engine serves, its undelivered output, and the way back to its client."""
+
+    def __init__(
+        self,
+        *,
+        request: Request,
+        client: ClientRequest,
+        dialect: Dialect,
+        detokenizer: Detokenizer,
+        reply: Reply,
+        requested: frozenset[str] | None,
+        echo: Prompt | None,
+    ) -> None:
+        """`requested`: names of the outputs that the client wants, None = all. `echo`: None for streams."""
+        self.request = request
+        self.client = client
+        self.is_cancelled = False
+        """Its client has left. Written by the watching thread."""
+        self.is_answered = False
+        """The final response was sent."""
+        self.accepted_ns = time.monotonic_ns()
+        self.answered_ns = 0
+        self.num_output_tokens = 0
+        """Generated tokens that count: what follows a stop string does not."""
+        self.perf_metrics: PerfMetrics | None = None
+        self._dialect = dialect
+        self._detokenizer = detokenizer
+        self._reply = reply
+        self._requested = requested
+        self._waits_for_text = client.input_ids is None and (requested is None or "text_output" in requested)
+        self._lock = threading.Lock()
+        self._finish_reason = FinishReason.NOT_FINISHED
+        self._text = echo.text if echo else ""
+        self._token_ids: list[int] = list(echo.token_ids) if echo else []
+        self._log_probs: list[float] = []
+        self._cum_log_prob = 0.0
+        self._num_undelivered = 0
+
+    @property
+    def is_finished(self) -> bool:
+        """Nothing more will be added."""
+        return self._finish_reason is not FinishReason.NOT_FINISHED
+
+    @property
+    def finish_reason(self) -> str:
+        return self._finish_reason.wire
+
+    @property
+    def shown_id(self) -> str:
+        """The client's own id for it, fit to be echoed."""
+        return safe_text(self.request.client_id) or str(self.request.request_id)
+
+    def add(self, result: Result) -> None:
+        """Merge new tokens into what is still to be delivered."""
+        self.perf_metrics = result.perf_metrics or self.perf_metrics
+        if self.is_finished:
+            return
+        num_before = self._detokenizer.num_tokens
+        self._text += self._detokenizer.push(result.output_token_ids)
+        num_taken = self._detokenizer.num_tokens - num_before
+        self._token_ids += result.output_token_ids[:num_taken]
+        self._add_log_probs(result, num_taken)
+        self._num_undelivered += num_taken
+        self.num_output_tokens += num_taken
+        if result.is_final and not self._detokenizer.is_stopped:
+            self._text += self._detokenizer.flush()
+            self._finish_reason = result.finish_reason or FinishReason.LENGTH
+        if self._detokenizer.is_stopped:
+            self._finish_reason = FinishReason.STOP_WORDS
+
+    def deliver(self) -> None:
+        """Send what has come, if this is the time for it: at once to a stream, at the end to others."""
+        if self.is_answered:
+            return
+        if self.is_finished:
+            self._send_final(self._take_chunk())
+        elif self.client.stream and not self.is_cancelled and self._has_something_to_show():
+            self._reply.send(self._dialect.write(self._take_chunk(), self.client, self._requested))
+
+    def fail(self, code: str, message: str) -> None:
+        """Send the final response as an error, unless one was sent."""
+        with self._lock:
+            if not self.is_answered:
+                self._close()
+                self._reply.fail(code, message)
+
+    def poll_cancelled(self) -> bool:
+        """Ask tritonserver whether the client has left; True only the first time."""
+        with self._lock:
+            if self.is_answered or self.is_cancelled:
+                return False
+            self.is_cancelled = self._reply.is_cancelled()
+            return self.is_cancelled
+
+    def _send_final(self, chunk: Chunk) -> None:
+        with self._lock:
+            self._close()
+            if self.is_cancelled:
+                self._reply.fail("CANCELLED", "the request was cancelled")
+            else:
+                self._reply.send(self._dialect.write(chunk, self.client, self._requested), final=True)
+
+    def _close(self) -> None:
+        self.is_answered = True
+        self.answered_ns = time.monotonic_ns()
+
+    def _has_something_to_show(self) -> bool:
+        """A text client gains nothing from a token whose text is still held back; it goes with the next."""
+        return bool(self._text) if self._waits_for_text else self._num_undelivered > 0
+
+    def _add_log_probs(self, result: Result, num_taken: int) -> None:
+        log_probs = result.log_probs
+        self._log_probs += log_probs[:num_taken]
+        self._cum_log_prob = result.cum_log_prob - sum(log_probs[num_taken:])
+
+    def _take_chunk(self) -> Chunk:
+        chunk = Chunk(
+            text=self._text,
+            token_ids=self._token_ids,
+            log_probs=self._log_probs,
+            cum_log_prob=self._cum_log_prob,
+            finish_reason=self._finish_reason.wire or self._dialect.unfinished,
+            num_input_tokens=len(self.request.input_token_ids),
+            num_output_tokens=self._num_undelivered,
+        )
+        self._text, self._token_ids, self._log_probs, self._num_undelivered = "", [], [], 0
+        return chunk

@@ -1,0 +1,66 @@
+"""All requests that are in flight, by engine id and by Triton's id. Safe from any thread."""
+
+from __future__ import annotations
+
+import threading
+
+from inflight.errors import DuplicateRequest
+from inflight.server.safe_text import safe_text
+from inflight.server.work_item import WorkItem
+
+
+class WorkItems:
+    """A request stands here from before it is enqueued until the engine's last word on it.
+
+    Its Triton id is free again as soon as it was answered, which may be earlier: a stop string ends a request for its
+    client while ranks still compute the step that follows.
+    """
+
+    def __init__(self) -> None:
+        self._changed = threading.Condition()
+        self._by_id: dict[int, WorkItem] = {}
+        self._by_triton_id: dict[str, WorkItem] = {}
+
+    def __len__(self) -> int:
+        with self._changed:
+            return len(self._by_id)
+
+    def check_free(self, triton_id: str) -> None:
+        """Raise DuplicateRequest if a request of this id is in flight. The empty id is everybody's."""
+        with self._changed:
+            if triton_id in self._by_triton_id:
+                raise DuplicateRequest(f"requestId {safe_text(triton_id)} is already in progress, request is ignored.")
+
+    def add(self, item: WorkItem) -> None:
+        with self._changed:
+            self._by_id[item.request.request_id] = item
+            if item.request.client_id:
+                self._by_triton_id[item.request.client_id] = item
+
+    def find(self, request_id: int) -> WorkItem | None:
+        with self._changed:
+            return self._by_id.get(request_id)
+
+    def find_triton_id(self, triton_id: str) -> WorkItem | None:
+        with self._changed:
+            return self._by_triton_id.get(triton_id)
+
+    def release_triton_id(self, item: WorkItem) -> None:
+        with self._changed:
+            if self._by_triton_id.get(item.request.client_id) is item:
+                del self._by_triton_id[item.request.client_id]
+
+    def remove(self, item: WorkItem) -> None:
+        self.release_triton_id(item)
+        with self._changed:
+            self._by_id.pop(item.request.request_id, None)
+            self._changed.notify_all()
+
+    def snapshot(self) -> list[WorkItem]:
+        with self._changed:
+            return list(self._by_id.values())
+
+    def wait_until_empty(self, timeout: float) -> bool:
+        """True once nothing is in flight; False after `timeout` seconds."""
+        with self._changed:
+            return self._changed.wait_for(lambda: not self._by_id, timeout)

@@ -1,0 +1,104 @@
+"""An Executor whose engine is the test: it answers what the test pushes, when the test pushes it."""
+
+from __future__ import annotations
+
+import threading
+
+from inflight.errors import EngineUnavailable
+from inflight.executor.executor import Executor
+from inflight.request import Request, RequestLimits
+from inflight.result import FinishReason, Response, Result
+
+
+class FakeExecutor(Executor):
+    def __init__(self, vocab_size: int = 300, max_seq_len: int = 64) -> None:
+        self._limits = RequestLimits(
+            vocab_size=vocab_size,
+            max_seq_len=max_seq_len,
+            max_input_len=max_seq_len - 1,
+            kv_cache_tokens=10 * max_seq_len,
+        )
+        self._changed = threading.Condition()
+        self._waiting: list[Response] = []
+        self._next_id = 100
+        self.enqueued: dict[int, Request] = {}
+        self.cancelled: list[int] = []
+        self.stats: str | None = None
+        self.ready = True
+        self.refusal: Exception | None = None
+        self.is_shut_down = False
+
+    @property
+    def limits(self) -> RequestLimits:
+        return self._limits
+
+    def start(self) -> None:
+        self.ready = True
+
+    def next_request_id(self) -> int:
+        self._next_id += 1
+        return self._next_id
+
+    def enqueue_request(self, request: Request) -> None:
+        if self.refusal is not None:
+            raise self.refusal
+        self._limits.validate(request)
+        if self.is_shut_down:
+            raise EngineUnavailable("the engine was shut down")
+        self.enqueued[request.request_id] = request
+
+    def await_responses(self, timeout: float | None = None) -> list[Response]:
+        with self._changed:
+            self._changed.wait_for(lambda: self._waiting or self.is_shut_down, timeout)
+            responses, self._waiting = self._waiting, []
+            return responses
+
+    def cancel_request(self, request_id: int) -> None:
+        self.cancelled.append(request_id)
+
+    def get_latest_iteration_stats(self) -> str | None:
+        stats, self.stats = self.stats, None
+        return stats
+
+    def num_requests_in_flight(self) -> int:
+        return len(self.enqueued)
+
+    def is_ready(self) -> bool:
+        return self.ready and not self.is_shut_down
+
+    def shutdown(self) -> None:
+        with self._changed:
+            for request_id in list(self.enqueued):
+                self._push(Response(request_id=request_id, error="the engine was shut down", error_code="UNAVAILABLE"))
+            self.is_shut_down = True
+            self._changed.notify_all()
+
+    @property
+    def last(self) -> Request:
+        """The request enqueued last."""
+        return list(self.enqueued.values())[-1]
+
+    def push(self, *responses: Response) -> None:
+        """Let the engine say this, all at once."""
+        with self._changed:
+            for response in responses:
+                self._push(response)
+            self._changed.notify_all()
+
+    def _push(self, response: Response) -> None:
+        self._waiting.append(response)
+        if response.is_final:
+            self.enqueued.pop(response.request_id, None)
+
+
+def tokens(request_id: int, ids: list[int], finish: FinishReason = FinishReason.NOT_FINISHED) -> Response:
+    """New tokens; final if `finish` says why."""
+    final = finish is not FinishReason.NOT_FINISHED
+    return Response(
+        request_id=request_id,
+        result=Result(output_token_ids=ids, finish_reason=finish, is_final=final, is_sequence_final=final),
+    )
+
+
+def error(request_id: int, message: str, code: str) -> Response:
+    return Response(request_id=request_id, error=message, error_code=code)

@@ -1,0 +1,298 @@
+"""The backend as tritonserver drives it, over a fake pb_utils and an engine that the test plays."""
+
+from __future__ import annotations
+
+import sys
+
+import fake_pb_utils as pb
+import fake_tokenizer
+import pytest
+from fake_executor import FakeExecutor, error, tokens
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from inflight.config import EngineConfig
+from inflight.errors import EngineUnavailable, QueueFull
+from inflight.result import FinishReason
+from inflight.server.backend_server import BackendServer
+from inflight.server.dialects import LLM
+
+LONG = 30.0
+"""Seconds after which a wait counts as a hang."""
+PROMPT = {"text_input": "hi", "max_tokens": 8}
+
+
+@pytest.fixture
+def executor() -> FakeExecutor:
+    return FakeExecutor()
+
+
+@pytest.fixture
+def senders(server: BackendServer):
+    """Every sender that `ask` made; at the end each must have had one final response and no misuse."""
+    made: list[pb.ResponseSender] = []
+    yield made
+    server.close(drain_seconds=0.0)
+    assert [sender.num_finals for sender in made] == [1] * len(made)
+    assert not [sender.misuse for sender in made if sender.misuse]
+    assert not pb.MetricFamily.misuse
+
+
+@pytest.fixture
+def server(executor: FakeExecutor) -> BackendServer:
+    pb.unloaded.clear()
+    pb.MetricFamily.metrics.clear()
+    server = BackendServer(
+        pb_utils=pb,
+        executor=executor,
+        tokenizer=fake_tokenizer.byte_tokenizer(),
+        dialect=LLM,
+        config=EngineConfig(cancellation_check_period_ms=3_600_000),
+        model_name="llm",
+        model_version="1",
+    )
+    server.start()
+    return server
+
+
+@pytest.fixture
+def ask(server: BackendServer, senders: list[pb.ResponseSender]):
+    def ask(inputs: dict, **more) -> pb.ResponseSender:
+        request = pb.request(inputs, **more)
+        senders.append(request.sender)
+        server.accept(request)
+        return request.sender
+
+    return ask
+
+
+def finish(executor: FakeExecutor, sender: pb.ResponseSender, text: bytes = b"ok") -> pb.ResponseSender:
+    """Let the engine end its newest request."""
+    executor.push(tokens(executor.last.request_id, list(text), FinishReason.LENGTH))
+    assert sender.finished.wait(LONG)
+    return sender
+
+
+def test_a_request_comes_and_goes(ask, executor: FakeExecutor) -> None:
+    sender = ask({**PROMPT, "exclude_input_in_output": True})
+    assert executor.last.input_token_ids == list(b"hi")
+    assert finish(executor, sender).text == "ok"
+
+
+def test_the_prompt_is_part_of_the_answer_unless_excluded(ask, executor: FakeExecutor) -> None:
+    assert finish(executor, ask(PROMPT)).text == "hiok"
+    assert finish(executor, ask({"input_ids": [104, 105], "max_tokens": 8})).text == "hiok"
+    assert finish(executor, ask({**PROMPT, "stream": True})).text == "ok"
+
+
+def test_what_comes_together_is_sent_together(ask, executor: FakeExecutor) -> None:
+    sender = ask({**PROMPT, "stream": True})
+    request_id = executor.last.request_id
+    executor.push(
+        *[tokens(request_id, [97 + step]) for step in range(5)], tokens(request_id, [122], FinishReason.LENGTH)
+    )
+    assert sender.finished.wait(LONG)
+    assert [response["text_output"] for response in sender.responses] == ["abcdez"]
+
+
+def test_requests_do_not_mix(ask, executor: FakeExecutor) -> None:
+    senders = {}
+    for number in range(8):
+        senders[number] = ask({"text_input": str(number), "max_tokens": 8, "stream": True})
+    ids = list(executor.enqueued)
+    for _ in range(3):
+        executor.push(*[tokens(i, [48 + n]) for n, i in enumerate(ids)])
+    executor.push(*[tokens(i, [33], FinishReason.LENGTH) for i in reversed(ids)])
+    for number, sender in senders.items():
+        assert sender.finished.wait(LONG) and sender.text == str(number) * 3 + "!"
+
+
+@pytest.mark.parametrize(
+    ("refusal", "code", "message"),
+    [
+        (QueueFull("Exceeds maximum queue size"), pb.TritonError.UNAVAILABLE, "Exceeds maximum queue size"),
+        (EngineUnavailable("the ranks are being relaunched"), pb.TritonError.UNAVAILABLE, "the ranks are"),
+        (ZeroDivisionError("secret prompt"), pb.TritonError.INTERNAL, "the request could not be read"),
+    ],
+)
+def test_a_refusal_is_an_answer(ask, executor, refusal, code, message) -> None:
+    executor.refusal = refusal
+    sender = ask(PROMPT, request_id="a")
+    assert sender.error.code() == code and sender.error.message().startswith(message)
+    executor.refusal = None
+    finish(executor, ask(PROMPT, request_id="a"))
+
+
+def test_a_bad_request_leaves_its_neighbours_alone(ask, executor: FakeExecutor) -> None:
+    good = ask(PROMPT)
+    good_id = executor.last.request_id
+    for bad in (
+        {},
+        {"text_input": b"\xff", "max_tokens": 1},
+        {**PROMPT, "max_tokens": 0},
+        {"input_ids": [999], "max_tokens": 1},
+    ):
+        sender = ask(bad)
+        assert sender.error.code() == pb.TritonError.INVALID_ARG
+    executor.push(tokens(good_id, [33], FinishReason.END_ID))
+    assert good.finished.wait(LONG) and good.error is None
+
+
+def test_a_live_id_is_refused_and_its_first_owner_unharmed(ask, executor: FakeExecutor) -> None:
+    first = ask(PROMPT, request_id="same")
+    second = ask(PROMPT, request_id="same")
+    assert second.error.code() == pb.TritonError.ALREADY_EXISTS
+    assert second.error.message() == "requestId same is already in progress, request is ignored."
+    assert finish(executor, first).error is None
+    finish(executor, ask(PROMPT, request_id="same"))
+
+
+def test_empty_ids_are_everybodys(ask, executor: FakeExecutor) -> None:
+    first, second = ask(PROMPT), ask(PROMPT)
+    executor.push(*[tokens(i, [33], FinishReason.LENGTH) for i in list(executor.enqueued)])
+    assert first.finished.wait(LONG) and second.finished.wait(LONG)
+    assert first.error is None and second.error is None
+
+
+def test_stop_ends_the_request_of_the_same_id(ask, executor: FakeExecutor) -> None:
+    running = ask({**PROMPT, "stream": True}, request_id="7")
+    request_id = executor.last.request_id
+    stop = ask({"stop": True}, request_id="7")
+    assert stop.responses == [] and stop.num_finals == 1
+    assert executor.cancelled == [request_id]
+    executor.push(tokens(request_id, [97], FinishReason.CANCELLED))
+    assert running.finished.wait(LONG)
+    assert running.text == "a" and running.responses[-1]["finish_reason"] == "cancelled"
+
+
+def test_stop_of_a_queued_request_ends_it_with_an_error(ask, executor: FakeExecutor) -> None:
+    queued = ask(PROMPT, request_id="7")
+    ask({"stop": True}, request_id="7")
+    executor.push(error(executor.last.request_id, "stopped", "CANCELLED"))
+    assert queued.finished.wait(LONG)
+    assert queued.error.code() == pb.TritonError.CANCELLED
+    assert queued.error.message() == "request Id 7 has been stopped. Request is ignored."
+
+
+def test_stop_of_nothing_is_an_error(ask) -> None:
+    assert ask({"stop": True}).error.message() == "Cannot send stop request without specifying a request_id"
+    unknown = ask({"stop": True}, request_id="gone\n")
+    assert unknown.error.message() == (
+        "Received stop request for requestId gone\\n but it's not active (might be completed already)."
+    )
+
+
+def test_a_client_that_leaves_frees_the_engine(ask, server: BackendServer, executor: FakeExecutor) -> None:
+    leaving, staying = ask({**PROMPT, "stream": True}), ask({**PROMPT, "stream": True})
+    left_id, stay_id = executor.enqueued
+    leaving.client_left = True
+    server._watch.look()
+    server._watch.look()
+    assert executor.cancelled == [left_id]
+    executor.push(tokens(left_id, [97], FinishReason.CANCELLED), tokens(stay_id, [98], FinishReason.LENGTH))
+    assert leaving.finished.wait(LONG) and staying.finished.wait(LONG)
+    assert leaving.error.code() == pb.TritonError.CANCELLED and len(leaving.responses) == 1
+    assert staying.text == "b"
+
+
+def test_a_stop_string_frees_the_engine(ask, executor: FakeExecutor) -> None:
+    sender = ask({**PROMPT, "stop_words": ["b"], "exclude_input_in_output": True}, request_id="x")
+    request_id = executor.last.request_id
+    executor.push(tokens(request_id, list(b"abc")))
+    assert sender.finished.wait(LONG)
+    assert sender.text == "a" and sender.responses[0]["finish_reason"] == "stop"
+    again = ask(PROMPT, request_id="x")
+    executor.push(tokens(request_id, [], FinishReason.CANCELLED))
+    assert executor.cancelled == [request_id]
+    finish(executor, again)
+
+
+def test_a_dead_engine_ends_every_request_and_unloads_the_model(ask, server, executor: FakeExecutor) -> None:
+    senders = [ask({**PROMPT, "stream": True}) for _ in range(3)]
+    ids = list(executor.enqueued)
+    assert server.is_ready()
+    executor.ready = False
+    executor.push(*[error(i, "a rank died", "UNAVAILABLE") for i in ids])
+    server._watch.look()
+    server._watch.look()
+    assert not server.is_ready() and pb.unloaded == ["llm"]
+    for sender in senders:
+        assert sender.finished.wait(LONG) and sender.error.code() == pb.TritonError.UNAVAILABLE
+
+
+def test_tokens_before_an_error_are_not_lost(ask, executor: FakeExecutor) -> None:
+    sender = ask({**PROMPT, "stream": True})
+    request_id = executor.last.request_id
+    executor.push(tokens(request_id, [97]), error(request_id, "the step failed", "INTERNAL"))
+    assert sender.finished.wait(LONG)
+    assert sender.text == "a" and sender.error.message() == "the step failed"
+
+
+def test_closing_answers_what_is_left(ask, server: BackendServer, executor: FakeExecutor) -> None:
+    sender = ask(PROMPT)
+    server.close(drain_seconds=0.0)
+    assert sender.error.code() == pb.TritonError.UNAVAILABLE
+    late = ask(PROMPT)
+    assert late.error.code() == pb.TritonError.UNAVAILABLE
+
+
+def test_a_failure_while_answering_harms_one_request(ask, server, executor: FakeExecutor, monkeypatch, capsys) -> None:
+    broken, sound = ask({**PROMPT, "stream": True}), ask({**PROMPT, "stream": True})
+    broken_id, sound_id = executor.enqueued
+
+    def explode(result: object) -> None:
+        raise ValueError("canary prompt")
+
+    monkeypatch.setattr(server._items.find(broken_id), "add", explode)
+    executor.push(tokens(broken_id, [97]), tokens(sound_id, [98], FinishReason.LENGTH))
+    assert broken.finished.wait(LONG) and sound.finished.wait(LONG)
+    assert broken.error.code() == pb.TritonError.INTERNAL and sound.text == "b"
+    assert "canary" not in broken.error.message() + capsys.readouterr().err
+
+
+def test_outcomes_reach_the_metrics(ask, server: BackendServer, executor: FakeExecutor) -> None:
+    finish(executor, ask(PROMPT))
+    ask({})
+    executor.refusal = QueueFull("Exceeds maximum queue size")
+    ask(PROMPT)
+    server.close()
+    for outcome in ("completed", "rejected", "queue_full"):
+        assert pb.MetricFamily.metrics["inflight_requests_total", outcome].value == 1
+
+
+ANYTHING = st.dictionaries(
+    st.sampled_from([tensor.name for tensor in LLM.inputs]),
+    st.one_of(st.binary(max_size=8), st.integers(-(2**31), 2**31 - 1), st.floats(), st.booleans(), st.just([])),
+    max_size=6,
+)
+
+
+@given(inputs=ANYTHING, parameters=st.one_of(st.just("{}"), st.text(max_size=10)), request_id=st.text(max_size=5))
+@settings(max_examples=300, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+def test_no_request_makes_execute_raise(ask, executor: FakeExecutor, inputs, parameters, request_id) -> None:
+    """Also values of types that tritonserver would refuse. The fixture checks that each got one final response."""
+    inputs = {name: value for name, value in inputs.items() if not isinstance(value, bytes) or name != "seed"}
+    if isinstance(inputs.get("seed"), int | float) and not 0 <= inputs["seed"] < 2**64:
+        del inputs["seed"]
+    sender = ask(inputs, parameters=parameters, request_id=request_id)
+    for unfinished in list(executor.enqueued):
+        executor.push(tokens(unfinished, [33], FinishReason.LENGTH))
+    assert sender.finished.wait(LONG)
+
+
+def test_model_py_answers_through_the_server(monkeypatch, server, ask, executor: FakeExecutor) -> None:
+    monkeypatch.setitem(sys.modules, "triton_python_backend_utils", pb)
+    monkeypatch.syspath_prepend(str(__import__("pathlib").Path(__file__).parents[2] / "backend"))
+    monkeypatch.delitem(sys.modules, "model", raising=False)
+    import model
+
+    instance = model.TritonPythonModel()
+    instance.finalize()
+    instance._server = server
+    requests = [pb.request(PROMPT), pb.request({})]
+    assert instance.execute(requests) is None and instance.is_ready()
+    finish(executor, requests[0].sender)
+    assert requests[1].sender.error.code() == pb.TritonError.INVALID_ARG
+    instance.finalize()
+    assert not instance.is_ready()
+    monkeypatch.delitem(sys.modules, "model")

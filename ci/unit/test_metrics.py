@@ -1,0 +1,127 @@
+"""Metrics: the series are the statistics, and one thread alone touches them."""
+
+from __future__ import annotations
+
+import types
+
+import fake_pb_utils as pb
+import msgspec
+import pytest
+
+from inflight.result import PerfMetrics
+from inflight.server import metric_families as mf
+from inflight.server.metrics_thread import MetricsThread, Outcome
+from inflight.server.outcome import _of_perf_metrics, refused
+from inflight.stats import IterationStats
+
+STATS = IterationStats(
+    timestamp="11-21-2026 08:26:40.250000",
+    iteration_counter=7,
+    active_request_count=3,
+    max_request_count=64,
+    runtime_cpu_memory=1000,
+    runtime_gpu_memory=0,
+    runtime_pinned_memory=0,
+    max_kv_cache_blocks=100,
+    free_kv_cache_blocks=90,
+    used_kv_cache_blocks=10,
+    tokens_per_kv_cache_block=16,
+    reused_kv_cache_blocks=2,
+    fraction_used_kv_cache_blocks=0.1,
+    scheduled_requests=2,
+    context_requests=1,
+    generation_requests=1,
+    total_context_tokens=20,
+    micro_batch_id=0,
+    paused_requests=0,
+    waiting_requests=1,
+)
+
+
+@pytest.fixture(autouse=True)
+def no_metrics_before():
+    pb.MetricFamily.metrics.clear()
+    pb.MetricFamily.misuse.clear()
+    yield
+    assert not pb.MetricFamily.misuse
+
+
+def run(*notes: Outcome, stats: IterationStats | None = None, in_flight: int = 1, pb_utils=pb) -> None:
+    """One life of the thread: stopping it brings everything up to date a last time."""
+    waiting = [stats.to_json()] if stats else []
+    labels = {"model": "llm", "version": "1"}
+    thread = MetricsThread(pb_utils, labels, 60.0, lambda: waiting.pop() if waiting else None, lambda: in_flight)
+    for note in notes:
+        thread.record(note)
+    thread.start()
+    thread.stop()
+
+
+def value(family: str, series: str = "") -> float:
+    return pb.MetricFamily.metrics[family, series].value
+
+
+def test_the_statistics_and_the_series_are_the_same_set() -> None:
+    shown = [name for family in mf.STATISTICS_FAMILIES for name in family.statistics.values()]
+    assert sorted(shown) == sorted(IterationStats.__struct_fields__)
+    assert len(shown) == len(msgspec.json.decode(STATS.to_json()))
+
+
+def test_family_names_are_unique() -> None:
+    assert len({family.name for family in mf.FAMILIES}) == len(mf.FAMILIES)
+
+
+def test_gauges_show_the_latest_statistics() -> None:
+    run(stats=STATS)
+    assert value("nv_trt_llm_request_metrics", "active") == 3
+    assert value("nv_trt_llm_request_metrics", "waiting") == 1
+    assert value("nv_trt_llm_kv_cache_block_metrics", "fraction") == pytest.approx(0.1)
+    assert value("nv_trt_llm_general_metrics", "timestamp") % 1_000_000 == 250_000
+    assert value("inflight_kv_blocks_free") == 90 and value("inflight_kv_blocks_total") == 100
+    labels = pb.MetricFamily.metrics["nv_trt_llm_request_metrics", "active"].labels
+    assert labels == {"model": "llm", "version": "1", "request_type": "active"}
+
+
+def test_an_idle_engine_has_no_active_requests() -> None:
+    run(stats=STATS, in_flight=0)
+    assert value("nv_trt_llm_request_metrics", "active") == 0
+    assert value("nv_trt_llm_request_metrics", "max") == 64
+    assert value("nv_trt_llm_kv_cache_block_metrics", "free") == 90
+
+
+def test_outcomes_are_counted_and_observed() -> None:
+    first = Outcome(outcome="completed", observations=[(mf.INPUT_TOKENS, 12.0), (mf.END_TO_END, 0.5)])
+    run(first, first, Outcome(outcome="rejected"))
+    assert value("inflight_requests_total", "completed") == 2
+    assert value("inflight_requests_total", "rejected") == 1
+    histogram = pb.MetricFamily.metrics["nv_llm_input_token_len", "total_input_tokens"]
+    assert histogram.observed == [12.0, 12.0] and histogram.buckets == [10, 50, 100, 500, 1000]
+
+
+@pytest.mark.parametrize("pb_utils", [types.SimpleNamespace(), types.SimpleNamespace(MetricFamily=1)])
+def test_a_server_without_custom_metrics_is_no_error(pb_utils) -> None:
+    run(Outcome(outcome="completed"), stats=STATS, pb_utils=pb_utils)
+    assert not pb.MetricFamily.metrics
+
+
+def test_times_come_from_the_ranks_clock() -> None:
+    perf = PerfMetrics(
+        arrival_time_ns=1_000_000_000,
+        first_scheduled_time_ns=1_500_000_000,
+        first_token_time_ns=2_000_000_000,
+        last_token_time_ns=4_000_000_000,
+    )
+    assert _of_perf_metrics(perf, 5) == [
+        (mf.QUEUE_TIME, 0.5),
+        (mf.TIME_TO_FIRST_TOKEN, 1.0),
+        (mf.TIME_PER_OUTPUT_TOKEN, 0.5),
+    ]
+    assert _of_perf_metrics(PerfMetrics(arrival_time_ns=5), 0) == []
+    assert [family for family, _ in _of_perf_metrics(perf, 1)] == [mf.QUEUE_TIME, mf.TIME_TO_FIRST_TOKEN]
+
+
+def test_refusals_are_told_apart() -> None:
+    assert refused("UNAVAILABLE", "Exceeds maximum queue size").outcome == "queue_full"
+    assert refused("UNAVAILABLE", "the engine is gone").outcome == "unavailable"
+    assert refused("INVALID_ARGUMENT", "no").outcome == "rejected"
+    assert refused("INTERNAL", "no").outcome == "failed"

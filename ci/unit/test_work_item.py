@@ -1,0 +1,156 @@
+"""One request's way back: merged tokens, the prompt's echo, stop strings, and exactly one final response."""
+
+from __future__ import annotations
+
+import fake_pb_utils as pb
+import fake_tokenizer
+import pytest
+
+from inflight.request import Request
+from inflight.result import FinishReason, Result
+from inflight.server.client_request import ClientRequest
+from inflight.server.detokenizer import Detokenizer
+from inflight.server.dialects import LLM
+from inflight.server.reply import Reply
+from inflight.server.text_decoder import make_text_decoder
+from inflight.server.work_item import Prompt, WorkItem
+
+
+def make(client: ClientRequest, *, requested=None, echo: Prompt | None = None) -> tuple[WorkItem, pb.ResponseSender]:
+    tokenizer = fake_tokenizer.byte_tokenizer()
+    sender = pb.ResponseSender()
+    item = WorkItem(
+        request=Request(request_id=1, input_token_ids=[65, 66], max_tokens=100),
+        client=client,
+        dialect=LLM,
+        detokenizer=Detokenizer(make_text_decoder(tokenizer, [65, 66]), client.stop_words or []),
+        reply=Reply(pb, sender),
+        requested=requested,
+        echo=echo,
+    )
+    return item, sender
+
+
+def result(text: bytes, finish: FinishReason = FinishReason.NOT_FINISHED, **more) -> Result:
+    final = finish is not FinishReason.NOT_FINISHED
+    return Result(output_token_ids=list(text), finish_reason=finish, is_final=final, is_sequence_final=final, **more)
+
+
+def test_tokens_that_wait_go_out_together() -> None:
+    item, sender = make(ClientRequest(text="AB", stream=True))
+    for piece in (b"a", b"bc"):
+        item.add(result(piece))
+    item.deliver()
+    item.deliver()
+    item.add(result(b"d", FinishReason.LENGTH))
+    item.deliver()
+    assert [response["text_output"] for response in sender.responses] == ["abc", "d"]
+    assert [response["output_ids"] for response in sender.responses] == [[[97, 98, 99]], [[100]]]
+    assert [response["sequence_length"] for response in sender.responses] == [[3], [1]]
+    assert [response["finish_reason"] for response in sender.responses] == ["", "length"]
+    assert sender.num_finals == 1
+
+
+def test_a_text_client_is_not_sent_half_a_character() -> None:
+    item, sender = make(ClientRequest(text="AB", stream=True))
+    for byte in "é!".encode():
+        item.add(result(bytes([byte])))
+        item.deliver()
+    assert [response["text_output"] for response in sender.responses] == ["é", "!"]
+    assert [response["output_ids"] for response in sender.responses] == [[[0xC3, 0xA9]], [[0x21]]]
+
+
+@pytest.mark.parametrize(
+    "client",
+    [ClientRequest(input_ids=[65, 66], stream=True), ClientRequest(text="AB", stream=True)],
+    ids=["ids", "text"],
+)
+def test_a_token_client_gets_each_token_at_once(client: ClientRequest) -> None:
+    requested = frozenset({"output_ids"}) if client.text else None
+    item, sender = make(client, requested=requested)
+    item.add(result(b"\xc3"))
+    item.deliver()
+    assert sender.responses[0]["output_ids"] == [[0xC3]]
+
+
+def test_without_streaming_one_response_holds_everything() -> None:
+    item, sender = make(ClientRequest(text="AB"), echo=Prompt(text="AB", token_ids=(65, 66)))
+    item.add(result(b"cd"))
+    item.deliver()
+    assert not sender.responses
+    item.add(result(b"e", FinishReason.END_ID))
+    item.deliver()
+    (response,) = sender.responses
+    assert response["text_output"] == "ABcde"
+    assert response["output_ids"] == [[65, 66, 99, 100, 101]]
+    assert response["sequence_length"] == [5]
+    assert response["finish_reason"] == "stop"
+
+
+def test_a_stop_string_ends_the_request_before_the_engine_does() -> None:
+    client = ClientRequest(
+        text="AB", stream=True, stop_words=["..."], return_log_probs=True, return_num_output_tokens=True
+    )
+    item, sender = make(client)
+    item.add(result(b"x.", log_probs=[-1.0, -1.0], cum_log_prob=-2.0))
+    item.deliver()
+    item.add(result(b"..yz", log_probs=[-2.0, -4.0, -8.0, -16.0], cum_log_prob=-32.0))
+    item.deliver()
+    item.add(result(b"w", FinishReason.CANCELLED))
+    item.deliver()
+    assert [response["text_output"] for response in sender.responses] == ["x", ""]
+    last = sender.responses[-1]
+    assert last["output_ids"] == [[0x2E, 0x2E]]
+    assert last["output_log_probs"] == [[-2.0, -4.0]] and last["cum_log_probs"] == [-8.0]
+    assert last["num_output_tokens"] == [2] and last["finish_reason"] == "stop"
+    assert sender.num_finals == 1 and not sender.misuse and item.num_output_tokens == 4
+
+
+def test_a_stop_request_answers_with_what_there_is() -> None:
+    item, sender = make(ClientRequest(text="AB"))
+    item.add(result(b"abc", FinishReason.CANCELLED))
+    item.deliver()
+    assert sender.text == "abc" and sender.responses[-1]["finish_reason"] == "cancelled"
+
+
+def test_only_the_outputs_asked_for_are_sent() -> None:
+    item, sender = make(ClientRequest(text="AB"), requested=frozenset({"finish_reason"}))
+    item.add(result(b"abc", FinishReason.LENGTH))
+    item.deliver()
+    assert sender.responses[0].names() == ["finish_reason"]
+
+
+def test_a_client_that_left_gets_one_cancelled_response() -> None:
+    item, sender = make(ClientRequest(text="AB", stream=True))
+    sender.client_left = True
+    assert item.poll_cancelled() and not item.poll_cancelled()
+    item.add(result(b"a"))
+    item.deliver()
+    assert not sender.responses
+    item.add(result(b"", FinishReason.CANCELLED))
+    item.deliver()
+    item.fail("INTERNAL", "too late")
+    assert sender.num_finals == 1 and sender.error.code() == pb.TritonError.CANCELLED
+
+
+def test_nobody_asks_after_the_final_response() -> None:
+    item, sender = make(ClientRequest(text="AB"))
+    item.fail("UNAVAILABLE", "gone")
+    sender.client_left = True
+    assert not item.poll_cancelled() and not sender.misuse
+    assert sender.error.code() == pb.TritonError.UNAVAILABLE
+
+
+def test_a_send_that_raises_counts_as_an_answer() -> None:
+    item, sender = make(ClientRequest(text="AB"))
+    sender.raises = RuntimeError("the client is gone")
+    item.add(result(b"a", FinishReason.LENGTH))
+    item.deliver()
+    item.deliver()
+    assert item.is_answered and sender.num_finals == 1 and not sender.misuse
+
+
+def test_an_error_code_that_the_server_lacks_is_still_an_error() -> None:
+    sender = pb.ResponseSender()
+    Reply(pb, sender).fail("NO_SUCH_CODE", "sentence")
+    assert sender.error.message() == "sentence" and sender.num_finals == 1
