@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import importlib.util
 import os
 import sys
 from collections.abc import Iterable, Iterator
@@ -135,6 +136,11 @@ def how_to_talk(*, grpc: str, http: str, metrics: str, model: str, prompt: str) 
 
 
 def default_checkpoint() -> Path | None:
-    """The checkpoint that comes with a source tree, if this is one."""
-    folder = Path(__file__).resolve().parents[2] / "model_repository" / "llm" / "1" / "checkpoint"
-    return folder if folder.is_dir() else None
+    """The checkpoint that comes with a source tree, or with an engine installed beside this client."""
+    engine = importlib.util.find_spec("inflight")
+    shipped = [Path(place) / "shipped" for place in (engine.submodule_search_locations or ())] if engine else []
+    for root in (Path(__file__).resolve().parents[2], *shipped):
+        folder = root / "model_repository" / "llm" / "1" / "checkpoint"
+        if folder.is_dir():
+            return folder
+    return None

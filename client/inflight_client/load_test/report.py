@@ -64,7 +64,7 @@ def _sweep_table(results: Sequence[LevelResult]) -> Table:
     from rich.table import Table
 
     drawn = Table(box=box.SIMPLE_HEAD, header_style="bold", padding=(0, 1))
-    spread = "".join(f"{name:>5}" for name in ("p50", "p90", "p99"))
+    spread = _cells(("p50", "p90", "p99"))
     heads = (_LOAD_HEADS[results[0].mode], "\nreq/s", "output\ntok/s")
     for head in (*heads, f"TTFT ms\n{spread}", f"inter-token ms\n{spread}", f"end-to-end ms\n{spread}"):
         drawn.add_column(head, justify="right", no_wrap=True)
@@ -74,7 +74,7 @@ def _sweep_table(results: Sequence[LevelResult]) -> Table:
             f"{result.value:g}",
             f"{result.requests_per_s:.1f}",
             f"{result.output_tokens_per_s:.0f}",
-            *("".join(f"{cell:>5}" for cell in cells) for cells in latencies),
+            *(_cells(cells) for cells in latencies),
         )
     return drawn
 
@@ -111,6 +111,10 @@ def write_json(report: LoadTestReport, path: Path) -> None:
 
 def _percentiles(values: Percentiles) -> tuple[str, ...]:
     return tuple(_three_digits(value) for value in (values.p50, values.p90, values.p99))
+
+
+def _cells(values: Sequence[str]) -> str:
+    return " ".join(f"{value:>4}" for value in values)
 
 
 def _three_digits(value: float) -> str:
