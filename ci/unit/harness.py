@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from fakes import VOCAB_SIZE, FakeRunner, expected_output
+
 from inflight.batch_manager.callbacks import Callbacks
 from inflight.batch_manager.gpt_manager import GptManager
 from inflight.batch_manager.kv_cache_manager import KVCacheManager

@@ -11,11 +11,11 @@ from __future__ import annotations
 
 import os
 
+from harness import Harness, make_request
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from harness import Harness, make_request
 from inflight.config import SchedulerPolicy
 from inflight.errors import StepFailed
 from inflight.result import FinishReason

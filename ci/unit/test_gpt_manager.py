@@ -6,9 +6,9 @@ import json
 from datetime import datetime
 
 import pytest
-
 from fakes import Row, log_prob_of
 from harness import Harness, make_request
+
 from inflight.batch_manager.callbacks import Callbacks
 from inflight.batch_manager.gpt_manager import GptManager
 from inflight.config import SchedulerPolicy

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import pytest
-
 from harness import make_request
+
 from inflight.batch_manager.kv_cache_manager import KVCacheManager
 from inflight.batch_manager.sequence import Sequence
 

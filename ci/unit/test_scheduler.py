@@ -9,8 +9,8 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-
 from harness import Harness, make_request
+
 from inflight.batch_manager.sequence import Sequence, SequenceStatus
 from inflight.config import SchedulerPolicy
 from inflight.errors import InvalidRequest
