@@ -12,8 +12,9 @@ from torch import Tensor
 
 FLOAT_DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 
-# Grid arithmetic for tensors that are on no GPU (interpreter, ahead-of-time compile): the count of an H100/H200.
+# What launchers reckon with for tensors that are on no GPU (interpreter, ahead-of-time compile): an H100 or H200.
 DEFAULT_MULTIPROCESSORS = 132
+DEFAULT_CAPABILITY = 90
 
 
 def next_power_of_2(n: int) -> int:
@@ -29,7 +30,8 @@ def cdiv(a: int, b: int) -> int:
 def kv_stages(block_keys: int, block_d: int, element_size: int) -> int:
     """Tiles of K and V in flight, 1 to 3: as many as 96 KiB of shared memory hold, so that sm_80 (163 KiB) fits them.
 
-    Two programs then share a multiprocessor of sm_90 (227 KiB). Not measured yet.
+    Two programs then share a multiprocessor of sm_90 (227 KiB). The lookup in the block table takes stages of its own: triton
+    3.8 makes one buffer of K and V out of 3 stages and two out of 5. Not measured yet.
     """
     return min(max(96 * 1024 // (2 * block_keys * block_d * element_size), 1), 3)
 
@@ -44,6 +46,19 @@ def multiprocessor_count(device: torch.device) -> int:
 @functools.cache
 def _cuda_multiprocessor_count(index: int) -> int:
     return torch.cuda.get_device_properties(index).multi_processor_count
+
+
+def compute_capability(device: torch.device) -> int:
+    """80 for sm_80 and so on; `DEFAULT_CAPABILITY` for any device but CUDA."""
+    if device.type != "cuda":
+        return DEFAULT_CAPABILITY
+    return _cuda_compute_capability(torch.cuda.current_device() if device.index is None else device.index)
+
+
+@functools.cache
+def _cuda_compute_capability(index: int) -> int:
+    major, minor = torch.cuda.get_device_capability(index)
+    return 10 * major + minor
 
 
 def check_float(name: str, tensor: Tensor) -> None:

@@ -106,15 +106,18 @@ def decode_attention_kernel(
         keys = start + offs_n
         mask_n = keys < seq_len
         if BLOCK_SIZE % BLOCK_N == 0:
-            # The tile lies in one block: one table entry serves it.
+            # The tile lies in one block: one table entry serves it, and offsets within a block fit int32.
             block = tl.load(table_row_ptr + start // BLOCK_SIZE).to(tl.int64)
-            places = block * stride_cache_block + (start % BLOCK_SIZE + offs_n).to(tl.int64) * stride_cache_offset
+            base = block * stride_cache_block + (start % BLOCK_SIZE) * stride_cache_offset + head_offset
+            places = offs_n * stride_cache_offset
         else:
             blocks = tl.load(table_row_ptr + keys // BLOCK_SIZE, mask=mask_n, other=0).to(tl.int64)
-            places = blocks * stride_cache_block + (keys % BLOCK_SIZE).to(tl.int64) * stride_cache_offset
-        places += head_offset
-        k = tl.load(k_cache_ptr + places[None, :] + offs_d[:, None], mask=mask_n[None, :] & mask_d[:, None], other=0.0)
-        v = tl.load(v_cache_ptr + places[:, None] + offs_d[None, :], mask=mask_n[:, None] & mask_d[None, :], other=0.0)
+            base = head_offset
+            places = blocks * stride_cache_block + (keys % BLOCK_SIZE) * stride_cache_offset
+        k_ptrs = k_cache_ptr + base + (places[None, :] + offs_d[:, None])
+        v_ptrs = v_cache_ptr + base + (places[:, None] + offs_d[None, :])
+        k = tl.load(k_ptrs, mask=mask_n[None, :] & mask_d[:, None], other=0.0)
+        v = tl.load(v_ptrs, mask=mask_n[:, None] & mask_d[None, :], other=0.0)
 
         scores = tl.dot(q, k, input_precision=INPUT_PRECISION) * qk_scale
         visible = mask_n

@@ -24,6 +24,7 @@ from inflight_kernels.ops._checks import (
     check_shape,
     check_unit_stride,
     check_vector,
+    compute_capability,
     kv_stages,
     next_power_of_2,
 )
@@ -31,6 +32,8 @@ from inflight_kernels.ops.decode_attention import LOG2_E
 
 # Keys a tile: one whole block of 64, or the tokens of several smaller blocks. Not measured yet.
 BLOCK_KEYS = 64
+# Before Hopper the query tile lives in registers: 64 keys of 128 spill 64 to 212 bytes on sm_80 (ptxas, triton 3.8).
+BLOCK_KEYS_WIDE_HEAD_BEFORE_HOPPER = 32
 # Rows (query tokens times grouped heads) a tile: 128 feed two warp groups of Hopper's matrix unit; 64 keep more programs
 # busy when chunks are short. Not measured yet.
 LONG_ROWS = 128
@@ -52,13 +55,15 @@ def _attend_tiles(
         start = tile * BLOCK_N
         keys = start + offs_n
         if BLOCK_SIZE % BLOCK_N == 0:
-            # The tile lies in one block: one table entry serves it.
+            # The tile lies in one block: one table entry serves it, and offsets within a block fit int32.
             block = tl.load(table_row_ptr + start // BLOCK_SIZE).to(tl.int64)
-            places = block * stride_cache_block + (start % BLOCK_SIZE + offs_n).to(tl.int64) * stride_cache_offset
+            base = block * stride_cache_block + (start % BLOCK_SIZE) * stride_cache_offset
+            places = offs_n * stride_cache_offset
         else:
             # Keys past the sequence's end stand in no table entry of its own: they read block 0 and are masked.
             blocks = tl.load(table_row_ptr + keys // BLOCK_SIZE, mask=keys < seq_len, other=0).to(tl.int64)
-            places = blocks * stride_cache_block + (keys % BLOCK_SIZE).to(tl.int64) * stride_cache_offset
+            base = tl.full([], 0, tl.int64)
+            places = blocks * stride_cache_block + (keys % BLOCK_SIZE) * stride_cache_offset
         if MASKED:
             mask_n = keys < seq_len
             k_mask = mask_n[None, :] & mask_d[:, None]
@@ -66,8 +71,8 @@ def _attend_tiles(
         else:
             k_mask = mask_d[:, None]
             v_mask = mask_d[None, :]
-        k = tl.load(k_cache_ptr + places[None, :] + offs_d[:, None], mask=k_mask, other=0.0)
-        v = tl.load(v_cache_ptr + places[:, None] + offs_d[None, :], mask=v_mask, other=0.0)
+        k = tl.load(k_cache_ptr + base + (places[None, :] + offs_d[:, None]), mask=k_mask, other=0.0)
+        v = tl.load(v_cache_ptr + base + (places[:, None] + offs_d[None, :]), mask=v_mask, other=0.0)
         scores = tl.dot(q, k, input_precision=INPUT_PRECISION) * qk_scale
         if MASKED:
             visible = keys[None, :] <= query_positions[:, None]
@@ -235,6 +240,9 @@ def prefill_attention(
     long_rows = max_query_len * group > SHORT_ROWS and block_d * q.element_size() <= 256
     block_m = max(LONG_ROWS if long_rows else SHORT_ROWS, next_power_of_2(group))
     block_q = block_m // group
+    block_n = BLOCK_KEYS
+    if block_d >= 128 and compute_capability(q.device) < 90:
+        block_n = BLOCK_KEYS_WIDE_HEAD_BEFORE_HOPPER
     prefill_attention_kernel[(cdiv(max_query_len, block_q), num_kv_heads, batch)](
         q,
         k_cache,
@@ -260,10 +268,10 @@ def prefill_attention(
         INPUT_PRECISION="ieee",
         BLOCK_Q=block_q,
         BLOCK_M=block_m,
-        BLOCK_N=BLOCK_KEYS,
+        BLOCK_N=block_n,
         BLOCK_D=block_d,
         # 64 accumulators a thread at 128 rows of 128. Not measured yet.
         num_warps=8 if block_m >= LONG_ROWS else 4,
-        num_stages=kv_stages(BLOCK_KEYS, block_d, q.element_size()),
+        num_stages=kv_stages(block_n, block_d, q.element_size()),
     )
     return out

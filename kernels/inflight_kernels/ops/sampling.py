@@ -52,8 +52,8 @@ def philox_uniform_at(seed, position):
 
 @triton.jit
 def _exp2_slope(temperature):
-    """The factor from logits to base-2 exponents; 0 for a greedy row, whose masses nobody reads."""
-    return tl.where(temperature > 0.0, LOG2_E / tl.where(temperature > 0.0, temperature, 1.0), 0.0)
+    """The factor from logits to base-2 exponents; that of temperature 1 for a greedy row, whose masses nobody reads."""
+    return LOG2_E / tl.where(temperature > 0.0, temperature, 1.0)
 
 
 @triton.jit
@@ -123,8 +123,7 @@ def tile_stats_kernel(
     x_max = tl.max(x, axis=0)
     x_base = tl.where(x_max > float("-inf"), x_max, 0.0)
     slope = _exp2_slope(tl.load(temperature_ptr + pid_b))
-    # A greedy row has slope 0, and -inf * 0 would be NaN: what is not finite weighs nothing.
-    x_sum = tl.sum(tl.where(x > float("-inf"), tl.exp2((x - x_base) * slope), 0.0), axis=0)
+    x_sum = tl.sum(tl.exp2((x - x_base) * slope), axis=0)
     x_min = tl.min(tl.where(x > float("-inf"), x, float("inf")), axis=0)
     place = tl.min(tl.where(x == x_max, offs_v, vocab_size), axis=0)
 
@@ -254,7 +253,7 @@ def _first_above(weights, offsets, target):
 @triton.jit
 def _kept_weights(x, threshold, ties_left, min_p, x_max, slope, HAS_FILTER: tl.constexpr):
     """Weights of one tile after the filters, and how many ties of the threshold the tile holds."""
-    weights = tl.where(x > float("-inf"), tl.exp2((x - x_max) * slope), 0.0)
+    weights = tl.exp2((x - x_max) * slope)
     num_ties = 0
     if HAS_FILTER:
         is_tie = x == threshold
@@ -325,7 +324,7 @@ def pick_kernel(
                 ties_before_s = tl.where(offs_s == tile, ties_seen, ties_before_s)
                 ties_seen += num_ties
         else:
-            mass_s = tl.where(x_sum_s > 0.0, x_sum_s * tl.exp2((x_max_s - x_max) * slope), 0.0)
+            mass_s = x_sum_s * tl.exp2((x_max_s - x_max) * slope)
 
         target = uniform * tl.sum(mass_s, axis=0)
         tile, mass_before = _first_above(mass_s, offs_s, target)

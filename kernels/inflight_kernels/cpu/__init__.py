@@ -1,0 +1,12 @@
+"""A decoder layer's operations compiled for this very CPU by torch's inductor, ahead of time, and kept on disk.
+
+The torch reference is right on every machine; what costs there is not arithmetic but the dozens of small operations
+between the matrix products, and matrix products that read weights slower than memory gives them. Here the small
+operations are fused into a few loops, and one token's layer is a single call with no Python inside.
+"""
+
+from inflight_kernels.cpu.decoder_kernels import DecoderKernels, LayerShape
+from inflight_kernels.cpu.packed_linear import pack_weight, packed_linear
+from inflight_kernels.cpu.program_cache import find_compiler
+
+__all__ = ["DecoderKernels", "LayerShape", "find_compiler", "pack_weight", "packed_linear"]
