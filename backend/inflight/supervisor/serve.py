@@ -21,6 +21,8 @@ class Endpoints:
     http: str
     metrics: str
     model: str
+    run_directory: Path
+    """The server's private directory; every process of the server carries it as INFLIGHT_RUN_DIR."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -62,7 +64,7 @@ class ServeOptions:
     """Write tritonserver's whole log there as well."""
 
     on_ready: Callable[[Endpoints], None] | None = None
-    """Called in a thread of its own once the server is ready for the first time, and given up on when serving ends."""
+    """Called in a daemon thread of its own once the server is ready for the first time."""
 
 
 def serve(options: ServeOptions) -> int:

@@ -1,0 +1,57 @@
+"""Is this folder a Hugging Face checkpoint? Looks at names and small JSON files only; loads nothing."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+from inflight.errors import ConfigurationError
+
+TOKENIZERS = ("tokenizer.json", "tokenizer.model", "vocab.json", "tokenizer_config.json")
+INDEX = "model.safetensors.index.json"
+
+
+def check(folder: Path, *, tokenizer: Path | None = None) -> None:
+    """Raise ConfigurationError with one sentence if `folder` cannot be served. `tokenizer`: its folder if another."""
+    if not folder.is_dir():
+        raise ConfigurationError(f"{folder} is not a folder: give the folder of a Hugging Face checkpoint")
+    config = _json(folder / "config.json", f"{folder} is not a Hugging Face checkpoint: it has no config.json")
+    if not (config.get("architectures") or config.get("model_type")):
+        raise ConfigurationError(f"{folder / 'config.json'} names no architecture, so it is not a model's")
+    _check_weights(folder)
+    place = tokenizer or folder
+    if not any((place / name).is_file() for name in TOKENIZERS):
+        raise ConfigurationError(
+            f"{place} has no tokenizer ({', '.join(TOKENIZERS[:2])}): set tokenizer_dir to its folder"
+        )
+
+
+def _check_weights(folder: Path) -> None:
+    if (folder / INDEX).is_file():
+        weight_map = _json(folder / INDEX, "").get("weight_map")
+        if not isinstance(weight_map, dict) or not weight_map:
+            raise ConfigurationError(f"{folder / INDEX} has no weight_map")
+        shards = set(map(str, weight_map.values()))
+        missing = sorted(shard for shard in shards if not (folder / shard).is_file())
+        if missing:
+            raise ConfigurationError(
+                f"{folder} is incomplete: {len(missing)} of {len(shards)} shards missing ({missing[0]})"
+            )
+    elif not any(folder.glob("*.safetensors")):
+        other = next(
+            (path.name for pattern in ("*.bin", "*.pt", "*.pth", "*.gguf") for path in folder.glob(pattern)), None
+        )
+        found = f", only {other}" if other else ""
+        raise ConfigurationError(f"{folder} has no safetensors weights{found}: save the model as safetensors")
+
+
+def _json(path: Path, missing: str) -> dict[str, object]:
+    try:
+        value = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise ConfigurationError(missing) from None
+    except (OSError, ValueError) as error:
+        raise ConfigurationError(f"{path} cannot be read: {error}") from None
+    if not isinstance(value, dict):
+        raise ConfigurationError(f"{path} is not a JSON object")
+    return value

@@ -1,0 +1,47 @@
+"""Cleans up after a server, whoever of its processes died: run as a program of its own beside the supervisor.
+
+    python -m inflight.supervisor.janitor RUN_DIRECTORY SHARED_MEMORY_PREFIX
+                                                      (standard input: a pipe that the supervisor holds open)
+
+The pipe closes when the supervisor ends, even by SIGKILL. Then the janitor ends every process of that server and
+removes its shared memory and its directory. A clean stop goes the same way, so this path is never a rare one. Knows
+nothing of how a server is started.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import signal
+import sys
+from pathlib import Path
+
+from inflight.supervisor import processes
+
+SHARED_MEMORY = Path("/dev/shm")
+GRACE = 2.0
+"""Seconds between SIGTERM and SIGKILL: by now nobody waits for an answer; ranks only need to leave their MPI."""
+
+
+def sweep(run_directory: Path, prefix: str, grace: float = GRACE) -> None:
+    """End the server's processes and remove its shared-memory regions; the directory stays."""
+    processes.end(lambda: processes.marked(run_directory), grace)
+    for region in SHARED_MEMORY.glob(f"{prefix}*"):
+        with contextlib.suppress(FileNotFoundError):
+            region.unlink()
+
+
+def main(arguments: list[str]) -> int:
+    run_directory, prefix = Path(arguments[0]), arguments[1]
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, signal.SIG_IGN)
+    while os.read(sys.stdin.fileno(), 4096):
+        pass
+    sweep(run_directory, prefix)
+    shutil.rmtree(run_directory, ignore_errors=True)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,83 @@
+"""tritonserver's log: followed line by line, kept at its end, and told to people only where it matters."""
+
+from __future__ import annotations
+
+import re
+import threading
+from collections import deque
+from collections.abc import Callable
+from pathlib import Path
+from typing import IO
+
+KEPT_LINES = 400
+OWN_LINE = re.compile(r"^([IWE])\d{4} \d\d:\d\d:\d\d\.\d+ \d+ ")
+"""How tritonserver begins a line; anything else was printed by a stub or a rank, or goes on with the line before."""
+
+HARMLESS = re.compile(r"CudaDriverHelper has not been initialized|Failed to initialize NVML")
+"""What tritonserver calls an error on every machine without a GPU."""
+
+LOUD = re.compile(r"\b(ERROR|CRITICAL|FATAL)\b|^Traceback \(most recent call last\)")
+FAILED_LOAD = re.compile(r"failed to load '([^']+)' version \d+: (?:[A-Z][A-Za-z ]+: )?(.*)")
+
+
+class ServerLog:
+    """Reads one server's output in a thread until it ends."""
+
+    def __init__(self, tell: Callable[[str], None], *, verbose: bool = False, file: Path | None = None) -> None:
+        self._tell, self._verbose, self._file = tell, verbose, file
+        self._lines: deque[str] = deque(maxlen=KEPT_LINES)
+        self._loud = False
+        self._thread: threading.Thread | None = None
+
+    def follow(self, stream: IO[str]) -> None:
+        """Begin with a new server's output; the lines kept are those of this server."""
+        self._lines.clear()
+        self._loud = False
+        self._thread = threading.Thread(target=self._read, args=(stream,), name="server-log", daemon=True)
+        self._thread.start()
+
+    def join(self, timeout: float) -> None:
+        """Wait for the end of the output of a server that has ended."""
+        if self._thread is not None:
+            self._thread.join(timeout)
+
+    def load_failure(self) -> str:
+        """Why a model could not be loaded, in its own words and one line; "" if the log tells no such thing."""
+        for line in self._lines:
+            if found := FAILED_LOAD.search(line):
+                return f"model {found[1]} cannot be loaded: {found[2]}"
+        return ""
+
+    def last_error(self) -> str:
+        """The last error line without its date; "" if there is none."""
+        for line in reversed(self._lines):
+            if line.startswith("E") and OWN_LINE.match(line) and not HARMLESS.search(line):
+                return line.partition("] ")[2].strip('"')
+        return ""
+
+    def _read(self, stream: IO[str]) -> None:
+        file = self._file.open("a", encoding="utf-8") if self._file else None
+        try:
+            for line in stream:
+                line = line.rstrip("\n")
+                self._lines.append(line)
+                if file:
+                    print(line, file=file, flush=True)
+                if self._verbose or self._is_loud(line):
+                    self._tell(line)
+        finally:
+            stream.close()
+            if file:
+                file.close()
+
+    def _is_loud(self, line: str) -> bool:
+        """Errors, and the lines that go on with them."""
+        if HARMLESS.search(line):
+            return False
+        if own := OWN_LINE.match(line):
+            self._loud = own[1] == "E"
+        elif LOUD.search(line):
+            self._loud = True
+        elif line and not line[0].isspace() and not self._loud:
+            return False
+        return self._loud

@@ -1,0 +1,45 @@
+"""TCP ports: which are free, and which are asked for but taken."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import socket
+from collections.abc import Mapping
+
+from inflight.errors import ConfigurationError
+
+
+def claim(wanted: Mapping[str, tuple[str, int]]) -> dict[str, int]:
+    """Check the ports wanted (purpose -> address, port) and choose a free one wherever the port is 0.
+
+    All are free, and different, when this returns. Raises ConfigurationError naming the first that is not.
+    """
+    with contextlib.ExitStack() as held:
+        return {purpose: _bind(held, purpose, address, port) for purpose, (address, port) in wanted.items()}
+
+
+def _bind(held: contextlib.ExitStack, purpose: str, address: str, port: int) -> int:
+    try:
+        family, kind, protocol, _, where = socket.getaddrinfo(address, port, type=socket.SOCK_STREAM)[0]
+    except (socket.gaierror, OverflowError) as error:
+        raise ConfigurationError(f"{purpose}: {address}:{port} is not an address to listen on ({error})") from None
+    listener = held.enter_context(socket.socket(family, kind, protocol))
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        listener.bind(where)
+        listener.listen()
+    except OSError as error:
+        raise ConfigurationError(_refusal(purpose, address, port, error)) from None
+    bound: int = listener.getsockname()[1]
+    return bound
+
+
+def _refusal(purpose: str, address: str, port: int, error: OSError) -> str:
+    if error.errno == errno.EADDRINUSE:
+        return (
+            f"{purpose} port {port} on {address} is taken: stop the program that listens there or choose another port"
+        )
+    if error.errno == errno.EACCES:
+        return f"{purpose} port {port} on {address} needs root: choose a port above 1023"
+    return f"{purpose} port {port} on {address} cannot be listened on: {error.strerror}"

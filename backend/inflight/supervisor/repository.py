@@ -1,0 +1,121 @@
+"""The model repository that is really served: the operator's, with the engine's parameters replaced.
+
+A private copy is written of each config.pbtxt that changes; versions, checkpoints and everything else are links.
+Knows tritonserver's model configuration and the engine's parameter names; starts nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from inflight.config import EngineConfig
+from inflight.errors import ConfigurationError
+from inflight.supervisor import checkpoint
+
+if TYPE_CHECKING:
+    from tritonclient.grpc.model_config_pb2 import ModelConfig
+
+CONFIG = "config.pbtxt"
+BACKEND = "inflight"
+ENGINE = "engine"
+"""Parameter that makes a model a door: it names the model whose ranks answer, and takes no engine parameter itself."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ServedRepository:
+    """A repository written for one server."""
+
+    path: Path
+    models: tuple[str, ...]
+    """Every model in the order of loading: engines before the doors that lead to them."""
+    engine: str
+    """The model that parameters and checkpoint went to; the first model where none is an engine of ours."""
+    config: EngineConfig | None
+    """The engine's checked configuration; None where no model is an engine of ours."""
+
+
+def write(
+    source: Path, target: Path, *, checkpoint_folder: Path | None = None, parameters: Mapping[str, str] | None = None
+) -> ServedRepository:
+    """Write the repository to serve into `target` (made here).
+
+    `checkpoint_folder` and `parameters` go to the engine, the model of our backend that is no door. Raises
+    ConfigurationError for a repository, a config.pbtxt, a parameter or a checkpoint that is wrong.
+    """
+    overrides = dict(parameters or {})
+    if checkpoint_folder is not None:
+        checkpoint.check(checkpoint_folder)
+        overrides["gpt_model_path"] = str(checkpoint_folder.resolve())
+    configs = read(source)
+    engines = [name for name, config in configs.items() if config.backend == BACKEND and not _value(config, ENGINE)]
+    if overrides and len(engines) != 1:
+        raise ConfigurationError(f"{source} has {len(engines)} models with an engine, so parameters have no one target")
+    target.mkdir(parents=True)
+    for name, config in configs.items():
+        _write_model(source / name, target / name, config, overrides if name in engines else {})
+    engine = engines[0] if engines else next(iter(configs))
+    return ServedRepository(
+        path=target,
+        models=(*engines, *(name for name in configs if name not in engines)),
+        engine=engine,
+        config=_checked(configs[engine], source / engine) if engines else None,
+    )
+
+
+def read(source: Path) -> dict[str, ModelConfig]:
+    """The configuration of every model in a repository, by name."""
+    if not source.is_dir():
+        raise ConfigurationError(f"{source} is not a folder: give a model repository")
+    folders = sorted(folder for folder in source.iterdir() if (folder / CONFIG).is_file())
+    if not folders:
+        raise ConfigurationError(f"{source} is not a model repository: no folder in it has a {CONFIG}")
+    return {folder.name: parse((folder / CONFIG).read_text(encoding="utf-8"), folder / CONFIG) for folder in folders}
+
+
+def parse(text: str, origin: Path) -> ModelConfig:
+    """Read one config.pbtxt; `origin` is named in the error."""
+    from google.protobuf import text_format
+    from tritonclient.grpc import model_config_pb2
+
+    try:
+        return text_format.Parse(text, model_config_pb2.ModelConfig())
+    except text_format.ParseError as error:
+        raise ConfigurationError(f"{origin} cannot be read: line {error}") from None
+
+
+def replace_parameters(config: ModelConfig, values: Mapping[str, str]) -> None:
+    """Set `values` among the configuration's parameters; others keep what they have."""
+    for key, value in values.items():
+        config.parameters[key].string_value = value
+
+
+def _write_model(source: Path, target: Path, config: ModelConfig, overrides: Mapping[str, str]) -> None:
+    if not overrides:
+        target.symlink_to(source.resolve())
+        return
+    from google.protobuf import text_format
+
+    target.mkdir()
+    for entry in source.iterdir():
+        if entry.name != CONFIG:
+            (target / entry.name).symlink_to(entry.resolve())
+    replace_parameters(config, overrides)
+    (target / CONFIG).write_text(text_format.MessageToString(config, as_utf8=True), encoding="utf-8")
+
+
+def _checked(config: ModelConfig, folder: Path) -> EngineConfig:
+    """Read the parameters as the backend will, so that a wrong one is told before anything starts."""
+    versions = sorted((int(entry.name) for entry in folder.iterdir() if entry.name.isdigit()), reverse=True)
+    if not versions:
+        raise ConfigurationError(f"{folder} has no version folder (1, 2, …)")
+    values = {key: parameter.string_value for key, parameter in config.parameters.items()}
+    engine = EngineConfig.from_parameters(values, folder / str(versions[0]))
+    checkpoint.check(Path(engine.gpt_model_path), tokenizer=Path(engine.tokenizer_dir))
+    return engine
+
+
+def _value(config: ModelConfig, key: str) -> str:
+    return str(config.parameters[key].string_value) if key in config.parameters else ""
