@@ -1,0 +1,125 @@
+"""Tensor collectives of the ranks that share every layer. Knows no request; ranks meet through a RankGroup.
+
+TensorParallelGroup          one rank: nothing to exchange
+TorchTensorParallelGroup     torch.distributed: NCCL between GPUs, gloo between CPUs
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import socket
+import tempfile
+from datetime import timedelta
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.distributed.distributed_c10d import FileStore, Store, TCPStore
+
+from inflight.distributed.rank_group import RankGroup
+
+RENDEZVOUS_TIMEOUT = timedelta(minutes=10)
+"""Ranks load their libraries at different speeds; a rank that died is noticed by the executor, not here."""
+
+
+class TensorParallelGroup:
+    """A group of one. Calls are collective: every rank makes them in the same order."""
+
+    rank = 0
+    size = 1
+
+    @staticmethod
+    def create(rank_group: RankGroup, device: torch.device, several_hosts: bool = False) -> TensorParallelGroup:
+        """Connect the ranks of `rank_group`; `device` is this rank's own. Collective."""
+        if rank_group.size == 1:
+            return TensorParallelGroup()
+        return TorchTensorParallelGroup(rank_group, device, several_hosts)
+
+    def all_reduce(self, x: Tensor) -> Tensor:
+        """Sum of every rank's `x`, equal on all of them; may overwrite `x`."""
+        return x
+
+    def all_gather(self, x: Tensor) -> Tensor:
+        """Every rank's `x` (..., n) side by side in the last dimension: (..., n * size), in rank order."""
+        return x
+
+    def all_reduce_min(self, value: int) -> int:
+        """The smallest of every rank's `value`. Waits for the device."""
+        return value
+
+    def close(self) -> None:
+        """Leave the group."""
+
+
+class TorchTensorParallelGroup(TensorParallelGroup):
+    """Over torch.distributed's default group. Ranks of one host meet in a private folder and talk over loopback."""
+
+    def __init__(self, rank_group: RankGroup, device: torch.device, several_hosts: bool) -> None:
+        self.rank = rank_group.rank
+        self.size = rank_group.size
+        self._device = device
+        folder = ""
+        if several_hosts:
+            store = _tcp_store(rank_group)
+        else:
+            # gloo would listen on the address of the host's name, which may be a public one.
+            os.environ["GLOO_SOCKET_IFNAME"] = "lo"
+            folder, store = _file_store(rank_group)
+        dist.init_process_group(
+            "nccl" if device.type == "cuda" else "gloo",
+            store=store,
+            rank=self.rank,
+            world_size=self.size,
+            timeout=RENDEZVOUS_TIMEOUT,
+            device_id=device if device.type == "cuda" else None,
+        )
+        # Also the moment from which every connection stands and the folder is no longer needed.
+        self.all_reduce_min(0)
+        if self.rank == 0 and folder:
+            shutil.rmtree(folder, ignore_errors=True)
+
+    def all_reduce(self, x: Tensor) -> Tensor:
+        dist.all_reduce(x)
+        return x
+
+    def all_gather(self, x: Tensor) -> Tensor:
+        gathered = x.new_empty((self.size, *x.shape))
+        dist.all_gather_into_tensor(gathered, x.contiguous())
+        return gathered.movedim(0, -2).flatten(-2)
+
+    def all_reduce_min(self, value: int) -> int:
+        smallest = torch.tensor([value], dtype=torch.int64, device=self._device)
+        dist.all_reduce(smallest, op=dist.ReduceOp.MIN)
+        return int(smallest.item())
+
+    def close(self) -> None:
+        if dist.is_initialized():
+            dist.destroy_process_group()
+
+
+def _file_store(rank_group: RankGroup) -> tuple[str, Store]:
+    """A store in a folder that only this user can enter (mkdtemp makes it 0700)."""
+    folder = tempfile.mkdtemp(prefix="inflight-ranks-") if rank_group.rank == 0 else ""
+    folder = rank_group.broadcast(folder.encode() if rank_group.rank == 0 else None).decode()
+    return folder, FileStore(os.path.join(folder, "store"), rank_group.size)
+
+
+def _tcp_store(rank_group: RankGroup) -> Store:
+    """A store that the leader serves on its own address alone, at a free port."""
+    if rank_group.rank == 0:
+        host = socket.gethostname()
+        listener = socket.create_server((host, 0))
+        port = int(listener.getsockname()[1])
+        rank_group.broadcast(f"{host}:{port}".encode())
+        return TCPStore(
+            host,
+            port,
+            rank_group.size,
+            is_master=True,
+            wait_for_workers=False,
+            timeout=RENDEZVOUS_TIMEOUT,
+            master_listen_fd=listener.detach(),
+        )
+    host, _, port_text = rank_group.broadcast(None).decode().rpartition(":")
+    return TCPStore(host, int(port_text), rank_group.size, is_master=False, timeout=RENDEZVOUS_TIMEOUT)

@@ -1,0 +1,110 @@
+"""Attention over the paged KV cache, and the batch's shape that it needs. Knows neither weights' names nor requests.
+
+Legend: T tokens, N decoding rows, P prefilling rows, H query heads, K key/value heads (both of this rank), E head size.
+A step's tokens are N decodes, one token each, then the chunks of P prefills; the two parts run different kernels.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+import inflight_kernels
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AttentionMetadata:
+    """What every layer must know of the batch: made once a step, passed as an argument."""
+
+    positions_T: Tensor
+    """int64, place of each token in its sequence."""
+    slot_mapping_T: Tensor
+    """int64, where each token's keys and values go: block_id * block_size + offset; negative = nowhere."""
+    num_decodes: int
+    decode_block_table: Tensor
+    """int32 (N, blocks of the longest)."""
+    decode_seq_lens_N: Tensor
+    """int32, tokens in the cache after this step."""
+    num_prefills: int
+    prefill_block_table: Tensor
+    """int32 (P, blocks of the longest)."""
+    prefill_seq_lens_P: Tensor
+    prefill_start_loc: Tensor
+    """int32 (P + 1), where each prefill's tokens start, counted from the first prefill token."""
+    max_prefill_len: int
+    """Tokens of the longest chunk."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LayerCache:
+    """Keys and values of one layer: two tensors (num_blocks, block_size, K, E)."""
+
+    keys: Tensor
+    values: Tensor
+
+
+@dataclass(slots=True, kw_only=True)
+class Attention:
+    """Everything between the q, k, v product and the output product, for this rank's heads."""
+
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    scale: float
+    sliding_window: int
+    """Last keys that a token sees, itself included; 0 = all."""
+    cos_sin: Tensor
+    """float32 (positions, head_dim), see rotary.py."""
+    q_norm_E: Tensor | None = None
+    k_norm_E: Tensor | None = None
+    norm_eps: float = 1e-6
+
+    def __call__(self, qkv_TC: Tensor, cache: LayerCache, metadata: AttentionMetadata) -> Tensor:
+        """(T, (H + 2K) * E) to (T, H * E). Writes this step's keys and values to the cache first."""
+        heads = qkv_TC.view(-1, self.num_heads + 2 * self.num_kv_heads, self.head_dim)
+        first_value = self.num_heads + self.num_kv_heads
+        q_THE = inflight_kernels.rope_and_kv_write(
+            heads[:, : self.num_heads],
+            heads[:, self.num_heads : first_value],
+            heads[:, first_value:],
+            self.cos_sin,
+            metadata.positions_T,
+            cache.keys,
+            cache.values,
+            metadata.slot_mapping_T,
+            self.q_norm_E,
+            self.k_norm_E,
+            self.norm_eps,
+        )
+        attended_THE = torch.empty_like(q_THE)
+        self._attend(q_THE, attended_THE, cache, metadata)
+        return attended_THE.view(-1, self.num_heads * self.head_dim)
+
+    def _attend(self, q_THE: Tensor, out_THE: Tensor, cache: LayerCache, metadata: AttentionMetadata) -> None:
+        decodes = metadata.num_decodes
+        if decodes:
+            inflight_kernels.decode_attention(
+                q_THE[:decodes],
+                cache.keys,
+                cache.values,
+                metadata.decode_block_table,
+                metadata.decode_seq_lens_N,
+                self.scale,
+                self.sliding_window,
+                out=out_THE[:decodes],
+            )
+        if metadata.num_prefills:
+            inflight_kernels.prefill_attention(
+                q_THE[decodes:],
+                cache.keys,
+                cache.values,
+                metadata.prefill_block_table,
+                metadata.prefill_start_loc,
+                metadata.prefill_seq_lens_P,
+                metadata.max_prefill_len,
+                self.scale,
+                self.sliding_window,
+                out=out_THE[decodes:],
+            )

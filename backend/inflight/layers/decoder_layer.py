@@ -1,0 +1,38 @@
+"""One layer of a decoder: attention, then the gated feed-forward, each on a normalised copy of the residual stream.
+
+Legend: T tokens, D hidden size. A function of tensors: what a layer adds is returned apart from the residual, and the
+next norm does the addition.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from inflight.layers.attention import Attention, AttentionMetadata, LayerCache
+from inflight.layers.linear import ColumnParallelLinear, RowParallelLinear
+from inflight.layers.mlp import GatedMLP
+from inflight.layers.rms_norm import RMSNorm
+
+
+@dataclass(slots=True, kw_only=True)
+class DecoderLayer:
+    input_norm: RMSNorm
+    qkv: ColumnParallelLinear
+    attention: Attention
+    output: RowParallelLinear
+    post_attention_norm: RMSNorm
+    mlp: GatedMLP
+
+    def __call__(
+        self, hidden_TD: Tensor, residual_TD: Tensor | None, cache: LayerCache, metadata: AttentionMetadata
+    ) -> tuple[Tensor, Tensor]:
+        """(what this layer adds, the residual it is to be added to); `residual_TD` is None for the first layer."""
+        if residual_TD is None:
+            normed_TD, residual_TD = self.input_norm(hidden_TD), hidden_TD
+        else:
+            normed_TD, residual_TD = self.input_norm.add(hidden_TD, residual_TD)
+        attended_TC = self.attention(self.qkv(normed_TD), cache, metadata)
+        normed_TD, residual_TD = self.post_attention_norm.add(self.output(attended_TC), residual_TD)
+        return self.mlp(normed_TD), residual_TD

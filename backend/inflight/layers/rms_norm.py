@@ -1,0 +1,28 @@
+"""Root-mean-square normalisation as an object that holds its weight. Knows no position in the network."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from torch import Tensor
+
+import inflight_kernels
+
+
+@dataclass(slots=True)
+class RMSNorm:
+    """Normalises hidden states (T, D), alone or after the residual is added."""
+
+    weight_D: Tensor
+    eps: float
+
+    def __call__(self, hidden_TD: Tensor) -> Tensor:
+        normed = inflight_kernels.rms_norm(hidden_TD, self.weight_D, self.eps)
+        assert isinstance(normed, Tensor)
+        return normed
+
+    def add(self, hidden_TD: Tensor, residual_TD: Tensor) -> tuple[Tensor, Tensor]:
+        """(normalised sum, sum) of hidden states and residual."""
+        normed = inflight_kernels.rms_norm(hidden_TD, self.weight_D, self.eps, residual_TD)
+        assert isinstance(normed, tuple)
+        return normed

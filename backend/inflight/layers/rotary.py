@@ -1,0 +1,117 @@
+"""Rotary position embedding: the table of cosines and sines, for every scaling that checkpoints ask for.
+
+Knows positions and frequencies, no tokens. Legend: R rotated pairs of a head (head_dim / 2), S positions.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RopeConfig:
+    """A checkpoint's rotary parameters, whichever spelling they came in."""
+
+    kind: str = "default"
+    theta: float = 10_000.0
+    factor: float = 1.0
+    original_max_positions: int
+    """Positions that the model was first trained for."""
+    low_freq_factor: float = 1.0
+    high_freq_factor: float = 4.0
+    beta_fast: float = 32.0
+    beta_slow: float = 1.0
+    truncate: bool = True
+    attention_factor: float | None = None
+    mscale: float = 0.0
+    mscale_all_dim: float = 0.0
+
+
+def cos_sin_table(rope: RopeConfig, head_dim: int, num_positions: int) -> Tensor:
+    """float32 (num_positions, 2R): cosines in the first half of the columns, sines in the second."""
+    positions_S = torch.arange(num_positions, dtype=torch.float32)
+    frequencies, amplitude = FREQUENCIES[rope.kind](rope, head_dim, positions_S)
+    angles_SR = positions_S[:, None] * frequencies
+    return torch.cat((angles_SR.cos() * amplitude, angles_SR.sin() * amplitude), dim=1)
+
+
+def _inverse(theta: float | Tensor, head_dim: int) -> Tensor:
+    """theta^(-2r / head_dim) for r < R."""
+    exponents_R = torch.arange(0, head_dim, 2, dtype=torch.float32) / head_dim
+    return 1.0 / (theta**exponents_R)
+
+
+def _default(rope: RopeConfig, head_dim: int, positions_S: Tensor) -> tuple[Tensor, float]:
+    return _inverse(rope.theta, head_dim), 1.0
+
+
+def _linear(rope: RopeConfig, head_dim: int, positions_S: Tensor) -> tuple[Tensor, float]:
+    """Positions squeezed by the factor."""
+    return _inverse(rope.theta, head_dim) / rope.factor, 1.0
+
+
+def _dynamic(rope: RopeConfig, head_dim: int, positions_S: Tensor) -> tuple[Tensor, float]:
+    """NTK-aware scaling whose base grows with the sequence: (S, R), each position by the length that ends with it.
+
+    That is what a token-by-token reading of the sequence gives, and makes a key independent of how its prompt was cut
+    into chunks and of who shares its block. transformers rotates a prompt longer than the original length by the whole
+    prompt's length instead; up to the original length the two agree.
+    """
+    length_S = (positions_S + 1).clamp(min=rope.original_max_positions)
+    growth_S = rope.factor * length_S / rope.original_max_positions - (rope.factor - 1)
+    theta_S = rope.theta * growth_S ** (head_dim / (head_dim - 2))
+    return _inverse(theta_S[:, None], head_dim), 1.0
+
+
+def _llama3(rope: RopeConfig, head_dim: int, positions_S: Tensor) -> tuple[Tensor, float]:
+    """Llama 3.1: long waves are stretched by the factor, short ones are left, those between are blended."""
+    inverse_R = _inverse(rope.theta, head_dim)
+    wavelength_R = 2 * math.pi / inverse_R
+    turns_R = rope.original_max_positions / wavelength_R
+    blend_R = (turns_R - rope.low_freq_factor) / (rope.high_freq_factor - rope.low_freq_factor)
+    blend_R = blend_R.clamp(0.0, 1.0)
+    return (1 - blend_R) * inverse_R / rope.factor + blend_R * inverse_R, 1.0
+
+
+def _yarn(rope: RopeConfig, head_dim: int, positions_S: Tensor) -> tuple[Tensor, float]:
+    """YaRN (Peng et al. 2023): a ramp from unscaled to fully interpolated frequencies, and a warmer softmax."""
+
+    def pair_that_turns(times: float) -> float:
+        waves = rope.original_max_positions / (times * 2 * math.pi)
+        return head_dim * math.log(waves) / (2 * math.log(rope.theta))
+
+    low, high = pair_that_turns(rope.beta_fast), pair_that_turns(rope.beta_slow)
+    if rope.truncate:
+        low, high = math.floor(low), math.ceil(high)
+    low, high = max(low, 0), min(high, head_dim - 1)
+    if low == high:
+        high += 0.001
+    ramp_R = ((torch.arange(head_dim // 2, dtype=torch.float32) - low) / (high - low)).clamp(0.0, 1.0)
+    inverse_R = _inverse(rope.theta, head_dim)
+    return inverse_R / rope.factor * ramp_R + inverse_R * (1 - ramp_R), _yarn_amplitude(rope)
+
+
+def _yarn_amplitude(rope: RopeConfig) -> float:
+    def amplitude(scale: float) -> float:
+        return 0.1 * scale * math.log(rope.factor) + 1.0 if rope.factor > 1 else 1.0
+
+    if rope.attention_factor is not None:
+        return rope.attention_factor
+    if rope.mscale and rope.mscale_all_dim:
+        return amplitude(rope.mscale) / amplitude(rope.mscale_all_dim)
+    return amplitude(1.0)
+
+
+FREQUENCIES: dict[str, Callable[[RopeConfig, int, Tensor], tuple[Tensor, float]]] = {
+    "default": _default,
+    "linear": _linear,
+    "dynamic": _dynamic,
+    "llama3": _llama3,
+    "yarn": _yarn,
+}
+"""Scaling -> (angle per position and pair: (R,) or (S, R), amplitude of cosines and sines)."""

@@ -1,0 +1,44 @@
+"""The two ends of the network, split by vocabulary: token ids to hidden states, hidden states to logits.
+
+Legend: T tokens, B rows that sample, D hidden size, U this rank's part of the vocabulary, V the vocabulary.
+Every rank holds ceil(V / ranks) rows; the last rank's are padded with zeros.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch.nn.functional as F
+from torch import Tensor
+
+from inflight.distributed.tensor_parallel import TensorParallelGroup
+
+
+@dataclass(slots=True)
+class VocabularyParallelEmbedding:
+    """Looks up its own token ids, gives zeros for the others', and sums over the ranks."""
+
+    weight_UD: Tensor
+    group: TensorParallelGroup
+
+    def __call__(self, token_ids_T: Tensor) -> Tensor:
+        if self.group.size == 1:
+            return F.embedding(token_ids_T, self.weight_UD)
+        size = self.weight_UD.shape[0]
+        local_T = token_ids_T - self.group.rank * size
+        elsewhere_T = (local_T < 0) | (local_T >= size)
+        hidden_TD = F.embedding(local_T.clamp(0, size - 1), self.weight_UD)
+        return self.group.all_reduce(hidden_TD.masked_fill_(elsewhere_T[:, None], 0))
+
+
+@dataclass(slots=True)
+class VocabularyParallelHead:
+    """Logits of the whole vocabulary, equal on every rank."""
+
+    weight_UD: Tensor
+    vocab_size: int
+    group: TensorParallelGroup
+
+    def __call__(self, hidden_BD: Tensor) -> Tensor:
+        logits_BV = self.group.all_gather(F.linear(hidden_BD, self.weight_UD))
+        return logits_BV[:, : self.vocab_size]

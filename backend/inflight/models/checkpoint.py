@@ -1,0 +1,126 @@
+"""Safetensors files of a checkpoint folder: parts of tensors by name, each checked. Knows no architecture.
+
+A rank reads only the bytes of its own slices. Nothing is unpickled.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+from safetensors import SafetensorError, safe_open
+from torch import Tensor
+
+from inflight.errors import ConfigurationError
+
+SINGLE_FILE = "model.safetensors"
+INDEX_FILE = "model.safetensors.index.json"
+FLOAT_DTYPES = ("F32", "BF16", "F16")
+
+
+class Checkpoint:
+    """Open files of one checkpoint. A context manager; what it raises is ConfigurationError naming the file."""
+
+    def __init__(self, folder: str | Path) -> None:
+        self._folder = Path(folder)
+        self._files: dict[str, Any] = {}
+        self._read: set[str] = set()
+        self._file_of = self._locate()
+
+    def __enter__(self) -> Checkpoint:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self._files.clear()
+
+    def __contains__(self, name: str) -> bool:
+        return name in self._file_of
+
+    def copy_into(self, target: Tensor, name: str, shape: tuple[int, ...], dim: int = 0, start: int = 0) -> None:
+        """Copy the part of tensor `name` that begins at `start` in `dim` into `target`, converting its dtype.
+
+        `shape` is that of the whole tensor, and is checked. `target` has the shape of the part; in `dim` it may reach
+        beyond the tensor's end, and what lies beyond is left as it is.
+        """
+        part = self._slice(name, shape)
+        stop = min(start + target.shape[dim], shape[dim])
+        if stop <= start:
+            return
+        index = (*(slice(None),) * dim, slice(start, stop))
+        try:
+            target.narrow(dim, 0, stop - start).copy_(part[index])
+        except SafetensorError as error:
+            raise self._broken(self._file_of[name], error) from None
+
+    def refuse_leftovers(self, ignored: tuple[str, ...] = ()) -> None:
+        """Raise if a tensor was never read, unless its name ends with one of `ignored`: the network would lack it."""
+        leftovers = sorted(name for name in set(self._file_of) - self._read if not name.endswith(ignored))
+        if leftovers:
+            more = f" and {len(leftovers) - 3} more" if len(leftovers) > 3 else ""
+            raise ConfigurationError(
+                f"{self._folder}: the checkpoint holds tensors that its config.json does not account for: "
+                f"{', '.join(leftovers[:3])}{more}"
+            )
+
+    def _slice(self, name: str, shape: tuple[int, ...]) -> Any:
+        if name not in self._file_of:
+            raise ConfigurationError(f"{self._folder}: the checkpoint has no tensor {name}")
+        file_name = self._file_of[name]
+        try:
+            part = self._open(file_name).get_slice(name)
+        except SafetensorError as error:
+            raise self._broken(file_name, error) from None
+        found, dtype = tuple(part.get_shape()), part.get_dtype()
+        if found != shape:
+            raise ConfigurationError(
+                f"{self._folder / file_name}: tensor {name} has shape {list(found)}, config.json asks for {list(shape)}"
+            )
+        if dtype not in FLOAT_DTYPES:
+            raise ConfigurationError(
+                f"{self._folder / file_name}: tensor {name} is {dtype}; "
+                f"only {', '.join(FLOAT_DTYPES)} weights are supported"
+            )
+        self._read.add(name)
+        return part
+
+    def _locate(self) -> dict[str, str]:
+        """Tensor name -> file name."""
+        index = self._folder / INDEX_FILE
+        if index.exists():
+            return self._read_index(index)
+        if (self._folder / SINGLE_FILE).exists():
+            return dict.fromkeys(self._open(SINGLE_FILE).keys(), SINGLE_FILE)
+        pickled = any(self._folder.glob("*.bin")) or any(self._folder.glob("*.pt"))
+        remedy = "; its weights are pickled, save them with save_pretrained(safe_serialization=True)" if pickled else ""
+        raise ConfigurationError(f"{self._folder} holds neither {SINGLE_FILE} nor {INDEX_FILE}{remedy}")
+
+    def _read_index(self, index: Path) -> dict[str, str]:
+        try:
+            entries = json.loads(index.read_text(encoding="utf-8"))["weight_map"].items()
+            file_of = {str(name): str(file_name) for name, file_name in entries}
+        except (OSError, ValueError, KeyError, TypeError, AttributeError):
+            raise ConfigurationError(f"{index} is not a safetensors index: it must hold a weight_map object") from None
+        for file_name in sorted(set(file_of.values())):
+            # A name with a path could reach outside the folder.
+            if Path(file_name).name != file_name:
+                raise ConfigurationError(f"{index} names the file {file_name!r}, which is outside the folder")
+            if not (self._folder / file_name).is_file():
+                raise ConfigurationError(f"{index} names the file {file_name}, which is not there: download it again")
+        return file_of
+
+    def _open(self, file_name: str) -> Any:
+        if file_name not in self._files:
+            try:
+                self._files[file_name] = safe_open(str(self._folder / file_name), framework="pt")
+            except (SafetensorError, OSError) as error:
+                raise self._broken(file_name, error) from None
+        return self._files[file_name]
+
+    def _broken(self, file_name: str, error: Exception) -> ConfigurationError:
+        return ConfigurationError(
+            f"{self._folder / file_name} is not a whole safetensors file ({error}): download it again"
+        )

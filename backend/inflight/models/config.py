@@ -1,0 +1,208 @@
+"""A checkpoint's config.json, read through transformers and checked: what the decoder must know, as numbers.
+
+Knows no weights. The checkpoint's own code is never run. What would be computed wrongly in silence is refused.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from inflight.errors import ConfigurationError
+from inflight.layers.rotary import FREQUENCIES, RopeConfig
+from inflight.models.families import FAMILIES, Family
+
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelConfig:
+    """One decoder. Sizes are of the whole network, not of one rank's part."""
+
+    architecture: str
+    vocab_size: int
+    hidden_size: int
+    intermediate_size: int
+    num_layers: int
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    rms_norm_eps: float
+    tie_word_embeddings: bool
+    qkv_bias: bool
+    output_bias: bool
+    mlp_bias: bool
+    qk_norm: bool
+    sliding_windows: tuple[int, ...]
+    """Per layer: last keys that a token sees; 0 = all."""
+    rope: RopeConfig
+    max_position_embeddings: int
+    max_positions: int
+    """Longest sequence that positions are made for: over max_position_embeddings where scaling stretches them."""
+    dtype: torch.dtype
+    """Of the checkpoint."""
+
+    @classmethod
+    def load(cls, checkpoint: str | Path) -> ModelConfig:
+        """Read `checkpoint`/config.json; ConfigurationError says what is missing or not supported."""
+        path = Path(checkpoint, "config.json")
+        architecture, family = _family(path, _read_json(path))
+        values = _through_transformers(path)
+        _refuse_what_is_not_computed(path, values)
+        rope = _rope(path, values)
+        num_heads = int(values["num_attention_heads"])
+        max_positions = int(values["max_position_embeddings"])
+        return cls(
+            architecture=architecture,
+            vocab_size=int(values["vocab_size"]),
+            hidden_size=int(values["hidden_size"]),
+            intermediate_size=int(values["intermediate_size"]),
+            num_layers=int(values["num_hidden_layers"]),
+            num_heads=num_heads,
+            num_kv_heads=int(values.get("num_key_value_heads") or num_heads),
+            head_dim=int(values.get("head_dim") or int(values["hidden_size"]) // num_heads),
+            rms_norm_eps=float(values["rms_norm_eps"]),
+            tie_word_embeddings=bool(values.get("tie_word_embeddings", False)),
+            qkv_bias=_flag(family.qkv_bias, values),
+            output_bias=_flag(family.output_bias, values),
+            mlp_bias=_flag(family.mlp_bias, values),
+            qk_norm=family.qk_norm,
+            sliding_windows=_sliding_windows(path, family, values),
+            rope=rope,
+            max_position_embeddings=max_positions,
+            max_positions=_max_positions(rope, max_positions),
+            dtype=_dtype(path, values),
+        )
+
+
+def _read_json(path: Path) -> dict[str, Any]:
+    try:
+        values = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise ConfigurationError(
+            f"{path.parent} is not a Hugging Face checkpoint folder: it has no config.json"
+        ) from None
+    except (OSError, ValueError) as error:
+        raise ConfigurationError(f"{path} cannot be read: {error}") from None
+    if not isinstance(values, dict):
+        raise ConfigurationError(f"{path} must hold a JSON object")
+    return values
+
+
+def _family(path: Path, values: Mapping[str, Any]) -> tuple[str, Family]:
+    architectures = values.get("architectures") or []
+    known = ", ".join(FAMILIES)
+    if not architectures:
+        raise ConfigurationError(f"{path} names no architecture; this engine knows {known}")
+    architecture = str(architectures[0])
+    if architecture not in FAMILIES:
+        raise ConfigurationError(f"{path}: this engine does not know the architecture {architecture}; it knows {known}")
+    return architecture, FAMILIES[architecture]
+
+
+def _through_transformers(path: Path) -> dict[str, Any]:
+    """The file's values with transformers' defaults for what it leaves out. A checkpoint's own code stays unused."""
+    # transformers takes seconds to import; a command that only builds an EngineConfig need not wait for it.
+    from transformers import AutoConfig
+
+    try:
+        config = AutoConfig.from_pretrained(path.parent, trust_remote_code=False, local_files_only=True)
+    except Exception as error:
+        # Validators of many kinds run in there; whatever they raise, the file is what has to change.
+        reason = " ".join(str(error).split())
+        raise ConfigurationError(f"{path} is not a configuration that transformers accepts: {reason}") from None
+    values: dict[str, Any] = config.to_dict()
+    # to_dict turns the dtype into a string in some versions and leaves attributes out in others.
+    for key in ("dtype", "rope_theta", "rope_scaling", "layer_types"):
+        if values.get(key) is None:
+            values[key] = getattr(config, key, None)
+    return values
+
+
+def _refuse_what_is_not_computed(path: Path, values: Mapping[str, Any]) -> None:
+    activation = values.get("hidden_act", "silu")
+    if activation not in ("silu", "swish"):
+        raise ConfigurationError(f"{path}: hidden_act {activation!r} is not supported; only silu is")
+    if values.get("quantization_config"):
+        method = values["quantization_config"].get("quant_method", "unknown")
+        raise ConfigurationError(
+            f"{path}: quantized checkpoints ({method}) are not supported; use the float16, bfloat16 or float32 one"
+        )
+
+
+def _flag(source: bool | str, values: Mapping[str, Any]) -> bool:
+    return bool(values.get(source, False)) if isinstance(source, str) else source
+
+
+def _sliding_windows(path: Path, family: Family, values: Mapping[str, Any]) -> tuple[int, ...]:
+    num_layers = int(values["num_hidden_layers"])
+    window = int(values.get("sliding_window") or 0)
+    if family.windowed_layers == "none":
+        return (0,) * num_layers
+    if family.windowed_layers == "all":
+        return (window,) * num_layers
+    if not values.get("use_sliding_window", False):
+        return (0,) * num_layers
+    kinds = values.get("layer_types")
+    if kinds is None:
+        full = int(values.get("max_window_layers", num_layers))
+        return tuple(0 if layer < full else window for layer in range(num_layers))
+    unknown = set(kinds) - {"full_attention", "sliding_attention"}
+    if unknown or len(kinds) != num_layers:
+        raise ConfigurationError(
+            f"{path}: layer_types must name full_attention or sliding_attention for each of {num_layers} layers, "
+            f"got {len(kinds)} entries" + (f" with {', '.join(sorted(unknown))}" if unknown else "")
+        )
+    return tuple(window if kind == "sliding_attention" else 0 for kind in kinds)
+
+
+def _rope(path: Path, values: Mapping[str, Any]) -> RopeConfig:
+    """From `rope_parameters` (transformers 5) or `rope_theta` and `rope_scaling` (before)."""
+    parameters = {**(values.get("rope_scaling") or {}), **(values.get("rope_parameters") or {})}
+    if any(isinstance(value, Mapping) for value in parameters.values()):
+        raise ConfigurationError(f"{path}: rotary parameters that differ between layers are not supported")
+    kind = str(parameters.get("rope_type") or parameters.get("type") or "default")
+    if kind not in FREQUENCIES:
+        raise ConfigurationError(f"{path}: rope type {kind!r} is not supported; these are: {', '.join(FREQUENCIES)}")
+    if float(parameters.get("partial_rotary_factor") or values.get("partial_rotary_factor") or 1.0) != 1.0:
+        raise ConfigurationError(f"{path}: partial_rotary_factor other than 1 is not supported")
+    original = parameters.get("original_max_position_embeddings") or values["max_position_embeddings"]
+    if kind == "dynamic":
+        original = values["max_position_embeddings"]
+    optional = {
+        key: float(parameters[key])
+        for key in ("low_freq_factor", "high_freq_factor", "beta_fast", "beta_slow", "mscale", "mscale_all_dim")
+        if parameters.get(key) is not None
+    }
+    attention_factor = parameters.get("attention_factor")
+    factor = parameters.get("factor")
+    if factor is None:
+        if kind in ("linear", "dynamic", "llama3"):
+            raise ConfigurationError(f"{path}: rope type {kind} needs a factor")
+        factor = values["max_position_embeddings"] / original
+    return RopeConfig(
+        kind=kind,
+        theta=float(parameters.get("rope_theta") or values.get("rope_theta") or 10_000.0),
+        factor=float(factor),
+        original_max_positions=int(original),
+        truncate=bool(parameters.get("truncate", True)),
+        attention_factor=None if attention_factor is None else float(attention_factor),
+        **optional,
+    )
+
+
+def _max_positions(rope: RopeConfig, max_position_embeddings: int) -> int:
+    stretched = int(rope.factor * rope.original_max_positions) if rope.kind != "default" else 0
+    return max(max_position_embeddings, stretched)
+
+
+def _dtype(path: Path, values: Mapping[str, Any]) -> torch.dtype:
+    name = str(values.get("dtype") or values.get("torch_dtype") or "float32").removeprefix("torch.")
+    if name not in DTYPES:
+        raise ConfigurationError(f"{path}: dtype {name} is not supported; these are: {', '.join(DTYPES)}")
+    return DTYPES[name]

@@ -1,0 +1,97 @@
+"""One rank's weights: which part of which tensor of a checkpoint becomes which layer's weight. Knows no architecture.
+
+Legend: I input features, O output features, D hidden size. Layers that share an input are stacked while they are read,
+into memory of their own: nothing points into the files afterwards.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from inflight.distributed.tensor_parallel import TensorParallelGroup
+from inflight.errors import ConfigurationError
+from inflight.layers.linear import ColumnParallelLinear, RowParallelLinear
+from inflight.layers.rms_norm import RMSNorm
+from inflight.layers.vocabulary import VocabularyParallelEmbedding
+from inflight.models.checkpoint import Checkpoint
+
+
+@dataclass(frozen=True, slots=True)
+class Columns:
+    """A rank's consecutive output features of one tensor."""
+
+    name: str
+    num_features: int
+    """Of the whole tensor."""
+    start: int
+    size: int
+
+
+@dataclass(frozen=True, slots=True)
+class WeightLoader:
+    """Reads a checkpoint's tensors as the parts of a network, on this rank's device and in its dtype."""
+
+    checkpoint: Checkpoint
+    group: TensorParallelGroup
+    dtype: torch.dtype
+    device: torch.device
+
+    def split(self, what: str, value: int) -> int:
+        """This rank's share of `value`; ConfigurationError, naming `what`, if it does not split evenly."""
+        if value % self.group.size:
+            raise ConfigurationError(
+                f"tensor_parallel_size {self.group.size} does not divide the checkpoint's {what} ({value})"
+            )
+        return value // self.group.size
+
+    def columns(self, name: str, num_features: int) -> Columns:
+        """An even share of the output features of `name`."""
+        size = self.split(f"{name} features", num_features)
+        return Columns(name, num_features, self.group.rank * size, size)
+
+    def stacked(self, parts: list[Columns], num_inputs: int, bias: bool) -> ColumnParallelLinear:
+        """Output features of several tensors, one below the other."""
+        total = sum(part.size for part in parts)
+        weight_OI = self._empty(total, num_inputs)
+        bias_O = self._empty(total) if bias else None
+        row = 0
+        for part in parts:
+            rows = slice(row, row + part.size)
+            shape = (part.num_features, num_inputs)
+            self.checkpoint.copy_into(weight_OI[rows], f"{part.name}.weight", shape, start=part.start)
+            if bias_O is not None:
+                self.checkpoint.copy_into(bias_O[rows], f"{part.name}.bias", shape[:1], start=part.start)
+            row += part.size
+        return ColumnParallelLinear(weight_OI, bias_O)
+
+    def rows(self, name: str, num_features: int, num_inputs: int, bias: bool) -> RowParallelLinear:
+        """All output features of an even share of the input features."""
+        size = self.split(f"{name} inputs", num_inputs)
+        weight_OI = self._empty(num_features, size)
+        shape = (num_features, num_inputs)
+        self.checkpoint.copy_into(weight_OI, f"{name}.weight", shape, dim=1, start=self.group.rank * size)
+        bias_O = self.vector(f"{name}.bias", num_features) if bias else None
+        return RowParallelLinear(weight_OI, bias_O if self.group.rank == 0 else None, self.group)
+
+    def norm(self, name: str, size: int, eps: float) -> RMSNorm:
+        return RMSNorm(self.vector(f"{name}.weight", size), eps)
+
+    def vector(self, name: str, size: int) -> Tensor:
+        """A one-dimensional tensor, whole."""
+        values = self._empty(size)
+        self.checkpoint.copy_into(values, name, (size,))
+        return values
+
+    def vocabulary(self, name: str, vocab_size: int, hidden_size: int) -> VocabularyParallelEmbedding:
+        """This rank's rows of a table with one row a token; the last rank's end in zeros."""
+        size = -(-vocab_size // self.group.size)
+        weight_UD = self._empty(size, hidden_size).zero_()
+        start = self.group.rank * size
+        self.checkpoint.copy_into(weight_UD, f"{name}.weight", (vocab_size, hidden_size), start=start)
+        return VocabularyParallelEmbedding(weight_UD, self.group)
+
+    def _empty(self, *shape: int) -> Tensor:
+        return torch.empty(shape, dtype=self.dtype, device=self.device)

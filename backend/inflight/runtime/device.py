@@ -1,0 +1,89 @@
+"""Which device a rank runs on, how much memory it has left, how many threads it may use. Knows no network."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import torch
+
+from inflight.config import EngineConfig
+from inflight.errors import ConfigurationError
+
+CGROUP = Path("/sys/fs/cgroup")
+
+
+def choose_device(config: EngineConfig, rank: int) -> torch.device:
+    """This rank's device; ConfigurationError if the configuration asks for one that is not there."""
+    available = torch.cuda.is_available()
+    if config.device == "cpu" or (config.device == "auto" and not available):
+        return torch.device("cpu")
+    if not available:
+        raise ConfigurationError("device is cuda, but torch finds no GPU; set device to cpu or auto")
+    index = _gpu_index(config.gpu_device_ids, rank)
+    if not 0 <= index < torch.cuda.device_count():
+        raise ConfigurationError(
+            f"rank {rank} is to run on GPU {index}, but this machine has {torch.cuda.device_count()}; "
+            "see gpu_device_ids and tensor_parallel_size"
+        )
+    return torch.device("cuda", index)
+
+
+def _gpu_index(gpu_device_ids: str, rank: int) -> int:
+    if not gpu_device_ids:
+        # Ranks of several machines are numbered through; each machine counts its own GPUs from 0.
+        return rank % max(torch.cuda.device_count(), 1)
+    try:
+        return [int(text) for text in gpu_device_ids.split(",")][rank]
+    except (ValueError, IndexError):
+        raise ConfigurationError(
+            f"gpu_device_ids must be one number for each rank, separated by commas; got {gpu_device_ids!r}"
+        ) from None
+
+
+def choose_dtype(config: EngineConfig, checkpoint_dtype: torch.dtype) -> torch.dtype:
+    """Type of weights, activations and KV cache."""
+    names = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+    return names.get(config.dtype, checkpoint_dtype)
+
+
+def count_threads(config: EngineConfig, num_ranks: int) -> int:
+    """Threads of one rank on CPU: as configured, or an even share of the cores that this process may use."""
+    return config.num_threads or max(len(os.sched_getaffinity(0)) // num_ranks, 1)
+
+
+def free_memory(device: torch.device, num_ranks: int) -> int:
+    """Bytes that may still be taken: of the GPU, or this rank's share of the host's."""
+    if device.type == "cuda":
+        return int(torch.cuda.mem_get_info(device)[0])
+    return min(_host_available(), _cgroup_available()) // num_ranks
+
+
+def resident_memory() -> int:
+    """Bytes of this process that are in the host's memory."""
+    pages = int(Path("/proc/self/statm").read_text(encoding="ascii").split()[1])
+    return pages * os.sysconf("SC_PAGE_SIZE")
+
+
+def pinned_memory(device: torch.device) -> int:
+    """Bytes of host memory that are pinned for copies to a GPU."""
+    if device.type != "cuda":
+        return 0
+    return int(torch.cuda.host_memory_stats().get("allocated_bytes.current", 0))
+
+
+def _host_available() -> int:
+    for line in Path("/proc/meminfo").read_text(encoding="ascii").splitlines():
+        if line.startswith("MemAvailable:"):
+            return int(line.split()[1]) * 1024
+    return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+
+
+def _cgroup_available() -> int:
+    """A container's limit less what it uses; without a limit, more than any machine has."""
+    try:
+        limit = (CGROUP / "memory.max").read_text(encoding="ascii").strip()
+        used = (CGROUP / "memory.current").read_text(encoding="ascii").strip()
+        return max(int(limit) - int(used), 0)
+    except (OSError, ValueError):
+        return 2**63

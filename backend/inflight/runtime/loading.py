@@ -1,0 +1,110 @@
+"""From an EngineConfig to a network and its KV cache on this rank's device. Collective; done once."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from inflight.config import EngineConfig
+from inflight.distributed.rank_group import RankGroup
+from inflight.distributed.tensor_parallel import TensorParallelGroup
+from inflight.errors import ConfigurationError
+from inflight.layers.attention import AttentionMetadata
+from inflight.models.checkpoint import Checkpoint
+from inflight.models.config import ModelConfig
+from inflight.models.decoder import Decoder, load_decoder, num_local_kv_heads
+from inflight.models.weights import WeightLoader
+from inflight.request import RequestLimits
+from inflight.runtime.device import choose_device, choose_dtype, count_threads
+from inflight.runtime.kv_cache import KVCache, KVCacheShape, count_blocks
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LoadedEngine:
+    decoder: Decoder
+    kv_cache: KVCache
+    limits: RequestLimits
+    group: TensorParallelGroup
+    device: torch.device
+    num_threads: int
+
+
+def load_engine(config: EngineConfig, rank_group: RankGroup) -> LoadedEngine:
+    """Raises ConfigurationError for a checkpoint or a configuration that does not fit."""
+    device = choose_device(config, rank_group.rank)
+    num_threads = count_threads(config, rank_group.size)
+    torch.set_num_threads(num_threads)
+    model = ModelConfig.load(config.gpt_model_path)
+    max_seq_len = _max_seq_len(config, model)
+    dtype = choose_dtype(config, model.dtype)
+    group = TensorParallelGroup.create(rank_group, device, several_hosts=bool(config.mpi_hostfile))
+    with Checkpoint(config.gpt_model_path) as checkpoint:
+        # One position more than a sequence can hold: a step may be under way for one that has just reached its end.
+        decoder = load_decoder(model, WeightLoader(checkpoint, group, dtype, device), max_seq_len + 1)
+    shape = KVCacheShape(
+        num_layers=model.num_layers,
+        num_kv_heads=num_local_kv_heads(model.num_kv_heads, group.size),
+        head_dim=model.head_dim,
+        block_size=config.tokens_per_block,
+        dtype=dtype,
+    )
+    reserved_bytes = _step_bytes(decoder, shape, config, device) if device.type == "cuda" else 0
+    num_blocks = count_blocks(config, shape, group, device, reserved_bytes)
+    limits = RequestLimits(
+        vocab_size=model.vocab_size,
+        max_seq_len=max_seq_len,
+        max_input_len=min(config.max_input_len or max_seq_len - 1, max_seq_len - 1),
+        kv_cache_tokens=num_blocks * config.tokens_per_block,
+    )
+    return LoadedEngine(
+        decoder=decoder,
+        kv_cache=KVCache(shape, num_blocks, device),
+        limits=limits,
+        group=group,
+        device=device,
+        num_threads=num_threads,
+    )
+
+
+def _max_seq_len(config: EngineConfig, model: ModelConfig) -> int:
+    max_seq_len = config.max_seq_len or model.max_position_embeddings
+    if max_seq_len > model.max_positions:
+        raise ConfigurationError(
+            f"max_seq_len {max_seq_len} is more than the {model.max_positions} positions that the checkpoint has"
+        )
+    if max_seq_len < 2:
+        raise ConfigurationError(f"max_seq_len must be at least 2 (one prompt token and one new), got {max_seq_len}")
+    return max_seq_len
+
+
+@torch.inference_mode()
+def _step_bytes(decoder: Decoder, shape: KVCacheShape, config: EngineConfig, device: torch.device) -> int:
+    """Bytes that the largest step takes for a while on a GPU, found by running one on a cache of a single block.
+
+    Its prefills are one block long and all write the same one; their numbers mean nothing.
+    """
+    num_prefills = -(-config.max_num_tokens // shape.block_size)
+    positions_T = torch.arange(shape.block_size, device=device).repeat(num_prefills)
+    metadata = AttentionMetadata(
+        positions_T=positions_T,
+        slot_mapping_T=positions_T,
+        num_decodes=0,
+        decode_block_table=torch.empty((0, 0), dtype=torch.int32, device=device),
+        decode_seq_lens_N=torch.empty(0, dtype=torch.int32, device=device),
+        num_prefills=num_prefills,
+        prefill_block_table=torch.zeros((num_prefills, 1), dtype=torch.int32, device=device),
+        prefill_seq_lens_P=torch.full((num_prefills,), shape.block_size, dtype=torch.int32, device=device),
+        prefill_start_loc=torch.arange(num_prefills + 1, dtype=torch.int32, device=device) * shape.block_size,
+        max_prefill_len=shape.block_size,
+    )
+    cache = KVCache(shape, 1, device)
+    before = torch.cuda.memory_allocated(device)
+    torch.cuda.reset_peak_memory_stats(device)
+    hidden_TD = decoder.forward(torch.zeros_like(positions_T), cache.layers, metadata)
+    logits_SV = decoder.logits(hidden_TD[: config.max_batch_size])
+    # Sampling works on two copies of the logits in float32.
+    sampling_bytes = 2 * logits_SV.numel() * 4
+    peak = torch.cuda.max_memory_allocated(device) - before + sampling_bytes
+    torch.cuda.empty_cache()
+    return int(peak)

@@ -1,0 +1,100 @@
+"""Picks each row's next token from its logits, on the device. Knows rows and their history, no requests.
+
+Legend: S rows that sample, V vocabulary, X restrictions, L longest beginning of a bad word.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+import inflight_kernels
+from inflight.runtime.row_state import RowState
+from inflight.runtime.row_table import FLOAT_FIELDS
+from inflight.runtime.sampling_input import NO_TOKEN, Restrictions, SamplingInput
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SampledTokens:
+    token_ids_S: Tensor
+    """int64, always inside the vocabulary."""
+    log_probs_S: Tensor | None
+    """float32, under the model's raw distribution; None if no row asked."""
+    is_finite_S: Tensor
+    """bool; False = the row's logits hold NaN or infinity and its token means nothing."""
+
+
+class Sampler:
+    def __init__(self, max_rows: int, device: torch.device) -> None:
+        # What the kernel takes where nobody asks for anything; such a step sends no parameters to the device.
+        self._zeros_R = torch.zeros(max_rows, dtype=torch.float32, device=device)
+        self._ones_R = torch.ones(max_rows, dtype=torch.float32, device=device)
+        self._no_top_k_R = torch.zeros(max_rows, dtype=torch.int32, device=device)
+        self._no_seeds_R = torch.zeros(max_rows, dtype=torch.int64, device=device)
+
+    def __call__(self, logits_SV: Tensor, sampling: SamplingInput, state: RowState) -> SampledTokens:
+        allowed_SV = None
+        if sampling.restrictions is not None:
+            allowed_SV = allowed_tokens(logits_SV, sampling.restrictions, state.history)
+        token_ids_S, log_probs_S = self._sample(logits_SV, sampling, state, allowed_SV)
+        return SampledTokens(
+            # A row of NaN may give any number; the next step looks it up in the embedding before the host knows.
+            token_ids_S=token_ids_S.clamp_(0, logits_SV.shape[1] - 1),
+            log_probs_S=log_probs_S if sampling.log_probs else None,
+            # The maximum is NaN if any logit is.
+            is_finite_S=torch.isfinite(logits_SV.amax(1)),
+        )
+
+    def _sample(
+        self, logits_SV: Tensor, sampling: SamplingInput, state: RowState, allowed_SV: Tensor | None
+    ) -> tuple[Tensor, Tensor]:
+        size = logits_SV.shape[0]
+        temperature_S, top_p_S, min_p_S = self._zeros_R[:size], self._ones_R[:size], self._zeros_R[:size]
+        top_k_S, seeds_S = self._no_top_k_R[:size], self._no_seeds_R[:size]
+        penalties: dict[str, Tensor] = {}
+        if sampling.floats_FS is not None:
+            fields = dict(zip(FLOAT_FIELDS, sampling.floats_FS.unbind(0), strict=True))
+            temperature_S, top_p_S, min_p_S = fields["temperature"], fields["top_p"], fields["min_p"]
+            assert sampling.top_k_S is not None and sampling.seeds_S is not None
+            top_k_S, seeds_S = sampling.top_k_S, sampling.seeds_S
+            if sampling.any_penalty:
+                assert state.prompt_mask_RV is not None and state.output_counts_RV is not None
+                penalties = {name: fields[name] for name in fields if name.endswith("_penalty")}
+                penalties["prompt_mask"] = state.prompt_mask_RV.index_select(0, sampling.rows_S)
+                penalties["output_counts"] = state.output_counts_RV.index_select(0, sampling.rows_S)
+        return inflight_kernels.sample(
+            logits_SV,
+            temperature_S,
+            top_k_S,
+            top_p_S,
+            min_p_S,
+            seeds_S,
+            sampling.lengths_S,
+            **penalties,
+            allowed_mask=allowed_SV,
+            all_greedy=sampling.all_greedy,
+            any_top_k=sampling.any_top_k,
+            any_top_p=sampling.any_top_p,
+            any_min_p=sampling.any_min_p,
+            with_logprobs=sampling.log_probs,
+        )
+
+
+def allowed_tokens(logits_SV: Tensor, restrictions: Restrictions, history: Tensor | None) -> Tensor:
+    """bool (S, V): False for the tokens that are restricted now. `history` (rows, positions) is read on the device."""
+    applies_X = torch.ones_like(restrictions.places_X, dtype=torch.int32)
+    if restrictions.beginnings_XL is not None:
+        assert history is not None and restrictions.rows_X is not None and restrictions.lengths_X is not None
+        beginnings_XL = restrictions.beginnings_XL
+        longest = beginnings_XL.shape[1]
+        offsets_L = torch.arange(-longest, 0, device=logits_SV.device)
+        places_XL = restrictions.lengths_X[:, None] + offsets_L
+        before_XL = history[restrictions.rows_X[:, None], places_XL.clamp(min=0)]
+        matches_XL = (before_XL == beginnings_XL) & (places_XL >= 0)
+        applies_X = (matches_XL | (beginnings_XL == NO_TOKEN)).all(1).int()
+    # Several restrictions may name one token; a sum takes them in any order.
+    times_SV = torch.zeros(logits_SV.shape, dtype=torch.int32, device=logits_SV.device)
+    times_SV.view(-1).index_add_(0, restrictions.places_X, applies_X)
+    return times_SV == 0
