@@ -15,7 +15,7 @@ from datetime import timedelta
 import torch
 import torch.distributed as dist
 from torch import Tensor
-from torch.distributed.distributed_c10d import FileStore, Store, TCPStore
+from torch.distributed import FileStore, Store, TCPStore  # type: ignore[attr-defined]
 
 from inflight.distributed.rank_group import RankGroup
 
