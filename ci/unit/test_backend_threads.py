@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from pathlib import Path
 
 import fake_pb_utils as pb
 import fake_tokenizer
@@ -16,6 +17,7 @@ from inflight.errors import EngineUnavailable, QueueFull
 from inflight.result import FinishReason
 from inflight.server.backend_server import BackendServer
 from inflight.server.dialects import LLM
+from inflight.supervisor import plan, processes
 
 LONG = 30.0
 """Seconds after which a wait counts as a hang."""
@@ -207,7 +209,15 @@ def test_a_stop_string_frees_the_engine(ask, executor: FakeExecutor) -> None:
     finish(executor, again)
 
 
-def test_a_dead_engine_ends_every_request_and_unloads_the_model(ask, server, executor: FakeExecutor) -> None:
+@pytest.fixture
+def notes(tmp_path: Path, monkeypatch) -> Path:
+    """Where a supervisor looks for the models that were given up."""
+    (tmp_path / plan.LOST).mkdir()
+    monkeypatch.setenv(processes.RUN_DIRECTORY, str(tmp_path))
+    return tmp_path / plan.LOST
+
+
+def test_a_dead_engine_ends_every_request_and_gives_the_model_up(ask, server, executor: FakeExecutor, notes) -> None:
     senders = [ask({**PROMPT, "stream": True}) for _ in range(3)]
     ids = list(executor.enqueued)
     assert server.is_ready()
@@ -215,9 +225,21 @@ def test_a_dead_engine_ends_every_request_and_unloads_the_model(ask, server, exe
     executor.push(*[error(i, "a rank died", "UNAVAILABLE") for i in ids])
     server._watch.look()
     server._watch.look()
-    assert not server.is_ready() and pb.unloaded == ["llm"]
+    assert not server.is_ready() and pb.unloaded == ["llm"] and executor.is_shut_down
+    assert (notes / "llm").read_text() == "its ranks are dead or silent\n"
     for sender in senders:
         assert sender.finished.wait(LONG) and sender.error.code() == pb.TritonError.UNAVAILABLE
+    assert ask(PROMPT).error.code() == pb.TritonError.UNAVAILABLE
+
+
+def test_without_a_supervisor_a_dead_engine_may_come_back(ask, server, executor, monkeypatch) -> None:
+    monkeypatch.delenv(processes.RUN_DIRECTORY, raising=False)
+    executor.ready = False
+    server._watch.look()
+    assert not server.is_ready() and not pb.unloaded and not executor.is_shut_down
+    executor.ready = True
+    assert server.is_ready()
+    finish(executor, ask(PROMPT))
 
 
 def test_tokens_before_an_error_are_not_lost(ask, executor: FakeExecutor) -> None:
@@ -282,7 +304,7 @@ def test_no_request_makes_execute_raise(ask, executor: FakeExecutor, inputs, par
 
 def test_model_py_answers_through_the_server(monkeypatch, server, ask, executor: FakeExecutor) -> None:
     monkeypatch.setitem(sys.modules, "triton_python_backend_utils", pb)
-    monkeypatch.syspath_prepend(str(__import__("pathlib").Path(__file__).parents[2] / "backend"))
+    monkeypatch.syspath_prepend(str(Path(__file__).parents[2] / "backend"))
     monkeypatch.delitem(sys.modules, "model", raising=False)
     import model
 

@@ -250,7 +250,8 @@ def test_bad_words_are_banned_with_and_without_a_space_before() -> None:
 
 
 def test_parameters_beside_the_tensors() -> None:
-    assert read_parameters('{"priority": 1, "Streaming": true, "triton_x": 1, "other": [1]}') == {"priority": 1.0}
+    assert read_parameters('{"priority": 7, "Streaming": true, "triton_x": 1, "other": [1]}') == {}
+    assert read_parameters('{"timeout": 2500}') == {"allotted_time_ms": 3}
     assert read_parameters('{"request_priority": "0.25", "cache_salt": "me"}') == {"priority": 0.25, "cache_salt": "me"}
     assert read_parameters("{}", timeout_us=1500) == {"allotted_time_ms": 2}
     assert read_parameters('{"allotted_time_ms": 7}', timeout_us=1500) == {"allotted_time_ms": 7}
@@ -262,8 +263,9 @@ def test_parameters_beside_the_tensors() -> None:
         "[1]",
         "{",
         "[" * 200_000,
-        '{"priority": 2}',
-        '{"priority": NaN}',
+        '{"request_priority": 2}',
+        '{"request_priority": NaN}',
+        '{"timeout": -1}',
         '{"allotted_time_ms": "x"}',
         '{"allotted_time_ms": -1}',
         '{"cache_salt": 7}',

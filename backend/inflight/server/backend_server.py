@@ -21,6 +21,7 @@ from inflight.server import outcome
 from inflight.server.client_request import ClientRequest
 from inflight.server.detokenizer import Detokenizer
 from inflight.server.dialect import Dialect
+from inflight.server.lost_model import give_up
 from inflight.server.metrics_thread import MetricsThread
 from inflight.server.reply import Reply
 from inflight.server.request_builder import RequestBuilder
@@ -166,13 +167,12 @@ class BackendServer:
         self._metrics.record(outcome.ended(item, code))
 
     def _on_engine_lost(self) -> None:
-        """Servers that cannot ask a Python model whether it is ready learn it by unloading the model."""
-        logger.error("the engine is lost: its ranks are dead or silent")
-        try:
-            self._pb_utils.unload_model(self._model_name)
-        except Exception as error:
-            logger.warning(
-                "model %s stays loaded and waits for its ranks: the server does not unload models on request (%s)",
-                self._model_name,
-                type(error).__name__,
-            )
+        """Where a supervisor loads the model again, end here and now: tritonserver calls finalize() only when the last
+        client has closed its stream, and until then these ranks would stand in the way of the next ones."""
+        reason = "its ranks are dead or silent"
+        logger.error("model %s lost its engine: %s", self._model_name, reason)
+        if not give_up(self._pb_utils, self._model_name, reason):
+            logger.warning("model %s stays loaded and waits for its ranks to be relaunched", self._model_name)
+            return
+        self._executor.shutdown()
+        self._sending.finish()

@@ -2,7 +2,8 @@
 
 Parameters travel beside tensors, as `parameters={...}` of a client or as extra keys of a JSON body. Keys that are not
 listed here are ignored, as TensorRT-LLM's backend ignores `Streaming` and tritonserver its own `triton_*`: tools attach
-them freely. tritonserver keeps `priority` for itself and does not show it to Python backends, hence the second name.
+them freely. That goes for `priority` too: tritonserver keeps it for itself where it comes by gRPC, and shows it where it
+comes by HTTP, so the engine's own is called otherwise. `timeout` is Triton's, in microseconds, wherever it comes from.
 """
 
 from __future__ import annotations
@@ -14,12 +15,13 @@ from typing import Any
 from inflight.errors import InvalidRequest
 
 MAX_SALT_BYTES = 256
+MAX_TIMEOUT_US = 2**31 * 1000
 
 
 def read_parameters(text: str, timeout_us: int = 0) -> dict[str, Any]:
     """Fields of ClientRequest from the parameters' JSON object and from Triton's own timeout (microseconds, 0 = none).
 
-    request_priority or priority: 0..1; allotted_time_ms: milliseconds, wins over timeout; cache_salt: text.
+    request_priority: 0..1; allotted_time_ms: milliseconds, wins over timeout; cache_salt: text.
     """
     values: dict[str, Any] = {}
     if timeout_us > 0:
@@ -32,9 +34,10 @@ def read_parameters(text: str, timeout_us: int = 0) -> dict[str, Any]:
         raise InvalidRequest("the request parameters are not a JSON object") from None
     if not isinstance(parameters, dict):
         raise InvalidRequest("the request parameters are not a JSON object")
-    for key in ("priority", "request_priority"):
-        if key in parameters:
-            values["priority"] = _number(key, parameters[key], 1)
+    if "request_priority" in parameters:
+        values["priority"] = _number("request_priority", parameters["request_priority"], 1)
+    if "timeout" in parameters:
+        values["allotted_time_ms"] = math.ceil(_number("timeout", parameters["timeout"], MAX_TIMEOUT_US) / 1000)
     if "allotted_time_ms" in parameters:
         values["allotted_time_ms"] = math.ceil(_number("allotted_time_ms", parameters["allotted_time_ms"], 2**31 - 1))
     if "cache_salt" in parameters:

@@ -24,7 +24,7 @@ WAIT_SECONDS = 1.0
 
 
 class SendingThread:
-    """Started once, stopped after the executor was shut down."""
+    """Started once, finished after the executor was shut down."""
 
     def __init__(self, executor: Executor, items: WorkItems, on_end: Callable[[WorkItem, str], None]) -> None:
         """`on_end(item, error code)` is called once for each request, after the engine's last word on it."""
@@ -37,9 +37,13 @@ class SendingThread:
     def start(self) -> None:
         self._thread.start()
 
-    def stop(self) -> None:
-        """Return once everything that the executor still had to say is delivered."""
+    def finish(self) -> None:
+        """End once everything that the executor, now shut down, still had to say is delivered. Does not wait."""
         self._stopping.set()
+
+    def stop(self) -> None:
+        """Finish, and wait for the end."""
+        self.finish()
         self._thread.join()
 
     def is_alive(self) -> bool:

@@ -1,0 +1,29 @@
+"""How a stub gives its model up when the ranks are gone, so that the supervisor loads it again.
+
+tritonserver 2.51 cannot ask a Python model whether it is ready: the model must unload itself. That is only good where
+somebody loads it again, so a note in the supervisor's private directory comes first; without a supervisor nothing is
+unloaded, and the executor relaunches its ranks under the loaded model.
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+RUN_DIRECTORY = "INFLIGHT_RUN_DIR"
+"""Environment variable that names the supervisor's private directory."""
+LOST = "lost"
+"""Folder in it: a file named after a model says why that model was given up."""
+
+
+def give_up(pb_utils: Any, model_name: str, reason: str) -> bool:
+    """Leave the note and unload the model; False if nobody would load it again. Raises if the server refuses."""
+    run_directory = os.environ.get(RUN_DIRECTORY)
+    if not run_directory or not Path(run_directory, LOST).is_dir():
+        return False
+    draft = Path(run_directory, f"{LOST}-{model_name}")
+    draft.write_text(reason + "\n", encoding="utf-8")
+    draft.replace(Path(run_directory, LOST, model_name))
+    pb_utils.unload_model(model_name)
+    return True
