@@ -1,0 +1,31 @@
+# inflight on NVIDIA's tritonserver image, which brings the server, its Python backend and CUDA.
+# The base is an argument, so that a mirror or a newer release can take its place; its Python must be 3.10 to 3.13.
+ARG BASE=nvcr.io/nvidia/tritonserver:24.10-py3
+
+FROM ${BASE} AS wheel
+WORKDIR /source
+COPY pyproject.toml constraints.txt ./
+COPY backend backend
+COPY kernels kernels
+COPY client client
+COPY model_repository model_repository
+RUN python3 -m pip wheel --no-cache-dir --no-deps --wheel-dir /wheel .
+
+FROM ${BASE}
+COPY constraints.txt /opt/inflight/constraints.txt
+# An environment of its own: nothing that the base ships, numpy 2 above all, is then in the way of what is pinned.
+RUN --mount=type=bind,from=wheel,source=/wheel,target=/wheel \
+    python3 -m pip install --no-cache-dir virtualenv==20.35.4 \
+    && python3 -m virtualenv /opt/inflight/venv \
+    && /opt/inflight/venv/bin/pip install --no-cache-dir --constraint /opt/inflight/constraints.txt /wheel/*.whl
+RUN useradd --create-home --uid 1001 inflight
+USER inflight
+WORKDIR /home/inflight
+ENV PATH=/opt/inflight/venv/bin:${PATH}
+
+# In a container the network's border is the container's, so the server listens on every interface of its own.
+EXPOSE 8000 8001 8002
+HEALTHCHECK --interval=10s --timeout=3s --start-period=120s \
+    CMD ["python3", "-c", "import urllib.request as r; r.urlopen('http://localhost:8000/v2/health/ready', timeout=2)"]
+STOPSIGNAL SIGTERM
+ENTRYPOINT ["inflight", "serve", "--host", "0.0.0.0", "--no-demo"]

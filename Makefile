@@ -1,0 +1,87 @@
+# What is done here, in one word each. `make help` lists the words.
+#
+#   make PYTHON=python3.12 …   builds .venv with another Python (3.10 to 3.13)
+#   make serve ARGS="--tensor-parallel-size 2"   hands options to `inflight serve`; likewise test, bench, load-test
+
+SHELL := bash
+.SHELLFLAGS := -euo pipefail -c
+.DEFAULT_GOAL := help
+MAKEFLAGS += --no-print-directory
+
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+READY := $(VENV)/.ready
+CHECKPOINT := model_repository/llm/1/checkpoint
+IMAGE ?= inflight:latest
+ARGS ?=
+
+# Without a GPU the CPU build of torch is enough, and gigabytes smaller.
+TORCH_INDEX ?= $(if $(wildcard /dev/nvidiactl),,https://download.pytorch.org/whl/cpu)
+PIP := $(BIN)/python -m pip --disable-pip-version-check
+PIP_INSTALL := $(PIP) install --constraint constraints.txt --no-warn-script-location
+
+.PHONY: help serve test unit kernels L0 lint bench load-test default-model image test-gpu clean
+
+help: ## list these
+	@sed -n 's/^\([a-zA-Z0-9-]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | while IFS=$$'\t' read -r word meaning; do \
+	  printf '  make %-14s %s\n' "$$word" "$$meaning"; done
+
+$(READY): pyproject.toml constraints.txt
+	@command -v $(PYTHON) >/dev/null || { echo "There is no $(PYTHON) here: name a Python 3.10 to 3.13 with make PYTHON=…" >&2; exit 1; }
+	@$(PYTHON) -c 'import sys; sys.exit(not (3, 10) <= sys.version_info[:2] <= (3, 13))' || { \
+	  echo "inflight runs on Python 3.10 to 3.13, and $(PYTHON) is $$($(PYTHON) -V): name another with make PYTHON=…" >&2; exit 1; }
+	@$(PYTHON) -c 'import ensurepip, venv' 2>/dev/null || { \
+	  echo "$(PYTHON) cannot make virtual environments: install its package python3-venv, or name another with make PYTHON=…" >&2; exit 1; }
+	@if $(PYTHON) -c 'import sys; sys.exit(sys.version_info[:2] != (3, 13))'; then \
+	  echo "Python 3.13: numpy 1.26 is built from source, which takes some minutes, once."; \
+	  command -v c++ >/dev/null || { echo "That needs a C++ compiler, and there is none: install g++, or name an older Python with make PYTHON=…" >&2; exit 1; }; fi
+	@if [ ! -x $(BIN)/python ]; then echo "Making $(VENV) with $$($(PYTHON) -V)"; $(PYTHON) -m venv $(VENV); fi
+	$(PIP_INSTALL) --upgrade pip
+	$(PIP_INSTALL) torch $(if $(TORCH_INDEX),--extra-index-url $(TORCH_INDEX) --retries 1)
+	$(PIP_INSTALL) --group dev
+	$(PIP_INSTALL) --no-build-isolation --editable .
+	$(PIP_INSTALL) --no-deps nvidia-pytriton
+	@touch $@
+
+serve: $(READY) ## serve the default model until Ctrl-C, and stream one completion
+	@exec $(BIN)/inflight serve $(ARGS)
+
+test: unit kernels L0 ## run every test, from nothing
+
+unit: $(READY) ## run the tests that need no server
+	$(BIN)/python -m pytest ci/unit $(ARGS)
+
+# The kernels run in triton's interpreter, which is chosen for a whole process.
+kernels: $(READY) ## run the kernels' tests
+	$(BIN)/python -m pytest ci/kernels $(ARGS)
+
+L0: $(READY) ## run the tests against a real tritonserver
+	$(BIN)/python -m pytest ci/L0_* $(ARGS)
+
+lint: $(READY) ## check style, types and the Dockerfile
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+	$(BIN)/hadolint Dockerfile
+
+bench: $(READY) ## measure the engine against transformers: a table and one JSON line
+	$(BIN)/python -m ci.bench $(ARGS)
+
+load-test: $(READY) ## put load on a server started for it: a table, a plot and a page
+	@$(BIN)/python ci/load_test.py $(ARGS)
+
+default-model: $(READY) ## train the default checkpoint again
+	$(BIN)/python ci/default_model/train.py --out $(CHECKPOINT) $(ARGS)
+
+# On a machine lent for this there may be no tritonserver and no .venv: what its Python has must do.
+test-gpu: ## run kernel tests and engine parity on this machine's GPU, with this machine's Python
+	PYTHONPATH=backend:kernels:client $(PYTHON) -m pytest -p no:cacheprovider ci/kernels $(ARGS)
+	PYTHONPATH=backend:kernels:client $(PYTHON) -m pytest -p no:cacheprovider -m gpu ci/unit $(ARGS)
+
+image: ## build the container image with docker, podman or buildah
+	@if tool=$$(command -v docker || command -v podman); then exec "$$tool" build --tag $(IMAGE) $(ARGS) .; \
+	elif tool=$$(command -v buildah); then exec "$$tool" build --tag $(IMAGE) $(ARGS) .; \
+	else echo "Building the image needs docker, podman or buildah, and none of them is here." >&2; exit 1; fi
+
+clean: ## remove what was built, .venv too
+	rm -rf $(VENV) build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis load-test

@@ -1,0 +1,19 @@
+"""`make load-test`: a server of the default model, and `inflight load-test` against it with the arguments given."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+from server_process import ServerProcess
+
+
+def main(arguments: list[str]) -> int:
+    with ServerProcess() as server:
+        console = Path(sys.executable).with_name("inflight")
+        return subprocess.run([console, "load-test", "--url", server.grpc_url, *arguments], check=False).returncode
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
