@@ -19,7 +19,7 @@ RUN --mount=type=bind,from=wheel,source=/wheel,target=/wheel \
     && python3 -m virtualenv /opt/inflight/venv \
     && /opt/inflight/venv/bin/pip install --no-cache-dir --constraint /opt/inflight/constraints.txt /wheel/*.whl
 RUN useradd --create-home --uid 1001 inflight
-USER inflight
+USER 1001
 WORKDIR /home/inflight
 ENV PATH=/opt/inflight/venv/bin:${PATH}
 
