@@ -17,7 +17,7 @@ from inflight.distributed.rank_group import RankGroup
 from inflight.distributed.tensor_parallel import TensorParallelGroup
 from inflight.layers.attention import AttentionMetadata
 from inflight.models.decoder import Decoder
-from inflight.request import RequestLimits
+from inflight.request import RequestLimits, SamplingConfig
 from inflight.runtime.device import pinned_memory, resident_memory
 from inflight.runtime.kv_cache import KVCache
 from inflight.runtime.loading import load_engine
@@ -25,7 +25,7 @@ from inflight.runtime.row_state import RowState
 from inflight.runtime.row_table import RowTable
 from inflight.runtime.sampler import SampledTokens, Sampler
 from inflight.runtime.step_input import StepInput, prepare_step
-from inflight.scheduler_output import SchedulerOutput, StepOutput
+from inflight.scheduler_output import NewSequence, ScheduledSequence, SchedulerOutput, StepOutput
 
 NOT_FINITE = "the model's logits are not finite: its weights or its numeric range do not fit this prompt"
 
@@ -80,7 +80,7 @@ class ModelRunner:
         Raises ConfigurationError for a checkpoint or a configuration that does not fit.
         """
         engine = load_engine(config, rank_group)
-        return cls(
+        runner = cls(
             decoder=engine.decoder,
             kv_cache=engine.kv_cache,
             block_size=config.tokens_per_block,
@@ -91,6 +91,29 @@ class ModelRunner:
             device=engine.device,
             num_threads=engine.num_threads,
         )
+        runner.warmup()
+        return runner
+
+    def warmup(self) -> None:
+        """Run a prompt and a decode, greedy and random, so that what is made at first use is made before a request."""
+        num_tokens = min(self.block_size, self._max_num_tokens, self.limits.max_input_len)
+        token_ids = [0] * num_tokens
+        num_blocks = min(-(-(num_tokens + 1) // self.block_size), self.num_blocks)
+        random = SamplingConfig(temperature=1.0, top_k=2, top_p=0.9, min_p=0.1)
+        for sampling in (SamplingConfig(), random):
+            new = NewSequence(
+                row=0,
+                token_ids=token_ids,
+                num_prompt_tokens=num_tokens,
+                block_ids=list(range(num_blocks)),
+                sampling_config=sampling,
+                return_log_probs=True,
+            )
+            prefill = ScheduledSequence(row=0, start=0, num_tokens=num_tokens, token_ids=token_ids)
+            decode = ScheduledSequence(row=0, start=num_tokens, num_tokens=1)
+            self.collect(self.launch(SchedulerOutput(new_sequences=[new], decodes=[], prefills=[prefill])))
+            if num_blocks * self.block_size > num_tokens:
+                self.collect(self.launch(SchedulerOutput(new_sequences=[], decodes=[decode], prefills=[])))
 
     def launch(self, scheduled: SchedulerOutput) -> StepHandle:
         """Start a step; see Runner. The host's part is done when this returns, the device's part goes on."""

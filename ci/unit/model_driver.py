@@ -1,0 +1,189 @@
+"""Drives a ModelRunner with hand-made steps: admits sequences when told, chunks prompts, shares blocks, pauses rows.
+
+Blocks are handed out in a scrambled order, so that a block table that is read wrongly is found.
+"""
+
+from __future__ import annotations
+
+import random
+from collections import deque
+from dataclasses import dataclass, field
+from typing import Any
+
+from inflight.request import SamplingConfig
+from inflight.runtime.model_runner import ModelRunner
+from inflight.scheduler_output import NewSequence, ScheduledSequence, SchedulerOutput, StepOutput
+
+GREEDY = SamplingConfig()
+
+
+@dataclass(kw_only=True)
+class Work:
+    """One sequence and how it is to be computed."""
+
+    prompt: list[int]
+    max_tokens: int = 16
+    arrives: int = 0
+    """Step before which it is not started."""
+    chunk: int = 10**9
+    """Most tokens of its prompt in one step."""
+    sampling: SamplingConfig = GREEDY
+    end_ids: list[int] = field(default_factory=list)
+    bad_words: list[list[int]] = field(default_factory=list)
+    log_probs: bool = False
+    pauses_at: int = 0
+    """Number of output tokens after which its blocks are taken away and it starts again; 0 = never."""
+    shares: Work | None = None
+    """Another sequence, whose first `shared_blocks` blocks hold the beginning of this one's prompt."""
+    shared_blocks: int = 0
+
+    output: list[int] = field(default_factory=list)
+    output_log_probs: list[float] = field(default_factory=list)
+    error: str = ""
+    row: int = -1
+    blocks: list[int] = field(default_factory=list)
+    num_computed: int = 0
+    num_known: int = 0
+    """Tokens of the prompt, and after a pause of the output before it, that are to be prefilled."""
+    num_pending: int = 0
+
+    @property
+    def token_ids(self) -> list[int]:
+        return self.prompt + self.output
+
+    @property
+    def is_done(self) -> bool:
+        return bool(self.error) or len(self.output) >= self.max_tokens
+
+
+class Driver:
+    def __init__(self, runner: ModelRunner, max_outstanding: int = 2, seed: int = 0) -> None:
+        self.runner = runner
+        self.num_steps = 0
+        self._max_outstanding = max_outstanding
+        self._free_blocks = list(range(runner.num_blocks))
+        random.Random(seed).shuffle(self._free_blocks)
+        self._free_rows = [6, 1, 4, 0, 5, 3, 2, 7]
+        self._outstanding: deque[tuple[Any, list[Work]]] = deque()
+
+    def run(self, works: list[Work]) -> list[list[int]]:
+        """Compute all of `works` together; their outputs."""
+        waiting = list(works)
+        running: list[Work] = []
+        step = 0
+        while waiting or running or self._outstanding:
+            self._pause(running, waiting)
+            new = [work for work in waiting if work.arrives <= step]
+            for work in new:
+                waiting.remove(work)
+                running.append(work)
+            self._step(new, running)
+            running = [work for work in running if not work.is_done]
+            step += 1
+        return [work.output for work in works]
+
+    def release(self, work: Work) -> None:
+        """Give back what `work` held."""
+        self._free_blocks += work.blocks[work.shared_blocks :]
+        work.blocks = []
+
+    def _pause(self, running: list[Work], waiting: list[Work]) -> None:
+        if any(work.pauses_at and len(work.output) + work.num_pending >= work.pauses_at for work in running):
+            self._collect_all()
+            for work in [work for work in running if work.pauses_at and not work.is_done]:
+                work.pauses_at = 0
+                self.release(work)
+                self._free_rows.insert(0, work.row)
+                work.row, work.num_computed, work.shares, work.shared_blocks = -1, 0, None, 0
+                running.remove(work)
+                waiting.insert(0, work)
+
+    def _step(self, new: list[Work], running: list[Work]) -> None:
+        new_sequences = [self._start(work) for work in new]
+        decodes: list[ScheduledSequence] = []
+        prefills: list[ScheduledSequence] = []
+        decoding: list[Work] = []
+        ending: list[Work] = []
+        for work in running:
+            if len(work.output) + work.num_pending >= work.max_tokens or work.is_done:
+                continue
+            if work.num_computed >= work.num_known:
+                decodes.append(self._decode(work))
+                decoding.append(work)
+            else:
+                prefills.append(self._prefill(work))
+                if prefills[-1].samples:
+                    ending.append(work)
+        scheduled = SchedulerOutput(new_sequences=new_sequences, decodes=decodes, prefills=prefills)
+        if scheduled.num_tokens:
+            self.num_steps += 1
+            self._outstanding.append((self.runner.launch(scheduled), decoding + ending))
+        if len(self._outstanding) >= self._max_outstanding or not scheduled.num_tokens:
+            self._collect()
+
+    def _start(self, work: Work) -> NewSequence:
+        work.row = self._free_rows.pop()
+        if work.shares is not None:
+            work.blocks = work.shares.blocks[: work.shared_blocks]
+            work.num_computed = work.shared_blocks * self.runner.block_size
+        work.num_known = len(work.token_ids)
+        return NewSequence(
+            row=work.row,
+            token_ids=work.token_ids,
+            num_prompt_tokens=len(work.prompt),
+            block_ids=list(work.blocks),
+            sampling_config=work.sampling,
+            end_ids=work.end_ids,
+            bad_words=work.bad_words,
+            return_log_probs=work.log_probs,
+        )
+
+    def _blocks_for(self, work: Work, num_tokens: int) -> list[int]:
+        needed = -(-num_tokens // self.runner.block_size) - len(work.blocks)
+        taken = [self._free_blocks.pop() for _ in range(needed)]
+        work.blocks += taken
+        return taken
+
+    def _decode(self, work: Work) -> ScheduledSequence:
+        start = work.num_computed
+        blocks = self._blocks_for(work, start + 1)
+        work.num_computed += 1
+        work.num_pending += 1
+        return ScheduledSequence(row=work.row, start=start, num_tokens=1, new_block_ids=blocks)
+
+    def _prefill(self, work: Work) -> ScheduledSequence:
+        start = work.num_computed
+        end = min(start + work.chunk, work.num_known)
+        work.num_computed = end
+        samples = end == work.num_known
+        work.num_pending += samples
+        return ScheduledSequence(
+            row=work.row,
+            start=start,
+            num_tokens=end - start,
+            token_ids=work.token_ids[start:end],
+            new_block_ids=self._blocks_for(work, end),
+            samples=samples,
+        )
+
+    def _collect_all(self) -> None:
+        while self._outstanding:
+            self._collect()
+
+    def _collect(self) -> None:
+        if not self._outstanding:
+            return
+        handle, works = self._outstanding.popleft()
+        output: StepOutput = self.runner.collect(handle)
+        assert len(output.token_ids) == len(works)
+        for index, work in enumerate(works):
+            work.num_pending -= 1
+            if work.row in output.errors:
+                work.error = output.errors[work.row]
+                assert output.token_ids[index] == []
+            else:
+                work.output += output.token_ids[index]
+                if output.log_probs is not None:
+                    work.output_log_probs += output.log_probs[index]
+            if work.is_done and not work.num_pending:
+                self._free_rows.insert(0, work.row)

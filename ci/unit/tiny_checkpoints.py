@@ -1,0 +1,135 @@
+"""Tiny random checkpoints of every architecture that the engine knows, and what transformers makes of them.
+
+All weights are random, also norms and biases that transformers starts at 1 and 0, so that one left out shows.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import AutoModelForCausalLM, LlamaConfig, MistralConfig, PreTrainedConfig, Qwen2Config, Qwen3Config
+
+SIZES: dict[str, Any] = {
+    "vocab_size": 203,
+    "hidden_size": 48,
+    "intermediate_size": 80,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 128,
+    "bos_token_id": None,
+    "eos_token_id": None,
+    "pad_token_id": 0,
+    "tie_word_embeddings": False,
+}
+LLAMA3 = {
+    "rope_type": "llama3",
+    "rope_theta": 10000.0,
+    "factor": 8.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 16,
+}
+YARN = {"rope_type": "yarn", "rope_theta": 10000.0, "factor": 4.0, "original_max_position_embeddings": 32}
+
+
+def _llama(**changes: Any) -> PreTrainedConfig:
+    return LlamaConfig(**{**SIZES, "head_dim": 12, **changes})
+
+
+def _mistral(**changes: Any) -> PreTrainedConfig:
+    return MistralConfig(**{**SIZES, "head_dim": 16, "sliding_window": None, **changes})
+
+
+def _qwen2(**changes: Any) -> PreTrainedConfig:
+    return Qwen2Config(**{**SIZES, **changes})
+
+
+def _qwen3(**changes: Any) -> PreTrainedConfig:
+    return Qwen3Config(**{**SIZES, "head_dim": 16, **changes})
+
+
+CONFIGS: dict[str, PreTrainedConfig] = {
+    "llama": _llama(),
+    "llama-tied": _llama(tie_word_embeddings=True),
+    "llama-biases": _llama(attention_bias=True, mlp_bias=True),
+    "llama-one-kv-head": _llama(num_key_value_heads=1),
+    "llama-all-kv-heads": _llama(num_key_value_heads=4),
+    "llama-linear": _llama(rope_parameters={"rope_type": "linear", "rope_theta": 500.0, "factor": 4.0}),
+    "llama-dynamic": _llama(
+        rope_parameters={"rope_type": "dynamic", "rope_theta": 10000.0, "factor": 4.0}, max_position_embeddings=36
+    ),
+    "llama-llama3": _llama(rope_parameters=LLAMA3),
+    "llama-yarn": _llama(rope_parameters=YARN),
+    "mistral": _mistral(),
+    "mistral-window": _mistral(sliding_window=11),
+    "qwen2": _qwen2(),
+    "qwen2-window": _qwen2(use_sliding_window=True, sliding_window=9, max_window_layers=1, tie_word_embeddings=True),
+    "qwen2-yarn": _qwen2(rope_parameters={**YARN, "attention_factor": 1.3, "beta_fast": 16.0}),
+    "qwen3": _qwen3(),
+    "qwen3-window": _qwen3(
+        use_sliding_window=True,
+        sliding_window=13,
+        layer_types=["sliding_attention", "full_attention", "sliding_attention"],
+    ),
+    "qwen3-biases": _qwen3(attention_bias=True, tie_word_embeddings=True),
+}
+
+
+class NearTie(Exception):
+    """Greedy decoding of this prompt hangs on rounding."""
+
+
+@dataclass(frozen=True)
+class TinyCheckpoint:
+    folder: Path
+    model: Any
+    """transformers' own, float32, on the CPU."""
+
+    def expected(self, prompt: list[int], max_tokens: int) -> list[int]:
+        """Greedy continuation; NearTie where the two likeliest tokens are too close for another order of additions."""
+        generated = self.model.generate(
+            torch.tensor([prompt]),
+            max_new_tokens=max_tokens,
+            do_sample=False,
+            output_scores=True,
+            return_dict_in_generate=True,
+        )
+        for scores in generated.scores:
+            first, second = scores[0].topk(2).values.tolist()
+            if first - second < 1e-4 * abs(first):
+                raise NearTie
+        tokens: list[int] = generated.sequences[0, len(prompt) :].tolist()
+        return tokens
+
+    def prompt(self, length: int, max_tokens: int) -> tuple[list[int], list[int]]:
+        """A prompt that does not hang on rounding, and its greedy continuation."""
+        for seed in range(20):
+            try:
+                prompt = make_prompt(length, seed)
+                return prompt, self.expected(prompt, max_tokens)
+            except NearTie:
+                continue
+        raise NearTie
+
+
+def make_checkpoint(folder: Path, name: str, dtype: torch.dtype = torch.float32, **save_options: Any) -> TinyCheckpoint:
+    """Write the checkpoint `name` of CONFIGS to `folder`."""
+    generator = torch.Generator().manual_seed(len(name))
+    model = AutoModelForCausalLM.from_config(CONFIGS[name]).to(dtype).eval()
+    with torch.no_grad():
+        for parameter_name, parameter in model.named_parameters():
+            noise = torch.randn(parameter.shape, generator=generator).to(dtype)
+            is_norm = "norm" in parameter_name
+            parameter.copy_(1 + 0.3 * noise if is_norm else noise * (0.5 if parameter.dim() == 1 else 0.2))
+    model.save_pretrained(folder, **save_options)
+    return TinyCheckpoint(folder, model)
+
+
+def make_prompt(length: int, seed: int = 0) -> list[int]:
+    generator = torch.Generator().manual_seed(1000 * seed + length)
+    tokens: list[int] = torch.randint(1, SIZES["vocab_size"], (length,), generator=generator).tolist()
+    return tokens
