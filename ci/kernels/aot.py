@@ -1,8 +1,8 @@
 """Compile every kernel ahead of time, without a GPU, just as the launchers would launch it in serving.
 
-Each case calls a launcher with meta tensors of a serving shape while launches are recorded instead of run; every recorded
-launch is compiled for each architecture and its registers, shared memory and spills are read from the assembler. Says
-nothing about speed or results.
+Each case calls a launcher with meta tensors of a serving shape while launches are recorded instead of run; every
+recorded launch is compiled for each architecture and its registers, shared memory and spills are read from the
+assembler. Says nothing about speed or results.
 
     python ci/kernels/aot.py                  compile, print the table, compare it with the kept one
     python ci/kernels/aot.py --write          compile, print the table, keep it
@@ -82,7 +82,9 @@ def _activation() -> None:
 
 def _rope(num_q_heads: int, num_kv_heads: int, head_dim: int, with_norm: bool) -> None:
     tokens = 64
-    q, k, v = _bf16(tokens, num_q_heads + 2 * num_kv_heads, head_dim).split([num_q_heads, num_kv_heads, num_kv_heads], 1)
+    q, k, v = _bf16(tokens, num_q_heads + 2 * num_kv_heads, head_dim).split(
+        [num_q_heads, num_kv_heads, num_kv_heads], 1
+    )
     cache = _bf16(1024, 64, num_kv_heads, head_dim)
     index = _of(torch.int64, tokens)
     norms = (_bf16(head_dim), _bf16(head_dim)) if with_norm else ()

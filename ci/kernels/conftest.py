@@ -8,14 +8,18 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 import torch
 
+# kernel_cases.py is shared by the tests of this folder, whatever pytest's import mode.
+sys.path.insert(0, str(Path(__file__).parent))
+
 HAS_GPU = torch.cuda.is_available()
 if not HAS_GPU and os.environ.get("TRITON_INTERPRET") != "1":
     if "triton" in sys.modules:
-        raise pytest.UsageError("triton was imported without TRITON_INTERPRET=1: run ci/kernels in its own pytest process")
+        raise pytest.UsageError("triton was imported without TRITON_INTERPRET=1: run ci/kernels in its own process")
     os.environ["TRITON_INTERPRET"] = "1"
 
 DEVICE = torch.device("cuda" if HAS_GPU else "cpu")

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import pytest
 import torch
-from inflight_kernels import ops, reference
-from inflight_kernels.ops.decode_attention import decode_num_splits, decode_scratch_elements
 from kernel_cases import (
     ATTENTION_TOLERANCE,
     DTYPES,
@@ -16,6 +14,9 @@ from kernel_cases import (
     without_poison,
 )
 from torch import Tensor
+
+from inflight_kernels import ops, reference
+from inflight_kernels.ops.decode_attention import decode_num_splits, decode_scratch_elements
 
 RAGGED = [1, 130, 64, 0, 65, 17]
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import pytest
 import torch
-from inflight_kernels import ops, reference
 from kernel_cases import (
     ATTENTION_TOLERANCE,
     DTYPES,
@@ -15,6 +14,8 @@ from kernel_cases import (
     without_poison,
 )
 from torch import Tensor
+
+from inflight_kernels import ops, reference
 
 # (new tokens, all tokens): a first chunk, a later chunk, a decode row, nothing, a prompt within one tile, a long tail.
 CHUNKS = [(70, 70), (9, 140), (1, 65), (0, 12), (3, 3), (66, 131)]

@@ -5,8 +5,9 @@ from __future__ import annotations
 import pytest
 import torch
 from kernel_cases import DTYPES, ELEMENTWISE_TOLERANCE, assert_near
-from inflight_kernels import ops, reference
 from transformers.models.llama.modeling_llama import LlamaRMSNorm
+
+from inflight_kernels import ops, reference
 
 
 @pytest.mark.parametrize("dtype", DTYPES)

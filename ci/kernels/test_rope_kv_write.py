@@ -5,10 +5,11 @@ from __future__ import annotations
 import pytest
 import torch
 from kernel_cases import DTYPES, ELEMENTWISE_TOLERANCE, assert_near
-from inflight_kernels import ops, reference
 from torch import Tensor
 from transformers.models.llama.modeling_llama import apply_rotary_pos_emb
 from transformers.models.qwen3.modeling_qwen3 import Qwen3RMSNorm
+
+from inflight_kernels import ops, reference
 
 MAX_POSITIONS = 50
 

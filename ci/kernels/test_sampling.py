@@ -9,13 +9,14 @@ import pytest
 import torch
 import triton
 import triton.language as tl
-from inflight_kernels import ops, philox_uniform, reference
-from inflight_kernels.ops.sampling import philox_uniform_at
-from inflight_kernels.reference.philox import philox4x32
-from inflight_kernels.reference.sampling import process_logits
 from kernel_cases import DTYPES, assert_near
 from torch import Tensor
 from transformers import MinPLogitsWarper, RepetitionPenaltyLogitsProcessor, TopKLogitsWarper, TopPLogitsWarper
+
+from inflight_kernels import ops, philox_uniform, reference
+from inflight_kernels.ops._sampling_kernels import philox_uniform_at
+from inflight_kernels.reference.philox import philox4x32
+from inflight_kernels.reference.sampling import process_logits
 
 LOGPROB_TOLERANCE = 2e-5
 # Rounding of a running sum of float32 probabilities.
@@ -96,7 +97,9 @@ def test_uniform_numbers_are_uniform() -> None:
 
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("vocab_size", [7, 4096, 9001])
-def test_kernel_greedy_takes_the_first_of_the_largest(vocab_size: int, dtype: torch.dtype, device: torch.device) -> None:
+def test_kernel_greedy_takes_the_first_of_the_largest(
+    vocab_size: int, dtype: torch.dtype, device: torch.device
+) -> None:
     logits = torch.randn(5, vocab_size).to(dtype)
     logits[0, [1, 5, vocab_size - 1]] = 10.0
     logits[1] = 0.0
@@ -201,7 +204,9 @@ def _kept_by(sampler: Any, logits: Tensor, draws: int, **values: float) -> set[i
     ],
     ids=["top_k", "top_p", "min_p", "all"],
 )
-def test_reference_draws_exactly_the_tokens_that_hugging_face_keeps(values: dict[str, float], warpers: list[Any]) -> None:
+def test_reference_draws_exactly_the_tokens_that_hugging_face_keeps(
+    values: dict[str, float], warpers: list[Any]
+) -> None:
     # Steps of 0.22 leave every kept token probable enough to be drawn in 3000 tries.
     logits = (0.22 * torch.randperm(16).float())[None]
     scores = logits
@@ -241,7 +246,7 @@ def test_reference_top_p_falls_back_where_the_candidates_do_not_suffice(flat: bo
     rows = _rows(200, top_p=0.6)
     tokens, _ = reference.sample(logits.expand(200, -1), **rows)
     assert bool(scores[0, tokens].isfinite().all())
-    assert (kept > 256) == flat
+    assert (kept > 1000) == flat
 
 
 def test_penalties_are_those_of_their_definitions() -> None:

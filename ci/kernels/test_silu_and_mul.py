@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 from kernel_cases import DTYPES, ELEMENTWISE_TOLERANCE, assert_near
+
 from inflight_kernels import ops, reference
 
 

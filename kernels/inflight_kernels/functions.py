@@ -1,9 +1,9 @@
 """The public functions: what each takes, gives and promises, whichever device runs it.
 
-Legend: T tokens, B sequences, H hidden size, I intermediate size, Hq query heads, Hkv KV heads, D head_dim, V vocabulary.
-A KV cache is (num_blocks, block_size, Hkv, D); slot = block_id * block_size + offset. "Float" is float32, float16 or
-bfloat16. On a GPU no function here waits for the device, and the launchers raise ValueError for a shape, dtype or stride
-that they cannot take.
+Legend: T tokens, B sequences, H hidden size, I intermediate size, Hq query heads, Hkv KV heads, D head_dim, V
+vocabulary. A KV cache is (num_blocks, block_size, Hkv, D); slot = block_id * block_size + offset. "Float" is float32,
+float16 or bfloat16. On a GPU no function here waits for the device, and the launchers raise ValueError for a shape,
+dtype or stride that they cannot take.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float, residual: Tensor | None = No
     """RMSNorm over the last dimension of `x` (..., H), float, with `weight` (H,) of the same dtype.
 
     Without `residual` returns the normalised tensor. With it, s = x + residual rounded to the dtype is what gets
-    normalised, and (norm(s), s) is returned. Hugging Face Llama's rounding: the normalised value is rounded before it is
-    multiplied by the weight.
+    normalised, and (norm(s), s) is returned. Hugging Face Llama's rounding: the normalised value is rounded before it
+    is multiplied by the weight.
     """
     result: Tensor | tuple[Tensor, Tensor] = implementation(x).rms_norm(x, weight, eps, residual)
     return result
@@ -128,25 +128,25 @@ def sample(
     any_min_p: bool = True,
     with_logprobs: bool = True,
 ) -> tuple[Tensor, Tensor]:
-    """Choose one token for each row of `logits` (B, V), float; returns (token ids int64 (B,), log-probabilities float32).
+    """Choose one token for each row of `logits` (B, V), float: (token ids int64, log-probabilities float32), both (B,).
 
     Per row: `temperature` (0 is greedy), `top_p` (1 is off), `min_p` (0 is off), penalties float32; `top_k` int32 (0 is
-    off); `seeds` and `positions` int64. `prompt_mask` bool, `output_counts` int32, `logit_bias` float32 and `allowed_mask`
-    bool are (B, V). In this order:
+    off); `seeds` and `positions` int64. `prompt_mask` bool, `output_counts` int32, `logit_bias` float32 and
+    `allowed_mask` bool are (B, V). In this order:
 
     1. add the bias; tokens that are not allowed become impossible;
     2. repetition penalty on tokens of prompt or output (positive logits are divided by it, others multiplied), then
        frequency_penalty * count and presence_penalty, over the output alone;
     3. greedy rows take the largest, the lowest index among equals;
-    4. others divide by the temperature; top-k keeps all that tie with the k-th; top-p keeps the smallest set, in falling
-       order, with mass of at least p of what top-k left (never none; among equals the lower index first); min-p keeps
-       what is at least min_p times as probable as the most probable;
+    4. others divide by the temperature; top-k keeps all that tie with the k-th; top-p keeps the smallest set, in
+       falling order, with mass of at least p of what top-k left (never none; among equals the lower index first); min-p
+       keeps what is at least min_p times as probable as the most probable;
     5. one uniform number from (seed, position), see `philox_uniform`, picks from what is kept in vocabulary order.
 
-    A row's token depends on nothing but that row. The log-probability is that of the token under the given logits, before
-    any of these steps. The keywords are promises of what the host knows, and save work: `all_greedy` (every temperature is
-    0), `any_top_k`, `any_top_p`, `any_min_p` (False: no row uses it), `with_logprobs` (False: they may come as NaN).
-    A row whose every token is impossible gives token 0.
+    A row's token depends on nothing but that row. The log-probability is that of the token under the given logits,
+    before any of these steps. The keywords are promises of what the host knows, and save work: `all_greedy` (every
+    temperature is 0), `any_top_k`, `any_top_p`, `any_min_p` (False: no row uses it), `with_logprobs` (False: they may
+    come as NaN). A row whose every token is impossible gives token 0.
     """
     result: tuple[Tensor, Tensor] = implementation(logits).sample(
         logits,
@@ -173,5 +173,5 @@ def sample(
 
 
 def philox_uniform(seeds: Tensor, positions: Tensor) -> Tensor:
-    """The number in [0, 1), float32, that `sample` draws for each pair of int64 `seeds` and `positions`, on any device."""
+    """The float32 in [0, 1) that `sample` draws for each pair of int64 `seeds` and `positions`, on any device."""
     return reference.philox_uniform(seeds, positions)

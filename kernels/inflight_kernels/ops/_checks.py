@@ -30,8 +30,8 @@ def cdiv(a: int, b: int) -> int:
 def kv_stages(block_keys: int, block_d: int, element_size: int) -> int:
     """Tiles of K and V in flight, 1 to 3: as many as 96 KiB of shared memory hold, so that sm_80 (163 KiB) fits them.
 
-    Two programs then share a multiprocessor of sm_90 (227 KiB). The lookup in the block table takes stages of its own: triton
-    3.8 makes one buffer of K and V out of 3 stages and two out of 5. Not measured yet.
+    Two programs then share a multiprocessor of sm_90 (227 KiB). The lookup in the block table takes stages of its own:
+    triton 3.8 makes one buffer of K and V out of 3 stages and two out of 5. Not measured yet.
     """
     return min(max(96 * 1024 // (2 * block_keys * block_d * element_size), 1), 3)
 
@@ -93,7 +93,9 @@ def check_vector(name: str, tensor: Tensor, length: int, dtype: torch.dtype) -> 
         check_unit_stride(name, tensor)
 
 
-def check_kv_cache(k_cache: Tensor, v_cache: Tensor, num_kv_heads: int | None, head_dim: int, dtype: torch.dtype) -> None:
+def check_kv_cache(
+    k_cache: Tensor, v_cache: Tensor, num_kv_heads: int | None, head_dim: int, dtype: torch.dtype
+) -> None:
     """Raise ValueError unless both caches are (num_blocks, block_size, num_kv_heads, head_dim), alike, of `dtype`."""
     if k_cache.dim() != 4 or k_cache.shape != v_cache.shape or k_cache.stride() != v_cache.stride():
         raise ValueError(

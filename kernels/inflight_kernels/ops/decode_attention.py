@@ -2,8 +2,8 @@
 
     p_j = softmax_j(scale * q . k_j),   o = sum_j p_j v_j,   over the visible keys j < seq_len (and > seq_len - 1 - w)
 
-Stage 1, grid (B, Hkv, splits): each program takes the G = Hq / Hkv query heads that share one KV head as the rows of its
-tile, walks one part of the keys and keeps a running maximum m, sum l and unnormalised output in base 2.
+Stage 1, grid (B, Hkv, splits): each program takes the G = Hq / Hkv query heads that share one KV head as the rows of
+its tile, walks one part of the keys and keeps a running maximum m, sum l and unnormalised output in base 2.
 Stage 2, grid (B, Hq): out = sum_s 2^(m_s - m) acc_s / sum_s 2^(m_s - m) l_s; a part that saw no key has m = -inf and
 weighs nothing. With one split, stage 1 writes the result itself.
 The number of splits depends on shapes alone, so that a CUDA graph captured for a batch size replays for any lengths.

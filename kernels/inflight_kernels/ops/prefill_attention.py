@@ -2,10 +2,10 @@
 
     p_ij = softmax_j(scale * q_i . k_j),   o_i = sum_j p_ij v_j,   over keys j <= i (and j > i - w with a window w)
 
-i and j are positions in the sequence: the queries of sequence b are its last query_len positions. Grid (query tiles, Hkv,
-B): the G = Hq / Hkv heads that share a KV head are packed with BLOCK_Q tokens as the rows of one tile, so K and V are read
-once for the group. Tiles of keys that every row sees run in a loop without masks; those on the diagonal and on the
-window's edge run apart; those that no row sees are never visited. Softmax in base 2, log2(e) folded into the scale.
+i and j are positions in the sequence: the queries of sequence b are its last query_len positions. Grid (query tiles,
+Hkv, B): the G = Hq / Hkv heads that share a KV head are packed with BLOCK_Q tokens as the rows of one tile, so K and V
+are read once for the group. Tiles of keys that every row sees run in a loop without masks; those on the diagonal and on
+the window's edge run apart; those that no row sees are never visited. Softmax in base 2, log2(e) folded into the scale.
 Operations: 4 D per (query, visible key, query head); matrix throughput is the floor.
 """
 
@@ -34,8 +34,8 @@ from inflight_kernels.ops.decode_attention import LOG2_E
 BLOCK_KEYS = 64
 # Before Hopper the query tile lives in registers: 64 keys of 128 spill 64 to 212 bytes on sm_80 (ptxas, triton 3.8).
 BLOCK_KEYS_WIDE_HEAD_BEFORE_HOPPER = 32
-# Rows (query tokens times grouped heads) a tile: 128 feed two warp groups of Hopper's matrix unit; 64 keep more programs
-# busy when chunks are short. Not measured yet.
+# Rows (query tokens times grouped heads) a tile: 128 feed two warp groups of Hopper's matrix unit; 64 keep more
+# programs busy when chunks are short. Not measured yet.
 LONG_ROWS = 128
 SHORT_ROWS = 64
 
@@ -47,7 +47,7 @@ def _attend_tiles(
     HEAD_DIM: tl.constexpr, BLOCK_SIZE: tl.constexpr, SLIDING_WINDOW: tl.constexpr, MASKED: tl.constexpr,
     INPUT_PRECISION: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr,
 ):  # fmt: skip
-    """Fold the key tiles [tile_begin, tile_end) into the running softmax; MASKED where some row does not see some key."""
+    """Fold key tiles [tile_begin, tile_end) into the running softmax; MASKED where some row does not see some key."""
     offs_n = tl.arange(0, BLOCK_N)
     offs_d = tl.arange(0, BLOCK_D)
     mask_d = offs_d < HEAD_DIM

@@ -35,7 +35,7 @@ def _rotate(
     in_ptrs, out_ptrs, mask_heads, cos, sin, weight_ptr, eps, HEAD_DIM: tl.constexpr, HALF: tl.constexpr,
     HAS_NORM: tl.constexpr, BLOCK_HALF: tl.constexpr, BLOCK_REST: tl.constexpr
 ):  # fmt: skip
-    """Norm and rotate one tile of heads; `in_ptrs` and `out_ptrs` (BLOCK_HEADS, 1) point at the heads' first elements."""
+    """Norm and rotate one tile of heads; `in_ptrs`, `out_ptrs` (BLOCK_HEADS, 1) point at the heads' first elements."""
     dtype = out_ptrs.dtype.element_ty
     offs_half = tl.arange(0, BLOCK_HALF)
     mask_half = offs_half < HALF
@@ -148,7 +148,7 @@ def _check(
     norm_weights: tuple[Tensor | None, Tensor | None],
 ) -> None:
     if q.dim() != 3 or k.dim() != 3:
-        raise ValueError(f"q, k and v must be (num_tokens, num_heads, head_dim), got {tuple(q.shape)}, {tuple(k.shape)}")
+        raise ValueError(f"q and k must be (num_tokens, num_heads, head_dim), got {tuple(q.shape)}, {tuple(k.shape)}")
     num_tokens, _, head_dim = q.shape
     check_float("q", q)
     for name, tensor in (("k", k), ("v", v)):

@@ -1,7 +1,7 @@
 """Philox4x32-10 (Salmon et al., "Parallel random numbers: as easy as 1, 2, 3", 2011) in torch's int64 arithmetic.
 
-Counter-based: a number is a function of (key, counter) alone, so a token's draw depends on no other token. Bit for bit what
-the sampling kernel computes.
+Counter-based: a number is a function of (key, counter) alone, so a token's draw depends on no other token. Bit for bit
+what the sampling kernel computes.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ _ROUNDS = 10
 
 
 def philox4x32(counter: tuple[Tensor, ...], key: tuple[Tensor, ...]) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Ten rounds over four counter words and two key words, each an int64 tensor that holds an unsigned 32-bit value."""
+    """Ten rounds over four counter words and two key words, each an int64 tensor of unsigned 32-bit values."""
     c0, c1, c2, c3 = counter
     k0, k1 = key
     for _ in range(_ROUNDS):

@@ -9,7 +9,7 @@ from inflight_kernels.reference.elementwise import rms_norm
 
 
 def _rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """Half-split rotation of x (T, heads, D) by cos and sin (T, 1, R) in float32; the rest of the head passes through."""
+    """Half-split rotation of x (T, heads, D) by cos and sin (T, 1, R) in float32; the rest of a head stays as it is."""
     half = cos.shape[-1]
     x1, x2 = x[..., :half].float(), x[..., half : 2 * half].float()
     y = torch.empty(x.shape, dtype=x.dtype, device=x.device)
@@ -40,7 +40,7 @@ def rope_and_kv_write(
         q, k = normed_q, normed_k
     cos, sin = cos_sin[positions].unsqueeze(1).chunk(2, dim=-1)
     k = _rotate(k, cos, sin)
-    if int(slot_mapping.amin()) < 0:
+    if len(slot_mapping) and int(slot_mapping.amin()) < 0:
         written = (slot_mapping >= 0).nonzero().squeeze(1)
         slot_mapping, k, v = slot_mapping[written], k[written], v[written]
     block_size = k_cache.shape[1]
