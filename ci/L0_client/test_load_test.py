@@ -17,14 +17,14 @@ from inflight_client.load_test import LoadMode, LoadTestOptions, PromptOptions, 
 
 
 def test_two_sweeps_are_measured_written_and_drawn(url: str, tmp_path: Path) -> None:
-    arguments = ["load-test", "--url", url, "--concurrency", "1,3", "--request-rate", "50", "--requests", "12"]
+    arguments = ["load-test", "--url", url, "--concurrency", "1,3", "--request-rate", "10", "--requests", "12"]
     result = CliRunner().invoke(app, [*arguments, "--output-tokens", "6", "--output", str(tmp_path)])
     assert result.exit_code == 0, result.output
     levels = json.loads((tmp_path / "results.json").read_text())["levels"]
     assert [(level["mode"], level["value"]) for level in levels] == [
         ("concurrency", 1),
         ("concurrency", 3),
-        ("request_rate", 50),
+        ("request_rate", 10),
     ]
     for level in levels:
         assert level["num_requests"] == 12

@@ -79,7 +79,8 @@ def test_sweeps_that_are_none(text: str) -> None:
 def test_heavier_levels_have_more_requests_unless_told() -> None:
     few, many = parse_sweep("1,100", LoadMode.CONCURRENCY)
     assert few.num_requests < many.num_requests
-    assert {level.num_requests for level in parse_sweep("1,100", LoadMode.CONCURRENCY, num_requests=7)} == {7}
+    told = parse_sweep("1,100", LoadMode.CONCURRENCY, num_requests=7)
+    assert [level.num_requests for level in told] == [7, 100]
 
 
 def test_lengths() -> None:
@@ -93,21 +94,21 @@ def test_lengths() -> None:
 
 def test_no_prompt_is_sent_twice_and_a_run_can_be_repeated() -> None:
     options = PromptOptions(input_tokens=(16, 32), output_tokens=(4, 8))
-    levels = [make_requests(options, 50, level=number) for number in range(3)]
+    levels = [make_requests(options, 50, level=str(number)) for number in range(3)]
     prompts = [tuple(request["input_ids"]["content"]) for level in levels for request in level]  # type: ignore[index]
     assert len(set(prompts)) == 150
     assert {len(prompt) for prompt in prompts} <= set(range(16, 33))
-    assert levels[1] == make_requests(options, 50, level=1)
+    assert levels[1] == make_requests(options, 50, level="1")
     assert all(request["end_id"] == {"content": [-1], "shape": [1]} for request in levels[0])
 
 
 def test_prompts_of_a_file(tmp_path: Path) -> None:
     (tmp_path / "prompts").write_text("one\n\ntwo\n")
-    requests = make_requests(PromptOptions(prompt_file=tmp_path / "prompts"), 3, level=0)
+    requests = make_requests(PromptOptions(prompt_file=tmp_path / "prompts"), 3, level="0")
     assert [request["text_input"]["content"] for request in requests] == [["one"], ["two"], ["one"]]  # type: ignore[index]
     (tmp_path / "prompts").write_text("\n")
     with pytest.raises(LoadTestError, match="no prompts"):
-        make_requests(PromptOptions(prompt_file=tmp_path / "prompts"), 1, level=0)
+        make_requests(PromptOptions(prompt_file=tmp_path / "prompts"), 1, level="0")
 
 
 def test_latencies_of_single_tokens() -> None:
@@ -174,6 +175,9 @@ def test_the_reason_of_a_failure_is_found_in_the_output() -> None:
     assert failure_reason("x: error while loading shared libraries: libb64.so.0d: cannot open shared object file") == (
         "x: error while loading shared libraries: libb64.so.0d: cannot open shared object file"
     )
+    assert failure_reason("Error: request-count is wrong\nUsage: perf_analyzer\n -m: fails on error\n") == (
+        "Error: request-count is wrong"
+    )
     assert failure_reason("") == "it gave no reason"
 
 
@@ -218,6 +222,36 @@ class RecordingAnalyzer(PerfAnalyzer):
     def run(self, level: Level, *, url: str, model: str, inputs: Path, timeout: float = 0) -> Path:
         self.inputs.append(json.loads(inputs.read_text()))
         return write_export(self._folder / "export", *[exported((10, 1), (20, 3))] * level.num_requests)
+
+
+class LosingAnalyzer(RecordingAnalyzer):
+    """Loses what it measured until it has run `losses` times more."""
+
+    losses: ClassVar[int] = 0
+
+    def run(self, level: Level, *, url: str, model: str, inputs: Path, timeout: float = 0) -> Path:
+        export = super().run(level, url=url, model=model, inputs=inputs)
+        LosingAnalyzer.losses -= 1
+        if LosingAnalyzer.losses >= 0:
+            export.write_text(export.read_text()[:-20])
+        return export
+
+
+def test_a_level_whose_measurements_are_lost_runs_again_with_other_prompts() -> None:
+    RecordingAnalyzer.inputs.clear()
+    LosingAnalyzer.losses = 2
+    client = Client(transport=MockTransport(lambda call: [text_reply("x", final=True)]))
+    report = run_load_test(LoadTestOptions(levels=[ONE]), client=client, analyzer=LosingAnalyzer)
+    assert len(report.levels) == 1
+    first, second, third = (json.dumps(inputs) for inputs in RecordingAnalyzer.inputs)
+    assert len({first, second, third}) == 3
+
+
+def test_a_level_whose_measurements_are_always_lost_fails() -> None:
+    LosingAnalyzer.losses = 100
+    client = Client(transport=MockTransport(lambda call: [text_reply("x", final=True)]))
+    with pytest.raises(LoadTestError, match="cut off"):
+        run_load_test(LoadTestOptions(levels=[ONE]), client=client, analyzer=LosingAnalyzer)
 
 
 def two_sweeps() -> LoadTestReport:

@@ -18,6 +18,7 @@ from typing import Any
 import numpy as np
 
 from inflight_client._exceptions import LoadTestError
+from inflight_client.load_test.perf_analyzer import MeasurementsLost
 from inflight_client.load_test.sweep import Level, LoadMode
 
 _MS = 1e-6  # milliseconds in a nanosecond
@@ -86,9 +87,12 @@ class LevelResult:
 def read_level(export: Path, level: Level) -> LevelResult:
     """Figures of the one level that `export` holds. Raises LoadTestError if it holds less than was asked for."""
     try:
-        experiments = json.loads(export.read_text(encoding="utf-8"))["experiments"]
-        timelines = [timeline(request) for experiment in experiments for request in experiment["requests"]]
-    except (OSError, ValueError, KeyError, TypeError) as error:
+        content = json.loads(export.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise MeasurementsLost(f"{level.name}: the measurements of perf_analyzer are cut off: {error}") from None
+    try:
+        timelines = [timeline(request) for experiment in content["experiments"] for request in experiment["requests"]]
+    except (KeyError, TypeError, ValueError, IndexError) as error:
         raise LoadTestError(f"{level.name}: the measurements of perf_analyzer cannot be read: {error!r}") from None
     if len(timelines) < level.num_requests:
         raise LoadTestError(f"{level.name}: only {len(timelines)} of {level.num_requests} requests were measured")

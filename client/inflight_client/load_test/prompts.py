@@ -48,7 +48,7 @@ def parse_length(text: str) -> tuple[int, int]:
     return bounds[0], bounds[-1]
 
 
-def make_requests(options: PromptOptions, count: int, *, level: int) -> list[dict[str, object]]:
+def make_requests(options: PromptOptions, count: int, *, level: str) -> list[dict[str, object]]:
     """`count` requests in perf_analyzer's JSON form; different ones for each `level`, the same in every run."""
     # One generator a level, keyed by text: requests of a level do not depend on which levels came before.
     generator = random.Random(f"{options.seed}/{level}")

@@ -11,14 +11,16 @@ from pathlib import Path
 from inflight_client._client import Client
 from inflight_client._exceptions import LoadTestError, RequestError
 from inflight_client._protocol import DEFAULT_MODEL
-from inflight_client.load_test.perf_analyzer import LEVEL_TIMEOUT, PerfAnalyzer
+from inflight_client.load_test.perf_analyzer import LEVEL_TIMEOUT, MeasurementsLost, PerfAnalyzer
 from inflight_client.load_test.profile import LevelResult, read_level
 from inflight_client.load_test.prompts import PromptOptions, make_requests, write_requests
 from inflight_client.load_test.sweep import Level
 
 READY_TIMEOUT = 30.0
 WARM_UP_TOKENS = 4
-_WARM_UP_LEVEL = -1
+ATTEMPTS = 4
+"""Runs of one level at most; see MeasurementsLost."""
+_WARM_UP_LEVEL = "warm-up"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -77,15 +79,26 @@ def run_load_test(
         results = []
         for number, level in enumerate(options.levels):
             watcher.level_started(level)
-            inputs = Path(folder, "inputs.json")
-            write_requests(make_requests(options.prompts, level.num_requests, level=number), inputs)
+            results.append(_measure(options, runner, Path(folder), level, number))
+            watcher.level_finished(level, results[-1])
+    return LoadTestReport(options=options, started=started, levels=results)
+
+
+def _measure(options: LoadTestOptions, runner: PerfAnalyzer, folder: Path, level: Level, number: int) -> LevelResult:
+    """One level; once more, with other prompts, where its measurements were lost."""
+    inputs = folder / "inputs.json"
+    for attempt in range(ATTEMPTS):
+        key = f"{number}.{attempt}"
+        write_requests(make_requests(options.prompts, level.num_requests, level=key), inputs)
+        try:
             export = runner.run(
                 level, url=options.url, model=options.model, inputs=inputs, timeout=options.level_timeout
             )
-            results.append(read_level(export, level))
-            export.unlink()
-            watcher.level_finished(level, results[-1])
-    return LoadTestReport(options=options, started=started, levels=results)
+            return read_level(export, level)
+        except MeasurementsLost:
+            if attempt == ATTEMPTS - 1:
+                raise
+    raise AssertionError("unreachable")
 
 
 def warm_up(client: Client, prompts: PromptOptions) -> None:

@@ -46,12 +46,15 @@ class Level:
 def parse_sweep(text: str, mode: LoadMode, *, num_requests: int = 0) -> list[Level]:
     """Levels of "8", "1:16:5" (start:end:step, end included if hit) or "1,4,16".
 
-    `num_requests` is the number of requests a level; 0 chooses it by the load. Raises LoadTestError.
+    `num_requests` is the number of requests a level; 0 chooses it by the load. A level never has fewer than are open
+    at once or start in a second, which perf_analyzer asks for. Raises LoadTestError.
     """
     values = [_level_value(value, text, mode) for value in _values(text)]
     if len(values) > MAX_LEVELS:
         raise LoadTestError(f"{text!r} asks for {len(values)} levels; at most {MAX_LEVELS} are measured in one test")
-    return [Level(mode, value, num_requests or _default_requests(mode, value)) for value in values]
+    return [
+        Level(mode, value, max(num_requests or _default_requests(mode, value), math.ceil(value))) for value in values
+    ]
 
 
 def _values(text: str) -> list[float]:
