@@ -74,12 +74,7 @@ def generation_call(
 
 def stop_call(request_id: str, *, model: str, timeout: float | None) -> Call:
     """The call that stops the request of that id, whoever sent it."""
-    inputs = {
-        "text_input": strings(("",)),
-        "max_tokens": np.zeros(1, np.int32),
-        "stop": np.ones(1, np.bool_),
-        "stream": np.ones(1, np.bool_),
-    }
+    inputs = {"stop": np.ones(1, np.bool_)}
     return Call(model=model, inputs=inputs, request_id=request_id, timeout=timeout)
 
 
