@@ -20,6 +20,9 @@ class RankGroup(Protocol):
     def close(self) -> None:
         """Leave the group."""
 
+    def abort(self) -> None:
+        """End every rank, this one too if need be: for a rank that cannot go on with the others."""
+
 
 class SingleRank:
     """A group of one: nothing to say to anybody."""
@@ -35,4 +38,7 @@ class SingleRank:
         return None
 
     def close(self) -> None:
+        return None
+
+    def abort(self) -> None:
         return None

@@ -44,7 +44,7 @@ class Executor(ABC):
 
     @abstractmethod
     def cancel_request(self, request_id: int) -> None:
-        """Ask for an early end. An active request answers with what it has so far (CANCELLED); unknown ids are ignored."""
+        """Ask for an early end. An active request answers with what it has (CANCELLED); unknown ids are ignored."""
 
     @abstractmethod
     def get_latest_iteration_stats(self) -> str | None:

@@ -32,7 +32,7 @@ class DecoderKernels:
         # The pool's size follows the machine's free memory: it must not be built in.
         pool = {0: Dim("blocks", min=2, max=1 << 24)}
         dtype, hidden = weights[0].dtype, weights[0].shape[0]
-        qkv, gate_up = weights[1].shape[0], weights[7].shape[0]
+        qkv, gate_up = weights[1].shape[0], weights[8].shape[0]
 
         def batch(*sizes: int, of: torch.dtype = dtype) -> Tensor:
             return torch.zeros(_EXAMPLE_TOKENS, *sizes, dtype=of)
@@ -42,7 +42,7 @@ class DecoderKernels:
 
         rows = {0: tokens}
         table = torch.zeros(_EXAMPLE_TOKENS, _EXAMPLE_BLOCKS, dtype=torch.int32)
-        places = batch(of=torch.int64)
+        # Every input is a tensor of its own: torch.export makes one input of two that are the same object.
         self._add_norm = load(
             "add_norm", graphs.AddNorm(shape), [batch(hidden), batch(hidden), weights[0]], [rows, rows, None]
         )
@@ -50,7 +50,7 @@ class DecoderKernels:
         self._rope_and_write = load(
             "rope_and_write",
             graphs.RopeAndWrite(shape),
-            [batch(qkv), cos_sin, places, keys, values, places, weights[3], weights[4]],
+            [batch(qkv), cos_sin, batch(of=torch.int64), keys, values, batch(of=torch.int64), *weights[3:5]],
             [rows, None, rows, pool, pool, rows, None, None],
         )
         self._decode_attention = load(
@@ -59,12 +59,13 @@ class DecoderKernels:
             [batch(shape.num_heads, shape.head_dim), keys, values, table, table[:, 0].contiguous()],
             [rows, pool, pool, {0: tokens, 1: width}, rows],
         )
-        token, place = torch.zeros(1, hidden, dtype=dtype), torch.zeros(1, dtype=torch.int64)
-        steps = [cos_sin, place, place, table[:1], table[:1, 0].contiguous()]
+        hidden_1D, residual_1D = batch(hidden)[:1].clone(), batch(hidden)[:1].clone()
+        place, slot = torch.zeros(1, dtype=torch.int64), torch.zeros(1, dtype=torch.int64)
+        steps = [cos_sin, place, slot, table[:1].clone(), table[:1, 0].clone()]
         self._token_layer = load(
             "token_layer",
             graphs.TokenLayer(shape),
-            [token, token, *steps, keys, values, *weights],
+            [hidden_1D, residual_1D, *steps, keys, values, *weights],
             [None, None, None, None, None, {1: width}, None, pool, pool, *[None] * len(weights)],
         )
 
