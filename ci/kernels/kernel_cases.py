@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+import os
+from pathlib import Path
+
 import torch
 from torch import Tensor
+
+import inflight_kernels
 
 # The interpreter computes bf16 wrongly, so bf16 is tried where it is compiled.
 DTYPES = [torch.float32, torch.float16, *([torch.bfloat16] if torch.cuda.is_available() else [])]
@@ -12,6 +17,14 @@ DTYPES = [torch.float32, torch.float16, *([torch.bfloat16] if torch.cuda.is_avai
 ELEMENTWISE_TOLERANCE = {torch.float32: 2e-6, torch.float16: 2e-3, torch.bfloat16: 1.6e-2}
 # Attention: probabilities are rounded to the dtype before they meet the values.
 ATTENTION_TOLERANCE = {torch.float32: 3e-6, torch.float16: 3e-3, torch.bfloat16: 2e-2}
+
+
+def child_environment() -> dict[str, str]:
+    """Environment of a child process: the same inflight_kernels, and triton code compiled instead of interpreted."""
+    environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
+    package_root = str(Path(inflight_kernels.__file__).parents[1])
+    environment["PYTHONPATH"] = os.pathsep.join(filter(None, [package_root, environment.get("PYTHONPATH")]))
+    return environment
 
 
 def assert_near(actual: Tensor, expected: Tensor, tolerance: float) -> None:

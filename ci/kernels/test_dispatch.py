@@ -8,6 +8,7 @@ import sys
 
 import pytest
 import torch
+from kernel_cases import child_environment
 
 import inflight_kernels
 from inflight_kernels import ops, reference
@@ -27,7 +28,8 @@ assert tokens.tolist() == [1]
 
 
 def test_a_cpu_needs_no_triton() -> None:
-    done = subprocess.run([sys.executable, "-c", WITHOUT_TRITON], capture_output=True, text=True, timeout=120)
+    command = [sys.executable, "-c", WITHOUT_TRITON]
+    done = subprocess.run(command, env=child_environment(), capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, done.stderr
 
 
