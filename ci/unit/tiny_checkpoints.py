@@ -58,6 +58,7 @@ CONFIGS: dict[str, PreTrainedConfig] = {
     "llama-biases": _llama(attention_bias=True, mlp_bias=True),
     "llama-one-kv-head": _llama(num_key_value_heads=1),
     "llama-all-kv-heads": _llama(num_key_value_heads=4),
+    "llama-three-heads": _llama(num_attention_heads=3, num_key_value_heads=1),
     "llama-linear": _llama(rope_parameters={"rope_type": "linear", "rope_theta": 500.0, "factor": 4.0}),
     "llama-dynamic": _llama(
         rope_parameters={"rope_type": "dynamic", "rope_theta": 10000.0, "factor": 4.0}, max_position_embeddings=36

@@ -19,6 +19,9 @@ from torch.distributed import FileStore, Store, TCPStore  # type: ignore[attr-de
 
 from inflight.distributed.rank_group import RankGroup
 
+# The older name is deprecated from torch 2.13 on.
+_all_gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
+
 RENDEZVOUS_TIMEOUT = timedelta(minutes=10)
 """Ranks load their libraries at different speeds; a rank that died is noticed by the executor, not here."""
 
@@ -84,9 +87,9 @@ class TorchTensorParallelGroup(TensorParallelGroup):
         return x
 
     def all_gather(self, x: Tensor) -> Tensor:
-        gathered = x.new_empty((self.size, *x.shape))
-        dist.all_gather_into_tensor(gathered, x.contiguous())
-        return gathered.movedim(0, -2).flatten(-2)
+        gathered = x.new_empty((self.size * x.shape[0], *x.shape[1:]))
+        _all_gather(gathered, x.contiguous())
+        return gathered.view(self.size, *x.shape).movedim(0, -2).flatten(-2)
 
     def all_reduce_min(self, value: int) -> int:
         smallest = torch.tensor([value], dtype=torch.int64, device=self._device)
