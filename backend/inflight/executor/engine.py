@@ -1,0 +1,67 @@
+"""Puts a rank's engine together: a runner, its scheduler and its GptManager. Knows no transport."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from typing import Protocol
+
+from inflight.batch_manager.callbacks import Callbacks
+from inflight.batch_manager.gpt_manager import GptManager
+from inflight.batch_manager.kv_cache_manager import KVCacheManager
+from inflight.batch_manager.scheduler import Scheduler
+from inflight.config import EngineConfig
+from inflight.distributed.rank_group import RankGroup
+from inflight.request import RequestLimits
+from inflight.runtime.runner import Runner
+
+
+class LoadedRunner(Runner, Protocol):
+    """A runner that has its weights and its KV cache."""
+
+    limits: RequestLimits
+    num_blocks: int
+    block_size: int
+
+
+LoadRunner = Callable[[EngineConfig, RankGroup], LoadedRunner]
+"""Collective: called once on every rank. Raises ConfigurationError."""
+
+
+def load_model_runner(config: EngineConfig, rank_group: RankGroup) -> LoadedRunner:
+    """The real one. It is imported here because that takes seconds, which launching and joining need not wait for."""
+    from inflight.runtime.model_runner import ModelRunner
+
+    return ModelRunner.load(config, rank_group)
+
+
+def make_manager(
+    config: EngineConfig, runner: LoadedRunner, callbacks: Callbacks, *, raise_on_step_failure: bool
+) -> GptManager:
+    """A GptManager over `runner`, equal on every rank but for the secret key of its cached prefixes."""
+    kv_cache = KVCacheManager(
+        num_blocks=runner.num_blocks,
+        block_size=runner.block_size,
+        enable_reuse=config.enable_kv_cache_reuse,
+        hash_key=os.urandom(32),
+    )
+    scheduler = Scheduler(
+        kv_cache=kv_cache,
+        max_batch_size=config.max_batch_size,
+        max_num_tokens=config.max_num_tokens,
+        max_seq_len=runner.limits.max_seq_len,
+        policy=config.batch_scheduler_policy,
+        enable_chunked_context=config.enable_chunked_context,
+    )
+    return GptManager(
+        runner=runner,
+        scheduler=scheduler,
+        callbacks=callbacks,
+        limits=runner.limits,
+        raise_on_step_failure=raise_on_step_failure,
+    )
+
+
+def max_in_flight(config: EngineConfig) -> int:
+    """Requests that may be served or wait at the same time; 0 = no limit."""
+    return config.max_batch_size + config.max_queue_size if config.max_queue_size else 0

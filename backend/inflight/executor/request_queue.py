@@ -1,0 +1,44 @@
+"""Requests that wait on the leader: higher priority first, first come first served among equals."""
+
+from __future__ import annotations
+
+import heapq
+from itertools import count
+
+from inflight.request import Request
+
+
+class RequestQueue:
+    """Any waiting request can be taken out; its place in the heap is then skipped later."""
+
+    def __init__(self) -> None:
+        self._heap: list[tuple[float, int, Request]] = []
+        self._waiting: dict[int, int] = {}  # request id -> its arrival number, which tells stale heap entries
+        self._arrivals = count()
+
+    def __len__(self) -> int:
+        return len(self._waiting)
+
+    def __contains__(self, request_id: int) -> bool:
+        return request_id in self._waiting
+
+    def push(self, request: Request) -> None:
+        arrival = next(self._arrivals)
+        self._waiting[request.request_id] = arrival
+        heapq.heappush(self._heap, (-request.priority, arrival, request))
+
+    def pop(self) -> Request:
+        """The next request. Raises IndexError if none waits."""
+        while True:
+            _, arrival, request = heapq.heappop(self._heap)
+            if self._waiting.get(request.request_id) == arrival:
+                del self._waiting[request.request_id]
+                return request
+
+    def discard(self, request_id: int) -> bool:
+        """Take out a waiting request; False if it does not wait."""
+        found = self._waiting.pop(request_id, None) is not None
+        if len(self._heap) > 64 and len(self._heap) > 2 * len(self._waiting):
+            self._heap = [entry for entry in self._heap if self._waiting.get(entry[2].request_id) == entry[1]]
+            heapq.heapify(self._heap)
+        return found
