@@ -132,7 +132,7 @@ def test_a_bad_request_leaves_its_neighbours_alone(ask, executor: FakeExecutor) 
         {},
         {"text_input": b"\xff", "max_tokens": 1},
         {**PROMPT, "max_tokens": 0},
-        {"input_ids": [999], "max_tokens": 1},
+        {"input_ids": [5, -1], "max_tokens": 1},
     ):
         sender = ask(bad)
         assert sender.error.code() == pb.TritonError.INVALID_ARG

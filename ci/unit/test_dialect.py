@@ -37,9 +37,7 @@ def read(inputs: dict) -> ClientRequest:
 
 
 def build(inputs: dict) -> Request:
-    built = RequestBuilder(fake_tokenizer.byte_tokenizer(), 300).build(read(inputs), 1, "")
-    LIMITS.validate(built)
-    return built
+    return RequestBuilder(fake_tokenizer.byte_tokenizer(), LIMITS).build(read(inputs), 1, "")
 
 
 @pytest.fixture(scope="module")
@@ -207,7 +205,7 @@ def test_whatever_the_tensors_hold_is_read_or_refused(data) -> None:
     try:
         client = LLM.read(inputs, 1000)
         if not client.stop:
-            LIMITS.validate(RequestBuilder(fake_tokenizer.byte_tokenizer(), 300).build(client, 1, ""))
+            RequestBuilder(fake_tokenizer.byte_tokenizer(), LIMITS).build(client, 1, "")
     except InvalidRequest as error:
         assert str(error)
 

@@ -60,7 +60,7 @@ class BackendServer:
         self._dialect = dialect
         self._config = config
         self._model_name = model_name
-        self._builder = RequestBuilder(tokenizer, executor.limits.vocab_size)
+        self._builder = RequestBuilder(tokenizer, executor.limits)
         self._items = WorkItems()
         self._metrics = MetricsThread(
             pb_utils,

@@ -1,7 +1,6 @@
 """ClientRequest to Request: defaults made explicit and text made tokens.
 
-Knows the tokenizer and what the engine was configured with. Whether the engine can ever serve the result is checked by
-:class:`inflight.request.RequestLimits` when it is enqueued.
+Knows the tokenizer and the engine's limits: what comes out can be served.
 
 Defaults follow TensorRT-LLM: without any of temperature, top_k, top_p and min_p the output is greedy; temperature 0 and
 top_k 1 are greedy too; top_p <= 0 counts as not given. A sampled request without a seed gets a fresh one.
@@ -13,7 +12,7 @@ import secrets
 from collections.abc import Iterable
 
 from inflight.errors import InvalidRequest
-from inflight.request import OutputConfig, Request, SamplingConfig
+from inflight.request import OutputConfig, Request, RequestLimits, SamplingConfig
 from inflight.server.client_request import ClientRequest
 from inflight.server.tokenizer import Tokenizer
 
@@ -24,14 +23,14 @@ NEVER = -1
 class RequestBuilder:
     """Turns what clients said into what ranks compute."""
 
-    def __init__(self, tokenizer: Tokenizer, vocab_size: int) -> None:
+    def __init__(self, tokenizer: Tokenizer, limits: RequestLimits) -> None:
         self._tokenizer = tokenizer
-        self._vocab_size = vocab_size
+        self._limits = limits
 
     def build(self, client: ClientRequest, request_id: int, triton_id: str) -> Request:
         """Raises InvalidRequest with one sentence."""
         assert client.max_tokens is not None
-        return Request(
+        request = Request(
             request_id=request_id,
             input_token_ids=self._prompt(client),
             max_tokens=client.max_tokens,
@@ -47,6 +46,8 @@ class RequestBuilder:
             client_id=triton_id,
             cache_salt=client.cache_salt or "",
         )
+        self._limits.validate(request)
+        return request
 
     def _prompt(self, client: ClientRequest) -> list[int]:
         if client.input_ids is not None:
@@ -63,8 +64,10 @@ class RequestBuilder:
         return [] if client.end_id == NEVER else [client.end_id]
 
     def _check_token_id(self, name: str, token_id: int | None) -> None:
-        if token_id is not None and not NEVER <= token_id < self._vocab_size:
-            raise InvalidRequest(f"{name} must be -1 (none) or a token id below {self._vocab_size}, got {token_id}")
+        if token_id is not None and not NEVER <= token_id < self._limits.vocab_size:
+            raise InvalidRequest(
+                f"{name} must be -1 (none) or a token id below {self._limits.vocab_size}, got {token_id}"
+            )
 
     def _bad_words(self, client: ClientRequest) -> list[list[int]]:
         """A word is banned at the start of a text and after a space alike: the two are different tokens."""

@@ -2,7 +2,7 @@
 
 Parameters travel beside tensors, as `parameters={...}` of a client or as extra keys of a JSON body. Keys that are not
 listed here are ignored, as TensorRT-LLM's backend ignores `Streaming` and tritonserver its own `triton_*`: tools attach
-them freely. That goes for `priority` too: tritonserver keeps it for itself where it comes by gRPC, and shows it where it
+them freely. That goes for `priority` too: tritonserver keeps it to itself where it comes by gRPC, and shows it where it
 comes by HTTP, so the engine's own is called otherwise. `timeout` is Triton's, in microseconds, wherever it comes from.
 """
 

@@ -1,0 +1,107 @@
+"""/metrics of a real server: every family of the tables is there, and requests move the numbers.
+
+pytest ci/L0_backend/test_metrics.py
+"""
+
+from __future__ import annotations
+
+import re
+import threading
+import urllib.request
+from collections.abc import Callable
+
+from raw_stream import RawStream
+from server_process import ServerProcess
+
+from inflight.server.metric_families import FAMILIES, STATISTICS_FAMILIES
+from inflight.stats import IterationStats
+
+SERIES = re.compile(r"^(?P<name>\w+)\{(?P<labels>[^}]*)\} (?P<value>\S+)$", re.MULTILINE)
+
+
+def read(server: ServerProcess) -> dict[tuple[str, frozenset[str]], float]:
+    """(name, labels) -> value."""
+    with urllib.request.urlopen(server.metrics_url) as response:
+        text = response.read().decode()
+    found = SERIES.finditer(text)
+    return {
+        (m["name"], frozenset(m["labels"].split(","))): float(m["value"]) for m in found if 'model="llm"' in m["labels"]
+    }
+
+
+def wait_for(server: ServerProcess, holds: Callable[[dict], bool]) -> dict:
+    """Metrics are brought up to date once a period: look again until they are."""
+    pause = threading.Event()
+    for _ in range(200):
+        metrics = read(server)
+        if holds(metrics):
+            return metrics
+        pause.wait(0.05)
+    raise AssertionError("the metrics never came up to date")
+
+
+def read_at_rest(server: ServerProcess) -> dict:
+    """Once two looks, with more than a period between them, are the same."""
+    pause = threading.Event()
+    metrics = read(server)
+    for _ in range(50):
+        pause.wait(0.3)
+        metrics, before = read(server), metrics
+        if ours(metrics) == ours(before):
+            return metrics
+    raise AssertionError("the metrics never came to rest")
+
+
+def ours(metrics: dict) -> dict:
+    return {key: value for key, value in metrics.items() if key[0].startswith(("inflight_", "nv_llm_", "nv_trt_llm_"))}
+
+
+def total(metrics: dict, name: str, *labels: str) -> float:
+    return sum(value for (family, own), value in metrics.items() if family == name and set(labels) <= own)
+
+
+def test_the_batch_managers_series_are_its_json_keys(server: ServerProcess, stream: RawStream) -> None:
+    stream.ask({"text_input": "Once", "max_tokens": 100, "end_id": -1})
+    metrics = read(server)
+    series = [name for name, _ in metrics if name.startswith("nv_trt_llm_")]
+    assert len(series) == len(IterationStats.__struct_fields__)
+    assert set(series) == {family.name for family in STATISTICS_FAMILIES}
+    for family in FAMILIES:
+        name = family.name + ("_count" if family.kind == "HISTOGRAM" else "")
+        assert sum(name == found for found, _ in metrics) == len(family.series), name
+
+
+def test_requests_are_counted_and_timed(server: ServerProcess, stream: RawStream) -> None:
+    before = read_at_rest(server)
+    stream.ask({"text_input": "Once upon a time", "max_tokens": 20, "end_id": -1, "stream": True})
+    assert stream.ask({"text_input": "Once", "max_tokens": 0}).error
+
+    def done(metrics: dict) -> bool:
+        return (
+            total(metrics, "inflight_request_latency_seconds_count")
+            > total(before, "inflight_request_latency_seconds_count")
+            and total(metrics, "inflight_requests_total") >= total(before, "inflight_requests_total") + 2
+        )
+
+    after = wait_for(server, done)
+
+    def change(name: str, *labels: str) -> float:
+        return total(after, name, *labels) - total(before, name, *labels)
+
+    assert change("inflight_requests_total", 'outcome="completed"') == 1
+    assert change("inflight_requests_total", 'outcome="rejected"') == 1
+    assert change("nv_llm_output_token_len_sum") == 20
+    assert change("nv_llm_output_token_len_bucket", 'le="50"') == 1
+    assert change("nv_llm_output_token_len_bucket", 'le="10"') == 0
+    for name in ("time_to_first_token", "time_per_output_token", "request_queue_time", "request_latency"):
+        assert change(f"inflight_{name}_seconds_count") == 1
+        assert change(f"inflight_{name}_seconds_sum") >= 0
+    assert change("inflight_request_latency_seconds_sum") >= change("inflight_time_to_first_token_seconds_sum") > 0
+
+
+def test_an_idle_server_shows_no_active_request(server: ServerProcess, stream: RawStream) -> None:
+    stream.ask({"text_input": "Once", "max_tokens": 100, "end_id": -1})
+    name = "nv_trt_llm_request_metrics"
+    metrics = wait_for(server, lambda found: total(found, name, 'request_type="active"') == 0)
+    assert total(metrics, name, 'request_type="max"') > 0
+    assert 0 < total(metrics, "inflight_kv_blocks_free") <= total(metrics, "inflight_kv_blocks_total")

@@ -1,0 +1,135 @@
+"""One gRPC stream to the model `llm`, tensors in and tensors out: what the wire carries, with nothing of our client.
+
+    with RawStream(server.grpc_url) as stream:
+        answer = stream.ask({"text_input": "Once", "max_tokens": 8})
+
+A stream carries many requests at once; `send` starts one and `collect` waits for all that were started.
+"""
+
+from __future__ import annotations
+
+import itertools
+import queue
+from dataclasses import dataclass, field
+from types import TracebackType
+from typing import Any
+
+import numpy as np
+import tritonclient.grpc as grpcclient
+
+DEADLINE = 60.0
+"""Seconds without any response after which a request counts as hung."""
+
+_TYPES = {
+    **dict.fromkeys(("text_input", "stop_words", "bad_words"), "BYTES"),
+    **dict.fromkeys(("temperature", "top_p", "min_p"), "FP32"),
+    **dict.fromkeys(("repetition_penalty", "presence_penalty", "frequency_penalty"), "FP32"),
+    "seed": "UINT64",
+}
+_NUMPY = {"BYTES": np.object_, "FP32": np.float32, "UINT64": np.uint64, "BOOL": np.bool_, "INT32": np.int32}
+
+
+@dataclass
+class Answer:
+    """All responses to one request, in order."""
+
+    responses: list[dict[str, np.ndarray]] = field(default_factory=list)
+    """Output tensors by name; empty for a response without any."""
+    error: str = ""
+    num_finals: int = 0
+
+    @property
+    def pieces(self) -> list[str]:
+        return [response["text_output"][0].decode() for response in self.responses if "text_output" in response]
+
+    @property
+    def text(self) -> str:
+        return "".join(self.pieces)
+
+    @property
+    def token_ids(self) -> list[int]:
+        return [token for response in self.responses for token in response["output_ids"][0].tolist()]
+
+    @property
+    def finish_reason(self) -> str:
+        return str(self.responses[-1]["finish_reason"][0].decode())
+
+
+class RawStream:
+    """Requests without an id of their own get one, so that responses find their way."""
+
+    _numbers = itertools.count()
+
+    def __init__(self, url: str) -> None:
+        self._client = grpcclient.InferenceServerClient(url)
+        self._results: queue.Queue[tuple[Any, Any]] = queue.Queue()
+        self._answers: dict[str, Answer] = {}
+        self._client.start_stream(lambda result, error: self._results.put((result, error)))
+
+    def __enter__(self) -> RawStream:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def close(self, cancel: bool = True) -> None:
+        self._client.stop_stream(cancel_requests=cancel)
+        self._client.close()
+
+    def send(self, inputs: dict[str, Any], request_id: str = "", outputs: tuple[str, ...] = (), **more: Any) -> Answer:
+        """Start a request. With the id of one that is still open here, both share its Answer."""
+        request_id = request_id or f"raw-{next(self._numbers)}"
+        answer = self._answers.get(request_id)
+        if answer is None or answer.num_finals:
+            answer = self._answers[request_id] = Answer()
+        self._client.async_stream_infer(
+            "llm",
+            [_tensor(name, value) for name, value in inputs.items()],
+            request_id=request_id,
+            outputs=[grpcclient.InferRequestedOutput(name) for name in outputs] or None,
+            enable_empty_final_response=True,
+            **more,
+        )
+        return answer
+
+    def ask(self, inputs: dict[str, Any], **more: Any) -> Answer:
+        return self.collect(self.send(inputs, **more))
+
+    def collect(self, *answers: Answer, finals: int = 1) -> Answer:
+        """Wait until each has had its final response; the first of them."""
+        while any(answer.num_finals < finals for answer in answers):
+            self.take()
+        return answers[0]
+
+    def take(self) -> None:
+        """Wait for one response of whichever request."""
+        result, error = self._results.get(timeout=DEADLINE)
+        if error is not None:
+            self._take_error(error)
+            return
+        response = result.get_response()
+        answer = self._answers[response.id]
+        answer.num_finals += response.parameters["triton_final_response"].bool_param
+        if response.outputs:
+            answer.responses.append({output.name: result.as_numpy(output.name) for output in response.outputs})
+
+    def _take_error(self, error: Exception) -> None:
+        """The wire's error carries no request id: it is taken to belong to the request that was sent last."""
+        answer = [answer for answer in self._answers.values() if not answer.num_finals][-1]
+        answer.error = str(error)
+        answer.num_finals += 1
+
+
+def _tensor(name: str, value: Any) -> grpcclient.InferInput:
+    if isinstance(value, np.ndarray):
+        array, kind = value, _TYPES.get(name, "INT32")
+    else:
+        values = value if isinstance(value, list) else [value]
+        kind = _TYPES.get(name) or ("BOOL" if isinstance(value, bool) else "INT32")
+        raw = [item.encode() if isinstance(item, str) else item for item in values] if kind == "BYTES" else values
+        array = np.array(raw, dtype=_NUMPY[kind])
+    tensor = grpcclient.InferInput(name, list(array.shape), kind)
+    tensor.set_data_from_numpy(array)
+    return tensor
