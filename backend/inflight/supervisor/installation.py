@@ -55,7 +55,8 @@ class Installation:
             folder.mkdir(parents=True)
         for source in self.python_backend.iterdir():
             if source.name not in (STUB, "__pycache__"):
-                (python / source.name).symlink_to(source)
+                # Not a link: for a backend of our own, tritonserver refuses a library that lies elsewhere.
+                shutil.copy2(source, python / source.name)
         shutil.copy2(self.stub, python / STUB)
         (backends / "inflight").symlink_to(self.model_py.parent)
         for source in self.libraries.iterdir() if self.libraries else ():
