@@ -21,7 +21,7 @@ from inflight.server import outcome
 from inflight.server.client_request import ClientRequest
 from inflight.server.detokenizer import Detokenizer
 from inflight.server.dialect import Dialect
-from inflight.server.lost_model import give_up
+from inflight.server.lost_model import give_up, is_supervised
 from inflight.server.metrics_thread import MetricsThread
 from inflight.server.reply import Reply
 from inflight.server.request_builder import RequestBuilder
@@ -171,8 +171,9 @@ class BackendServer:
         client has closed its stream, and until then these ranks would stand in the way of the next ones."""
         reason = "its ranks are dead or silent"
         logger.error("model %s lost its engine: %s", self._model_name, reason)
-        if not give_up(self._pb_utils, self._model_name, reason):
+        if not is_supervised():
             logger.warning("model %s stays loaded and waits for its ranks to be relaunched", self._model_name)
             return
+        give_up(self._pb_utils, self._model_name, reason)
         self._executor.shutdown()
         self._sending.finish()

@@ -17,13 +17,22 @@ LOST = "lost"
 """Folder in it: a file named after a model says why that model was given up."""
 
 
-def give_up(pb_utils: Any, model_name: str, reason: str) -> bool:
-    """Leave the note and unload the model; False if nobody would load it again. Raises if the server refuses."""
-    run_directory = os.environ.get(RUN_DIRECTORY)
-    if not run_directory or not Path(run_directory, LOST).is_dir():
-        return False
-    draft = Path(run_directory, f"{LOST}-{model_name}")
+def is_supervised() -> bool:
+    """Whether somebody would load a lost model again."""
+    return _notes() is not None
+
+
+def give_up(pb_utils: Any, model_name: str, reason: str) -> None:
+    """Leave the note and unload the model. Raises OSError, or what the server refuses with."""
+    notes = _notes()
+    assert notes is not None
+    draft = notes.with_name(f"{LOST}-{model_name}")
     draft.write_text(reason + "\n", encoding="utf-8")
-    draft.replace(Path(run_directory, LOST, model_name))
+    draft.replace(notes / model_name)
     pb_utils.unload_model(model_name)
-    return True
+
+
+def _notes() -> Path | None:
+    run_directory = os.environ.get(RUN_DIRECTORY)
+    folder = Path(run_directory, LOST) if run_directory else None
+    return folder if folder is not None and folder.is_dir() else None

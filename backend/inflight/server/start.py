@@ -15,6 +15,7 @@ from inflight.config import EngineConfig
 from inflight.errors import ConfigurationError
 from inflight.server.backend_server import BackendServer
 from inflight.server.dialects import DIALECTS, LLM
+from inflight.server.lost_model import is_supervised
 from inflight.server.tokenizer import Tokenizer
 
 
@@ -31,7 +32,8 @@ def start_server(pb_utils: Any, args: Mapping[str, str]) -> BackendServer:
 
     from inflight.executor.create import create_executor
 
-    executor = create_executor(config)
+    # A supervisor loads the whole model again; without one the executor brings its ranks back by itself.
+    executor = create_executor(config, auto_relaunch=not is_supervised())
     executor.start()
     server = BackendServer(
         pb_utils=pb_utils,
