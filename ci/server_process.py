@@ -72,6 +72,8 @@ class ServerProcess:
         options = {key: str(value) if isinstance(value, Path) else value for key, value in self.options.items()}
         arguments = json.dumps({"ready_descriptor": writing, **options})
         environment = {name: value for name, value in os.environ.items() if name != processes.RUN_DIRECTORY}
+        sources = [str(ROOT / folder) for folder in ("backend", "kernels", "client")]
+        environment["PYTHONPATH"] = os.pathsep.join([*sources, *filter(None, [environment.get("PYTHONPATH")])])
         with self._told_path.open("ab") as told:
             self.process = subprocess.Popen(
                 [sys.executable, str(Path(__file__).resolve()), arguments],

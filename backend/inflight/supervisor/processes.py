@@ -18,6 +18,8 @@ RUN_DIRECTORY = "INFLIGHT_RUN_DIR"
 """Variable that marks every process of one server; its value is that server's private directory."""
 
 STUB = "triton_python_backend_stub"
+NAME_LENGTH = 15
+"""The kernel keeps that much of a program's name."""
 
 
 def marked(run_directory: Path) -> list[int]:
@@ -34,21 +36,23 @@ def marked(run_directory: Path) -> list[int]:
 
 
 def stubs(parent: int) -> dict[int, str]:
-    """The Python backend's stub processes under `parent`: pid -> instance name, e.g. "llm_0_0"."""
+    """The Python backend's stub processes under `parent`, dead ones that it has not collected included.
+
+    pid -> instance name, e.g. "llm_0_0"; "" for a dead one, whose command line is gone.
+    """
     found = {}
     for pid in _all():
         with contextlib.suppress(OSError, IndexError, ValueError):
-            if _status(pid)[1] == parent:
-                words = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
-                if words[0].endswith(STUB.encode()):
-                    found[pid] = _instance(words)
+            name, _, above = _status(pid)
+            if above == parent and name == STUB[:NAME_LENGTH]:
+                found[pid] = _instance(Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0"))
     return found
 
 
 def is_alive(pid: int) -> bool:
     """False for a process that is gone or a zombie."""
     try:
-        return _status(pid)[0] not in "ZX"
+        return _status(pid)[1] not in "ZX"
     except (OSError, IndexError, ValueError):
         return False
 
@@ -56,7 +60,7 @@ def is_alive(pid: int) -> bool:
 def is_zombie(pid: int) -> bool:
     """True for a process that has ended and that its parent has not yet asked about."""
     try:
-        return _status(pid)[0] == "Z"
+        return _status(pid)[1] == "Z"
     except (OSError, IndexError, ValueError):
         return False
 
@@ -79,10 +83,11 @@ def _all() -> list[int]:
     return [int(name) for name in os.listdir("/proc") if name.isdigit()]
 
 
-def _status(pid: int) -> tuple[str, int]:
-    """State letter and parent's pid. The name before them may hold anything, so the last bracket ends it."""
-    fields = Path(f"/proc/{pid}/stat").read_text(errors="replace").rpartition(")")[2].split()
-    return fields[0], int(fields[1])
+def _status(pid: int) -> tuple[str, str, int]:
+    """Name, state letter and parent's pid. The name may hold anything, so the last bracket ends it."""
+    head, _, tail = Path(f"/proc/{pid}/stat").read_text(errors="replace").rpartition(")")
+    fields = tail.split()
+    return head.partition("(")[2], fields[0], int(fields[1])
 
 
 def _instance(words: list[bytes]) -> str:

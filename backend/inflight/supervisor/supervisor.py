@@ -14,6 +14,7 @@ requests, tokens or ranks, except that a model which lost its ranks says so by a
 from __future__ import annotations
 
 import contextlib
+import math
 import queue
 import signal
 import subprocess
@@ -26,6 +27,7 @@ from types import FrameType
 from inflight.errors import ConfigurationError, InflightError
 from inflight.supervisor import janitor
 from inflight.supervisor.admin import Admin
+from inflight.supervisor.in_flight import requests_in_flight
 from inflight.supervisor.log import ServerLog
 from inflight.supervisor.plan import LOST, Plan
 from inflight.supervisor.tritonserver import Tritonserver
@@ -35,6 +37,9 @@ TICK = 0.5
 
 LIVE_PERIOD, LIVE_STRIKES = 5.0, 3
 """A server that answers no health check that often in a row, this many seconds apart, counts as hung."""
+
+IDLE_GRACE = 1.0
+"""Seconds that the engine must have been idle: its gauges and its last responses lag behind it."""
 
 EXIT_GRACE = 5.0
 """Seconds for tritonserver to exit by itself once drained; a client's idle open stream can hold it for ever."""
@@ -179,7 +184,6 @@ class Supervisor:
             )
             if self._wait(pause):
                 return False
-            self._unloaded([model], time.monotonic() + EXIT_GRACE)
             outcome: queue.SimpleQueue[str] = queue.SimpleQueue()
             threading.Thread(target=self._load, args=(model, outcome), name="load-model", daemon=True).start()
             while outcome.empty():
@@ -192,7 +196,11 @@ class Supervisor:
                 return True
 
     def _load(self, model: str, outcome: queue.SimpleQueue[str]) -> None:
+        """Once the stub's unload has taken hold: a load before it would change nothing."""
         try:
+            deadline = time.monotonic() + EXIT_GRACE
+            while self._admin.is_model_ready(model) and time.monotonic() < deadline:
+                time.sleep(0.05)
             outcome.put(self._admin.load(model, timeout=self._plan.options.ready_timeout))
         except OSError as error:
             outcome.put(str(error))
@@ -215,11 +223,11 @@ class Supervisor:
         options = self._plan.options
         self._tell(f"stopping: open requests have {options.drain_timeout:.0f} s; a second signal stops at once")
         deadline = time.monotonic() + options.drain_timeout
-        models = list(reversed(self._plan.repository.models))
+        models = tuple(reversed(self._plan.repository.models))
         with contextlib.suppress(OSError):
             for model in models:
                 self._admin.unload(model)
-            if not self._unloaded(models, deadline):
+            if not self._idle(models, deadline):
                 self._tell("open requests did not end in time")
         assert self._server is not None
         self._server.terminate()
@@ -227,14 +235,16 @@ class Supervisor:
         while self._server.returncode is None and time.monotonic() < deadline:
             self._wait(0.05)
 
-    def _unloaded(self, models: list[str], deadline: float) -> bool:
-        """Wait until no request is open in `models`; False at the deadline."""
-        while time.monotonic() < deadline:
-            try:
-                states = {state.name: state.state for state in self._admin.index()}
-            except OSError:
+    def _idle(self, models: tuple[str, ...], deadline: float) -> bool:
+        """Wait until unloaded `models` have no request under way; False at the deadline. OSError: no server."""
+        idle_since = math.inf
+        while (now := time.monotonic()) < deadline:
+            states = {state.name: state.state for state in self._admin.index()}
+            if all(states.get(model) not in ("UNLOADING", "READY", "LOADING") for model in models):
                 return True
-            if all(states.get(model) in ("UNAVAILABLE", "", None) for model in models):
+            idle = requests_in_flight(self._plan.endpoints.metrics) == 0
+            idle_since = min(idle_since, now) if idle else math.inf
+            if now - idle_since >= IDLE_GRACE:
                 return True
             self._wait(0.1)
         return False

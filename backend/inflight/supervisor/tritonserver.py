@@ -34,7 +34,7 @@ class Tritonserver:
             errors="replace",
             start_new_session=True,
         )
-        self._stubs: dict[int, str] = {}
+        self._names: dict[int, str] = {}
         self._zombies: dict[int, float] = {}
         """pid of a stub -> when it was first seen to have ended without having been collected."""
 
@@ -54,15 +54,12 @@ class Tritonserver:
     def killed_stub(self) -> str | None:
         """Name of a stub that ended without tritonserver having ended it, else None. Ask often: twice a second."""
         now = time.monotonic()
-        self._stubs |= processes.stubs(self.pid)
-        for pid in list(self._stubs):
-            if processes.is_alive(pid):
-                continue
-            if not processes.is_zombie(pid):
-                del self._stubs[pid]
-                self._zombies.pop(pid, None)
-            elif now - self._zombies.setdefault(pid, now) >= ZOMBIE_GRACE:
-                return self._stubs[pid]
+        found = processes.stubs(self.pid)
+        self._names |= {pid: name for pid, name in found.items() if name}
+        self._zombies = {pid: self._zombies.get(pid, now) for pid in found if processes.is_zombie(pid)}
+        for pid, since in self._zombies.items():
+            if now - since >= ZOMBIE_GRACE:
+                return self._names.get(pid, f"of pid {pid}")
         return None
 
     def terminate(self) -> None:

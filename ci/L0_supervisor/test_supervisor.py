@@ -1,0 +1,227 @@
+"""What `inflight serve` promises about processes, tried on a real tritonserver: it comes back, and leaves nothing."""
+
+from __future__ import annotations
+
+import os
+import signal
+import urllib.error
+import urllib.request
+from collections.abc import Callable
+
+import pytest
+from server_process import ServerFailed, ServerProcess
+from toy_client import TOY_REPOSITORY, Stream, until
+from tritonclient.utils import InferenceServerException
+
+from inflight.supervisor import processes
+
+Open = Callable[[ServerProcess], Stream]
+
+
+def is_ready(server: ServerProcess) -> bool:
+    try:
+        with urllib.request.urlopen(f"{server.http_url}/v2/models/toy/ready", timeout=5) as response:
+            return bool(response.status == 200)
+    except OSError:
+        return False
+
+
+def serves(server: ServerProcess, open_stream: Open) -> None:
+    stream = open_stream(server)
+    stream.ask("hello", 2)
+    assert stream.rest() == ["hello", "hello"]
+
+
+def assert_nothing_left(server: ServerProcess) -> None:
+    run_directory = server.ready_endpoints.run_directory
+    assert processes.marked(run_directory) == []
+    assert server.shared_memory == []
+    assert not run_directory.exists()
+
+
+def test_it_serves_on_loopback_only_and_from_a_private_directory(server: ServerProcess, open_stream: Open) -> None:
+    serves(server, open_stream)
+    assert server.ready_endpoints.run_directory.stat().st_mode & 0o777 == 0o700
+    assert server.shared_memory
+    listening = _listening_addresses(server.tritonserver_pid)
+    assert len(listening) == 3
+    assert all(address.endswith("0100007F") for address in listening)
+    assert server.stop() == 0
+    assert_nothing_left(server)
+
+
+def test_sigterm_lets_open_streams_finish_and_refuses_new_requests(server: ServerProcess, open_stream: Open) -> None:
+    streams = [open_stream(server) for _ in range(16)]
+    for number, stream in enumerate(streams):
+        stream.ask(str(number), 100)
+    assert [stream.next() for stream in streams] == [str(number) for number in range(16)]
+    late = open_stream(server)
+    os.kill(_pid(server), signal.SIGTERM)
+    until(lambda: not is_ready(server), "the model refuses")
+    late.ask("late")
+    with pytest.raises(InferenceServerException):
+        late.next()
+    assert [stream.rest() for stream in streams] == [[str(number)] * 99 for number in range(16)]
+    # The streams stay open, as an idle client leaves them; that must not hold the exit.
+    assert _exit_code(server) == 0
+    assert_nothing_left(server)
+
+
+def test_a_second_signal_stops_at_once(server: ServerProcess, open_stream: Open) -> None:
+    stream = open_stream(server)
+    stream.ask("endless", 100_000)
+    assert stream.next() == "endless"
+    os.kill(_pid(server), signal.SIGINT)
+    until(lambda: not is_ready(server), "the model refuses")
+    os.kill(_pid(server), signal.SIGINT)
+    assert _exit_code(server) == 0
+    with pytest.raises(InferenceServerException):
+        stream.rest()
+    assert_nothing_left(server)
+
+
+def test_requests_that_do_not_end_in_time_are_cut(open_stream: Open) -> None:
+    with ServerProcess(model_repository=TOY_REPOSITORY, drain_timeout=0.5) as server:
+        stream = open_stream(server)
+        stream.ask("endless", 100_000)
+        assert stream.next() == "endless"
+        assert server.stop() == 0
+        with pytest.raises(InferenceServerException):
+            stream.rest()
+        assert_nothing_left(server)
+
+
+@pytest.mark.parametrize("how", ["killed", "exited"])
+def test_a_dead_stub_ends_streams_with_an_error_and_is_started_again(
+    server: ServerProcess, open_stream: Open, how: str
+) -> None:
+    streams = [open_stream(server) for _ in range(8)]
+    for stream in streams:
+        stream.ask("endless", 100_000)
+        assert stream.next() == "endless"
+    before = server.tritonserver_pid
+    memory = server.shared_memory
+    if how == "killed":
+        (stub,) = server.stub_pids
+        os.kill(stub, signal.SIGKILL)
+    else:
+        open_stream(server).ask("exit")
+    for stream in streams:
+        with pytest.raises(InferenceServerException):
+            stream.rest()
+    until(lambda: is_ready(server), "ready again")
+    assert server.tritonserver_pid != before
+    assert not any(region.exists() for region in memory)
+    serves(server, open_stream)
+    assert server.stop() == 0
+    assert_nothing_left(server)
+
+
+def test_a_dead_tritonserver_is_started_again(server: ServerProcess, open_stream: Open) -> None:
+    child = open_stream(server)
+    child.ask("child")
+    (pid,) = child.rest()
+    before = server.pids
+    assert int(pid) in before
+    os.kill(server.tritonserver_pid, signal.SIGKILL)
+    until(lambda: not any(processes.is_alive(each) for each in before), "every process of the old server is gone")
+    until(lambda: is_ready(server), "ready again")
+    serves(server, open_stream)
+
+
+def test_a_model_that_lost_its_ranks_is_loaded_again(server: ServerProcess, open_stream: Open) -> None:
+    (stub,) = server.stub_pids
+    stream = open_stream(server)
+    stream.ask("lose")
+    assert stream.rest() == ["lose"]
+    # The old stub stays until the last client that ever asked it has closed its stream.
+    until(lambda: set(server.stub_pids) - {stub} and is_ready(server), "loaded again")
+    assert "rank 1 was killed" in server.told
+    serves(server, open_stream)
+
+
+def test_an_operators_unload_is_respected(server: ServerProcess, open_stream: Open) -> None:
+    assert _post(server, "/v2/repository/models/toy/unload") == 200
+    until(lambda: not server.stub_pids, "the stub has ended")
+    before = server.tritonserver_pid
+    assert _post(server, "/v2/repository/models/toy/load") == 200
+    serves(server, open_stream)
+    assert server.tritonserver_pid == before
+    assert "again" not in server.told
+
+
+def test_it_gives_up_when_the_server_dies_too_often() -> None:
+    with ServerProcess(model_repository=TOY_REPOSITORY, max_restarts=1) as server:
+        first = server.tritonserver_pid
+        os.kill(first, signal.SIGKILL)
+        until(lambda: "serving again" in server.told, "started again")
+        os.kill(server.tritonserver_pid, signal.SIGKILL)
+        assert _exit_code(server) == 1
+        assert "given up after 1 tries" in server.told
+        assert_nothing_left(server)
+
+
+def test_nothing_outlives_a_killed_supervisor(server: ServerProcess, open_stream: Open) -> None:
+    child = open_stream(server)
+    child.ask("child")
+    (pid,) = child.rest()
+    everything = server.pids
+    assert int(pid) in everything
+    os.kill(_pid(server), signal.SIGKILL)
+    assert _exit_code(server) == -signal.SIGKILL
+    until(lambda: not any(processes.is_alive(each) for each in everything), "every process is gone")
+    until(lambda: not server.shared_memory and not server.ready_endpoints.run_directory.exists(), "all is removed")
+
+
+def test_a_model_that_cannot_be_loaded_is_one_sentence(tmp_path: os.PathLike[str]) -> None:
+    version = tmp_path / "toy" / "1"  # type: ignore[operator]
+    version.mkdir(parents=True)
+    (version.parent / "config.pbtxt").write_text((TOY_REPOSITORY / "toy" / "config.pbtxt").read_text())
+    (version / "model.py").write_text(
+        "import triton_python_backend_utils as pb_utils\n"
+        "class TritonPythonModel:\n"
+        "    def initialize(self, args):\n"
+        "        raise pb_utils.TritonModelException('the checkpoint has no layers')\n"
+    )
+    server = ServerProcess(model_repository=tmp_path)
+    with pytest.raises(ServerFailed, match="the checkpoint has no layers"), server:
+        pass
+    assert server.process is not None
+    assert server.process.wait() == 2
+
+
+def _pid(server: ServerProcess) -> int:
+    assert server.process is not None
+    return server.process.pid
+
+
+def _exit_code(server: ServerProcess) -> int:
+    assert server.process is not None
+    return server.process.wait(60)
+
+
+def _post(server: ServerProcess, path: str) -> int:
+    request = urllib.request.Request(server.http_url + path, data=b"{}", method="POST")
+    try:
+        with urllib.request.urlopen(request, timeout=30) as response:
+            return int(response.status)
+    except urllib.error.HTTPError as error:
+        return error.code
+
+
+def _listening_addresses(pid: int) -> list[str]:
+    """Local addresses, in hexadecimal, of the TCP sockets on which the process listens."""
+    sockets = set()
+    for descriptor in os.listdir(f"/proc/{pid}/fd"):
+        try:
+            sockets.add(os.readlink(f"/proc/{pid}/fd/{descriptor}"))
+        except OSError:
+            continue
+    found = []
+    for family in ("tcp", "tcp6"):
+        with open(f"/proc/{pid}/net/{family}") as table:
+            for line in list(table)[1:]:
+                words = line.split()
+                if words[3] == "0A" and f"socket:[{words[9]}]" in sockets:
+                    found.append(words[1].partition(":")[0])
+    return found

@@ -1,0 +1,58 @@
+"""A client of the toy model: answers as they come, and errors as exceptions."""
+
+from __future__ import annotations
+
+import contextlib
+import queue
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import tritonclient.grpc as grpc
+
+TOY_REPOSITORY = Path(__file__).with_name("toy_repository")
+DEADLINE = 30.0
+
+
+class Stream:
+    """One open gRPC stream; `next` gives a text, None for the final response, or raises what came instead."""
+
+    def __init__(self, url: str) -> None:
+        self._answers: queue.SimpleQueue[tuple[grpc.InferResult | None, Exception | None]] = queue.SimpleQueue()
+        self._client = grpc.InferenceServerClient(url)
+        self._client.start_stream(lambda result, error: self._answers.put((result, error)))
+
+    def ask(self, text: str, max_tokens: int = 1) -> None:
+        texts = grpc.InferInput("text_input", [1], "BYTES")
+        texts.set_data_from_numpy(np.array([text.encode()], np.object_))
+        limits = grpc.InferInput("max_tokens", [1], "INT32")
+        limits.set_data_from_numpy(np.array([max_tokens], np.int32))
+        self._client.async_stream_infer("toy", [texts, limits], enable_empty_final_response=True)
+
+    def next(self) -> str | None:
+        result, error = self._answers.get(timeout=DEADLINE)
+        if error is not None:
+            raise error
+        assert result is not None
+        tensor = result.as_numpy("text_output")
+        return None if tensor is None else str(tensor[0].decode())
+
+    def rest(self) -> list[str]:
+        """The texts up to the final response."""
+        return list(iter(self.next, None))
+
+    def close(self) -> None:
+        with contextlib.suppress(Exception):
+            self._client.stop_stream(cancel_requests=True)
+        self._client.close()
+
+
+def until(condition: Callable[[], object], what: str, deadline: float = DEADLINE) -> None:
+    """Poll for something that only /proc or a health check can tell."""
+    limit = time.monotonic() + deadline
+    pause = threading.Event()
+    while not condition():
+        assert time.monotonic() < limit, f"not within {deadline:.0f} s: {what}"
+        pause.wait(0.05)

@@ -1,0 +1,210 @@
+"""Missing and wrong pieces of an installation are one sentence each that names the remedy."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import os
+import platform
+import socket
+import stat
+import sys
+from pathlib import Path
+
+import pytest
+
+from inflight.errors import ConfigurationError
+from inflight.supervisor import installation, mpi, ports, run
+from inflight.supervisor.in_flight import parse
+from inflight.supervisor.log import ServerLog
+from inflight.supervisor.processes import STUB
+from inflight.supervisor.serve import ServeOptions
+
+
+def executable(path: Path, text: str = "#!/bin/sh\n") -> Path:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(text)
+    path.chmod(path.stat().st_mode | stat.S_IXUSR)
+    return path
+
+
+@pytest.mark.parametrize("version", ["2.0.0", "2.4.6"])
+def test_numpy_2_is_refused(monkeypatch: pytest.MonkeyPatch, version: str) -> None:
+    monkeypatch.setattr(importlib.metadata, "version", lambda name: version)
+    with pytest.raises(ConfigurationError, match=rf"numpy {version} .*pip install 'numpy<2'"):
+        installation.check_numpy()
+
+
+def test_an_old_glibc_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(platform, "libc_ver", lambda: ("glibc", "2.31"))
+    with pytest.raises(ConfigurationError, match=r"needs glibc 2\.35 or newer, this system has 2\.31"):
+        installation.check_machine()
+
+
+def test_another_machine_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(platform, "machine", lambda: "aarch64")
+    with pytest.raises(ConfigurationError, match="x86-64 Linux, this is Linux on aarch64"):
+        installation.check_machine()
+
+
+def test_the_libpython_found_is_this_interpreters_own() -> None:
+    library = installation.find_libpython()
+    assert library.name == installation.libpython_name()
+    assert installation._version_of(library) == platform.python_version()
+
+
+def test_no_libpython_says_what_to_install(tmp_path: Path) -> None:
+    name = f"libpython{sys.version_info.major}.{sys.version_info.minor}"
+    with pytest.raises(ConfigurationError, match=rf"there is no {name}\.so\.1\.0: install the package {name}"):
+        installation.find_libpython([tmp_path])
+
+
+def test_a_libpython_of_another_patch_release_is_not_taken(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / installation.libpython_name()).touch()
+    monkeypatch.setattr(installation, "_version_of", lambda library: "3.99.1")
+    with pytest.raises(ConfigurationError, match=r"is Python 3\.99\.1's"):
+        installation.find_libpython([tmp_path])
+
+
+def test_tritonserver_that_is_not_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(ConfigurationError, match="is not an executable"):
+        installation.find_tritonserver(tmp_path / "tritonserver")
+    monkeypatch.setattr(installation.importlib.util, "find_spec", lambda name: None)
+    monkeypatch.setattr(installation, "IMAGE", tmp_path)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with pytest.raises(ConfigurationError, match="nvidia-pytriton"):
+        installation.find_tritonserver()
+    on_path = executable(tmp_path / "tritonserver")
+    assert installation.find_tritonserver() == on_path
+    in_image = executable(tmp_path / "bin" / "tritonserver")
+    assert installation.find_tritonserver() == in_image
+
+
+def test_a_stub_for_another_python_is_refused(tmp_path: Path) -> None:
+    stub = executable(tmp_path / "backends" / "python" / STUB, "… libpython3.2.so.1.0 …")
+    with pytest.raises(ConfigurationError, match=r"runs Python 3\.2, but inflight is installed in"):
+        installation.find_stub(tmp_path)
+    stub.write_text(f"… {installation.libpython_name()} …")
+    assert installation.find_stub(tmp_path) == stub
+    of_version = executable(tmp_path / "python_backend_stubs" / installation.PYTHON / STUB)
+    assert installation.find_stub(tmp_path) == of_version
+
+
+def test_the_layout_gives_the_stub_this_interpreter(tmp_path: Path) -> None:
+    """Also where the wheel's stub asks for a libpython under a name that the wheel made up."""
+    wheel = tmp_path / "wheel"
+    for name in ("libpython3-419a3a08.13.so.1.0", "libcudart-0.so.12"):
+        executable(wheel / "nvidia_pytriton.libs" / name)
+    own = executable(tmp_path / "own" / installation.libpython_name())
+    pieces = installation.Installation(
+        tritonserver=executable(wheel / "pytriton" / "tritonserver" / "bin" / "tritonserver"),
+        python_backend=executable(wheel / "python" / "libtriton_python.so").parent,
+        stub=executable(wheel / "stubs" / STUB, "the stub"),
+        libraries=wheel / "nvidia_pytriton.libs",
+        libpython=own,
+        model_py=executable(wheel / "backend" / "model.py"),
+    )
+    backends, variables = pieces.lay_out(tmp_path / "run")
+    stub = (backends / "python" / STUB).resolve()
+    libraries = stub.parents[4] / "nvidia_pytriton.libs"
+    assert stub.read_text() == "the stub"
+    assert (libraries / "libpython3-419a3a08.13.so.1.0").resolve() == own
+    assert (libraries / installation.libpython_name()).resolve() == own
+    assert (libraries / "libcudart-0.so.12").resolve() == wheel / "nvidia_pytriton.libs" / "libcudart-0.so.12"
+    assert (backends / "inflight" / "model.py").exists()
+    assert (backends / "python" / "libtriton_python.so").exists()
+    assert variables["LD_LIBRARY_PATH"].split(":")[0] == str(libraries)
+    assert variables["PATH"].split(":")[0] == str(Path(sys.executable).parent)
+
+
+class TestMpi:
+    def test_the_environments_own_pair_fits(self) -> None:
+        assert mpi.check_mpi()
+
+    @pytest.mark.parametrize(
+        ("script", "sentence"),
+        [
+            (
+                "for rank in 1 2; do echo size 1 Open MPI v4; done",
+                r"does not belong to mpi4py's MPI library \(Open MPI v4",
+            ),
+            ("echo PMIx server not found >&2; exit 1", "does not belong to mpi4py's MPI library;"),
+            ("echo \"ModuleNotFoundError: No module named 'mpi4py'\" >&2; exit 1", "mpi4py is not installed"),
+        ],
+    )
+    def test_a_launcher_of_another_mpi(self, tmp_path: Path, script: str, sentence: str) -> None:
+        launcher = executable(tmp_path / "mpiexec", f"#!/bin/sh\n{script}\n")
+        with pytest.raises(ConfigurationError, match=sentence):
+            mpi.check_mpi(launcher)
+
+    def test_no_launcher(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setenv("PATH", str(tmp_path))
+        monkeypatch.setattr(sys, "executable", str(tmp_path / "python"))
+        with pytest.raises(ConfigurationError, match="mpiexec is not installed"):
+            mpi.find_mpiexec()
+
+
+class TestPorts:
+    def test_zero_takes_different_free_ports(self) -> None:
+        chosen = ports.claim({"HTTP": ("127.0.0.1", 0), "gRPC": ("127.0.0.1", 0), "metrics": ("127.0.0.1", 0)})
+        assert len({*chosen.values(), 0}) == 4
+
+    def test_a_taken_port_is_named(self) -> None:
+        with socket.create_server(("127.0.0.1", 0)) as taken:
+            port = taken.getsockname()[1]
+            with pytest.raises(ConfigurationError, match=f"gRPC port {port} on 127.0.0.1 is taken"):
+                ports.claim({"HTTP": ("127.0.0.1", 0), "gRPC": ("127.0.0.1", port)})
+
+    def test_the_same_port_twice(self) -> None:
+        (port,) = ports.claim({"HTTP": ("127.0.0.1", 0)}).values()
+        with pytest.raises(ConfigurationError, match=f"metrics port {port} .* is taken"):
+            ports.claim({"HTTP": ("127.0.0.1", port), "metrics": ("127.0.0.1", port)})
+
+    def test_an_address_that_is_none(self) -> None:
+        with pytest.raises(ConfigurationError, match="not an address"):
+            ports.claim({"HTTP": ("no.such.host.invalid", 80)})
+
+
+def test_what_is_wrong_is_one_line_and_exit_code_2(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    assert run.run(ServeOptions(checkpoint=tmp_path, http_port=0, grpc_port=0, metrics_port=0)) == 2
+    assert capfd.readouterr().err == f"inflight: {tmp_path} is not a Hugging Face checkpoint: it has no config.json\n"
+
+
+class TestLog:
+    LINES = (
+        'I1121 08:00:00.000001 7 server.cc:1] "starting"\n'
+        'E1121 08:00:00.000002 7 server.cc:241] "CudaDriverHelper has not been initialized."\n'
+        "a library's chatter\n"
+        "2026-11-21 ERROR inflight.worker: rank 1 is lost\n"
+        "  with a line that goes on\n"
+        'I1121 08:00:00.000003 7 x.cc:1] "fine"\n'
+        "E1121 08:00:00.000004 7 model_lifecycle.cc:642] \"failed to load 'llm' version 1: Internal: no such layer\"\n"
+    )
+
+    def told(self, *, verbose: bool) -> tuple[list[str], ServerLog]:
+        told: list[str] = []
+        log = ServerLog(told.append, verbose=verbose)
+        reading, writing = os.pipe()
+        with os.fdopen(writing, "w") as stream:
+            stream.write(self.LINES)
+        log.follow(os.fdopen(reading))
+        log.join(10)
+        return told, log
+
+    def test_only_errors_are_told(self) -> None:
+        told, log = self.told(verbose=False)
+        assert [line.split()[-1] for line in told] == ["lost", "on", 'layer"']
+        assert log.load_failure() == "model llm cannot be loaded: no such layer"
+
+    def test_verbose_tells_all(self) -> None:
+        assert self.told(verbose=True)[0] == self.LINES.splitlines()
+
+
+def test_requests_in_flight_are_summed_over_models() -> None:
+    text = (
+        "# HELP nv_trt_llm_request_metrics Requests\n"
+        'nv_trt_llm_request_metrics{model="llm",request_type="active",version="1"} 3.000000\n'
+        'nv_trt_llm_request_metrics{model="llm",request_type="max",version="1"} 64\n'
+        'nv_trt_llm_request_metrics{model="llm",request_type="waiting",version="1"} 2\n'
+    )
+    assert parse(text) == 5
+    assert parse("nv_inference_count 3\n") is None

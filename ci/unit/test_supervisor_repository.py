@@ -1,0 +1,152 @@
+"""The repository that is served: parameters replaced in a private copy, everything else linked, mistakes in words."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from inflight.errors import ConfigurationError
+from inflight.supervisor import repository
+
+ENGINE = """
+name: "llm"
+backend: "inflight"
+# a comment
+parameters { key: "gpt_model_path" value { string_value: "checkpoint" } }
+parameters { key: "max_batch_size" value { string_value: "8" } }
+parameters { key: "dtype" value { string_value: "" } }
+"""
+DOOR = """
+name: "ensemble"
+backend: "inflight"
+parameters { key: "engine" value { string_value: "llm" } }
+"""
+
+
+def make_checkpoint(folder: Path) -> Path:
+    folder.mkdir(parents=True)
+    (folder / "config.json").write_text(json.dumps({"architectures": ["LlamaForCausalLM"]}))
+    (folder / "model.safetensors").write_bytes(b"weights")
+    (folder / "tokenizer.json").write_text("{}")
+    return folder
+
+
+@pytest.fixture
+def source(tmp_path: Path) -> Path:
+    for name, text in {"llm": ENGINE, "ensemble": DOOR}.items():
+        (tmp_path / "source" / name / "1").mkdir(parents=True)
+        (tmp_path / "source" / name / "config.pbtxt").write_text(text)
+    make_checkpoint(tmp_path / "source" / "llm" / "1" / "checkpoint")
+    return tmp_path / "source"
+
+
+def served_parameters(served: repository.ServedRepository) -> dict[str, str]:
+    config = repository.read(served.path)["llm"]
+    return {key: value.string_value for key, value in config.parameters.items()}
+
+
+def test_nothing_to_replace_serves_the_repository_as_it_is(source: Path, tmp_path: Path) -> None:
+    served = repository.write(source, tmp_path / "target")
+    assert (served.path / "llm" / "config.pbtxt").read_text() == ENGINE
+    assert served.models == ("llm", "ensemble")
+    assert served.engine == "llm"
+    assert served.config is not None
+    assert served.config.max_batch_size == 8
+
+
+def test_overrides_reach_the_engine_alone_and_the_original_stays(source: Path, tmp_path: Path) -> None:
+    checkpoint = make_checkpoint(tmp_path / "other")
+    parameters = {"tensor_parallel_size": "2", "max_batch_size": "4"}
+    served = repository.write(source, tmp_path / "target", checkpoint_folder=checkpoint, parameters=parameters)
+    assert served_parameters(served) == {
+        "gpt_model_path": str(checkpoint),
+        "max_batch_size": "4",
+        "dtype": "",
+        "tensor_parallel_size": "2",
+    }
+    assert (source / "llm" / "config.pbtxt").read_text() == ENGINE
+    assert (served.path / "ensemble" / "config.pbtxt").read_text() == DOOR
+    assert (served.path / "llm" / "1").resolve() == source / "llm" / "1"
+    assert served.config is not None
+    assert served.config.tensor_parallel_size == 2
+
+
+def test_a_quoted_value_survives(source: Path, tmp_path: Path) -> None:
+    checkpoint = make_checkpoint(tmp_path / 'a "quoted" \\ näme')
+    served = repository.write(source, tmp_path / "target", checkpoint_folder=checkpoint)
+    assert served_parameters(served)["gpt_model_path"] == str(checkpoint)
+
+
+@pytest.mark.parametrize(
+    ("parameters", "sentence"),
+    [
+        ({"max_batch_sise": "4"}, "did you mean max_batch_size"),
+        ({"max_batch_size": "many"}, "max_batch_size must be a whole number"),
+        ({"tokens_per_block": "24"}, "power of two"),
+    ],
+)
+def test_a_wrong_parameter_is_told_before_anything_starts(
+    source: Path, tmp_path: Path, parameters: dict[str, str], sentence: str
+) -> None:
+    with pytest.raises(ConfigurationError, match=sentence):
+        repository.write(source, tmp_path / "target", parameters=parameters)
+
+
+def test_a_repository_that_is_none(tmp_path: Path) -> None:
+    with pytest.raises(ConfigurationError, match="is not a folder"):
+        repository.write(tmp_path / "nowhere", tmp_path / "target")
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(ConfigurationError, match="is not a model repository"):
+        repository.write(tmp_path / "empty", tmp_path / "target")
+
+
+def test_a_broken_config_names_file_and_line(source: Path, tmp_path: Path) -> None:
+    (source / "llm" / "config.pbtxt").write_text('name: "llm"\nbackend = 3\n')
+    with pytest.raises(ConfigurationError, match=r"config\.pbtxt cannot be read: line 2"):
+        repository.write(source, tmp_path / "target")
+
+
+def test_parameters_without_an_engine_have_no_target(source: Path, tmp_path: Path) -> None:
+    (source / "llm" / "config.pbtxt").write_text('name: "llm"\nbackend: "python"\n')
+    assert repository.write(source, tmp_path / "as-is").config is None
+    with pytest.raises(ConfigurationError, match="no one target"):
+        repository.write(source, tmp_path / "target", parameters={"max_batch_size": "4"})
+
+
+class TestCheckpoint:
+    @pytest.fixture
+    def folder(self, tmp_path: Path) -> Path:
+        return make_checkpoint(tmp_path / "checkpoint")
+
+    def refusal(self, source: Path, folder: Path, tmp_path: Path) -> str:
+        with pytest.raises(ConfigurationError) as caught:
+            repository.write(source, tmp_path / "target", checkpoint_folder=folder)
+        assert "\n" not in str(caught.value)
+        return str(caught.value)
+
+    def test_no_folder(self, source: Path, tmp_path: Path) -> None:
+        assert "is not a folder" in self.refusal(source, tmp_path / "nowhere", tmp_path)
+
+    def test_no_config(self, source: Path, folder: Path, tmp_path: Path) -> None:
+        (folder / "config.json").unlink()
+        assert "it has no config.json" in self.refusal(source, folder, tmp_path)
+
+    @pytest.mark.parametrize(("text", "sentence"), [("{", "cannot be read"), ("[]", "JSON object"), ("{}", "names no")])
+    def test_a_config_that_is_none(self, source: Path, folder: Path, tmp_path: Path, text: str, sentence: str) -> None:
+        (folder / "config.json").write_text(text)
+        assert sentence in self.refusal(source, folder, tmp_path)
+
+    def test_weights_of_another_format(self, source: Path, folder: Path, tmp_path: Path) -> None:
+        (folder / "model.safetensors").rename(folder / "pytorch_model.bin")
+        assert "no safetensors weights, only pytorch_model.bin" in self.refusal(source, folder, tmp_path)
+
+    def test_a_missing_shard(self, source: Path, folder: Path, tmp_path: Path) -> None:
+        shards = {"a": "model.safetensors", "b": "model-00002-of-00002.safetensors"}
+        (folder / "model.safetensors.index.json").write_text(json.dumps({"weight_map": shards}))
+        assert "1 of 2 shards missing (model-00002-of-00002" in self.refusal(source, folder, tmp_path)
+
+    def test_no_tokenizer(self, source: Path, folder: Path, tmp_path: Path) -> None:
+        (folder / "tokenizer.json").unlink()
+        assert "has no tokenizer" in self.refusal(source, folder, tmp_path)
