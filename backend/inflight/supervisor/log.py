@@ -45,7 +45,8 @@ class ServerLog:
         """Why a model could not be loaded, in its own words and one line; "" if the log tells no such thing."""
         for line in self._lines:
             if found := FAILED_LOAD.search(line):
-                return f"model {found[1]} cannot be loaded: {found[2].rstrip('"')}"
+                reason = found[2].rstrip('"')
+                return f"model {found[1]} cannot be loaded: {reason}"
         return ""
 
     def last_error(self) -> str:
