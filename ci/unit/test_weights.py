@@ -165,10 +165,8 @@ def test_wrong_shape(folder: Path) -> None:
 
 def test_wrong_type(folder: Path) -> None:
     change_tensors(folder, model__norm__weight=torch.ones(48, dtype=torch.int8))
-    sentence = (
-        f"{folder / 'model.safetensors'}: tensor model.norm.weight is I8; only F32, BF16, F16 weights are supported"
-    )
-    assert refusal(folder) == sentence
+    path = folder / "model.safetensors"
+    assert refusal(folder) == f"{path}: tensor model.norm.weight is I8; only F32, BF16, F16 weights are supported"
 
 
 def test_tensor_that_the_network_would_leave_out(folder: Path) -> None:

@@ -80,11 +80,11 @@ class KVCache:
         ]
 
     def scrub(self, block_ids: list[int]) -> None:
-        """Zero blocks that hold numbers which are not finite, before another sequence takes them over."""
+        """Put 0 for what is not finite, before another sequence takes the blocks over. The rest may be shared."""
         for layer in self.layers:
             for block_id in block_ids:
-                layer.keys[block_id].zero_()
-                layer.values[block_id].zero_()
+                layer.keys[block_id].nan_to_num_(0.0, 0.0, 0.0)
+                layer.values[block_id].nan_to_num_(0.0, 0.0, 0.0)
 
 
 def _zeros(size: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> torch.Tensor:

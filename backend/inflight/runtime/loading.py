@@ -12,6 +12,7 @@ from inflight.distributed.tensor_parallel import TensorParallelGroup
 from inflight.errors import ConfigurationError
 from inflight.layers.attention import AttentionMetadata
 from inflight.models.checkpoint import Checkpoint
+from inflight.models.compiled import compile_decoder, should_compile
 from inflight.models.config import ModelConfig
 from inflight.models.decoder import Decoder, load_decoder, num_local_kv_heads
 from inflight.models.weights import WeightLoader
@@ -57,9 +58,12 @@ def load_engine(config: EngineConfig, rank_group: RankGroup) -> LoadedEngine:
         max_input_len=min(config.max_input_len or max_seq_len - 1, max_seq_len - 1),
         kv_cache_tokens=num_blocks * config.tokens_per_block,
     )
+    kv_cache = KVCache(shape, num_blocks, device)
+    if should_compile(config, decoder, device):
+        decoder = compile_decoder(decoder, kv_cache.layers)
     return LoadedEngine(
         decoder=decoder,
-        kv_cache=KVCache(shape, num_blocks, device),
+        kv_cache=kv_cache,
         limits=limits,
         group=group,
         device=device,

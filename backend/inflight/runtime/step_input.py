@@ -23,7 +23,7 @@ class StepInput:
 
     new_sequences: list[NewSequence]
     scrubbed_block_ids: list[int]
-    """Blocks to be zeroed before anything else."""
+    """Blocks to be rid of NaN and infinity before anything else."""
     changed_blocks: Tensor | None
     """int64, flat places of the block table that change, and int32, the block ids they take."""
     changed_block_ids: Tensor | None
