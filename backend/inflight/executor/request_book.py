@@ -31,7 +31,8 @@ class RequestBook:
         self._queue = RequestQueue()
         self._fronts: dict[int, Front] = {}  # of every request that waits or is active
         self._stops: dict[int, FinishReason] = {}
-        self._deadlines: list[tuple[float, int, Front]] = []
+        self._deadlines: dict[int, float] = {}  # of those in flight that were allotted a time
+        self._deadline_heap: list[tuple[float, int]] = []  # the same, and what is stale by now
         self._outboxes: dict[Front, list[Response]] = {}
 
     @property
@@ -53,8 +54,7 @@ class RequestBook:
             self._fronts[request_id] = front
             self._queue.push(request)
             if request.allotted_time_ms > 0:
-                deadline = self._clock() + request.allotted_time_ms / 1000
-                heapq.heappush(self._deadlines, (deadline, request_id, front))
+                self._set_deadline(request_id, self._clock() + request.allotted_time_ms / 1000)
 
     def cancel(self, front: Front, request_ids: Iterable[int]) -> None:
         """Stop requests of `front`; those it does not have in flight are ignored."""
@@ -87,27 +87,39 @@ class RequestBook:
             return
         self._outboxes.setdefault(front, []).append(response)
         if response.is_final:
-            del self._fronts[request_id]
-            self._stops.pop(request_id, None)
+            self._forget(request_id)
 
     def collect_responses(self) -> dict[Front, list[Response]]:
         """Everything that was filed since the last call."""
         outboxes, self._outboxes = self._outboxes, {}
         return outboxes
 
+    def _set_deadline(self, request_id: int, deadline: float) -> None:
+        self._deadlines[request_id] = deadline
+        heapq.heappush(self._deadline_heap, (deadline, request_id))
+        if len(self._deadline_heap) > 64 + 2 * len(self._deadlines):
+            self._deadline_heap = sorted((deadline, id_) for id_, deadline in self._deadlines.items())
+
     def _expire(self) -> None:
         now = self._clock()
-        while self._deadlines and self._deadlines[0][0] <= now:
-            _, request_id, front = heapq.heappop(self._deadlines)
-            if self._fronts.get(request_id) == front:
+        while self._deadline_heap and self._deadline_heap[0][0] <= now:
+            deadline, request_id = heapq.heappop(self._deadline_heap)
+            if self._deadlines.get(request_id) == deadline:
                 text = f"request Id {request_id} waited longer than the time it was allotted"
                 self._stop(request_id, FinishReason.TIMED_OUT, RequestTimedOut(text))
 
     def _stop(self, request_id: int, reason: FinishReason, error_if_waiting: InflightError) -> None:
         if self._queue.discard(request_id):
-            self._refuse(self._fronts.pop(request_id), request_id, error_if_waiting)
+            front = self._fronts[request_id]
+            self._forget(request_id)
+            self._refuse(front, request_id, error_if_waiting)
         else:
             self._stops.setdefault(request_id, reason)
+
+    def _forget(self, request_id: int) -> None:
+        del self._fronts[request_id]
+        self._deadlines.pop(request_id, None)
+        self._stops.pop(request_id, None)
 
     def _refuse(self, front: Front, request_id: int, error: InflightError) -> None:
         response = Response(request_id=request_id, error=str(error), error_code=error.code)

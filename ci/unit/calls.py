@@ -1,0 +1,84 @@
+"""A caller of any Executor: sends requests, gathers what comes back, and holds that nobody gets two final responses."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import Any
+
+from fakes import expected_output
+from harness import make_request
+
+from inflight.executor.executor import Executor
+from inflight.request import Request
+from inflight.result import FinishReason, Response
+
+PATIENCE = 60.0
+"""Seconds after which a test gives up waiting. It says nothing about how fast anything is."""
+
+
+def until(condition: Callable[[], object], what: str) -> None:
+    """Wait for `condition` to hold."""
+    deadline = time.monotonic() + PATIENCE
+    while not condition():
+        assert time.monotonic() < deadline, f"waited in vain until {what}"
+        time.sleep(0.005)
+
+
+class Caller:
+    """`tokens`, `finals`: what each request got so far, by id. `order`: who was answered first, second and so on."""
+
+    def __init__(self, executor: Executor) -> None:
+        self.executor = executor
+        self.requests: dict[int, Request] = {}
+        self.tokens: dict[int, list[int]] = {}
+        self.num_responses: dict[int, int] = {}
+        self.finals: dict[int, Response] = {}
+        self.order: list[int] = []
+
+    def request(self, prompt: list[int] | int = 3, max_tokens: int = 5, **options: Any) -> Request:
+        return make_request(self.executor.next_request_id(), prompt, max_tokens, **options)
+
+    def send(self, *requests: Request) -> list[int]:
+        for request in requests:
+            self.executor.enqueue_request(request)
+            self.requests[request.request_id] = request
+            self.tokens[request.request_id] = []
+            self.num_responses[request.request_id] = 0
+        return [request.request_id for request in requests]
+
+    def receive(self) -> None:
+        """Take in what has come, waiting for something."""
+        for response in self.executor.await_responses(timeout=PATIENCE):
+            request_id = response.request_id
+            assert request_id not in self.finals, "a response after the final one"
+            self.num_responses[request_id] += 1
+            if self.num_responses[request_id] == 1:
+                self.order.append(request_id)
+            if response.result is not None:
+                self.tokens[request_id] += response.result.output_token_ids
+            if response.is_final:
+                self.finals[request_id] = response
+
+    def wait_for_tokens(self, request_id: int, count: int = 1) -> None:
+        until(lambda: self._received() and len(self.tokens[request_id]) >= count, f"{request_id} has {count} tokens")
+        assert request_id not in self.finals, "the request should still be running"
+
+    def wait(self, *request_ids: int) -> list[Response]:
+        """The final responses of these requests."""
+        until(lambda: self._received(request_ids), f"{request_ids} are final")
+        return [self.finals[request_id] for request_id in request_ids]
+
+    def serve(self, *requests: Request) -> None:
+        """Send, wait, and hold the tokens against what they must be."""
+        for response in self.wait(*self.send(*requests)):
+            assert response.result is not None, response.error
+            assert response.result.finish_reason is FinishReason.LENGTH
+        for request in requests:
+            expected = expected_output(request, self.executor.limits.max_seq_len)
+            assert self.tokens[request.request_id] == expected
+
+    def _received(self, request_ids: tuple[int, ...] = ()) -> bool:
+        if not request_ids or any(request_id not in self.finals for request_id in request_ids):
+            self.receive()
+        return all(request_id in self.finals for request_id in request_ids)

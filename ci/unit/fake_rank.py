@@ -1,0 +1,52 @@
+"""The program of a rank whose runner is a fake: everything of a real rank but the network.
+
+INFLIGHT_FAKE_FAILURE=SENTENCE    loading fails with it
+INFLIGHT_FAKE_CRASH=RANK,STEP     the step of this number raises on that rank
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+
+from fakes import VOCAB_SIZE, FakeRunner
+
+from inflight.config import EngineConfig
+from inflight.distributed.rank_group import RankGroup
+from inflight.errors import ConfigurationError
+from inflight.executor.worker import main
+from inflight.request import RequestLimits
+
+MAX_SEQ_LEN = 20_000
+FAILURE, CRASH = "INFLIGHT_FAKE_FAILURE", "INFLIGHT_FAKE_CRASH"
+
+
+class LoadedFakeRunner(FakeRunner):
+    """A FakeRunner that says what a loaded runner must."""
+
+    def __init__(self, config: EngineConfig, crash_step: int = -1) -> None:
+        self.num_blocks = 4 * MAX_SEQ_LEN // config.tokens_per_block
+        self.limits = RequestLimits(
+            vocab_size=VOCAB_SIZE,
+            max_seq_len=MAX_SEQ_LEN,
+            max_input_len=MAX_SEQ_LEN - 1,
+            kv_cache_tokens=self.num_blocks * config.tokens_per_block,
+        )
+        super().__init__(
+            num_blocks=self.num_blocks,
+            block_size=config.tokens_per_block,
+            max_batch_size=config.max_batch_size,
+            max_num_tokens=config.max_num_tokens,
+            fail_collect=lambda step: step == crash_step,
+        )
+
+
+def load_fake_runner(config: EngineConfig, group: RankGroup) -> LoadedFakeRunner:
+    if sentence := os.environ.get(FAILURE):
+        raise ConfigurationError(sentence)
+    rank, _, step = os.environ.get(CRASH, "-1,-1").partition(",")
+    return LoadedFakeRunner(config, int(step) if int(rank) == group.rank else -1)
+
+
+if __name__ == "__main__":
+    sys.exit(main(load_fake_runner))

@@ -1,0 +1,102 @@
+"""What travels between front, leader and ranks."""
+
+from __future__ import annotations
+
+import msgspec
+import pytest
+from harness import make_request
+from hypothesis import given
+from hypothesis import strategies as st
+
+from inflight.executor.messages import (
+    NO_INPUT,
+    BadMessage,
+    Cancel,
+    Fatal,
+    Heartbeat,
+    Hello,
+    RankInput,
+    Responses,
+    Shutdown,
+    Stats,
+    Submit,
+    Welcome,
+    decode_from_front,
+    decode_from_leader,
+    decode_rank_input,
+    encode,
+    encode_rank_input,
+)
+from inflight.request import RequestLimits
+from inflight.result import FinishReason, PerfMetrics, Response, Result
+
+LIMITS = RequestLimits(vocab_size=97, max_seq_len=64, max_input_len=63, kv_cache_tokens=256)
+REQUEST = make_request(2**64 - 1, 4, seed=2**64 - 1, min_tokens=2, stop_words=[[1, 2]], priority=0.9, cache_salt="s")
+RESULT = Result(
+    output_token_ids=[1, 2],
+    log_probs=[-1.5, -2.0],
+    finish_reason=FinishReason.STOP_WORDS,
+    is_final=True,
+    perf_metrics=PerfMetrics(arrival_time_ns=2**62),
+)
+
+
+@pytest.mark.parametrize("message", [Hello(7), Submit([REQUEST]), Cancel([1, 2**64 - 1]), Shutdown()])
+def test_what_a_front_says_arrives_as_it_was(message: Hello | Submit | Cancel | Shutdown) -> None:
+    assert decode_from_front(encode(message)) == message
+
+
+@pytest.mark.parametrize(
+    "message",
+    [
+        Welcome(front_id=3, limits=LIMITS, max_in_flight=9, pid=1),
+        Responses([Response(request_id=1, result=RESULT), Response(request_id=2, error="e", error_code="INTERNAL")]),
+        Stats("{}"),
+        Heartbeat(),
+        Fatal("gone"),
+    ],
+)
+def test_what_the_leader_says_arrives_as_it_was(message: Welcome | Responses | Stats | Heartbeat | Fatal) -> None:
+    assert decode_from_leader(encode(message)) == message
+
+
+def test_an_iteration_without_input_costs_no_bytes() -> None:
+    assert encode_rank_input(RankInput()) == b""
+    assert decode_rank_input(b"") is NO_INPUT
+    rank_input = RankInput(requests=[REQUEST], stops={5: FinishReason.TIMED_OUT}, tick=True, shutdown=True)
+    assert decode_rank_input(encode_rank_input(rank_input)) == rank_input
+
+
+@given(st.binary(max_size=300))
+def test_garbage_is_a_bad_message_and_nothing_else(frame: bytes) -> None:
+    for decode in (decode_from_front, decode_from_leader):
+        with pytest.raises(BadMessage):
+            decode(frame)
+
+
+@given(st.integers(0), st.integers(0, 255))
+def test_a_damaged_message_is_read_with_right_types_or_not_at_all(place: int, byte: int) -> None:
+    frame = bytearray(encode(Submit([REQUEST])))
+    frame[place % len(frame)] = byte
+    try:
+        message = decode_from_front(bytes(frame))
+    except BadMessage:
+        return
+    assert decode_from_front(encode(message)) == message
+
+
+def test_a_deeply_nested_message_does_not_exhaust_the_stack() -> None:
+    with pytest.raises(BadMessage):
+        decode_from_front(b"\x91" * 1_000_000 + b"\x00")
+
+
+def test_a_front_cannot_speak_as_the_leader() -> None:
+    with pytest.raises(BadMessage):
+        decode_from_front(encode(Fatal("stop")))
+
+
+def test_bad_values_are_not_quoted() -> None:
+    frame = msgspec.msgpack.encode({"type": "Submit", "requests": "the secret prompt"})
+    with pytest.raises(BadMessage) as caught:
+        decode_from_front(frame)
+    assert "secret" not in str(caught.value)

@@ -1,0 +1,150 @@
+"""The leader's account: who asked for what, what the ranks hear, who hears what."""
+
+from __future__ import annotations
+
+import pytest
+from harness import make_request
+
+from inflight.executor.request_book import RequestBook
+from inflight.result import FinishReason, Response, Result
+
+A, B = b"front a", b"front b"
+
+
+class Clock:
+    now = 100.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def answers(book: RequestBook, front: bytes = A) -> list[tuple[int, str, str]]:
+    responses = book.collect_responses().get(front, [])
+    return [(response.request_id, response.error_code, response.error) for response in responses]
+
+
+def end(book: RequestBook, request_id: int) -> None:
+    book.respond(Response(request_id=request_id, result=Result(is_final=True)))
+
+
+def test_requests_go_to_the_ranks_as_far_as_there_is_room() -> None:
+    book = RequestBook()
+    for request_id in (1, 2, 3):
+        book.submit(A, make_request(request_id, 2))
+    requests, stops = book.take(2)
+    assert [r.request_id for r in requests] == [1, 2] and not stops
+    assert book.has_input
+    assert [r.request_id for r in book.take(5)[0]] == [3]
+    assert not book.has_input
+
+
+def test_each_front_hears_only_of_its_own_requests() -> None:
+    book = RequestBook()
+    book.submit(A, make_request(1, 2))
+    book.submit(B, make_request(2, 2))
+    book.take(2)
+    end(book, 2)
+    end(book, 1)
+    assert {front: [r.request_id for r in rs] for front, rs in book.collect_responses().items()} == {A: [1], B: [2]}
+    assert book.collect_responses() == {}
+
+
+def test_cancelling_a_waiting_request_answers_at_once_and_the_ranks_never_hear_of_it() -> None:
+    book = RequestBook()
+    book.submit(A, make_request(7, 2))
+    book.cancel(A, [7])
+    assert book.take(5) == ([], {})
+    assert answers(book) == [(7, "CANCELLED", "request Id 7 has been stopped. Request is ignored.")]
+    assert book.num_in_flight == 0
+
+
+def test_cancelling_an_active_request_reaches_the_ranks_once() -> None:
+    book = RequestBook()
+    book.submit(A, make_request(7, 2))
+    book.take(1)
+    book.cancel(A, [7])
+    book.cancel(A, [7])
+    assert book.take(5) == ([], {7: FinishReason.CANCELLED})
+    assert book.take(5) == ([], {})
+    assert answers(book) == []
+
+
+def test_a_cancel_of_somebody_elses_or_an_unknown_request_is_ignored() -> None:
+    book = RequestBook()
+    book.submit(A, make_request(7, 2))
+    book.cancel(B, [7, 8])
+    assert [r.request_id for r in book.take(5)[0]] == [7]
+    end(book, 7)
+    book.cancel(A, [7])
+    assert not book.has_input
+
+
+def test_a_stop_that_was_not_told_yet_dies_with_its_request() -> None:
+    book = RequestBook()
+    book.submit(A, make_request(7, 2))
+    book.take(1)
+    book.cancel(A, [7])
+    end(book, 7)
+    assert not book.has_input
+
+
+def test_more_requests_than_served_and_waiting_may_be_are_refused() -> None:
+    book = RequestBook(max_in_flight=2)
+    for request_id, front in ((1, A), (2, B), (3, A)):
+        book.submit(front, make_request(request_id, 2))
+    assert answers(book) == [(3, "UNAVAILABLE", "Exceeds maximum queue size")]
+    book.take(2)
+    end(book, 1)
+    book.submit(A, make_request(4, 2))
+    assert [r.request_id for r in book.take(2)[0]] == [4]
+
+
+def test_an_id_in_flight_is_refused_to_its_second_user_alone() -> None:
+    book = RequestBook()
+    book.submit(A, make_request(1, 2))
+    book.submit(B, make_request(1, 2))
+    responses = book.collect_responses()
+    assert A not in responses
+    assert [r.error_code for r in responses[B]] == ["ALREADY_EXISTS"]
+    book.take(1)
+    end(book, 1)
+    assert list(book.collect_responses()) == [A]
+
+
+@pytest.mark.parametrize("waiting", [True, False])
+def test_the_allotted_time_runs_from_the_arrival(waiting: bool) -> None:
+    clock = Clock()
+    book = RequestBook(clock=clock)
+    book.submit(A, make_request(1, 2, allotted_time_ms=500))
+    if not waiting:
+        book.take(1)
+    clock.now += 0.499
+    assert book.take(0) == ([], {})
+    clock.now += 0.002
+    requests, stops = book.take(0)
+    assert not requests
+    assert stops == ({} if waiting else {1: FinishReason.TIMED_OUT})
+    assert [code for _, code, _ in answers(book)] == (["UNAVAILABLE"] if waiting else [])
+
+
+def test_a_finished_request_does_not_time_out_nor_does_the_next_one_with_its_id() -> None:
+    clock = Clock()
+    book = RequestBook(clock=clock)
+    book.submit(A, make_request(1, 2, allotted_time_ms=500))
+    book.take(1)
+    end(book, 1)
+    book.submit(A, make_request(1, 2))
+    book.take(1)
+    clock.now += 1
+    assert book.take(1) == ([], {})
+
+
+def test_a_front_that_leaves_takes_its_requests_along() -> None:
+    book = RequestBook()
+    for request_id, front in ((1, A), (2, B), (3, A)):
+        book.submit(front, make_request(request_id, 2))
+    book.take(2)
+    book.leave(A)
+    requests, stops = book.take(5)
+    assert not requests and stops == {1: FinishReason.CANCELLED}
+    assert A not in book.collect_responses()

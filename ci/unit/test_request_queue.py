@@ -1,0 +1,59 @@
+"""The leader's queue."""
+
+from __future__ import annotations
+
+import pytest
+from harness import make_request
+from hypothesis import given
+from hypothesis import strategies as st
+
+from inflight.executor.request_queue import RequestQueue
+
+
+def test_higher_priority_goes_first_and_equals_in_order_of_arrival() -> None:
+    queue = RequestQueue()
+    for request_id, priority in ((1, 0.5), (2, 0.1), (3, 0.9), (4, 0.5), (5, 0.9)):
+        queue.push(make_request(request_id, 2, priority=priority))
+    assert [queue.pop().request_id for _ in range(5)] == [3, 5, 1, 4, 2]
+    assert len(queue) == 0
+
+
+def test_a_discarded_request_never_comes_out() -> None:
+    queue = RequestQueue()
+    for request_id in (1, 2, 3):
+        queue.push(make_request(request_id, 2))
+    assert queue.discard(2)
+    assert not queue.discard(2)
+    assert not queue.discard(7)
+    assert 2 not in queue and len(queue) == 2
+    assert [queue.pop().request_id for _ in range(2)] == [1, 3]
+    with pytest.raises(IndexError):
+        queue.pop()
+
+
+def test_an_id_that_was_discarded_may_come_again_and_takes_its_new_place() -> None:
+    queue = RequestQueue()
+    queue.push(make_request(1, 2, max_tokens=3))
+    queue.discard(1)
+    queue.push(make_request(2, 2))
+    queue.push(make_request(1, 2, max_tokens=4))
+    assert [(r.request_id, r.max_tokens) for r in (queue.pop(), queue.pop())] == [(2, 5), (1, 4)]
+
+
+@given(
+    st.lists(st.tuples(st.sampled_from(["push", "pop", "discard"]), st.integers(0, 200), st.sampled_from([0.2, 0.5])))
+)
+def test_it_behaves_as_a_sorted_list(actions: list[tuple[str, int, float]]) -> None:
+    queue, model = RequestQueue(), []
+    for arrival, (action, request_id, priority) in enumerate(actions):
+        waiting = [entry[2] for entry in model]
+        if action == "push" and request_id not in waiting:
+            queue.push(make_request(request_id, 2, priority=priority))
+            model.append((-priority, arrival, request_id))
+        elif action == "pop" and model:
+            model.sort()
+            assert queue.pop().request_id == model.pop(0)[2]
+        elif action == "discard":
+            assert queue.discard(request_id) == (request_id in waiting)
+            model = [entry for entry in model if entry[2] != request_id]
+        assert len(queue) == len(model)
