@@ -1,0 +1,209 @@
+"""The runner's two halves, its memory, and what fails when: on a CPU, with a tiny network.
+
+Run: pytest ci/unit/test_model_runner.py
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+from model_driver import Driver, Work
+from tiny_checkpoints import TinyCheckpoint, make_checkpoint, make_prompt
+
+from inflight.config import EngineConfig
+from inflight.distributed.rank_group import SingleRank
+from inflight.distributed.tensor_parallel import TensorParallelGroup
+from inflight.errors import ConfigurationError
+from inflight.request import SamplingConfig
+from inflight.runtime import kv_cache
+from inflight.runtime.device import choose_device, count_threads
+from inflight.runtime.kv_cache import KVCacheShape, count_blocks
+from inflight.runtime.model_runner import ModelRunner
+from inflight.runtime.runner import Runner
+from inflight.scheduler_output import NewSequence, ScheduledSequence, SchedulerOutput
+
+CPU = torch.device("cpu")
+SHAPE = KVCacheShape(num_layers=2, num_kv_heads=2, head_dim=8, block_size=4, dtype=torch.float32)
+BLOCK_BYTES = 2 * 2 * 4 * 2 * 8 * 4
+
+
+@pytest.fixture(scope="module")
+def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> TinyCheckpoint:
+    return make_checkpoint(tmp_path_factory.mktemp("checkpoint"), "llama")
+
+
+@pytest.fixture
+def runner(checkpoint: TinyCheckpoint) -> Iterator[ModelRunner]:
+    config = EngineConfig(
+        gpt_model_path=str(checkpoint.folder),
+        device="cpu",
+        max_batch_size=8,
+        max_num_tokens=64,
+        max_seq_len=64,
+        tokens_per_block=4,
+        max_tokens_in_paged_kv_cache=256,
+    )
+    runner = ModelRunner.load(config, SingleRank())
+    yield runner
+    runner.close()
+
+
+def first_step(prompt: list[int], row: int = 0) -> SchedulerOutput:
+    new = NewSequence(
+        row=row,
+        token_ids=prompt,
+        num_prompt_tokens=len(prompt),
+        block_ids=list(range(10)),
+        sampling_config=SamplingConfig(),
+    )
+    prefill = ScheduledSequence(row=row, start=0, num_tokens=len(prompt), token_ids=prompt)
+    return SchedulerOutput(new_sequences=[new], decodes=[], prefills=[prefill])
+
+
+def decode_step(start: int, row: int = 0) -> SchedulerOutput:
+    decode = ScheduledSequence(row=row, start=start, num_tokens=1)
+    return SchedulerOutput(new_sequences=[], decodes=[decode], prefills=[])
+
+
+# -- launch and collect ------------------------------------------------------------------------------------------------
+
+
+def test_it_is_a_runner(runner: ModelRunner) -> None:
+    as_runner: Runner = runner
+    assert as_runner.memory_usage()[0] > 2**20
+
+
+def test_launch_does_not_wait_for_the_step(
+    runner: ModelRunner, checkpoint: TinyCheckpoint, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Three steps are launched while the first one stands still; each feeds the next on the device."""
+    gate = threading.Event()
+    compute = runner._decoder.logits
+
+    def held(hidden: torch.Tensor) -> torch.Tensor:
+        assert gate.wait(60)
+        return compute(hidden)
+
+    monkeypatch.setattr(type(runner._decoder), "logits", lambda decoder, hidden: held(hidden))
+    prompt, expected = checkpoint.prompt(7, 3)
+    handles = [runner.launch(step) for step in (first_step(prompt), decode_step(7), decode_step(8))]
+    gate.set()
+    assert [runner.collect(handle).token_ids for handle in handles] == [[[token]] for token in expected]
+
+
+def test_a_failing_step_raises_in_collect_and_the_next_goes_on(
+    runner: ModelRunner, checkpoint: TinyCheckpoint, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    prompt, expected = checkpoint.prompt(7, 1)
+    with monkeypatch.context() as patched:
+        patched.setattr(type(runner._decoder), "forward", lambda *arguments: 1 / 0)
+        handle = runner.launch(first_step(prompt))
+        with pytest.raises(ZeroDivisionError):
+            runner.collect(handle)
+    assert runner.collect(runner.launch(first_step(prompt))).token_ids == [expected]
+
+
+def test_a_step_without_sampling_rows(runner: ModelRunner) -> None:
+    prompt = make_prompt(9)
+    step = first_step(prompt)
+    part = ScheduledSequence(row=0, start=0, num_tokens=5, token_ids=prompt[:5], samples=False)
+    output = runner.collect(
+        runner.launch(SchedulerOutput(new_sequences=step.new_sequences, decodes=[], prefills=[part]))
+    )
+    assert output.token_ids == []
+    assert output.log_probs is None
+
+
+def test_an_empty_step(runner: ModelRunner) -> None:
+    empty = SchedulerOutput(new_sequences=[], decodes=[], prefills=[])
+    assert runner.collect(runner.launch(empty)).token_ids == []
+
+
+def test_close_finishes_what_was_launched(checkpoint: TinyCheckpoint, runner: ModelRunner) -> None:
+    prompt, expected = checkpoint.prompt(7, 1)
+    handle = runner.launch(first_step(prompt))
+    runner.close()
+    assert runner.collect(handle).token_ids == [expected]
+    assert not any(thread.name.startswith("inflight-step") for thread in threading.enumerate())
+
+
+def test_a_sequence_fills_max_seq_len(runner: ModelRunner, checkpoint: TinyCheckpoint) -> None:
+    """64 tokens in all, and the step that overlap has launched beyond the last is harmless."""
+    prompt, expected = checkpoint.prompt(60, 4)
+    work = Work(prompt=prompt, max_tokens=5)
+    Driver(runner).run([work])
+    assert work.output[:4] == expected
+
+
+# -- memory ------------------------------------------------------------------------------------------------------------
+
+
+def blocks(free_bytes: int, monkeypatch: pytest.MonkeyPatch, **options: Any) -> int:
+    monkeypatch.setattr(kv_cache, "free_memory", lambda device, num_ranks: free_bytes)
+    return count_blocks(EngineConfig(tokens_per_block=4, **options), SHAPE, TensorParallelGroup(), CPU, 0)
+
+
+def test_block_bytes() -> None:
+    assert SHAPE.block_bytes == BLOCK_BYTES
+
+
+def test_blocks_by_tokens(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert blocks(0, monkeypatch, max_tokens_in_paged_kv_cache=43) == 10
+
+
+def test_blocks_by_fraction(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert blocks(100 * BLOCK_BYTES, monkeypatch, kv_cache_free_gpu_mem_fraction=0.5) == 50
+
+
+def test_the_smaller_of_both_holds(monkeypatch: pytest.MonkeyPatch) -> None:
+    both = {"max_tokens_in_paged_kv_cache": 40, "kv_cache_free_gpu_mem_fraction": 0.5}
+    assert blocks(100 * BLOCK_BYTES, monkeypatch, **both) == 10
+    assert blocks(10 * BLOCK_BYTES, monkeypatch, **both) == 5
+
+
+def test_default_on_a_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A fifth of the host's free memory, at most 4 GiB."""
+    assert blocks(100 * BLOCK_BYTES, monkeypatch) == 20
+    assert blocks(2**40, monkeypatch) == 4 * 2**30 // BLOCK_BYTES
+
+
+def test_no_room_for_a_block(monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(ConfigurationError) as caught:
+        blocks(BLOCK_BYTES, monkeypatch, kv_cache_free_gpu_mem_fraction=0.5)
+    assert str(caught.value) == (
+        "there is no room for the KV cache: a block of 4 tokens takes 1024 bytes; "
+        "raise max_tokens_in_paged_kv_cache or kv_cache_free_gpu_mem_fraction, or free memory"
+    )
+
+
+# -- device ------------------------------------------------------------------------------------------------------------
+
+
+def test_no_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    assert choose_device(EngineConfig(), 0) == CPU
+    with pytest.raises(ConfigurationError, match="torch finds no GPU"):
+        choose_device(EngineConfig(device="cuda"), 0)
+
+
+def test_gpu_of_each_rank(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 4)
+    assert choose_device(EngineConfig(), 2) == torch.device("cuda", 2)
+    assert choose_device(EngineConfig(gpu_device_ids="3,1"), 1) == torch.device("cuda", 1)
+    assert choose_device(EngineConfig(device="cpu"), 1) == CPU
+    with pytest.raises(ConfigurationError, match="gpu_device_ids must be one number for each rank"):
+        choose_device(EngineConfig(gpu_device_ids="3"), 1)
+    with pytest.raises(ConfigurationError, match="rank 0 is to run on GPU 7, but this machine has 4"):
+        choose_device(EngineConfig(gpu_device_ids="7"), 0)
+
+
+def test_threads(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("os.sched_getaffinity", lambda pid: set(range(6)))
+    assert count_threads(EngineConfig(num_threads=5), 2) == 5
+    assert count_threads(EngineConfig(), 2) == 3
+    assert count_threads(EngineConfig(), 8) == 1
