@@ -77,7 +77,9 @@ class Supervisor:
         """
         with self._listening(), self._cleaned_up():
             try:
+                began = time.monotonic()
                 if self._start():
+                    self._tell(f"ready after {time.monotonic() - began:.1f} s")
                     self._announce()
                     self._keep_serving()
                     self._drain()
