@@ -8,6 +8,7 @@ noticed by the next word to it. Knows nothing of MPI or of models.
 from __future__ import annotations
 
 import logging
+import math
 import os
 import time
 from pathlib import Path
@@ -82,8 +83,9 @@ class EngineServer:
         while may_block and not self._book.has_input and not self._shutdown:
             self._flush()
             remaining = self._next_tick - time.monotonic()
-            if remaining <= 0 or not self._socket.poll(max(1, int(remaining * 1000))):
+            if remaining <= 0:
                 break
+            self._socket.poll(math.ceil(remaining * 1000))
             self._receive_all()
         requests, stops = self._book.take(0 if self._shutdown else max_requests)
         self._flush()

@@ -1,0 +1,143 @@
+"""How ranks are launched under MPI, with ranks whose runner is a fake, so that only the launch is on trial."""
+
+from __future__ import annotations
+
+import os
+import socket
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import fake_rank
+import psutil
+import pytest
+from calls import Caller, until
+
+from inflight.config import EngineConfig
+from inflight.errors import ConfigurationError, EngineUnavailable
+from inflight.executor.mpi_executor import MpiExecutor, find_launcher
+from inflight.executor.python_command import find_python
+
+LONG = fake_rank.MAX_SEQ_LEN - 100
+
+StartRanks = Callable[..., MpiExecutor]
+
+
+class FakeMpiExecutor(MpiExecutor):
+    program = (str(Path(fake_rank.__file__)),)
+
+
+@pytest.fixture
+def start_ranks() -> Iterator[StartRanks]:
+    executors: list[FakeMpiExecutor] = []
+
+    def start(size: int = 2, mpiexec: Path | None = None, auto_relaunch: bool = True, **config: Any) -> MpiExecutor:
+        engine_config = EngineConfig(tensor_parallel_size=size, max_batch_size=4, max_num_tokens=64, **config)
+        executor = FakeMpiExecutor(engine_config, mpiexec=mpiexec, auto_relaunch=auto_relaunch)
+        executors.append(executor)
+        executor.start()
+        return executor
+
+    yield start
+    for executor in executors:
+        executor.shutdown()
+        assert executor.engine_pids() == []
+
+
+@pytest.mark.parametrize("size", [1, 2, 3])
+def test_ranks_stay_in_step_whatever_comes_and_goes(start_ranks: StartRanks, size: int) -> None:
+    caller = Caller(start_ranks(size, executor="mpi"))
+    cancelled = caller.send(*(caller.request([n], LONG, streaming=True) for n in range(3)))
+    caller.wait_for_tokens(cancelled[2])
+    for request_id in cancelled:
+        caller.executor.cancel_request(request_id)
+    caller.serve(*(caller.request([n, n + 1], 1 + n % 23, streaming=n % 3 == 0) for n in range(60)))
+    caller.wait(*cancelled)
+    caller.serve(caller.request(200, 40))
+
+
+def test_a_step_that_fails_on_one_rank_alone_ends_all(start_ranks: StartRanks, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(fake_rank.CRASH, "1,20")
+    executor = start_ranks(auto_relaunch=False)
+    caller = Caller(executor)
+    finals = caller.wait(*caller.send(*(caller.request([n], LONG) for n in range(6))))
+    assert {response.error_code for response in finals} == {"UNAVAILABLE"}
+    assert all("fake" not in response.error for response in finals)
+    until(lambda: not executor.engine_pids(), "no rank is left")
+    with pytest.raises(EngineUnavailable):
+        caller.send(caller.request())
+    monkeypatch.delenv(fake_rank.CRASH)
+    executor.relaunch()
+    until(executor.is_ready, "the ranks are back")
+    caller.serve(caller.request())
+
+
+def test_a_failure_on_load_is_told_in_its_own_sentence(
+    start_ranks: StartRanks, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(fake_rank.FAILURE, "gpt_model_path: nothing there")
+    with pytest.raises(ConfigurationError, match=r"^gpt_model_path: nothing there$"):
+        start_ranks()
+
+
+def test_a_launcher_of_another_mpi_is_named(start_ranks: StartRanks, tmp_path: Path) -> None:
+    """What such a launcher does: it starts the processes, and none of them learns of the others."""
+    launcher = tmp_path / "mpiexec"
+    launcher.write_text('#!/bin/sh\n[ "$1" = -n ] || exit 0\nshift 2\n"$@" &\n"$@" &\nwait\n')
+    launcher.chmod(0o700)
+    with pytest.raises(ConfigurationError, match="2 ranks were launched but each finds itself in a group of 1"):
+        start_ranks(mpiexec=launcher)
+
+
+def test_a_launcher_that_fails_is_named(start_ranks: StartRanks, tmp_path: Path) -> None:
+    launcher = tmp_path / "mpiexec"
+    launcher.write_text("#!/bin/sh\nexit 3\n")
+    launcher.chmod(0o700)
+    with pytest.raises(ConfigurationError, match=f"exit code 3.*{launcher}.*belong to mpi4py's MPI"):
+        start_ranks(mpiexec=launcher)
+
+
+def test_no_launcher_at_all(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with pytest.raises(ConfigurationError, match="no mpiexec found"):
+        find_launcher(tmp_path / "python", one_host=True)
+
+
+def test_an_outer_mpi_job_does_not_confuse_ours(start_ranks: StartRanks, monkeypatch: pytest.MonkeyPatch) -> None:
+    outer = {"PMI_RANK": "5", "PMI_SIZE": "9", "PMI_FD": "77", "PMIX_RANK": "1", "OMPI_COMM_WORLD_SIZE": "9"}
+    for name, value in outer.items():
+        monkeypatch.setenv(name, value)
+    caller = Caller(start_ranks())
+    caller.serve(caller.request())
+
+
+def test_ranks_share_nothing_with_a_name(start_ranks: StartRanks) -> None:
+    """No port, and no shared memory that would stay behind when ranks are killed."""
+    executor = start_ranks()
+    pids = executor.engine_pids()
+    assert len(pids) >= 3
+    for pid in pids:
+        assert psutil.Process(pid).net_connections("inet") == []
+        links = [_target(f"/proc/{pid}/fd/{fd}") for fd in os.listdir(f"/proc/{pid}/fd")]
+        named = [link for link in links if link.startswith("/dev/shm/") and not link.endswith("(deleted)")]
+        assert named == []
+
+
+def test_the_common_launcher_serves_too(start_ranks: StartRanks) -> None:
+    hydra = find_launcher(find_python(), one_host=False)
+    caller = Caller(start_ranks(mpiexec=hydra))
+    caller.serve(caller.request())
+
+
+def test_a_hostfile_is_passed_on(start_ranks: StartRanks, tmp_path: Path) -> None:
+    hostfile = tmp_path / "hosts"
+    hostfile.write_text(f"{socket.gethostname()}:2\n")
+    caller = Caller(start_ranks(mpi_hostfile=str(hostfile)))
+    caller.serve(caller.request())
+
+
+def _target(link: str) -> str:
+    try:
+        return os.readlink(link)
+    except OSError:
+        return ""
