@@ -44,10 +44,6 @@ class Tensor:
     def as_numpy(self) -> np.ndarray:
         return self._array
 
-    @classmethod
-    def from_dlpack(cls, name: str, array: np.ndarray) -> Tensor:
-        return cls(name, array)
-
 
 class InferenceResponse:
     def __init__(self, output_tensors: list[Tensor] | None = None, error: TritonError | None = None) -> None:

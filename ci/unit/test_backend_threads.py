@@ -13,10 +13,11 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from inflight.config import EngineConfig
-from inflight.errors import EngineUnavailable, QueueFull
+from inflight.errors import ConfigurationError, EngineUnavailable, QueueFull
 from inflight.result import FinishReason
 from inflight.server.backend_server import BackendServer
 from inflight.server.dialects import LLM
+from inflight.server.start import check_numpy
 from inflight.supervisor import plan, processes
 
 LONG = 30.0
@@ -230,6 +231,16 @@ def test_a_dead_engine_ends_every_request_and_gives_the_model_up(ask, server, ex
     for sender in senders:
         assert sender.finished.wait(LONG) and sender.error.code() == pb.TritonError.UNAVAILABLE
     assert ask(PROMPT).error.code() == pb.TritonError.UNAVAILABLE
+
+
+def test_numpy_2_is_refused_only_where_the_stub_cannot_read_with_it(tmp_path: Path) -> None:
+    old, new = tmp_path / "old", tmp_path / "new"
+    old.write_bytes(b"\0numpy.core.multiarray\0")
+    new.write_bytes(b"\0numpy._core\0")
+    check_numpy("2.1.0", new)
+    check_numpy("1.26.4", old)
+    with pytest.raises(ConfigurationError, match="install numpy<2"):
+        check_numpy("2.1.0", old)
 
 
 def test_without_a_supervisor_a_dead_engine_may_come_back(ask, server, executor, monkeypatch) -> None:

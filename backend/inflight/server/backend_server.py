@@ -10,6 +10,7 @@ A request that is refused is answered at once by the thread that brought it: nob
 from __future__ import annotations
 
 import logging
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -53,7 +54,10 @@ class BackendServer:
         config: EngineConfig,
         model_name: str,
         model_version: str,
+        deaths: Sequence[str] = (),
     ) -> None:
+        """`deaths`: where the executor notes why the engine died, newest last."""
+        self._deaths = deaths
         self._pb_utils = pb_utils
         self._executor = executor
         self._tokenizer = tokenizer
@@ -169,7 +173,7 @@ class BackendServer:
     def _on_engine_lost(self) -> None:
         """Where a supervisor loads the model again, end here and now: tritonserver calls finalize() only when the last
         client has closed its stream, and until then these ranks would stand in the way of the next ones."""
-        reason = "its ranks are dead or silent"
+        reason = self._deaths[-1] if self._deaths else "its ranks are dead or silent"
         logger.error("model %s lost its engine: %s", self._model_name, reason)
         if not is_supervised():
             logger.warning("model %s stays loaded and waits for its ranks to be relaunched", self._model_name)

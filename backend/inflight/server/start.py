@@ -22,7 +22,7 @@ from inflight.server.tokenizer import Tokenizer
 def start_server(pb_utils: Any, args: Mapping[str, str]) -> BackendServer:
     """Read the configuration, launch the engine, start the threads. Raises ConfigurationError with one sentence."""
     _start_logging()
-    _check_numpy(pb_utils)
+    check_numpy()
     model_config = json.loads(args["model_config"])
     _check_decoupled(model_config)
     parameters = {key: value["string_value"] for key, value in model_config.get("parameters", {}).items()}
@@ -33,7 +33,8 @@ def start_server(pb_utils: Any, args: Mapping[str, str]) -> BackendServer:
     from inflight.executor.create import create_executor
 
     # A supervisor loads the whole model again; without one the executor brings its ranks back by itself.
-    executor = create_executor(config, auto_relaunch=not is_supervised())
+    deaths: list[str] = []
+    executor = create_executor(config, auto_relaunch=not is_supervised(), on_engine_death=deaths.append)
     executor.start()
     server = BackendServer(
         pb_utils=pb_utils,
@@ -43,6 +44,7 @@ def start_server(pb_utils: Any, args: Mapping[str, str]) -> BackendServer:
         config=config,
         model_name=args["model_name"],
         model_version=args["model_version"],
+        deaths=deaths,
     )
     server.start()
     return server
@@ -53,16 +55,11 @@ def _check_decoupled(model_config: Mapping[str, Any]) -> None:
         raise ConfigurationError("config.pbtxt: set model_transaction_policy { decoupled: true }, streams need it")
 
 
-def _check_numpy(pb_utils: Any) -> None:
-    """Stubs built before NumPy 2 misread tensors under it; bytes sent through the stub show whether this is one."""
-    if int(np.__version__.split(".")[0]) < 2:
-        return
-    probe = np.arange(1, 9, dtype=np.uint8)
-    seen = pb_utils.Tensor.from_dlpack("probe", probe).as_numpy()
-    if seen.tolist() != probe.tolist():
-        raise ConfigurationError(
-            f"numpy {np.__version__} does not work with this tritonserver's Python stub: install numpy<2"
-        )
+def check_numpy(version: str = np.__version__, stub: Path = Path("/proc/self/exe")) -> None:
+    """Stubs built before NumPy 2 die of their first text under it. They name the module that NumPy 2 has moved; those
+    built since put the name together at run time."""
+    if int(version.split(".")[0]) >= 2 and b"numpy.core.multiarray" in stub.read_bytes():
+        raise ConfigurationError(f"numpy {version} does not work with this tritonserver's Python stub: install numpy<2")
 
 
 def _start_logging() -> None:
