@@ -65,7 +65,7 @@ class EngineConfig:
     max_queue_size: int = 0
     """Requests waiting beyond those being served; more are refused at once; 0 = no limit."""
     enable_chunked_context: bool = True
-    """Long prompts are computed in chunks beside running decodes; false = a prompt goes whole, so at most max_num_tokens."""
+    """Long prompts are computed in chunks beside running decodes; false = a prompt goes whole, max_num_tokens at most."""
     batch_scheduler_policy: SchedulerPolicy = SchedulerPolicy.GUARANTEED_NO_EVICT
     """guaranteed_no_evict, max_utilization or static_batch."""
 
@@ -103,9 +103,7 @@ class EngineConfig:
         _one_of("executor", self.executor, ("auto", "uniproc", "mpi"))
         _one_of("cpu_compile", self.cpu_compile, ("auto", "true", "false"))
         _one_of("log_level", self.log_level, ("DEBUG", "INFO", "WARNING", "ERROR"))
-        positive = ("tensor_parallel_size", "max_batch_size", "max_num_tokens", "cancellation_check_period_ms")
-        positive += ("stats_check_period_ms", "max_text_bytes", "worker_heartbeat_timeout_ms", "worker_start_timeout_ms")
-        for key in positive:
+        for key in POSITIVE_KEYS:
             if getattr(self, key) < 1:
                 raise ConfigurationError(f"{key} must be at least 1, got {getattr(self, key)}")
         for key in ("max_seq_len", "max_input_len", "max_queue_size", "max_tokens_in_paged_kv_cache", "num_threads"):
@@ -155,6 +153,17 @@ class EngineConfig:
         """The inverse of from_parameters: strings that read back to an equal configuration."""
         return {key: value.value if isinstance(value, Enum) else str(value) for key, value in asdict(self).items()}
 
+
+POSITIVE_KEYS = (
+    "tensor_parallel_size",
+    "max_batch_size",
+    "max_num_tokens",
+    "cancellation_check_period_ms",
+    "stats_check_period_ms",
+    "max_text_bytes",
+    "worker_heartbeat_timeout_ms",
+    "worker_start_timeout_ms",
+)
 
 TRITONSERVER_KEYS = frozenset({"FORCE_CPU_ONLY_INPUT_TENSORS", "EXECUTION_ENV_PATH"})
 """Parameters that tritonserver's Python backend reads itself."""

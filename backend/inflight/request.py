@@ -99,7 +99,8 @@ class RequestLimits(msgspec.Struct, frozen=True, kw_only=True):
             raise InvalidRequest(f"max_tokens must be between 1 and {2**31 - 2}, got {request.max_tokens}")
         if len(tokens) >= self.max_seq_len:
             raise InvalidRequest(
-                f"the prompt has {len(tokens)} tokens and leaves no room for a new one within max_seq_len {self.max_seq_len}"
+                f"the prompt has {len(tokens)} tokens and leaves no room for a new one within max_seq_len "
+                f"{self.max_seq_len}"
             )
         if self.longest(request) > self.kv_cache_tokens:
             raise InvalidRequest(
@@ -120,7 +121,8 @@ class RequestLimits(msgspec.Struct, frozen=True, kw_only=True):
     def _validate_token_ids(self, request: Request) -> None:
         low, high = min(request.input_token_ids), max(request.input_token_ids)
         if low < 0 or high >= self.vocab_size:
-            raise InvalidRequest(f"token id {low if low < 0 else high} is outside the vocabulary [0, {self.vocab_size})")
+            wrong = low if low < 0 else high
+            raise InvalidRequest(f"token id {wrong} is outside the vocabulary [0, {self.vocab_size})")
         for name, words in (("stop_words", request.stop_words), ("bad_words", request.bad_words)):
             if len(words) > self.max_stop_words:
                 raise InvalidRequest(f"{name} has {len(words)} entries, more than {self.max_stop_words}")

@@ -85,26 +85,34 @@ class Attention:
     def _attend(self, q_THE: Tensor, out_THE: Tensor, cache: LayerCache, metadata: AttentionMetadata) -> None:
         decodes = metadata.num_decodes
         if decodes:
-            inflight_kernels.decode_attention(
-                q_THE[:decodes],
-                cache.keys,
-                cache.values,
-                metadata.decode_block_table,
-                metadata.decode_seq_lens_N,
-                self.scale,
-                self.sliding_window,
-                out=out_THE[:decodes],
-            )
+            self.attend_decodes(q_THE[:decodes], out_THE[:decodes], cache, metadata)
         if metadata.num_prefills:
-            inflight_kernels.prefill_attention(
-                q_THE[decodes:],
-                cache.keys,
-                cache.values,
-                metadata.prefill_block_table,
-                metadata.prefill_start_loc,
-                metadata.prefill_seq_lens_P,
-                metadata.max_prefill_len,
-                self.scale,
-                self.sliding_window,
-                out=out_THE[decodes:],
-            )
+            self.attend_prefills(q_THE[decodes:], out_THE[decodes:], cache, metadata)
+
+    def attend_decodes(self, q_NHE: Tensor, out_NHE: Tensor, cache: LayerCache, metadata: AttentionMetadata) -> None:
+        """The decoding part of a batch, into `out_NHE`."""
+        inflight_kernels.decode_attention(
+            q_NHE,
+            cache.keys,
+            cache.values,
+            metadata.decode_block_table,
+            metadata.decode_seq_lens_N,
+            self.scale,
+            self.sliding_window,
+            out=out_NHE,
+        )
+
+    def attend_prefills(self, q_THE: Tensor, out_THE: Tensor, cache: LayerCache, metadata: AttentionMetadata) -> None:
+        """The prefilling part of a batch, into `out_THE`."""
+        inflight_kernels.prefill_attention(
+            q_THE,
+            cache.keys,
+            cache.values,
+            metadata.prefill_block_table,
+            metadata.prefill_start_loc,
+            metadata.prefill_seq_lens_P,
+            metadata.max_prefill_len,
+            self.scale,
+            self.sliding_window,
+            out=out_THE,
+        )

@@ -5,7 +5,9 @@ What differs between them is in ModelConfig. Legend: T tokens, B rows that sampl
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 from torch import Tensor
 
@@ -22,12 +24,21 @@ NOT_WEIGHTS: tuple[str, ...] = ("rotary_emb.inv_freq",)
 """Tensors that old checkpoints carry and that follow from their config.json."""
 
 
+class Layer(Protocol):
+    """What a decoder needs of its layers, plain or compiled."""
+
+    def __call__(
+        self, hidden_TD: Tensor, residual_TD: Tensor | None, cache: LayerCache, metadata: AttentionMetadata
+    ) -> tuple[Tensor, Tensor]:
+        """See DecoderLayer."""
+
+
 @dataclass(slots=True, kw_only=True)
 class Decoder:
     embedding: VocabularyParallelEmbedding
-    layers: list[DecoderLayer]
+    layers: Sequence[Layer]
     norm: RMSNorm
-    head: VocabularyParallelHead
+    head: Callable[[Tensor], Tensor]
 
     def forward(self, token_ids_T: Tensor, caches: list[LayerCache], metadata: AttentionMetadata) -> Tensor:
         """Hidden states (T, D), normalised for the head. Writes this step's keys and values into `caches`."""

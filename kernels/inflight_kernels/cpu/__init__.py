@@ -5,8 +5,17 @@ between the matrix products, and matrix products that read weights slower than m
 operations are fused into a few loops, and one token's layer is a single call with no Python inside.
 """
 
-from inflight_kernels.cpu.decoder_kernels import DecoderKernels, LayerShape
-from inflight_kernels.cpu.packed_linear import pack_weight, packed_linear
+from inflight_kernels.cpu.decoder_kernels import DecoderKernels, HeadKernel
+from inflight_kernels.cpu.graphs import LayerShape
+from inflight_kernels.cpu.packed_linear import can_pack, pack_weight, packed_linear
 from inflight_kernels.cpu.program_cache import find_compiler
 
-__all__ = ["DecoderKernels", "LayerShape", "find_compiler", "pack_weight", "packed_linear"]
+__all__ = [
+    "DecoderKernels",
+    "HeadKernel",
+    "LayerShape",
+    "can_pack",
+    "find_compiler",
+    "pack_weight",
+    "packed_linear",
+]

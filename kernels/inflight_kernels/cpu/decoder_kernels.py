@@ -25,7 +25,9 @@ _EXAMPLE_TOKENS, _EXAMPLE_BLOCKS = 6, 9
 class DecoderKernels:
     """Programs for layers of `shape`, given one layer's weights and cache as examples of their sizes."""
 
-    def __init__(self, shape: LayerShape, cos_sin: Tensor, keys: Tensor, values: Tensor, weights: Sequence[Any]) -> None:
+    def __init__(
+        self, shape: LayerShape, cos_sin: Tensor, keys: Tensor, values: Tensor, weights: Sequence[Any]
+    ) -> None:
         """`weights` are TokenLayer's, from input_norm_D on."""
         tokens = Dim("tokens", min=2, max=1 << 20)
         width = Dim("width", min=2, max=1 << 16)
@@ -85,3 +87,14 @@ class DecoderKernels:
     def token_layer(self, *inputs: Tensor | None) -> tuple[Tensor, Tensor]:
         hidden_1D, residual_1D = self._token_layer([x for x in inputs if x is not None])
         return hidden_1D, residual_1D
+
+
+class HeadKernel:
+    """The output product of one row, for weights (V, D)."""
+
+    def __init__(self, weight_VD: Tensor) -> None:
+        hidden_1D = torch.zeros(1, weight_VD.shape[1], dtype=weight_VD.dtype)
+        self._head = load_program("head", graphs.Head(), [hidden_1D, weight_VD], [None, None], sources=_SOURCES)
+
+    def __call__(self, hidden_1D: Tensor, weight_VD: Tensor) -> Tensor:
+        return self._head([hidden_1D, weight_VD])[0]

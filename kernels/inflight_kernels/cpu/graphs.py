@@ -1,7 +1,7 @@
 """What gets compiled: a decoder layer's operations as pure functions of tensors that torch.export can trace.
 
-Legend: T tokens, B decoding rows, L block-table width, S block size, H query heads, K key/value heads, E head size, D hidden
-size, I intermediate size. Formulas and rounding are the reference's (rms_norm, rope_and_kv_write, decode_attention,
+Legend: T tokens, B decoding rows, L block-table width, S block size, H query heads, K key/value heads, E head size,
+D hidden size, I intermediate size. Formulas and rounding are the reference's (rms_norm, rope_and_kv_write, decode_attention,
 silu_and_mul), which the tests compare with. No function here decides anything by a tensor's value.
 """
 
@@ -39,7 +39,7 @@ def stored(x: Tensor) -> Tensor:
 
 
 def matvec(x_1I: Tensor, weight_OI: Tensor, bias_O: Tensor | None) -> Tensor:
-    """x @ weight.T + bias for one token, as a loop over rows: reads weights faster than a matrix product for one row."""
+    """x @ weight.T + bias for one token, as a loop over rows: it reads weights faster than a matrix product does."""
     product_1O = (x_1I.float().unsqueeze(1) * weight_OI.float().unsqueeze(0)).sum(-1)
     if bias_O is not None:
         product_1O = product_1O + bias_O.float()
@@ -99,7 +99,7 @@ class RopeAndWrite(AddNorm):
     ) -> Tensor:
         shape = self.shape
         heads = qkv_TC.view(-1, shape.num_heads + 2 * shape.num_kv_heads, shape.head_dim)
-        q, k, v = heads.split((shape.num_heads, shape.num_kv_heads, shape.num_kv_heads), dim=1)
+        q, k, v = torch.split(heads, [shape.num_heads, shape.num_kv_heads, shape.num_kv_heads], dim=1)
         if q_norm_E is not None and k_norm_E is not None:
             q, k = rms_norm(q, q_norm_E, shape.qk_norm_eps), rms_norm(k, k_norm_E, shape.qk_norm_eps)
         cos_sin_T2R = cos_sin_PR[positions_T]
@@ -168,9 +168,7 @@ class TokenLayer(AddNorm):
         residual_1D = stored(hidden_1D + residual_1D)
         normed_1D = stored(rms_norm(residual_1D, input_norm_D, self.shape.norm_eps))
         qkv_1C = matvec(normed_1D, qkv_CD, qkv_bias_C)
-        q_1HE = self.rope_and_write(
-            qkv_1C, cos_sin_PR, positions_1, keys, values, slot_mapping_1, q_norm_E, k_norm_E
-        )
+        q_1HE = self.rope_and_write(qkv_1C, cos_sin_PR, positions_1, keys, values, slot_mapping_1, q_norm_E, k_norm_E)
         attended = self.attend(stored(q_1HE), keys, values, block_table_1L, seq_lens_1)
         hidden_1D = matvec(stored(attended.reshape(1, -1)), output_DC, output_bias_D)
         residual_1D = stored(hidden_1D + residual_1D)
@@ -178,3 +176,10 @@ class TokenLayer(AddNorm):
         gate_1I, up_1I = matvec(normed_1D, gate_up_ID, gate_up_bias_I).chunk(2, dim=-1)
         activated_1I = stored(F.silu(gate_1I.float()).to(hidden_1D.dtype) * up_1I)
         return matvec(activated_1I, down_DI, down_bias_D), residual_1D
+
+
+class Head(torch.nn.Module):
+    """Logits of one row."""
+
+    def forward(self, hidden_1D: Tensor, weight_VD: Tensor) -> Tensor:
+        return matvec(hidden_1D, weight_VD, None)

@@ -40,13 +40,13 @@ def load_program(
 ) -> Program:
     """The compiled `module`, from the cache or built now (seconds).
 
-    `inputs` are examples, one for each argument of its forward; `dynamic_shapes` names, for each of them, the sizes that
-    vary ({dimension: torch.export.Dim}) or None. `sources` are the files whose text decides what is computed.
+    `inputs` are examples, one for each argument of its forward; `dynamic_shapes` names, for each of them, the
+    sizes that vary ({dimension: torch.export.Dim}) or None. `sources` are the files whose text decides what is computed.
     """
     path = cache_folder() / f"{name}-{_key(name, module, inputs, dynamic_shapes, sources)}.pt2"
     if not path.exists():
         _build(module, inputs, dynamic_shapes, path)
-    program: Program = torch._inductor.aoti_load_package(str(path)).loader.boxed_run  # type: ignore[attr-defined]
+    program: Program = torch._inductor.aoti_load_package(str(path)).loader.boxed_run
     return program
 
 

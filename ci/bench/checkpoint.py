@@ -1,0 +1,36 @@
+"""The checkpoint that is measured: a Llama of 135 M parameters with random bfloat16 weights, made where it is missing.
+
+Its shape is that of small language models that people do serve on CPUs; its weights say nothing, so lengths are forced.
+"""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import torch
+from transformers import LlamaConfig, LlamaForCausalLM
+
+VOCAB_SIZE = 49152
+MAX_POSITIONS = 8192
+TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json")
+
+
+def make_checkpoint(folder: Path, tokenizer: Path) -> Path:
+    """The checkpoint in `folder`, with the tokenizer of another so that a server can load it; it is never used."""
+    if not Path(folder, TOKENIZER_FILES[-1]).exists():
+        torch.manual_seed(0)
+        config = LlamaConfig(
+            hidden_size=576,
+            num_hidden_layers=30,
+            num_attention_heads=9,
+            num_key_value_heads=3,
+            intermediate_size=1536,
+            vocab_size=VOCAB_SIZE,
+            tie_word_embeddings=True,
+            max_position_embeddings=MAX_POSITIONS,
+        )
+        LlamaForCausalLM(config).to(torch.bfloat16).save_pretrained(folder)
+        for name in TOKENIZER_FILES:
+            shutil.copy(Path(tokenizer, name), folder)
+    return folder

@@ -1,0 +1,172 @@
+"""The engines that are measured, behind one face: each answers the three cases with a rate in tokens per second."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Protocol
+
+import torch
+from transformers import AutoModelForCausalLM
+
+from ci.bench.workload import CONCURRENCY, Job
+from inflight.config import EngineConfig
+from inflight.executor.inproc_executor import InProcExecutor
+from inflight.request import Request
+from inflight_client import AsyncClient
+
+THREADS = 2
+
+
+class Engine(Protocol):
+    def decode(self, job: Job) -> float:
+        """Tokens per second after the first."""
+
+    def batch(self, jobs: list[Job]) -> float:
+        """Output tokens per second of all jobs, CONCURRENCY at a time."""
+
+    def prefill(self, job: Job) -> float:
+        """Prompt tokens per second until the first token."""
+
+
+class Inflight:
+    """The engine in this process, without a server."""
+
+    def __init__(self, checkpoint: Path) -> None:
+        self._executor = InProcExecutor(engine_config(checkpoint))
+        self._executor.start()
+
+    def decode(self, job: Job) -> float:
+        arrivals = [time.perf_counter() for _ in self._tokens(job)]
+        return (job.max_tokens - 1) / (arrivals[-1] - arrivals[0])
+
+    def batch(self, jobs: list[Job]) -> float:
+        waiting = iter(jobs)
+        start = time.perf_counter()
+        num_running = sum(self._submit(next(waiting, None)) for _ in range(CONCURRENCY))
+        num_tokens = 0
+        while num_running:
+            for response in self._executor.await_responses():
+                assert response.result is not None, response.error
+                num_tokens += len(response.result.output_token_ids)
+                if response.is_final:
+                    num_running += self._submit(next(waiting, None)) - 1
+        assert num_tokens == sum(job.max_tokens for job in jobs)
+        return num_tokens / (time.perf_counter() - start)
+
+    def prefill(self, job: Job) -> float:
+        start = time.perf_counter()
+        for _ in self._tokens(job):
+            pass
+        return len(job.prompt) / (time.perf_counter() - start)
+
+    def close(self) -> None:
+        self._executor.shutdown()
+
+    def _submit(self, job: Job | None) -> int:
+        """Returns how many requests that is."""
+        if job is None:
+            return 0
+        request_id = self._executor.next_request_id()
+        self._executor.enqueue_request(
+            Request(request_id=request_id, input_token_ids=job.prompt, max_tokens=job.max_tokens, streaming=True)
+        )
+        return 1
+
+    def _tokens(self, job: Job) -> Iterator[int]:
+        self._submit(job)
+        final = False
+        while not final:
+            for response in self._executor.await_responses():
+                assert response.result is not None, response.error
+                yield from response.result.output_token_ids
+                final = final or response.is_final
+
+
+class Transformers:
+    """transformers' generate: sdpa, bfloat16, static batches padded on the left."""
+
+    def __init__(self, checkpoint: Path) -> None:
+        self._model = AutoModelForCausalLM.from_pretrained(
+            checkpoint, dtype=torch.bfloat16, attn_implementation="sdpa"
+        ).eval()
+
+    def decode(self, job: Job) -> float:
+        """The difference of two runs, so that the prefill is not counted."""
+        first = self._seconds([job.prompt], 1)
+        return (job.max_tokens - 1) / (self._seconds([job.prompt], job.max_tokens) - first)
+
+    def batch(self, jobs: list[Job]) -> float:
+        """A batch runs until its longest answer is done; only tokens that were asked for count."""
+        seconds = 0.0
+        for start in range(0, len(jobs), CONCURRENCY):
+            part = jobs[start : start + CONCURRENCY]
+            seconds += self._seconds([job.prompt for job in part], max(job.max_tokens for job in part))
+        return sum(job.max_tokens for job in jobs) / seconds
+
+    def prefill(self, job: Job) -> float:
+        return len(job.prompt) / self._seconds([job.prompt], 1)
+
+    def close(self) -> None:
+        del self._model
+
+    @torch.inference_mode()
+    def _seconds(self, prompts: list[list[int]], num_tokens: int) -> float:
+        longest = max(map(len, prompts))
+        input_ids = torch.tensor([[0] * (longest - len(prompt)) + prompt for prompt in prompts])
+        mask = torch.tensor([[0] * (longest - len(prompt)) + [1] * len(prompt) for prompt in prompts])
+        start = time.perf_counter()
+        self._model.generate(
+            input_ids,
+            attention_mask=mask,
+            max_new_tokens=num_tokens,
+            min_new_tokens=num_tokens,
+            do_sample=False,
+            pad_token_id=0,
+        )
+        return time.perf_counter() - start
+
+
+class Served:
+    """The engine behind tritonserver, asked over gRPC."""
+
+    def __init__(self, grpc_url: str) -> None:
+        self._url = grpc_url
+
+    def batch(self, jobs: list[Job]) -> float:
+        return asyncio.run(self._batch(jobs))
+
+    async def _batch(self, jobs: list[Job]) -> float:
+        slots = asyncio.Semaphore(CONCURRENCY)
+        async with AsyncClient(self._url) as client:
+
+            async def run(job: Job) -> int:
+                async with slots, client.stream(job.prompt, max_tokens=job.max_tokens, end_id=-1) as stream:
+                    return sum([len(chunk.token_ids or ()) async for chunk in stream])
+
+            start = time.perf_counter()
+            num_tokens = sum(await asyncio.gather(*map(run, jobs)))
+            seconds = time.perf_counter() - start
+        assert num_tokens == sum(job.max_tokens for job in jobs)
+        return num_tokens / seconds
+
+
+def engine_config(checkpoint: Path) -> EngineConfig:
+    """The same for the engine in this process and behind the server."""
+    return EngineConfig.from_parameters(engine_parameters(checkpoint))
+
+
+def engine_parameters(checkpoint: Path) -> dict[str, str]:
+    return {
+        "gpt_model_path": str(checkpoint),
+        "dtype": "bfloat16",
+        "device": "cpu",
+        "num_threads": str(THREADS),
+        "max_batch_size": str(CONCURRENCY),
+        "max_num_tokens": "1024",
+        "max_seq_len": "2048",
+        "max_tokens_in_paged_kv_cache": "16384",
+        "enable_kv_cache_reuse": "false",
+    }
