@@ -1,6 +1,7 @@
 # What is done here, in one word each. `make help` lists the words.
 #
 #   make PYTHON=python3.12 …   builds .venv with another Python (3.10 to 3.13)
+#   make TORCH_INDEX=URL …     takes torch from another index, such as the one of its CPU builds
 #   make serve ARGS="--tensor-parallel-size 2"   hands options to `inflight serve`; likewise test, bench, load-test
 
 SHELL := bash
@@ -16,8 +17,8 @@ CHECKPOINT := model_repository/llm/1/checkpoint
 IMAGE ?= inflight:latest
 ARGS ?=
 
-# Without a GPU the CPU build of torch is enough, and gigabytes smaller.
-TORCH_INDEX ?= $(if $(wildcard /dev/nvidiactl),,https://download.pytorch.org/whl/cpu)
+# Where a build of torch other than the usual one is found. Without a GPU the CPU build is enough, and gigabytes smaller.
+TORCH_INDEX ?=
 PIP := $(BIN)/python -m pip --disable-pip-version-check
 PIP_INSTALL := $(PIP) install --constraint constraints.txt --no-warn-script-location
 
@@ -38,7 +39,7 @@ $(READY): pyproject.toml constraints.txt
 	  command -v c++ >/dev/null || { echo "That needs a C++ compiler, and there is none: install g++, or name an older Python with make PYTHON=…" >&2; exit 1; }; fi
 	@if [ ! -x $(BIN)/python ]; then echo "Making $(VENV) with $$($(PYTHON) -V)"; $(PYTHON) -m venv $(VENV); fi
 	$(PIP_INSTALL) --upgrade pip
-	$(PIP_INSTALL) torch $(if $(TORCH_INDEX),--extra-index-url $(TORCH_INDEX) --retries 1)
+	$(PIP_INSTALL) $(if $(TORCH_INDEX),--extra-index-url $(TORCH_INDEX)) torch
 	$(PIP_INSTALL) --group dev
 	$(PIP_INSTALL) --no-build-isolation --editable .
 	$(PIP_INSTALL) --no-deps nvidia-pytriton
