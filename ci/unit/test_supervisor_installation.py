@@ -177,22 +177,30 @@ class TestLog:
         "2026-11-21 ERROR inflight.worker: rank 1 is lost\n"
         "  with a line that goes on\n"
         'I1121 08:00:00.000003 7 x.cc:1] "fine"\n'
-        "E1121 08:00:00.000004 7 model_lifecycle.cc:642] \"failed to load 'llm' version 1: Internal: no such layer\"\n"
+        "E1121 08:00:00.000004 7 model_lifecycle.cc:642] \"failed to load 'llm' version 1: Internal: "
+        'TritonModelException: no such layer\\n\\nAt:\\n  model.py(28)"\n'
     )
 
-    def told(self, *, verbose: bool) -> tuple[list[str], ServerLog]:
+    def told(self, *, verbose: bool, starting: bool = False) -> tuple[list[str], ServerLog]:
         told: list[str] = []
         log = ServerLog(told.append, verbose=verbose)
         reading, writing = os.pipe()
+        log.follow(os.fdopen(reading))
+        if not starting:
+            log.tell_errors()
         with os.fdopen(writing, "w") as stream:
             stream.write(self.LINES)
-        log.follow(os.fdopen(reading))
         log.join(10)
         return told, log
 
     def test_only_errors_are_told(self) -> None:
         told, log = self.told(verbose=False)
-        assert [line.split()[-1] for line in told] == ["lost", "on", 'layer"']
+        assert [line.split()[-1] for line in told] == ["lost", "on", 'model.py(28)"']
+        assert log.load_failure() == "model llm cannot be loaded: no such layer"
+
+    def test_a_start_that_fails_is_told_by_its_reason_alone(self) -> None:
+        told, log = self.told(verbose=False, starting=True)
+        assert told == []
         assert log.load_failure() == "model llm cannot be loaded: no such layer"
 
     def test_verbose_tells_all(self) -> None:

@@ -27,14 +27,21 @@ class ServerLog:
         self._tell, self._verbose, self._file = tell, verbose, file
         self._lines: deque[str] = deque(maxlen=KEPT_LINES)
         self._loud = False
+        self._hushed = True
+        """Until the server has started."""
         self._thread: threading.Thread | None = None
 
     def follow(self, stream: IO[str]) -> None:
         """Begin with a new server's output; the lines kept are those of this server."""
         self._lines.clear()
         self._loud = False
+        self._hushed = True
         self._thread = threading.Thread(target=self._read, args=(stream,), name="server-log", daemon=True)
         self._thread.start()
+
+    def tell_errors(self) -> None:
+        """From now on, for the server has started. Why one could not start is told once, in one sentence."""
+        self._hushed = False
 
     def join(self, timeout: float) -> None:
         """Wait for the end of the output of a server that has ended."""
@@ -45,8 +52,7 @@ class ServerLog:
         """Why a model could not be loaded, in its own words and one line; "" if the log tells no such thing."""
         for line in self._lines:
             if found := FAILED_LOAD.search(line):
-                reason = found[2].rstrip('"')
-                return f"model {found[1]} cannot be loaded: {reason}"
+                return f"model {found[1]} cannot be loaded: {_sentence(found[2])}"
         return ""
 
     def last_error(self) -> str:
@@ -64,7 +70,7 @@ class ServerLog:
                 self._lines.append(line)
                 if file:
                     print(line, file=file, flush=True)
-                if self._verbose or self._is_loud(line):
+                if self._verbose or (self._is_loud(line) and not self._hushed):
                     self._tell(line)
         finally:
             stream.close()
@@ -82,3 +88,8 @@ class ServerLog:
         elif line and not line[0].isspace() and not self._loud:
             return False
         return self._loud
+
+
+def _sentence(reason: str) -> str:
+    """A reason from the log without the exception's name before it and the place in the code after it."""
+    return re.sub(r"^TritonModelException: ", "", reason.partition(r"\n\nAt:")[0].rstrip('"'))

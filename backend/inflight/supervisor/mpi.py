@@ -13,7 +13,13 @@ from inflight.errors import ConfigurationError
 RANKS = 2
 """With one rank a launcher of another MPI goes unnoticed: each process believes it is alone, which then is true."""
 
-PROGRAM = "from mpi4py import MPI; print('size', MPI.COMM_WORLD.size, MPI.Get_library_version().split(chr(10))[0])"
+PROGRAM = """
+import os
+from mpi4py import MPI
+version = MPI.Get_library_version().splitlines()[0]
+os.write(1, f"size {MPI.COMM_WORLD.size} {version}\\n".encode())
+"""
+"""Each rank writes its line at once, so that lines of two ranks never mix."""
 
 
 def find_mpiexec() -> Path:

@@ -104,6 +104,7 @@ class Supervisor:
                 if self._admin.is_ready():
                     self._served_since = time.monotonic()
                     self._strikes = 0
+                    self._log.tell_errors()
                     return True
             if self._wait(0.1):
                 return False
@@ -113,7 +114,7 @@ class Supervisor:
         self._log.join(5.0)
         assert self._server is not None
         reason = self._log.load_failure() or self._log.last_error() or "no reason in its log"
-        return f"tritonserver did not start ({_ended(self._server.returncode)}): {reason}"
+        return f"tritonserver did not start ({_ended(self._server.returncode)}): {reason} (--verbose shows its log)"
 
     def _announce(self) -> None:
         on_ready = self._plan.options.on_ready

@@ -19,6 +19,10 @@ ZOMBIE_GRACE = 1.0
 """Seconds in which tritonserver collects a stub that it ended itself; one that is still a zombie then was killed."""
 
 
+SCAN_PERIOD = 2.0
+"""Seconds between two looks for new stubs: a walk through /proc, so it is what an idle supervisor costs."""
+
+
 class Tritonserver:
     """Starts at once. It has a session of its own, so that Ctrl-C in a terminal reaches the supervisor alone."""
 
@@ -34,7 +38,9 @@ class Tritonserver:
             errors="replace",
             start_new_session=True,
         )
-        self._names: dict[int, str] = {}
+        self._stubs: dict[int, str] = {}
+        """pid of a stub -> instance name, as of the last scan."""
+        self._next_scan = 0.0
         self._zombies: dict[int, float] = {}
         """pid of a stub -> when it was first seen to have ended without having been collected."""
 
@@ -54,12 +60,15 @@ class Tritonserver:
     def killed_stub(self) -> str | None:
         """Name of a stub that ended without tritonserver having ended it, else None. Ask often: twice a second."""
         now = time.monotonic()
-        found = processes.stubs(self.pid)
-        self._names |= {pid: name for pid, name in found.items() if name}
-        self._zombies = {pid: self._zombies.get(pid, now) for pid in found if processes.is_zombie(pid)}
+        if now >= self._next_scan:
+            self._next_scan = now + SCAN_PERIOD
+            found = processes.stubs(self.pid)
+            self._stubs = {pid: name or self._stubs.get(pid, "") for pid, name in found.items()}
+        zombies = [pid for pid in self._stubs if processes.is_zombie(pid)]
+        self._zombies = {pid: self._zombies.get(pid, now) for pid in zombies}
         for pid, since in self._zombies.items():
             if now - since >= ZOMBIE_GRACE:
-                return self._names.get(pid, f"of pid {pid}")
+                return self._stubs[pid] or f"of pid {pid}"
         return None
 
     def terminate(self) -> None:
