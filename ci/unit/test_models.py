@@ -14,6 +14,7 @@ import pytest
 import torch
 from model_driver import Driver, Work
 from tiny_checkpoints import CONFIGS, TinyCheckpoint, make_checkpoint, make_prompt
+from transformers import AutoModelForCausalLM
 
 from inflight.config import EngineConfig
 from inflight.distributed.rank_group import SingleRank
@@ -32,6 +33,7 @@ def load(checkpoint: TinyCheckpoint, device: str, **options: Any) -> ModelRunner
         max_num_tokens=256,
         tokens_per_block=BLOCK_SIZE,
         max_tokens_in_paged_kv_cache=1024,
+        cpu_compile="false",  # compiling takes a minute; compiled layers have tests of their own
         **{"max_seq_len": 100, **options},
     )
     return ModelRunner.load(config, SingleRank())
@@ -161,3 +163,16 @@ def test_limits(tmp_path: Path) -> None:
     assert runner.limits.vocab_size == 203
     assert runner.limits.kv_cache_tokens == runner.num_blocks * runner.block_size == 1024
     runner.close()
+
+
+def test_the_default_checkpoint(device: str) -> None:
+    """The trained one, with its real vocabulary and lengths."""
+    folder = Path(__file__).parents[2] / "model_repository" / "llm" / "1" / "checkpoint"
+    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
+    model.generation_config.eos_token_id = None
+    checkpoint = TinyCheckpoint(folder, model)
+    pairs = [checkpoint.prompt(length, 40) for length in (2, 30, 90)]
+    runner = load(checkpoint, device, dtype="float32", max_seq_len=160)
+    outputs = Driver(runner).run([Work(prompt=prompt, max_tokens=40, chunk=32) for prompt, _ in pairs])
+    runner.close()
+    assert outputs == [tokens for _, tokens in pairs]

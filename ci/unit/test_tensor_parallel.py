@@ -68,11 +68,12 @@ def use_collectives(rank_group: RankGroup, temporary: str, several_hosts: bool) 
 
 
 def generate(rank_group: PipeGroup, cases: list[tuple[Path, list[list[int]]]]) -> list[list[list[int]]]:
-    """Greedy continuations of each checkpoint's prompts, in a batch whose sequences join one after the other."""
+    """Greedy continuations of each checkpoint's prompts: they join one after the other, in chunks, one pauses."""
     outputs = []
     for folder, prompts in cases:
         runner = ModelRunner.load(config(folder), rank_group)
         works = [Work(prompt=prompt, max_tokens=NUM_TOKENS, arrives=2 * i, chunk=9) for i, prompt in enumerate(prompts)]
+        works[2].pauses_at = 5
         outputs.append(Driver(runner).run(works))
         rank_group.barrier()
         runner.close()

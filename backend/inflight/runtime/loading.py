@@ -36,6 +36,8 @@ def load_engine(config: EngineConfig, rank_group: RankGroup) -> LoadedEngine:
     device = choose_device(config, rank_group.rank)
     num_threads = count_threads(config, rank_group.size)
     torch.set_num_threads(num_threads)
+    if device.type == "cuda":
+        torch.cuda.set_device(device)
     model = ModelConfig.load(config.gpt_model_path)
     max_seq_len = _max_seq_len(config, model)
     dtype = choose_dtype(config, model.dtype)

@@ -70,6 +70,9 @@ class ModelRunner:
         self._state = RowState(self._table, limits.max_seq_len, limits.vocab_size, device)
         self._sampler = Sampler(max_batch_size, device)
         self._scrubbed: list[int] = []
+        if device.type == "cuda":
+            # Weights and caches were filled on another stream.
+            torch.cuda.synchronize(device)
         self._stream = torch.cuda.Stream(device) if device.type == "cuda" else None  # type: ignore[no-untyped-call]
         self._thread = ThreadPoolExecutor(1, "inflight-step", torch.set_num_threads, (num_threads,))
 

@@ -38,6 +38,7 @@ class RowTable:
         self.is_restricted = np.zeros(num_rows, dtype=bool)
         """Some tokens may be impossible: bad words, or end tokens that must wait for min_tokens."""
         self.wants_log_probs = np.zeros(num_rows, dtype=bool)
+        self._former_block_ids: list[list[int]] = [[] for _ in range(num_rows)]
 
     def update(self, scheduled: SchedulerOutput) -> tuple[Array, Array]:
         """Take in a step's new sequences and blocks.
@@ -61,12 +62,13 @@ class RowTable:
         return index, self.block_table.reshape(-1)[index]
 
     def block_ids(self, row: int) -> list[int]:
-        """Blocks of whoever holds the row now."""
+        """Blocks of whoever holds the row now and of who held it before."""
         ids: list[int] = self.block_table[row, : self.num_blocks[row]].tolist()
-        return ids
+        return ids + self._former_block_ids[row]
 
     def _place(self, new: NewSequence) -> tuple[int, int, int]:
         row, count = new.row, len(new.block_ids)
+        self._former_block_ids[row] = self.block_table[row, : self.num_blocks[row]].tolist()
         stop = max(count, int(self.num_blocks[row]))
         self.block_table[row, :count] = new.block_ids
         self.block_table[row, count:stop] = self.filler_block
