@@ -11,6 +11,7 @@ How the ranks are started is all that a subclass says.
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import logging
 import os
@@ -86,6 +87,7 @@ class ProcessExecutor(FrontExecutor):
     # -- Executor ------------------------------------------------------------------------------------------------------
 
     def start(self) -> None:
+        atexit.register(self.shutdown)
         self._thread.start()
         self._settled.wait()
         if self._start_error is not None:
@@ -99,6 +101,7 @@ class ProcessExecutor(FrontExecutor):
         if self._thread.ident is not None:
             self._thread.join()
         self._engine_gone(EngineState.CLOSED, CLOSED)
+        atexit.unregister(self.shutdown)
 
     def relaunch(self) -> None:
         """Launch dead ranks again, now and whatever happened before. Does nothing while they live."""
