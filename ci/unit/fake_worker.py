@@ -1,51 +1,133 @@
-"""The program of a rank whose runner is a fake: everything of a real rank but the network.
+"""A program in a rank's place: it says what a leader says, and dies, hangs or talks nonsense when a request asks so.
 
-INFLIGHT_FAKE_FAILURE=SENTENCE    loading fails with it
-INFLIGHT_FAKE_CRASH=RANK,STEP     the step of this number raises on that rank
+    python fake_worker.py BEHAVIOUR FOLDER       started by an executor; FOLDER is where launches are counted
+
+Every token it sends is its own process id, so that a test sees which launch answered. No engine, no torch.
 """
 
 from __future__ import annotations
 
 import os
 import sys
+from enum import IntEnum
+from pathlib import Path
 
-from fakes import VOCAB_SIZE, FakeRunner
-from inflight.config import EngineConfig
-from inflight.distributed.rank_group import RankGroup
-from inflight.errors import ConfigurationError
-from inflight.executor.worker import main
-from inflight.request import RequestLimits
+import zmq
 
-MAX_SEQ_LEN = 20_000
-FAILURE, CRASH = "INFLIGHT_FAKE_FAILURE", "INFLIGHT_FAKE_CRASH"
+from inflight.executor.launch import Launch
+from inflight.executor.messages import (
+    Cancel,
+    Fatal,
+    FromLeader,
+    Heartbeat,
+    Hello,
+    Responses,
+    Shutdown,
+    Stats,
+    Submit,
+    Welcome,
+    decode_from_front,
+    encode,
+)
+from inflight.executor.parent_watch import die_with_parent
+from inflight.request import Request, RequestLimits
+from inflight.result import FinishReason, Response, Result
 
-
-class LoadedFakeRunner(FakeRunner):
-    """A FakeRunner that says what a loaded runner must."""
-
-    def __init__(self, config: EngineConfig, crash_step: int = -1) -> None:
-        self.num_blocks = 4 * MAX_SEQ_LEN // config.tokens_per_block
-        self.limits = RequestLimits(
-            vocab_size=VOCAB_SIZE,
-            max_seq_len=MAX_SEQ_LEN,
-            max_input_len=MAX_SEQ_LEN - 1,
-            kv_cache_tokens=self.num_blocks * config.tokens_per_block,
-        )
-        super().__init__(
-            num_blocks=self.num_blocks,
-            block_size=config.tokens_per_block,
-            max_batch_size=config.max_batch_size,
-            max_num_tokens=config.max_num_tokens,
-            fail_collect=lambda step: step == crash_step,
-        )
+LIMITS = RequestLimits(vocab_size=100, max_seq_len=64, max_input_len=63, kv_cache_tokens=640)
+MAX_IN_FLIGHT = 4
+HEARTBEAT_MS = 50
+FAILURE = "the checkpoint has no layers"
+NONSENSE = (b"", b"\xc1", b"\x80", encode(Hello(1)), b"\x93\x01\x02\x03", bytes(100_000))
 
 
-def load_fake_runner(config: EngineConfig, group: RankGroup) -> LoadedFakeRunner:
-    if sentence := os.environ.get(FAILURE):
-        raise ConfigurationError(sentence)
-    rank, _, step = os.environ.get(CRASH, "-1,-1").partition(",")
-    return LoadedFakeRunner(config, int(step) if int(rank) == group.rank else -1)
+class Order(IntEnum):
+    """What a request's first prompt token asks for. All but ANSWER and GREET leave it unfinished."""
+
+    ANSWER = 1
+    """One token, then another with the end."""
+    HOLD = 2
+    """One token, then nothing."""
+    EXIT = 3
+    """One token, then end this process."""
+    FATAL = 4
+    """One token, then say that the ranks end."""
+    NONSENSE = 5
+    """Bytes that are no message and answers to requests that nobody made; then one token and the end, twice."""
+    STATS = 6
+    """Two statistics, then as ANSWER."""
+
+
+class FakeLeader:
+    def __init__(self, launch: Launch, deaf_to_shutdown: bool) -> None:
+        self._deaf = deaf_to_shutdown
+        self._socket = zmq.Context.instance().socket(zmq.ROUTER)
+        self._socket.bind(f"ipc://{launch.socket_path}")
+        self._front = b""
+
+    def run(self) -> None:
+        while True:
+            while not self._socket.poll(HEARTBEAT_MS):
+                self._say(Heartbeat())
+            self._front, frame = self._socket.recv_multipart()
+            message = decode_from_front(frame)
+            if isinstance(message, Hello):
+                self._say(Welcome(front_id=7, limits=LIMITS, max_in_flight=MAX_IN_FLIGHT, pid=os.getpid()))
+            elif isinstance(message, Submit):
+                for request in message.requests:
+                    self._obey(request)
+            elif isinstance(message, Cancel):
+                self._say(Responses([_result(id_, FinishReason.CANCELLED) for id_ in message.request_ids]))
+            elif isinstance(message, Shutdown) and not self._deaf:
+                return
+
+    def _obey(self, request: Request) -> None:
+        order, request_id = Order(request.input_token_ids[0]), request.request_id
+        if order is Order.NONSENSE:
+            for frame in NONSENSE:
+                self._socket.send_multipart([self._front, frame])
+            self._say(Responses([_result(request_id + 1000), _result(request_id + 1000, FinishReason.LENGTH)]))
+            self._say(Responses([_result(request_id, FinishReason.LENGTH)] * 2))
+            return
+        if order is Order.STATS:
+            self._say(Stats('{"Iteration Counter": 1}'))
+            self._say(Stats('{"Iteration Counter": 2}'))
+        self._say(Responses([_result(request_id)]))
+        if order in (Order.ANSWER, Order.STATS):
+            self._say(Responses([_result(request_id, FinishReason.LENGTH)]))
+        elif order is Order.FATAL:
+            self._say(Fatal("rank 1 has no more memory"))
+        elif order is Order.EXIT:
+            zmq.Context.instance().destroy(linger=1000)
+            os._exit(3)
+
+    def _say(self, message: FromLeader) -> None:
+        if self._front:
+            self._socket.send_multipart([self._front, encode(message)])
+
+
+def _result(request_id: int, finish: FinishReason = FinishReason.NOT_FINISHED) -> Response:
+    final = finish is not FinishReason.NOT_FINISHED
+    result = Result(output_token_ids=[os.getpid()], finish_reason=finish, is_final=final, is_sequence_final=final)
+    return Response(request_id=request_id, result=result)
+
+
+def main(behaviour: str, folder: Path) -> int:
+    launch = Launch.from_environment()
+    die_with_parent(launch.front_pid)
+    Path(folder, str(os.getpid())).touch()
+    num_launches = len(list(folder.iterdir()))
+    if behaviour == "fail":
+        launch.note_failure(FAILURE)
+        return 1
+    if behaviour == "exit" or (behaviour == "serve once" and num_launches > 1):
+        return 3
+    if behaviour == "never ready":
+        while True:
+            zmq.Context.instance().socket(zmq.PULL).poll()
+    launch.note_rank(0)
+    FakeLeader(launch, deaf_to_shutdown=behaviour == "deaf").run()
+    return 0
 
 
 if __name__ == "__main__":
-    sys.exit(main(load_fake_runner))
+    sys.exit(main(sys.argv[1], Path(sys.argv[2])))

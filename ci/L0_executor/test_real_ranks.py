@@ -1,0 +1,219 @@
+"""Real ranks under a real MPI launcher, on the repository's own checkpoint: same tokens, and every way to die."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+import zmq
+from real_engine import CHECKPOINT, PATIENCE, Engine, cpu_seconds, listening_addresses, receive_tokens, wait_for_end
+
+from inflight.errors import ConfigurationError
+from inflight.executor.messages import Hello, Submit, Welcome, decode_from_leader, encode
+from inflight.request import Request
+
+PROMPTS = [[10, 20, 30], list(range(40, 75)), [7], [90, 91, 90, 91, 90, 91]]
+LONG = 200
+"""Tokens: enough that a request is still in flight when something is done to it."""
+IDLE_SECONDS = 5
+IDLE_SHARE = 0.02
+"""Of one core, for all processes of an idle engine together."""
+GARBAGE = (b"", b"\xc1\xc1", bytes(1_000_000), b"\x81\xa4type\xa6Submit", encode(Hello(1))[:-1])
+LOOPBACK = {"127.0.0.1", "::1", "::ffff:127.0.0.1"}
+
+StartEngine = Callable[..., Engine]
+
+
+@contextmanager
+def starting() -> Iterator[StartEngine]:
+    """Starts engines, and ends them: no process and no file of theirs may be left."""
+    engines: list[Engine] = []
+    shared_memory = set(os.listdir("/dev/shm"))
+    run_directory = Path(tempfile.mkdtemp(prefix="run-"))  # a name that is short enough for a socket's address
+
+    def start(**parameters: str) -> Engine:
+        engine = Engine(run_directory, **parameters)
+        engines.append(engine)
+        engine.executor.start()
+        return engine
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("INFLIGHT_RUN_DIR", str(run_directory))
+        try:
+            yield start
+        finally:
+            for engine in engines:
+                engine.executor.shutdown()
+    assert [engine.executor.engine_pids() for engine in engines] == [[] for _ in engines]
+    assert list(run_directory.iterdir()) == []
+    shutil.rmtree(run_directory)
+    new = set(os.listdir("/dev/shm")) - shared_memory
+    assert not [name for name in new if name.startswith(("mpich", "ucx", "vader"))]
+
+
+@pytest.fixture
+def start_engine() -> Iterator[StartEngine]:
+    with starting() as start:
+        yield start
+
+
+@pytest.fixture
+def two_ranks(start_engine: StartEngine) -> Engine:
+    """For a test that breaks it."""
+    return start_engine(tensor_parallel_size="2")
+
+
+@pytest.fixture(scope="module")
+def shared_ranks() -> Iterator[Engine]:
+    """Two ranks for tests that break nothing."""
+    with starting() as start:
+        yield start(tensor_parallel_size="2")
+
+
+def test_tokens_do_not_depend_on_the_number_of_ranks(start_engine: StartEngine) -> None:
+    # In float32: the order of a sum decides the last digit, which in bfloat16 is coarse enough to change a draw.
+    one, two = start_engine(dtype="float32"), start_engine(dtype="float32", tensor_parallel_size="2")
+    assert two.generate(PROMPTS, 24) == one.generate(PROMPTS, 24)
+    assert two.generate(PROMPTS, 24, seed=5) == one.generate(PROMPTS, 24, seed=5)
+
+
+def test_one_rank_under_mpi_is_an_engine_too(start_engine: StartEngine) -> None:
+    alone, under_mpi = start_engine(), start_engine(executor="mpi")
+    assert under_mpi.generate(PROMPTS, 8) == alone.generate(PROMPTS, 8)
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_a_rank_that_dies_idle_is_replaced(two_ranks: Engine, rank: int) -> None:
+    before = two_ranks.generate(PROMPTS, 8)
+    os.kill(two_ranks.rank_pid(rank), signal.SIGKILL)
+    assert two_ranks.deaths.acquire(timeout=PATIENCE)
+    two_ranks.wait_until_ready()
+    assert two_ranks.generate(PROMPTS, 8) == before
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_a_rank_that_dies_mid_generation_costs_each_request_one_error(two_ranks: Engine, rank: int) -> None:
+    old = set(two_ranks.executor.engine_pids())
+    ids = [two_ranks.submit(prompt, LONG, streaming=True) for prompt in PROMPTS]
+    two_ranks.wait_for_first(ids)
+    os.kill(two_ranks.rank_pid(rank), signal.SIGKILL)
+    assert [two_ranks.final(id_).error_code for id_ in ids] == ["UNAVAILABLE"] * len(ids)
+    two_ranks.wait_until_ready()
+    assert not old & set(two_ranks.executor.engine_pids())
+    assert len(two_ranks.generate(PROMPTS, 8)) == len(PROMPTS)
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_a_frozen_rank_is_replaced_after_the_heartbeats_deadline(start_engine: StartEngine, rank: int) -> None:
+    engine = start_engine(tensor_parallel_size="2", worker_heartbeat_timeout_ms="3000")
+    frozen = engine.rank_pid(rank)
+    os.kill(frozen, signal.SIGSTOP)
+    request_id = engine.submit([1, 2, 3], 4)
+    assert engine.final(request_id).error_code == "UNAVAILABLE"
+    engine.wait_until_ready()
+    assert frozen not in engine.executor.engine_pids()
+    assert len(engine.generate(PROMPTS, 8)) == len(PROMPTS)
+
+
+def test_a_rank_that_was_frozen_for_less_goes_on(start_engine: StartEngine) -> None:
+    engine = start_engine(tensor_parallel_size="2", worker_heartbeat_timeout_ms="60000")
+    expected = engine.generate(PROMPTS[:1], 16)
+    follower = engine.rank_pid(1)
+    os.kill(follower, signal.SIGSTOP)
+    try:
+        request_id = engine.submit(PROMPTS[0], 16)
+        assert engine.executor.await_responses(timeout=1) == []
+    finally:
+        os.kill(follower, signal.SIGCONT)
+    assert [engine.tokens(request_id)] == expected
+    assert not engine.deaths.acquire(blocking=False)
+
+
+def test_ranks_that_cannot_load_say_why(start_engine: StartEngine, tmp_path: Path) -> None:
+    missing = str(tmp_path / "nothing")
+    with pytest.raises(ConfigurationError, match=missing):
+        start_engine(tensor_parallel_size="2", gpt_model_path=missing)
+
+
+def test_an_idle_engine_costs_nothing(shared_ranks: Engine) -> None:
+    shared_ranks.generate(PROMPTS, 4)
+    pids = shared_ranks.executor.engine_pids()
+    begin, before = time.monotonic(), cpu_seconds(pids)
+    assert shared_ranks.executor.await_responses(timeout=IDLE_SECONDS) == []
+    share = (cpu_seconds(pids) - before) / (time.monotonic() - begin)
+    assert share < IDLE_SHARE, f"an idle engine takes {share:.1%} of a core"
+
+
+def test_nothing_listens_beyond_this_machine(shared_ranks: Engine) -> None:
+    shared_ranks.generate(PROMPTS, 4)
+    pids = shared_ranks.executor.engine_pids()
+    assert len(pids) >= 3
+    assert {address for pid in pids for address in listening_addresses(pid)} <= LOOPBACK
+
+
+def test_two_fronts_share_one_engine(shared_ranks: Engine) -> None:
+    with zmq.Context() as context, context.socket(zmq.DEALER) as second:
+        second.setsockopt(zmq.LINGER, 0)
+        second.setsockopt(zmq.RCVTIMEO, PATIENCE * 1000)
+        second.connect(shared_ranks.endpoint())
+        second.send(encode(Hello(os.getpid())))
+        welcome = decode_from_leader(second.recv())
+        assert isinstance(welcome, Welcome)
+        assert welcome.front_id != shared_ranks.executor.next_request_id() >> 48
+        request_id = welcome.front_id << 48 | 1
+        second.send(encode(Submit([Request(request_id=request_id, input_token_ids=PROMPTS[0], max_tokens=12)])))
+        expected = shared_ranks.generate(PROMPTS[:1], 12)
+        assert [receive_tokens(second, request_id)] == expected
+
+
+def test_garbage_from_a_stranger_harms_nobody(shared_ranks: Engine) -> None:
+    with zmq.Context() as context, context.socket(zmq.DEALER) as stranger:
+        stranger.connect(shared_ranks.endpoint())
+        for frame in GARBAGE * 20:
+            stranger.send(frame)
+            stranger.send_multipart([frame, frame])
+        assert len(shared_ranks.generate(PROMPTS, 8)) == len(PROMPTS)
+        stranger.setsockopt(zmq.LINGER, 0)
+    assert not shared_ranks.deaths.acquire(blocking=False)
+
+
+FRONT = """
+import sys
+from inflight.config import EngineConfig
+from inflight.executor.create import create_executor
+executor = create_executor(EngineConfig.from_parameters(dict(item.split("=", 1) for item in sys.argv[1:])))
+executor.start()
+print(*executor.engine_pids(), flush=True)
+sys.stdin.read()
+"""
+
+
+def test_no_rank_outlives_a_front_that_was_killed() -> None:
+    parameters = {"gpt_model_path": CHECKPOINT, "tensor_parallel_size": 2, "cpu_compile": "false"}
+    command = [sys.executable, "-c", FRONT, *(f"{key}={value}" for key, value in parameters.items())]
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
+    with (
+        tempfile.TemporaryDirectory(prefix="run-") as run_directory,
+        subprocess.Popen(
+            command,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+            env={**environment, "INFLIGHT_RUN_DIR": run_directory},
+        ) as front,
+    ):
+        assert front.stdout is not None
+        pids = [int(word) for word in front.stdout.readline().split()]
+        front.kill()
+        assert len(pids) >= 3
+        for pid in pids:
+            wait_for_end(pid)
