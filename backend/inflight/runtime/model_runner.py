@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
+from typing import TypeVar
 
 import torch
 from torch import Tensor
@@ -26,6 +27,8 @@ from inflight.runtime.row_table import RowTable
 from inflight.runtime.sampler import SampledTokens, Sampler
 from inflight.runtime.step_input import StepInput, prepare_step
 from inflight.scheduler_output import NewSequence, ScheduledSequence, SchedulerOutput, StepOutput
+
+Runs = TypeVar("Runs", bound="ModelRunner")
 
 NOT_FINITE = "the model's logits are not finite: its weights or its numeric range do not fit this prompt"
 
@@ -77,7 +80,7 @@ class ModelRunner:
         self._thread = ThreadPoolExecutor(1, "inflight-step", torch.set_num_threads, (num_threads,))
 
     @classmethod
-    def load(cls, config: EngineConfig, rank_group: RankGroup) -> ModelRunner:
+    def load(cls: type[Runs], config: EngineConfig, rank_group: RankGroup) -> Runs:
         """Read this rank's part of the checkpoint and take memory for the KV cache. Collective.
 
         Raises ConfigurationError for a checkpoint or a configuration that does not fit.
