@@ -136,12 +136,12 @@ def test_shutdown_answers_everybody_and_closes_the_door() -> None:
     caller = Caller(executor)
     ids = caller.send(*(caller.request(3, LONG) for _ in range(4)))
     executor.shutdown()
-    executor.shutdown()
-    caller.wait(*ids)
+    assert {response.error_code for response in caller.wait(*ids)} == {"UNAVAILABLE"}
     assert not executor.is_ready()
     with pytest.raises(EngineUnavailable):
         executor.enqueue_request(make_request(99, 3))
     assert executor.await_responses() == []
+    executor.shutdown()
 
 
 def test_a_failing_step_ends_its_requests_and_nobody_else() -> None:
@@ -176,5 +176,17 @@ def test_a_failure_to_load_is_raised_by_start() -> None:
 
     executor = InProcExecutor(EngineConfig(), load)
     with pytest.raises(ConfigurationError, match="nothing there"):
+        executor.start()
+    executor.shutdown()
+
+
+def test_a_failure_to_begin_is_raised_by_start() -> None:
+    def load(config: EngineConfig, group: RankGroup) -> LoadedFakeRunner:
+        runner = LoadedFakeRunner(config)
+        del runner.limits
+        return runner
+
+    executor = InProcExecutor(EngineConfig(), load)
+    with pytest.raises(ConfigurationError, match="could not be loaded"):
         executor.start()
     executor.shutdown()

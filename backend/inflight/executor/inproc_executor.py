@@ -51,6 +51,7 @@ class InProcExecutor(FrontExecutor):
             raise ConfigurationError(f"the engine could not be loaded: {self._start_error}") from self._start_error
 
     def shutdown(self) -> None:
+        self._engine_gone(EngineState.CLOSED, CLOSED)
         self._leader.shut_down()
         if self._thread.ident is not None:
             self._thread.join()
@@ -76,17 +77,16 @@ class InProcExecutor(FrontExecutor):
     def _run(self) -> None:
         try:
             runner = self._load_runner(self._config, SingleRank())
+            try:
+                self._serve(runner)
+            finally:
+                self._engine_gone(EngineState.DOWN, LOST)
+                runner.close()
         except Exception as error:
+            if self._started.is_set():
+                logger.exception("the engine's loop failed")
             self._start_error = error
             self._started.set()
-            return
-        try:
-            self._serve(runner)
-        except Exception:
-            logger.exception("the engine's loop failed")
-        finally:
-            self._engine_gone(EngineState.DOWN, LOST)
-            runner.close()
 
     def _serve(self, runner: LoadedRunner) -> None:
         rank = RankCallbacks(SingleRank(), self._leader)

@@ -286,7 +286,8 @@ class _Watch:
         now = time.monotonic()
         if self.welcomed:
             silent = now - self._last_sign
-            return f"the ranks were silent for {silent:.1f} s" if silent > self._heartbeat_seconds else ""
+            late = silent > self._heartbeat_seconds
+            return f"the ranks were silent for {silent:.1f} s (worker_heartbeat_timeout_ms)" if late else ""
         if now - self._launched > self._start_seconds:
             return f"the engine was not ready within worker_start_timeout_ms ({self._start_seconds * 1000:.0f})"
         if not joined and now - self._launched > self._join_seconds:

@@ -1,0 +1,74 @@
+"""The engine as a library."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+
+import pytest
+from fake_rank import MAX_SEQ_LEN, load_fake_runner
+from fakes import expected_output
+
+from inflight.config import EngineConfig
+from inflight.errors import EngineUnavailable, InvalidRequest
+from inflight.executor.generation_service import GenerationService
+from inflight.executor.inproc_executor import InProcExecutor
+from inflight.request import OutputConfig
+from inflight.result import FinishReason
+
+LONG = MAX_SEQ_LEN - 100
+
+
+@pytest.fixture
+def service() -> Iterator[GenerationService]:
+    with GenerationService(InProcExecutor(EngineConfig(max_batch_size=4), load_fake_runner)) as service:
+        yield service
+
+
+def test_a_result_is_waited_for(service: GenerationService) -> None:
+    generation = service.generate_async([1, 2, 3], 12, output_config=OutputConfig(return_log_probs=True))
+    output = generation.result()
+    assert output.token_ids == expected_output(generation.request, MAX_SEQ_LEN)
+    assert output.finish_reason is FinishReason.LENGTH
+    assert len(output.log_probs) == 12 and output.cum_log_prob == pytest.approx(sum(output.log_probs))
+    assert generation.done and generation.result(timeout=0) == output
+
+
+def test_iterating_shows_it_grow(service: GenerationService) -> None:
+    generation = service.generate_async([1, 2, 3], 50, streaming=True)
+    outputs = list(generation)
+    expected = expected_output(generation.request, MAX_SEQ_LEN)
+    assert outputs[-1].token_ids == expected
+    assert outputs[-1].finish_reason is FinishReason.LENGTH
+    lengths = [len(output.token_ids) for output in outputs]
+    assert lengths == sorted(lengths) and all(o.token_ids == expected[: len(o.token_ids)] for o in outputs)
+    assert list(generation) == [outputs[-1]]
+
+
+async def test_event_loops_wait_and_iterate_too(service: GenerationService) -> None:
+    generations = [service.generate_async([n], 20, streaming=n % 2 == 0) for n in range(8)]
+    outputs = await asyncio.gather(*(generation.aresult() for generation in generations))
+    assert [o.token_ids for o in outputs] == [expected_output(g.request, MAX_SEQ_LEN) for g in generations]
+    streamed = service.generate_async([9], 20, streaming=True)
+    assert [output.token_ids async for output in streamed][-1] == expected_output(streamed.request, MAX_SEQ_LEN)
+
+
+def test_cancelling_keeps_what_there_is(service: GenerationService) -> None:
+    generation = service.generate_async([1], LONG, streaming=True)
+    first = next(iter(generation))
+    generation.cancel()
+    output = generation.result()
+    assert output.finish_reason is FinishReason.CANCELLED
+    assert output.token_ids[: len(first.token_ids)] == first.token_ids
+
+
+def test_errors_are_raised(service: GenerationService) -> None:
+    with pytest.raises(InvalidRequest):
+        service.generate_async([], 5)
+    generation = service.generate_async([1], LONG)
+    with pytest.raises(TimeoutError):
+        generation.result(timeout=0)
+    service.close()
+    with pytest.raises(EngineUnavailable):
+        for _ in generation:
+            raise AssertionError("nothing was streamed")
