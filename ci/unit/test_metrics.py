@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import types
 
 import fake_pb_utils as pb
@@ -46,14 +47,28 @@ def no_metrics_before():
     assert not pb.MetricFamily.misuse
 
 
-def run(*notes: Outcome, stats: IterationStats | None = None, in_flight: int = 1, pb_utils=pb) -> None:
-    """One life of the thread: stopping it brings everything up to date a last time."""
+def run(
+    *notes: Outcome, stats: IterationStats | None = None, in_flight: int = 1, pb_utils=pb, updates: int = 1
+) -> None:
+    """One life of the thread: it updates as often as asked, the last time because it is stopped."""
     waiting = [stats.to_json()] if stats else []
     labels = {"model": "llm", "version": "1"}
-    thread = MetricsThread(pb_utils, labels, 60.0, lambda: waiting.pop() if waiting else None, lambda: in_flight)
+    looked: list[str | None] = []
+    all_but_last = threading.Event()
+
+    def latest_stats() -> str | None:
+        looked.append(waiting.pop() if waiting else None)
+        if len(looked) == updates - 1:
+            all_but_last.set()
+        return looked[-1]
+
+    period = 60.0 if updates == 1 else 0.001
+    thread = MetricsThread(pb_utils, labels, period, latest_stats, lambda: in_flight)
     for note in notes:
         thread.record(note)
     thread.start()
+    if updates > 1:
+        assert all_but_last.wait(10)
     thread.stop()
 
 
@@ -83,10 +98,17 @@ def test_gauges_show_the_latest_statistics() -> None:
 
 
 def test_an_idle_engine_has_no_active_requests() -> None:
-    run(stats=STATS, in_flight=0)
+    run(stats=STATS, in_flight=0, updates=2)
     assert value("nv_trt_llm_request_metrics", "active") == 0
     assert value("nv_trt_llm_request_metrics", "max") == 64
-    assert value("nv_trt_llm_kv_cache_block_metrics", "free") == 90
+    assert value("nv_trt_llm_kv_cache_block_metrics", "used") == 0
+    assert value("nv_trt_llm_kv_cache_block_metrics", "free") == 100
+    assert value("inflight_kv_blocks_free") == 100
+
+
+def test_what_another_front_keeps_busy_is_shown() -> None:
+    run(stats=STATS, in_flight=0)
+    assert value("nv_trt_llm_request_metrics", "active") == 3
 
 
 def test_outcomes_are_counted_and_observed() -> None:

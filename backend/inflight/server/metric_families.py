@@ -10,6 +10,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
 
+import msgspec
+
 from inflight.stats import IterationStats
 
 
@@ -145,8 +147,16 @@ NONE_IN_FLIGHT = (
     "generation_requests",
     "paused_requests",
     "total_context_tokens",
+    "used_kv_cache_blocks",
+    "fraction_used_kv_cache_blocks",
 )
 """Statistics that are 0 while nothing is in flight; the engine reports only while something is."""
+
+
+def when_idle(stats: IterationStats) -> IterationStats:
+    """What the latest report becomes once its requests have ended: every block is free again."""
+    nothing = dict.fromkeys(NONE_IN_FLIGHT, 0)
+    return msgspec.structs.replace(stats, **nothing, free_kv_cache_blocks=stats.max_kv_cache_blocks)
 
 
 def statistic(stats: IterationStats, name: str) -> float:

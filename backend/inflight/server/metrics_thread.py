@@ -54,6 +54,7 @@ class MetricsThread:
         self._metrics: dict[tuple[str, str], Any] = {}
         self._families: list[Any] = []
         self._shown: dict[tuple[str, str], float] = {}
+        self._stats: IterationStats | None = None
         self._stopping = threading.Event()
         self._thread = threading.Thread(target=self._run, name="inflight-metrics", daemon=True)
 
@@ -112,9 +113,10 @@ class MetricsThread:
             self._metrics[mf.OUTCOMES.name, outcome].increment(count)
         text = self._latest_stats()
         if text is not None:
-            self._show(IterationStats.from_json(text))
-        if self._num_in_flight() == 0:
-            self._show_idle()
+            self._stats = IterationStats.from_json(text)
+            self._show(self._stats)
+        elif self._stats is not None and self._num_in_flight() == 0:
+            self._show(mf.when_idle(self._stats))
 
     def _show(self, stats: IterationStats) -> None:
         for family in mf.STATISTICS_FAMILIES:
@@ -122,12 +124,6 @@ class MetricsThread:
                 self._set(family.name, series, mf.statistic(stats, name))
         self._set(mf.KV_BLOCKS_FREE.name, "", stats.free_kv_cache_blocks)
         self._set(mf.KV_BLOCKS_TOTAL.name, "", stats.max_kv_cache_blocks)
-
-    def _show_idle(self) -> None:
-        for family in mf.STATISTICS_FAMILIES:
-            for series, name in family.statistics.items():
-                if name in mf.NONE_IN_FLIGHT:
-                    self._set(family.name, series, 0.0)
 
     def _set(self, name: str, series: str, value: float) -> None:
         """Each call is a round trip to the server, so a gauge that already shows the value is left alone."""
