@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import select
 import shutil
 import signal
 import subprocess
@@ -89,11 +90,14 @@ class RankProcesses:
         return found
 
     def wait(self, seconds: float) -> bool:
-        """Did the launch end by itself within `seconds`?"""
-        try:
-            self._child.wait(seconds)
-        except subprocess.TimeoutExpired:
-            return False
+        """Did the ranks of this machine end by themselves within `seconds`? Their launcher may take its time."""
+        deadline = time.monotonic() + seconds
+        ranks = set(self.launch.rank_pids()) or {self._child.pid}
+        for pidfd in [pidfd for pidfd, pid in self._pidfds.items() if pid in ranks]:
+            poll = select.poll()
+            poll.register(pidfd, select.POLLIN)
+            if not poll.poll(max(0.0, deadline - time.monotonic()) * 1000):
+                return False
         return True
 
     def kill(self) -> None:
