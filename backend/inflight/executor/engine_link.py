@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import zmq
@@ -33,12 +33,11 @@ class EngineLink:
         self.send(Hello(os.getpid()))
 
     def send(self, message: FromFront) -> None:
-        self.send_encoded([encode(message)])
+        self.send_encoded(encode(message))
 
-    def send_encoded(self, frames: Iterable[bytes]) -> None:
-        """One message for each frame."""
-        for frame in frames:
-            self.socket.send(frame, zmq.NOBLOCK)
+    def send_encoded(self, frame: bytes) -> None:
+        """Never waits: there is no bound on what may be under way."""
+        self.socket.send(frame, zmq.NOBLOCK)
 
     def receive_all(self) -> Iterator[FromLeader]:
         """Every message that has come."""

@@ -207,41 +207,46 @@ class ProcessExecutor(FrontExecutor):
     def _pump(self, processes: RankProcesses, link: EngineLink) -> str:
         """Carry messages both ways until the engine ends or this executor closes. Returns the reason."""
         poller = zmq.Poller()
-        poller.register(link.socket, zmq.POLLIN)
-        poller.register(self._wake_fd, zmq.POLLIN)
-        for pidfd in processes.pidfds:
-            poller.register(pidfd, zmq.POLLIN)
+        for source in (link.socket, self._wake_fd, *processes.pidfds):
+            poller.register(source, zmq.POLLIN)
         watch = _Watch(self._config)
         while not self._closing.is_set():
-            asked = watch.wait_seconds()
-            before = time.monotonic()
-            ready = dict(poller.poll(int(asked * 1000) + 1))
-            if time.monotonic() - before > asked + OVERSLEPT_SECONDS:
-                watch.excuse()
-            if self._wake_fd in ready:
-                os.eventfd_read(self._wake_fd)
-            fatal = ""
+            ready = self._wait(poller, watch)
             for message in link.receive_all():
                 watch.heard(message)
-                fatal = fatal or self._hear(message)
+                if fatal := self._hear(message):
+                    return fatal
                 if isinstance(message, Welcome):
                     processes.watch_ranks()
                     for pidfd in processes.pidfds:
                         poller.register(pidfd, zmq.POLLIN)
-            ended = [fd for fd in processes.pidfds if fd in ready]
-            if not fatal and not watch.welcomed:
-                fatal = processes.launch.failure()
-            if fatal:
-                return fatal
-            if ended:
-                why = processes.why_ended(ended[0])
-                return why if processes.launch.failure() or processes.launch.rank_pids() else self._explain(why)
-            if overdue := watch.overdue(joined=bool(processes.launch.rank_pids()) if not watch.welcomed else True):
-                return overdue
+            if reason := self._why_over(processes, watch, ready):
+                return reason
             if watch.welcomed:
                 while self._outbox:
-                    link.send_encoded([self._outbox.popleft()])
+                    link.send_encoded(self._outbox.popleft())
         return CLOSED
+
+    def _wait(self, poller: zmq.Poller, watch: _Watch) -> set[object]:
+        """For something to do, or to look at the clock. Returns what is ready."""
+        asked = watch.wait_seconds()
+        before = time.monotonic()
+        ready: set[object] = {source for source, _ in poller.poll(int(asked * 1000) + 1)}
+        if time.monotonic() - before > asked + OVERSLEPT_SECONDS:
+            watch.excuse()
+        if self._wake_fd in ready:
+            os.eventfd_read(self._wake_fd)
+        return ready
+
+    def _why_over(self, processes: RankProcesses, watch: _Watch, ready: set[object]) -> str:
+        """A sentence if this launch has come to its end."""
+        launch = processes.launch
+        failure = "" if watch.welcomed else launch.failure()
+        ended = [pidfd for pidfd in processes.pidfds if pidfd in ready]
+        if ended and not failure:
+            why = processes.why_ended(ended[0])
+            return why if launch.failure() or launch.rank_pids() else self._explain(why)
+        return failure or watch.overdue(joined=watch.welcomed or bool(launch.rank_pids()))
 
     def _hear(self, message: FromLeader) -> str:
         """Returns why the engine ends, if the message says so."""
