@@ -83,7 +83,8 @@ def _prompt(dice: random.Random) -> str:
     """A few words up to some hundred tokens; many begin alike, as real ones do."""
     opening = dice.choice(_OPENINGS).format(hero=dice.choice(_HEROES), place=dice.choice(_PLACES))
     middle = "".join(
-        f" {dice.choice(_HEROES).capitalize()} lived {dice.choice(_PLACES)}." for _ in range(dice.choice((0, 0, 1, 3, 12)))
+        f" {dice.choice(_HEROES).capitalize()} lived {dice.choice(_PLACES)}."
+        for _ in range(dice.choice((0, 0, 1, 3, 12)))
     )
     return opening + middle
 

@@ -10,7 +10,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 from raw_stream import RawStream
-from server_metrics import OUTCOMES, REQUESTS, Metrics, until, wait_for_rest
+from server_metrics import OUTCOMES, Metrics, until, wait_for_rest
 from server_process import ServerProcess
 
 from inflight_client import Client, CompletionStream, DeadlineExceeded

@@ -1,0 +1,151 @@
+"""Two MPI ranks behind a tritonserver: the tokens of one rank, and service again after every way to lose a rank.
+
+pytest ci/L0_llm/test_ranks.py
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from server_metrics import until, wait_for_rest
+from server_process import ServerProcess
+from workload import alone, mixed_requests, together
+
+from inflight_client import Client, ClientError, Completion, CompletionStream, Unavailable
+
+HEARTBEAT = 3.0
+"""Seconds of silence after which ranks count as hung, here."""
+
+UNAVAILABLE_WITHIN = 2.0
+SERVING_AGAIN_WITHIN = 15.0
+ALLOWANCE = 4.0
+"""The two bounds are promised for a machine with two free cores; others share this one."""
+
+STREAMS = 8
+
+
+@pytest.fixture(scope="module")
+def two_ranks() -> Iterator[ServerProcess]:
+    parameters = {"tensor_parallel_size": "2", "worker_heartbeat_timeout_ms": str(int(HEARTBEAT * 1000))}
+    with ServerProcess(parameters=parameters) as running:
+        yield running
+
+
+@pytest.fixture
+def remote(two_ranks: ServerProcess) -> Iterator[Client]:
+    with Client(two_ranks.grpc_url, timeout=120) as opened:
+        yield opened
+
+
+def rank_pids(server: ServerProcess) -> dict[int, int]:
+    """rank -> pid, by what the MPI launcher put into each rank's environment."""
+    ranks = {}
+    for pid in server.pids:
+        try:
+            entries = Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
+            program = Path(f"/proc/{pid}/cmdline").read_bytes()
+        except OSError:
+            continue
+        number = next((entry.partition(b"=")[2] for entry in entries if entry.startswith(b"PMI_RANK=")), b"")
+        if number and b"inflight.worker" in program:
+            ranks[int(number)] = pid
+    return ranks
+
+
+class Reader(threading.Thread):
+    """Reads a stream to its end and keeps what ended it, and when."""
+
+    def __init__(self, stream: CompletionStream) -> None:
+        super().__init__()
+        self.begun = threading.Event()
+        self.error: Exception | None = None
+        self.ended = 0.0
+        self._stream = stream
+        self.start()
+
+    def run(self) -> None:
+        try:
+            for _ in self._stream:
+                self.begun.set()
+        except Exception as error:
+            self.error = error
+        self.ended = time.monotonic()
+
+
+def open_streams(client: Client) -> list[Reader]:
+    """Streams under way that would go on for long."""
+    readers = [Reader(client.stream(f"Story {n}:", max_tokens=1900, end_id=-1)) for n in range(STREAMS)]
+    for reader in readers:
+        assert reader.begun.wait(60), reader.error
+    return readers
+
+
+def assert_unavailable(readers: list[Reader], since: float, within: float) -> None:
+    for reader in readers:
+        reader.join(60)
+        assert isinstance(reader.error, Unavailable), repr(reader.error)
+        assert "Traceback" not in str(reader.error)
+        assert reader.ended - since < within * ALLOWANCE
+
+
+def serve_again(server: ServerProcess, client: Client, old: dict[int, int], since: float, expected: Completion) -> None:
+    """Not ready at first, then as before, with new ranks and none of the old ones."""
+    until(lambda: not client.is_ready(), "the model reports that it is not ready")
+    until(lambda: answers(client) == expected, "serving again")
+    assert time.monotonic() - since < SERVING_AGAIN_WITHIN * ALLOWANCE
+    assert client.is_ready()
+    assert sorted(rank_pids(server)) == [0, 1]
+    assert not [pid for pid in old.values() if Path(f"/proc/{pid}").exists()]
+    wait_for_rest(server)
+
+
+def answers(client: Client) -> Completion | None:
+    try:
+        return client.generate("Once upon a time", max_tokens=16)
+    except ClientError:
+        return None
+
+
+def test_two_ranks_give_the_tokens_of_one(client: Client, remote: Client, two_ranks: ServerProcess) -> None:
+    requests = mixed_requests(24, seed=4)
+    expected = alone(client, requests)
+    assert together(remote, requests, 12) == [expected[asked] for asked in requests]
+    assert sorted(rank_pids(two_ranks)) == [0, 1]
+
+
+@pytest.mark.parametrize(
+    ("rank", "number", "detected_within"),
+    [
+        (1, signal.SIGKILL, UNAVAILABLE_WITHIN),
+        (0, signal.SIGKILL, UNAVAILABLE_WITHIN),
+        (1, signal.SIGSTOP, HEARTBEAT + UNAVAILABLE_WITHIN),
+    ],
+    ids=["follower killed", "leader killed", "follower stopped"],
+)
+def test_a_rank_lost_in_mid_stream(
+    two_ranks: ServerProcess, remote: Client, rank: int, number: int, detected_within: float
+) -> None:
+    expected = answers(remote)
+    assert expected is not None
+    ranks = rank_pids(two_ranks)
+    readers = open_streams(remote)
+    since = time.monotonic()
+    os.kill(ranks[rank], number)
+    assert_unavailable(readers, since, detected_within)
+    serve_again(two_ranks, remote, ranks, since, expected)
+
+
+def test_a_rank_lost_while_idle(two_ranks: ServerProcess, remote: Client) -> None:
+    expected = answers(remote)
+    assert expected is not None
+    ranks = rank_pids(two_ranks)
+    wait_for_rest(two_ranks)
+    since = time.monotonic()
+    os.kill(ranks[0], signal.SIGKILL)
+    serve_again(two_ranks, remote, ranks, since, expected)
