@@ -94,6 +94,16 @@ def test_a_front_is_welcomed_with_its_own_id_and_the_limits(scene: Scene) -> Non
     ]
 
 
+def test_a_front_that_comes_late_hears_the_latest_statistics(scene: Scene) -> None:
+    early = scene.front()
+    for json in ("{}", '{"Iteration Counter": 1}'):
+        scene.server.report_stats(json)
+        scene.serve_until(lambda json=json: Stats(json) in scene.heard[early])
+    late = scene.front()
+    scene.serve_until(lambda: len(scene.heard[late]) > 1)
+    assert scene.heard[late][1:] == [Stats('{"Iteration Counter": 1}')]
+
+
 def test_an_iterations_responses_are_one_message_for_each_front(scene: Scene) -> None:
     first, second = scene.front(), scene.front()
     first.send(Submit([make_request(1, 2), make_request(2, 2)]))

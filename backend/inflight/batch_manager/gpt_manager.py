@@ -183,7 +183,7 @@ class GptManager:
 
     def _return_stats(self) -> None:
         if self._callbacks.return_batch_manager_stats is not None and self._active:
-            self._callbacks.return_batch_manager_stats(self._stats().to_json())
+            self._callbacks.return_batch_manager_stats(self.statistics().to_json())
 
     # -- trouble -------------------------------------------------------------------------------------------------------
 
@@ -204,7 +204,8 @@ class GptManager:
 
     # -- numbers -------------------------------------------------------------------------------------------------------
 
-    def _stats(self) -> IterationStats:
+    def statistics(self) -> IterationStats:
+        """As of now: the callback is told of iterations with active requests only."""
         kv_cache, launched, num_active = self._scheduler.kv_cache, self._launched, len(self._active)
         num_prefills = len(launched.prefills) if launched else 0
         num_decodes = len(launched.decodes) if launched else 0

@@ -69,6 +69,7 @@ class EngineServer:
         self._num_bad_messages = 0
         self._shutdown = False
         self._stats: str | None = None
+        self._latest_stats: str | None = None
         self._next_stats = 0.0
         self._next_tick = time.monotonic() + tick_seconds
         self._context = zmq.Context()
@@ -98,7 +99,7 @@ class EngineServer:
         self._book.respond(response)
 
     def report_stats(self, json: str) -> None:
-        self._stats = json
+        self._stats = self._latest_stats = json
 
     def all_ranks_answered(self) -> None:
         self._next_tick = time.monotonic() + self._tick_seconds
@@ -173,6 +174,8 @@ class EngineServer:
             front_id=self._fronts[front], limits=self._limits, max_in_flight=self._max_in_flight, pid=os.getpid()
         )
         self._send(front, welcome)
+        if self._latest_stats is not None:
+            self._send(front, Stats(self._latest_stats))
 
     def _flush(self, everything: bool = False) -> None:
         """One message with all responses for each front, and now and then the newest statistics."""

@@ -80,6 +80,9 @@ def _serve(config: EngineConfig, launch: Launch, group: RankGroup, runner: Loade
     rank = RankCallbacks(group, leader)
     manager = make_manager(config, runner, rank.callbacks, raise_on_step_failure=group.size > 1)
     rank.attach(manager)
+    if leader is not None:
+        # Nothing is reported before the first request, and fronts show the cache's size from the start.
+        leader.report_stats(manager.statistics().to_json())
     logger.info("ready")
     try:
         manager.run()
