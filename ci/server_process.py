@@ -12,6 +12,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import os
+import select
 import selectors
 import signal
 import subprocess
@@ -201,7 +202,14 @@ def main(arguments: str) -> int:
         os.write(descriptor, json.dumps(values).encode() + b"\n")
 
     assert threading.current_thread() is threading.main_thread()
+    threading.Thread(target=_end_with, args=(os.pidfd_open(os.getppid()),), daemon=True).start()
     return serve(ServeOptions(**options, on_ready=tell_endpoints))
+
+
+def _end_with(parent: int) -> None:
+    """Stop serving when the tests' process is gone, however it went: a killed run must leave no server behind."""
+    select.select([parent], [], [])
+    os.kill(os.getpid(), signal.SIGTERM)
 
 
 if __name__ == "__main__":

@@ -219,7 +219,7 @@ def load_test(
     url: Url = "localhost:8001",
     model: Model = "llm",
     concurrency: Annotated[
-        str | None, typer.Option("--concurrency", "-c", help="Levels: 8, 1:16:5 (start:end:step) or 1,4,16.")
+        str | None, typer.Option("--concurrency", "-c", help="Levels: 8, or 1:16:5 (from, to, step), or 1,4,16.")
     ] = None,
     request_rate: Annotated[
         str | None, typer.Option("--request-rate", "-r", help="Requests a second, written the same way.")

@@ -49,6 +49,8 @@ def write(
     if checkpoint_folder is not None:
         checkpoint.check(checkpoint_folder)
         overrides["gpt_model_path"] = str(checkpoint_folder.resolve())
+        # The repository's own dtype is for the checkpoint that it came with.
+        overrides.setdefault("dtype", "auto")
     configs = read(source)
     engines = [name for name, config in configs.items() if config.backend == BACKEND and not _value(config, ENGINE)]
     if overrides and len(engines) != 1:

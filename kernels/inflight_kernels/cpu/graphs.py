@@ -1,8 +1,8 @@
 """What gets compiled: a decoder layer's operations as pure functions of tensors that torch.export can trace.
 
 Legend: T tokens, B decoding rows, L block-table width, S block size, H query heads, K key/value heads, E head size,
-D hidden size, I intermediate size. Formulas and rounding are the reference's (rms_norm, rope_and_kv_write, decode_attention,
-silu_and_mul), which the tests compare with. No function here decides anything by a tensor's value.
+D hidden size, I intermediate size. Formulas and rounding are the reference's (rms_norm, rope_and_kv_write,
+decode_attention, silu_and_mul), which the tests compare with. No function here decides anything by a tensor's value.
 """
 
 from __future__ import annotations

@@ -41,7 +41,8 @@ def load_program(
     """The compiled `module`, from the cache or built now (seconds).
 
     `inputs` are examples, one for each argument of its forward; `dynamic_shapes` names, for each of them, the
-    sizes that vary ({dimension: torch.export.Dim}) or None. `sources` are the files whose text decides what is computed.
+    sizes that vary ({dimension: torch.export.Dim}) or None. `sources` are the files whose text decides what is
+    computed.
     """
     path = cache_folder() / f"{name}-{_key(name, module, inputs, dynamic_shapes, sources)}.pt2"
     if not path.exists():
