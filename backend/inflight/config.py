@@ -65,7 +65,7 @@ class EngineConfig:
     max_queue_size: int = 0
     """Requests waiting beyond those being served; more are refused at once; 0 = no limit."""
     enable_chunked_context: bool = True
-    """Long prompts are computed in chunks beside running decodes; false = a prompt goes whole, max_num_tokens at most."""
+    """Long prompts are computed in chunks beside running decodes; false = whole, so at most max_num_tokens long."""
     batch_scheduler_policy: SchedulerPolicy = SchedulerPolicy.GUARANTEED_NO_EVICT
     """guaranteed_no_evict, max_utilization or static_batch."""
 

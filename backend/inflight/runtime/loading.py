@@ -28,14 +28,12 @@ class LoadedEngine:
     limits: RequestLimits
     group: TensorParallelGroup
     device: torch.device
-    num_threads: int
 
 
 def load_engine(config: EngineConfig, rank_group: RankGroup) -> LoadedEngine:
     """Raises ConfigurationError for a checkpoint or a configuration that does not fit."""
     device = choose_device(config, rank_group.rank)
-    num_threads = count_threads(config, rank_group.size)
-    torch.set_num_threads(num_threads)
+    torch.set_num_threads(count_threads(config, rank_group.size))
     if device.type == "cuda":
         torch.cuda.set_device(device)
     model = ModelConfig.load(config.gpt_model_path)
@@ -69,7 +67,6 @@ def load_engine(config: EngineConfig, rank_group: RankGroup) -> LoadedEngine:
         limits=limits,
         group=group,
         device=device,
-        num_threads=num_threads,
     )
 
 

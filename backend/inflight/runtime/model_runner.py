@@ -58,8 +58,14 @@ class ModelRunner:
         max_num_tokens: int,
         group: TensorParallelGroup,
         device: torch.device,
-        num_threads: int,
+        thread: ThreadPoolExecutor,
     ) -> None:
+        """`thread`: the one that the network was loaded on.
+
+        On a CPU all computing stays there. OpenMP gives every thread that computes a team of its own, and teams that
+        together outnumber the cores sleep at each barrier instead of spinning: a step of 135 M bfloat16 parameters on
+        2 cores then takes 38 ms instead of 17.
+        """
         self.limits = limits
         self.num_blocks = kv_cache.num_blocks
         self.block_size = block_size
@@ -77,7 +83,7 @@ class ModelRunner:
             # Weights and caches were filled on another stream.
             torch.cuda.synchronize(device)
         self._stream = torch.cuda.Stream(device) if device.type == "cuda" else None  # type: ignore[no-untyped-call]
-        self._thread = ThreadPoolExecutor(1, "inflight-step", torch.set_num_threads, (num_threads,))
+        self._thread = thread
 
     @classmethod
     def load(cls: type[Runs], config: EngineConfig, rank_group: RankGroup) -> Runs:
@@ -85,7 +91,12 @@ class ModelRunner:
 
         Raises ConfigurationError for a checkpoint or a configuration that does not fit.
         """
-        engine = load_engine(config, rank_group)
+        thread = ThreadPoolExecutor(1, "inflight-step")
+        try:
+            engine = thread.submit(load_engine, config, rank_group).result()
+        except BaseException:
+            thread.shutdown()
+            raise
         runner = cls(
             decoder=engine.decoder,
             kv_cache=engine.kv_cache,
@@ -95,7 +106,7 @@ class ModelRunner:
             max_num_tokens=config.max_num_tokens,
             group=engine.group,
             device=engine.device,
-            num_threads=engine.num_threads,
+            thread=thread,
         )
         runner.warmup()
         return runner
