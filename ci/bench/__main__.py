@@ -14,11 +14,9 @@ import sys
 from collections import defaultdict
 from pathlib import Path
 
-import torch
-
 from ci.bench import report
 from ci.bench.checkpoint import make_checkpoint
-from ci.bench.engines import THREADS, Inflight, Served, Transformers, engine_parameters
+from ci.bench.engines import Inflight, Served, Transformers, engine_parameters
 from ci.bench.workload import Job, batch_jobs, prompt
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -33,7 +31,6 @@ def main() -> int:
     parser.add_argument("--results", type=Path, default=ROOT / "ci" / "bench" / "results")
     options = parser.parse_args()
 
-    torch.set_num_threads(THREADS)
     checkpoint = make_checkpoint(options.checkpoint, ROOT / "model_repository" / "llm" / "1" / "checkpoint")
     with contextlib.ExitStack() as stack:
         served = None if options.no_server else Served(_start_server(stack, checkpoint))
@@ -68,6 +65,7 @@ def _measure(
         line = ", ".join(f"{case} {engine} {rate:,.0f}" for case, engine, rate in found)
         print(f"round {number or 'of warming up'}: {line}", flush=True)
     inflight.close()
+    transformers.close()
     return rates
 
 

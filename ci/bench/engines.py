@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import json
+import subprocess
+import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Protocol
-
-import torch
-from transformers import AutoModelForCausalLM
+from typing import Any, Protocol
 
 from ci.bench.workload import CONCURRENCY, Job
 from inflight.config import EngineConfig
@@ -86,12 +86,12 @@ class Inflight:
 
 
 class Transformers:
-    """transformers' generate: sdpa, bfloat16, static batches padded on the left."""
+    """transformers' generate in static batches, see transformers_peer."""
 
     def __init__(self, checkpoint: Path) -> None:
-        self._model = AutoModelForCausalLM.from_pretrained(
-            checkpoint, dtype=torch.bfloat16, attn_implementation="sdpa"
-        ).eval()
+        command = [sys.executable, "-W", "ignore", "-m", "ci.bench.transformers_peer", str(checkpoint), str(THREADS)]
+        self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+        self._answer()
 
     def decode(self, job: Job) -> float:
         """The difference of two runs, so that the prefill is not counted."""
@@ -110,23 +110,23 @@ class Transformers:
         return len(job.prompt) / self._seconds([job.prompt], 1)
 
     def close(self) -> None:
-        del self._model
+        assert self._process.stdin is not None
+        self._process.stdin.close()
+        self._process.wait()
 
-    @torch.inference_mode()
     def _seconds(self, prompts: list[list[int]], num_tokens: int) -> float:
-        longest = max(map(len, prompts))
-        input_ids = torch.tensor([[0] * (longest - len(prompt)) + prompt for prompt in prompts])
-        mask = torch.tensor([[0] * (longest - len(prompt)) + [1] * len(prompt) for prompt in prompts])
-        start = time.perf_counter()
-        self._model.generate(
-            input_ids,
-            attention_mask=mask,
-            max_new_tokens=num_tokens,
-            min_new_tokens=num_tokens,
-            do_sample=False,
-            pad_token_id=0,
-        )
-        return time.perf_counter() - start
+        assert self._process.stdin is not None
+        self._process.stdin.write(json.dumps({"prompts": prompts, "num_tokens": num_tokens}) + "\n")
+        self._process.stdin.flush()
+        return float(self._answer()["seconds"])
+
+    def _answer(self) -> dict[str, Any]:
+        assert self._process.stdout is not None
+        line = self._process.stdout.readline()
+        if not line:
+            raise RuntimeError(f"transformers' process ended with code {self._process.wait()}")
+        answer: dict[str, Any] = json.loads(line)
+        return answer
 
 
 class Served:
