@@ -19,7 +19,7 @@ from inflight.distributed.tensor_parallel import TensorParallelGroup
 from inflight.layers.attention import AttentionMetadata
 from inflight.models.decoder import Decoder
 from inflight.request import RequestLimits, SamplingConfig
-from inflight.runtime.device import pinned_memory, resident_memory
+from inflight.runtime.device import keep_freed_memory, pinned_memory, resident_memory
 from inflight.runtime.kv_cache import KVCache
 from inflight.runtime.loading import load_engine
 from inflight.runtime.row_state import RowState
@@ -91,6 +91,7 @@ class ModelRunner:
 
         Raises ConfigurationError for a checkpoint or a configuration that does not fit.
         """
+        keep_freed_memory()
         thread = ThreadPoolExecutor(1, "inflight-step")
         try:
             engine = thread.submit(load_engine, config, rank_group).result()
