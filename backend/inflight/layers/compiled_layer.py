@@ -1,7 +1,6 @@
-"""A decoder layer on a CPU through compiled programs: one token in one call, a batch in a few.
+"""A decoder layer on a CPU: matrix products with packed weights, and compiled programs between them.
 
-Computes what DecoderLayer computes, from its weights; the plain layer stays for the shapes that the programs do
-not take. Knows no network. Legend as in decoder_layer.py and attention.py.
+Computes what DecoderLayer computes. Knows no network. Legend as in decoder_layer.py and attention.py.
 """
 
 from __future__ import annotations
@@ -14,6 +13,7 @@ from torch import Tensor
 
 from inflight.layers.attention import AttentionMetadata, LayerCache
 from inflight.layers.decoder_layer import DecoderLayer
+from inflight.layers.linear import ColumnParallelLinear, RowParallelLinear
 from inflight_kernels.cpu import DecoderKernels, LayerShape, pack_weight, packed_linear
 
 
@@ -31,23 +31,19 @@ def layer_shape(layer: DecoderLayer) -> LayerShape:
     )
 
 
-def layer_weights(layer: DecoderLayer) -> list[Tensor | None]:
-    """In the order of the compiled token layer's inputs."""
-    attention, mlp = layer.attention, layer.mlp
-    return [
-        layer.input_norm.weight_D,
-        layer.qkv.weight_OI,
-        layer.qkv.bias_O,
-        attention.q_norm_E,
-        attention.k_norm_E,
-        layer.output.weight_OI,
-        layer.output.bias_O,
-        layer.post_attention_norm.weight_D,
-        mlp.gate_up.weight_OI,
-        mlp.gate_up.bias_O,
-        mlp.down.weight_OI,
-        mlp.down.bias_O,
-    ]
+def load_kernels(layer: DecoderLayer, cache: LayerCache) -> DecoderKernels:
+    """The programs for layers of this one's shape."""
+    attention = layer.attention
+    return DecoderKernels(
+        layer_shape(layer),
+        cos_sin=attention.cos_sin,
+        keys=cache.keys,
+        values=cache.values,
+        norm=layer.input_norm.weight_D,
+        qkv=layer.qkv.weight_OI.shape[0],
+        gate_up=layer.mlp.gate_up.weight_OI.shape[0],
+        head_norm=attention.q_norm_E,
+    )
 
 
 @dataclass(slots=True, kw_only=True)
@@ -55,8 +51,8 @@ class CompiledDecoderLayer:
     """Built by `compile_layer`; called like a DecoderLayer."""
 
     layer: DecoderLayer
+    """Without the weights that are packed."""
     kernels: DecoderKernels
-    weights: list[Tensor | None]
     packed_qkv: Tensor
     packed_output: Tensor
     packed_gate_up: Tensor
@@ -66,34 +62,9 @@ class CompiledDecoderLayer:
         self, hidden_TD: Tensor, residual_TD: Tensor | None, cache: LayerCache, metadata: AttentionMetadata
     ) -> tuple[Tensor, Tensor]:
         """See DecoderLayer."""
+        layer, kernels = self.layer, self.kernels
         if residual_TD is None:
             residual_TD = torch.zeros_like(hidden_TD)
-        if len(hidden_TD) > 1:
-            return self._batch(hidden_TD, residual_TD, cache, metadata)
-        if metadata.num_decodes == 1:
-            return self._token(hidden_TD, residual_TD, cache, metadata)
-        return self.layer(hidden_TD, residual_TD, cache, metadata)
-
-    def _token(
-        self, hidden_1D: Tensor, residual_1D: Tensor, cache: LayerCache, metadata: AttentionMetadata
-    ) -> tuple[Tensor, Tensor]:
-        return self.kernels.token_layer(
-            hidden_1D,
-            residual_1D,
-            self.layer.attention.cos_sin,
-            metadata.positions_T,
-            metadata.slot_mapping_T,
-            _wide(metadata.decode_block_table),
-            metadata.decode_seq_lens_N,
-            cache.keys,
-            cache.values,
-            *self.weights,
-        )
-
-    def _batch(
-        self, hidden_TD: Tensor, residual_TD: Tensor, cache: LayerCache, metadata: AttentionMetadata
-    ) -> tuple[Tensor, Tensor]:
-        layer, kernels = self.layer, self.kernels
         normed_TD, residual_TD = kernels.add_norm(hidden_TD, residual_TD, layer.input_norm.weight_D)
         qkv_TC = packed_linear(normed_TD, self.packed_qkv, layer.qkv.bias_O)
         attended_TC = self._attend(qkv_TC, cache, metadata)
@@ -117,10 +88,8 @@ class CompiledDecoderLayer:
         if not metadata.num_prefills:
             return self._decode(q_THE, cache, metadata).view(qkv_TC.shape[0], -1)
         attended_THE = torch.empty_like(q_THE)
-        if decodes > 1:
+        if decodes:
             attended_THE[:decodes] = self._decode(q_THE[:decodes], cache, metadata)
-        elif decodes:
-            attention.attend_decodes(q_THE[:decodes], attended_THE[:decodes], cache, metadata)
         attention.attend_prefills(q_THE[decodes:], attended_THE[decodes:], cache, metadata)
         return attended_THE.view(qkv_TC.shape[0], -1)
 
@@ -131,16 +100,22 @@ class CompiledDecoderLayer:
 
 
 def compile_layer(layer: DecoderLayer, kernels: DecoderKernels) -> CompiledDecoderLayer:
-    """`layer` with its weights laid out for `kernels`. The plain weights stay: one token reads them as they are."""
+    """`layer`, which gives up its weights, to be run by `kernels`."""
     return CompiledDecoderLayer(
         layer=layer,
         kernels=kernels,
-        weights=layer_weights(layer),
-        packed_qkv=pack_weight(layer.qkv.weight_OI),
-        packed_output=pack_weight(layer.output.weight_OI),
-        packed_gate_up=pack_weight(layer.mlp.gate_up.weight_OI),
-        packed_down=pack_weight(layer.mlp.down.weight_OI),
+        packed_qkv=_take_packed(layer.qkv),
+        packed_output=_take_packed(layer.output),
+        packed_gate_up=_take_packed(layer.mlp.gate_up),
+        packed_down=_take_packed(layer.mlp.down),
     )
+
+
+def _take_packed(linear: ColumnParallelLinear | RowParallelLinear) -> Tensor:
+    """Its weight, laid out; the plain one goes, so that memory holds it once."""
+    packed = pack_weight(linear.weight_OI)
+    linear.weight_OI = linear.weight_OI.new_empty(0)
+    return packed
 
 
 def _wide(block_table: Tensor) -> Tensor:

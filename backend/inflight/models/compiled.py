@@ -13,26 +13,22 @@ from torch import Tensor
 from inflight.config import EngineConfig
 from inflight.errors import ConfigurationError
 from inflight.layers.attention import LayerCache
-from inflight.layers.compiled_layer import compile_layer, layer_shape, layer_weights
+from inflight.layers.compiled_layer import compile_layer, layer_shape, load_kernels
 from inflight.layers.decoder_layer import DecoderLayer
 from inflight.layers.vocabulary import VocabularyParallelHead
 from inflight.models.decoder import Decoder
-from inflight_kernels.cpu import DecoderKernels, HeadKernel, can_pack, find_compiler, pack_weight, packed_linear
+from inflight_kernels.cpu import DecoderKernels, can_pack, find_compiler, pack_weight, packed_linear
 
 logger = logging.getLogger(__name__)
 
 
 @dataclass(slots=True, kw_only=True)
-class CompiledHead:
-    """Logits (B, V); one row by the matrix-vector loop."""
+class PackedHead:
+    """Logits (B, V)."""
 
-    kernel: HeadKernel
-    weight_VD: Tensor
     packed_VD: Tensor
 
     def __call__(self, hidden_BD: Tensor) -> Tensor:
-        if len(hidden_BD) == 1:
-            return self.kernel(hidden_BD, self.weight_VD)
         return packed_linear(hidden_BD, self.packed_VD, None)
 
 
@@ -55,7 +51,7 @@ def should_compile(config: EngineConfig, decoder: Decoder, device: torch.device)
 
 
 def compile_decoder(decoder: Decoder, caches: Sequence[LayerCache]) -> Decoder:
-    """`decoder`, compiled. Takes a minute the first time on a machine, less than a second afterwards."""
+    """`decoder`, which gives up its weights, compiled: a minute the first time on a machine, then under two seconds."""
     started = time.monotonic()
     kernels: dict[object, DecoderKernels] = {}
     layers = []
@@ -65,12 +61,10 @@ def compile_decoder(decoder: Decoder, caches: Sequence[LayerCache]) -> Decoder:
         if shape not in kernels:
             if not kernels:
                 logger.info("loading the layers' programs for this CPU; the first time compiles them, about a minute")
-            weights = layer_weights(layer)
-            kernels[shape] = DecoderKernels(shape, layer.attention.cos_sin, cache.keys, cache.values, weights)
+            kernels[shape] = load_kernels(layer, cache)
         layers.append(compile_layer(layer, kernels[shape]))
     head = decoder.head
     assert isinstance(head, VocabularyParallelHead)
-    weight_VD = head.weight_UD[: head.vocab_size]
-    compiled_head = CompiledHead(kernel=HeadKernel(weight_VD), weight_VD=weight_VD, packed_VD=pack_weight(weight_VD))
+    packed_head = PackedHead(packed_VD=pack_weight(head.weight_UD[: head.vocab_size]))
     logger.info("compiled layers are ready after %.1f s", time.monotonic() - started)
-    return replace(decoder, layers=layers, head=compiled_head)
+    return replace(decoder, layers=layers, head=packed_head)

@@ -1,18 +1,17 @@
 """A decoder layer's operations compiled for this very CPU by torch's inductor, ahead of time, and kept on disk.
 
 The torch reference is right on every machine; what costs there is not arithmetic but the dozens of small operations
-between the matrix products, and matrix products that read weights slower than memory gives them. Here the small
-operations are fused into a few loops, and one token's layer is a single call with no Python inside.
+between the matrix products, and products that lay their weights out anew each time. Here the small operations are
+fused into four programs, and weights are laid out once.
 """
 
-from inflight_kernels.cpu.decoder_kernels import DecoderKernels, HeadKernel
+from inflight_kernels.cpu.decoder_kernels import DecoderKernels
 from inflight_kernels.cpu.graphs import LayerShape
 from inflight_kernels.cpu.packed_linear import can_pack, pack_weight, packed_linear
 from inflight_kernels.cpu.program_cache import find_compiler
 
 __all__ = [
     "DecoderKernels",
-    "HeadKernel",
     "LayerShape",
     "can_pack",
     "find_compiler",

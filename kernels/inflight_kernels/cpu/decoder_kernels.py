@@ -5,7 +5,6 @@ Knows the order of no layer; `inflight` puts them together. Inputs and outputs a
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -22,79 +21,114 @@ _EXAMPLE_TOKENS, _EXAMPLE_BLOCKS = 6, 9
 """Any sizes above 1, which torch.export would build in."""
 
 
-class DecoderKernels:
-    """Programs for layers of `shape`, given one layer's weights and cache as examples of their sizes."""
+class _Programs:
+    """Programs for one token, or for any number above."""
 
     def __init__(
-        self, shape: LayerShape, cos_sin: Tensor, keys: Tensor, values: Tensor, weights: Sequence[Any]
+        self,
+        shape: LayerShape,
+        cos_sin: Tensor,
+        keys: Tensor,
+        values: Tensor,
+        norm: Tensor,
+        qkv: int,
+        gate_up: int,
+        head_norm: Tensor | None,
+        *,
+        one_token: bool,
     ) -> None:
-        """`weights` are TokenLayer's, from input_norm_D on."""
-        tokens = Dim("tokens", min=2, max=1 << 20)
-        width = Dim("width", min=2, max=1 << 16)
+        num_tokens = 1 if one_token else _EXAMPLE_TOKENS
+        rows = None if one_token else {0: Dim("tokens", min=2, max=1 << 20)}
+        table_sizes = {**(rows or {}), 1: Dim("width", min=2, max=1 << 16)}
         # The pool's size follows the machine's free memory: it must not be built in.
         pool = {0: Dim("blocks", min=2, max=1 << 24)}
-        dtype, hidden = weights[0].dtype, weights[0].shape[0]
-        qkv, gate_up = weights[1].shape[0], weights[8].shape[0]
+        hidden, suffix = norm.shape[0], "-1" if one_token else ""
 
-        def batch(*sizes: int, of: torch.dtype = dtype) -> Tensor:
-            return torch.zeros(_EXAMPLE_TOKENS, *sizes, dtype=of)
+        # Every input is a tensor of its own: torch.export makes one input of two that are the same object.
+        def batch(*sizes: int, of: torch.dtype = norm.dtype) -> Tensor:
+            return torch.zeros(num_tokens, *sizes, dtype=of)
 
         def load(name: str, module: torch.nn.Module, inputs: list[Any], dynamic: list[Any]) -> Program:
-            return load_program(name, module, inputs, dynamic, sources=_SOURCES)
+            return load_program(name + suffix, module, inputs, dynamic, sources=_SOURCES)
 
-        rows = {0: tokens}
-        table = torch.zeros(_EXAMPLE_TOKENS, _EXAMPLE_BLOCKS, dtype=torch.int32)
-        # Every input is a tensor of its own: torch.export makes one input of two that are the same object.
-        self._add_norm = load(
-            "add_norm", graphs.AddNorm(shape), [batch(hidden), batch(hidden), weights[0]], [rows, rows, None]
+        self.add_norm = load(
+            "add_norm", graphs.AddNorm(shape), [batch(hidden), batch(hidden), norm], [rows, rows, None]
         )
-        self._silu_and_mul = load("silu_and_mul", graphs.SiluAndMul(), [batch(gate_up)], [rows])
-        self._rope_and_write = load(
+        self.silu_and_mul = load("silu_and_mul", graphs.SiluAndMul(), [batch(gate_up)], [rows])
+        places, slots = batch(of=torch.int64), batch(of=torch.int64)
+        other_head_norm = None if head_norm is None else head_norm.clone()
+        self.rope_and_write = load(
             "rope_and_write",
             graphs.RopeAndWrite(shape),
-            [batch(qkv), cos_sin, batch(of=torch.int64), keys, values, batch(of=torch.int64), *weights[3:5]],
+            [batch(qkv), cos_sin, places, keys, values, slots, head_norm, other_head_norm],
             [rows, None, rows, pool, pool, rows, None, None],
         )
-        self._decode_attention = load(
+        self.decode_attention = load(
             "decode_attention",
             graphs.DecodeAttention(shape),
-            [batch(shape.num_heads, shape.head_dim), keys, values, table, table[:, 0].contiguous()],
-            [rows, pool, pool, {0: tokens, 1: width}, rows],
+            [
+                batch(shape.num_heads, shape.head_dim),
+                keys,
+                values,
+                batch(_EXAMPLE_BLOCKS, of=torch.int32),
+                batch(of=torch.int32),
+            ],
+            [rows, pool, pool, table_sizes, rows],
         )
-        hidden_1D, residual_1D = batch(hidden)[:1].clone(), batch(hidden)[:1].clone()
-        place, slot = torch.zeros(1, dtype=torch.int64), torch.zeros(1, dtype=torch.int64)
-        steps = [cos_sin, place, slot, table[:1].clone(), table[:1, 0].clone()]
-        self._token_layer = load(
-            "token_layer",
-            graphs.TokenLayer(shape),
-            [hidden_1D, residual_1D, *steps, keys, values, *weights],
-            [None, None, None, None, None, {1: width}, None, pool, pool, *[None] * len(weights)],
-        )
+
+
+class DecoderKernels:
+    """What a decoder layer does between its matrix products. Shapes and rounding as in `inflight_kernels`."""
+
+    def __init__(
+        self,
+        shape: LayerShape,
+        *,
+        cos_sin: Tensor,
+        keys: Tensor,
+        values: Tensor,
+        norm: Tensor,
+        qkv: int,
+        gate_up: int,
+        head_norm: Tensor | None,
+    ) -> None:
+        """One layer's cache (`keys`, `values`), norm weight and, if it has them, norm weight of its heads, as examples
+        of their sizes; `qkv` and `gate_up` are output features."""
+        examples = (shape, cos_sin, keys, values, norm, qkv, gate_up, head_norm)
+        self._batch = _Programs(*examples, one_token=False)
+        self._token = _Programs(*examples, one_token=True)
 
     def add_norm(self, hidden_TD: Tensor, residual_TD: Tensor, weight_D: Tensor) -> tuple[Tensor, Tensor]:
-        normed_TD, residual_TD = self._add_norm([hidden_TD, residual_TD, weight_D])
-        return normed_TD, residual_TD
+        """(norm(sum), sum)."""
+        normed_TD, sum_TD = self._for(hidden_TD).add_norm([hidden_TD, residual_TD, weight_D])
+        return normed_TD, sum_TD
 
     def silu_and_mul(self, gate_up_TI: Tensor) -> Tensor:
-        return self._silu_and_mul([gate_up_TI])[0]
+        """silu(gate) * up."""
+        return self._for(gate_up_TI).silu_and_mul([gate_up_TI])[0]
 
-    def rope_and_write(self, *inputs: Tensor | None) -> Tensor:
-        return self._rope_and_write([x for x in inputs if x is not None])[0]
+    def rope_and_write(
+        self,
+        qkv_TC: Tensor,
+        cos_sin: Tensor,
+        positions_T: Tensor,
+        keys: Tensor,
+        values: Tensor,
+        slot_mapping_T: Tensor,
+        q_norm_E: Tensor | None,
+        k_norm_E: Tensor | None,
+    ) -> Tensor:
+        """Rotated queries (T, H, E); every slot is written, so none may be negative."""
+        inputs = [qkv_TC, cos_sin, positions_T, keys, values, slot_mapping_T]
+        if q_norm_E is not None and k_norm_E is not None:
+            inputs += [q_norm_E, k_norm_E]
+        return self._for(qkv_TC).rope_and_write(inputs)[0]
 
-    def decode_attention(self, *inputs: Tensor) -> Tensor:
-        return self._decode_attention(list(inputs))[0]
+    def decode_attention(
+        self, q_BHE: Tensor, keys: Tensor, values: Tensor, block_table_BL: Tensor, seq_lens_B: Tensor
+    ) -> Tensor:
+        """(B, H, E); the table is at least two blocks wide."""
+        return self._for(q_BHE).decode_attention([q_BHE, keys, values, block_table_BL, seq_lens_B])[0]
 
-    def token_layer(self, *inputs: Tensor | None) -> tuple[Tensor, Tensor]:
-        hidden_1D, residual_1D = self._token_layer([x for x in inputs if x is not None])
-        return hidden_1D, residual_1D
-
-
-class HeadKernel:
-    """The output product of one row, for weights (V, D)."""
-
-    def __init__(self, weight_VD: Tensor) -> None:
-        hidden_1D = torch.zeros(1, weight_VD.shape[1], dtype=weight_VD.dtype)
-        self._head = load_program("head", graphs.Head(), [hidden_1D, weight_VD], [None, None], sources=_SOURCES)
-
-    def __call__(self, hidden_1D: Tensor, weight_VD: Tensor) -> Tensor:
-        return self._head([hidden_1D, weight_VD])[0]
+    def _for(self, rows: Tensor) -> _Programs:
+        return self._token if rows.shape[0] == 1 else self._batch

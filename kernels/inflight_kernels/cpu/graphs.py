@@ -29,21 +29,10 @@ class LayerShape:
 
 
 def stored(x: Tensor) -> Tensor:
-    """`x`, written to memory once.
-
-    Inductor inlines a producer into its consumer's loop; for the input of a matrix-vector product that repeats an
-    activation or a norm for every row of the matrix (3 times the whole layer's time, 576 x 1536, bf16, 2 cores).
-    """
+    """`x`, written to memory once: inductor inlines a producer into its consumer's loop, and computes it there again
+    for every element that the consumer makes of it."""
     kept: Tensor = force_stride_order(x, x.stride())
     return kept
-
-
-def matvec(x_1I: Tensor, weight_OI: Tensor, bias_O: Tensor | None) -> Tensor:
-    """x @ weight.T + bias for one token, as a loop over rows: it reads weights faster than a matrix product does."""
-    product_1O = (x_1I.float().unsqueeze(1) * weight_OI.float().unsqueeze(0)).sum(-1)
-    if bias_O is not None:
-        product_1O = product_1O + bias_O.float()
-    return stored(product_1O.to(x_1I.dtype))
 
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
@@ -131,55 +120,3 @@ class DecodeAttention(AddNorm):
         weights_BKGC = stored(torch.softmax(scores_BKGC, dim=-1))
         attended_BKGE = (weights_BKGC.unsqueeze(-1) * v_BCKE.permute(0, 2, 1, 3).unsqueeze(2)).sum(3)
         return attended_BKGE.to(q_BHE.dtype).reshape(q_BHE.shape)
-
-
-class TokenLayer(AddNorm):
-    """A whole decoder layer for one decoding token: nothing but loops between its first load and its last store."""
-
-    def __init__(self, shape: LayerShape) -> None:
-        super().__init__(shape)
-        self.rope_and_write = RopeAndWrite(shape)
-        self.attend = DecodeAttention(shape)
-
-    def forward(  # type: ignore[override]
-        self,
-        hidden_1D: Tensor,
-        residual_1D: Tensor,
-        cos_sin_PR: Tensor,
-        positions_1: Tensor,
-        slot_mapping_1: Tensor,
-        block_table_1L: Tensor,
-        seq_lens_1: Tensor,
-        keys: Tensor,
-        values: Tensor,
-        input_norm_D: Tensor,
-        qkv_CD: Tensor,
-        qkv_bias_C: Tensor | None,
-        q_norm_E: Tensor | None,
-        k_norm_E: Tensor | None,
-        output_DC: Tensor,
-        output_bias_D: Tensor | None,
-        post_norm_D: Tensor,
-        gate_up_ID: Tensor,
-        gate_up_bias_I: Tensor | None,
-        down_DI: Tensor,
-        down_bias_D: Tensor | None,
-    ) -> tuple[Tensor, Tensor]:
-        residual_1D = stored(hidden_1D + residual_1D)
-        normed_1D = stored(rms_norm(residual_1D, input_norm_D, self.shape.norm_eps))
-        qkv_1C = matvec(normed_1D, qkv_CD, qkv_bias_C)
-        q_1HE = self.rope_and_write(qkv_1C, cos_sin_PR, positions_1, keys, values, slot_mapping_1, q_norm_E, k_norm_E)
-        attended = self.attend(stored(q_1HE), keys, values, block_table_1L, seq_lens_1)
-        hidden_1D = matvec(stored(attended.reshape(1, -1)), output_DC, output_bias_D)
-        residual_1D = stored(hidden_1D + residual_1D)
-        normed_1D = stored(rms_norm(residual_1D, post_norm_D, self.shape.norm_eps))
-        gate_1I, up_1I = matvec(normed_1D, gate_up_ID, gate_up_bias_I).chunk(2, dim=-1)
-        activated_1I = stored(F.silu(gate_1I.float()).to(hidden_1D.dtype) * up_1I)
-        return matvec(activated_1I, down_DI, down_bias_D), residual_1D
-
-
-class Head(torch.nn.Module):
-    """Logits of one row."""
-
-    def forward(self, hidden_1D: Tensor, weight_VD: Tensor) -> Tensor:
-        return matvec(hidden_1D, weight_VD, None)
