@@ -9,7 +9,7 @@ import threading
 from collections.abc import Iterator
 
 import pytest
-from server_metrics import KV_BLOCKS, Metrics, until, wait_for_rest
+from server_metrics import KV_BLOCKS, OUTCOMES, Metrics, until, wait_for_rest
 from server_process import ServerProcess
 from workload import Asked, alone, mixed_requests, together
 
@@ -86,16 +86,22 @@ def test_a_second_equal_prompt_reuses_blocks_and_gets_the_same_tokens(server: Se
         end_id=-1,
     )
 
-    def reused() -> float:
+    started = Metrics(server).of(OUTCOMES)
+
+    def reused(num_answers: int) -> float:
+        """Blocks taken from the cache so far, once /metrics, which follows by a period, knows of the answers."""
+        until(lambda: Metrics(server).of(OUTCOMES) >= started + num_answers, "the answers are counted")
         return wait_for_rest(server).of(KV_BLOCKS, kv_cache_block_type="reused")
 
-    before = reused()
+    before = reused(0)
     first = asked.answer(client)
-    between = reused()
+    between = reused(1)
     second = asked.answer(client)
     assert first == second
     assert first.num_input_tokens is not None
-    assert reused() - between >= first.num_input_tokens // 16 - 1 >= 1
+    shared = first.num_input_tokens // 16 - 1
+    assert shared >= 1
+    until(lambda: reused(2) - between >= shared, "the second prompt's blocks came from the cache")
     assert between - before <= 1
 
 
