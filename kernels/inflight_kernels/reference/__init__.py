@@ -3,8 +3,9 @@
 Shapes and promises are documented in `inflight_kernels.functions`; nothing here checks its arguments.
 """
 
+from inflight_kernels.reference.activation import silu_and_mul
 from inflight_kernels.reference.attention import decode_attention, prefill_attention
-from inflight_kernels.reference.elementwise import rms_norm, silu_and_mul
+from inflight_kernels.reference.norm import rms_norm
 from inflight_kernels.reference.philox import philox_uniform
 from inflight_kernels.reference.rope import rope_and_kv_write
 from inflight_kernels.reference.sampling import sample

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from inflight_kernels.reference.elementwise import rms_norm
+from inflight_kernels.reference.norm import rms_norm
 
 
 def _rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:

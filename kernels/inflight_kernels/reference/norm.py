@@ -1,4 +1,4 @@
-"""RMSNorm and the gated activation in torch. Knows no position and no cache."""
+"""RMSNorm in torch, alone and after a residual addition."""
 
 from __future__ import annotations
 
@@ -13,9 +13,3 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float, residual: Tensor | None = No
         return F.rms_norm(x, (x.shape[-1],), None, eps) * weight
     total = x + residual
     return F.rms_norm(total, (x.shape[-1],), None, eps) * weight, total
-
-
-def silu_and_mul(gate_up: Tensor) -> Tensor:
-    """silu of the first half of the columns, times the second."""
-    gate, up = gate_up.chunk(2, dim=-1)
-    return F.silu(gate) * up

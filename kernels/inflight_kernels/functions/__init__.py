@@ -1,0 +1,23 @@
+"""The public functions: what each takes, gives and promises, whichever device runs it. One file a family.
+
+Legend: T tokens, B sequences, H hidden size, I intermediate size, Hq query heads, Hkv KV heads, D head_dim, V
+vocabulary. A KV cache is (num_blocks, block_size, Hkv, D); slot = block_id * block_size + offset. "Float" is float32,
+float16 or bfloat16. On a GPU no function here waits for the device, and the launchers raise ValueError for a shape,
+dtype or stride that they cannot take. The same stem in `reference/` is the function in torch, in `ops/` the kernel.
+"""
+
+from inflight_kernels.functions.activation import silu_and_mul
+from inflight_kernels.functions.attention import decode_attention, prefill_attention
+from inflight_kernels.functions.norm import rms_norm
+from inflight_kernels.functions.rope import rope_and_kv_write
+from inflight_kernels.functions.sampling import philox_uniform, sample
+
+__all__ = [
+    "decode_attention",
+    "philox_uniform",
+    "prefill_attention",
+    "rms_norm",
+    "rope_and_kv_write",
+    "sample",
+    "silu_and_mul",
+]

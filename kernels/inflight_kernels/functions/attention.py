@@ -1,0 +1,56 @@
+"""Attention over a paged KV cache: one new token a sequence, or chunks of prompts."""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+from inflight_kernels.dispatch import implementation
+
+
+def decode_attention(
+    q: Tensor,
+    k_cache: Tensor,
+    v_cache: Tensor,
+    block_table: Tensor,
+    seq_lens: Tensor,
+    scale: float,
+    sliding_window: int = 0,
+    out: Tensor | None = None,
+    scratch: Tensor | None = None,
+) -> Tensor:
+    """Attention of one token a sequence, at position seq_lens - 1, over that sequence's cached keys and values.
+
+    q (B, Hq, D) float, caches of its dtype, `block_table` (B, max_blocks) int32, `seq_lens` (B,) int32 counting the new
+    token; 0 marks a padded row, whose output is zeros. A `sliding_window` w > 0 leaves only the last w keys visible.
+    Returns (B, Hq, D), into `out` if given. `scratch`, contiguous float32, holds partial results on a GPU
+    (`ops.decode_attention.decode_scratch_elements` says how many); without it each call allocates.
+    """
+    result: Tensor = implementation(q).decode_attention(
+        q, k_cache, v_cache, block_table, seq_lens, scale, sliding_window, out, scratch
+    )
+    return result
+
+
+def prefill_attention(
+    q: Tensor,
+    k_cache: Tensor,
+    v_cache: Tensor,
+    block_table: Tensor,
+    query_start_loc: Tensor,
+    seq_lens: Tensor,
+    max_query_len: int,
+    scale: float,
+    sliding_window: int = 0,
+    out: Tensor | None = None,
+) -> Tensor:
+    """Causal attention of ragged chunks of queries over the cache, which already holds their own keys and values.
+
+    q (T, Hq, D) float: sequence b's rows are query_start_loc[b] to query_start_loc[b + 1] (int32, (B + 1,)), its last
+    positions of seq_lens[b] (int32, (B,)) in all. `max_query_len` is at least the longest chunk. A `sliding_window`
+    w > 0 makes key j visible to query i only where i - w < j <= i. Returns (T, Hq, D), into `out` if given; rows that
+    belong to no sequence are left as they are.
+    """
+    result: Tensor = implementation(q).prefill_attention(
+        q, k_cache, v_cache, block_table, query_start_loc, seq_lens, max_query_len, scale, sliding_window, out
+    )
+    return result
