@@ -7,12 +7,17 @@ import os
 import platform
 import socket
 import stat
+import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
+from inflight.config import EngineConfig
 from inflight.errors import ConfigurationError
+from inflight.executor.launch import Launch
+from inflight.executor.mpi_executor import MpiExecutor
+from inflight.mpi_launcher import find_launcher, launcher_environment
 from inflight.supervisor import installation, mpi, ports, run
 from inflight.supervisor.in_flight import parse
 from inflight.supervisor.log import ServerLog
@@ -117,8 +122,23 @@ def test_the_layout_gives_the_stub_this_interpreter(tmp_path: Path) -> None:
 
 
 class TestMpi:
-    def test_the_environments_own_pair_fits(self) -> None:
-        assert mpi.check_mpi()
+    @pytest.mark.parametrize("one_host", [True, False])
+    def test_the_environments_own_pair_fits(self, one_host: bool) -> None:
+        assert mpi.check_mpi(one_host=one_host)
+
+    def test_what_is_tried_is_what_launches(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        tried: list[list[str]] = []
+
+        def note(command: list[str], **options: object) -> subprocess.CompletedProcess[str]:
+            tried.append(command)
+            return subprocess.CompletedProcess(command, 0, "size 2 MPI\nsize 2 MPI\n", "")
+
+        config = EngineConfig(tensor_parallel_size=2)
+        launched, _ = MpiExecutor(config)._command(Launch.of(Path("/nowhere"), config))
+        monkeypatch.setattr(mpi.subprocess, "run", note)
+        mpi.check_mpi()
+        own = launched.index(sys.executable)
+        assert tried[-1][: own + 1] == launched[: own + 1]
 
     @pytest.mark.parametrize(
         ("script", "sentence"),
@@ -127,8 +147,8 @@ class TestMpi:
                 "for rank in 1 2; do echo size 1 Open MPI v4; done",
                 r"does not belong to mpi4py's MPI library \(Open MPI v4",
             ),
-            ("echo PMIx server not found >&2; exit 1", "does not belong to mpi4py's MPI library;"),
-            ("echo \"ModuleNotFoundError: No module named 'mpi4py'\" >&2; exit 1", "mpi4py is not installed"),
+            ("echo PMIx server not found >&2; exit 1", "does not belong to mpi4py's MPI library: install"),
+            ("echo \"ModuleNotFoundError: No module named 'mpi4py'\" >&2; exit 1", "mpi4py is not installed: install"),
         ],
     )
     def test_a_launcher_of_another_mpi(self, tmp_path: Path, script: str, sentence: str) -> None:
@@ -136,11 +156,26 @@ class TestMpi:
         with pytest.raises(ConfigurationError, match=sentence):
             mpi.check_mpi(launcher)
 
-    def test_no_launcher(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    @pytest.mark.parametrize("one_host", [True, False])
+    def test_no_launcher(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, one_host: bool) -> None:
         monkeypatch.setenv("PATH", str(tmp_path))
         monkeypatch.setattr(sys, "executable", str(tmp_path / "python"))
-        with pytest.raises(ConfigurationError, match="mpiexec is not installed"):
-            mpi.find_mpiexec()
+        with pytest.raises(ConfigurationError, match=r"no MPI launcher \(mpiexec\) here: install mpich and mpi4py"):
+            mpi.check_mpi(one_host=one_host)
+
+    def test_the_environments_own_launcher_goes_before_one_on_path(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setenv("PATH", str(tmp_path / "path"))
+        on_path = executable(tmp_path / "path" / "mpiexec.gforker")
+        assert find_launcher(tmp_path / "own" / "python", one_host=True) == on_path
+        own = executable(tmp_path / "own" / "mpiexec")
+        assert find_launcher(tmp_path / "own" / "python", one_host=True) == own
+
+    def test_an_outer_jobs_variables_are_not_handed_on(self) -> None:
+        inherited = {"PMI_RANK": "5", "OMPI_COMM_WORLD_SIZE": "9", "HOME": "/home"}
+        assert launcher_environment(inherited, one_host=False) == {"HOME": "/home"}
+        assert launcher_environment(inherited, one_host=True)["UCX_TLS"] == "self,posix"
 
 
 class TestPorts:

@@ -20,6 +20,7 @@ from inflight.executor.engine_server import EngineServer
 from inflight.executor.launch import LAUNCH, Launch
 from inflight.executor.parent_watch import die_with_parent
 from inflight.executor.rank_callbacks import RankCallbacks
+from inflight.mpi_launcher import misfit
 
 logger = logging.getLogger("inflight.worker")
 
@@ -61,8 +62,7 @@ def _join(config: EngineConfig) -> RankGroup:
     if group.size != config.tensor_parallel_size:
         raise ConfigurationError(
             f"{config.tensor_parallel_size} ranks were launched but each finds itself in a group of {group.size}: "
-            f"the MPI launcher does not belong to mpi4py's MPI library ({library_version()}); install mpich and mpi4py "
-            "in one environment, or put the mpiexec of mpi4py's library first on PATH"
+            f"{misfit(None, library_version())}"
         )
     return group
 

@@ -58,7 +58,7 @@ def _plan(options: ServeOptions, run_directory: Path) -> Plan:
         source, run_directory / "models", checkpoint_folder=options.checkpoint, parameters=options.parameters
     )
     if served.config is not None and served.config.tensor_parallel_size > 1:
-        mpi.check_mpi()
+        mpi.check_mpi(one_host=not served.config.mpi_hostfile)
     chosen = ports.claim(
         {
             "HTTP": (options.http_address, options.http_port),

@@ -1,0 +1,82 @@
+"""The MPI launcher: which one it is, how it is called, and what to say of one that is missing or does not fit.
+
+An executor launches ranks with it and `inflight serve` tries it beforehand; both go by this file, so that what was
+tried is what launches. Knows no rank's program, and no more of MPI than what differs between launchers.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from inflight.errors import ConfigurationError
+
+OUTER_JOB = ("PMI_", "PMIX_", "OMPI_", "PRTE_", "HYDRA_", "HYDI_", "MPIEXEC_", "MPIR_", "I_MPI_", "PALS_")
+"""How the variables of an outer MPI job begin: with them in its way our job would believe itself a part of that one."""
+
+ONE_HOST = {
+    # MPICH over UCX: no TCP listeners.
+    "UCX_TLS": "self,posix",
+    # MPICH over libfabric, and Open MPI.
+    "FI_TCP_IFACE": "lo",
+    "FI_SOCKETS_IFACE": "lo",
+    "OMPI_MCA_btl_tcp_if_include": "lo",
+    "OMPI_MCA_oob_tcp_if_include": "lo",
+    "PRTE_MCA_oob_tcp_if_include": "lo",
+    # Tensor collectives.
+    "GLOO_SOCKET_IFNAME": "lo",
+    "NCCL_SOCKET_IFNAME": "lo",
+}
+
+REMEDY = "install mpich and mpi4py in one environment, or put the mpiexec of mpi4py's library first on PATH"
+
+
+def find_launcher(python: Path, *, one_host: bool) -> Path:
+    """The launcher beside the interpreter `python`, where pip puts MPICH's, else the first on PATH.
+
+    On one host MPICH's gforker is preferred to its hydra because it does not listen on a port. Raises
+    ConfigurationError.
+    """
+    names = ("mpiexec.gforker", "mpiexec", "mpirun") if one_host else ("mpiexec", "mpirun")
+    for folder in (str(python.parent), None):
+        for name in names:
+            if found := shutil.which(name, path=folder):
+                return Path(found)
+    raise ConfigurationError(f"there is no MPI launcher (mpiexec) here: {REMEDY}")
+
+
+def launcher_options(launcher: Path, hostfile: str = "", exported: Sequence[str] = ()) -> list[str]:
+    """Options of this kind of launcher: ranks are bound to no core, as their threads are spread by the runner.
+
+    `exported`: variables that ranks on the hosts of `hostfile` need. Raises ConfigurationError.
+    """
+    if launcher.name.endswith("gforker"):
+        return []
+    try:
+        shown = subprocess.run([str(launcher), "--version"], capture_output=True, text=True, timeout=20, check=False)
+    except (OSError, subprocess.TimeoutExpired) as error:
+        raise ConfigurationError(f"the MPI launcher {launcher} cannot be run ({error}): {REMEDY}") from None
+    version = shown.stdout + shown.stderr
+    if "HYDRA" in version:
+        return ["-bind-to", "none", *(["-f", hostfile] if hostfile else ["-launcher", "fork", "-rmk", "user"])]
+    if any(name in version for name in ("Open MPI", "OpenRTE", "PRTE", "prterun")):
+        root = ["--allow-run-as-root"] if os.geteuid() == 0 else []
+        there = ["--hostfile", hostfile, *(word for name in exported for word in ("-x", name))] if hostfile else []
+        return [*root, "--oversubscribe", "--bind-to", "none", *there]
+    return ["-f", hostfile] if hostfile else []
+
+
+def launcher_environment(inherited: Mapping[str, str], *, one_host: bool) -> dict[str, str]:
+    """`inherited` for a job of its own; on one host, for one that stays inside it."""
+    own = {name: value for name, value in inherited.items() if not name.startswith(OUTER_JOB)}
+    return {**own, **ONE_HOST} if one_host else own
+
+
+def misfit(launcher: Path | None, library: str = "") -> str:
+    """The sentence about a launcher whose ranks do not find each other. `library`: what mpi4py's says of itself."""
+    named = f" {launcher}" if launcher else ""
+    known = f" ({library})" if library else ""
+    return f"the MPI launcher{named} does not belong to mpi4py's MPI library{known}: {REMEDY}"
