@@ -11,8 +11,9 @@
     │   └── StepFailed          the forward pass it was part of raised                    INTERNAL
     └── EngineUnavailable       ranks are dead, hung or not up yet                        UNAVAILABLE
 
-`code` is the name of the tritonserver error code that the server side answers with; it travels inside
-:class:`inflight.result.Response`, so that a rank can choose it without knowing tritonserver.
+`code` is the name of the tritonserver error code that the server side answers with, and `outcome` the word under which
+such requests are counted. Both travel inside :class:`inflight.result.Response`, so that a rank can choose them without
+knowing tritonserver.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ class InflightError(Exception):
     """Base of all errors that carry a sentence meant for a person."""
 
     code = "INTERNAL"
+    outcome = "failed"
 
 
 class ConfigurationError(InflightError):
@@ -34,27 +36,34 @@ class RequestError(InflightError):
 
 class InvalidRequest(RequestError):
     code = "INVALID_ARGUMENT"
+    outcome = "rejected"
 
 
 class DuplicateRequest(RequestError):
     code = "ALREADY_EXISTS"
+    outcome = "rejected"
 
 
 class QueueFull(RequestError):
     code = "UNAVAILABLE"
+    outcome = "queue_full"
 
 
 class RequestCancelled(RequestError):
     code = "CANCELLED"
+    outcome = "cancelled"
 
 
 class RequestTimedOut(RequestError):
     code = "UNAVAILABLE"
+    outcome = "timed_out"
 
 
 class StepFailed(RequestError):
     code = "INTERNAL"
+    outcome = "failed"
 
 
 class EngineUnavailable(InflightError):
     code = "UNAVAILABLE"
+    outcome = "unavailable"

@@ -9,6 +9,8 @@ import enum
 
 import msgspec
 
+from inflight.errors import InflightError
+
 
 class FinishReason(enum.IntEnum):
     """Why a sequence ended; the wire spelling for clients is `.wire`."""
@@ -74,6 +76,12 @@ class Response(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     error: str = ""
     error_code: str = ""
     """Name of a tritonserver error code: INVALID_ARGUMENT, UNAVAILABLE, CANCELLED, INTERNAL, ALREADY_EXISTS."""
+    outcome: str = ""
+    """Of an error: the word under which the request is counted."""
+
+    @classmethod
+    def of_error(cls, request_id: int, error: InflightError) -> Response:
+        return cls(request_id=request_id, error=str(error), error_code=error.code, outcome=error.outcome)
 
     @property
     def is_final(self) -> bool:

@@ -102,3 +102,14 @@ def test_a_request_whose_allotted_time_is_up_keeps_what_it_has(server: ServerPro
         plenty = stream.ask({**RAW_ENDLESS, "max_tokens": 20}, timeout=600_000_000)
         assert plenty.finish_reason == "length" and len(plenty.token_ids) == 20
     wait_for_rest(server)
+
+
+def test_a_request_whose_allotted_time_is_up_while_it_waits_is_counted_so(one_at_a_time: ServerProcess) -> None:
+    with RawStream(one_at_a_time.grpc_url) as running, RawStream(one_at_a_time.grpc_url) as waiting:
+        served = running.send(RAW_ENDLESS)
+        running.take()
+        late = waiting.ask(RAW_ENDLESS, parameters={"allotted_time_ms": 1})
+        assert "waited longer than the time it was allotted" in late.error
+        assert not served.num_finals, "nobody else has had a turn yet"
+        until(lambda: outcome(one_at_a_time, "timed_out") == 1, "counted as timed out")
+    wait_for_rest(one_at_a_time)

@@ -69,7 +69,7 @@ class FakeExecutor(Executor):
     def shutdown(self) -> None:
         with self._changed:
             for request_id in list(self.enqueued):
-                self._push(Response(request_id=request_id, error="the engine was shut down", error_code="UNAVAILABLE"))
+                self._push(Response.of_error(request_id, EngineUnavailable("the engine was shut down")))
             self.is_shut_down = True
             self._changed.notify_all()
 
@@ -98,7 +98,3 @@ def tokens(request_id: int, ids: list[int], finish: FinishReason = FinishReason.
         request_id=request_id,
         result=Result(output_token_ids=ids, finish_reason=finish, is_final=final, is_sequence_final=final),
     )
-
-
-def error(request_id: int, message: str, code: str) -> Response:
-    return Response(request_id=request_id, error=message, error_code=code)

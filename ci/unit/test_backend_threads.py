@@ -8,15 +8,23 @@ from pathlib import Path
 import fake_pb_utils as pb
 import fake_tokenizer
 import pytest
-from fake_executor import FakeExecutor, error, tokens
+from fake_executor import FakeExecutor, tokens
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from inflight.config import EngineConfig
-from inflight.errors import ConfigurationError, EngineUnavailable, QueueFull
-from inflight.result import FinishReason
+from inflight.errors import (
+    ConfigurationError,
+    EngineUnavailable,
+    QueueFull,
+    RequestCancelled,
+    RequestTimedOut,
+    StepFailed,
+)
+from inflight.result import FinishReason, Response
 from inflight.server.backend_server import BackendServer
 from inflight.server.dialects import LLM
+from inflight.server.metric_families import OUTCOMES
 from inflight.server.start import check_numpy
 from inflight.supervisor import plan, processes
 
@@ -171,7 +179,7 @@ def test_stop_ends_the_request_of_the_same_id(ask, executor: FakeExecutor) -> No
 def test_stop_of_a_queued_request_ends_it_with_an_error(ask, executor: FakeExecutor) -> None:
     queued = ask(PROMPT, request_id="7")
     ask({"stop": True}, request_id="7")
-    executor.push(error(executor.last.request_id, "stopped", "CANCELLED"))
+    executor.push(Response.of_error(executor.last.request_id, RequestCancelled("stopped")))
     assert queued.finished.wait(LONG)
     assert queued.error.code() == pb.TritonError.CANCELLED
     assert queued.error.message() == "request Id 7 has been stopped. Request is ignored."
@@ -223,7 +231,7 @@ def test_a_dead_engine_ends_every_request_and_gives_the_model_up(ask, server, ex
     ids = list(executor.enqueued)
     assert server.is_ready()
     executor.ready = False
-    executor.push(*[error(i, "a rank died", "UNAVAILABLE") for i in ids])
+    executor.push(*[Response.of_error(i, EngineUnavailable("a rank died")) for i in ids])
     server._watch.look()
     server._watch.look()
     assert not server.is_ready() and pb.unloaded == ["llm"] and executor.is_shut_down
@@ -256,7 +264,7 @@ def test_without_a_supervisor_a_dead_engine_may_come_back(ask, server, executor,
 def test_tokens_before_an_error_are_not_lost(ask, executor: FakeExecutor) -> None:
     sender = ask({**PROMPT, "stream": True})
     request_id = executor.last.request_id
-    executor.push(tokens(request_id, [97]), error(request_id, "the step failed", "INTERNAL"))
+    executor.push(tokens(request_id, [97]), Response.of_error(request_id, StepFailed("the step failed")))
     assert sender.finished.wait(LONG)
     assert sender.text == "a" and sender.error.message() == "the step failed"
 
@@ -283,14 +291,35 @@ def test_a_failure_while_answering_harms_one_request(ask, server, executor: Fake
     assert "canary" not in broken.error.message() + capsys.readouterr().err
 
 
+def counted(outcome: str) -> float:
+    return pb.MetricFamily.metrics["inflight_requests_total", outcome].value
+
+
 def test_outcomes_reach_the_metrics(ask, server: BackendServer, executor: FakeExecutor) -> None:
     finish(executor, ask(PROMPT))
     ask({})
     executor.refusal = QueueFull("Exceeds maximum queue size")
     ask(PROMPT)
     server.close()
-    for outcome in ("completed", "rejected", "queue_full"):
-        assert pb.MetricFamily.metrics["inflight_requests_total", outcome].value == 1
+    assert [counted(outcome) for outcome in ("completed", "rejected", "queue_full")] == [1, 1, 1]
+
+
+@pytest.mark.parametrize(
+    ("last", "outcome"),
+    [
+        (RequestTimedOut("it waited longer than the time it was allotted"), "timed_out"),
+        (QueueFull("Exceeds maximum queue size"), "queue_full"),
+        (EngineUnavailable("the ranks died"), "unavailable"),
+        (RequestCancelled("stopped"), "cancelled"),
+        (StepFailed("the step failed"), "failed"),
+    ],
+)
+def test_errors_of_one_code_are_counted_apart(ask, server, executor: FakeExecutor, last, outcome) -> None:
+    sender = ask(PROMPT)
+    executor.push(Response.of_error(executor.last.request_id, last))
+    assert sender.finished.wait(LONG)
+    server.close()
+    assert counted(outcome) == 1 and sum(counted(each) for each in OUTCOMES.series) == 1
 
 
 ANYTHING = st.dictionaries(

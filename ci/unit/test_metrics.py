@@ -9,10 +9,11 @@ import fake_pb_utils as pb
 import msgspec
 import pytest
 
+from inflight.errors import InflightError
 from inflight.result import PerfMetrics
 from inflight.server import metric_families as mf
 from inflight.server.metrics_thread import MetricsThread, Outcome
-from inflight.server.outcome import _of_perf_metrics, refused
+from inflight.server.outcome import _of_perf_metrics
 from inflight.stats import IterationStats
 
 STATS = IterationStats(
@@ -142,8 +143,10 @@ def test_times_come_from_the_ranks_clock() -> None:
     assert [family for family, _ in _of_perf_metrics(perf, 1)] == [mf.QUEUE_TIME, mf.TIME_TO_FIRST_TOKEN]
 
 
-def test_refusals_are_told_apart() -> None:
-    assert refused("UNAVAILABLE", "Exceeds maximum queue size").outcome == "queue_full"
-    assert refused("UNAVAILABLE", "the engine is gone").outcome == "unavailable"
-    assert refused("INVALID_ARGUMENT", "no").outcome == "rejected"
-    assert refused("INTERNAL", "no").outcome == "failed"
+def test_every_error_is_counted_under_a_word_that_is_shown() -> None:
+    errors, found = [InflightError], set()
+    while errors:
+        error = errors.pop()
+        errors += error.__subclasses__()
+        found.add(error.outcome)
+    assert found <= set(mf.OUTCOMES.series)

@@ -124,7 +124,8 @@ def test_the_allotted_time_runs_from_the_arrival(waiting: bool) -> None:
     requests, stops = book.take(0)
     assert not requests
     assert stops == ({} if waiting else {1: FinishReason.TIMED_OUT})
-    assert [code for _, code, _ in answers(book)] == (["UNAVAILABLE"] if waiting else [])
+    responses = book.collect_responses().get(A, [])
+    assert [(r.error_code, r.outcome) for r in responses] == ([("UNAVAILABLE", "timed_out")] if waiting else [])
 
 
 def test_a_finished_request_does_not_time_out_nor_does_the_next_one_with_its_id() -> None:

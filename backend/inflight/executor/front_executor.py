@@ -138,8 +138,7 @@ class FrontExecutor(Executor):
         with self._changed:
             self._state = state
             lost, self._journal = self._journal, {}
-            code = EngineUnavailable.code
-            self._responses += [Response(request_id=id_, error=sentence, error_code=code) for id_ in lost]
+            self._responses += [Response.of_error(request_id, EngineUnavailable(sentence)) for request_id in lost]
             self._stats = None
             self._changed.notify_all()
             return len(lost)

@@ -68,7 +68,7 @@ class RankCallbacks:
         if error is None:
             self._leader.respond(Response(request_id=request_id, result=result))
         else:
-            self._leader.respond(Response(request_id=request_id, error=str(error), error_code=error.code))
+            self._leader.respond(Response.of_error(request_id, error))
 
     def poll_stop_signals(self) -> dict[int, FinishReason]:
         if self._shutting_down:

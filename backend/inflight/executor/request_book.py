@@ -122,5 +122,4 @@ class RequestBook:
         self._stops.pop(request_id, None)
 
     def _refuse(self, front: Front, request_id: int, error: InflightError) -> None:
-        response = Response(request_id=request_id, error=str(error), error_code=error.code)
-        self._outboxes.setdefault(front, []).append(response)
+        self._outboxes.setdefault(front, []).append(Response.of_error(request_id, error))

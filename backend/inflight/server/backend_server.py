@@ -18,12 +18,13 @@ from inflight.config import EngineConfig
 from inflight.errors import InflightError, InvalidRequest
 from inflight.executor.executor import Executor
 from inflight.request import Request
-from inflight.server import outcome
+from inflight.result import Response
 from inflight.server.client_request import ClientRequest
 from inflight.server.detokenizer import Detokenizer
 from inflight.server.dialect import Dialect
 from inflight.server.lost_model import give_up, is_supervised
-from inflight.server.metrics_thread import MetricsThread
+from inflight.server.metrics_thread import MetricsThread, Outcome
+from inflight.server.outcome import ended
 from inflight.server.reply import Reply
 from inflight.server.request_builder import RequestBuilder
 from inflight.server.request_parameters import read_parameters
@@ -93,10 +94,10 @@ class BackendServer:
         try:
             self._accept(request, reply)
         except InflightError as error:
-            self._refuse(reply, error.code, str(error))
+            self._refuse(reply, error)
         except Exception as error:
             log_failure("reading a request", error)
-            self._refuse(reply, "INTERNAL", "the request could not be read")
+            self._refuse(reply, InflightError("the request could not be read"))
 
     def is_ready(self) -> bool:
         return self._executor.is_ready() and self._sending.is_alive()
@@ -163,12 +164,12 @@ class BackendServer:
         text = self._tokenizer.decode(built.input_token_ids) if client.text is None else client.text
         return Prompt(text=text, token_ids=tuple(built.input_token_ids))
 
-    def _refuse(self, reply: Reply, code: str, message: str) -> None:
-        reply.fail(code, message)
-        self._metrics.record(outcome.refused(code, message))
+    def _refuse(self, reply: Reply, error: InflightError) -> None:
+        reply.fail(error.code, str(error))
+        self._metrics.record(Outcome(outcome=error.outcome))
 
-    def _on_end(self, item: WorkItem, code: str) -> None:
-        self._metrics.record(outcome.ended(item, code))
+    def _on_end(self, item: WorkItem, last: Response) -> None:
+        self._metrics.record(ended(item, last))
 
     def _on_engine_lost(self) -> None:
         """Where a supervisor loads the model again, end here and now: tritonserver calls finalize() only when the last

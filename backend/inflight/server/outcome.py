@@ -2,32 +2,19 @@
 
 from __future__ import annotations
 
-from inflight.result import PerfMetrics
+from inflight.result import PerfMetrics, Response
 from inflight.server import metric_families as mf
 from inflight.server.metric_families import Family
 from inflight.server.metrics_thread import Outcome
 from inflight.server.work_item import WorkItem
 
-QUEUE_FULL = "Exceeds maximum queue size"
-
-_BY_CODE = {
-    "INVALID_ARGUMENT": "rejected",
-    "ALREADY_EXISTS": "rejected",
-    "UNAVAILABLE": "unavailable",
-    "CANCELLED": "cancelled",
-}
 _BY_FINISH_REASON = {"cancelled": "cancelled", "timeout": "timed_out"}
 
 
-def refused(code: str, message: str) -> Outcome:
-    """Of a request that was never the engine's."""
-    return Outcome(outcome="queue_full" if message.startswith(QUEUE_FULL) else _BY_CODE.get(code, "failed"))
-
-
-def ended(item: WorkItem, code: str) -> Outcome:
-    """Of a request on which the engine had its last word; `code` is empty unless it ended with an error."""
-    if code:
-        return Outcome(outcome=_BY_CODE.get(code, "failed"))
+def ended(item: WorkItem, last: Response) -> Outcome:
+    """Of a request on which the engine had its `last` word."""
+    if last.has_error:
+        return Outcome(outcome=last.outcome)
     observations = [
         (mf.INPUT_TOKENS, float(len(item.request.input_token_ids))),
         (mf.OUTPUT_TOKENS, float(item.num_output_tokens)),

@@ -12,6 +12,7 @@ import traceback
 from collections.abc import Callable
 from functools import partial
 
+from inflight.errors import EngineUnavailable, RequestCancelled
 from inflight.executor.executor import Executor
 from inflight.result import Response
 from inflight.server.work_item import WorkItem
@@ -26,8 +27,8 @@ WAIT_SECONDS = 1.0
 class SendingThread:
     """Started once, finished after the executor was shut down."""
 
-    def __init__(self, executor: Executor, items: WorkItems, on_end: Callable[[WorkItem, str], None]) -> None:
-        """`on_end(item, error code)` is called once for each request, after the engine's last word on it."""
+    def __init__(self, executor: Executor, items: WorkItems, on_end: Callable[[WorkItem, Response], None]) -> None:
+        """`on_end(item, last)` is called once for each request, after the engine's `last` word on it."""
         self._executor = executor
         self._items = items
         self._on_end = on_end
@@ -60,7 +61,8 @@ class SendingThread:
         except Exception as error:
             log_failure("the sending thread", error)
         for item in self._items.snapshot():
-            self._end(item, "UNAVAILABLE", "the engine was shut down")
+            gone = EngineUnavailable("the engine was shut down")
+            self._end(item, Response.of_error(item.request.request_id, gone))
 
     def deliver(self, responses: list[Response]) -> None:
         """Merge and send. A request that cannot be served fails alone."""
@@ -80,20 +82,22 @@ class SendingThread:
             if item.is_answered:
                 self._items.release_triton_id(item)
             if request_id in last:
-                self._end(item, last[request_id].error_code, last[request_id].error)
+                self._end(item, last[request_id])
             elif item.is_answered:
                 # A stop string was found: ranks still compute for it.
                 self._guard(item, partial(self._executor.cancel_request, request_id))
 
-    def _end(self, item: WorkItem, code: str, message: str) -> None:
+    def _end(self, item: WorkItem, last: Response) -> None:
+        request_id = item.request.request_id
         if item.is_cancelled:
-            code, message = "CANCELLED", "the request was cancelled"
-        elif code == "CANCELLED":
-            message = f"request Id {item.shown_id} has been stopped. Request is ignored."
-        item.fail(code or "INTERNAL", message or "the request ended without a result")
+            last = Response.of_error(request_id, RequestCancelled("the request was cancelled"))
+        elif last.error_code == RequestCancelled.code:
+            text = f"request Id {item.shown_id} has been stopped. Request is ignored."
+            last = Response.of_error(request_id, RequestCancelled(text))
+        item.fail(last.error_code or "INTERNAL", last.error or "the request ended without a result")
         self._items.remove(item)
         try:
-            self._on_end(item, code)
+            self._on_end(item, last)
         except Exception as error:
             log_failure("counting a request", error)
 
