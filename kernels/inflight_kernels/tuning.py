@@ -1,0 +1,113 @@
+"""Launch configurations found on a device beforehand: looked up at serving time, never searched for then.
+
+    tuned("silu_and_mul", {"tokens": 32, "dtype": "bfloat16"}, default={"BLOCK_I": 1024, "num_warps": 4}, device=x.device)
+
+A table is a file of this package, `tuned/<device>-triton-<major.minor>.json`, written by `make gpu-tune-kernels` on
+that device with that triton: {"operations": {operation: [{"shape": {...}, "config": {...}}, ...]}}. Without one, or
+with nothing near enough in it, the launcher's own default holds.
+
+Nearest: an entry is considered when it names the same dimensions as the question and the same configuration keys as the
+default, and when everything given as text (dtypes, and sizes that must not differ, such as str(head_dim)) is equal. Its
+distance is the sum of the doublings between the numbers; the nearest counts, the first among equals, if it is not
+further than `REACH`. Launchers ask with sizes rounded to powers of two, so that few questions are ever asked. What must
+not depend on the batch (deterministic mode) must not name the batch in its shape.
+
+Knows no kernel.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+import math
+import re
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any
+
+import torch
+
+TABLES = Path(__file__).with_name("tuned")
+# Doublings, over all dimensions, past which a neighbour's configuration says nothing. A quarter or four times the size.
+REACH = 2.0
+
+Shape = tuple[tuple[str, "int | str"], ...]
+Config = Mapping[str, int]
+
+# What a tuning script is trying now, by operation, and the shapes that were asked for meanwhile.
+_trials: dict[str, tuple[Config, set[Shape]]] = {}
+
+
+def tuned(operation: str, shape: Mapping[str, int | str], default: Config, device: torch.device) -> Config:
+    """The configuration to launch `operation` with at `shape` on `device`: the table's nearest, or `default`."""
+    if _trials and operation in _trials:
+        config, shapes = _trials[operation]
+        shapes.add(tuple(shape.items()))
+        return config
+    if device.type != "cuda":
+        return default
+    index = torch.cuda.current_device() if device.index is None else device.index
+    for config in _lookup(operation, tuple(shape.items()), index):
+        if config.keys() == default.keys():
+            return config
+    return default
+
+
+@contextmanager
+def trying(operation: str, config: Config) -> Iterator[set[Shape]]:
+    """While open, `tuned` answers `config` for `operation` on every device; yields the shapes it was asked for."""
+    shapes: set[Shape] = set()
+    _trials[operation] = (config, shapes)
+    try:
+        yield shapes
+    finally:
+        del _trials[operation]
+
+
+def table_path(device_name: str, triton_version: str) -> Path:
+    """Where the table of a device (as CUDA names it) and a triton version (only major.minor counts) lies."""
+    slug = re.sub(r"[^a-z0-9]+", "-", device_name.lower()).strip("-")
+    return TABLES / f"{slug}-triton-{'.'.join(triton_version.split('.')[:2])}.json"
+
+
+def nearest(entries: list[dict[str, Any]], shape: Shape) -> list[Config]:
+    """The configurations of the entries within `REACH` of `shape`, nearest first."""
+    asked = dict(shape)
+    near = []
+    for entry in entries:
+        distance = _distance(asked, entry["shape"])
+        if distance <= REACH:
+            near.append((distance, MappingProxyType(entry["config"])))
+    return [config for _, config in sorted(near, key=lambda pair: pair[0])]
+
+
+def _distance(asked: Mapping[str, int | str], known: Mapping[str, int | str]) -> float:
+    if asked.keys() != known.keys():
+        return math.inf
+    total = 0.0
+    for name, value in asked.items():
+        other = known[name]
+        if isinstance(value, str) or isinstance(other, str):
+            if value != other:
+                return math.inf
+        else:
+            total += abs(math.log2(max(value, 1) / max(other, 1)))
+    return total
+
+
+@functools.lru_cache(maxsize=4096)
+def _lookup(operation: str, shape: Shape, device_index: int) -> tuple[Config, ...]:
+    return tuple(nearest(_table(device_index).get(operation, []), shape))
+
+
+@functools.cache
+def _table(device_index: int) -> dict[str, list[dict[str, Any]]]:
+    import triton
+
+    path = table_path(torch.cuda.get_device_name(device_index), triton.__version__)
+    if not path.exists():
+        return {}
+    operations: dict[str, list[dict[str, Any]]] = json.loads(path.read_text())["operations"]
+    return operations
