@@ -99,6 +99,16 @@ def test_requests_are_counted_and_timed(server: ServerProcess, stream: RawStream
     assert change("inflight_request_latency_seconds_sum") >= change("inflight_time_to_first_token_seconds_sum") > 0
 
 
+def test_who_waits_for_a_place_is_shown(narrow_server: ServerProcess) -> None:
+    """One is served and one waits; both have gone when their client leaves."""
+    name = "inflight_requests_queued"
+    with RawStream(narrow_server.grpc_url) as crowd:
+        for _ in range(2):
+            crowd.send({"text_input": "Once", "max_tokens": 400, "end_id": -1, "stream": True})
+        wait_for(narrow_server, lambda found: total(found, name) == 1)
+    wait_for(narrow_server, lambda found: total(found, name) == 0)
+
+
 def test_an_idle_server_shows_no_active_request(server: ServerProcess, stream: RawStream) -> None:
     stream.ask({"text_input": "Once", "max_tokens": 100, "end_id": -1})
     name = "nv_trt_llm_request_metrics"

@@ -63,6 +63,9 @@ class FakeExecutor(Executor):
     def num_requests_in_flight(self) -> int:
         return len(self.enqueued)
 
+    def num_requests_queued(self) -> int:
+        return 0
+
     def is_ready(self) -> bool:
         return self.ready and not self.is_shut_down
 

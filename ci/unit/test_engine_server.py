@@ -34,7 +34,7 @@ LIMITS = RequestLimits(vocab_size=97, max_seq_len=64, max_input_len=63, kv_cache
 
 
 class Scene:
-    """A server and its fronts. `inputs` is what the ranks would have heard."""
+    """A server and its fronts. `inputs`: what the ranks would have heard. `room`: how many requests they take."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -42,6 +42,7 @@ class Scene:
         self.links: list[EngineLink] = []
         self.heard: dict[EngineLink, list[FromLeader]] = {}
         self.inputs: list[RankInput] = []
+        self.room = 8
 
     def front(self) -> EngineLink:
         link = EngineLink(self.path)
@@ -54,7 +55,7 @@ class Scene:
         assert callable(condition)
 
         def serve() -> bool:
-            self.inputs.append(self.server.next_input(8, may_block=False))
+            self.inputs.append(self.server.next_input(self.room, may_block=False))
             for link in self.links:
                 self.heard[link] += link.receive_all()
             return bool(condition())
@@ -102,6 +103,18 @@ def test_a_front_that_comes_late_hears_the_latest_statistics(scene: Scene) -> No
     late = scene.front()
     scene.serve_until(lambda: len(scene.heard[late]) > 1)
     assert scene.heard[late][1:] == [Stats('{"Iteration Counter": 1}')]
+
+
+def test_the_statistics_say_how_many_wait_on_the_leader(scene: Scene) -> None:
+    link = scene.front()
+    link.send(Submit([make_request(n, 2) for n in (1, 2, 3)]))
+    scene.room = 0
+    scene.serve_until(lambda: scene.server._book.num_queued == 3)
+    scene.room = 1
+    scene.serve_until(lambda: len(scene.requests()) == 1)
+    scene.room = 0
+    scene.server.report_stats("{}")
+    scene.serve_until(lambda: Stats("{}", 2) in scene.heard[link])
 
 
 def test_an_iterations_responses_are_one_message_for_each_front(scene: Scene) -> None:

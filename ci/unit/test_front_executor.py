@@ -168,10 +168,13 @@ def test_only_requests_in_flight_are_cancelled(front: Front) -> None:
 
 def test_the_newest_statistics_are_told_once(front: Front) -> None:
     assert front.get_latest_iteration_stats() is None
-    front._report_stats("1")
-    front._report_stats("2")
+    front._report_stats("1", 7)
+    front._report_stats("2", 3)
     assert front.get_latest_iteration_stats() == "2"
     assert front.get_latest_iteration_stats() is None
+    assert front.num_requests_queued() == 3
+    front._engine_gone(EngineState.DOWN, "gone")
+    assert front.num_requests_queued() == 0
 
 
 def test_shutdown_wakes_whoever_waits_and_answers_what_is_in_flight(front: Front) -> None:

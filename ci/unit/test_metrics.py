@@ -49,7 +49,12 @@ def no_metrics_before():
 
 
 def run(
-    *notes: Outcome, stats: IterationStats | None = None, in_flight: int = 1, pb_utils=pb, updates: int = 1
+    *notes: Outcome,
+    stats: IterationStats | None = None,
+    in_flight: int = 1,
+    queued: int = 0,
+    pb_utils=pb,
+    updates: int = 1,
 ) -> None:
     """One life of the thread: it updates as often as asked, the last time because it is stopped."""
     waiting = [stats.to_json()] if stats else []
@@ -64,7 +69,7 @@ def run(
         return looked[-1]
 
     period = 60.0 if updates == 1 else 0.001
-    thread = MetricsThread(pb_utils, labels, period, latest_stats, lambda: in_flight)
+    thread = MetricsThread(pb_utils, labels, period, latest_stats, lambda: in_flight, lambda: queued)
     for note in notes:
         thread.record(note)
     thread.start()
@@ -88,9 +93,10 @@ def test_family_names_are_unique() -> None:
 
 
 def test_gauges_show_the_latest_statistics() -> None:
-    run(stats=STATS)
+    run(stats=STATS, queued=5)
     assert value("nv_trt_llm_request_metrics", "active") == 3
     assert value("nv_trt_llm_request_metrics", "waiting") == 1
+    assert value("inflight_requests_queued") == 5
     assert value("nv_trt_llm_kv_cache_block_metrics", "fraction") == pytest.approx(0.1)
     assert value("nv_trt_llm_general_metrics", "timestamp") % 1_000_000 == 250_000
     assert value("inflight_kv_blocks_free") == 90 and value("inflight_kv_blocks_total") == 100
@@ -99,7 +105,8 @@ def test_gauges_show_the_latest_statistics() -> None:
 
 
 def test_an_idle_engine_has_no_active_requests() -> None:
-    run(stats=STATS, in_flight=0, updates=2)
+    run(stats=STATS, in_flight=0, queued=5, updates=2)
+    assert value("inflight_requests_queued") == 0
     assert value("nv_trt_llm_request_metrics", "active") == 0
     assert value("nv_trt_llm_request_metrics", "max") == 64
     assert value("nv_trt_llm_kv_cache_block_metrics", "used") == 0

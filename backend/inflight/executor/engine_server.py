@@ -175,14 +175,14 @@ class EngineServer:
         )
         self._send(front, welcome)
         if self._latest_stats is not None:
-            self._send(front, Stats(self._latest_stats))
+            self._send(front, Stats(self._latest_stats, self._book.num_queued))
 
     def _flush(self, everything: bool = False) -> None:
         """One message with all responses for each front, and now and then the newest statistics."""
         for front, responses in self._book.collect_responses().items():
             self._send(front, Responses(responses))
         if self._stats is not None and (everything or time.monotonic() >= self._next_stats):
-            stats, self._stats = Stats(self._stats), None
+            stats, self._stats = Stats(self._stats, self._book.num_queued), None
             self._next_stats = time.monotonic() + self._stats_seconds
             for front in list(self._fronts):
                 self._send(front, stats)

@@ -55,6 +55,10 @@ class Executor(ABC):
         """Requests that have not had their final response."""
 
     @abstractmethod
+    def num_requests_queued(self) -> int:
+        """Requests of all fronts that waited for a place among the active ones when the newest statistics came."""
+
+    @abstractmethod
     def is_ready(self) -> bool:
         """True while every rank is alive and answering."""
 

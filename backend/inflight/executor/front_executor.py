@@ -55,6 +55,7 @@ class FrontExecutor(Executor):
         self._journal: dict[int, JournalEntry] = {}
         self._responses: list[Response] = []
         self._stats: str | None = None
+        self._num_queued = 0
 
     # -- Executor ------------------------------------------------------------------------------------------------------
 
@@ -104,6 +105,9 @@ class FrontExecutor(Executor):
     def num_requests_in_flight(self) -> int:
         return len(self._journal)
 
+    def num_requests_queued(self) -> int:
+        return self._num_queued
+
     def is_ready(self) -> bool:
         return self._state is EngineState.READY
 
@@ -139,7 +143,7 @@ class FrontExecutor(Executor):
             self._state = state
             lost, self._journal = self._journal, {}
             self._responses += [Response.of_error(request_id, EngineUnavailable(sentence)) for request_id in lost]
-            self._stats = None
+            self._stats, self._num_queued = None, 0
             self._changed.notify_all()
             return len(lost)
 
@@ -156,9 +160,9 @@ class FrontExecutor(Executor):
                 self._responses.append(response)
             self._changed.notify_all()
 
-    def _report_stats(self, json: str) -> None:
+    def _report_stats(self, json: str, num_queued: int) -> None:
         with self._lock:
-            self._stats = json
+            self._stats, self._num_queued = json, num_queued
 
     def _check_available(self) -> None:
         if self._state is not EngineState.READY:

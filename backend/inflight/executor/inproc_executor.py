@@ -102,7 +102,7 @@ class _InProcLeader:
     """Implements rank_callbacks.Leader; `inbox` is filled by other threads: a Request, or an id to cancel."""
 
     def __init__(
-        self, max_in_flight: int, deliver: Callable[[list[Response]], None], report_stats: Callable[[str], None]
+        self, max_in_flight: int, deliver: Callable[[list[Response]], None], report_stats: Callable[[str, int], None]
     ) -> None:
         self.inbox: deque[Request | int] = deque()
         self.news = threading.Event()
@@ -134,7 +134,7 @@ class _InProcLeader:
         self._book.respond(response)
 
     def report_stats(self, json: str) -> None:
-        self._report_stats(json)
+        self._report_stats(json, self._book.num_queued)
 
     def all_ranks_answered(self) -> None:
         return None

@@ -60,8 +60,10 @@ class Responses(msgspec.Struct, frozen=True, tag=True):
     responses: list[Response]
 
 
-class Stats(msgspec.Struct, frozen=True, tag=True):
+class Stats(msgspec.Struct, frozen=True, tag=True, omit_defaults=True):
     json: str
+    num_queued: int = 0
+    """Requests of all fronts that wait on the leader; the batch manager, which made the JSON, knows nothing of them."""
 
 
 class Heartbeat(msgspec.Struct, frozen=True, tag=True):

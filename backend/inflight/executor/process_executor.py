@@ -253,7 +253,7 @@ class ProcessExecutor(FrontExecutor):
         if isinstance(message, Responses):
             self._deliver(message.responses)
         elif isinstance(message, Stats):
-            self._report_stats(message.json)
+            self._report_stats(message.json, message.num_queued)
         elif isinstance(message, Welcome):
             self._engine_ready(message.limits, message.front_id, message.max_in_flight)
             self._settled.set()

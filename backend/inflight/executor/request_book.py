@@ -44,6 +44,11 @@ class RequestBook:
     def num_in_flight(self) -> int:
         return len(self._fronts)
 
+    @property
+    def num_queued(self) -> int:
+        """Those of them that wait."""
+        return len(self._queue)
+
     def submit(self, front: Front, request: Request) -> None:
         request_id = request.request_id
         if request_id in self._fronts:

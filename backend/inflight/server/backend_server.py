@@ -73,6 +73,7 @@ class BackendServer:
             config.stats_check_period_ms / 1000,
             executor.get_latest_iteration_stats,
             executor.num_requests_in_flight,
+            executor.num_requests_queued,
         )
         self._sending = SendingThread(executor, self._items, self._on_end)
         self._watch = WatchThread(

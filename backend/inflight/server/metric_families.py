@@ -96,6 +96,11 @@ STATISTICS_FAMILIES = (
 
 KV_BLOCKS_FREE = Family(name="inflight_kv_blocks_free", description="KV cache blocks that are free", kind="GAUGE")
 KV_BLOCKS_TOTAL = Family(name="inflight_kv_blocks_total", description="KV cache blocks of the engine", kind="GAUGE")
+REQUESTS_QUEUED = Family(
+    name="inflight_requests_queued",
+    description="Requests that the leader keeps until one that is served ends",
+    kind="GAUGE",
+)
 INPUT_TOKENS = _histogram(
     "nv_llm_input_token_len", "Prompt tokens of a request", TOKEN_BUCKETS, "response_metric_type", "total_input_tokens"
 )
@@ -130,6 +135,7 @@ FAMILIES = (
     *STATISTICS_FAMILIES,
     KV_BLOCKS_FREE,
     KV_BLOCKS_TOTAL,
+    REQUESTS_QUEUED,
     INPUT_TOKENS,
     OUTPUT_TOKENS,
     TIME_TO_FIRST_TOKEN,

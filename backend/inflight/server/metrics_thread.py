@@ -43,13 +43,16 @@ class MetricsThread:
         period: float,
         latest_stats: Callable[[], str | None],
         num_in_flight: Callable[[], int],
+        num_queued: Callable[[], int],
     ) -> None:
-        """`labels`: model and version. `period` in seconds. `latest_stats`: the newest JSON since the last call."""
+        """`labels`: model and version. `period` in seconds. `latest_stats`: the newest JSON since the last call;
+        `num_in_flight`, `num_queued`: requests of this server, and of all, as the Executor counts them."""
         self._pb_utils = pb_utils
         self._labels = labels
         self._period = period
         self._latest_stats = latest_stats
         self._num_in_flight = num_in_flight
+        self._num_queued = num_queued
         self._notes: deque[Outcome] = deque(maxlen=100_000)
         self._metrics: dict[tuple[str, str], Any] = {}
         self._families: list[Any] = []
@@ -114,16 +117,17 @@ class MetricsThread:
         text = self._latest_stats()
         if text is not None:
             self._stats = IterationStats.from_json(text)
-            self._show(self._stats)
+            self._show(self._stats, self._num_queued())
         elif self._stats is not None and self._num_in_flight() == 0:
-            self._show(mf.when_idle(self._stats))
+            self._show(mf.when_idle(self._stats), 0)
 
-    def _show(self, stats: IterationStats) -> None:
+    def _show(self, stats: IterationStats, num_queued: int) -> None:
         for family in mf.STATISTICS_FAMILIES:
             for series, name in family.statistics.items():
                 self._set(family.name, series, mf.statistic(stats, name))
         self._set(mf.KV_BLOCKS_FREE.name, "", stats.free_kv_cache_blocks)
         self._set(mf.KV_BLOCKS_TOTAL.name, "", stats.max_kv_cache_blocks)
+        self._set(mf.REQUESTS_QUEUED.name, "", num_queued)
 
     def _set(self, name: str, series: str, value: float) -> None:
         """Each call is a round trip to the server, so a gauge that already shows the value is left alone."""
