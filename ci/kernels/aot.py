@@ -27,13 +27,13 @@ os.environ.pop("TRITON_INTERPRET", None)
 
 import torch
 import triton
+from aot_cases import CASES, NEEDS
 from torch import Tensor
 from triton.backends import nvidia
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 from triton.runtime.jit import JITFunction
 
-from inflight_kernels import ops
 from inflight_kernels.ops import _checks
 
 TABLE = Path(__file__).with_name("aot_table.json")
@@ -46,6 +46,11 @@ POINTER_TYPES = {
     torch.bfloat16: "*bf16",
     torch.float16: "*fp16",
     torch.float32: "*fp32",
+    torch.float8_e4m3fn: "*fp8e4nv",
+    torch.float8_e5m2: "*fp8e5",
+    torch.int8: "*i8",
+    torch.uint8: "*u8",
+    torch.int16: "*i16",
     torch.int32: "*i32",
     torch.int64: "*i64",
     torch.bool: "*i1",
@@ -61,86 +66,6 @@ class Launch(NamedTuple):
     constants: dict[str, Any]
     divisible: tuple[int, ...]
     options: dict[str, int]
-
-
-def _bf16(*shape: int) -> Tensor:
-    return torch.empty(shape, dtype=torch.bfloat16, device="meta")
-
-
-def _of(dtype: torch.dtype, *shape: int) -> Tensor:
-    return torch.empty(shape, dtype=dtype, device="meta")
-
-
-def _norm(hidden_size: int, with_residual: bool) -> None:
-    x = _bf16(64, hidden_size)
-    ops.rms_norm(x, _bf16(hidden_size), 1e-5, x if with_residual else None)
-
-
-def _activation() -> None:
-    ops.silu_and_mul(_bf16(64, 2 * 14336))
-
-
-def _rope(num_q_heads: int, num_kv_heads: int, head_dim: int, with_norm: bool) -> None:
-    tokens = 64
-    q, k, v = _bf16(tokens, num_q_heads + 2 * num_kv_heads, head_dim).split(
-        [num_q_heads, num_kv_heads, num_kv_heads], 1
-    )
-    cache = _bf16(1024, 64, num_kv_heads, head_dim)
-    index = _of(torch.int64, tokens)
-    norms = (_bf16(head_dim), _bf16(head_dim)) if with_norm else ()
-    ops.rope_and_kv_write(q, k, v, _of(torch.float32, 8192, head_dim), index, cache, cache, index, *norms)
-
-
-def _decode(batch: int, num_q_heads: int, num_kv_heads: int, head_dim: int, block_size: int, window: int = 0) -> None:
-    cache = _bf16(1024, block_size, num_kv_heads, head_dim)
-    table = _of(torch.int32, batch, 8192 // block_size)
-    q = _bf16(batch, num_q_heads, head_dim)
-    ops.decode_attention(q, cache, cache, table, _of(torch.int32, batch), 0.1, window)
-
-
-def _prefill(
-    max_query_len: int, num_q_heads: int, num_kv_heads: int, head_dim: int, block_size: int, window: int = 0
-) -> None:
-    cache = _bf16(1024, block_size, num_kv_heads, head_dim)
-    table = _of(torch.int32, 4, 8192 // block_size)
-    q = _bf16(4 * max_query_len, num_q_heads, head_dim)
-    starts, lengths = _of(torch.int32, 5), _of(torch.int32, 4)
-    ops.prefill_attention(q, cache, cache, table, starts, lengths, max_query_len, 0.1, window)
-
-
-def _sample(vocab_size: int, everything: bool) -> None:
-    batch = 64
-    row = _of(torch.float32, batch)
-    count, index = _of(torch.int32, batch), _of(torch.int64, batch)
-    extras: tuple[Tensor, ...] = ()
-    if everything:
-        shape = (batch, vocab_size)
-        masks = _of(torch.bool, *shape)
-        extras = (row, row, row, masks, _of(torch.int32, *shape), _of(torch.float32, *shape), masks)
-    flags = dict.fromkeys(("any_top_k", "any_top_p", "any_min_p"), everything)
-    ops.sample(_bf16(batch, vocab_size), row, count, row, row, index, index, *extras, **flags)
-
-
-CASES: dict[str, Callable[[], None]] = {
-    "norm h4096": lambda: _norm(4096, False),
-    "add+norm h4096": lambda: _norm(4096, True),
-    "add+norm h576": lambda: _norm(576, True),
-    "silu_and_mul i14336": _activation,
-    "rope 32/8 d128": lambda: _rope(32, 8, 128, False),
-    "rope+qk-norm 32/8 d128": lambda: _rope(32, 8, 128, True),
-    "rope 9/3 d64": lambda: _rope(9, 3, 64, False),
-    "decode b4 32/8 d128 block64": lambda: _decode(4, 32, 8, 128, 64),
-    "decode b256 32/8 d128 block16": lambda: _decode(256, 32, 8, 128, 16),
-    "decode b4 9/3 d64 block64": lambda: _decode(4, 9, 3, 64, 64),
-    "decode b4 32/8 d128 block64 window": lambda: _decode(4, 32, 8, 128, 64, 4096),
-    "prefill 32/8 d128 block64": lambda: _prefill(2048, 32, 8, 128, 64),
-    "prefill 32/8 d128 block16": lambda: _prefill(2048, 32, 8, 128, 16),
-    "prefill 9/3 d64 block64": lambda: _prefill(2048, 9, 3, 64, 64),
-    "prefill short 32/8 d128 block64": lambda: _prefill(8, 32, 8, 128, 64),
-    "prefill 32/8 d128 block64 window": lambda: _prefill(2048, 32, 8, 128, 64, 4096),
-    "sample v128256 plain": lambda: _sample(128256, False),
-    "sample v128256 everything": lambda: _sample(128256, True),
-}
 
 
 def record(case: Callable[[], None], architecture: int) -> list[Launch]:
@@ -159,7 +84,7 @@ def record(case: Callable[[], None], architecture: int) -> list[Launch]:
                 signature[name] = POINTER_TYPES[value.dtype]
                 # torch allocates on 512-byte borders; views at odd offsets are rarer than what this stands for.
                 divisible.append(place)
-            elif parameter.is_constexpr or value == 1:
+            elif parameter.is_constexpr or value is None or value == 1:
                 signature[name] = "constexpr"
                 constants[name] = value
             elif isinstance(value, float):
@@ -214,7 +139,9 @@ def compile_case(name: str, architecture: int) -> dict[str, dict[str, int]]:
 
 def compile_all(jobs: int) -> dict[str, dict[str, int]]:
     """The whole table."""
-    work = [(name, architecture) for architecture in ARCHITECTURES for name in CASES]
+    work = [
+        (name, architecture) for architecture in ARCHITECTURES for name in CASES if architecture >= NEEDS.get(name, 0)
+    ]
     with ProcessPoolExecutor(jobs) as pool:
         parts = pool.map(compile_case, *zip(*work, strict=True))
     return {key: row for part in parts for key, row in part.items()}

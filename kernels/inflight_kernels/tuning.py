@@ -1,6 +1,6 @@
 """Launch configurations found on a device beforehand: looked up at serving time, never searched for then.
 
-    tuned("silu_and_mul", {"tokens": 32, "dtype": "bfloat16"}, default={"BLOCK_I": 1024, "num_warps": 4}, device=x.device)
+    tuned("silu_and_mul", {"tokens": 32, "dtype": "bfloat16"}, {"BLOCK_I": 1024, "num_warps": 4}, x.device)
 
 A table is a file of this package, `tuned/<device>-triton-<major.minor>.json`, written by `make gpu-tune-kernels` on
 that device with that triton: {"operations": {operation: [{"shape": {...}, "config": {...}}, ...]}}. Without one, or

@@ -1,0 +1,28 @@
+"""What is compiled ahead of time: one module a family, each case one call of a launcher with meta tensors.
+
+A module of this folder, named like its family, has `CASES`, by a name that tells operation and shape: a launcher called
+as in serving, once for every dtype, shape and candidate configuration (`config=`) that serving may use. `NEEDS`, if
+there, names the oldest architecture of a case that not all have (fp8e4nv: 89). Here they are only gathered.
+
+    CASES = {f"silu_and_mul i14336 {show(config)}": partial(_activation, 14336, config) for config in CANDIDATES}
+    NEEDS = {"silu_and_mul+fp8 i14336": 89}
+"""
+
+from __future__ import annotations
+
+import importlib
+import pkgutil
+from collections.abc import Callable
+
+CASES: dict[str, Callable[[], None]] = {}
+NEEDS: dict[str, int] = {}
+
+for _family in sorted(module.name for module in pkgutil.iter_modules(__path__) if not module.name.startswith("_")):
+    _module = importlib.import_module(f"{__name__}.{_family}")
+    for _name, _case in _module.CASES.items():
+        if _name in CASES:
+            raise ValueError(f"two ahead-of-time cases are named {_name!r}, the second in {_family}.py")
+        CASES[_name] = _case
+    NEEDS.update(getattr(_module, "NEEDS", {}))
+if not CASES.keys() >= NEEDS.keys():
+    raise ValueError(f"NEEDS names cases that do not exist: {sorted(NEEDS.keys() - CASES.keys())}")
