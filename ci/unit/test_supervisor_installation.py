@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.metadata
 import os
 import platform
+import re
 import socket
 import stat
 import subprocess
@@ -12,6 +13,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from typer.main import get_command
 
 from inflight.config import EngineConfig
 from inflight.errors import ConfigurationError
@@ -23,6 +25,7 @@ from inflight.supervisor.in_flight import parse
 from inflight.supervisor.log import ServerLog
 from inflight.supervisor.processes import STUB
 from inflight.supervisor.serve import ServeOptions
+from inflight_client.cli import app
 
 
 def executable(path: Path, text: str = "#!/bin/sh\n") -> Path:
@@ -186,7 +189,7 @@ class TestPorts:
     def test_a_taken_port_is_named(self) -> None:
         with socket.create_server(("127.0.0.1", 0)) as taken:
             port = taken.getsockname()[1]
-            with pytest.raises(ConfigurationError, match=f"gRPC port {port} on 127.0.0.1 is taken"):
+            with pytest.raises(ConfigurationError, match=f"gRPC port {port} on 127.0.0.1 is taken.*--grpc-port"):
                 ports.claim({"HTTP": ("127.0.0.1", 0), "gRPC": ("127.0.0.1", port)})
 
     def test_the_same_port_twice(self) -> None:
@@ -202,6 +205,25 @@ class TestPorts:
 def test_what_is_wrong_is_one_line_and_exit_code_2(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     assert run.run(ServeOptions(checkpoint=tmp_path, http_port=0, grpc_port=0, metrics_port=0)) == 2
     assert capfd.readouterr().err == f"inflight: {tmp_path} is not a Hugging Face checkpoint: it has no config.json\n"
+
+
+OTHER_PROGRAMS = frozenset({"--no-deps", "--enable-shared", "--version"})
+"""Options of pip, of Python's own build, and of launchers."""
+
+
+def test_every_option_that_a_sentence_names_exists() -> None:
+    (command,) = [each for name, each in get_command(app).commands.items() if name == "serve"]
+    options = {option for parameter in command.params for option in parameter.opts}
+    folder = Path(installation.__file__).parent
+    named = set()
+    for path in folder.glob("*.py"):
+        if path.name == "plan.py":  # writes tritonserver's command line
+            continue
+        named |= set(re.findall(r"(?<![\w-])--[a-z][a-z-]+[a-z]", path.read_text()))
+    assert {"--tritonserver", "--verbose", "--ready-timeout"} <= named
+    assert named <= options | OTHER_PROGRAMS
+    for purpose in ("HTTP", "gRPC", "metrics"):
+        assert f"--{purpose.lower()}-port" in options
 
 
 class TestLog:

@@ -150,3 +150,10 @@ class TestCheckpoint:
     def test_no_tokenizer(self, source: Path, folder: Path, tmp_path: Path) -> None:
         (folder / "tokenizer.json").unlink()
         assert "has no tokenizer" in self.refusal(source, folder, tmp_path)
+
+    def test_a_tokenizer_elsewhere_is_the_remedy(self, source: Path, folder: Path, tmp_path: Path) -> None:
+        elsewhere = tmp_path / "elsewhere"
+        elsewhere.mkdir()
+        (folder / "tokenizer.json").rename(elsewhere / "tokenizer.json")
+        parameters = {"tokenizer_dir": str(elsewhere)}
+        assert repository.write(source, tmp_path / "target", checkpoint_folder=folder, parameters=parameters).config

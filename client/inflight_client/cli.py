@@ -158,6 +158,7 @@ def serve(
         typer.Option("--set", metavar="KEY=VALUE", help="Any parameter of the engine; may be repeated."),
     ] = None,
     model_repository: Annotated[Path | None, typer.Option(help="Serve this repository instead of our own.")] = None,
+    tritonserver: Annotated[Path | None, typer.Option(help="tritonserver's binary, if not the installed one.")] = None,
     host: Annotated[str, typer.Option(help="Interface to listen on; loopback unless told otherwise.")] = "127.0.0.1",
     http_port: Annotated[int, typer.Option(help="0 takes a free one.", min=0, max=65535)] = 8000,
     grpc_port: Annotated[int, typer.Option(help="0 takes a free one.", min=0, max=65535)] = 8001,
@@ -198,6 +199,7 @@ def serve(
     options = ServeOptions(
         checkpoint=checkpoint,
         model_repository=model_repository,
+        tritonserver=tritonserver,
         parameters=parameters,
         grpc_address=host,
         http_address=host,

@@ -38,8 +38,9 @@ def _bind(held: contextlib.ExitStack, purpose: str, address: str, port: int) -> 
 def _refusal(purpose: str, address: str, port: int, error: OSError) -> str:
     if error.errno == errno.EADDRINUSE:
         return (
-            f"{purpose} port {port} on {address} is taken: stop the program that listens there or choose another port"
+            f"{purpose} port {port} on {address} is taken: stop the program that listens there, "
+            f"or choose another with --{purpose.lower()}-port"
         )
     if error.errno == errno.EACCES:
-        return f"{purpose} port {port} on {address} needs root: choose a port above 1023"
+        return f"{purpose} port {port} on {address} needs root: choose one above 1023 with --{purpose.lower()}-port"
     return f"{purpose} port {port} on {address} cannot be listened on: {error.strerror}"

@@ -47,7 +47,6 @@ def write(
     """
     overrides = dict(parameters or {})
     if checkpoint_folder is not None:
-        checkpoint.check(checkpoint_folder)
         overrides["gpt_model_path"] = str(checkpoint_folder.resolve())
         # The repository's own dtype is for the checkpoint that it came with.
         overrides.setdefault("dtype", "auto")

@@ -108,7 +108,8 @@ class Supervisor:
                     return True
             if self._wait(0.1):
                 return False
-        raise ConfigurationError(f"tritonserver was not ready within {plan.options.ready_timeout:.0f} s")
+        waited = f"tritonserver was not ready within {plan.options.ready_timeout:.0f} s"
+        raise ConfigurationError(f"{waited}: --ready-timeout gives it longer, --verbose shows its log")
 
     def _start_failure(self) -> str:
         self._log.join(5.0)
