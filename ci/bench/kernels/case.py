@@ -59,6 +59,12 @@ def same_way(function: Callable[..., Result]) -> Callable[[Inputs], Callable[[],
     return lambda inputs: lambda: function(*inputs)
 
 
+def as_it_is(result: Any) -> Result:
+    """The whole result."""
+    whole: Result = result
+    return whole
+
+
 @dataclass(frozen=True)
 class Goal:
     """What is to be reached. Each number that is given must hold; a ratio whose peer is not found is left unjudged."""
@@ -87,6 +93,8 @@ class Peer:
     on_cpu: bool = False
     # False: its result is not compared (another rounding, another random stream); say why in a comment.
     comparable: bool = True
+    # Ours in another form (bf16 beside fp8, two launches beside one): a ratio may name it, "best" does not mean it.
+    own: bool = False
 
 
 @dataclass(frozen=True)
@@ -118,8 +126,11 @@ class Case:
     run_deterministic: Callable[[Inputs], Result] | None = None
     # By operation as `tuned` is asked: the configurations that the tuning script tries on this case.
     candidates: Mapping[str, Sequence[Mapping[str, int]]] = field(default_factory=dict)
-    # Cases of one group are also judged together, by the geometric mean of their fractions and ratios.
+    # Cases of one group are judged together, by the geometric means of their fractions, rates and ratios.
     group: str = ""
+    # What of a result is compared, if not all of it as it is: such as quantised values times their scales. Applied to
+    # our result and the peers'; the reference gives what is compared.
+    compared: Callable[[Any], Result] = as_it_is
     # False: the result is random or chosen among equals, so that only `check` (below) can judge it.
     comparable: bool = True
     # A judgement of its own instead of, or beside, the comparison: raises AssertionError for a wrong result.

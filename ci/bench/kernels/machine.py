@@ -1,0 +1,143 @@
+"""What this GPU does at best, measured in the same process as the kernels: the rates that every fraction is of.
+
+Copy and read of 8 GB; bf16, fp8 and int8 products of 8192^3 by cuBLAS on random data (zeros draw less power and run
+faster); the gap between replays of a graph that does nearly nothing. Knows no kernel of ours.
+"""
+
+from __future__ import annotations
+
+import platform
+import shutil
+import statistics
+import subprocess
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from datetime import datetime, timezone
+from typing import Any
+
+import torch
+import triton
+
+SIDE = 8192
+STREAM_BYTES = 8 * 10**9
+REPEATS = 20
+CLOCK_QUERY = "clocks.sm,clocks.mem,clocks.max.sm,power.limit,temperature.gpu,driver_version"
+
+
+@dataclass(frozen=True)
+class Rates:
+    """Bytes and operations a second; 0 where the device has no such product."""
+
+    copy: float
+    read: float
+    bf16: float
+    fp8: float
+    int8: float
+    replay_gap_us: float
+
+    @property
+    def bandwidth(self) -> float:
+        """The better of copy and read, bytes a second."""
+        return max(self.copy, self.read)
+
+    def floor_us(self, bytes_moved: int, flops: int, rate: str) -> float:
+        """The least time for a call: of its bytes, or of its operations at the named matrix rate."""
+        matrix = getattr(self, rate)
+        return max(bytes_moved / self.bandwidth, flops / matrix if flops and matrix else 0.0) * 1e6
+
+
+def measure_rates(device: torch.device) -> Rates:
+    """About 15 seconds."""
+    free, _ = torch.cuda.mem_get_info(device)
+    count = int(min(STREAM_BYTES, free // 4)) // 4
+    source = torch.randn(count, device=device)
+    target = torch.empty_like(source)
+    copy = 2 * 4 * count / _seconds(lambda: target.copy_(source))
+    read = 4 * count / _seconds(lambda: source.sum())
+    del source, target
+    return Rates(copy, read, *_matrix_rates(device), replay_gap_us=_replay_gap(device))
+
+
+def describe(device: torch.device, rates: Rates | None) -> dict[str, Any]:
+    """Device, clocks, versions, date and rates, as they go into the result file."""
+    found: dict[str, Any] = {
+        "date": datetime.now(timezone.utc).strftime("%Y-%m-%d %H:%M"),
+        "device": torch.cuda.get_device_name(device) if device.type == "cuda" else "none: dry run on a CPU",
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+        "triton": triton.__version__,
+    }
+    if device.type == "cuda":
+        found["cuda"] = torch.version.cuda
+        found["clocks"] = _clocks()
+    if rates is not None:
+        found["rates"] = asdict(rates)
+    return found
+
+
+def _matrix_rates(device: torch.device) -> tuple[float, float, float]:
+    """bf16, fp8 and int8 operations a second."""
+    flops = 2 * SIDE**3
+    a, b = (torch.randn(SIDE, SIDE, device=device) for _ in range(2))
+    a16, b16 = a.bfloat16(), b.bfloat16()
+    bf16 = flops / _seconds(lambda: a16 @ b16)
+    del a16, b16
+    int8 = _rate_or_none(flops, lambda: torch._int_mm, *(x.mul(40).clamp(-127, 127).to(torch.int8) for x in (a, b)))
+    fp8 = 0.0
+    if torch.cuda.get_device_capability(device) >= (8, 9):
+        one = torch.ones((), device=device)
+
+        def scaled_mm() -> Callable[..., Any]:
+            return lambda x, y: torch._scaled_mm(x, y, one, one, out_dtype=torch.bfloat16, use_fast_accum=True)
+
+        # The second factor lies column by column, as cuBLAS wants it.
+        fp8 = _rate_or_none(flops, scaled_mm, a.to(torch.float8_e4m3fn), b.to(torch.float8_e4m3fn).t())
+    return bf16, fp8, int8
+
+
+def _rate_or_none(flops: int, get: Callable[[], Callable[..., Any]], *arguments: Any) -> float:
+    """Operations a second of `get()(*arguments)`; 0, and a line, where this build of torch has no such product."""
+    try:
+        function = get()
+        return flops / _seconds(lambda: function(*arguments))
+    except (AttributeError, RuntimeError) as error:
+        print(f"no rate for {get.__name__} of {arguments[0].dtype}: {error}")
+        return 0.0
+
+
+def _seconds(call: Callable[[], Any]) -> float:
+    """Median time of a call that is long enough to be timed alone."""
+    for _ in range(3):
+        call()
+    pairs = [(torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)) for _ in range(REPEATS)]
+    for begin, end in pairs:
+        begin.record()
+        call()
+        end.record()
+    torch.cuda.synchronize()
+    return statistics.median(begin.elapsed_time(end) for begin, end in pairs) * 1e-3
+
+
+def _replay_gap(device: torch.device) -> float:
+    """Microseconds from one replay of a graph of one tiny kernel to the next."""
+    one = torch.zeros(1, device=device)
+    graph = torch.cuda.CUDAGraph()
+    one.add_(1)
+    with torch.cuda.graph(graph):
+        one.add_(1)
+
+    def replays() -> None:
+        for _ in range(1000):
+            graph.replay()
+
+    return _seconds(replays) * 1e3
+
+
+def _clocks() -> str:
+    """Clocks, power limit, temperature and driver as nvidia-smi tells them."""
+    tool = shutil.which("nvidia-smi")
+    if tool is None:
+        return "unknown: no nvidia-smi"
+    command = [tool, f"--query-gpu={CLOCK_QUERY}", "--format=csv,noheader"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    return f"{CLOCK_QUERY}: {done.stdout.strip()}"
