@@ -5,20 +5,36 @@ Torch in, torch out. Knows no request, no model and no scheduler; importing it n
 
 from inflight_kernels.functions import (
     decode_attention,
+    fused_moe,
+    int4_linear,
+    linear,
     philox_uniform,
     prefill_attention,
     rms_norm,
     rope_and_kv_write,
+    route_experts,
     sample,
+    scaled_linear,
     silu_and_mul,
 )
+from inflight_kernels.weight_formats import Int4Weight, pack_int4, quantize_weight, repack_awq, repack_gptq
 
 __all__ = [
+    "Int4Weight",
     "decode_attention",
+    "fused_moe",
+    "int4_linear",
+    "linear",
+    "pack_int4",
     "philox_uniform",
     "prefill_attention",
+    "quantize_weight",
+    "repack_awq",
+    "repack_gptq",
     "rms_norm",
     "rope_and_kv_write",
+    "route_experts",
     "sample",
+    "scaled_linear",
     "silu_and_mul",
 ]

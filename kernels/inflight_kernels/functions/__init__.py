@@ -8,16 +8,23 @@ dtype or stride that they cannot take. The same stem in `reference/` is the func
 
 from inflight_kernels.functions.activation import silu_and_mul
 from inflight_kernels.functions.attention import decode_attention, prefill_attention
+from inflight_kernels.functions.linear import int4_linear, linear, scaled_linear
+from inflight_kernels.functions.moe import fused_moe, route_experts
 from inflight_kernels.functions.norm import rms_norm
 from inflight_kernels.functions.rope import rope_and_kv_write
 from inflight_kernels.functions.sampling import philox_uniform, sample
 
 __all__ = [
     "decode_attention",
+    "fused_moe",
+    "int4_linear",
+    "linear",
     "philox_uniform",
     "prefill_attention",
     "rms_norm",
     "rope_and_kv_write",
+    "route_experts",
     "sample",
+    "scaled_linear",
     "silu_and_mul",
 ]

@@ -5,6 +5,8 @@ Shapes and promises are documented in `inflight_kernels.functions`; nothing here
 
 from inflight_kernels.reference.activation import silu_and_mul
 from inflight_kernels.reference.attention import decode_attention, prefill_attention
+from inflight_kernels.reference.linear import int4_linear, linear, scaled_linear
+from inflight_kernels.reference.moe import fused_moe, route_experts
 from inflight_kernels.reference.norm import rms_norm
 from inflight_kernels.reference.philox import philox_uniform
 from inflight_kernels.reference.rope import rope_and_kv_write
@@ -12,10 +14,15 @@ from inflight_kernels.reference.sampling import sample
 
 __all__ = [
     "decode_attention",
+    "fused_moe",
+    "int4_linear",
+    "linear",
     "philox_uniform",
     "prefill_attention",
     "rms_norm",
     "rope_and_kv_write",
+    "route_experts",
     "sample",
+    "scaled_linear",
     "silu_and_mul",
 ]

@@ -1,0 +1,154 @@
+"""How quantised weights lie in memory, and the way there from a float weight or from a checkpoint. Runs once, at load.
+
+8 bits: (N, K) float8_e4m3fn or int8 with a float32 scale for each output channel; w = q * scale.
+
+4 bits: w[n, k] = (q[n, k] - zero[g, n]) * scale[g, n] with q and zero whole numbers and g the group of k. `Int4Weight`
+keeps q as the kernel reads it. K is cut into blocks of 128 (the last one padded); of a block, row n is 32 words of 16
+bits, and word j carries four values of k that lie 32 apart, one in each nibble:
+
+    qweight[b, n, j]   bits 15..12      11..8       7..4        3..0
+                       k = 128 b + 96+j  64+j       32+j         j         j = 0..31
+
+So each shift of a tile of words gives 32 neighbouring columns of the weight, in the places where they were loaded, and
+128 rows of a block are one run of 8 KiB.
+
+Checkpoints, both with eight nibbles in an int32, K inputs and N outputs:
+
+    GPTQ   qweight (K / 8, N)   nibble i of word (r, n) is q[n, 8 r + i]
+           qzeros  (G, N / 8)   nibble i of word (g, c) is zero[g, 8 c + i] minus zero_offset: 1 in the first format
+                                ("gptq"), 0 in the second ("gptq_v2")
+           scales  (G, N)       g_idx (K,): the group of each k, absent or k // group_size where columns were not
+                                reordered by activation
+    AWQ    qweight (K, N / 8)   nibble i of word (k, c) is q[8 c + AWQ_ORDER[i], k]
+           qzeros  (G, N / 8)   likewise, plain; scales (G, N)
+
+Knows no kernel and no device.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+INT4_BLOCK = 128
+"""Columns of a weight that lie together in an Int4Weight."""
+INT4_PLANE = 32
+"""Columns that one nibble of the words of a row carries; a group must hold whole planes."""
+AWQ_ORDER = (0, 2, 4, 6, 1, 3, 5, 7)
+"""Which of its eight outputs each nibble of an AWQ word holds, from the lowest bits up."""
+QUANTIZED_MAX = {torch.float8_e4m3fn: 448.0, torch.int8: 127.0}
+"""The largest magnitude of each 8-bit dtype that weights and activations are quantised to."""
+
+
+class Int4Weight(NamedTuple):
+    """A 4-bit weight (N, K) in the layout drawn above. `permutation` says which input column each k reads, if not k."""
+
+    qweight: Tensor
+    """(ceil(K / 128), N, 32) int16."""
+    scales: Tensor
+    """(K / group_size, N), float; its dtype is the dtype that weights are dequantised to."""
+    zeros: Tensor
+    """(K / group_size, N) int8, 0 to 16."""
+    in_features: int
+    permutation: Tensor | None = None
+    """(K,) int64 or None: column k of the stored weight belongs to column permutation[k] of x."""
+
+    @property
+    def group_size(self) -> int:
+        """Columns that share a scale."""
+        return self.in_features // self.scales.shape[0]
+
+    def dequantize(self) -> Tensor:
+        """The float weight (N, K), its columns in the order of x, rounded once to the dtype of the scales."""
+        scales, zeros = (t.float().repeat_interleave(self.group_size, 0).T for t in (self.scales, self.zeros))
+        weight = ((unpack_int4(self.qweight)[:, : self.in_features] - zeros) * scales).to(self.scales.dtype)
+        if self.permutation is None:
+            return weight
+        ordered = torch.empty_like(weight)
+        ordered[:, self.permutation] = weight
+        return ordered
+
+
+def quantize_weight(weight: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+    """(N, K) float to (N, K) float8_e4m3fn or int8 and (N,) float32 scales: absmax / max, 1 for a row of zeros."""
+    if dtype not in QUANTIZED_MAX:
+        raise ValueError(f"weights are quantised to float8_e4m3fn or int8, not to {dtype}")
+    limit = QUANTIZED_MAX[dtype]
+    values = weight.float()
+    absmax = values.abs().amax(1)
+    scale = torch.where(absmax > 0, absmax / limit, 1.0)
+    scaled = (values / scale[:, None]).clamp(-limit, limit)
+    return (scaled.round() if dtype == torch.int8 else scaled).to(dtype), scale
+
+
+def pack_int4(q: Tensor) -> Tensor:
+    """(N, K) whole numbers 0 to 15 to the words of an Int4Weight; a K that is no multiple of 128 is filled with 0."""
+    rows, columns = q.shape
+    blocks = -(-columns // INT4_BLOCK)
+    padded = q.new_zeros((rows, blocks * INT4_BLOCK), dtype=torch.int32)
+    padded[:, :columns] = q
+    planes = padded.view(rows, blocks, 4, INT4_PLANE).permute(2, 1, 0, 3)
+    words = planes[0] | planes[1] << 4 | planes[2] << 8 | planes[3] << 12
+    return words.to(torch.int16).contiguous()
+
+
+def unpack_int4(qweight: Tensor) -> Tensor:
+    """The inverse of `pack_int4`, (N, 128 * blocks) int32."""
+    planes = torch.stack([qweight.int() >> shift & 15 for shift in (0, 4, 8, 12)], 2)
+    return planes.permute(1, 0, 2, 3).reshape(qweight.shape[1], -1)
+
+
+def _nibbles(words: Tensor) -> Tensor:
+    """(..., W) int32 to (..., W, 8), from the lowest bits up."""
+    return words.int()[..., None] >> torch.arange(0, 32, 4, device=words.device, dtype=torch.int32) & 15
+
+
+def repack_awq(qweight: Tensor, qzeros: Tensor, scales: Tensor) -> Int4Weight:
+    """An AWQ checkpoint's tensors (drawn at the head of this file) as an Int4Weight; scales keep their dtype."""
+    inputs, outputs = qweight.shape[0], qweight.shape[1] * 8
+    _check_checkpoint(qzeros, scales, inputs, outputs)
+    place = torch.tensor(AWQ_ORDER, device=qweight.device).argsort()
+
+    def in_order(words: Tensor) -> Tensor:
+        return _nibbles(words)[..., place].flatten(1)
+
+    zeros = in_order(qzeros).to(torch.int8)
+    return Int4Weight(pack_int4(in_order(qweight).T), scales.contiguous(), zeros, inputs)
+
+
+def repack_gptq(
+    qweight: Tensor, qzeros: Tensor, scales: Tensor, g_idx: Tensor | None = None, zero_offset: int = 1
+) -> Int4Weight:
+    """A GPTQ checkpoint's tensors (drawn at the head of this file) as an Int4Weight; scales keep their dtype.
+
+    With a `g_idx` that is not k // group_size the columns are sorted by group, and the weight's `permutation` says
+    which column of x each one reads. Every group must then hold the same number of columns.
+    """
+    inputs, outputs = qweight.shape[0] * 8, qweight.shape[1]
+    group_size = _check_checkpoint(qzeros, scales, inputs, outputs)
+    zeros = (_nibbles(qzeros).flatten(1) + zero_offset).to(torch.int8)
+    q = _nibbles(qweight.T.contiguous()).flatten(1)
+    permutation = None
+    plain = torch.arange(inputs, device=qweight.device) // group_size
+    if g_idx is not None and not torch.equal(g_idx.long(), plain):
+        permutation = g_idx.long().argsort(stable=True)
+        if not torch.equal(g_idx.long()[permutation], plain):
+            raise ValueError(f"g_idx must name each of {scales.shape[0]} groups {group_size} times")
+        q = q[:, permutation]
+    return Int4Weight(pack_int4(q), scales.contiguous(), zeros, inputs, permutation)
+
+
+def _check_checkpoint(qzeros: Tensor, scales: Tensor, inputs: int, outputs: int) -> int:
+    groups = scales.shape[0]
+    if inputs % groups or (inputs // groups) % INT4_PLANE:
+        raise ValueError(
+            f"a group must be a multiple of {INT4_PLANE} columns that divides them: {inputs} columns, {groups} groups"
+        )
+    if scales.shape != (groups, outputs) or qzeros.shape != (groups, outputs // 8) or outputs % 8:
+        raise ValueError(
+            f"a weight of {outputs} outputs needs scales ({groups}, {outputs}) and qzeros ({groups}, {outputs // 8}), "
+            f"got {tuple(scales.shape)} and {tuple(qzeros.shape)}"
+        )
+    return inputs // groups
