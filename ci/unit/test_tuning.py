@@ -76,6 +76,8 @@ def test_a_trial_answers_on_every_device_and_collects_what_was_asked(table: Path
         assert ask(8) == ask(9, device=CPU) == 7
         assert ask(8, operation="prefill") == DEFAULT["BLOCK_N"]
     assert shapes == {(("batch", 8), ("dtype", "bf16")), (("batch", 9), ("dtype", "bf16"))}
+    with tuning.trying("decode", None):
+        assert ask(8) == DEFAULT["BLOCK_N"]
     assert ask(8) == 32
 
 

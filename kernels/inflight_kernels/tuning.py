@@ -36,8 +36,8 @@ REACH = 2.0
 Shape = tuple[tuple[str, "int | str"], ...]
 Config = Mapping[str, int]
 
-# What a tuning script is trying now, by operation, and the shapes that were asked for meanwhile.
-_trials: dict[str, tuple[Config, set[Shape]]] = {}
+# What a tuning script is trying now, by operation (None: the default), and the shapes that were asked for meanwhile.
+_trials: dict[str, tuple[Config | None, set[Shape]]] = {}
 
 
 def tuned(operation: str, shape: Mapping[str, int | str], default: Config, device: torch.device) -> Config:
@@ -45,7 +45,7 @@ def tuned(operation: str, shape: Mapping[str, int | str], default: Config, devic
     if _trials and operation in _trials:
         config, shapes = _trials[operation]
         shapes.add(tuple(shape.items()))
-        return config
+        return default if config is None else config
     if device.type != "cuda":
         return default
     index = torch.cuda.current_device() if device.index is None else device.index
@@ -56,8 +56,11 @@ def tuned(operation: str, shape: Mapping[str, int | str], default: Config, devic
 
 
 @contextmanager
-def trying(operation: str, config: Config) -> Iterator[set[Shape]]:
-    """While open, `tuned` answers `config` for `operation` on every device; yields the shapes it was asked for."""
+def trying(operation: str, config: Config | None) -> Iterator[set[Shape]]:
+    """While open, `tuned` answers `config` for `operation` on every device, or its default if None.
+
+    Yields the shapes that it was asked for.
+    """
     shapes: set[Shape] = set()
     _trials[operation] = (config, shapes)
     try:

@@ -13,10 +13,12 @@ import subprocess
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from datetime import datetime, timezone
+from functools import partial
 from typing import Any
 
 import torch
 import triton
+from torch import Tensor
 
 SIDE = 8192
 STREAM_BYTES = 8 * 10**9
@@ -48,14 +50,10 @@ class Rates:
 
 def measure_rates(device: torch.device) -> Rates:
     """About 15 seconds."""
-    free, _ = torch.cuda.mem_get_info(device)
-    count = int(min(STREAM_BYTES, free // 4)) // 4
-    source = torch.randn(count, device=device)
-    target = torch.empty_like(source)
-    copy = 2 * 4 * count / _seconds(lambda: target.copy_(source))
-    read = 4 * count / _seconds(lambda: source.sum())
-    del source, target
-    return Rates(copy, read, *_matrix_rates(device), replay_gap_us=_replay_gap(device))
+    copy, read = _stream_rates(device)
+    products = _products(device)
+    matrix = {name: _rate(name, *product) for name, product in products.items()}
+    return Rates(copy, read, **{"bf16": 0.0, "fp8": 0.0, "int8": 0.0} | matrix, replay_gap_us=_replay_gap(device))
 
 
 def describe(device: torch.device, rates: Rates | None) -> dict[str, Any]:
@@ -75,44 +73,48 @@ def describe(device: torch.device, rates: Rates | None) -> dict[str, Any]:
     return found
 
 
-def _matrix_rates(device: torch.device) -> tuple[float, float, float]:
-    """bf16, fp8 and int8 operations a second."""
-    flops = 2 * SIDE**3
-    a, b = (torch.randn(SIDE, SIDE, device=device) for _ in range(2))
-    a16, b16 = a.bfloat16(), b.bfloat16()
-    bf16 = flops / _seconds(lambda: a16 @ b16)
-    del a16, b16
-    int8 = _rate_or_none(flops, lambda: torch._int_mm, *(x.mul(40).clamp(-127, 127).to(torch.int8) for x in (a, b)))
-    fp8 = 0.0
+def _stream_rates(device: torch.device) -> tuple[float, float]:
+    """Bytes a second of a copy (read and written) and of a sum."""
+    free, _ = torch.cuda.mem_get_info(device)
+    count = int(min(STREAM_BYTES, free // 4)) // 4
+    source = torch.randn(count, device=device)
+    target = torch.empty_like(source)
+    return 2 * 4 * count / _seconds(target.copy_, source), 4 * count / _seconds(source.sum)
+
+
+def _products(device: torch.device) -> dict[str, tuple[Callable[..., Any], Tensor, Tensor]]:
+    """By rate, the library's product and its random factors."""
+    x, y = torch.randn(SIDE, SIDE, device=device), torch.randn(SIDE, SIDE, device=device)
+    int8 = [factor.mul(40).clamp(-127, 127).to(torch.int8) for factor in (x, y)]
+    products: dict[str, tuple[Callable[..., Any], Tensor, Tensor]] = {
+        "bf16": (torch.mm, x.bfloat16(), y.bfloat16()),
+        "int8": (torch._int_mm, int8[0], int8[1].t()),
+    }
     if torch.cuda.get_device_capability(device) >= (8, 9):
         one = torch.ones((), device=device)
-
-        def scaled_mm() -> Callable[..., Any]:
-            return lambda x, y: torch._scaled_mm(x, y, one, one, out_dtype=torch.bfloat16, use_fast_accum=True)
-
+        scaled = partial(torch._scaled_mm, scale_a=one, scale_b=one, out_dtype=torch.bfloat16, use_fast_accum=True)
         # The second factor lies column by column, as cuBLAS wants it.
-        fp8 = _rate_or_none(flops, scaled_mm, a.to(torch.float8_e4m3fn), b.to(torch.float8_e4m3fn).t())
-    return bf16, fp8, int8
+        products["fp8"] = (scaled, x.to(torch.float8_e4m3fn), y.to(torch.float8_e4m3fn).t())
+    return products
 
 
-def _rate_or_none(flops: int, get: Callable[[], Callable[..., Any]], *arguments: Any) -> float:
-    """Operations a second of `get()(*arguments)`; 0, and a line, where this build of torch has no such product."""
+def _rate(name: str, product: Callable[..., Any], x: Tensor, y: Tensor) -> float:
+    """Operations a second; 0, and a line, where this build of torch cannot."""
     try:
-        function = get()
-        return flops / _seconds(lambda: function(*arguments))
-    except (AttributeError, RuntimeError) as error:
-        print(f"no rate for {get.__name__} of {arguments[0].dtype}: {error}")
+        return 2 * SIDE**3 / _seconds(product, x, y)
+    except RuntimeError as error:
+        print(f"no {name} rate: {error}")
         return 0.0
 
 
-def _seconds(call: Callable[[], Any]) -> float:
+def _seconds(call: Callable[..., Any], *arguments: Any) -> float:
     """Median time of a call that is long enough to be timed alone."""
     for _ in range(3):
-        call()
+        call(*arguments)
     pairs = [(torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)) for _ in range(REPEATS)]
     for begin, end in pairs:
         begin.record()
-        call()
+        call(*arguments)
         end.record()
     torch.cuda.synchronize()
     return statistics.median(begin.elapsed_time(end) for begin, end in pairs) * 1e-3
