@@ -22,7 +22,8 @@ TORCH_INDEX ?=
 PIP := $(BIN)/python -m pip --disable-pip-version-check
 PIP_INSTALL := $(PIP) install --constraint constraints.txt --no-warn-script-location
 
-.PHONY: help serve test unit kernels L0 lint bench load-test default-model image test-gpu clean
+.PHONY: help serve test unit kernels L0 lint bench load-test default-model image test-gpu gpu-bench-kernels \
+  gpu-tune-kernels clean
 
 help: ## list these
 	@sed -n 's/^\([a-zA-Z0-9-]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | while IFS=$$'\t' read -r word meaning; do \
@@ -78,6 +79,13 @@ default-model: $(READY) ## train the default checkpoint again
 test-gpu: ## run kernel tests and engine parity on this machine's GPU, with this machine's Python
 	PYTHONPATH=backend:kernels:client $(PYTHON) -m pytest -p no:cacheprovider ci/kernels $(ARGS)
 	PYTHONPATH=backend:kernels:client $(PYTHON) -m pytest -p no:cacheprovider -m gpu ci/unit $(ARGS)
+
+# As for test-gpu. Without a GPU both are dry runs, which measure nothing.
+gpu-bench-kernels: ## measure the kernels on this machine's GPU against its rates and every peer found
+	PYTHONPATH=.:backend:kernels:client $(if $(wildcard $(READY)),$(BIN)/python,$(PYTHON)) -m ci.bench.kernels $(ARGS)
+
+gpu-tune-kernels: ## find the kernels' fastest configurations on this machine's GPU, and keep them as its table
+	PYTHONPATH=.:backend:kernels:client $(if $(wildcard $(READY)),$(BIN)/python,$(PYTHON)) -m ci.bench.kernels.tune $(ARGS)
 
 image: ## build the container image with docker, podman or buildah
 	@if tool=$$(command -v docker || command -v podman); then exec "$$tool" build --tag $(IMAGE) $(ARGS) .; \

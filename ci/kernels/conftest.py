@@ -13,8 +13,8 @@ from pathlib import Path
 import pytest
 import torch
 
-# kernel_cases.py is shared by the tests of this folder, whatever pytest's import mode.
-sys.path.insert(0, str(Path(__file__).parent))
+# kernel_cases.py is shared by the tests of this folder, whatever pytest's import mode; ci.bench is imported too.
+sys.path[:0] = [str(Path(__file__).parent), str(Path(__file__).parents[2])]
 
 HAS_GPU = torch.cuda.is_available()
 if not HAS_GPU and os.environ.get("TRITON_INTERPRET") != "1":

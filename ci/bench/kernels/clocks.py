@@ -54,7 +54,7 @@ class Clock(Protocol):
 
 
 class DryClock:
-    """Calls each contender once with each of two sets of inputs, and times nothing."""
+    """Calls each contender once, with the second of two sets of inputs, and times nothing."""
 
     device = torch.device("cpu")
 
@@ -65,8 +65,7 @@ class DryClock:
     def race(self, contenders: dict[str, Contender], seconds: float) -> tuple[dict[str, Times], dict[str, str]]:
         """No times; what contenders raise is raised."""
         for calls in contenders.values():
-            for call in calls:
-                call()
+            calls[-1]()
         return {}, {}
 
 

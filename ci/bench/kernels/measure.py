@@ -111,7 +111,8 @@ def _contenders(
         contenders[name] = [functools.partial(run, inputs) for inputs in sets]
     for name, peer in case.peers.items():
         if not peers.usable(peer, device, found):
-            row.without[name] = f"{peer.needs} is not installed" if found.get(peer.needs) is None else "needs a GPU"
+            missing = peer.needs and found.get(peer.needs) is None
+            row.without[name] = f"{peer.needs} is not installed" if missing else "needs a GPU"
             continue
         try:
             calls = [peer.prepare(inputs) for inputs in sets]
