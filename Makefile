@@ -27,7 +27,7 @@ PIP_INSTALL := $(PIP) install --constraint constraints.txt --no-warn-script-loca
 
 help: ## list these
 	@sed -n 's/^\([a-zA-Z0-9-]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | while IFS=$$'\t' read -r word meaning; do \
-	  printf '  make %-14s %s\n' "$$word" "$$meaning"; done
+	  printf '  make %-17s %s\n' "$$word" "$$meaning"; done
 
 $(READY): pyproject.toml constraints.txt
 	@command -v $(PYTHON) >/dev/null || { echo "There is no $(PYTHON) here: name a Python 3.10 to 3.13 with make PYTHON=…" >&2; exit 1; }
@@ -80,12 +80,15 @@ test-gpu: ## run kernel tests and engine parity on this machine's GPU, with this
 	PYTHONPATH=backend:kernels:client $(PYTHON) -m pytest -p no:cacheprovider ci/kernels $(ARGS)
 	PYTHONPATH=backend:kernels:client $(PYTHON) -m pytest -p no:cacheprovider -m gpu ci/unit $(ARGS)
 
-# As for test-gpu. Without a GPU both are dry runs, which measure nothing.
+# A machine lent for these may have no .venv either. Without a GPU both are dry runs, which measure nothing.
+GPU_PYTHON ?= $(if $(wildcard $(BIN)/python),$(BIN)/python,$(PYTHON))
+GPU_BENCH := PYTHONPATH=.:backend:kernels:client $(GPU_PYTHON) -m ci.bench.kernels
+
 gpu-bench-kernels: ## measure the kernels on this machine's GPU against its rates and every peer found
-	PYTHONPATH=.:backend:kernels:client $(if $(wildcard $(READY)),$(BIN)/python,$(PYTHON)) -m ci.bench.kernels $(ARGS)
+	$(GPU_BENCH) $(ARGS)
 
 gpu-tune-kernels: ## find the kernels' fastest configurations on this machine's GPU, and keep them as its table
-	PYTHONPATH=.:backend:kernels:client $(if $(wildcard $(READY)),$(BIN)/python,$(PYTHON)) -m ci.bench.kernels.tune $(ARGS)
+	$(GPU_BENCH).tune $(ARGS)
 
 image: ## build the container image with docker, podman or buildah
 	@if tool=$$(command -v docker || command -v podman); then exec "$$tool" build --tag $(IMAGE) $(ARGS) .; \
