@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -10,10 +11,63 @@ from kernel_cases import child_environment
 
 
 def test_every_kernel_compiles_without_spills_or_regressions() -> None:
-    # A process of its own: in this one the kernels may be interpreted instead of compiled.
+    # A process of its own: in this one the kernels may be interpreted instead of compiled. Of what did not change
+    # since the table was kept, only a sample is compiled again.
     script = Path(__file__).with_name("aot.py")
     command = [sys.executable, script]
     done = subprocess.run(command, env=child_environment(), capture_output=True, text=True, timeout=600)
     assert done.returncode == 0, done.stderr
     for architecture in ("sm_80", "sm_90", "sm_100"):
         assert architecture in done.stdout
+
+
+DIGESTS = """
+import importlib.util, itertools, sys
+from pathlib import Path
+import torch
+from aot_compile import record
+
+SOURCE = '''
+import triton
+import triton.language as tl
+
+SCALE: tl.constexpr = tl.constexpr(2)
+
+@triton.jit
+def helper(x):
+    return x * SCALE
+
+@triton.jit
+def kernel(x_ptr, n, pair, BLOCK: tl.constexpr):
+    offs = tl.arange(0, BLOCK)
+    tl.store(x_ptr + offs, helper(tl.load(x_ptr + offs)) + pair[1], mask=offs < n)
+'''
+
+numbers = itertools.count()
+
+def digest(source, n=32, pair=(1, 5), warps=4):
+    # A file of its own each time: bytecode is cached by second and size.
+    path = Path(sys.argv[1], f"made_kernel_{next(numbers)}.py")
+    path.write_text(source)
+    spec = importlib.util.spec_from_file_location("made_kernel", path)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    x = torch.empty(32, device="meta")
+    [launch] = record(lambda: module.kernel[(1,)](x, n, pair, BLOCK=32, num_warps=warps), 90)
+    assert launch.signature == {"x_ptr": "*fp32", "n": "i32", "pair": ("constexpr", "i32"), "BLOCK": "constexpr"}
+    return launch.digest(90)
+
+first = digest(SOURCE)
+assert digest("# a line more\\n" + SOURCE) == first
+others = [digest(SOURCE.replace("x * SCALE", "x + SCALE")), digest(SOURCE.replace("(2)", "(3)")), digest(SOURCE, n=31),
+          digest(SOURCE, warps=8)]
+assert len({first, *others}) == 5, others
+"""
+
+
+def test_a_digest_changes_with_all_that_the_compiler_sees_and_with_nothing_else(tmp_path: Path) -> None:
+    environment = child_environment()
+    environment["PYTHONPATH"] = f"{Path(__file__).parent}{os.pathsep}{environment['PYTHONPATH']}"
+    command = [sys.executable, "-c", DIGESTS, tmp_path]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
