@@ -1,0 +1,209 @@
+"""The three kernels of a mixture of experts: gate and up with SwiGLU, down, and the weighted sum over choices.
+
+A program of the first two owns one tile of `_moe_align` (rows of one expert) and one tile of that expert's weight rows.
+Rows are gathered from the tokens for the first product, lie in the order of the experts between the two, and are
+scattered back to their pairs by the second. A row's sums run over K in steps of BLOCK_K whatever stands in the tile's
+other rows, so that for one configuration its bits do not depend on them.
+
+DIRECT: each pair is a tile of its own and nothing was aligned; for so few pairs that hardly two share an expert.
+SWAP_AB: the weight's rows stand on the side of the matrix unit that is 64 rows tall, tokens on the side that may be
+as narrow as 16.
+"""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+
+@triton.jit
+def _find_tile(
+    experts_ptr, tiles_ptr, num_tiles_ptr, num_pairs, num_experts, most_tiles, num_tiles_n,
+    GROUP_M: tl.constexpr, DIRECT: tl.constexpr,
+):  # fmt: skip
+    """This program's expert (-1: it has no work), its first and last place, and its tile of weight rows.
+
+    GROUP_M tiles of rows meet all weight rows before the next ones do, so that both stay in L2.
+    """
+    pid = tl.program_id(0)
+    num_tiles = num_pairs if DIRECT else tl.load(num_tiles_ptr)
+    per_group = GROUP_M * num_tiles_n
+    first_m = (pid // per_group) * GROUP_M
+    group_m = tl.maximum(tl.minimum(num_tiles - first_m, GROUP_M), 1)
+    inside = pid % per_group
+    pid_m = first_m + inside % group_m
+    pid_n = inside // group_m
+    live = pid_m < num_tiles
+    if DIRECT:
+        expert = tl.load(experts_ptr + pid_m, mask=live, other=-1)
+        expert = tl.where(expert < num_experts, expert, -1)
+        begin = pid_m
+        end = pid_m + 1
+    else:
+        expert = tl.load(tiles_ptr + pid_m, mask=live, other=-1)
+        begin = tl.load(tiles_ptr + most_tiles + pid_m, mask=live, other=0)
+        end = tl.load(tiles_ptr + 2 * most_tiles + pid_m, mask=live, other=0)
+    return expert, begin, end, pid_n
+
+
+@triton.jit
+def _dot(rows, weight, acc, SWAP_AB: tl.constexpr):
+    """acc + rows weight^T, or its transpose; exact products keep float32 comparable to the reference."""
+    if SWAP_AB:
+        return tl.dot(weight, rows.T, acc, input_precision="ieee")
+    else:
+        return tl.dot(rows, weight.T, acc, input_precision="ieee")
+
+
+@triton.jit
+def moe_gate_up_kernel(
+    x_ptr,
+    w_ptr,
+    act_ptr,
+    experts_ptr,
+    order_ptr,
+    tiles_ptr,
+    num_tiles_ptr,
+    num_pairs,
+    num_experts,
+    most_tiles,
+    hidden_size,
+    intermediate_size,
+    stride_xt,
+    stride_we,
+    stride_wn,
+    TOP_K: tl.constexpr,
+    DIRECT: tl.constexpr,
+    EVEN_K: tl.constexpr,
+    SWAP_AB: tl.constexpr,
+    GROUP_M: tl.constexpr,
+    BLOCK_M: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    BLOCK_K: tl.constexpr,
+):
+    expert, begin, end, pid_n = _find_tile(
+        experts_ptr, tiles_ptr, num_tiles_ptr, num_pairs, num_experts, most_tiles,
+        tl.cdiv(intermediate_size, BLOCK_N), GROUP_M, DIRECT,
+    )  # fmt: skip
+    if expert < 0:
+        return
+    offs_m = begin + tl.arange(0, BLOCK_M)
+    offs_n = pid_n * BLOCK_N + tl.arange(0, BLOCK_N)
+    offs_k = tl.arange(0, BLOCK_K)
+    mask_m = offs_m < end
+    pairs = offs_m if DIRECT else tl.load(order_ptr + offs_m, mask=mask_m, other=0)
+    tokens = (pairs // TOP_K).to(tl.int64)
+    x_ptrs = x_ptr + tokens[:, None] * stride_xt + offs_k[None, :]
+    # Rows past the last are the last again: their results are not stored, and the loads need no mask.
+    weight_rows = tl.minimum(offs_n, intermediate_size - 1)
+    gate_ptrs = w_ptr + expert.to(tl.int64) * stride_we + weight_rows[:, None] * stride_wn + offs_k[None, :]
+    up_ptrs = gate_ptrs + intermediate_size * stride_wn
+
+    shape_m: tl.constexpr = BLOCK_N if SWAP_AB else BLOCK_M
+    shape_n: tl.constexpr = BLOCK_M if SWAP_AB else BLOCK_N
+    gate = tl.zeros([shape_m, shape_n], dtype=tl.float32)
+    up = tl.zeros([shape_m, shape_n], dtype=tl.float32)
+    for start in tl.range(0, hidden_size, BLOCK_K):
+        if EVEN_K:
+            x = tl.load(x_ptrs + start, mask=mask_m[:, None], other=0.0)
+            w_gate = tl.load(gate_ptrs + start)
+            w_up = tl.load(up_ptrs + start)
+        else:
+            mask_k = (start + offs_k < hidden_size)[None, :]
+            x = tl.load(x_ptrs + start, mask=mask_m[:, None] & mask_k, other=0.0)
+            w_gate = tl.load(gate_ptrs + start, mask=mask_k, other=0.0)
+            w_up = tl.load(up_ptrs + start, mask=mask_k, other=0.0)
+        gate = _dot(x, w_gate, gate, SWAP_AB)
+        up = _dot(x, w_up, up, SWAP_AB)
+
+    act = gate / (1.0 + tl.exp(-gate)) * up
+    if SWAP_AB:
+        act = act.T
+    act_ptrs = act_ptr + offs_m.to(tl.int64)[:, None] * intermediate_size + offs_n[None, :]
+    tl.store(act_ptrs, act.to(act_ptr.dtype.element_ty), mask=mask_m[:, None] & (offs_n < intermediate_size)[None, :])
+
+
+@triton.jit
+def moe_down_kernel(
+    act_ptr,
+    w_ptr,
+    products_ptr,
+    experts_ptr,
+    order_ptr,
+    tiles_ptr,
+    num_tiles_ptr,
+    num_pairs,
+    num_experts,
+    most_tiles,
+    hidden_size,
+    intermediate_size,
+    stride_we,
+    stride_wn,
+    DIRECT: tl.constexpr,
+    EVEN_K: tl.constexpr,
+    SWAP_AB: tl.constexpr,
+    GROUP_M: tl.constexpr,
+    BLOCK_M: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    BLOCK_K: tl.constexpr,
+):
+    expert, begin, end, pid_n = _find_tile(
+        experts_ptr, tiles_ptr, num_tiles_ptr, num_pairs, num_experts, most_tiles,
+        tl.cdiv(hidden_size, BLOCK_N), GROUP_M, DIRECT,
+    )  # fmt: skip
+    if expert < 0:
+        return
+    offs_m = begin + tl.arange(0, BLOCK_M)
+    offs_n = pid_n * BLOCK_N + tl.arange(0, BLOCK_N)
+    offs_k = tl.arange(0, BLOCK_K)
+    mask_m = offs_m < end
+    act_ptrs = act_ptr + offs_m.to(tl.int64)[:, None] * intermediate_size + offs_k[None, :]
+    weight_rows = tl.minimum(offs_n, hidden_size - 1)
+    w_ptrs = w_ptr + expert.to(tl.int64) * stride_we + weight_rows[:, None] * stride_wn + offs_k[None, :]
+
+    shape_m: tl.constexpr = BLOCK_N if SWAP_AB else BLOCK_M
+    shape_n: tl.constexpr = BLOCK_M if SWAP_AB else BLOCK_N
+    acc = tl.zeros([shape_m, shape_n], dtype=tl.float32)
+    for start in tl.range(0, intermediate_size, BLOCK_K):
+        if EVEN_K:
+            act = tl.load(act_ptrs + start, mask=mask_m[:, None], other=0.0)
+            w = tl.load(w_ptrs + start)
+        else:
+            mask_k = (start + offs_k < intermediate_size)[None, :]
+            act = tl.load(act_ptrs + start, mask=mask_m[:, None] & mask_k, other=0.0)
+            w = tl.load(w_ptrs + start, mask=mask_k, other=0.0)
+        acc = _dot(act, w, acc, SWAP_AB)
+
+    if SWAP_AB:
+        acc = acc.T
+    pairs = offs_m if DIRECT else tl.load(order_ptr + offs_m, mask=mask_m, other=0)
+    products_ptrs = products_ptr + pairs.to(tl.int64)[:, None] * hidden_size + offs_n[None, :]
+    mask = mask_m[:, None] & (offs_n < hidden_size)[None, :]
+    tl.store(products_ptrs, acc.to(products_ptr.dtype.element_ty), mask=mask)
+
+
+@triton.jit
+def moe_combine_kernel(
+    products_ptr,
+    weights_ptr,
+    experts_ptr,
+    out_ptr,
+    num_experts,
+    hidden_size,
+    stride_ot,
+    TOP_K: tl.constexpr,
+    BLOCK_H: tl.constexpr,
+):
+    pid_t = tl.program_id(0).to(tl.int64)
+    offs_h = tl.program_id(1) * BLOCK_H + tl.arange(0, BLOCK_H)
+    mask_h = offs_h < hidden_size
+    total = tl.zeros([BLOCK_H], dtype=tl.float32)
+    for j in tl.static_range(TOP_K):
+        pair = pid_t * TOP_K + j
+        expert = tl.load(experts_ptr + pair)
+        # What is no expert's was never written: neither it nor its weight is read into the sum.
+        valid = (expert >= 0) & (expert < num_experts)
+        weight = tl.load(weights_ptr + pair, mask=valid, other=0.0)
+        product = tl.load(products_ptr + pair * hidden_size + offs_h, mask=mask_h & valid, other=0.0)
+        total += weight * product.to(tl.float32)
+    tl.store(out_ptr + pid_t * stride_ot + offs_h, total.to(out_ptr.dtype.element_ty), mask=mask_h)
