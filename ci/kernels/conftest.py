@@ -21,6 +21,10 @@ if not HAS_GPU and os.environ.get("TRITON_INTERPRET") != "1":
     if "triton" in sys.modules:
         raise pytest.UsageError("triton was imported without TRITON_INTERPRET=1: run ci/kernels in its own process")
     os.environ["TRITON_INTERPRET"] = "1"
+if not HAS_GPU:
+    from interpreter_fp8 import repair
+
+    repair()
 
 DEVICE = torch.device("cuda" if HAS_GPU else "cpu")
 

@@ -6,11 +6,13 @@ float16 or bfloat16. On a GPU no function here waits for the device, and the lau
 dtype or stride that they cannot take. The same stem in `reference/` is the function in torch, in `ops/` the kernel.
 """
 
-from inflight_kernels.functions.activation import silu_and_mul
+from inflight_kernels.functions.activation import silu_and_mul, silu_and_mul_quantized
 from inflight_kernels.functions.attention import decode_attention, prefill_attention
 from inflight_kernels.functions.linear import int4_linear, linear, scaled_linear
+from inflight_kernels.functions.lora import lora_add
 from inflight_kernels.functions.moe import fused_moe, route_experts
-from inflight_kernels.functions.norm import rms_norm
+from inflight_kernels.functions.norm import rms_norm, rms_norm_quantized
+from inflight_kernels.functions.quantization import quantize_per_token
 from inflight_kernels.functions.rope import rope_and_kv_write
 from inflight_kernels.functions.sampling import philox_uniform, sample
 
@@ -19,12 +21,16 @@ __all__ = [
     "fused_moe",
     "int4_linear",
     "linear",
+    "lora_add",
     "philox_uniform",
     "prefill_attention",
+    "quantize_per_token",
     "rms_norm",
+    "rms_norm_quantized",
     "rope_and_kv_write",
     "route_experts",
     "sample",
     "scaled_linear",
     "silu_and_mul",
+    "silu_and_mul_quantized",
 ]

@@ -1,7 +1,8 @@
-"""RMSNorm, alone and with the residual addition before it."""
+"""RMSNorm, alone and with the residual addition before it, and with its result quantised."""
 
 from __future__ import annotations
 
+import torch
 from torch import Tensor
 
 from inflight_kernels.dispatch import implementation
@@ -12,7 +13,23 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float, residual: Tensor | None = No
 
     Without `residual` returns the normalised tensor. With it, s = x + residual rounded to the dtype is what gets
     normalised, and (norm(s), s) is returned. Hugging Face Llama's rounding: the normalised value is rounded before it
-    is multiplied by the weight.
+    is multiplied by the weight. On a GPU a row's result is bitwise the same whatever the other rows.
     """
     result: Tensor | tuple[Tensor, Tensor] = implementation(x).rms_norm(x, weight, eps, residual)
+    return result
+
+
+def rms_norm_quantized(
+    x: Tensor,
+    weight: Tensor,
+    eps: float,
+    residual: Tensor | None = None,
+    dtype: torch.dtype = torch.float8_e4m3fn,
+) -> tuple[Tensor, Tensor] | tuple[Tensor, Tensor, Tensor]:
+    """The same, quantised in the same launch as `quantize_per_token` does.
+
+    Returns (q, scale), or (q, scale, s) with `residual`: q (..., H) of `dtype`, scale (...) float32, s as above.
+    """
+    result: tuple[Tensor, Tensor] | tuple[Tensor, Tensor, Tensor]
+    result = implementation(x).rms_norm_quantized(x, weight, eps, residual, dtype)
     return result

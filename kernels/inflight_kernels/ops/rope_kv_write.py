@@ -3,12 +3,22 @@
     n = round(weight * round(x / sqrt(mean(x^2) + eps)))        (only with norm weights, as Qwen3 does)
     [x1 x2 x3] = n      x1, x2 of R = rotary_dim / 2 elements, x3 the rest of the head
     y = round([x1 cos - x2 sin | x2 cos + x1 sin | x3])         (half-split rotation, as Llama and GPT-NeoX do)
+    k, v of a cache in float8_e4m3fn: round(clamp(y * (1 / k_scale), -448, 448)), v with v_scale
 
 q goes to a new tensor; k and v go to slot = block * block_size + offset of the cache, where slot >= 0.
-Bytes per token: 2 (Hq + 2 Hkv) D times the size of the dtype, and 8 R for the table; memory is the floor.
+
+Bytes per token in bf16: 4 (Hq + 2 Hkv) D, 8 R for the table's row, 16 for position and slot; a cache of one byte an
+element takes off 2 Hkv D. Some 6 operations an element, 10 with the norm: memory is the floor. 32/8 heads of 128:
+25104 bytes a token; 16384 tokens 411 MB, 96 us at 4.3 TB/s (fp8 cache 378 MB, 88 us); 64 tokens 1.6 MB, 0.4 us, so
+that latency decides: position, then the table's row, while q, k and v are already on their way.
+
+A head is normalised and rotated by a few threads of one warp alike in every launch, whatever the number of tokens: a
+token's result is bitwise the same alone and in any batch.
 """
 
 from __future__ import annotations
+
+from collections.abc import Mapping
 
 import torch
 import triton
@@ -25,29 +35,68 @@ from inflight_kernels.ops._checks import (
     check_vector,
     next_power_of_2,
 )
+from inflight_kernels.ops._quantize import LARGEST, check_fp8_device, quantized
+from inflight_kernels.ops._rows import num_programs
+from inflight_kernels.tuning import tuned
 
-# Elements of one kind of head that one program rotates: enough for 16-byte loads by four warps. Not measured yet.
-TILE_ELEMENTS = 1024
+# Heads of one program that rotates q, of one that handles k and v, their warps, and programs a multiprocessor and tile
+# of heads that stay and take token after token (0: one token each).
+CANDIDATES: tuple[Mapping[str, int], ...] = (
+    {"BLOCK_Q_HEADS": 8, "BLOCK_KV_HEADS": 8, "num_warps": 4, "PROGRAMS_PER_SM": 0},
+    {"BLOCK_Q_HEADS": 16, "BLOCK_KV_HEADS": 8, "num_warps": 4, "PROGRAMS_PER_SM": 0},
+    {"BLOCK_Q_HEADS": 32, "BLOCK_KV_HEADS": 8, "num_warps": 4, "PROGRAMS_PER_SM": 0},
+    {"BLOCK_Q_HEADS": 32, "BLOCK_KV_HEADS": 16, "num_warps": 8, "PROGRAMS_PER_SM": 0},
+    {"BLOCK_Q_HEADS": 16, "BLOCK_KV_HEADS": 8, "num_warps": 4, "PROGRAMS_PER_SM": 4},
+)
+
+
+def default_config(num_q_heads: int, num_kv_heads: int, head_dim: int) -> Mapping[str, int]:
+    """A launch for such heads. Not measured yet.
+
+    A program of q holds 2048 elements (16 heads of 128), one of k and v as many together: four warps move 16 bytes of
+    bf16 a thread with each load. Four and not two because triton 3.8 loads a row of the table straight into the layout
+    of the heads only if it has fewer elements than the program has threads; else it passes through shared memory.
+    """
+    tile = max(2048 // next_power_of_2(head_dim), 1)
+    return {
+        "BLOCK_Q_HEADS": min(tile, next_power_of_2(num_q_heads)),
+        "BLOCK_KV_HEADS": min(max(tile // 2, 1), next_power_of_2(num_kv_heads)),
+        "num_warps": 4,
+        "PROGRAMS_PER_SM": 0,
+    }
+
+
+@triton.jit
+def _store(ptrs, y, inverse_scale, dtype: tl.constexpr, QMAX: tl.constexpr, mask):
+    """Round `y` to `dtype`, and again to that of the cache if it has a scale."""
+    y = y.to(dtype)
+    if inverse_scale is not None:
+        y = quantized(y.to(tl.float32), inverse_scale, ptrs.dtype.element_ty, QMAX)
+    tl.store(ptrs, y, mask=mask)
 
 
 @triton.jit
 def _rotate(
-    in_ptrs, out_ptrs, mask_heads, cos, sin, weight_ptr, eps, HEAD_DIM: tl.constexpr, HALF: tl.constexpr,
-    HAS_NORM: tl.constexpr, BLOCK_HALF: tl.constexpr, BLOCK_REST: tl.constexpr
+    in_ptrs, out_ptrs, mask_heads, position, cos_sin_ptr, stride_table, weight_ptr, eps, inverse_scale,
+    HEAD_DIM: tl.constexpr, HALF: tl.constexpr, BLOCK_HALF: tl.constexpr, BLOCK_REST: tl.constexpr, QMAX: tl.constexpr
 ):  # fmt: skip
     """Norm and rotate one tile of heads; `in_ptrs`, `out_ptrs` (BLOCK_HEADS, 1) point at the heads' first elements."""
-    dtype = out_ptrs.dtype.element_ty
+    dtype = in_ptrs.dtype.element_ty
     offs_half = tl.arange(0, BLOCK_HALF)
     mask_half = offs_half < HALF
     mask = mask_heads[:, None] & mask_half[None, :]
     x1 = tl.load(in_ptrs + offs_half[None, :], mask=mask, other=0.0).to(tl.float32)
     x2 = tl.load(in_ptrs + HALF + offs_half[None, :], mask=mask, other=0.0).to(tl.float32)
+    # After x: the table's row waits for the position.
+    table_ptrs = cos_sin_ptr + position * stride_table + offs_half
+    cos = tl.load(table_ptrs, mask=mask_half, other=0.0)
+    sin = tl.load(table_ptrs + HALF, mask=mask_half, other=0.0)
     if BLOCK_REST > 0:
         offs_rest = 2 * HALF + tl.arange(0, BLOCK_REST)
         mask_rest_1d = offs_rest < HEAD_DIM
         mask_rest = mask_heads[:, None] & mask_rest_1d[None, :]
         x3 = tl.load(in_ptrs + offs_rest[None, :], mask=mask_rest, other=0.0).to(tl.float32)
-    if HAS_NORM:
+    if weight_ptr is not None:
         squares = tl.sum(x1 * x1, axis=1) + tl.sum(x2 * x2, axis=1)
         if BLOCK_REST > 0:
             squares += tl.sum(x3 * x3, axis=1)
@@ -59,10 +108,12 @@ def _rotate(
         if BLOCK_REST > 0:
             w3 = tl.load(weight_ptr + offs_rest, mask=mask_rest_1d, other=0.0).to(tl.float32)
             x3 = (x3 * inverse_rms).to(dtype).to(tl.float32) * w3[None, :]
-    tl.store(out_ptrs + offs_half[None, :], (x1 * cos[None, :] - x2 * sin[None, :]).to(dtype), mask=mask)
-    tl.store(out_ptrs + HALF + offs_half[None, :], (x2 * cos[None, :] + x1 * sin[None, :]).to(dtype), mask=mask)
+    y1 = x1 * cos[None, :] - x2 * sin[None, :]
+    y2 = x2 * cos[None, :] + x1 * sin[None, :]
+    _store(out_ptrs + offs_half[None, :], y1, inverse_scale, dtype, QMAX, mask)
+    _store(out_ptrs + HALF + offs_half[None, :], y2, inverse_scale, dtype, QMAX, mask)
     if BLOCK_REST > 0:
-        tl.store(out_ptrs + offs_rest[None, :], x3.to(dtype), mask=mask_rest)
+        _store(out_ptrs + offs_rest[None, :], x3, inverse_scale, dtype, QMAX, mask_rest)
 
 
 @triton.jit
@@ -79,6 +130,9 @@ def rope_kv_write_kernel(
     q_norm_weight_ptr,
     k_norm_weight_ptr,
     norm_eps,
+    k_inverse_scale,
+    v_inverse_scale,
+    num_tokens,
     stride_qt,
     stride_qh,
     stride_kt,
@@ -96,44 +150,44 @@ def rope_kv_write_kernel(
     NUM_Q_HEADS: tl.constexpr,
     NUM_KV_HEADS: tl.constexpr,
     BLOCK_SIZE: tl.constexpr,
-    HAS_NORM: tl.constexpr,
-    NUM_Q_TILES: tl.constexpr,
-    BLOCK_HEADS: tl.constexpr,
+    QMAX: tl.constexpr,
+    BLOCK_Q_HEADS: tl.constexpr,
+    BLOCK_KV_HEADS: tl.constexpr,
     BLOCK_HALF: tl.constexpr,
     BLOCK_REST: tl.constexpr,
     BLOCK_D: tl.constexpr,
 ):
-    pid_t = tl.program_id(0).to(tl.int64)
-    pid_h = tl.program_id(1)
-    position = tl.load(positions_ptr + pid_t)
-    offs_half = tl.arange(0, BLOCK_HALF)
-    table_ptrs = cos_sin_ptr + position * stride_table + offs_half
-    cos = tl.load(table_ptrs, mask=offs_half < HALF, other=0.0)
-    sin = tl.load(table_ptrs + HALF, mask=offs_half < HALF, other=0.0)
-
-    if pid_h < NUM_Q_TILES:
-        offs_h = (pid_h * BLOCK_HEADS + tl.arange(0, BLOCK_HEADS)).to(tl.int64)
-        in_ptrs = q_ptr + pid_t * stride_qt + offs_h[:, None] * stride_qh
-        out_ptrs = q_out_ptr + pid_t * stride_ot + offs_h[:, None] * stride_oh
-        _rotate(
-            in_ptrs, out_ptrs, offs_h < NUM_Q_HEADS, cos, sin, q_norm_weight_ptr, norm_eps,
-            HEAD_DIM, HALF, HAS_NORM, BLOCK_HALF, BLOCK_REST,
-        )  # fmt: skip
-    else:
-        slot = tl.load(slot_mapping_ptr + pid_t)
-        if slot >= 0:
-            offs_h = ((pid_h - NUM_Q_TILES) * BLOCK_HEADS + tl.arange(0, BLOCK_HEADS)).to(tl.int64)
-            mask_heads = offs_h < NUM_KV_HEADS
-            place = (slot // BLOCK_SIZE) * stride_cache_block + (slot % BLOCK_SIZE) * stride_cache_offset
-            out_offs = place + offs_h[:, None] * stride_cache_head
+    # Neighbouring programs take the tiles of one token: its row of q, k and v lies together, and so does the table's.
+    NUM_Q_TILES: tl.constexpr = (NUM_Q_HEADS + BLOCK_Q_HEADS - 1) // BLOCK_Q_HEADS
+    NUM_TILES: tl.constexpr = NUM_Q_TILES + (NUM_KV_HEADS + BLOCK_KV_HEADS - 1) // BLOCK_KV_HEADS
+    pid_h = tl.program_id(0) % NUM_TILES
+    for token in tl.range(tl.program_id(0) // NUM_TILES, num_tokens, tl.num_programs(0) // NUM_TILES):
+        pid_t = tl.cast(token, tl.int64)
+        position = tl.load(positions_ptr + pid_t)
+        if pid_h < NUM_Q_TILES:
+            offs_h = (pid_h * BLOCK_Q_HEADS + tl.arange(0, BLOCK_Q_HEADS)).to(tl.int64)
             _rotate(
-                k_ptr + pid_t * stride_kt + offs_h[:, None] * stride_kh, k_cache_ptr + out_offs, mask_heads, cos, sin,
-                k_norm_weight_ptr, norm_eps, HEAD_DIM, HALF, HAS_NORM, BLOCK_HALF, BLOCK_REST,
+                q_ptr + pid_t * stride_qt + offs_h[:, None] * stride_qh,
+                q_out_ptr + pid_t * stride_ot + offs_h[:, None] * stride_oh,
+                offs_h < NUM_Q_HEADS, position, cos_sin_ptr, stride_table, q_norm_weight_ptr, norm_eps, None,
+                HEAD_DIM, HALF, BLOCK_HALF, BLOCK_REST, QMAX,
             )  # fmt: skip
-            offs_d = tl.arange(0, BLOCK_D)
-            mask = mask_heads[:, None] & (offs_d < HEAD_DIM)[None, :]
-            v = tl.load(v_ptr + pid_t * stride_vt + offs_h[:, None] * stride_vh + offs_d[None, :], mask=mask)
-            tl.store(v_cache_ptr + out_offs + offs_d[None, :], v, mask=mask)
+        else:
+            slot = tl.load(slot_mapping_ptr + pid_t)
+            if slot >= 0:
+                offs_h = ((pid_h - NUM_Q_TILES) * BLOCK_KV_HEADS + tl.arange(0, BLOCK_KV_HEADS)).to(tl.int64)
+                mask_heads = offs_h < NUM_KV_HEADS
+                place = (slot // BLOCK_SIZE) * stride_cache_block + (slot % BLOCK_SIZE) * stride_cache_offset
+                out_offs = place + offs_h[:, None] * stride_cache_head
+                offs_d = tl.arange(0, BLOCK_D)
+                mask = mask_heads[:, None] & (offs_d < HEAD_DIM)[None, :]
+                v = tl.load(v_ptr + pid_t * stride_vt + offs_h[:, None] * stride_vh + offs_d[None, :], mask=mask)
+                _rotate(
+                    k_ptr + pid_t * stride_kt + offs_h[:, None] * stride_kh, k_cache_ptr + out_offs,
+                    mask_heads, position, cos_sin_ptr, stride_table, k_norm_weight_ptr, norm_eps, k_inverse_scale,
+                    HEAD_DIM, HALF, BLOCK_HALF, BLOCK_REST, QMAX,
+                )  # fmt: skip
+                _store(v_cache_ptr + out_offs + offs_d[None, :], v, v_inverse_scale, v.dtype, QMAX, mask)
 
 
 def _check(
@@ -146,6 +200,7 @@ def _check(
     v_cache: Tensor,
     slot_mapping: Tensor,
     norm_weights: tuple[Tensor | None, Tensor | None],
+    scales: tuple[float, float],
 ) -> None:
     if q.dim() != 3 or k.dim() != 3:
         raise ValueError(f"q and k must be (num_tokens, num_heads, head_dim), got {tuple(q.shape)}, {tuple(k.shape)}")
@@ -164,7 +219,13 @@ def _check(
         )
     check_vector("positions", positions, num_tokens, torch.int64)
     check_vector("slot_mapping", slot_mapping, num_tokens, torch.int64)
-    check_kv_cache(k_cache, v_cache, k.shape[1], head_dim, q.dtype)
+    quantized_cache = k_cache.dtype == torch.float8_e4m3fn
+    check_kv_cache(k_cache, v_cache, k.shape[1], head_dim, k_cache.dtype if quantized_cache else q.dtype)
+    check_fp8_device(k_cache.dtype, k_cache.device)
+    if not quantized_cache and scales != (1.0, 1.0):
+        raise ValueError(f"k_scale and v_scale are for a cache of torch.float8_e4m3fn, this one is {k_cache.dtype}")
+    if min(scales) <= 0.0:
+        raise ValueError(f"k_scale and v_scale must be positive, got {scales}")
     if (norm_weights[0] is None) != (norm_weights[1] is None):
         raise ValueError("q_norm_weight and k_norm_weight must be given together")
     for name, weight in zip(("q_norm_weight", "k_norm_weight"), norm_weights, strict=True):
@@ -184,20 +245,28 @@ def rope_and_kv_write(
     q_norm_weight: Tensor | None = None,
     k_norm_weight: Tensor | None = None,
     norm_eps: float = 1e-6,
+    k_scale: float = 1.0,
+    v_scale: float = 1.0,
+    *,
+    config: Mapping[str, int] | None = None,
 ) -> Tensor:
     """Launch the fused rotation and cache write; see `inflight_kernels.rope_and_kv_write`."""
-    _check(q, k, v, cos_sin, positions, k_cache, v_cache, slot_mapping, (q_norm_weight, k_norm_weight))
+    norm_weights, scales = (q_norm_weight, k_norm_weight), (k_scale, v_scale)
+    _check(q, k, v, cos_sin, positions, k_cache, v_cache, slot_mapping, norm_weights, scales)
     num_tokens, num_q_heads, head_dim = q.shape
     num_kv_heads = k.shape[1]
     q_out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
     if num_tokens == 0:
         return q_out
+    if config is None:
+        # Without the number of tokens: what orders a head's sum must not depend on the batch.
+        shape = {"q_heads": num_q_heads, "kv_heads": num_kv_heads, "head_dim": str(head_dim), "dtype": str(q.dtype)}
+        config = tuned("rope_and_kv_write", shape, default_config(num_q_heads, num_kv_heads, head_dim), q.device)
     half = cos_sin.shape[1] // 2
     rest = head_dim - 2 * half
-    block_d = next_power_of_2(head_dim)
-    block_heads = min(max(TILE_ELEMENTS // block_d, 1), next_power_of_2(max(num_q_heads, num_kv_heads)))
-    num_q_tiles = cdiv(num_q_heads, block_heads)
-    rope_kv_write_kernel[(num_tokens, num_q_tiles + cdiv(num_kv_heads, block_heads))](
+    num_tiles = cdiv(num_q_heads, config["BLOCK_Q_HEADS"]) + cdiv(num_kv_heads, config["BLOCK_KV_HEADS"])
+    quantized_cache = k_cache.dtype != q.dtype
+    rope_kv_write_kernel[(num_programs(num_tokens, config["PROGRAMS_PER_SM"], q.device) * num_tiles,)](
         q,
         k,
         v,
@@ -207,9 +276,12 @@ def rope_and_kv_write(
         cos_sin,
         positions,
         slot_mapping,
-        q if q_norm_weight is None else q_norm_weight,
-        k if k_norm_weight is None else k_norm_weight,
+        q_norm_weight,
+        k_norm_weight,
         norm_eps,
+        1.0 / k_scale if quantized_cache else None,
+        1.0 / v_scale if quantized_cache else None,
+        num_tokens,
         q.stride(0),
         q.stride(1),
         k.stride(0),
@@ -227,12 +299,12 @@ def rope_and_kv_write(
         NUM_Q_HEADS=num_q_heads,
         NUM_KV_HEADS=num_kv_heads,
         BLOCK_SIZE=k_cache.shape[1],
-        HAS_NORM=q_norm_weight is not None,
-        NUM_Q_TILES=num_q_tiles,
-        BLOCK_HEADS=block_heads,
+        QMAX=LARGEST.get(k_cache.dtype),
+        BLOCK_Q_HEADS=config["BLOCK_Q_HEADS"],
+        BLOCK_KV_HEADS=config["BLOCK_KV_HEADS"],
         BLOCK_HALF=next_power_of_2(half),
         BLOCK_REST=next_power_of_2(rest) if rest else 0,
-        BLOCK_D=block_d,
-        num_warps=4,
+        BLOCK_D=next_power_of_2(head_dim),
+        num_warps=config["num_warps"],
     )
     return q_out

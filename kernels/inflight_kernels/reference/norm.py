@@ -1,9 +1,12 @@
-"""RMSNorm in torch, alone and after a residual addition."""
+"""RMSNorm in torch, alone and after a residual addition, and with its result quantised."""
 
 from __future__ import annotations
 
+import torch
 import torch.nn.functional as F
 from torch import Tensor
+
+from inflight_kernels.reference.quantization import quantize_per_token
 
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float, residual: Tensor | None = None) -> Tensor | tuple[Tensor, Tensor]:
@@ -13,3 +16,17 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float, residual: Tensor | None = No
         return F.rms_norm(x, (x.shape[-1],), None, eps) * weight
     total = x + residual
     return F.rms_norm(total, (x.shape[-1],), None, eps) * weight, total
+
+
+def rms_norm_quantized(
+    x: Tensor,
+    weight: Tensor,
+    eps: float,
+    residual: Tensor | None = None,
+    dtype: torch.dtype = torch.float8_e4m3fn,
+) -> tuple[Tensor, Tensor] | tuple[Tensor, Tensor, Tensor]:
+    """The same in `dtype`, with a scale a row; the sum last if there is a residual."""
+    normed = rms_norm(x, weight, eps, residual)
+    if isinstance(normed, Tensor):
+        return quantize_per_token(normed, dtype)
+    return (*quantize_per_token(normed[0], dtype), normed[1])

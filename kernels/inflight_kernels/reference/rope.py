@@ -32,6 +32,8 @@ def rope_and_kv_write(
     q_norm_weight: Tensor | None = None,
     k_norm_weight: Tensor | None = None,
     norm_eps: float = 1e-6,
+    k_scale: float = 1.0,
+    v_scale: float = 1.0,
 ) -> Tensor:
     """Rotate q and k, write k and v to their slots, return the rotated q."""
     if q_norm_weight is not None and k_norm_weight is not None:
@@ -45,6 +47,10 @@ def rope_and_kv_write(
         slot_mapping, k, v = slot_mapping[written], k[written], v[written]
     block_size = k_cache.shape[1]
     blocks, offsets = slot_mapping // block_size, slot_mapping % block_size
-    k_cache.index_put_((blocks, offsets), k)
-    v_cache.index_put_((blocks, offsets), v)
+    for cache, rows, scale in ((k_cache, k, k_scale), (v_cache, v, v_scale)):
+        if cache.dtype == torch.float8_e4m3fn:
+            rows = (rows.float() * (1.0 / scale)).clamp(-448.0, 448.0).to(cache.dtype)
+        # torch has no index_put_ for float8; a view of its bytes lies in the same memory.
+        bits = torch.uint8 if cache.dtype.itemsize == 1 else cache.dtype
+        cache.view(bits).index_put_((blocks, offsets), rows.view(bits))
     return _rotate(q, cos, sin)

@@ -1,0 +1,18 @@
+"""Symmetric quantisation of rows in torch, with the same bits as the kernels."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+LARGEST = {torch.float8_e4m3fn: 448.0, torch.int8: 127.0}
+SMALLEST = 2.0**-100
+
+
+def quantize_per_token(x: Tensor, dtype: torch.dtype = torch.float8_e4m3fn) -> tuple[Tensor, Tensor]:
+    """Rows of (..., K) in `dtype` and their scales (...)."""
+    wide, largest = x.float(), LARGEST[dtype]
+    absmax = wide.abs().amax(-1)
+    scale = torch.where(absmax < SMALLEST, 1.0, absmax / largest)
+    scaled = (wide * (1.0 / scale)[..., None]).clamp(-largest, largest)
+    return (scaled.round() if dtype == torch.int8 else scaled).to(dtype), scale
