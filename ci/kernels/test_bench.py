@@ -25,6 +25,7 @@ from ci.bench.kernels.measure import DETERMINISTIC, OURS, Row, bytes_of, figures
 from inflight_kernels import tuning
 
 CASES = all_cases(tiny=True)
+DRY = DryClock(torch.device("cpu"))
 RATES = Rates(copy=4e12, read=3e12, bf16=800e12, fp8=0.0, int8=0.0, replay_gap_us=2.0)
 
 
@@ -59,8 +60,8 @@ def made_case(**changes: Any) -> Case:
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: f"{case.kernel} {case.title}")
-def test_a_case_is_right_at_its_tiny_shapes(case: Case) -> None:
-    row = measure(dataclasses.replace(case, peers={}), DryClock(), {}, 0.0)
+def test_a_case_is_right_at_its_tiny_shapes(case: Case, device: torch.device) -> None:
+    row = measure(dataclasses.replace(case, peers={}), DryClock(device), {}, 0.0)
     assert not row.fault
     assert case.bytes > 0 and case.formula
 
@@ -70,7 +71,7 @@ def test_full_and_tiny_cases_are_the_same_by_title() -> None:
 
 
 def test_a_peer_that_is_wrong_or_missing_is_left_out_and_says_why() -> None:
-    row = measure(made_case(), DryClock(), {"no_such_module_anywhere": None}, 0.0)
+    row = measure(made_case(), DRY, {"no_such_module_anywhere": None}, 0.0)
     assert not row.fault
     assert row.differences[OURS] == row.differences["sum"] == 0.0
     assert set(row.without) == {"wrong", "absent", "fused"}
@@ -79,10 +80,10 @@ def test_a_peer_that_is_wrong_or_missing_is_left_out_and_says_why() -> None:
 
 
 def test_ours_being_wrong_is_a_fault() -> None:
-    assert "reference" in measure(made_case(run=lambda inputs: inputs[0]), DryClock(), {}, 0.0).fault
-    assert DETERMINISTIC in measure(made_case(run_deterministic=lambda inputs: inputs[0]), DryClock(), {}, 0.0).fault
+    assert "reference" in measure(made_case(run=lambda inputs: inputs[0]), DRY, {}, 0.0).fault
+    assert DETERMINISTIC in measure(made_case(run_deterministic=lambda inputs: inputs[0]), DRY, {}, 0.0).fault
     broken = made_case(make_inputs=lambda device, i: 1 // 0)
-    assert "ZeroDivisionError" in measure(broken, DryClock(), {}, 0.0).fault
+    assert "ZeroDivisionError" in measure(broken, DRY, {}, 0.0).fault
 
 
 def test_a_nan_or_another_shape_is_no_match() -> None:
@@ -238,7 +239,7 @@ def test_tuning_keeps_the_fastest_right_candidate_per_shape(tmp_path: Path) -> N
     candidates = [{"FACTOR": 3}, {"FACTOR": 2, "MORE": 0}]
     case = made_case(run=run, candidates={"doubling": candidates})
     found: tune.Found = {}
-    tune.tune_case(case, "doubling", candidates, tune.MadeUpClock(), found)
+    tune.tune_case(case, "doubling", candidates, tune.MadeUpClock(torch.device("cpu")), found)
     assert set(found) == {("doubling", (("rows", 4),))}
     # The first candidate triples; of the others, the made-up clock calls the last the fastest, by 1 %: not enough.
     assert set(found["doubling", (("rows", 4),)]) == {tune.DEFAULT, json.dumps(candidates[1])}

@@ -101,12 +101,13 @@ def show(summary: dict[str, Any], console: Console | None = None) -> None:
     table = Table(
         title="kernels: median microseconds a call under graph replay, both runs, against the measured roofline"
     )
-    headings = ("", "case", "us", "floor us", "of floor", "best peer", "x best", "determ.", "goal", "met")
+    headings = ("", "case", "us", "floor us", "of floor", "best peer", "x best", "goal", "met")
     for heading in headings:
-        table.add_column(heading, justify="right" if heading in headings[2:5] + headings[6:8] else "left")
+        table.add_column(heading, justify="right" if heading in ("us", "floor us", "of floor", "x best") else "left")
     for each in summary["cases"] + summary["groups"]:
         table.add_row(*_cells(each))
     console.print(table)
+    _show_deterministic(summary["cases"], console)
     for case in summary["cases"]:
         if "formula" in case:
             cost = f"{case['bytes']:,} bytes" + (f", {case['flops']:,} operations" if case["flops"] else "")
@@ -118,7 +119,7 @@ def show(summary: dict[str, Any], console: Console | None = None) -> None:
 
 def _cells(each: dict[str, Any]) -> tuple[str, ...]:
     if each.get("fault"):
-        return each["kernel"], each["title"], "-", "", "", "", "", "", each["goal"], f"FAULT: {each['fault']}"
+        return each["kernel"], each["title"], "-", "", "", "", "", each["goal"], f"FAULT: {each['fault']}"
     us = each.get("us", {})
     ratios = each.get("ratios", {})
     peer_times = {name: min(pair) for name, pair in us.items() if name not in (OURS, DETERMINISTIC)}
@@ -131,10 +132,22 @@ def _cells(each: dict[str, Any]) -> tuple[str, ...]:
         f"{each['fraction']:.1%}" if "fraction" in each else "",
         best,
         f"{ratios['best']:.2f}" if "best" in ratios else "",
-        f"{each['deterministic_cost']:.2f}" if "deterministic_cost" in each else "",
         each["goal"],
         each.get("verdict", "with its group" if "group" in each else ""),
     )
+
+
+def _show_deterministic(cases: list[dict[str, Any]], console: Console) -> None:
+    """What deterministic mode costs, of each case that has one."""
+    table = Table(title="deterministic mode (batch-invariant) against the usual one")
+    for heading in ("", "case", "us", "us, deterministic", "ratio"):
+        table.add_column(heading, justify="left" if heading in ("", "case") else "right")
+    for case in cases:
+        if "deterministic_cost" in case:
+            both = (_runs(case["us"][name]) for name in (OURS, DETERMINISTIC))
+            table.add_row(case["kernel"], case["title"], *both, f"{case['deterministic_cost']:.2f}")
+    if table.row_count:
+        console.print(table)
 
 
 def _show_dry(summary: dict[str, Any], console: Console) -> None:

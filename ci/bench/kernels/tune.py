@@ -11,7 +11,6 @@ from __future__ import annotations
 import argparse
 import functools
 import json
-import os
 import sys
 import tempfile
 from collections.abc import Mapping
@@ -19,11 +18,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-
-if not torch.cuda.is_available():
-    # Chosen before triton is first imported.
-    os.environ["TRITON_INTERPRET"] = "1"
-
 import triton
 
 from ci.bench.kernels.case import Case
@@ -58,7 +52,7 @@ def main() -> int:
     options = parser.parse_args()
     gpu = torch.cuda.is_available()
     device = torch.device("cuda" if gpu else "cpu")
-    clock: Clock = GraphClock(device) if gpu else MadeUpClock()
+    clock: Clock = GraphClock(device) if gpu else MadeUpClock(device)
     found: Found = {}
     for case in all_cases(tiny=not gpu, only=options.only):
         for operation, candidates in case.candidates.items():
