@@ -10,7 +10,11 @@ bits, and word j carries four values of k that lie 32 apart, one in each nibble:
                        k = 128 b + 96+j  64+j       32+j         j         j = 0..31
 
 So each shift of a tile of words gives 32 neighbouring columns of the weight, in the places where they were loaded, and
-128 rows of a block are one run of 8 KiB.
+128 rows of a block are one run of 8 KiB. Scale and zero point of a group and row are one word of 32 bits:
+
+    scale_zero[g, n]   bits 31..16: scale[g, n]      15..0: base + zero[g, n]      both as bfloat16, or both as float16
+
+base is 128 in bfloat16 and 1024 in float16: what a nibble is worth when it is set into the last bits of that number.
 
 Checkpoints, both with eight nibbles in an int32, K inputs and N outputs:
 
@@ -38,6 +42,8 @@ INT4_PLANE = 32
 """Columns that one nibble of the words of a row carries; a group must hold whole planes."""
 AWQ_ORDER = (0, 2, 4, 6, 1, 3, 5, 7)
 """Which of its eight outputs each nibble of an AWQ word holds, from the lowest bits up."""
+INT4_BASE = {torch.bfloat16: 128, torch.float16: 1024}
+"""The power of two whose last place is 1, by the dtype that a 4-bit weight is dequantised to."""
 QUANTIZED_MAX = {torch.float8_e4m3fn: 448.0, torch.int8: 127.0}
 """The largest magnitude of each 8-bit dtype that weights and activations are quantised to."""
 
@@ -47,23 +53,26 @@ class Int4Weight(NamedTuple):
 
     qweight: Tensor
     """(ceil(K / 128), N, 32) int16."""
-    scales: Tensor
-    """(K / group_size, N), float; its dtype is the dtype that weights are dequantised to."""
-    zeros: Tensor
-    """(K / group_size, N) int8, 0 to 16."""
+    scale_zero: Tensor
+    """(K / group_size, N) int32."""
+    dtype: torch.dtype
+    """What it is dequantised to: bfloat16 or float16."""
     in_features: int
+    """K."""
     permutation: Tensor | None = None
     """(K,) int64 or None: column k of the stored weight belongs to column permutation[k] of x."""
 
     @property
     def group_size(self) -> int:
         """Columns that share a scale."""
-        return self.in_features // self.scales.shape[0]
+        return self.in_features // self.scale_zero.shape[0]
 
     def dequantize(self) -> Tensor:
-        """The float weight (N, K), its columns in the order of x, rounded once to the dtype of the scales."""
-        scales, zeros = (t.float().repeat_interleave(self.group_size, 0).T for t in (self.scales, self.zeros))
-        weight = ((unpack_int4(self.qweight)[:, : self.in_features] - zeros) * scales).to(self.scales.dtype)
+        """The float weight (N, K), its columns in the order of x, rounded once to its dtype."""
+        scales = (self.scale_zero >> 16).to(torch.int16).view(self.dtype).float()
+        zeros = self.scale_zero.to(torch.int16).view(self.dtype).float() - INT4_BASE[self.dtype]
+        scales, zeros = (t.repeat_interleave(self.group_size, 0).T for t in (scales, zeros))
+        weight = ((unpack_int4(self.qweight)[:, : self.in_features] - zeros) * scales).to(self.dtype)
         if self.permutation is None:
             return weight
         ordered = torch.empty_like(weight)
@@ -83,19 +92,36 @@ def quantize_weight(weight: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]
     return (scaled.round() if dtype == torch.int8 else scaled).to(dtype), scale
 
 
-def pack_int4(q: Tensor) -> Tensor:
-    """(N, K) whole numbers 0 to 15 to the words of an Int4Weight; a K that is no multiple of 128 is filled with 0."""
+def pack_int4(q: Tensor, scales: Tensor, zeros: Tensor, permutation: Tensor | None = None) -> Int4Weight:
+    """`q` (N, K) and `zeros` (G, N), whole numbers 0 to 15 and 0 to 16, with `scales` (G, N) as an Int4Weight.
+
+    The dtype of the scales, bfloat16 or float16, is the weight's. A K that is no multiple of 128 is filled with 0.
+    """
     rows, columns = q.shape
+    groups = scales.shape[0]
+    if scales.dtype not in INT4_BASE:
+        raise ValueError(f"scales of a 4-bit weight must be float16 or bfloat16, got {scales.dtype}")
+    if scales.shape != (groups, rows) or zeros.shape != (groups, rows):
+        raise ValueError(
+            f"a weight of {rows} rows needs scales and zeros (groups, {rows}), got {tuple(scales.shape)} and "
+            f"{tuple(zeros.shape)}"
+        )
+    if columns % groups or (columns // groups) % INT4_PLANE:
+        raise ValueError(
+            f"groups must hold a multiple of {INT4_PLANE} columns, got {columns} in {groups} groups"
+        )
     blocks = -(-columns // INT4_BLOCK)
     padded = q.new_zeros((rows, blocks * INT4_BLOCK), dtype=torch.int32)
     padded[:, :columns] = q
     planes = padded.view(rows, blocks, 4, INT4_PLANE).permute(2, 1, 0, 3)
     words = planes[0] | planes[1] << 4 | planes[2] << 8 | planes[3] << 12
-    return words.to(torch.int16).contiguous()
+    high = scales.contiguous().view(torch.int16).int() << 16
+    low = (zeros + INT4_BASE[scales.dtype]).to(scales.dtype).view(torch.int16).int()
+    return Int4Weight(words.to(torch.int16).contiguous(), high | low, scales.dtype, columns, permutation)
 
 
 def unpack_int4(qweight: Tensor) -> Tensor:
-    """The inverse of `pack_int4`, (N, 128 * blocks) int32."""
+    """The whole numbers in the words of an Int4Weight, (N, 128 * blocks) int32."""
     planes = torch.stack([qweight.int() >> shift & 15 for shift in (0, 4, 8, 12)], 2)
     return planes.permute(1, 0, 2, 3).reshape(qweight.shape[1], -1)
 
@@ -106,49 +132,34 @@ def _nibbles(words: Tensor) -> Tensor:
 
 
 def repack_awq(qweight: Tensor, qzeros: Tensor, scales: Tensor) -> Int4Weight:
-    """An AWQ checkpoint's tensors (drawn at the head of this file) as an Int4Weight; scales keep their dtype."""
-    inputs, outputs = qweight.shape[0], qweight.shape[1] * 8
-    _check_checkpoint(qzeros, scales, inputs, outputs)
+    """An AWQ checkpoint's tensors (drawn at the head of this file) as an Int4Weight of the scales' dtype."""
     place = torch.tensor(AWQ_ORDER, device=qweight.device).argsort()
-
-    def in_order(words: Tensor) -> Tensor:
-        return _nibbles(words)[..., place].flatten(1)
-
-    zeros = in_order(qzeros).to(torch.int8)
-    return Int4Weight(pack_int4(in_order(qweight).T), scales.contiguous(), zeros, inputs)
+    return pack_int4(_nibbles(qweight, place).T, scales, _nibbles(qzeros, place))
 
 
 def repack_gptq(
     qweight: Tensor, qzeros: Tensor, scales: Tensor, g_idx: Tensor | None = None, zero_offset: int = 1
 ) -> Int4Weight:
-    """A GPTQ checkpoint's tensors (drawn at the head of this file) as an Int4Weight; scales keep their dtype.
+    """A GPTQ checkpoint's tensors (drawn at the head of this file) as an Int4Weight of the scales' dtype.
 
     With a `g_idx` that is not k // group_size the columns are sorted by group, and the weight's `permutation` says
     which column of x each one reads. Every group must then hold the same number of columns.
     """
-    inputs, outputs = qweight.shape[0] * 8, qweight.shape[1]
-    group_size = _check_checkpoint(qzeros, scales, inputs, outputs)
-    zeros = (_nibbles(qzeros).flatten(1) + zero_offset).to(torch.int8)
-    q = _nibbles(qweight.T.contiguous()).flatten(1)
-    permutation = None
-    plain = torch.arange(inputs, device=qweight.device) // group_size
-    if g_idx is not None and not torch.equal(g_idx.long(), plain):
-        permutation = g_idx.long().argsort(stable=True)
-        if not torch.equal(g_idx.long()[permutation], plain):
-            raise ValueError(f"g_idx must name each of {scales.shape[0]} groups {group_size} times")
-        q = q[:, permutation]
-    return Int4Weight(pack_int4(q), scales.contiguous(), zeros, inputs, permutation)
+    q = _nibbles(qweight.T.contiguous())
+    zeros = _nibbles(qzeros) + zero_offset
+    if g_idx is None:
+        return pack_int4(q, scales, zeros)
+    groups, columns = scales.shape[0], q.shape[1]
+    plain = torch.arange(columns, device=g_idx.device) // (columns // groups)
+    if torch.equal(g_idx.long(), plain):
+        return pack_int4(q, scales, zeros)
+    permutation = g_idx.long().argsort(stable=True)
+    if not torch.equal(g_idx.long()[permutation], plain):
+        raise ValueError(f"g_idx must name each of {groups} groups {columns // groups} times")
+    return pack_int4(q[:, permutation], scales, zeros, permutation)
 
 
-def _check_checkpoint(qzeros: Tensor, scales: Tensor, inputs: int, outputs: int) -> int:
-    groups = scales.shape[0]
-    if inputs % groups or (inputs // groups) % INT4_PLANE:
-        raise ValueError(
-            f"a group must be a multiple of {INT4_PLANE} columns that divides them: {inputs} columns, {groups} groups"
-        )
-    if scales.shape != (groups, outputs) or qzeros.shape != (groups, outputs // 8) or outputs % 8:
-        raise ValueError(
-            f"a weight of {outputs} outputs needs scales ({groups}, {outputs}) and qzeros ({groups}, {outputs // 8}), "
-            f"got {tuple(scales.shape)} and {tuple(qzeros.shape)}"
-        )
-    return inputs // groups
+def _nibbles(words: Tensor, place: Tensor | None = None) -> Tensor:
+    """(R, W) int32 to (R, 8 W): the nibbles of each word from the lowest bits up, or in the order of `place`."""
+    nibbles = words.int()[..., None] >> torch.arange(0, 32, 4, device=words.device, dtype=torch.int32) & 15
+    return (nibbles if place is None else nibbles[..., place]).flatten(1)

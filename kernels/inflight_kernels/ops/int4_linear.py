@@ -3,12 +3,13 @@
     y[m, n] = round(sum_k w[n, k] x[m, k] + bias[n]),   w[n, k] = round((q[n, k] - zero[g, n]) * scale[g, n])
 
 g is the group of k; the sum is in float32. The words of `Int4Weight` (drawn in `weight_formats`) give four planes of 32
-neighbouring columns each. For a 16-bit dtype a nibble becomes a float by being set into the mantissa of a power of
-two whose last place is 1 (128 in bfloat16, 1024 in float16), which takes no conversion: those run at a quarter of the
-speed of the rest, and alone would take longer than reading the weights. What is subtracted is that power of two plus
-the zero point, which is exact.
+neighbouring columns each. A nibble becomes a float by being set into the mantissa of a power of two whose last place is
+1 (128 in bfloat16, 1024 in float16), which takes no conversion: those run at a quarter of the speed of the rest, and
+alone would take longer than reading the weights. What is subtracted is that power of two plus the zero point, which is
+exact. Scale and zero point share a word of 32 bits, because nothing smaller is copied asynchronously, and a load that
+is waited for in every tile would cost more than all else.
 
-Bytes: N K / 2 for the words, 3 N K / group_size for scales and zero points, 2 (T K + T N); operations: 2 T N K. On an
+Bytes: N K / 2 for the words, 4 N K / group_size for scales and zero points, 2 (T K + T N); operations: 2 T N K. On an
 H200 at 4.3 TB/s and 790 TFLOP/s, Llama-8B, groups of 128:
 
                                T = 1     T = 16    T = 64    T = 2048
@@ -32,7 +33,6 @@ from torch import Tensor
 from inflight_kernels.ops._checks import (
     cdiv,
     check_dtype,
-    check_float,
     check_shape,
     check_unit_stride,
     check_vector,
@@ -48,7 +48,7 @@ from inflight_kernels.ops._linear_kernels import (
 )
 from inflight_kernels.ops.linear import wanted_splits
 from inflight_kernels.tuning import tuned
-from inflight_kernels.weight_formats import INT4_BLOCK, INT4_PLANE, Int4Weight
+from inflight_kernels.weight_formats import INT4_BASE, INT4_BLOCK, INT4_PLANE, Int4Weight
 
 # What the tuning script tries: four for decode, two for prompts. A tile is always one block of 128 columns deep.
 CANDIDATES: tuple[Mapping[str, int], ...] = tuple(
@@ -66,26 +66,32 @@ CANDIDATES: tuple[Mapping[str, int], ...] = tuple(
 
 
 @triton.jit
-def dequantise(words, zero, scale, PLANE: tl.constexpr, DTYPE: tl.constexpr):
-    """(BLOCK_N, 32) columns of the weight from one nibble of each word; zero and scale are (BLOCK_N, 1)."""
-    q = (words >> (4 * PLANE)) & 15
-    if tl.bfloat16 == DTYPE:
-        shifted = (q | 0x4300).to(tl.bfloat16, bitcast=True)
-        weight = (shifted - (zero + 128.0).to(tl.bfloat16)) * scale
-    elif tl.float16 == DTYPE:
-        shifted = (q | 0x6400).to(tl.float16, bitcast=True)
-        weight = (shifted - (zero + 1024.0).to(tl.float16)) * scale
+def dequantise(words, scale_zero, PLANE: tl.constexpr, DTYPE: tl.constexpr, IN_PAIRS: tl.constexpr):
+    """(BLOCK_N, 32) columns of the weight from one nibble of each word and the (BLOCK_N,) words of its group."""
+    # The bits of 128 or 1024, whose last place is 1.
+    BASE: tl.constexpr = 0x4300 if tl.bfloat16 == DTYPE else 0x6400
+    if IN_PAIRS:
+        # (word >> 4 PLANE) & 15 | BASE for the two words of a register at once: the compiler takes them apart.
+        q = tl.inline_asm_elementwise(
+            f"shr.b32 $0, $1, {4 * PLANE}; lop3.b32 $0, $0, 0x000f000f, {BASE * 0x10001}, 0xea;",
+            "=r,r",
+            [words],
+            dtype=tl.int16,
+            is_pure=True,
+            pack=2,
+        )
     else:
-        weight = (q.to(tl.float32) - zero) * scale
-    return weight.to(DTYPE)
+        q = ((words >> (4 * PLANE)) & 15) | BASE
+    scale = (scale_zero >> 16).to(tl.int16).to(DTYPE, bitcast=True)
+    zero = scale_zero.to(tl.int16).to(DTYPE, bitcast=True)
+    return ((q.to(DTYPE, bitcast=True) - zero[:, None]) * scale[:, None]).to(DTYPE)
 
 
 @triton.jit
 def int4_segment_sum(
     x_ptrs,
     qweight_ptrs,
-    scales_ptrs,
-    zeros_ptrs,
+    scale_zero_ptrs,
     first_block,
     end_block,
     out_features,
@@ -95,6 +101,7 @@ def int4_segment_sum(
     mask_m,
     EVEN_K: tl.constexpr,
     PLANES_PER_SCALE: tl.constexpr,
+    IN_PAIRS: tl.constexpr,
     BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr,
 ):
@@ -108,10 +115,9 @@ def int4_segment_sum(
             start = block * 128 + plane * 32
             if plane % PLANES_PER_SCALE == 0:
                 # Padded columns belong to no group and meet zeros of x; they borrow the last group's scale.
-                row = tl.cast(tl.minimum(start // group_size, last_group), tl.int64) * out_features
-                scale = tl.load(scales_ptrs + row)
-                zero = tl.load(zeros_ptrs + row).to(tl.float32)
-            weight = dequantise(words, zero, scale, plane, dtype)
+                group = tl.cast(tl.minimum(start // group_size, last_group), tl.int64)
+                scale_zero = tl.load(scale_zero_ptrs + group * out_features)
+            weight = dequantise(words, scale_zero, plane, dtype, IN_PAIRS)
             mask = mask_m[None, :]
             if not EVEN_K:
                 mask = mask & (start + offs_k < in_features)[:, None]
@@ -124,8 +130,7 @@ def int4_segment_sum(
 def int4_linear_kernel(
     x_ptr,
     qweight_ptr,
-    scales_ptr,
-    zeros_ptr,
+    scale_zero_ptr,
     bias_ptr,
     y_ptr,
     partial_ptr,
@@ -141,6 +146,7 @@ def int4_linear_kernel(
     SPLITS_PER_PROGRAM: tl.constexpr,
     EVEN_K: tl.constexpr,
     PLANES_PER_SCALE: tl.constexpr,
+    IN_PAIRS: tl.constexpr,
     BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr,
     GROUP_N: tl.constexpr,
@@ -153,26 +159,26 @@ def int4_linear_kernel(
     offs_k = tl.arange(0, 32)
     mask_m = offs_m < num_tokens
     # Rows past the last read the last one again and are never stored: the stream of weights then needs no mask.
-    rows = tl.minimum(offs_n, out_features - 1)[:, None]
-    qweight_ptrs = qweight_ptr + rows * 32 + offs_k[None, :]
+    rows = tl.minimum(offs_n, out_features - 1)
+    qweight_ptrs = qweight_ptr + rows[:, None] * 32 + offs_k[None, :]
     x_ptrs = x_ptr + offs_m[None, :].to(tl.int64) * stride_x + offs_k[:, None]
     num_blocks = tl.cdiv(in_features, 128)
 
     if SPLITS_PER_PROGRAM == 1:
         first = pid_s * split_blocks
         total = int4_segment_sum(
-            x_ptrs, qweight_ptrs, scales_ptr + rows, zeros_ptr + rows, first,
+            x_ptrs, qweight_ptrs, scale_zero_ptr + rows, first,
             tl.minimum(first + split_blocks, num_blocks), out_features, in_features, group_size, offs_k, mask_m,
-            EVEN_K, PLANES_PER_SCALE, BLOCK_M, BLOCK_N,
+            EVEN_K, PLANES_PER_SCALE, IN_PAIRS, BLOCK_M, BLOCK_N,
         )  # fmt: skip
     else:
         total = tl.zeros([BLOCK_N, BLOCK_M], dtype=tl.float32)
         for split in tl.range(0, SPLITS_PER_PROGRAM):
             first = split * split_blocks
             total += int4_segment_sum(
-                x_ptrs, qweight_ptrs, scales_ptr + rows, zeros_ptr + rows, first,
+                x_ptrs, qweight_ptrs, scale_zero_ptr + rows, first,
                 tl.minimum(first + split_blocks, num_blocks), out_features, in_features, group_size, offs_k, mask_m,
-                EVEN_K, PLANES_PER_SCALE, BLOCK_M, BLOCK_N,
+                EVEN_K, PLANES_PER_SCALE, IN_PAIRS, BLOCK_M, BLOCK_N,
             )  # fmt: skip
 
     if SPLITS_PER_PROGRAM == NUM_SPLITS:
@@ -186,16 +192,18 @@ def int4_linear_kernel(
 def default_config(num_tokens: int, out_features: int, in_features: int, device: torch.device) -> dict[str, int]:
     """The launch without a tuned table.
 
-    128 rows of a block are one run of 8 KiB, and the stages keep 24 KiB or more of them on their way. Splits as
-    `linear` reasons; a split has at least eight blocks. Beyond 64 tokens square tiles: each tile dequantises its
-    weights again, so that fewer and larger ones waste less. Not measured yet.
+    Up to 16 tokens two programs a multiprocessor, so that one dequantises while the other waits, each with 16 KiB of
+    words on their way; up to 64 one with 24 KiB, because x is then read more than the words. Splits as `linear`
+    reasons, of at least eight blocks. Beyond 64 tokens square tiles: each tile dequantises its weights again, so that
+    fewer and larger ones waste less. Not measured yet.
     """
     block_m = min(max(next_power_of_2(num_tokens), 16), 128)
-    tiles = cdiv(out_features, 128) * cdiv(num_tokens, block_m)
-    splits = wanted_splits(tiles, multiprocessor_count(device))
+    block_n, programs = (64, 2) if block_m == 16 else (128, 1)
+    tiles = cdiv(out_features, block_n) * cdiv(num_tokens, block_m)
+    splits = wanted_splits(tiles, programs * multiprocessor_count(device))
     return {
         "BLOCK_M": block_m,
-        "BLOCK_N": 128,
+        "BLOCK_N": block_n,
         "NUM_SPLITS": min(splits, max(in_features // (8 * INT4_BLOCK), 1)),
         "GROUP_N": 8,
         "num_warps": 4 if block_m <= 64 else 8,
@@ -217,7 +225,8 @@ def deterministic_config(out_features: int, in_features: int) -> dict[str, int]:
 
 
 def _check(x: Tensor, weight: Int4Weight, bias: Tensor | None) -> None:
-    check_float("x", x)
+    if x.dtype not in INT4_BASE:
+        raise ValueError(f"x must be float16 or bfloat16, got {x.dtype}")
     in_features, group_size = weight.in_features, weight.group_size
     out_features = weight.qweight.shape[1]
     if x.dim() != 2 or x.shape[1] != in_features:
@@ -227,11 +236,11 @@ def _check(x: Tensor, weight: Int4Weight, bias: Tensor | None) -> None:
         raise ValueError(f"groups of 4-bit weights hold a multiple of {INT4_PLANE} columns, got {group_size}")
     check_dtype("qweight", weight.qweight, torch.int16)
     check_shape("qweight", weight.qweight, (cdiv(in_features, INT4_BLOCK), out_features, INT4_PLANE))
-    check_dtype("scales", weight.scales, x.dtype)
-    check_dtype("zeros", weight.zeros, torch.int8)
-    check_shape("scales", weight.scales, (in_features // group_size, out_features))
-    check_shape("zeros", weight.zeros, (in_features // group_size, out_features))
-    for name in ("qweight", "scales", "zeros"):
+    check_dtype("scale_zero", weight.scale_zero, torch.int32)
+    check_shape("scale_zero", weight.scale_zero, (in_features // group_size, out_features))
+    if weight.dtype != x.dtype:
+        raise ValueError(f"the weight is packed for {weight.dtype}, got x of {x.dtype}")
+    for name in ("qweight", "scale_zero"):
         if not getattr(weight, name).is_contiguous():
             raise ValueError(f"{name} must be contiguous")
     if bias is not None:
@@ -282,8 +291,7 @@ def _launch(
     int4_linear_kernel[(num_tiles, num_splits // splits_per_program)](
         x,
         weight.qweight,
-        weight.scales,
-        weight.zeros,
+        weight.scale_zero,
         y if bias is None else bias,
         y,
         partial,
@@ -300,6 +308,8 @@ def _launch(
         EVEN_K=in_features % INT4_BLOCK == 0,
         # Planes of a block that share a scale, where groups begin and end with blocks or divide them; else each loads.
         PLANES_PER_SCALE=4 if planes % 4 == 0 else 2 if planes == 2 else 1,
+        # The interpreter has no assembler.
+        IN_PAIRS=not triton.knobs.runtime.interpret,
         BLOCK_M=config["BLOCK_M"],
         BLOCK_N=config["BLOCK_N"],
         GROUP_N=config["GROUP_N"],

@@ -62,6 +62,12 @@ def wanted_splits(num_tiles: int, num_programs: int) -> int:
     return min(max(round(num_programs / max(num_tiles, 1)), 1), MAX_SPLITS)
 
 
+def needs_small_tiles(in_features: int, element_size: int) -> bool:
+    """Whether tiles pass through registers: float32, which the matrix unit does not multiply exactly, and rows of which
+    triton does not know that they begin on 16 elements, which are not copied asynchronously."""
+    return element_size == 4 or in_features % 16 != 0
+
+
 def default_config(
     num_tokens: int, out_features: int, in_features: int, element_size: int, device: torch.device
 ) -> dict[str, int]:
@@ -70,11 +76,11 @@ def default_config(
     One tile of tokens, so that every weight is read once. 64 rows of weights are the height of Hopper's matrix unit;
     from 33 tokens on 128 rows, because every tile reads all of x from L2. 256 bytes of a row are two lines of L2. The
     stages keep 40 KiB or more of weights on their way in every multiprocessor, where 4.3 TB/s at about 0.8 us needs 26.
-    float32 has no exact product on the matrix unit, and small tiles keep its sums in registers. Not measured yet.
+    Not measured yet.
     """
     block_m = min(max(next_power_of_2(num_tokens), 16), 64)
     block_n, block_k, stages = (64, 128, 4) if block_m < 64 else (128, 64, 4)
-    if element_size == 4:
+    if needs_small_tiles(in_features, element_size):
         block_n, block_k, stages = 32, 32, 3
     splits = wanted_splits(cdiv(out_features, block_n), multiprocessor_count(device))
     return {
@@ -94,7 +100,9 @@ def deterministic_config(out_features: int, in_features: int, element_size: int)
     64 tokens a tile are little waste at one token, where the weights' bytes decide, and enough for a prompt to run from
     the matrix unit. Not measured yet.
     """
-    block_m, block_n, block_k = (64, 128, 64) if element_size < 4 else (16, 32, 32)
+    block_m, block_n, block_k, stages = 64, 128, 64, 4
+    if needs_small_tiles(in_features, element_size):
+        block_m, block_n, block_k, stages = 16, 32, 32, 3
     return {
         "BLOCK_M": block_m,
         "BLOCK_N": block_n,
@@ -102,7 +110,7 @@ def deterministic_config(out_features: int, in_features: int, element_size: int)
         "NUM_SPLITS": min(wanted_splits(cdiv(out_features, block_n), 132), max(in_features // (4 * block_k), 1)),
         "GROUP_N": 8,
         "num_warps": 4,
-        "num_stages": 4 if element_size < 4 else 3,
+        "num_stages": stages,
     }
 
 

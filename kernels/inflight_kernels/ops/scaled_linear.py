@@ -33,7 +33,7 @@ from inflight_kernels.ops._checks import (
     next_power_of_2,
 )
 from inflight_kernels.ops._linear_kernels import launch_linear
-from inflight_kernels.ops.linear import check_operands, wanted_splits
+from inflight_kernels.ops.linear import check_operands, needs_small_tiles, wanted_splits
 from inflight_kernels.tuning import tuned
 
 QUANTIZED_DTYPES = (torch.float8_e4m3fn, torch.int8)
@@ -67,6 +67,8 @@ def default_config(num_tokens: int, out_features: int, in_features: int, device:
     else:
         block_m = min(max(next_power_of_2(num_tokens), 16), 64)
         block_n, block_k, warps, stages = (64, 256, 4, 4) if block_m < 64 else (128, 128, 4, 4)
+    if needs_small_tiles(in_features, 1):
+        block_m, block_n, block_k, warps, stages = min(block_m, 32), 32, 64, 4, 3
     tiles = cdiv(out_features, block_n) * cdiv(num_tokens, block_m)
     splits = wanted_splits(tiles, multiprocessor_count(device)) if num_tokens <= 64 else 1
     return {
@@ -85,13 +87,14 @@ def deterministic_config(out_features: int, in_features: int) -> dict[str, int]:
 
     Eight warps, because three sums live in registers at once: the matrix unit's, the split's and the total.
     """
+    block_m, block_n, block_k, warps = (32, 32, 64, 4) if needs_small_tiles(in_features, 1) else (64, 128, 128, 8)
     return {
-        "BLOCK_M": 64,
-        "BLOCK_N": 128,
-        "BLOCK_K": 128,
-        "NUM_SPLITS": min(wanted_splits(cdiv(out_features, 128), 132), max(in_features // 512, 1)),
+        "BLOCK_M": block_m,
+        "BLOCK_N": block_n,
+        "BLOCK_K": block_k,
+        "NUM_SPLITS": min(wanted_splits(cdiv(out_features, block_n), 132), max(in_features // 512, 1)),
         "GROUP_N": 8,
-        "num_warps": 8,
+        "num_warps": warps,
         "num_stages": 4,
     }
 

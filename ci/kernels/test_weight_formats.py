@@ -1,0 +1,129 @@
+"""Quantised weights: checkpoints written nibble by nibble from their formats' definitions, read back through ours."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor
+
+from inflight_kernels import Int4Weight, pack_int4, quantize_weight, repack_awq, repack_gptq
+from inflight_kernels.weight_formats import unpack_int4
+
+N, K, GROUP = 24, 160, 32
+GROUPS = K // GROUP
+
+
+def words(nibbles: list[list[list[int]]]) -> Tensor:
+    """Rows of words of eight nibbles, the lowest bits first, as int32."""
+    packed = [[sum(n << 4 * i for i, n in enumerate(word)) for word in row] for row in nibbles]
+    return torch.tensor(packed).to(torch.int32)
+
+
+def random_parts(lowest_zero: int) -> tuple[Tensor, Tensor, Tensor]:
+    """q (N, K), zeros (GROUPS, N) and float16 scales (GROUPS, N)."""
+    q = torch.randint(0, 16, (N, K))
+    zeros = torch.randint(lowest_zero, 16 + lowest_zero, (GROUPS, N))
+    return q, zeros, (torch.rand(GROUPS, N) * 0.02 + 0.001).half()
+
+
+def dequantised(q: Tensor, zeros: Tensor, scales: Tensor, group_of: list[int]) -> Tensor:
+    """w[n, k], one number at a time."""
+    rows = [[(q[n, k] - zeros[g, n]) * scales[g, n].float() for k, g in enumerate(group_of)] for n in range(N)]
+    return torch.tensor(rows).half()
+
+
+PLAIN = [k // GROUP for k in range(K)]
+
+
+def gptq_words(q: Tensor, stored_zeros: Tensor) -> tuple[Tensor, Tensor]:
+    qweight = words([[[int(q[n, 8 * r + i]) for i in range(8)] for n in range(N)] for r in range(K // 8)])
+    qzeros = words(
+        [[[int(stored_zeros[g, 8 * c + i]) for i in range(8)] for c in range(N // 8)] for g in range(GROUPS)]
+    )
+    return qweight, qzeros
+
+
+@pytest.mark.parametrize("zero_offset", [1, 0])
+def test_gptq_of_both_formats(zero_offset: int) -> None:
+    q, zeros, scales = random_parts(lowest_zero=zero_offset)
+    weight = repack_gptq(*gptq_words(q, zeros - zero_offset), scales, torch.tensor(PLAIN), zero_offset)
+    assert weight.permutation is None and weight.group_size == GROUP
+    assert torch.equal(weight.dequantize(), dequantised(q, zeros, scales, PLAIN))
+
+
+def test_gptq_with_columns_reordered_by_activation() -> None:
+    q, zeros, scales = random_parts(lowest_zero=1)
+    g_idx = torch.tensor(PLAIN)[torch.randperm(K)]
+    weight = repack_gptq(*gptq_words(q, zeros - 1), scales, g_idx.int())
+    assert weight.permutation is not None
+    assert torch.equal(weight.dequantize(), dequantised(q, zeros, scales, g_idx.tolist()))
+
+
+def test_awq() -> None:
+    q, zeros, scales = random_parts(lowest_zero=0)
+    # Where each of eight neighbouring outputs lies in its word, as readers of the format undo the interleaving.
+    place = [0, 4, 1, 5, 2, 6, 3, 7]
+    nibble = [place.index(i) for i in range(8)]
+    qweight = words([[[int(q[8 * c + nibble[i], k]) for i in range(8)] for c in range(N // 8)] for k in range(K)])
+    qzeros = words(
+        [[[int(zeros[g, 8 * c + nibble[i]]) for i in range(8)] for c in range(N // 8)] for g in range(GROUPS)]
+    )
+    weight = repack_awq(qweight, qzeros, scales)
+    assert torch.equal(weight.dequantize(), dequantised(q, zeros, scales, PLAIN))
+
+
+def test_words_lie_as_drawn() -> None:
+    q, zeros, scales = random_parts(lowest_zero=1)
+    weight = pack_int4(q, scales.bfloat16(), zeros)
+    assert weight.qweight.shape == (2, N, 32)
+    for block, n, j in ((0, 0, 0), (0, 5, 31), (1, N - 1, 7)):
+        word = int(weight.qweight[block, n, j]) & 0xFFFF
+        columns = [128 * block + j + 32 * plane for plane in range(4)]
+        assert [word >> 4 * plane & 15 for plane in range(4)] == [int(q[n, k]) if k < K else 0 for k in columns]
+    for g, n in ((0, 0), (GROUPS - 1, N - 1)):
+        bits = int(weight.scale_zero[g, n])
+        scale, zero = torch.tensor([bits >> 16, bits & 0xFFFF]).to(torch.int16).view(torch.bfloat16)
+        assert scale == scales[g, n].bfloat16()
+        assert zero == 128 + zeros[g, n]
+    assert torch.equal(unpack_int4(weight.qweight)[:, :K], q.int())
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_dequantising_rounds_once(dtype: torch.dtype) -> None:
+    q, zeros, scales = random_parts(lowest_zero=0)
+    scales = scales.to(dtype)
+    weight: Int4Weight = pack_int4(q, scales, zeros)
+    exact = (q - zeros.repeat_interleave(GROUP, 0).T).double() * scales.double().repeat_interleave(GROUP, 0).T
+    assert weight.dequantize().dtype == dtype
+    assert torch.equal(weight.dequantize(), exact.to(dtype))
+
+
+@pytest.mark.parametrize(("dtype", "limit"), [(torch.int8, 127.0), (torch.float8_e4m3fn, 448.0)])
+def test_quantize_weight(dtype: torch.dtype, limit: float) -> None:
+    weight = torch.randn(7, 50) * torch.tensor([1e-3, 1.0, 100.0, 1.0, 1.0, 1.0, 0.0])[:, None]
+    q, scale = quantize_weight(weight.bfloat16(), dtype)
+    assert q.dtype == dtype and q.shape == weight.shape
+    assert scale.dtype == torch.float32 and scale.shape == (7,)
+    assert scale[-1] == 1.0 and not q[-1].float().any()
+    assert torch.equal(q.float().abs().amax(1)[:-1], torch.full((6,), limit))
+    error = (q.float() * scale[:, None] - weight.bfloat16().float()).abs()
+    # Half a step: of the whole range for int8, of the value's own power of two for fp8.
+    bound = (
+        scale[:, None] * 0.501 if dtype == torch.int8 else weight.bfloat16().float().abs() / 15 + scale[:, None] / 512
+    )
+    assert (error <= bound).all()
+
+
+def test_refuses_with_words() -> None:
+    q, zeros, scales = random_parts(lowest_zero=1)
+    qweight, qzeros = gptq_words(q, zeros - 1)
+    with pytest.raises(ValueError, match=r"must be float16 or bfloat16, got torch\.float32"):
+        repack_gptq(qweight, qzeros, scales.float())
+    with pytest.raises(ValueError, match="needs scales and zeros"):
+        repack_gptq(qweight, qzeros[:1], scales)
+    with pytest.raises(ValueError, match="groups must hold a multiple of 32 columns"):
+        pack_int4(q[:, :80], scales, zeros)
+    with pytest.raises(ValueError, match="g_idx must name each of 5 groups 32 times"):
+        repack_gptq(qweight, qzeros, scales, torch.zeros(K, dtype=torch.int32))
+    with pytest.raises(ValueError, match="quantised to float8_e4m3fn or int8, not to"):
+        quantize_weight(torch.randn(2, 2), torch.int16)
