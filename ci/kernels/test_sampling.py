@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
-import math
 from typing import Any
 
 import pytest
@@ -11,103 +9,26 @@ import torch
 import triton
 import triton.language as tl
 from kernel_cases import DTYPES, assert_near
+from sampling_cases import assert_fair_choice, on, rows_of
 from torch import Tensor
 from transformers import MinPLogitsWarper, RepetitionPenaltyLogitsProcessor, TopKLogitsWarper, TopPLogitsWarper
 
 from inflight_kernels import ops, philox_uniform, reference
-from inflight_kernels.ops._sampling_kernels import philox_uniform_at
+from inflight_kernels.ops._sampling_draw import philox_uniform_at
 from inflight_kernels.reference.philox import philox4x32
 from inflight_kernels.reference.sampling import process_logits
 
 LOGPROB_TOLERANCE = 2e-5
-# Weights summed before a tile's sum is closed: the interpreter adds them one after the other.
-LONGEST_SUM = 4096
 
 
-def _rows(batch: int, **values: float) -> dict[str, Tensor]:
-    """The per-row arguments, every filter off and every row drawing, with fresh seeds; `values` replaces some."""
-    floats = {"temperature": 1.0, "top_p": 1.0, "min_p": 0.0}
-    rows = {name: torch.full((batch,), values.get(name, default)) for name, default in floats.items()}
-    rows["top_k"] = torch.full((batch,), int(values.get("top_k", 0)), dtype=torch.int32)
-    rows["seeds"] = torch.randint(-(2**62), 2**62, (batch,))
-    rows["positions"] = torch.randint(0, 2**40, (batch,))
-    return rows
-
-
-def _on(device: torch.device, arguments: dict[str, Any]) -> dict[str, Any]:
-    return {name: value.to(device) if isinstance(value, Tensor) else value for name, value in arguments.items()}
-
-
-def _kept_prefixes(x: Tensor, weights: Tensor, top_k: int, top_p: float, slack: float) -> list[Tensor]:
-    """What top-k and top-p may keep of a row when sums of weights are `slack` off, as masks; all in float64.
-
-    Every set between the smallest and the largest is one of the listed but for mass of at most twice the slack.
-    """
-    if 0 < top_k < len(x):
-        weights = weights.masked_fill(x < x.topk(top_k).values[-1], 0.0)
-    if top_p >= 1.0:
-        return [weights > 0]
-    order = x.sort(descending=True, stable=True).indices
-    running = weights[order].cumsum(0)
-    lengths = []
-    for nudge in (1.0 - slack, 1.0 + slack):
-        short = int((running < top_p * nudge * running[-1]).sum())
-        lengths.append(min(short + 1, len(x)))
-    fewest, most = lengths
-    return [
-        torch.zeros_like(x, dtype=torch.bool).index_fill_(0, order[:length], True) & (weights > 0)
-        for length in sorted({fewest, max(most - 1, fewest), most})
-    ]
-
-
-def _may_draw(token: int, x: Tensor, uniform: float, temperature: float, filters: tuple[int, float, float]) -> bool:
-    """Whether a row x (V,) may draw `token` in float32: its share of the kept mass holds `uniform` but for rounding.
-
-    A sum of n weights is off by at most 6 sqrt(n) 2^-24 of itself, in any order, save once in 10^7 (Higham and Mary,
-    2019, theorem 2.4); tiles bound n. A weight 2^e is off by 2^-22 of itself for the function, and by |e| 2^-22 for
-    the four roundings of its exponent.
-    """
-    top_k, top_p, min_p = filters
-    x = x.double()
-    exponents = (x - x.max()) / (temperature * math.log(2.0))
-    weights = exponents.exp2()
-    error = weights * (
-        4.0 + 6.0 * math.sqrt(min(len(x), LONGEST_SUM)) + 4.0 * exponents.nan_to_num(0.0, 0.0, 0.0).abs()
-    )
-    slack = 2.0**-24 * float(error.sum() / weights.sum())
-    for kept in _kept_prefixes(x, weights, top_k, top_p, slack):
-        for least in {min_p * (1.0 - slack), min_p, min_p * (1.0 + slack)}:
-            shares = weights.masked_fill(~kept | (weights < min(least, 1.0)), 0.0)
-            shares /= shares.sum()
-            reached = float(shares[: token + 1].sum())
-            before = reached - float(shares[token])
-            if shares[token] > 0 and before - 3 * slack <= uniform <= reached + 3 * slack:
-                return True
-    return False
-
-
-def _assert_fair_choice(logits: Tensor, arguments: dict[str, Any], tokens: Tensor) -> None:
-    """Every row's token is what its uniform number picks in exact arithmetic, or its neighbour over a rounding."""
-    uniform = philox_uniform(arguments["seeds"], arguments["positions"])
-    names = inspect.signature(process_logits).parameters
-    x = process_logits(**{"logits": logits} | {name: arguments.get(name) for name in names if name != "logits"})
-    for row, token in enumerate(tokens.tolist()):
-        temperature = float(arguments["temperature"][row])
-        if temperature == 0.0 or bool((x[row] == float("-inf")).all()):
-            assert token == int(x[row].argmax()), f"row {row} is greedy"
-            continue
-        filters = (int(arguments["top_k"][row]), float(arguments["top_p"][row]), float(arguments["min_p"][row]))
-        assert _may_draw(token, x[row], float(uniform[row]), temperature, filters), f"row {row} drew {token}"
-
-
-def _assert_same_choice(logits: Tensor, arguments: dict[str, Any], device: torch.device, **options: Any) -> Tensor:
+def _assert_same_choice(logits: Tensor, arguments: dict[str, Any], device: torch.device) -> Tensor:
     """Kernel and reference choose fairly, and give the same log-probability to the same token."""
     wanted, wanted_logprobs = reference.sample(logits, **arguments)
-    got, logprobs = ops.sample(logits.to(device), **_on(device, arguments), **options)
+    got, logprobs = ops.sample(logits.to(device), **on(device, arguments))
     assert got.dtype == torch.int64 and logprobs.dtype == torch.float32
     got = got.cpu()
-    _assert_fair_choice(logits, arguments, wanted)
-    _assert_fair_choice(logits, arguments, got)
+    assert_fair_choice(logits, arguments, wanted)
+    assert_fair_choice(logits, arguments, got)
     same = got == wanted
     assert_near(logprobs.cpu()[same], wanted_logprobs[same], LOGPROB_TOLERANCE)
     return got
@@ -160,7 +81,7 @@ def test_kernel_greedy_takes_the_first_of_the_largest(
     logits = torch.randn(5, vocab_size).to(dtype)
     logits[0, [1, 5, vocab_size - 1]] = 10.0
     logits[1] = 0.0
-    rows = _rows(5, temperature=0.0)
+    rows = rows_of(5, temperature=0.0)
     flags = {"all_greedy": True}
     tokens = _assert_same_choice(logits, rows | flags, device)
     assert tokens.tolist() == logits.float().argmax(1).tolist()
@@ -195,12 +116,12 @@ def test_kernel_chooses_as_the_reference(case: dict[str, float], dtype: torch.dt
         "any_top_p": case.get("top_p", 1.0) < 1.0,
         "any_min_p": case.get("min_p", 0.0) > 0.0,
     }
-    _assert_same_choice(logits, _rows(8, **case) | flags, device)
+    _assert_same_choice(logits, rows_of(8, **case) | flags, device)
 
 
 def test_kernel_takes_every_kind_of_row_in_one_batch(device: torch.device) -> None:
     batch, vocab_size = 10, 4500
-    rows = _rows(batch)
+    rows = rows_of(batch)
     rows["temperature"] = torch.tensor([0.0, 1.0, 0.5, 2.0, 0.0, 1.0, 1.0, 0.8, 1.2, 1.0])
     rows["top_k"] = torch.tensor([5, 0, 3, 50, 0, 0, 1, 4499, 4500, 0], dtype=torch.int32)
     rows["top_p"] = torch.tensor([0.1, 1.0, 1.0, 0.5, 1.0, 0.9, 0.9, 0.3, 1.0, 0.01])
@@ -230,19 +151,19 @@ def test_kernel_takes_every_kind_of_row_in_one_batch(device: torch.device) -> No
         assert int(reference.sample(logits[row : row + 1], **alone)[0]) == int(together[row])
     row = 3
     alone = {name: value[row : row + 1] for name, value in rows.items()}
-    assert int(ops.sample(logits[row : row + 1].to(device), **_on(device, alone))[0]) == int(tokens[row])
+    assert int(ops.sample(logits[row : row + 1].to(device), **on(device, alone))[0]) == int(tokens[row])
 
 
 def test_kernel_samples_views_of_a_padded_buffer(device: torch.device) -> None:
     wide = torch.randn(3, 140)
-    rows = _rows(3, top_k=7)
+    rows = rows_of(3, top_k=7)
     wanted, _ = reference.sample(wide[:, :100], **rows)
-    got, _ = ops.sample(wide.to(device)[:, :100], **_on(device, rows))
+    got, _ = ops.sample(wide.to(device)[:, :100], **on(device, rows))
     assert torch.equal(got.cpu(), wanted)
 
 
 def _kept_by(sampler: Any, logits: Tensor, draws: int, **values: float) -> set[int]:
-    rows = _rows(draws, **values)
+    rows = rows_of(draws, **values)
     rows["seeds"] = torch.full((draws,), 99)
     rows["positions"] = torch.arange(draws)
     return set(sampler(logits.expand(draws, -1), **rows)[0].tolist())
@@ -284,7 +205,7 @@ def test_reference_draws_the_distribution(vocab_size: int) -> None:
     draws = 40_000
     generator = torch.Generator().manual_seed(5)
     logits = torch.randn(1, vocab_size, generator=generator)
-    rows = _rows(draws, temperature=0.7)
+    rows = rows_of(draws, temperature=0.7)
     rows["seeds"], rows["positions"] = torch.full((draws,), 17), torch.arange(draws)
     tokens, logprobs = reference.sample(logits.expand(draws, -1), **rows)
     expected = draws * (logits[0] / 0.7).softmax(0)
@@ -300,7 +221,7 @@ def test_reference_top_p_falls_back_where_the_candidates_do_not_suffice(flat: bo
     logits = torch.randn(1, 20_000) * (0.01 if flat else 6.0)
     scores = TopPLogitsWarper(0.6)(torch.zeros(1, 1, dtype=torch.long), logits)
     kept = int(scores.isfinite().sum())
-    rows = _rows(200, top_p=0.6)
+    rows = rows_of(200, top_p=0.6)
     tokens, _ = reference.sample(logits.expand(200, -1), **rows)
     assert bool(scores[0, tokens].isfinite().all())
     assert (kept > 1000) == flat
@@ -332,14 +253,14 @@ def test_penalties_are_those_of_their_definitions() -> None:
 
 def test_logprobs_can_be_left_out() -> None:
     logits = torch.randn(3, 50)
-    rows = _rows(3)
+    rows = rows_of(3)
     tokens, logprobs = reference.sample(logits, **rows, with_logprobs=False)
     assert logprobs.isnan().all()
     assert torch.equal(tokens, reference.sample(logits, **rows)[0])
 
 
 def test_launcher_refuses_with_words() -> None:
-    rows = _rows(2)
+    rows = rows_of(2)
     with pytest.raises(ValueError, match="temperature must have shape"):
         ops.sample(torch.randn(3, 10), **rows)
     with pytest.raises(ValueError, match=r"allowed_mask must be torch\.bool"):

@@ -2,28 +2,46 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from functools import partial
+
 import torch
 from torch import Tensor
 
 from inflight_kernels import ops
+from inflight_kernels.ops.sampling import CANDIDATES
 
-from ._meta import bf16, of
+from ._meta import of, show
 
 
-def _sample(vocab_size: int, everything: bool) -> None:
+def _sample(
+    dtype: torch.dtype,
+    vocab_size: int,
+    filters: bool,
+    penalties: bool = False,
+    all_greedy: bool = False,
+    config: Mapping[str, int] | None = None,
+) -> None:
     batch = 64
     row = of(torch.float32, batch)
     count, index = of(torch.int32, batch), of(torch.int64, batch)
     extras: tuple[Tensor, ...] = ()
-    if everything:
+    if penalties:
         shape = (batch, vocab_size)
         masks = of(torch.bool, *shape)
         extras = (row, row, row, masks, of(torch.int32, *shape), of(torch.float32, *shape), masks)
-    flags = dict.fromkeys(("any_top_k", "any_top_p", "any_min_p"), everything)
-    ops.sample(bf16(batch, vocab_size), row, count, row, row, index, index, *extras, **flags)
+    flags = dict.fromkeys(("any_top_k", "any_top_p", "any_min_p"), filters)
+    logits = of(dtype, batch, vocab_size)
+    ops.sample(logits, row, count, row, row, index, index, *extras, **flags, all_greedy=all_greedy, config=config)
 
 
 CASES = {
-    "sample v128256 plain": lambda: _sample(128256, False),
-    "sample v128256 everything": lambda: _sample(128256, True),
+    "sample v128256 bf16 greedy": partial(_sample, torch.bfloat16, 128256, False, all_greedy=True),
+    "sample v128256 bf16 plain": partial(_sample, torch.bfloat16, 128256, False),
+    "sample v128256 bf16 filters": partial(_sample, torch.bfloat16, 128256, True),
+    "sample v128256 bf16 everything": partial(_sample, torch.bfloat16, 128256, True, penalties=True),
+    "sample v262144 fp32 filters": partial(_sample, torch.float32, 262144, True),
+} | {
+    f"sample v128256 fp32 filters {show(config)}": partial(_sample, torch.float32, 128256, True, config=config)
+    for config in CANDIDATES
 }
