@@ -7,7 +7,6 @@ import torch
 from torch import Tensor
 
 from inflight_kernels import Int4Weight, pack_int4, quantize_weight, repack_awq, repack_gptq
-from inflight_kernels.weight_formats import unpack_int4
 
 N, K, GROUP = 24, 160, 32
 GROUPS = K // GROUP
@@ -85,7 +84,8 @@ def test_words_lie_as_drawn() -> None:
         scale, zero = torch.tensor([bits >> 16, bits & 0xFFFF]).to(torch.int16).view(torch.bfloat16)
         assert scale == scales[g, n].bfloat16()
         assert zero == 128 + zeros[g, n]
-    assert torch.equal(unpack_int4(weight.qweight)[:, :K], q.int())
+    assert torch.equal(weight.whole_numbers(), q.int())
+    assert torch.equal(weight.scales_and_zeros()[1], zeros.int())
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])

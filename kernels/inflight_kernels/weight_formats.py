@@ -67,12 +67,20 @@ class Int4Weight(NamedTuple):
         """Columns that share a scale."""
         return self.in_features // self.scale_zero.shape[0]
 
+    def scales_and_zeros(self) -> tuple[Tensor, Tensor]:
+        """Both (K / group_size, N): scales of `dtype`, zero points int32."""
+        bits = torch.stack([self.scale_zero >> 16, self.scale_zero]).to(torch.int16).view(self.dtype)
+        return bits[0], bits[1].int() - INT4_BASE[self.dtype]
+
+    def whole_numbers(self) -> Tensor:
+        """q (N, K), int32, its columns as they are stored."""
+        planes = torch.stack([self.qweight.int() >> shift & 15 for shift in (0, 4, 8, 12)], 2)
+        return planes.permute(1, 0, 2, 3).reshape(self.qweight.shape[1], -1)[:, : self.in_features]
+
     def dequantize(self) -> Tensor:
         """The float weight (N, K), its columns in the order of x, rounded once to its dtype."""
-        scales = (self.scale_zero >> 16).to(torch.int16).view(self.dtype).float()
-        zeros = self.scale_zero.to(torch.int16).view(self.dtype).float() - INT4_BASE[self.dtype]
-        scales, zeros = (t.repeat_interleave(self.group_size, 0).T for t in (scales, zeros))
-        weight = ((unpack_int4(self.qweight)[:, : self.in_features] - zeros) * scales).to(self.dtype)
+        scales, zeros = (t.repeat_interleave(self.group_size, 0).T for t in self.scales_and_zeros())
+        weight = ((self.whole_numbers() - zeros) * scales.float()).to(self.dtype)
         if self.permutation is None:
             return weight
         ordered = torch.empty_like(weight)
@@ -107,9 +115,7 @@ def pack_int4(q: Tensor, scales: Tensor, zeros: Tensor, permutation: Tensor | No
             f"{tuple(zeros.shape)}"
         )
     if columns % groups or (columns // groups) % INT4_PLANE:
-        raise ValueError(
-            f"groups must hold a multiple of {INT4_PLANE} columns, got {columns} in {groups} groups"
-        )
+        raise ValueError(f"groups must hold a multiple of {INT4_PLANE} columns, got {columns} in {groups} groups")
     blocks = -(-columns // INT4_BLOCK)
     padded = q.new_zeros((rows, blocks * INT4_BLOCK), dtype=torch.int32)
     padded[:, :columns] = q
@@ -118,17 +124,6 @@ def pack_int4(q: Tensor, scales: Tensor, zeros: Tensor, permutation: Tensor | No
     high = scales.contiguous().view(torch.int16).int() << 16
     low = (zeros + INT4_BASE[scales.dtype]).to(scales.dtype).view(torch.int16).int()
     return Int4Weight(words.to(torch.int16).contiguous(), high | low, scales.dtype, columns, permutation)
-
-
-def unpack_int4(qweight: Tensor) -> Tensor:
-    """The whole numbers in the words of an Int4Weight, (N, 128 * blocks) int32."""
-    planes = torch.stack([qweight.int() >> shift & 15 for shift in (0, 4, 8, 12)], 2)
-    return planes.permute(1, 0, 2, 3).reshape(qweight.shape[1], -1)
-
-
-def _nibbles(words: Tensor) -> Tensor:
-    """(..., W) int32 to (..., W, 8), from the lowest bits up."""
-    return words.int()[..., None] >> torch.arange(0, 32, 4, device=words.device, dtype=torch.int32) & 15
 
 
 def repack_awq(qweight: Tensor, qzeros: Tensor, scales: Tensor) -> Int4Weight:
