@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from itertools import pairwise
+
 import pytest
 import torch
 from kernel_cases import (
@@ -16,6 +19,10 @@ from kernel_cases import (
 from torch import Tensor
 
 from inflight_kernels import ops, reference
+from inflight_kernels.ops.prefill_attention import CANDIDATES, default_config
+
+HAS_FP8 = not torch.cuda.is_available() or torch.cuda.get_device_capability() >= (8, 9)
+needs_fp8 = pytest.mark.skipif(not HAS_FP8, reason="float8_e4m3fn needs sm_89")
 
 # (new tokens, all tokens): a first chunk, a later chunk, a decode row, nothing, a prompt within one tile, a long tail.
 CHUNKS = [(70, 70), (9, 140), (1, 65), (0, 12), (3, 3), (66, 131)]
@@ -115,18 +122,103 @@ def test_reference_equals_softmax(window: int, dtype: torch.dtype) -> None:
     k_cache, v_cache, table = random_cache(lengths, 16, 3, 64, dtype)
     starts = _starts(CHUNKS)
     q = torch.randn(int(starts[-1]), 9, 64).to(dtype)
-    actual = reference.prefill_attention(
-        q,
-        without_poison(k_cache),
-        without_poison(v_cache),
-        table,
-        starts,
-        torch.tensor(lengths, dtype=torch.int32),
+    expected = _expected(q, k_cache, v_cache, table, CHUNKS, 0.25, window) * 0.5
+    for deterministic in (False, True):
+        actual = reference.prefill_attention(
+            q,
+            without_poison(k_cache),
+            without_poison(v_cache),
+            table,
+            starts,
+            torch.tensor(lengths, dtype=torch.int32),
+            70,
+            0.125,
+            window,
+            k_scale=2.0,
+            v_scale=0.5,
+            deterministic=deterministic,
+        )
+        assert_near(actual, expected, ATTENTION_TOLERANCE[dtype])
+
+
+@needs_fp8
+@pytest.mark.parametrize("block_size", [16, 64])
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_kernel_reads_fp8_caches(dtype: torch.dtype, block_size: int, device: torch.device) -> None:
+    lengths = [seq_len for _, seq_len in CHUNKS]
+    *caches, table = random_cache(lengths, block_size, 1, 64, torch.float32)
+    k_cache, v_cache = (cache.to(torch.float8_e4m3fn) for cache in caches)
+    starts = _starts(CHUNKS)
+    q = torch.randn(int(starts[-1]), 3, 64).to(dtype)
+    actual = ops.prefill_attention(
+        *(x.to(device) for x in (q, k_cache, v_cache, table, starts)),
+        torch.tensor(lengths, dtype=torch.int32, device=device),
         70,
-        0.125,
-        window,
+        0.2,
+        k_scale=0.5,
+        v_scale=3.0,
     )
-    assert_near(actual, _expected(q, k_cache, v_cache, table, CHUNKS, 0.125, window), ATTENTION_TOLERANCE[dtype])
+    expected = _expected(q, 0.5 * k_cache.float(), 3.0 * v_cache.float(), table, CHUNKS, 0.2, 0)
+    # The values, and with them the error, are three times as large.
+    assert_near(actual, expected, 3 * ATTENTION_TOLERANCE[dtype])
+
+
+@pytest.mark.parametrize("config", CANDIDATES, ids=str)
+def test_every_candidate_equals_softmax(config: dict[str, int], device: torch.device) -> None:
+    chunks = [(40, 150), (3, 66)]
+    k_cache, v_cache, table = random_cache([150, 66], 64, 1, 32, torch.float32)
+    starts = _starts(chunks)
+    q = torch.randn(int(starts[-1]), 5, 32)
+    actual = ops.prefill_attention(
+        *(x.to(device) for x in (q, k_cache, v_cache, table, starts)),
+        torch.tensor([150, 66], dtype=torch.int32, device=device),
+        40,
+        0.2,
+        100,
+        config=config,
+    )
+    assert_near(actual, _expected(q, k_cache, v_cache, table, chunks, 0.2, 100), ATTENTION_TOLERANCE[torch.float32])
+
+
+Attention = Callable[..., Tensor]
+
+
+@pytest.mark.parametrize("attend", [ops.prefill_attention, reference.prefill_attention], ids=["kernel", "reference"])
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("window", [0, 70])
+def test_deterministic_rows_do_not_depend_on_batch_or_chunks(
+    attend: Attention, dtype: torch.dtype, window: int, device: torch.device
+) -> None:
+    *caches, table = random_cache([200, 90], 16, 1, 32, dtype)
+    k_cache, v_cache = (without_poison(cache).to(device) for cache in caches)
+    table = table.to(device)
+    q = torch.randn(290, 4, 32).to(dtype).to(device)
+
+    def rows(queries: Tensor, blocks: Tensor, chunks: list[tuple[int, int]]) -> Tensor:
+        return attend(
+            queries,
+            k_cache,
+            v_cache,
+            blocks,
+            _starts(chunks).to(device),
+            torch.tensor([seq_len for _, seq_len in chunks], dtype=torch.int32, device=device),
+            max(query_len for query_len, _ in chunks),
+            0.125,
+            window,
+            deterministic=True,
+        )
+
+    whole = rows(q, table, [(200, 200), (90, 90)])
+    # Each prompt alone, in chunks that end within, at and after tiles of keys and of queries.
+    for begin, length, row in ((0, 200, 0), (200, 90, 1)):
+        for cuts in ([0, length], [0, 1, 33, 64, length], [0, 31, length - 1, length]):
+            parts = [
+                rows(q[begin + lo : begin + hi], table[row : row + 1], [(hi - lo, hi)]) for lo, hi in pairwise(cuts)
+            ]
+            assert torch.equal(torch.cat(parts), whole[begin : begin + length])
+    # A chunk of one prompt beside a longer one of the other.
+    mixed = rows(torch.cat([q[150:200], q[200:290]]), table, [(50, 200), (90, 90)])
+    assert torch.equal(mixed, whole[150:])
 
 
 def test_last_token_of_a_prompt_equals_decode(device: torch.device) -> None:
@@ -139,6 +231,13 @@ def test_last_token_of_a_prompt_equals_decode(device: torch.device) -> None:
     assert_near(prompt[76:], last, ATTENTION_TOLERANCE[torch.float32])
 
 
+def test_short_grids_take_shorter_tiles_unless_deterministic() -> None:
+    cpu = torch.device("cpu")
+    assert default_config(8192, 2048, 128, 2, cpu)["BLOCK_M"] == 128
+    assert default_config(8192, 64, 128, 2, cpu)["BLOCK_M"] == 64
+    assert default_config(32, 2048, 128, 2, cpu)["BLOCK_M"] == 64
+
+
 def test_launcher_refuses_with_words() -> None:
     k_cache, v_cache, table = random_cache([5], 8, 1, 32, torch.float32)
     lengths = torch.tensor([5], dtype=torch.int32)
@@ -147,3 +246,6 @@ def test_launcher_refuses_with_words() -> None:
         ops.prefill_attention(q, k_cache, v_cache, table, lengths, lengths, 5, 1.0)
     with pytest.raises(ValueError, match="sliding_window must be 0"):
         ops.prefill_attention(q, k_cache, v_cache, table, _starts([(5, 5)]), lengths, 5, 1.0, -1)
+    with pytest.raises(ValueError, match=r"k_cache must be torch\.float32, got torch\.int8"):
+        quantized = (k_cache.nan_to_num(0.0).char(), v_cache.nan_to_num(0.0).char())
+        ops.prefill_attention(q, *quantized, table, _starts([(5, 5)]), lengths, 5, 1.0)

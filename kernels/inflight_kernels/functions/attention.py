@@ -17,16 +17,32 @@ def decode_attention(
     sliding_window: int = 0,
     out: Tensor | None = None,
     scratch: Tensor | None = None,
+    *,
+    k_scale: float = 1.0,
+    v_scale: float = 1.0,
+    deterministic: bool = False,
 ) -> Tensor:
     """Attention of one token a sequence, at position seq_lens - 1, over that sequence's cached keys and values.
 
-    q (B, Hq, D) float, caches of its dtype, `block_table` (B, max_blocks) int32, `seq_lens` (B,) int32 counting the new
-    token; 0 marks a padded row, whose output is zeros. A `sliding_window` w > 0 leaves only the last w keys visible.
-    Returns (B, Hq, D), into `out` if given. `scratch`, contiguous float32, holds partial results on a GPU
-    (`ops.decode_attention.decode_scratch_elements` says how many); without it each call allocates.
+    q (B, Hq, D) float, caches of its dtype or float8_e4m3fn (on a GPU from sm_89), `block_table` (B, max_blocks) int32,
+    `seq_lens` (B,) int32 counting the new token; 0 marks a padded row, whose output is zeros. A `sliding_window` w > 0
+    leaves only the last w keys visible. Returns (B, Hq, D), into `out` if given. `scratch`, contiguous float32, holds partial results on a GPU
+    (`decode_scratch_elements` beside the launcher says how many); without it each call allocates. The caches hold
+    keys / k_scale and values / v_scale. `deterministic`: a row's bits do not depend on what else is in the batch.
     """
     result: Tensor = implementation(q).decode_attention(
-        q, k_cache, v_cache, block_table, seq_lens, scale, sliding_window, out, scratch
+        q,
+        k_cache,
+        v_cache,
+        block_table,
+        seq_lens,
+        scale,
+        sliding_window,
+        out,
+        scratch,
+        k_scale=k_scale,
+        v_scale=v_scale,
+        deterministic=deterministic,
     )
     return result
 
@@ -42,15 +58,32 @@ def prefill_attention(
     scale: float,
     sliding_window: int = 0,
     out: Tensor | None = None,
+    *,
+    k_scale: float = 1.0,
+    v_scale: float = 1.0,
+    deterministic: bool = False,
 ) -> Tensor:
     """Causal attention of ragged chunks of queries over the cache, which already holds their own keys and values.
 
-    q (T, Hq, D) float: sequence b's rows are query_start_loc[b] to query_start_loc[b + 1] (int32, (B + 1,)), its last
-    positions of seq_lens[b] (int32, (B,)) in all. `max_query_len` is at least the longest chunk. A `sliding_window`
-    w > 0 makes key j visible to query i only where i - w < j <= i. Returns (T, Hq, D), into `out` if given; rows that
-    belong to no sequence are left as they are.
+    q (T, Hq, D) float, caches and their scales as in `decode_attention`: sequence b's rows are query_start_loc[b] to
+    query_start_loc[b + 1] (int32, (B + 1,)), its last positions of seq_lens[b] (int32, (B,)) in all. `max_query_len` is
+    at least the longest chunk. A `sliding_window` w > 0 makes key j visible to query i only where i - w < j <= i. Returns (T, Hq, D), into `out` if given; rows that
+    belong to no sequence are left as they are. `deterministic`: a row's bits depend neither on what else is in the
+    batch nor on how the prompt is cut into chunks.
     """
     result: Tensor = implementation(q).prefill_attention(
-        q, k_cache, v_cache, block_table, query_start_loc, seq_lens, max_query_len, scale, sliding_window, out
+        q,
+        k_cache,
+        v_cache,
+        block_table,
+        query_start_loc,
+        seq_lens,
+        max_query_len,
+        scale,
+        sliding_window,
+        out,
+        k_scale=k_scale,
+        v_scale=v_scale,
+        deterministic=deterministic,
     )
     return result

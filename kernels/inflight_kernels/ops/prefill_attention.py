@@ -1,95 +1,55 @@
 """Causal attention of ragged query chunks over a paged KV cache that already holds their keys and values.
 
-    p_ij = softmax_j(scale * q_i . k_j),   o_i = sum_j p_ij v_j,   over keys j <= i (and j > i - w with a window w)
+    p_ij = softmax_j(scale * k_scale * q_i . k_j),   o_i = v_scale * sum_j p_ij v_j,
+    over keys j <= i (and j > i - w with a window w)
 
-i and j are positions in the sequence: the queries of sequence b are its last query_len positions. Grid (query tiles,
-Hkv, B): the G = Hq / Hkv heads that share a KV head are packed with BLOCK_Q tokens as the rows of one tile, so K and V
-are read once for the group. Tiles of keys that every row sees run in a loop without masks; those on the diagonal and on
-the window's edge run apart; those that no row sees are never visited. Softmax in base 2, log2(e) folded into the scale.
-Operations: 4 D per (query, visible key, query head); matrix throughput is the floor.
+i and j are positions in the sequence: the queries of sequence b are its last query_len positions. Grid (query tiles
+* Hkv, B): the G = Hq / Hkv heads that share a KV head are packed with BLOCK_Q tokens as the BLOCK_M rows of one tile,
+so K and V are read once for the group and the diagonal is BLOCK_Q keys wide. Tiles of keys that every row sees run in
+a loop without masks; those on the diagonal and on the window's edge run apart; those that no row sees are not visited.
+
+Tiles of keys begin at multiples of BLOCK_N in the sequence, and a masked tile computes what an unmasked one does (see
+`_attention`): a row's bits do not depend on where in a chunk it stands. `deterministic` only keeps the launch from
+depending on the batch.
+
+Operations: 4 Hq D for each pair of a query and a key it sees: 0.55e12 for 8192 queries from the start (33.6e6 pairs),
+Hq = 32, D = 128; 0.58e12 for 2048 queries after 16384 keys. Bytes: q and out 4 T Hq D, the cache 4 S Hkv D once: 0.17
+and 0.11 GB, 40 and 25 us at 4.3 TB/s. Matrix throughput is the floor: 0.70 and 0.73 ms at an H200's 790 TFLOP/s; exp2
+costs another half of that (64 x 128 of them at 16 a cycle against 4.2e6 operations at 4096 a cycle, a tile), which
+hides behind the products only as far as warp groups overlap.
 """
 
 from __future__ import annotations
+
+from collections.abc import Mapping
 
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
+from inflight_kernels.ops._attention import LOG2_E, attend_tiles, check_attention, check_scales
 from inflight_kernels.ops._checks import (
     cdiv,
-    check_dtype,
-    check_float,
-    check_kv_cache,
-    check_shape,
-    check_unit_stride,
     check_vector,
     compute_capability,
-    kv_stages,
+    multiprocessor_count,
     next_power_of_2,
 )
-from inflight_kernels.ops.decode_attention import LOG2_E
+from inflight_kernels.tuning import tuned
 
-# Keys a tile: one whole block of 64, or the tokens of several smaller blocks. Not measured yet.
-BLOCK_KEYS = 64
-# Before Hopper the query tile lives in registers: 64 keys of 128 spill 64 to 212 bytes on sm_80 (ptxas, triton 3.8).
-BLOCK_KEYS_WIDE_HEAD_BEFORE_HOPPER = 32
-# Rows (query tokens times grouped heads) a tile: 128 feed two warp groups of Hopper's matrix unit; 64 keep more
-# programs busy when chunks are short. Not measured yet.
+# Rows (query tokens times grouped heads) a tile: 128 feed two warp groups of Hopper's matrix unit and read each key
+# from the L2 half as often as 64, which keep more programs busy when chunks are short. Not measured yet.
 LONG_ROWS = 128
 SHORT_ROWS = 64
-
-
-@triton.jit
-def _attend_tiles(
-    acc, m_i, l_i, q, query_positions, seq_len, tile_begin, tile_end, k_cache_ptr, v_cache_ptr, table_row_ptr,
-    stride_cache_block, stride_cache_offset, qk_scale,
-    HEAD_DIM: tl.constexpr, BLOCK_SIZE: tl.constexpr, SLIDING_WINDOW: tl.constexpr, MASKED: tl.constexpr,
-    INPUT_PRECISION: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr,
-):  # fmt: skip
-    """Fold key tiles [tile_begin, tile_end) into the running softmax; MASKED where some row does not see some key."""
-    offs_n = tl.arange(0, BLOCK_N)
-    offs_d = tl.arange(0, BLOCK_D)
-    mask_d = offs_d < HEAD_DIM
-    for tile in tl.range(tile_begin, tile_end):
-        start = tile * BLOCK_N
-        keys = start + offs_n
-        if BLOCK_SIZE % BLOCK_N == 0:
-            # The tile lies in one block: one table entry serves it, and offsets within a block fit int32.
-            block = tl.load(table_row_ptr + start // BLOCK_SIZE).to(tl.int64)
-            base = block * stride_cache_block + (start % BLOCK_SIZE) * stride_cache_offset
-            places = offs_n * stride_cache_offset
-        else:
-            # Keys past the sequence's end stand in no table entry of its own: they read block 0 and are masked.
-            blocks = tl.load(table_row_ptr + keys // BLOCK_SIZE, mask=keys < seq_len, other=0).to(tl.int64)
-            base = tl.full([], 0, tl.int64)
-            places = blocks * stride_cache_block + (keys % BLOCK_SIZE) * stride_cache_offset
-        if MASKED:
-            mask_n = keys < seq_len
-            k_mask = mask_n[None, :] & mask_d[:, None]
-            v_mask = mask_n[:, None] & mask_d[None, :]
-        else:
-            k_mask = mask_d[:, None]
-            v_mask = mask_d[None, :]
-        k = tl.load(k_cache_ptr + base + (places[None, :] + offs_d[:, None]), mask=k_mask, other=0.0)
-        v = tl.load(v_cache_ptr + base + (places[:, None] + offs_d[None, :]), mask=v_mask, other=0.0)
-        scores = tl.dot(q, k, input_precision=INPUT_PRECISION) * qk_scale
-        if MASKED:
-            visible = keys[None, :] <= query_positions[:, None]
-            if SLIDING_WINDOW > 0:
-                visible = visible & (keys[None, :] > query_positions[:, None] - SLIDING_WINDOW)
-            scores = tl.where(visible, scores, float("-inf"))
-        m_new = tl.maximum(m_i, tl.max(scores, axis=1))
-        m_safe = m_new
-        if MASKED:
-            # A row may have seen no key yet: -inf - -inf would be NaN.
-            m_safe = tl.where(m_new == float("-inf"), 0.0, m_new)
-        alpha = tl.exp2(m_i - m_safe)
-        p = tl.exp2(scores - m_safe[:, None])
-        l_i = l_i * alpha + tl.sum(p, axis=1)
-        acc = acc * alpha[:, None] + tl.dot(p.to(v.dtype), v, input_precision=INPUT_PRECISION)
-        m_i = m_new
-    return acc, m_i, l_i
+# What the tuning script tries; the first and the third are for Hopper and later (before, they spill).
+CANDIDATES: tuple[Mapping[str, int], ...] = (
+    {"BLOCK_M": 128, "BLOCK_N": 64, "num_warps": 8, "num_stages": 3},
+    {"BLOCK_M": 128, "BLOCK_N": 64, "num_warps": 8, "num_stages": 5},
+    {"BLOCK_M": 128, "BLOCK_N": 128, "num_warps": 8, "num_stages": 3},
+    {"BLOCK_M": 64, "BLOCK_N": 64, "num_warps": 4, "num_stages": 3},
+    {"BLOCK_M": 64, "BLOCK_N": 32, "num_warps": 4, "num_stages": 3},
+)
 
 
 @triton.jit
@@ -102,6 +62,7 @@ def prefill_attention_kernel(
     seq_lens_ptr,
     out_ptr,
     qk_scale,
+    v_scale,
     stride_qt,
     stride_qh,
     stride_cache_block,
@@ -110,6 +71,7 @@ def prefill_attention_kernel(
     stride_table,
     stride_ot,
     stride_oh,
+    NUM_KV_HEADS: tl.constexpr,
     GROUP: tl.constexpr,
     HEAD_DIM: tl.constexpr,
     BLOCK_SIZE: tl.constexpr,
@@ -120,10 +82,11 @@ def prefill_attention_kernel(
     BLOCK_N: tl.constexpr,
     BLOCK_D: tl.constexpr,
 ):
-    # The last query tile sees the most keys: start it first, so that no long tile is left over at the end.
-    pid_q = tl.num_programs(0) - 1 - tl.program_id(0)
-    pid_h = tl.program_id(1)
-    pid_b = tl.program_id(2).to(tl.int64)
+    # One sequence after the other, so that programs that run together share keys in the L2; of a sequence the last
+    # query tile first, which sees the most keys, so that no long tile is left over at the end.
+    pid_h = tl.program_id(0) % NUM_KV_HEADS
+    pid_q = (tl.num_programs(0) - 1 - tl.program_id(0)) // NUM_KV_HEADS
+    pid_b = tl.program_id(1).to(tl.int64)
 
     query_begin = tl.load(query_start_loc_ptr + pid_b)
     query_len = tl.load(query_start_loc_ptr + pid_b + 1) - query_begin
@@ -161,57 +124,44 @@ def prefill_attention_kernel(
     v_head_ptr = v_cache_ptr + pid_h.to(tl.int64) * stride_cache_head
     table_row_ptr = block_table_ptr + pid_b * stride_table
     if SLIDING_WINDOW > 0:
-        acc, m_i, l_i = _attend_tiles(
+        acc, m_i, l_i = attend_tiles(
             acc, m_i, l_i, q, query_positions, seq_len, tile_lo, full_lo, k_head_ptr, v_head_ptr, table_row_ptr,
             stride_cache_block, stride_cache_offset, qk_scale,
             HEAD_DIM, BLOCK_SIZE, SLIDING_WINDOW, True, INPUT_PRECISION, BLOCK_N, BLOCK_D,
         )  # fmt: skip
-    acc, m_i, l_i = _attend_tiles(
+    acc, m_i, l_i = attend_tiles(
         acc, m_i, l_i, q, query_positions, seq_len, full_lo, full_hi, k_head_ptr, v_head_ptr, table_row_ptr,
         stride_cache_block, stride_cache_offset, qk_scale,
         HEAD_DIM, BLOCK_SIZE, SLIDING_WINDOW, False, INPUT_PRECISION, BLOCK_N, BLOCK_D,
     )  # fmt: skip
-    acc, m_i, l_i = _attend_tiles(
+    acc, m_i, l_i = attend_tiles(
         acc, m_i, l_i, q, query_positions, seq_len, full_hi, tile_hi, k_head_ptr, v_head_ptr, table_row_ptr,
         stride_cache_block, stride_cache_offset, qk_scale,
         HEAD_DIM, BLOCK_SIZE, SLIDING_WINDOW, True, INPUT_PRECISION, BLOCK_N, BLOCK_D,
     )  # fmt: skip
 
-    out = acc / tl.where(l_i > 0.0, l_i, 1.0)[:, None]
+    out = acc / tl.where(l_i > 0.0, l_i, 1.0)[:, None] * v_scale
     out_offs = rows[:, None] * stride_ot + heads[:, None].to(tl.int64) * stride_oh + offs_d[None, :]
     tl.store(out_ptr + out_offs, out.to(out_ptr.dtype.element_ty), mask=mask_md)
 
 
-def _check(
-    q: Tensor,
-    k_cache: Tensor,
-    v_cache: Tensor,
-    block_table: Tensor,
-    query_start_loc: Tensor,
-    seq_lens: Tensor,
-    out: Tensor | None,
-    window: int,
-) -> None:
-    check_float("q", q)
-    if q.dim() != 3:
-        raise ValueError(f"q must be (num_tokens, num_heads, head_dim), got {tuple(q.shape)}")
-    check_unit_stride("q", q)
-    check_kv_cache(k_cache, v_cache, None, q.shape[2], q.dtype)
-    if q.shape[1] % k_cache.shape[2]:
-        raise ValueError(f"{q.shape[1]} query heads cannot share {k_cache.shape[2]} KV heads evenly")
-    batch = seq_lens.shape[0]
-    check_vector("seq_lens", seq_lens, batch, torch.int32)
-    check_vector("query_start_loc", query_start_loc, batch + 1, torch.int32)
-    check_dtype("block_table", block_table, torch.int32)
-    if block_table.dim() != 2 or block_table.shape[0] != batch:
-        raise ValueError(f"block_table must be (batch {batch}, max_blocks), got {tuple(block_table.shape)}")
-    check_unit_stride("block_table", block_table)
-    if out is not None:
-        check_shape("out", out, tuple(q.shape))
-        check_dtype("out", out, q.dtype)
-        check_unit_stride("out", out)
-    if window < 0:
-        raise ValueError(f"sliding_window must be 0 (off) or positive, got {window}")
+def default_config(
+    rows: int, programs_of_long_rows: int, head_dim: int, element_size: int, device: torch.device
+) -> dict[str, int]:
+    """Reasoned, not measured yet. `rows` of the longest chunk, and the programs that tiles of LONG_ROWS would be."""
+    row_bytes = max(next_power_of_2(head_dim), 16) * element_size
+    # Long rows of float32 or of wide heads would not fit the registers.
+    long_rows = row_bytes <= 256 and rows > SHORT_ROWS and programs_of_long_rows >= multiprocessor_count(device)
+    # Before Hopper the query tile lives in registers: 64 keys of 128 spill on sm_80 (ptxas, triton 3.8).
+    before_hopper = compute_capability(device) < 90
+    return {
+        "BLOCK_M": LONG_ROWS if long_rows else SHORT_ROWS,
+        "BLOCK_N": 32 if before_hopper and row_bytes >= 256 else 64,
+        # Heads of 256 spill 1216 bytes with 4 warps on sm_90 (ptxas, triton 3.8).
+        "num_warps": 8 if long_rows or head_dim > 128 else 4,
+        # One tile of K and V in flight while the last one is multiplied: the lookup in the block table takes a stage.
+        "num_stages": 3 if row_bytes <= 256 or element_size == 2 else 1,
+    }
 
 
 def prefill_attention(
@@ -225,25 +175,45 @@ def prefill_attention(
     scale: float,
     sliding_window: int = 0,
     out: Tensor | None = None,
+    *,
+    k_scale: float = 1.0,
+    v_scale: float = 1.0,
+    deterministic: bool = False,
+    config: Mapping[str, int] | None = None,
 ) -> Tensor:
-    """Launch prefill attention; see `inflight_kernels.prefill_attention`."""
-    _check(q, k_cache, v_cache, block_table, query_start_loc, seq_lens, out, sliding_window)
+    """Launch prefill attention; see `inflight_kernels.prefill_attention`. `config` overrides the tuned one."""
+    batch = seq_lens.shape[0]
+    check_attention(q, k_cache, v_cache, block_table, batch, out)
+    check_vector("seq_lens", seq_lens, batch, torch.int32)
+    check_vector("query_start_loc", query_start_loc, batch + 1, torch.int32)
+    check_scales(scale, k_scale, v_scale, sliding_window)
     num_q_heads, head_dim = q.shape[1], q.shape[2]
-    batch, num_kv_heads = seq_lens.shape[0], k_cache.shape[2]
+    num_kv_heads, block_size = k_cache.shape[2], k_cache.shape[1]
     if out is None:
         out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
     if batch == 0 or max_query_len == 0:
         return out
     group = num_q_heads // num_kv_heads
-    block_d = max(next_power_of_2(head_dim), 16)
-    # Long rows of float32 or of wide heads would not fit the registers.
-    long_rows = max_query_len * group > SHORT_ROWS and block_d * q.element_size() <= 256
-    block_m = max(LONG_ROWS if long_rows else SHORT_ROWS, next_power_of_2(group))
+    if config is None:
+        shape: dict[str, int | str] = {
+            "head_dim": str(head_dim),
+            "group": group,
+            "block_size": str(block_size),
+            "cache": str(k_cache.dtype),
+            "window": str(sliding_window > 0),
+        }
+        # Deterministic: as the longest chunk alone would be launched, whatever comes.
+        rows = programs = 1 << 30
+        if not deterministic:
+            rows = max_query_len * group
+            programs = cdiv(max_query_len, max(LONG_ROWS // group, 1)) * num_kv_heads * batch
+            shape |= {"rows": next_power_of_2(rows), "programs": next_power_of_2(programs)}
+        config = tuned(
+            "prefill_attention", shape, default_config(rows, programs, head_dim, q.element_size(), q.device), q.device
+        )
+    block_m = max(config["BLOCK_M"], next_power_of_2(group))
     block_q = block_m // group
-    block_n = BLOCK_KEYS
-    if block_d >= 128 and compute_capability(q.device) < 90:
-        block_n = BLOCK_KEYS_WIDE_HEAD_BEFORE_HOPPER
-    prefill_attention_kernel[(cdiv(max_query_len, block_q), num_kv_heads, batch)](
+    prefill_attention_kernel[(num_kv_heads * cdiv(max_query_len, block_q), batch)](
         q,
         k_cache,
         v_cache,
@@ -251,7 +221,8 @@ def prefill_attention(
         query_start_loc,
         seq_lens,
         out,
-        scale * LOG2_E,
+        scale * k_scale * LOG2_E,
+        v_scale,
         q.stride(0),
         q.stride(1),
         k_cache.stride(0),
@@ -260,18 +231,18 @@ def prefill_attention(
         block_table.stride(0),
         out.stride(0),
         out.stride(1),
+        NUM_KV_HEADS=num_kv_heads,
         GROUP=group,
         HEAD_DIM=head_dim,
-        BLOCK_SIZE=k_cache.shape[1],
+        BLOCK_SIZE=block_size,
         SLIDING_WINDOW=sliding_window,
         # Exact products keep fp32 comparable to the reference; fp16 and bf16 do not look at this.
         INPUT_PRECISION="ieee",
         BLOCK_Q=block_q,
         BLOCK_M=block_m,
-        BLOCK_N=block_n,
-        BLOCK_D=block_d,
-        # 64 accumulators a thread at 128 rows of 128. Not measured yet.
-        num_warps=8 if block_m >= LONG_ROWS else 4,
-        num_stages=kv_stages(block_n, block_d, q.element_size()),
+        BLOCK_N=config["BLOCK_N"],
+        BLOCK_D=max(next_power_of_2(head_dim), 16),
+        num_warps=config["num_warps"],
+        num_stages=config["num_stages"],
     )
     return out

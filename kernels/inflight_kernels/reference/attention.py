@@ -1,6 +1,7 @@
 """Paged attention in torch: gather a sequence's blocks, then scaled dot-product attention.
 
 Knows no scheduler: block tables and lengths say everything. Reads lengths on the host, which on a CPU costs nothing.
+Deterministic: each query is attended on its own, for what torch does with a row depends on the rows beside it.
 """
 
 from __future__ import annotations
@@ -10,11 +11,12 @@ import torch.nn.functional as F
 from torch import Tensor
 
 
-def _gather(cache: Tensor, blocks: Tensor) -> Tensor:
-    """Blocks (batch, n) of a cache as (batch, n * block_size, Hkv, D)."""
+def _gather(cache: Tensor, blocks: Tensor, dtype: torch.dtype) -> Tensor:
+    """Blocks (batch, n) of a cache as (batch, n * block_size, Hkv, D) of `dtype`."""
     batch, num_blocks = blocks.shape
     # index_select copies whole blocks: three times as fast here as advanced indexing.
-    return cache.index_select(0, blocks.reshape(-1)).view(batch, num_blocks * cache.shape[1], *cache.shape[2:])
+    gathered = cache.index_select(0, blocks.reshape(-1)).to(dtype)
+    return gathered.view(batch, num_blocks * cache.shape[1], *cache.shape[2:])
 
 
 def decode_attention(
@@ -27,13 +29,25 @@ def decode_attention(
     sliding_window: int = 0,
     out: Tensor | None = None,
     scratch: Tensor | None = None,
+    *,
+    k_scale: float = 1.0,
+    v_scale: float = 1.0,
+    deterministic: bool = False,
 ) -> Tensor:
     """One query token a sequence; the batch is padded to its longest sequence. `scratch` is not needed here."""
+    if out is None:
+        out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
+    if deterministic and len(q) > 1:
+        for row in range(len(q)):
+            one = slice(row, row + 1)
+            decode_attention(
+                q[one], k_cache, v_cache, block_table[one], seq_lens[one], scale, sliding_window, out[one],
+                k_scale=k_scale, v_scale=v_scale,
+            )  # fmt: skip
+        return out
     batch, num_heads, head_dim = q.shape
     lengths: list[int] = seq_lens.tolist()
     longest = max(lengths, default=0)
-    if out is None:
-        out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
     if longest == 0:
         return out.zero_()
     num_kv_heads, block_size = k_cache.shape[2], k_cache.shape[1]
@@ -41,8 +55,8 @@ def decode_attention(
     shortest_start = max(min(lengths) - sliding_window, 0) // block_size if sliding_window else 0
     first_key = shortest_start * block_size
     blocks = block_table[:, shortest_start : -(-longest // block_size)]
-    k = _gather(k_cache, blocks)[:, : longest - first_key].transpose(1, 2)
-    v = _gather(v_cache, blocks)[:, : longest - first_key].transpose(1, 2)
+    k = _gather(k_cache, blocks, q.dtype)[:, : longest - first_key].transpose(1, 2)
+    v = _gather(v_cache, blocks, q.dtype)[:, : longest - first_key].transpose(1, 2)
     mask = None
     if min(lengths) < longest or 0 < sliding_window < longest:
         keys = torch.arange(first_key, longest, device=q.device)
@@ -52,8 +66,10 @@ def decode_attention(
         mask = torch.zeros(visible.shape, dtype=q.dtype, device=q.device).masked_fill_(~visible, float("-inf"))
         mask = mask[:, None, None, :]
     grouped = q.reshape(batch, num_kv_heads, num_heads // num_kv_heads, head_dim)
-    attended = F.scaled_dot_product_attention(grouped, k, v, attn_mask=mask, scale=scale)
+    attended = F.scaled_dot_product_attention(grouped, k, v, attn_mask=mask, scale=scale * k_scale)
     out.copy_(attended.reshape(q.shape))
+    if v_scale != 1.0:
+        out.mul_(v_scale)
     if min(lengths) == 0:
         out.masked_fill_((seq_lens == 0)[:, None, None], 0.0)
     return out
@@ -80,6 +96,10 @@ def prefill_attention(
     scale: float,
     sliding_window: int = 0,
     out: Tensor | None = None,
+    *,
+    k_scale: float = 1.0,
+    v_scale: float = 1.0,
+    deterministic: bool = False,
 ) -> Tensor:
     """Ragged query chunks, one sequence at a time: chunks are long enough that a loop costs little."""
     if out is None:
@@ -92,12 +112,20 @@ def prefill_attention(
         query_len = end - begin
         if query_len == 0:
             continue
+        if deterministic:
+            table = block_table[row : row + 1].expand(query_len, -1)
+            positions = torch.arange(seq_len - query_len + 1, seq_len + 1, dtype=torch.int32, device=q.device)
+            decode_attention(
+                q[begin:end], k_cache, v_cache, table, positions, scale, sliding_window, out[begin:end],
+                k_scale=k_scale, v_scale=v_scale, deterministic=True,
+            )  # fmt: skip
+            continue
         first_visible = max(seq_len - query_len - sliding_window + 1, 0) if sliding_window else 0
         first_block = first_visible // block_size
         first_key = first_block * block_size
         blocks = block_table[row : row + 1, first_block : -(-seq_len // block_size)]
-        k = _gather(k_cache, blocks)[:, : seq_len - first_key].transpose(1, 2)
-        v = _gather(v_cache, blocks)[:, : seq_len - first_key].transpose(1, 2)
+        k = _gather(k_cache, blocks, q.dtype)[:, : seq_len - first_key].transpose(1, 2)
+        v = _gather(v_cache, blocks, q.dtype)[:, : seq_len - first_key].transpose(1, 2)
         windowed = 0 < sliding_window < seq_len
         is_whole_prompt = query_len == seq_len and not windowed
         mask = None
@@ -109,8 +137,10 @@ def prefill_attention(
             v,
             attn_mask=mask,
             is_causal=is_whole_prompt and query_len > 1,
-            scale=scale,
+            scale=scale * k_scale,
             enable_gqa=True,
         )
         out[begin:end] = attended[0].transpose(0, 1)
+        if v_scale != 1.0:
+            out[begin:end].mul_(v_scale)
     return out
