@@ -22,6 +22,7 @@ import json
 import os
 import random
 import sys
+from collections.abc import Set
 from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -38,8 +39,10 @@ ARCHITECTURES = (80, 90, 100)
 SHARED_LIMIT = {80: 163 * 1024, 90: 227 * 1024, 100: 227 * 1024}
 # Registers may drift a little with the assembler's patch release; more than this is a regression.
 REGISTER_SLACK = 8
-# Rows compiled although nothing in them changed. A row takes 1 to 8 s on one core.
+# Rows compiled although nothing in them changed. A row takes a third of a second, attention up to two.
 SAMPLE = 12
+# Rows after which the table is written, so that a run that is ended goes on where it was.
+CHUNK = 100
 REMEDY = "run python ci/kernels/aot.py --write"
 
 Row = dict[str, Any]
@@ -67,11 +70,9 @@ def compile_row(name: str, architecture: int, place: int) -> Row:
     return compile_launch(record(CASES[name], architecture)[place], architecture)
 
 
-def choose(wanted: dict[str, tuple[str, int, int, str]], kept: dict[str, Row], same_triton: bool) -> list[str]:
-    """The keys to compile: those whose digest is not kept, and a sample of the others."""
-    stale = [key for key, row in wanted.items() if kept.get(key, {}).get("digest") != row[-1]] if same_triton else []
-    others = sorted(wanted.keys() - set(stale))
-    return stale + random.sample(others, min(SAMPLE, len(others)))
+def sample(keys: Set[str]) -> list[str]:
+    """A few of `keys`, at random."""
+    return random.sample(sorted(keys), min(SAMPLE, len(keys)))
 
 
 def compile_rows(keys: list[str], wanted: dict[str, tuple[str, int, int, str]], jobs: int) -> dict[str, Row]:
@@ -140,16 +141,22 @@ def main() -> int:
     same_triton = table["triton"] == triton.__version__
     kept: dict[str, Row] = table["kernels"] if same_triton else {}
     wanted = wanted_rows(arguments.only)
-    keys = list(wanted) if arguments.all or (arguments.write and not same_triton) else choose(wanted, kept, same_triton)
-    rows = compile_rows(keys, wanted, arguments.jobs)
-    known = {key: row for key, row in kept.items() if key in wanted or (arguments.only and arguments.only not in key)}
+    stale = [key for key, row in wanted.items() if kept.get(key, {}).get("digest") != row[-1]]
+    if arguments.all or arguments.write:
+        keys = list(wanted) if arguments.all else stale
+    else:
+        keys = (stale if same_triton else []) + sample(wanted.keys() - set(stale if same_triton else []))
+    # Rows of cases that were not asked for stay; those of cases that are no more go.
+    known = {key: row for key, row in kept.items() if key in wanted or arguments.only not in key.partition(" | ")[0]}
+    rows: dict[str, Row] = {}
+    for start in range(0, len(keys), CHUNK):
+        rows |= compile_rows(keys[start : start + CHUNK], wanted, arguments.jobs)
+        if arguments.write:
+            keep(known | {key: row for key, row in rows.items() if not find_excess({key: row})})
     show(rows)
     print(f"{len(rows)} of {len(wanted)} rows compiled with triton {triton.__version__}")
     faults = find_excess(known | rows)
-    if arguments.write:
-        if not faults:
-            keep(known | rows)
-    elif same_triton:
+    if not arguments.write and same_triton:
         faults += find_regressions(rows, kept)
         gone = kept.keys() - known.keys()
         faults += [f"{key} is kept, but no case makes it: {REMEDY}" for key in sorted(gone)]
