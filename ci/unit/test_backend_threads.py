@@ -241,6 +241,25 @@ def test_a_dead_engine_ends_every_request_and_gives_the_model_up(ask, server, ex
     assert ask(PROMPT).error.code() == pb.TritonError.UNAVAILABLE
 
 
+@pytest.mark.parametrize("when", ["requests end", "the engine ends"])
+def test_an_engine_that_ends_while_the_model_is_unloaded_is_no_loss(
+    server: BackendServer, executor: FakeExecutor, notes: Path, monkeypatch: pytest.MonkeyPatch, when: str
+) -> None:
+    """The watching thread may look at any moment; to ask the server for an unload then has aborted it."""
+
+    def lose(*arguments: object) -> bool:
+        executor.ready = False
+        server._watch.look()
+        return True
+
+    if when == "requests end":
+        monkeypatch.setattr(server._items, "wait_until_empty", lose)
+    else:
+        monkeypatch.setattr(executor, "shutdown", lambda: (FakeExecutor.shutdown(executor), lose()))
+    server.close()
+    assert not pb.unloaded and not list(notes.iterdir())
+
+
 def test_numpy_2_is_refused_only_where_the_stub_cannot_read_with_it(tmp_path: Path) -> None:
     old, new = tmp_path / "old", tmp_path / "new"
     old.write_bytes(b"\0numpy.core.multiarray\0")

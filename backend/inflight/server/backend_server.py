@@ -10,6 +10,7 @@ A request that is refused is answered at once by the thread that brought it: nob
 from __future__ import annotations
 
 import logging
+import threading
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
@@ -59,6 +60,8 @@ class BackendServer:
     ) -> None:
         """`deaths`: where the executor notes why the engine died, newest last."""
         self._deaths = deaths
+        self._parting = threading.Lock()
+        self._is_closing = False
         self._pb_utils = pb_utils
         self._executor = executor
         self._tokenizer = tokenizer
@@ -105,10 +108,12 @@ class BackendServer:
 
     def close(self, drain_seconds: float = DRAIN_SECONDS) -> None:
         """Let requests in flight finish, end the engine, join the threads. Every request gets its final response."""
+        with self._parting:
+            self._is_closing = True
         if self._executor.is_ready() and not self._items.wait_until_empty(drain_seconds):
             logger.warning("%d requests are still in flight after %g s: ending them", len(self._items), drain_seconds)
-        self._executor.shutdown()
         self._watch.stop()
+        self._executor.shutdown()
         self._sending.stop()
         self._metrics.stop()
 
@@ -176,10 +181,15 @@ class BackendServer:
         """Where a supervisor loads the model again, end here and now: tritonserver calls finalize() only when the last
         client has closed its stream, and until then these ranks would stand in the way of the next ones."""
         reason = self._deaths[-1] if self._deaths else "its ranks are dead or silent"
-        logger.error("model %s lost its engine: %s", self._model_name, reason)
-        if not is_supervised():
-            logger.warning("model %s stays loaded and waits for its ranks to be relaunched", self._model_name)
-            return
-        give_up(self._pb_utils, self._model_name, reason)
+        with self._parting:
+            if self._is_closing:
+                # Nobody wants the model back, and a server that takes it down must not be asked to do so from inside.
+                logger.warning("model %s lost its engine while it was unloaded: %s", self._model_name, reason)
+                return
+            logger.error("model %s lost its engine: %s", self._model_name, reason)
+            if not is_supervised():
+                logger.warning("model %s stays loaded and waits for its ranks to be relaunched", self._model_name)
+                return
+            give_up(self._pb_utils, self._model_name, reason)
         self._executor.shutdown()
         self._sending.finish()
