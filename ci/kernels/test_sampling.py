@@ -251,12 +251,12 @@ def test_penalties_are_those_of_their_definitions() -> None:
     assert torch.equal(got, (logits + bias).masked_fill(~allowed, float("-inf")))
 
 
-def test_logprobs_can_be_left_out() -> None:
-    logits = torch.randn(3, 50)
-    rows = rows_of(3)
-    tokens, logprobs = reference.sample(logits, **rows, with_logprobs=False)
+@pytest.mark.parametrize("sampler", [reference.sample, ops.sample])
+def test_logprobs_can_be_left_out(sampler: Any, device: torch.device) -> None:
+    logits, rows = torch.randn(3, 50).to(device), on(device, rows_of(3))
+    tokens, logprobs = sampler(logits, **rows, with_logprobs=False)
     assert logprobs.isnan().all()
-    assert torch.equal(tokens, reference.sample(logits, **rows)[0])
+    assert torch.equal(tokens, sampler(logits, **rows)[0])
 
 
 def test_launcher_refuses_with_words() -> None:
