@@ -26,9 +26,10 @@ def decode_attention(
 
     q (B, Hq, D) float, caches of its dtype or float8_e4m3fn (on a GPU from sm_89), `block_table` (B, max_blocks) int32,
     `seq_lens` (B,) int32 counting the new token; 0 marks a padded row, whose output is zeros. A `sliding_window` w > 0
-    leaves only the last w keys visible. Returns (B, Hq, D), into `out` if given. `scratch`, contiguous float32, holds partial results on a GPU
-    (`decode_scratch_elements` beside the launcher says how many); without it each call allocates. The caches hold
-    keys / k_scale and values / v_scale. `deterministic`: a row's bits do not depend on what else is in the batch.
+    leaves only the last w keys visible. The caches hold keys / k_scale and values / v_scale. Returns (B, Hq, D), into
+    `out` if given. `scratch`, contiguous float32, holds partial results on a GPU (`decode_scratch_elements` beside the
+    launcher says how many); without it each call allocates. `deterministic`: a row's bits do not depend on what else is
+    in the batch.
     """
     result: Tensor = implementation(q).decode_attention(
         q,
@@ -67,9 +68,9 @@ def prefill_attention(
 
     q (T, Hq, D) float, caches and their scales as in `decode_attention`: sequence b's rows are query_start_loc[b] to
     query_start_loc[b + 1] (int32, (B + 1,)), its last positions of seq_lens[b] (int32, (B,)) in all. `max_query_len` is
-    at least the longest chunk. A `sliding_window` w > 0 makes key j visible to query i only where i - w < j <= i. Returns (T, Hq, D), into `out` if given; rows that
-    belong to no sequence are left as they are. `deterministic`: a row's bits depend neither on what else is in the
-    batch nor on how the prompt is cut into chunks.
+    at least the longest chunk. A `sliding_window` w > 0 makes key j visible to query i only where i - w < j <= i.
+    Returns (T, Hq, D), into `out` if given; rows that belong to no sequence are left as they are. `deterministic`: a
+    row's bits depend neither on what else is in the batch nor on how the prompt is cut into chunks.
     """
     result: Tensor = implementation(q).prefill_attention(
         q,
