@@ -26,7 +26,7 @@ from inflight_kernels import tuning
 
 CASES = all_cases(tiny=True)
 DRY = DryClock(torch.device("cpu"))
-RATES = Rates(copy=4e12, read=3e12, bf16=800e12, fp8=0.0, int8=0.0, replay_gap_us=2.0)
+RATES = Rates(copy=4e12, read=3e12, bf16=800e12, fp8=0.0, int8=0.0, replay_us=6.0, launch_us=1.5)
 
 
 def doubled(x: Tensor) -> Tensor:
@@ -96,6 +96,13 @@ def test_a_nan_or_another_shape_is_no_match() -> None:
 def test_views_of_one_buffer_count_once() -> None:
     x = torch.zeros(100)
     assert bytes_of((x, [x[:50], {"y": torch.zeros(1, dtype=torch.int8)}], 3)) == 401
+
+    @dataclasses.dataclass
+    class Weight:
+        words: Tensor
+        bits: int
+
+    assert bytes_of((Weight(x, 4), x)) == 400
 
 
 def timed_row(**changes: Any) -> Row:

@@ -1,7 +1,7 @@
 """What this GPU does at best, measured in the same process as the kernels: the rates that every fraction is of.
 
 Copy and read of 8 GB; bf16, fp8 and int8 products of 8192^3 by cuBLAS on random data (zeros draw less power and run
-faster); the gap between replays of a graph that does nearly nothing. Knows no kernel of ours.
+faster); what a replay and a launch cost that do nearly nothing. Knows no kernel of ours.
 """
 
 from __future__ import annotations
@@ -35,7 +35,9 @@ class Rates:
     bf16: float
     fp8: float
     int8: float
-    replay_gap_us: float
+    # From one replay to the next of a graph of one tiny kernel, and from one such kernel to the next in one graph.
+    replay_us: float
+    launch_us: float
 
     @property
     def bandwidth(self) -> float:
@@ -53,7 +55,8 @@ def measure_rates(device: torch.device) -> Rates:
     copy, read = _stream_rates(device)
     products = _products(device)
     matrix = {name: _rate(name, *product) for name, product in products.items()}
-    return Rates(copy, read, **{"bf16": 0.0, "fp8": 0.0, "int8": 0.0} | matrix, replay_gap_us=_replay_gap(device))
+    gaps = {"replay_us": _launch_us(device, 1, 1000), "launch_us": _launch_us(device, 1000, 1)}
+    return Rates(copy, read, **{"bf16": 0.0, "fp8": 0.0, "int8": 0.0} | matrix | gaps)
 
 
 def describe(device: torch.device, rates: Rates | None) -> dict[str, Any]:
@@ -120,19 +123,20 @@ def _seconds(call: Callable[..., Any], *arguments: Any) -> float:
     return statistics.median(begin.elapsed_time(end) for begin, end in pairs) * 1e-3
 
 
-def _replay_gap(device: torch.device) -> float:
-    """Microseconds from one replay of a graph of one tiny kernel to the next."""
+def _launch_us(device: torch.device, kernels: int, replays: int) -> float:
+    """Microseconds a kernel, of graphs of tiny kernels that wait for each other, replayed one after another."""
     one = torch.zeros(1, device=device)
     graph = torch.cuda.CUDAGraph()
     one.add_(1)
     with torch.cuda.graph(graph):
-        one.add_(1)
+        for _ in range(kernels):
+            one.add_(1)
 
-    def replays() -> None:
-        for _ in range(1000):
+    def replay() -> None:
+        for _ in range(replays):
             graph.replay()
 
-    return _seconds(replays) * 1e3
+    return _seconds(replay) * 1e6 / (kernels * replays)
 
 
 def _clocks() -> str:

@@ -176,9 +176,9 @@ def show_machine(machine: dict[str, Any], found: dict[str, str | None]) -> None:
             print(f"{name}: {value}")
     if "rates" in machine:
         rates = asdict(Rates(**machine["rates"]))
-        gap = rates.pop("replay_gap_us")
+        replay, launch = rates.pop("replay_us"), rates.pop("launch_us")
         print("rates: " + ", ".join(f"{name} {value / 1e12:,.2f} T/s" for name, value in rates.items()))
-        print(f"gap between replays of an all but empty graph: {gap:.2f} us")
+        print(f"a graph of one tiny kernel: {replay:.2f} us; one kernel more in a graph: {launch:.2f} us")
     for module, version in found.items():
         print(f"peer {module}: {version or 'not found'}")
 
