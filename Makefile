@@ -75,13 +75,18 @@ load-test: $(READY) ## put load on a server started for it: a table, a plot and 
 default-model: $(READY) ## train the default checkpoint again
 	$(BIN)/python ci/default_model/train.py --out $(CHECKPOINT) $(ARGS)
 
-# On a machine lent for this there may be no tritonserver and no .venv: what its Python has must do.
-test-gpu: ## run kernel tests and engine parity on this machine's GPU, with this machine's Python
-	PYTHONPATH=backend:kernels:client $(PYTHON) -m pytest -p no:cacheprovider ci/kernels $(ARGS)
-	PYTHONPATH=backend:kernels:client $(PYTHON) -m pytest -p no:cacheprovider -m gpu ci/unit $(ARGS)
-
-# A machine lent for these may have no .venv either. Without a GPU both are dry runs, which measure nothing.
+# A machine lent for these may have no tritonserver and no .venv: what its Python has must do.
 GPU_PYTHON ?= $(if $(wildcard $(BIN)/python),$(BIN)/python,$(PYTHON))
+GPU_TEST := PYTHONPATH=backend:kernels:client $(GPU_PYTHON) -m pytest -p no:cacheprovider
+
+test-gpu: ## run kernel tests and engine parity on this machine's GPU
+	@$(GPU_PYTHON) -c 'import sys, torch; sys.exit(not torch.cuda.is_available())' 2>/dev/null || { \
+	  echo "There is no GPU here that a torch of $(GPU_PYTHON) sees: name another Python with make GPU_PYTHON=…," \
+	    "or run the kernels' tests in triton's interpreter with make kernels" >&2; exit 1; }
+	$(GPU_TEST) ci/kernels $(ARGS)
+	$(GPU_TEST) -m gpu ci/unit $(ARGS)
+
+# Without a GPU both are dry runs, which measure nothing.
 GPU_BENCH := PYTHONPATH=.:backend:kernels:client $(GPU_PYTHON) -m ci.bench.kernels
 
 gpu-bench-kernels: ## measure the kernels on this machine's GPU against its rates and every peer found
