@@ -8,6 +8,7 @@ from kernel_cases import DTYPES, ELEMENTWISE_TOLERANCE, assert_near
 from transformers.models.llama.modeling_llama import LlamaRMSNorm
 
 from inflight_kernels import ops, reference
+from inflight_kernels.ops.rms_norm import CANDIDATES, default_config
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -45,6 +46,54 @@ def test_reference_rounds_like_hugging_face(dtype: torch.dtype) -> None:
         normed, total = reference.rms_norm(x, module.weight, 1e-5, residual)
         assert torch.equal(total, x + residual)
         assert torch.equal(normed, module(x + residual))
+
+
+@pytest.mark.parametrize("quantized", [torch.float8_e4m3fn, torch.int8])
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize(("shape", "with_residual"), [((1, 64), False), ((5, 576), True), ((2, 3, 1000), True)])
+def test_quantised_is_the_norm_then_quantised(
+    shape: tuple[int, ...], with_residual: bool, dtype: torch.dtype, quantized: torch.dtype, device: torch.device
+) -> None:
+    x, residual = torch.randn(2, *shape).to(device, dtype)
+    weight = torch.randn(shape[-1]).to(device, dtype)
+    given = residual if with_residual else None
+    config = default_config(shape[-1])
+    q, scale, *total = ops.rms_norm_quantized(x, weight, 1e-5, given, quantized, config=config)
+    apart = ops.rms_norm(x, weight, 1e-5, given, config=config)
+    normed = apart[0] if with_residual else apart
+    wanted_q, wanted_scale = reference.quantize_per_token(normed.cpu(), quantized)
+    assert q.dtype == quantized and torch.equal(scale.cpu(), wanted_scale)
+    assert torch.equal(q.cpu().view(torch.uint8), wanted_q.view(torch.uint8))
+    assert len(total) == with_residual
+    if with_residual:
+        assert torch.equal(total[0], apart[1])
+    # And the reference is the same two steps, a rounding of the norm apart.
+    like = reference.rms_norm_quantized(x.cpu(), weight.cpu(), 1e-5, None if given is None else given.cpu(), quantized)
+    assert len(like) == 2 + with_residual and like[0].dtype == quantized
+    assert_near(like[1], scale, 2 * ELEMENTWISE_TOLERANCE[dtype])
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_rows_alone_and_in_a_batch_are_bitwise_the_same(dtype: torch.dtype, device: torch.device) -> None:
+    x, residual = torch.randn(2, 150, 100).to(device, dtype)
+    weight = torch.randn(100).to(device, dtype)
+    normed, total = ops.rms_norm(x, weight, 1e-5, residual)
+    # Programs that stay and take row after row change no row.
+    few = {**default_config(100), "PROGRAMS_PER_SM": 1}
+    assert torch.equal(ops.rms_norm(x, weight, 1e-5, residual, config=few)[0], normed)
+    for row in (0, 77, 149):
+        alone, alone_total = ops.rms_norm(x[row : row + 1], weight, 1e-5, residual[row : row + 1])
+        assert torch.equal(alone[0], normed[row]) and torch.equal(alone_total[0], total[row])
+
+
+@pytest.mark.parametrize("config", CANDIDATES)
+def test_every_candidate_is_right(config: dict[str, int], device: torch.device) -> None:
+    x, residual = torch.randn(2, 3, 200)
+    weight = torch.randn(200)
+    wanted = reference.rms_norm(x, weight, 1e-5, residual)
+    got = ops.rms_norm(x.to(device), weight.to(device), 1e-5, residual.to(device), config=config)
+    for mine, theirs in zip(got, wanted, strict=True):
+        assert_near(mine, theirs, ELEMENTWISE_TOLERANCE[torch.float32])
 
 
 def test_launcher_refuses_with_words() -> None:

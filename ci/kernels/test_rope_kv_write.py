@@ -10,6 +10,7 @@ from transformers.models.llama.modeling_llama import apply_rotary_pos_emb
 from transformers.models.qwen3.modeling_qwen3 import Qwen3RMSNorm
 
 from inflight_kernels import ops, reference
+from inflight_kernels.ops.rope_kv_write import default_config
 
 MAX_POSITIONS = 50
 
@@ -73,6 +74,65 @@ def test_kernel_equals_reference(
     assert torch.equal(caches[1].cpu(), wanted_caches[1])
 
 
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize(
+    ("num_q_heads", "num_kv_heads", "head_dim", "rotary_dim"), [(9, 3, 64, 64), (8, 2, 80, 32), (4, 4, 32, 32)]
+)
+@pytest.mark.parametrize("with_norm", [False, True])
+def test_fp8_cache_is_what_would_have_been_written_over_the_scale(
+    num_q_heads: int,
+    num_kv_heads: int,
+    head_dim: int,
+    rotary_dim: int,
+    with_norm: bool,
+    dtype: torch.dtype,
+    device: torch.device,
+) -> None:
+    q, k, v, positions, slots = _inputs(9, num_q_heads, num_kv_heads, head_dim, 8, dtype)
+    # Beyond 448 times its scale: cut off.
+    v[0] *= 1000.0
+    norms = tuple(torch.randn(2, head_dim).to(device, dtype)) if with_norm else ()
+    tensors = [tensor.to(device) for tensor in (q, k, v, _table(rotary_dim), positions)]
+    slots = slots.to(device)
+    full = [cache.to(device) for cache in _poisoned_caches(8, num_kv_heads, head_dim, dtype)]
+    wanted = ops.rope_and_kv_write(*tensors, *full, slots, *norms)
+    scales = (0.37, 1.9)
+    for function in (ops.rope_and_kv_write, reference.rope_and_kv_write):
+        caches = [torch.full(full[0].shape, 7.0, device=device).to(torch.float8_e4m3fn) for _ in range(2)]
+        got = function(*tensors, *caches, slots, *norms, k_scale=scales[0], v_scale=scales[1])
+        assert_near(got, wanted, 2 * ELEMENTWISE_TOLERANCE[dtype])
+        for cache, values, scale in zip(caches, full, scales, strict=True):
+            shrunk = (values.float() * (1.0 / scale)).clamp(-448.0, 448.0).to(torch.float8_e4m3fn)
+            flat, wanted_rows = cache.float().view(-1, num_kv_heads, head_dim), shrunk.float().flatten(0, 1)
+            for slot in range(len(flat)):
+                if slot not in slots.tolist():
+                    assert bool((flat[slot] == 7.0).all())
+                elif function is ops.rope_and_kv_write:
+                    assert torch.equal(flat[slot], wanted_rows[slot])
+                else:
+                    # A last bit of the rotation may decide a rounding: a step of e4m3, an eighth of the value.
+                    torch.testing.assert_close(flat[slot], wanted_rows[slot], atol=2**-9, rtol=0.126)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_tokens_alone_and_in_a_batch_are_bitwise_the_same(dtype: torch.dtype, device: torch.device) -> None:
+    q, k, v, positions, _ = (tensor.to(device) for tensor in _inputs(150, 3, 1, 32, 32, dtype))
+    slots = torch.randperm(160, device=device)[:150]
+    table, norms = _table(32).to(device), tuple(torch.randn(2, 32).to(device, dtype))
+
+    def run(tokens: slice, config: dict[str, int] | None = None) -> tuple[Tensor, Tensor]:
+        caches = [torch.zeros(20, 8, 1, 32, dtype=dtype, device=device) for _ in range(2)]
+        chosen = (q[tokens], k[tokens], v[tokens], table, positions[tokens], *caches, slots[tokens], *norms)
+        return ops.rope_and_kv_write(*chosen, config=config), caches[0].view(160, 32)[slots[tokens]]
+
+    together = run(slice(None))
+    few = run(slice(None), {**default_config(3, 1, 32), "PROGRAMS_PER_SM": 1})
+    assert torch.equal(few[0], together[0]) and torch.equal(few[1], together[1])
+    for token in (0, 77, 149):
+        alone = run(slice(token, token + 1))
+        assert torch.equal(alone[0][0], together[0][token]) and torch.equal(alone[1][0], together[1][token])
+
+
 def test_reference_writes_each_token_to_its_slot_and_nothing_else() -> None:
     q, k, v, positions, slots = _inputs(6, 2, 1, 32, 8, torch.float32)
     k_cache, v_cache = _poisoned_caches(8, 1, 32, torch.float32)
@@ -116,3 +176,8 @@ def test_launcher_refuses_with_words() -> None:
         ops.rope_and_kv_write(q, k, v, _table(64), positions, *caches, slots)
     with pytest.raises(ValueError, match="given together"):
         ops.rope_and_kv_write(q, k, v, _table(32), positions, *caches, slots, torch.randn(32))
+    with pytest.raises(ValueError, match=r"are for a cache of torch\.float8_e4m3fn"):
+        ops.rope_and_kv_write(q, k, v, _table(32), positions, *caches, slots, k_scale=2.0)
+    with pytest.raises(ValueError, match="must be positive"):
+        float8 = tuple(cache.to(torch.float8_e4m3fn) for cache in caches)
+        ops.rope_and_kv_write(q, k, v, _table(32), positions, *float8, slots, k_scale=0.0)

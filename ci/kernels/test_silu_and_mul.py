@@ -30,6 +30,42 @@ def test_reference_is_its_formula() -> None:
     torch.testing.assert_close(reference.silu_and_mul(gate_up), gate / (1 + torch.exp(-gate)) * up)
 
 
+@pytest.mark.parametrize("quantized", [torch.float8_e4m3fn, torch.int8])
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("shape", [(1, 2), (3, 64), (5, 2 * 300)])
+@pytest.mark.parametrize("block", [None, 64])
+def test_quantised_is_the_activation_then_quantised(
+    block: int | None, shape: tuple[int, int], dtype: torch.dtype, quantized: torch.dtype, device: torch.device
+) -> None:
+    gate_up = (4 * torch.randn(shape)).to(device, dtype)
+    gate_up[0] = 0.0
+    # The smaller block reads the row twice.
+    config = None if block is None else {"BLOCK_I": block, "num_warps": 4, "PROGRAMS_PER_SM": 0}
+    q, scale = ops.silu_and_mul_quantized(gate_up, quantized, config=config)
+    wanted_q, wanted_scale = reference.quantize_per_token(ops.silu_and_mul(gate_up).cpu(), quantized)
+    assert q.dtype == quantized and torch.equal(scale.cpu(), wanted_scale)
+    assert torch.equal(q.cpu().view(torch.uint8), wanted_q.view(torch.uint8))
+    like_q, like_scale = reference.silu_and_mul_quantized(gate_up.cpu(), quantized)
+    assert like_q.dtype == quantized
+    assert_near(like_scale, scale, ELEMENTWISE_TOLERANCE[dtype])
+
+
+@pytest.mark.parametrize("quantized", [torch.float8_e4m3fn, torch.int8])
+def test_rows_alone_and_in_a_batch_are_bitwise_the_same(quantized: torch.dtype, device: torch.device) -> None:
+    gate_up = torch.randn(150, 64, device=device)
+    y = ops.silu_and_mul(gate_up)
+    q, scale = ops.silu_and_mul_quantized(gate_up, quantized)
+    few = {"BLOCK_I": 32, "num_warps": 4, "PROGRAMS_PER_SM": 1}
+    again = ops.silu_and_mul_quantized(gate_up, quantized, config=few)
+    assert torch.equal(again[0].view(torch.uint8), q.view(torch.uint8)) and torch.equal(again[1], scale)
+    for row in (0, 77, 149):
+        alone = gate_up[row : row + 1]
+        assert torch.equal(ops.silu_and_mul(alone)[0], y[row])
+        alone_q, alone_scale = ops.silu_and_mul_quantized(alone, quantized)
+        assert torch.equal(alone_q[0].view(torch.uint8), q[row].view(torch.uint8))
+        assert torch.equal(alone_scale[0], scale[row])
+
+
 def test_launcher_refuses_an_odd_width() -> None:
     with pytest.raises(ValueError, match="2 \\* intermediate_size"):
         ops.silu_and_mul(torch.randn(2, 7))

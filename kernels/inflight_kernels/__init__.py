@@ -4,6 +4,7 @@ Torch in, torch out. Knows no request, no model and no scheduler; importing it n
 """
 
 from inflight_kernels.functions import (
+    copy_blocks,
     decode_attention,
     fused_moe,
     int4_linear,
@@ -25,6 +26,7 @@ from inflight_kernels.weight_formats import Int4Weight, pack_int4, quantize_weig
 
 __all__ = [
     "Int4Weight",
+    "copy_blocks",
     "decode_attention",
     "fused_moe",
     "int4_linear",

@@ -8,6 +8,7 @@ dtype or stride that they cannot take. The same stem in `reference/` is the func
 
 from inflight_kernels.functions.activation import silu_and_mul, silu_and_mul_quantized
 from inflight_kernels.functions.attention import decode_attention, prefill_attention
+from inflight_kernels.functions.kv_cache import copy_blocks
 from inflight_kernels.functions.linear import int4_linear, linear, scaled_linear
 from inflight_kernels.functions.lora import lora_add
 from inflight_kernels.functions.moe import fused_moe, route_experts
@@ -17,6 +18,7 @@ from inflight_kernels.functions.rope import rope_and_kv_write
 from inflight_kernels.functions.sampling import philox_uniform, sample
 
 __all__ = [
+    "copy_blocks",
     "decode_attention",
     "fused_moe",
     "int4_linear",

@@ -3,6 +3,7 @@
 Importing this imports triton. The functions take the place of the modules of the same name in this namespace.
 """
 
+from inflight_kernels.ops.copy_blocks import copy_blocks
 from inflight_kernels.ops.decode_attention import decode_attention
 from inflight_kernels.ops.fused_moe import fused_moe
 from inflight_kernels.ops.int4_linear import int4_linear
@@ -18,6 +19,7 @@ from inflight_kernels.ops.scaled_linear import scaled_linear
 from inflight_kernels.ops.silu_and_mul import silu_and_mul, silu_and_mul_quantized
 
 __all__ = [
+    "copy_blocks",
     "decode_attention",
     "fused_moe",
     "int4_linear",

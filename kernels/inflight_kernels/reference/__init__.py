@@ -5,6 +5,7 @@ Shapes and promises are documented in `inflight_kernels.functions`; nothing here
 
 from inflight_kernels.reference.activation import silu_and_mul, silu_and_mul_quantized
 from inflight_kernels.reference.attention import decode_attention, prefill_attention
+from inflight_kernels.reference.kv_cache import copy_blocks
 from inflight_kernels.reference.linear import int4_linear, linear, scaled_linear
 from inflight_kernels.reference.lora import lora_add
 from inflight_kernels.reference.moe import fused_moe, route_experts
@@ -15,6 +16,7 @@ from inflight_kernels.reference.rope import rope_and_kv_write
 from inflight_kernels.reference.sampling import sample
 
 __all__ = [
+    "copy_blocks",
     "decode_attention",
     "fused_moe",
     "int4_linear",
