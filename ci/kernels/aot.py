@@ -37,6 +37,8 @@ TABLE = Path(__file__).with_name("aot_table.json")
 ARCHITECTURES = (80, 90, 100)
 # What a threadblock may hold, by architecture (CUDA C++ Programming Guide, technical specifications), in bytes.
 SHARED_LIMIT = {80: 163 * 1024, 90: 227 * 1024, 100: 227 * 1024}
+# Columns of a Blackwell multiprocessor's tensor memory. What needs more is compiled to a trap, and refused when loaded.
+TENSOR_MEMORY = 512
 # Registers may drift a little with the assembler's patch release; more than this is a regression.
 REGISTER_SLACK = 8
 # Rows compiled although nothing in them changed. A row takes a third of a second, attention up to two.
@@ -85,7 +87,7 @@ def compile_rows(keys: list[str], wanted: dict[str, tuple[str, int, int, str]], 
 
 
 def find_excess(rows: dict[str, Row]) -> list[str]:
-    """Sentences about spills and shared memory over the limit."""
+    """Sentences about spills, and about shared and tensor memory over the limit."""
     faults = []
     for key, row in rows.items():
         limit = SHARED_LIMIT[int(key.rpartition("sm_")[2])]
@@ -93,6 +95,8 @@ def find_excess(rows: dict[str, Row]) -> list[str]:
             faults.append(f"{key} spills {row['spills']} bytes")
         if row["shared"] > limit:
             faults.append(f"{key} needs {row['shared']} bytes of shared memory, there are {limit}")
+        if row.get("columns", 0) > TENSOR_MEMORY:
+            faults.append(f"{key} needs {row['columns']} columns of tensor memory, there are {TENSOR_MEMORY}")
     return faults
 
 

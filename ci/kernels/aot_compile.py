@@ -134,7 +134,7 @@ def sources_of(function: Any) -> frozenset[str]:
 
 
 def compile_launch(launch: Launch, architecture: int) -> dict[str, Any]:
-    """Registers a thread, bytes of shared memory and bytes spilled, with the digest of what was compiled."""
+    """Registers a thread, bytes of shared memory, columns of tensor memory, bytes spilled, and the digest."""
     source = ASTSource(
         fn=launch.kernel,
         signature=launch.signature,
@@ -143,9 +143,12 @@ def compile_launch(launch: Launch, architecture: int) -> dict[str, Any]:
     )
     compiled = triton.compile(source, target=GPUTarget("cuda", architecture, 32), options=launch.options)
     registers, spills = _assemble(compiled.asm["ptx"], architecture)
+    # Columns of tensor memory, where the architecture has it.
+    columns = getattr(compiled.metadata, "tmem_size", None)
     return {
         "registers": registers,
         "shared": compiled.metadata.shared,
+        **({"columns": columns} if columns else {}),
         "spills": spills,
         "digest": launch.digest(architecture),
     }
