@@ -5,6 +5,7 @@ pytest ci/unit/test_client_load_test.py
 
 from __future__ import annotations
 
+import io
 import json
 import math
 import re
@@ -13,8 +14,10 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 import pytest
+from rich.console import Console
 
-from inflight_client import Client, LoadTestError, MockTransport, text_reply
+from inflight_client import Client, ClientError, LoadTestError, MockTransport, text_reply
+from inflight_client._exceptions import ConnectError, ModelNotFound
 from inflight_client.load_test import (
     Level,
     LoadMode,
@@ -24,6 +27,7 @@ from inflight_client.load_test import (
     parse_length,
     parse_sweep,
     run_load_test,
+    table,
     write_report,
 )
 from inflight_client.load_test.perf_analyzer import PerfAnalyzer, failure_reason
@@ -270,6 +274,27 @@ def test_every_level_is_measured_with_prompts_of_its_own() -> None:
     ]
     first, second, third = (json.dumps(inputs) for inputs in RecordingAnalyzer.inputs)
     assert len({first, second, third}) == 3
+
+
+@pytest.mark.parametrize("error", [ConnectError("no server answers there"), ModelNotFound("no such model")])
+def test_what_is_not_there_is_not_waited_for(error: ClientError) -> None:
+    class Nowhere(MockTransport):
+        def model_config(self, model: str, timeout: float) -> dict[str, Any]:
+            raise error
+
+        def model_ready(self, model: str, timeout: float) -> bool:
+            raise AssertionError("it is waited for")
+
+    with pytest.raises(type(error)):
+        run_load_test(LoadTestOptions(levels=[ONE]), client=Client(transport=Nowhere(lambda call: [])))
+
+
+def test_the_table_fits_a_terminal() -> None:
+    slow = result_of(exported((1234, 1), (2468, 1)))
+    drawn = io.StringIO()
+    report = LoadTestReport(options=LoadTestOptions(levels=[ONE]), started=datetime.now(timezone.utc), levels=[slow])
+    Console(file=drawn, width=80).print(table(report))
+    assert "…" not in drawn.getvalue() and drawn.getvalue().count("2468") == 3
 
 
 def test_no_level_is_no_test() -> None:

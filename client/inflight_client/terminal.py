@@ -86,6 +86,7 @@ def converse(session: ChatSession) -> None:
             return
         if text == "/reset":
             session.reset()
+            typer.secho("[forgotten]", dim=True)
         elif text.startswith("/"):
             typer.secho(_CHAT_HELP, dim=True)
         elif text:

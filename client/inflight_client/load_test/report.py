@@ -63,7 +63,7 @@ def _sweep_table(results: Sequence[LevelResult]) -> Table:
     from rich import box
     from rich.table import Table
 
-    drawn = Table(box=box.SIMPLE_HEAD, header_style="bold", padding=(0, 1))
+    drawn = Table(box=box.SIMPLE_HEAD, header_style="bold", padding=(0, 1, 0, 0))
     spread = _cells(("p50", "p90", "p99"))
     heads = (_LOAD_HEADS[results[0].mode], "\nreq/s", "output\ntok/s")
     for head in (*heads, f"TTFT ms\n{spread}", f"inter-token ms\n{spread}", f"end-to-end ms\n{spread}"):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import tempfile
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -9,7 +10,7 @@ from datetime import datetime, timezone
 from pathlib import Path
 
 from inflight_client._client import Client
-from inflight_client._exceptions import LoadTestError, RequestError
+from inflight_client._exceptions import LoadTestError, RequestError, Unavailable
 from inflight_client._protocol import DEFAULT_MODEL
 from inflight_client.load_test.perf_analyzer import LEVEL_TIMEOUT, MeasurementsLost, PerfAnalyzer
 from inflight_client.load_test.profile import LevelResult, read_level
@@ -104,6 +105,8 @@ def _measure(options: LoadTestOptions, runner: PerfAnalyzer, folder: Path, level
 def warm_up(client: Client, prompts: PromptOptions) -> None:
     """One short request of the longest prompt: the first level does not pay for a cold server, and a server that is
     missing or refuses such requests says so in its own words before any load is put on."""
+    with contextlib.suppress(Unavailable):  # it is being loaded, which is worth waiting for; no server or model is not
+        client.model_config()
     client.wait_until_ready(READY_TIMEOUT)
     longest = PromptOptions(
         input_tokens=(prompts.input_tokens[1],) * 2,
