@@ -12,6 +12,9 @@ import inflight_kernels
 
 # The interpreter computes bf16 wrongly, so bf16 is tried where it is compiled.
 DTYPES = [torch.float32, torch.float16, *([torch.bfloat16] if torch.cuda.is_available() else [])]
+# float8_e4m3fn takes compute capability 8.9, or the interpreter with `interpreter_fp8`.
+HAS_FLOAT8 = not torch.cuda.is_available() or torch.cuda.get_device_capability() >= (8, 9)
+QUANTIZED_DTYPES = [torch.int8, *([torch.float8_e4m3fn] if HAS_FLOAT8 else [])]
 
 # Elementwise operations: one or two roundings to the dtype of the result.
 ELEMENTWISE_TOLERANCE = {torch.float32: 2e-6, torch.float16: 2e-3, torch.bfloat16: 1.6e-2}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from kernel_cases import DTYPES, ELEMENTWISE_TOLERANCE, assert_near
+from kernel_cases import DTYPES, ELEMENTWISE_TOLERANCE, QUANTIZED_DTYPES, assert_near
 from transformers.models.llama.modeling_llama import LlamaRMSNorm
 
 from inflight_kernels import ops, reference
@@ -48,7 +48,7 @@ def test_reference_rounds_like_hugging_face(dtype: torch.dtype) -> None:
         assert torch.equal(normed, module(x + residual))
 
 
-@pytest.mark.parametrize("quantized", [torch.float8_e4m3fn, torch.int8])
+@pytest.mark.parametrize("quantized", QUANTIZED_DTYPES)
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize(("shape", "with_residual"), [((1, 64), False), ((5, 576), True), ((2, 3, 1000), True)])
 def test_quantised_is_the_norm_then_quantised(

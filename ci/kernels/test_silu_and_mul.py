@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from kernel_cases import DTYPES, ELEMENTWISE_TOLERANCE, assert_near
+from kernel_cases import DTYPES, ELEMENTWISE_TOLERANCE, QUANTIZED_DTYPES, assert_near
 
 from inflight_kernels import ops, reference
 
@@ -30,7 +30,7 @@ def test_reference_is_its_formula() -> None:
     torch.testing.assert_close(reference.silu_and_mul(gate_up), gate / (1 + torch.exp(-gate)) * up)
 
 
-@pytest.mark.parametrize("quantized", [torch.float8_e4m3fn, torch.int8])
+@pytest.mark.parametrize("quantized", QUANTIZED_DTYPES)
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("shape", [(1, 2), (3, 64), (5, 2 * 300)])
 @pytest.mark.parametrize("block", [None, 64])
@@ -50,7 +50,7 @@ def test_quantised_is_the_activation_then_quantised(
     assert_near(like_scale, scale, ELEMENTWISE_TOLERANCE[dtype])
 
 
-@pytest.mark.parametrize("quantized", [torch.float8_e4m3fn, torch.int8])
+@pytest.mark.parametrize("quantized", QUANTIZED_DTYPES)
 def test_rows_alone_and_in_a_batch_are_bitwise_the_same(quantized: torch.dtype, device: torch.device) -> None:
     gate_up = torch.randn(150, 64, device=device)
     y = ops.silu_and_mul(gate_up)
