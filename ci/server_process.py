@@ -23,6 +23,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
+from inflight.run_directory import RUN_DIRECTORY
 from inflight.supervisor import processes
 from inflight.supervisor.serve import Endpoints, ServeOptions, serve
 
@@ -72,7 +73,7 @@ class ServerProcess:
         reading, writing = os.pipe()
         options = {key: str(value) if isinstance(value, Path) else value for key, value in self.options.items()}
         arguments = json.dumps({"ready_descriptor": writing, **options})
-        environment = {name: value for name, value in os.environ.items() if name != processes.RUN_DIRECTORY}
+        environment = {name: value for name, value in os.environ.items() if name != RUN_DIRECTORY}
         sources = [str(ROOT / folder) for folder in ("backend", "kernels", "client")]
         environment["PYTHONPATH"] = os.pathsep.join([*sources, *filter(None, [environment.get("PYTHONPATH")])])
         with self._told_path.open("ab") as told:

@@ -20,6 +20,7 @@ from real_engine import CHECKPOINT, PATIENCE, Engine, cpu_seconds, listening_add
 from inflight.errors import ConfigurationError
 from inflight.executor.messages import Hello, Submit, Welcome, decode_from_leader, encode
 from inflight.request import Request
+from inflight.run_directory import RUN_DIRECTORY
 
 PROMPTS = [[10, 20, 30], list(range(40, 75)), [7], [90, 91, 90, 91, 90, 91]]
 LONG = 200
@@ -47,7 +48,7 @@ def starting() -> Iterator[StartEngine]:
         return engine
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("INFLIGHT_RUN_DIR", str(run_directory))
+        patch.setenv(RUN_DIRECTORY, str(run_directory))
         try:
             yield start
         finally:
@@ -208,7 +209,7 @@ def test_no_rank_outlives_a_front_that_was_killed() -> None:
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
-            env={**environment, "INFLIGHT_RUN_DIR": run_directory},
+            env={**environment, RUN_DIRECTORY: run_directory},
         ) as front,
     ):
         assert front.stdout is not None

@@ -17,6 +17,7 @@ from pathlib import Path
 
 import pytest
 
+from inflight.run_directory import RUN_DIRECTORY
 from inflight.supervisor import processes
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -30,7 +31,7 @@ ADDRESS = re.compile(r"http://[\d.:]+")
 def environment() -> dict[str, str]:
     """A terminal of no colours, with this source tree."""
     sources = os.pathsep.join(str(ROOT / folder) for folder in ("backend", "kernels", "client"))
-    kept = {name: value for name, value in os.environ.items() if name != processes.RUN_DIRECTORY}
+    kept = {name: value for name, value in os.environ.items() if name != RUN_DIRECTORY}
     return {**kept, "PYTHONPATH": sources, "NO_COLOR": "1", "PYTHONUNBUFFERED": "1", "COLUMNS": "120"}
 
 
@@ -176,7 +177,7 @@ def run_directories(supervisor: int) -> set[Path]:
     found = set()
     for child in Path(f"/proc/{supervisor}/task/{supervisor}/children").read_text().split():
         entries = Path(f"/proc/{child}/environ").read_bytes().split(b"\0")
-        prefix = f"{processes.RUN_DIRECTORY}=".encode()
+        prefix = f"{RUN_DIRECTORY}=".encode()
         found |= {Path(os.fsdecode(entry[len(prefix) :])) for entry in entries if entry.startswith(prefix)}
     return found
 

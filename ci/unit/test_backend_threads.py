@@ -22,11 +22,11 @@ from inflight.errors import (
     StepFailed,
 )
 from inflight.result import FinishReason, Response
+from inflight.run_directory import LOST, RUN_DIRECTORY
 from inflight.server.backend_server import BackendServer
 from inflight.server.dialects import LLM
 from inflight.server.metric_families import OUTCOMES
 from inflight.server.start import check_numpy
-from inflight.supervisor import plan, processes
 
 LONG = 30.0
 """Seconds after which a wait counts as a hang."""
@@ -221,9 +221,9 @@ def test_a_stop_string_frees_the_engine(ask, executor: FakeExecutor) -> None:
 @pytest.fixture
 def notes(tmp_path: Path, monkeypatch) -> Path:
     """Where a supervisor looks for the models that were given up."""
-    (tmp_path / plan.LOST).mkdir()
-    monkeypatch.setenv(processes.RUN_DIRECTORY, str(tmp_path))
-    return tmp_path / plan.LOST
+    (tmp_path / LOST).mkdir()
+    monkeypatch.setenv(RUN_DIRECTORY, str(tmp_path))
+    return tmp_path / LOST
 
 
 def test_a_dead_engine_ends_every_request_and_gives_the_model_up(ask, server, executor: FakeExecutor, notes) -> None:
@@ -271,7 +271,7 @@ def test_numpy_2_is_refused_only_where_the_stub_cannot_read_with_it(tmp_path: Pa
 
 
 def test_without_a_supervisor_a_dead_engine_may_come_back(ask, server, executor, monkeypatch) -> None:
-    monkeypatch.delenv(processes.RUN_DIRECTORY, raising=False)
+    monkeypatch.delenv(RUN_DIRECTORY, raising=False)
     executor.ready = False
     server._watch.look()
     assert not server.is_ready() and not pb.unloaded and not executor.is_shut_down

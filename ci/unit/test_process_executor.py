@@ -26,6 +26,7 @@ from inflight.executor.process_executor import ProcessExecutor
 from inflight.executor.uniproc_executor import UniProcExecutor
 from inflight.request import Request
 from inflight.result import FinishReason, Response
+from inflight.run_directory import RUN_DIRECTORY
 
 PATIENCE = 60
 """Seconds after which something that should happen counts as never happening."""
@@ -37,7 +38,7 @@ Launcher = Callable[..., UniProcExecutor]
 def run_directory(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """Where executors put their folders; the name must be short enough for a socket's address."""
     path = Path(tempfile.mkdtemp(prefix="run-"))
-    monkeypatch.setenv("INFLIGHT_RUN_DIR", str(path))
+    monkeypatch.setenv(RUN_DIRECTORY, str(path))
     yield path
     shutil.rmtree(path)
 

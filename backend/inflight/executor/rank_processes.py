@@ -19,9 +19,7 @@ from pathlib import Path
 
 from inflight.config import EngineConfig
 from inflight.executor.launch import LAUNCH, Launch
-
-RUN_DIRECTORY = "INFLIGHT_RUN_DIR"
-"""A private directory of the whole server, where there is one."""
+from inflight.run_directory import run_directory
 
 MAX_PARENT_LENGTH = 70
 """A UNIX socket's whole address takes 107 bytes."""
@@ -122,5 +120,5 @@ class RankProcesses:
 
 def _parent_directory() -> str | None:
     """The server's run directory, if there is one whose name leaves room for ours in a socket's address."""
-    parent = os.environ.get(RUN_DIRECTORY, "")
-    return parent if len(parent) <= MAX_PARENT_LENGTH and Path(parent).is_dir() and parent else None
+    parent = run_directory()
+    return str(parent) if parent is not None and len(str(parent)) <= MAX_PARENT_LENGTH else None

@@ -7,14 +7,10 @@ unloaded, and the executor relaunches its ranks under the loaded model.
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 from typing import Any
 
-RUN_DIRECTORY = "INFLIGHT_RUN_DIR"
-"""Environment variable that names the supervisor's private directory."""
-LOST = "lost"
-"""Folder in it: a file named after a model says why that model was given up."""
+from inflight.run_directory import LOST, run_directory
 
 
 def is_supervised() -> bool:
@@ -33,6 +29,5 @@ def give_up(pb_utils: Any, model_name: str, reason: str) -> None:
 
 
 def _notes() -> Path | None:
-    run_directory = os.environ.get(RUN_DIRECTORY)
-    folder = Path(run_directory, LOST) if run_directory else None
-    return folder if folder is not None and folder.is_dir() else None
+    directory = run_directory()
+    return directory / LOST if directory is not None and (directory / LOST).is_dir() else None

@@ -10,12 +10,10 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from inflight.supervisor import installation, mpi, ports, processes, repository
+from inflight.run_directory import RUN_DIRECTORY
+from inflight.supervisor import installation, mpi, ports, repository
 from inflight.supervisor.repository import ServedRepository
 from inflight.supervisor.serve import LOOPBACK, Endpoints, ServeOptions
-
-LOST = "lost"
-"""Folder of the private directory in which a stub names a model that lost its ranks."""
 
 EXIT_TIMEOUT = 5
 """tritonserver's own limit in seconds; requests have been drained before it counts."""
@@ -75,7 +73,7 @@ def _plan(options: ServeOptions, run_directory: Path) -> Plan:
         prefix=prefix,
         repository=served,
         command=_command(options, pieces.tritonserver, backends, served, chosen, prefix),
-        environment={**os.environ, **variables, **options.environment, processes.RUN_DIRECTORY: str(run_directory)},
+        environment={**os.environ, **variables, **options.environment, RUN_DIRECTORY: str(run_directory)},
         endpoints=Endpoints(
             grpc=f"{EVERY_INTERFACE.get(options.grpc_address, options.grpc_address)}:{chosen['gRPC']}",
             http=f"{host}:{chosen['HTTP']}",

@@ -14,8 +14,7 @@ import time
 from collections.abc import Callable, Iterable
 from pathlib import Path
 
-RUN_DIRECTORY = "INFLIGHT_RUN_DIR"
-"""Variable that marks every process of one server; its value is that server's private directory."""
+from inflight.run_directory import RUN_DIRECTORY
 
 STUB = "triton_python_backend_stub"
 NAME_LENGTH = 15

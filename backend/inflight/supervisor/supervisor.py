@@ -8,7 +8,7 @@
 
 tritonserver itself stays "ready" when a stub dies and never restarts one; it waits for ever on a client that keeps
 an idle stream open; and it leaves shared memory behind when it is killed. All that is mended here. Knows nothing of
-requests, tokens or ranks, except that a model which lost its ranks says so by a file (see `lost_models`).
+requests, tokens or ranks, except that a model which lost its ranks says so by a file (see `_lost_models`).
 """
 
 from __future__ import annotations
@@ -25,11 +25,12 @@ from collections.abc import Callable, Iterator
 from types import FrameType
 
 from inflight.errors import ConfigurationError, InflightError
+from inflight.run_directory import LOST
 from inflight.supervisor import janitor
 from inflight.supervisor.admin import Admin
 from inflight.supervisor.in_flight import requests_in_flight
 from inflight.supervisor.log import ServerLog
-from inflight.supervisor.plan import LOST, Plan
+from inflight.supervisor.plan import Plan
 from inflight.supervisor.tritonserver import Tritonserver
 
 TICK = 0.5
