@@ -8,13 +8,24 @@ from collections.abc import Iterator
 import pytest
 from fake_rank import MAX_SEQ_LEN, load_fake_runner
 from fakes import expected_output
+from harness import make_request
 
 from inflight.config import EngineConfig
-from inflight.errors import EngineUnavailable, InvalidRequest
+from inflight.errors import (
+    DuplicateRequest,
+    EngineUnavailable,
+    InflightError,
+    InvalidRequest,
+    QueueFull,
+    RequestCancelled,
+    RequestTimedOut,
+    StepFailed,
+)
+from inflight.executor.generation_result import GenerationResult
 from inflight.executor.generation_service import GenerationService
 from inflight.executor.inproc_executor import InProcExecutor
 from inflight.request import OutputConfig
-from inflight.result import FinishReason
+from inflight.result import FinishReason, Response
 
 LONG = MAX_SEQ_LEN - 100
 
@@ -60,6 +71,17 @@ def test_cancelling_keeps_what_there_is(service: GenerationService) -> None:
     output = generation.result()
     assert output.finish_reason is FinishReason.CANCELLED
     assert output.token_ids[: len(first.token_ids)] == first.token_ids
+
+
+@pytest.mark.parametrize(
+    "kind",
+    [InvalidRequest, DuplicateRequest, QueueFull, RequestCancelled, RequestTimedOut, StepFailed, EngineUnavailable],
+)
+def test_an_error_is_of_the_kind_that_ended_the_request(kind: type[InflightError]) -> None:
+    generation = GenerationResult(make_request(1, 2), lambda request_id: None)
+    generation.add(Response.of_error(1, kind("a sentence")))
+    with pytest.raises(kind, match="a sentence"):
+        generation.result()
 
 
 def test_errors_are_raised(service: GenerationService) -> None:

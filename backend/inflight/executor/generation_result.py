@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator, Callable, Iterator
 
 import msgspec
 
-from inflight.errors import EngineUnavailable, InflightError, RequestCancelled, RequestError
+from inflight.errors import EngineUnavailable, InflightError, RequestError
 from inflight.request import Request
 from inflight.result import FinishReason, Response
 
@@ -125,6 +125,7 @@ class GenerationResult:
 
 
 def _error_of(response: Response) -> InflightError:
-    """The exception that a response's error code stands for."""
-    kinds: dict[str, type[InflightError]] = {"UNAVAILABLE": EngineUnavailable, "CANCELLED": RequestCancelled}
-    return kinds.get(response.error_code, RequestError)(response.error)
+    """The exception that was raised where the response was made."""
+    kinds: list[type[InflightError]] = [*RequestError.__subclasses__(), EngineUnavailable]
+    wanted = (response.error_code, response.outcome)
+    return next((kind for kind in kinds if (kind.code, kind.outcome) == wanted), RequestError)(response.error)
