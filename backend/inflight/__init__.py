@@ -9,8 +9,10 @@ The package reads downwards, and each folder imports only from those below it:
     models, layers  the networks and their parts
     distributed     what ranks say to each other
 
-The files beside this one (request, result, config, stats, errors) are the ground floor: values that every room
-passes on. They import nothing of ours.
+    supervisor      beside them all: `inflight serve`, which starts, watches and ends a whole server
+
+The files beside this one (request, result, config, stats, errors, …) are the ground floor: values that every room
+passes on. They import nothing of ours but each other.
 """
 
 __version__ = "0.1.0"

@@ -42,7 +42,6 @@ class OutputConfig(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
     """What a rank must report besides the tokens."""
 
     return_log_probs: bool = False
-    return_perf_metrics: bool = False
 
 
 class Request(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -66,7 +65,7 @@ class Request(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     priority: float = 0.5
     """0..1, higher goes first; first come first served among equals."""
     allotted_time_ms: int = 0
-    """The request is ended TIMED_OUT this long after a rank took it; 0 = no limit."""
+    """The request is ended this long after the leader heard of it, whether it waits or runs; 0 = no limit."""
     client_id: str = ""
     """Triton's string id, kept for messages."""
     cache_salt: str = ""
