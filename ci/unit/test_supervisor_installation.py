@@ -152,6 +152,7 @@ class TestMpi:
             ),
             ("echo PMIx server not found >&2; exit 1", "does not belong to mpi4py's MPI library: install"),
             ("echo \"ModuleNotFoundError: No module named 'mpi4py'\" >&2; exit 1", "mpi4py is not installed: install"),
+            ("echo 'RuntimeError: cannot load MPI library' >&2; exit 1", "mpi4py finds no MPI library: install"),
         ],
     )
     def test_a_launcher_of_another_mpi(self, tmp_path: Path, script: str, sentence: str) -> None:

@@ -49,6 +49,8 @@ def check_mpi(launcher: Path | None = None, *, one_host: bool = True, timeout: f
         raise ConfigurationError(f"the MPI launcher {launcher} cannot be run ({error.strerror}): {REMEDY}") from None
     if "No module named 'mpi4py'" in done.stderr:
         raise ConfigurationError(f"mpi4py is not installed: {REMEDY}")
+    if "cannot load MPI library" in done.stderr:
+        raise ConfigurationError(f"mpi4py finds no MPI library: {REMEDY}")
     lines = [line.split(maxsplit=2) for line in done.stdout.splitlines() if line.startswith("size ")]
     library = lines[0][2] if lines else ""
     if done.returncode == 0 and [line[1] for line in lines] == [str(RANKS)] * RANKS:
