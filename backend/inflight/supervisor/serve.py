@@ -59,7 +59,7 @@ class ServeOptions:
     max_restarts: int = 5
     """Times in a row that a dead server is started again, or a lost model loaded again, before giving up."""
     verbose: bool = False
-    """Show tritonserver's whole log instead of warnings and errors."""
+    """Show tritonserver's whole log instead of its errors alone."""
     log_file: Path | None = None
     """Write tritonserver's whole log there as well."""
 
