@@ -12,7 +12,7 @@ H200 at 4.3 TB/s and (fp8) 1,500 TFLOP/s, Llama-8B:
     gate_up   28672 x  4096    27.3 us   28.2 us     321 us     1283 us
     down       4096 x 14336    13.7 us   14.0 us     160 us      641 us
 
-The bytes of the weights are the floor up to about 350 tokens, the matrix unit beyond. int8 sums are exact, so that its
+The bytes of the weights are the floor up to about 170 tokens, the matrix unit beyond. int8 sums are exact, so that its
 results do not depend on tiles or splits and deterministic mode costs nothing; fp8 takes one launch for a weight there.
 """
 
@@ -70,7 +70,7 @@ def default_config(num_tokens: int, out_features: int, in_features: int, device:
     if needs_small_tiles(in_features, 1):
         block_m, block_n, block_k, warps, stages = min(block_m, 32), 32, 64, 4, 3
     tiles = cdiv(out_features, block_n) * cdiv(num_tokens, block_m)
-    splits = wanted_splits(tiles, multiprocessor_count(device)) if num_tokens <= 64 else 1
+    splits = wanted_splits(tiles, multiprocessor_count(device))
     return {
         "BLOCK_M": block_m,
         "BLOCK_N": block_n,
