@@ -42,6 +42,10 @@ from inflight_kernels.tuning import tuned
 
 MAX_RANK = 128
 MAX_SLICES = 3
+# Ranks that the second launch takes at once: the least that a matrix instruction does.
+STEP_R = 16
+# Of A in one step of K. At 128 x 128 sm_80 spilled.
+A_TILE_ELEMENTS = 8192
 
 
 def _config(
@@ -58,10 +62,10 @@ def _config(
 
 
 CANDIDATES = [
-    _config(16, 128, 256, 4),
+    _config(16, 64, 128, 4, num_warps=2),
     _config(16, 256, 128, 8),
     _config(64, 128, 128, 4),
-    _config(64, 256, 128, 8),
+    _config(64, 128, 128, 8, num_warps=8),
     _config(64, 128, 128, 1),
 ]
 
@@ -71,14 +75,17 @@ def default_config(num_tokens: int | None, in_features: int, dtype: torch.dtype)
 
     One tile holds a decode batch, so that an adapter is read once; masked rows cost multiplications, which are free
     here. Parts of about 1024 of K make 32 adapters of one slice 128 programs, one for each multiprocessor; beyond a few
-    tiles of rows there are programs enough without. Not measured yet.
+    tiles of rows there are programs enough without. Few rows take narrow tiles of columns, to be on more of them. Not
+    measured yet.
     """
     if dtype == torch.float32:
         return _config(16, 32, 32, 2)
-    if num_tokens is None or num_tokens <= 256:
-        split_k = min(next_power_of_2(cdiv(in_features, 1024)), 8)
-        return _config(16 if num_tokens is not None and num_tokens <= 16 else 64, 128, 128, split_k)
-    return _config(64, 128, 128, 1)
+    if num_tokens is not None and num_tokens > 256:
+        return _config(64, 128, 128, 1)
+    split_k = min(next_power_of_2(cdiv(in_features, 1024)), 8)
+    if num_tokens is not None and num_tokens <= 16:
+        return _config(16, 64, 128, split_k, num_warps=2)
+    return _config(64, 128, 128, split_k)
 
 
 @triton.jit
@@ -157,6 +164,7 @@ def lora_expand_kernel(
     BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr,
     BLOCK_R: tl.constexpr,
+    STEP_R: tl.constexpr,
 ):
     adapter, offs_m, mask_m = _rows_of_adapter(adapters_ptr, num_tokens, num_adapters, BLOCK_M)
     if tl.max(mask_m.to(tl.int32), axis=0) == 0:
@@ -171,18 +179,21 @@ def lora_expand_kernel(
     first_column = tl.where(past_1, width_0 + width_1, tl.where(past_0, width_0, 0))
     width = tl.where(past_1, width_2, tl.where(past_0, width_1, width_0))
     offs_n = tile * BLOCK_N + tl.arange(0, BLOCK_N)
-    offs_r = tl.arange(0, BLOCK_R)
+    offs_r = tl.arange(0, STEP_R)
     mask_n = offs_n < width
     columns = first_column + offs_n
-
     b_ptrs = b_ptr + adapter * stride_bn + columns[:, None] * stride_bo + offs_r[None, :]
-    b = tl.load(b_ptrs, mask=mask_n[:, None] & (offs_r < rank)[None, :], other=0.0)
     z_ptrs = z_ptr + (pid_slice * num_tokens + offs_m)[:, None] * BLOCK_R + offs_r[None, :]
-    z = tl.zeros([BLOCK_M, BLOCK_R], dtype=tl.float32)
-    for _ in tl.static_range(SPLIT_K):
-        z += tl.load(z_ptrs, mask=mask_m[:, None], other=0.0)
-        z_ptrs += NUM_SLICES * num_tokens * BLOCK_R
-    product = tl.dot(z.to(b.dtype), b.T, input_precision="ieee")
+    stride_split = NUM_SLICES * num_tokens * BLOCK_R
+
+    product = tl.zeros([BLOCK_M, BLOCK_N], dtype=tl.float32)
+    # The rank in small steps: all parts of a step are on their way at once, and a large rank fits the registers.
+    for start in tl.static_range(0, BLOCK_R, STEP_R):
+        b = tl.load(b_ptrs + start, mask=mask_n[:, None] & (start + offs_r < rank)[None, :], other=0.0)
+        z = tl.zeros([BLOCK_M, STEP_R], dtype=tl.float32)
+        for part in tl.static_range(SPLIT_K):
+            z += tl.load(z_ptrs + (part * stride_split + start), mask=mask_m[:, None], other=0.0)
+        product = tl.dot(z.to(b.dtype), b.T, product, input_precision="ieee")
 
     y_ptrs = y_ptr + offs_m[:, None] * stride_yt + columns[None, :]
     mask = mask_m[:, None] & mask_n[None, :]
@@ -256,10 +267,10 @@ def lora_add(
     }
     lora_shrink_kernel[(row_programs, split_k, len(widths))](
         x, a, z, adapters, num_tokens, num_adapters, in_features, rank, x.stride(0), a.stride(0), a.stride(1),
-        BLOCK_K=config["BLOCK_K"], **shared,
+        BLOCK_K=min(config["BLOCK_K"], max(A_TILE_ELEMENTS // block_r, 16)), **shared,
     )  # fmt: skip
     lora_expand_kernel[(row_programs, sum(cdiv(width, block_n) for width in widths))](
         z, b, y, adapters, scales, num_tokens, num_adapters, rank, *(widths + [0, 0])[:MAX_SLICES],
-        b.stride(0), b.stride(1), y.stride(0), BLOCK_N=block_n, **shared,
+        b.stride(0), b.stride(1), y.stride(0), BLOCK_N=block_n, STEP_R=STEP_R, **shared,
     )  # fmt: skip
     return y
