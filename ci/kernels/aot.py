@@ -7,7 +7,7 @@ assembler. Says nothing about speed or results.
 The kept table, `aot_table.json`, holds a row for every launch of every case, with a digest of all that the compiler
 sees: the kernel's source and that of the functions it calls, types, constants, options. Only rows whose digest is not
 kept are compiled, and a few of the others, chosen at random, to see that the table is true. With another triton than
-the table's there are only the random ones.
+the table's there are only the random ones, and spills are shown but no faults.
 
     python ci/kernels/aot.py                  compile what changed and a sample, compare with the kept table
     python ci/kernels/aot.py --all            compile everything
@@ -86,12 +86,12 @@ def compile_rows(keys: list[str], wanted: dict[str, tuple[str, int, int, str]], 
     return {key: rows[wanted[key][-1]] for key in keys}
 
 
-def find_excess(rows: dict[str, Row]) -> list[str]:
+def find_excess(rows: dict[str, Row], with_spills: bool = True) -> list[str]:
     """Sentences about spills, and about shared and tensor memory over the limit."""
     faults = []
     for key, row in rows.items():
         limit = SHARED_LIMIT[int(key.rpartition("sm_")[2])]
-        if row["spills"]:
+        if row["spills"] and with_spills:
             faults.append(f"{key} spills {row['spills']} bytes")
         if row["shared"] > limit:
             faults.append(f"{key} needs {row['shared']} bytes of shared memory, there are {limit}")
@@ -159,7 +159,8 @@ def main() -> int:
             keep(known | {key: row for key, row in rows.items() if not find_excess({key: row})})
     show(rows)
     print(f"{len(rows)} of {len(wanted)} rows compiled with triton {triton.__version__}")
-    faults = find_excess(known | rows)
+    # Another triton than the table's may spill a few bytes: they stand in what is shown, and are no fault of the code.
+    faults = find_excess(known | rows, with_spills=same_triton or arguments.write)
     if not arguments.write and same_triton:
         faults += find_regressions(rows, kept)
         gone = kept.keys() - known.keys()
