@@ -19,8 +19,9 @@ from inflight.distributed.rank_group import SingleRank
 from inflight.errors import ConfigurationError
 from inflight.layers.compiled_layer import CompiledDecoderLayer, layer_shape
 from inflight.models import compiled
+from inflight.runtime import loading
 from inflight.runtime.model_runner import ModelRunner
-from inflight_kernels.cpu import can_pack, find_compiler, pack_weight, packed_linear
+from inflight_kernels.cpu import HugePageArena, can_pack, find_compiler, pack_weight, packed_linear
 
 NUM_TOKENS = 24
 
@@ -87,13 +88,45 @@ def test_in_a_mixed_batch(runner: ModelRunner, pairs: list[tuple[list[int], list
 
 
 @needs_compiler
+def test_without_room_for_plain_weights(
+    runner: ModelRunner,
+    checkpoint: TinyCheckpoint,
+    cache: Path,
+    pairs: list[tuple[list[int], list[int]]],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A step of one token goes the way of all others."""
+    monkeypatch.setenv("INFLIGHT_CACHE_DIR", str(cache))
+    monkeypatch.setattr(loading, "free_memory", lambda device, num_ranks: 0)
+    packed_only = ModelRunner.load(config_of(checkpoint, "true"), SingleRank())
+    layers = [layer for layer in packed_only._decoder.layers if isinstance(layer, CompiledDecoderLayer)]
+    assert layers and not any(layer.token_weights for layer in layers)
+    for prompt, tokens in pairs[:3]:
+        assert Driver(packed_only).run([Work(prompt=prompt, max_tokens=NUM_TOKENS)]) == [tokens]
+    packed_only.close()
+
+
+def test_copies_in_an_arena_lie_in_its_regions_and_are_alike() -> None:
+    arena = HugePageArena()
+    originals = [torch.randn(3, 5), torch.randn(7).bfloat16(), torch.empty(0), torch.randn(2, 1, 4)]
+    copies = [arena.copy(original) for original in originals]
+    for original, copy in zip(originals, copies, strict=True):
+        assert torch.equal(copy, original) and copy.dtype == original.dtype and copy.data_ptr() % 64 == 0
+    assert copies[0].untyped_storage().data_ptr() == copies[1].untyped_storage().data_ptr()
+    copies[0].zero_()
+    assert torch.equal(copies[1], originals[1])
+    large = torch.zeros(300 * 2**20, dtype=torch.uint8)
+    assert arena.copy(large).shape == large.shape  # more than a region holds
+
+
+@needs_compiler
 def test_the_second_time_nothing_is_compiled(runner: ModelRunner, checkpoint: TinyCheckpoint, cache: Path) -> None:
     def list_programs() -> dict[str, int]:
         return {path.name: path.stat().st_mtime_ns for path in Path(cache, "cpu").iterdir()}
 
     programs = list_programs()
     num_shapes = len(set(map(layer_shape, (layer.layer for layer in runner._decoder.layers))))
-    assert len(programs) == 2 * (3 * num_shapes + 1)  # for one token and for more; silu_and_mul knows no shape
+    assert len(programs) == 4 * num_shapes + 2  # silu_and_mul and the head's product know no shape
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("INFLIGHT_CACHE_DIR", str(cache))
         ModelRunner.load(config_of(checkpoint, "true"), SingleRank()).close()

@@ -25,6 +25,11 @@ class DecoderLayer:
     post_attention_norm: RMSNorm
     mlp: GatedMLP
 
+    @property
+    def linears(self) -> tuple[ColumnParallelLinear | RowParallelLinear, ...]:
+        """The matrix products, in their order."""
+        return self.qkv, self.output, self.mlp.gate_up, self.mlp.down
+
     def __call__(
         self, hidden_TD: Tensor, residual_TD: Tensor | None, cache: LayerCache, metadata: AttentionMetadata
     ) -> tuple[Tensor, Tensor]:

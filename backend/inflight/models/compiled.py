@@ -13,11 +13,11 @@ from torch import Tensor
 from inflight.config import EngineConfig
 from inflight.errors import ConfigurationError
 from inflight.layers.attention import LayerCache
-from inflight.layers.compiled_layer import compile_layer, layer_shape, load_kernels
+from inflight.layers.compiled_layer import LayerPrograms, compile_layer, layer_shape, load_programs
 from inflight.layers.decoder_layer import DecoderLayer
-from inflight.layers.vocabulary import VocabularyParallelHead
+from inflight.layers.vocabulary import VocabularyParallelEmbedding, VocabularyParallelHead
 from inflight.models.decoder import Decoder
-from inflight_kernels.cpu import DecoderKernels, can_pack, find_compiler, pack_weight, packed_linear
+from inflight_kernels.cpu import HugePageArena, TokenProduct, can_pack, find_compiler, pack_weight, packed_linear
 
 logger = logging.getLogger(__name__)
 
@@ -27,8 +27,13 @@ class PackedHead:
     """Logits (B, V)."""
 
     packed_VD: Tensor
+    plain_VD: Tensor
+    """Empty if only the packed weight is kept."""
+    one_token: TokenProduct | None
 
     def __call__(self, hidden_BD: Tensor) -> Tensor:
+        if self.one_token is not None and hidden_BD.shape[0] == 1:
+            return self.one_token(hidden_BD, self.plain_VD)
         return packed_linear(hidden_BD, self.packed_VD, None)
 
 
@@ -50,21 +55,41 @@ def should_compile(config: EngineConfig, decoder: Decoder, device: torch.device)
     return config.cpu_compile == "true"
 
 
-def compile_decoder(decoder: Decoder, caches: Sequence[LayerCache]) -> Decoder:
-    """`decoder`, which gives up its weights, compiled: a minute the first time on a machine, then under two seconds."""
+def plain_bytes(decoder: Decoder) -> int:
+    """Bytes of the weights that compiled layers lay out anew."""
+    layers = [layer for layer in decoder.layers if isinstance(layer, DecoderLayer)]
+    return sum(linear.weight_OI.nbytes for layer in layers for linear in layer.linears)
+
+
+def compile_decoder(decoder: Decoder, caches: Sequence[LayerCache], *, keep_plain: bool) -> Decoder:
+    """`decoder`, which gives up its weights, compiled: a minute the first time on a machine, then under two seconds.
+
+    With `keep_plain` it holds them a second time, as they were: steps of one token read those faster.
+    """
     started = time.monotonic()
-    kernels: dict[object, DecoderKernels] = {}
-    layers = []
+    programs: dict[object, LayerPrograms] = {}
+    layers, arena = [], HugePageArena()
     for layer, cache in zip(decoder.layers, caches, strict=True):
         assert isinstance(layer, DecoderLayer)
         shape = layer_shape(layer)
-        if shape not in kernels:
-            if not kernels:
+        if shape not in programs:
+            if not programs:
                 logger.info("loading the layers' programs for this CPU; the first time compiles them, about a minute")
-            kernels[shape] = load_kernels(layer, cache)
-        layers.append(compile_layer(layer, kernels[shape]))
-    head = decoder.head
-    assert isinstance(head, VocabularyParallelHead)
-    packed_head = PackedHead(packed_VD=pack_weight(head.weight_UD[: head.vocab_size]))
+            programs[shape] = load_programs(layer, cache, keep_plain=keep_plain)
+        layers.append(compile_layer(layer, programs[shape], arena))
+    head, embedding = _compile_head(decoder, arena if keep_plain else None)
     logger.info("compiled layers are ready after %.1f s", time.monotonic() - started)
-    return replace(decoder, layers=layers, head=packed_head)
+    return replace(decoder, layers=layers, head=head, embedding=embedding)
+
+
+def _compile_head(decoder: Decoder, arena: HugePageArena | None) -> tuple[PackedHead, VocabularyParallelEmbedding]:
+    head, embedding = decoder.head, decoder.embedding
+    assert isinstance(head, VocabularyParallelHead)
+    weight_VD = head.weight_UD[: head.vocab_size]
+    packed_VD = pack_weight(weight_VD)
+    if arena is None:
+        return PackedHead(packed_VD=packed_VD, plain_VD=weight_VD.new_empty(0), one_token=None), embedding
+    plain_VD = arena.copy(weight_VD)
+    if embedding.weight_UD is head.weight_UD:
+        embedding = replace(embedding, weight_UD=plain_VD)
+    return PackedHead(packed_VD=packed_VD, plain_VD=plain_VD, one_token=TokenProduct(plain_VD)), embedding

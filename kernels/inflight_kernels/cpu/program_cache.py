@@ -58,7 +58,7 @@ def _build(module: torch.nn.Module, inputs: Sequence[Any], dynamic_shapes: Seque
             exported,
             package_path=os.path.join(scratch, "program.pt2"),
             # Block tables come from our own scheduler: a bounds check in every inner loop costs a third of attention.
-            inductor_configs={"assert_indirect_indexing": False},
+            inductor_configs={"assert_indirect_indexing": False, "cpp.enable_floating_point_contract_flag": "fast"},
         )
         # Ranks may build the same program at once: whoever is last replaces an equal file.
         os.replace(built, path)
