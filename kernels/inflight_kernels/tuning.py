@@ -23,6 +23,7 @@ import math
 import re
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from importlib.metadata import version
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -107,9 +108,7 @@ def _lookup(operation: str, shape: Shape, device_index: int) -> tuple[Config, ..
 
 @functools.cache
 def _table(device_index: int) -> dict[str, list[dict[str, Any]]]:
-    import triton
-
-    path = table_path(torch.cuda.get_device_name(device_index), triton.__version__)
+    path = table_path(torch.cuda.get_device_name(device_index), version("triton"))
     if not path.exists():
         return {}
     operations: dict[str, list[dict[str, Any]]] = json.loads(path.read_text())["operations"]
