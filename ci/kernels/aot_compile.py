@@ -82,7 +82,11 @@ def record(case: Callable[[], None], architecture: int) -> list[Launch]:
         divisible: list[Path_] = []
         for place, parameter in enumerate(kernel.params):
             value = values.get(parameter.name, parameter.default)
-            signature[parameter.name] = _specialise(value, (place,), parameter.is_constexpr, constants, divisible)
+            if parameter.do_not_specialize:
+                # Its type alone counts: 1 and multiples of 16 are numbers like others.
+                signature[parameter.name] = _type_of(value)
+            else:
+                signature[parameter.name] = _specialise(value, (place,), parameter.is_constexpr, constants, divisible)
         # What is not an argument is an option of the compiler: num_warps, num_stages, maxnreg.
         launches.append(Launch(kernel, signature, constants, tuple(divisible), kwargs))
 
@@ -104,12 +108,18 @@ def _specialise(
         return POINTER_TYPES[value.dtype]
     if isinstance(value, tuple):
         return tuple(_specialise(each, (*path, i), False, constants, divisible) for i, each in enumerate(value))
+    if isinstance(value, int) and not isinstance(value, bool) and value % DIVISOR == 0:
+        divisible.append(path)
+    return _type_of(value)
+
+
+def _type_of(value: Tensor | bool | int | float) -> str:
+    if isinstance(value, Tensor):
+        return POINTER_TYPES[value.dtype]
     if isinstance(value, bool):
         return "u1"
     if isinstance(value, float):
         return "fp32"
-    if value % DIVISOR == 0:
-        divisible.append(path)
     return "i32" if -(2**31) <= value < 2**31 else "i64"
 
 

@@ -62,6 +62,9 @@ assert digest("# a line more\\n" + SOURCE) == first
 others = [digest(SOURCE.replace("x * SCALE", "x + SCALE")), digest(SOURCE.replace("(2)", "(3)")), digest(SOURCE, n=31),
           digest(SOURCE, warps=8)]
 assert len({first, *others}) == 5, others
+plain = SOURCE.replace("@triton.jit\\ndef kernel", "@triton.jit(do_not_specialize=['n'])\\ndef kernel")
+assert plain != SOURCE
+assert digest(plain) == digest(plain, n=31) == digest(plain, n=1)
 """
 
 
