@@ -23,6 +23,11 @@ def quantized_operands(shape: tuple[int, int, int], dtype: torch.dtype) -> tuple
     return *quantize_weight(x, dtype), *quantize_weight(weight, dtype)
 
 
+def tolerance(dtype: torch.dtype, device: torch.device) -> float:
+    """Of a sum in float32; a GPU's matrix unit keeps about 14 bits of an fp8 sum while it adds a tile."""
+    return 4e-3 if dtype == torch.float8_e4m3fn and device.type == "cuda" else 5e-6
+
+
 def exact(x: Tensor, x_scale: Tensor, weight: Tensor, weight_scale: Tensor) -> Tensor:
     """The product of the dequantised operands in float64."""
     return exact_product(x.double() * x_scale.double()[:, None], weight.double() * weight_scale.double()[:, None])
@@ -39,7 +44,7 @@ def test_kernel_equals_exact_product(
     with poisoned_memory():
         actual = ops.scaled_linear(*(t.to(device) for t in operands), bias.to(device), out_dtype)
     assert actual.dtype == out_dtype
-    assert_near(actual, exact(*operands) + bias, max(ELEMENTWISE_TOLERANCE[out_dtype], 5e-6))
+    assert_near(actual, exact(*operands) + bias, max(ELEMENTWISE_TOLERANCE[out_dtype], tolerance(dtype, device)))
 
 
 @pytest.mark.parametrize("dtype", QUANTIZED)
@@ -47,7 +52,7 @@ def test_kernel_equals_exact_product(
 def test_every_candidate_is_right(config: dict[str, int], dtype: torch.dtype, device: torch.device) -> None:
     operands = quantized_operands((18, 70, 600), dtype)
     actual = ops.scaled_linear(*(t.to(device) for t in operands), out_dtype=torch.float32, config=config)
-    assert_near(actual, exact(*operands), 5e-6)
+    assert_near(actual, exact(*operands), tolerance(dtype, device))
 
 
 def test_int8_sums_are_exact_beyond_float32_and_alike_for_every_launch(device: torch.device) -> None:

@@ -103,7 +103,7 @@ def segment_sum(
     mask_m,
     EVEN_K: tl.constexpr,
     ACC_DTYPE: tl.constexpr,
-    MAX_IMPRECISE: tl.constexpr,
+    SUM_APART: tl.constexpr,
     BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr,
     BLOCK_K: tl.constexpr,
@@ -118,7 +118,10 @@ def segment_sum(
             mask_k = start + offs_k < in_features
             weight = tl.load(weight_ptrs + start, mask=mask_k[None, :], other=0.0)
             x = tl.load(x_ptrs + start, mask=mask_k[:, None] & mask_m[None, :], other=0.0)
-        acc = tl.dot(weight, x, acc, input_precision="ieee", max_num_imprecise_acc=MAX_IMPRECISE, out_dtype=ACC_DTYPE)
+        if SUM_APART:
+            acc += tl.dot(weight, x, out_dtype=ACC_DTYPE)
+        else:
+            acc = tl.dot(weight, x, acc, input_precision="ieee", out_dtype=ACC_DTYPE)
     return acc
 
 
@@ -144,7 +147,7 @@ def linear_kernel(
     SPLITS_PER_PROGRAM: tl.constexpr,
     EVEN_K: tl.constexpr,
     ACC_DTYPE: tl.constexpr,
-    MAX_IMPRECISE: tl.constexpr,
+    SUM_APART: tl.constexpr,
     BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr,
     BLOCK_K: tl.constexpr,
@@ -167,7 +170,7 @@ def linear_kernel(
         end = tl.minimum(begin + split_features, in_features)
         total = segment_sum(
             x_ptrs, weight_ptrs, begin, end, in_features, offs_k, mask_m,
-            EVEN_K, ACC_DTYPE, MAX_IMPRECISE, BLOCK_M, BLOCK_N, BLOCK_K,
+            EVEN_K, ACC_DTYPE, SUM_APART, BLOCK_M, BLOCK_N, BLOCK_K,
         )  # fmt: skip
     else:
         total = tl.zeros([BLOCK_N, BLOCK_M], dtype=ACC_DTYPE)
@@ -176,7 +179,7 @@ def linear_kernel(
             end = tl.minimum(begin + split_features, in_features)
             total += segment_sum(
                 x_ptrs, weight_ptrs, begin, end, in_features, offs_k, mask_m,
-                EVEN_K, ACC_DTYPE, MAX_IMPRECISE, BLOCK_M, BLOCK_N, BLOCK_K,
+                EVEN_K, ACC_DTYPE, SUM_APART, BLOCK_M, BLOCK_N, BLOCK_K,
             )  # fmt: skip
 
     if SPLITS_PER_PROGRAM == NUM_SPLITS:
@@ -301,9 +304,10 @@ def launch_linear(
         SPLITS_PER_PROGRAM=splits_per_program,
         EVEN_K=in_features % block_k == 0,
         ACC_DTYPE=tl.int32 if is_integer else tl.float32,
-        # Hopper's matrix unit keeps about 14 bits of an fp8 sum: every 128 products go over to a float32 register, or
-        # errors grow with K. Other dtypes and GPUs add in full precision whatever stands here.
-        MAX_IMPRECISE=min(block_k, 128) if x.dtype == torch.float8_e4m3fn else None,
+        # Hopper's matrix unit keeps about 14 bits of an fp8 sum: every BLOCK_K products go to a float32 register, or
+        # errors grow with K. (With max_num_imprecise_acc instead, triton 3.8 reads a product's registers without
+        # waiting for it, and the assembler then lets every instruction of the matrix unit wait for the one before.)
+        SUM_APART=x.dtype == torch.float8_e4m3fn,
         BLOCK_M=block_m,
         BLOCK_N=block_n,
         BLOCK_K=block_k,
