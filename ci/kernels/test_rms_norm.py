@@ -99,5 +99,7 @@ def test_every_candidate_is_right(config: dict[str, int], device: torch.device) 
 def test_launcher_refuses_with_words() -> None:
     with pytest.raises(ValueError, match=r"weight must be torch\.float32"):
         ops.rms_norm(torch.randn(2, 8), torch.randn(8).half(), 1e-6)
+    with pytest.raises(ValueError, match="the last dimension of weight must be contiguous"):
+        ops.rms_norm(torch.randn(2, 8), torch.randn(16)[::2], 1e-6)
     with pytest.raises(ValueError, match="residual must have shape"):
         ops.rms_norm(torch.randn(2, 8), torch.randn(8), 1e-6, torch.randn(3, 8))

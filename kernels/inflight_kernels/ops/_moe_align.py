@@ -77,7 +77,8 @@ def _store_tiles(
         tl.store(tile_ptrs + 2 * most_tiles, tl.minimum(begins + (i + 1) * BLOCK_M, ends), mask=mask)
 
 
-@triton.jit
+# One compiled kernel for every number of pairs: triton would make others of 1 and of multiples of 16.
+@triton.jit(do_not_specialize=["num_pairs", "most_tiles"])
 def align_kernel(
     experts_ptr,
     order_ptr,
@@ -97,7 +98,7 @@ def align_kernel(
     _store_tiles(_count(experts, num_experts, BLOCK_E), tiles_ptr, num_tiles_ptr, most_tiles, BLOCK_M, BLOCK_E)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["num_pairs"])
 def count_chunk_kernel(
     experts_ptr, counts_ptr, num_pairs, num_experts, CHUNK: tl.constexpr, BLOCK_E: tl.constexpr
 ):  # fmt: skip
@@ -107,7 +108,7 @@ def count_chunk_kernel(
     tl.store(counts_ptr + pid_c * BLOCK_E + tl.arange(0, BLOCK_E), _count(experts, num_experts, BLOCK_E))
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["num_chunks", "most_tiles"])
 def scan_chunks_kernel(
     counts_ptr,
     tiles_ptr,
@@ -136,7 +137,7 @@ def scan_chunks_kernel(
         places += tl.sum(counts, axis=0)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["num_pairs"])
 def place_chunk_kernel(
     experts_ptr, places_ptr, order_ptr, num_pairs, num_experts, CHUNK: tl.constexpr, BLOCK_E: tl.constexpr
 ):  # fmt: skip

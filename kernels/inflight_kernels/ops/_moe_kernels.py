@@ -33,7 +33,8 @@ def _find_tile(
     inside = pid % per_group
     pid_m = first_m + inside % group_m
     pid_n = inside // group_m
-    live = pid_m < num_tiles
+    # A last group of fewer tiles leaves programs over, whose pid_n counts past the weight's rows.
+    live = (pid_m < num_tiles) & (pid_n < num_tiles_n)
     if DIRECT:
         expert = tl.load(experts_ptr + pid_m, mask=live, other=-1)
         expert = tl.where(expert < num_experts, expert, -1)
@@ -55,7 +56,8 @@ def _dot(rows, weight, acc, SWAP_AB: tl.constexpr):
         return tl.dot(rows, weight.T, acc, input_precision="ieee")
 
 
-@triton.jit
+# One compiled kernel for every number of pairs: triton would make others of 1 and of multiples of 16.
+@triton.jit(do_not_specialize=["num_pairs", "most_tiles"])
 def moe_gate_up_kernel(
     x_ptr,
     w_ptr,
@@ -123,7 +125,7 @@ def moe_gate_up_kernel(
     tl.store(act_ptrs, act.to(act_ptr.dtype.element_ty), mask=mask_m[:, None] & (offs_n < intermediate_size)[None, :])
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["num_pairs", "most_tiles"])
 def moe_down_kernel(
     act_ptr,
     w_ptr,

@@ -98,7 +98,8 @@ def _rows_of_adapter(adapters_ptr, num_tokens, num_adapters, BLOCK_M: tl.constex
     return adapter.to(tl.int64), offs_m.to(tl.int64), mask_m
 
 
-@triton.jit
+# One compiled kernel for every number of tokens: triton would make others of 1 and of multiples of 16.
+@triton.jit(do_not_specialize=["num_tokens"])
 def lora_shrink_kernel(
     x_ptr,
     a_ptr,
@@ -143,7 +144,7 @@ def lora_shrink_kernel(
     tl.store(z_ptr + rows[:, None] * BLOCK_R + offs_r[None, :], acc, mask=mask_m[:, None])
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["num_tokens"])
 def lora_expand_kernel(
     z_ptr,
     b_ptr,

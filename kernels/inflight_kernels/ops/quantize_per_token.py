@@ -39,7 +39,8 @@ def default_config(width: int) -> Mapping[str, int]:
     return {"BLOCK_K": block, "num_warps": num_warps, "PROGRAMS_PER_SM": 0}
 
 
-@triton.jit
+# One compiled kernel for every number of rows: triton would make others of 1 and of multiples of 16.
+@triton.jit(do_not_specialize=["num_rows"])
 def quantize_per_token_kernel(
     x_ptr,
     q_ptr,

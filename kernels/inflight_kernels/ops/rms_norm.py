@@ -24,7 +24,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from inflight_kernels.ops._checks import cdiv, check_dtype, check_float, check_shape, next_power_of_2
+from inflight_kernels.ops._checks import cdiv, check_dtype, check_float, check_shape, check_vector, next_power_of_2
 from inflight_kernels.ops._quantize import LARGEST, check_quantized_dtype, inverse_of, quantized, row_scale
 from inflight_kernels.ops._rows import num_programs, rows_of
 from inflight_kernels.tuning import tuned
@@ -64,7 +64,8 @@ def default_config(hidden_size: int, quantised: bool = False) -> Mapping[str, in
     }
 
 
-@triton.jit
+# One compiled kernel for every number of rows: triton would make others of 1 and of multiples of 16.
+@triton.jit(do_not_specialize=["num_rows"])
 def rms_norm_kernel(
     x_ptr,
     residual_ptr,
@@ -123,8 +124,7 @@ def _launch(
     """Rows in `dtype`; their scales if it is a quantised one; the sum if there is a residual."""
     hidden_size = x.shape[-1]
     check_float("x", x)
-    check_dtype("weight", weight, x.dtype)
-    check_shape("weight", weight, (hidden_size,))
+    check_vector("weight", weight, hidden_size, x.dtype)
     if hidden_size > MAX_HIDDEN_SIZE:
         raise ValueError(f"rms_norm holds a row in registers: at most {MAX_HIDDEN_SIZE} elements, got {hidden_size}")
     if residual is not None:

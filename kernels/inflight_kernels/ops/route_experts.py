@@ -25,7 +25,8 @@ MAX_TOP_K = 32
 MAX_EXPERTS = 2048
 
 
-@triton.jit
+# One compiled kernel for every number of tokens: triton would make others of 1 and of multiples of 16.
+@triton.jit(do_not_specialize=["num_tokens"])
 def route_experts_kernel(
     logits_ptr,
     weights_ptr,

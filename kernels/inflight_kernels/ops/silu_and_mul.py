@@ -79,7 +79,8 @@ def silu_and_mul_kernel(gate_up_ptr, y_ptr, width, stride_gate_up, BLOCK_I: tl.c
     tl.store(y_ptr + pid_t * width + offs_i, y.to(y_ptr.dtype.element_ty), mask=offs_i < width)
 
 
-@triton.jit
+# One compiled kernel for every number of rows: triton would make others of 1 and of multiples of 16.
+@triton.jit(do_not_specialize=["num_rows"])
 def silu_and_mul_quantized_kernel(
     gate_up_ptr,
     q_ptr,
