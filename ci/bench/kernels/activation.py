@@ -67,7 +67,7 @@ def _vllm(inputs: Inputs) -> Callable[[], Result]:
 
 PEERS = {
     "torch eager": Peer(same_way(_formula), on_cpu=True),
-    "torch.compile": Peer(lambda inputs: partial(torch.compile(_formula), *inputs)),
+    "torch.compile": Peer(lambda inputs: partial(torch.compile(_formula, dynamic=False), *inputs)),
     "Liger": Peer(_liger, needs="liger_kernel"),
     "FlashInfer": Peer(_flashinfer, needs="flashinfer"),
     "vLLM": Peer(_vllm, needs="vllm"),
@@ -75,7 +75,9 @@ PEERS = {
 # Rounded from another y, a step of e4m3 apart here and there: not compared.
 QUANTIZED_PEERS = {
     "torch eager": Peer(same_way(_quantized_formula), on_cpu=True, comparable=False),
-    "torch.compile": Peer(lambda inputs: partial(torch.compile(_quantized_formula), *inputs), comparable=False),
+    "torch.compile": Peer(
+        lambda inputs: partial(torch.compile(_quantized_formula, dynamic=False), *inputs), comparable=False
+    ),
 }
 
 

@@ -102,7 +102,7 @@ def _vllm_quantized(inputs: Inputs) -> Callable[[], Result]:
 # FlashInfer and vLLM add into the residual in place: a second call normalises another sum, so they are not compared.
 PEERS = {
     "torch eager": Peer(same_way(_formula), on_cpu=True),
-    "torch.compile": Peer(lambda inputs: partial(torch.compile(_formula), *inputs)),
+    "torch.compile": Peer(lambda inputs: partial(torch.compile(_formula, dynamic=False), *inputs)),
     "Liger": Peer(_liger, needs="liger_kernel"),
     "FlashInfer": Peer(_flashinfer, needs="flashinfer", comparable=False),
     "vLLM": Peer(_vllm, needs="vllm", comparable=False),
@@ -110,7 +110,9 @@ PEERS = {
 QUANTIZED_PEERS = {
     # Rounded from another y, a step of e4m3 apart here and there.
     "torch eager": Peer(same_way(_quantized_formula), on_cpu=True, comparable=False),
-    "torch.compile": Peer(lambda inputs: partial(torch.compile(_quantized_formula), *inputs), comparable=False),
+    "torch.compile": Peer(
+        lambda inputs: partial(torch.compile(_quantized_formula, dynamic=False), *inputs), comparable=False
+    ),
     "vLLM": Peer(_vllm_quantized, needs="vllm", comparable=False),
 }
 
