@@ -74,3 +74,37 @@ def test_a_digest_changes_with_all_that_the_compiler_sees_and_with_nothing_else(
     command = [sys.executable, "-c", DIGESTS, tmp_path]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, done.stderr
+
+
+BATCHES = """
+import torch
+from aot_compile import record
+from inflight_kernels import ops
+
+def of(dtype, *shape):
+    return torch.empty(shape, dtype=dtype, device="meta")
+
+def step(rows, blocks):
+    q, kv = of(torch.bfloat16, rows, 32, 128), of(torch.bfloat16, rows, 8, 128)
+    cache, table = of(torch.bfloat16, 1024, 64, 8, 128), of(torch.int32, rows, blocks)
+    lengths, starts, index = of(torch.int32, rows), of(torch.int32, rows + 1), of(torch.int64, rows)
+    ops.rope_and_kv_write(q, kv, kv, of(torch.float32, 8192, 128), index, cache, cache, index)
+    for deterministic in (False, True):
+        ops.decode_attention(q, cache, cache, table, lengths, 0.1, deterministic=deterministic)
+        ops.prefill_attention(q, cache, cache, table, starts, lengths, 1, 0.1, deterministic=deterministic)
+
+def digests(rows, blocks):
+    return {launch.digest(90) for launch in record(lambda: step(rows, blocks), 90)}
+
+known = digests(2, 17)
+for rows, blocks in ((16, 1024), (31, 16), (32, 17), (2, 1)):
+    assert digests(rows, blocks) <= known, (rows, blocks)
+"""
+
+
+def test_a_step_of_another_size_meets_kernels_that_are_compiled() -> None:
+    environment = child_environment()
+    environment["PYTHONPATH"] = f"{Path(__file__).parent}{os.pathsep}{environment['PYTHONPATH']}"
+    command = [sys.executable, "-c", BATCHES]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr

@@ -93,7 +93,9 @@ def _tiles_of_split(tiles, num_splits, TILES_PER_SPLIT: tl.constexpr):
     return tiles_per_split
 
 
-@triton.jit
+# One compiled kernel for all batches: triton would make others for widths and numbers that are 1 or multiples of 16,
+# and for lengths that do not begin at a multiple of 16 bytes, as those of the prefills behind some decodes.
+@triton.jit(do_not_specialize=["seq_lens_ptr", "stride_table"])
 def decode_split_kernel(
     q_ptr,
     k_cache_ptr,
@@ -149,7 +151,7 @@ def decode_split_kernel(
         _write_part(acc_ptr, m_ptr, l_ptr, acc, m_i, l_i, slot, GROUP, HEAD_DIM, BLOCK_M, BLOCK_D)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["seq_lens_ptr", "batch", "stride_table"])
 def decode_persistent_kernel(
     q_ptr,
     k_cache_ptr,
@@ -240,7 +242,7 @@ def decode_persistent_kernel(
     tl.store(plan_ptr + 3 * pid + 2, first_slot)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["seq_lens_ptr", "num_splits"])
 def merge_parts_kernel(
     acc_ptr,
     m_ptr,

@@ -185,7 +185,8 @@ def _kept_of_row(
     return threshold, ties, mass_s, ties_before_s
 
 
-@triton.jit
+# One compiled kernel for all batches: as rows of one matrix, these begin at multiples of 16 bytes only by chance.
+@triton.jit(do_not_specialize=["temperature_ptr", "top_k_ptr", "top_p_ptr", "min_p_ptr", "seeds_ptr", "positions_ptr"])
 def pick_kernel(
     logits_ptr,
     x_ptr,

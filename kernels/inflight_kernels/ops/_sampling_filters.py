@@ -72,7 +72,8 @@ def load_bracket(record_ptr, stage):
     return tl.load(bracket_ptr), tl.load(bracket_ptr + 1), tl.load(bracket_ptr + 2)
 
 
-@triton.jit
+# One compiled kernel for all batches: as rows of one matrix, these begin at multiples of 16 bytes only by chance.
+@triton.jit(do_not_specialize=["temperature_ptr", "top_k_ptr", "top_p_ptr", "min_p_ptr"])
 def bound_kernel(
     temperature_ptr,
     top_k_ptr,
@@ -202,7 +203,7 @@ def narrow_kernel(
             tl.store(partial_ptr + offs, tl.sum(totals, axis=0))
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["temperature_ptr", "min_p_ptr"])
 def collect_kernel(
     x_ptr,
     temperature_ptr,

@@ -27,7 +27,10 @@ def _sum_of_exp2(x, x_max, slope):
     return tl.sum(tl.exp2((x - base) * slope), axis=0)
 
 
-@triton.jit
+# One compiled kernel for all batches: as rows of one matrix, these begin at multiples of 16 bytes only by chance.
+@triton.jit(
+    do_not_specialize=["temperature_ptr", "repetition_penalty_ptr", "presence_penalty_ptr", "frequency_penalty_ptr"]
+)
 def tile_stats_kernel(
     logits_ptr,
     temperature_ptr,

@@ -40,7 +40,8 @@ def default_config() -> Mapping[str, int]:
     return {"BLOCK_WORDS": 1024, "num_warps": 4}
 
 
-@triton.jit
+# One compiled kernel, wherever in a longer list the pairs begin: triton would make another off multiples of 16 bytes.
+@triton.jit(do_not_specialize=["source_ptr", "target_ptr"])
 def copy_blocks_kernel(
     caches_ptr, source_ptr, target_ptr, num_words, stride_block, num_chunks, BLOCK_WORDS: tl.constexpr
 ):

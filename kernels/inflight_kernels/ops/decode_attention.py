@@ -39,6 +39,8 @@ from inflight_kernels.tuning import tuned
 # The prefix sum over lengths holds 8 lengths a thread at 1024 rows; beyond, the grid has 1024 programs a KV head and
 # the hardware balances them as they end.
 MAX_PERSISTENT_ROWS = 1024
+# Of that prefix sum: a length a lane of one warp. From 128 on, several warps', it takes up to 70 registers more.
+LEAST_BLOCK_B = 32
 # Keys of a deterministic split. Shorter ones would fill the device with fewer rows, longer ones have less to merge:
 # the part of a group of 4 heads is 1.6 % of the bytes of 512 keys of 128. Not measured yet.
 DETERMINISTIC_SPLIT_KEYS = 512
@@ -216,7 +218,8 @@ def decode_attention(
             batch,
             *strides,
             NUM_KV_HEADS=num_kv_heads,
-            BLOCK_B=next_power_of_2(batch),
+            # Fewer lengths than a warp's would cost the same, and each size is a kernel to compile.
+            BLOCK_B=max(next_power_of_2(batch), LEAST_BLOCK_B),
             **constants,
         )
     else:

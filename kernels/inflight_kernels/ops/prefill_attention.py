@@ -52,7 +52,9 @@ CANDIDATES: tuple[Mapping[str, int], ...] = (
 )
 
 
-@triton.jit
+# One compiled kernel for all batches: triton would make others for widths and numbers that are 1 or multiples of 16,
+# and for lengths that do not begin at a multiple of 16 bytes, as those of the prefills behind some decodes.
+@triton.jit(do_not_specialize=["query_start_loc_ptr", "seq_lens_ptr", "stride_table"])
 def prefill_attention_kernel(
     q_ptr,
     k_cache_ptr,

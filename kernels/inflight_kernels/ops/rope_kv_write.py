@@ -116,7 +116,9 @@ def _rotate(
         _store(out_ptrs + offs_rest[None, :], x3, inverse_scale, dtype, QMAX, mask_rest)
 
 
-@triton.jit
+# One compiled kernel for all batches: triton would make others for 1 token, for multiples of 16, and for positions or
+# slots that do not begin at a multiple of 16 bytes.
+@triton.jit(do_not_specialize=["positions_ptr", "slot_mapping_ptr", "num_tokens"])
 def rope_kv_write_kernel(
     q_ptr,
     k_ptr,
