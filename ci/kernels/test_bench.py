@@ -15,7 +15,7 @@ import torch
 from rich.console import Console
 from torch import Tensor
 
-from ci.bench.kernels import clocks, report, tune
+from ci.bench.kernels import clocks, peers, report, tune
 from ci.bench.kernels.case import Case, Goal, Inputs, Peer, same_way
 from ci.bench.kernels.clocks import DryClock, GraphClock, Times
 from ci.bench.kernels.families import all_cases
@@ -79,6 +79,16 @@ def test_a_peer_that_is_wrong_or_missing_is_left_out_and_says_why() -> None:
     assert row.without["fused"] == "needs a GPU"
 
 
+def test_a_package_that_breaks_while_it_is_looked_for_is_a_peer_that_is_missing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    package = tmp_path / "package_that_breaks"
+    package.mkdir()
+    package.joinpath("__init__.py").write_text("raise OSError('no libcudart')\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    assert peers.version("package_that_breaks.kernels") is None
+
+
 def test_ours_being_wrong_is_a_fault() -> None:
     assert "reference" in measure(made_case(run=lambda inputs: inputs[0]), DRY, {}, 0.0).fault
     assert DETERMINISTIC in measure(made_case(run_deterministic=lambda inputs: inputs[0]), DRY, {}, 0.0).fault
@@ -119,8 +129,8 @@ def test_figures_are_of_the_measured_rates_and_the_fastest_peer_that_is_not_ours
     found = figures(timed_row(), RATES)
     assert found.fraction == pytest.approx(0.5)
     assert found.ratios == {"sum": 1.5, "fused": 0.5, "best": 0.5}
-    peers = made_case().peers | {"fused": Peer(same_way(doubled), own=True)}
-    assert figures(timed_row(peers=peers), RATES).ratios == {"sum": 1.5, "fused": 0.5, "best": 1.5}
+    with_own = made_case().peers | {"fused": Peer(same_way(doubled), own=True)}
+    assert figures(timed_row(peers=with_own), RATES).ratios == {"sum": 1.5, "fused": 0.5, "best": 1.5}
     heavy = figures(timed_row(flops=1_600_000_000), RATES)
     assert heavy.fraction == pytest.approx(1.0) and heavy.tflops == pytest.approx(800.0)
 
@@ -157,9 +167,14 @@ def test_the_report_tells_and_keeps_everything(tmp_path: Path) -> None:
         "fused 1.5 / 1.0",
     ):
         assert word in text.getvalue()
-    path = report.keep(summary, {"device": "NVIDIA H200", "date": "2026-01-02 03:04"}, tmp_path)
+    path = report.keep(summary, {"device": "NVIDIA H200", "date": "2026-01-02 03:04"}, tmp_path / "new" / "folder")
     assert path.name == "kernels-nvidia-h200-2026-01-02-0304.json"
     assert json.loads(path.read_text())["cases"][0]["us"][OURS] == [2.0, 2.02]
+
+
+def test_an_error_that_looks_like_markup_is_shown_as_it_is(capsys: pytest.CaptureFixture[str]) -> None:
+    report.show(report.summarise([Row(made_case(), fault="no room in [/dev/shm]")], RATES))
+    assert "[/dev/shm]" in capsys.readouterr().out
 
 
 class FakeCuda:

@@ -25,11 +25,13 @@ def add_local_peers() -> None:
 
 
 def version(module: str) -> str | None:
-    """The version of an installed module, "unknown version" where it tells none; None if there is no such module."""
+    """The version of an installed module, "unknown version" where it tells none; None if there is none that imports."""
     try:
         if importlib.util.find_spec(module) is None:
             return None
-    except (ImportError, ValueError):
+    except Exception as error:
+        # Packages above a module are imported to find it, and raise what they like.
+        print(f"peer {module}: {type(error).__name__}: {error}".splitlines()[0])
         return None
     top = module.partition(".")[0]
     distributions = importlib.metadata.packages_distributions().get(top, [top])

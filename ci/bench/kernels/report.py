@@ -94,7 +94,8 @@ def _verdicts(goal: Verdict, stretch: Verdict | None) -> dict[str, Any]:
 
 def show(summary: dict[str, Any], console: Console | None = None) -> None:
     """Print the table; in a dry run, only which cases are right."""
-    console = console or Console(width=WIDTH)
+    # What others' errors say may look like markup, and end a run.
+    console = console or Console(width=WIDTH, markup=False)
     if summary["dry_run"]:
         _show_dry(summary, console)
         return
@@ -165,6 +166,7 @@ def keep(summary: dict[str, Any], machine: dict[str, Any], folder: Path) -> Path
     slug = re.sub(r"[^a-z0-9]+", "-", machine["device"].lower()).strip("-")
     stamp = machine["date"].replace(" ", "-").replace(":", "")
     path = folder / f"kernels-{slug}-{stamp}.json"
+    folder.mkdir(parents=True, exist_ok=True)
     path.write_text(json.dumps({"machine": machine, **summary}, indent=1) + "\n")
     return path
 

@@ -6,6 +6,7 @@ Logits are normal, so that a row is flat: top-p alone keeps tens of thousands of
 from __future__ import annotations
 
 import importlib
+import inspect
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -84,15 +85,21 @@ def _flashinfer(name: str, *places: int) -> Callable[[Inputs], Callable[[], Any]
     """One of FlashInfer's samplers from logits, given the inputs at `places`."""
 
     def prepare(inputs: Inputs) -> Callable[[], Any]:
-        sampler = getattr(importlib.import_module("flashinfer.sampling"), name)
-        return partial(sampler, *(inputs[place] for place in places))
+        return partial(_flashinfer_sampler(name), *(inputs[place] for place in places))
 
     return prepare
 
 
 def _flashinfer_top_p(inputs: Inputs) -> Callable[[], Any]:
-    sampler = importlib.import_module("flashinfer.sampling").top_p_sampling_from_probs
+    sampler = _flashinfer_sampler("top_p_sampling_from_probs")
     return lambda: sampler(inputs[0].softmax(1), inputs[3])
+
+
+def _flashinfer_sampler(name: str) -> Callable[..., Any]:
+    """With a seed and an offset: without, it asks torch's generator for its state, which a capture forbids."""
+    sampler = getattr(importlib.import_module("flashinfer.sampling"), name)
+    takes = inspect.signature(sampler).parameters
+    return partial(sampler, **{argument: 0 for argument in ("seed", "offset") if argument in takes})
 
 
 def _vllm(with_top_k: bool) -> Callable[[Inputs], Callable[[], Any]]:
