@@ -115,6 +115,9 @@ def int4_segment_sum(
     dtype: tl.constexpr = x_ptrs.dtype.scalar.element_ty
     acc = tl.zeros([BLOCK_N, BLOCK_M], dtype=tl.float32)
     last_group = in_features // group_size - 1
+    # Every split has a block. Where the loop could be left out, the assembler would have to reckon with sums that no
+    # product wrote, and lets every instruction of Hopper's matrix unit wait for the one before.
+    tl.assume(first_block < end_block)
     for block in tl.range(first_block, end_block):
         words = tl.load(qweight_ptrs + tl.cast(block, tl.int64) * out_features * 32)
         for plane in tl.static_range(4):
