@@ -87,12 +87,14 @@ def compile_rows(keys: list[str], wanted: dict[str, tuple[str, int, int, str]], 
 
 
 def find_excess(rows: dict[str, Row], with_spills: bool = True) -> list[str]:
-    """Sentences about spills, and about shared and tensor memory over the limit."""
+    """Sentences about spills, serialised products, and shared and tensor memory over the limit."""
     faults = []
     for key, row in rows.items():
         limit = SHARED_LIMIT[int(key.rpartition("sm_")[2])]
         if row["spills"] and with_spills:
             faults.append(f"{key} spills {row['spills']} bytes")
+        if row.get("serialised") and with_spills:
+            faults.append(f"{key} lets every wgmma wait for the one before (ptxas -v tells why)")
         if row["shared"] > limit:
             faults.append(f"{key} needs {row['shared']} bytes of shared memory, there are {limit}")
         if row.get("columns", 0) > TENSOR_MEMORY:

@@ -144,7 +144,10 @@ def sources_of(function: Any) -> frozenset[str]:
 
 
 def compile_launch(launch: Launch, architecture: int) -> dict[str, Any]:
-    """Registers a thread, bytes of shared memory, columns of tensor memory, bytes spilled, and the digest."""
+    """Registers a thread, bytes of shared memory, columns of tensor memory, bytes spilled, and the digest.
+
+    "serialised" stands beside them where every instruction of Hopper's matrix unit waits for the one before.
+    """
     source = ASTSource(
         fn=launch.kernel,
         signature=launch.signature,
@@ -152,7 +155,7 @@ def compile_launch(launch: Launch, architecture: int) -> dict[str, Any]:
         attrs={path: [["tt.divisibility", DIVISOR]] for path in launch.divisible},
     )
     compiled = triton.compile(source, target=GPUTarget("cuda", architecture, 32), options=launch.options)
-    registers, spills = _assemble(compiled.asm["ptx"], architecture)
+    registers, spills, serialised = _assemble(compiled.asm["ptx"], architecture)
     # Columns of tensor memory, where the architecture has it.
     columns = getattr(compiled.metadata, "tmem_size", None)
     return {
@@ -160,12 +163,13 @@ def compile_launch(launch: Launch, architecture: int) -> dict[str, Any]:
         "shared": compiled.metadata.shared,
         **({"columns": columns} if columns else {}),
         "spills": spills,
+        **({"serialised": True} if serialised else {}),
         "digest": launch.digest(architecture),
     }
 
 
-def _assemble(ptx: str, architecture: int) -> tuple[int, int]:
-    """Registers a thread and bytes spilled, as the assembler reports them."""
+def _assemble(ptx: str, architecture: int) -> tuple[int, int, bool]:
+    """Registers a thread, bytes spilled and whether wgmma instructions are serialised, as the assembler reports it."""
     tools = Path(nvidia.__file__).parent / "bin"
     # Triton assembles for Blackwell with an assembler of its own.
     blackwell = tools / "ptxas-blackwell"
@@ -178,4 +182,4 @@ def _assemble(ptx: str, architecture: int) -> tuple[int, int]:
         report = subprocess.run(command, capture_output=True, text=True, check=True).stderr
     registers = max(int(n) for n in re.findall(r"Used (\d+) registers", report))
     spills = sum(int(n) for n in re.findall(r"(\d+) bytes spill", report))
-    return registers, spills
+    return registers, spills, "wgmma.mma_async instructions are serialized" in report
