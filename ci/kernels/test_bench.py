@@ -271,6 +271,11 @@ def test_tuning_keeps_the_fastest_right_candidate_per_shape(tmp_path: Path) -> N
     entries = json.loads(path.read_text())["operations"]["doubling"]
     assert entries == [{"shape": {"rows": 4}, "config": candidates[1], "us": 50.0, "default_us": 100.0}]
     assert tuning.nearest(entries, (("rows", 8),)) == [candidates[1]]
+    # A run over other cases leaves them, one over the same decides anew.
+    tune.write_table({("tripling", (("rows", 4),)): {tune.DEFAULT: [1.0]}}, {"device": "NVIDIA H200"}, tmp_path)
+    assert json.loads(path.read_text())["operations"] == {"doubling": entries}
+    tune.write_table({("doubling", (("rows", 4),)): {tune.DEFAULT: [1.0]}}, {"device": "NVIDIA H200"}, tmp_path)
+    assert json.loads(path.read_text())["operations"] == {}
 
 
 def test_a_candidate_counts_only_where_it_ran_in_every_case() -> None:

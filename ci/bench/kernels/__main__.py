@@ -65,8 +65,6 @@ def run_cases(cases: list[Case], clock: Clock, found: dict[str, str | None], dea
         row = measure(case, clock, found, min(SECONDS_A_CASE, left / (len(cases) - place) / 2))
         print(f"{case.kernel} {case.title}: {row.fault or 'right'}", flush=True)
         rows.append(row)
-        if clock.device.type == "cuda":
-            torch.cuda.empty_cache()
     return rows
 
 

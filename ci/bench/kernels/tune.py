@@ -54,11 +54,16 @@ def main() -> int:
     device = torch.device("cuda" if gpu else "cpu")
     clock: Clock = GraphClock(device) if gpu else MadeUpClock(device)
     found: Found = {}
-    for case in all_cases(tiny=not gpu, only=options.only):
-        for operation, candidates in case.candidates.items():
-            tune_case(case, operation, candidates, clock, found)
     machine = describe(device, None)
     folder = tuning.TABLES if gpu else Path(tempfile.mkdtemp(prefix="tuned-dry-run-"))
+    for case in all_cases(tiny=not gpu, only=options.only):
+        for operation, candidates in case.candidates.items():
+            try:
+                tune_case(case, operation, candidates, clock, found)
+            except Exception as error:
+                print(f"{case.title}: {operation} left out: {type(error).__name__}: {error}")
+        # A run that is ended keeps what it has found.
+        write_table(found, machine, folder)
     path = write_table(found, machine, folder)
     print(f"{len(found)} shapes, written to {path}" + ("" if gpu else ": a dry run, these times are made up"))
     return 0
@@ -113,13 +118,17 @@ def choose(times: dict[str, list[float]]) -> dict[str, Any] | None:
 
 
 def write_table(found: Found, machine: dict[str, Any], folder: Path) -> Path:
-    """Write the table of this device and triton version; returns its path."""
+    """Write the table of this device and triton version; returns its path. Shapes not asked for stay in it."""
+    path = folder / tuning.table_path(machine["device"], triton.__version__).name
     operations: dict[str, list[dict[str, Any]]] = {}
+    if path.exists():
+        for operation, entries in json.loads(path.read_text())["operations"].items():
+            others = [entry for entry in entries if (operation, tuple(entry["shape"].items())) not in found]
+            operations |= {operation: others} if others else {}
     for (operation, shape), times in sorted(found.items(), key=lambda item: str(item[0])):
         entry = choose(times)
         if entry is not None:
             operations.setdefault(operation, []).append({"shape": dict(shape), **entry})
-    path = folder / tuning.table_path(machine["device"], triton.__version__).name
     folder.mkdir(exist_ok=True)
     path.write_text(json.dumps({"machine": machine, "operations": operations}, indent=1) + "\n")
     return path
