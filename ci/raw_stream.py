@@ -75,7 +75,10 @@ class RawStream:
         self.close()
 
     def close(self, cancel: bool = True) -> None:
-        self._client.stop_stream(cancel_requests=cancel)
+        """Cancels only what is unanswered: tritonserver may keep a request for ever whose final response meets a
+        cancel, and with it the model when it is unloaded."""
+        is_answered = all(answer.num_finals for answer in self._answers.values())
+        self._client.stop_stream(cancel_requests=cancel and not is_answered)
         self._client.close()
 
     def send(self, inputs: dict[str, Any], request_id: str = "", outputs: tuple[str, ...] = (), **more: Any) -> Answer:

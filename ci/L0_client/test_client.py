@@ -12,8 +12,10 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
+from server_metrics import until
 from server_process import ServerProcess
 
+from inflight.supervisor.admin import Admin
 from inflight_client import (
     AsyncClient,
     Cancelled,
@@ -180,6 +182,20 @@ def test_a_storm_of_cancels_leaves_the_server_serving(client: Client, toy_server
         list(threads.map(leave_early, range(200)))
     assert toy_server.tritonserver_pid == before
     assert client.generate("count", max_tokens=3).text == count(3)
+
+
+def test_streams_left_at_their_last_chunk_do_not_keep_the_model_loaded(toy_server: ServerProcess) -> None:
+    """tritonserver dies of such a stream, or never lets the model go, if leaving it cancels it."""
+    with ServerProcess(model_repository=toy_server.options["model_repository"]) as server:
+        with Client(server.grpc_url, timeout=60) as leaving:
+            for _ in range(60):
+                with leaving.stream("count", max_tokens=3) as stream:
+                    while next(stream).finish_reason is None:
+                        pass
+        host, _, port = server.ready_endpoints.http.partition(":")
+        admin = Admin(host, int(port))
+        assert admin.unload("llm") == ""
+        until(lambda: admin.index()[0].state == "UNAVAILABLE", "the model is unloaded")
 
 
 def test_the_configuration_of_the_model(client: Client) -> None:

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import gc
 import sys
+import threading
+import weakref
 from pathlib import Path
 
 import fake_pb_utils as pb
@@ -204,6 +207,32 @@ def test_a_client_that_leaves_frees_the_engine(ask, server: BackendServer, execu
     assert leaving.finished.wait(LONG) and staying.finished.wait(LONG)
     assert leaving.error.code() == pb.TritonError.CANCELLED and len(leaving.responses) == 1
     assert staying.text == "b"
+
+
+@pytest.mark.parametrize("ending", ["complete", "cancelled", "refused", "failed"])
+def test_nothing_holds_on_to_a_request_that_has_its_final_response(server, executor, ending) -> None:
+    """tritonserver cannot unload the model while a response sender lives: no thread may keep its last one until the
+    next comes, nor a cycle keep it until it is collected."""
+    request = pb.request({"max_tokens": 8} if ending == "refused" else {**PROMPT, "stream": True})
+    released = threading.Event()
+    weakref.finalize(request.sender, released.set)
+    gc.disable()
+    try:
+        server.accept(request)
+        if ending == "cancelled":
+            request.sender.client_left = True
+            server._watch.look()
+        if ending == "failed":
+            server._items.find(executor.last.request_id)._detokenizer = None
+        if ending != "refused":
+            executor.push(tokens(executor.last.request_id, [33], FinishReason.LENGTH))
+        assert request.sender.finished.wait(LONG)
+        assert (request.sender.error is None) == (ending == "complete")
+        del request
+        assert released.wait(LONG)
+    finally:
+        gc.enable()
+        server.close(drain_seconds=0.0)
 
 
 def test_a_stop_string_frees_the_engine(ask, executor: FakeExecutor) -> None:

@@ -157,6 +157,47 @@ def test_an_exhausted_stream_is_not_cancelled() -> None:
     assert not transport.streams[0].cancelled
 
 
+class ReadToTheEnd:
+    """A model that notes that its last reply was read and the next one asked for."""
+
+    def __init__(self, *replies: Reply) -> None:
+        self.replies, self.is_read = replies, False
+
+    def __call__(self, call: Call) -> Iterator[Reply]:
+        yield from self.replies
+        self.is_read = True
+
+
+ENDINGS = [
+    (text_reply("all", finish_reason="stop", final=True),),
+    (text_reply("all", finish_reason="stop"), Reply(final=True)),
+]
+
+
+@pytest.mark.parametrize("replies", ENDINGS)
+def test_leaving_a_stream_after_its_last_chunk_reads_to_its_end(replies: tuple[Reply, ...]) -> None:
+    """To drop a gRPC stream is to cancel it, and a cancel that meets the final response is what servers die of."""
+    model = ReadToTheEnd(*replies)
+    transport = MockTransport(model)
+    with Client(transport=transport).stream("x") as stream:
+        assert next(stream).finish_reason == "stop"
+    assert model.is_read and not transport.streams[0].cancelled
+
+
+@pytest.mark.parametrize("replies", ENDINGS)
+def test_leaving_an_async_stream_after_its_last_chunk_reads_to_its_end(replies: tuple[Reply, ...]) -> None:
+    model = ReadToTheEnd(*replies)
+    transport = AsyncMockTransport(model)
+
+    async def leave() -> None:
+        async with AsyncClient(transport=transport).stream("x") as stream:
+            async for _ in stream:
+                break
+
+    asyncio.run(leave())
+    assert model.is_read and not transport.streams[0].cancelled
+
+
 def test_leaving_an_async_stream_early_cancels_it() -> None:
     transport = AsyncMockTransport(endless)
 

@@ -1,14 +1,17 @@
 """Streams of chunks as a caller sees them: iterators that are also context managers, and cancel what is left on exit.
 
-What has come so far, and whether an answer may end here, is the same for both kinds: :class:`_Answer`.
+What has come so far, and whether an answer may end here, is the same for both kinds: :class:`_Answer`. A stream that is
+left after its last chunk is read to its end and not cancelled: tritonserver up to 2.51 at least keeps the request for
+ever when a cancel meets its final response, so that the model is never unloaded, or dies of it.
 """
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import AsyncIterator, Iterator
 from types import TracebackType
 
-from inflight_client._exceptions import ConnectionLost
+from inflight_client._exceptions import ClientError, ConnectionLost
 from inflight_client._protocol import chunk_from_reply
 from inflight_client._transport import AsyncReplyStream, Reply, ReplyStream
 from inflight_client._types import Chunk, Completion, CompletionBuilder
@@ -20,6 +23,8 @@ class _Answer:
     def __init__(self, request_id: str) -> None:
         self.request_id = request_id
         self.is_final = False
+        self.is_ending = False
+        """The last chunk has come; what may follow has no content, and comes at once."""
         self._builder = CompletionBuilder(request_id)
 
     def take(self, reply: Reply) -> Chunk | None:
@@ -27,6 +32,7 @@ class _Answer:
         chunk = chunk_from_reply(reply)
         if chunk is not None:
             self._builder.add(chunk)
+        self.is_ending = self.is_final or (chunk is not None and chunk.finish_reason is not None)
         return chunk
 
     def check_complete(self) -> None:
@@ -83,8 +89,16 @@ class CompletionStream(Iterator[Chunk]):
         """Cancel what has not arrived. Harmless when all has, or when called twice or from another thread."""
         if not self._closed:
             self._closed = True
-            if not self._answer.is_final:
+            if self._answer.is_ending:
+                self._read_to_the_end()
+            else:
                 self._replies.cancel()
+
+    def _read_to_the_end(self) -> None:
+        # ValueError: another thread is reading already.
+        with contextlib.suppress(ClientError, ValueError):
+            for _ in self._iterator:
+                pass
 
     def __enter__(self) -> CompletionStream:
         return self
@@ -141,8 +155,16 @@ class AsyncCompletionStream(AsyncIterator[Chunk]):
         """Cancel what has not arrived. Harmless when all has, or when called twice."""
         if not self._closed:
             self._closed = True
-            if not self._answer.is_final:
+            if self._answer.is_ending:
+                await self._read_to_the_end()
+            else:
                 self._replies.cancel()
+
+    async def _read_to_the_end(self) -> None:
+        # RuntimeError: another task is reading already.
+        with contextlib.suppress(ClientError, RuntimeError):
+            async for _ in self._iterator:
+                pass
 
     async def __aenter__(self) -> AsyncCompletionStream:
         return self

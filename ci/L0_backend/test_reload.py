@@ -1,0 +1,54 @@
+"""A model that its operator unloads and loads again and again: it serves each time, and nothing piles up.
+
+pytest ci/L0_backend/test_reload.py
+"""
+
+from __future__ import annotations
+
+import os
+
+from raw_stream import RawStream
+from server_metrics import until
+from server_process import ServerProcess
+
+from inflight.supervisor.admin import Admin
+
+TIMES = 3
+PROMPT = {"text_input": "Once upon a time", "max_tokens": 60, "end_id": -1, "stream": True}
+
+
+def left_by_the_engine(server: ServerProcess) -> list[str]:
+    """What of the model is still there while it is unloaded: processes beside the server's own, files, shared memory
+    of the stub."""
+    processes = [str(pid) for pid in server.pids if pid != server.tritonserver_pid]
+    folder = server.ready_endpoints.run_directory
+    files = [path.name for path in folder.iterdir() if path.name.startswith("engine-")]
+    return [*processes, *files, *(path.name for path in server.shared_memory)]
+
+
+def open_descriptors(server: ServerProcess) -> int:
+    return len(os.listdir(f"/proc/{server.tritonserver_pid}/fd"))
+
+
+def test_reloads_finish_what_is_in_flight_and_leave_nothing_behind() -> None:
+    with ServerProcess() as server:
+        host, _, port = server.ready_endpoints.http.partition(":")
+        admin = Admin(host, int(port), timeout=60)
+        first = server.tritonserver_pid
+        expected: list[int] = []
+        num_descriptors = 0
+        for _ in range(TIMES):
+            with RawStream(server.grpc_url) as stream:
+                answer = stream.send(PROMPT)
+                stream.take()
+                assert admin.unload("llm") == ""
+                stream.collect(answer)
+            assert not answer.error and len(answer.token_ids) == PROMPT["max_tokens"]
+            expected = expected or answer.token_ids
+            assert answer.token_ids == expected
+            until(lambda: not left_by_the_engine(server), "nothing of the model is left")
+            num_descriptors = num_descriptors or open_descriptors(server)
+            until(lambda limit=num_descriptors: open_descriptors(server) <= limit, "no descriptor is left either")
+            assert admin.load("llm", timeout=60) == ""
+        assert admin.is_model_ready("llm")
+        assert server.tritonserver_pid == first and "again" not in server.told
