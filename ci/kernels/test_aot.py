@@ -99,6 +99,16 @@ def digests(rows, blocks):
 known = digests(2, 17)
 for rows, blocks in ((16, 1024), (31, 16), (32, 17), (2, 1)):
     assert digests(rows, blocks) <= known, (rows, blocks)
+
+def sampled(rows, *used):
+    floats, longs = of(torch.float32, rows), of(torch.int64, rows)
+    flags = {f"any_{name}": name in used for name in ("top_k", "top_p", "min_p")}
+    arguments = (of(torch.bfloat16, rows, 32000), floats, of(torch.int32, rows), floats, floats, longs, longs)
+    return {launch.digest(90) for launch in record(lambda: ops.sample(*arguments, **flags), 90)}
+
+known = sampled(2, "top_k", "top_p", "min_p")
+for rows, used in ((16, ("top_k",)), (1, ("top_p",)), (31, ("top_k", "min_p"))):
+    assert sampled(rows, *used) == known, (rows, used)
 """
 
 

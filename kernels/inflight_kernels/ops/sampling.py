@@ -106,9 +106,6 @@ def _find_kept(
     min_p: Tensor,
     stats: Tensor,
     group_max: Tensor,
-    any_top_k: bool,
-    any_top_p: bool,
-    any_min_p: bool,
     config: Mapping[str, int],
 ) -> _Found:
     """Launch `bound`, `narrow` and `collect`."""
@@ -143,9 +140,9 @@ def _find_kept(
         vocab_size,
         num_tiles,
         num_groups,
-        HAS_TOP_K=any_top_k,
-        HAS_TOP_P=any_top_p,
-        HAS_MIN_P=any_min_p,
+        HAS_TOP_K=True,
+        HAS_TOP_P=True,
+        HAS_MIN_P=True,
         BLOCK_S=block_s,
         BLOCK_G=next_power_of_2(num_groups),
         MAX_LISTED=config["MAX_LISTED"],
@@ -179,7 +176,7 @@ def _find_kept(
         vocab_size,
         num_tiles,
         x.stride(0),
-        HAS_MIN_P=any_min_p,
+        HAS_MIN_P=True,
         BLOCK_S=block_s,
         BLOCK_V=config["BLOCK_V"],
         CAPACITY=capacity,
@@ -254,6 +251,8 @@ def sample(
     has_prompt_mask = prompt_mask is not None and has_repetition
     changes = has_repetition or has_presence or has_frequency or logit_bias is not None or allowed_mask is not None
     draws = not all_greedy
+    # One filter compiles all: rows that use one in another mixture than before must not wait for a compiler, and what a
+    # row does not use is off by its own numbers.
     has_filter = draws and (any_top_k or any_top_p or any_min_p)
     if config is None:
         config = tuned("sample", {"vocab_size": next_power_of_2(vocab_size)}, default_config(vocab_size), device)
@@ -309,9 +308,7 @@ def sample(
     )
     found = None
     if has_filter:
-        found = _find_kept(
-            x, temperature, top_k, top_p, min_p, stats, group_max, any_top_k, any_top_p, any_min_p, config
-        )
+        found = _find_kept(x, temperature, top_k, top_p, min_p, stats, group_max, config)
     pick_kernel[(batch,)](
         logits,
         x,
@@ -332,9 +329,9 @@ def sample(
         x.stride(0),
         HAS_DRAWS=draws,
         HAS_FILTER=has_filter,
-        HAS_TOP_K=any_top_k,
-        HAS_TOP_P=any_top_p,
-        HAS_MIN_P=any_min_p,
+        HAS_TOP_K=has_filter,
+        HAS_TOP_P=has_filter,
+        HAS_MIN_P=has_filter,
         HAS_LOGPROBS=with_logprobs,
         BLOCK_S=next_power_of_2(num_tiles),
         BLOCK_V=block_v,
