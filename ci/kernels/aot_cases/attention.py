@@ -77,5 +77,5 @@ CASES: dict[str, Callable[[], None]] = {
     "decode b32 fp8 " + show(DECODE[1]): partial(_decode, 32, 32, 8, 128, 64, dtype=FP8, config=DECODE[1]),
 }
 # The largest tiles hold the queries in shared memory, which only wgmma and tcgen05 can read them from.
-HOPPER = (PREFILL[0], PREFILL[2])
+HOPPER = (PREFILL[0], PREFILL[1])
 NEEDS = {name: 89 for name in CASES if "fp8" in name} | {f"prefill {show(config)}": 90 for config in HOPPER}

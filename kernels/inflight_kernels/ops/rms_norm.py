@@ -58,7 +58,7 @@ def default_config(hidden_size: int, quantised: bool = False) -> Mapping[str, in
     block_t = max(1, 2048 // block_h)
     return {
         "BLOCK_T": block_t,
-        "num_warps": min(max(block_t * block_h // (256 if quantised else 512), 4), 16),
+        "num_warps": min(max(block_t * block_h // (256 if quantised else 512), 4), 16 if quantised else 32),
         "PROGRAMS_PER_SM": 0,
         "STAGES": 1,
     }
