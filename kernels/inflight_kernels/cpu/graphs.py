@@ -60,7 +60,7 @@ def matrix_vector(x_1I: Tensor, weight_OI: Tensor, bias_O: Tensor | None) -> Ten
     num_outputs, num_inputs = weight_OI.shape
     streams = next(rows for rows in ROWS_AT_ONCE if num_outputs % rows == 0)
     parts = weight_OI.view(streams, num_outputs // streams, num_inputs)
-    y_O = torch.cat([stored((parts[part].float() * x_I).sum(-1)) for part in range(streams)])
+    y_O = torch.cat([(parts[part].float() * x_I).sum(-1) for part in range(streams)])
     if bias_O is not None:
         y_O = y_O + bias_O.float()
     return y_O.to(x_1I.dtype)[None]
