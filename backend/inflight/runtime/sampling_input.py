@@ -15,6 +15,7 @@ from inflight.runtime.staging import Array, Staging
 from inflight.scheduler_output import NewSequence
 
 NO_TOKEN = -1
+_TOP_P, _MIN_P = FLOAT_FIELDS.index("top_p"), FLOAT_FIELDS.index("min_p")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -100,7 +101,6 @@ class SamplingPlan:
         rows, table = self._rows, self._table
         if not len(rows):
             return None
-        floats = table.floats[:, rows]
         places = arrays.get("restricted_places")
         restrictions = None
         if places is not None:
@@ -117,9 +117,9 @@ class SamplingPlan:
             top_k_S=arrays.get("top_k"),
             seeds_S=arrays.get("seeds"),
             all_greedy=not self._any_random,
-            any_top_k=bool(table.top_k[rows].any()),
-            any_top_p=bool((floats[FLOAT_FIELDS.index("top_p")] < 1).any()),
-            any_min_p=bool(floats[FLOAT_FIELDS.index("min_p")].any()),
+            any_top_k=self._any_random and bool(table.top_k[rows].any()),
+            any_top_p=self._any_random and bool((table.floats[_TOP_P, rows] < 1).any()),
+            any_min_p=self._any_random and bool(table.floats[_MIN_P, rows].any()),
             any_penalty=self._any_penalty,
             log_probs=bool(table.wants_log_probs[rows].any()),
             restrictions=restrictions,
