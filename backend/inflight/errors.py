@@ -8,7 +8,8 @@
     │   ├── QueueFull           "Exceeds maximum queue size"                              UNAVAILABLE
     │   ├── RequestCancelled    the client left or asked to stop                          CANCELLED
     │   ├── RequestTimedOut     it waited or ran longer than it was allowed               UNAVAILABLE
-    │   └── StepFailed          the forward pass it was part of raised                    INTERNAL
+    │   ├── StepFailed          the forward pass it was part of raised                    INTERNAL
+    │   └── ResponseFailed      what was computed for it could not be answered            INTERNAL
     └── EngineUnavailable       ranks are dead, hung or not up yet                        UNAVAILABLE
 
 `code` is the name of the tritonserver error code that the server side answers with, and `outcome` the word under which
@@ -60,6 +61,11 @@ class RequestTimedOut(RequestError):
 
 
 class StepFailed(RequestError):
+    code = "INTERNAL"
+    outcome = "failed"
+
+
+class ResponseFailed(RequestError):
     code = "INTERNAL"
     outcome = "failed"
 

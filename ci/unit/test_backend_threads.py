@@ -7,6 +7,7 @@ import sys
 import threading
 import weakref
 from pathlib import Path
+from types import SimpleNamespace
 
 import fake_pb_utils as pb
 import fake_tokenizer
@@ -325,18 +326,36 @@ def test_closing_answers_what_is_left(ask, server: BackendServer, executor: Fake
     assert late.error.code() == pb.TritonError.UNAVAILABLE
 
 
-def test_a_failure_while_answering_harms_one_request(ask, server, executor: FakeExecutor, monkeypatch, capsys) -> None:
+@pytest.mark.parametrize("finish", [FinishReason.NOT_FINISHED, FinishReason.LENGTH], ids=["midway", "at the end"])
+@pytest.mark.parametrize("place", ["add", "_dialect", "_reply"])
+def test_a_failure_while_answering_harms_one_request(
+    ask, server, executor: FakeExecutor, monkeypatch, capsys, place, finish
+) -> None:
     broken, sound = ask({**PROMPT, "stream": True}), ask({**PROMPT, "stream": True})
     broken_id, sound_id = executor.enqueued
 
-    def explode(result: object) -> None:
+    def explode(*arguments: object) -> None:
         raise ValueError("canary prompt")
 
-    monkeypatch.setattr(server._items.find(broken_id), "add", explode)
-    executor.push(tokens(broken_id, [97]), tokens(sound_id, [98], FinishReason.LENGTH))
+    item = server._items.find(broken_id)
+    if place == "add":
+        monkeypatch.setattr(item, "add", explode)
+    elif place == "_dialect":
+        monkeypatch.setattr(item, "_dialect", SimpleNamespace(write=explode))
+    else:
+        unable = SimpleNamespace(**{**vars(pb), "Tensor": explode})
+        monkeypatch.setattr(item._reply, "_pb_utils", unable)
+    executor.push(tokens(broken_id, [97], finish), tokens(sound_id, [98], FinishReason.LENGTH))
     assert broken.finished.wait(LONG) and sound.finished.wait(LONG)
-    assert broken.error.code() == pb.TritonError.INTERNAL and sound.text == "b"
+    if finish is FinishReason.NOT_FINISHED:
+        executor.push(tokens(broken_id, [], FinishReason.CANCELLED))
+    server.close()
+    assert broken.error.code() == pb.TritonError.INTERNAL and len(broken.responses) == 1 and not broken.misuse
     assert "canary" not in broken.error.message() + capsys.readouterr().err
+    assert sound.text == "b"
+    assert [counted(outcome) for outcome in ("failed", "completed")] == [1, 1]
+    if finish is FinishReason.NOT_FINISHED:
+        assert executor.cancelled == [broken_id]
 
 
 def counted(outcome: str) -> float:

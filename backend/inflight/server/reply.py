@@ -1,7 +1,7 @@
 """The way back to one client: pb_utils' response sender, which must see exactly one final response.
 
-Nothing here raises: a send that fails (the client is gone, the server shuts down) is logged, and the request counts as
-answered. Calls block for a round trip to tritonserver, so they are made by no thread that others wait for.
+A send that fails (the client is gone, the server shuts down) is logged and not raised: the request counts as answered.
+Calls block for a round trip to tritonserver, so they are made by no thread that others wait for.
 """
 
 from __future__ import annotations
@@ -26,16 +26,9 @@ class Reply:
         self._sender = sender
 
     def send(self, arrays: Mapping[str, Array], final: bool = False) -> None:
-        """One response with these output tensors."""
-        try:
-            tensors = [self._pb_utils.Tensor(name, array) for name, array in arrays.items()]
-            response = self._pb_utils.InferenceResponse(tensors)
-        except Exception as error:
-            logger.error("a response could not be built (%s)", type(error).__name__)
-            if final:
-                self.fail("INTERNAL", "the response could not be built")
-            return
-        self._send(response, final)
+        """One response with these output tensors. Raises whatever pb_utils does if it cannot make it; none is sent."""
+        tensors = [self._pb_utils.Tensor(name, array) for name, array in arrays.items()]
+        self._send(self._pb_utils.InferenceResponse(tensors), final)
 
     def fail(self, code: str, message: str) -> None:
         """The final response, as an error with the constant of pb_utils.TritonError that `code` names."""

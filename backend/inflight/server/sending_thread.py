@@ -12,7 +12,7 @@ import traceback
 from collections.abc import Callable
 from functools import partial
 
-from inflight.errors import EngineUnavailable, RequestCancelled
+from inflight.errors import EngineUnavailable, RequestCancelled, ResponseFailed
 from inflight.executor.executor import Executor
 from inflight.result import Response
 from inflight.server.work_item import WorkItem
@@ -22,6 +22,7 @@ logger = logging.getLogger(__name__)
 
 WAIT_SECONDS = 1.0
 """How long one wait for responses lasts; bounds nothing but the time to notice the end."""
+NOT_MADE = "the response could not be made"
 
 
 class SendingThread:
@@ -89,7 +90,9 @@ class SendingThread:
 
     def _end(self, item: WorkItem, last: Response) -> None:
         request_id = item.request.request_id
-        if item.is_cancelled:
+        if item.is_broken:
+            last = Response.of_error(request_id, ResponseFailed(NOT_MADE))
+        elif item.is_cancelled:
             last = Response.of_error(request_id, RequestCancelled("the request was cancelled"))
         elif last.error_code == RequestCancelled.code:
             text = f"request Id {item.shown_id} has been stopped. Request is ignored."
@@ -106,7 +109,8 @@ class SendingThread:
             action()
         except Exception as error:
             log_failure("answering a request", error)
-            item.fail("INTERNAL", "the response could not be made")
+            item.is_broken = True
+            item.fail(ResponseFailed.code, NOT_MADE)
 
 
 def log_failure(what: str, error: BaseException) -> None:

@@ -50,6 +50,8 @@ class WorkItem:
         """Its client has left. Written by the watching thread."""
         self.is_answered = False
         """The final response was sent."""
+        self.is_broken = False
+        """An answer to it could not be made."""
         self.accepted_ns = time.monotonic_ns()
         self.answered_ns = 0
         self.num_output_tokens = 0
@@ -126,11 +128,11 @@ class WorkItem:
 
     def _send_final(self, chunk: Chunk) -> None:
         with self._lock:
-            self._close()
             if self.is_cancelled:
                 self._reply.fail("CANCELLED", "the request was cancelled")
             else:
                 self._reply.send(self._dialect.write(chunk, self.client, self._requested), final=True)
+            self._close()
 
     def _close(self) -> None:
         self.is_answered = True
