@@ -84,9 +84,10 @@ def show(summary: dict[str, Any]) -> None:
 
 
 def keep(summary: dict[str, Any], rates: dict[str, dict[str, list[float]]], folder: Path) -> Path:
-    """Write a result with machine and date; returns its path."""
+    """Write a result with machine and date into `folder`, made if missing; returns its path."""
+    folder.mkdir(parents=True, exist_ok=True)
     found = machine()
-    path = Path(folder, f"cpu-{found['date'].replace(' ', '-').replace(':', '')}.json")
+    path = folder / f"cpu-{found['date'].replace(' ', '-').replace(':', '')}.json"
     rounded = {
         case: {name: [round(rate, 1) for rate in row] for name, row in engines.items()}
         for case, engines in rates.items()
