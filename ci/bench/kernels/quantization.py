@@ -56,7 +56,9 @@ def cases(tiny: bool) -> list[Case]:
             formula="(3 K + 4) T",
             peers={
                 "torch eager": Peer(same_way(_formula), on_cpu=True, comparable=False),
-                "torch.compile": Peer(lambda inputs: partial(torch.compile(_formula), *inputs), comparable=False),
+                "torch.compile": Peer(
+                    lambda inputs: partial(torch.compile(_formula, dynamic=False), *inputs), comparable=False
+                ),
                 "vLLM": Peer(_vllm, needs="vllm", comparable=False),
             },
             candidates={"quantize_per_token": CANDIDATES},

@@ -135,7 +135,7 @@ def _flashinfer(inputs: Inputs) -> Callable[[], Result]:
 
 TORCH_PEERS = {
     "torch eager": Peer(partial(_with_own_caches, _formula), on_cpu=True),
-    "torch.compile": Peer(lambda inputs: _with_own_caches(torch.compile(_formula), inputs)),
+    "torch.compile": Peer(lambda inputs: _with_own_caches(torch.compile(_formula, dynamic=False), inputs)),
 }
 # Without norms and of two launches each. vLLM rotates in place, over and over: not compared.
 ROPE_PEERS = {

@@ -21,7 +21,6 @@ from inflight_kernels.ops._sampling_filters import (
     STAGES,
     UNFILTERED,
     load_bracket,
-    load_filters,
 )
 from inflight_kernels.ops._sampling_stats import exp2_slope, load_log_total, load_mass
 
@@ -212,9 +211,6 @@ def pick_kernel(
     stride_x,
     HAS_DRAWS: tl.constexpr,
     HAS_FILTER: tl.constexpr,
-    HAS_TOP_K: tl.constexpr,
-    HAS_TOP_P: tl.constexpr,
-    HAS_MIN_P: tl.constexpr,
     HAS_LOGPROBS: tl.constexpr,
     BLOCK_S: tl.constexpr,
     BLOCK_V: tl.constexpr,
@@ -243,8 +239,8 @@ def pick_kernel(
             threshold = tl.full([], float("-inf"), tl.float32)
             ties = tl.full([], 0, tl.int32)
             ties_before_s = tl.zeros([BLOCK_S], dtype=tl.int32)
-            k, p, min_p = load_filters(top_k_ptr, top_p_ptr, min_p_ptr, pid_b, HAS_TOP_K, HAS_TOP_P, HAS_MIN_P)
             if HAS_FILTER:
+                k, p, min_p = tl.load(top_k_ptr + pid_b), tl.load(top_p_ptr + pid_b), tl.load(min_p_ptr + pid_b)
                 num_listed = tl.load(num_listed_ptr + pid_b)
                 if num_listed >= 0:
                     chosen = _draw_listed(

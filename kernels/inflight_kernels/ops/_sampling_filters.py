@@ -35,29 +35,6 @@ RECORD_PIVOTS = tl.constexpr(16)
 
 
 @triton.jit
-def load_filters(
-    top_k_ptr,
-    top_p_ptr,
-    min_p_ptr,
-    pid_b,
-    HAS_TOP_K: tl.constexpr,
-    HAS_TOP_P: tl.constexpr,
-    HAS_MIN_P: tl.constexpr,
-):
-    """(k, p, min_p) of a row; what is off where no row of the batch has it."""
-    k = tl.full([], 0, tl.int32)
-    p = tl.full([], 1.0, tl.float32)
-    min_p = tl.full([], 0.0, tl.float32)
-    if HAS_TOP_K:
-        k = tl.load(top_k_ptr + pid_b)
-    if HAS_TOP_P:
-        p = tl.load(top_p_ptr + pid_b)
-    if HAS_MIN_P:
-        min_p = tl.load(min_p_ptr + pid_b)
-    return k, p, min_p
-
-
-@triton.jit
 def _store_bracket(record_ptr, stage, low, high, above):
     bracket_ptr = record_ptr + RECORD_BRACKETS + 3 * stage
     tl.store(bracket_ptr, low)
@@ -87,9 +64,6 @@ def bound_kernel(
     vocab_size,
     num_tiles,
     num_groups,
-    HAS_TOP_K: tl.constexpr,
-    HAS_TOP_P: tl.constexpr,
-    HAS_MIN_P: tl.constexpr,
     BLOCK_S: tl.constexpr,
     BLOCK_G: tl.constexpr,
     MAX_LISTED: tl.constexpr,
@@ -98,7 +72,7 @@ def bound_kernel(
     temperature = tl.load(temperature_ptr + pid_b)
     slope = exp2_slope(temperature)
     x_max, mass_s = load_mass(stats_ptr, pid_b, num_tiles, slope, BLOCK_S)
-    k, p, min_p = load_filters(top_k_ptr, top_p_ptr, min_p_ptr, pid_b, HAS_TOP_K, HAS_TOP_P, HAS_MIN_P)
+    k, p, min_p = tl.load(top_k_ptr + pid_b), tl.load(top_p_ptr + pid_b), tl.load(min_p_ptr + pid_b)
     by_count = (k > 0) & (k < vocab_size)
     by_mass = p < 1.0
     acts = (temperature > 0.0) & (x_max > float("-inf")) & (by_count | by_mass | (min_p > 0.0))
@@ -217,7 +191,6 @@ def collect_kernel(
     vocab_size,
     num_tiles,
     stride_x,
-    HAS_MIN_P: tl.constexpr,
     BLOCK_S: tl.constexpr,
     BLOCK_V: tl.constexpr,
     CAPACITY: tl.constexpr,
@@ -231,7 +204,7 @@ def collect_kernel(
         mask = offs_v < vocab_size
         x = tl.load(x_ptr + pid_b * stride_x + offs_v, mask=mask, other=float("-inf")).to(tl.float32)
         weights = measure_of(x, tl.load(record_ptr), exp2_slope(tl.load(temperature_ptr + pid_b)))
-        _, _, min_p = load_filters(min_p_ptr, min_p_ptr, min_p_ptr, pid_b, False, False, HAS_MIN_P)
+        min_p = tl.load(min_p_ptr + pid_b)
         row = pid_b * num_tiles + pid_v
         tl.store(masses_ptr + row, tl.sum(tl.where((x > high) & (weights >= min_p), weights, 0.0), axis=0))
         is_inside = (x >= low) & (x <= high) & (x > float("-inf"))
