@@ -120,6 +120,17 @@ def cpu_seconds(pids: list[int]) -> float:
     return ticks / os.sysconf("SC_CLK_TCK")
 
 
+def num_wakes(pids: list[int]) -> int:
+    """How often their threads slept and woke so far, gloo's left out: it looks at its sockets every 10 ms."""
+    wakes = 0
+    for pid in pids:
+        for task in Path(f"/proc/{pid}/task").iterdir():
+            status = dict(line.split(":\t", 1) for line in (task / "status").read_text().splitlines() if ":\t" in line)
+            if not status["Name"].startswith("gloo"):
+                wakes += int(status["voluntary_ctxt_switches"])
+    return wakes
+
+
 def listening_addresses(pid: int) -> set[str]:
     """Addresses on which a process accepts TCP connections or holds a bound UDP socket."""
     inodes = set()

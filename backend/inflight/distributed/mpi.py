@@ -2,7 +2,8 @@
 
 Ranks wait by asking again and again whether an operation is done, with naps between that grow: at first none, because
 in a busy engine the others arrive within microseconds; at last MAX_NAP, because an idle engine may wait for hours. (A
-wait inside MPI would spin on a whole core.) To be used from one thread only.
+wait inside MPI would spin on a whole core.) A rank on the leader's machine listens for its bell instead of such naps.
+To be used from one thread only.
 """
 
 from __future__ import annotations
@@ -16,6 +17,8 @@ import mpi4py
 import numpy as np
 from numpy.typing import NDArray
 
+from inflight.distributed.bell import Bell
+
 mpi4py.rc.initialize = False
 mpi4py.rc.finalize = False
 
@@ -27,6 +30,12 @@ NAP = 0.00005
 MAX_NAP = 0.01
 """100 looks a second cost an idle follower less than 1 % of a core; a first request waits 5 ms longer on average."""
 NAP_GROWTH = 1.25
+RING_AFTER = 0.001
+"""Seconds since its last operation after which the leader rings with the next: others may have begun to listen."""
+LISTEN_AFTER = 0.002
+"""Seconds of a wait after which a rank listens; more than RING_AFTER, as ranks do not begin to wait at one moment."""
+LISTEN_SECONDS = 0.25
+"""Should a ring come to nothing (the leader was held up between it and the operation), it is asked again after this."""
 
 SHARED_MEMORY = Path("/dev/shm")
 
@@ -34,8 +43,8 @@ SHARED_MEMORY = Path("/dev/shm")
 class MpiRankGroup:
     """Implements rank_group.RankGroup over MPI_COMM_WORLD."""
 
-    def __init__(self) -> None:
-        """Start MPI. Collective."""
+    def __init__(self, folder: Path | None = None) -> None:
+        """Start MPI. Collective. `folder`: private and of the engine's own; None on machines that do not have it."""
         if not MPI.Is_initialized():
             MPI.Init_thread(MPI.THREAD_FUNNELED)
         self._comm = MPI.COMM_WORLD
@@ -44,54 +53,77 @@ class MpiRankGroup:
         self.rank: int = self._comm.Get_rank()
         self.size: int = self._comm.Get_size()
         self._count: NDArray[np.int64] = np.zeros(1, dtype=np.int64)
+        self._rings: Bell | None = None  # of the leader
+        self._hears: Bell | None = None  # of the others
+        self._idle_since = time.perf_counter()
         _unlink_shared_memory(self)
+        self._hang_bell(folder)
 
     def broadcast(self, payload: bytes | None) -> bytes:
         """The leader's payload, on every rank: its length, then its bytes if it has any."""
         if self.rank == 0:
             assert payload is not None
             self._count[0] = len(payload)
-        _wait(self._comm.Ibcast(self._count, root=0))
+        self._complete(self._comm.Ibcast(self._count, root=0))
         length = int(self._count[0])
         if length == 0:
             return b""
         buffer: NDArray[np.uint8] = np.empty(length, dtype=np.uint8)
         if payload is not None:
             buffer[:] = np.frombuffer(payload, dtype=np.uint8)
-        _wait(self._comm.Ibcast(buffer, root=0))
+        self._complete(self._comm.Ibcast(buffer, root=0))
         return payload if payload is not None else buffer.tobytes()
 
     def barrier(self) -> None:
-        _wait(self._comm.Ibarrier())
+        self._complete(self._comm.Ibarrier())
 
     def close(self) -> None:
         """Leave MPI. Collective; nothing of MPI works in this process afterwards."""
         if MPI.Is_initialized() and not MPI.Is_finalized():
             MPI.Finalize()
+        for bell in (self._rings, self._hears):
+            if bell is not None:
+                bell.close()
 
     def abort(self) -> None:
         """End every rank of every machine, this one included."""
         self._comm.Abort(1)
 
+    def _hang_bell(self, folder: Path | None) -> None:
+        """Others listen only if the leader can ring, and they can hear it."""
+        bell = Bell(folder, self.rank, self.size) if folder is not None else None
+        leader_rings = self.broadcast((b"1" if bell is not None else b"") if self.rank == 0 else None) != b""
+        if self.rank == 0:
+            self._rings = bell
+        elif leader_rings:
+            self._hears = bell
+
+    def _complete(self, request: Any) -> None:
+        """Wait for an operation that was just begun; the leader says so to those who listen."""
+        if self._rings is not None and time.perf_counter() - self._idle_since > RING_AFTER:
+            self._rings.ring()
+        self._wait(request)
+        self._idle_since = time.perf_counter()
+
+    def _wait(self, request: Any) -> None:
+        """Until an MPI.Request is done."""
+        if request.Test():
+            return
+        start, nap = time.perf_counter(), NAP
+        while not request.Test():
+            waited = time.perf_counter() - start
+            if waited < SPIN_SECONDS:
+                time.sleep(0)
+            elif waited < LISTEN_AFTER or self._hears is None:
+                time.sleep(nap)
+                nap = min(nap * NAP_GROWTH, MAX_NAP)
+            elif self._hears.wait(LISTEN_SECONDS):
+                start, nap = time.perf_counter(), NAP
+
 
 def library_version() -> str:
     """First line of what the MPI library says of itself."""
     return str(MPI.Get_library_version()).splitlines()[0].strip()
-
-
-def _wait(request: Any) -> None:
-    """Until an MPI.Request is done."""
-    if request.Test():
-        return
-    start = time.perf_counter()
-    while time.perf_counter() - start < SPIN_SECONDS:
-        if request.Test():
-            return
-        time.sleep(0)
-    nap = NAP
-    while not request.Test():
-        time.sleep(nap)
-        nap = min(nap * NAP_GROWTH, MAX_NAP)
 
 
 def _unlink_shared_memory(group: MpiRankGroup) -> None:

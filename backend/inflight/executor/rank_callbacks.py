@@ -2,7 +2,7 @@
 
 Whatever enters a rank enters here, by one broadcast in each iteration: at the end of it, when the number of free places
 is known exactly. Stop signals that come with it are told to the manager by the next poll. While nothing is active the
-leader waits for its fronts and the other ranks wait for the broadcast; once a second all of them meet in a barrier.
+leader waits for its fronts and the other ranks wait for the broadcast; every two seconds all of them meet in a barrier.
 """
 
 from __future__ import annotations

@@ -11,6 +11,7 @@ from __future__ import annotations
 import logging
 import os
 import sys
+from pathlib import Path
 
 from inflight.config import EngineConfig
 from inflight.distributed.rank_group import RankGroup, SingleRank
@@ -25,7 +26,9 @@ from inflight.mpi_launcher import misfit
 logger = logging.getLogger("inflight.worker")
 
 TICKS_PER_TIMEOUT = 4
-"""All ranks are asked to answer so often within the heartbeat's deadline, but at least once a second."""
+MAX_TICK_SECONDS = 2.0
+"""All ranks are asked to answer so often within the heartbeat's deadline, but at least every two seconds. A tick takes
+each of them one to three milliseconds: most of what an idle engine does."""
 
 
 def main(load_runner: LoadRunner = load_model_runner) -> int:
@@ -40,7 +43,7 @@ def main(load_runner: LoadRunner = load_model_runner) -> int:
     group: RankGroup = SingleRank()
     try:
         config = launch.config
-        group = _join(config)
+        group = _join(config, launch)
         _start_logging(config.log_level, group.rank)
         launch.note_rank(group.rank)
         _serve(config, launch, group, load_runner(config, group))
@@ -52,13 +55,13 @@ def main(load_runner: LoadRunner = load_model_runner) -> int:
     return 0
 
 
-def _join(config: EngineConfig) -> RankGroup:
+def _join(config: EngineConfig, launch: Launch) -> RankGroup:
     """Meet the other ranks. Raises ConfigurationError if they are not as many as configured."""
     if config.executor == "uniproc" or (config.executor == "auto" and config.tensor_parallel_size == 1):
         return SingleRank()
     from inflight.distributed.mpi import MpiRankGroup, library_version
 
-    group = MpiRankGroup()
+    group = MpiRankGroup(Path(launch.directory) if launch.on_fronts_host else None)
     if group.size != config.tensor_parallel_size:
         raise ConfigurationError(
             f"{config.tensor_parallel_size} ranks were launched but each finds itself in a group of {group.size}: "
@@ -74,7 +77,7 @@ def _serve(config: EngineConfig, launch: Launch, group: RankGroup, runner: Loade
             launch.socket_path,
             limits=runner.limits,
             max_in_flight=max_in_flight(config),
-            tick_seconds=min(1.0, config.worker_heartbeat_timeout_ms / 1000 / TICKS_PER_TIMEOUT),
+            tick_seconds=min(MAX_TICK_SECONDS, config.worker_heartbeat_timeout_ms / 1000 / TICKS_PER_TIMEOUT),
             stats_seconds=config.stats_check_period_ms / 2000,
         )
     rank = RankCallbacks(group, leader)
