@@ -168,6 +168,16 @@ def cases(tiny: bool) -> list[Case]:
             decode,
         ),
         _case(
+            "K1",
+            "decode attention B=32 ctx 4k bf16, page 16",
+            _tiny([40, 40]) if tiny else Shape(lengths=[4096] * 32, block_size=16),
+            Goal(
+                "88 % of the bandwidth, no slower than FA3 and FlashInfer", 0.88, ratios={"FA3": 1.0, "FlashInfer": 1.0}
+            ),
+            Goal("92 %", 0.92),
+            decode,
+        ),
+        _case(
             "K2",
             "decode attention B=128 ctx 128 to 8k bf16, page 64",
             _tiny([70, 3, 20]) if tiny else Shape(lengths=ragged),

@@ -1,8 +1,9 @@
 """What is compiled ahead of time: one module a family, each case one call of a launcher with meta tensors.
 
 A module of this folder, named like its family, has `CASES`, by a name that tells operation and shape: a launcher called
-as in serving, once for every dtype, shape and candidate configuration (`config=`) that serving may use. `NEEDS`, if
-there, names the oldest architecture of a case that not all have (fp8e4nv: 89). Here they are only gathered.
+as in serving, for shapes of well-known models, in bfloat16 unless another type makes other code, once for every
+candidate configuration (`config=`). `NEEDS`, if there, names the oldest architecture of a case that not all have
+(fp8e4nv: 89). Here they are only gathered.
 
     CASES = {f"silu_and_mul i14336 {show(config)}": partial(_activation, 14336, config) for config in CANDIDATES}
     NEEDS = {"silu_and_mul+fp8 i14336": 89}

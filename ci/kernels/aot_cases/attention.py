@@ -12,7 +12,12 @@ from inflight_kernels.ops._attention import FP8
 from inflight_kernels.ops.decode_attention import CANDIDATES as DECODE
 from inflight_kernels.ops.prefill_attention import CANDIDATES as PREFILL
 
-from ._meta import bf16, of, show
+from ._meta import of, show
+
+
+def _beside(cache_dtype: torch.dtype) -> torch.dtype:
+    """Type of the queries over such a cache."""
+    return torch.bfloat16 if cache_dtype == FP8 else cache_dtype
 
 
 def _decode(
@@ -29,7 +34,7 @@ def _decode(
 ) -> None:
     cache = of(dtype, 1024, block_size, num_kv_heads, head_dim)
     table = of(torch.int32, batch, 8192 // block_size)
-    q = bf16(batch, num_q_heads, head_dim)
+    q = of(_beside(dtype), batch, num_q_heads, head_dim)
     lengths = of(torch.int32, batch)
     ops.decode_attention(q, cache, cache, table, lengths, 0.1, window, deterministic=deterministic, config=config)
 
@@ -48,7 +53,7 @@ def _prefill(
 ) -> None:
     cache = of(dtype, 1024, block_size, num_kv_heads, head_dim)
     table = of(torch.int32, 4, 8192 // block_size)
-    q = bf16(4 * max_query_len, num_q_heads, head_dim)
+    q = of(_beside(dtype), 4 * max_query_len, num_q_heads, head_dim)
     starts, lengths = of(torch.int32, 5), of(torch.int32, 4)
     ops.prefill_attention(
         q, cache, cache, table, starts, lengths, max_query_len, 0.1, window, deterministic=deterministic, config=config
@@ -61,6 +66,8 @@ CASES: dict[str, Callable[[], None]] = {
     "decode b32 32/8 d128 block64 fp8": partial(_decode, 32, 32, 8, 128, 64, dtype=FP8),
     "decode b32 32/8 d128 block64 window": partial(_decode, 32, 32, 8, 128, 64, window=4096),
     "decode b32 32/8 d128 block64 deterministic": partial(_decode, 32, 32, 8, 128, 64, deterministic=True),
+    "decode b32 32/8 d128 block16 fp16": partial(_decode, 32, 32, 8, 128, 16, dtype=torch.float16),
+    "decode b32 32/8 d128 block16 fp32": partial(_decode, 32, 32, 8, 128, 16, dtype=torch.float32),
     "decode b256 32/8 d128 block16": partial(_decode, 256, 32, 8, 128, 16),
     "decode b4 9/3 d64 block64": partial(_decode, 4, 9, 3, 64, 64),
     "decode b4 8/1 d256 block64": partial(_decode, 4, 8, 1, 256, 64),
@@ -69,6 +76,8 @@ CASES: dict[str, Callable[[], None]] = {
     "prefill 32/8 d128 block64 window": partial(_prefill, 2048, 32, 8, 128, 64, window=4096),
     "prefill 32/8 d128 block64 deterministic": partial(_prefill, 8, 32, 8, 128, 64, deterministic=True),
     "prefill 32/8 d128 block16": partial(_prefill, 2048, 32, 8, 128, 16),
+    "prefill 32/8 d128 block16 fp16": partial(_prefill, 2048, 32, 8, 128, 16, dtype=torch.float16),
+    "prefill 32/8 d128 block16 fp32": partial(_prefill, 2048, 32, 8, 128, 16, dtype=torch.float32),
     "prefill 9/3 d64 block64": partial(_prefill, 2048, 9, 3, 64, 64),
     "prefill 8/1 d256 block64": partial(_prefill, 2048, 8, 1, 256, 64),
     "prefill short 32/8 d128 block64": partial(_prefill, 8, 32, 8, 128, 64),

@@ -20,7 +20,6 @@ __all__ = [
     "TokenProduct",
     "can_pack",
     "find_compiler",
-    "in_parts",
     "pack_weight",
     "packed_linear",
 ]

@@ -1,6 +1,6 @@
 """A whole decoder layer, or the head, compiled into one program for steps of one token.
 
-Knows no network. It reads plain weights, best from huge pages (`on_huge_pages`).
+Knows no network. It reads plain weights, best from huge pages (`HugePageArena`).
 """
 
 from __future__ import annotations

@@ -27,15 +27,6 @@ def cdiv(a: int, b: int) -> int:
     return -(-a // b)
 
 
-def kv_stages(block_keys: int, block_d: int, element_size: int) -> int:
-    """Tiles of K and V in flight, 1 to 3: as many as 96 KiB of shared memory hold, so that sm_80 (163 KiB) fits them.
-
-    Two programs then share a multiprocessor of sm_90 (227 KiB). The lookup in the block table takes stages of its own:
-    triton 3.8 makes one buffer of K and V out of 3 stages and two out of 5. Not measured yet.
-    """
-    return min(max(96 * 1024 // (2 * block_keys * block_d * element_size), 1), 3)
-
-
 def multiprocessor_count(device: torch.device) -> int:
     """Streaming multiprocessors of a CUDA device; `DEFAULT_MULTIPROCESSORS` for any other."""
     if device.type != "cuda":

@@ -9,7 +9,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from inflight_kernels.ops.decode_attention import LOG2_E as _LOG2_E
+from inflight_kernels.ops._attention import LOG2_E as _LOG2_E
 
 LOG2_E = tl.constexpr(_LOG2_E)
 

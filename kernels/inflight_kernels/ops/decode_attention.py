@@ -80,8 +80,8 @@ class _Schedule(NamedTuple):
 def default_config(batch: int, head_dim: int, element_size: int) -> dict[str, int]:
     """Reasoned, not measured yet: see the module and `CANDIDATES`; buffers of 64 KB let two programs share sm_80."""
     block_d = max(next_power_of_2(head_dim), 16)
-    # 64 keys of 256 spill 40 bytes on sm_90 (ptxas, triton 3.8).
-    block_n = 64 if block_d <= 128 else 32
+    # 64 keys of 256 spill 40 bytes on sm_90 (ptxas, triton 3.8), 64 of 128 in float32 48 bytes on sm_80 (3.7).
+    block_n = 64 if block_d * max(element_size, 2) <= 256 else 32
     tile_bytes = 2 * block_n * block_d * element_size
     buffers = min(max(64 * 1024 // tile_bytes, 1), 3)
     return {

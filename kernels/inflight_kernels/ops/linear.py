@@ -74,8 +74,9 @@ def default_config(
     """The launch without a tuned table.
 
     One tile of tokens, so that every weight is read once. 64 rows of weights are the height of Hopper's matrix unit;
-    from 33 tokens on 128 rows, because every tile reads all of x from L2. 256 bytes of a row are two lines of L2. The
-    stages keep 40 KiB or more of weights on their way in every multiprocessor, where 4.3 TB/s at about 0.8 us needs 26.
+    from 33 tokens on 128 rows, because every tile reads all of x from L2. 256 bytes of a row are two lines of L2, and
+    128 are one. The stages keep 40 KiB or more of weights on their way in every multiprocessor, where 4.3 TB/s at about
+    0.8 us needs 26.
     Not measured yet.
     """
     block_m = min(max(next_power_of_2(num_tokens), 16), 64)

@@ -150,8 +150,11 @@ def default_config(
     rows: int, programs_of_long_rows: int, head_dim: int, element_size: int, device: torch.device
 ) -> dict[str, int]:
     """Reasoned, not measured yet. `rows` of the longest chunk, and the programs that tiles of LONG_ROWS would be."""
+    if element_size == 4:
+        # Exact products are sums in registers: 32 rows of 128 by 32 keys already spill (ptxas, triton 3.7).
+        return {"BLOCK_M": 16, "BLOCK_N": 32, "num_warps": 8, "num_stages": 3}
     row_bytes = max(next_power_of_2(head_dim), 16) * element_size
-    # Long rows of float32 or of wide heads would not fit the registers.
+    # Long rows of wide heads would not fit the registers.
     long_rows = row_bytes <= 256 and rows > SHORT_ROWS and programs_of_long_rows >= multiprocessor_count(device)
     # Before Hopper the query tile lives in registers: 64 keys of 128 spill on sm_80 (ptxas, triton 3.8).
     before_hopper = compute_capability(device) < 90
@@ -160,8 +163,8 @@ def default_config(
         "BLOCK_N": 32 if before_hopper and row_bytes >= 256 else 64,
         # Heads of 256 spill 1216 bytes with 4 warps on sm_90 (ptxas, triton 3.8).
         "num_warps": 8 if long_rows or head_dim > 128 else 4,
-        # One tile of K and V in flight while the last one is multiplied: the lookup in the block table takes a stage.
-        "num_stages": 3 if row_bytes <= 256 or element_size == 2 else 1,
+        # One buffer of K and V: the lookup in the block table takes half of the stages (`decode_attention.CANDIDATES`).
+        "num_stages": 3,
     }
 
 

@@ -59,7 +59,7 @@ BLOCK_STEP = 512
 # Values that one program holds to settle a row, and the most groups of a row.
 LISTED_VALUES = 8192
 
-# What the tuning script tries: shorter tiles, fewer warps, and groups of two lines. Tiles of 8192 spill in the draw.
+# What the tuning script tries: fewer warps, and groups of two lines. Tiles of 8192 spill in the draw.
 CANDIDATES: list[dict[str, int]] = [
     {"BLOCK_V": block_v, "GROUP": group, "MAX_LISTED": LISTED_VALUES // group, "num_warps": num_warps}
     for block_v, group, num_warps in ((4096, 32, 8), (4096, 32, 4), (4096, 64, 8))
