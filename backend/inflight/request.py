@@ -13,6 +13,8 @@ import msgspec
 from inflight.errors import InvalidRequest
 
 MAX_SEED = 2**64 - 1
+MIN_TEMPERATURE = 1e-5
+"""Below it a draw is the largest logit anyway, and far below it 1 / temperature is no number."""
 
 
 class SamplingConfig(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -67,11 +69,11 @@ class Request(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     allotted_time_ms: int = 0
     """The request is ended this long after the leader heard of it, whether it waits or runs; 0 = no limit."""
     client_id: str = ""
-    """Triton's string id, kept for messages."""
+    """The client's own id, as tritonserver gave it: kept for messages."""
     cache_salt: str = ""
     """Requests share cached prefixes only with requests of the same salt."""
     num_return_sequences: int = 1
-    """Independent continuations of the prompt; the engine refuses more than it is configured for."""
+    """Independent continuations of the prompt; more than one are refused."""
 
 
 class RequestLimits(msgspec.Struct, frozen=True, kw_only=True):
@@ -84,8 +86,10 @@ class RequestLimits(msgspec.Struct, frozen=True, kw_only=True):
     """Prompt tokens of one request."""
     kv_cache_tokens: int
     """Tokens that the whole KV pool holds."""
-    max_stop_words: int = 1024
-    """Stop or bad word sequences of one request."""
+    max_words: int = 2048
+    """Stop or bad word sequences of one request: 1024 words, each with and without a space before it."""
+    max_words_tokens: int = 32768
+    """Their number times the length of the longest: every step compares each of them with the end of its row."""
 
     def validate(self, request: Request) -> None:
         """Raise InvalidRequest, with one sentence, if `request` can never be served."""
@@ -122,16 +126,28 @@ class RequestLimits(msgspec.Struct, frozen=True, kw_only=True):
         if low < 0 or high >= self.vocab_size:
             wrong = low if low < 0 else high
             raise InvalidRequest(f"token id {wrong} is outside the vocabulary [0, {self.vocab_size})")
+        if any(not 0 <= token < self.vocab_size for token in request.end_ids):
+            raise InvalidRequest(f"end_ids holds a token id outside [0, {self.vocab_size})")
         for name, words in (("stop_words", request.stop_words), ("bad_words", request.bad_words)):
-            if len(words) > self.max_stop_words:
-                raise InvalidRequest(f"{name} has {len(words)} entries, more than {self.max_stop_words}")
+            if len(words) > self.max_words:
+                raise InvalidRequest(f"{name} has {len(words)} entries, more than {self.max_words}")
             if any(not word or min(word) < 0 or max(word) >= self.vocab_size for word in words):
                 raise InvalidRequest(f"{name} holds an empty entry or a token id outside [0, {self.vocab_size})")
+            longest = max(map(len, words), default=0)
+            if len(words) * longest > self.max_words_tokens:
+                raise InvalidRequest(
+                    f"{name} has {len(words)} entries of up to {longest} tokens: more than {self.max_words_tokens}"
+                )
 
     @staticmethod
     def _validate_sampling(sampling: SamplingConfig) -> None:
         checks = (
-            ("temperature", sampling.temperature, 0.0 <= sampling.temperature < math.inf, "a finite number >= 0"),
+            (
+                "temperature",
+                sampling.temperature,
+                sampling.temperature == 0 or MIN_TEMPERATURE <= sampling.temperature < math.inf,
+                f"0 (greedy) or a finite number of at least {MIN_TEMPERATURE}",
+            ),
             ("top_k", sampling.top_k, 0 <= sampling.top_k < 2**31, "between 0 (off) and 2147483647"),
             ("top_p", sampling.top_p, 0.0 < sampling.top_p <= 1.0, "above 0 and at most 1"),
             ("min_p", sampling.min_p, 0.0 <= sampling.min_p <= 1.0, "between 0 and 1"),

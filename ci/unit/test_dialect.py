@@ -7,6 +7,7 @@ from pathlib import Path
 
 import fake_pb_utils as pb
 import fake_tokenizer
+import msgspec
 import numpy as np
 import pytest
 from google.protobuf import text_format
@@ -17,7 +18,7 @@ from tritonclient.grpc import model_config_pb2
 
 from inflight.config import EngineConfig
 from inflight.errors import InvalidRequest
-from inflight.request import Request, RequestLimits
+from inflight.request import Request, RequestLimits, SamplingConfig
 from inflight.server.chunk import Chunk
 from inflight.server.client_request import ClientRequest
 from inflight.server.dialect import Dialect, InputTensor, OutputTensor, TensorType
@@ -241,6 +242,37 @@ def test_stop_strings_need_every_token_as_it_comes() -> None:
     assert not build(OK).streaming
     assert build({**OK, "stop_words": ["x"]}).streaming
     assert build({**OK, "stream": True}).streaming
+
+
+def test_a_temperature_too_small_to_divide_by_is_greedy() -> None:
+    assert build({**OK, "temperature": 1e-39, "top_p": 0.9}).sampling_config.temperature == 0.0
+    sampling = SamplingConfig(temperature=1e-39)
+    with pytest.raises(InvalidRequest, match="temperature must be 0"):
+        LIMITS.validate(Request(request_id=1, input_token_ids=[1], max_tokens=4, sampling_config=sampling))
+
+
+def test_end_tokens_lie_in_the_vocabulary() -> None:
+    """A checkpoint may name one that does not; a place in another row's logits must never come of it."""
+    limits = msgspec.structs.replace(LIMITS, vocab_size=256)
+    tokenizer = fake_tokenizer.byte_tokenizer()
+    assert tokenizer.end_ids == [256]
+    client = ClientRequest(input_ids=[1], max_tokens=4, min_tokens=2)
+    assert RequestBuilder(tokenizer, limits).build(client, 1, "").end_ids == []
+    for wrong in (-1, 256):
+        with pytest.raises(InvalidRequest, match="end_ids holds a token id outside"):
+            limits.validate(Request(request_id=1, input_token_ids=[1], max_tokens=4, end_ids=[wrong]))
+
+
+def test_many_bad_words_are_fine_and_long_ones_are_too() -> None:
+    many = [f"{n:04d}" for n in range(1024)]
+    assert len(build({**OK, "bad_words": many}).bad_words) == 2048
+    assert len(build({**OK, "bad_words": ["x" * 10_000]}).bad_words) == 2
+    with pytest.raises(InvalidRequest, match=r"bad_words has 402 entries of up to 10001 tokens"):
+        build({**OK, "bad_words": ["x" * 10_000, *many[:200]]})
+
+
+def test_a_word_of_whitespace_bans_no_other() -> None:
+    assert build({**OK, "bad_words": ["\n"]}).bad_words == [[10]]
 
 
 def test_bad_words_are_banned_with_and_without_a_space_before() -> None:

@@ -2,8 +2,9 @@
 
 Knows the tokenizer and the engine's limits: what comes out can be served.
 
-Defaults follow TensorRT-LLM: without any of temperature, top_k, top_p and min_p the output is greedy; temperature 0 and
-top_k 1 are greedy too; top_p <= 0 counts as not given. A sampled request without a seed gets a fresh one.
+Defaults follow TensorRT-LLM: without any of temperature, top_k, top_p and min_p the output is greedy; top_k 1 and a
+temperature that is 0, or too small to divide by, are greedy too; top_p <= 0 counts as not given. A sampled request
+without a seed gets a fresh one.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ import secrets
 from collections.abc import Iterable
 
 from inflight.errors import InvalidRequest
-from inflight.request import OutputConfig, Request, RequestLimits, SamplingConfig
+from inflight.request import MIN_TEMPERATURE, OutputConfig, Request, RequestLimits, SamplingConfig
 from inflight.server.client_request import ClientRequest
 from inflight.server.tokenizer import Tokenizer
 
@@ -60,7 +61,8 @@ class RequestBuilder:
         self._check_token_id("pad_id", client.pad_id)
         self._check_token_id("end_id", client.end_id)
         if client.end_id is None:
-            return self._tokenizer.end_ids
+            # Some checkpoints name an end token that their vocabulary does not reach: it can never be sampled.
+            return [token for token in self._tokenizer.end_ids if token < self._limits.vocab_size]
         return [] if client.end_id == NEVER else [client.end_id]
 
     def _check_token_id(self, name: str, token_id: int | None) -> None:
@@ -71,7 +73,8 @@ class RequestBuilder:
 
     def _bad_words(self, client: ClientRequest) -> list[list[int]]:
         """A word is banned at the start of a text and after a space alike: the two are different tokens."""
-        spellings = (spelling for word in client.bad_words or () for spelling in (word, f" {word.lstrip()}"))
+        words = client.bad_words or ()
+        spellings = [*words, *(f" {word.lstrip()}" for word in words if word.strip())]
         encoded = (self._tokenizer.encode_plain(spelling) for spelling in spellings)
         return _distinct([*(client.bad_word_ids or ()), *encoded])
 
@@ -80,8 +83,8 @@ def sampling_config(client: ClientRequest) -> SamplingConfig:
     """Every default resolved; values out of range are left for RequestLimits to refuse by name."""
     top_p = client.top_p if client.top_p is not None and client.top_p > 0 else None
     chosen = [value for value in (client.temperature, client.top_k, top_p, client.min_p) if value is not None]
-    is_greedy = not any(chosen) or client.temperature == 0 or client.top_k == 1
     temperature = 1.0 if client.temperature is None else client.temperature
+    is_greedy = not any(chosen) or 0 <= temperature < MIN_TEMPERATURE or client.top_k == 1
     return SamplingConfig(
         temperature=0.0 if is_greedy else temperature,
         top_k=client.top_k or 0,
