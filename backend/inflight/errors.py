@@ -7,7 +7,7 @@
     │   ├── DuplicateRequest    its id is already in flight                               ALREADY_EXISTS
     │   ├── QueueFull           "Exceeds maximum queue size"                              UNAVAILABLE
     │   ├── RequestCancelled    the client left or asked to stop                          CANCELLED
-    │   ├── RequestTimedOut     it waited or ran longer than it was allowed               UNAVAILABLE
+    │   ├── RequestTimedOut     it waited longer than the time it was allotted            UNAVAILABLE
     │   ├── StepFailed          the forward pass it was part of raised                    INTERNAL
     │   └── ResponseFailed      what was computed for it could not be answered            INTERNAL
     └── EngineUnavailable       ranks are dead, hung or not up yet                        UNAVAILABLE

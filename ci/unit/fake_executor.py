@@ -54,7 +54,8 @@ class FakeExecutor(Executor):
             return responses
 
     def cancel_request(self, request_id: int) -> None:
-        self.cancelled.append(request_id)
+        if request_id in self.enqueued:
+            self.cancelled.append(request_id)
 
     def get_latest_iteration_stats(self) -> str | None:
         stats, self.stats = self.stats, None

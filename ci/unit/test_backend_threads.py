@@ -210,6 +210,35 @@ def test_a_client_that_leaves_frees_the_engine(ask, server: BackendServer, execu
     assert staying.text == "b"
 
 
+def test_a_client_that_leaves_before_the_engine_knows_of_it_frees_the_engine(ask, server, executor, senders) -> None:
+    enqueue = executor.enqueue_request
+
+    def leave_first(request) -> None:
+        senders_of_all = [item._reply._sender for item in server._items.snapshot()]
+        senders_of_all[-1].client_left = True
+        server._watch.look()
+        enqueue(request)
+
+    executor.enqueue_request = leave_first
+    sender = ask(PROMPT)
+    assert executor.cancelled == [executor.last.request_id]
+    executor.push(tokens(executor.last.request_id, [], FinishReason.CANCELLED))
+    assert sender.finished.wait(LONG) and sender.error.code() == pb.TritonError.CANCELLED
+
+
+def test_an_engine_that_is_lost_while_a_request_is_taken_answers_it_once(ask, server, executor, senders) -> None:
+    def lose_first(request) -> None:
+        executor.shutdown()
+        server._sending.stop()
+        raise EngineUnavailable("the engine was shut down")
+
+    executor.enqueue_request = lose_first
+    sender = ask(PROMPT)
+    assert sender.error.code() == pb.TritonError.UNAVAILABLE and not sender.misuse
+    server.close()
+    assert counted("unavailable") == 1
+
+
 @pytest.mark.parametrize("ending", ["complete", "cancelled", "refused", "failed"])
 def test_nothing_holds_on_to_a_request_that_has_its_final_response(server, executor, ending) -> None:
     """tritonserver cannot unload the model while a response sender lives: no thread may keep its last one until the
@@ -246,6 +275,16 @@ def test_a_stop_string_frees_the_engine(ask, executor: FakeExecutor) -> None:
     executor.push(tokens(request_id, [], FinishReason.CANCELLED))
     assert executor.cancelled == [request_id]
     finish(executor, again)
+
+
+def test_what_a_stop_string_ended_was_completed_whatever_comes_after(ask, server, executor: FakeExecutor) -> None:
+    sender = ask({**PROMPT, "stop_words": ["b"]})
+    request_id = executor.last.request_id
+    executor.push(tokens(request_id, list(b"ab")))
+    assert sender.finished.wait(LONG)
+    executor.push(Response.of_error(request_id, EngineUnavailable("the ranks died")))
+    server.close()
+    assert counted("completed") == 1 and sum(counted(each) for each in OUTCOMES.series) == 1
 
 
 @pytest.fixture

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import fake_tokenizer
 import pytest
+import tokenizers
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tokenizers import models, pre_tokenizers
 
 from inflight.server.detokenizer import Detokenizer
 from inflight.server.stop_strings import StopStrings, StopStringSearch
 from inflight.server.text_decoder import ByteLevelDecoder, WindowDecoder, make_text_decoder
-from inflight.server.tokenizer import Tokenizer
+from inflight.server.tokenizer import Tokenizer, TokenizerFailed
 
 TOKENIZERS = [
     fake_tokenizer.byte_tokenizer,
@@ -63,6 +65,15 @@ def test_any_tokens_in_any_grouping_give_the_same_text(make, data, step: int, st
 def test_byte_level_pieces_equal_the_librarys_own_decoding(ids: list[int]) -> None:
     tokenizer = fake_tokenizer.byte_tokenizer()
     assert "".join(stream(tokenizer, ids)[0]) == tokenizer.decode(ids)
+
+
+def test_a_panic_of_the_library_is_an_error_like_any_other() -> None:
+    """It comes as a BaseException, which would end the thread that answers everybody."""
+    backend = tokenizers.Tokenizer(models.BPE(vocab={"a": 0, "b": 1}, merges=[]))
+    backend.pre_tokenizer = pre_tokenizers.Split(tokenizers.Regex(r"(a+)+b"), "isolated")
+    tokenizer = Tokenizer(backend, [])
+    with pytest.raises(TokenizerFailed):
+        tokenizer.encode("a" * 40 + "c")
 
 
 def test_a_character_is_shown_with_its_last_byte() -> None:

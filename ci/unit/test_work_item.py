@@ -141,7 +141,17 @@ def test_nobody_asks_after_the_final_response() -> None:
     assert sender.error.code() == pb.TritonError.UNAVAILABLE
 
 
-def test_a_send_that_raises_counts_as_an_answer() -> None:
+def test_a_chunk_that_could_not_be_sent_is_not_passed_over() -> None:
+    """Its text would be missing between two others."""
+    item, sender = make(ClientRequest(text="AB", stream=True))
+    sender.raises = RuntimeError("no shared memory left")
+    item.add(result(b"a"))
+    with pytest.raises(RuntimeError):
+        item.deliver()
+    assert not item.is_answered and not sender.num_finals
+
+
+def test_a_final_send_that_raises_counts_as_an_answer() -> None:
     item, sender = make(ClientRequest(text="AB"))
     sender.raises = RuntimeError("the client is gone")
     item.add(result(b"a", FinishReason.LENGTH))

@@ -97,11 +97,10 @@ class BackendServer:
             return
         try:
             self._accept(request, reply)
-        except InflightError as error:
-            self._refuse(reply, error)
         except Exception as error:
-            log_failure("reading a request", error)
-            self._refuse(reply, InflightError("the request could not be read"))
+            code, sentence, outcome = _refusal(error)
+            reply.fail(code, sentence)
+            self._metrics.record(Outcome(outcome=outcome))
 
     def is_ready(self) -> bool:
         return self._executor.is_ready() and self._sending.is_alive()
@@ -130,9 +129,16 @@ class BackendServer:
         self._items.add(item)
         try:
             self._executor.enqueue_request(built)
-        except BaseException:
-            self._items.remove(item)
-            raise
+        except Exception as error:
+            # From here on it may be answered only through the item: the sending thread does where an engine is lost.
+            code, sentence, outcome = _refusal(error)
+            item.fail(code, sentence)
+            if self._items.remove(item):
+                self._metrics.record(Outcome(outcome=outcome))
+            return
+        if item.is_cancelled:
+            # Its client left before the engine knew of it.
+            self._executor.cancel_request(built.request_id)
 
     def _read(self, request: Any) -> ClientRequest:
         arrays = {tensor.name(): tensor.as_numpy() for tensor in request.inputs()}
@@ -170,10 +176,6 @@ class BackendServer:
         text = self._tokenizer.decode(built.input_token_ids) if client.text is None else client.text
         return Prompt(text=text, token_ids=tuple(built.input_token_ids))
 
-    def _refuse(self, reply: Reply, error: InflightError) -> None:
-        reply.fail(error.code, str(error))
-        self._metrics.record(Outcome(outcome=error.outcome))
-
     def _on_end(self, item: WorkItem, last: Response) -> None:
         self._metrics.record(ended(item, last))
 
@@ -193,3 +195,11 @@ class BackendServer:
             give_up(self._pb_utils, self._model_name, reason)
         self._executor.shutdown()
         self._sending.finish()
+
+
+def _refusal(error: Exception) -> tuple[str, str, str]:
+    """(code, sentence, outcome). An error that is not meant for a person is logged, and its client hears no more."""
+    if not isinstance(error, InflightError):
+        log_failure("taking a request", error)
+        error = InflightError("the request could not be read")
+    return error.code, str(error), error.outcome

@@ -13,7 +13,7 @@ _BY_FINISH_REASON = {"cancelled": "cancelled", "timeout": "timed_out"}
 
 def ended(item: WorkItem, last: Response) -> Outcome:
     """Of a request on which the engine had its `last` word."""
-    if last.has_error:
+    if last.has_error and not item.is_completed:
         return Outcome(outcome=last.outcome)
     observations = [
         (mf.INPUT_TOKENS, float(len(item.request.input_token_ids))),

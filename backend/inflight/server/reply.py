@@ -1,7 +1,8 @@
 """The way back to one client: pb_utils' response sender, which must see exactly one final response.
 
-A send that fails (the client is gone, the server shuts down) is logged and not raised: the request counts as answered.
-Calls block for a round trip to tritonserver, so they are made by no thread that others wait for.
+A final response that cannot be sent (the server shuts down) is logged and not raised: there is nothing left to say it
+with, and the request counts as answered. Calls block for a round trip to tritonserver, so they are made by no thread
+that others wait for.
 """
 
 from __future__ import annotations
@@ -26,20 +27,27 @@ class Reply:
         self._sender = sender
 
     def send(self, arrays: Mapping[str, Array], final: bool = False) -> None:
-        """One response with these output tensors. Raises whatever pb_utils does if it cannot make it; none is sent."""
+        """One response with these output tensors.
+
+        Raises whatever pb_utils does if it cannot make it, or cannot send one that is not final: nothing has gone out.
+        """
         tensors = [self._pb_utils.Tensor(name, array) for name, array in arrays.items()]
-        self._send(self._pb_utils.InferenceResponse(tensors), final)
+        response = self._pb_utils.InferenceResponse(tensors)
+        if final:
+            self._send_final(response)
+        else:
+            self._sender.send(response, flags=0)
 
     def fail(self, code: str, message: str) -> None:
         """The final response, as an error with the constant of pb_utils.TritonError that `code` names."""
         errors = self._pb_utils.TritonError
         constant = getattr(errors, _TRITON_NAMES.get(code, code), None)
         error = errors(message) if constant is None else errors(message, constant)
-        self._send(self._pb_utils.InferenceResponse(error=error), final=True)
+        self._send_final(self._pb_utils.InferenceResponse(error=error))
 
     def close(self) -> None:
         """The final response, empty."""
-        self._send(None, final=True)
+        self._send_final()
 
     def is_cancelled(self) -> bool:
         """Whether the client has left. Never to be asked after the final response."""
@@ -49,12 +57,8 @@ class Reply:
             logger.warning("tritonserver could not say whether a request was cancelled: %s", type(error).__name__)
             return False
 
-    def _send(self, response: Any, final: bool) -> None:
-        flags = self._pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL if final else 0
+    def _send_final(self, *response: Any) -> None:
         try:
-            if response is None:
-                self._sender.send(flags=flags)
-            else:
-                self._sender.send(response, flags=flags)
+            self._sender.send(*response, flags=self._pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL)
         except Exception as error:
-            logger.warning("a response could not be sent: %s", type(error).__name__)
+            logger.error("a final response could not be sent: %s", type(error).__name__)

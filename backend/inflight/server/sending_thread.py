@@ -22,6 +22,8 @@ logger = logging.getLogger(__name__)
 
 WAIT_SECONDS = 1.0
 """How long one wait for responses lasts; bounds nothing but the time to notice the end."""
+IDLE_SECONDS = 0.05
+"""Between two empty answers: an executor that was shut down gives them at once."""
 NOT_MADE = "the response could not be made"
 
 
@@ -57,7 +59,7 @@ class SendingThread:
                 responses = self._executor.await_responses(timeout=WAIT_SECONDS)
                 if responses:
                     self.deliver(responses)
-                elif self._stopping.is_set():
+                elif self._stopping.wait(IDLE_SECONDS):
                     break
         except Exception as error:
             log_failure("the sending thread", error)
@@ -98,11 +100,11 @@ class SendingThread:
             text = f"request Id {item.shown_id} has been stopped. Request is ignored."
             last = Response.of_error(request_id, RequestCancelled(text))
         item.fail(last.error_code or "INTERNAL", last.error or "the request ended without a result")
-        self._items.remove(item)
-        try:
-            self._on_end(item, last)
-        except Exception as error:
-            log_failure("counting a request", error)
+        if self._items.remove(item):
+            try:
+                self._on_end(item, last)
+            except Exception as error:
+                log_failure("counting a request", error)
 
     def _guard(self, item: WorkItem, action: Callable[[], None]) -> None:
         try:

@@ -6,7 +6,9 @@ is used only for a folder that has no such file. Knows nothing of streams: see `
 
 from __future__ import annotations
 
+import contextlib
 import json
+from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -59,20 +61,38 @@ class Tokenizer:
 
         A prompt that a chat template already began with the beginning-of-text token does not get a second one.
         """
-        ids: list[int] = self._backend.encode(text).ids
+        with _panics_as_errors():
+            ids: list[int] = self._backend.encode(text).ids
         if len(ids) > 1 and ids[0] == ids[1] == self._bos_id:
             return ids[1:]
         return ids
 
     def encode_plain(self, text: str) -> list[int]:
         """Tokens of a piece of text, nothing added."""
-        ids: list[int] = self._backend.encode(text, add_special_tokens=False).ids
+        with _panics_as_errors():
+            ids: list[int] = self._backend.encode(text, add_special_tokens=False).ids
         return ids
 
     def decode(self, token_ids: list[int]) -> str:
         """Tokens -> text without special tokens; bytes that are not UTF-8 become U+FFFD."""
-        text: str = self._backend.decode(token_ids)
+        with _panics_as_errors():
+            text: str = self._backend.decode(token_ids)
         return text
+
+
+class TokenizerFailed(Exception):
+    """The tokenizers library gave up on a text."""
+
+
+@contextlib.contextmanager
+def _panics_as_errors() -> Iterator[None]:
+    """A panic in Rust arrives as a BaseException that is no Exception, which would end the thread it happens on."""
+    try:
+        yield
+    except BaseException as error:
+        if type(error).__name__ != "PanicException":
+            raise
+        raise TokenizerFailed("the tokenizer panicked") from None
 
 
 def _is_byte_level(backend: tokenizers.Tokenizer) -> bool:

@@ -76,6 +76,11 @@ class WorkItem:
         return self._finish_reason is not FinishReason.NOT_FINISHED
 
     @property
+    def is_completed(self) -> bool:
+        """Its client has all of it; what becomes of steps behind a stop string changes nothing."""
+        return self.is_finished and not (self.is_broken or self.is_cancelled)
+
+    @property
     def finish_reason(self) -> str:
         return self._finish_reason.wire
 

@@ -50,11 +50,12 @@ class WorkItems:
             if self._by_triton_id.get(item.request.client_id) is item:
                 del self._by_triton_id[item.request.client_id]
 
-    def remove(self, item: WorkItem) -> None:
+    def remove(self, item: WorkItem) -> bool:
+        """False if it was not there any more."""
         self.release_triton_id(item)
         with self._changed:
-            self._by_id.pop(item.request.request_id, None)
             self._changed.notify_all()
+            return self._by_id.pop(item.request.request_id, None) is not None
 
     def snapshot(self) -> list[WorkItem]:
         with self._changed:
