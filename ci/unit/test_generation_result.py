@@ -56,6 +56,16 @@ def test_iterating_shows_it_grow(service: GenerationService) -> None:
     assert list(generation) == [outputs[-1]]
 
 
+def test_an_iterator_left_behind_by_a_closed_loop_harms_nobody(service: GenerationService) -> None:
+    generation = service.generate_async([1, 2, 3], LONG, streaming=True)
+    iterator = generation.__aiter__()
+    loop = asyncio.new_event_loop()
+    loop.run_until_complete(anext(iterator))
+    loop.close()
+    generation.cancel()
+    assert service.generate_async([1, 2, 3], 12).result().finish_reason is FinishReason.LENGTH
+
+
 async def test_event_loops_wait_and_iterate_too(service: GenerationService) -> None:
     generations = [service.generate_async([n], 20, streaming=n % 2 == 0) for n in range(8)]
     outputs = await asyncio.gather(*(generation.aresult() for generation in generations))

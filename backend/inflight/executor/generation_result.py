@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import threading
 from collections.abc import AsyncIterator, Callable, Iterator
 
@@ -77,7 +78,9 @@ class GenerationResult:
         loop, news, seen = asyncio.get_running_loop(), asyncio.Event(), 0
 
         def tell() -> None:
-            loop.call_soon_threadsafe(news.set)
+            # An iterator that was left in the middle outlives its loop until it is collected.
+            with contextlib.suppress(RuntimeError):
+                loop.call_soon_threadsafe(news.set)
 
         with self._changed:
             self._listeners.append(tell)

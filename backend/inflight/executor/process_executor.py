@@ -178,16 +178,15 @@ class ProcessExecutor(FrontExecutor):
             self._processes = RankProcesses(self._config, self._command)
         except (OSError, ConfigurationError) as error:
             return f"the engine's ranks cannot be started: {error}"
-        link = EngineLink(self._processes.launch.socket_path)
         try:
-            reason = self._pump(self._processes, link)
-            if self._closing.is_set():
-                self._leave(self._processes, link)
-            else:
-                self._bury(reason)
+            with contextlib.closing(EngineLink(self._processes.launch.socket_path)) as link:
+                reason = self._pump(self._processes, link)
+                if self._closing.is_set():
+                    self._leave(self._processes, link)
+                else:
+                    self._bury(reason)
         finally:
             self._engine_gone(EngineState.CLOSED if self._closing.is_set() else EngineState.DOWN, LOST)
-            link.close()
             self._processes.kill()
             self._outbox.clear()
         return reason

@@ -32,13 +32,13 @@ class RankProcesses:
     """Started by the constructor. To be used from one thread, which must outlive the ranks: they end with it."""
 
     def __init__(self, config: EngineConfig, command_of: CommandOf) -> None:
-        """Raises OSError if the command cannot be run."""
+        """Raises OSError if the command cannot be run, and what `command_of` does."""
         directory = tempfile.mkdtemp(prefix="engine-", dir=_parent_directory())
         self.launch = Launch.of(Path(directory), config)
         self._mark = f"{LAUNCH}={self.launch.to_environment()}".encode()
         self._pidfds: dict[int, int] = {}  # pidfd -> pid
-        command, environment = command_of(self.launch)
         try:
+            command, environment = command_of(self.launch)
             self._child = subprocess.Popen(
                 command,
                 env={**environment, LAUNCH: self.launch.to_environment()},
@@ -46,7 +46,7 @@ class RankProcesses:
                 stdout=2,
                 start_new_session=True,
             )
-        except OSError:
+        except BaseException:
             shutil.rmtree(directory, ignore_errors=True)
             raise
         self._watch(self._child.pid)
