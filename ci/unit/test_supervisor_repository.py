@@ -18,10 +18,10 @@ parameters { key: "gpt_model_path" value { string_value: "checkpoint" } }
 parameters { key: "max_batch_size" value { string_value: "8" } }
 parameters { key: "dtype" value { string_value: "" } }
 """
-DOOR = """
+CALLER = """
 name: "ensemble"
-backend: "inflight"
-parameters { key: "engine" value { string_value: "llm" } }
+backend: "python"
+parameters { key: "model" value { string_value: "llm" } }
 """
 
 
@@ -35,7 +35,7 @@ def make_checkpoint(folder: Path) -> Path:
 
 @pytest.fixture
 def source(tmp_path: Path) -> Path:
-    for name, text in {"llm": ENGINE, "ensemble": DOOR}.items():
+    for name, text in {"llm": ENGINE, "ensemble": CALLER}.items():
         (tmp_path / "source" / name / "1").mkdir(parents=True)
         (tmp_path / "source" / name / "config.pbtxt").write_text(text)
     make_checkpoint(tmp_path / "source" / "llm" / "1" / "checkpoint")
@@ -67,7 +67,7 @@ def test_overrides_reach_the_engine_alone_and_the_original_stays(source: Path, t
         "tensor_parallel_size": "2",
     }
     assert (source / "llm" / "config.pbtxt").read_text() == ENGINE
-    assert (served.path / "ensemble" / "config.pbtxt").read_text() == DOOR
+    assert (served.path / "ensemble" / "config.pbtxt").read_text() == CALLER
     assert (served.path / "llm" / "1").resolve() == source / "llm" / "1"
     assert served.config is not None
     assert served.config.tensor_parallel_size == 2

@@ -20,8 +20,6 @@ if TYPE_CHECKING:
 
 CONFIG = "config.pbtxt"
 BACKEND = "inflight"
-ENGINE = "engine"
-"""Parameter that makes a model a door: it names the model whose ranks answer, and takes no engine parameter itself."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -30,7 +28,7 @@ class ServedRepository:
 
     path: Path
     models: tuple[str, ...]
-    """Every model in the order of loading: engines before the doors that lead to them."""
+    """Every model in the order of loading: engines before what may call them."""
     engine: str
     """The model that parameters and checkpoint went to; the first model where none is an engine of ours."""
     config: EngineConfig | None
@@ -42,7 +40,7 @@ def write(
 ) -> ServedRepository:
     """Write the repository to serve into `target` (made here).
 
-    `checkpoint_folder` and `parameters` go to the engine, the model of our backend that is no door. Raises
+    `checkpoint_folder` and `parameters` go to the engine, the one model of our backend. Raises
     ConfigurationError for a repository, a config.pbtxt, a parameter or a checkpoint that is wrong.
     """
     overrides = dict(parameters or {})
@@ -51,7 +49,7 @@ def write(
         # The repository's own dtype is for the checkpoint that it came with.
         overrides.setdefault("dtype", "auto")
     configs = read(source)
-    engines = [name for name, config in configs.items() if config.backend == BACKEND and not _value(config, ENGINE)]
+    engines = [name for name, config in configs.items() if config.backend == BACKEND]
     if overrides and len(engines) != 1:
         raise ConfigurationError(f"{source} has {len(engines)} models with an engine, so parameters have no one target")
     target.mkdir(parents=True)
@@ -116,7 +114,3 @@ def _checked(config: ModelConfig, folder: Path) -> EngineConfig:
     engine = EngineConfig.from_parameters(values, folder / str(versions[0]))
     checkpoint.check(Path(engine.gpt_model_path), tokenizer=Path(engine.tokenizer_dir))
     return engine
-
-
-def _value(config: ModelConfig, key: str) -> str:
-    return str(config.parameters[key].string_value) if key in config.parameters else ""
