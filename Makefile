@@ -1,8 +1,8 @@
-# What is done here, in one word each. `make help` lists the words.
+# What is done here. `make help` lists the targets.
 #
 #   make PYTHON=python3.12 …   builds .venv with another Python (3.10 to 3.13)
 #   make TORCH_INDEX=URL …     takes torch from another index, such as the one of its CPU builds
-#   make serve ARGS="--tensor-parallel-size 2"   hands options to `inflight serve`; likewise test, bench, load-test
+#   make serve ARGS="--tensor-parallel-size 2"   hands options to `inflight serve`; likewise unit, kernels, L0, bench, load-test
 
 SHELL := bash
 .SHELLFLAGS := -euo pipefail -c
@@ -75,7 +75,7 @@ load-test: $(READY) ## put load on a server started for it: a table, a plot and 
 default-model: $(READY) ## train the default checkpoint again
 	$(BIN)/python ci/default_model/train.py --out $(CHECKPOINT) $(ARGS)
 
-# A machine lent for these may have no tritonserver and no .venv: what its Python has must do.
+# A GPU machine need not have tritonserver or .venv: a Python with torch, triton and pytest will do.
 GPU_PYTHON ?= $(if $(wildcard $(BIN)/python),$(BIN)/python,$(PYTHON))
 GPU_TEST := PYTHONPATH=backend:kernels:client $(GPU_PYTHON) -m pytest -p no:cacheprovider
 

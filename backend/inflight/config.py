@@ -35,7 +35,7 @@ class EngineConfig:
     tokenizer_dir: str = ""
     """Folder of the tokenizer; unset = the checkpoint folder."""
     gpt_model_type: str = "inflight_fused_batching"
-    """inflight_batching or inflight_fused_batching; V1 is refused."""
+    """inflight_batching or inflight_fused_batching, the same here; V1 is refused."""
     dtype: str = "auto"
     """auto (the checkpoint's), float32, bfloat16 or float16: type of weights, activations and KV cache."""
     device: str = "auto"
@@ -55,7 +55,7 @@ class EngineConfig:
     """Ranks must be ready this long after their launch."""
 
     max_batch_size: int = 64
-    """Sequences in one step (Triton's own max_batch_size stays 0)."""
+    """Sequences in one step (tritonserver's own max_batch_size stays 0)."""
     max_num_tokens: int = 2048
     """Tokens in one step, prompt chunks included."""
     max_seq_len: int = 0
@@ -79,7 +79,7 @@ class EngineConfig:
     """Share blocks of equal prefixes between requests of the same salt."""
 
     cpu_compile: str = "auto"
-    """auto (compile the layers for this CPU where a C++ compiler is found), true or false."""
+    """auto (compile one bfloat16 rank's layers for a CPU with fast bfloat16, given a C++ compiler), true or false."""
     num_threads: int = 0
     """Threads of one rank on CPU; 0 = cores divided by ranks."""
 

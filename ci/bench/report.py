@@ -14,6 +14,7 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
+from ci.bench.revision import revision
 from ci.bench.workload import CASES
 
 SERVED_GOAL = 0.90
@@ -46,6 +47,7 @@ def machine() -> dict[str, Any]:
     names = [line for line in Path("/proc/cpuinfo").read_text().splitlines() if line.startswith("model name")]
     return {
         "date": datetime.now(timezone.utc).strftime("%Y-%m-%d %H:%M"),
+        "commit": revision(),
         "cpu": names[0].partition(":")[2].strip() if names else platform.processor(),
         "cores": os.cpu_count(),
         "python": platform.python_version(),

@@ -20,6 +20,8 @@ import torch
 import triton
 from torch import Tensor
 
+from ci.bench.revision import revision
+
 SIDE = 8192
 STREAM_BYTES = 8 * 10**9
 REPEATS = 20
@@ -63,6 +65,7 @@ def describe(device: torch.device, rates: Rates | None) -> dict[str, Any]:
     """Device, clocks, versions, date and rates, as they go into the result file."""
     found: dict[str, Any] = {
         "date": datetime.now(timezone.utc).strftime("%Y-%m-%d %H:%M"),
+        "commit": revision(),
         "device": torch.cuda.get_device_name(device) if device.type == "cuda" else "none: dry run on a CPU",
         "python": platform.python_version(),
         "torch": torch.__version__,
