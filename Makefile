@@ -61,9 +61,10 @@ kernels: $(READY) ## run the kernels' tests
 L0: $(READY) ## run the tests against a real tritonserver
 	$(BIN)/python -m pytest ci/L0_* $(ARGS)
 
-lint: $(READY) ## check style, types and the Dockerfile
+lint: $(READY) ## check style, types, the C++ and the Dockerfile
 	$(BIN)/ruff check .
 	$(BIN)/mypy
+	$(BIN)/clang-format --dry-run -Werror kernels/inflight_kernels/cpu/native/*
 	$(BIN)/hadolint Dockerfile
 
 bench: $(READY) ## measure the engine against transformers: a table and one JSON line

@@ -79,6 +79,32 @@ CONFIGS: dict[str, PreTrainedConfig] = {
     "qwen3-biases": _qwen3(attention_bias=True, tie_word_embeddings=True),
 }
 
+COMPILED_CONFIGS: dict[str, PreTrainedConfig] = {
+    # Sizes that compiled layers take, in bfloat16. Biases everywhere, three query heads a key head.
+    "llama-wide": _llama(
+        max_position_embeddings=1024,
+        hidden_size=96,
+        intermediate_size=160,
+        num_attention_heads=6,
+        head_dim=32,
+        attention_bias=True,
+        mlp_bias=True,
+        tie_word_embeddings=True,
+    ),
+    # Norms on the heads, windows on some layers, five query heads on one key head.
+    "qwen3-wide": _qwen3(
+        max_position_embeddings=1024,
+        hidden_size=64,
+        intermediate_size=96,
+        num_attention_heads=5,
+        num_key_value_heads=1,
+        head_dim=64,
+        use_sliding_window=True,
+        sliding_window=13,
+        layer_types=["sliding_attention", "full_attention", "sliding_attention"],
+    ),
+}
+
 
 class NearTie(Exception):
     """Greedy decoding of this prompt hangs on rounding."""
@@ -118,9 +144,9 @@ class TinyCheckpoint:
 
 
 def make_checkpoint(folder: Path, name: str, dtype: torch.dtype = torch.float32, **save_options: Any) -> TinyCheckpoint:
-    """Write the checkpoint `name` of CONFIGS to `folder`."""
+    """Write the checkpoint `name` of CONFIGS or COMPILED_CONFIGS to `folder`."""
     generator = torch.Generator().manual_seed(len(name))
-    model = AutoModelForCausalLM.from_config(CONFIGS[name]).to(dtype).eval()
+    model = AutoModelForCausalLM.from_config({**CONFIGS, **COMPILED_CONFIGS}[name]).to(dtype).eval()
     with torch.no_grad():
         for parameter_name, parameter in model.named_parameters():
             noise = torch.randn(parameter.shape, generator=generator).to(dtype)

@@ -1,95 +1,130 @@
-"""A decoder whose layers and head run through programs compiled for this CPU. For one rank: it sums over none."""
+"""A decoder whose layers and head run in C++ compiled for this CPU. For one rank: it sums over none."""
 
 from __future__ import annotations
 
 import logging
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from inflight.config import EngineConfig
 from inflight.errors import ConfigurationError
-from inflight.layers.attention import LayerCache
-from inflight.layers.compiled_layer import LayerPrograms, compile_layer, layer_shape, load_programs
+from inflight.layers.attention import AttentionMetadata, LayerCache
 from inflight.layers.decoder_layer import DecoderLayer
-from inflight.layers.vocabulary import VocabularyParallelEmbedding, VocabularyParallelHead
+from inflight.layers.vocabulary import VocabularyParallelEmbedding
 from inflight.models.decoder import Decoder
-from inflight_kernels.cpu import HugePageArena, TokenProduct, can_pack, find_compiler, pack_weight, packed_linear
+from inflight_kernels import cpu
+from inflight_kernels.cpu import Batch, DecoderStack, HugePageArena, LayerTensors, NativeLibrary, PackedWeight
 
 logger = logging.getLogger(__name__)
 
 
 @dataclass(slots=True, kw_only=True)
-class PackedHead:
-    """Logits (B, V)."""
+class CompiledDecoder:
+    """Called like a Decoder."""
 
-    packed_VD: Tensor
-    plain_VD: Tensor
-    """Empty if only the packed weight is kept."""
-    one_token: TokenProduct | None
+    embedding: VocabularyParallelEmbedding
+    stack: DecoderStack
+    head: PackedWeight
 
-    def __call__(self, hidden_BD: Tensor) -> Tensor:
-        if self.one_token is not None and hidden_BD.shape[0] == 1:
-            return self.one_token(hidden_BD, self.plain_VD)
-        return packed_linear(hidden_BD, self.packed_VD, None)
+    def forward(self, token_ids_T: Tensor, caches: Sequence[LayerCache], metadata: AttentionMetadata) -> Tensor:
+        """See Decoder; `caches` are those that it was compiled for."""
+        batch = Batch(
+            positions_T=metadata.positions_T,
+            slots_T=metadata.slot_mapping_T,
+            decode_table=metadata.decode_block_table,
+            decode_lens_N=metadata.decode_seq_lens_N,
+            prefill_table=metadata.prefill_block_table,
+            prefill_lens_P=metadata.prefill_seq_lens_P,
+            prefill_starts=metadata.prefill_start_loc,
+        )
+        return self.stack(self.embedding(token_ids_T), batch)
+
+    def logits(self, hidden_BD: Tensor) -> Tensor:
+        """See Decoder."""
+        return self.head.linear(hidden_BD)
 
 
 def should_compile(config: EngineConfig, decoder: Decoder, device: torch.device) -> bool:
-    """True where `cpu_compile` asks for it, or leaves it open and it pays: bfloat16 on a CPU that multiplies it.
+    """True where `cpu_compile` asks for it, or leaves it open and it is possible.
 
     Raises ConfigurationError if it is asked for and impossible.
     """
-    weight = decoder.head.weight_UD if isinstance(decoder.head, VocabularyParallelHead) else None
-    obstacle = ""
-    if device.type != "cpu" or config.tensor_parallel_size > 1:
-        obstacle = "it is for one rank on a CPU"
-    elif find_compiler() is None:
-        obstacle = "no C++ compiler was found; install g++"
+    obstacle = _find_obstacle(config, decoder, device)
     if config.cpu_compile == "true" and obstacle:
         raise ConfigurationError(f"cpu_compile is true, but {obstacle}; set cpu_compile to auto or false")
-    if config.cpu_compile == "auto":
-        return not obstacle and weight is not None and can_pack(weight)
-    return config.cpu_compile == "true"
+    return config.cpu_compile != "false" and not obstacle
 
 
-def plain_bytes(decoder: Decoder) -> int:
-    """Bytes of the weights that compiled layers lay out anew."""
-    layers = [layer for layer in decoder.layers if isinstance(layer, DecoderLayer)]
-    return sum(linear.weight_OI.nbytes for layer in layers for linear in layer.linears)
+def _find_obstacle(config: EngineConfig, decoder: Decoder, device: torch.device) -> str:
+    if device.type != "cpu" or config.tensor_parallel_size > 1:
+        return "it is for one rank on a CPU"
+    if decoder.embedding.weight_UD.dtype != torch.bfloat16:
+        return "it is for bfloat16 (key dtype)"
+    return _shape(decoder.layers[0]).find_obstacle() or cpu.find_obstacle()
 
 
-def compile_decoder(decoder: Decoder, caches: Sequence[LayerCache], *, keep_plain: bool) -> Decoder:
-    """`decoder`, which gives up its weights, compiled: a minute the first time on a machine, then under two seconds.
+def compile_decoder(config: EngineConfig, decoder: Decoder, caches: Sequence[LayerCache]) -> Decoder | CompiledDecoder:
+    """`decoder`, which gives up its weights, compiled: a few seconds the first time on a machine.
 
-    With `keep_plain` it holds them a second time, as they were: steps of one token read those faster.
+    If the compiler fails, `decoder` as it is, or a ConfigurationError where `cpu_compile` asks for more.
     """
     started = time.monotonic()
-    programs: dict[object, LayerPrograms] = {}
-    layers, arena = [], HugePageArena()
-    for layer, cache in zip(decoder.layers, caches, strict=True):
-        assert isinstance(layer, DecoderLayer)
-        shape = layer_shape(layer)
-        if shape not in programs:
-            if not programs:
-                logger.info("loading the layers' programs for this CPU; the first time compiles them, about a minute")
-            programs[shape] = load_programs(layer, cache, keep_plain=keep_plain)
-        layers.append(compile_layer(layer, programs[shape], arena))
-    head, embedding = _compile_head(decoder, arena if keep_plain else None)
-    logger.info("compiled layers are ready after %.1f s", time.monotonic() - started)
-    return replace(decoder, layers=layers, head=head, embedding=embedding)
+    try:
+        library = cpu.load_library()
+    except cpu.CompilerFailed as error:
+        if config.cpu_compile == "true":
+            raise ConfigurationError(f"cpu_compile is true, but {error}; set cpu_compile to auto or false") from error
+        logger.warning("the layers run in torch, several times slower: %s", error)
+        return decoder
+    shape, arena = _shape(decoder.layers[0]), HugePageArena()
+    layers = [_take_layer(library, layer, cache, arena) for layer, cache in zip(decoder.layers, caches, strict=True)]
+    cos_sin = decoder.layers[0].attention.cos_sin
+    stack = DecoderStack(library, shape, layers, norm_D=decoder.norm.weight_D, cos_sin=cos_sin)
+    head = PackedWeight.pack(library, decoder.head.weight_UD[: decoder.head.vocab_size], arena)
+    logger.info("the layers are compiled and packed after %.1f s", time.monotonic() - started)
+    return CompiledDecoder(embedding=decoder.embedding, stack=stack, head=head)
 
 
-def _compile_head(decoder: Decoder, arena: HugePageArena | None) -> tuple[PackedHead, VocabularyParallelEmbedding]:
-    head, embedding = decoder.head, decoder.embedding
-    assert isinstance(head, VocabularyParallelHead)
-    weight_VD = head.weight_UD[: head.vocab_size]
-    packed_VD = pack_weight(weight_VD)
-    if arena is None:
-        return PackedHead(packed_VD=packed_VD, plain_VD=weight_VD.new_empty(0), one_token=None), embedding
-    plain_VD = arena.copy(weight_VD)
-    if embedding.weight_UD is head.weight_UD:
-        embedding = replace(embedding, weight_UD=plain_VD)
-    return PackedHead(packed_VD=packed_VD, plain_VD=plain_VD, one_token=TokenProduct(plain_VD)), embedding
+def _shape(layer: DecoderLayer) -> cpu.StackShape:
+    attention = layer.attention
+    return cpu.StackShape(
+        hidden=layer.input_norm.weight_D.shape[0],
+        num_heads=attention.num_heads,
+        num_kv_heads=attention.num_kv_heads,
+        head_dim=attention.head_dim,
+        intermediate=layer.mlp.down.weight_OI.shape[1],
+        scale=attention.scale,
+        norm_eps=layer.input_norm.eps,
+        head_norm_eps=attention.norm_eps,
+    )
+
+
+def _take_layer(library: NativeLibrary, layer: DecoderLayer, cache: LayerCache, arena: HugePageArena) -> LayerTensors:
+    attention, mlp = layer.attention, layer.mlp
+    packed = [
+        PackedWeight.pack(library, linear.weight_OI, arena, gated=linear is mlp.gate_up) for linear in layer.linears
+    ]
+    for linear in layer.linears:
+        # Memory is to hold it once.
+        linear.weight_OI = linear.weight_OI.new_empty(0)
+    return LayerTensors(
+        input_norm_D=layer.input_norm.weight_D,
+        qkv=packed[0],
+        qkv_bias=layer.qkv.bias_O,
+        q_norm_E=attention.q_norm_E,
+        k_norm_E=attention.k_norm_E,
+        output=packed[1],
+        output_bias=layer.output.bias_O,
+        post_norm_D=layer.post_attention_norm.weight_D,
+        gate_up=packed[2],
+        gate_up_bias=mlp.gate_up.bias_O,
+        down=packed[3],
+        down_bias=mlp.down.bias_O,
+        keys=cache.keys,
+        values=cache.values,
+        sliding_window=attention.sliding_window,
+    )

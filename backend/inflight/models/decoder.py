@@ -5,9 +5,8 @@ What differs between them is in ModelConfig. Legend: T tokens, B rows that sampl
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol
 
 from torch import Tensor
 
@@ -24,23 +23,14 @@ NOT_WEIGHTS: tuple[str, ...] = ("rotary_emb.inv_freq",)
 """Tensors that old checkpoints carry and that follow from their config.json."""
 
 
-class Layer(Protocol):
-    """What a decoder needs of its layers, plain or compiled."""
-
-    def __call__(
-        self, hidden_TD: Tensor, residual_TD: Tensor | None, cache: LayerCache, metadata: AttentionMetadata
-    ) -> tuple[Tensor, Tensor]:
-        """See DecoderLayer."""
-
-
 @dataclass(slots=True, kw_only=True)
 class Decoder:
     embedding: VocabularyParallelEmbedding
-    layers: Sequence[Layer]
+    layers: Sequence[DecoderLayer]
     norm: RMSNorm
-    head: Callable[[Tensor], Tensor]
+    head: VocabularyParallelHead
 
-    def forward(self, token_ids_T: Tensor, caches: list[LayerCache], metadata: AttentionMetadata) -> Tensor:
+    def forward(self, token_ids_T: Tensor, caches: Sequence[LayerCache], metadata: AttentionMetadata) -> Tensor:
         """Hidden states (T, D), normalised for the head. Writes this step's keys and values into `caches`."""
         hidden_TD = self.embedding(token_ids_T)
         residual_TD: Tensor | None = None

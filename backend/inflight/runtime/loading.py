@@ -12,21 +12,18 @@ from inflight.distributed.tensor_parallel import TensorParallelGroup
 from inflight.errors import ConfigurationError
 from inflight.layers.attention import AttentionMetadata
 from inflight.models.checkpoint import Checkpoint
-from inflight.models.compiled import compile_decoder, plain_bytes, should_compile
+from inflight.models.compiled import CompiledDecoder, compile_decoder, should_compile
 from inflight.models.config import ModelConfig
 from inflight.models.decoder import Decoder, load_decoder, num_local_kv_heads
 from inflight.models.weights import WeightLoader
 from inflight.request import RequestLimits
-from inflight.runtime.device import choose_device, choose_dtype, count_threads, free_memory
+from inflight.runtime.device import choose_device, choose_dtype, count_threads
 from inflight.runtime.kv_cache import KVCache, KVCacheShape, count_blocks
-
-PLAIN_SHARE = 4
-"""Weights are held in two layouts on a CPU (see compile_decoder) if that takes at most a quarter of the free memory."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoadedEngine:
-    decoder: Decoder
+    decoder: Decoder | CompiledDecoder
     kv_cache: KVCache
     limits: RequestLimits
     group: TensorParallelGroup
@@ -53,12 +50,7 @@ def load_engine(config: EngineConfig, rank_group: RankGroup) -> LoadedEngine:
         block_size=config.tokens_per_block,
         dtype=dtype,
     )
-    compiles = should_compile(config, decoder, device)
-    keep_plain = compiles and plain_bytes(decoder) * PLAIN_SHARE <= free_memory(device, 1)
-    if device.type == "cuda":
-        reserved_bytes = _step_bytes(decoder, shape, config, device)
-    else:
-        reserved_bytes = plain_bytes(decoder) if keep_plain else 0
+    reserved_bytes = _step_bytes(decoder, shape, config, device) if device.type == "cuda" else 0
     num_blocks = count_blocks(config, shape, group, device, reserved_bytes)
     limits = RequestLimits(
         vocab_size=model.vocab_size,
@@ -67,10 +59,9 @@ def load_engine(config: EngineConfig, rank_group: RankGroup) -> LoadedEngine:
         kv_cache_tokens=num_blocks * config.tokens_per_block,
     )
     kv_cache = KVCache(shape, num_blocks, device)
-    if compiles:
-        decoder = compile_decoder(decoder, kv_cache.layers, keep_plain=keep_plain)
+    compiles = should_compile(config, decoder, device)
     return LoadedEngine(
-        decoder=decoder,
+        decoder=compile_decoder(config, decoder, kv_cache.layers) if compiles else decoder,
         kv_cache=kv_cache,
         limits=limits,
         group=group,

@@ -17,6 +17,7 @@ from inflight.config import EngineConfig
 from inflight.distributed.rank_group import RankGroup
 from inflight.distributed.tensor_parallel import TensorParallelGroup
 from inflight.layers.attention import AttentionMetadata
+from inflight.models.compiled import CompiledDecoder
 from inflight.models.decoder import Decoder
 from inflight.request import RequestLimits, SamplingConfig
 from inflight.runtime.device import keep_freed_memory, pinned_memory, resident_memory
@@ -50,7 +51,7 @@ class ModelRunner:
     def __init__(
         self,
         *,
-        decoder: Decoder,
+        decoder: Decoder | CompiledDecoder,
         kv_cache: KVCache,
         block_size: int,
         limits: RequestLimits,

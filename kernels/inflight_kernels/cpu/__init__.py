@@ -1,25 +1,24 @@
-"""A decoder layer's operations compiled for this very CPU by torch's inductor, ahead of time, and kept on disk.
+"""A decoder's layers in C++ for CPUs that multiply bfloat16: compiled for this very machine at first use, kept on disk.
 
-The torch reference is right on every machine; what costs there is not arithmetic but the dozens of small operations
-between the matrix products, and products that lay their weights out anew each time. Here the small operations are
-fused into four programs and weights are laid out once; a step of one token runs one program a layer.
+The torch reference is right on every machine. What it costs there is dozens of small operations between the matrix
+products, products that lay their weights out anew, attention above the diagonal, and the interpreter between all of
+them. Here one call runs all layers over weights laid out once. Needs g++ and AVX-512 with bfloat16; uses AMX.
 """
 
-from inflight_kernels.cpu.decoder_kernels import DecoderKernels
-from inflight_kernels.cpu.graphs import LayerShape
+from inflight_kernels.cpu.decoder_stack import Batch, DecoderStack, LayerTensors, StackShape
 from inflight_kernels.cpu.huge_pages import HugePageArena
-from inflight_kernels.cpu.packed_linear import can_pack, pack_weight, packed_linear
-from inflight_kernels.cpu.program_cache import find_compiler
-from inflight_kernels.cpu.token_layer import TokenLayer, TokenProduct
+from inflight_kernels.cpu.library import CompilerFailed, NativeLibrary, find_obstacle, load_library
+from inflight_kernels.cpu.packed_weight import PackedWeight
 
 __all__ = [
-    "DecoderKernels",
+    "Batch",
+    "CompilerFailed",
+    "DecoderStack",
     "HugePageArena",
-    "LayerShape",
-    "TokenLayer",
-    "TokenProduct",
-    "can_pack",
-    "find_compiler",
-    "pack_weight",
-    "packed_linear",
+    "LayerTensors",
+    "NativeLibrary",
+    "PackedWeight",
+    "StackShape",
+    "find_obstacle",
+    "load_library",
 ]

@@ -16,7 +16,7 @@ _ALIGNMENT = 64
 
 
 class HugePageArena:
-    """Copies of tensors, one after the other in large regions; on usual pages where the system has no others.
+    """Tensors one after the other in large regions; on usual pages where the system has no others.
 
     A region is given back when nobody holds a tensor of it any more. What of a region is not used yet takes no memory.
     """
@@ -25,14 +25,14 @@ class HugePageArena:
         self._region = torch.empty(0, dtype=torch.uint8)
         self._used = 0
 
-    def copy(self, tensor: Tensor) -> Tensor:
-        """A contiguous copy."""
+    def take(self, num_elements: int, dtype: torch.dtype) -> Tensor:
+        """(num_elements) zeros that start at a cache line."""
+        num_bytes = num_elements * dtype.itemsize
         start = -(-self._used // _ALIGNMENT) * _ALIGNMENT
-        if start + tensor.nbytes > self._region.numel():
-            self._region, start = _map_region(max(tensor.nbytes, _REGION_BYTES)), 0
-        self._used = start + tensor.nbytes
-        place = self._region[start : self._used].view(tensor.dtype).view(tensor.shape)
-        return place.copy_(tensor)
+        if start + num_bytes > self._region.numel():
+            self._region, start = _map_region(max(num_bytes, _REGION_BYTES)), 0
+        self._used = start + num_bytes
+        return self._region[start : self._used].view(dtype)
 
 
 def _map_region(num_bytes: int) -> Tensor:

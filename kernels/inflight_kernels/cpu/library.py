@@ -1,0 +1,119 @@
+"""The C++ of `native/`, compiled for this machine and loaded; compiled once, then kept on disk.
+
+The cache is one private folder of files named after all that went into them (sources, flags, compiler, processor), so
+that a file is either right or not found. Knows what the functions take, not what they are for.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import hashlib
+import os
+import shutil
+import subprocess
+import tempfile
+from ctypes import c_bool, c_int64, c_void_p
+from pathlib import Path
+from typing import Any
+
+import torch
+
+_SOURCES = Path(__file__).parent / "native"
+_FLAGS = ("-O3", "-march=native", "-std=c++17", "-fopenmp", "-fPIC", "-shared")
+_WITHOUT_TILES = ("-mno-amx-tile", "-mno-amx-bf16")
+_NEEDED_FLAGS = frozenset({"avx512f", "avx512bw", "avx512vl", "avx512_bf16"})
+_FUNCTIONS: dict[str, tuple[Any, list[Any]]] = {
+    "inflight_start": (c_bool, []),
+    "inflight_workspace_bytes": (c_int64, [c_void_p, c_void_p, c_int64]),
+    "inflight_decode": (None, [c_void_p, c_void_p, c_void_p, c_int64, c_void_p, c_void_p, c_void_p]),
+    "inflight_linear": (None, [c_void_p, c_int64, c_void_p, c_int64, c_int64, c_int64, c_void_p]),
+    "inflight_packed_size": (c_int64, [c_int64, c_int64]),
+    "inflight_pack": (None, [c_void_p, c_int64, c_int64, c_bool, c_int64, c_void_p]),
+}
+"""Name: what it gives, what it takes. decoder.cpp says what each of them is."""
+
+NativeLibrary = ctypes.CDLL
+"""Its functions let other Python threads run meanwhile."""
+
+
+class CompilerFailed(Exception):
+    """g++ did not make the library; the message has its first error."""
+
+
+def find_obstacle() -> str:
+    """Why this machine cannot have the library, as half a sentence; empty if it can."""
+    if not _processor_flags().issuperset(_NEEDED_FLAGS):
+        return "this processor has no AVX-512 for bfloat16"
+    if _find_compiler() is None:
+        return "no C++ compiler was found; install g++"
+    return ""
+
+
+def load_library(*, tiles: bool = True) -> NativeLibrary:
+    """The library, from the cache or compiled now (about ten seconds). Call it once torch is loaded: its threads are
+    torch's. `tiles=False`: without AMX even where there is some.
+
+    Raises CompilerFailed.
+    """
+    library = _load(() if tiles else _WITHOUT_TILES)
+    # Tiles are a state that the system may refuse to keep for a process.
+    return library if library.inflight_start() else _load(_WITHOUT_TILES)
+
+
+def cache_folder() -> Path:
+    """$INFLIGHT_CACHE_DIR, else $XDG_CACHE_HOME/inflight, else ~/.cache/inflight; made private to its user."""
+    base = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
+    folder = Path(os.environ.get("INFLIGHT_CACHE_DIR") or Path(base, "inflight"), "cpu")
+    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    return folder
+
+
+def _load(flags: tuple[str, ...]) -> NativeLibrary:
+    compiler = _find_compiler()
+    if compiler is None:
+        raise CompilerFailed("no C++ compiler was found")
+    path = cache_folder() / f"decoder-{_key(compiler, flags)}.so"
+    if not path.exists():
+        _compile(compiler, flags, path)
+    library = NativeLibrary(str(path))
+    for name, (result, arguments) in _FUNCTIONS.items():
+        function = getattr(library, name)
+        function.restype, function.argtypes = result, arguments
+    return library
+
+
+def _compile(compiler: str, flags: tuple[str, ...], path: Path) -> None:
+    with tempfile.TemporaryDirectory(dir=path.parent) as scratch:
+        built = Path(scratch, path.name)
+        command = [compiler, *_FLAGS, *flags, str(_SOURCES / "decoder.cpp"), "-o", str(built)]
+        finished = subprocess.run(command, capture_output=True, text=True, check=False)
+        if finished.returncode:
+            errors = [line for line in finished.stderr.splitlines() if "error" in line]
+            raise CompilerFailed(f"{compiler} failed: {errors[0] if errors else finished.stderr.strip()[:200]}")
+        # Ranks may build the same library at once: whoever is last replaces an equal file.
+        os.replace(built, path)
+
+
+def _find_compiler() -> str | None:
+    """$CXX, else g++. Not clang++: it brings an OpenMP of its own, whose threads would fight torch's for the cores."""
+    return shutil.which(os.environ.get("CXX") or "g++")
+
+
+def _key(compiler: str, flags: tuple[str, ...]) -> str:
+    version = subprocess.run([compiler, "--version"], capture_output=True, text=True, check=False).stdout
+    digest = hashlib.blake2b(digest_size=12)
+    for part in (version, *_FLAGS, *flags, *sorted(_processor_flags()), torch.__version__):
+        digest.update(part.encode() + b"\0")
+    for source in sorted(_SOURCES.iterdir()):
+        digest.update(source.name.encode() + b"\0" + source.read_bytes())
+    return digest.hexdigest()
+
+
+def _processor_flags() -> frozenset[str]:
+    """What the compiler sees of the processor: the same flags run the same instructions."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text(errors="replace").splitlines()
+    except OSError:
+        return frozenset()
+    named = [line.partition(":")[2] for line in lines if line.startswith(("model name", "flags"))]
+    return frozenset(" ".join(named[:2]).split())

@@ -1,0 +1,93 @@
+// x @ weight.T + bias over packed weights, by all threads of a team.
+#pragma once
+
+#include <omp.h>
+
+#include "panels.h"
+
+namespace inflight {
+
+constexpr int64_t ROWS_AT_ONCE = 32;
+/// Of 72, 300, 600 and 1000 KiB this made products of 1,024 rows fastest (2 MiB of second cache).
+constexpr int64_t GROUP_BYTES = 600 * 1024;
+
+/// Each thread of the team calls it, does some of the items, and leaves when all are done. Threads take runs of items,
+/// about eight each: to take every item by itself would cost more than a norm of a row.
+template <class Item>
+inline void share(int64_t num_items, Item item) {
+  const int64_t run = std::max<int64_t>(num_items / (8 * omp_get_num_threads()), 1);
+#pragma omp for schedule(dynamic, run)
+  for (int64_t i = 0; i < num_items; ++i) item(i);
+}
+
+/// Lay out the rows of `weight` (num_outputs, num_inputs) as panels: panel p has the rows `row_of(p, 0..31)`, no row
+/// where that is negative. `num_inputs` is a multiple of 32.
+template <class RowOf>
+inline void pack_weight(const Bf16* weight, int64_t num_inputs, int64_t num_panels, RowOf row_of, Bf16* packed) {
+  share(num_panels, [&](int64_t panel) {
+    const Bf16* rows[PANEL];
+    for (int64_t i = 0; i < num_inputs; i += PANEL) {
+      for (int n = 0; n < PANEL; ++n) {
+        const int64_t row = row_of(panel, n);
+        rows[n] = row < 0 ? nullptr : weight + row * num_inputs + i;
+      }
+      pack_rows(rows, packed + panel_elements(panel * num_inputs + i));
+    }
+  });
+}
+
+/// Calls `finish(row, panel, sums)` with the 32 sums of each row and panel. x has room for a multiple of 32 rows.
+template <class Finish>
+inline void multiply(const Bf16* x, int64_t stride, int64_t num_rows, const Bf16* packed, int64_t num_inputs,
+                     int64_t num_panels, Finish finish) {
+  const int64_t num_steps = num_inputs / PANEL, num_tiles = ceil_div(num_rows, ROWS_AT_ONCE);
+  // Few rows wait for memory, which gives most to threads that read on and on: a group for each. With more rows a group
+  // is what stays in the second cache while all rows pass over it.
+  const int64_t fitting = std::max<int64_t>(GROUP_BYTES / (num_steps * STEP_BYTES), 1);
+  const int64_t group = num_tiles == 1 ? ceil_div(num_panels, omp_get_num_threads()) : std::min(fitting, num_panels);
+  share(ceil_div(num_panels, group) * num_tiles, [&](int64_t item) {
+    const int64_t first = item / num_tiles * group, end = std::min(first + group, num_panels);
+    const int64_t start = item % num_tiles * ROWS_AT_ONCE, count = std::min(ROWS_AT_ONCE, num_rows - start);
+    // A panel's sums are finished after the next panel's product: read at once, they would have to leave the tiles
+    // first.
+    alignas(64) float sums[2][ROWS_AT_ONCE * PANEL];
+    for (int64_t panel = first; panel <= end; ++panel) {
+      if (panel < end)
+        product<false>(x + start * stride, stride, count, packed + panel_elements(panel * num_inputs), num_steps,
+                       sums[panel % 2], PANEL);
+      if (panel > first)
+        for (int64_t row = 0; row < count; ++row) finish(start + row, panel - 1, sums[(panel - 1) % 2] + row * PANEL);
+    }
+  });
+}
+
+/// out (num_rows, num_outputs) = x @ weight.T + bias, rounded once.
+inline void linear(const Bf16* x, int64_t num_rows, const Bf16* packed, const Bf16* bias, int64_t num_inputs,
+                   int64_t num_outputs, Bf16* out) {
+  multiply(x, num_inputs, num_rows, packed, num_inputs, ceil_div(num_outputs, PANEL),
+           [&](int64_t row, int64_t panel, const float* sums) {
+             for (int64_t tile = 0; tile < 2; ++tile) {
+               const int64_t column = panel * PANEL + 16 * tile;
+               const __mmask16 lanes = first_lanes(num_outputs - column);
+               Floats y = _mm512_load_ps(sums + 16 * tile);
+               if (bias) y = _mm512_add_ps(y, load(bias + column, lanes));
+               store(out + row * num_outputs + column, y, lanes);
+             }
+           });
+}
+
+/// out (num_rows, size) = silu(gate) * up of x @ weight.T + bias, whose panels hold 16 rows of gate and 16 of up.
+/// `bias` has all of gate before all of up. Rounded where two operations would meet.
+inline void gated_linear(const Bf16* x, int64_t num_rows, const Bf16* packed, const Bf16* bias, int64_t num_inputs,
+                         int64_t size, Bf16* out) {
+  multiply(x, num_inputs, num_rows, packed, num_inputs, size / 16, [&](int64_t row, int64_t panel, const float* sums) {
+    Floats gate = _mm512_load_ps(sums), up = _mm512_load_ps(sums + 16);
+    if (bias) {
+      gate = _mm512_add_ps(gate, load(bias + 16 * panel));
+      up = _mm512_add_ps(up, load(bias + size + 16 * panel));
+    }
+    store(out + row * size + 16 * panel, _mm512_mul_ps(rounded(silu(rounded(gate))), rounded(up)));
+  });
+}
+
+}  // namespace inflight
