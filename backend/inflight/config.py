@@ -85,6 +85,8 @@ class EngineConfig:
 
     exclude_input_in_output: bool = False
     """Leave the prompt out of non-streamed output; a request's own flag wins."""
+    max_responses_per_second: int = -1
+    """To all streams together; tokens in between go with the next; 0 = no limit; -1 = 75 a core on CPU, else none."""
     cancellation_check_period_ms: int = 100
     """How often requests are asked whether their client has left."""
     stats_check_period_ms: int = 100
@@ -109,6 +111,11 @@ class EngineConfig:
         for key in ("max_seq_len", "max_input_len", "max_queue_size", "max_tokens_in_paged_kv_cache", "num_threads"):
             if getattr(self, key) < 0:
                 raise ConfigurationError(f"{key} must not be negative, got {getattr(self, key)}")
+        if self.max_responses_per_second < -1:
+            raise ConfigurationError(
+                f"max_responses_per_second must be -1 (the default), 0 (no limit) or more, "
+                f"got {self.max_responses_per_second}"
+            )
         if self.tokens_per_block < 1 or self.tokens_per_block & (self.tokens_per_block - 1):
             raise ConfigurationError(f"tokens_per_block must be a power of two, got {self.tokens_per_block}")
         if not 0.0 <= self.kv_cache_free_gpu_mem_fraction <= 1.0:

@@ -32,6 +32,10 @@ class FakeExecutor(Executor):
     def limits(self) -> RequestLimits:
         return self._limits
 
+    @property
+    def device(self) -> str:
+        return "cuda"  # where no pace holds responses back
+
     def start(self) -> None:
         self.ready = True
 

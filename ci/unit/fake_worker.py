@@ -71,7 +71,9 @@ class FakeLeader:
             self._front, frame = self._socket.recv_multipart()
             message = decode_from_front(frame)
             if isinstance(message, Hello):
-                self._say(Welcome(front_id=7, limits=LIMITS, max_in_flight=MAX_IN_FLIGHT, pid=os.getpid()))
+                self._say(
+                    Welcome(front_id=7, limits=LIMITS, device="cuda", max_in_flight=MAX_IN_FLIGHT, pid=os.getpid())
+                )
             elif isinstance(message, Submit):
                 for request in message.requests:
                     self._obey(request)

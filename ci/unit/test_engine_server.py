@@ -38,7 +38,7 @@ class Scene:
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self.server = EngineServer(path, limits=LIMITS, max_in_flight=3, tick_seconds=1000)
+        self.server = EngineServer(path, limits=LIMITS, device="cpu", max_in_flight=3, tick_seconds=1000)
         self.links: list[EngineLink] = []
         self.heard: dict[EngineLink, list[FromLeader]] = {}
         self.inputs: list[RankInput] = []
@@ -206,6 +206,6 @@ def test_a_message_beyond_the_bound_costs_its_sender_the_connection(scene: Scene
 
 
 def test_an_idle_server_ticks(tmp_path: Path) -> None:
-    server = EngineServer(tmp_path / "s", limits=LIMITS, tick_seconds=0.01)
+    server = EngineServer(tmp_path / "s", limits=LIMITS, device="cpu", tick_seconds=0.01)
     assert server.next_input(8, may_block=True) == RankInput(tick=True)
     server.close()

@@ -25,13 +25,13 @@ class Front(FrontExecutor):
         self.cancelled: list[int] = []
 
     def start(self) -> None:
-        self._engine_ready(LIMITS, 3, self.max_in_flight)
+        self._engine_ready(LIMITS, "cpu", 3, self.max_in_flight)
 
     def lose(self) -> None:
         self._engine_gone(EngineState.DOWN, "the ranks died")
 
     def recover(self, limits: RequestLimits = LIMITS) -> None:
-        self._engine_ready(limits, 3, self.max_in_flight)
+        self._engine_ready(limits, "cpu", 3, self.max_in_flight)
 
     def say(self, *responses: Response) -> None:
         self._deliver(responses)

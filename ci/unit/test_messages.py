@@ -49,7 +49,7 @@ def test_what_a_front_says_arrives_as_it_was(message: Hello | Submit | Cancel | 
 @pytest.mark.parametrize(
     "message",
     [
-        Welcome(front_id=3, limits=LIMITS, max_in_flight=9, pid=1),
+        Welcome(front_id=3, limits=LIMITS, device="cpu", max_in_flight=9, pid=1),
         Responses([Response(request_id=1, result=RESULT), Response(request_id=2, error="e", error_code="INTERNAL")]),
         Stats("{}", 3),
         Heartbeat(),

@@ -20,6 +20,8 @@ class LoadedRunner(Runner, Protocol):
     """A runner that has its weights and its KV cache."""
 
     limits: RequestLimits
+    device_type: str
+    """cpu or cuda."""
     num_blocks: int
     block_size: int
 

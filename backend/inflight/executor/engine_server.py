@@ -53,6 +53,7 @@ class EngineServer:
         path: Path,
         *,
         limits: RequestLimits,
+        device: str,
         max_in_flight: int = 0,
         tick_seconds: float = 1.0,
         stats_seconds: float = 0.05,
@@ -60,6 +61,7 @@ class EngineServer:
         """`path`: of the socket. `tick_seconds`: how often all ranks must answer. `stats_seconds`: at least so long
         between two statistics of a busy engine."""
         self._limits = limits
+        self._device = device
         self._max_in_flight = max_in_flight
         self._tick_seconds = tick_seconds
         self._stats_seconds = stats_seconds
@@ -171,7 +173,11 @@ class EngineServer:
             self._fronts[front] = self._num_fronts
             logger.info("front %d (process %d) has come", self._num_fronts, pid)
         welcome = Welcome(
-            front_id=self._fronts[front], limits=self._limits, max_in_flight=self._max_in_flight, pid=os.getpid()
+            front_id=self._fronts[front],
+            limits=self._limits,
+            device=self._device,
+            max_in_flight=self._max_in_flight,
+            pid=os.getpid(),
         )
         self._send(front, welcome)
         if self._latest_stats is not None:

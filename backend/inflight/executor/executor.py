@@ -22,6 +22,11 @@ class Executor(ABC):
     def limits(self) -> RequestLimits:
         """What the engine can ever serve; known once it is ready."""
 
+    @property
+    @abstractmethod
+    def device(self) -> str:
+        """What its ranks compute on, cpu or cuda; known once it is ready."""
+
     @abstractmethod
     def start(self) -> None:
         """Launch the ranks and wait until they serve. Raises ConfigurationError with the ranks' own sentence."""

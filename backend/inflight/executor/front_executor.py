@@ -49,6 +49,7 @@ class FrontExecutor(Executor):
         self._changed = threading.Condition(self._lock)
         self._state = EngineState.STARTING
         self._limits: RequestLimits | None = None
+        self._device = ""
         self._max_in_flight = 0
         self._front_id = 0
         self._num_ids = 0
@@ -64,6 +65,10 @@ class FrontExecutor(Executor):
         if self._limits is None:
             raise EngineUnavailable(DOWN)
         return self._limits
+
+    @property
+    def device(self) -> str:
+        return self._device
 
     def next_request_id(self) -> int:
         with self._lock:
@@ -131,9 +136,10 @@ class FrontExecutor(Executor):
 
     # -- for subclasses: news of the engine ----------------------------------------------------------------------------
 
-    def _engine_ready(self, limits: RequestLimits, front_id: int, max_in_flight: int) -> None:
+    def _engine_ready(self, limits: RequestLimits, device: str, front_id: int, max_in_flight: int) -> None:
         with self._changed:
-            self._limits, self._front_id, self._max_in_flight = limits, front_id, max_in_flight
+            self._limits, self._device = limits, device
+            self._front_id, self._max_in_flight = front_id, max_in_flight
             self._state = EngineState.READY
             self._changed.notify_all()
 

@@ -92,7 +92,7 @@ class InProcExecutor(FrontExecutor):
         rank = RankCallbacks(SingleRank(), self._leader)
         manager = make_manager(self._config, runner, rank.callbacks, raise_on_step_failure=False)
         rank.attach(manager)
-        self._engine_ready(runner.limits, front_id=1, max_in_flight=max_in_flight(self._config))
+        self._engine_ready(runner.limits, runner.device_type, front_id=1, max_in_flight=max_in_flight(self._config))
         self._started.set()
         manager.run()
         self._leader.deliver_responses()

@@ -48,6 +48,8 @@ class Welcome(msgspec.Struct, frozen=True, tag=True):
     front_id: int
     """The upper 16 bits of the front's request ids."""
     limits: RequestLimits
+    device: str
+    """What the ranks compute on, cpu or cuda."""
     max_in_flight: int
     """Requests that the engine accepts from all fronts together; 0 = no limit."""
     pid: int

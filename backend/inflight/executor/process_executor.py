@@ -254,7 +254,7 @@ class ProcessExecutor(FrontExecutor):
         elif isinstance(message, Stats):
             self._report_stats(message.json, message.num_queued)
         elif isinstance(message, Welcome):
-            self._engine_ready(message.limits, message.front_id, message.max_in_flight)
+            self._engine_ready(message.limits, message.device, message.front_id, message.max_in_flight)
             self._settled.set()
         elif isinstance(message, Fatal):
             return message.reason

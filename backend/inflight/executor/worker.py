@@ -76,6 +76,7 @@ def _serve(config: EngineConfig, launch: Launch, group: RankGroup, runner: Loade
         leader = EngineServer(
             launch.socket_path,
             limits=runner.limits,
+            device=runner.device_type,
             max_in_flight=max_in_flight(config),
             tick_seconds=min(MAX_TICK_SECONDS, config.worker_heartbeat_timeout_ms / 1000 / TICKS_PER_TIMEOUT),
             stats_seconds=config.stats_check_period_ms / 2000,

@@ -46,7 +46,7 @@ class StepHandle:
 
 
 class ModelRunner:
-    """Built by `load`. `limits`, `num_blocks` and `block_size` are what the scheduler must know."""
+    """Built by `load`. `limits`, `num_blocks`, `block_size` and `device_type` are what others must know of it."""
 
     def __init__(
         self,
@@ -68,6 +68,7 @@ class ModelRunner:
         2 cores then takes 38 ms instead of 17.
         """
         self.limits = limits
+        self.device_type = device.type
         self.num_blocks = kv_cache.num_blocks
         self.block_size = block_size
         self._decoder = decoder

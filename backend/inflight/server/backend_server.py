@@ -10,6 +10,7 @@ A request that is refused is answered at once by the thread that brought it: nob
 from __future__ import annotations
 
 import logging
+import os
 import threading
 from collections.abc import Sequence
 from dataclasses import replace
@@ -29,6 +30,7 @@ from inflight.server.outcome import ended
 from inflight.server.reply import Reply
 from inflight.server.request_builder import RequestBuilder
 from inflight.server.request_parameters import read_parameters
+from inflight.server.response_pace import ResponsePace, choose_rate
 from inflight.server.safe_text import safe_text
 from inflight.server.sending_thread import SendingThread, log_failure
 from inflight.server.text_decoder import make_text_decoder
@@ -78,7 +80,8 @@ class BackendServer:
             executor.num_requests_in_flight,
             executor.num_requests_queued,
         )
-        self._sending = SendingThread(executor, self._items, self._on_end)
+        rate = choose_rate(config.max_responses_per_second, executor.device, len(os.sched_getaffinity(0)))
+        self._sending = SendingThread(executor, self._items, ResponsePace(rate), self._on_end)
         self._watch = WatchThread(
             executor, self._items, config.cancellation_check_period_ms / 1000, self._on_engine_lost
         )

@@ -1,7 +1,8 @@
 """The one thread that answers requests which the engine has accepted.
 
 It takes every response that has come, merges those of the same request, and sends each request one response. While it
-sends, more come: so a busy server sends fewer and larger responses, and an idle one every token at once.
+sends, more come: so a busy server sends fewer and larger responses, and an idle one every token at once. Where
+answering takes cores from the ranks, streams under way also wait for a pace; first and last responses never do.
 """
 
 from __future__ import annotations
@@ -9,12 +10,13 @@ from __future__ import annotations
 import logging
 import threading
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Container
 from functools import partial
 
 from inflight.errors import EngineUnavailable, RequestCancelled, ResponseFailed
 from inflight.executor.executor import Executor
 from inflight.result import Response
+from inflight.server.response_pace import ResponsePace
 from inflight.server.work_item import WorkItem
 from inflight.server.work_items import WorkItems
 
@@ -30,10 +32,15 @@ NOT_MADE = "the response could not be made"
 class SendingThread:
     """Started once, finished after the executor was shut down."""
 
-    def __init__(self, executor: Executor, items: WorkItems, on_end: Callable[[WorkItem, Response], None]) -> None:
+    def __init__(
+        self, executor: Executor, items: WorkItems, pace: ResponsePace, on_end: Callable[[WorkItem, Response], None]
+    ) -> None:
         """`on_end(item, last)` is called once for each request, after the engine's `last` word on it."""
         self._executor = executor
         self._items = items
+        self._pace = pace
+        self._held: dict[int, WorkItem] = {}
+        """Requests with news for their clients, by request id."""
         self._on_end = on_end
         self._stopping = threading.Event()
         self._thread = threading.Thread(target=self._run, name="inflight-send", daemon=True)
@@ -56,8 +63,9 @@ class SendingThread:
     def _run(self) -> None:
         try:
             while True:
-                responses = self._executor.await_responses(timeout=WAIT_SECONDS)
-                if responses:
+                wait_seconds = self._pace.seconds_closed() if self._held else WAIT_SECONDS
+                responses = self._executor.await_responses(timeout=wait_seconds)
+                if responses or self._held:
                     self.deliver(responses)
                 elif self._stopping.wait(IDLE_SECONDS):
                     break
@@ -68,7 +76,7 @@ class SendingThread:
             self._end(item, Response.of_error(item.request.request_id, gone))
 
     def deliver(self, responses: list[Response]) -> None:
-        """Merge and send. A request that cannot be served fails alone."""
+        """Merge, and send what must not wait or need not. A request that cannot be served fails alone."""
         touched: dict[int, WorkItem] = {}
         last: dict[int, Response] = {}
         for response in responses:
@@ -80,8 +88,9 @@ class SendingThread:
                 last[response.request_id] = response
             if response.result is not None:
                 self._guard(item, partial(item.add, response.result))
+        self._held |= {request_id: item for request_id, item in touched.items() if item.has_news}
+        self._send_ripe(last)
         for request_id, item in touched.items():
-            self._guard(item, item.deliver)
             if item.is_answered:
                 self._items.release_triton_id(item)
             if request_id in last:
@@ -89,6 +98,15 @@ class SendingThread:
             elif item.is_answered:
                 # A stop string was found: ranks still compute for it.
                 self._guard(item, partial(self._executor.cancel_request, request_id))
+
+    def _send_ripe(self, last: Container[int]) -> None:
+        """One response to each request that the pace lets pass, and to those whose ids are in `last`."""
+        is_open = not self._pace.seconds_closed()
+        ripe = [key for key, item in self._held.items() if is_open or key in last or not item.can_wait]
+        for request_id in ripe:
+            item = self._held.pop(request_id)
+            self._guard(item, item.deliver)
+        self._pace.count(len(ripe))
 
     def _end(self, item: WorkItem, last: Response) -> None:
         request_id = item.request.request_id

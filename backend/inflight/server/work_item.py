@@ -69,11 +69,24 @@ class WorkItem:
         self._log_probs: list[float] = []
         self._cum_log_prob = 0.0
         self._num_undelivered = 0
+        self._has_streamed = False
 
     @property
     def is_finished(self) -> bool:
         """Nothing more will be added."""
         return self._finish_reason is not FinishReason.NOT_FINISHED
+
+    @property
+    def has_news(self) -> bool:
+        """There is something that its client should have: at once if it is a stream, at the end if not."""
+        if self.is_answered:
+            return False
+        return self.is_finished or (self.client.stream and not self.is_cancelled and self._has_something_to_show())
+
+    @property
+    def can_wait(self) -> bool:
+        """Its client has had a first response, and the next one is not the last."""
+        return self._has_streamed and not self.is_finished
 
     @property
     def is_completed(self) -> bool:
@@ -108,13 +121,14 @@ class WorkItem:
             self._finish_reason = FinishReason.STOP_WORDS
 
     def deliver(self) -> None:
-        """Send what has come, if this is the time for it: at once to a stream, at the end to others."""
-        if self.is_answered:
+        """Send what has come, if there is news."""
+        if not self.has_news:
             return
         if self.is_finished:
             self._send_final(self._take_chunk())
-        elif self.client.stream and not self.is_cancelled and self._has_something_to_show():
+        else:
             self._reply.send(self._dialect.write(self._take_chunk(), self.client, self._requested))
+            self._has_streamed = True
 
     def fail(self, code: str, message: str) -> None:
         """Send the final response as an error, unless one was sent."""
