@@ -79,7 +79,7 @@ class EngineConfig:
     """Share blocks of equal prefixes between requests of the same salt."""
 
     cpu_compile: str = "auto"
-    """auto (compile one bfloat16 rank's layers for a CPU with fast bfloat16, given a C++ compiler), true or false."""
+    """Layers in C++: auto (one bfloat16 rank, a CPU with AVX-512 for bfloat16, g++ at hand), true or false."""
     num_threads: int = 0
     """Threads of one rank on CPU; 0 = cores divided by ranks."""
 

@@ -69,6 +69,13 @@ def keep_freed_memory() -> None:
             mallopt(parameter, value)
 
 
+def give_back_memory() -> None:
+    """Give the system once what malloc keeps: weights that were laid out anew elsewhere, say."""
+    malloc_trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
+    if malloc_trim is not None:
+        malloc_trim(0)
+
+
 def free_memory(device: torch.device, num_ranks: int) -> int:
     """Bytes that may still be taken: of the GPU, or this rank's share of the host's."""
     if device.type == "cuda":

@@ -17,7 +17,7 @@ from inflight.models.config import ModelConfig
 from inflight.models.decoder import Decoder, load_decoder, num_local_kv_heads
 from inflight.models.weights import WeightLoader
 from inflight.request import RequestLimits
-from inflight.runtime.device import choose_device, choose_dtype, count_threads
+from inflight.runtime.device import choose_device, choose_dtype, count_threads, give_back_memory
 from inflight.runtime.kv_cache import KVCache, KVCacheShape, count_blocks
 
 
@@ -59,9 +59,12 @@ def load_engine(config: EngineConfig, rank_group: RankGroup) -> LoadedEngine:
         kv_cache_tokens=num_blocks * config.tokens_per_block,
     )
     kv_cache = KVCache(shape, num_blocks, device)
-    compiles = should_compile(config, decoder, device)
+    network: Decoder | CompiledDecoder = decoder
+    if should_compile(config, decoder, device):
+        network = compile_decoder(config, decoder, kv_cache.layers)
+        give_back_memory()
     return LoadedEngine(
-        decoder=compile_decoder(config, decoder, kv_cache.layers) if compiles else decoder,
+        decoder=network,
         kv_cache=kv_cache,
         limits=limits,
         group=group,

@@ -11,13 +11,25 @@ constexpr int64_t ROWS_AT_ONCE = 32;
 /// Of 72, 300, 600 and 1000 KiB this made products of 1,024 rows fastest (2 MiB of second cache).
 constexpr int64_t GROUP_BYTES = 600 * 1024;
 
-/// Each thread of the team calls it, does some of the items, and leaves when all are done. Threads take runs of items,
+/// Until all threads of the team have come here.
+inline void wait_for_all() {
+#pragma omp barrier
+}
+
+/// Each thread of the team calls it, does some of the items, and leaves when none is left. Threads take runs of items,
 /// about eight each: to take every item by itself would cost more than a norm of a row.
 template <class Item>
-inline void share(int64_t num_items, Item item) {
+inline void share_and_go_on(int64_t num_items, Item item) {
   const int64_t run = std::max<int64_t>(num_items / (8 * omp_get_num_threads()), 1);
-#pragma omp for schedule(dynamic, run)
+#pragma omp for schedule(dynamic, run) nowait
   for (int64_t i = 0; i < num_items; ++i) item(i);
+}
+
+/// The same, but threads leave when all items are done.
+template <class Item>
+inline void share(int64_t num_items, Item item) {
+  share_and_go_on(num_items, item);
+  wait_for_all();
 }
 
 /// Lay out the rows of `weight` (num_outputs, num_inputs) as panels: panel p has the rows `row_of(p, 0..31)`, no row

@@ -164,17 +164,22 @@ inline void prefill_attention(const Network& network, const Layer& layer, const 
   int64_t used = 0;
   for (int64_t row = 0; row < batch.num_prefills; ++row) {
     const Chunk chunk = find_chunk(network, batch, row, layer.sliding_window, workspace, used);
-    const int64_t panels = ceil_div(chunk.num_keys, PANEL);
-    share(panels * network.num_kv_heads, [&](int64_t item) {
+    share_and_go_on(ceil_div(chunk.num_keys, PANEL) * network.num_kv_heads, [&](int64_t item) {
       pack_keys_and_values(network, layer, chunk, item % network.num_kv_heads, item / network.num_kv_heads * PANEL);
     });
+  }
+  wait_for_all();
+  used = 0;
+  for (int64_t row = 0; row < batch.num_prefills; ++row) {
+    const Chunk chunk = find_chunk(network, batch, row, layer.sliding_window, workspace, used);
     const int64_t tiles = ceil_div(chunk.num_tokens, QUERIES_AT_ONCE);
     // Late queries see most: they go first, so that no thread is left alone with one.
-    share(tiles * network.num_heads, [&](int64_t item) {
+    share_and_go_on(tiles * network.num_heads, [&](int64_t item) {
       const int64_t start = (tiles - 1 - item / network.num_heads) * QUERIES_AT_ONCE;
       attend_queries(network, layer, chunk, item % network.num_heads, start, qkv, out);
     });
   }
+  wait_for_all();
 }
 
 }  // namespace inflight
