@@ -186,8 +186,8 @@ def test_logits_are_as_exact_as_those_of_torch(
     # token one was seen at 1.65 of the other. 2**-9 is one rounding to bfloat16.
     assert ours < 2 * of_torch + 2**-9
     for mine, theirs in zip(compiled_network.cache.layers, torch_network.cache.layers, strict=True):
-        torch.testing.assert_close(mine.keys, theirs.keys, rtol=0.05, atol=0.1)
-        torch.testing.assert_close(mine.values, theirs.values, rtol=0.05, atol=0.1)
+        assert (mine.keys - theirs.keys).norm() < 0.02 * theirs.keys.norm()
+        assert (mine.values - theirs.values).norm() < 0.02 * theirs.values.norm()
 
 
 @needs_compiler
@@ -335,7 +335,7 @@ def test_the_compiler_has_nothing_to_say(flags: tuple[str, ...], tmp_path: Path)
     [
         ("llama-wide", {"dtype": "float32"}, r"it is for bfloat16 \(key dtype\)"),
         ("llama-wide", {"tensor_parallel_size": "2"}, "it is for one rank on a CPU"),
-        ("llama", {"dtype": "bfloat16"}, "hidden, head and intermediate size are not all multiples of 32"),
+        ("llama", {"dtype": "bfloat16"}, "hidden and head size are not both multiples of 32"),
     ],
 )
 def test_what_stands_against_it_is_said_only_if_it_was_asked_for(

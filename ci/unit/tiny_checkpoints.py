@@ -84,18 +84,18 @@ COMPILED_CONFIGS: dict[str, PreTrainedConfig] = {
     "llama-wide": _llama(
         max_position_embeddings=1024,
         hidden_size=96,
-        intermediate_size=160,
+        intermediate_size=150,
         num_attention_heads=6,
         head_dim=32,
         attention_bias=True,
         mlp_bias=True,
         tie_word_embeddings=True,
     ),
-    # Norms on the heads, windows on some layers, five query heads on one key head.
+    # Norms on the heads, windows on some layers, five query heads on one key head; the MLP needs padding.
     "qwen3-wide": _qwen3(
         max_position_embeddings=1024,
         hidden_size=64,
-        intermediate_size=96,
+        intermediate_size=90,
         num_attention_heads=5,
         num_key_value_heads=1,
         head_dim=64,

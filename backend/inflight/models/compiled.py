@@ -8,12 +8,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from inflight.config import EngineConfig
 from inflight.errors import ConfigurationError
 from inflight.layers.attention import AttentionMetadata, LayerCache
 from inflight.layers.decoder_layer import DecoderLayer
+from inflight.layers.mlp import GatedMLP
 from inflight.layers.vocabulary import VocabularyParallelEmbedding
 from inflight.models.decoder import Decoder
 from inflight_kernels import cpu
@@ -96,15 +98,32 @@ def _shape(layer: DecoderLayer) -> cpu.StackShape:
         num_heads=attention.num_heads,
         num_kv_heads=attention.num_kv_heads,
         head_dim=attention.head_dim,
-        intermediate=layer.mlp.down.weight_OI.shape[1],
+        intermediate=_padded(layer.mlp.down.weight_OI.shape[1]),
         scale=attention.scale,
         norm_eps=layer.input_norm.eps,
         head_norm_eps=attention.norm_eps,
     )
 
 
+def _padded(intermediate: int) -> int:
+    return -(-intermediate // cpu.STEP) * cpu.STEP
+
+
+def _pad_mlp(mlp: GatedMLP) -> None:
+    """Make its intermediate size one that can be packed, with features that are 0: silu(0) * 0 = 0."""
+    size = mlp.down.weight_OI.shape[1]
+    more = _padded(size) - size
+    if not more:
+        return
+    mlp.gate_up.weight_OI = F.pad(mlp.gate_up.weight_OI.view(2, size, -1), (0, 0, 0, more)).flatten(0, 1)
+    if mlp.gate_up.bias_O is not None:
+        mlp.gate_up.bias_O = F.pad(mlp.gate_up.bias_O.view(2, size), (0, more)).flatten()
+    mlp.down.weight_OI = F.pad(mlp.down.weight_OI, (0, more))
+
+
 def _take_layer(library: NativeLibrary, layer: DecoderLayer, cache: LayerCache, arena: HugePageArena) -> LayerTensors:
     attention, mlp = layer.attention, layer.mlp
+    _pad_mlp(mlp)
     packed = [
         PackedWeight.pack(library, linear.weight_OI, arena, gated=linear is mlp.gate_up) for linear in layer.linears
     ]

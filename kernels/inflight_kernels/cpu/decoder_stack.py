@@ -29,14 +29,15 @@ class StackShape:
     num_kv_heads: int
     head_dim: int
     intermediate: int
+    """A multiple of 32: features beyond the checkpoint's are 0."""
     scale: float
     norm_eps: float
     head_norm_eps: float
 
     def find_obstacle(self) -> str:
         """Why layers of this shape cannot be run, as half a sentence; empty if they can."""
-        if any(size % STEP for size in (self.hidden, self.head_dim, self.intermediate)):
-            return f"hidden, head and intermediate size are not all multiples of {STEP}"
+        if self.hidden % STEP or self.head_dim % STEP:
+            return f"hidden and head size are not both multiples of {STEP}"
         return f"a head is larger than {MAX_HEAD_DIM}" if self.head_dim > MAX_HEAD_DIM else ""
 
 
