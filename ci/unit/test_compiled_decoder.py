@@ -191,6 +191,24 @@ def test_logits_are_as_exact_as_those_of_torch(
 
 
 @needs_compiler
+@pytest.mark.parametrize("packed_at_once", [1, 6000, 13000])
+def test_chunks_that_do_not_fit_together_take_turns(
+    compiled_network: Network, packed_at_once: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    decoder, step = compiled_network.decoder, Step(prefills=[(0, 40), (20, 9), (0, 3), (64, 33)])
+    assert isinstance(decoder, CompiledDecoder)
+    workspaces = []
+    answers = []
+    for limit in (decoder.stack._network.packed_at_once, packed_at_once):
+        monkeypatch.setattr(decoder.stack, "_workspace", torch.empty(0, dtype=torch.uint8))
+        monkeypatch.setattr(decoder.stack._network, "packed_at_once", limit)
+        answers.append(compiled_network.logits(step))
+        workspaces.append(decoder.stack._workspace.numel())
+    assert torch.equal(*answers)
+    assert workspaces[1] < workspaces[0]
+
+
+@needs_compiler
 def test_only_a_part_of_each_head_is_rotated(compiled_network: Network, torch_network: Network) -> None:
     """No architecture of ours does it; the kernels can."""
     decoder, plain = compiled_network.decoder, torch_network.decoder

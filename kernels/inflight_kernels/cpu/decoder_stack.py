@@ -18,6 +18,9 @@ from inflight_kernels.cpu.library import NativeLibrary
 from inflight_kernels.cpu.packed_weight import STEP, PackedWeight
 
 MAX_HEAD_DIM = 256
+PACKED_AT_ONCE = 32 * 2**20
+"""Elements, 64 MiB: enough to keep threads busy. Without a limit, chunks behind one long prefix that they share would
+each have a copy of it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -88,7 +91,7 @@ class Batch:
 class _Network(ctypes.Structure):
     _fields_ = (
         *((name, c_int64) for name in ("num_layers", "hidden", "num_heads", "num_kv_heads", "head_dim")),
-        *((name, c_int64) for name in ("intermediate", "rotary_dim", "block_size")),
+        *((name, c_int64) for name in ("intermediate", "rotary_dim", "block_size", "packed_at_once")),
         *((name, c_float) for name in ("scale", "norm_eps", "head_norm_eps")),
         *((name, c_void_p) for name in ("norm", "cos_sin")),
     )
@@ -142,6 +145,7 @@ class DecoderStack:
             intermediate=shape.intermediate,
             rotary_dim=cos_sin.shape[1],
             block_size=layers[0].keys.shape[1],
+            packed_at_once=PACKED_AT_ONCE,
             scale=shape.scale,
             norm_eps=shape.norm_eps,
             head_norm_eps=shape.head_norm_eps,

@@ -38,13 +38,6 @@ struct Workspace {
   }
 };
 
-/// Elements of packed keys and values, for layers without a window, which need most.
-int64_t count_packed(const Network& network, const Batch& batch) {
-  int64_t used = 0;
-  for (int64_t row = 0; row < batch.num_prefills; ++row) find_chunk(network, batch, row, 0, nullptr, used);
-  return used;
-}
-
 void attention(const Network& network, const Layer& layer, const Batch& batch, int64_t num_parts,
                const Workspace& work) {
   if (batch.num_decodes) decode_attention(network, layer, batch, num_parts, work.qkv, work.parts, work.attended);

@@ -12,6 +12,8 @@ struct Network {
   int64_t rotary_dim;
   /// Tokens of a block of the KV cache.
   int64_t block_size;
+  /// Elements of keys and values that prompts may have packed at the same time; a single chunk may have more.
+  int64_t packed_at_once;
   float scale, norm_eps, head_norm_eps;
   /// (hidden)
   const Bf16* norm;

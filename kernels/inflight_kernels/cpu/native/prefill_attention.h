@@ -1,7 +1,8 @@
 // Causal attention of prompt chunks over the paged cache: flash attention in products with panels.
 //
-// A sequence's keys and values are packed as panels first, once for all queries. Then each item is 32 queries of one
-// head: they pass over the keys that they see 128 at a time, with a running maximum and sum of each row.
+// A sequence's keys and values are packed as panels first, once for all queries, of as many chunks as the workspace has
+// room for. Then each item is 32 queries of one head: they pass over the keys that they see 128 at a time, with a
+// running maximum and sum of each row.
 #pragma once
 
 #include "linear.h"
@@ -38,6 +39,17 @@ inline Chunk find_chunk(const Network& network, const Batch& batch, int64_t row,
   chunk.values = workspace + used + elements;
   used += 2 * elements;
   return chunk;
+}
+
+/// Elements of the workspace that a batch needs. Layers without a window need most.
+inline int64_t count_packed(const Network& network, const Batch& batch) {
+  int64_t total = 0, largest = 0;
+  for (int64_t row = 0; row < batch.num_prefills; ++row) {
+    const int64_t before = total;
+    find_chunk(network, batch, row, 0, nullptr, total);
+    largest = std::max(largest, total - before);
+  }
+  return std::max(std::min(total, network.packed_at_once), largest);
 }
 
 /// Lay out 32 keys and values of one head, from `start` of the chunk on.
@@ -158,11 +170,11 @@ inline void attend_queries(const Network& network, const Layer& layer, const Chu
   }
 }
 
-/// All chunks of a batch. `qkv` and `out` start at the first prefilling token and have room for 32 more.
-inline void prefill_attention(const Network& network, const Layer& layer, const Batch& batch, const Bf16* qkv,
-                              Bf16* workspace, Bf16* out) {
+/// Chunks of prefills `first` to `end`, whose keys and values the workspace has room for.
+inline void attend_chunks(const Network& network, const Layer& layer, const Batch& batch, int64_t first, int64_t end,
+                          const Bf16* qkv, Bf16* workspace, Bf16* out) {
   int64_t used = 0;
-  for (int64_t row = 0; row < batch.num_prefills; ++row) {
+  for (int64_t row = first; row < end; ++row) {
     const Chunk chunk = find_chunk(network, batch, row, layer.sliding_window, workspace, used);
     share_and_go_on(ceil_div(chunk.num_keys, PANEL) * network.num_kv_heads, [&](int64_t item) {
       pack_keys_and_values(network, layer, chunk, item % network.num_kv_heads, item / network.num_kv_heads * PANEL);
@@ -170,7 +182,7 @@ inline void prefill_attention(const Network& network, const Layer& layer, const 
   }
   wait_for_all();
   used = 0;
-  for (int64_t row = 0; row < batch.num_prefills; ++row) {
+  for (int64_t row = first; row < end; ++row) {
     const Chunk chunk = find_chunk(network, batch, row, layer.sliding_window, workspace, used);
     const int64_t tiles = ceil_div(chunk.num_tokens, QUERIES_AT_ONCE);
     // Late queries see most: they go first, so that no thread is left alone with one.
@@ -180,6 +192,21 @@ inline void prefill_attention(const Network& network, const Layer& layer, const 
     });
   }
   wait_for_all();
+}
+
+/// All chunks of a batch. `qkv` and `out` start at the first prefilling token and have room for 32 more; `workspace`
+/// has room for `count_packed` elements.
+inline void prefill_attention(const Network& network, const Layer& layer, const Batch& batch, const Bf16* qkv,
+                              Bf16* workspace, Bf16* out) {
+  const int64_t room = count_packed(network, batch);
+  for (int64_t first = 0, end; first < batch.num_prefills; first = end) {
+    int64_t used = 0;
+    for (end = first; end < batch.num_prefills; ++end) {
+      find_chunk(network, batch, end, layer.sliding_window, workspace, used);
+      if (used > room) break;
+    }
+    attend_chunks(network, layer, batch, first, end, qkv, workspace, out);
+  }
 }
 
 }  // namespace inflight
