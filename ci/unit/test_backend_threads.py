@@ -493,8 +493,9 @@ def test_a_stream_under_way_waits_for_the_pace_and_loses_nothing(paced, executor
     for request in (first, second):
         paced.accept(request)
     one, two = executor.enqueued
-    paced.sending.deliver([tokens(one, [97])])
-    paced.sending.deliver([tokens(one, [98]), tokens(two, [120])])  # the pace is closed; a first response never waits
+    paced.pace.count(1)
+    paced.sending.deliver([tokens(one, [97])])  # the pace is closed; a first response never waits
+    paced.sending.deliver([tokens(one, [98]), tokens(two, [120])])
     paced.sending.deliver([tokens(one, [99])])
     texts = [[response["text_output"] for response in request.sender.responses] for request in (first, second)]
     assert texts == [["a"], ["x"]]
@@ -512,23 +513,30 @@ def test_held_tokens_leave_before_the_error_that_ends_their_stream(paced, execut
     request = pb.request({**PROMPT, "stream": True})
     paced.accept(request)
     (key,) = executor.enqueued
+    paced.pace.count(1)
     paced.sending.deliver([tokens(key, [97])])
     paced.sending.deliver([tokens(key, [98])])
+    assert len(request.sender.responses) == 1
     paced.sending.deliver([Response.of_error(key, StepFailed("gone"))])
     assert [response["text_output"] for response in request.sender.responses[:2]] == ["a", "b"]
     assert request.sender.num_finals == 1
 
 
-def test_what_nobody_sees_does_not_count(paced, executor: FakeExecutor) -> None:
-    """Tokens of a request that is not streamed, until the last."""
-    request = pb.request({**PROMPT, "exclude_input_in_output": True})
-    paced.accept(request)
-    (key,) = executor.enqueued
-    paced.sending.deliver([tokens(key, [97])])
+def test_who_never_waits_does_not_close_the_pace(paced, executor: FakeExecutor) -> None:
+    """First and last responses, and tokens of a request that is not streamed: a stream could starve behind them."""
+    stream, other = pb.request({**PROMPT, "stream": True}), pb.request({**PROMPT, "exclude_input_in_output": True})
+    for request in (stream, other):
+        paced.accept(request)
+    streamed, whole = executor.enqueued
+    paced.sending.deliver([tokens(streamed, [97]), tokens(whole, [97])])
+    paced.sending.deliver([tokens(whole, [98], FinishReason.LENGTH)])
+    assert [response["text_output"] for response in other.sender.responses] == ["ab"]
     assert paced.pace.seconds_closed() == 0.0
-    paced.sending.deliver([tokens(key, [98], FinishReason.LENGTH)])
-    assert [response["text_output"] for response in request.sender.responses] == ["ab"]
+    paced.sending.deliver([tokens(streamed, [98])])
+    assert [response["text_output"] for response in stream.sender.responses] == ["a", "b"]
     assert paced.pace.seconds_closed() > 3500
+    paced.sending.deliver([tokens(streamed, [99], FinishReason.LENGTH)])
+    assert stream.sender.num_finals == 1 and paced.pace.seconds_closed() < 3601
 
 
 def test_the_pace_is_for_cpus_unless_it_is_named() -> None:

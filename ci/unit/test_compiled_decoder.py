@@ -6,49 +6,35 @@ Run: pytest ci/unit/test_compiled_decoder.py
 
 from __future__ import annotations
 
-import subprocess
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 import pytest
 import torch
+from compiled_network import BLOCK_SIZE, Network, Step, config_of, needs_compiler
 from model_driver import Driver, Work
 from tiny_checkpoints import COMPILED_CONFIGS, TinyCheckpoint, make_checkpoint, make_prompt
 from torch import Tensor
 
 from inflight.config import EngineConfig
 from inflight.distributed.rank_group import SingleRank
-from inflight.errors import ConfigurationError
-from inflight.layers.attention import AttentionMetadata
+from inflight.distributed.tensor_parallel import TensorParallelGroup
+from inflight.layers.attention import Attention
+from inflight.layers.decoder_layer import DecoderLayer
+from inflight.layers.linear import ColumnParallelLinear, RowParallelLinear
+from inflight.layers.mlp import GatedMLP
+from inflight.layers.rms_norm import RMSNorm
+from inflight.layers.rotary import RopeConfig, cos_sin_table
+from inflight.layers.vocabulary import VocabularyParallelEmbedding, VocabularyParallelHead
 from inflight.models import compiled
 from inflight.models.compiled import CompiledDecoder
 from inflight.models.decoder import Decoder
-from inflight.runtime import loading
-from inflight.runtime.kv_cache import KVCache
+from inflight.runtime.kv_cache import KVCache, KVCacheShape
 from inflight.runtime.model_runner import ModelRunner
-from inflight_kernels.cpu import CompilerFailed, HugePageArena, PackedWeight, find_obstacle, library, load_library
+from inflight_kernels.cpu import load_library
 
 NUM_TOKENS = 24
-BLOCK_SIZE = 4
-
-needs_compiler = pytest.mark.skipif(bool(find_obstacle()), reason=f"cannot compile here: {find_obstacle()}")
-
-
-def config_of(checkpoint: TinyCheckpoint, cpu_compile: str, **options: str) -> EngineConfig:
-    return EngineConfig.from_parameters(
-        {
-            "gpt_model_path": str(checkpoint.folder),
-            "device": "cpu",
-            "max_batch_size": "8",
-            "max_num_tokens": "256",
-            "max_seq_len": "0",
-            "tokens_per_block": str(BLOCK_SIZE),
-            "max_tokens_in_paged_kv_cache": "4096",
-            "cpu_compile": cpu_compile,
-            **options,
-        }
-    )
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -64,71 +50,6 @@ def checkpoint(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPath
     checkpoint = make_checkpoint(tmp_path_factory.mktemp(request.param), request.param, dtype=torch.bfloat16)
     checkpoint.model.float()
     return checkpoint
-
-
-@dataclass(frozen=True)
-class Step:
-    """Contexts of decoding rows, this step's token included; (computed before, tokens of the chunk) of prefills."""
-
-    decodes: Sequence[int] = ()
-    prefills: Sequence[tuple[int, int]] = ()
-
-    @property
-    def contexts(self) -> list[int]:
-        return [*self.decodes, *(before + count for before, count in self.prefills)]
-
-    def metadata(self) -> AttentionMetadata:
-        """Blocks lie scrambled in the cache."""
-        counts = [1] * len(self.decodes) + [count for _, count in self.prefills]
-        width = -(-max(self.contexts) // BLOCK_SIZE)
-        generator = torch.Generator().manual_seed(1)
-        table = torch.randperm(len(counts) * width, generator=generator, dtype=torch.int32).view(len(counts), width)
-        positions, slots = [], []
-        for row, (context, count) in enumerate(zip(self.contexts, counts, strict=True)):
-            for place in range(context - count, context):
-                positions.append(place)
-                slots.append(int(table[row, place // BLOCK_SIZE]) * BLOCK_SIZE + place % BLOCK_SIZE)
-        num_decodes, lens = len(self.decodes), torch.tensor(self.contexts, dtype=torch.int32)
-        starts = torch.tensor([0, *counts[num_decodes:]], dtype=torch.int32).cumsum(0, dtype=torch.int32)
-        return AttentionMetadata(
-            positions_T=torch.tensor(positions),
-            slot_mapping_T=torch.tensor(slots),
-            num_decodes=num_decodes,
-            decode_block_table=table[:num_decodes],
-            decode_seq_lens_N=lens[:num_decodes],
-            num_prefills=len(self.prefills),
-            prefill_block_table=table[num_decodes:],
-            prefill_seq_lens_P=lens[num_decodes:],
-            prefill_start_loc=starts,
-            max_prefill_len=max(counts[num_decodes:], default=0),
-        )
-
-
-@dataclass
-class Network:
-    """One decoder and its cache, filled with a context that all have in common."""
-
-    decoder: Decoder | CompiledDecoder
-    cache: KVCache
-
-    @classmethod
-    def load(cls, checkpoint: TinyCheckpoint, cpu_compile: str, dtype: str) -> Network:
-        engine = loading.load_engine(config_of(checkpoint, cpu_compile, dtype=dtype), SingleRank())
-        return cls(engine.decoder, engine.kv_cache)
-
-    def fill_cache(self) -> None:
-        for number, layer in enumerate(self.cache.layers):
-            generator = torch.Generator().manual_seed(number)
-            for tensor in (layer.keys, layer.values):
-                tensor.copy_(torch.randn(tensor.shape, generator=generator).bfloat16())
-
-    @torch.inference_mode()
-    def logits(self, step: Step) -> Tensor:
-        self.fill_cache()
-        metadata = step.metadata()
-        token_ids = torch.randint(0, 203, metadata.positions_T.shape, generator=torch.Generator().manual_seed(2))
-        hidden_TD = self.decoder.forward(token_ids, self.cache.layers, metadata)
-        return self.decoder.logits(hidden_TD).float()
 
 
 @pytest.fixture(scope="module")
@@ -293,102 +214,86 @@ def test_tokens_in_a_mixed_batch(runner: ModelRunner, checkpoint: TinyCheckpoint
         assert_likeliest(checkpoint, work.prompt, work.output)
 
 
-@needs_compiler
-@pytest.mark.parametrize("num_tokens", [1, 3, 16, 33, 130])
-@pytest.mark.parametrize("num_outputs", [96, 203])
-def test_a_packed_product_is_the_product(num_tokens: int, num_outputs: int) -> None:
-    generator = torch.Generator().manual_seed(num_tokens)
-    weight = torch.randn(num_outputs, 64, generator=generator).bfloat16()
-    x = torch.randn(num_tokens, 64, generator=generator).bfloat16()
-    expected = (x.double() @ weight.double().T).float()
-    for tiles in (True, False):
-        packed = PackedWeight.pack(load_library(tiles=tiles), weight, HugePageArena())
-        # One rounding of the result to bfloat16 is 2**-9 of it.
-        torch.testing.assert_close(packed.linear(x).float(), expected, rtol=2**-8, atol=1e-4)
+@dataclass(frozen=True)
+class RandomHeads:
+    seed: int
+    head_dim: int
+    num_kv_heads: int
+    queries_of_key: int
+    window: int
+
+
+def random_decoder(heads: RandomHeads, dtype: torch.dtype) -> tuple[Decoder, KVCache]:
+    """Two layers, the second with a window. The same numbers for every type, those of bfloat16."""
+    generator = torch.Generator().manual_seed(heads.seed)
+
+    def random(*sizes: int, scale: float) -> Tensor:
+        return (torch.randn(sizes, generator=generator) * scale).bfloat16().to(dtype)
+
+    hidden, inner, queries = 64, 90, heads.num_kv_heads * heads.queries_of_key
+    group = TensorParallelGroup.create(SingleRank(), torch.device("cpu"), several_hosts=False)
+    cos_sin = cos_sin_table(RopeConfig(original_max_positions=1024), heads.head_dim, 1024)
+
+    def layer(window: int) -> DecoderLayer:
+        qkv_size = (queries + 2 * heads.num_kv_heads) * heads.head_dim
+        return DecoderLayer(
+            input_norm=RMSNorm(1 + random(hidden, scale=0.1), 1e-6),
+            qkv=ColumnParallelLinear(random(qkv_size, hidden, scale=0.2), None),
+            attention=Attention(
+                num_heads=queries,
+                num_kv_heads=heads.num_kv_heads,
+                head_dim=heads.head_dim,
+                scale=heads.head_dim**-0.5,
+                sliding_window=window,
+                cos_sin=cos_sin,
+            ),
+            output=RowParallelLinear(random(hidden, queries * heads.head_dim, scale=0.05), None, group),
+            post_attention_norm=RMSNorm(1 + random(hidden, scale=0.1), 1e-6),
+            mlp=GatedMLP(
+                gate_up=ColumnParallelLinear(random(2 * inner, hidden, scale=0.1), None),
+                down=RowParallelLinear(random(hidden, inner, scale=0.1), None, group),
+            ),
+        )
+
+    decoder = Decoder(
+        embedding=VocabularyParallelEmbedding(random(203, hidden, scale=1.0), group),
+        layers=[layer(0), layer(heads.window)],
+        norm=RMSNorm(1 + random(hidden, scale=0.1), 1e-6),
+        head=VocabularyParallelHead(random(203, hidden, scale=0.1), 203, group),
+    )
+    shape = KVCacheShape(
+        num_layers=2,
+        num_kv_heads=heads.num_kv_heads,
+        head_dim=heads.head_dim,
+        block_size=BLOCK_SIZE,
+        dtype=dtype,
+    )
+    return decoder, KVCache(shape, 1200, torch.device("cpu"))
+
+
+HEADS = [
+    RandomHeads(seed, head_dim, num_kv_heads, queries_of_key, window)
+    for seed, (head_dim, num_kv_heads, queries_of_key, window) in enumerate(
+        [(32, 1, 1, 16), (96, 2, 1, 31), (160, 1, 8, 33), (256, 1, 2, 127), (64, 3, 3, 128), (128, 1, 9, 65)]
+    )
+]
 
 
 @needs_compiler
-def test_what_cannot_be_packed_is_refused() -> None:
-    library = load_library()
-    for weight in (torch.zeros(32, 32), torch.zeros(32, 33).bfloat16()):
-        with pytest.raises(ValueError, match="cannot pack"):
-            PackedWeight.pack(library, weight, HugePageArena())
-
-
-def test_what_an_arena_gives_lies_in_its_regions_apart() -> None:
-    arena = HugePageArena()
-    taken = [arena.take(15, torch.float32), arena.take(7, torch.bfloat16), arena.take(3, torch.float32)]
-    assert [len(tensor) for tensor in taken] == [15, 7, 3]
-    assert all(tensor.data_ptr() % 64 == 0 and not tensor.any() for tensor in taken)
-    assert taken[0].untyped_storage().data_ptr() == taken[1].untyped_storage().data_ptr()
-    taken[0].fill_(1.0)
-    assert not taken[1].any() and not taken[2].any()
-    assert arena.take(300 * 2**20, torch.uint8).shape == (300 * 2**20,)  # more than a region holds
-
-
-@needs_compiler
-def test_the_second_time_nothing_is_compiled(checkpoint: TinyCheckpoint, cache: Path) -> None:
-    def list_libraries() -> dict[str, int]:
-        return {path.name: path.stat().st_mtime_ns for path in Path(cache, "cpu").iterdir()}
-
-    load_library()
-    before = list_libraries()
-    load_library()
-    assert before and list_libraries() == before
-    assert Path(cache, "cpu").stat().st_mode & 0o077 == 0
-
-
-@needs_compiler
-@pytest.mark.parametrize("flags", [(), ("-mno-amx-tile", "-mno-amx-bf16")])
-def test_the_compiler_has_nothing_to_say(flags: tuple[str, ...], tmp_path: Path) -> None:
-    # gcc 12 finds its own intrinsics to be uninitialized.
-    warnings = ("-Wall", "-Wextra", "-Wno-uninitialized", "-Wno-maybe-uninitialized")
-    command = ["g++", *library._FLAGS, *flags, *warnings, str(library._SOURCES / "decoder.cpp"), "-o"]
-    finished = subprocess.run([*command, str(tmp_path / "out.so")], capture_output=True, text=True, check=True)
-    assert finished.stderr == ""
-
-
-@pytest.mark.parametrize(
-    ("name", "options", "obstacle"),
-    [
-        ("llama-wide", {"dtype": "float32"}, r"it is for bfloat16 \(key dtype\)"),
-        ("llama-wide", {"tensor_parallel_size": "2"}, "it is for one rank on a CPU"),
-        ("llama", {"dtype": "bfloat16"}, "hidden and head size are not both multiples of 32"),
-    ],
-)
-def test_what_stands_against_it_is_said_only_if_it_was_asked_for(
-    tmp_path: Path, name: str, options: dict[str, str], obstacle: str
-) -> None:
-    checkpoint = make_checkpoint(tmp_path / "checkpoint", name, dtype=torch.bfloat16)
-    network = Network.load(checkpoint, "false", options.get("dtype", "bfloat16"))
-    assert isinstance(network.decoder, Decoder)
-    device = torch.device("cpu")
-    assert not compiled.should_compile(config_of(checkpoint, "auto", **options), network.decoder, device)
-    with pytest.raises(ConfigurationError, match=obstacle):
-        compiled.should_compile(config_of(checkpoint, "true", **options), network.decoder, device)
-
-
-def test_a_missing_compiler_or_processor_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(library, "_processor_flags", lambda: library._NEEDED_FLAGS)
-    monkeypatch.setenv("CXX", "no-such-compiler")
-    assert find_obstacle() == "no C++ compiler was found; install g++"
-    monkeypatch.setattr(library, "_processor_flags", lambda: frozenset({"avx512f"}))
-    assert find_obstacle() == "this processor has no AVX-512 for bfloat16"
-
-
-@needs_compiler
-def test_a_compiler_that_fails_leaves_torch(
-    checkpoint: TinyCheckpoint, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    compiler = tmp_path / "broken"
-    compiler.write_text("#!/bin/sh\necho 'decoder.cpp:1: error: out of ideas' >&2\nexit 1\n")
-    compiler.chmod(0o755)
-    monkeypatch.setenv("CXX", str(compiler))
-    with pytest.raises(CompilerFailed, match="out of ideas"):
-        load_library()
-    with pytest.raises(ConfigurationError, match="out of ideas"):
-        Network.load(checkpoint, "true", "bfloat16")
-    with caplog.at_level("WARNING"):
-        assert isinstance(Network.load(checkpoint, "auto", "bfloat16").decoder, Decoder)
-    assert "out of ideas" in caplog.text
-    assert not list(tmp_path.glob("*.so"))
+@pytest.mark.parametrize("tiles", [True, False])
+@pytest.mark.parametrize("heads", HEADS, ids=str)
+def test_heads_of_any_size_and_number(heads: RandomHeads, tiles: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    if not tiles:
+        monkeypatch.setattr(compiled.cpu, "load_library", lambda: load_library(tiles=False))
+    exact, plain = (Network(*random_decoder(heads, dtype)) for dtype in (torch.float32, torch.bfloat16))
+    decoder, cache = random_decoder(heads, torch.bfloat16)
+    ours = Network(compiled.compile_decoder(EngineConfig(cpu_compile="true"), decoder, cache.layers), cache)
+    borders = torch.randint(1, 300, (6,), generator=torch.Generator().manual_seed(heads.seed)).tolist()
+    for step in (
+        Step(decodes=[*borders, 63, 64, 65, 127, 128, 129]),
+        Step(decodes=[borders[0]]),
+        Step(decodes=[7], prefills=[(borders[1], 37), (0, 129), (63, 2), (128, 32)]),
+    ):
+        expected = exact.logits(step)
+        of_torch = (plain.logits(step) - expected).norm() / expected.norm()
+        assert (ours.logits(step) - expected).norm() / expected.norm() < 2 * of_torch + 2**-9

@@ -33,7 +33,7 @@ def load(checkpoint: TinyCheckpoint, device: str, **options: Any) -> ModelRunner
         max_num_tokens=256,
         tokens_per_block=BLOCK_SIZE,
         max_tokens_in_paged_kv_cache=1024,
-        cpu_compile="false",  # compiling takes a minute; compiled layers have tests of their own
+        cpu_compile="false",  # it is for bfloat16, and has tests of its own
         **{"max_seq_len": 100, **options},
     )
     return ModelRunner.load(config, SingleRank())

@@ -58,6 +58,8 @@ def should_compile(config: EngineConfig, decoder: Decoder, device: torch.device)
     obstacle = _find_obstacle(config, decoder, device)
     if config.cpu_compile == "true" and obstacle:
         raise ConfigurationError(f"cpu_compile is true, but {obstacle}; set cpu_compile to auto or false")
+    if config.cpu_compile == "auto" and obstacle and decoder.embedding.weight_UD.dtype == torch.bfloat16:
+        logger.info("the layers run in torch: %s", obstacle)
     return config.cpu_compile != "false" and not obstacle
 
 
@@ -72,12 +74,12 @@ def _find_obstacle(config: EngineConfig, decoder: Decoder, device: torch.device)
 def compile_decoder(config: EngineConfig, decoder: Decoder, caches: Sequence[LayerCache]) -> Decoder | CompiledDecoder:
     """`decoder`, which gives up its weights, compiled: a few seconds the first time on a machine.
 
-    If the compiler fails, `decoder` as it is, or a ConfigurationError where `cpu_compile` asks for more.
+    Where that fails, `decoder` as it is, or a ConfigurationError if `cpu_compile` asks for more.
     """
     started = time.monotonic()
     try:
         library = cpu.load_library()
-    except cpu.CompilerFailed as error:
+    except cpu.LibraryUnavailable as error:
         if config.cpu_compile == "true":
             raise ConfigurationError(f"cpu_compile is true, but {error}; set cpu_compile to auto or false") from error
         logger.warning("the layers run in torch, several times slower: %s", error)
@@ -87,6 +89,7 @@ def compile_decoder(config: EngineConfig, decoder: Decoder, caches: Sequence[Lay
     cos_sin = decoder.layers[0].attention.cos_sin
     stack = DecoderStack(library, shape, layers, norm_D=decoder.norm.weight_D, cos_sin=cos_sin)
     head = PackedWeight.pack(library, decoder.head.weight_UD[: decoder.head.vocab_size], arena)
+    decoder.head.weight_UD = decoder.head.weight_UD.new_empty(0)
     logger.info("the layers are compiled and packed after %.1f s", time.monotonic() - started)
     return CompiledDecoder(embedding=decoder.embedding, stack=stack, head=head)
 

@@ -31,5 +31,5 @@ class ResponsePace:
         return max(self._opens_at - time.monotonic(), 0.0) if self._seconds_each else 0.0
 
     def count(self, num_responses: int) -> None:
-        """So many have left, whether it was open or not."""
+        """So many have left."""
         self._opens_at = max(self._opens_at, time.monotonic()) + num_responses * self._seconds_each

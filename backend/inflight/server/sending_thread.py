@@ -89,7 +89,7 @@ class SendingThread:
             if response.result is not None:
                 self._guard(item, partial(item.add, response.result))
         self._held |= {request_id: item for request_id, item in touched.items() if item.has_news}
-        self._send_ripe(last)
+        self._send_ripe(touched, last)
         for request_id, item in touched.items():
             if item.is_answered:
                 self._items.release_triton_id(item)
@@ -99,14 +99,18 @@ class SendingThread:
                 # A stop string was found: ranks still compute for it.
                 self._guard(item, partial(self._executor.cancel_request, request_id))
 
-    def _send_ripe(self, last: Container[int]) -> None:
-        """One response to each request that the pace lets pass, and to those whose ids are in `last`."""
+    def _send_ripe(self, touched: dict[int, WorkItem], last: Container[int]) -> None:
+        """One response to each request that the pace lets pass, and to those whose ids are in `last`; adds them to
+        `touched`. Only who could have waited counts: others would close the pace for as long as they come."""
         is_open = not self._pace.seconds_closed()
         ripe = [key for key, item in self._held.items() if is_open or key in last or not item.can_wait]
+        num_paced = 0
         for request_id in ripe:
             item = self._held.pop(request_id)
+            touched[request_id] = item
+            num_paced += item.can_wait and item.has_news
             self._guard(item, item.deliver)
-        self._pace.count(len(ripe))
+        self._pace.count(num_paced)
 
     def _end(self, item: WorkItem, last: Response) -> None:
         request_id = item.request.request_id

@@ -7,16 +7,16 @@ them. Here one call runs all layers over weights laid out once. Needs g++ and AV
 
 from inflight_kernels.cpu.decoder_stack import Batch, DecoderStack, LayerTensors, StackShape
 from inflight_kernels.cpu.huge_pages import HugePageArena
-from inflight_kernels.cpu.library import CompilerFailed, NativeLibrary, find_obstacle, load_library
+from inflight_kernels.cpu.library import LibraryUnavailable, NativeLibrary, find_obstacle, load_library
 from inflight_kernels.cpu.packed_weight import STEP, PackedWeight
 
 __all__ = [
     "STEP",
     "Batch",
-    "CompilerFailed",
     "DecoderStack",
     "HugePageArena",
     "LayerTensors",
+    "LibraryUnavailable",
     "NativeLibrary",
     "PackedWeight",
     "StackShape",

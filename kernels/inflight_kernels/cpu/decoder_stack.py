@@ -178,7 +178,9 @@ class DecoderStack:
         network, layers, step = map(ctypes.addressof, (self._network, self._layers, native))
         num_bytes = self._library.inflight_workspace_bytes(network, step, threads)
         if num_bytes > self._workspace.numel():
-            self._workspace = torch.empty(num_bytes, dtype=torch.uint8)
+            self._workspace = self._workspace.new_empty(0)  # before the next one is taken
+            # Contexts grow chunk by chunk: not a new workspace for each of them.
+            self._workspace = torch.empty(num_bytes + num_bytes // 2, dtype=torch.uint8)
         residual_TD = torch.zeros_like(hidden_TD)
         self._library.inflight_decode(
             network,

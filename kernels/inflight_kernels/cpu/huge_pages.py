@@ -5,6 +5,7 @@ cores of a Xeon in a virtual machine, 2026-11-21).
 
 from __future__ import annotations
 
+import contextlib
 import mmap
 
 import torch
@@ -37,6 +38,7 @@ class HugePageArena:
 
 def _map_region(num_bytes: int) -> Tensor:
     region = mmap.mmap(-1, num_bytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-    if hasattr(mmap, "MADV_HUGEPAGE"):
+    # Python's headers know of huge pages or not, and so may the kernel.
+    with contextlib.suppress(AttributeError, OSError):
         region.madvise(mmap.MADV_HUGEPAGE)
     return torch.frombuffer(region, dtype=torch.uint8)

@@ -9,9 +9,11 @@ from __future__ import annotations
 import ctypes
 import hashlib
 import os
+import shlex
 import shutil
 import subprocess
 import tempfile
+from collections.abc import Sequence
 from ctypes import c_bool, c_int64, c_void_p
 from pathlib import Path
 from typing import Any
@@ -36,73 +38,95 @@ NativeLibrary = ctypes.CDLL
 """Its functions let other Python threads run meanwhile."""
 
 
-class CompilerFailed(Exception):
-    """g++ did not make the library; the message has its first error."""
+class LibraryUnavailable(Exception):
+    """It can be neither compiled nor loaded; the message says why."""
 
 
 def find_obstacle() -> str:
     """Why this machine cannot have the library, as half a sentence; empty if it can."""
     if not _processor_flags().issuperset(_NEEDED_FLAGS):
         return "this processor has no AVX-512 for bfloat16"
-    if _find_compiler() is None:
+    if not _find_compiler():
         return "no C++ compiler was found; install g++"
     return ""
 
 
 def load_library(*, tiles: bool = True) -> NativeLibrary:
-    """The library, from the cache or compiled now (about ten seconds). Call it once torch is loaded: its threads are
-    torch's. `tiles=False`: without AMX even where there is some.
+    """The library, from the cache or compiled now (a few seconds). Call it once torch is loaded: its threads are those
+    of the libgomp.so.1 that torch has brought. `tiles=False`: without AMX even where there is some.
 
-    Raises CompilerFailed.
+    Raises LibraryUnavailable.
     """
-    library = _load(() if tiles else _WITHOUT_TILES)
-    # Tiles are a state that the system may refuse to keep for a process.
-    return library if library.inflight_start() else _load(_WITHOUT_TILES)
+    try:
+        library = _load(() if tiles else _WITHOUT_TILES)
+        # Tiles are a state that the system may refuse to keep for a process.
+        return library if library.inflight_start() else _load(_WITHOUT_TILES)
+    except OSError as error:
+        raise LibraryUnavailable(f"the C++ layers cannot be kept or loaded: {error}") from error
 
 
 def cache_folder() -> Path:
-    """$INFLIGHT_CACHE_DIR, else $XDG_CACHE_HOME/inflight, else ~/.cache/inflight; made private to its user."""
+    """$INFLIGHT_CACHE_DIR, else $XDG_CACHE_HOME/inflight, else ~/.cache/inflight; private to its user.
+
+    Raises OSError, and LibraryUnavailable if what lies there may not be ours.
+    """
     base = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
     folder = Path(os.environ.get("INFLIGHT_CACHE_DIR") or Path(base, "inflight"), "cpu")
+    if not folder.is_absolute():
+        raise LibraryUnavailable("there is no home folder for compiled layers; set INFLIGHT_CACHE_DIR to a full path")
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    found = folder.stat()
+    if found.st_uid != os.geteuid() or found.st_mode & 0o022:
+        raise LibraryUnavailable(f"{folder} belongs to another user, or others may write to it; chmod 700 it")
     return folder
 
 
 def _load(flags: tuple[str, ...]) -> NativeLibrary:
     compiler = _find_compiler()
-    if compiler is None:
-        raise CompilerFailed("no C++ compiler was found")
+    if not compiler:
+        raise LibraryUnavailable("no C++ compiler was found")
     path = cache_folder() / f"decoder-{_key(compiler, flags)}.so"
     if not path.exists():
         _compile(compiler, flags, path)
-    library = NativeLibrary(str(path))
+    try:
+        library = NativeLibrary(str(path))
+    except OSError:
+        # What lies there is broken; what is made now is not, or the error stands.
+        _compile(compiler, flags, path)
+        library = NativeLibrary(str(path))
     for name, (result, arguments) in _FUNCTIONS.items():
         function = getattr(library, name)
         function.restype, function.argtypes = result, arguments
     return library
 
 
-def _compile(compiler: str, flags: tuple[str, ...], path: Path) -> None:
+def _compile(compiler: Sequence[str], flags: tuple[str, ...], path: Path) -> None:
     with tempfile.TemporaryDirectory(dir=path.parent) as scratch:
         built = Path(scratch, path.name)
-        command = [compiler, *_FLAGS, *flags, str(_SOURCES / "decoder.cpp"), "-o", str(built)]
+        command = [*compiler, *_FLAGS, *flags, str(_SOURCES / "decoder.cpp"), "-o", str(built)]
         finished = subprocess.run(command, capture_output=True, text=True, check=False)
         if finished.returncode:
             errors = [line for line in finished.stderr.splitlines() if "error" in line]
-            raise CompilerFailed(f"{compiler} failed: {errors[0] if errors else finished.stderr.strip()[:200]}")
+            reason = errors[0] if errors else finished.stderr.strip()[:200] or f"it ended with {finished.returncode}"
+            raise LibraryUnavailable(f"{' '.join(compiler)} failed: {reason}")
+        with open(built, "rb") as whole:
+            # A file of that name must never be part of one, not even after the power went.
+            os.fsync(whole.fileno())
         # Ranks may build the same library at once: whoever is last replaces an equal file.
         os.replace(built, path)
 
 
-def _find_compiler() -> str | None:
-    """$CXX, else g++. Not clang++: it brings an OpenMP of its own, whose threads would fight torch's for the cores."""
-    return shutil.which(os.environ.get("CXX") or "g++")
+def _find_compiler() -> list[str]:
+    """$CXX with its options, else g++; empty if there is none. clang++ is not looked for: it brings an OpenMP of its
+    own, whose threads fight torch's for the cores."""
+    command = shlex.split(os.environ.get("CXX") or "g++")
+    return command if command and shutil.which(command[0]) else []
 
 
-def _key(compiler: str, flags: tuple[str, ...]) -> str:
-    version = subprocess.run([compiler, "--version"], capture_output=True, text=True, check=False).stdout
+def _key(compiler: Sequence[str], flags: tuple[str, ...]) -> str:
+    version = subprocess.run([*compiler, "--version"], capture_output=True, text=True, check=False).stdout
     digest = hashlib.blake2b(digest_size=12)
-    for part in (version, *_FLAGS, *flags, *sorted(_processor_flags()), torch.__version__):
+    for part in (version, *compiler, *_FLAGS, *flags, *sorted(_processor_flags()), torch.__version__):
         digest.update(part.encode() + b"\0")
     for source in sorted(_SOURCES.iterdir()):
         digest.update(source.name.encode() + b"\0" + source.read_bytes())

@@ -18,11 +18,11 @@ struct Workspace {
   float* parts;
   int64_t num_bytes;
 
-  Workspace(const Network& network, const Batch& batch, int64_t num_parts, int64_t max_packed, char* start) {
-    char* end = start;
+  /// `start` may be null where only `num_bytes` matters.
+  Workspace(const Network& network, const Batch& batch, int64_t num_parts, char* start) : num_bytes(0) {
     const auto take = [&](int64_t bytes) {
-      char* taken = end;
-      end += round_up(bytes, 4096);
+      char* taken = start ? start + num_bytes : nullptr;
+      num_bytes += round_up(bytes, 4096);
       return taken;
     };
     const int64_t rows = batch.num_tokens + PANEL;
@@ -33,8 +33,7 @@ struct Workspace {
     gated = take_rows(network.intermediate);
     parts = reinterpret_cast<float*>(
         take(batch.num_decodes * network.num_heads * num_parts * part_size(network) * sizeof(float)));
-    packed = reinterpret_cast<Bf16*>(take(max_packed * sizeof(Bf16)));
-    num_bytes = end - start;
+    packed = reinterpret_cast<Bf16*>(take(count_packed(network, batch) * sizeof(Bf16)));
   }
 };
 
@@ -73,7 +72,7 @@ bool inflight_start() { return request_tiles(); }
 /// Bytes of the workspace that `inflight_decode` needs for a batch.
 int64_t inflight_workspace_bytes(const Network* network, const Batch* batch, int64_t num_threads) {
   const int64_t num_parts = count_parts(*network, *batch, num_threads);
-  return Workspace(*network, *batch, num_parts, count_packed(*network, *batch), nullptr).num_bytes;
+  return Workspace(*network, *batch, num_parts, nullptr).num_bytes;
 }
 
 /// All layers and the last norm, in place: `hidden` (num_tokens, hidden) are the embedded tokens, then what the head
@@ -81,7 +80,7 @@ int64_t inflight_workspace_bytes(const Network* network, const Batch* batch, int
 void inflight_decode(const Network* network, const Layer* layers, const Batch* batch, int64_t num_threads, Bf16* hidden,
                      Bf16* residual, char* workspace) {
   const int64_t num_parts = count_parts(*network, *batch, num_threads);
-  const Workspace work(*network, *batch, num_parts, count_packed(*network, *batch), workspace);
+  const Workspace work(*network, *batch, num_parts, workspace);
 #pragma omp parallel num_threads(num_threads)
   {
     const Tiles tiles;

@@ -118,10 +118,14 @@ class Tiles {
   ~Tiles() { _tile_release(); }
 };
 
+/// What was stored before is in memory for the tiles to load: gcc's intrinsics do not say that they read it.
+inline void settle_memory() { asm volatile("" ::: "memory"); }
+
 /// The same for 16 rows, in tiles.
 template <bool ADD>
 inline void product_of_16(const Bf16* x, int64_t stride, const Bf16* panel, int64_t num_steps, float* sums,
                           int64_t sums_stride) {
+  settle_memory();
   if (ADD) {
     _tile_loadd(0, sums, sums_stride * 4);
     _tile_loadd(1, sums + 16, sums_stride * 4);
@@ -150,6 +154,7 @@ inline void product_of_32(const Bf16* x, int64_t stride, const Bf16* panel, int6
                           int64_t sums_stride) {
   const Bf16* lower = x + 16 * stride;
   float* lower_sums = sums + 16 * sums_stride;
+  settle_memory();
   if (ADD) {
     _tile_loadd(0, sums, sums_stride * 4);
     _tile_loadd(1, sums + 16, sums_stride * 4);

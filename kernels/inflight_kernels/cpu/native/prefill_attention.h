@@ -17,8 +17,8 @@ struct Chunk {
   /// The chunk's queries, and the keys that any of them sees; `first_key` is a multiple of 32.
   int64_t first_token, num_tokens, first_key, num_keys;
   const int32_t* blocks;
-  /// Of the first head; each head has `padded_keys * head_dim` elements of both.
-  Bf16 *keys, *values;
+  /// Places in the workspace, of the first head; each head has `padded_keys * head_dim` elements of both.
+  int64_t keys, values;
 
   int64_t padded_keys() const { return round_up(num_keys, PANEL); }
   int64_t first_position() const { return first_key + num_keys - num_tokens; }
@@ -26,7 +26,7 @@ struct Chunk {
 
 /// The chunk of prefill `row`, in a workspace where `used` elements are taken; adds its own to them.
 inline Chunk find_chunk(const Network& network, const Batch& batch, int64_t row, int64_t sliding_window,
-                        Bf16* workspace, int64_t& used) {
+                        int64_t& used) {
   Chunk chunk;
   chunk.first_token = batch.prefill_starts[row];
   chunk.num_tokens = batch.prefill_starts[row + 1] - chunk.first_token;
@@ -35,8 +35,8 @@ inline Chunk find_chunk(const Network& network, const Batch& batch, int64_t row,
   chunk.num_keys = num_keys - chunk.first_key;
   chunk.blocks = batch.prefill_table + row * batch.prefill_width;
   const int64_t elements = chunk.padded_keys() * network.num_kv_heads * network.head_dim;
-  chunk.keys = workspace + used;
-  chunk.values = workspace + used + elements;
+  chunk.keys = used;
+  chunk.values = used + elements;
   used += 2 * elements;
   return chunk;
 }
@@ -46,7 +46,7 @@ inline int64_t count_packed(const Network& network, const Batch& batch) {
   int64_t total = 0, largest = 0;
   for (int64_t row = 0; row < batch.num_prefills; ++row) {
     const int64_t before = total;
-    find_chunk(network, batch, row, 0, nullptr, total);
+    find_chunk(network, batch, row, 0, total);
     largest = std::max(largest, total - before);
   }
   return std::max(std::min(total, network.packed_at_once), largest);
@@ -54,7 +54,7 @@ inline int64_t count_packed(const Network& network, const Batch& batch) {
 
 /// Lay out 32 keys and values of one head, from `start` of the chunk on.
 inline void pack_keys_and_values(const Network& network, const Layer& layer, const Chunk& chunk, int64_t head,
-                                 int64_t start) {
+                                 int64_t start, Bf16* workspace) {
   const int64_t head_dim = network.head_dim, of_head = chunk.padded_keys() * head_dim;
   const Bf16 *keys[PANEL], *values[PANEL];
   for (int64_t i = 0; i < PANEL; ++i) {
@@ -64,10 +64,10 @@ inline void pack_keys_and_values(const Network& network, const Layer& layer, con
     keys[i] = is_there ? layer.keys + offset : nullptr;
     values[i] = is_there ? layer.values + offset : nullptr;
   }
-  Bf16* key_panel = chunk.keys + head * of_head + start * head_dim;
+  Bf16* key_panel = workspace + chunk.keys + head * of_head + start * head_dim;
   for (int64_t i = 0; i < head_dim; i += PANEL) {
     pack_rows(keys, key_panel + panel_elements(i));
-    Bf16* value_panel = chunk.values + head * of_head + chunk.padded_keys() * i;
+    Bf16* value_panel = workspace + chunk.values + head * of_head + chunk.padded_keys() * i;
     pack_columns(values, value_panel + panel_elements(start));
     for (int64_t n = 0; n < PANEL; ++n) {
       if (!keys[n]) continue;
@@ -134,14 +134,14 @@ inline void soften(const float* scores, float scale, int64_t head_dim, float* su
 
 /// 32 queries of one head, from `start` of the chunk on.
 inline void attend_queries(const Network& network, const Layer& layer, const Chunk& chunk, int64_t head, int64_t start,
-                           const Bf16* qkv, Bf16* out) {
+                           const Bf16* qkv, const Bf16* workspace, Bf16* out) {
   alignas(64) float scores[QUERIES_AT_ONCE * KEYS_AT_ONCE];
   alignas(64) Bf16 weights[QUERIES_AT_ONCE * KEYS_AT_ONCE];
   Gathered gathered(network.head_dim);
   const int64_t head_dim = network.head_dim, kv_head = head / network.queries_of_key();
   const int64_t count = std::min(QUERIES_AT_ONCE, chunk.num_tokens - start), window = layer.sliding_window;
-  const Bf16* keys = chunk.keys + kv_head * chunk.padded_keys() * head_dim;
-  const Bf16* values = chunk.values + kv_head * chunk.padded_keys() * head_dim;
+  const Bf16* keys = workspace + chunk.keys + kv_head * chunk.padded_keys() * head_dim;
+  const Bf16* values = workspace + chunk.values + kv_head * chunk.padded_keys() * head_dim;
   const Bf16* queries = qkv + (chunk.first_token + start) * network.qkv_size() + head * head_dim;
 
   // Counted from the chunk's first key: what the first query sees last, and where its window begins.
@@ -175,20 +175,21 @@ inline void attend_chunks(const Network& network, const Layer& layer, const Batc
                           const Bf16* qkv, Bf16* workspace, Bf16* out) {
   int64_t used = 0;
   for (int64_t row = first; row < end; ++row) {
-    const Chunk chunk = find_chunk(network, batch, row, layer.sliding_window, workspace, used);
+    const Chunk chunk = find_chunk(network, batch, row, layer.sliding_window, used);
     share_and_go_on(ceil_div(chunk.num_keys, PANEL) * network.num_kv_heads, [&](int64_t item) {
-      pack_keys_and_values(network, layer, chunk, item % network.num_kv_heads, item / network.num_kv_heads * PANEL);
+      pack_keys_and_values(network, layer, chunk, item % network.num_kv_heads, item / network.num_kv_heads * PANEL,
+                           workspace);
     });
   }
   wait_for_all();
   used = 0;
   for (int64_t row = first; row < end; ++row) {
-    const Chunk chunk = find_chunk(network, batch, row, layer.sliding_window, workspace, used);
+    const Chunk chunk = find_chunk(network, batch, row, layer.sliding_window, used);
     const int64_t tiles = ceil_div(chunk.num_tokens, QUERIES_AT_ONCE);
     // Late queries see most: they go first, so that no thread is left alone with one.
     share_and_go_on(tiles * network.num_heads, [&](int64_t item) {
       const int64_t start = (tiles - 1 - item / network.num_heads) * QUERIES_AT_ONCE;
-      attend_queries(network, layer, chunk, item % network.num_heads, start, qkv, out);
+      attend_queries(network, layer, chunk, item % network.num_heads, start, qkv, workspace, out);
     });
   }
   wait_for_all();
@@ -202,7 +203,7 @@ inline void prefill_attention(const Network& network, const Layer& layer, const 
   for (int64_t first = 0, end; first < batch.num_prefills; first = end) {
     int64_t used = 0;
     for (end = first; end < batch.num_prefills; ++end) {
-      find_chunk(network, batch, end, layer.sliding_window, workspace, used);
+      find_chunk(network, batch, end, layer.sliding_window, used);
       if (used > room) break;
     }
     attend_chunks(network, layer, batch, first, end, qkv, workspace, out);

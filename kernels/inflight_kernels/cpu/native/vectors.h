@@ -29,7 +29,7 @@ inline Floats load(const Bf16* from) { return widen(_mm256_loadu_si256(reinterpr
 
 inline Floats load(const Bf16* from, __mmask16 lanes) { return widen(_mm256_maskz_loadu_epi16(lanes, from)); }
 
-/// To nearest, ties to even, as torch rounds.
+/// To nearest, ties to even, as torch rounds, but for numbers below 2 ** -126, which become 0.
 inline __m256i narrow(Floats x) { return reinterpret_cast<__m256i>(_mm512_cvtneps_pbh(x)); }
 
 inline void store(Bf16* to, Floats x) { _mm256_storeu_si256(reinterpret_cast<__m256i*>(to), narrow(x)); }

@@ -1,0 +1,105 @@
+"""A decoder and its cache, run on steps made by hand: what tests of compiled layers compare."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import pytest
+import torch
+from tiny_checkpoints import TinyCheckpoint
+from torch import Tensor
+
+from inflight.config import EngineConfig
+from inflight.distributed.rank_group import SingleRank
+from inflight.layers.attention import AttentionMetadata
+from inflight.models.compiled import CompiledDecoder
+from inflight.models.decoder import Decoder
+from inflight.runtime import loading
+from inflight.runtime.kv_cache import KVCache
+from inflight_kernels.cpu import find_obstacle
+
+BLOCK_SIZE = 4
+
+needs_compiler = pytest.mark.skipif(bool(find_obstacle()), reason=f"cannot compile here: {find_obstacle()}")
+
+
+def config_of(checkpoint: TinyCheckpoint, cpu_compile: str, **options: str) -> EngineConfig:
+    return EngineConfig.from_parameters(
+        {
+            "gpt_model_path": str(checkpoint.folder),
+            "device": "cpu",
+            "max_batch_size": "8",
+            "max_num_tokens": "256",
+            "max_seq_len": "0",
+            "tokens_per_block": str(BLOCK_SIZE),
+            "max_tokens_in_paged_kv_cache": "4096",
+            "cpu_compile": cpu_compile,
+            **options,
+        }
+    )
+
+
+@dataclass(frozen=True)
+class Step:
+    """Contexts of decoding rows, this step's token included; (computed before, tokens of the chunk) of prefills."""
+
+    decodes: Sequence[int] = ()
+    prefills: Sequence[tuple[int, int]] = ()
+
+    @property
+    def contexts(self) -> list[int]:
+        return [*self.decodes, *(before + count for before, count in self.prefills)]
+
+    def metadata(self) -> AttentionMetadata:
+        """Blocks lie scrambled in the cache."""
+        counts = [1] * len(self.decodes) + [count for _, count in self.prefills]
+        width = -(-max(self.contexts) // BLOCK_SIZE)
+        generator = torch.Generator().manual_seed(1)
+        table = torch.randperm(len(counts) * width, generator=generator, dtype=torch.int32).view(len(counts), width)
+        positions, slots = [], []
+        for row, (context, count) in enumerate(zip(self.contexts, counts, strict=True)):
+            for place in range(context - count, context):
+                positions.append(place)
+                slots.append(int(table[row, place // BLOCK_SIZE]) * BLOCK_SIZE + place % BLOCK_SIZE)
+        num_decodes, lens = len(self.decodes), torch.tensor(self.contexts, dtype=torch.int32)
+        starts = torch.tensor([0, *counts[num_decodes:]], dtype=torch.int32).cumsum(0, dtype=torch.int32)
+        return AttentionMetadata(
+            positions_T=torch.tensor(positions),
+            slot_mapping_T=torch.tensor(slots),
+            num_decodes=num_decodes,
+            decode_block_table=table[:num_decodes],
+            decode_seq_lens_N=lens[:num_decodes],
+            num_prefills=len(self.prefills),
+            prefill_block_table=table[num_decodes:],
+            prefill_seq_lens_P=lens[num_decodes:],
+            prefill_start_loc=starts,
+            max_prefill_len=max(counts[num_decodes:], default=0),
+        )
+
+
+@dataclass
+class Network:
+    """One decoder and its cache, filled with a context that all have in common."""
+
+    decoder: Decoder | CompiledDecoder
+    cache: KVCache
+
+    @classmethod
+    def load(cls, checkpoint: TinyCheckpoint, cpu_compile: str, dtype: str) -> Network:
+        engine = loading.load_engine(config_of(checkpoint, cpu_compile, dtype=dtype), SingleRank())
+        return cls(engine.decoder, engine.kv_cache)
+
+    def fill_cache(self) -> None:
+        for number, layer in enumerate(self.cache.layers):
+            generator = torch.Generator().manual_seed(number)
+            for tensor in (layer.keys, layer.values):
+                tensor.copy_(torch.randn(tensor.shape, generator=generator).bfloat16())
+
+    @torch.inference_mode()
+    def logits(self, step: Step) -> Tensor:
+        self.fill_cache()
+        metadata = step.metadata()
+        token_ids = torch.randint(0, 203, metadata.positions_T.shape, generator=torch.Generator().manual_seed(2))
+        hidden_TD = self.decoder.forward(token_ids, self.cache.layers, metadata)
+        return self.decoder.logits(hidden_TD).float()
