@@ -35,6 +35,7 @@ from inflight_client._transport import strings
         ("NOT_FOUND", "no such model", ModelNotFound),
         ("UNKNOWN", "Request for unknown model: 'x' is not found", ModelNotFound),
         ("UNAVAILABLE", "the ranks are starting", Unavailable),
+        ("NOT_FOUND", "Request for unknown model: 'llm' has no available versions", Unavailable),
         ("UNAVAILABLE", "Exceeds maximum queue size", RequestRefused),
         ("UNAVAILABLE", "failed to connect to all addresses; last error: UNKNOWN: Connection refused", ConnectError),
         ("UNAVAILABLE", "Socket closed", ConnectionLost),

@@ -125,7 +125,10 @@ def test_what_stands_against_it_is_said_only_if_it_was_asked_for(
 
 def test_a_missing_compiler_or_processor_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(library, "_processor_flags", lambda: library._NEEDED_FLAGS)
-    monkeypatch.setenv("CXX", "no-such-compiler")
+    monkeypatch.setenv("CXX", "no-such-compiler -pipe")
+    assert find_obstacle() == "CXX names no program: no-such-compiler -pipe"
+    monkeypatch.delenv("CXX")
+    monkeypatch.setenv("PATH", "")
     assert find_obstacle() == "no C++ compiler was found; install g++"
     monkeypatch.setattr(library, "_processor_flags", lambda: frozenset({"avx512f"}))
     assert find_obstacle() == "this processor has no AVX-512 for bfloat16"

@@ -110,6 +110,8 @@ _BROKEN_CONNECTION = (
     "endpoint closing",
 )
 _UNKNOWN_MODEL = "unknown model"
+# Of a model that is being loaded again, as after the loss of its ranks.
+_NOT_LOADED = "has no available versions"
 _QUEUE_FULL = "exceeds maximum queue size"
 
 
@@ -122,6 +124,8 @@ def error_from_status(code: str, message: str, *, request_id: str = "") -> Clien
 def _kind(code: str, words: str) -> type[ClientError]:
     if _QUEUE_FULL in words:
         return RequestRefused
+    if _NOT_LOADED in words:
+        return Unavailable
     if _UNKNOWN_MODEL in words:
         return ModelNotFound
     if code == "UNAVAILABLE" and any(sign in words for sign in _NO_CONNECTION):

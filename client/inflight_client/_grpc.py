@@ -17,7 +17,7 @@ from google.protobuf.json_format import MessageToDict
 from tritonclient.grpc import InferResult, service_pb2, service_pb2_grpc
 from tritonclient.utils import np_to_triton_dtype, serialize_byte_tensor
 
-from inflight_client._exceptions import ClientError, ModelNotFound, error_from_status
+from inflight_client._exceptions import ClientError, ModelNotFound, Unavailable, error_from_status
 from inflight_client._transport import Call, Reply
 
 DEFAULT_URL = "localhost:8001"
@@ -189,7 +189,11 @@ def _client_error(error: Any, request_id: str = "") -> ClientError:
 
 def _not_ready(error: ClientError) -> bool:
     """False where the error only says that the model is not there yet; raises any other."""
-    if isinstance(error, ModelNotFound) or error.code in ("UNAVAILABLE", "DEADLINE_EXCEEDED", "INVALID_ARGUMENT"):
+    if isinstance(error, ModelNotFound | Unavailable) or error.code in (
+        "UNAVAILABLE",
+        "DEADLINE_EXCEEDED",
+        "INVALID_ARGUMENT",
+    ):
         return False
     raise error from None
 

@@ -47,7 +47,8 @@ def find_obstacle() -> str:
     if not _processor_flags().issuperset(_NEEDED_FLAGS):
         return "this processor has no AVX-512 for bfloat16"
     if not _find_compiler():
-        return "no C++ compiler was found; install g++"
+        named = os.environ.get("CXX")
+        return f"CXX names no program: {named}" if named else "no C++ compiler was found; install g++"
     return ""
 
 
