@@ -86,7 +86,7 @@ class EngineConfig:
     exclude_input_in_output: bool = False
     """Leave the prompt out of non-streamed output; a request's own flag wins."""
     max_responses_per_second: int = -1
-    """To streams under way, all together; 0 = no limit; -1 = 75 a core on CPU, else none. Tokens in between wait."""
+    """To streams under way, all together; 0 = no limit; -1 = 60 a core on CPU, else none. Tokens in between wait."""
     cancellation_check_period_ms: int = 100
     """How often requests are asked whether their client has left."""
     stats_check_period_ms: int = 100

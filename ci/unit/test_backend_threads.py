@@ -540,7 +540,7 @@ def test_who_never_waits_does_not_close_the_pace(paced, executor: FakeExecutor) 
 
 
 def test_the_pace_is_for_cpus_unless_it_is_named() -> None:
-    assert choose_rate(-1, "cpu", 4) == 300.0
+    assert choose_rate(-1, "cpu", 4) == 240.0
     assert choose_rate(-1, "cuda", 4) == 0.0
     assert choose_rate(50, "cuda", 4) == 50
     assert choose_rate(0, "cpu", 4) == 0

@@ -165,7 +165,7 @@ class ProcessExecutor(FrontExecutor):
     def _pause(self, num_relaunches: int) -> None:
         """Until it is time to relaunch, or somebody asks for it."""
         if not self._auto_relaunch or num_relaunches >= MAX_RELAUNCHES:
-            logger.error("the ranks are not launched again by themselves")
+            logger.error("the ranks are not launched again until it is asked for; a supervisor loads the model again")
             self._relaunch_asked.wait()
         else:
             self._relaunch_asked.wait(PAUSES[min(num_relaunches, len(PAUSES) - 1)])
