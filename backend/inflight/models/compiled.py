@@ -58,8 +58,9 @@ def should_compile(config: EngineConfig, decoder: Decoder, device: torch.device)
     obstacle = _find_obstacle(config, decoder, device)
     if config.cpu_compile == "true" and obstacle:
         raise ConfigurationError(f"cpu_compile is true, but {obstacle}; set cpu_compile to auto or false")
-    if config.cpu_compile == "auto" and obstacle and decoder.embedding.weight_UD.dtype == torch.bfloat16:
-        logger.info("the layers run in torch: %s", obstacle)
+    is_bfloat16 = decoder.embedding.weight_UD.dtype == torch.bfloat16
+    if config.cpu_compile == "auto" and obstacle and device.type == "cpu" and is_bfloat16:
+        logger.info("the layers run in torch, several times slower: %s", obstacle)
     return config.cpu_compile != "false" and not obstacle
 
 
