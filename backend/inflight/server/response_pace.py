@@ -5,10 +5,10 @@ from __future__ import annotations
 import time
 
 RESPONSES_PER_CORE = 60.0
-"""A second. On a CPU a response costs a step about half a millisecond of a core: tritonserver, its stub and the client
-switch threads ten times for it, and the ranks' threads wait for the one that was switched off. 32 requests on 2 cores,
-16 at a time, through tritonserver: 0.85 of the engine's own rate with no limit, 0.90 with 150 responses a second, 0.92
-with 100, 0.93 with 80 (135 M parameters, bfloat16, 2026-11-21). Between these, a stream that is read by a person."""
+"""A second. On a CPU a response delays the ranks by about 0.4 ms: tritonserver, its stub and the client switch threads
+ten times for it, and the ranks' threads wait for the one that was switched off. 32 requests on 2 cores, 16 at a time,
+through tritonserver: 0.85 of the engine's own rate with no limit; in another run 0.90 with 150 responses a second, 0.92
+with 100, 0.93 with 80 (135 M parameters, bfloat16, 2026-11-21). Fewer would be seen by whoever reads a stream."""
 
 
 def choose_rate(configured: int, device: str, num_cores: int) -> float:
