@@ -1,7 +1,7 @@
 """Quantisation of rows: kernel against reference bit by bit, reference against its definition.
 
-float8 runs here through the interpreter too: `ci.kernels.interpreter` gives it a GPU's rounding, and the test below holds that
-against torch's.
+float8 runs here through the interpreter too: `ci.kernels.interpreter` gives it a GPU's rounding, and the test below
+holds that against torch's.
 """
 
 from __future__ import annotations
