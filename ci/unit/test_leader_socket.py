@@ -12,14 +12,17 @@ import zmq
 from calls import until
 from harness import make_request
 
-from inflight.executor.engine_link import EngineLink
-from inflight.executor.engine_server import EngineServer
-from inflight.executor.messages import (
+from inflight.executor.front.link import EngineLink
+from inflight.executor.rank.leader.leader_socket import LeaderSocket
+from inflight.executor.wire.messages import (
     MAX_MESSAGE_BYTES,
     Cancel,
     Fatal,
     FromLeader,
+    Goodbye,
     Heartbeat,
+    Hello,
+    Occupied,
     RankInput,
     Responses,
     Shutdown,
@@ -38,14 +41,14 @@ class Scene:
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self.server = EngineServer(path, limits=LIMITS, device="cpu", max_in_flight=3, tick_seconds=1000)
+        self.server = LeaderSocket(path, limits=LIMITS, device="cpu", max_in_flight=3, tick_seconds=1000)
         self.links: list[EngineLink] = []
         self.heard: dict[EngineLink, list[FromLeader]] = {}
         self.inputs: list[RankInput] = []
         self.room = 8
 
     def front(self) -> EngineLink:
-        link = EngineLink(self.path)
+        link = EngineLink(self.path, front_id=len(self.links) + 1)
         self.links.append(link)
         self.heard[link] = []
         self.serve_until(lambda: any(isinstance(message, Welcome) for message in self.heard[link]))
@@ -86,13 +89,30 @@ def test_the_socket_is_for_this_user_only(scene: Scene) -> None:
     assert stat.S_ISSOCK(mode) and stat.S_IMODE(mode) == 0o600
 
 
-def test_a_front_is_welcomed_with_its_own_id_and_the_limits(scene: Scene) -> None:
+def test_fronts_are_welcomed_with_the_limits(scene: Scene) -> None:
     first, second = scene.front(), scene.front()
     welcomes = [message for link in (first, second) for message in scene.heard[link]]
-    assert [(w.front_id, w.limits, w.max_in_flight) for w in welcomes if isinstance(w, Welcome)] == [
-        (1, LIMITS, 3),
-        (2, LIMITS, 3),
-    ]
+    assert [(w.limits, w.max_in_flight) for w in welcomes if isinstance(w, Welcome)] == [(LIMITS, 3)] * 2
+
+
+def test_an_id_belongs_to_one_front_until_that_leaves(scene: Scene) -> None:
+    first = scene.front()
+    second = EngineLink(scene.path, front_id=1)
+    scene.links.append(second)
+    scene.heard[second] = []
+    scene.serve_until(lambda: Occupied() in scene.heard[second])
+    first.send(Goodbye())
+    second.send(Hello(front_id=1, pid=2))
+    scene.serve_until(lambda: any(isinstance(message, Welcome) for message in scene.heard[second]))
+
+
+def test_a_front_that_says_goodbye_has_its_requests_cancelled(scene: Scene) -> None:
+    staying, leaving = scene.front(), scene.front()
+    for number, link in enumerate((staying, leaving)):
+        link.send(Submit([make_request(number, 2)]))
+    scene.serve_until(lambda: len(scene.requests()) == 2)
+    leaving.send(Goodbye())
+    scene.serve_until(lambda: scene.stops() == {1: FinishReason.CANCELLED})
 
 
 def test_a_front_that_comes_late_hears_the_latest_statistics(scene: Scene) -> None:
@@ -206,6 +226,6 @@ def test_a_message_beyond_the_bound_costs_its_sender_the_connection(scene: Scene
 
 
 def test_an_idle_server_ticks(tmp_path: Path) -> None:
-    server = EngineServer(tmp_path / "s", limits=LIMITS, device="cpu", tick_seconds=0.01)
+    server = LeaderSocket(tmp_path / "s", limits=LIMITS, device="cpu", tick_seconds=0.01)
     assert server.next_input(8, may_block=True) == RankInput(tick=True)
     server.close()

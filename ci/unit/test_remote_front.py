@@ -20,10 +20,11 @@ from fake_worker import FAILURE, LIMITS, MAX_IN_FLIGHT, Order
 
 from inflight.config import EngineConfig
 from inflight.errors import ConfigurationError, EngineUnavailable, InvalidRequest, QueueFull
-from inflight.executor import process_executor
-from inflight.executor.launch import LAUNCH
-from inflight.executor.process_executor import ProcessExecutor
-from inflight.executor.uniproc_executor import UniProcExecutor
+from inflight.executor.front import relaunch_pause, remote
+from inflight.executor.front.remote import RemoteFront
+from inflight.executor.launchers.processes import ProcessLauncher
+from inflight.executor.launchers.uniproc import UniProc
+from inflight.executor.wire.launch import LAUNCH
 from inflight.request import Request
 from inflight.result import FinishReason, Response
 from inflight.run_directory import RUN_DIRECTORY
@@ -31,7 +32,7 @@ from inflight.run_directory import RUN_DIRECTORY
 PATIENCE = 60
 """Seconds after which something that should happen counts as never happening."""
 
-Launcher = Callable[..., UniProcExecutor]
+Launcher = Callable[..., RemoteFront]
 
 
 @pytest.fixture
@@ -46,12 +47,13 @@ def run_directory(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
 @pytest.fixture
 def launcher(tmp_path: Path, run_directory: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Launcher]:
     """Makes executors over the fake worker, and ends them with the test."""
-    monkeypatch.setattr(process_executor, "PAUSES", (0.0,))
-    made: list[UniProcExecutor] = []
+    monkeypatch.setattr(relaunch_pause, "LONGEST_PAUSE", 0.0)
+    made: list[RemoteFront] = []
 
-    def make(behaviour: str = "serve", config: EngineConfig | None = None, **options: object) -> UniProcExecutor:
-        executor = UniProcExecutor(config or EngineConfig(), **options)  # type: ignore[arg-type]
-        executor.program = (fake_worker.__file__, behaviour, str(tmp_path))  # type: ignore[misc]
+    def make(behaviour: str = "serve", config: EngineConfig | None = None, **options: object) -> RemoteFront:
+        config = config or EngineConfig()
+        launcher = ProcessLauncher(config, UniProc((fake_worker.__file__, behaviour, str(tmp_path))))
+        executor = RemoteFront(config, launcher, **options)  # type: ignore[arg-type]
         made.append(executor)
         return executor
 
@@ -75,13 +77,13 @@ def launched(folder: Path) -> list[int]:
     return living
 
 
-def submit(executor: ProcessExecutor, order: Order) -> int:
+def submit(executor: RemoteFront, order: Order) -> int:
     request_id = executor.next_request_id()
     executor.enqueue_request(Request(request_id=request_id, input_token_ids=[order], max_tokens=2))
     return request_id
 
 
-def fetch(executor: ProcessExecutor, count: int) -> list[Response]:
+def fetch(executor: RemoteFront, count: int) -> list[Response]:
     """The next `count` responses."""
     got: list[Response] = []
     while len(got) < count:
@@ -92,7 +94,7 @@ def fetch(executor: ProcessExecutor, count: int) -> list[Response]:
     return got
 
 
-def wait_until_ready(executor: ProcessExecutor) -> None:
+def wait_until_ready(executor: RemoteFront) -> None:
     with executor._changed:
         assert executor._changed.wait_for(executor.is_ready, PATIENCE)
 
@@ -198,7 +200,7 @@ def test_a_program_that_is_not_there_is_a_configuration_error(
     launcher: Launcher, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     executor = launcher()
-    monkeypatch.setattr(executor, "_command", lambda launch: (["/nonexistent/python"], {}))
+    monkeypatch.setattr(UniProc, "command", lambda self, launch: (["/nonexistent/python"], {}))
     with pytest.raises(ConfigurationError):
         executor.start()
 
@@ -269,36 +271,45 @@ def test_a_pause_shorter_than_the_deadline_harms_nobody(launcher: Launcher) -> N
     assert reasons == []
 
 
-def test_while_the_ranks_are_down_requests_are_refused_until_a_relaunch_is_asked_for(launcher: Launcher) -> None:
+def test_requests_that_come_while_the_ranks_are_brought_back_are_served_by_the_next_ones(launcher: Launcher) -> None:
     died = threading.Event()
-    executor = launcher(auto_relaunch=False, on_engine_death=lambda reason: died.set())
+    executor = launcher(on_engine_death=lambda reason: died.set())
     executor.start()
     submit(executor, Order.EXIT)
-    fetch(executor, 2)
+    first = pid_of(fetch(executor, 2)[0])
     assert died.wait(PATIENCE)
-    assert not executor.is_ready()
+    request_id = submit(executor, Order.ANSWER)
+    responses = fetch(executor, 2)
+    assert {response.request_id for response in responses} == {request_id}
+    assert pid_of(responses[0]) != first
+
+
+def test_ranks_that_cannot_be_brought_back_at_once_are_down_until_a_relaunch_is_asked_for(
+    launcher: Launcher, tmp_path: Path
+) -> None:
+    deaths = threading.Semaphore(0)
+    executor = launcher("serve once", keep_trying=False, on_engine_death=lambda reason: deaths.release())
+    executor.start()
+    submit(executor, Order.EXIT)
+    for _ in range(2):
+        assert deaths.acquire(timeout=PATIENCE)
+    assert not deaths.acquire(timeout=1)
+    assert len(list(tmp_path.iterdir())) == 2
+    assert executor.is_down() and not executor.is_ready()
     with pytest.raises(EngineUnavailable):
         submit(executor, Order.ANSWER)
     executor.relaunch()
-    wait_until_ready(executor)
-    submit(executor, Order.ANSWER)
-    fetch(executor, 2)
+    assert deaths.acquire(timeout=PATIENCE)
+    assert len(list(tmp_path.iterdir())) == 3
 
 
-def test_ranks_that_never_come_back_are_given_up_after_a_bounded_number_of_launches(
-    launcher: Launcher, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(process_executor, "MAX_RELAUNCHES", 2)
+def test_ranks_that_cannot_be_brought_back_are_tried_again_for_ever(launcher: Launcher, tmp_path: Path) -> None:
     deaths = threading.Semaphore(0)
     executor = launcher("serve once", on_engine_death=lambda reason: deaths.release())
     executor.start()
     submit(executor, Order.EXIT)
-    for _ in range(3):
+    for _ in range(10):
         assert deaths.acquire(timeout=PATIENCE)
-    assert not deaths.acquire(timeout=1)
-    assert len(list(tmp_path.iterdir())) == 3
-    with pytest.raises(EngineUnavailable):
-        submit(executor, Order.ANSWER)
 
 
 # -- the end -----------------------------------------------------------------------------------------------------------
@@ -326,7 +337,7 @@ def test_shutdown_answers_what_is_in_flight_and_leaves_nothing(
 def test_ranks_that_do_not_hear_the_shutdown_are_killed(
     launcher: Launcher, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_stopped: bool
 ) -> None:
-    monkeypatch.setattr(process_executor, "SHUTDOWN_SECONDS", 0.2)
+    monkeypatch.setattr(remote, "SHUTDOWN_SECONDS", 0.2)
     executor = launcher("deaf")
     executor.start()
     (pid,) = executor.engine_pids()
@@ -360,9 +371,10 @@ def test_shutdown_ends_a_start(launcher: Launcher, tmp_path: Path) -> None:
 FRONT = """
 import sys
 from inflight.config import EngineConfig
-from inflight.executor.uniproc_executor import UniProcExecutor
-executor = UniProcExecutor(EngineConfig())
-executor.program = tuple(sys.argv[1:])
+from inflight.executor.front.remote import RemoteFront
+from inflight.executor.launchers.processes import ProcessLauncher
+from inflight.executor.launchers.uniproc import UniProc
+executor = RemoteFront(EngineConfig(), ProcessLauncher(EngineConfig(), UniProc(sys.argv[1:])))
 executor.start()
 print(*executor.engine_pids(), flush=True)
 if sys.stdin.readline():

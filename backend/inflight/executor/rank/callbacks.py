@@ -13,7 +13,7 @@ from inflight.batch_manager.callbacks import Callbacks
 from inflight.batch_manager.gpt_manager import GptManager
 from inflight.distributed.rank_group import RankGroup
 from inflight.errors import RequestError
-from inflight.executor.messages import NO_INPUT, RankInput, decode_rank_input, encode_rank_input
+from inflight.executor.wire.messages import NO_INPUT, RankInput, decode_rank_input, encode_rank_input
 from inflight.request import Request
 from inflight.result import FinishReason, Response, Result
 

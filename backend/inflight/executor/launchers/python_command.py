@@ -11,7 +11,7 @@ from pathlib import Path
 
 from inflight.errors import ConfigurationError
 
-WORKER = ["-m", "inflight.worker"]
+WORKER = ("-m", "inflight.worker")
 
 
 def find_python() -> Path:

@@ -1,48 +1,50 @@
-"""What all executors have in common: the journal of requests in flight, and the responses that wait to be fetched.
+"""The account that every front keeps: requests in flight, responses that wait to be fetched, and the engine's state.
 
-Knows nothing of processes or sockets. A subclass carries requests to the leader and says when the engine comes and
-goes; this class sees to it that each accepted request gets exactly one final response, whatever happens to the ranks.
+    STARTING ──> READY ──> RELAUNCHING ──> DOWN         any ──> CLOSED
+                   ^            │           │
+                   └────────────┴───────────┘
+
+Each accepted request gets exactly one final response, whatever happens to the ranks. Those in flight when the ranks are
+lost fail; those that come while new ranks are on their way wait for them. Knows nothing of processes or sockets: a
+subclass carries requests to the leader and says when the engine comes and goes.
 """
 
 from __future__ import annotations
 
 import enum
+import secrets
 import threading
 from abc import abstractmethod
 from collections.abc import Iterable
-from dataclasses import dataclass, field
 
-from inflight.errors import DuplicateRequest, EngineUnavailable, QueueFull
+from inflight.errors import DuplicateRequest, EngineUnavailable, QueueFull, RequestCancelled
 from inflight.executor.executor import Executor
-from inflight.executor.request_book import QUEUE_FULL
+from inflight.executor.front.journal import JournalEntry
+from inflight.executor.wire.messages import FRONT_ID_SHIFT, MAX_FRONT_ID, QUEUE_FULL
 from inflight.request import Request, RequestLimits
 from inflight.result import Response
 
-FRONT_ID_SHIFT = 48
-"""Request ids of one front: its id in the upper 16 bits, a counter below."""
-
-LOST = "the engine's ranks died while the request was in flight"
-DOWN = "the engine is not available: its ranks are being restarted"
-CLOSED = "the engine was shut down"
+RANKS_LOST = "the engine's ranks died while the request was in flight"
+NOT_AVAILABLE = "the engine is not available: its ranks are dead"
+SHUT_DOWN = "the engine was shut down"
 
 
 class EngineState(enum.Enum):
     STARTING = enum.auto()
     READY = enum.auto()
+    RELAUNCHING = enum.auto()
+    """The ranks are lost and will be back."""
     DOWN = enum.auto()
+    """The ranks are lost and could not be brought back at once."""
     CLOSED = enum.auto()
+    """The front was shut down."""
 
 
-@dataclass(slots=True)
-class JournalEntry:
-    """A request in flight and what of its answer has come: enough to go on from there elsewhere."""
-
-    request: Request
-    output_token_ids: list[int] = field(default_factory=list)
+ACCEPTING = (EngineState.READY, EngineState.RELAUNCHING)
 
 
-class FrontExecutor(Executor):
-    """The front half. All state is behind one lock; nothing slow happens while it is held."""
+class Front(Executor):
+    """All state is behind one lock; nothing slow happens while it is held."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -51,7 +53,7 @@ class FrontExecutor(Executor):
         self._limits: RequestLimits | None = None
         self._device = ""
         self._max_in_flight = 0
-        self._front_id = 0
+        self._front_id = _draw_front_id()
         self._num_ids = 0
         self._journal: dict[int, JournalEntry] = {}
         self._responses: list[Response] = []
@@ -63,7 +65,7 @@ class FrontExecutor(Executor):
     @property
     def limits(self) -> RequestLimits:
         if self._limits is None:
-            raise EngineUnavailable(DOWN)
+            raise EngineUnavailable(NOT_AVAILABLE)
         return self._limits
 
     @property
@@ -86,14 +88,21 @@ class FrontExecutor(Executor):
             if self._max_in_flight and len(self._journal) >= self._max_in_flight:
                 raise QueueFull(QUEUE_FULL)
             self._journal[request.request_id] = JournalEntry(request)
-            self._send_request(encoded)
+            self._send_request(request.request_id, encoded)
         self._wake()
 
     def cancel_request(self, request_id: int) -> None:
-        with self._lock:
-            if request_id not in self._journal or self._state is not EngineState.READY:
+        with self._changed:
+            if request_id not in self._journal:
                 return
-            self._send_cancel(request_id)
+            if self._state is EngineState.READY:
+                self._send_cancel(request_id)
+            else:
+                # No rank has heard of it.
+                del self._journal[request_id]
+                text = f"request Id {request_id} has been stopped. Request is ignored."
+                self._responses.append(Response.of_error(request_id, RequestCancelled(text)))
+                self._changed.notify_all()
         self._wake()
 
     def await_responses(self, timeout: float | None = None) -> list[Response]:
@@ -116,6 +125,9 @@ class FrontExecutor(Executor):
     def is_ready(self) -> bool:
         return self._state is EngineState.READY
 
+    def is_down(self) -> bool:
+        return self._state is EngineState.DOWN
+
     # -- for subclasses: the way to the leader -------------------------------------------------------------------------
 
     @abstractmethod
@@ -123,7 +135,7 @@ class FrontExecutor(Executor):
         """The request as _send_request wants it. Raises RequestError. Called without the lock."""
 
     @abstractmethod
-    def _send_request(self, encoded: object) -> None:
+    def _send_request(self, request_id: int, encoded: object) -> None:
         """Put it on its way, in the order of the calls, without waiting. Called with the lock held."""
 
     @abstractmethod
@@ -131,22 +143,27 @@ class FrontExecutor(Executor):
         """Likewise for a cancel."""
 
     @abstractmethod
+    def _drop_unsent(self) -> None:
+        """Forget what was to be sent and was not. Called with the lock held."""
+
+    @abstractmethod
     def _wake(self) -> None:
         """There is something to carry. Called without the lock."""
 
     # -- for subclasses: news of the engine ----------------------------------------------------------------------------
 
-    def _engine_ready(self, limits: RequestLimits, device: str, front_id: int, max_in_flight: int) -> None:
+    def _engine_ready(self, limits: RequestLimits, device: str, max_in_flight: int) -> None:
         with self._changed:
-            self._limits, self._device = limits, device
-            self._front_id, self._max_in_flight = front_id, max_in_flight
+            self._limits, self._device, self._max_in_flight = limits, device, max_in_flight
             self._state = EngineState.READY
             self._changed.notify_all()
 
-    def _engine_gone(self, state: EngineState, sentence: str) -> int:
-        """Fail everything in flight and refuse what comes; returns how many requests that was."""
+    def _engine_lost(self, state: EngineState, sentence: str) -> int:
+        """Fail everything in flight; returns how many requests that was. What comes afterwards waits if the state is
+        RELAUNCHING and is refused otherwise."""
         with self._changed:
             self._state = state
+            self._drop_unsent()
             lost, self._journal = self._journal, {}
             self._responses += [Response.of_error(request_id, EngineUnavailable(sentence)) for request_id in lost]
             self._stats, self._num_queued = None, 0
@@ -162,14 +179,24 @@ class FrontExecutor(Executor):
                 if response.is_final:
                     del self._journal[response.request_id]
                 elif response.result is not None:
-                    entry.output_token_ids += response.result.output_token_ids
+                    entry.note(response.result)
                 self._responses.append(response)
             self._changed.notify_all()
+
+    def _redraw_id(self) -> int:
+        """Another id for this front, from now on."""
+        with self._lock:
+            self._front_id = _draw_front_id()
+            return self._front_id
 
     def _report_stats(self, json: str, num_queued: int) -> None:
         with self._lock:
             self._stats, self._num_queued = json, num_queued
 
     def _check_available(self) -> None:
-        if self._state is not EngineState.READY:
-            raise EngineUnavailable(CLOSED if self._state is EngineState.CLOSED else DOWN)
+        if self._state not in ACCEPTING:
+            raise EngineUnavailable(SHUT_DOWN if self._state is EngineState.CLOSED else NOT_AVAILABLE)
+
+
+def _draw_front_id() -> int:
+    return 1 + secrets.randbelow(MAX_FRONT_ID)

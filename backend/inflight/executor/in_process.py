@@ -13,11 +13,11 @@ from collections.abc import Callable
 from inflight.config import EngineConfig
 from inflight.distributed.rank_group import SingleRank
 from inflight.errors import ConfigurationError
-from inflight.executor.engine import LoadedRunner, LoadRunner, load_model_runner, make_manager, max_in_flight
-from inflight.executor.front_executor import CLOSED, LOST, EngineState, FrontExecutor
-from inflight.executor.messages import NO_INPUT, RankInput
-from inflight.executor.rank_callbacks import RankCallbacks
-from inflight.executor.request_book import RequestBook
+from inflight.executor.front.front import RANKS_LOST, SHUT_DOWN, EngineState, Front
+from inflight.executor.rank.assembly import LoadedRunner, LoadRunner, load_model_runner, make_manager, max_in_flight
+from inflight.executor.rank.callbacks import RankCallbacks
+from inflight.executor.rank.leader.request_book import RequestBook
+from inflight.executor.wire.messages import NO_INPUT, RankInput
 from inflight.request import Request
 from inflight.result import Response
 
@@ -27,7 +27,7 @@ FRONT = b""
 """There is only one."""
 
 
-class InProcExecutor(FrontExecutor):
+class InProcessExecutor(Front):
     """Should the loop itself fail, the executor stays down: a process cannot be sure of its device after that."""
 
     def __init__(self, config: EngineConfig, load_runner: LoadRunner = load_model_runner) -> None:
@@ -37,7 +37,7 @@ class InProcExecutor(FrontExecutor):
             raise ConfigurationError("tensor_parallel_size must be 1 for an engine inside this process")
         self._config = config
         self._load_runner = load_runner
-        self._leader = _InProcLeader(max_in_flight(config), self._deliver, self._report_stats)
+        self._leader = _InProcessLeader(max_in_flight(config), self._deliver, self._report_stats)
         self._started = threading.Event()
         self._start_error: Exception | None = None
         self._thread = threading.Thread(target=self._run, name="inflight-engine", daemon=True)
@@ -51,23 +51,26 @@ class InProcExecutor(FrontExecutor):
             raise ConfigurationError(f"the engine could not be loaded: {self._start_error}") from self._start_error
 
     def shutdown(self) -> None:
-        self._engine_gone(EngineState.CLOSED, CLOSED)
+        self._engine_lost(EngineState.CLOSED, SHUT_DOWN)
         self._leader.shut_down()
         if self._thread.ident is not None:
             self._thread.join()
-        self._engine_gone(EngineState.CLOSED, CLOSED)
+        self._engine_lost(EngineState.CLOSED, SHUT_DOWN)
 
-    # -- FrontExecutor -------------------------------------------------------------------------------------------------
+    # -- Front -------------------------------------------------------------------------------------------------
 
     def _encode(self, request: Request) -> object:
         return request
 
-    def _send_request(self, encoded: object) -> None:
+    def _send_request(self, request_id: int, encoded: object) -> None:
         assert isinstance(encoded, Request)
         self._leader.inbox.append(encoded)
 
     def _send_cancel(self, request_id: int) -> None:
         self._leader.inbox.append(request_id)
+
+    def _drop_unsent(self) -> None:
+        """The leader's thread reads the inbox until it ends."""
 
     def _wake(self) -> None:
         self._leader.news.set()
@@ -80,7 +83,7 @@ class InProcExecutor(FrontExecutor):
             try:
                 self._serve(runner)
             finally:
-                self._engine_gone(EngineState.DOWN, LOST)
+                self._engine_lost(EngineState.DOWN, RANKS_LOST)
                 runner.close()
         except Exception as error:
             if self._started.is_set():
@@ -92,13 +95,13 @@ class InProcExecutor(FrontExecutor):
         rank = RankCallbacks(SingleRank(), self._leader)
         manager = make_manager(self._config, runner, rank.callbacks, raise_on_step_failure=False)
         rank.attach(manager)
-        self._engine_ready(runner.limits, runner.device_type, front_id=1, max_in_flight=max_in_flight(self._config))
+        self._engine_ready(runner.limits, runner.device_type, max_in_flight=max_in_flight(self._config))
         self._started.set()
         manager.run()
         self._leader.deliver_responses()
 
 
-class _InProcLeader:
+class _InProcessLeader:
     """Implements rank_callbacks.Leader; `inbox` is filled by other threads: a Request, or an id to cancel."""
 
     def __init__(

@@ -15,15 +15,19 @@ from pathlib import Path
 
 import zmq
 
-from inflight.executor.messages import (
+from inflight.executor.rank.leader.request_book import RequestBook
+from inflight.executor.wire.messages import (
+    MAX_FRONT_ID,
     MAX_MESSAGE_BYTES,
     NO_INPUT,
     BadMessage,
     Cancel,
     Fatal,
     FromLeader,
+    Goodbye,
     Heartbeat,
     Hello,
+    Occupied,
     RankInput,
     Responses,
     Shutdown,
@@ -33,7 +37,6 @@ from inflight.executor.messages import (
     decode_from_front,
     encode,
 )
-from inflight.executor.request_book import RequestBook
 from inflight.request import RequestLimits
 from inflight.result import Response
 
@@ -42,11 +45,9 @@ logger = logging.getLogger(__name__)
 LINGER_MS = 1000
 """How long last words may take to leave after the socket is closed."""
 
-MAX_FRONTS = 2**16 - 1
 
-
-class EngineServer:
-    """Implements rank_callbacks.Leader."""
+class LeaderSocket:
+    """Implements rank.callbacks.Leader."""
 
     def __init__(
         self,
@@ -67,7 +68,7 @@ class EngineServer:
         self._stats_seconds = stats_seconds
         self._book = RequestBook(max_in_flight)
         self._fronts: dict[bytes, int] = {}
-        self._num_fronts = 0
+        """The transport's name of each front -> its id."""
         self._num_bad_messages = 0
         self._shutdown = False
         self._stats: str | None = None
@@ -153,7 +154,7 @@ class EngineServer:
     def _handle(self, front: bytes, frame: bytes) -> None:
         message = decode_from_front(frame)
         if isinstance(message, Hello):
-            self._welcome(front, message.pid)
+            self._greet(front, message)
         elif front not in self._fronts:
             raise BadMessage(f"{type(message).__name__} before Hello")
         elif isinstance(message, Submit):
@@ -161,19 +162,22 @@ class EngineServer:
                 self._book.submit(front, request)
         elif isinstance(message, Cancel):
             self._book.cancel(front, message.request_ids)
+        elif isinstance(message, Goodbye):
+            self._part_from(front)
         elif isinstance(message, Shutdown):
             self._shutdown = True
             self._book.stop_everything()
 
-    def _welcome(self, front: bytes, pid: int) -> None:
+    def _greet(self, front: bytes, hello: Hello) -> None:
+        if not 1 <= hello.front_id <= MAX_FRONT_ID:
+            raise BadMessage(f"front id {hello.front_id}")
+        if any(each != front and number == hello.front_id for each, number in self._fronts.items()):
+            self._send(front, Occupied())
+            return
         if front not in self._fronts:
-            if self._num_fronts == MAX_FRONTS:
-                raise BadMessage("more fronts than there are ids for")
-            self._num_fronts += 1
-            self._fronts[front] = self._num_fronts
-            logger.info("front %d (process %d) has come", self._num_fronts, pid)
+            logger.info("front %d (process %d) has come", hello.front_id, hello.pid)
+        self._fronts[front] = hello.front_id
         welcome = Welcome(
-            front_id=self._fronts[front],
             limits=self._limits,
             device=self._device,
             max_in_flight=self._max_in_flight,
@@ -199,6 +203,9 @@ class EngineServer:
         except zmq.ZMQError as error:
             if error.errno not in (zmq.EHOSTUNREACH, zmq.EAGAIN):
                 raise
-            number = self._fronts.pop(front, 0)
-            logger.info("front %d has left", number)
-            self._book.leave(front)
+            self._part_from(front)
+
+    def _part_from(self, front: bytes) -> None:
+        number = self._fronts.pop(front, 0)
+        logger.info("front %d has left", number)
+        self._book.leave(front)

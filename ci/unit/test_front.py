@@ -7,7 +7,8 @@ import threading
 import pytest
 
 from inflight.errors import DuplicateRequest, EngineUnavailable, InvalidRequest, QueueFull
-from inflight.executor.front_executor import FRONT_ID_SHIFT, EngineState, FrontExecutor
+from inflight.executor.front.front import EngineState, Front
+from inflight.executor.wire.messages import FRONT_ID_SHIFT, MAX_FRONT_ID
 from inflight.request import Request, RequestLimits
 from inflight.result import FinishReason, Response, Result
 
@@ -15,7 +16,7 @@ LIMITS = RequestLimits(vocab_size=100, max_seq_len=16, max_input_len=15, kv_cach
 LATER = RequestLimits(vocab_size=100, max_seq_len=8, max_input_len=7, kv_cache_tokens=80)
 
 
-class Front(FrontExecutor):
+class ListFront(Front):
     """Sends into lists."""
 
     def __init__(self, max_in_flight: int = 0) -> None:
@@ -25,41 +26,44 @@ class Front(FrontExecutor):
         self.cancelled: list[int] = []
 
     def start(self) -> None:
-        self._engine_ready(LIMITS, "cpu", 3, self.max_in_flight)
+        self._engine_ready(LIMITS, "cpu", self.max_in_flight)
 
-    def lose(self) -> None:
-        self._engine_gone(EngineState.DOWN, "the ranks died")
+    def lose(self, state: EngineState = EngineState.RELAUNCHING) -> None:
+        self._engine_lost(state, "the ranks died")
 
     def recover(self, limits: RequestLimits = LIMITS) -> None:
-        self._engine_ready(limits, "cpu", 3, self.max_in_flight)
+        self._engine_ready(limits, "cpu", self.max_in_flight)
 
     def say(self, *responses: Response) -> None:
         self._deliver(responses)
 
     def shutdown(self) -> None:
-        self._engine_gone(EngineState.CLOSED, "the engine was shut down")
+        self._engine_lost(EngineState.CLOSED, "the engine was shut down")
 
     def _encode(self, request: Request) -> object:
         return request.request_id
 
-    def _send_request(self, encoded: object) -> None:
+    def _send_request(self, request_id: int, encoded: object) -> None:
         self.sent.append(encoded)
 
     def _send_cancel(self, request_id: int) -> None:
         self.cancelled.append(request_id)
+
+    def _drop_unsent(self) -> None:
+        self.sent.clear()
 
     def _wake(self) -> None:
         pass
 
 
 @pytest.fixture
-def front() -> Front:
-    front = Front()
+def front() -> ListFront:
+    front = ListFront()
     front.start()
     return front
 
 
-def submit(front: Front, prompt: tuple[int, ...] = (1, 2), max_tokens: int = 4) -> int:
+def submit(front: ListFront, prompt: tuple[int, ...] = (1, 2), max_tokens: int = 4) -> int:
     request_id = front.next_request_id()
     front.enqueue_request(Request(request_id=request_id, input_token_ids=list(prompt), max_tokens=max_tokens))
     return request_id
@@ -70,16 +74,17 @@ def token(request_id: int, finish: FinishReason = FinishReason.NOT_FINISHED) -> 
     return Response(request_id=request_id, result=Result(output_token_ids=[5], finish_reason=finish, is_final=final))
 
 
-def test_ids_carry_the_fronts_number_and_never_repeat(front: Front) -> None:
+def test_ids_carry_the_fronts_number_and_never_repeat(front: ListFront) -> None:
     before = [front.next_request_id() for _ in range(3)]
     front.lose()
     front.recover()
     after = [front.next_request_id() for _ in range(3)]
     assert len({*before, *after}) == 6
-    assert {id_ >> FRONT_ID_SHIFT for id_ in before + after} == {3}
+    (front_id,) = {id_ >> FRONT_ID_SHIFT for id_ in before + after}
+    assert 1 <= front_id <= MAX_FRONT_ID
 
 
-def test_responses_of_a_request_end_with_its_final_one(front: Front) -> None:
+def test_responses_of_a_request_end_with_its_final_one(front: ListFront) -> None:
     request_id = submit(front)
     front.say(token(request_id), token(request_id, FinishReason.LENGTH))
     front.say(token(request_id), token(request_id, FinishReason.LENGTH))
@@ -89,12 +94,12 @@ def test_responses_of_a_request_end_with_its_final_one(front: Front) -> None:
     assert front.num_requests_in_flight() == 0
 
 
-def test_responses_to_unknown_requests_are_dropped(front: Front) -> None:
+def test_responses_to_unknown_requests_are_dropped(front: ListFront) -> None:
     front.say(token(12345), Response(request_id=9, error="no", error_code="INTERNAL"))
     assert front.await_responses(timeout=0) == []
 
 
-def test_a_second_request_with_a_live_id_is_refused_and_the_first_goes_on(front: Front) -> None:
+def test_a_second_request_with_a_live_id_is_refused_and_the_first_goes_on(front: ListFront) -> None:
     request_id = submit(front)
     with pytest.raises(DuplicateRequest):
         front.enqueue_request(Request(request_id=request_id, input_token_ids=[1], max_tokens=1))
@@ -103,14 +108,14 @@ def test_a_second_request_with_a_live_id_is_refused_and_the_first_goes_on(front:
     assert [response.has_error for response in front.await_responses(timeout=0)] == [False]
 
 
-def test_an_id_may_be_used_again_after_its_end(front: Front) -> None:
+def test_an_id_may_be_used_again_after_its_end(front: ListFront) -> None:
     request_id = submit(front)
     front.say(token(request_id, FinishReason.LENGTH))
     front.enqueue_request(Request(request_id=request_id, input_token_ids=[1], max_tokens=1))
     assert front.num_requests_in_flight() == 1
 
 
-def test_invalid_requests_reach_nobody(front: Front) -> None:
+def test_invalid_requests_reach_nobody(front: ListFront) -> None:
     with pytest.raises(InvalidRequest, match="outside the vocabulary"):
         submit(front, prompt=(100,))
     assert front.sent == []
@@ -118,7 +123,7 @@ def test_invalid_requests_reach_nobody(front: Front) -> None:
 
 
 def test_a_full_engine_refuses_at_once_and_takes_again_after_an_end() -> None:
-    front = Front(max_in_flight=2)
+    front = ListFront(max_in_flight=2)
     front.start()
     first, _ = submit(front), submit(front)
     with pytest.raises(QueueFull, match="Exceeds maximum queue size"):
@@ -128,7 +133,7 @@ def test_a_full_engine_refuses_at_once_and_takes_again_after_an_end() -> None:
     assert front.num_requests_in_flight() == 2
 
 
-def test_lost_ranks_give_every_request_in_flight_one_error(front: Front) -> None:
+def test_lost_ranks_give_every_request_in_flight_one_error(front: ListFront) -> None:
     ids = [submit(front) for _ in range(5)]
     front.say(token(ids[0]), token(ids[1], FinishReason.LENGTH))
     front.lose()
@@ -140,8 +145,29 @@ def test_lost_ranks_give_every_request_in_flight_one_error(front: Front) -> None
     assert not front.is_ready()
 
 
-def test_while_the_ranks_are_down_requests_are_refused(front: Front) -> None:
+def test_while_the_ranks_are_brought_back_requests_wait(front: ListFront) -> None:
     front.lose()
+    first, second = submit(front), submit(front)
+    assert front.sent == [first, second] and not front.is_ready()
+    front.cancel_request(first)
+    assert front.cancelled == []
+    (refusal,) = front.await_responses(timeout=0)
+    assert (refusal.request_id, refusal.error_code) == (first, "CANCELLED")
+    front.recover()
+    front.say(token(second, FinishReason.LENGTH))
+    assert [response.request_id for response in front.await_responses(timeout=0)] == [second]
+
+
+def test_those_that_wait_for_ranks_that_do_not_come_back_fail(front: ListFront) -> None:
+    front.lose()
+    waiting = submit(front)
+    front.lose(EngineState.DOWN)
+    assert front.is_down() and front.sent == []
+    assert [response.request_id for response in front.await_responses(timeout=0)] == [waiting]
+
+
+def test_while_the_ranks_are_down_requests_are_refused(front: ListFront) -> None:
+    front.lose(EngineState.DOWN)
     with pytest.raises(EngineUnavailable):
         submit(front)
     front.recover(LATER)
@@ -152,13 +178,13 @@ def test_while_the_ranks_are_down_requests_are_refused(front: Front) -> None:
 
 
 def test_nothing_is_served_before_the_start() -> None:
-    front = Front()
+    front = ListFront()
     assert not front.is_ready()
     with pytest.raises(EngineUnavailable):
         submit(front)
 
 
-def test_only_requests_in_flight_are_cancelled(front: Front) -> None:
+def test_only_requests_in_flight_are_cancelled(front: ListFront) -> None:
     live, done = submit(front), submit(front)
     front.say(token(done, FinishReason.LENGTH))
     for request_id in (live, done, 4711):
@@ -166,18 +192,18 @@ def test_only_requests_in_flight_are_cancelled(front: Front) -> None:
     assert front.cancelled == [live]
 
 
-def test_the_newest_statistics_are_told_once(front: Front) -> None:
+def test_the_newest_statistics_are_told_once(front: ListFront) -> None:
     assert front.get_latest_iteration_stats() is None
     front._report_stats("1", 7)
     front._report_stats("2", 3)
     assert front.get_latest_iteration_stats() == "2"
     assert front.get_latest_iteration_stats() is None
     assert front.num_requests_queued() == 3
-    front._engine_gone(EngineState.DOWN, "gone")
+    front.lose()
     assert front.num_requests_queued() == 0
 
 
-def test_shutdown_wakes_whoever_waits_and_answers_what_is_in_flight(front: Front) -> None:
+def test_shutdown_wakes_whoever_waits_and_answers_what_is_in_flight(front: ListFront) -> None:
     got: list[Response] = []
     ended = threading.Event()
 
@@ -197,7 +223,7 @@ def test_shutdown_wakes_whoever_waits_and_answers_what_is_in_flight(front: Front
         submit(front)
 
 
-def test_requests_that_race_with_the_loss_of_the_ranks_are_refused_or_answered_never_both(front: Front) -> None:
+def test_requests_that_race_with_the_loss_of_the_ranks_are_refused_or_answered_never_both(front: ListFront) -> None:
     accepted: list[int] = []
     barrier = threading.Barrier(5)
 
@@ -214,10 +240,10 @@ def test_requests_that_race_with_the_loss_of_the_ranks_are_refused_or_answered_n
         thread.start()
     barrier.wait(30)
     for _ in range(200):
-        front.lose()
+        front.lose(EngineState.DOWN)
         front.recover()
     for thread in threads:
         thread.join()
-    front.lose()
+    front.lose(EngineState.DOWN)
     answered = [response.request_id for response in front.await_responses(timeout=0)]
     assert sorted(answered) == sorted(accepted)

@@ -11,11 +11,10 @@ import time
 from collections.abc import Callable, Iterable
 
 from inflight.errors import DuplicateRequest, InflightError, QueueFull, RequestCancelled, RequestTimedOut
-from inflight.executor.request_queue import RequestQueue
+from inflight.executor.rank.leader.request_queue import RequestQueue
+from inflight.executor.wire.messages import QUEUE_FULL
 from inflight.request import Request
 from inflight.result import FinishReason, Response
-
-QUEUE_FULL = "Exceeds maximum queue size"
 
 Front = bytes
 """How the transport names a front."""

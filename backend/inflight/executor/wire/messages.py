@@ -1,7 +1,7 @@
 """Everything that front and leader, and leader and ranks, say to each other: msgpack, one tagged struct a message.
 
-    front -> leader    Hello, Submit, Cancel, Shutdown
-    leader -> front    Welcome, Responses, Stats, Heartbeat, Fatal
+    front -> leader    Hello, Submit, Cancel, Goodbye, Shutdown
+    leader -> front    Welcome, Occupied, Responses, Stats, Heartbeat, Fatal
     leader -> ranks    RankInput
 
 Decoding checks every type, and nothing in a message can name code. Knows no socket.
@@ -19,6 +19,14 @@ from inflight.result import FinishReason, Response
 MAX_MESSAGE_BYTES = 64 * 1024 * 1024
 """A longer message to the leader costs its sender the connection; a million prompt tokens take 5 MB."""
 
+FRONT_ID_SHIFT = 48
+"""Request ids of one front: its id in the upper 16 bits, a counter below."""
+
+MAX_FRONT_ID = 2**16 - 1
+
+QUEUE_FULL = "Exceeds maximum queue size"
+"""TensorRT-LLM's words, which clients look for."""
+
 
 class BadMessage(Exception):
     """The bytes are no message. Its text holds nothing of the bytes."""
@@ -27,6 +35,9 @@ class BadMessage(Exception):
 class Hello(msgspec.Struct, frozen=True, tag=True):
     """A front's first words."""
 
+    front_id: int
+    """1 to MAX_FRONT_ID, chosen by the front for all its life: the upper 16 bits of its request ids. Ids by order of
+    arrival would be swapped between two fronts that find a new launch of the ranks."""
     pid: int
 
 
@@ -38,6 +49,10 @@ class Cancel(msgspec.Struct, frozen=True, tag=True):
     request_ids: list[int]
 
 
+class Goodbye(msgspec.Struct, frozen=True, tag=True):
+    """This front leaves: its requests are cancelled. The ranks live on."""
+
+
 class Shutdown(msgspec.Struct, frozen=True, tag=True):
     """End the ranks now: whoever is still waiting gets no more than what has been computed."""
 
@@ -45,8 +60,6 @@ class Shutdown(msgspec.Struct, frozen=True, tag=True):
 class Welcome(msgspec.Struct, frozen=True, tag=True):
     """Answer to Hello: the engine serves."""
 
-    front_id: int
-    """The upper 16 bits of the front's request ids."""
     limits: RequestLimits
     device: str
     """What the ranks compute on, cpu or cuda."""
@@ -54,6 +67,10 @@ class Welcome(msgspec.Struct, frozen=True, tag=True):
     """Requests that the engine accepts from all fronts together; 0 = no limit."""
     pid: int
     """Of the leader."""
+
+
+class Occupied(msgspec.Struct, frozen=True, tag=True):
+    """Answer to Hello: another front of this engine has that id."""
 
 
 class Responses(msgspec.Struct, frozen=True, tag=True):
@@ -78,8 +95,8 @@ class Fatal(msgspec.Struct, frozen=True, tag=True):
     reason: str
 
 
-FromFront = Hello | Submit | Cancel | Shutdown
-FromLeader = Welcome | Responses | Stats | Heartbeat | Fatal
+FromFront = Hello | Submit | Cancel | Goodbye | Shutdown
+FromLeader = Welcome | Occupied | Responses | Stats | Heartbeat | Fatal
 
 
 class RankInput(msgspec.Struct, frozen=True, omit_defaults=True):

@@ -13,7 +13,7 @@ from types import TracebackType
 from typing import Any
 
 from inflight.executor.executor import Executor
-from inflight.executor.generation_result import GenerationResult
+from inflight.executor.front.generation_result import GenerationResult
 from inflight.request import Request
 from inflight.result import Response
 

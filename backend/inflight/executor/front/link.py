@@ -1,4 +1,4 @@
-"""A front's socket to the leader of one launch. Knows the messages, and nothing of requests' fates.
+"""A front's socket to the leader of one launch. Knows the messages, and nothing of what becomes of requests.
 
 A link is never used for another launch, so nothing of a dead engine can be heard later. For one thread.
 """
@@ -12,7 +12,7 @@ from pathlib import Path
 
 import zmq
 
-from inflight.executor.messages import BadMessage, FromFront, FromLeader, Hello, decode_from_leader, encode
+from inflight.executor.wire.messages import BadMessage, FromFront, FromLeader, Hello, decode_from_leader, encode
 
 logger = logging.getLogger(__name__)
 
@@ -23,14 +23,14 @@ RECONNECT_MS = 20
 class EngineLink:
     """Connects, and says Hello as soon as somebody listens."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, front_id: int) -> None:
         self._context = zmq.Context()
         self.socket = self._context.socket(zmq.DEALER)
         self.socket.setsockopt(zmq.SNDHWM, 0)
         self.socket.setsockopt(zmq.RCVHWM, 0)
         self.socket.setsockopt(zmq.RECONNECT_IVL, RECONNECT_MS)
         self.socket.connect(f"ipc://{path}")
-        self.send(Hello(os.getpid()))
+        self.send(Hello(front_id=front_id, pid=os.getpid()))
 
     def send(self, message: FromFront) -> None:
         self.send_encoded(encode(message))

@@ -18,7 +18,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from inflight.config import EngineConfig
-from inflight.executor.launch import LAUNCH, Launch
+from inflight.executor.wire.launch import LAUNCH, Launch
 from inflight.run_directory import run_directory
 
 MAX_PARENT_LENGTH = 70

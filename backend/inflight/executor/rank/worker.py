@@ -16,11 +16,11 @@ from pathlib import Path
 from inflight.config import EngineConfig
 from inflight.distributed.rank_group import RankGroup, SingleRank
 from inflight.errors import ConfigurationError, InflightError
-from inflight.executor.engine import LoadedRunner, LoadRunner, load_model_runner, make_manager, max_in_flight
-from inflight.executor.engine_server import EngineServer
-from inflight.executor.launch import LAUNCH, Launch
-from inflight.executor.parent_watch import die_with_parent
-from inflight.executor.rank_callbacks import RankCallbacks
+from inflight.executor.rank.assembly import LoadedRunner, LoadRunner, load_model_runner, make_manager, max_in_flight
+from inflight.executor.rank.callbacks import RankCallbacks
+from inflight.executor.rank.leader.leader_socket import LeaderSocket
+from inflight.executor.rank.parent_watch import die_with_parent
+from inflight.executor.wire.launch import LAUNCH, Launch
 from inflight.mpi_launcher import misfit
 
 logger = logging.getLogger("inflight.worker")
@@ -57,7 +57,7 @@ def main(load_runner: LoadRunner = load_model_runner) -> int:
 
 def _join(config: EngineConfig, launch: Launch) -> RankGroup:
     """Meet the other ranks. Raises ConfigurationError if they are not as many as configured."""
-    if config.executor == "uniproc" or (config.executor == "auto" and config.tensor_parallel_size == 1):
+    if config.launcher == "uniproc":
         return SingleRank()
     from inflight.distributed.mpi import MpiRankGroup, library_version
 
@@ -73,7 +73,7 @@ def _join(config: EngineConfig, launch: Launch) -> RankGroup:
 def _serve(config: EngineConfig, launch: Launch, group: RankGroup, runner: LoadedRunner) -> None:
     leader = None
     if group.rank == 0:
-        leader = EngineServer(
+        leader = LeaderSocket(
             launch.socket_path,
             limits=runner.limits,
             device=runner.device_type,
