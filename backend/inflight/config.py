@@ -108,6 +108,9 @@ class EngineConfig:
         for key in POSITIVE_KEYS:
             if getattr(self, key) < 1:
                 raise ConfigurationError(f"{key} must be at least 1, got {getattr(self, key)}")
+        for key, largest in LARGEST.items():
+            if getattr(self, key) > largest:
+                raise ConfigurationError(f"{key} must be at most {largest}, got {getattr(self, key)}")
         for key in ("max_seq_len", "max_input_len", "max_queue_size", "max_tokens_in_paged_kv_cache", "num_threads"):
             if getattr(self, key) < 0:
                 raise ConfigurationError(f"{key} must not be negative, got {getattr(self, key)}")
@@ -178,6 +181,30 @@ POSITIVE_KEYS = (
     "worker_heartbeat_timeout_ms",
     "worker_start_timeout_ms",
 )
+
+LARGEST = {
+    "tensor_parallel_size": 2**12,
+    "max_batch_size": 2**14,
+    "max_num_tokens": 2**24,
+    "tokens_per_block": 2**16,
+    "num_threads": 2**10,
+    "max_tokens_in_paged_kv_cache": 2**48,
+    **dict.fromkeys(
+        (
+            "max_seq_len",
+            "max_input_len",
+            "max_queue_size",
+            "max_responses_per_second",
+            "max_text_bytes",
+            "cancellation_check_period_ms",
+            "stats_check_period_ms",
+            "worker_heartbeat_timeout_ms",
+            "worker_start_timeout_ms",
+        ),
+        2**31 - 1,
+    ),
+}
+"""Beyond any use, and within what threads, clocks and 64 bits can do. Memory is compared where it is taken."""
 
 TRITONSERVER_KEYS = frozenset({"FORCE_CPU_ONLY_INPUT_TENSORS", "EXECUTION_ENV_PATH"})
 """Parameters that tritonserver's Python backend reads itself."""

@@ -56,7 +56,7 @@ def test_a_live_id_is_refused_and_its_first_owner_unharmed(stream: RawStream, ot
     first = stream.send(request, request_id="same")
     stream.take()
     second = other_stream.ask(request, request_id="same")
-    assert second.error == "requestId same is already in progress, request is ignored."
+    assert second.error == "requestId same is already in progress, request is ignored. [ALREADY_EXISTS]"
     stream.collect(first)
     assert len(first.token_ids) == 300 and not first.error
     assert len(other_stream.ask({**PROMPT, "max_tokens": 3}, request_id="same").token_ids) == 3

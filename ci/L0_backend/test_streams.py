@@ -95,7 +95,8 @@ def test_stop_ends_the_request_of_the_same_id(stream: RawStream, other_stream: R
     assert running.finish_reason == "cancelled" and 1 <= len(running.token_ids) < 1500
     again = other_stream.ask({"stop": True}, request_id="stop me again")
     assert again.error == (
-        "Received stop request for requestId stop me again but it's not active (might be completed already)."
+        "Received stop request for requestId stop me again but it's not active (might be completed already). "
+        "[INVALID_ARGUMENT]"
     )
 
 

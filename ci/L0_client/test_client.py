@@ -106,6 +106,25 @@ def test_errors_of_the_model(client: Client, prompt: str, kind: type[Exception],
     assert (caught.value.code, caught.value.request_id) == (code, "12")  # type: ignore[attr-defined]
 
 
+def test_hundreds_of_errors_at_once_leave_the_server_serving(client: Client, toy_server: ServerProcess) -> None:
+    """tritonserver may die of errors that it is asked to tell as statuses of their streams."""
+    before = toy_server.tritonserver_pid
+
+    async def fail() -> None:
+        async with AsyncClient(toy_server.grpc_url, timeout=60) as remote:
+
+            async def fail_in_turn() -> None:
+                for _ in range(250):
+                    with pytest.raises(InvalidRequest, match="temperature must not be negative"):
+                        await remote.generate("reject")
+
+            await asyncio.gather(*(fail_in_turn() for _ in range(8)))
+
+    asyncio.run(fail())
+    assert toy_server.tritonserver_pid == before
+    assert client.generate("count", max_tokens=3).text == count(3)
+
+
 def test_an_error_after_the_first_token_comes_after_it(client: Client) -> None:
     stream = client.stream("invalid")
     assert next(stream).text == "0 "

@@ -54,7 +54,8 @@ def test_who_leaves_the_queue_is_never_served(one_at_a_time: ServerProcess) -> N
             assert not queued.responses
         leaving.close(cancel=True)
         assert not running.ask({"stop": True}, request_id="stopped").error
-        assert waiting.collect(queued).error == "request Id stopped has been stopped. Request is ignored."
+        sentence = "request Id stopped has been stopped. Request is ignored. [CANCELLED]"
+        assert waiting.collect(queued).error == sentence
         until(lambda: outcome(one_at_a_time, "cancelled") == 2, "both are counted as cancelled")
         assert not served.num_finals, "nobody else has had a turn yet"
         running.collect(served)

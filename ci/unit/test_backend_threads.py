@@ -157,7 +157,7 @@ def test_a_live_id_is_refused_and_its_first_owner_unharmed(ask, executor: FakeEx
     first = ask(PROMPT, request_id="same")
     second = ask(PROMPT, request_id="same")
     assert second.error.code() == pb.TritonError.ALREADY_EXISTS
-    assert second.error.message() == "requestId same is already in progress, request is ignored."
+    assert second.error.message() == "requestId same is already in progress, request is ignored. [ALREADY_EXISTS]"
     assert finish(executor, first).error is None
     finish(executor, ask(PROMPT, request_id="same"))
 
@@ -186,14 +186,16 @@ def test_stop_of_a_queued_request_ends_it_with_an_error(ask, executor: FakeExecu
     executor.push(Response.of_error(executor.last.request_id, RequestCancelled("stopped")))
     assert queued.finished.wait(LONG)
     assert queued.error.code() == pb.TritonError.CANCELLED
-    assert queued.error.message() == "request Id 7 has been stopped. Request is ignored."
+    assert queued.error.message() == "request Id 7 has been stopped. Request is ignored. [CANCELLED]"
 
 
 def test_stop_of_nothing_is_an_error(ask) -> None:
-    assert ask({"stop": True}).error.message() == "Cannot send stop request without specifying a request_id"
+    nameless = ask({"stop": True})
+    assert nameless.error.message() == "Cannot send stop request without specifying a request_id [INVALID_ARGUMENT]"
     unknown = ask({"stop": True}, request_id="gone\n")
     assert unknown.error.message() == (
-        "Received stop request for requestId gone\\n but it's not active (might be completed already)."
+        "Received stop request for requestId gone\\n but it's not active (might be completed already). "
+        "[INVALID_ARGUMENT]"
     )
 
 
@@ -354,7 +356,7 @@ def test_tokens_before_an_error_are_not_lost(ask, executor: FakeExecutor) -> Non
     request_id = executor.last.request_id
     executor.push(tokens(request_id, [97]), Response.of_error(request_id, StepFailed("the step failed")))
     assert sender.finished.wait(LONG)
-    assert sender.text == "a" and sender.error.message() == "the step failed"
+    assert sender.text == "a" and sender.error.message() == "the step failed [INTERNAL]"
 
 
 def test_closing_answers_what_is_left(ask, server: BackendServer, executor: FakeExecutor) -> None:

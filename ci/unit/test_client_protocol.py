@@ -21,7 +21,7 @@ from inflight_client import (
     ServerFailure,
     Unavailable,
 )
-from inflight_client._exceptions import error_from_status
+from inflight_client._exceptions import error_from_message, error_from_status
 from inflight_client._grpc import _decode, _encode
 from inflight_client._protocol import chunk_from_reply, generation_call
 from inflight_client._transport import strings
@@ -33,7 +33,6 @@ from inflight_client._transport import strings
         ("INVALID_ARGUMENT", "top_p must be in (0, 1]", InvalidRequest),
         ("ALREADY_EXISTS", "request id 7 is already in flight", InvalidRequest),
         ("NOT_FOUND", "no such model", ModelNotFound),
-        ("UNKNOWN", "Request for unknown model: 'x' is not found", ModelNotFound),
         ("UNAVAILABLE", "the ranks are starting", Unavailable),
         ("NOT_FOUND", "Request for unknown model: 'llm' has no available versions", Unavailable),
         ("UNAVAILABLE", "Exceeds maximum queue size", RequestRefused),
@@ -50,6 +49,57 @@ def test_each_status_has_its_exception(code: str, message: str, kind: type[Clien
     assert type(error) is kind
     assert (error.code, error.request_id) == (code, "9")
     assert str(error) == error.message
+
+
+@pytest.mark.parametrize(
+    ("message", "code", "kind"),
+    [
+        ("Request for unknown model: 'x' is not found", "NOT_FOUND", ModelNotFound),
+        ("Request for unknown model: 'llm' version 9 is not found", "NOT_FOUND", ModelNotFound),
+        ("Request for unknown model: 'llm' has no available versions", "NOT_FOUND", Unavailable),
+        ("[request id: 7] Exceeds maximum queue size", "UNAVAILABLE", RequestRefused),
+        (
+            "Server is stopping, scheduler for model has stopped accepting new inference requests",
+            "UNAVAILABLE",
+            Unavailable,
+        ),
+        ("[request id: 7] expected 1 inputs but got 0 inputs for model 'llm'", "INVALID_ARGUMENT", InvalidRequest),
+        ("unexpected inference input 'nope' for model 'llm'", "INVALID_ARGUMENT", InvalidRequest),
+        (
+            "[request id: 7] inference input 'top_k' data-type is 'FP32', but model 'llm' expects 'INT32'",
+            "INVALID_ARGUMENT",
+            InvalidRequest,
+        ),
+        (
+            "[request id: 7] unexpected shape for input 'top_k' for model 'llm'. Expected [1], got [3]. ",
+            "INVALID_ARGUMENT",
+            InvalidRequest,
+        ),
+        ("Request was cancelled", "CANCELLED", Cancelled),
+        ("Stub process 'llm_0_0' is not healthy.", "UNKNOWN", ServerFailure),
+        ("no kernel for this device [CUDA]", "UNKNOWN", ServerFailure),
+    ],
+)
+def test_sentences_without_a_code_are_understood_by_their_words(
+    message: str, code: str, kind: type[ClientError]
+) -> None:
+    error = error_from_message(message, request_id="9")
+    assert type(error) is kind
+    assert (error.code, error.request_id, str(error)) == (code, "9", message)
+
+
+@pytest.mark.parametrize(
+    ("message", "kind", "sentence"),
+    [
+        ("'[INTERNAL]' is no value of top_k [INVALID_ARGUMENT]", InvalidRequest, "'[INTERNAL]' is no value of top_k"),
+        ("no model says 'unknown model' [INVALID_ARGUMENT]", InvalidRequest, "no model says 'unknown model'"),
+        ("the ranks had their connection reset [UNAVAILABLE]", Unavailable, "the ranks had their connection reset"),
+        ("two\nlines [INTERNAL]", ServerFailure, "two\nlines"),
+    ],
+)
+def test_the_code_behind_a_sentence_wins_over_its_words(message: str, kind: type[ClientError], sentence: str) -> None:
+    error = error_from_message(message)
+    assert type(error) is kind and str(error) == sentence
 
 
 def test_a_deadline_is_also_a_timeout_error() -> None:
@@ -96,15 +146,8 @@ def test_what_is_encoded_is_what_a_server_decodes() -> None:
         answer.infer_response.outputs.add(name=tensor.name, datatype=tensor.datatype, shape=tensor.shape)
         answer.infer_response.raw_output_contents.append(raw)
     answer.infer_response.parameters["triton_final_response"].bool_param = True
-    reply = _decode(answer, "5")
+    reply = _decode(answer)
     assert reply.final
     assert set(reply.outputs) == set(call.inputs)
     for name, array in call.inputs.items():
         np.testing.assert_array_equal(reply.outputs[name], array)
-
-
-def test_an_error_message_inside_the_stream_is_raised() -> None:
-    from tritonclient.grpc import service_pb2
-
-    with pytest.raises(ServerFailure, match="the forward pass failed"):
-        _decode(service_pb2.ModelStreamInferResponse(error_message="the forward pass failed"), "1")

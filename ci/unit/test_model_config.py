@@ -19,6 +19,7 @@ from inflight.errors import ConfigurationError
 from inflight.layers.rotary import RopeConfig, cos_sin_table
 from inflight.models.config import ModelConfig
 from inflight.models.families import FAMILIES
+from inflight.runtime import loading
 from inflight.runtime.model_runner import ModelRunner
 
 ARCHITECTURES = {"llama": "LlamaForCausalLM", "mistral": "MistralForCausalLM"}
@@ -154,6 +155,17 @@ def test_max_seq_len(tmp_path: Path, options: dict[str, Any], sentence: str) -> 
     with pytest.raises(ConfigurationError) as caught:
         ModelRunner.load(EngineConfig(gpt_model_path=str(write(tmp_path)), device="cpu", **options), SingleRank())
     assert str(caught.value) == sentence
+
+
+def test_positions_whose_table_does_not_fit_into_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(loading, "free_memory", lambda device, num_ranks: 2**30)
+    folder = write(tmp_path, max_position_embeddings=2**31 - 1)
+    with pytest.raises(ConfigurationError) as caught:
+        ModelRunner.load(EngineConfig(gpt_model_path=str(folder), device="cpu"), SingleRank())
+    assert str(caught.value) == (
+        "max_seq_len 2147483647 takes 288.00 GiB of memory to make the table of its positions for heads of 12, "
+        "but 1.00 GiB are free; set max_seq_len to less"
+    )
 
 
 def test_dynamic_scaling_leaves_the_original_positions_alone() -> None:

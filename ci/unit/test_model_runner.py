@@ -152,7 +152,18 @@ def test_block_bytes() -> None:
 
 
 def test_blocks_by_tokens(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert blocks(0, monkeypatch, max_tokens_in_paged_kv_cache=43) == 10
+    assert blocks(10 * BLOCK_BYTES, monkeypatch, max_tokens_in_paged_kv_cache=43) == 10
+
+
+def test_more_tokens_than_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(ConfigurationError) as caught:
+        blocks(3 * 2**30, monkeypatch, max_tokens_in_paged_kv_cache=10**12)
+    assert str(caught.value) == (
+        "max_tokens_in_paged_kv_cache 1000000000000 takes 238,418.58 GiB of memory in each rank, "
+        "but 3.00 GiB are free; lower it or free memory"
+    )
+    with pytest.raises(ConfigurationError, match="max_tokens_in_paged_kv_cache 44 takes"):
+        blocks(11 * BLOCK_BYTES - 1, monkeypatch, max_tokens_in_paged_kv_cache=44)
 
 
 def test_blocks_by_fraction(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -176,7 +187,7 @@ def test_no_room_for_a_block(monkeypatch: pytest.MonkeyPatch) -> None:
         blocks(BLOCK_BYTES, monkeypatch, kv_cache_free_gpu_mem_fraction=0.5)
     assert str(caught.value) == (
         "there is no room for the KV cache: a block of 4 tokens takes 1024 bytes; "
-        "raise max_tokens_in_paged_kv_cache or kv_cache_free_gpu_mem_fraction, or free memory"
+        "raise max_tokens_in_paged_kv_cache or kv_cache_free_gpu_mem_fraction, lower tokens_per_block, or free memory"
     )
 
 

@@ -6,6 +6,7 @@ Run: pytest ci/unit/test_weights.py
 from __future__ import annotations
 
 import json
+import math
 from pathlib import Path
 from typing import Any
 
@@ -161,6 +162,26 @@ def test_wrong_shape(folder: Path) -> None:
     change_tensors(folder, model__norm__weight=torch.ones(47))
     path = folder / "model.safetensors"
     assert refusal(folder) == f"{path}: tensor model.norm.weight has shape [47], config.json asks for [48]"
+
+
+@pytest.mark.parametrize(
+    ("values", "tensor"),
+    [
+        ({"vocab_size": 2**31 - 1}, "model.embed_tokens.weight"),
+        ({"hidden_size": 2**31 - 4}, "model.embed_tokens.weight"),
+        ({"intermediate_size": 2**31 - 1}, "model.layers.0.mlp.gate_proj.weight"),
+    ],
+)
+def test_no_memory_is_taken_for_sizes_that_the_tensors_do_not_have(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, values: dict[str, int], tensor: str
+) -> None:
+    def small(shape: tuple[int, ...], **options: Any) -> torch.Tensor:
+        assert math.prod(shape) < 2**20
+        return torch.zeros(shape, **options)
+
+    change_config(folder, **values)
+    monkeypatch.setattr("inflight.models.weights.torch.empty", small)
+    assert f"tensor {tensor} has shape" in refusal(folder)
 
 
 def test_wrong_type(folder: Path) -> None:

@@ -163,4 +163,4 @@ def test_a_final_send_that_raises_counts_as_an_answer() -> None:
 def test_an_error_code_that_the_server_lacks_is_still_an_error() -> None:
     sender = pb.ResponseSender()
     Reply(pb, sender).fail("NO_SUCH_CODE", "sentence")
-    assert sender.error.message() == "sentence" and sender.num_finals == 1
+    assert sender.error.message() == "sentence [NO_SUCH_CODE]" and sender.num_finals == 1

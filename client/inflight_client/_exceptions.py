@@ -15,11 +15,14 @@
         ├── Cancelled           somebody stopped it                            CANCELLED
         └── ServerFailure       everything else                                INTERNAL, UNKNOWN …
 
-Each carries a sentence; those made from an answer also carry gRPC's `code` and the `request_id`.
+Each carries a sentence; those made from an answer also carry gRPC's `code` and the `request_id`. A request's error
+arrives as a sentence alone; the model `llm` writes the code behind it in brackets, as README's section "Errors" says.
 Knows nothing of grpc: a status is a name and a message.
 """
 
 from __future__ import annotations
+
+import re
 
 
 class ClientError(Exception):
@@ -29,7 +32,7 @@ class ClientError(Exception):
         super().__init__(message)
         self.message = message
         self.code = code
-        """Name of the gRPC status code, or empty when no server was asked."""
+        """Name of the gRPC status code: UNKNOWN if the server told none, empty when no server was asked."""
         self.request_id = request_id
         """Id of the request that failed, or empty."""
 
@@ -97,7 +100,9 @@ _BY_CODE: dict[str, type[ClientError]] = {
     "UNAVAILABLE": Unavailable,
     "CANCELLED": Cancelled,
     "DEADLINE_EXCEEDED": DeadlineExceeded,
+    "INTERNAL": ServerFailure,
 }
+_CODED = re.compile(rf"(?P<sentence>.*) \[(?P<code>{'|'.join(_BY_CODE)})\]", re.DOTALL)
 
 # gRPC answers UNAVAILABLE both when the server says so and when there is no server; only its words tell them apart.
 _NO_CONNECTION = ("failed to connect", "connection refused", "dns resolution failed", "name resolution")
@@ -113,26 +118,55 @@ _UNKNOWN_MODEL = "unknown model"
 # Of a model that is being loaded again, as after the loss of its ranks.
 _NOT_LOADED = "has no available versions"
 _QUEUE_FULL = "exceeds maximum queue size"
+# What tritonserver itself and other backends answer requests with, in small letters: their sentences carry no code.
+_CODES_OF_WORDS = {
+    _UNKNOWN_MODEL: "NOT_FOUND",
+    _QUEUE_FULL: "UNAVAILABLE",
+    "server is stopping": "UNAVAILABLE",
+    "server not ready": "UNAVAILABLE",
+    "unexpected inference input": "INVALID_ARGUMENT",
+    "unexpected inference output": "INVALID_ARGUMENT",
+    "unexpected shape for input": "INVALID_ARGUMENT",
+    "data-type is": "INVALID_ARGUMENT",
+    "inputs but got": "INVALID_ARGUMENT",
+    "invalid value type for": "INVALID_ARGUMENT",
+    "request was cancelled": "CANCELLED",
+}
 
 
 def error_from_status(code: str, message: str, *, request_id: str = "") -> ClientError:
     """The exception for a gRPC status, given as the code's name ("UNAVAILABLE") and the message that came with it."""
+    kind = _kind_of_connection(code, message.lower()) or _kind(code, message.lower())
+    return kind(_sentence(kind, code, message), code=code, request_id=request_id)
+
+
+def error_from_message(message: str, *, request_id: str = "") -> ClientError:
+    """The exception for an error that a stream told in words, with or without a code behind them."""
+    coded = _CODED.fullmatch(message)
+    if coded:
+        code, message = coded["code"], coded["sentence"]
+    else:
+        words = message.lower()
+        code = next((code for sign, code in _CODES_OF_WORDS.items() if sign in words), "UNKNOWN")
     kind = _kind(code, message.lower())
     return kind(_sentence(kind, code, message), code=code, request_id=request_id)
 
 
 def _kind(code: str, words: str) -> type[ClientError]:
-    if _QUEUE_FULL in words:
+    if code == "UNAVAILABLE" and _QUEUE_FULL in words:
         return RequestRefused
-    if _NOT_LOADED in words:
+    if code == "NOT_FOUND" and _NOT_LOADED in words:
         return Unavailable
-    if _UNKNOWN_MODEL in words:
-        return ModelNotFound
+    return _BY_CODE.get(code, ServerFailure)
+
+
+def _kind_of_connection(code: str, words: str) -> type[ClientError] | None:
+    """Of a status that gRPC itself made up, for no server did."""
     if code == "UNAVAILABLE" and any(sign in words for sign in _NO_CONNECTION):
         return ConnectError
     if code == "UNAVAILABLE" and any(sign in words for sign in _BROKEN_CONNECTION):
         return ConnectionLost
-    return _BY_CODE.get(code, ServerFailure)
+    return None
 
 
 def _sentence(kind: type[ClientError], code: str, message: str) -> str:

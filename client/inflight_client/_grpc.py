@@ -1,9 +1,12 @@
 """The transports that reach a tritonserver: one gRPC stream per request, all of them over one channel.
 
 A stream per request, rather than one that many requests share, makes gRPC's own means exact: its deadline is the
-request's deadline, dropping it cancels that request and no other, its status is the request's error, and no idle
-stream is left behind to keep a server from exiting. The header `triton_grpc_error` asks tritonserver to end the stream
-with the error's status code, which it would otherwise leave out. The messages and stubs are tritonclient's.
+request's deadline, dropping it cancels that request and no other, and no idle stream is left behind to keep a server
+from exiting. The messages and stubs are tritonclient's.
+
+A request's error is a message of its stream, in words. The header `triton_grpc_error` would have tritonserver end the
+stream with the error's status code instead, and is not sent: ending a stream like that races with the stream's own end
+in version 2.51, which dies of it. After an error the stream is read to its end and not cancelled: see :mod:`._stream`.
 """
 
 from __future__ import annotations
@@ -17,12 +20,17 @@ from google.protobuf.json_format import MessageToDict
 from tritonclient.grpc import InferResult, service_pb2, service_pb2_grpc
 from tritonclient.utils import np_to_triton_dtype, serialize_byte_tensor
 
-from inflight_client._exceptions import ClientError, ModelNotFound, Unavailable, error_from_status
+from inflight_client._exceptions import (
+    ClientError,
+    ModelNotFound,
+    Unavailable,
+    error_from_message,
+    error_from_status,
+)
 from inflight_client._transport import Call, Reply
 
 DEFAULT_URL = "localhost:8001"
 
-_STRICT_ERRORS = (("triton_grpc_error", "true"),)
 _EMPTY_FINAL = "triton_enable_empty_final_response"
 _FINAL = "triton_final_response"
 # A server that is still starting is met within a second of its opening the port: gRPC's own pause grows to two minutes.
@@ -51,7 +59,7 @@ class GrpcTransport:
         self._stub = service_pb2_grpc.GRPCInferenceServiceStub(self._channel)
 
     def open(self, call: Call) -> GrpcReplyStream:
-        stream = self._stub.ModelStreamInfer(iter([_encode(call)]), timeout=call.timeout, metadata=_STRICT_ERRORS)
+        stream = self._stub.ModelStreamInfer(iter([_encode(call)]), timeout=call.timeout)
         return GrpcReplyStream(stream, call.request_id)
 
     def model_ready(self, model: str, timeout: float) -> bool:
@@ -80,11 +88,16 @@ class GrpcReplyStream:
         self._request_id = request_id
 
     def __iter__(self) -> Iterator[Reply]:
+        failure: ClientError | None = None
         try:
             for message in self._stream:
-                yield _decode(message, self._request_id)
+                failure = failure or _failure(message, self._request_id)
+                if failure is None:
+                    yield _decode(message)
         except grpc.RpcError as error:
-            raise _client_error(error, self._request_id) from None
+            failure = failure or _client_error(error, self._request_id)
+        if failure is not None:
+            raise failure
 
     def cancel(self) -> None:
         self._stream.cancel()
@@ -101,7 +114,7 @@ class AsyncGrpcTransport:
 
     def open(self, call: Call) -> AsyncGrpcReplyStream:
         stub = self._connected()
-        stream = stub.ModelStreamInfer(iter([_encode(call)]), timeout=call.timeout, metadata=_STRICT_ERRORS)
+        stream = stub.ModelStreamInfer(iter([_encode(call)]), timeout=call.timeout)
         return AsyncGrpcReplyStream(stream, call.request_id)
 
     async def model_ready(self, model: str, timeout: float) -> bool:
@@ -141,16 +154,21 @@ class AsyncGrpcReplyStream:
         self._cancelled = False
 
     async def __aiter__(self) -> AsyncIterator[Reply]:
+        failure: ClientError | None = None
         try:
             async for message in self._stream:
-                yield _decode(message, self._request_id)
+                failure = failure or _failure(message, self._request_id)
+                if failure is None:
+                    yield _decode(message)
         except grpc.RpcError as error:
-            raise _client_error(error, self._request_id) from None
+            failure = failure or _client_error(error, self._request_id)
         except asyncio.CancelledError:
             if not self._cancelled:
                 raise
             # grpc.aio tells a reader that its call was cancelled as if the reading task had been.
-            raise error_from_status("CANCELLED", "the stream was closed", request_id=self._request_id) from None
+            failure = error_from_status("CANCELLED", "the stream was closed", request_id=self._request_id)
+        if failure is not None:
+            raise failure
 
     def cancel(self) -> None:
         self._cancelled = True
@@ -173,10 +191,11 @@ def _serialized_strings(array: Any) -> bytes:
     return bytes(serialized.item()) if serialized.size else b""
 
 
-def _decode(message: Any, request_id: str) -> Reply:
-    """Raises what an error message of a server without strict errors says; it names no code."""
-    if message.error_message:
-        raise error_from_status("UNKNOWN", message.error_message, request_id=request_id)
+def _failure(message: Any, request_id: str) -> ClientError | None:
+    return error_from_message(message.error_message, request_id=request_id) if message.error_message else None
+
+
+def _decode(message: Any) -> Reply:
     response = message.infer_response
     result = InferResult(response)
     outputs = {output.name: result.as_numpy(output.name) for output in response.outputs}

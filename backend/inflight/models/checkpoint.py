@@ -40,6 +40,10 @@ class Checkpoint:
     def __contains__(self, name: str) -> bool:
         return name in self._file_of
 
+    def check(self, name: str, shape: tuple[int, ...]) -> None:
+        """Raise unless there is a tensor `name` of that shape: before memory is taken for what config.json asks for."""
+        self._slice(name, shape)
+
     def copy_into(self, target: Tensor, name: str, shape: tuple[int, ...], dim: int = 0, start: int = 0) -> None:
         """Copy the part of tensor `name` that begins at `start` in `dim` into `target`, converting its dtype.
 

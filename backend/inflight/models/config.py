@@ -5,7 +5,6 @@ Knows no weights. The checkpoint's own code is never run. What would be computed
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,6 +14,7 @@ import torch
 
 from inflight.errors import ConfigurationError
 from inflight.layers.rotary import FREQUENCIES, RopeConfig
+from inflight.models.config_file import read_config_file
 from inflight.models.families import FAMILIES, Family
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
@@ -51,11 +51,11 @@ class ModelConfig:
     def load(cls, checkpoint: str | Path) -> ModelConfig:
         """Read `checkpoint`/config.json; ConfigurationError says what is missing or not supported."""
         path = Path(checkpoint, "config.json")
-        architecture, family = _family(path, _read_json(path))
+        architecture, family = _family(path, read_config_file(path))
         values = _through_transformers(path)
         _refuse_what_is_not_computed(path, values)
         rope = _rope(path, values)
-        num_heads = int(values["num_attention_heads"])
+        num_heads, num_kv_heads, head_dim = _heads(path, values)
         max_positions = int(values["max_position_embeddings"])
         return cls(
             architecture=architecture,
@@ -64,8 +64,8 @@ class ModelConfig:
             intermediate_size=int(values["intermediate_size"]),
             num_layers=int(values["num_hidden_layers"]),
             num_heads=num_heads,
-            num_kv_heads=int(values.get("num_key_value_heads") or num_heads),
-            head_dim=int(values.get("head_dim") or int(values["hidden_size"]) // num_heads),
+            num_kv_heads=num_kv_heads,
+            head_dim=head_dim,
             rms_norm_eps=float(values["rms_norm_eps"]),
             tie_word_embeddings=bool(values.get("tie_word_embeddings", False)),
             qkv_bias=_flag(family.qkv_bias, values),
@@ -78,20 +78,6 @@ class ModelConfig:
             max_positions=_max_positions(rope, max_positions),
             dtype=_dtype(path, values),
         )
-
-
-def _read_json(path: Path) -> dict[str, Any]:
-    try:
-        values = json.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        raise ConfigurationError(
-            f"{path.parent} is not a Hugging Face checkpoint folder: it has no config.json"
-        ) from None
-    except (OSError, ValueError) as error:
-        raise ConfigurationError(f"{path} cannot be read: {error}") from None
-    if not isinstance(values, dict):
-        raise ConfigurationError(f"{path} must hold a JSON object")
-    return values
 
 
 def _family(path: Path, values: Mapping[str, Any]) -> tuple[str, Family]:
@@ -133,6 +119,27 @@ def _refuse_what_is_not_computed(path: Path, values: Mapping[str, Any]) -> None:
         raise ConfigurationError(
             f"{path}: quantized checkpoints ({method}) are not supported; use the float16, bfloat16 or float32 one"
         )
+
+
+def _heads(path: Path, values: Mapping[str, Any]) -> tuple[int, int, int]:
+    """Query heads, key/value heads and the size of a head."""
+    num_heads, hidden_size = int(values["num_attention_heads"]), int(values["hidden_size"])
+    num_kv_heads = int(values.get("num_key_value_heads") or num_heads)
+    if num_heads % num_kv_heads:
+        raise ConfigurationError(
+            f"{path}: num_key_value_heads ({num_kv_heads}) must divide num_attention_heads ({num_heads})"
+        )
+    head_dim = values.get("head_dim")
+    if head_dim is None:
+        if hidden_size % num_heads:
+            raise ConfigurationError(
+                f"{path}: num_attention_heads ({num_heads}) must divide hidden_size ({hidden_size}) without a head_dim"
+            )
+        head_dim = hidden_size // num_heads
+    # Positions turn pairs of a head's numbers, and one scaling counts the pairs beyond the first.
+    if head_dim % 2 or head_dim < 4:
+        raise ConfigurationError(f"{path}: head_dim must be an even number of at least 4, got {head_dim}")
+    return num_heads, num_kv_heads, int(head_dim)
 
 
 def _flag(source: bool | str, values: Mapping[str, Any]) -> bool:
@@ -185,7 +192,7 @@ def _rope(path: Path, values: Mapping[str, Any]) -> RopeConfig:
         if kind in ("linear", "dynamic", "llama3"):
             raise ConfigurationError(f"{path}: rope type {kind} needs a factor")
         factor = values["max_position_embeddings"] / original
-    return RopeConfig(
+    rope = RopeConfig(
         kind=kind,
         theta=float(parameters.get("rope_theta") or values.get("rope_theta") or 10_000.0),
         factor=float(factor),
@@ -194,6 +201,9 @@ def _rope(path: Path, values: Mapping[str, Any]) -> RopeConfig:
         attention_factor=None if attention_factor is None else float(attention_factor),
         **optional,
     )
+    if kind == "llama3" and rope.low_freq_factor >= rope.high_freq_factor:
+        raise ConfigurationError(f"{path}: high_freq_factor must be more than low_freq_factor")
+    return rope
 
 
 def _max_positions(rope: RopeConfig, max_position_embeddings: int) -> int:

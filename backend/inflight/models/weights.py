@@ -54,6 +54,8 @@ class WeightLoader:
 
     def stacked(self, parts: list[Columns], num_inputs: int, bias: bool) -> ColumnParallelLinear:
         """Output features of several tensors, one below the other."""
+        for part in parts:
+            self.checkpoint.check(f"{part.name}.weight", (part.num_features, num_inputs))
         total = sum(part.size for part in parts)
         weight_OI = self._empty(total, num_inputs)
         bias_O = self._empty(total) if bias else None
@@ -70,8 +72,9 @@ class WeightLoader:
     def rows(self, name: str, num_features: int, num_inputs: int, bias: bool) -> RowParallelLinear:
         """All output features of an even share of the input features."""
         size = self.split(f"{name} inputs", num_inputs)
-        weight_OI = self._empty(num_features, size)
         shape = (num_features, num_inputs)
+        self.checkpoint.check(f"{name}.weight", shape)
+        weight_OI = self._empty(num_features, size)
         self.checkpoint.copy_into(weight_OI, f"{name}.weight", shape, dim=1, start=self.group.rank * size)
         bias_O = self.vector(f"{name}.bias", num_features) if bias else None
         return RowParallelLinear(weight_OI, bias_O if self.group.rank == 0 else None, self.group)
@@ -81,6 +84,7 @@ class WeightLoader:
 
     def vector(self, name: str, size: int) -> Tensor:
         """A one-dimensional tensor, whole."""
+        self.checkpoint.check(name, (size,))
         values = self._empty(size)
         self.checkpoint.copy_into(values, name, (size,))
         return values
@@ -88,9 +92,11 @@ class WeightLoader:
     def vocabulary(self, name: str, vocab_size: int, hidden_size: int) -> VocabularyParallelEmbedding:
         """This rank's rows of a table with one row a token; the last rank's end in zeros."""
         size = -(-vocab_size // self.group.size)
+        shape = (vocab_size, hidden_size)
+        self.checkpoint.check(f"{name}.weight", shape)
         weight_UD = self._empty(size, hidden_size).zero_()
         start = self.group.rank * size
-        self.checkpoint.copy_into(weight_UD, f"{name}.weight", (vocab_size, hidden_size), start=start)
+        self.checkpoint.copy_into(weight_UD, f"{name}.weight", shape, start=start)
         return VocabularyParallelEmbedding(weight_UD, self.group)
 
     def _empty(self, *shape: int) -> Tensor:

@@ -83,6 +83,11 @@ def free_memory(device: torch.device, num_ranks: int) -> int:
     return min(_host_available(), _cgroup_available()) // num_ranks
 
 
+def gib(num_bytes: int) -> str:
+    """An amount of memory for people."""
+    return f"{num_bytes / 2**30:,.2f} GiB"
+
+
 def resident_memory() -> int:
     """Bytes of this process that are in the host's memory. Asked after every iteration: the file stays open."""
     pages = int(os.pread(_open_statm(os.getpid()), 128, 0).split()[1])

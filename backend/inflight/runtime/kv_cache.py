@@ -11,7 +11,7 @@ from inflight.config import EngineConfig
 from inflight.distributed.tensor_parallel import TensorParallelGroup
 from inflight.errors import ConfigurationError
 from inflight.layers.attention import LayerCache
-from inflight.runtime.device import free_memory
+from inflight.runtime.device import free_memory, gib
 
 MAX_DEFAULT_CPU_BYTES = 4 * 2**30
 DEFAULT_CPU_FRACTION = 0.2
@@ -44,18 +44,30 @@ def count_blocks(
     """
     limits: list[int] = []
     tokens, fraction = config.max_tokens_in_paged_kv_cache, config.kv_cache_free_gpu_mem_fraction
+    free_bytes = max(free_memory(device, group.size) - reserved_bytes, 0)
     if tokens:
         limits.append(tokens // shape.block_size)
+    if tokens and not fraction:
+        _check_room(tokens, shape, free_bytes)
     if fraction or not tokens:
-        free_bytes = max(free_memory(device, group.size) - reserved_bytes, 0)
         limits.append(_cache_bytes(device, fraction, free_bytes) // shape.block_bytes)
     num_blocks = group.all_reduce_min(min(limits))
     if num_blocks < 1:
         raise ConfigurationError(
             f"there is no room for the KV cache: a block of {shape.block_size} tokens takes {shape.block_bytes} bytes; "
-            "raise max_tokens_in_paged_kv_cache or kv_cache_free_gpu_mem_fraction, or free memory"
+            "raise max_tokens_in_paged_kv_cache or kv_cache_free_gpu_mem_fraction, "
+            "lower tokens_per_block, or free memory"
         )
     return num_blocks
+
+
+def _check_room(tokens: int, shape: KVCacheShape, free_bytes: int) -> None:
+    num_bytes = tokens // shape.block_size * shape.block_bytes
+    if num_bytes > free_bytes:
+        raise ConfigurationError(
+            f"max_tokens_in_paged_kv_cache {tokens} takes {gib(num_bytes)} of memory in each rank, "
+            f"but {gib(free_bytes)} are free; lower it or free memory"
+        )
 
 
 def _cache_bytes(device: torch.device, fraction: float, free_bytes: int) -> int:

@@ -17,7 +17,7 @@ from inflight.models.config import ModelConfig
 from inflight.models.decoder import Decoder, load_decoder, num_local_kv_heads
 from inflight.models.weights import WeightLoader
 from inflight.request import RequestLimits
-from inflight.runtime.device import choose_device, choose_dtype, count_threads, give_back_memory
+from inflight.runtime.device import choose_device, choose_dtype, count_threads, free_memory, gib, give_back_memory
 from inflight.runtime.kv_cache import KVCache, KVCacheShape, count_blocks
 
 
@@ -38,6 +38,7 @@ def load_engine(config: EngineConfig, rank_group: RankGroup) -> LoadedEngine:
         torch.cuda.set_device(device)
     model = ModelConfig.load(config.gpt_model_path)
     max_seq_len = _max_seq_len(config, model)
+    _check_positions(max_seq_len, model.head_dim, rank_group.size)
     dtype = choose_dtype(config, model.dtype)
     group = TensorParallelGroup.create(rank_group, device, several_hosts=bool(config.mpi_hostfile))
     with Checkpoint(config.gpt_model_path) as checkpoint:
@@ -81,6 +82,17 @@ def _max_seq_len(config: EngineConfig, model: ModelConfig) -> int:
     if max_seq_len < 2:
         raise ConfigurationError(f"max_seq_len must be at least 2 (one prompt token and one new), got {max_seq_len}")
     return max_seq_len
+
+
+def _check_positions(max_seq_len: int, head_dim: int, num_ranks: int) -> None:
+    """The table of cosines and sines is made on the host, and while it is made two more of its size are there."""
+    num_bytes = 3 * 4 * (max_seq_len + 1) * head_dim
+    free_bytes = free_memory(torch.device("cpu"), num_ranks)
+    if num_bytes > free_bytes:
+        raise ConfigurationError(
+            f"max_seq_len {max_seq_len} takes {gib(num_bytes)} of memory to make the table of its positions "
+            f"for heads of {head_dim}, but {gib(free_bytes)} are free; set max_seq_len to less"
+        )
 
 
 @torch.inference_mode()

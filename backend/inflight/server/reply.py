@@ -1,5 +1,7 @@
 """The way back to one client: pb_utils' response sender, which must see exactly one final response.
 
+A gRPC stream and HTTP carry an error's sentence but not its code, so the code stands behind the sentence in brackets.
+
 A final response that cannot be sent (the server shuts down) is logged and not raised: there is nothing left to say it
 with, and the request counts as answered. Calls block for a round trip to tritonserver, so they are made by no thread
 that others wait for.
@@ -39,10 +41,11 @@ class Reply:
             self._sender.send(response, flags=0)
 
     def fail(self, code: str, message: str) -> None:
-        """The final response, as an error with the constant of pb_utils.TritonError that `code` names."""
+        """The final response, as an error `message [code]` with the constant of TritonError that `code` names."""
         errors = self._pb_utils.TritonError
         constant = getattr(errors, _TRITON_NAMES.get(code, code), None)
-        error = errors(message) if constant is None else errors(message, constant)
+        sentence = f"{message} [{code}]"
+        error = errors(sentence) if constant is None else errors(sentence, constant)
         self._send_final(self._pb_utils.InferenceResponse(error=error))
 
     def close(self) -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import reprlib
 from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
@@ -51,8 +52,7 @@ class Tokenizer:
         own = _read_json(folder / "tokenizer_config.json")
         end_ids = set(_special_ids(backend, own, "eos_token"))
         for name in ("generation_config.json", "config.json"):
-            eos = _read_json(Path(checkpoint or folder, name)).get("eos_token_id")
-            end_ids.update([eos] if isinstance(eos, int) else eos or [])
+            end_ids.update(_end_ids(Path(checkpoint or folder, name)))
         bos = _special_ids(backend, own, "bos_token")
         return cls(backend, sorted(end_ids), bos[0] if bos else None)
 
@@ -125,11 +125,23 @@ def _special_ids(backend: tokenizers.Tokenizer, config: dict[str, Any], key: str
     return [] if found is None else [found]
 
 
+def _end_ids(path: Path) -> list[int]:
+    value = _read_json(path).get("eos_token_id")
+    ids: list[Any] = value if isinstance(value, list) else [] if value is None else [value]
+    if not all(type(token) is int for token in ids):
+        raise ConfigurationError(
+            f"{path}: eos_token_id must be a token id or a list of them, got {reprlib.repr(value)}"
+        )
+    return ids
+
+
 def _read_json(path: Path) -> dict[str, Any]:
     if not path.is_file():
         return {}
     try:
         value = json.loads(path.read_text(encoding="utf-8"))
-    except ValueError as error:
+    except RecursionError:
+        raise ConfigurationError(f"{path} cannot be read: it is nested too deeply") from None
+    except (OSError, ValueError) as error:
         raise ConfigurationError(f"{path} is not JSON: {error}") from None
     return value if isinstance(value, dict) else {}

@@ -3,7 +3,8 @@
     count    answers "0 1 2 …", one token a response, `max_tokens` of them
     merge    the same, three tokens a response
     slow     the same as count, one token every 20 ms, until cancelled
-    refuse   UNAVAILABLE "Exceeds maximum queue size"
+    refuse   UNAVAILABLE "Exceeds maximum queue size", with no code in the sentence, as tritonserver's own queue says it
+    reject   INVALID_ARGUMENT before execute() returns, as the engine answers what it need not compute
     invalid  INVALID_ARGUMENT after one token
     broken   INTERNAL
     echo     answers with its own inputs as JSON
@@ -24,8 +25,9 @@ import triton_python_backend_utils as pb_utils
 FINAL = pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL
 ERRORS = {
     "refuse": ("Exceeds maximum queue size", "UNAVAILABLE"),
-    "invalid": ("top_p must be in (0, 1], got 7.0", "INVALID_ARG"),
-    "broken": ("the forward pass failed", "INTERNAL"),
+    "reject": ("temperature must not be negative, got -1.0 [INVALID_ARGUMENT]", "INVALID_ARG"),
+    "invalid": ("top_p must be in (0, 1], got 7.0 [INVALID_ARGUMENT]", "INVALID_ARG"),
+    "broken": ("the forward pass failed [INTERNAL]", "INTERNAL"),
 }
 
 
@@ -38,7 +40,10 @@ class TritonPythonModel:
         for request in requests:
             inputs = {tensor.name(): tensor.as_numpy() for tensor in request.inputs()}
             answer = Answer(self, next(self._numbers), request.request_id(), inputs, request.get_response_sender())
-            threading.Thread(target=answer.run, daemon=True).start()
+            if answer.is_immediate:
+                answer.run()
+            else:
+                threading.Thread(target=answer.run, daemon=True).start()
 
 
 class Answer:
@@ -49,8 +54,12 @@ class Answer:
         self._word = text.split()[0]
         self._max_tokens = int(inputs["max_tokens"].reshape(-1)[0])
 
+    @property
+    def is_immediate(self) -> bool:
+        return self._word == "reject"
+
     def run(self) -> None:
-        if self._word in ("refuse", "broken"):
+        if self._word in ("refuse", "reject", "broken"):
             self._fail(*ERRORS[self._word])
         elif self._word == "echo":
             self._send(json.dumps(self._described()), [0], "stop", final=True)

@@ -1,0 +1,136 @@
+"""A checkpoint's config.json as it stands in the file: read, and every value that the decoder uses checked by itself.
+
+transformers checks types too, but no ranges, not every key, and not in every version. Knows what a value may be; what
+values mean together is :mod:`.config`'s business.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import reprlib
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from inflight.errors import ConfigurationError
+
+MAX_SIZE = 2**31 - 1
+MAX_LAYERS = 2**16
+MAX_SCALE = 1e9
+"""Far beyond any checkpoint, and far from where numbers overflow."""
+
+
+@dataclass(frozen=True, slots=True)
+class Rule:
+    """What a value must be."""
+
+    words: str
+    holds: Callable[[Any], bool]
+    may_be_null: bool = False
+
+
+def _whole(smallest: int, largest: int = MAX_SIZE, *, may_be_null: bool = False) -> Rule:
+    words = f"a whole number from {smallest} to {largest}"
+    return Rule(words, lambda value: type(value) is int and smallest <= value <= largest, may_be_null)
+
+
+def _number(words: str, holds: Callable[[float], bool], *, may_be_null: bool = False) -> Rule:
+    def is_number(value: Any) -> bool:
+        return type(value) in (int, float) and math.isfinite(value) and holds(value)
+
+    return Rule(f"a number {words}", is_number, may_be_null)
+
+
+def _positive(*, may_be_null: bool = False) -> Rule:
+    return _number(
+        f"above 0 and at most {MAX_SCALE:.0f}", lambda value: 0 < value <= MAX_SCALE, may_be_null=may_be_null
+    )
+
+
+def _is_list_of_strings(value: Any) -> bool:
+    return isinstance(value, list) and all(isinstance(item, str) for item in value)
+
+
+_THETA = _number(f"above 1 and at most {MAX_SIZE}", lambda value: 1 < value <= MAX_SIZE, may_be_null=True)
+_NOT_NEGATIVE = _number(f"from 0 to {MAX_SCALE:.0f}", lambda value: 0 <= value <= MAX_SCALE, may_be_null=True)
+_FLAG = Rule("true or false", lambda value: isinstance(value, bool), True)
+_TEXT = Rule("a string", lambda value: isinstance(value, str), True)
+_TEXTS = Rule("a list of strings", _is_list_of_strings, True)
+_OBJECT = Rule("an object", lambda value: isinstance(value, dict), True)
+
+RULES: dict[str, Rule] = {
+    "architectures": _TEXTS,
+    "vocab_size": _whole(1),
+    "hidden_size": _whole(1),
+    "intermediate_size": _whole(1),
+    "num_hidden_layers": _whole(1, MAX_LAYERS),
+    "num_attention_heads": _whole(1),
+    "num_key_value_heads": _whole(1, may_be_null=True),
+    "head_dim": _whole(1, may_be_null=True),
+    "max_position_embeddings": _whole(1),
+    "rms_norm_eps": _number("from 0 to 1", lambda value: 0 <= value <= 1),
+    "sliding_window": _whole(0, may_be_null=True),
+    "max_window_layers": _whole(0, may_be_null=True),
+    "layer_types": _TEXTS,
+    "use_sliding_window": _FLAG,
+    "tie_word_embeddings": _FLAG,
+    "attention_bias": _FLAG,
+    "mlp_bias": _FLAG,
+    "hidden_act": _TEXT,
+    "dtype": _TEXT,
+    "torch_dtype": _TEXT,
+    "quantization_config": _OBJECT,
+    "rope_theta": _THETA,
+    "rope_scaling": _OBJECT,
+    "rope_parameters": _OBJECT,
+    "partial_rotary_factor": _positive(may_be_null=True),
+}
+"""Top-level keys. One that is missing has transformers' default."""
+
+ROPE_RULES: dict[str, Rule] = {
+    "rope_type": _TEXT,
+    "type": _TEXT,
+    "rope_theta": _THETA,
+    "factor": _positive(may_be_null=True),
+    "original_max_position_embeddings": _whole(1, may_be_null=True),
+    "partial_rotary_factor": _positive(may_be_null=True),
+    "attention_factor": _positive(may_be_null=True),
+    "low_freq_factor": _positive(may_be_null=True),
+    "high_freq_factor": _positive(may_be_null=True),
+    "beta_fast": _positive(may_be_null=True),
+    "beta_slow": _positive(may_be_null=True),
+    "mscale": _NOT_NEGATIVE,
+    "mscale_all_dim": _NOT_NEGATIVE,
+    "truncate": _FLAG,
+}
+"""Keys of `rope_parameters` and `rope_scaling`."""
+
+
+def read_config_file(path: Path) -> dict[str, Any]:
+    """The values of `path`, a config.json. Raises ConfigurationError naming the file, the key and what it must be."""
+    try:
+        values = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise ConfigurationError(
+            f"{path.parent} is not a Hugging Face checkpoint folder: it has no config.json"
+        ) from None
+    except RecursionError:
+        raise ConfigurationError(f"{path} cannot be read: it is nested too deeply") from None
+    except (OSError, ValueError) as error:
+        raise ConfigurationError(f"{path} cannot be read: {error}") from None
+    if not isinstance(values, dict):
+        raise ConfigurationError(f"{path} must hold a JSON object")
+    _check(path, "", RULES, values)
+    for name in ("rope_scaling", "rope_parameters"):
+        _check(path, f"{name}.", ROPE_RULES, values.get(name) or {})
+    return values
+
+
+def _check(path: Path, prefix: str, rules: Mapping[str, Rule], values: Mapping[str, Any]) -> None:
+    for key, rule in rules.items():
+        if key not in values or (values[key] is None and rule.may_be_null):
+            continue
+        if not rule.holds(values[key]):
+            raise ConfigurationError(f"{path}: {prefix}{key} must be {rule.words}, got {reprlib.repr(values[key])}")

@@ -1,0 +1,43 @@
+"""EngineConfig: absurd values are one sentence that names the key.
+
+pytest ci/unit/test_engine_config.py
+"""
+
+from __future__ import annotations
+
+from dataclasses import fields
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from inflight.config import LARGEST, EngineConfig
+from inflight.errors import ConfigurationError
+
+KEYS = [field.name for field in fields(EngineConfig)]
+WHOLE_NUMBERS = [field.name for field in fields(EngineConfig) if type(field.default) is int]
+
+
+def test_every_whole_number_has_a_largest_value() -> None:
+    assert set(LARGEST) == set(WHOLE_NUMBERS)
+
+
+@pytest.mark.parametrize("key", WHOLE_NUMBERS)
+def test_a_number_beyond_any_use_is_refused(key: str) -> None:
+    with pytest.raises(ConfigurationError) as caught:
+        EngineConfig.from_parameters({key: str(10**20)})
+    assert str(caught.value) == f"{key} must be at most {LARGEST[key]}, got {10**20}"
+
+
+@pytest.mark.parametrize("key", WHOLE_NUMBERS)
+def test_the_largest_value_is_allowed(key: str) -> None:
+    others = {"executor": "mpi", "max_num_tokens": str(LARGEST["max_num_tokens"])}
+    assert getattr(EngineConfig.from_parameters({**others, key: str(LARGEST[key])}), key) == LARGEST[key]
+
+
+@given(st.dictionaries(st.sampled_from(KEYS), st.text() | st.integers().map(str) | st.floats().map(str), max_size=4))
+def test_any_values_work_or_are_refused_in_one_line(parameters: dict[str, str]) -> None:
+    try:
+        EngineConfig.from_parameters(parameters)
+    except ConfigurationError as error:
+        assert "\n" not in str(error)
