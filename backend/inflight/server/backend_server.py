@@ -33,7 +33,7 @@ from inflight.server.request_parameters import read_parameters
 from inflight.server.response_pace import ResponsePace, choose_rate
 from inflight.server.safe_text import safe_text
 from inflight.server.sending_thread import SendingThread, log_failure
-from inflight.server.text_decoder import make_text_decoder
+from inflight.server.text_decoder import make_text_decoder, prompt_text
 from inflight.server.tokenizer import Tokenizer
 from inflight.server.watch_thread import WatchThread
 from inflight.server.work_item import Prompt, WorkItem
@@ -176,7 +176,7 @@ class BackendServer:
         exclude = client.exclude_input_in_output
         if client.stream or (self._config.exclude_input_in_output if exclude is None else exclude):
             return None
-        text = self._tokenizer.decode(built.input_token_ids) if client.text is None else client.text
+        text = prompt_text(self._tokenizer, built.input_token_ids) if client.text is None else client.text
         return Prompt(text=text, token_ids=tuple(built.input_token_ids))
 
     def _on_end(self, item: WorkItem, last: Response) -> None:

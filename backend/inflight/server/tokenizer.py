@@ -16,6 +16,7 @@ from typing import Any
 import tokenizers
 
 from inflight.errors import ConfigurationError
+from inflight.server.byte_tokens import ByteFallback, ByteLevel, ByteTokens, NoBytes
 
 
 class Tokenizer:
@@ -29,8 +30,12 @@ class Tokenizer:
         self._bos_id = bos_id
         self.end_ids = end_ids
         self.special_ids = frozenset(i for i, t in backend.get_added_tokens_decoder().items() if t.special)
-        self.is_byte_level = _is_byte_level(backend)
+        kinds = _decoder_kinds(backend)
+        self.is_byte_level = kinds == ["ByteLevel"]
+        """Whether the text is the bytes of the tokens and nothing else."""
+        self.byte_tokens = _byte_tokens(kinds)
         self.token = cache(backend.id_to_token)
+        self._decoder = backend.decoder
 
     @classmethod
     def load(cls, directory: str | Path, checkpoint: str | Path | None = None) -> Tokenizer:
@@ -73,10 +78,12 @@ class Tokenizer:
             ids: list[int] = self._backend.encode(text, add_special_tokens=False).ids
         return ids
 
-    def decode(self, token_ids: list[int]) -> str:
-        """Tokens -> text without special tokens; bytes that are not UTF-8 become U+FFFD."""
+    def join(self, tokens: list[str]) -> str:
+        """Text of tokens as the vocabulary writes them; bytes that are not UTF-8 become U+FFFD."""
+        if self._decoder is None:
+            return " ".join(tokens)
         with _panics_as_errors():
-            text: str = self._backend.decode(token_ids)
+            text: str = self._decoder.decode(tokens)
         return text
 
 
@@ -95,15 +102,21 @@ def _panics_as_errors() -> Iterator[None]:
         raise TokenizerFailed("the tokenizer panicked") from None
 
 
-def _is_byte_level(backend: tokenizers.Tokenizer) -> bool:
-    """Whether every token is a string of bytes that are simply put together."""
-    decoder = backend.decoder
-    if decoder is None:
-        return False
-    state: Any = json.loads(decoder.__getstate__())
-    while state.get("type") == "Sequence" and len(state.get("decoders", ())) == 1:
-        state = state["decoders"][0]
-    return bool(state.get("type") == "ByteLevel")
+def _decoder_kinds(backend: tokenizers.Tokenizer) -> list[str]:
+    """Types of the decoder's parts, in their order."""
+    return [] if backend.decoder is None else _flatten(json.loads(backend.decoder.__getstate__()))
+
+
+def _flatten(part: dict[str, Any]) -> list[str]:
+    if part["type"] != "Sequence":
+        return [part["type"]]
+    return [kind for inner in part["decoders"] for kind in _flatten(inner)]
+
+
+def _byte_tokens(kinds: list[str]) -> ByteTokens:
+    if "ByteFallback" in kinds:
+        return ByteFallback()
+    return ByteLevel() if "ByteLevel" in kinds else NoBytes()
 
 
 def _convert(folder: Path) -> tokenizers.Tokenizer:
