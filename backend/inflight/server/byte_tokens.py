@@ -57,7 +57,16 @@ class ByteFallback:
         return bytes.fromhex(token[3:5]) if _BYTE.fullmatch(token) else None
 
     def write(self, text: str) -> list[str]:
-        return [f"<0x{byte:02X}>" for byte in text.encode()]
+        return [_fallback_token(byte) for byte in text.encode()]
+
+    @staticmethod
+    def all_tokens() -> list[str]:
+        """Those that a vocabulary must have lest a character be unknown."""
+        return [_fallback_token(byte) for byte in range(256)]
+
+
+def _fallback_token(byte: int) -> str:
+    return f"<0x{byte:02X}>"
 
 
 _BYTE = re.compile("<0x[0-9a-fA-F]{2}>")

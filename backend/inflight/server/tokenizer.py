@@ -17,6 +17,7 @@ import tokenizers
 
 from inflight.errors import ConfigurationError
 from inflight.server.byte_tokens import ByteFallback, ByteLevel, ByteTokens, NoBytes
+from inflight.server.token_bytes import max_bytes_per_token
 
 
 class Tokenizer:
@@ -35,6 +36,8 @@ class Tokenizer:
         """Whether the text is the bytes of the tokens and nothing else."""
         self.byte_tokens = _byte_tokens(kinds)
         self.token = cache(backend.id_to_token)
+        self.max_bytes_per_token = max_bytes_per_token(backend)
+        """Bytes of a prompt for which one token stands at most; None = unknown."""
         self._decoder = backend.decoder
 
     @classmethod
@@ -66,16 +69,19 @@ class Tokenizer:
 
         A prompt that a chat template already began with the beginning-of-text token does not get a second one.
         """
-        with _panics_as_errors():
-            ids: list[int] = self._backend.encode(text).ids
+        ids = self._encode(text, add_special_tokens=True)
         if len(ids) > 1 and ids[0] == ids[1] == self._bos_id:
             return ids[1:]
         return ids
 
     def encode_plain(self, text: str) -> list[int]:
         """Tokens of a piece of text, nothing added."""
+        return self._encode(text, add_special_tokens=False)
+
+    def _encode(self, text: str, add_special_tokens: bool) -> list[int]:
         with _panics_as_errors():
-            ids: list[int] = self._backend.encode(text, add_special_tokens=False).ids
+            # A batch of one, for `encode` keeps the GIL to its end: a megabyte would stop all threads that long.
+            ids: list[int] = self._backend.encode_batch_fast([text], add_special_tokens=add_special_tokens)[0].ids
         return ids
 
     def join(self, tokens: list[str]) -> str:
