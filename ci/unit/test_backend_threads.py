@@ -76,6 +76,7 @@ def ask(server: BackendServer, senders: list[pb.ResponseSender]):
         request = pb.request(inputs, **more)
         senders.append(request.sender)
         server.accept(request)
+        server._tokenizing.join()
         return request.sender
 
     return ask
@@ -251,6 +252,7 @@ def test_nothing_holds_on_to_a_request_that_has_its_final_response(server, execu
     gc.disable()
     try:
         server.accept(request)
+        server._tokenizing.join()
         if ending == "cancelled":
             request.sender.client_left = True
             server._watch.look()
@@ -461,6 +463,7 @@ def test_model_py_answers_through_the_server(monkeypatch, server, ask, executor:
     instance._server = server
     requests = [pb.request(PROMPT), pb.request({})]
     assert instance.execute(requests) is None and instance.is_ready()
+    server._tokenizing.join()
     finish(executor, requests[0].sender)
     assert requests[1].sender.error.code() == pb.TritonError.INVALID_ARG
     instance.finalize()

@@ -11,15 +11,52 @@ from tokenizers import models, pre_tokenizers
 
 from inflight.server.detokenizer import Detokenizer
 from inflight.server.stop_strings import StopStrings, StopStringSearch
-from inflight.server.text_decoder import ByteLevelDecoder, WindowDecoder, make_text_decoder
+from inflight.server.text_decoder import ByteLevelDecoder, NeighbourDecoder, make_text_decoder, prompt_text
 from inflight.server.tokenizer import Tokenizer, TokenizerFailed
 
-TOKENIZERS = [
-    fake_tokenizer.byte_tokenizer,
-    fake_tokenizer.merged_byte_tokenizer,
-    fake_tokenizer.sentencepiece_tokenizer,
+SCRIPTS = [
+    "the cat. ",
+    "naïve é",
+    "Привет",
+    "Ελλάδα",
+    "שלום",
+    "हिन्दी",
+    "தமிழ்",
+    "ภาษาไทย",
+    "中国人民很好",
+    "日本語",
+    "한국어 각",
 ]
-TEXT = st.text(st.characters(codec="utf-8"), max_size=40)
+EMOJI = ["👩‍👩‍👧‍👦", "🏳️‍🌈", "👍🏽", "🇩🇪", "e\u0301\u0323", "\u202e\u200d\ufeff", "\ufffd", "▁"]
+TEXT = st.lists(
+    st.one_of(st.sampled_from([*SCRIPTS, *EMOJI]), st.text(st.characters(codec="utf-8"), max_size=8)), max_size=6
+).map("".join)
+every_kind = pytest.mark.parametrize("make", fake_tokenizer.EVERY_KIND)
+
+
+def library_text(tokenizer: Tokenizer, ids: list[int]) -> str:
+    """The library's own decoding of them all at once."""
+    text: str = tokenizer._backend.decode(ids)
+    return text
+
+
+def mended_text(tokenizer: Tokenizer, ids: list[int]) -> str:
+    """The same, but that of a run of bytes only those become U+FFFD of which no character is made."""
+    tokens: list[str] = []
+    pending = b""
+    for token_id in [token for token in ids if token not in tokenizer.special_ids]:
+        token = tokenizer.token(token_id)
+        part = tokenizer.byte_tokens.read(token)
+        if part is None:
+            tokens += [*whole(tokenizer, pending), token]
+            pending = b""
+        else:
+            pending += part
+    return tokenizer.join([*tokens, *whole(tokenizer, pending)])
+
+
+def whole(tokenizer: Tokenizer, run: bytes) -> list[str]:
+    return tokenizer.byte_tokens.write(run.decode("utf-8", tokenizer.byte_tokens.errors)) if run else []
 
 
 def stream(
@@ -31,40 +68,60 @@ def stream(
     return [*pieces, detokenizer.flush()], detokenizer
 
 
-@pytest.mark.parametrize("make", TOKENIZERS)
-@given(text=TEXT, step=st.integers(1, 5))
-@settings(max_examples=200, deadline=None)
-def test_pieces_make_up_the_text_and_none_holds_half_a_character(make, text: str, step: int) -> None:
+@every_kind
+@given(data=st.data(), text=TEXT)
+@settings(max_examples=150, deadline=None)
+def test_wherever_an_output_begins_it_goes_on_to_the_text_of_the_whole(make, data, text: str) -> None:
+    """Also in the middle of a character, and with special tokens between its bytes; no piece ends inside one."""
     tokenizer = make()
-    prompt = tokenizer.encode("the")
     ids = tokenizer.encode_plain(text)
-    pieces, _ = stream(tokenizer, ids, prompt=tuple(prompt), step=step)
-    whole = tokenizer.decode(prompt + ids)
-    assert "".join(pieces) == whole[len(tokenizer.decode(prompt)) :]
+    for place in data.draw(st.lists(st.integers(0, len(ids)), max_size=3)):
+        ids.insert(place, tokenizer.end_ids[0])
+    start = data.draw(st.integers(0, len(ids)))
+    pieces, _ = stream(tokenizer, ids[start:], prompt=tuple(ids[:start]), step=data.draw(st.integers(1, 5)))
+    before = prompt_text(tokenizer, ids[:start])
+    assert before + "".join(pieces) == library_text(tokenizer, ids)
     if "\ufffd" not in text:
-        assert all("\ufffd" not in piece for piece in pieces)
+        assert not any("\ufffd" in piece for piece in [before, *pieces])
 
 
-@pytest.mark.parametrize("make", TOKENIZERS)
-@given(
-    data=st.data(), step=st.integers(1, 7), stop=st.lists(st.text("abt he\ufffd", min_size=1, max_size=4), max_size=3)
-)
-@settings(max_examples=200, deadline=None)
-def test_any_tokens_in_any_grouping_give_the_same_text(make, data, step: int, stop: list[str]) -> None:
+@every_kind
+@given(data=st.data(), stop=st.lists(st.text("abt he\ufffd", min_size=1, max_size=4), max_size=3))
+@settings(max_examples=150, deadline=None)
+def test_any_tokens_after_any_prompt_in_any_grouping_give_the_text_of_the_whole(make, data, stop: list[str]) -> None:
     """Also tokens that are not UTF-8 at all, which a model with random weights produces."""
     tokenizer = make()
-    ids = data.draw(st.lists(st.integers(0, 256), max_size=40))
-    together, all_at_once = stream(tokenizer, ids, tuple(stop), step=max(len(ids), 1))
-    apart, grouped = stream(tokenizer, ids, tuple(stop), step=step)
+    ids = data.draw(st.lists(st.integers(0, tokenizer._backend.get_vocab_size() - 1), max_size=40))
+    start = data.draw(st.integers(0, len(ids)))
+    prompt, output = tuple(ids[:start]), ids[start:]
+    plain, _ = stream(tokenizer, output, prompt=prompt)
+    assert prompt_text(tokenizer, ids[:start]) + "".join(plain) == mended_text(tokenizer, ids)
+    together, all_at_once = stream(tokenizer, output, tuple(stop), prompt, max(len(output), 1))
+    apart, grouped = stream(tokenizer, output, tuple(stop), prompt, data.draw(st.integers(1, 7)))
     assert "".join(apart) == "".join(together)
     assert (grouped.num_tokens, grouped.is_stopped) == (all_at_once.num_tokens, all_at_once.is_stopped)
+
+
+def test_an_output_in_byte_tokens_after_a_prompt_in_byte_tokens() -> None:
+    tokenizer = fake_tokenizer.sentencepiece_tokenizer()
+    output = tokenizer.encode_plain("人民很好")[1:]  # without the space that begins a text
+    pieces, _ = stream(tokenizer, output, prompt=tuple(tokenizer.encode("中国")))
+    assert pieces == ["", "", "人", "", "", "民", "", "", "很", "", "", "好", ""]
+
+
+def test_a_character_that_is_whole_is_kept_whatever_bytes_follow() -> None:
+    """The library would turn the whole run of bytes into U+FFFD, of which a part was shown long ago."""
+    tokenizer = fake_tokenizer.sentencepiece_tokenizer()
+    byte = {value: tokenizer._backend.token_to_id(f"<0x{value:02X}>") for value in range(256)}
+    ids = [byte[value] for value in [*"中".encode(), 0xFF, *"国".encode()[:2]]]
+    assert stream(tokenizer, ids)[0] == ["", "", "中", "\ufffd", "", "", "\ufffd\ufffd"]
 
 
 @given(ids=st.lists(st.integers(0, 256), max_size=60))
 @settings(max_examples=200, deadline=None)
 def test_byte_level_pieces_equal_the_librarys_own_decoding(ids: list[int]) -> None:
     tokenizer = fake_tokenizer.byte_tokenizer()
-    assert "".join(stream(tokenizer, ids)[0]) == tokenizer.decode(ids)
+    assert "".join(stream(tokenizer, ids)[0]) == library_text(tokenizer, ids)
 
 
 def test_a_panic_of_the_library_is_an_error_like_any_other() -> None:
@@ -95,7 +152,7 @@ def test_a_word_keeps_the_space_before_it() -> None:
 
 
 def test_special_tokens_are_not_text() -> None:
-    for make in TOKENIZERS:
+    for make in fake_tokenizer.EVERY_KIND:
         tokenizer = make()
         ids = [*tokenizer.encode_plain("ab"), *tokenizer.end_ids, *tokenizer.encode_plain("ab")]
         assert fake_tokenizer.END not in "".join(stream(tokenizer, ids)[0])
@@ -103,7 +160,8 @@ def test_special_tokens_are_not_text() -> None:
 
 def test_the_decoder_fits_the_tokenizer() -> None:
     assert isinstance(make_text_decoder(fake_tokenizer.merged_byte_tokenizer(), []), ByteLevelDecoder)
-    assert isinstance(make_text_decoder(fake_tokenizer.sentencepiece_tokenizer(), []), WindowDecoder)
+    assert isinstance(make_text_decoder(fake_tokenizer.sentencepiece_tokenizer(), []), NeighbourDecoder)
+    assert isinstance(make_text_decoder(fake_tokenizer.stripped_byte_tokenizer(), []), NeighbourDecoder)
 
 
 @given(text=st.text("ab", max_size=30), stops=st.lists(st.text("ab", min_size=1, max_size=5), min_size=1, max_size=4))

@@ -26,15 +26,16 @@ from inflight.server.dialects import DIALECTS, LLM
 from inflight.server.request_builder import RequestBuilder
 from inflight.server.request_parameters import read_parameters
 from inflight.server.safe_text import safe_text
-from inflight.server.tensor_values import read_word_ids
+from inflight.server.tensor_values import ReadLimits, read_word_ids
 
 CONFIG = Path(__file__).parents[2] / "model_repository" / "llm" / "config.pbtxt"
 LIMITS = RequestLimits(vocab_size=300, max_seq_len=64, max_input_len=63, kv_cache_tokens=1000)
+READ_LIMITS = ReadLimits(max_text_bytes=1000, max_input_len=LIMITS.max_input_len)
 
 
 def read(inputs: dict) -> ClientRequest:
     request = pb.request(inputs)
-    return LLM.read({tensor.name(): tensor.as_numpy() for tensor in request.inputs()}, 1000)
+    return LLM.read({tensor.name(): tensor.as_numpy() for tensor in request.inputs()}, READ_LIMITS)
 
 
 def build(inputs: dict) -> Request:
@@ -147,6 +148,8 @@ OK = {"text_input": "a", "max_tokens": 4}
         ({"text_input": "a", "input_ids": [1], "max_tokens": 4}, "text_input and input_ids exclude each other"),
         ({**OK, "text_input": ""}, "the prompt is empty"),
         ({"input_ids": [], "max_tokens": 4}, "the prompt is empty"),
+        ({"input_ids": [1] * 64, "max_tokens": 4}, "the prompt has 64 tokens, more than max_input_len 63"),
+        ({**OK, "text_input": "a" * 316}, "the prompt has 316 bytes, which make more than max_input_len 63 tokens"),
         ({"input_ids": np.zeros((2, 3), np.int32), "max_tokens": 4}, "input_ids must be one row"),
         ({**OK, "text_input": b"\xff\xfe"}, "text_input is not valid UTF-8 at byte 0"),
         ({**OK, "text_input": "a" * 1001}, "text_input has 1001 bytes, more than 1000"),
@@ -204,7 +207,7 @@ def test_whatever_the_tensors_hold_is_read_or_refused(data) -> None:
         else:
             inputs[tensor.name] = data.draw(arrays.arrays(np.dtype(tensor.dtype.numpy_type), shape))
     try:
-        client = LLM.read(inputs, 1000)
+        client = LLM.read(inputs, READ_LIMITS)
         if not client.stop:
             RequestBuilder(fake_tokenizer.byte_tokenizer(), LIMITS).build(client, 1, "")
     except InvalidRequest as error:
@@ -332,10 +335,10 @@ def test_a_table_alone_makes_another_dialect() -> None:
         "beam_width": np.array([[1]], np.int32),
         "skipped": np.array([[np.nan]], np.float32),
     }
-    client = inner.read(given_arrays, 100)
+    client = inner.read(given_arrays, READ_LIMITS)
     assert (client.input_ids, client.max_tokens, client.stop_word_ids) == ([5, 6], 3, [[7, 8], [9]])
     with pytest.raises(InvalidRequest, match="beam_width is not supported"):
-        inner.read({**given_arrays, "beam_width": np.array([[2]], np.int32)}, 100)
+        inner.read({**given_arrays, "beam_width": np.array([[2]], np.int32)}, READ_LIMITS)
     assert inner.write(Chunk(token_ids=[1, 2]), client, None)["output_ids"].tolist() == [[[1, 2]]]
 
 
@@ -346,7 +349,7 @@ def test_a_table_alone_makes_another_dialect() -> None:
 )
 def test_wrong_word_offsets_are_refused(array: list) -> None:
     with pytest.raises(InvalidRequest):
-        read_word_ids("stop_words_list", np.array(array, np.int32), 100)
+        read_word_ids("stop_words_list", np.array(array, np.int32), READ_LIMITS)
 
 
 def test_outputs_have_the_shapes_and_types_of_the_table() -> None:

@@ -45,7 +45,14 @@ def paced(executor: FakeExecutor):
         model_version="1",
     )
     builder._items = items
-    return SimpleNamespace(pace=pace, sending=sending, accept=builder.accept, ended=ended)
+    builder._tokenizing.start()
+
+    def accept(request: pb.InferenceRequest) -> None:
+        builder.accept(request)
+        builder._tokenizing.join()
+
+    yield SimpleNamespace(pace=pace, sending=sending, accept=accept, ended=ended)
+    builder._tokenizing.stop()
 
 
 def test_a_stream_under_way_waits_for_the_pace_and_loses_nothing(paced, executor: FakeExecutor) -> None:

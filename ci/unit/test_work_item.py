@@ -20,14 +20,14 @@ def make(client: ClientRequest, *, requested=None, echo: Prompt | None = None) -
     tokenizer = fake_tokenizer.byte_tokenizer()
     sender = pb.ResponseSender()
     item = WorkItem(
-        request=Request(request_id=1, input_token_ids=[65, 66], max_tokens=100),
+        request=Request(request_id=1, input_token_ids=[], max_tokens=100),
         client=client,
         dialect=LLM,
-        detokenizer=Detokenizer(make_text_decoder(tokenizer, [65, 66]), client.stop_words or []),
         reply=Reply(pb, sender),
         requested=requested,
-        echo=echo,
     )
+    request = Request(request_id=1, input_token_ids=[65, 66], max_tokens=100)
+    item.prepare(request, Detokenizer(make_text_decoder(tokenizer, [65, 66]), client.stop_words or []), echo)
     return item, sender
 
 

@@ -1,10 +1,11 @@
 """The backend behind model.py: accepts requests, owns the threads that answer, watch and measure, and ends them.
 
+    inflight-text-…    two that tokenise and hand requests to the engine, short ones and long ones
     inflight-metrics   the only one that touches pb_utils' metrics
     inflight-send      the only one that answers requests which the engine has accepted
     inflight-watch     asks whether clients have left and whether the engine is still there
 
-A request that is refused is answered at once by the thread that brought it: nobody else has seen it yet.
+A request that is refused is answered by the thread that has it: nobody else does yet.
 """
 
 from __future__ import annotations
@@ -17,26 +18,29 @@ from dataclasses import replace
 from typing import Any
 
 from inflight.config import EngineConfig
-from inflight.errors import InflightError, InvalidRequest
+from inflight.errors import EngineUnavailable, InflightError, InvalidRequest, QueueFull
+from inflight.executor.engine import max_in_flight
 from inflight.executor.executor import Executor
+from inflight.executor.front_executor import CLOSED
+from inflight.executor.request_book import QUEUE_FULL
 from inflight.request import Request
 from inflight.result import Response
 from inflight.server.client_request import ClientRequest
-from inflight.server.detokenizer import Detokenizer
 from inflight.server.dialect import Dialect
 from inflight.server.lost_model import give_up, is_supervised
 from inflight.server.metrics_thread import MetricsThread, Outcome
 from inflight.server.outcome import ended
+from inflight.server.preparation import Preparation
 from inflight.server.reply import Reply
-from inflight.server.request_builder import RequestBuilder
 from inflight.server.request_parameters import read_parameters
 from inflight.server.response_pace import ResponsePace, choose_rate
 from inflight.server.safe_text import safe_text
 from inflight.server.sending_thread import SendingThread, log_failure
-from inflight.server.text_decoder import make_text_decoder
+from inflight.server.tensor_values import ReadLimits
 from inflight.server.tokenizer import Tokenizer
+from inflight.server.tokenizing_threads import TokenizingThreads, text_length
 from inflight.server.watch_thread import WatchThread
-from inflight.server.work_item import Prompt, WorkItem
+from inflight.server.work_item import WorkItem
 from inflight.server.work_items import WorkItems
 
 logger = logging.getLogger(__name__)
@@ -64,13 +68,17 @@ class BackendServer:
         self._deaths = deaths
         self._parting = threading.Lock()
         self._is_closing = False
+        self._is_closed = False
+        """The engine is gone for good: nothing is worth tokenising."""
         self._pb_utils = pb_utils
         self._executor = executor
-        self._tokenizer = tokenizer
         self._dialect = dialect
         self._config = config
         self._model_name = model_name
-        self._builder = RequestBuilder(tokenizer, executor.limits)
+        self._preparation = Preparation(tokenizer, executor.limits, config.exclude_input_in_output)
+        self._read_limits = ReadLimits(
+            max_text_bytes=config.max_text_bytes, max_input_len=executor.limits.max_input_len
+        )
         self._items = WorkItems()
         self._metrics = MetricsThread(
             pb_utils,
@@ -81,6 +89,7 @@ class BackendServer:
             executor.num_requests_queued,
         )
         rate = choose_rate(config.max_responses_per_second, executor.device, len(os.sched_getaffinity(0)))
+        self._tokenizing = TokenizingThreads(self._submit)
         self._sending = SendingThread(executor, self._items, ResponsePace(rate), self._on_end)
         self._watch = WatchThread(
             executor, self._items, config.cancellation_check_period_ms / 1000, self._on_engine_lost
@@ -89,6 +98,7 @@ class BackendServer:
     def start(self) -> None:
         self._metrics.start()
         self._sending.start()
+        self._tokenizing.start()
         self._watch.start()
 
     def accept(self, request: Any) -> None:
@@ -116,6 +126,8 @@ class BackendServer:
             logger.warning("%d requests are still in flight after %g s: ending them", len(self._items), drain_seconds)
         self._watch.stop()
         self._executor.shutdown()
+        self._is_closed = True
+        self._tokenizing.stop()
         self._sending.stop()
         self._metrics.stop()
 
@@ -126,26 +138,45 @@ class BackendServer:
             self._stop(triton_id)
             reply.close()
             return
+        self._check_open()
         self._items.check_free(triton_id)
-        built = self._builder.build(client, self._executor.next_request_id(), triton_id)
-        item = self._make_item(request, reply, client, built)
+        length = text_length(client)
+        item = self._make_item(request, reply, client, triton_id)
+        # From here on others may see it: nothing may fail any more.
         self._items.add(item)
+        self._tokenizing.put(item, length)
+
+    def _check_open(self) -> None:
+        """Raise unless a request may be taken. Those being tokenised wait too, and the engine does not know of them."""
+        if self._is_closed:
+            raise EngineUnavailable(CLOSED)
+        limit = max_in_flight(self._config)
+        if limit and self._executor.num_requests_in_flight() + self._tokenizing.num_waiting >= limit:
+            raise QueueFull(QUEUE_FULL)
+
+    def _submit(self, item: WorkItem) -> None:
+        """On a tokenising thread: hand the item to the engine, or see to its final response."""
         try:
-            self._executor.enqueue_request(built)
+            if self._is_closed:
+                raise EngineUnavailable(CLOSED)
+            self._preparation.prepare(item)
+            self._executor.enqueue_request(item.request)
         except Exception as error:
             # From here on it may be answered only through the item: the sending thread does where an engine is lost.
             code, sentence, outcome = _refusal(error)
+            # Its id is free before its client hears of that.
+            self._items.release_triton_id(item)
             item.fail(code, sentence)
             if self._items.remove(item):
                 self._metrics.record(Outcome(outcome=outcome))
             return
-        if item.is_cancelled:
-            # Its client left before the engine knew of it.
-            self._executor.cancel_request(built.request_id)
+        if item.is_cancelled or item.is_stopped:
+            # Its client left or stopped it before the engine knew of it.
+            self._executor.cancel_request(item.request.request_id)
 
     def _read(self, request: Any) -> ClientRequest:
         arrays = {tensor.name(): tensor.as_numpy() for tensor in request.inputs()}
-        client = self._dialect.read(arrays, self._config.max_text_bytes)
+        client = self._dialect.read(arrays, self._read_limits)
         return replace(client, **read_parameters(request.parameters(), request.timeout()))
 
     def _stop(self, triton_id: str) -> None:
@@ -157,27 +188,25 @@ class BackendServer:
                 f"Received stop request for requestId {safe_text(triton_id)} but it's not active "
                 "(might be completed already)."
             )
+        # The note first: a request that is being tokenised is unknown to the engine until after its thread looks.
+        item.is_stopped = True
         self._executor.cancel_request(item.request.request_id)
 
-    def _make_item(self, request: Any, reply: Reply, client: ClientRequest, built: Request) -> WorkItem:
+    def _make_item(self, request: Any, reply: Reply, client: ClientRequest, triton_id: str) -> WorkItem:
+        assert client.max_tokens is not None
         names = request.requested_output_names()
-        decoder = make_text_decoder(self._tokenizer, built.input_token_ids)
         return WorkItem(
-            request=built,
+            request=Request(
+                request_id=self._executor.next_request_id(),
+                input_token_ids=[],
+                max_tokens=client.max_tokens,
+                client_id=triton_id,
+            ),
             client=client,
             dialect=self._dialect,
-            detokenizer=Detokenizer(decoder, client.stop_words or [], built.sampling_config.min_tokens),
             reply=reply,
             requested=frozenset(names) if names else None,
-            echo=self._echo(client, built),
         )
-
-    def _echo(self, client: ClientRequest, built: Request) -> Prompt | None:
-        exclude = client.exclude_input_in_output
-        if client.stream or (self._config.exclude_input_in_output if exclude is None else exclude):
-            return None
-        text = self._tokenizer.decode(built.input_token_ids) if client.text is None else client.text
-        return Prompt(text=text, token_ids=tuple(built.input_token_ids))
 
     def _on_end(self, item: WorkItem, last: Response) -> None:
         self._metrics.record(ended(item, last))

@@ -17,10 +17,10 @@ import numpy as np
 from inflight.errors import InvalidRequest
 from inflight.server.chunk import Chunk
 from inflight.server.client_request import ClientRequest
-from inflight.server.tensor_values import Array, Value, read_scalar, to_array
+from inflight.server.tensor_values import Array, ReadLimits, Value, read_scalar, to_array
 
-Reader = Callable[[str, Array, int], Value]
-"""(tensor's name, array, most bytes of a text) -> plain value; raises InvalidRequest."""
+Reader = Callable[[str, Array, ReadLimits], Value]
+"""(tensor's name, array, limits) -> plain value; raises InvalidRequest."""
 
 
 class TensorType(Enum):
@@ -95,7 +95,7 @@ class Dialect:
     def inputs_by_name(self) -> dict[str, InputTensor]:
         return {tensor.name: tensor for tensor in self.inputs}
 
-    def read(self, arrays: Mapping[str, Array], max_text_bytes: int) -> ClientRequest:
+    def read(self, arrays: Mapping[str, Array], limits: ReadLimits) -> ClientRequest:
         """Input tensors -> ClientRequest. Raises InvalidRequest with one sentence."""
         values: dict[str, Any] = dict(self.forced)
         for name, array in arrays.items():
@@ -103,8 +103,8 @@ class Dialect:
             if tensor is None:
                 raise InvalidRequest("the request holds an input tensor that this model does not have")
             if tensor.field:
-                values[tensor.field] = tensor.read(name, array, max_text_bytes)
-            elif tensor.neutral is not None and tensor.read(name, array, max_text_bytes) not in tensor.neutral:
+                values[tensor.field] = tensor.read(name, array, limits)
+            elif tensor.neutral is not None and tensor.read(name, array, limits) not in tensor.neutral:
                 raise InvalidRequest(f"{name} is not supported by this model: leave it out")
         client = ClientRequest(**values)
         if not client.stop:

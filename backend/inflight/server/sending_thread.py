@@ -119,8 +119,7 @@ class SendingThread:
         elif item.is_cancelled:
             last = Response.of_error(request_id, RequestCancelled("the request was cancelled"))
         elif last.error_code == RequestCancelled.code:
-            text = f"request Id {item.shown_id} has been stopped. Request is ignored."
-            last = Response.of_error(request_id, RequestCancelled(text))
+            last = Response.of_error(request_id, RequestCancelled(item.stopped_sentence))
         item.fail(last.error_code or "INTERNAL", last.error or "the request ended without a result")
         if self._items.remove(item):
             try:

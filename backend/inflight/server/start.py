@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import os
 import sys
 from collections.abc import Mapping
 from pathlib import Path
@@ -23,6 +24,8 @@ def start_server(pb_utils: Any, args: Mapping[str, str]) -> BackendServer:
     """Read the configuration, launch the engine, start the threads. Raises ConfigurationError with one sentence."""
     _start_logging()
     check_numpy()
+    # Texts are tokenised one at a time; the library's own threads would only take cores from the ranks.
+    os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
     model_config = json.loads(args["model_config"])
     _check_decoupled(model_config)
     parameters = {key: value["string_value"] for key, value in model_config.get("parameters", {}).items()}

@@ -7,6 +7,7 @@ Nothing here repeats what the client wrote.
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -23,28 +24,39 @@ MAX_WORDS_BYTES = 16_384
 """Bytes of one stop or bad word list: its automaton takes memory in proportion."""
 
 
-def read_scalar(name: str, array: Array, max_text_bytes: int) -> Value:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReadLimits:
+    """What is too large to be looked at: reading it would keep all who come behind it waiting."""
+
+    max_text_bytes: int
+    max_input_len: int
+    """Token ids of a prompt."""
+
+
+def read_scalar(name: str, array: Array, limits: ReadLimits) -> Value:
     """The single value of a tensor: bool, int, finite float or text."""
     if array.size != 1:
         raise InvalidRequest(f"{name} must hold exactly one value, got shape {list(array.shape)}")
     value = array.reshape(-1)[0]
     if isinstance(value, bytes | str):
-        return _text(name, value, max_text_bytes)
+        return _text(name, value, limits.max_text_bytes)
     plain: Value = value.item()
     if isinstance(plain, float) and not math.isfinite(plain):
         raise InvalidRequest(f"{name} must be a finite number, got {plain}")
     return plain
 
 
-def read_token_ids(name: str, array: Array, max_text_bytes: int) -> Value:
+def read_token_ids(name: str, array: Array, limits: ReadLimits) -> Value:
     """One row of token ids, shape [n] or [1, n]."""
     if array.ndim > 1 and math.prod(array.shape[:-1]) != 1:
         raise InvalidRequest(f"{name} must be one row of token ids, got shape {list(array.shape)}")
+    if array.size > limits.max_input_len:
+        raise InvalidRequest(f"the prompt has {array.size} tokens, more than max_input_len {limits.max_input_len}")
     ids: list[int] = array.reshape(-1).tolist()
     return ids
 
 
-def read_words(name: str, array: Array, max_text_bytes: int) -> Value:
+def read_words(name: str, array: Array, limits: ReadLimits) -> Value:
     """A list of texts, shape [n] or [1, n]. Empty texts say nothing and are dropped: [""] means none."""
     if array.size > MAX_WORDS:
         raise InvalidRequest(f"{name} has {array.size} entries, more than {MAX_WORDS}")
@@ -55,7 +67,7 @@ def read_words(name: str, array: Array, max_text_bytes: int) -> Value:
     return [_text(name, word, MAX_WORDS_BYTES) for word in raw if word]
 
 
-def read_word_ids(name: str, array: Array, max_text_bytes: int) -> Value:
+def read_word_ids(name: str, array: Array, limits: ReadLimits) -> Value:
     """TensorRT-LLM's word list, shape [2, n] or [1, 2, n]: row 0 flat tokens, row 1 end offsets, padded with -1."""
     if array.ndim < 2 or array.shape[-2] != 2 or math.prod(array.shape[:-2]) != 1:
         raise InvalidRequest(f"{name} must have shape [2, n]: tokens and end offsets, got {list(array.shape)}")

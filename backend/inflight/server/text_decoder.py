@@ -1,23 +1,26 @@
 """Tokens to text, one token at a time, never showing a part of a character.
 
-Whatever the grouping in which tokens arrive, the pieces put together are the same text. Two ways: byte-level tokens
-(GPT-2, Llama 3, Qwen) are bytes and go through an incremental UTF-8 decoder; all others (SentencePiece style, where a
-token's text depends on its neighbours) are decoded in a short window behind which lies text already shown.
+The text of an output is the text of prompt and output less the text of the prompt, both taken as far as their
+characters are whole; bytes that no character is made of show as U+FFFD. So a character whose first bytes end the prompt
+belongs to the output, and whatever the grouping in which tokens arrive, the pieces put together are the same text.
+
+Byte-level tokens (GPT-2, Llama 3, Qwen) are bytes, and the text is those bytes. All others (Llama 2, Gemma, WordPiece)
+go through the checkpoint's own decoder, which may strip or add a space by what stands before a token, and which turns
+a whole run of byte tokens into U+FFFD if any of it is not UTF-8. So bytes are first gathered into characters, which
+gives it runs that are always UTF-8; then each character and each other token is decoded behind the one before it.
 """
 
 from __future__ import annotations
 
 import codecs
-from functools import cache
+from itertools import islice
 from typing import Protocol
 
+from inflight.server.byte_tokens import ByteLevel
 from inflight.server.tokenizer import Tokenizer
 
-REPLACEMENT = "\ufffd"
-CONTEXT_TOKENS = 5
-"""Prompt tokens before the first new one: enough to know whether it begins with a space."""
-MAX_HELD_TOKENS = 8
-"""A character has at most 4 bytes, so what is still incomplete after 8 tokens never becomes one."""
+PROMPT_TOKENS = 8
+"""Text tokens at a prompt's end that tell what an output continues: at most 3 begin a character, 4 make up another."""
 
 
 class TextDecoder(Protocol):
@@ -31,73 +34,66 @@ class TextDecoder(Protocol):
 
 
 def make_text_decoder(tokenizer: Tokenizer, prompt_ids: list[int]) -> TextDecoder:
-    if tokenizer.is_byte_level:
-        return ByteLevelDecoder(tokenizer)
-    return WindowDecoder(tokenizer, prompt_ids)
+    """A decoder of what follows `prompt_ids`."""
+    decoder = ByteLevelDecoder(tokenizer) if tokenizer.is_byte_level else NeighbourDecoder(tokenizer)
+    text_ids = (token_id for token_id in reversed(prompt_ids) if token_id not in tokenizer.special_ids)
+    for token_id in reversed(list(islice(text_ids, PROMPT_TOKENS))):
+        decoder.push(token_id)
+    return decoder
+
+
+def prompt_text(tokenizer: Tokenizer, prompt_ids: list[int]) -> str:
+    """What stands before the first text of a decoder that is made for this prompt."""
+    return "".join(map(make_text_decoder(tokenizer, []).push, prompt_ids))
 
 
 class ByteLevelDecoder:
-    """For tokens that are byte strings in disguise: each byte is written as one printable character."""
+    """For tokens that are bytes, put together and nothing else."""
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         self._tokenizer = tokenizer
-        self._utf8 = codecs.getincrementaldecoder("utf-8")("replace")
+        self._read = ByteLevel().read
+        self._utf8 = codecs.getincrementaldecoder("utf-8")(ByteLevel.errors)
 
     def push(self, token_id: int) -> str:
         if token_id in self._tokenizer.special_ids:
             return ""
         token = self._tokenizer.token(token_id)
-        return self._utf8.decode(_token_bytes(token)) if token else ""
+        return self._utf8.decode(self._read(token)) if token else ""
 
     def flush(self) -> str:
         return self._utf8.decode(b"", final=True)
 
 
-class WindowDecoder:
-    """For tokens whose text depends on those before: decodes a window and shows what is new at its end."""
+class NeighbourDecoder:
+    """For tokens whose text depends on the token before. Some or all of them may be bytes."""
 
-    def __init__(self, tokenizer: Tokenizer, prompt_ids: list[int]) -> None:
+    def __init__(self, tokenizer: Tokenizer) -> None:
         self._tokenizer = tokenizer
-        self._window = prompt_ids[-CONTEXT_TOKENS:]
-        self._num_shown = len(self._window)
-        self._shown = tokenizer.decode(self._window)
+        self._bytes = tokenizer.byte_tokens
+        self._utf8 = codecs.getincrementaldecoder("utf-8")(self._bytes.errors)
+        self._before: list[str] = []
+        """What was shown last, a token or the bytes of characters; empty at the start of the text."""
 
     def push(self, token_id: int) -> str:
         if token_id in self._tokenizer.special_ids:
             return ""
-        self._window.append(token_id)
-        num_held = len(self._window) - self._num_shown
-        text = self._tokenizer.decode(self._window)
-        if text.endswith(REPLACEMENT) and num_held < MAX_HELD_TOKENS:
+        token = self._tokenizer.token(token_id)
+        if not token:
             return ""
-        return self._show(text)
+        part = self._bytes.read(token)
+        if part is None:
+            return self.flush() + self._show([token])
+        return self._show_characters(self._utf8.decode(part))
 
     def flush(self) -> str:
-        return self._show(self._tokenizer.decode(self._window))
+        return self._show_characters(self._utf8.decode(b"", final=True))
 
-    def _show(self, text: str) -> str:
-        new = text[len(self._shown) :]
-        self._window = self._window[self._num_shown :][-CONTEXT_TOKENS:] or self._window
-        self._num_shown = len(self._window)
-        self._shown = self._tokenizer.decode(self._window)
-        return new
+    def _show_characters(self, characters: str) -> str:
+        return self._show(self._bytes.write(characters)) if characters else ""
 
-
-@cache
-def _bytes_of_characters() -> dict[str, int]:
-    """GPT-2's alphabet: printable Latin-1 characters stand for their own byte, the rest are moved up from U+0100."""
-    own = [*range(ord("!"), ord("~") + 1), *range(ord("¡"), ord("¬") + 1), *range(ord("®"), ord("ÿ") + 1)]
-    table = {chr(byte): byte for byte in own}
-    moved = (byte for byte in range(256) if byte not in own)
-    table.update({chr(0x100 + index): byte for index, byte in enumerate(moved)})
-    return table
-
-
-@cache
-def _token_bytes(token: str) -> bytes:
-    """A token outside the alphabet (one that was added as plain text) stands for itself."""
-    table = _bytes_of_characters()
-    try:
-        return bytes(table[char] for char in token)
-    except KeyError:
-        return token.encode("utf-8")
+    def _show(self, tokens: list[str]) -> str:
+        num_shown = len(self._tokenizer.join(self._before))
+        text = self._tokenizer.join(self._before + tokens)
+        self._before = tokens
+        return text[num_shown:]

@@ -17,6 +17,8 @@ from typing import Any
 import tokenizers
 
 from inflight.errors import ConfigurationError
+from inflight.server.byte_tokens import ByteFallback, ByteLevel, ByteTokens, NoBytes
+from inflight.server.token_bytes import max_bytes_per_token
 
 
 class Tokenizer:
@@ -30,8 +32,14 @@ class Tokenizer:
         self._bos_id = bos_id
         self.end_ids = end_ids
         self.special_ids = frozenset(i for i, t in backend.get_added_tokens_decoder().items() if t.special)
-        self.is_byte_level = _is_byte_level(backend)
+        kinds = _decoder_kinds(backend)
+        self.is_byte_level = kinds == ["ByteLevel"]
+        """Whether the text is the bytes of the tokens and nothing else."""
+        self.byte_tokens = _byte_tokens(kinds)
         self.token = cache(backend.id_to_token)
+        self.max_bytes_per_token = max_bytes_per_token(backend)
+        """Bytes of a prompt for which one token stands at most; None = unknown."""
+        self._decoder = backend.decoder
 
     @classmethod
     def load(cls, directory: str | Path, checkpoint: str | Path | None = None) -> Tokenizer:
@@ -61,22 +69,27 @@ class Tokenizer:
 
         A prompt that a chat template already began with the beginning-of-text token does not get a second one.
         """
-        with _panics_as_errors():
-            ids: list[int] = self._backend.encode(text).ids
+        ids = self._encode(text, add_special_tokens=True)
         if len(ids) > 1 and ids[0] == ids[1] == self._bos_id:
             return ids[1:]
         return ids
 
     def encode_plain(self, text: str) -> list[int]:
         """Tokens of a piece of text, nothing added."""
+        return self._encode(text, add_special_tokens=False)
+
+    def _encode(self, text: str, add_special_tokens: bool) -> list[int]:
         with _panics_as_errors():
-            ids: list[int] = self._backend.encode(text, add_special_tokens=False).ids
+            # A batch of one, for `encode` keeps the GIL to its end: a megabyte would stop all threads that long.
+            ids: list[int] = self._backend.encode_batch_fast([text], add_special_tokens=add_special_tokens)[0].ids
         return ids
 
-    def decode(self, token_ids: list[int]) -> str:
-        """Tokens -> text without special tokens; bytes that are not UTF-8 become U+FFFD."""
+    def join(self, tokens: list[str]) -> str:
+        """Text of tokens as the vocabulary writes them; bytes that are not UTF-8 become U+FFFD."""
+        if self._decoder is None:
+            return " ".join(tokens)
         with _panics_as_errors():
-            text: str = self._backend.decode(token_ids)
+            text: str = self._decoder.decode(tokens)
         return text
 
 
@@ -95,15 +108,21 @@ def _panics_as_errors() -> Iterator[None]:
         raise TokenizerFailed("the tokenizer panicked") from None
 
 
-def _is_byte_level(backend: tokenizers.Tokenizer) -> bool:
-    """Whether every token is a string of bytes that are simply put together."""
-    decoder = backend.decoder
-    if decoder is None:
-        return False
-    state: Any = json.loads(decoder.__getstate__())
-    while state.get("type") == "Sequence" and len(state.get("decoders", ())) == 1:
-        state = state["decoders"][0]
-    return bool(state.get("type") == "ByteLevel")
+def _decoder_kinds(backend: tokenizers.Tokenizer) -> list[str]:
+    """Types of the decoder's parts, in their order."""
+    return [] if backend.decoder is None else _flatten(json.loads(backend.decoder.__getstate__()))
+
+
+def _flatten(part: dict[str, Any]) -> list[str]:
+    if part["type"] != "Sequence":
+        return [part["type"]]
+    return [kind for inner in part["decoders"] for kind in _flatten(inner)]
+
+
+def _byte_tokens(kinds: list[str]) -> ByteTokens:
+    if "ByteFallback" in kinds:
+        return ByteFallback()
+    return ByteLevel() if "ByteLevel" in kinds else NoBytes()
 
 
 def _convert(folder: Path) -> tokenizers.Tokenizer:

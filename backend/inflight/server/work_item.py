@@ -1,8 +1,10 @@
 """One Triton request in our hands, from execute() to its single final response.
 
-Who may touch it: the thread of execute() until it is handed to the engine, from then on the sending thread alone. The
-one exception is `poll_cancelled`, which the watching thread calls. tritonserver frees its side of a request with the
-final response, so asking afterwards whether it was cancelled would read freed memory: a lock keeps the two apart.
+Who may touch it: the thread of execute(), then the one that tokenises, and from when it is handed to the engine the
+sending thread alone. Two
+exceptions: the thread of execute() may note a stop, and the watching thread calls `poll_cancelled`. tritonserver frees
+its side of a request with the final response, so asking afterwards whether it was cancelled would read freed memory: a
+lock keeps the two apart.
 """
 
 from __future__ import annotations
@@ -11,6 +13,9 @@ import threading
 import time
 from dataclasses import dataclass
 
+from msgspec import structs
+
+from inflight.errors import RequestCancelled, RequestTimedOut
 from inflight.request import Request
 from inflight.result import FinishReason, PerfMetrics, Result
 from inflight.server.chunk import Chunk
@@ -38,16 +43,16 @@ class WorkItem:
         request: Request,
         client: ClientRequest,
         dialect: Dialect,
-        detokenizer: Detokenizer,
         reply: Reply,
         requested: frozenset[str] | None,
-        echo: Prompt | None,
     ) -> None:
-        """`requested`: names of the outputs that the client wants, None = all. `echo`: None for streams."""
+        """`request` has no tokens yet: see `prepare`. `requested`: names of the wanted outputs, None = all."""
         self.request = request
         self.client = client
         self.is_cancelled = False
         """Its client has left. Written by the watching thread."""
+        self.is_stopped = False
+        """Its client has asked for its end."""
         self.is_answered = False
         """The final response was sent."""
         self.is_broken = False
@@ -58,18 +63,45 @@ class WorkItem:
         """Generated tokens that count: what follows a stop string does not."""
         self.perf_metrics: PerfMetrics | None = None
         self._dialect = dialect
-        self._detokenizer = detokenizer
+        self._detokenizer: Detokenizer
         self._reply = reply
         self._requested = requested
         self._waits_for_text = client.input_ids is None and (requested is None or "text_output" in requested)
         self._lock = threading.Lock()
         self._finish_reason = FinishReason.NOT_FINISHED
-        self._text = echo.text if echo else ""
-        self._token_ids: list[int] = list(echo.token_ids) if echo else []
+        self._text = ""
+        self._token_ids: list[int] = []
         self._log_probs: list[float] = []
         self._cum_log_prob = 0.0
         self._num_undelivered = 0
         self._has_streamed = False
+
+    def prepare(self, request: Request, detokenizer: Detokenizer, echo: Prompt | None) -> None:
+        """Take what the engine will compute and what makes text of it. `echo`: None for streams.
+
+        Raises RequestTimedOut if the time it was allotted is over; what is left of it is the engine's.
+        """
+        if request.allotted_time_ms:
+            left = request.allotted_time_ms - (time.monotonic_ns() - self.accepted_ns) // 1_000_000
+            if left <= 0:
+                raise RequestTimedOut(f"request Id {self.shown_id} waited longer than the time it was allotted")
+            request = structs.replace(request, allotted_time_ms=left)
+        self.request = request
+        self._detokenizer = detokenizer
+        if echo is not None:
+            self._text, self._token_ids = echo.text, list(echo.token_ids)
+
+    def check_wanted(self) -> None:
+        """Raise RequestCancelled if its client has left or has asked for its end."""
+        if self.is_cancelled:
+            raise RequestCancelled("the request was cancelled")
+        if self.is_stopped:
+            raise RequestCancelled(self.stopped_sentence)
+
+    @property
+    def stopped_sentence(self) -> str:
+        """Told to a client that stopped it before its first token."""
+        return f"request Id {self.shown_id} has been stopped. Request is ignored."
 
     @property
     def is_finished(self) -> bool:
