@@ -188,6 +188,16 @@ def test_ranks_that_end_without_a_word_are_told_with_their_exit_code(launcher: L
         launcher("exit").start()
 
 
+def test_a_rank_that_dies_while_the_ranks_meet_is_named_and_leaves_nothing(
+    launcher: Launcher, tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    temporary = tmp_path_factory.mktemp("temporary")
+    monkeypatch.setenv("TMPDIR", str(temporary))
+    with pytest.raises(ConfigurationError, match=r"rank process \d+ has died"):
+        launcher("lose a rank", EngineConfig(worker_start_timeout_ms=20_000)).start()
+    assert list(temporary.iterdir()) == []
+
+
 def test_ranks_that_are_never_ready_are_given_up(launcher: Launcher) -> None:
     config = EngineConfig(worker_start_timeout_ms=700)
     with pytest.raises(ConfigurationError, match=r"worker_start_timeout_ms|700|0\.7|within"):
@@ -285,18 +295,27 @@ def test_while_the_ranks_are_down_requests_are_refused_until_a_relaunch_is_asked
     fetch(executor, 2)
 
 
-def test_ranks_that_never_come_back_are_given_up_after_a_bounded_number_of_launches(
-    launcher: Launcher, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_ranks_that_do_not_come_back_are_tried_again_after_pauses_that_grow(
+    launcher: Launcher, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(process_executor, "MAX_RELAUNCHES", 2)
-    deaths = threading.Semaphore(0)
-    executor = launcher("serve once", on_engine_death=lambda reason: deaths.release())
+    """Loading is no time of service, however long it takes: only ranks that were ready start the count anew."""
+    monkeypatch.setattr(process_executor, "STABLE_SECONDS", 0.0)
+    pauses: list[int] = []
+    enough = threading.Event()
+    pause = ProcessExecutor._pause
+
+    def note(executor: ProcessExecutor, num_relaunches: int) -> None:
+        pauses.append(num_relaunches)
+        if len(pauses) == 9:
+            enough.set()
+        pause(executor, num_relaunches)
+
+    monkeypatch.setattr(ProcessExecutor, "_pause", note)
+    executor = launcher("serve once")
     executor.start()
     submit(executor, Order.EXIT)
-    for _ in range(3):
-        assert deaths.acquire(timeout=PATIENCE)
-    assert not deaths.acquire(timeout=1)
-    assert len(list(tmp_path.iterdir())) == 3
+    assert enough.wait(PATIENCE)
+    assert pauses[:9] == list(range(9))
     with pytest.raises(EngineUnavailable):
         submit(executor, Order.ANSWER)
 

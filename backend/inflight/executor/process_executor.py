@@ -4,7 +4,7 @@ One thread does all of it and owns the socket. A launch passes through
 
     start ── Welcome ──> serve ── a process ends, or the heartbeat is overdue ──> dead: fail what is in flight,
       ^                                                                             kill all that is left
-      └──────────────────────────── after a pause, a bounded number of times ─────────┘
+      └──────────────────────────────── after a pause that grows ─────────────────────┘
 
 How the ranks are started is all that a subclass says.
 """
@@ -46,11 +46,10 @@ from inflight.request import Request
 
 logger = logging.getLogger(__name__)
 
-MAX_RELAUNCHES = 5
-"""In a row; an engine that then served for STABLE_SECONDS starts the count anew."""
-STABLE_SECONDS = 300.0
-PAUSES = (0.0, 1.0, 2.0, 4.0, 8.0)
-"""Seconds before each relaunch in a row."""
+STABLE_SECONDS = 60.0
+"""An engine that served for so long, once it was ready, has its earlier deaths forgiven."""
+PAUSES = (0.0, 1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 60.0)
+"""Seconds before each relaunch in a row; the last holds for all that follow."""
 JOIN_SECONDS = 60.0
 """The ranks must have found each other so long after their launch; loading may take longer."""
 SHUTDOWN_SECONDS = 3.0
@@ -82,6 +81,7 @@ class ProcessExecutor(FrontExecutor):
         self._closing = threading.Event()
         self._relaunch_asked = threading.Event()
         self._processes: RankProcesses | None = None
+        self._ready_at: float | None = None  # of the latest launch; loading is no time of service
         self._thread = threading.Thread(target=self._run, name="inflight-engine", daemon=True)
 
     # -- Executor ------------------------------------------------------------------------------------------------------
@@ -145,7 +145,6 @@ class ProcessExecutor(FrontExecutor):
     def _run(self) -> None:
         num_relaunches = 0
         while True:
-            started = time.monotonic()
             try:
                 reason = self._live_once()
             except Exception as error:
@@ -155,7 +154,8 @@ class ProcessExecutor(FrontExecutor):
                 self._start_error = reason
                 self._settled.set()
                 return
-            num_relaunches = 0 if time.monotonic() - started > STABLE_SECONDS else num_relaunches
+            if self._ready_at is not None and time.monotonic() - self._ready_at > STABLE_SECONDS:
+                num_relaunches = 0
             self._pause(num_relaunches)
             if self._closing.is_set():
                 return
@@ -164,7 +164,7 @@ class ProcessExecutor(FrontExecutor):
 
     def _pause(self, num_relaunches: int) -> None:
         """Until it is time to relaunch, or somebody asks for it."""
-        if not self._auto_relaunch or num_relaunches >= MAX_RELAUNCHES:
+        if not self._auto_relaunch:
             logger.error("the ranks are not launched again until it is asked for; a supervisor loads the model again")
             self._relaunch_asked.wait()
         else:
@@ -174,6 +174,7 @@ class ProcessExecutor(FrontExecutor):
 
     def _live_once(self) -> str:
         """One launch, from start to end. Returns why it ended."""
+        self._ready_at = None
         try:
             self._processes = RankProcesses(self._config, self._command)
         except (OSError, ConfigurationError) as error:
@@ -206,25 +207,31 @@ class ProcessExecutor(FrontExecutor):
     def _pump(self, processes: RankProcesses, link: EngineLink) -> str:
         """Carry messages both ways until the engine ends or this executor closes. Returns the reason."""
         poller = zmq.Poller()
-        for source in (link.socket, self._wake_fd, *processes.pidfds):
+        for source in (link.socket, self._wake_fd):
             poller.register(source, zmq.POLLIN)
         watch = _Watch(self._config)
         while not self._closing.is_set():
+            if not watch.welcomed:
+                # A launcher may take long to notice that a rank has died, and then end as if nothing had happened.
+                self._watch_ranks(processes, poller)
             ready = self._wait(poller, watch)
             for message in link.receive_all():
                 watch.heard(message)
                 if fatal := self._hear(message):
                     return fatal
                 if isinstance(message, Welcome):
-                    processes.watch_ranks()
-                    for pidfd in processes.pidfds:
-                        poller.register(pidfd, zmq.POLLIN)
+                    self._watch_ranks(processes, poller)
             if reason := self._why_over(processes, watch, ready):
                 return reason
             if watch.welcomed:
                 while self._outbox:
                     link.send_encoded(self._outbox.popleft())
         return CLOSED
+
+    def _watch_ranks(self, processes: RankProcesses, poller: zmq.Poller) -> None:
+        processes.watch_ranks()
+        for pidfd in processes.pidfds:
+            poller.register(pidfd, zmq.POLLIN)
 
     def _wait(self, poller: zmq.Poller, watch: _Watch) -> set[object]:
         """For something to do, or to look at the clock. Returns what is ready."""
@@ -243,7 +250,7 @@ class ProcessExecutor(FrontExecutor):
         failure = "" if watch.welcomed else launch.failure()
         ended = [pidfd for pidfd in processes.pidfds if pidfd in ready]
         if ended and not failure:
-            why = processes.why_ended(ended[0])
+            why = processes.why_ended(ended[-1])  # a rank rather than its launcher
             return why if launch.failure() or launch.rank_pids() else self._explain(why)
         return failure or watch.overdue(joined=watch.welcomed or bool(launch.rank_pids()))
 
@@ -254,6 +261,7 @@ class ProcessExecutor(FrontExecutor):
         elif isinstance(message, Stats):
             self._report_stats(message.json, message.num_queued)
         elif isinstance(message, Welcome):
+            self._ready_at = time.monotonic()
             self._engine_ready(message.limits, message.device, message.front_id, message.max_in_flight)
             self._settled.set()
         elif isinstance(message, Fatal):
