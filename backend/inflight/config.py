@@ -160,6 +160,11 @@ class EngineConfig:
         return replace(config, gpt_model_path=str(checkpoint), tokenizer_dir=str(tokenizer))
 
     @property
+    def max_in_flight(self) -> int:
+        """Requests that may be served or wait at the same time; 0 = no limit."""
+        return self.max_batch_size + self.max_queue_size if self.max_queue_size else 0
+
+    @property
     def launcher(self) -> str:
         """How ranks are started: `executor`, with auto decided."""
         if self.executor != "auto":

@@ -49,6 +49,10 @@ class QueueFull(RequestError):
     code = "UNAVAILABLE"
     outcome = "queue_full"
 
+    def __init__(self, message: str = "Exceeds maximum queue size") -> None:
+        """The default is TensorRT-LLM's sentence, which clients look for."""
+        super().__init__(message)
+
 
 class RequestCancelled(RequestError):
     code = "CANCELLED"

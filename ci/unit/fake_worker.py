@@ -8,7 +8,9 @@ Every token it sends is its own process id, so that a test sees which launch ans
 from __future__ import annotations
 
 import os
+import signal
 import sys
+import tempfile
 from enum import IntEnum
 from pathlib import Path
 
@@ -111,6 +113,15 @@ def _result(request_id: int, finish: FinishReason = FinishReason.NOT_FINISHED) -
     return Response(request_id=request_id, result=result)
 
 
+def _lose_a_rank(launch: Launch) -> None:
+    """As a launcher that does not end with its rank, which dies while the ranks build their connections."""
+    if os.fork() == 0:
+        tempfile.mkdtemp(prefix="inflight-ranks-")
+        launch.note_rank(1)
+        os.kill(os.getpid(), signal.SIGKILL)
+    zmq.Context.instance().socket(zmq.PULL).poll()
+
+
 def main(behaviour: str, folder: Path) -> int:
     launch = Launch.from_environment()
     die_with_parent(launch.front_pid)
@@ -124,6 +135,8 @@ def main(behaviour: str, folder: Path) -> int:
     if behaviour == "never ready":
         while True:
             zmq.Context.instance().socket(zmq.PULL).poll()
+    if behaviour == "lose a rank":
+        _lose_a_rank(launch)
     launch.note_rank(0)
     FakeLeader(launch, deaf_to_shutdown=behaviour == "deaf").run()
     return 0

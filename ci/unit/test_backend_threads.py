@@ -126,7 +126,7 @@ def test_requests_do_not_mix(ask, executor: FakeExecutor) -> None:
 @pytest.mark.parametrize(
     ("refusal", "code", "message"),
     [
-        (QueueFull("Exceeds maximum queue size"), pb.TritonError.UNAVAILABLE, "Exceeds maximum queue size"),
+        (QueueFull(), pb.TritonError.UNAVAILABLE, "Exceeds maximum queue size"),
         (EngineUnavailable("the ranks are being relaunched"), pb.TritonError.UNAVAILABLE, "the ranks are"),
         (ZeroDivisionError("secret prompt"), pb.TritonError.INTERNAL, "the request could not be read"),
     ],
@@ -408,7 +408,7 @@ def counted(outcome: str) -> float:
 def test_outcomes_reach_the_metrics(ask, server: BackendServer, executor: FakeExecutor) -> None:
     finish(executor, ask(PROMPT))
     ask({})
-    executor.refusal = QueueFull("Exceeds maximum queue size")
+    executor.refusal = QueueFull()
     ask(PROMPT)
     server.close()
     assert [counted(outcome) for outcome in ("completed", "rejected", "queue_full")] == [1, 1, 1]
@@ -418,7 +418,7 @@ def test_outcomes_reach_the_metrics(ask, server: BackendServer, executor: FakeEx
     ("last", "outcome"),
     [
         (RequestTimedOut("it waited longer than the time it was allotted"), "timed_out"),
-        (QueueFull("Exceeds maximum queue size"), "queue_full"),
+        (QueueFull(), "queue_full"),
         (EngineUnavailable("the ranks died"), "unavailable"),
         (RequestCancelled("stopped"), "cancelled"),
         (StepFailed("the step failed"), "failed"),

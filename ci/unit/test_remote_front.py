@@ -18,9 +18,10 @@ import fake_worker
 import pytest
 from fake_worker import FAILURE, LIMITS, MAX_IN_FLIGHT, Order
 
+from inflight import backoff
 from inflight.config import EngineConfig
 from inflight.errors import ConfigurationError, EngineUnavailable, InvalidRequest, QueueFull
-from inflight.executor.front import relaunch_pause, remote
+from inflight.executor.front import remote
 from inflight.executor.front.remote import RemoteFront
 from inflight.executor.launchers.processes import ProcessLauncher
 from inflight.executor.launchers.uniproc import UniProc
@@ -47,7 +48,7 @@ def run_directory(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
 @pytest.fixture
 def launcher(tmp_path: Path, run_directory: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Launcher]:
     """Makes executors over the fake worker, and ends them with the test."""
-    monkeypatch.setattr(relaunch_pause, "LONGEST_PAUSE", 0.0)
+    monkeypatch.setattr(backoff, "LONGEST", 0.0)
     made: list[RemoteFront] = []
 
     def make(behaviour: str = "serve", config: EngineConfig | None = None, **options: object) -> RemoteFront:
@@ -188,6 +189,16 @@ def test_the_ranks_own_sentence_says_why_they_did_not_start(launcher: Launcher) 
 def test_ranks_that_end_without_a_word_are_told_with_their_exit_code(launcher: Launcher) -> None:
     with pytest.raises(ConfigurationError, match="code 3"):
         launcher("exit").start()
+
+
+def test_a_rank_that_dies_while_the_ranks_meet_is_named_and_leaves_nothing(
+    launcher: Launcher, tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    temporary = tmp_path_factory.mktemp("temporary")
+    monkeypatch.setenv("TMPDIR", str(temporary))
+    with pytest.raises(ConfigurationError, match=r"rank process \d+ has died"):
+        launcher("lose a rank", EngineConfig(worker_start_timeout_ms=20_000)).start()
+    assert list(temporary.iterdir()) == []
 
 
 def test_ranks_that_are_never_ready_are_given_up(launcher: Launcher) -> None:

@@ -14,7 +14,7 @@ from inflight.config import EngineConfig
 from inflight.distributed.rank_group import SingleRank
 from inflight.errors import ConfigurationError
 from inflight.executor.front.front import RANKS_LOST, SHUT_DOWN, EngineState, Front
-from inflight.executor.rank.assembly import LoadedRunner, LoadRunner, load_model_runner, make_manager, max_in_flight
+from inflight.executor.rank.assembly import LoadedRunner, LoadRunner, load_model_runner, make_manager
 from inflight.executor.rank.callbacks import RankCallbacks
 from inflight.executor.rank.leader.request_book import RequestBook
 from inflight.executor.wire.messages import NO_INPUT, RankInput
@@ -37,7 +37,7 @@ class InProcessExecutor(Front):
             raise ConfigurationError("tensor_parallel_size must be 1 for an engine inside this process")
         self._config = config
         self._load_runner = load_runner
-        self._leader = _InProcessLeader(max_in_flight(config), self._deliver, self._report_stats)
+        self._leader = _InProcessLeader(config.max_in_flight, self._deliver, self._report_stats)
         self._started = threading.Event()
         self._start_error: Exception | None = None
         self._thread = threading.Thread(target=self._run, name="inflight-engine", daemon=True)
@@ -95,7 +95,7 @@ class InProcessExecutor(Front):
         rank = RankCallbacks(SingleRank(), self._leader)
         manager = make_manager(self._config, runner, rank.callbacks, raise_on_step_failure=False)
         rank.attach(manager)
-        self._engine_ready(runner.limits, runner.device_type, max_in_flight=max_in_flight(self._config))
+        self._engine_ready(runner.limits, runner.device_type, max_in_flight=self._config.max_in_flight)
         self._started.set()
         manager.run()
         self._leader.deliver_responses()

@@ -19,10 +19,8 @@ from typing import Any
 
 from inflight.config import EngineConfig
 from inflight.errors import EngineUnavailable, InflightError, InvalidRequest, QueueFull
-from inflight.executor.engine import max_in_flight
 from inflight.executor.executor import Executor
-from inflight.executor.front_executor import CLOSED
-from inflight.executor.request_book import QUEUE_FULL
+from inflight.executor.front.front import SHUT_DOWN
 from inflight.request import Request
 from inflight.result import Response
 from inflight.server.client_request import ClientRequest
@@ -149,16 +147,16 @@ class BackendServer:
     def _check_open(self) -> None:
         """Raise unless a request may be taken. Those being tokenised wait too, and the engine does not know of them."""
         if self._is_closed:
-            raise EngineUnavailable(CLOSED)
-        limit = max_in_flight(self._config)
+            raise EngineUnavailable(SHUT_DOWN)
+        limit = self._config.max_in_flight
         if limit and self._executor.num_requests_in_flight() + self._tokenizing.num_waiting >= limit:
-            raise QueueFull(QUEUE_FULL)
+            raise QueueFull()
 
     def _submit(self, item: WorkItem) -> None:
         """On a tokenising thread: hand the item to the engine, or see to its final response."""
         try:
             if self._is_closed:
-                raise EngineUnavailable(CLOSED)
+                raise EngineUnavailable(SHUT_DOWN)
             self._preparation.prepare(item)
             self._executor.enqueue_request(item.request)
         except Exception as error:

@@ -20,7 +20,7 @@ from collections.abc import Iterable
 from inflight.errors import DuplicateRequest, EngineUnavailable, QueueFull, RequestCancelled
 from inflight.executor.executor import Executor
 from inflight.executor.front.journal import JournalEntry
-from inflight.executor.wire.messages import FRONT_ID_SHIFT, MAX_FRONT_ID, QUEUE_FULL
+from inflight.executor.wire.messages import FRONT_ID_SHIFT, MAX_FRONT_ID
 from inflight.request import Request, RequestLimits
 from inflight.result import Response
 
@@ -86,7 +86,7 @@ class Front(Executor):
             if request.request_id in self._journal:
                 raise DuplicateRequest(f"requestId {request.request_id} is already in progress, request is ignored.")
             if self._max_in_flight and len(self._journal) >= self._max_in_flight:
-                raise QueueFull(QUEUE_FULL)
+                raise QueueFull()
             self._journal[request.request_id] = JournalEntry(request)
             self._send_request(request.request_id, encoded)
         self._wake()

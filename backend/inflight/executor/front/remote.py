@@ -23,11 +23,11 @@ from collections.abc import Callable
 
 import zmq
 
+from inflight.backoff import Backoff
 from inflight.config import EngineConfig
 from inflight.errors import ConfigurationError, InvalidRequest
 from inflight.executor.front.front import RANKS_LOST, SHUT_DOWN, EngineState, Front
 from inflight.executor.front.link import EngineLink
-from inflight.executor.front.relaunch_pause import RelaunchPause
 from inflight.executor.front.watch import Watch
 from inflight.executor.wire.launcher import EngineLife, Launcher
 from inflight.executor.wire.messages import (
@@ -141,10 +141,10 @@ class RemoteFront(Front):
     # -- the thread ----------------------------------------------------------------------------------------------------
 
     def _run(self) -> None:
-        pause = RelaunchPause()
+        backoff = Backoff()
         while True:
             try:
-                reason, has_served = self._live_once(pause)
+                reason, has_served = self._live_once(backoff)
             except Exception as error:
                 logger.exception("the front's thread failed")
                 reason, has_served = f"{type(error).__name__}: {error}", False
@@ -155,14 +155,14 @@ class RemoteFront(Front):
             if not has_served:
                 # Whoever waits for the ranks waits in vain for now.
                 self._lose(EngineState.DOWN, NOT_BACK, reason)
-            seconds = pause.after_failure()
+            seconds = backoff.failed()
             self._relaunch_asked.wait(seconds if has_served or self._keep_trying else None)
             if self._closing.is_set():
                 return
             self._relaunch_asked.clear()
             logger.info("bringing the engine's ranks back")
 
-    def _live_once(self, pause: RelaunchPause) -> tuple[str, bool]:
+    def _live_once(self, backoff: Backoff) -> tuple[str, bool]:
         """One life of the engine, from start to end: why it ended, and whether it ever served."""
         try:
             life = self._open()
@@ -173,7 +173,7 @@ class RemoteFront(Front):
         watch = Watch(self._config)
         try:
             with contextlib.closing(EngineLink(life.socket_path, self._front_id)) as link:
-                reason = self._pump(life, link, watch, pause)
+                reason = self._pump(life, link, watch, backoff)
                 if self._closing.is_set():
                     self._leave(life, link)
                 elif watch.welcomed:
@@ -202,20 +202,21 @@ class RemoteFront(Front):
         if not life.wait_for_end(SHUTDOWN_SECONDS):
             logger.info("the ranks did not leave within %g s: killing them", SHUTDOWN_SECONDS)
 
-    def _pump(self, life: EngineLife, link: EngineLink, watch: Watch, pause: RelaunchPause) -> str:
+    def _pump(self, life: EngineLife, link: EngineLink, watch: Watch, backoff: Backoff) -> str:
         """Carry messages both ways until the engine ends or this front closes. Returns the reason."""
         poller = zmq.Poller()
-        for source in (link.socket, self._wake_fd, *life.fds):
+        for source in (link.socket, self._wake_fd):
             poller.register(source, zmq.POLLIN)
         while not self._closing.is_set():
+            if not watch.welcomed:
+                self._watch_all(life, poller)
             ready = self._wait(poller, watch)
             for message in link.receive_all():
                 watch.heard(message)
                 if isinstance(message, Welcome):
-                    pause.serving()
+                    backoff.succeeded()
                     life.serve()
-                    for fd in life.fds:
-                        poller.register(fd, zmq.POLLIN)
+                    self._watch_all(life, poller)
                 if fatal := self._hear(message, link):
                     return fatal
             if reason := life.why_over(ready) or watch.overdue(has_joined=life.has_joined):
@@ -223,6 +224,11 @@ class RemoteFront(Front):
             if watch.welcomed:
                 self._send_all(link)
         return SHUT_DOWN
+
+    @staticmethod
+    def _watch_all(life: EngineLife, poller: zmq.Poller) -> None:
+        for fd in life.fds():
+            poller.register(fd, zmq.POLLIN)
 
     def _wait(self, poller: zmq.Poller, watch: Watch) -> set[object]:
         """For something to do, or to look at the clock. Returns what is ready."""

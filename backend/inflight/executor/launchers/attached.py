@@ -37,7 +37,6 @@ class AttachedLife:
         self._address = address
         self.socket_path = socket_path
 
-    @property
     def fds(self) -> list[int]:
         return []
 

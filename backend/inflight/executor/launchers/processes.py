@@ -57,8 +57,10 @@ class ProcessLife:
         self._serves = False
         self.socket_path: Path = processes.launch.socket_path
 
-    @property
     def fds(self) -> list[int]:
+        """Ranks are watched by themselves: a launcher may take long to notice that one has died, and then end as if
+        nothing had happened."""
+        self.processes.watch_ranks()
         return self.processes.pidfds
 
     @property
@@ -67,16 +69,15 @@ class ProcessLife:
 
     def serve(self) -> None:
         self._serves = True
-        self.processes.watch_ranks()
         if self._address is not None:
             self._address.point_to(self.socket_path)
 
     def why_over(self, ready_fds: Collection[object]) -> str:
         launch = self.processes.launch
         failure = "" if self._serves else launch.failure()
-        ended = [pidfd for pidfd in self.fds if pidfd in ready_fds]
+        ended = [pidfd for pidfd in self.processes.pidfds if pidfd in ready_fds]
         if ended and not failure:
-            why = self.processes.why_ended(ended[0])
+            why = self.processes.why_ended(ended[-1])  # a rank rather than its launcher
             return why if launch.failure() or launch.rank_pids() else self._way.explain(why)
         return failure
 

@@ -41,7 +41,8 @@ class RankProcesses:
             command, environment = command_of(self.launch)
             self._child = subprocess.Popen(
                 command,
-                env={**environment, LAUNCH: self.launch.to_environment()},
+                # What a rank leaves in the temporary folder when it dies goes with the launch.
+                env={**environment, LAUNCH: self.launch.to_environment(), "TMPDIR": directory},
                 stdin=subprocess.DEVNULL,
                 stdout=2,
                 start_new_session=True,
@@ -62,7 +63,7 @@ class RankProcesses:
         return list(self._pidfds)
 
     def watch_ranks(self) -> None:
-        """From now on also watch every rank of this machine by itself. Call it when they have met."""
+        """From now on also watch every rank of this machine by itself that has met the others so far."""
         for pid in self.launch.rank_pids():
             if pid not in self._pidfds.values():
                 self._watch(pid)

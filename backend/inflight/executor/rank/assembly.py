@@ -62,8 +62,3 @@ def make_manager(
         limits=runner.limits,
         raise_on_step_failure=raise_on_step_failure,
     )
-
-
-def max_in_flight(config: EngineConfig) -> int:
-    """Requests that may be served or wait at the same time; 0 = no limit."""
-    return config.max_batch_size + config.max_queue_size if config.max_queue_size else 0

@@ -16,7 +16,7 @@ from pathlib import Path
 from inflight.config import EngineConfig
 from inflight.distributed.rank_group import RankGroup, SingleRank
 from inflight.errors import ConfigurationError, InflightError
-from inflight.executor.rank.assembly import LoadedRunner, LoadRunner, load_model_runner, make_manager, max_in_flight
+from inflight.executor.rank.assembly import LoadedRunner, LoadRunner, load_model_runner, make_manager
 from inflight.executor.rank.callbacks import RankCallbacks
 from inflight.executor.rank.leader.leader_socket import LeaderSocket
 from inflight.executor.rank.parent_watch import die_with_parent
@@ -77,7 +77,7 @@ def _serve(config: EngineConfig, launch: Launch, group: RankGroup, runner: Loade
             launch.socket_path,
             limits=runner.limits,
             device=runner.device_type,
-            max_in_flight=max_in_flight(config),
+            max_in_flight=config.max_in_flight,
             tick_seconds=min(MAX_TICK_SECONDS, config.worker_heartbeat_timeout_ms / 1000 / TICKS_PER_TIMEOUT),
             stats_seconds=config.stats_check_period_ms / 2000,
         )

@@ -16,16 +16,15 @@ class EngineLife(Protocol):
     socket_path: Path
     """Of the leader; nobody may listen there yet."""
 
-    @property
     def fds(self) -> list[int]:
-        """To be polled besides the link: readable as soon as something may have ended."""
+        """To be polled besides the link, of everything that is known to live by now: readable as soon as it ends."""
 
     @property
     def has_joined(self) -> bool:
         """True once the ranks have found each other; what follows is loading, which may take long."""
 
     def serve(self) -> None:
-        """The leader has answered: from now on every rank is watched by itself, and others may find the engine."""
+        """The leader has answered: others may find the engine."""
 
     def why_over(self, ready_fds: Collection[object]) -> str:
         """A sentence if this life has come to its end, else empty. `ready_fds`: which are readable now."""

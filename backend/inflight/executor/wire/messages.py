@@ -24,9 +24,6 @@ FRONT_ID_SHIFT = 48
 
 MAX_FRONT_ID = 2**16 - 1
 
-QUEUE_FULL = "Exceeds maximum queue size"
-"""TensorRT-LLM's words, which clients look for."""
-
 
 class BadMessage(Exception):
     """The bytes are no message. Its text holds nothing of the bytes."""

@@ -12,7 +12,6 @@ from collections.abc import Callable, Iterable
 
 from inflight.errors import DuplicateRequest, InflightError, QueueFull, RequestCancelled, RequestTimedOut
 from inflight.executor.rank.leader.request_queue import RequestQueue
-from inflight.executor.wire.messages import QUEUE_FULL
 from inflight.request import Request
 from inflight.result import FinishReason, Response
 
@@ -53,7 +52,7 @@ class RequestBook:
         if request_id in self._fronts:
             self._refuse(front, request_id, DuplicateRequest(f"requestId {request_id} is already in progress"))
         elif self._max_in_flight and len(self._fronts) >= self._max_in_flight:
-            self._refuse(front, request_id, QueueFull(QUEUE_FULL))
+            self._refuse(front, request_id, QueueFull())
         else:
             self._fronts[request_id] = front
             self._queue.push(request)
