@@ -6,8 +6,10 @@ Run: pytest ci/unit/test_transformers_decoder.py
 
 from __future__ import annotations
 
+import json
 import logging
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -15,13 +17,17 @@ import pytest
 import tiny_checkpoints
 import torch
 from model_driver import Driver, Work
+from safetensors.torch import load_file, save_file
 from tiny_checkpoints import TinyCheckpoint, make_prompt, write_checkpoint
-from transformers import PreTrainedConfig
+from transformers import PreTrainedConfig, masking_utils
+from transformers.models.olmo2 import modeling_olmo2
 from transformers_checkpoints import CONFIGS, EXPERTS, GEMMA, GPT2, LONGROPE, make_config
 
 from inflight.config import EngineConfig
 from inflight.distributed.rank_group import SingleRank
 from inflight.errors import ConfigurationError
+from inflight.models import inspection
+from inflight.models.checkpoint import SINGLE_FILE
 from inflight.models.decoder import Decoder
 from inflight.models.transformers_decoder import TransformersDecoder
 from inflight.runtime.model_runner import ModelRunner
@@ -29,6 +35,15 @@ from inflight.runtime.model_runner import ModelRunner
 DEVICES = ["cpu", *([pytest.param("cuda", marks=pytest.mark.gpu)] if torch.cuda.is_available() else [])]
 BLOCK_SIZE = 4
 NUM_TOKENS = 16
+
+
+@pytest.fixture(scope="module", autouse=True)
+def one_thread() -> Iterator[None]:
+    """Such small networks gain nothing from more."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
 
 
 def config_of(folder: Path, **options: Any) -> EngineConfig:
@@ -76,76 +91,91 @@ def runner(checkpoint: TinyCheckpoint, device: str) -> Iterator[ModelRunner]:
     runner.close()
 
 
+@dataclass(frozen=True)
+class Sample:
+    """A prompt, and what transformers makes of it."""
+
+    prompt: list[int]
+    tokens: list[int]
+    log_probs: torch.Tensor
+
+    @classmethod
+    def of(cls, checkpoint: TinyCheckpoint, length: int) -> Sample:
+        prompt, tokens = checkpoint.prompt(length, NUM_TOKENS)
+        with torch.inference_mode():
+            logits = checkpoint.model(torch.tensor([prompt + tokens])).logits[0, length - 1 : -1]
+        return cls(prompt, tokens, logits.log_softmax(-1).gather(1, torch.tensor(tokens)[:, None])[:, 0])
+
+    def work(self, **options: Any) -> Work:
+        return Work(prompt=self.prompt, max_tokens=NUM_TOKENS, log_probs=True, **options)
+
+    def check(self, work: Work) -> None:
+        """The same tokens, and as likely: a network that repeats itself would hide a fault in its tokens alone."""
+        assert work.output == self.tokens
+        torch.testing.assert_close(torch.tensor(work.output_log_probs), self.log_probs, rtol=1e-3, atol=1e-3)
+
+
+def run(runner: ModelRunner, samples: list[Sample], works: list[Work]) -> None:
+    Driver(runner).run(works)
+    for sample, work in zip(samples, works, strict=True):
+        sample.check(work)
+
+
 @pytest.fixture(scope="module")
-def pairs(checkpoint: TinyCheckpoint) -> list[tuple[list[int], list[int]]]:
-    """Prompts and what transformers makes of them; longer than the windows."""
-    pairs = [checkpoint.prompt(length, NUM_TOKENS) for length in (1, 6, 21, 33)]
-    assert len({tuple(tokens) for _, tokens in pairs}) == len(pairs)
-    return pairs
+def samples(checkpoint: TinyCheckpoint) -> list[Sample]:
+    """The longer ones are longer than the windows."""
+    return [Sample.of(checkpoint, length) for length in (1, 6, 21, 33)]
 
 
-def works(pairs: list[tuple[list[int], list[int]]], **options: Any) -> list[Work]:
-    return [Work(prompt=prompt, max_tokens=NUM_TOKENS, **options) for prompt, _ in pairs]
+def test_alone(runner: ModelRunner, samples: list[Sample]) -> None:
+    for sample in samples:
+        run(runner, [sample], [sample.work()])
 
 
-def expected(pairs: list[tuple[list[int], list[int]]]) -> list[list[int]]:
-    return [tokens for _, tokens in pairs]
+def test_in_a_mixed_batch_in_chunks(runner: ModelRunner, samples: list[Sample]) -> None:
+    run(runner, samples, [sample.work(chunk=7, arrives=2 * place) for place, sample in enumerate(samples)])
 
 
-def test_alone(runner: ModelRunner, pairs: list[tuple[list[int], list[int]]]) -> None:
-    outputs = [Driver(runner).run([work])[0] for work in works(pairs)]
-    assert outputs == expected(pairs)
+def test_after_a_pause(runner: ModelRunner, samples: list[Sample]) -> None:
+    run(runner, samples, [sample.work(pauses_at=5 * (place % 2)) for place, sample in enumerate(samples)])
 
 
-def test_in_a_mixed_batch_in_chunks(runner: ModelRunner, pairs: list[tuple[list[int], list[int]]]) -> None:
-    batch = works(pairs, chunk=7)
-    for place, work in enumerate(batch):
-        work.arrives = 2 * place
-    assert Driver(runner).run(batch) == expected(pairs)
-
-
-def test_after_a_pause(runner: ModelRunner, pairs: list[tuple[list[int], list[int]]]) -> None:
-    batch = works(pairs)
-    batch[1].pauses_at = batch[3].pauses_at = 5
-    assert Driver(runner).run(batch) == expected(pairs)
-
-
-def test_with_a_shared_prefix(runner: ModelRunner, pairs: list[tuple[list[int], list[int]]]) -> None:
-    prompt, tokens = pairs[2]
-    first = Work(prompt=prompt[: 4 * BLOCK_SIZE] + make_prompt(5, seed=1), max_tokens=NUM_TOKENS)
-    second = Work(prompt=prompt, max_tokens=NUM_TOKENS, arrives=4, shares=first, shared_blocks=4)
+def test_with_a_shared_prefix(runner: ModelRunner, samples: list[Sample]) -> None:
+    sample = samples[2]
+    first = Work(prompt=sample.prompt[: 4 * BLOCK_SIZE] + make_prompt(5, seed=1), max_tokens=NUM_TOKENS, log_probs=True)
+    second = sample.work(arrives=4, shares=first, shared_blocks=4)
     Driver(runner).run([first, second])
-    assert second.output == tokens
+    sample.check(second)
 
 
 def test_to_the_last_position(runner: ModelRunner, checkpoint: TinyCheckpoint) -> None:
     """The step that overlap has launched beyond the end disturbs nobody, not even where positions are learnt."""
-    full, full_tokens = checkpoint.prompt(96, 4)
+    full, full_tokens = checkpoint.prompt(96, 5)
     other, other_tokens = checkpoint.prompt(9, 12)
-    batch = [Work(prompt=full, max_tokens=5), Work(prompt=other, max_tokens=12)]
+    batch = [Work(prompt=full, max_tokens=6), Work(prompt=other, max_tokens=12)]
     Driver(runner).run(batch)
-    assert (batch[0].output[:4], batch[1].output) == (full_tokens, other_tokens)
+    assert (batch[0].output[:5], batch[1].output) == (full_tokens, other_tokens)
 
 
 def test_learnt_positions_end_where_the_table_ends(tmp_path: Path) -> None:
-    checkpoint = write_checkpoint(tmp_path, make_config("gpt2", **{**GPT2, "n_positions": 32}), 1)
+    checkpoint = write_checkpoint(tmp_path, make_config("gpt2", **GPT2, max_position_embeddings=32), 1)
     runner = load(tmp_path, max_seq_len=0)
     assert runner.limits.max_seq_len == 32
-    prompt, tokens = checkpoint.prompt(28, 4)
-    work = Work(prompt=prompt, max_tokens=5)
+    prompt, tokens = checkpoint.prompt(28, 5)
+    work = Work(prompt=prompt, max_tokens=6)
     Driver(runner).run([work])
     runner.close()
-    assert work.output[:4] == tokens
+    assert work.output[:5] == tokens
 
 
 @pytest.mark.parametrize("name", ["llama-llama3", "mistral-window", "qwen2-window", "qwen3-biases"])
 def test_a_native_family_gives_the_same_tokens_both_ways(tmp_path: Path, name: str) -> None:
     checkpoint = tiny_checkpoints.make_checkpoint(tmp_path, name)
-    pairs = [checkpoint.prompt(length, NUM_TOKENS) for length in (5, 30)]
+    samples = [Sample.of(checkpoint, length) for length in (5, 30)]
     for model_impl, kind in (("transformers", TransformersDecoder), ("native", Decoder), ("auto", Decoder)):
         runner = load(tmp_path, model_impl=model_impl)
         assert isinstance(runner._decoder, kind)
-        assert Driver(runner).run(works(pairs, chunk=7)) == expected(pairs)
+        run(runner, samples, [sample.work(chunk=7) for sample in samples])
         runner.close()
 
 
@@ -184,7 +214,7 @@ def test_two_networks_in_one_process(tmp_path: Path) -> None:
     for _ in range(NUM_TOKENS + 2):
         for driver, batch in zip(drivers, batches, strict=True):
             driver._step([work for work in batch if work.row < 0], [work for work in batch if not work.is_done])
-    assert [batch[0].output for batch in batches] == expected(pairs)
+    assert [batch[0].output for batch in batches] == [tokens for _, tokens in pairs]
     for runner in runners:
         runner.close()
 
@@ -262,7 +292,7 @@ REFUSED: dict[str, tuple[PreTrainedConfig, str]] = {
     "soft cap": (make_config("gemma2", **GEMMA), "its attention caps its scores, which the kernels do not compute"),
     "latent": (make_config("deepseek_v3", **LATENT), "its keys have 24 elements a head and its values 16"),
     "own classes": (make_config("gptj", **GPT2, rotary_dim=8), "do not attend through transformers' attention"),
-    "recurrent": (make_config("mamba"), "MambaForCausalLM is not"),
+    "recurrent": (make_config("mamba"), "MambaForCausalLM keeps a recurrent state, for which this engine has no cache"),
     "short convolutions": (
         make_config("lfm2", layer_types=["conv", "full_attention", "conv"], conv_L_cache=3),
         "its layers 0, 2 do not attend through transformers' attention interface",
@@ -300,3 +330,147 @@ def test_frequencies_that_follow_the_longest_sequence_limit_its_length(tmp_path:
     runner.close()
     assert runner.limits.max_seq_len == 40
     assert refusal(tmp_path, max_seq_len=41) == "max_seq_len 41 is more than the 40 positions that the checkpoint has"
+
+
+def test_a_network_that_mixes_tokens_elsewhere_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each token also sees the one before it in the row, which is another sequence's or none at a chunk's beginning."""
+    write_checkpoint(tmp_path, CONFIGS["olmo2"], 1)
+    compute = modeling_olmo2.Olmo2MLP.forward
+    monkeypatch.setattr(modeling_olmo2.Olmo2MLP, "forward", lambda mlp, x: compute(mlp, x) + x.roll(1, dims=1))
+    assert "Olmo2ForCausalLM cannot be served: with paged attention its logits are off by" in refusal(tmp_path)
+
+
+def test_an_argument_that_the_kernels_do_not_know_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write_checkpoint(tmp_path, CONFIGS["olmo2"], 1)
+    compute = modeling_olmo2.Olmo2Model.forward
+    monkeypatch.setattr(
+        modeling_olmo2.Olmo2Model, "forward", lambda model, **arguments: compute(model, **arguments, window_of_day=3)
+    )
+    assert "its attention takes window_of_day, which the kernels do not compute" in refusal(tmp_path)
+
+
+def test_what_a_mask_hides() -> None:
+    def window_of(mask_function: Any, max_seq_len: int = 50) -> int:
+        return inspection._window_of(mask_function, max_seq_len)
+
+    assert window_of(masking_utils.causal_mask_function) == 50
+    assert window_of(masking_utils.sliding_window_causal_mask_function(7)) == 7
+    assert window_of(masking_utils.sliding_window_causal_mask_function(70)) == 50
+    chunks = masking_utils.chunked_causal_mask_function(16, torch.zeros(1, dtype=torch.int64))
+    assert window_of(chunks, 16) == 16
+    for max_seq_len in (17, 32, 50, 64):
+        with pytest.raises(inspection.Unfit, match="neither causal nor a sliding window"):
+            window_of(chunks, max_seq_len)
+    with pytest.raises(inspection.Unfit, match="tokens that follow"):
+        window_of(masking_utils.bidirectional_mask_function)
+
+
+def test_a_layers_window_is_that_of_its_mask() -> None:
+    asked = inspection._Inspection(max_seq_len=50, windows=[0, 9])
+    masks = [torch.full((1, 1, 7, 7), number) for number in (0, 1)]
+    assert asked.window_of_layer(0, None, 9) == 9
+    assert [asked.window_of_layer(0, mask, None) for mask in masks] == [0, 9]
+    assert asked.window_of_layer(0, masks[0], 50) == 0
+    for mask, window in ((masks[0], 9), (masks[1], 8), (masks[1], 64)):
+        with pytest.raises(inspection.Unfit, match="has a mask with a window of"):
+            asked.window_of_layer(0, mask, window)
+    with pytest.raises(inspection.Unfit, match="masks of its own"):
+        asked.window_of_layer(0, masks[1].float().triu(), None)
+
+
+# -- weights -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def gpt2(tmp_path: Path) -> TinyCheckpoint:
+    return write_checkpoint(tmp_path, CONFIGS["gpt2"], 1)
+
+
+def change_tensors(folder: Path, change: Callable[[dict[str, torch.Tensor]], object]) -> None:
+    tensors = load_file(folder / SINGLE_FILE)
+    change(tensors)
+    save_file(tensors, folder / SINGLE_FILE)
+
+
+def change_json(folder: Path, **values: Any) -> None:
+    path = folder / "config.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), **values}))
+
+
+def test_experts_in_several_files(tmp_path: Path) -> None:
+    checkpoint = write_checkpoint(tmp_path, CONFIGS["mixtral"], 1, max_shard_size="40KB")
+    assert len(list(tmp_path.glob("*.safetensors"))) > 2
+    runner = load(tmp_path)
+    sample = Sample.of(checkpoint, 13)
+    run(runner, [sample], [sample.work()])
+    runner.close()
+
+
+def test_numbers_that_a_network_cannot_have(gpt2: TinyCheckpoint) -> None:
+    change_json(gpt2.folder, n_head=5)
+    assert refusal(gpt2.folder).startswith("transformers cannot read it as GPT2LMHeadModel: ")
+
+
+def test_a_missing_tensor(gpt2: TinyCheckpoint) -> None:
+    change_tensors(gpt2.folder, lambda tensors: tensors.pop("transformer.h.1.attn.c_proj.bias"))
+    assert refusal(gpt2.folder) == "the checkpoint has no tensor transformer.h.1.attn.c_proj.bias"
+
+
+def test_a_tensor_too_many(gpt2: TinyCheckpoint) -> None:
+    change_tensors(gpt2.folder, lambda tensors: tensors.update({"transformer.h.1.more": torch.zeros(3)}))
+    assert refusal(gpt2.folder).endswith("its config.json does not account for: transformer.h.1.more")
+
+
+def test_what_old_checkpoints_carry_is_no_weight(gpt2: TinyCheckpoint) -> None:
+    mask = torch.ones((1, 1, 8, 8), dtype=torch.uint8)
+    change_tensors(gpt2.folder, lambda tensors: tensors.update({"transformer.h.1.attn.bias": mask}))
+    load(gpt2.folder).close()
+
+
+def test_a_tensor_of_another_shape(gpt2: TinyCheckpoint) -> None:
+    change_tensors(gpt2.folder, lambda tensors: tensors.update({"transformer.ln_f.weight": torch.zeros(3)}))
+    assert refusal(gpt2.folder) == (
+        "the checkpoint holds transformer.ln_f.weight (shape [3] where config.json asks for [64])"
+    )
+
+
+def test_a_tensor_of_another_kind(gpt2: TinyCheckpoint) -> None:
+    weight = torch.zeros(64, dtype=torch.int8)
+    change_tensors(gpt2.folder, lambda tensors: tensors.update({"transformer.ln_f.weight": weight}))
+    assert "tensor transformer.ln_f.weight is I8; only F32, BF16, F16 weights are supported" in refusal(gpt2.folder)
+
+
+def test_nothing_points_into_the_files_afterwards(gpt2: TinyCheckpoint) -> None:
+    sample = Sample.of(gpt2, 9)
+    runner = load(gpt2.folder)
+    path = gpt2.folder / SINGLE_FILE
+    with path.open("r+b") as file:
+        file.write(bytes(path.stat().st_size))
+    run(runner, [sample], [sample.work()])
+    runner.close()
+
+
+def test_pickled_weights_are_refused(gpt2: TinyCheckpoint) -> None:
+    (gpt2.folder / SINGLE_FILE).rename(gpt2.folder / "pytorch_model.bin")
+    assert "its weights are pickled" in refusal(gpt2.folder)
+
+
+def test_a_checkpoints_own_code_is_never_run(gpt2: TinyCheckpoint) -> None:
+    witness = gpt2.folder / "witness"
+    (gpt2.folder / "code.py").write_text(f"open({str(witness)!r}, 'w')\nclass Network: pass\n")
+    change_json(gpt2.folder, auto_map={"AutoConfig": "code.Network", "AutoModelForCausalLM": "code.Network"})
+    load(gpt2.folder).close()
+    change_json(gpt2.folder, model_type="mine", architectures=["MineForCausalLM"])
+    refusal(gpt2.folder)
+    assert not witness.exists()
+
+
+@pytest.mark.parametrize("architecture", ["MineForCausalLM", "GPT2ForSequenceClassification"])
+def test_a_class_that_is_no_language_model_of_transformers(gpt2: TinyCheckpoint, architecture: str) -> None:
+    change_json(gpt2.folder, architectures=[architecture])
+    assert refusal(gpt2.folder).startswith(f"{architecture} is not a causal language model of transformers ")
+
+
+def test_quantized_checkpoints_are_refused(gpt2: TinyCheckpoint) -> None:
+    change_json(gpt2.folder, quantization_config={"quant_method": "gptq", "bits": 4})
+    assert "quantized checkpoints (gptq) are not supported" in refusal(gpt2.folder)

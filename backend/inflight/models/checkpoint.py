@@ -56,9 +56,12 @@ class Checkpoint:
         except SafetensorError as error:
             raise self._broken(self._file_of[name], error) from None
 
-    def slices(self) -> dict[str, Any]:
-        """Every tensor by name as safetensors' lazy slice, which reads its bytes when it is indexed."""
-        return {name: self._open_slice(name) for name in self._file_of}
+    def slices(self, ignored: tuple[str, ...] = ()) -> dict[str, Any]:
+        """Tensors by name, but for names that end with one of `ignored`, as safetensors' lazy slices.
+
+        A slice reads its bytes when it is indexed.
+        """
+        return {name: self._open_slice(name) for name in self._file_of if not name.endswith(ignored)}
 
     def refuse_leftovers(self, ignored: tuple[str, ...] = ()) -> None:
         """Raise if a tensor was never read, unless its name ends with one of `ignored`: the network would lack it."""
@@ -75,15 +78,10 @@ class Checkpoint:
             raise ConfigurationError(f"{self.folder}: the checkpoint has no tensor {name}")
         file_name = self._file_of[name]
         part = self._open_slice(name)
-        found, dtype = tuple(part.get_shape()), part.get_dtype()
+        found = tuple(part.get_shape())
         if found != shape:
             raise ConfigurationError(
                 f"{self.folder / file_name}: tensor {name} has shape {list(found)}, config.json asks for {list(shape)}"
-            )
-        if dtype not in FLOAT_DTYPES:
-            raise ConfigurationError(
-                f"{self.folder / file_name}: tensor {name} is {dtype}; "
-                f"only {', '.join(FLOAT_DTYPES)} weights are supported"
             )
         self._read.add(name)
         return part
@@ -91,9 +89,15 @@ class Checkpoint:
     def _open_slice(self, name: str) -> Any:
         file_name = self._file_of[name]
         try:
-            return self._open(file_name).get_slice(name)
+            part = self._open(file_name).get_slice(name)
         except SafetensorError as error:
             raise self._broken(file_name, error) from None
+        if part.get_dtype() not in FLOAT_DTYPES:
+            raise ConfigurationError(
+                f"{self.folder / file_name}: tensor {name} is {part.get_dtype()}; "
+                f"only {', '.join(FLOAT_DTYPES)} weights are supported"
+            )
+        return part
 
     def _locate(self) -> dict[str, str]:
         """Tensor name -> file name."""

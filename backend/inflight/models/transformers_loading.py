@@ -5,7 +5,6 @@ Knows no device but the one that it is given, and nothing of how a network is ru
 
 from __future__ import annotations
 
-import logging
 from typing import Any
 
 import torch
@@ -16,8 +15,6 @@ from inflight.models.checkpoint import Checkpoint
 from inflight.models.inspection import Unfit, check_tokens, inspect
 from inflight.models.transformers_config import TransformersConfig
 from inflight.models.transformers_decoder import TransformersDecoder
-
-logger = logging.getLogger(__name__)
 
 NOT_WEIGHTS = ("rotary_emb.inv_freq", ".attn.bias", ".attn.masked_bias", ".attention.bias", ".attention.masked_bias")
 """Ends of names that old checkpoints carry and that follow from their config.json."""
@@ -42,7 +39,7 @@ def load_transformers_decoder(
     except Exception as error:
         raise ConfigurationError(
             f"{checkpoint.folder}: {config.architecture} cannot be served, "
-            f"it does not run with paged attention: {type(error).__name__}: {error}"
+            f"it does not run with paged attention: {type(error).__name__}: {' '.join(str(error).split())}"
         ) from error
     return decoder
 
@@ -50,20 +47,29 @@ def load_transformers_decoder(
 def _read(config: TransformersConfig, checkpoint: Checkpoint, dtype: torch.dtype) -> Any:
     disable_progress_bar()
     try:
-        # Given tensors, transformers looks for no files, no adapters and no code.
+        # Given tensors, transformers looks for no files, no adapters and no code. What does not fit is told below.
         network, report = config.network_class.from_pretrained(
             None,
             config=config.hf_config,
-            state_dict=checkpoint.slices(),
+            state_dict=checkpoint.slices(NOT_WEIGHTS),
             dtype=dtype,
             attn_implementation="eager",
             output_loading_info=True,
+            ignore_mismatched_sizes=True,
         )
-    except RuntimeError as error:
-        raise ConfigurationError(f"{checkpoint.folder}: {' '.join(str(error).split())}") from None
+    except Exception as error:
+        # The class is built from numbers in config.json; whatever that raises, the checkpoint is what has to change.
+        reason = " ".join(str(error).split())
+        raise ConfigurationError(
+            f"{checkpoint.folder}: transformers cannot read it as {config.architecture}: {reason}"
+        ) from error
+    mismatched = {
+        f"{name} (shape {list(found)} where config.json asks for {list(asked)})"
+        for name, found, asked in report["mismatched_keys"]
+    }
+    _refuse(checkpoint, "holds", mismatched)
     _refuse(checkpoint, "has no tensor", report["missing_keys"])
-    leftovers = {name for name in report["unexpected_keys"] if not name.endswith(NOT_WEIGHTS)}
-    _refuse(checkpoint, "holds tensors that its config.json does not account for:", leftovers)
+    _refuse(checkpoint, "holds tensors that its config.json does not account for:", report["unexpected_keys"])
     return network.eval()
 
 
