@@ -191,8 +191,9 @@ def test_both_ways_declare_the_same_caches(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-def test_half_precision(tmp_path: Path, dtype: torch.dtype) -> None:
-    checkpoint = write_checkpoint(tmp_path, CONFIGS["gemma3_text"], 1, dtype=dtype)
+@pytest.mark.parametrize("name", ["gemma3_text", "gpt2"])
+def test_half_precision(tmp_path: Path, name: str, dtype: torch.dtype) -> None:
+    checkpoint = write_checkpoint(tmp_path, CONFIGS[name], 1, dtype=dtype)
     runner = load(tmp_path)
     work = Work(prompt=make_prompt(20), max_tokens=6, log_probs=True)
     Driver(runner).run([work])
@@ -298,9 +299,19 @@ REFUSED: dict[str, tuple[PreTrainedConfig, str]] = {
         "its layers 0, 2 do not attend through transformers' attention interface",
     ),
     "chunks": (
-        make_config("llama4_text", num_local_experts=2, intermediate_size_mlp=96, attention_chunk_size=16),
+        make_config(
+            "llama4_text",
+            num_local_experts=2,
+            intermediate_size_mlp=96,
+            attention_chunk_size=16,
+            attn_temperature_tuning=False,
+        ),
         "its attention mask is neither causal nor a sliding window for 100 positions (it may be for fewer: "
         "key max_seq_len)",
+    ),
+    "positions of its own": (
+        make_config("llama4_text", num_local_experts=2, intermediate_size_mlp=96, no_rope_layers=[0, 1, 0]),
+        "its attention counts the tokens of a row itself",
     ),
     "encoder": (make_config("bert"), "its attention sees the tokens that follow"),
     "two attentions a layer": (make_config("diffllama"), "its layer 0 attends more than once"),
@@ -351,7 +362,7 @@ def test_an_argument_that_the_kernels_do_not_know_is_refused(tmp_path: Path, mon
 
 def test_what_a_mask_hides() -> None:
     def window_of(mask_function: Any, max_seq_len: int = 50) -> int:
-        return inspection._window_of(mask_function, max_seq_len)
+        return inspection._window_of(mask_function, max_seq_len, torch.device("cpu"))
 
     assert window_of(masking_utils.causal_mask_function) == 50
     assert window_of(masking_utils.sliding_window_causal_mask_function(7)) == 7

@@ -18,7 +18,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from transformers import AttentionInterface
+from transformers import AttentionInterface, PreTrainedModel
 
 import inflight_kernels
 from inflight.layers.attention import AttentionMetadata, CacheSpec, LayerCache, attend
@@ -59,9 +59,15 @@ class TransformersDecoder:
 
     @classmethod
     def assemble(
-        cls, network: nn.Module, backbone: str, specs: tuple[CacheSpec, ...], max_seq_len: int, device: torch.device
+        cls,
+        network: PreTrainedModel,
+        backbone: str,
+        specs: tuple[CacheSpec, ...],
+        max_seq_len: int,
+        device: torch.device,
     ) -> TransformersDecoder:
-        """From a `network` of transformers whose part named `backbone` makes the hidden states."""
+        """From a `network` of transformers, which attends our way from now on. `backbone` names its inner part."""
+        network.set_attn_implementation(PAGED_ATTENTION)
         pairs = min(spec.head_dim for spec in specs) // 2
         return cls(
             cache_specs=specs,

@@ -12,7 +12,8 @@ from transformers.utils.logging import disable_progress_bar
 
 from inflight.errors import ConfigurationError
 from inflight.models.checkpoint import Checkpoint
-from inflight.models.inspection import Unfit, check_tokens, inspect
+from inflight.models.inspection import Unfit, inspect_network
+from inflight.models.token_check import check_tokens
 from inflight.models.transformers_config import TransformersConfig
 from inflight.models.transformers_decoder import TransformersDecoder
 
@@ -31,7 +32,7 @@ def load_transformers_decoder(
             parameter.data = parameter.data.clone()
     network.requires_grad_(False).to(device)
     try:
-        findings = inspect(network, max_seq_len, device)
+        findings = inspect_network(network, max_seq_len, device)
         decoder = TransformersDecoder.assemble(network, findings.backbone, findings.cache_specs, max_seq_len, device)
         check_tokens(network, decoder, max_seq_len, device)
     except Unfit as reason:
