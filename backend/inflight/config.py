@@ -36,6 +36,8 @@ class EngineConfig:
     """Folder of the tokenizer; unset = the checkpoint folder."""
     gpt_model_type: str = "inflight_fused_batching"
     """inflight_batching or inflight_fused_batching, the same here; V1 is refused."""
+    model_impl: str = "auto"
+    """Who computes: native (layers of this engine), transformers (its modelling code) or auto (native where it can)."""
     dtype: str = "auto"
     """auto (the checkpoint's), float32, bfloat16 or float16: type of weights, activations and KV cache."""
     device: str = "auto"
@@ -100,6 +102,7 @@ class EngineConfig:
         if self.gpt_model_type == "V1":
             raise ConfigurationError("gpt_model_type: Static batching type is deprecated; use inflight_fused_batching")
         _one_of("gpt_model_type", self.gpt_model_type, ("inflight_batching", "inflight_fused_batching"))
+        _one_of("model_impl", self.model_impl, ("auto", "native", "transformers"))
         _one_of("dtype", self.dtype, ("auto", "float32", "bfloat16", "float16"))
         _one_of("device", self.device, ("auto", "cpu", "cuda"))
         _one_of("executor", self.executor, ("auto", "uniproc", "mpi"))

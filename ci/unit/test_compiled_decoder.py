@@ -261,13 +261,7 @@ def random_decoder(heads: RandomHeads, dtype: torch.dtype) -> tuple[Decoder, KVC
         norm=RMSNorm(1 + random(hidden, scale=0.1), 1e-6),
         head=VocabularyParallelHead(random(203, hidden, scale=0.1), 203, group),
     )
-    shape = KVCacheShape(
-        num_layers=2,
-        num_kv_heads=heads.num_kv_heads,
-        head_dim=heads.head_dim,
-        block_size=BLOCK_SIZE,
-        dtype=dtype,
-    )
+    shape = KVCacheShape(layers=decoder.cache_specs, block_size=BLOCK_SIZE)
     return decoder, KVCache(shape, 1200, torch.device("cpu"))
 
 

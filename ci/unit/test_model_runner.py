@@ -18,16 +18,18 @@ from inflight.config import EngineConfig
 from inflight.distributed.rank_group import SingleRank
 from inflight.distributed.tensor_parallel import TensorParallelGroup
 from inflight.errors import ConfigurationError
+from inflight.layers.attention import CacheSpec
 from inflight.request import SamplingConfig
 from inflight.runtime import kv_cache
 from inflight.runtime.device import choose_device, count_threads
-from inflight.runtime.kv_cache import KVCacheShape, count_blocks
+from inflight.runtime.kv_cache import KVCache, KVCacheShape, count_blocks
 from inflight.runtime.model_runner import ModelRunner
 from inflight.runtime.runner import Runner
 from inflight.scheduler_output import NewSequence, ScheduledSequence, SchedulerOutput
 
 CPU = torch.device("cpu")
-SHAPE = KVCacheShape(num_layers=2, num_kv_heads=2, head_dim=8, block_size=4, dtype=torch.float32)
+SPEC = CacheSpec(num_kv_heads=2, head_dim=8, dtype=torch.float32)
+SHAPE = KVCacheShape(layers=(SPEC, SPEC), block_size=4)
 BLOCK_BYTES = 2 * 2 * 4 * 2 * 8 * 4
 
 
@@ -149,6 +151,16 @@ def blocks(free_bytes: int, monkeypatch: pytest.MonkeyPatch, **options: Any) -> 
 
 def test_block_bytes() -> None:
     assert SHAPE.block_bytes == BLOCK_BYTES
+
+
+def test_layers_may_differ() -> None:
+    """Each has a cache of its own shape and type, and a block's bytes are those of all."""
+    wide = CacheSpec(num_kv_heads=1, head_dim=24, dtype=torch.bfloat16, sliding_window=5)
+    shape = KVCacheShape(layers=(SPEC, wide), block_size=4)
+    assert shape.block_bytes == BLOCK_BYTES // 2 + 2 * 4 * 24 * 2
+    cache = KVCache(shape, 3, CPU)
+    assert [layer.keys.shape for layer in cache.layers] == [(4, 4, 2, 8), (4, 4, 1, 24)]
+    assert [layer.values.dtype for layer in cache.layers] == [torch.float32, torch.bfloat16]
 
 
 def test_blocks_by_tokens(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -145,8 +145,15 @@ class TinyCheckpoint:
 
 def make_checkpoint(folder: Path, name: str, dtype: torch.dtype = torch.float32, **save_options: Any) -> TinyCheckpoint:
     """Write the checkpoint `name` of CONFIGS or COMPILED_CONFIGS to `folder`."""
-    generator = torch.Generator().manual_seed(len(name))
-    model = AutoModelForCausalLM.from_config({**CONFIGS, **COMPILED_CONFIGS}[name]).to(dtype).eval()
+    return write_checkpoint(folder, {**CONFIGS, **COMPILED_CONFIGS}[name], len(name), dtype, **save_options)
+
+
+def write_checkpoint(
+    folder: Path, config: PreTrainedConfig, seed: int, dtype: torch.dtype = torch.float32, **save_options: Any
+) -> TinyCheckpoint:
+    """Write a checkpoint of random weights to `folder`."""
+    generator = torch.Generator().manual_seed(seed)
+    model = AutoModelForCausalLM.from_config(config).to(dtype).eval()
     with torch.no_grad():
         for parameter_name, parameter in model.named_parameters():
             noise = torch.randn(parameter.shape, generator=generator).to(dtype)

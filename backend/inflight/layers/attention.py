@@ -38,6 +38,17 @@ class AttentionMetadata:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class CacheSpec:
+    """What one layer keeps of each token: a key and a value for each of this rank's heads."""
+
+    num_kv_heads: int
+    head_dim: int
+    dtype: torch.dtype
+    sliding_window: int = 0
+    """Last keys that a token sees, itself included; 0 = all."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class LayerCache:
     """Keys and values of one layer: two tensors (num_blocks, block_size, K, E)."""
 
@@ -78,41 +89,39 @@ class Attention:
             self.k_norm_E,
             self.norm_eps,
         )
-        attended_THE = torch.empty_like(q_THE)
-        self._attend(q_THE, attended_THE, cache, metadata)
+        attended_THE = attend(q_THE, cache, metadata, self.scale, self.sliding_window)
         return attended_THE.view(-1, self.num_heads * self.head_dim)
 
-    def _attend(self, q_THE: Tensor, out_THE: Tensor, cache: LayerCache, metadata: AttentionMetadata) -> None:
-        decodes = metadata.num_decodes
-        if decodes:
-            self.attend_decodes(q_THE[:decodes], out_THE[:decodes], cache, metadata)
-        if metadata.num_prefills:
-            self.attend_prefills(q_THE[decodes:], out_THE[decodes:], cache, metadata)
 
-    def attend_decodes(self, q_NHE: Tensor, out_NHE: Tensor, cache: LayerCache, metadata: AttentionMetadata) -> None:
-        """The decoding part of a batch, into `out_NHE`."""
+def attend(q_THE: Tensor, cache: LayerCache, metadata: AttentionMetadata, scale: float, sliding_window: int) -> Tensor:
+    """(T, H, E) to (T, H, E): each token over its sequence's keys up to its own, which are in the cache already.
+
+    A `sliding_window` above 0 leaves only the last so many keys visible.
+    """
+    out_THE = torch.empty_like(q_THE)
+    decodes = metadata.num_decodes
+    if decodes:
         inflight_kernels.decode_attention(
-            q_NHE,
+            q_THE[:decodes],
             cache.keys,
             cache.values,
             metadata.decode_block_table,
             metadata.decode_seq_lens_N,
-            self.scale,
-            self.sliding_window,
-            out=out_NHE,
+            scale,
+            sliding_window,
+            out=out_THE[:decodes],
         )
-
-    def attend_prefills(self, q_THE: Tensor, out_THE: Tensor, cache: LayerCache, metadata: AttentionMetadata) -> None:
-        """The prefilling part of a batch, into `out_THE`."""
+    if metadata.num_prefills:
         inflight_kernels.prefill_attention(
-            q_THE,
+            q_THE[decodes:],
             cache.keys,
             cache.values,
             metadata.prefill_block_table,
             metadata.prefill_start_loc,
             metadata.prefill_seq_lens_P,
             metadata.max_prefill_len,
-            self.scale,
-            self.sliding_window,
-            out=out_THE,
+            scale,
+            sliding_window,
+            out=out_THE[decodes:],
         )
+    return out_THE

@@ -1,9 +1,12 @@
-"""Networks: what differs between architectures as data, one decoder that all of them share, how its weights are read.
+"""Networks: a native decoder, whose architectures differ as data, and transformers' modelling code for all others.
 
-    ModelConfig   a checkpoint's config.json, checked
-    Family        what one architecture does its own way
-    Checkpoint    safetensors files, sliced and checked
-    Decoder       the network of one rank
+    Network              what both offer to the runtime
+    Checkpoint           safetensors files, sliced and checked
+    ModelConfig          a checkpoint's config.json, checked, for the native decoder
+    Family               what one architecture does its own way
+    Decoder              the native network of one rank
+    TransformersConfig   a checkpoint's config.json for the other way
+    TransformersDecoder  a network of transformers with our attention
 
 Nothing here knows requests, sampling or how a step is put together.
 """

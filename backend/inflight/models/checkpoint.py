@@ -24,7 +24,7 @@ class Checkpoint:
     """Open files of one checkpoint. A context manager; what it raises is ConfigurationError naming the file."""
 
     def __init__(self, folder: str | Path) -> None:
-        self._folder = Path(folder)
+        self.folder = Path(folder)
         self._files: dict[str, Any] = {}
         self._read: set[str] = set()
         self._file_of = self._locate()
@@ -60,47 +60,59 @@ class Checkpoint:
         except SafetensorError as error:
             raise self._broken(self._file_of[name], error) from None
 
+    def slices(self, ignored: tuple[str, ...] = ()) -> dict[str, Any]:
+        """Tensors by name, but for names that end with one of `ignored`, as safetensors' lazy slices.
+
+        A slice reads its bytes when it is indexed.
+        """
+        return {name: self._open_slice(name) for name in self._file_of if not name.endswith(ignored)}
+
     def refuse_leftovers(self, ignored: tuple[str, ...] = ()) -> None:
         """Raise if a tensor was never read, unless its name ends with one of `ignored`: the network would lack it."""
         leftovers = sorted(name for name in set(self._file_of) - self._read if not name.endswith(ignored))
         if leftovers:
             more = f" and {len(leftovers) - 3} more" if len(leftovers) > 3 else ""
             raise ConfigurationError(
-                f"{self._folder}: the checkpoint holds tensors that its config.json does not account for: "
+                f"{self.folder}: the checkpoint holds tensors that its config.json does not account for: "
                 f"{', '.join(leftovers[:3])}{more}"
             )
 
     def _slice(self, name: str, shape: tuple[int, ...]) -> Any:
         if name not in self._file_of:
-            raise ConfigurationError(f"{self._folder}: the checkpoint has no tensor {name}")
+            raise ConfigurationError(f"{self.folder}: the checkpoint has no tensor {name}")
+        file_name = self._file_of[name]
+        part = self._open_slice(name)
+        found = tuple(part.get_shape())
+        if found != shape:
+            raise ConfigurationError(
+                f"{self.folder / file_name}: tensor {name} has shape {list(found)}, config.json asks for {list(shape)}"
+            )
+        self._read.add(name)
+        return part
+
+    def _open_slice(self, name: str) -> Any:
         file_name = self._file_of[name]
         try:
             part = self._open(file_name).get_slice(name)
         except SafetensorError as error:
             raise self._broken(file_name, error) from None
-        found, dtype = tuple(part.get_shape()), part.get_dtype()
-        if found != shape:
+        if part.get_dtype() not in FLOAT_DTYPES:
             raise ConfigurationError(
-                f"{self._folder / file_name}: tensor {name} has shape {list(found)}, config.json asks for {list(shape)}"
-            )
-        if dtype not in FLOAT_DTYPES:
-            raise ConfigurationError(
-                f"{self._folder / file_name}: tensor {name} is {dtype}; "
+                f"{self.folder / file_name}: tensor {name} is {part.get_dtype()}; "
                 f"only {', '.join(FLOAT_DTYPES)} weights are supported"
             )
-        self._read.add(name)
         return part
 
     def _locate(self) -> dict[str, str]:
         """Tensor name -> file name."""
-        index = self._folder / INDEX_FILE
+        index = self.folder / INDEX_FILE
         if index.exists():
             return self._read_index(index)
-        if (self._folder / SINGLE_FILE).exists():
+        if (self.folder / SINGLE_FILE).exists():
             return dict.fromkeys(self._open(SINGLE_FILE).keys(), SINGLE_FILE)
-        pickled = any(self._folder.glob("*.bin")) or any(self._folder.glob("*.pt"))
+        pickled = any(self.folder.glob("*.bin")) or any(self.folder.glob("*.pt"))
         remedy = "; its weights are pickled, save them with save_pretrained(safe_serialization=True)" if pickled else ""
-        raise ConfigurationError(f"{self._folder} holds neither {SINGLE_FILE} nor {INDEX_FILE}{remedy}")
+        raise ConfigurationError(f"{self.folder} holds neither {SINGLE_FILE} nor {INDEX_FILE}{remedy}")
 
     def _read_index(self, index: Path) -> dict[str, str]:
         try:
@@ -112,19 +124,19 @@ class Checkpoint:
             # A name with a path could reach outside the folder.
             if Path(file_name).name != file_name:
                 raise ConfigurationError(f"{index} names the file {file_name!r}, which is outside the folder")
-            if not (self._folder / file_name).is_file():
+            if not (self.folder / file_name).is_file():
                 raise ConfigurationError(f"{index} names the file {file_name}, which is not there: download it again")
         return file_of
 
     def _open(self, file_name: str) -> Any:
         if file_name not in self._files:
             try:
-                self._files[file_name] = safe_open(str(self._folder / file_name), framework="pt")
+                self._files[file_name] = safe_open(str(self.folder / file_name), framework="pt")
             except (SafetensorError, OSError) as error:
                 raise self._broken(file_name, error) from None
         return self._files[file_name]
 
     def _broken(self, file_name: str, error: Exception) -> ConfigurationError:
         return ConfigurationError(
-            f"{self._folder / file_name} is not a whole safetensors file ({error}): download it again"
+            f"{self.folder / file_name} is not a whole safetensors file ({error}): download it again"
         )

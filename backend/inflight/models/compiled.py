@@ -13,11 +13,12 @@ from torch import Tensor
 
 from inflight.config import EngineConfig
 from inflight.errors import ConfigurationError
-from inflight.layers.attention import AttentionMetadata, LayerCache
+from inflight.layers.attention import AttentionMetadata, CacheSpec, LayerCache
 from inflight.layers.decoder_layer import DecoderLayer
 from inflight.layers.mlp import GatedMLP
 from inflight.layers.vocabulary import VocabularyParallelEmbedding
 from inflight.models.decoder import Decoder
+from inflight.models.network import Network
 from inflight_kernels import cpu
 from inflight_kernels.cpu import Batch, DecoderStack, HugePageArena, LayerTensors, NativeLibrary, PackedWeight
 
@@ -28,6 +29,7 @@ logger = logging.getLogger(__name__)
 class CompiledDecoder:
     """Called like a Decoder."""
 
+    cache_specs: tuple[CacheSpec, ...]
     embedding: VocabularyParallelEmbedding
     stack: DecoderStack
     head: PackedWeight
@@ -50,7 +52,7 @@ class CompiledDecoder:
         return self.head.linear(hidden_BD)
 
 
-def should_compile(config: EngineConfig, decoder: Decoder, device: torch.device) -> bool:
+def should_compile(config: EngineConfig, decoder: Network, device: torch.device) -> bool:
     """True where `cpu_compile` asks for it, or leaves it open and it is possible.
 
     Raises ConfigurationError if it is asked for and impossible.
@@ -58,16 +60,21 @@ def should_compile(config: EngineConfig, decoder: Decoder, device: torch.device)
     obstacle = _find_obstacle(config, decoder, device)
     if config.cpu_compile == "true" and obstacle:
         raise ConfigurationError(f"cpu_compile is true, but {obstacle}; set cpu_compile to auto or false")
-    is_bfloat16 = decoder.embedding.weight_UD.dtype == torch.bfloat16
-    if config.cpu_compile == "auto" and obstacle and device.type == "cpu" and is_bfloat16:
+    if config.cpu_compile == "auto" and obstacle and device.type == "cpu" and _is_bfloat16(decoder):
         logger.info("the layers run in torch, several times slower: %s", obstacle)
     return config.cpu_compile != "false" and not obstacle
 
 
-def _find_obstacle(config: EngineConfig, decoder: Decoder, device: torch.device) -> str:
+def _is_bfloat16(decoder: Network) -> bool:
+    return all(spec.dtype == torch.bfloat16 for spec in decoder.cache_specs)
+
+
+def _find_obstacle(config: EngineConfig, decoder: Network, device: torch.device) -> str:
+    if not isinstance(decoder, Decoder):
+        return "it is for the engine's own layers, not for transformers' modelling code (key model_impl)"
     if device.type != "cpu" or config.tensor_parallel_size > 1:
         return "it is for one rank on a CPU"
-    if decoder.embedding.weight_UD.dtype != torch.bfloat16:
+    if not _is_bfloat16(decoder):
         return "it is for bfloat16 (key dtype)"
     return _shape(decoder.layers[0]).find_obstacle() or cpu.find_obstacle()
 
@@ -78,6 +85,7 @@ def compile_decoder(config: EngineConfig, decoder: Decoder, caches: Sequence[Lay
     Where that fails, `decoder` as it is, or a ConfigurationError if `cpu_compile` asks for more.
     """
     started = time.monotonic()
+    cache_specs = decoder.cache_specs
     try:
         library = cpu.load_library()
     except cpu.LibraryUnavailable as error:
@@ -92,7 +100,7 @@ def compile_decoder(config: EngineConfig, decoder: Decoder, caches: Sequence[Lay
     head = PackedWeight.pack(library, decoder.head.weight_UD[: decoder.head.vocab_size], arena)
     decoder.head.weight_UD = decoder.head.weight_UD.new_empty(0)
     logger.info("the layers are compiled and packed after %.1f s", time.monotonic() - started)
-    return CompiledDecoder(embedding=decoder.embedding, stack=stack, head=head)
+    return CompiledDecoder(cache_specs=cache_specs, embedding=decoder.embedding, stack=stack, head=head)
 
 
 def _shape(layer: DecoderLayer) -> cpu.StackShape:

@@ -14,10 +14,14 @@ import torch
 
 from inflight.errors import ConfigurationError
 from inflight.layers.rotary import FREQUENCIES, RopeConfig
-from inflight.models.config_file import read_config_file
+from inflight.models.config_file import check_values, read_config_file
 from inflight.models.families import FAMILIES, Family
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+
+
+class NotNative(ConfigurationError):
+    """The checkpoint is in order, but asks for what the native decoder has no part for."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,8 +55,11 @@ class ModelConfig:
     def load(cls, checkpoint: str | Path) -> ModelConfig:
         """Read `checkpoint`/config.json; ConfigurationError says what is missing or not supported."""
         path = Path(checkpoint, "config.json")
-        architecture, family = _family(path, read_config_file(path))
-        values = _through_transformers(path)
+        values = read_config_file(path)
+        architecture, family = _family(path, _architecture(path, values))
+        check_values(path, values)
+        values = _values(read_hf_config(path))
+        refuse_quantized(path, values)
         _refuse_what_is_not_computed(path, values)
         rope = _rope(path, values)
         num_heads, num_kv_heads, head_dim = _heads(path, values)
@@ -76,32 +83,45 @@ class ModelConfig:
             rope=rope,
             max_position_embeddings=max_positions,
             max_positions=_max_positions(rope, max_positions),
-            dtype=_dtype(path, values),
+            dtype=read_dtype(path, values.get("dtype") or values.get("torch_dtype")),
         )
 
 
-def _family(path: Path, values: Mapping[str, Any]) -> tuple[str, Family]:
+def read_architecture(path: Path) -> str:
+    """The first entry of `architectures` in the config.json at `path`."""
+    return _architecture(path, read_config_file(path))
+
+
+def _architecture(path: Path, values: Mapping[str, Any]) -> str:
+    check_values(path, values, ["architectures"])
     architectures = values.get("architectures") or []
-    known = ", ".join(FAMILIES)
     if not architectures:
-        raise ConfigurationError(f"{path} names no architecture; this engine knows {known}")
-    architecture = str(architectures[0])
+        raise ConfigurationError(f"{path} names no architecture, such as {next(iter(FAMILIES))}")
+    return str(architectures[0])
+
+
+def _family(path: Path, architecture: str) -> tuple[str, Family]:
     if architecture not in FAMILIES:
-        raise ConfigurationError(f"{path}: this engine does not know the architecture {architecture}; it knows {known}")
+        known = ", ".join(FAMILIES)
+        raise NotNative(f"{path}: this engine has no layers of its own for {architecture}; it has them for {known}")
     return architecture, FAMILIES[architecture]
 
 
-def _through_transformers(path: Path) -> dict[str, Any]:
-    """The file's values with transformers' defaults for what it leaves out. A checkpoint's own code stays unused."""
+def read_hf_config(path: Path) -> Any:
+    """The config.json at `path` as transformers' PreTrainedConfig. A checkpoint's own code stays unused."""
     # transformers takes seconds to import; a command that only builds an EngineConfig need not wait for it.
     from transformers import AutoConfig
 
     try:
-        config = AutoConfig.from_pretrained(path.parent, trust_remote_code=False, local_files_only=True)
+        return AutoConfig.from_pretrained(path.parent, trust_remote_code=False, local_files_only=True)
     except Exception as error:
         # Validators of many kinds run in there; whatever they raise, the file is what has to change.
         reason = " ".join(str(error).split())
         raise ConfigurationError(f"{path} is not a configuration that transformers accepts: {reason}") from None
+
+
+def _values(config: Any) -> dict[str, Any]:
+    """A PreTrainedConfig's values, with transformers' defaults for what the file leaves out."""
     values: dict[str, Any] = config.to_dict()
     # to_dict turns the dtype into a string in some versions and leaves attributes out in others.
     for key in ("dtype", "rope_theta", "rope_scaling", "layer_types"):
@@ -113,7 +133,11 @@ def _through_transformers(path: Path) -> dict[str, Any]:
 def _refuse_what_is_not_computed(path: Path, values: Mapping[str, Any]) -> None:
     activation = values.get("hidden_act", "silu")
     if activation not in ("silu", "swish"):
-        raise ConfigurationError(f"{path}: hidden_act {activation!r} is not supported; only silu is")
+        raise NotNative(f"{path}: hidden_act {activation!r} is not supported; only silu is")
+
+
+def refuse_quantized(path: Path, values: Mapping[str, Any]) -> None:
+    """Raise ConfigurationError if the checkpoint's weights are quantized."""
     if values.get("quantization_config"):
         method = values["quantization_config"].get("quant_method", "unknown")
         raise ConfigurationError(
@@ -172,12 +196,12 @@ def _rope(path: Path, values: Mapping[str, Any]) -> RopeConfig:
     """From `rope_parameters` (transformers 5) or `rope_theta` and `rope_scaling` (before)."""
     parameters = {**(values.get("rope_scaling") or {}), **(values.get("rope_parameters") or {})}
     if any(isinstance(value, Mapping) for value in parameters.values()):
-        raise ConfigurationError(f"{path}: rotary parameters that differ between layers are not supported")
+        raise NotNative(f"{path}: rotary parameters that differ between layers are not supported")
     kind = str(parameters.get("rope_type") or parameters.get("type") or "default")
     if kind not in FREQUENCIES:
-        raise ConfigurationError(f"{path}: rope type {kind!r} is not supported; these are: {', '.join(FREQUENCIES)}")
+        raise NotNative(f"{path}: rope type {kind!r} is not supported; these are: {', '.join(FREQUENCIES)}")
     if float(parameters.get("partial_rotary_factor") or values.get("partial_rotary_factor") or 1.0) != 1.0:
-        raise ConfigurationError(f"{path}: partial_rotary_factor other than 1 is not supported")
+        raise NotNative(f"{path}: partial_rotary_factor other than 1 is not supported")
     original = parameters.get("original_max_position_embeddings") or values["max_position_embeddings"]
     if kind == "dynamic":
         original = values["max_position_embeddings"]
@@ -211,8 +235,9 @@ def _max_positions(rope: RopeConfig, max_position_embeddings: int) -> int:
     return max(max_position_embeddings, stretched)
 
 
-def _dtype(path: Path, values: Mapping[str, Any]) -> torch.dtype:
-    name = str(values.get("dtype") or values.get("torch_dtype") or "float32").removeprefix("torch.")
+def read_dtype(path: Path, value: object) -> torch.dtype:
+    """The checkpoint's type, as its config.json or transformers spells it; float32 where it says none."""
+    name = str(value or "float32").removeprefix("torch.")
     if name not in DTYPES:
         raise ConfigurationError(f"{path}: dtype {name} is not supported; these are: {', '.join(DTYPES)}")
     return DTYPES[name]

@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import math
 import reprlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -109,7 +109,7 @@ ROPE_RULES: dict[str, Rule] = {
 
 
 def read_config_file(path: Path) -> dict[str, Any]:
-    """The values of `path`, a config.json. Raises ConfigurationError naming the file, the key and what it must be."""
+    """The values of `path`, a config.json, as they stand there. Raises ConfigurationError if it cannot be read."""
     try:
         values = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
@@ -122,10 +122,16 @@ def read_config_file(path: Path) -> dict[str, Any]:
         raise ConfigurationError(f"{path} cannot be read: {error}") from None
     if not isinstance(values, dict):
         raise ConfigurationError(f"{path} must hold a JSON object")
-    _check(path, "", RULES, values)
-    for name in ("rope_scaling", "rope_parameters"):
-        _check(path, f"{name}.", ROPE_RULES, values.get(name) or {})
     return values
+
+
+def check_values(path: Path, values: Mapping[str, Any], keys: Iterable[str] = ()) -> None:
+    """Raise ConfigurationError naming the file, the key and what it must be, for any value of `values` that breaks its
+    rule; with `keys`, for any of these."""
+    chosen = {key: RULES[key] for key in keys} or RULES
+    _check(path, "", chosen, values)
+    for name in {"rope_scaling", "rope_parameters"} & chosen.keys():
+        _check(path, f"{name}.", ROPE_RULES, values.get(name) or {})
 
 
 def _check(path: Path, prefix: str, rules: Mapping[str, Rule], values: Mapping[str, Any]) -> None:

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from inflight.layers.attention import Attention, AttentionMetadata, LayerCache
+from inflight.layers.attention import Attention, AttentionMetadata, CacheSpec, LayerCache
 from inflight.layers.decoder_layer import DecoderLayer
 from inflight.layers.mlp import GatedMLP
 from inflight.layers.rms_norm import RMSNorm
@@ -29,6 +29,19 @@ class Decoder:
     layers: Sequence[DecoderLayer]
     norm: RMSNorm
     head: VocabularyParallelHead
+
+    @property
+    def cache_specs(self) -> tuple[CacheSpec, ...]:
+        """See Network."""
+        return tuple(
+            CacheSpec(
+                num_kv_heads=layer.attention.num_kv_heads,
+                head_dim=layer.attention.head_dim,
+                dtype=layer.qkv.weight_OI.dtype,
+                sliding_window=layer.attention.sliding_window,
+            )
+            for layer in self.layers
+        )
 
     def forward(self, token_ids_T: Tensor, caches: Sequence[LayerCache], metadata: AttentionMetadata) -> Tensor:
         """Hidden states (T, D), normalised for the head. Writes this step's keys and values into `caches`."""

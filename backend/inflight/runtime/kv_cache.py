@@ -10,7 +10,7 @@ import torch
 from inflight.config import EngineConfig
 from inflight.distributed.tensor_parallel import TensorParallelGroup
 from inflight.errors import ConfigurationError
-from inflight.layers.attention import LayerCache
+from inflight.layers.attention import CacheSpec, LayerCache
 from inflight.runtime.device import free_memory, gib
 
 MAX_DEFAULT_CPU_BYTES = 4 * 2**30
@@ -20,19 +20,16 @@ DEFAULT_GPU_FRACTION = 0.9
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KVCacheShape:
-    """What one rank keeps for each token."""
+    """What one rank keeps for each token: its network's `cache_specs`, in blocks of `block_size` tokens."""
 
-    num_layers: int
-    num_kv_heads: int
-    head_dim: int
+    layers: tuple[CacheSpec, ...]
     block_size: int
-    dtype: torch.dtype
 
     @property
     def block_bytes(self) -> int:
         """Of all layers, keys and values."""
-        elements = self.num_layers * 2 * self.block_size * self.num_kv_heads * self.head_dim
-        return elements * self.dtype.itemsize
+        token_bytes = sum(2 * spec.num_kv_heads * spec.head_dim * spec.dtype.itemsize for spec in self.layers)
+        return self.block_size * token_bytes
 
 
 def count_blocks(
@@ -84,11 +81,11 @@ class KVCache:
     def __init__(self, shape: KVCacheShape, num_blocks: int, device: torch.device) -> None:
         self.num_blocks = num_blocks
         self.filler_block = num_blocks
-        size = (num_blocks + 1, shape.block_size, shape.num_kv_heads, shape.head_dim)
         # Zeros, because attention multiplies what it masks by 0, and 0 times leftover NaN is NaN.
         self.layers = [
-            LayerCache(keys=_zeros(size, shape.dtype, device), values=_zeros(size, shape.dtype, device))
-            for _ in range(shape.num_layers)
+            LayerCache(keys=_zeros(size, spec.dtype, device), values=_zeros(size, spec.dtype, device))
+            for spec in shape.layers
+            for size in [(num_blocks + 1, shape.block_size, spec.num_kv_heads, spec.head_dim)]
         ]
 
     def scrub(self, block_ids: list[int]) -> None:

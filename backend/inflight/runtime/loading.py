@@ -11,11 +11,12 @@ from inflight.distributed.rank_group import RankGroup
 from inflight.distributed.tensor_parallel import TensorParallelGroup
 from inflight.errors import ConfigurationError
 from inflight.layers.attention import AttentionMetadata
-from inflight.models.checkpoint import Checkpoint
-from inflight.models.compiled import CompiledDecoder, compile_decoder, should_compile
+from inflight.models.compiled import compile_decoder, should_compile
 from inflight.models.config import ModelConfig
-from inflight.models.decoder import Decoder, load_decoder, num_local_kv_heads
-from inflight.models.weights import WeightLoader
+from inflight.models.decoder import Decoder
+from inflight.models.implementation import load_network, read_config
+from inflight.models.network import Network
+from inflight.models.transformers_config import TransformersConfig
 from inflight.request import RequestLimits
 from inflight.runtime.device import choose_device, choose_dtype, count_threads, free_memory, gib, give_back_memory
 from inflight.runtime.kv_cache import KVCache, KVCacheShape, count_blocks
@@ -23,7 +24,7 @@ from inflight.runtime.kv_cache import KVCache, KVCacheShape, count_blocks
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoadedEngine:
-    decoder: Decoder | CompiledDecoder
+    decoder: Network
     kv_cache: KVCache
     limits: RequestLimits
     group: TensorParallelGroup
@@ -36,22 +37,15 @@ def load_engine(config: EngineConfig, rank_group: RankGroup) -> LoadedEngine:
     torch.set_num_threads(count_threads(config, rank_group.size))
     if device.type == "cuda":
         torch.cuda.set_device(device)
-    model = ModelConfig.load(config.gpt_model_path)
+    model = read_config(config)
     max_seq_len = _max_seq_len(config, model)
-    _check_positions(max_seq_len, model.head_dim, rank_group.size)
+    if isinstance(model, ModelConfig):
+        _check_positions(max_seq_len, model.head_dim, rank_group.size)
     dtype = choose_dtype(config, model.dtype)
     group = TensorParallelGroup.create(rank_group, device, several_hosts=bool(config.mpi_hostfile))
-    with Checkpoint(config.gpt_model_path) as checkpoint:
-        # One position more than a sequence can hold: a step may be under way for one that has just reached its end.
-        decoder = load_decoder(model, WeightLoader(checkpoint, group, dtype, device), max_seq_len + 1)
-    shape = KVCacheShape(
-        num_layers=model.num_layers,
-        num_kv_heads=num_local_kv_heads(model.num_kv_heads, group.size),
-        head_dim=model.head_dim,
-        block_size=config.tokens_per_block,
-        dtype=dtype,
-    )
-    reserved_bytes = _step_bytes(decoder, shape, config, device) if device.type == "cuda" else 0
+    network = load_network(config, model, group, dtype, device, max_seq_len)
+    shape = KVCacheShape(layers=network.cache_specs, block_size=config.tokens_per_block)
+    reserved_bytes = _step_bytes(network, shape, config, device) if device.type == "cuda" else 0
     num_blocks = count_blocks(config, shape, group, device, reserved_bytes)
     limits = RequestLimits(
         vocab_size=model.vocab_size,
@@ -60,9 +54,9 @@ def load_engine(config: EngineConfig, rank_group: RankGroup) -> LoadedEngine:
         kv_cache_tokens=num_blocks * config.tokens_per_block,
     )
     kv_cache = KVCache(shape, num_blocks, device)
-    network: Decoder | CompiledDecoder = decoder
-    if should_compile(config, decoder, device):
-        network = compile_decoder(config, decoder, kv_cache.layers)
+    if should_compile(config, network, device):
+        assert isinstance(network, Decoder)
+        network = compile_decoder(config, network, kv_cache.layers)
         give_back_memory()
     return LoadedEngine(
         decoder=network,
@@ -73,7 +67,7 @@ def load_engine(config: EngineConfig, rank_group: RankGroup) -> LoadedEngine:
     )
 
 
-def _max_seq_len(config: EngineConfig, model: ModelConfig) -> int:
+def _max_seq_len(config: EngineConfig, model: ModelConfig | TransformersConfig) -> int:
     max_seq_len = config.max_seq_len or model.max_position_embeddings
     if max_seq_len > model.max_positions:
         raise ConfigurationError(
@@ -96,7 +90,7 @@ def _check_positions(max_seq_len: int, head_dim: int, num_ranks: int) -> None:
 
 
 @torch.inference_mode()
-def _step_bytes(decoder: Decoder, shape: KVCacheShape, config: EngineConfig, device: torch.device) -> int:
+def _step_bytes(network: Network, shape: KVCacheShape, config: EngineConfig, device: torch.device) -> int:
     """Bytes that the largest step takes for a while on a GPU, found by running one on a cache of a single block.
 
     Its prefills are one block long and all write the same one; their numbers mean nothing.
@@ -118,8 +112,8 @@ def _step_bytes(decoder: Decoder, shape: KVCacheShape, config: EngineConfig, dev
     cache = KVCache(shape, 1, device)
     before = torch.cuda.memory_allocated(device)
     torch.cuda.reset_peak_memory_stats(device)
-    hidden_TD = decoder.forward(torch.zeros_like(positions_T), cache.layers, metadata)
-    logits_SV = decoder.logits(hidden_TD[: config.max_batch_size])
+    hidden_TD = network.forward(torch.zeros_like(positions_T), cache.layers, metadata)
+    logits_SV = network.logits(hidden_TD[: config.max_batch_size])
     # Sampling works on two copies of the logits in float32.
     sampling_bytes = 2 * logits_SV.numel() * 4
     peak = torch.cuda.max_memory_allocated(device) - before + sampling_bytes

@@ -17,8 +17,7 @@ from inflight.config import EngineConfig
 from inflight.distributed.rank_group import RankGroup
 from inflight.distributed.tensor_parallel import TensorParallelGroup
 from inflight.layers.attention import AttentionMetadata
-from inflight.models.compiled import CompiledDecoder
-from inflight.models.decoder import Decoder
+from inflight.models.network import Network
 from inflight.request import RequestLimits, SamplingConfig
 from inflight.runtime.device import keep_freed_memory, pinned_memory, resident_memory
 from inflight.runtime.kv_cache import KVCache
@@ -51,7 +50,7 @@ class ModelRunner:
     def __init__(
         self,
         *,
-        decoder: Decoder | CompiledDecoder,
+        decoder: Network,
         kv_cache: KVCache,
         block_size: int,
         limits: RequestLimits,

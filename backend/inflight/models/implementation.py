@@ -1,0 +1,68 @@
+"""Which way a checkpoint is computed: by the native decoder where it can, by transformers' modelling code otherwise.
+
+transformers' classes take seconds to import; only the second way does.
+"""
+
+from __future__ import annotations
+
+import logging
+
+import torch
+
+from inflight.config import EngineConfig
+from inflight.distributed.tensor_parallel import TensorParallelGroup
+from inflight.errors import ConfigurationError
+from inflight.models.checkpoint import Checkpoint
+from inflight.models.config import ModelConfig, NotNative
+from inflight.models.decoder import load_decoder
+from inflight.models.network import Network
+from inflight.models.transformers_config import TransformersConfig
+from inflight.models.weights import WeightLoader
+
+logger = logging.getLogger(__name__)
+
+
+def read_config(config: EngineConfig) -> ModelConfig | TransformersConfig:
+    """The checkpoint's configuration, of the way that `model_impl` and the checkpoint choose.
+
+    Raises ConfigurationError if neither way, or not the wanted one, can compute it.
+    """
+    if config.model_impl == "transformers":
+        return _through_transformers(config, "model_impl is transformers")
+    try:
+        model = ModelConfig.load(config.gpt_model_path)
+    except NotNative as reason:
+        if config.model_impl == "native":
+            raise ConfigurationError(f"model_impl is native, but {reason}; set model_impl to auto") from None
+        return _through_transformers(config, str(reason))
+    logger.info("the engine's own layers compute %s", model.architecture)
+    return model
+
+
+def _through_transformers(config: EngineConfig, reason: str) -> TransformersConfig:
+    model = TransformersConfig.load(config.gpt_model_path)
+    if config.tensor_parallel_size > 1:
+        raise ConfigurationError(
+            f"tensor_parallel_size is {config.tensor_parallel_size}, but transformers' modelling code computes "
+            f"{model.architecture} ({reason}), and that on one rank only; set tensor_parallel_size to 1"
+        )
+    logger.info("transformers' modelling code computes %s: %s", model.architecture, reason)
+    return model
+
+
+def load_network(
+    config: EngineConfig,
+    model: ModelConfig | TransformersConfig,
+    group: TensorParallelGroup,
+    dtype: torch.dtype,
+    device: torch.device,
+    max_seq_len: int,
+) -> Network:
+    """Read this rank's part of the network, for sequences of up to `max_seq_len` tokens. Raises ConfigurationError."""
+    with Checkpoint(config.gpt_model_path) as checkpoint:
+        if isinstance(model, ModelConfig):
+            # One position more than a sequence can hold: a step may be under way for one that has just reached its end.
+            return load_decoder(model, WeightLoader(checkpoint, group, dtype, device), max_seq_len + 1)
+        from inflight.models.transformers_loading import load_transformers_decoder
+
+        return load_transformers_decoder(model, checkpoint, dtype, device, max_seq_len)

@@ -1,0 +1,255 @@
+"""What a network of transformers asks of attention, found by running it, and whether ours gives it that.
+
+A network that attends in a way that the kernels cannot compute is refused here with the reason, after its weights are
+read and before anything is served. Knows no architecture.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
+from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedModel
+
+from inflight.layers.attention import CacheSpec
+
+INSPECTED_ATTENTION = "inflight-inspection"
+NUM_TOKENS = 7
+"""Tokens that a network is tried with: so many that little else in it is as many."""
+REASONS = {"softcap": "caps its scores", "s_aux": "has sinks", "sinks": "has sinks"}
+"""Arguments that change what attention computes, in words. Any other that is not known is named as it is."""
+BIDIRECTIONAL = "its attention sees the tokens that follow"
+KNOWN = frozenset({"dropout", "is_causal", "position_ids", "use_cache"})
+"""Arguments that are looked at, or that change nothing here. So do those whose names begin with `output_`."""
+
+
+class Unfit(Exception):
+    """Why a network cannot be served."""
+
+
+@dataclass(frozen=True, slots=True)
+class Findings:
+    backbone: str
+    """Dotted name of the part that makes hidden states."""
+    cache_specs: tuple[CacheSpec, ...]
+
+
+@dataclass(slots=True)
+class _Inspection:
+    max_seq_len: int
+    specs: dict[int, CacheSpec] = field(default_factory=dict)
+    modules: list[nn.Module] = field(default_factory=list)
+    """That attend, in the order of their calls."""
+    windows: list[int] = field(default_factory=list)
+    """Of the masks, in the order in which they were asked for. A mask is filled with its number in here."""
+
+    def window(self, sliding_window: int | None) -> int:
+        """0 where no sequence is long enough for the window to hide a key."""
+        return sliding_window if sliding_window and sliding_window < self.max_seq_len else 0
+
+    def window_of_layer(self, layer: int, mask: Tensor | None, sliding_window: int | None) -> int:
+        """What the layer's mask hides. Raises Unfit if it is no mask of ours, or the layer itself says otherwise."""
+        asked = self.window(sliding_window)
+        if mask is None:
+            return asked
+        number = int(mask.amin())
+        if not 0 <= number == int(mask.amax()) < len(self.windows):
+            raise Unfit("it makes attention masks of its own")
+        if sliding_window is not None and asked != self.windows[number]:
+            raise Unfit(f"its layer {layer} has a mask with a window of {self.windows[number]} and asks for {asked}")
+        return self.windows[number]
+
+
+_INSPECTION: ContextVar[_Inspection] = ContextVar("inspection")
+
+
+@torch.inference_mode()
+def inspect_network(network: Any, max_seq_len: int, device: torch.device) -> Findings:
+    """Run `network` without computing attention. Raises Unfit."""
+    inspection = _Inspection(max_seq_len)
+    network.set_attn_implementation(INSPECTED_ATTENTION)
+    token = _INSPECTION.set(inspection)
+    token_ids = try_token_ids(network, NUM_TOKENS, device)
+    positions = torch.arange(NUM_TOKENS, device=device)[None]
+    try:
+        with _first_part_called(network) as names:
+            network(input_ids=token_ids, position_ids=positions, use_cache=False)
+        attending = inspection.modules
+        inspection.specs, inspection.windows, inspection.modules = {}, [], []
+        with _counting_refused(attending):
+            network(input_ids=token_ids, position_ids=positions, use_cache=False)
+    finally:
+        _INSPECTION.reset(token)
+    if not names:
+        raise Unfit("it has no part that makes hidden states")
+    return Findings(names[0], _specs_of_layers(inspection.specs, network.config.num_hidden_layers))
+
+
+def _specs_of_layers(specs: Mapping[int, CacheSpec], num_layers: int) -> tuple[CacheSpec, ...]:
+    missing = sorted(set(range(num_layers)) - set(specs))
+    if missing:
+        layers = "its layers" if len(missing) == num_layers else f"its layers {', '.join(map(str, missing))}"
+        raise Unfit(f"{layers} do not attend through transformers' attention interface")
+    if len(specs) > num_layers:
+        raise Unfit(f"it has {num_layers} layers, but {len(specs)} attend")
+    return tuple(specs[layer] for layer in range(num_layers))
+
+
+@contextmanager
+def _first_part_called(network: nn.Module) -> Iterator[list[str]]:
+    """Names of parts of `network` that are networks themselves, in the order in which they are called."""
+    names: list[str] = []
+    hooks = [
+        part.register_forward_pre_hook(lambda part, arguments, name=name: names.append(name))
+        for name, part in network.named_modules()
+        if name and isinstance(part, PreTrainedModel)
+    ]
+    try:
+        yield names
+    finally:
+        for hook in hooks:
+            hook.remove()
+
+
+class _CountingRefused(TorchFunctionMode):
+    """Raises Unfit where a row's tokens are numbered while a layer attends.
+
+    Such a layer would take places in the row, where sequences lie one behind the other, for positions.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.is_attending = False
+
+    def __torch_function__(
+        self, function: Any, types: Any, arguments: tuple[Any, ...] = (), keywords: dict[str, Any] | None = None
+    ) -> Any:
+        result = function(*arguments, **(keywords or {}))
+        if self.is_attending and function is torch.arange and result.numel() == NUM_TOKENS:
+            raise Unfit("its attention counts the tokens of a row itself instead of taking their positions")
+        return result
+
+
+@contextmanager
+def _counting_refused(attending: list[nn.Module]) -> Iterator[None]:
+    mode = _CountingRefused()
+
+    def enter(*ignored: Any) -> None:
+        mode.is_attending = True
+
+    def leave(*ignored: Any) -> None:
+        mode.is_attending = False
+
+    hooks = [module.register_forward_pre_hook(enter) for module in attending]
+    hooks += [module.register_forward_hook(leave) for module in attending]
+    try:
+        with mode:
+            yield
+    finally:
+        for hook in hooks:
+            hook.remove()
+
+
+def try_token_ids(network: Any, length: int, device: torch.device) -> Tensor:
+    """int64 (1, length), all different where the vocabulary allows it."""
+    return torch.tensor([[(17 + 31 * place) % network.config.vocab_size for place in range(length)]], device=device)
+
+
+def _inspected_attention(
+    module: nn.Module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor | None,
+    scaling: float | None = None,
+    sliding_window: int | None = None,
+    **arguments: Any,
+) -> tuple[Tensor, None]:
+    """Zeros, and a note of what the layer asks for."""
+    inspection = _INSPECTION.get()
+    layer = getattr(module, "layer_idx", None)
+    if not isinstance(layer, int):
+        raise Unfit(f"its {type(module).__name__} does not know which layer it is in")
+    if layer in inspection.specs:
+        raise Unfit(f"its layer {layer} attends more than once")
+    _refuse_other_attention(module, query, key, value, arguments)
+    inspection.modules.append(module)
+    inspection.specs[layer] = CacheSpec(
+        num_kv_heads=key.shape[1],
+        head_dim=key.shape[-1],
+        dtype=key.dtype,
+        sliding_window=inspection.window_of_layer(layer, attention_mask, sliding_window),
+    )
+    return query.new_zeros(query.transpose(1, 2).shape), None
+
+
+def _refuse_other_attention(
+    module: nn.Module, query: Tensor, key: Tensor, value: Tensor, arguments: Mapping[str, Any]
+) -> None:
+    if not arguments.get("is_causal", getattr(module, "is_causal", True)):
+        raise Unfit(BIDIRECTIONAL)
+    if query.shape[-1] != key.shape[-1] or value.shape != key.shape:
+        raise Unfit(f"its keys have {key.shape[-1]} elements a head and its values {value.shape[-1]}")
+    if query.shape[1] % key.shape[1]:
+        raise Unfit(f"its {query.shape[1]} query heads do not share {key.shape[1]} key heads evenly")
+    if not query.dtype == key.dtype == value.dtype:
+        raise Unfit(f"its queries, keys and values are {query.dtype}, {key.dtype} and {value.dtype}")
+    unknown = sorted(
+        name
+        for name, given in arguments.items()
+        if given is not None and name not in KNOWN and not name.startswith("output_")
+    )
+    if unknown:
+        reasons = [REASONS[name] for name in unknown if name in REASONS]
+        what = reasons[0] if reasons else f"takes {', '.join(unknown)}"
+        raise Unfit(f"its attention {what}, which the kernels do not compute")
+
+
+def _inspected_mask(
+    *,
+    batch_size: int,
+    q_length: int,
+    kv_length: int,
+    mask_function: Callable[..., Tensor],
+    device: torch.device,
+    **ignored: Any,
+) -> Tensor:
+    """Instead of a mask a tensor of its shape that says which one it is, for the layers that are given it."""
+    inspection = _INSPECTION.get()
+    inspection.windows.append(inspection.window(_window_of(mask_function, inspection.max_seq_len, device)))
+    return torch.full((batch_size, 1, q_length, kv_length), len(inspection.windows) - 1, device=device)
+
+
+def _window_of(mask_function: Callable[..., Tensor], max_seq_len: int, device: torch.device) -> int:
+    """How many keys the last token sees, if all see as many where there are so many. Raises Unfit otherwise.
+
+    `mask_function` (batch, head, query, key) says what is visible; it is asked for queries around powers of two.
+    """
+    last = max_seq_len - 1
+    around = {power + offset for power in (2**exponent for exponent in range(31)) for offset in (-1, 0, 1)}
+    keys_S = torch.arange(max_seq_len, device=device)
+    zero = torch.tensor(0, device=device)
+    window = 0
+    for place in sorted({last} | {place for place in around if 0 <= place < last}, reverse=True):
+        query = torch.tensor(place, device=device)
+        visible_S = mask_function(zero, zero, query, keys_S).expand(max_seq_len)
+        if bool((visible_S & (keys_S > query)).any()):
+            raise Unfit(BIDIRECTIONAL)
+        if place == last:
+            window = int(visible_S.sum())
+        if not torch.equal(visible_S, (keys_S <= query) & (keys_S > query - window)):
+            raise Unfit(
+                f"its attention mask is neither causal nor a sliding window for {max_seq_len} positions "
+                "(it may be for fewer: key max_seq_len)"
+            )
+    return window
+
+
+AttentionInterface.register(INSPECTED_ATTENTION, _inspected_attention)
+AttentionMaskInterface.register(INSPECTED_ATTENTION, _inspected_mask)

@@ -1,0 +1,96 @@
+"""Whether a network of transformers computes the same with paged attention, tried on two short sequences.
+
+Knows no architecture. Legend: T tokens, V vocabulary.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from inflight.layers.attention import AttentionMetadata, CacheSpec, LayerCache
+from inflight.models.inspection import Unfit, try_token_ids
+from inflight.models.transformers_decoder import PAGED_ATTENTION, TransformersDecoder
+
+LENGTHS = (7, 5)
+"""Tokens of the sequences."""
+BLOCK_SIZE = 4
+TOLERANCE = {torch.float32: 1e-2}
+HALF_TOLERANCE = 0.1
+"""Of the error of a token's logits to their norm; the middle one of all tokens counts. Half precision: another order of
+additions gives some percents in a deep network. A mask, a cap or a state that is left out gives some tenths."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Chunk:
+    """Positions [start, end) of one of the tried sequences."""
+
+    sequence: int
+    start: int
+    end: int
+
+
+@torch.inference_mode()
+def check_tokens(network: Any, decoder: TransformersDecoder, max_seq_len: int, device: torch.device) -> None:
+    """Two short sequences, in chunks and side by side, against the class's own attention. Raises Unfit.
+
+    So whatever a network remembers elsewhere than in the caches, or takes from its place in the row, shows.
+    """
+    first, second = (min(length, max_seq_len) for length in LENGTHS)
+    sequences = [try_token_ids(network, length, device) for length in (first, second)]
+    network.set_attn_implementation("eager")
+    expected = [network(input_ids=ids, use_cache=False).logits[0].float() for ids in sequences]
+    network.set_attn_implementation(PAGED_ATTENTION)
+    blocks = -(-LENGTHS[0] // BLOCK_SIZE)
+    caches = [_cache(spec, blocks * len(sequences), device) for spec in decoder.cache_specs]
+    table = torch.arange(blocks * len(sequences), dtype=torch.int32, device=device).view(len(sequences), blocks)
+    errors: list[Tensor] = []
+    for decodes, prefills in (
+        ([], [_Chunk(0, 0, first // 2), _Chunk(1, 0, second - 1)]),
+        ([_Chunk(1, second - 1, second)], [_Chunk(0, first // 2, first)]),
+    ):
+        chunks = [*decodes, *prefills]
+        token_ids_T = torch.cat([sequences[chunk.sequence][0, chunk.start : chunk.end] for chunk in chunks])
+        hidden_TD = decoder.forward(token_ids_T, caches, _metadata(decodes, prefills, table))
+        logits_TV = decoder.logits(hidden_TD).float()
+        expected_TV = torch.cat([expected[chunk.sequence][chunk.start : chunk.end] for chunk in chunks])
+        if logits_TV.shape != expected_TV.shape:
+            raise Unfit(f"its head gives logits of shape {tuple(logits_TV.shape)} for {len(expected_TV)} tokens")
+        errors.append((logits_TV - expected_TV).norm(dim=1) / expected_TV.norm(dim=1))
+    error = float(torch.cat(errors).median())
+    if not error < TOLERANCE.get(decoder.cache_specs[0].dtype, HALF_TOLERANCE):
+        raise Unfit(f"with paged attention its logits are off by {error:.0%}: it remembers or mixes elsewhere too")
+
+
+def _cache(spec: CacheSpec, num_blocks: int, device: torch.device) -> LayerCache:
+    size = (num_blocks, BLOCK_SIZE, spec.num_kv_heads, spec.head_dim)
+    return LayerCache(
+        keys=torch.zeros(size, dtype=spec.dtype, device=device),
+        values=torch.zeros(size, dtype=spec.dtype, device=device),
+    )
+
+
+def _metadata(decodes: list[_Chunk], prefills: list[_Chunk], block_table: Tensor) -> AttentionMetadata:
+    def ints(values: list[int], dtype: torch.dtype = torch.int32) -> Tensor:
+        return torch.tensor(values, dtype=dtype, device=block_table.device)
+
+    chunks = [*decodes, *prefills]
+    positions = [(chunk.sequence, place) for chunk in chunks for place in range(chunk.start, chunk.end)]
+    # A sequence's blocks lie one behind the other.
+    slots = [sequence * block_table.shape[1] * BLOCK_SIZE + place for sequence, place in positions]
+    counts = [chunk.end - chunk.start for chunk in prefills]
+    return AttentionMetadata(
+        positions_T=ints([place for _, place in positions], torch.int64),
+        slot_mapping_T=ints(slots, torch.int64),
+        num_decodes=len(decodes),
+        decode_block_table=block_table[[chunk.sequence for chunk in decodes]],
+        decode_seq_lens_N=ints([chunk.end for chunk in decodes]),
+        num_prefills=len(prefills),
+        prefill_block_table=block_table[[chunk.sequence for chunk in prefills]],
+        prefill_seq_lens_P=ints([chunk.end for chunk in prefills]),
+        prefill_start_loc=ints([sum(counts[:place]) for place in range(len(counts) + 1)]),
+        max_prefill_len=max(counts),
+    )

@@ -1,0 +1,167 @@
+"""Any decoder of transformers, run by its own modelling code, with attention over our paged KV cache.
+
+transformers asks a function for the attention of every layer; the one registered here writes keys and values into the
+layer's cache and attends there. All sequences of a step lie one behind the other in a single row of tokens: whatever
+else such a network does, it does to each token alone, and attention alone knows where a sequence begins.
+
+Knows no architecture. Legend: T tokens, B rows that sample, H query heads, K key/value heads, E head size, D hidden
+size, V vocabulary.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Sequence
+from contextvars import ContextVar
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from transformers import AttentionInterface, PreTrainedModel
+
+import inflight_kernels
+from inflight.layers.attention import AttentionMetadata, CacheSpec, LayerCache, attend
+
+PAGED_ATTENTION = "inflight"
+"""Name of our attention in transformers. It has no mask there, so that transformers makes none."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Step:
+    """What attention must know while a network runs."""
+
+    specs: Sequence[CacheSpec]
+    caches: Sequence[LayerCache]
+    metadata: AttentionMetadata
+    cos_sin: Tensor
+    """float32 (1, 2R), a rotation by nothing."""
+    no_positions_T: Tensor
+    """int64, zeros: each token's row in `cos_sin`."""
+
+
+_STEP: ContextVar[Step] = ContextVar("step")
+"""Of the forward that runs in this thread. Not handed through the network, for some drop arguments on the way."""
+
+
+@dataclass(slots=True, kw_only=True)
+class TransformersDecoder:
+    """See Network."""
+
+    cache_specs: tuple[CacheSpec, ...]
+    backbone: nn.Module
+    """Token ids to hidden states."""
+    head: nn.Module
+    """Hidden states to logits, see `make_head`."""
+    last_position: int
+    """A step may be under way for a sequence that has just reached its end: it is computed as if one place before."""
+    cos_sin: Tensor
+
+    @classmethod
+    def assemble(
+        cls,
+        network: PreTrainedModel,
+        backbone: str,
+        specs: tuple[CacheSpec, ...],
+        max_seq_len: int,
+        device: torch.device,
+    ) -> TransformersDecoder:
+        """From a `network` of transformers, which attends our way from now on. `backbone` names its inner part."""
+        network.set_attn_implementation(PAGED_ATTENTION)
+        pairs = min(spec.head_dim for spec in specs) // 2
+        return cls(
+            cache_specs=specs,
+            backbone=network.get_submodule(backbone),
+            head=make_head(network, backbone),
+            last_position=max_seq_len - 1,
+            cos_sin=torch.tensor([[1.0] * pairs + [0.0] * pairs], device=device),
+        )
+
+    def forward(self, token_ids_T: Tensor, caches: Sequence[LayerCache], metadata: AttentionMetadata) -> Tensor:
+        """See Network."""
+        step = Step(
+            specs=self.cache_specs,
+            caches=caches,
+            metadata=metadata,
+            cos_sin=self.cos_sin,
+            no_positions_T=torch.zeros_like(metadata.positions_T),
+        )
+        positions_T = metadata.positions_T.clamp(max=self.last_position)
+        token = _STEP.set(step)
+        try:
+            output = self.backbone(input_ids=token_ids_T[None], position_ids=positions_T[None], use_cache=False)
+        finally:
+            _STEP.reset(token)
+        hidden_TD: Tensor = output.last_hidden_state[0]
+        return hidden_TD
+
+    def logits(self, hidden_BD: Tensor) -> Tensor:
+        """See Network."""
+        logits_BV: Tensor = self.head(inputs_embeds=hidden_BD[None], use_cache=False).logits[0]
+        return logits_BV
+
+
+def paged_attention(
+    module: nn.Module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: None,
+    scaling: float | None = None,
+    **ignored: Any,
+) -> tuple[Tensor, None]:
+    """Attention of one layer as transformers calls it: from (1, H, T, E) and (1, K, T, E) twice to (1, T, H, E).
+
+    What else a layer asks for, windows too, was looked at when the network was loaded.
+    """
+    step = _STEP.get()
+    layer: Any = module.layer_idx
+    cache = step.caches[layer]
+    # The layer has rotated its queries and keys already.
+    q_THE = inflight_kernels.rope_and_kv_write(
+        query[0].transpose(0, 1),
+        key[0].transpose(0, 1),
+        value[0].transpose(0, 1),
+        step.cos_sin,
+        step.no_positions_T,
+        cache.keys,
+        cache.values,
+        step.metadata.slot_mapping_T,
+    )
+    scale = query.shape[-1] ** -0.5 if scaling is None else scaling
+    return attend(q_THE, cache, step.metadata, scale, step.specs[layer].sliding_window)[None], None
+
+
+AttentionInterface.register(PAGED_ATTENTION, paged_attention)
+
+
+class _GivenOutput:
+    """A backbone's output of hidden states alone: whatever else a head looks for is None."""
+
+    def __init__(self, hidden: Tensor) -> None:
+        self.last_hidden_state = hidden
+
+    def __getitem__(self, index: int) -> Tensor:
+        return (self.last_hidden_state,)[index]
+
+    def __getattr__(self, name: str) -> None:
+        return None
+
+
+class _Given(nn.Module):
+    """In a backbone's place: gives the hidden states that it is given."""
+
+    def forward(self, *ignored: Any, inputs_embeds: Tensor, **more: Any) -> _GivenOutput:
+        return _GivenOutput(inputs_embeds)
+
+
+def make_head(network: nn.Module, backbone: str) -> nn.Module:
+    """`network` without its part named `backbone`: from hidden states, as `inputs_embeds`, to logits.
+
+    So the head is the class's own code, with whatever scales and caps it has. Weights are shared with `network`.
+    """
+    name, _, rest = backbone.partition(".")
+    twin = copy.copy(network)
+    part = make_head(network.get_submodule(name), rest) if rest else _Given()
+    twin._modules = {**network._modules, name: part}
+    return twin

@@ -1,0 +1,81 @@
+"""From a checkpoint to a TransformersDecoder: the class's own way to read weights, from our safetensors files alone.
+
+Knows no device but the one that it is given, and nothing of how a network is run.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from transformers.utils.logging import disable_progress_bar
+
+from inflight.errors import ConfigurationError
+from inflight.models.checkpoint import Checkpoint
+from inflight.models.inspection import Unfit, inspect_network
+from inflight.models.token_check import check_tokens
+from inflight.models.transformers_config import TransformersConfig
+from inflight.models.transformers_decoder import TransformersDecoder
+
+NOT_WEIGHTS = ("rotary_emb.inv_freq", ".attn.bias", ".attn.masked_bias", ".attention.bias", ".attention.masked_bias")
+"""Ends of names that old checkpoints carry and that follow from their config.json."""
+
+
+def load_transformers_decoder(
+    config: TransformersConfig, checkpoint: Checkpoint, dtype: torch.dtype, device: torch.device, max_seq_len: int
+) -> TransformersDecoder:
+    """Raises ConfigurationError for a checkpoint that is not whole, and for a class that cannot be served."""
+    network = _read(config, checkpoint, dtype)
+    if device.type == "cpu":
+        # One after the other, so that memory holds little twice; until now they may point into the files.
+        for parameter in network.parameters():
+            parameter.data = parameter.data.clone()
+    network.requires_grad_(False).to(device)
+    try:
+        findings = inspect_network(network, max_seq_len, device)
+        decoder = TransformersDecoder.assemble(network, findings.backbone, findings.cache_specs, max_seq_len, device)
+        check_tokens(network, decoder, max_seq_len, device)
+    except Unfit as reason:
+        raise ConfigurationError(f"{checkpoint.folder}: {config.architecture} cannot be served: {reason}") from None
+    except Exception as error:
+        raise ConfigurationError(
+            f"{checkpoint.folder}: {config.architecture} cannot be served, "
+            f"it does not run with paged attention: {type(error).__name__}: {' '.join(str(error).split())}"
+        ) from error
+    return decoder
+
+
+def _read(config: TransformersConfig, checkpoint: Checkpoint, dtype: torch.dtype) -> Any:
+    disable_progress_bar()
+    try:
+        # Given tensors, transformers looks for no files, no adapters and no code. What does not fit is told below.
+        network, report = config.network_class.from_pretrained(
+            None,
+            config=config.hf_config,
+            state_dict=checkpoint.slices(NOT_WEIGHTS),
+            dtype=dtype,
+            attn_implementation="eager",
+            output_loading_info=True,
+            ignore_mismatched_sizes=True,
+        )
+    except Exception as error:
+        # The class is built from numbers in config.json; whatever that raises, the checkpoint is what has to change.
+        reason = " ".join(str(error).split())
+        raise ConfigurationError(
+            f"{checkpoint.folder}: transformers cannot read it as {config.architecture}: {reason}"
+        ) from error
+    mismatched = {
+        f"{name} (shape {list(found)} where config.json asks for {list(asked)})"
+        for name, found, asked in report["mismatched_keys"]
+    }
+    _refuse(checkpoint, "holds", mismatched)
+    _refuse(checkpoint, "has no tensor", report["missing_keys"])
+    _refuse(checkpoint, "holds tensors that its config.json does not account for:", report["unexpected_keys"])
+    return network.eval()
+
+
+def _refuse(checkpoint: Checkpoint, what: str, names: set[str]) -> None:
+    if names:
+        more = f" and {len(names) - 3} more" if len(names) > 3 else ""
+        shown = ", ".join(sorted(names)[:3])
+        raise ConfigurationError(f"{checkpoint.folder}: the checkpoint {what} {shown}{more}")
