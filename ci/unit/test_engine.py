@@ -33,9 +33,9 @@ class CountingRunner(ModelRunner):
 
     num_starts = 0
 
-    def launch(self, scheduled: SchedulerOutput) -> StepHandle:
+    def forward(self, scheduled: SchedulerOutput) -> StepHandle:
         self.num_starts += len(scheduled.new_sequences)
-        return super().launch(scheduled)
+        return super().forward(scheduled)
 
 
 class Engine:
