@@ -236,15 +236,15 @@ class GptManager:
         if self._raise_on_step_failure:
             raise error
         logger.error("a step failed; the requests in it end with an error", exc_info=error)
-        if not self._is_sampled:
-            self._outstanding.pop()
-            self._is_sampled = True
         while self._outstanding:
             _, handle = self._outstanding.popleft()
             try:
+                if not self._outstanding and not self._is_sampled:
+                    self._runner.sample(handle)
                 self._runner.collect(handle)
             except Exception as consequence:
                 logger.debug("a step after the failed one failed too", exc_info=consequence)
+        self._is_sampled = True
         lost = self._scheduler.abandon(StepFailed(f"the step that computed the request failed: {error}"))
         self._ready.update(dict.fromkeys(lost))
         self._launched = None
