@@ -31,7 +31,7 @@ class BatchLayout:
 def lay_out(step: StepInput, parts: list[Tensor], state: RowState, block_size: int) -> BatchLayout:
     """Where the step's tokens lie, and which they are. The rows' lengths are advanced by their tokens.
 
-    `parts`: the step's numbers on the device, see StepInput.part_sizes.
+    `parts`: the step's numbers on the device, see StepInput.numbers.
     """
     rows_B, counts_B, host_tokens_T, places_T, offsets_T, start_loc, sampled_S, sampling_rows_S = parts
     lengths_B = state.lengths_R.index_select(0, rows_B)

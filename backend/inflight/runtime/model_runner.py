@@ -134,7 +134,10 @@ class ModelRunner:
         return runner
 
     def warmup(self) -> None:
-        """Run a prompt and a decode, greedy and random, so that what is made at first use is made before a request."""
+        """Run a prompt and a decode, greedy and random, and a copy of a block to itself, which does nothing.
+
+        So that what is made at first use is made before a request.
+        """
         num_tokens = min(self.block_size, self._max_num_tokens, self.limits.max_input_len)
         token_ids = [0] * num_tokens
         num_blocks = min(-(-(num_tokens + 1) // self.block_size), self.num_blocks)
@@ -150,7 +153,7 @@ class ModelRunner:
             )
             prefill = RowWork(row=0, start=0, num_tokens=num_tokens, token_ids=token_ids)
             decode = RowWork(row=0, start=num_tokens, num_tokens=1)
-            self._run_to_end(SchedulerOutput(new_sequences=[new], rows=[prefill]))
+            self._run_to_end(SchedulerOutput(new_sequences=[new], rows=[prefill], block_copies=[(0, 0)]))
             if num_blocks * self.block_size > num_tokens:
                 self._run_to_end(SchedulerOutput(new_sequences=[], rows=[decode]))
 

@@ -35,11 +35,18 @@ class StepInput:
     staged: dict[str, Tensor]
     """What only some steps bring, on the device: changes of rows, block copies, restrictions."""
     numbers: Tensor
-    """int64, on the host: the parts below, one after the other."""
+    """int64, on the host: eight parts, one after the other. A step does without those that say nothing new.
+
+    1. (B) row of each place in the batch
+    2. (B) tokens that it brings; 0 for padding
+    3. (T) token ids, LAST_SAMPLED where the host does not know one; left out if it knows none
+    4. (T) place in the batch of each token's row; this and the next two are left out without longer rows
+    5. (T) place of each token among its row's
+    6. (P + 1) where each longer row's tokens start, counted from the first of them
+    7. (S) which of the T tokens sample; this and the next are left out if all do, in order
+    8. (S) their rows
+    """
     part_sizes: list[int]
-    """Of the row of each of B, and how many tokens it brings; of T token ids, the place in the batch of each token's
-    row, and the token's place among that row's; of P + 1 starts of the longer rows, counted from the first of their
-    tokens; of S tokens that sample, and their rows. 0 for parts that the step does without."""
     num_decodes: int
     num_prefills: int
     num_tokens: int
@@ -152,7 +159,7 @@ class _Batch:
         return order
 
     def parts(self, padding_row: int) -> list[Array]:
-        """See StepInput.part_sizes."""
+        """See StepInput.numbers."""
         rows = self._pad(self.rows, padding_row)
         counts = self._pad(self.counts, 0)
         if not self.num_prefills:
