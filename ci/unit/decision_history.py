@@ -13,7 +13,8 @@ from inflight.config import SchedulerPolicy
 from inflight.scheduler_output import SchedulerOutput
 
 MAX_SEQ_LEN = 48
-NUM_HISTORIES = 60
+SEEDS = (*range(60), 559)
+"""The last is rare: a sequence is paused and starts again within one step."""
 PREFIX = [(position * 11) % 97 for position in range(30)]
 
 

@@ -70,6 +70,9 @@ def test_a_sequence_that_cannot_go_on_ends_its_request_alone() -> None:
 
     harness = Harness(runner={"row_error": not_finite})
     harness.submit(make_request(1, 5, 20, seed=100, num_return_sequences=3, streaming=True), make_request(2, 5, 20))
+    while not harness.num_finals(1):
+        harness.step()
+    assert harness.scheduler.num_running == 1, "the other sequences of the request are ended with it"
     harness.run_until_idle()
     assert str(harness.error(1)) == "logits are not finite" and harness.num_finals(1) == 1
     assert harness.tokens(2) == harness.expected(2)

@@ -260,13 +260,13 @@ class Scheduler:
         """New blocks for a running sequence; None if the sequence itself had to be paused.
 
         If memory is short, those that started last are paused until there is room. What is left free then is less than
-        the last one paused had held, so none of them starts again in this step.
+        the last one paused had held, so it starts again in this step only if others hold part of its blocks.
         """
         while (new_block_ids := self.kv_cache.allocate_slots(sequence, num_tokens)) is None:
             if self._policy is not SchedulerPolicy.MAX_UTILIZATION:
                 raise RuntimeError("a started sequence found no KV cache block that was reserved for it")
             victim = self._running.pop()
-            step.budget += victim.is_decoding
+            step.budget += victim.is_decoding  # the token that was kept for it
             self._release(victim)
             victim.status = SequenceStatus.PAUSED
             self._waiting.push(victim)
