@@ -15,7 +15,7 @@ from decision_history import SEEDS, digest_of_history
 GOLDEN: list[str] = json.loads((Path(__file__).parent / "golden" / "decisions.json").read_text(encoding="utf-8"))
 
 
-@pytest.mark.parametrize(("seed", "digest"), zip(SEEDS, GOLDEN, strict=True))
+@pytest.mark.parametrize(("seed", "digest"), list(zip(SEEDS, GOLDEN, strict=True)))
 def test_decisions_are_what_they_were(seed: int, digest: str) -> None:
     assert digest_of_history(seed) == digest
 
