@@ -52,8 +52,8 @@ class StepHandle:
     """A step that was started."""
 
     step: StepInput
-    forwarded: Future[Logits | None]
-    """None = no row samples."""
+    forwarded: Future[Logits | None] | None
+    """A result of None = no row samples. Let go of when the second half is started: logits are large."""
     sampled: Future[SampledTokens | None] | None = None
     """On the host; on a GPU valid only after `done`. None = the second half was not started."""
     done: torch.cuda.Event | None = None
@@ -170,7 +170,9 @@ class ModelRunner:
 
     def sample(self, handle: StepHandle) -> None:
         """Start its second half; see Runner."""
-        handle.sampled = self._start(self._sample, handle.forwarded)
+        assert handle.forwarded is not None, "a step was sampled twice"
+        forwarded, handle.forwarded = handle.forwarded, None
+        handle.sampled = self._start(self._sample, forwarded)
         if self._stream is not None:
             handle.done = torch.cuda.Event()  # type: ignore[no-untyped-call]
             handle.done.record(self._stream)
