@@ -22,7 +22,7 @@ TORCH_INDEX ?=
 PIP := $(BIN)/python -m pip --disable-pip-version-check
 PIP_INSTALL := $(PIP) install --constraint constraints.txt --no-warn-script-location
 
-.PHONY: help serve test unit kernels L0 lint bench load-test default-model image test-gpu gpu-bench-kernels \
+.PHONY: help serve test unit kernels L0 lint bench bench-host load-test default-model image test-gpu gpu-bench-kernels \
   gpu-tune-kernels clean
 
 help: ## list these
@@ -69,6 +69,9 @@ lint: $(READY) ## check style, types, the C++ and the Dockerfile
 
 bench: $(READY) ## measure the engine against transformers: a table and one JSON line
 	$(BIN)/python -m ci.bench $(ARGS)
+
+bench-host: $(READY) ## measure what a step costs the host, over a device that does nothing
+	$(BIN)/python -m ci.bench.host_work $(ARGS)
 
 load-test: $(READY) ## put load on a server started for it: a table, a plot and a page
 	@$(BIN)/python ci/load_test.py $(ARGS)

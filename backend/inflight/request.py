@@ -74,6 +74,12 @@ class Request(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """Requests share cached prefixes only with requests of the same salt."""
     num_return_sequences: int = 1
     """Independent continuations of the prompt; more than one are refused."""
+    generated_token_ids: list[int] = []
+    """Tokens that the client has already, where ranks take over a request from others that died: the continuation
+    starts behind them and is the one that the others would have made. They count as generated, not as prompt, wherever
+    the two differ, and are not returned again."""
+    cum_log_prob: float = 0.0
+    """Sum of the log probabilities of `generated_token_ids`."""
 
 
 class RequestLimits(msgspec.Struct, frozen=True, kw_only=True):
@@ -105,12 +111,17 @@ class RequestLimits(msgspec.Struct, frozen=True, kw_only=True):
                 f"the prompt has {len(tokens)} tokens and leaves no room for a new one within max_seq_len "
                 f"{self.max_seq_len}"
             )
+        num_generated = len(request.generated_token_ids)
+        if num_generated > min(request.max_tokens, self.max_seq_len - len(tokens)):
+            raise InvalidRequest(f"generated_token_ids has {num_generated} tokens, more than the request can generate")
         if self.longest(request) > self.kv_cache_tokens:
             raise InvalidRequest(
                 f"the request needs room for {self.longest(request)} tokens, more than the whole KV cache holds "
                 f"({self.kv_cache_tokens}): ask for fewer tokens"
             )
         self._validate_token_ids(request)
+        if not math.isfinite(request.cum_log_prob):
+            raise InvalidRequest(f"cum_log_prob must be finite, got {request.cum_log_prob}")
         self._validate_sampling(request.sampling_config)
         if request.num_return_sequences != 1:
             raise InvalidRequest(f"num_return_sequences must be 1, got {request.num_return_sequences}")
@@ -126,8 +137,9 @@ class RequestLimits(msgspec.Struct, frozen=True, kw_only=True):
         if low < 0 or high >= self.vocab_size:
             wrong = low if low < 0 else high
             raise InvalidRequest(f"token id {wrong} is outside the vocabulary [0, {self.vocab_size})")
-        if any(not 0 <= token < self.vocab_size for token in request.end_ids):
-            raise InvalidRequest(f"end_ids holds a token id outside [0, {self.vocab_size})")
+        for name, token_ids in (("end_ids", request.end_ids), ("generated_token_ids", request.generated_token_ids)):
+            if any(not 0 <= token < self.vocab_size for token in token_ids):
+                raise InvalidRequest(f"{name} holds a token id outside [0, {self.vocab_size})")
         for name, words in (("stop_words", request.stop_words), ("bad_words", request.bad_words)):
             if len(words) > self.max_words:
                 raise InvalidRequest(f"{name} has {len(words)} entries, more than {self.max_words}")

@@ -7,69 +7,91 @@ the scheduler sends the difference, never the state: a sequence in full when it 
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+import msgspec
 
 from inflight.request import SamplingConfig
 
+NO_SLOT = -1
+"""Of an adapter or a mask: none."""
+LOG_PROBS = "log_probs"
+"""Name of the output that `StepOutput.log_probs` holds."""
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class NewSequence:
+
+class NewSequence(msgspec.Struct, frozen=True, kw_only=True):
     """A sequence that takes a row in this step: everything the runner must know of it."""
 
     row: int
     token_ids: list[int]
-    """All tokens known so far: the prompt, and after a pause what was generated before it."""
+    """All tokens known so far: the prompt, and what was generated before a pause or by ranks that died."""
     num_prompt_tokens: int
     block_ids: list[int]
     """Blocks that already belong to it (cached prefix and first allocation), in order."""
     sampling_config: SamplingConfig
-    end_ids: list[int] = field(default_factory=list)
-    bad_words: list[list[int]] = field(default_factory=list)
-    return_log_probs: bool = False
+    end_ids: list[int] = []
+    bad_words: list[list[int]] = []
+    outputs: tuple[str, ...] = ()
+    """Names of what is wanted besides the tokens, such as LOG_PROBS. A runner refuses a name that it does not serve."""
+    adapter_slot: int = NO_SLOT
+    """Which of the runner's adapters the row's tokens go through. Refused by a runner without adapters."""
+    mask_slot: int = NO_SLOT
+    """Which of the runner's token masks holds for every token that the row samples; its content may change between the
+    two halves of each step. Refused by a runner without masks."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ScheduledSequence:
-    """The work of one row in this step: `num_tokens` tokens from position `start` on."""
+class RowWork(msgspec.Struct, frozen=True, kw_only=True, gc=False):
+    """The work of one row in one step: `num_tokens` tokens from position `start` on.
+
+    A chunk of a prompt, a single token, or a token and the drafts behind it: there is no other difference between them
+    than these numbers.
+    """
 
     row: int
     start: int
-    """Position of its first token = tokens whose keys and values are in the cache before the step."""
+    """Position of the first token = tokens whose keys and values are in the cache before the step."""
     num_tokens: int
-    token_ids: list[int] | None = None
-    """The tokens; None = the one that the row sampled last, which may still be on the device only."""
-    new_block_ids: list[int] = field(default_factory=list)
+    token_ids: list[int] = []
+    """The tokens, as far as the host knows them: all, or all but the first. The first is then what the row sampled
+    last, which may still be on the device only."""
+    new_block_ids: list[int] = []
     """Appended to the row's block table."""
-    samples: bool = True
-    """False for a prompt chunk that is not the last."""
+    num_sampled: int = 1
+    """After how many of the last tokens one is sampled: 0 for a chunk of a prompt that is not the last, otherwise 1;
+    more if drafts are to be verified."""
+
+    @property
+    def is_prefill(self) -> bool:
+        """All its tokens were known when the sequence took the row: the prompt's, and those from before a pause."""
+        return len(self.token_ids) == self.num_tokens
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SchedulerOutput:
-    """Everything one step computes. `decodes` come first in the batch, then `prefills`."""
+class SchedulerOutput(msgspec.Struct, frozen=True, kw_only=True):
+    """Everything one step computes. The rows' order means nothing but the order of the answers."""
 
     new_sequences: list[NewSequence]
-    decodes: list[ScheduledSequence]
-    """One token each, `token_ids` is None."""
-    prefills: list[ScheduledSequence]
+    rows: list[RowWork]
+    """Each row at most once."""
+    block_copies: list[tuple[int, int]] = []
+    """(source, destination) blocks, copied before anything else of the step is computed: for sequences that part ways
+    inside a block. No destination appears twice, and none is a source."""
+    samples_late: bool = False
+    """True if sampling needs to know, on the host, the tokens of the step before: somebody's mask depends on them."""
 
     @property
     def num_tokens(self) -> int:
-        return len(self.decodes) + sum(sequence.num_tokens for sequence in self.prefills)
+        return sum(work.num_tokens for work in self.rows)
 
     @property
     def sampling_rows(self) -> list[int]:
-        """Rows that get new tokens, in batch order: the order of StepOutput.token_ids."""
-        return [sequence.row for sequence in (*self.decodes, *self.prefills) if sequence.samples]
+        """Rows that get new tokens: the order of StepOutput.token_ids."""
+        return [work.row for work in self.rows if work.num_sampled]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StepOutput:
+class StepOutput(msgspec.Struct, frozen=True, kw_only=True):
     """What a step found, one entry for each of SchedulerOutput.sampling_rows, on the host."""
 
     token_ids: list[list[int]]
     """New tokens of each row: one, or several under speculation; empty where `errors` names the row."""
     log_probs: list[list[float]] | None = None
     """Log probabilities of those tokens; None if no row of the step asked."""
-    errors: dict[int, str] = field(default_factory=dict)
+    errors: dict[int, str] = {}
     """Row -> sentence, for a row that cannot go on (its logits were not finite)."""

@@ -11,7 +11,7 @@ from collections import deque
 from collections.abc import Callable
 
 from inflight.request import Request
-from inflight.scheduler_output import NewSequence, ScheduledSequence, SchedulerOutput, StepOutput
+from inflight.scheduler_output import LOG_PROBS, NewSequence, RowWork, SchedulerOutput, StepOutput
 
 VOCAB_SIZE = 97
 EMPTY = -1
@@ -38,14 +38,14 @@ def log_prob_of(token_id: int) -> float:
     return -1.0 - token_id / VOCAB_SIZE
 
 
-def expected_output(request: Request, max_seq_len: int) -> list[int]:
+def expected_output(request: Request, max_seq_len: int, sequence_index: int = 0) -> list[int]:
     """What `request` must be answered with, whoever it runs beside: the oracle of all tests."""
     token_ids = list(request.input_token_ids)
     state = states_of(token_ids)[-1]
     sampling, num_prompt = request.sampling_config, len(token_ids)
     while True:
         num_before = len(token_ids) - num_prompt
-        token_id = next_token(state, sampling.seed)
+        token_id = next_token(state, sampling.seed + sequence_index)
         if num_before < sampling.min_tokens:
             token_id = mask_end(token_id, request.end_ids)
         token_ids.append(token_id)
@@ -102,30 +102,39 @@ class FakeRunner:
         self.num_launches = 0
         self.closed = False
         self._outstanding: deque[tuple[int, StepOutput | Exception]] = deque()
+        self._unsampled: tuple[int, SchedulerOutput] | None = None
         self._fail_launch, self._fail_collect, self._row_error = fail_launch, fail_collect, row_error
 
-    def launch(self, scheduled: SchedulerOutput) -> int:
+    def forward(self, scheduled: SchedulerOutput) -> int:
         step, self.num_launches = self.num_launches, self.num_launches + 1
         if self._fail_launch(step):
             self.memory = [EMPTY] * len(self.memory)
             raise RuntimeError(f"launch {step} failed")
         assert len(self._outstanding) < self.max_outstanding, "too many steps at once"
+        assert self._unsampled is None, "a step was started before the one before it was sampled"
         self._check_shape(scheduled)
         self.launched.append(scheduled)
+        self._copy_blocks(scheduled.block_copies)
         for new in scheduled.new_sequences:
             self.rows[new.row] = Row(new)
-        parts = [*scheduled.decodes, *scheduled.prefills]
-        work = [(self.rows[part.row], part, self._take_in(part)) for part in parts]
+        work = [(self.rows[part.row], part, self._take_in(part)) for part in scheduled.rows]
         # Every row writes before any reads: what a row reads of another's must have been there before the step.
         read = [self._read_prefix(row, part.start) for row, part, _ in work]
         for (row, part, token_ids), state in zip(work, read, strict=True):
             self._write(row, part.start, token_ids, state)
         for row, part, _ in work:
             self._read_prefix(row, part.start + part.num_tokens)
-        output = self._sample([row for row, part, _ in work if part.samples], scheduled)
+        self._unsampled = (step, scheduled)
+        return step
+
+    def sample(self, handle: int) -> None:
+        assert self._unsampled is not None and self._unsampled[0] == handle, "the second half of no step"
+        (step, scheduled), self._unsampled = self._unsampled, None
+        if scheduled.samples_late:
+            assert not self._outstanding, "the host does not know yet what the masks depend on"
+        output = self._sample([self.rows[part.row] for part in scheduled.rows if part.num_sampled], scheduled)
         failed = RuntimeError(f"step {step} failed") if self._fail_collect(step) else None
         self._outstanding.append((step, failed or output))
-        return step
 
     def collect(self, handle: int) -> StepOutput:
         step, outcome = self._outstanding.popleft()
@@ -143,33 +152,38 @@ class FakeRunner:
 
     @property
     def num_outstanding(self) -> int:
-        return len(self._outstanding)
+        return len(self._outstanding) + (self._unsampled is not None)
+
+    def _copy_blocks(self, pairs: list[tuple[int, int]]) -> None:
+        size = self.block_size
+        for source, destination in pairs:
+            block = self.memory[source * size : (source + 1) * size]
+            self.memory[destination * size : (destination + 1) * size] = block
 
     def _check_shape(self, scheduled: SchedulerOutput) -> None:
-        parts = [*scheduled.decodes, *scheduled.prefills]
-        rows = [part.row for part in parts]
+        rows = [part.row for part in scheduled.rows]
         assert rows, "an empty step"
         assert len(rows) == len(set(rows)), "a row twice in one step"
         assert all(0 <= row < self.max_batch_size for row in rows)
         assert 1 <= scheduled.num_tokens <= self.max_num_tokens, "max_num_tokens was exceeded"
-        assert {new.row for new in scheduled.new_sequences} <= {part.row for part in scheduled.prefills}
-        assert all(part.token_ids is None and part.num_tokens == 1 and part.samples for part in scheduled.decodes)
+        assert {new.row for new in scheduled.new_sequences} <= {part.row for part in scheduled.rows if part.is_prefill}
+        assert all(part.num_tokens - len(part.token_ids) in (0, 1) for part in scheduled.rows)
 
-    def _take_in(self, part: ScheduledSequence) -> list[int]:
+    def _take_in(self, part: RowWork) -> list[int]:
         """The row's tokens of this step, after checking that the step goes on where the last one ended."""
         row = self.rows[part.row]
         row.block_ids.extend(part.new_block_ids)
-        if part.token_ids is None:
+        token_ids = part.token_ids
+        if not token_ids:
             assert row.num_computed == len(row.token_ids) - 1, "a decode needs the token that the row sampled last"
             token_ids = row.token_ids[-1:]
-        else:
-            token_ids = part.token_ids
-            assert len(token_ids) == part.num_tokens
-            assert token_ids == row.token_ids[part.start : part.start + part.num_tokens], "foreign tokens"
+        assert len(token_ids) == part.num_tokens
+        assert token_ids == row.token_ids[part.start : part.start + part.num_tokens], "foreign tokens"
         if row.num_computed is not None:
             assert part.start == row.num_computed, "a position was skipped or computed twice"
         row.num_computed = part.start + part.num_tokens
-        assert part.samples == (row.num_computed == len(row.token_ids)), "a row samples exactly at its last known token"
+        is_last = row.num_computed == len(row.token_ids)
+        assert part.num_sampled == is_last, "a row samples exactly at its last known token"
         assert row.num_computed <= len(row.block_ids) * self.block_size, "the block table is too short"
         return token_ids
 
@@ -200,6 +214,6 @@ class FakeRunner:
                 errors[row.new.row] = error
             token_ids.append([] if error is not None else [token_id])
         log_probs = [[log_prob_of(t) for t in tokens] for tokens in token_ids]
-        wanted = any(row.new.return_log_probs for row in rows)
+        wanted = any(LOG_PROBS in row.new.outputs for row in rows)
         assert [row.new.row for row in rows] == scheduled.sampling_rows
         return StepOutput(token_ids=token_ids, log_probs=log_probs if wanted else None, errors=errors)

@@ -14,6 +14,7 @@ from inflight.config import SchedulerPolicy
 from inflight.errors import RequestError
 from inflight.request import OutputConfig, Request, RequestLimits, SamplingConfig
 from inflight.result import FinishReason, Result
+from inflight.scheduler_output import RowWork, SchedulerOutput
 
 Response = tuple[Result | None, bool, RequestError | None]
 
@@ -32,6 +33,14 @@ def make_request(request_id: int, prompt: list[int] | int, max_tokens: int = 5, 
         sampling_config=SamplingConfig(**sampling),
         **options,
     )
+
+
+def prefills(step: SchedulerOutput) -> list[RowWork]:
+    return [work for work in step.rows if work.is_prefill]
+
+
+def decodes(step: SchedulerOutput) -> list[RowWork]:
+    return [work for work in step.rows if not work.is_prefill]
 
 
 class Harness:
@@ -116,11 +125,16 @@ class Harness:
         self.run_until_idle()
         return {request.request_id: self.tokens(request.request_id) for request in requests}
 
-    def tokens(self, request_id: int) -> list[int]:
-        return [token for result, _, _ in self.responses[request_id] if result for token in result.output_token_ids]
+    def tokens(self, request_id: int, sequence_index: int = 0) -> list[int]:
+        results = self.results(request_id, sequence_index)
+        return [token for result in results for token in result.output_token_ids]
 
-    def expected(self, request_id: int) -> list[int]:
-        return expected_output(self.requests[request_id], self.max_seq_len)
+    def results(self, request_id: int, sequence_index: int = 0) -> list[Result]:
+        found = [result for result, _, _ in self.responses[request_id]]
+        return [result for result in found if result is not None and result.sequence_index == sequence_index]
+
+    def expected(self, request_id: int, sequence_index: int = 0) -> list[int]:
+        return expected_output(self.requests[request_id], self.max_seq_len, sequence_index)
 
     def final(self, request_id: int) -> Result:
         result, is_final, error = self.responses[request_id][-1]

@@ -11,10 +11,17 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from inflight.request import SamplingConfig
-from inflight.runtime.model_runner import ModelRunner
-from inflight.scheduler_output import NewSequence, ScheduledSequence, SchedulerOutput, StepOutput
+from inflight.runtime.model_runner import ModelRunner, StepHandle
+from inflight.scheduler_output import LOG_PROBS, NewSequence, RowWork, SchedulerOutput, StepOutput
 
 GREEDY = SamplingConfig()
+
+
+def launch(runner: ModelRunner, scheduled: SchedulerOutput) -> StepHandle:
+    """Both halves of a step, one behind the other."""
+    handle = runner.forward(scheduled)
+    runner.sample(handle)
+    return handle
 
 
 @dataclass(kw_only=True)
@@ -100,25 +107,19 @@ class Driver:
 
     def _step(self, new: list[Work], running: list[Work]) -> None:
         new_sequences = [self._start(work) for work in new]
-        decodes: list[ScheduledSequence] = []
-        prefills: list[ScheduledSequence] = []
-        decoding: list[Work] = []
-        ending: list[Work] = []
+        rows: list[RowWork] = []
+        sampling: list[Work] = []
         for work in running:
             if len(work.output) + work.num_pending >= work.max_tokens or work.is_done:
                 continue
-            if work.num_computed >= work.num_known:
-                decodes.append(self._decode(work))
-                decoding.append(work)
-            else:
-                prefills.append(self._prefill(work))
-                if prefills[-1].samples:
-                    ending.append(work)
-        scheduled = SchedulerOutput(new_sequences=new_sequences, decodes=decodes, prefills=prefills)
-        if scheduled.num_tokens:
+            rows.append(self._decode(work) if work.num_computed >= work.num_known else self._prefill(work))
+            if rows[-1].num_sampled:
+                sampling.append(work)
+        scheduled = SchedulerOutput(new_sequences=new_sequences, rows=rows)
+        if rows:
             self.num_steps += 1
-            self._outstanding.append((self.runner.launch(scheduled), decoding + ending))
-        if len(self._outstanding) >= self._max_outstanding or not scheduled.num_tokens:
+            self._outstanding.append((launch(self.runner, scheduled), sampling))
+        if len(self._outstanding) >= self._max_outstanding or not rows:
             self._collect()
 
     def _start(self, work: Work) -> NewSequence:
@@ -135,7 +136,7 @@ class Driver:
             sampling_config=work.sampling,
             end_ids=work.end_ids,
             bad_words=work.bad_words,
-            return_log_probs=work.log_probs,
+            outputs=(LOG_PROBS,) if work.log_probs else (),
         )
 
     def _blocks_for(self, work: Work, num_tokens: int) -> list[int]:
@@ -144,26 +145,26 @@ class Driver:
         work.blocks += taken
         return taken
 
-    def _decode(self, work: Work) -> ScheduledSequence:
+    def _decode(self, work: Work) -> RowWork:
         start = work.num_computed
         blocks = self._blocks_for(work, start + 1)
         work.num_computed += 1
         work.num_pending += 1
-        return ScheduledSequence(row=work.row, start=start, num_tokens=1, new_block_ids=blocks)
+        return RowWork(row=work.row, start=start, num_tokens=1, new_block_ids=blocks)
 
-    def _prefill(self, work: Work) -> ScheduledSequence:
+    def _prefill(self, work: Work) -> RowWork:
         start = work.num_computed
         end = min(start + work.chunk, work.num_known)
         work.num_computed = end
         samples = end == work.num_known
         work.num_pending += samples
-        return ScheduledSequence(
+        return RowWork(
             row=work.row,
             start=start,
             num_tokens=end - start,
             token_ids=work.token_ids[start:end],
             new_block_ids=self._blocks_for(work, end),
-            samples=samples,
+            num_sampled=int(samples),
         )
 
     def _collect_all(self) -> None:

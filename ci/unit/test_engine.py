@@ -9,6 +9,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from msgspec import structs
 from tiny_checkpoints import TinyCheckpoint, make_checkpoint, make_prompt
 
 from inflight.batch_manager.callbacks import Callbacks
@@ -18,7 +19,7 @@ from inflight.batch_manager.scheduler import Scheduler
 from inflight.config import EngineConfig, SchedulerPolicy
 from inflight.distributed.rank_group import SingleRank
 from inflight.errors import RequestError
-from inflight.request import Request, SamplingConfig
+from inflight.request import OutputConfig, Request, SamplingConfig
 from inflight.result import Result
 from inflight.runtime.model_runner import ModelRunner, StepHandle
 from inflight.scheduler_output import SchedulerOutput
@@ -33,9 +34,9 @@ class CountingRunner(ModelRunner):
 
     num_starts = 0
 
-    def launch(self, scheduled: SchedulerOutput) -> StepHandle:
+    def forward(self, scheduled: SchedulerOutput) -> StepHandle:
         self.num_starts += len(scheduled.new_sequences)
-        return super().launch(scheduled)
+        return super().forward(scheduled)
 
 
 class Engine:
@@ -67,6 +68,7 @@ class Engine:
         )
         self._queue: list[Request] = []
         self._tokens: dict[int, list[int]] = {}
+        self.finals: dict[int, Result] = {}
 
     def serve(self, requests: list[Request]) -> list[list[int]]:
         self._queue = list(requests)
@@ -88,6 +90,8 @@ class Engine:
         assert error is None
         if result is not None:
             self._tokens[request_id] += result.output_token_ids
+            if is_final:
+                self.finals[request_id] = result
 
 
 @pytest.fixture(scope="module")
@@ -134,3 +138,46 @@ def test_every_request_gets_its_own_tokens(
     alone = Engine(checkpoint.folder, SchedulerPolicy.GUARANTEED_NO_EVICT)
     assert [alone.serve([request])[0] for request in requests[1::2]] == together[1::2]
     alone.runner.close()
+
+
+def replays(prompt: list[int]) -> list[Request]:
+    """Requests in which what was generated before matters for what comes after."""
+    sampled = SamplingConfig(temperature=0.9, top_p=0.9, seed=11)
+    penalised = SamplingConfig(temperature=0.7, seed=5, repetition_penalty=1.3, frequency_penalty=0.4, min_tokens=9)
+    configs = [SamplingConfig(), sampled, penalised, SamplingConfig(min_tokens=6, presence_penalty=0.8)]
+    return [
+        Request(
+            request_id=number,
+            input_token_ids=prompt,
+            max_tokens=NUM_NEW,
+            sampling_config=sampling,
+            output_config=OutputConfig(return_log_probs=True),
+            end_ids=list(range(0, 200, 9)),
+            bad_words=[[number], [3, 4], [17, 40]],
+        )
+        for number, sampling in enumerate(configs)
+    ]
+
+
+@pytest.mark.parametrize("cut", [1, 4, 8])
+def test_a_request_goes_on_from_the_tokens_that_its_client_has(checkpoint: TinyCheckpoint, cut: int) -> None:
+    """Greedy and sampled, with penalties, bad words, min_tokens and max_tokens: the tokens and their log probabilities
+    are those of the run that nothing disturbed."""
+    requests = replays(make_prompt(11, seed=9))
+    undisturbed = Engine(checkpoint.folder, SchedulerPolicy.GUARANTEED_NO_EVICT)
+    outputs = undisturbed.serve(requests)
+    undisturbed.runner.close()
+    again = Engine(checkpoint.folder, SchedulerPolicy.GUARANTEED_NO_EVICT)
+    cuts = [min(cut, len(output) - 1) for output in outputs]
+    assert sum(cuts) > 0
+    replayed = []
+    for request, output, count in zip(requests, outputs, cuts, strict=True):
+        log_probs = undisturbed.finals[request.request_id].log_probs[:count]
+        replayed.append(structs.replace(request, generated_token_ids=output[:count], cum_log_prob=sum(log_probs)))
+    assert again.serve(replayed) == [output[count:] for output, count in zip(outputs, cuts, strict=True)]
+    again.runner.close()
+    for request, count in zip(requests, cuts, strict=True):
+        before, after = undisturbed.finals[request.request_id], again.finals[request.request_id]
+        assert after.finish_reason is before.finish_reason
+        assert after.cum_log_prob == pytest.approx(before.cum_log_prob, abs=1e-4)
+        assert after.log_probs == pytest.approx(before.log_probs[count:], abs=1e-4)

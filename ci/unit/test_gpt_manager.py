@@ -3,18 +3,24 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
+from dataclasses import replace
 from datetime import datetime
+from typing import Any
 
 import pytest
 from fakes import Row, log_prob_of
 from harness import Harness, make_request
 
+from inflight.batch_manager import active_request
 from inflight.batch_manager.callbacks import Callbacks
 from inflight.batch_manager.gpt_manager import GptManager
+from inflight.batch_manager.sequence import Sequence
 from inflight.config import SchedulerPolicy
 from inflight.errors import DuplicateRequest, InvalidRequest, StepFailed
 from inflight.request import Request, SamplingConfig
 from inflight.result import FinishReason
+from inflight.scheduler_output import NO_SLOT
 
 STATS_KEYS = [
     "Timestamp",
@@ -190,6 +196,18 @@ def test_statistics_count_who_waits_and_who_is_paused() -> None:
     assert any(entry["Paused Requests"] == 1 for entry in stats)
     assert all(e["Waiting Requests"] == e["Active Request Count"] - e["Scheduled Requests"] for e in stats)
     assert all(e["Paused Requests"] <= e["Waiting Requests"] for e in stats)
+
+
+def test_statistics_that_nobody_wants_are_not_made(monkeypatch: pytest.MonkeyPatch) -> None:
+    harness = Harness()
+    answers, made = iter([True, False, False, True]), []
+    callbacks = replace(harness.callbacks, wants_batch_manager_stats=lambda: next(answers, False))
+    harness.manager._callbacks = callbacks
+    make = harness.manager.statistics
+    monkeypatch.setattr(harness.manager, "statistics", lambda: made.append(True) or make())
+    harness.serve(make_request(1, 4, 8))
+    counters = [json.loads(text)["Iteration Counter"] for text in harness.stats]
+    assert len(made) == len(counters) == 2 and counters == [1, 4]
 
 
 # -- stops -------------------------------------------------------------------------------------------------------------
@@ -390,6 +408,86 @@ def test_a_row_that_cannot_go_on_ends_alone() -> None:
         assert harness.tokens(i) == harness.expected(i)
     harness.serve(make_request(9, requests[3].input_token_ids, 2))
     assert harness.final(9).perf_metrics.kv_cache_reused_blocks == 0, "what the row computed is not reused"
+
+
+# -- two halves --------------------------------------------------------------------------------------------------------
+
+
+def log_halves(harness: Harness, monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    log: list[str] = []
+    for name in ("forward", "sample", "collect"):
+        half = getattr(harness.runner, name)
+
+        def logged(argument: object, name: str = name, half: Callable[[object], object] = half) -> object:
+            result = half(argument)
+            log.append(f"{name} {result if name == 'forward' else argument}")
+            return result
+
+        monkeypatch.setattr(harness.runner, name, logged)
+    return log
+
+
+def test_a_step_is_sampled_at_once_and_before_the_step_before_is_collected(monkeypatch: pytest.MonkeyPatch) -> None:
+    harness = Harness()
+    log = log_halves(harness, monkeypatch)
+    harness.serve(make_request(1, 4, 3))
+    assert log == [
+        *("forward 0", "sample 0", "forward 1", "sample 1", "collect 0"),
+        *("forward 2", "sample 2", "collect 1", "collect 2"),
+    ]
+
+
+def give_masks(monkeypatch: pytest.MonkeyPatch, *request_ids: int) -> None:
+    def sequence(request: Request, **options: Any) -> Sequence:
+        made = Sequence(request, **options)
+        made.mask_slot = 0 if request.request_id in request_ids else NO_SLOT
+        return made
+
+    monkeypatch.setattr(active_request, "Sequence", sequence)
+
+
+def test_a_step_whose_masks_depend_on_the_token_before_is_sampled_when_that_is_known(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Its network runs all the same while the step before is brought to the host."""
+    give_masks(monkeypatch, 1)
+    harness = Harness()
+    log = log_halves(harness, monkeypatch)
+    harness.serve(make_request(1, 4, 3))
+    assert log == [
+        *("forward 0", "sample 0", "forward 1", "collect 0", "sample 1"),
+        *("forward 2", "collect 1", "sample 2", "collect 2"),
+    ]
+    assert harness.tokens(1) == harness.expected(1)
+
+
+def test_masks_of_some_hold_up_nobody_else_for_longer_than_they_live(monkeypatch: pytest.MonkeyPatch) -> None:
+    give_masks(monkeypatch, 1, 4)
+    harness = Harness(policy=SchedulerPolicy.MAX_UTILIZATION, num_blocks=10)
+    requests = [make_request(i, 6, 4 + 3 * i, streaming=True) for i in range(1, 7)]
+    harness.submit(*requests)
+    for _ in range(9):
+        harness.step()
+    harness.stops = {4}
+    harness.run_until_idle()
+    for request_id in (1, 2, 3, 5, 6):
+        assert harness.tokens(request_id) == harness.expected(request_id)
+    late = [step.samples_late for step in harness.runner.launched]
+    assert any(late) and not late[-1], "without masks nothing waits"
+
+
+@pytest.mark.parametrize("step", range(7))
+def test_a_step_that_fails_while_another_waits_to_be_sampled(monkeypatch: pytest.MonkeyPatch, step: int) -> None:
+    give_masks(monkeypatch, 1)
+    harness = Harness(runner={"fail_collect": lambda number: number == step})
+    harness.serve(make_request(1, 4, 7), make_request(2, 4, 7))
+    for request_id in (1, 2):
+        error = harness.responses[request_id][-1][2]
+        assert harness.num_finals(request_id) == 1
+        assert isinstance(error, StepFailed) or harness.tokens(request_id) == harness.expected(request_id)
+    monkeypatch.undo()
+    harness.serve(make_request(3, 4, 7))
+    assert harness.tokens(3) == harness.expected(3)
 
 
 # -- the end -----------------------------------------------------------------------------------------------------------

@@ -125,6 +125,16 @@ def test_a_front_that_comes_late_hears_the_latest_statistics(scene: Scene) -> No
     assert scene.heard[late][1:] == [Stats('{"Iteration Counter": 1}')]
 
 
+def test_statistics_are_wanted_when_there_is_a_front_and_some_time_has_passed(scene: Scene) -> None:
+    assert not scene.server.wants_stats()
+    link = scene.front()
+    scene.serve_until(scene.server.wants_stats)
+    scene.server._stats_seconds = 3600.0
+    scene.server.report_stats("{}")
+    scene.serve_until(lambda: Stats("{}") in scene.heard[link])
+    assert not scene.server.wants_stats()
+
+
 def test_the_statistics_say_how_many_wait_on_the_leader(scene: Scene) -> None:
     link = scene.front()
     link.send(Submit([make_request(n, 2) for n in (1, 2, 3)]))

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 import torch
-from model_driver import Driver, Work
+from model_driver import Driver, Work, launch
 from tiny_checkpoints import TinyCheckpoint, make_checkpoint, make_prompt
 
 from inflight.config import EngineConfig
@@ -25,7 +25,7 @@ from inflight.runtime.device import choose_device, count_threads
 from inflight.runtime.kv_cache import KVCache, KVCacheShape, count_blocks
 from inflight.runtime.model_runner import ModelRunner
 from inflight.runtime.runner import Runner
-from inflight.scheduler_output import NewSequence, ScheduledSequence, SchedulerOutput
+from inflight.scheduler_output import NewSequence, RowWork, SchedulerOutput
 
 CPU = torch.device("cpu")
 SPEC = CacheSpec(num_kv_heads=2, head_dim=8, dtype=torch.float32)
@@ -62,13 +62,13 @@ def first_step(prompt: list[int], row: int = 0) -> SchedulerOutput:
         block_ids=list(range(10)),
         sampling_config=SamplingConfig(),
     )
-    prefill = ScheduledSequence(row=row, start=0, num_tokens=len(prompt), token_ids=prompt)
-    return SchedulerOutput(new_sequences=[new], decodes=[], prefills=[prefill])
+    prefill = RowWork(row=row, start=0, num_tokens=len(prompt), token_ids=prompt)
+    return SchedulerOutput(new_sequences=[new], rows=[prefill])
 
 
 def decode_step(start: int, row: int = 0) -> SchedulerOutput:
-    decode = ScheduledSequence(row=row, start=start, num_tokens=1)
-    return SchedulerOutput(new_sequences=[], decodes=[decode], prefills=[])
+    decode = RowWork(row=row, start=start, num_tokens=1)
+    return SchedulerOutput(new_sequences=[], rows=[decode])
 
 
 # -- launch and collect ------------------------------------------------------------------------------------------------
@@ -92,7 +92,7 @@ def test_launch_does_not_wait_for_the_step(
 
     monkeypatch.setattr(type(runner._decoder), "logits", lambda decoder, hidden: held(hidden))
     prompt, expected = checkpoint.prompt(7, 3)
-    handles = [runner.launch(step) for step in (first_step(prompt), decode_step(7), decode_step(8))]
+    handles = [launch(runner, step) for step in (first_step(prompt), decode_step(7), decode_step(8))]
     gate.set()
     assert [runner.collect(handle).token_ids for handle in handles] == [[[token]] for token in expected]
 
@@ -103,31 +103,29 @@ def test_a_failing_step_raises_in_collect_and_the_next_goes_on(
     prompt, expected = checkpoint.prompt(7, 1)
     with monkeypatch.context() as patched:
         patched.setattr(type(runner._decoder), "forward", lambda *arguments: 1 / 0)
-        handle = runner.launch(first_step(prompt))
+        handle = launch(runner, first_step(prompt))
         with pytest.raises(ZeroDivisionError):
             runner.collect(handle)
-    assert runner.collect(runner.launch(first_step(prompt))).token_ids == [expected]
+    assert runner.collect(launch(runner, first_step(prompt))).token_ids == [expected]
 
 
 def test_a_step_without_sampling_rows(runner: ModelRunner) -> None:
     prompt = make_prompt(9)
     step = first_step(prompt)
-    part = ScheduledSequence(row=0, start=0, num_tokens=5, token_ids=prompt[:5], samples=False)
-    output = runner.collect(
-        runner.launch(SchedulerOutput(new_sequences=step.new_sequences, decodes=[], prefills=[part]))
-    )
+    part = RowWork(row=0, start=0, num_tokens=5, token_ids=prompt[:5], num_sampled=0)
+    output = runner.collect(launch(runner, SchedulerOutput(new_sequences=step.new_sequences, rows=[part])))
     assert output.token_ids == []
     assert output.log_probs is None
 
 
 def test_an_empty_step(runner: ModelRunner) -> None:
-    empty = SchedulerOutput(new_sequences=[], decodes=[], prefills=[])
-    assert runner.collect(runner.launch(empty)).token_ids == []
+    empty = SchedulerOutput(new_sequences=[], rows=[])
+    assert runner.collect(launch(runner, empty)).token_ids == []
 
 
 def test_close_finishes_what_was_launched(checkpoint: TinyCheckpoint, runner: ModelRunner) -> None:
     prompt, expected = checkpoint.prompt(7, 1)
-    handle = runner.launch(first_step(prompt))
+    handle = launch(runner, first_step(prompt))
     runner.close()
     assert runner.collect(handle).token_ids == [expected]
     assert not any(thread.name.startswith("inflight-step") for thread in threading.enumerate())

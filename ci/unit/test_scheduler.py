@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from harness import Harness, make_request
+from harness import Harness, decodes, make_request, prefills
 
 from inflight.batch_manager.sequence import Sequence, SequenceStatus
 from inflight.config import SchedulerPolicy
@@ -64,9 +64,9 @@ def test_decodes_and_prompts_share_a_step_within_its_tokens() -> None:
     harness.step()
     harness.submit(make_request(2, 20, 4))
     harness.run_until_idle()
-    mixed = [step for step in harness.runner.launched if step.decodes and step.prefills]
-    assert [step.prefills[0].num_tokens for step in mixed] == [7, 7, 6]
-    assert [step.prefills[0].samples for step in mixed] == [False, False, True]
+    mixed = [step for step in harness.runner.launched if decodes(step) and prefills(step)]
+    assert [prefills(step)[0].num_tokens for step in mixed] == [7, 7, 6]
+    assert [prefills(step)[0].num_sampled for step in mixed] == [0, 0, 1]
 
 
 def test_prompts_fill_a_step_to_the_last_token() -> None:
@@ -81,9 +81,9 @@ def test_a_row_is_described_once_and_then_by_differences() -> None:
     harness = Harness(block_size=4, max_num_tokens=8)
     harness.serve(make_request(1, 10, 6))
     first, *others = harness.runner.launched
-    assert len(first.new_sequences) == 1 and first.new_sequences[0].block_ids and not first.prefills[0].new_block_ids
+    assert len(first.new_sequences) == 1 and first.new_sequences[0].block_ids and not first.rows[0].new_block_ids
     assert not any(step.new_sequences for step in others)
-    added = [part.new_block_ids for step in others for part in (*step.decodes, *step.prefills)]
+    added = [part.new_block_ids for step in others for part in step.rows]
     assert [len(blocks) for blocks in added] == [1, 0, 0, 1, 0, 0]
 
 
@@ -179,7 +179,7 @@ def test_prompt_of_a_cached_prefix_is_not_computed_again() -> None:
     harness.serve(make_request(2, prompt, 2), make_request(3, prompt, 2, cache_salt="other"))
     assert_all_as_expected(harness, list(harness.requests.values()))
     step = harness.runner.launched[2]
-    assert [(part.start, part.num_tokens) for part in step.prefills] == [(16, 1), (0, 17)]
+    assert [(part.start, part.num_tokens) for part in prefills(step)] == [(16, 1), (0, 17)]
     assert harness.final(2).perf_metrics.kv_cache_reused_blocks == 4
     assert harness.final(3).perf_metrics.kv_cache_reused_blocks == 0
 
@@ -298,7 +298,7 @@ def test_without_chunks_a_prompt_goes_whole(policy: SchedulerPolicy) -> None:
     harness.serve(*requests)
     assert_all_as_expected(harness, requests)
     whole = {len(request.input_token_ids) for request in requests}
-    assert {part.num_tokens for step in harness.runner.launched for part in step.prefills} == whole
+    assert {part.num_tokens for step in harness.runner.launched for part in prefills(step)} == whole
     harness.serve(make_request(50, 13, 1))
     assert isinstance(harness.error(50), InvalidRequest) and "enable_chunked_context" in str(harness.error(50))
 
@@ -419,7 +419,8 @@ def test_a_sequence_passes_through_its_states() -> None:
         scheduled = harness.scheduler.schedule()
         if scheduled is None:
             break
-        handle: Any = harness.runner.launch(scheduled)
+        handle: Any = harness.runner.forward(scheduled)
+        harness.runner.sample(handle)
         harness.scheduler.update(scheduled, harness.runner.collect(handle))
     states = SequenceStatus
     assert seen == [states.WAITING, states.RUNNING, states.PAUSED, states.RUNNING, states.FINISHED]

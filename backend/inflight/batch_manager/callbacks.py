@@ -34,9 +34,11 @@ ReturnBatchManagerStatsCallback = Callable[[str], None]
 
 @dataclass(frozen=True, kw_only=True)
 class Callbacks:
-    """The four, together. Get and send are mandatory."""
+    """The four, together. Get and send are mandatory; without `return_batch_manager_stats` no statistics are made."""
 
     get_inference_requests: GetInferenceRequestsCallback
     send_response: SendResponseCallback
     poll_stop_signals: PollStopSignalCallback | None = None
     return_batch_manager_stats: ReturnBatchManagerStatsCallback | None = None
+    wants_batch_manager_stats: Callable[[], bool] | None = None
+    """Whether somebody would read the statistics of this iteration: otherwise they are not made. None = always."""

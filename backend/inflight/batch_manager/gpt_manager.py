@@ -14,12 +14,13 @@ from collections.abc import Callable, Mapping
 from datetime import datetime
 from typing import Any
 
+from inflight.batch_manager.active_request import ActiveRequest
 from inflight.batch_manager.callbacks import Callbacks
 from inflight.batch_manager.scheduler import Scheduler
 from inflight.batch_manager.sequence import Sequence
 from inflight.errors import DuplicateRequest, RequestError, StepFailed
 from inflight.request import Request, RequestLimits
-from inflight.result import FinishReason, Result
+from inflight.result import FinishReason
 from inflight.runtime.runner import Runner
 from inflight.scheduler_output import SchedulerOutput
 from inflight.stats import IterationStats
@@ -61,9 +62,11 @@ class GptManager:
         self._raise_on_step_failure = raise_on_step_failure
         self._clock = clock
         self._wall_clock = wall_clock
-        self._active: dict[int, Sequence] = {}
-        self._ready: dict[int, Sequence] = {}  # those that have something to say
+        self._active: dict[int, ActiveRequest] = {}
+        self._num_active_sequences = 0  # that have not had their final result
+        self._ready: dict[Sequence, None] = {}  # those with something to answer, in order
         self._outstanding: deque[tuple[SchedulerOutput, Any]] = deque()  # with the runner's handle, oldest first
+        self._is_sampled = True  # the newest of them
         self._launched: SchedulerOutput | None = None  # what this iteration launched
         self._num_iterations = 0
         self._shutting_down = False
@@ -115,7 +118,8 @@ class GptManager:
             self._step_failed(error)
             return
         progressed = self._scheduler.update(scheduled, output, self._clock())
-        self._ready.update((sequence.request.request_id, sequence) for sequence in progressed)
+        self._ready.update(dict.fromkeys(progressed))
+        self._sample()
 
     def _poll_stop_signals(self) -> None:
         if self._callbacks.poll_stop_signals is None:
@@ -123,25 +127,43 @@ class GptManager:
         stops = self._callbacks.poll_stop_signals()
         reasons = stops if isinstance(stops, Mapping) else {}
         for request_id in sorted(stops):
-            sequence = self._active.get(request_id)
-            if sequence is not None:
-                self._scheduler.stop(sequence, reasons.get(request_id, FinishReason.CANCELLED))
-                self._ready[request_id] = sequence
+            active = self._active.get(request_id)
+            for sequence in active.sequences if active is not None else ():
+                if not sequence.is_finished:
+                    self._finish(sequence, reasons.get(request_id, FinishReason.CANCELLED))
+
+    def _finish(self, sequence: Sequence, reason: FinishReason) -> None:
+        self._scheduler.stop(sequence, reason)
+        self._ready[sequence] = None
 
     def _return_responses(self) -> None:
         ready, self._ready = self._ready, {}
-        send_response = self._callbacks.send_response
-        for request_id, sequence in ready.items():
-            if sequence.is_finished:
-                del self._active[request_id]
+        for sequence in ready:
+            active = self._active.get(sequence.request.request_id)
+            if active is None:
+                continue  # it ended just now, with the error of another of its sequences
             if sequence.error is not None:
-                send_response(request_id, None, True, sequence.error)
-            elif sequence.is_finished or sequence.request.streaming:
-                send_response(request_id, _next_result(sequence), sequence.is_finished, None)
+                self._fail(active, sequence.error)
+            elif sequence.is_finished or active.request.streaming:
+                self._respond(active, sequence)
+
+    def _respond(self, active: ActiveRequest, sequence: Sequence) -> None:
+        result = active.next_result(sequence)
+        self._num_active_sequences -= result.is_sequence_final
+        if result.is_final:
+            del self._active[active.request.request_id]
+        self._callbacks.send_response(active.request.request_id, result, result.is_final, None)
+
+    def _fail(self, active: ActiveRequest, error: RequestError) -> None:
+        for sequence in active.sequences:
+            self._scheduler.stop(sequence, FinishReason.CANCELLED)
+        self._num_active_sequences -= active.num_open
+        del self._active[active.request.request_id]
+        self._callbacks.send_response(active.request.request_id, None, True, error)
 
     def _fetch_new_requests(self) -> None:
         was_idle = not self._active
-        max_num_requests = max(self._scheduler.max_batch_size - len(self._active), 0)
+        max_num_requests = max(self._scheduler.max_batch_size - self._num_active_sequences, 0)
         for request in self._callbacks.get_inference_requests(max_num_requests):
             if request.request_id == self._terminate_request_id:
                 self._terminated = True
@@ -154,16 +176,22 @@ class GptManager:
             self._collect_oldest()  # nobody waits for what is left; should it fail, then not with the newcomers
 
     def _accept(self, request: Request) -> None:
-        """Put a request into the queue. Raises RequestError."""
+        """Put a request's sequences into the queue. Raises RequestError."""
         if request.request_id in self._active:
             raise DuplicateRequest(
                 f"Cannot process new request:   Request ID {request.request_id} already exist in request table. "
                 "Will not be added."
             )
         self._limits.validate(request)
-        sequence = Sequence(request, max_seq_len=self._scheduler.max_seq_len, arrival_time_ns=self._clock())
-        self._scheduler.add(sequence)
-        self._active[request.request_id] = sequence
+        active = ActiveRequest(request, max_seq_len=self._scheduler.max_seq_len, arrival_time_ns=self._clock())
+        for sequence in active.sequences:
+            self._scheduler.add(sequence)
+        self._active[request.request_id] = active
+        self._num_active_sequences += len(active.sequences)
+        for sequence in active.sequences if request.generated_token_ids else ():
+            reason = sequence.reason_to_finish()
+            if reason:
+                self._finish(sequence, reason)
 
     def _launch(self) -> None:
         self._launched = None
@@ -173,17 +201,33 @@ class GptManager:
         if scheduled is None:
             return
         try:
-            handle = self._runner.launch(scheduled)
+            handle = self._runner.forward(scheduled)
         except Exception as error:
             self._step_failed(error)
             return
         self._outstanding.append((scheduled, handle))
+        self._is_sampled = False
         self._launched = scheduled
         self._num_iterations += 1
+        self._sample()
+
+    def _sample(self) -> None:
+        """Start the second half of the newest step: at once, or when the host knows the tokens that it depends on."""
+        if self._is_sampled:
+            return
+        scheduled, handle = self._outstanding[-1]
+        if scheduled.samples_late and len(self._outstanding) > 1:
+            return
+        self._is_sampled = True
+        try:
+            self._runner.sample(handle)
+        except Exception as error:
+            self._step_failed(error)
 
     def _return_stats(self) -> None:
-        if self._callbacks.return_batch_manager_stats is not None and self._active:
-            self._callbacks.return_batch_manager_stats(self.statistics().to_json())
+        send, is_wanted = self._callbacks.return_batch_manager_stats, self._callbacks.wants_batch_manager_stats
+        if send is not None and self._active and (is_wanted is None or is_wanted()):
+            send(self.statistics().to_json())
 
     # -- trouble -------------------------------------------------------------------------------------------------------
 
@@ -195,20 +239,23 @@ class GptManager:
         while self._outstanding:
             _, handle = self._outstanding.popleft()
             try:
+                if not self._outstanding and not self._is_sampled:
+                    self._runner.sample(handle)
                 self._runner.collect(handle)
             except Exception as consequence:
                 logger.debug("a step after the failed one failed too", exc_info=consequence)
+        self._is_sampled = True
         lost = self._scheduler.abandon(StepFailed(f"the step that computed the request failed: {error}"))
-        self._ready.update((sequence.request.request_id, sequence) for sequence in lost)
+        self._ready.update(dict.fromkeys(lost))
         self._launched = None
 
     # -- numbers -------------------------------------------------------------------------------------------------------
 
     def statistics(self) -> IterationStats:
         """As of now: the callback is told of iterations with active requests only."""
-        kv_cache, launched, num_active = self._scheduler.kv_cache, self._launched, len(self._active)
-        num_prefills = len(launched.prefills) if launched else 0
-        num_decodes = len(launched.decodes) if launched else 0
+        kv_cache, num_active = self._scheduler.kv_cache, len(self._active)
+        rows = self._launched.rows if self._launched is not None and self._active else []
+        prefills = [work for work in rows if work.is_prefill]
         cpu_memory, gpu_memory, pinned_memory = self._runner.memory_usage()
         return IterationStats(
             timestamp=self._wall_clock().strftime("%m-%d-%Y %H:%M:%S.%f"),
@@ -224,28 +271,11 @@ class GptManager:
             tokens_per_kv_cache_block=kv_cache.block_size,
             reused_kv_cache_blocks=kv_cache.num_reused_blocks,
             fraction_used_kv_cache_blocks=kv_cache.num_used_blocks / kv_cache.num_blocks,
-            scheduled_requests=num_prefills + num_decodes,
-            context_requests=num_prefills,
-            generation_requests=num_decodes,
-            total_context_tokens=sum(part.num_tokens for part in launched.prefills) if launched else 0,
+            scheduled_requests=len(rows),
+            context_requests=len(prefills),
+            generation_requests=len(rows) - len(prefills),
+            total_context_tokens=sum(work.num_tokens for work in prefills),
             micro_batch_id=0,
             paused_requests=self._scheduler.num_paused,
-            waiting_requests=num_active - num_prefills - num_decodes,
+            waiting_requests=self._num_active_sequences - len(rows),
         )
-
-
-def _next_result(sequence: Sequence) -> Result:
-    """The tokens that no earlier Result of the sequence carried."""
-    start, end = sequence.num_returned_tokens, sequence.num_output_tokens
-    sequence.num_returned_tokens = end
-    final = sequence.is_finished
-    return Result(
-        output_token_ids=sequence.token_ids[sequence.num_prompt_tokens + start :],
-        log_probs=sequence.log_probs[start:end],
-        cum_log_prob=sequence.cum_log_prob,
-        finish_reason=sequence.finish_reason,
-        is_final=final,
-        sequence_index=sequence.index,
-        is_sequence_final=final,
-        perf_metrics=sequence.perf_metrics() if final else None,
-    )

@@ -1,6 +1,6 @@
 """Decides what one step computes, and what its outcome means for each sequence.
 
-In-flight batching with chunked prefill: a step holds one token of every decoding sequence and, in what is left of
+In-flight batching with chunked prefill: a step holds the next token of every decoding sequence and, in what is left of
 `max_num_tokens`, pieces of prompts. Sequences start by (priority, arrival); the head of the queue is never overtaken.
 
 Steps overlap: `schedule` may be called again before `update` has brought the step before to the host. It counts a
@@ -14,40 +14,31 @@ Knows no tensors, no clock, no callbacks: equal calls make equal decisions on ev
 from __future__ import annotations
 
 import heapq
-from bisect import insort
 from collections import deque
 
 from inflight.batch_manager.kv_cache_manager import KVCacheManager
 from inflight.batch_manager.sequence import Sequence, SequenceStatus
+from inflight.batch_manager.waiting_queue import WaitingQueue
 from inflight.config import SchedulerPolicy
 from inflight.errors import InvalidRequest, RequestError, StepFailed
 from inflight.result import FinishReason
-from inflight.scheduler_output import NewSequence, ScheduledSequence, SchedulerOutput, StepOutput
+from inflight.scheduler_output import LOG_PROBS, NO_SLOT, NewSequence, RowWork, SchedulerOutput, StepOutput
 
-NO_BLOCKS: list[int] = []
-"""Shared by all rows that need no new block, which is nearly every row of every step. Nobody writes to it."""
+NONE: list[int] = []
+"""Shared by all rows without new blocks or tokens from the host: nearly every row of every step. Never written to."""
 
 
 class _Step:
     """A step while it is being put together."""
 
-    def __init__(self) -> None:
+    def __init__(self, budget: int) -> None:
+        self.budget = budget
+        """Tokens left for prompts."""
         self.new_sequences: list[NewSequence] = []
-        self.decodes: list[ScheduledSequence] = []
-        self.prefills: list[ScheduledSequence] = []
-        self.decoding: list[Sequence] = []
-        self.prefilling: list[Sequence] = []
-        self.num_prefill_tokens = 0
-
-    def sampling(self) -> list[Sequence]:
+        self.rows: list[RowWork] = []
+        self.sampling: list[Sequence] = []
         """Who gets a token: the order of SchedulerOutput.sampling_rows."""
-        ended = (s for s, part in zip(self.prefilling, self.prefills, strict=True) if part.samples)
-        return [*self.decoding, *ended]
-
-    def output(self) -> SchedulerOutput | None:
-        if not self.decodes and not self.prefills:
-            return None
-        return SchedulerOutput(new_sequences=self.new_sequences, decodes=self.decodes, prefills=self.prefills)
+        self.prefilling: list[Sequence] = []
 
 
 class Scheduler:
@@ -72,7 +63,7 @@ class Scheduler:
         self._max_num_tokens = max_num_tokens
         self._policy = policy
         self._enable_chunked_context = enable_chunked_context
-        self._waiting: list[Sequence] = []  # by `order`: paused ones first
+        self._waiting = WaitingQueue()  # by `order`: paused ones first
         self._running: list[Sequence] = []  # in the order they started
         self._free_rows = list(range(max_batch_size))
         self._outstanding: deque[tuple[SchedulerOutput, list[Sequence]]] = deque()
@@ -80,6 +71,10 @@ class Scheduler:
         self._num_started = 0
         self._batch_quota = 0  # sequences that may still join the static batch
         self._refused: tuple[Sequence, int] | None = None  # the queue's head, and the room that was too little for it
+        # Counted as they change: a step does not look at every sequence for them.
+        self._num_decoding = 0
+        self._num_missing_blocks = 0  # that the running sequences do not hold yet and need at their longest
+        self._num_masked = 0
 
     @property
     def num_running(self) -> int:
@@ -87,11 +82,11 @@ class Scheduler:
 
     @property
     def num_paused(self) -> int:
-        return sum(sequence.status is SequenceStatus.PAUSED for sequence in self._waiting)
+        return self._waiting.num_paused
 
     def add(self, sequence: Sequence) -> None:
         """Put a sequence into the queue. Raises InvalidRequest if it could never run, even alone."""
-        needed = self.kv_cache.num_blocks_for(sequence.max_length - 1)
+        needed = self._num_blocks_at_longest(sequence)
         if needed > self.kv_cache.num_blocks:
             raise InvalidRequest(
                 f"the request needs {needed} KV cache blocks, more than there are ({self.kv_cache.num_blocks}): "
@@ -104,90 +99,79 @@ class Scheduler:
             )
         sequence.order = (1, -sequence.request.priority, self._num_arrived)
         self._num_arrived += 1
-        insort(self._waiting, sequence, key=_order)
+        self._waiting.push(sequence)
 
     # -- one step ------------------------------------------------------------------------------------------------------
 
     def schedule(self, now_ns: int = 0) -> SchedulerOutput | None:
         """The next step, counted as launched, or None if nothing can run before an outstanding step is updated."""
-        step = _Step()
+        # Decoding sequences come first: a token of the step is kept for each of them before prompts get any.
+        step = _Step(self._max_num_tokens - self._num_decoding)
         self._continue_running(step)
         if self._waiting:
             self._start_waiting(step, now_ns)
-        output = step.output()
-        if output is not None:
-            self._outstanding.append((output, step.sampling()))
-            for sequence in step.prefilling:
-                self.kv_cache.cache_blocks(sequence)
-            # Only now: a prefix is shared from the next step on, so that within one nobody reads what another writes.
-        elif self._waiting and not self._running and not self._outstanding:
-            raise RuntimeError("the queue's head does not fit into an empty KV cache")
+        if not step.rows:
+            if self._waiting and not self._running and not self._outstanding:
+                raise RuntimeError("the queue's head does not fit into an empty KV cache")
+            return None
+        output = SchedulerOutput(
+            new_sequences=step.new_sequences, rows=step.rows, samples_late=self._num_masked > 0 and bool(step.sampling)
+        )
+        self._outstanding.append((output, step.sampling))
+        for sequence in step.prefilling:
+            self.kv_cache.cache_blocks(sequence)
+        # Only now: a prefix is shared from the next step on, so that within one nobody reads what another writes.
         return output
 
     def _continue_running(self, step: _Step) -> None:
-        """One token for every decoding sequence, and pieces of prompts that were begun, in the order of their start.
+        """What is left to compute of every running sequence, in the order of their start: a piece of a prompt, a token.
 
         Whoever is paused to make room is the last of the list, so never one that is already part of the step.
         """
-        running = self._running
-        allocate_slots, block_size = self.kv_cache.allocate_slots, self.kv_cache.block_size
-        add_decode, add_decoding = step.decodes.append, step.decoding.append
+        running, block_size = self._running, self.kv_cache.block_size
         index = 0
         while index < len(running):
             sequence = running[index]
             index += 1
+            length = len(sequence.token_ids) + sequence.num_pending
+            if length >= sequence.max_length:
+                continue  # its last token is under way
             start = sequence.num_computed_tokens
+            num_tokens = length - start
             if start < sequence.num_prefill_tokens:
-                self._continue_prefill(sequence, step)
-                continue
-            if len(sequence.token_ids) + sequence.num_pending >= sequence.max_length:
-                continue
-            new_block_ids = NO_BLOCKS
-            if start == len(sequence.block_ids) * block_size:
-                found = allocate_slots(sequence, 1) or self._allocate_by_pausing(sequence, 1)
+                num_tokens = min(num_tokens, step.budget)
+                if num_tokens == 0:
+                    continue
+            new_block_ids = NONE
+            if start + num_tokens > len(sequence.block_ids) * block_size:
+                found = self._allocate(sequence, num_tokens, step)
                 if found is None:
                     continue
                 new_block_ids = found
-            add_decode(ScheduledSequence(row=sequence.row, start=start, num_tokens=1, new_block_ids=new_block_ids))
-            add_decoding(sequence)
-            sequence.num_computed_tokens = start + 1
-            sequence.num_pending += 1
+            self._add_row(sequence, num_tokens, new_block_ids, step)
 
-    def _continue_prefill(self, sequence: Sequence, step: _Step) -> None:
-        remaining = sequence.num_prefill_tokens - sequence.num_computed_tokens
-        num_tokens = min(remaining, self._budget(step))
-        if num_tokens == 0:
-            return
-        new_block_ids = self.kv_cache.allocate_slots(sequence, num_tokens)
-        if new_block_ids is None:
-            new_block_ids = self._allocate_by_pausing(sequence, num_tokens)
-        if new_block_ids is not None:
-            self._add_prefill(sequence, num_tokens, new_block_ids, step)
-
-    def _budget(self, step: _Step) -> int:
-        """Tokens left for prompts: decoding sequences come first, also those further down the list."""
-        num_decoding = sum(s.num_computed_tokens >= s.num_prefill_tokens for s in self._running)
-        num_ended = sum(part.samples for part in step.prefills)  # counted as decoding, but not in this step
-        return self._max_num_tokens - (num_decoding - num_ended) - step.num_prefill_tokens
-
-    def _add_prefill(self, sequence: Sequence, num_tokens: int, new_block_ids: list[int], step: _Step) -> None:
+    def _add_row(self, sequence: Sequence, num_tokens: int, new_block_ids: list[int], step: _Step) -> None:
         start = sequence.num_computed_tokens
-        end = start + num_tokens
-        samples = end == sequence.num_prefill_tokens
-        step.prefills.append(
-            ScheduledSequence(
+        sequence.num_computed_tokens = end = start + num_tokens
+        token_ids, samples = NONE, True
+        if start < sequence.num_prefill_tokens:
+            token_ids, samples = sequence.token_ids[start:end], end == sequence.num_prefill_tokens
+            step.budget -= num_tokens
+            step.prefilling.append(sequence)
+            self._num_decoding += samples
+        if samples:
+            sequence.num_pending += 1
+            step.sampling.append(sequence)
+        step.rows.append(
+            RowWork(
                 row=sequence.row,
                 start=start,
                 num_tokens=num_tokens,
-                token_ids=sequence.token_ids[start:end],
+                token_ids=token_ids,
                 new_block_ids=new_block_ids,
-                samples=samples,
+                num_sampled=int(samples),
             )
         )
-        step.num_prefill_tokens += num_tokens
-        sequence.num_computed_tokens = end
-        step.prefilling.append(sequence)
-        sequence.num_pending += samples
 
     # -- starting, pausing ---------------------------------------------------------------------------------------------
 
@@ -199,14 +183,15 @@ class Scheduler:
         """
         if self._policy is SchedulerPolicy.STATIC_BATCH and not self._running:
             self._batch_quota = len(self._waiting)
-        budget = self._budget(step)
-        room = self.kv_cache.num_free_blocks - self._num_reserved_blocks()
-        while self._waiting and self._free_rows and budget > 0 and self._may_join():
-            sequence = self._waiting[0]
+        room = self.kv_cache.num_free_blocks
+        if self._policy is not SchedulerPolicy.MAX_UTILIZATION:
+            room -= self._num_missing_blocks
+        while self._waiting and self._free_rows and step.budget > 0 and self._may_join():
+            sequence = self._waiting.head()
             if sequence.num_pending or (self._refused and self._refused[0] is sequence and room <= self._refused[1]):
                 break
             computed_blocks = self.kv_cache.get_computed_blocks(sequence)
-            num_tokens = self._first_chunk(sequence, computed_blocks, budget)
+            num_tokens = self._first_chunk(sequence, computed_blocks, step.budget)
             if num_tokens == 0:
                 break
             needed = self._num_blocks_to_start(sequence, computed_blocks)
@@ -214,10 +199,8 @@ class Scheduler:
                 self._refused = (sequence, room)
                 self._batch_quota = 0
                 break
-            del self._waiting[0]
-            self._start(sequence, computed_blocks, num_tokens, step, now_ns)
+            self._start(self._waiting.pop(), computed_blocks, num_tokens, step, now_ns)
             room -= needed
-            budget -= num_tokens
 
     def _may_join(self) -> bool:
         return self._policy is not SchedulerPolicy.STATIC_BATCH or self._batch_quota > 0
@@ -225,13 +208,16 @@ class Scheduler:
     def _first_chunk(self, sequence: Sequence, computed_blocks: list[int], budget: int) -> int:
         """Tokens of its first step; 0 if a prompt that may not be cut does not fit into this one.
 
-        What was generated before a pause can make a sequence longer than any step, so it may always be cut.
+        Generated tokens can make a sequence longer than any step, so one that continues may always be cut.
         """
         remaining = len(sequence.token_ids) - len(computed_blocks) * self.kv_cache.block_size
         if remaining <= budget:
             return remaining
-        may_cut = self._enable_chunked_context or sequence.status is SequenceStatus.PAUSED
-        return budget if may_cut else 0
+        continues = sequence.status is SequenceStatus.PAUSED or sequence.num_output_tokens > 0
+        return budget if self._enable_chunked_context or continues else 0
+
+    def _num_blocks_at_longest(self, sequence: Sequence) -> int:
+        return self.kv_cache.num_blocks_for(sequence.max_length - 1)
 
     def _num_blocks_to_start(self, sequence: Sequence, computed_blocks: list[int]) -> int:
         """Free blocks it must find: for itself at its longest or, where it may be paused, for what it is now."""
@@ -239,13 +225,6 @@ class Scheduler:
         if self._policy is SchedulerPolicy.MAX_UTILIZATION:
             length = min(length, len(sequence.token_ids) + 1)
         return self.kv_cache.num_blocks_taken(length, computed_blocks)
-
-    def _num_reserved_blocks(self) -> int:
-        """Blocks that the running sequences do not hold yet and will need at their longest."""
-        if self._policy is SchedulerPolicy.MAX_UTILIZATION:
-            return 0
-        longest = (self.kv_cache.num_blocks_for(sequence.max_length - 1) for sequence in self._running)
-        return sum(longest) - sum(len(sequence.block_ids) for sequence in self._running)
 
     def _start(self, sequence: Sequence, computed_blocks: list[int], num_tokens: int, step: _Step, now_ns: int) -> None:
         new_block_ids = self.kv_cache.allocate_slots(sequence, num_tokens, computed_blocks)
@@ -259,43 +238,47 @@ class Scheduler:
         self._num_started += 1
         self._running.append(sequence)
         self._batch_quota -= 1
-        request = sequence.request
+        self._num_missing_blocks += self._num_blocks_at_longest(sequence) - len(sequence.block_ids)
+        self._num_masked += sequence.mask_slot != NO_SLOT
         step.new_sequences.append(
             NewSequence(
                 row=sequence.row,
                 token_ids=list(sequence.token_ids),
                 num_prompt_tokens=sequence.num_prompt_tokens,
                 block_ids=list(sequence.block_ids),
-                sampling_config=request.sampling_config,
-                end_ids=request.end_ids,
-                bad_words=request.bad_words,
-                return_log_probs=sequence.wants_log_probs,
+                sampling_config=sequence.sampling_config,
+                end_ids=sequence.request.end_ids,
+                bad_words=sequence.request.bad_words,
+                outputs=(LOG_PROBS,) if sequence.wants_log_probs else (),
+                adapter_slot=sequence.adapter_slot,
+                mask_slot=sequence.mask_slot,
             )
         )
-        self._add_prefill(sequence, num_tokens, NO_BLOCKS, step)
+        self._add_row(sequence, num_tokens, NONE, step)
 
-    def _allocate_by_pausing(self, sequence: Sequence, num_tokens: int) -> list[int] | None:
-        """Pause those that started last until there is room; None if the sequence itself had to be paused.
+    def _allocate(self, sequence: Sequence, num_tokens: int, step: _Step) -> list[int] | None:
+        """New blocks for a running sequence; None if the sequence itself had to be paused.
 
-        What is left free then is less than the last one paused had held, so none of them starts again in this step.
+        If memory is short, those that started last are paused until there is room. What is left free then is less than
+        the last one paused had held, so it starts again in this step only if others hold part of its blocks.
         """
-        if self._policy is not SchedulerPolicy.MAX_UTILIZATION:
-            raise RuntimeError("a started sequence found no KV cache block that was reserved for it")
-        while True:
+        while (new_block_ids := self.kv_cache.allocate_slots(sequence, num_tokens)) is None:
+            if self._policy is not SchedulerPolicy.MAX_UTILIZATION:
+                raise RuntimeError("a started sequence found no KV cache block that was reserved for it")
             victim = self._running.pop()
+            step.budget += victim.is_decoding  # the token that was kept for it
             self._release(victim)
             victim.status = SequenceStatus.PAUSED
-            insort(self._waiting, victim, key=_order)
+            self._waiting.push(victim)
             if victim is sequence:
                 return None
-            new_block_ids = self.kv_cache.allocate_slots(sequence, num_tokens)
-            if new_block_ids is not None:
-                return new_block_ids
+        self._num_missing_blocks -= len(new_block_ids)
+        return new_block_ids
 
     # -- outcomes ------------------------------------------------------------------------------------------------------
 
     def update(self, scheduled: SchedulerOutput, output: StepOutput, now_ns: int = 0) -> list[Sequence]:
-        """Take in the oldest outstanding step. Returns who got tokens, ended or failed, in batch order."""
+        """Take in the oldest outstanding step. Returns who got tokens, ended or failed, in the order of the rows."""
         expected, sequences = self._outstanding.popleft()
         assert scheduled is expected, "steps must be updated in the order they were scheduled"
         assert len(sequences) == len(output.token_ids), "a step must answer every sampling row"
@@ -343,8 +326,10 @@ class Scheduler:
     def stop(self, sequence: Sequence, reason: FinishReason) -> None:
         """End a sequence from outside, whatever its state, and free all it holds."""
         if not sequence.is_finished:
+            was_running = sequence.status is SequenceStatus.RUNNING
             self._finish(sequence, reason)
-            self._drop_finished()
+            if was_running:
+                self._drop_finished()
 
     def abandon(self, error: RequestError) -> list[Sequence]:
         """Give up every outstanding step and whoever depends on one, because a step failed.
@@ -352,7 +337,8 @@ class Scheduler:
         Returns the sequences that were lost: all that run, and the paused ones whose last token was never seen. The
         others have nothing in the KV cache and stay in the queue; the cache itself is forgotten.
         """
-        lost = [*self._running, *(sequence for sequence in self._waiting if sequence.num_pending)]
+        pending = sorted((sequence for sequence in self._waiting if sequence.num_pending), key=lambda s: s.order)
+        lost = [*self._running, *pending]
         self._outstanding.clear()
         for sequence in lost:
             self._fail(sequence, error)
@@ -371,23 +357,30 @@ class Scheduler:
         sequence.status = SequenceStatus.FINISHED
 
     def _release(self, sequence: Sequence, *, trusted: bool = True) -> None:
-        """Take back blocks and row."""
-        self.kv_cache.free(sequence, trusted=trusted)
+        """Take back its blocks and its row, or its place in the queue."""
         if sequence.status is SequenceStatus.RUNNING:
+            self._num_decoding -= sequence.is_decoding
+            self._num_missing_blocks -= self._num_blocks_at_longest(sequence) - len(sequence.block_ids)
+            self._num_masked -= sequence.mask_slot != NO_SLOT
             heapq.heappush(self._free_rows, sequence.row)
             sequence.row = -1
+        else:
+            self._waiting.discard(sequence)
+        self.kv_cache.free(sequence, trusted=trusted)
 
     def _drop_finished(self) -> None:
         self._running = [sequence for sequence in self._running if not sequence.is_finished]
-        self._waiting = [sequence for sequence in self._waiting if not sequence.is_finished]
 
     def check(self) -> None:
-        """Raise AssertionError unless rows and blocks are exactly where the running sequences say."""
+        """Raise AssertionError unless rows, blocks and counts are exactly what the sequences say."""
         assert sorted([*self._free_rows, *(s.row for s in self._running)]) == list(range(self.max_batch_size))
         assert all(sequence.status is SequenceStatus.RUNNING for sequence in self._running)
-        assert not any(sequence.block_ids or sequence.row >= 0 for sequence in self._waiting)
+        waiting = list(self._waiting)
+        assert len(waiting) == len(self._waiting)
+        assert self.num_paused == sum(sequence.status is SequenceStatus.PAUSED for sequence in waiting)
+        assert not any(sequence.block_ids or sequence.row >= 0 for sequence in waiting)
+        assert self._num_decoding == sum(sequence.is_decoding for sequence in self._running)
+        missing = (self._num_blocks_at_longest(s) - len(s.block_ids) for s in self._running)
+        assert self._num_missing_blocks == sum(missing)
+        assert self._num_masked == sum(sequence.mask_slot != NO_SLOT for sequence in self._running)
         self.kv_cache.check(self._running)
-
-
-def _order(sequence: Sequence) -> tuple[int, float, int]:
-    return sequence.order

@@ -8,9 +8,12 @@ from __future__ import annotations
 
 import enum
 
+import msgspec
+
 from inflight.errors import RequestError
-from inflight.request import Request
+from inflight.request import MAX_SEED, Request, SamplingConfig
 from inflight.result import FinishReason, PerfMetrics
+from inflight.scheduler_output import NO_SLOT
 
 
 class SequenceStatus(enum.Enum):
@@ -21,7 +24,7 @@ class SequenceStatus(enum.Enum):
     RUNNING = "running"
     """Has a row of the runner and blocks."""
     PAUSED = "paused"
-    """Gave its row and blocks back; goes on by computing all its tokens anew."""
+    """Gave its row and blocks back; continues later by computing all its tokens again."""
     FINISHED = "finished"
     """Holds nothing; results of steps that are still under way are dropped."""
 
@@ -30,11 +33,12 @@ class Sequence:
     """One continuation of one request.
 
     `num_computed_tokens` counts tokens whose keys and values are in the cache or will be once the launched steps are
-    done; `num_pending` counts launched steps whose token is not on the host yet. A decoding sequence therefore always
-    has `num_computed_tokens == len(token_ids) + num_pending - 1`.
+    done; `num_pending` counts tokens of launched steps that are not on the host yet. What is left to compute is
+    therefore `len(token_ids) + num_pending - num_computed_tokens` tokens: the rest of a prompt, or one.
     """
 
     __slots__ = (
+        "adapter_slot",
         "arrival_time_ns",
         "block_hashes",
         "block_ids",
@@ -47,6 +51,7 @@ class Sequence:
         "index",
         "last_token_time_ns",
         "log_probs",
+        "mask_slot",
         "max_length",
         "num_allocated_blocks",
         "num_cached_blocks",
@@ -55,6 +60,7 @@ class Sequence:
         "num_pending",
         "num_prefill_tokens",
         "num_prompt_tokens",
+        "num_returned_log_probs",
         "num_returned_tokens",
         "num_reused_blocks",
         "order",
@@ -70,14 +76,16 @@ class Sequence:
         self.request = request
         self.index = index
         """Which of the request's continuations this is."""
-        self.token_ids = list(request.input_token_ids)
+        self.token_ids = [*request.input_token_ids, *request.generated_token_ids]
         """Prompt and generated tokens that are known on the host."""
-        self.num_prompt_tokens = len(self.token_ids)
+        self.num_prompt_tokens = len(request.input_token_ids)
         self.max_length = min(self.num_prompt_tokens + request.max_tokens, max_seq_len)
         """It ends with finish reason LENGTH when it has this many tokens."""
         self.end_ids = frozenset(request.end_ids)
         self.stop_words = _by_last_token(request.stop_words)
         self.wants_log_probs = request.output_config.return_log_probs
+        self.adapter_slot = NO_SLOT
+        self.mask_slot = NO_SLOT
 
         # Written by the Scheduler.
         self.status = SequenceStatus.WAITING
@@ -85,12 +93,12 @@ class Sequence:
         """Place in the waiting queue, smallest first."""
         self.row = -1
         self.num_computed_tokens = 0
-        self.num_prefill_tokens = self.num_prompt_tokens
+        self.num_prefill_tokens = len(self.token_ids)
         """Tokens that are computed from the host's list before it decodes: those known when it took its row."""
         self.num_pending = 0
         self.log_probs: list[float] = []
-        """One for each generated token, if asked for."""
-        self.cum_log_prob = 0.0
+        """One for each token that was generated here, if asked for."""
+        self.cum_log_prob = request.cum_log_prob
         self.finish_reason = FinishReason.NOT_FINISHED
         self.error: RequestError | None = None
         self.arrival_time_ns = arrival_time_ns
@@ -108,9 +116,10 @@ class Sequence:
         self.num_reused_blocks = 0
         self.num_missed_blocks = 0
 
-        # Written by the GptManager.
-        self.num_returned_tokens = 0
-        """Generated tokens that a Result has carried away."""
+        # Written by the ActiveRequest.
+        self.num_returned_tokens = len(request.generated_token_ids)
+        """Generated tokens that the client has: those of earlier Results, and those it had before a replay."""
+        self.num_returned_log_probs = 0
 
     @property
     def num_output_tokens(self) -> int:
@@ -119,6 +128,19 @@ class Sequence:
     @property
     def is_finished(self) -> bool:
         return self.status is SequenceStatus.FINISHED
+
+    @property
+    def is_decoding(self) -> bool:
+        """All tokens that were known when it took its row are computed, or will be once the launched steps are done."""
+        return self.num_computed_tokens >= self.num_prefill_tokens
+
+    @property
+    def sampling_config(self) -> SamplingConfig:
+        """The request's, with a seed of this sequence's own."""
+        config = self.request.sampling_config
+        if self.index == 0:
+            return config
+        return msgspec.structs.replace(config, seed=(config.seed + self.index) & MAX_SEED)
 
     def reason_to_finish(self) -> FinishReason:
         """Whether its newest token ends it. End tokens count only after `min_tokens` others."""

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import logging
 import threading
+import time
 from collections import deque
 from collections.abc import Callable
 
@@ -37,7 +38,9 @@ class InProcessExecutor(Front):
             raise ConfigurationError("tensor_parallel_size must be 1 for an engine inside this process")
         self._config = config
         self._load_runner = load_runner
-        self._leader = _InProcessLeader(config.max_in_flight, self._deliver, self._report_stats)
+        self._leader = _InProcessLeader(
+            config.max_in_flight, self._deliver, self._report_stats, stats_seconds=config.stats_check_period_ms / 2000
+        )
         self._started = threading.Event()
         self._start_error: Exception | None = None
         self._thread = threading.Thread(target=self._run, name="inflight-engine", daemon=True)
@@ -105,13 +108,21 @@ class _InProcessLeader:
     """Implements rank_callbacks.Leader; `inbox` is filled by other threads: a Request, or an id to cancel."""
 
     def __init__(
-        self, max_in_flight: int, deliver: Callable[[list[Response]], None], report_stats: Callable[[str, int], None]
+        self,
+        max_in_flight: int,
+        deliver: Callable[[list[Response]], None],
+        report_stats: Callable[[str, int], None],
+        *,
+        stats_seconds: float,
     ) -> None:
+        """`stats_seconds`: at least so long between two statistics of a busy engine."""
         self.inbox: deque[Request | int] = deque()
         self.news = threading.Event()
         self._book = RequestBook(max_in_flight)
         self._deliver = deliver
         self._report_stats = report_stats
+        self._stats_seconds = stats_seconds
+        self._next_stats = 0.0
         self._shutdown = False
 
     def shut_down(self) -> None:
@@ -136,7 +147,11 @@ class _InProcessLeader:
     def respond(self, response: Response) -> None:
         self._book.respond(response)
 
+    def wants_stats(self) -> bool:
+        return time.monotonic() >= self._next_stats
+
     def report_stats(self, json: str) -> None:
+        self._next_stats = time.monotonic() + self._stats_seconds
         self._report_stats(json, self._book.num_queued)
 
     def all_ranks_answered(self) -> None:

@@ -6,7 +6,9 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
+from torch import Tensor
 
+import inflight_kernels
 from inflight.config import EngineConfig
 from inflight.distributed.tensor_parallel import TensorParallelGroup
 from inflight.errors import ConfigurationError
@@ -87,6 +89,11 @@ class KVCache:
             for spec in shape.layers
             for size in [(num_blocks + 1, shape.block_size, spec.num_kv_heads, spec.head_dim)]
         ]
+
+    def copy_blocks(self, sources: Tensor, destinations: Tensor) -> None:
+        """Copy whole blocks in every layer; see `inflight_kernels.copy_blocks`. Both int64 (pairs,)."""
+        keys, values = [layer.keys for layer in self.layers], [layer.values for layer in self.layers]
+        inflight_kernels.copy_blocks(keys, values, sources, destinations)
 
     def scrub(self, block_ids: list[int]) -> None:
         """Put 0 for what is not finite, before another sequence takes the blocks over. The rest may be shared."""

@@ -1,4 +1,5 @@
-"""Runs steps on one device: the real Runner. Launch lays a step out and starts it; collect waits and brings tokens.
+"""Runs steps on one device: the real Runner. Forward lays a step out and starts its network; sample starts the picking
+of tokens; collect waits and brings them to the host.
 
 On a CPU the steps run one after the other on a thread of their own; on a GPU on a stream of their own. Either way the
 token that a row samples stays on the device and feeds the row's next step. Knows rows and blocks, no requests.
@@ -6,9 +7,10 @@ token that a row samples stays on the device and feeds the row's next step. Know
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
@@ -16,17 +18,20 @@ from torch import Tensor
 from inflight.config import EngineConfig
 from inflight.distributed.rank_group import RankGroup
 from inflight.distributed.tensor_parallel import TensorParallelGroup
-from inflight.layers.attention import AttentionMetadata
 from inflight.models.network import Network
 from inflight.request import RequestLimits, SamplingConfig
+from inflight.runtime.batch_layout import lay_out
 from inflight.runtime.device import keep_freed_memory, pinned_memory, resident_memory
 from inflight.runtime.kv_cache import KVCache
 from inflight.runtime.loading import load_engine
 from inflight.runtime.row_state import RowState
 from inflight.runtime.row_table import RowTable
 from inflight.runtime.sampler import SampledTokens, Sampler
-from inflight.runtime.step_input import StepInput, prepare_step
-from inflight.scheduler_output import NewSequence, ScheduledSequence, SchedulerOutput, StepOutput
+from inflight.runtime.sampling_input import SamplingInput
+from inflight.runtime.staging import InputBuffer
+from inflight.runtime.step_input import StepInput, StepPreparation
+from inflight.runtime.step_sizes import StepSizes
+from inflight.scheduler_output import LOG_PROBS, NewSequence, RowWork, SchedulerOutput, StepOutput
 
 Runs = TypeVar("Runs", bound="ModelRunner")
 
@@ -34,14 +39,23 @@ NOT_FINITE = "the model's logits are not finite: its weights or its numeric rang
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class StepHandle:
-    """A launched step."""
+class Logits:
+    """What the first half of a step leaves to the second, on the device."""
 
-    rows: list[int]
-    """That sample, in batch order."""
-    sampled: Future[SampledTokens | None]
-    """On the host; on a GPU valid only after `done`."""
-    done: torch.cuda.Event | None
+    logits_SV: Tensor
+    sampling: SamplingInput
+
+
+@dataclass(slots=True, kw_only=True)
+class StepHandle:
+    """A step that was started."""
+
+    step: StepInput
+    forwarded: Future[Logits | None] | None
+    """A result of None = no row samples. Let go of when the second half is started: logits are large."""
+    sampled: Future[SampledTokens | None] | None = None
+    """On the host; on a GPU valid only after `done`. None = the second half was not started."""
+    done: torch.cuda.Event | None = None
 
 
 class ModelRunner:
@@ -76,7 +90,12 @@ class ModelRunner:
         self._group = group
         self._device = device
         max_blocks = -(-(limits.max_seq_len + 1) // block_size)
+        sizes = StepSizes.of(device.type, max_batch_size)
         self._table = RowTable(max_batch_size, max_blocks, kv_cache.filler_block)
+        self._preparation = StepPreparation(
+            self._table, block_size=block_size, vocab_size=limits.vocab_size, sizes=sizes, device=device
+        )
+        self._input = InputBuffer(self._preparation.capacity(max_num_tokens), device)
         self._state = RowState(self._table, limits.max_seq_len, limits.vocab_size, device)
         self._sampler = Sampler(max_batch_size, device)
         self._scrubbed: list[int] = []
@@ -114,7 +133,10 @@ class ModelRunner:
         return runner
 
     def warmup(self) -> None:
-        """Run a prompt and a decode, greedy and random, so that what is made at first use is made before a request."""
+        """Run a prompt and a decode, greedy and random, and a copy of a block to itself, which does nothing.
+
+        So that what is made at first use is made before a request.
+        """
         num_tokens = min(self.block_size, self._max_num_tokens, self.limits.max_input_len)
         token_ids = [0] * num_tokens
         num_blocks = min(-(-(num_tokens + 1) // self.block_size), self.num_blocks)
@@ -126,50 +148,68 @@ class ModelRunner:
                 num_prompt_tokens=num_tokens,
                 block_ids=list(range(num_blocks)),
                 sampling_config=sampling,
-                return_log_probs=True,
+                outputs=(LOG_PROBS,),
             )
-            prefill = ScheduledSequence(row=0, start=0, num_tokens=num_tokens, token_ids=token_ids)
-            decode = ScheduledSequence(row=0, start=num_tokens, num_tokens=1)
-            self.collect(self.launch(SchedulerOutput(new_sequences=[new], decodes=[], prefills=[prefill])))
+            prefill = RowWork(row=0, start=0, num_tokens=num_tokens, token_ids=token_ids)
+            decode = RowWork(row=0, start=num_tokens, num_tokens=1)
+            self._run_to_end(SchedulerOutput(new_sequences=[new], rows=[prefill], block_copies=[(0, 0)]))
             if num_blocks * self.block_size > num_tokens:
-                self.collect(self.launch(SchedulerOutput(new_sequences=[], decodes=[decode], prefills=[])))
+                self._run_to_end(SchedulerOutput(new_sequences=[], rows=[decode]))
 
-    def launch(self, scheduled: SchedulerOutput) -> StepHandle:
+    def _run_to_end(self, scheduled: SchedulerOutput) -> None:
+        handle = self.forward(scheduled)
+        self.sample(handle)
+        self.collect(handle)
+
+    def forward(self, scheduled: SchedulerOutput) -> StepHandle:
         """Start a step; see Runner. The host's part is done when this returns, the device's part goes on."""
-        rows = scheduled.sampling_rows
-        scrubbed, self._scrubbed = self._scrubbed, []
+        step = self._preparation.prepare(scheduled, self._scrubbed)
+        self._scrubbed = []
+        return StepHandle(step=step, forwarded=self._start(self._forward, step))
+
+    def sample(self, handle: StepHandle) -> None:
+        """Start its second half; see Runner."""
+        assert handle.forwarded is not None, "a step was sampled twice"
+        forwarded, handle.forwarded = handle.forwarded, None
+        handle.sampled = self._start(self._sample, forwarded)
+        if self._stream is not None:
+            handle.done = torch.cuda.Event()  # type: ignore[no-untyped-call]
+            handle.done.record(self._stream)
+
+    def _start(self, half: Callable[..., Any], *arguments: Any) -> Future[Any]:
+        """Run half a step where steps run: on a CPU later, on a GPU now, which starts it there."""
         if self._stream is None:
-            step = self._prepare(scheduled, scrubbed)
-            return StepHandle(rows=rows, sampled=self._thread.submit(self._run, step), done=None)
+            return self._thread.submit(half, *arguments)
+        started: Future[Any] = Future()
         with torch.cuda.stream(self._stream):
-            sampled: Future[SampledTokens | None] = Future()
-            sampled.set_result(_to_pinned(self._run(self._prepare(scheduled, scrubbed))))
-            done = torch.cuda.Event()  # type: ignore[no-untyped-call]
-            done.record(self._stream)
-        return StepHandle(rows=rows, sampled=sampled, done=done)
+            started.set_result(half(*arguments))
+        return started
 
     def collect(self, handle: StepHandle) -> StepOutput:
         """Wait for a step; see Runner."""
+        if handle.sampled is None:
+            raise RuntimeError("a step was collected before its second half was started")
         sampled = handle.sampled.result()
         if handle.done is not None:
             handle.done.synchronize()
         if sampled is None:
             return StepOutput(token_ids=[])
+        rows = handle.step.sampling_rows
+        order = handle.step.answer_order or range(len(rows))
         finite: list[bool] = sampled.is_finite_S.tolist()
-        token_ids: list[list[int]] = [[token] for token in sampled.token_ids_S.tolist()]
+        token_ids: list[int] = sampled.token_ids_S.tolist()
         log_probs = None
         if sampled.log_probs_S is not None:
-            log_probs = [[value] for value in sampled.log_probs_S.tolist()]
-        errors: dict[int, str] = {}
-        if not all(finite):
-            for index, row in enumerate(handle.rows):
-                if not finite[index]:
-                    errors[row] = NOT_FINITE
-                    token_ids[index] = []
-                    if log_probs is not None:
-                        log_probs[index] = []
-                    self._scrubbed += self._table.block_ids(row)
-        return StepOutput(token_ids=token_ids, log_probs=log_probs, errors=errors)
+            values: list[float] = sampled.log_probs_S.tolist()
+            log_probs = [[values[index]] if finite[index] else [] for index in order]
+        errors = {rows[index]: NOT_FINITE for index in order if not finite[index]}
+        for row in errors:
+            self._scrubbed += self._table.block_ids(row)
+        return StepOutput(
+            token_ids=[[token_ids[index]] if finite[index] else [] for index in order],
+            log_probs=log_probs,
+            errors=errors,
+        )
 
     def memory_usage(self) -> tuple[int, int, int]:
         """Bytes in use: (host, device, pinned)."""
@@ -183,49 +223,38 @@ class ModelRunner:
             self._stream.synchronize()
         self._group.close()
 
-    # -- a step, host half ---------------------------------------------------------------------------------------------
-
-    def _prepare(self, scheduled: SchedulerOutput, scrubbed: list[int]) -> StepInput:
-        vocab_size = self.limits.vocab_size
-        return prepare_step(scheduled, self._table, self.block_size, vocab_size, self._device, scrubbed)
-
-    # -- a step, device half -------------------------------------------------------------------------------------------
+    # -- a step, on the device's side ----------------------------------------------------------------------------------
 
     @torch.inference_mode()
-    def _run(self, step: StepInput) -> SampledTokens | None:
+    def _forward(self, step: StepInput) -> Logits | None:
         self._kv_cache.scrub(step.scrubbed_block_ids)
-        self._state.begin(step)
-        if not len(step.token_ids_T):
+        if "copied_from" in step.staged:
+            self._kv_cache.copy_blocks(step.staged["copied_from"], step.staged["copied_to"])
+        self._state.begin(step.new_sequences, step.staged)
+        if not step.num_tokens:
             return None
-        hidden_TD = self._decoder.forward(step.token_ids_T, self._kv_cache.layers, self._metadata(step))
-        if step.sampling is None:
+        parts = self._input.load(step.numbers, step.part_sizes)
+        layout = lay_out(step, parts, self._state, self.block_size)
+        hidden_TD = self._decoder.forward(layout.token_ids_T, self._kv_cache.layers, layout.metadata)
+        if layout.sampling is None:
             return None
-        if step.sampling_tokens_S is not None:
-            hidden_TD = hidden_TD.index_select(0, step.sampling_tokens_S)
-        sampled = self._sampler(self._decoder.logits(hidden_TD), step.sampling, self._state)
-        self._state.end(step, sampled.token_ids_S)
-        return sampled
+        if layout.sampling_tokens_S is not None:
+            hidden_TD = hidden_TD.index_select(0, layout.sampling_tokens_S)
+        return Logits(logits_SV=self._decoder.logits(hidden_TD), sampling=layout.sampling)
 
-    def _metadata(self, step: StepInput) -> AttentionMetadata:
-        decodes, table = step.num_decodes, self._state.block_table
-        return AttentionMetadata(
-            positions_T=step.positions_T,
-            slot_mapping_T=step.slot_mapping_T,
-            num_decodes=decodes,
-            decode_block_table=table[:, : step.decode_blocks].index_select(0, step.rows[:decodes]),
-            decode_seq_lens_N=step.seq_lens[:decodes],
-            num_prefills=step.num_prefills,
-            prefill_block_table=table[:, : step.prefill_blocks].index_select(0, step.rows[decodes:]),
-            prefill_seq_lens_P=step.seq_lens[decodes:],
-            prefill_start_loc=step.prefill_start_loc,
-            max_prefill_len=step.max_prefill_len,
-        )
+    @torch.inference_mode()
+    def _sample(self, forwarded: Future[Logits | None]) -> SampledTokens | None:
+        logits = forwarded.result()
+        if logits is None:
+            return None
+        sampling = logits.sampling
+        sampled = self._sampler(logits.logits_SV, sampling, self._state)
+        self._state.end(sampling.rows_S, sampling.lengths_S, sampled.token_ids_S)
+        return sampled if self._stream is None else _to_pinned(sampled)
 
 
-def _to_pinned(sampled: SampledTokens | None) -> SampledTokens | None:
+def _to_pinned(sampled: SampledTokens) -> SampledTokens:
     """Copies on their way to pinned host memory, without waiting."""
-    if sampled is None:
-        return None
 
     def copy(values: Tensor) -> Tensor:
         host = torch.empty(values.shape, dtype=values.dtype, pin_memory=True)

@@ -1,7 +1,8 @@
-"""What the device knows of each row, so that no step waits for the host: blocks, last token, history, counts.
+"""What the device knows of each row, so that no step waits for the host: length, blocks, last token, history, counts.
 
-Lives on the device and is touched only by steps, in their order. Legend: R rows, S rows that sample, V vocabulary.
-History and counts are allocated when the first row needs them.
+Lives on the device and is touched only by steps, in their order; what a step's tokens and samples change is advanced
+here without the host. Legend: R rows and one more that nobody holds, which padding names; S rows that sample, V
+vocabulary, F float fields. History and counts are allocated when the first row needs them.
 """
 
 from __future__ import annotations
@@ -9,53 +10,62 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from inflight.runtime.row_table import RowTable
-from inflight.runtime.step_input import StepInput
+from inflight.runtime.row_table import FLOAT_FIELDS, RowTable, is_penalised
 from inflight.scheduler_output import NewSequence
 
 
 class RowState:
     def __init__(self, table: RowTable, max_seq_len: int, vocab_size: int, device: torch.device) -> None:
-        """As many rows and blocks as `table`, which it shares no memory with."""
-        self._num_rows, self._history_len, self._vocab_size = len(table.sequences), max_seq_len + 1, vocab_size
+        """As many rows and blocks as `table`, and the padding row."""
+        self.padding_row = table.num_rows
+        self._num_rows, self._history_len, self._vocab_size = table.num_rows + 1, max_seq_len + 1, vocab_size
         self._device = device
-        self.block_table = torch.from_numpy(table.block_table.copy()).to(device)
+
+        def zeros(*shape: int, dtype: torch.dtype = torch.int64) -> Tensor:
+            return torch.zeros(shape, dtype=dtype, device=device)
+
+        self.block_table = zeros(self._num_rows, table.max_blocks, dtype=torch.int32).fill_(table.filler_block)
         """int32 (R, max_blocks)."""
-        self.last_token_R = torch.zeros(self._num_rows, dtype=torch.int64, device=device)
+        self.lengths_R = zeros(self._num_rows)
+        """Tokens whose keys and values are in the cache, or will be after the steps that were started."""
+        self.last_token_R = zeros(self._num_rows)
+        self.seeds_R = zeros(self._num_rows)
+        self.top_k_R = zeros(self._num_rows, dtype=torch.int32)
+        self.floats_FR = zeros(len(FLOAT_FIELDS), self._num_rows, dtype=torch.float32)
+        """See FLOAT_FIELDS."""
         self.history: Tensor | None = None
         """int64 (R, max_seq_len + 1), all tokens of rows with bad words."""
         self.prompt_mask_RV: Tensor | None = None
         """bool, and int32 counts of the tokens generated so far: rows with penalties only."""
         self.output_counts_RV: Tensor | None = None
 
-    def begin(self, step: StepInput) -> None:
-        """Take in what the step changes, and put the decoding rows' last tokens into its token ids."""
-        for sequence in step.new_sequences:
+    def begin(self, new_sequences: list[NewSequence], staged: dict[str, Tensor]) -> None:
+        """Take in what a step changes: new sequences with their sampling, entries of the block table."""
+        for sequence in new_sequences:
             self._place(sequence)
-        if step.changed_blocks is not None:
-            assert step.changed_block_ids is not None
-            self.block_table.view(-1).index_copy_(0, step.changed_blocks, step.changed_block_ids)
-        if step.num_decodes:
-            step.token_ids_T[: step.num_decodes] = self.last_token_R.index_select(0, step.rows[: step.num_decodes])
+        if new_sequences:
+            rows = staged["placed_rows"]
+            self.lengths_R.index_copy_(0, rows, staged["placed_lengths"])
+            self.seeds_R.index_copy_(0, rows, staged["placed_seeds"])
+            self.top_k_R.index_copy_(0, rows, staged["placed_top_k"])
+            self.floats_FR.index_copy_(1, rows, staged["placed_floats"])
+        if "changed_blocks" in staged:
+            self.block_table.view(-1).index_copy_(0, staged["changed_blocks"], staged["changed_block_ids"])
 
-    def end(self, step: StepInput, token_ids_S: Tensor) -> None:
-        """Remember what was sampled."""
-        sampling = step.sampling
-        assert sampling is not None
-        self.last_token_R.index_copy_(0, sampling.rows_S, token_ids_S)
+    def end(self, rows_S: Tensor, lengths_S: Tensor, token_ids_S: Tensor) -> None:
+        """Remember what was sampled: the token at position `lengths_S` of each row."""
+        self.last_token_R.index_copy_(0, rows_S, token_ids_S)
         if self.history is not None:
-            self.history[sampling.rows_S, sampling.lengths_S] = token_ids_S
+            self.history[rows_S, lengths_S] = token_ids_S
         if self.output_counts_RV is not None:
             # Rows without penalties are counted too: nobody reads their counts.
             ones = torch.ones_like(token_ids_S, dtype=torch.int32)
-            self.output_counts_RV.index_put_((sampling.rows_S, token_ids_S), ones, accumulate=True)
+            self.output_counts_RV.index_put_((rows_S, token_ids_S), ones, accumulate=True)
 
     def _place(self, sequence: NewSequence) -> None:
-        sampling = sequence.sampling_config
         if sequence.bad_words:
             self._place_history(sequence)
-        penalties = (sampling.repetition_penalty - 1, sampling.presence_penalty, sampling.frequency_penalty)
-        if any(penalties):
+        if is_penalised(sequence.sampling_config):
             self._place_counts(sequence)
 
     def _place_history(self, sequence: NewSequence) -> None:

@@ -28,7 +28,7 @@ class SampledTokens:
 
 class Sampler:
     def __init__(self, max_rows: int, device: torch.device) -> None:
-        # What the kernel takes where nobody asks for anything; such a step sends no parameters to the device.
+        # What the kernel takes where no row of a step asks for anything: such a step does not look at the rows' own.
         self._zeros_R = torch.zeros(max_rows, dtype=torch.float32, device=device)
         self._ones_R = torch.ones(max_rows, dtype=torch.float32, device=device)
         self._no_top_k_R = torch.zeros(max_rows, dtype=torch.int32, device=device)
@@ -42,7 +42,7 @@ class Sampler:
         return SampledTokens(
             # A row of NaN may give any number; the next step looks it up in the embedding before the host knows.
             token_ids_S=token_ids_S.clamp_(0, logits_SV.shape[1] - 1),
-            log_probs_S=log_probs_S if sampling.log_probs else None,
+            log_probs_S=log_probs_S if sampling.needs.log_probs else None,
             # The maximum is NaN if any logit is.
             is_finite_S=torch.isfinite(logits_SV.amax(1)),
         )
@@ -54,16 +54,16 @@ class Sampler:
         temperature_S, top_p_S, min_p_S = self._zeros_R[:size], self._ones_R[:size], self._zeros_R[:size]
         top_k_S, seeds_S = self._no_top_k_R[:size], self._no_seeds_R[:size]
         penalties: dict[str, Tensor] = {}
-        if sampling.floats_FS is not None:
-            fields = dict(zip(FLOAT_FIELDS, sampling.floats_FS.unbind(0), strict=True))
+        needs, rows_S = sampling.needs, sampling.rows_S
+        if needs.is_random or needs.is_penalised:
+            fields = dict(zip(FLOAT_FIELDS, state.floats_FR.index_select(1, rows_S).unbind(0), strict=True))
             temperature_S, top_p_S, min_p_S = fields["temperature"], fields["top_p"], fields["min_p"]
-            assert sampling.top_k_S is not None and sampling.seeds_S is not None
-            top_k_S, seeds_S = sampling.top_k_S, sampling.seeds_S
-            if sampling.any_penalty:
+            top_k_S, seeds_S = state.top_k_R.index_select(0, rows_S), state.seeds_R.index_select(0, rows_S)
+            if needs.is_penalised:
                 assert state.prompt_mask_RV is not None and state.output_counts_RV is not None
                 penalties = {name: fields[name] for name in fields if name.endswith("_penalty")}
-                penalties["prompt_mask"] = state.prompt_mask_RV.index_select(0, sampling.rows_S)
-                penalties["output_counts"] = state.output_counts_RV.index_select(0, sampling.rows_S)
+                penalties["prompt_mask"] = state.prompt_mask_RV.index_select(0, rows_S)
+                penalties["output_counts"] = state.output_counts_RV.index_select(0, rows_S)
         return inflight_kernels.sample(
             logits_SV,
             temperature_S,
@@ -74,11 +74,11 @@ class Sampler:
             sampling.lengths_S,
             **penalties,
             allowed_mask=allowed_SV,
-            all_greedy=sampling.all_greedy,
-            any_top_k=sampling.any_top_k,
-            any_top_p=sampling.any_top_p,
-            any_min_p=sampling.any_min_p,
-            with_logprobs=sampling.log_probs,
+            all_greedy=not needs.is_random,
+            any_top_k=needs.any_top_k,
+            any_top_p=needs.any_top_p,
+            any_min_p=needs.any_min_p,
+            with_logprobs=needs.log_probs,
         )
 
 

@@ -1,4 +1,4 @@
-"""Arrays on their way to the device: many small ones as one copy for each dtype. Knows no meaning of theirs."""
+"""Numbers on their way to the device, without waiting for it. Knows no meaning of theirs."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ Array = npt.NDArray[Any]
 
 
 class Staging:
-    """Collects named arrays of one step; `ship` brings all of them to the device without waiting for it."""
+    """Named arrays that only some steps bring: `ship` makes them tensors of their own, one copy for each dtype."""
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
@@ -33,12 +33,34 @@ class Staging:
 
     def _ship_dtype(self, arrays: dict[str, Array]) -> dict[str, Tensor]:
         packed = np.concatenate([array.reshape(-1) for array in arrays.values()])
-        # torch's pinned allocator keeps the buffer from being used again before the copy is done.
-        pinned = torch.from_numpy(packed).pin_memory()
-        on_device = pinned.to(self._device, non_blocking=True)
+        on_device = to_host_tensor(packed, self._device).to(self._device, non_blocking=True)
         parts: dict[str, Tensor] = {}
         start = 0
         for name, array in arrays.items():
             parts[name] = on_device[start : start + array.size].view(array.shape)
             start += array.size
         return parts
+
+
+class InputBuffer:
+    """What every step brings, always in the same memory of the device."""
+
+    def __init__(self, capacity: int, device: torch.device) -> None:
+        """`capacity`: numbers of the largest step."""
+        self._numbers = torch.zeros(capacity, dtype=torch.int64, device=device)
+
+    def load(self, numbers: Tensor, sizes: list[int]) -> list[Tensor]:
+        """Overwrite with a step's numbers, int64 on the host, and return them cut into parts of `sizes`.
+
+        Called on the device's side, where the step before has been computed or, on a GPU, will have been.
+        """
+        part = self._numbers[: len(numbers)]
+        part.copy_(numbers, non_blocking=True)
+        return list(part.split_with_sizes(sizes))
+
+
+def to_host_tensor(array: Array, device: torch.device) -> Tensor:
+    """`array` as a tensor that can be copied to `device` without waiting; on a CPU in the same memory."""
+    tensor = torch.from_numpy(array)
+    # torch's pinned allocator keeps the memory from being used again before the copy is done.
+    return tensor.pin_memory() if device.type == "cuda" else tensor

@@ -1,6 +1,9 @@
-"""One step's numbers: a SchedulerOutput laid out as arrays, then as tensors on the device. Knows no network.
+"""The host's half of a step's preparation: a SchedulerOutput laid out as numbers. Knows no network.
 
-Legend: T tokens of the step, N decoding rows, P prefilling rows, S rows that sample, in batch order.
+Rows are put into batch order here: first those that bring a single token, which attention reads as decodes whatever the
+token is, then the longer ones. Where tokens lie in the cache is worked out on the device, see BatchLayout.
+
+Legend: T tokens of the step, N rows of one token and P longer ones, B = N + P, S rows that sample.
 """
 
 from __future__ import annotations
@@ -12,121 +15,217 @@ import torch
 from torch import Tensor
 
 from inflight.runtime.row_table import RowTable
-from inflight.runtime.sampling_input import SamplingInput, SamplingPlan
-from inflight.runtime.staging import Array, Staging
-from inflight.scheduler_output import NewSequence, ScheduledSequence, SchedulerOutput
+from inflight.runtime.sampling_input import SamplingNeeds, find_needs, stage_restrictions
+from inflight.runtime.staging import Array, Staging, to_host_tensor
+from inflight.runtime.step_sizes import StepSizes
+from inflight.scheduler_output import LOG_PROBS, NO_SLOT, NewSequence, RowWork, SchedulerOutput
+
+LAST_SAMPLED = -1
+"""In place of a token id: the token that the row sampled last, which the device knows."""
+SERVED_OUTPUTS = frozenset({LOG_PROBS})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepInput:
-    """Everything the device half of a step needs."""
+    """All that the device's half of a step needs. N and S include padding."""
 
     new_sequences: list[NewSequence]
     scrubbed_block_ids: list[int]
     """Blocks to be rid of NaN and infinity before anything else."""
-    changed_blocks: Tensor | None
-    """int64, flat places of the block table that change, and int32, the block ids they take."""
-    changed_block_ids: Tensor | None
-    token_ids_T: Tensor
-    """int64; the first N are filled in on the device."""
-    positions_T: Tensor
-    slot_mapping_T: Tensor
-    rows: Tensor
-    """int64 (N + P), the row of each sequence of the step."""
-    seq_lens: Tensor
-    """int32 (N + P)."""
-    prefill_start_loc: Tensor
-    """int32 (P + 1)."""
+    staged: dict[str, Tensor]
+    """What only some steps bring, on the device: changes of rows, block copies, restrictions."""
+    numbers: Tensor
+    """int64, on the host: eight parts, one after the other. A step does without those that say nothing new.
+
+    1. (B) row of each place in the batch
+    2. (B) tokens that it brings; 0 for padding
+    3. (T) token ids, LAST_SAMPLED where the host does not know one; left out if it knows none
+    4. (T) place in the batch of each token's row; this and the next two are left out without longer rows
+    5. (T) place of each token among its row's
+    6. (P + 1) where each longer row's tokens start, counted from the first of them
+    7. (S) which of the T tokens sample; this and the next are left out if all do, in order
+    8. (S) their rows
+    """
+    part_sizes: list[int]
     num_decodes: int
     num_prefills: int
+    num_tokens: int
+    is_padded: bool
     decode_blocks: int
-    """Blocks of the longest decoding row."""
+    """Blocks of the longest row of one token: the width of their block table."""
     prefill_blocks: int
     max_prefill_len: int
-    sampling_tokens_S: Tensor | None
-    """int64, which of the T tokens sample; None = all."""
-    sampling: SamplingInput | None
+    sampling_rows: list[int]
+    """Without padding, in batch order."""
+    answer_order: list[int] | None
+    """Places in `sampling_rows` in the order of the answers; None = as they are."""
+    needs: SamplingNeeds | None
     """None = no row samples."""
 
 
-def prepare_step(
-    scheduled: SchedulerOutput,
-    table: RowTable,
-    block_size: int,
-    vocab_size: int,
-    device: torch.device,
-    scrubbed_block_ids: list[int],
-) -> StepInput:
-    """Bring `table` up to date, lay the step out and send it to `device` in one copy a dtype, without waiting."""
-    staging = Staging(device)
-    changed_blocks, changed_block_ids = table.update(scheduled)
-    if changed_blocks.size:
-        staging.add("changed_blocks", changed_blocks)
-        staging.add("changed_block_ids", changed_block_ids)
-    decodes, prefills = scheduled.decodes, scheduled.prefills
-    parts = [*decodes, *prefills]
-    rows = np.array([part.row for part in parts], dtype=np.int64)
-    starts = np.array([part.start for part in parts], dtype=np.int64)
-    counts = np.array([part.num_tokens for part in parts], dtype=np.int64)
-    seq_lens = starts + counts
-    num_decodes = len(decodes)
-    ends = np.cumsum(counts)
-    staging.add("rows", rows)
-    staging.add("seq_lens", seq_lens.astype(np.int32))
-    staging.add("prefill_start_loc", _start_loc(counts[num_decodes:]))
+class StepPreparation:
+    """Makes StepInputs, one after the other, and keeps the RowTable up to date."""
 
-    # A token's place in its sequence: its place in the step, less its sequence's place in the step, plus the start.
-    positions = np.arange(ends[-1] if parts else 0) - np.repeat(ends - counts - starts, counts)
-    token_rows = np.repeat(rows, counts)
-    blocks = table.block_table[token_rows, positions // block_size].astype(np.int64)
-    staging.add("positions", positions)
-    staging.add("slot_mapping", blocks * block_size + positions % block_size)
-    staging.add("token_ids", _token_ids(prefills, num_decodes, len(positions)))
+    def __init__(
+        self, table: RowTable, *, block_size: int, vocab_size: int, sizes: StepSizes, device: torch.device
+    ) -> None:
+        self._table = table
+        self._block_size = block_size
+        self._vocab_size = vocab_size
+        self._sizes = sizes
+        self._device = device
 
-    samples = np.array([part.samples for part in parts], dtype=bool)
-    sampling_tokens = ends[samples] - 1
-    if len(sampling_tokens) < len(positions):
-        staging.add("sampling_tokens", sampling_tokens)
-    plan = SamplingPlan(rows[samples], seq_lens[samples], table)
-    plan.stage(staging, vocab_size)
-    arrays = staging.ship()
-    return StepInput(
-        new_sequences=scheduled.new_sequences,
-        scrubbed_block_ids=scrubbed_block_ids,
-        changed_blocks=arrays.get("changed_blocks"),
-        changed_block_ids=arrays.get("changed_block_ids"),
-        token_ids_T=arrays["token_ids"],
-        positions_T=arrays["positions"],
-        slot_mapping_T=arrays["slot_mapping"],
-        rows=arrays["rows"],
-        seq_lens=arrays["seq_lens"],
-        prefill_start_loc=arrays["prefill_start_loc"],
-        num_decodes=num_decodes,
-        num_prefills=len(prefills),
-        decode_blocks=_longest(seq_lens[:num_decodes], block_size),
-        prefill_blocks=_longest(seq_lens[num_decodes:], block_size),
-        max_prefill_len=int(counts[num_decodes:].max(initial=0)),
-        sampling_tokens_S=arrays.get("sampling_tokens"),
-        sampling=plan.finish(arrays),
-    )
+    def capacity(self, max_num_tokens: int) -> int:
+        """Most numbers that a StepInput of so many tokens has."""
+        num_rows = max(self._table.num_rows, *self._sizes.num_rows, 1)
+        # A step of longer rows brings them besides a full batch of padded ones.
+        return 7 * (num_rows + 1) + 3 * (num_rows + max_num_tokens)
 
+    def prepare(self, scheduled: SchedulerOutput, scrubbed_block_ids: list[int]) -> StepInput:
+        """Raises ValueError, and changes nothing, if the step asks for what is not served."""
+        _refuse_unserved(scheduled)
+        batch = _Batch(scheduled.rows, self._sizes)
+        staging = Staging(self._device)
+        self._stage_changes(scheduled, staging)
+        needs = None
+        if len(batch.sampling_rows):
+            needs = find_needs(self._table, batch.sampling_rows)
+            stage_restrictions(staging, self._table, batch.sampling_rows, batch.sampling_lengths, self._vocab_size)
+        parts = batch.parts(padding_row=self._table.num_rows)
+        return StepInput(
+            new_sequences=scheduled.new_sequences,
+            scrubbed_block_ids=scrubbed_block_ids,
+            staged=staging.ship(),
+            numbers=to_host_tensor(np.concatenate(parts), self._device),
+            part_sizes=[len(part) for part in parts],
+            num_decodes=batch.num_decodes,
+            num_prefills=batch.num_prefills,
+            num_tokens=batch.num_tokens,
+            is_padded=batch.is_padded,
+            decode_blocks=self._width(batch.seq_lens[: batch.num_singles]),
+            prefill_blocks=self._width(batch.seq_lens[batch.num_singles :]),
+            max_prefill_len=int(batch.counts[batch.num_singles :].max(initial=0)),
+            sampling_rows=batch.sampling_rows.tolist(),
+            answer_order=batch.answer_order(),
+            needs=needs,
+        )
 
-def _start_loc(counts: Array) -> Array:
-    start_loc = np.zeros(len(counts) + 1, dtype=np.int32)
-    np.cumsum(counts, out=start_loc[1:])
-    return start_loc
+    def _stage_changes(self, scheduled: SchedulerOutput, staging: Staging) -> None:
+        self._table.update(scheduled, staging)
+        if scheduled.block_copies:
+            sources, destinations = zip(*scheduled.block_copies, strict=True)
+            staging.add("copied_from", np.array(sources, dtype=np.int64))
+            staging.add("copied_to", np.array(destinations, dtype=np.int64))
+
+    def _width(self, seq_lens: Array) -> int:
+        """Blocks of the longest row; where steps are padded, of the longest that there can be."""
+        if self._sizes.pads:
+            return self._table.max_blocks
+        return -(-int(seq_lens.max(initial=0)) // self._block_size)
 
 
-def _token_ids(prefills: list[ScheduledSequence], num_decodes: int, num_tokens: int) -> Array:
-    """Prompt tokens behind room for the tokens that only the device knows."""
-    token_ids = np.zeros(num_tokens, dtype=np.int64)
-    place = num_decodes
-    for part in prefills:
-        assert part.token_ids is not None, "a prefill names its tokens"
-        token_ids[place : place + part.num_tokens] = part.token_ids
-        place += part.num_tokens
+class _Batch:
+    """The rows of one step in batch order, padding left out of all arrays."""
+
+    def __init__(self, rows: list[RowWork], sizes: StepSizes) -> None:
+        numbers = [(work.num_tokens, work.row, work.start, work.num_sampled) for work in rows]
+        columns = np.array(numbers, dtype=np.int64).reshape(-1, 4)
+        is_long = columns[:, 0] > 1
+        self.num_prefills = int(is_long.sum())
+        self.num_singles = len(rows) - self.num_prefills
+        self._order: Array | None = None
+        if is_long[: self.num_singles].any():
+            self._order = np.argsort(is_long, kind="stable")
+            columns = columns[self._order]
+            rows = [rows[index] for index in self._order]
+        self._works = rows
+        self.counts, self.rows, starts, num_sampled = columns.T
+        self.seq_lens = starts + self.counts
+        if num_sampled.max(initial=0) > 1:
+            raise ValueError("drafts are not served, but a row samples more than one token")
+        self._samples = num_sampled > 0
+        self.sampling_rows, self.sampling_lengths = self.rows, self.seq_lens
+        if not self._samples.all():
+            self.sampling_rows, self.sampling_lengths = self.rows[self._samples], self.seq_lens[self._samples]
+        self.num_decodes = sizes.padded(self.num_singles)
+        self._num_sampled = sizes.padded(len(self.sampling_rows))
+        self.num_tokens = self.num_decodes + int(self.counts[self.num_singles :].sum())
+        self.is_padded = self.num_decodes > self.num_singles
+
+    def answer_order(self) -> list[int] | None:
+        if self._order is None:
+            return None
+        order: list[int] = np.argsort(self._order[self._samples]).tolist()
+        return order
+
+    def parts(self, padding_row: int) -> list[Array]:
+        """See StepInput.numbers."""
+        rows = self._pad(self.rows, padding_row)
+        counts = self._pad(self.counts, 0)
+        if not self.num_prefills:
+            token_ids = _token_ids(self._works, self.num_decodes) if self._works and self._has_host_tokens() else _EMPTY
+            sampled = _EMPTY if self._samples.all() else self._sampled(np.arange(1, len(self.rows) + 1))
+            return [rows, counts, token_ids, _EMPTY, _EMPTY, _EMPTY, sampled, self._sampling_rows(sampled, padding_row)]
+        sizes = np.maximum(counts, 1)  # a padded row has a token, too
+        ends = np.cumsum(sizes)
+        token_rows = np.repeat(np.arange(len(rows)), sizes)
+        offsets = np.arange(self.num_tokens) - np.repeat(ends - sizes, sizes)
+        token_ids = _token_ids(self._works, self.num_tokens, self.num_singles, self.num_decodes)
+        start_loc = np.concatenate([_ZERO, np.cumsum(self.counts[self.num_singles :])])
+        real_ends = np.concatenate([ends[: self.num_singles], ends[self.num_decodes :]])
+        sampled = self._sampled(real_ends)
+        return [
+            rows, counts, token_ids, token_rows, offsets, start_loc, sampled, self._sampling_rows(sampled, padding_row)
+        ]  # fmt: skip
+
+    def _has_host_tokens(self) -> bool:
+        return any(work.token_ids for work in self._works)
+
+    def _pad(self, values: Array, filler: int) -> Array:
+        """Padding between the rows of one token and the longer ones."""
+        missing = self.num_decodes - self.num_singles
+        if not missing:
+            return values
+        filling = np.full(missing, filler, dtype=np.int64)
+        return np.concatenate([values[: self.num_singles], filling, values[self.num_singles :]])
+
+    def _sampled(self, ends: Array) -> Array:
+        """Which tokens sample; padding samples from the first one."""
+        sampled = ends[self._samples] - 1
+        return np.concatenate([sampled, np.zeros(self._num_sampled - len(sampled), dtype=np.int64)])
+
+    def _sampling_rows(self, sampled: Array, padding_row: int) -> Array:
+        missing = len(sampled) - len(self.sampling_rows)
+        if missing < 0:
+            return _EMPTY
+        return np.concatenate([self.sampling_rows, np.full(missing, padding_row, dtype=np.int64)])
+
+
+_EMPTY: Array = np.empty(0, dtype=np.int64)
+_ZERO: Array = np.zeros(1, dtype=np.int64)
+
+
+def _token_ids(works: list[RowWork], num_tokens: int, num_singles: int | None = None, first_long: int = 0) -> Array:
+    """What the host knows of the step's tokens, LAST_SAMPLED for the rest; longer rows begin at `first_long`."""
+    token_ids = np.full(num_tokens, LAST_SAMPLED, dtype=np.int64)
+    singles = works[:num_singles]
+    for place, work in enumerate(singles):
+        if work.token_ids:
+            token_ids[place] = work.token_ids[0]
+    end = first_long
+    for work in works[len(singles) :]:
+        end += work.num_tokens
+        if work.token_ids:
+            token_ids[end - len(work.token_ids) : end] = work.token_ids
     return token_ids
 
 
-def _longest(seq_lens: Array, block_size: int) -> int:
-    return -(-int(seq_lens.max(initial=0)) // block_size)
+def _refuse_unserved(scheduled: SchedulerOutput) -> None:
+    for new in scheduled.new_sequences:
+        unknown = set(new.outputs) - SERVED_OUTPUTS
+        if unknown:
+            raise ValueError(f"outputs {sorted(unknown)} are not served, only {sorted(SERVED_OUTPUTS)}")
+        if new.adapter_slot != NO_SLOT:
+            raise ValueError(f"adapters are not served, but row {new.row} names slot {new.adapter_slot}")
+        if new.mask_slot != NO_SLOT:
+            raise ValueError(f"token masks are not served, but row {new.row} names slot {new.mask_slot}")

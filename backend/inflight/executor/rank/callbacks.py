@@ -27,6 +27,9 @@ class Leader(Protocol):
     def respond(self, response: Response) -> None:
         """Keep a response until the next input is asked for."""
 
+    def wants_stats(self) -> bool:
+        """Would statistics of this moment be read?"""
+
     def report_stats(self, json: str) -> None:
         """Keep the newest statistics."""
 
@@ -44,11 +47,13 @@ class RankCallbacks:
         self._num_active = 0
         self._stops: dict[int, FinishReason] = {}
         self._shutting_down = False
+        self._stats_were_skipped = False  # since the last ones that were made
         self.callbacks = Callbacks(
             get_inference_requests=self.get_inference_requests,
             send_response=self.send_response,
             poll_stop_signals=self.poll_stop_signals,
-            return_batch_manager_stats=self.return_batch_manager_stats,
+            return_batch_manager_stats=None if leader is None else leader.report_stats,
+            wants_batch_manager_stats=self.wants_batch_manager_stats,
         )
 
     def attach(self, manager: GptManager) -> None:
@@ -56,6 +61,8 @@ class RankCallbacks:
         self._manager = manager
 
     def get_inference_requests(self, max_num_requests: int) -> list[Request]:
+        if self._num_active == 0 and self._stats_were_skipped:
+            self._report_idle_stats()
         rank_input = self._exchange(max_num_requests, may_block=self._num_active == 0)
         self._num_active += len(rank_input.requests)
         return rank_input.requests
@@ -76,9 +83,17 @@ class RankCallbacks:
         stops, self._stops = self._stops, {}
         return stops
 
-    def return_batch_manager_stats(self, json: str) -> None:
+    def wants_batch_manager_stats(self) -> bool:
+        wanted = self._leader is not None and self._leader.wants_stats()
+        self._stats_were_skipped = not wanted
+        return wanted
+
+    def _report_idle_stats(self) -> None:
+        """The state in which the engine falls idle, for otherwise the fronts would go on showing an earlier one."""
+        self._stats_were_skipped = False
         if self._leader is not None:
-            self._leader.report_stats(json)
+            assert self._manager is not None
+            self._leader.report_stats(self._manager.statistics().to_json())
 
     def _exchange(self, max_requests: int, may_block: bool) -> RankInput:
         if self._leader is None:

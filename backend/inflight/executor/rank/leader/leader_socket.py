@@ -101,6 +101,9 @@ class LeaderSocket:
     def respond(self, response: Response) -> None:
         self._book.respond(response)
 
+    def wants_stats(self) -> bool:
+        return bool(self._fronts) and time.monotonic() >= self._next_stats
+
     def report_stats(self, json: str) -> None:
         self._stats = self._latest_stats = json
 

@@ -1,0 +1,59 @@
+"""Sequences that wait for a row, by their `order`, smallest first. Knows neither rows nor memory.
+
+Nothing but `pop` and `push` looks at more than one sequence, so a long queue costs a step no more than a short one.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Iterator
+
+from inflight.batch_manager.sequence import Sequence, SequenceStatus
+
+Order = tuple[int, float, int]
+
+
+class WaitingQueue:
+    """A heap. A sequence that is finished while it waits stays in it, unseen, until it would be the head."""
+
+    def __init__(self) -> None:
+        self._heap: list[tuple[Order, Sequence]] = []
+        self._num_waiting = 0
+        self.num_paused = 0
+
+    def __len__(self) -> int:
+        return self._num_waiting
+
+    def __iter__(self) -> Iterator[Sequence]:
+        """In no particular order, but the same on every rank."""
+        return (sequence for _, sequence in self._heap if not sequence.is_finished)
+
+    def push(self, sequence: Sequence) -> None:
+        """`sequence.order` is unique and stays as it is until the sequence has left."""
+        heapq.heappush(self._heap, (sequence.order, sequence))
+        self._count(sequence, 1)
+
+    def head(self) -> Sequence:
+        """The next sequence. Raises IndexError if none waits."""
+        while self._heap[0][1].is_finished:
+            heapq.heappop(self._heap)
+        return self._heap[0][1]
+
+    def pop(self) -> Sequence:
+        """Take the head out."""
+        sequence = self.head()
+        heapq.heappop(self._heap)
+        self._count(sequence, -1)
+        return sequence
+
+    def discard(self, sequence: Sequence) -> None:
+        """A waiting sequence is about to become finished."""
+        self._count(sequence, -1)
+        if len(self._heap) > 64 and len(self._heap) > 2 * self._num_waiting:
+            self._heap = [entry for entry in self._heap if not entry[1].is_finished and entry[1] is not sequence]
+            heapq.heapify(self._heap)
+
+    def _count(self, sequence: Sequence, change: int) -> None:
+        self._num_waiting += change
+        if sequence.status is SequenceStatus.PAUSED:
+            self.num_paused += change

@@ -1,0 +1,171 @@
+"""`python -m ci.bench.host_work`: what a step costs the host, over a device that does nothing.
+
+One rank's loop with its callbacks, scheduler and input preparation; network, sampling and sockets are left out. Counted
+is the CPU time of the loop's thread. Sequences end all the time and others take their rows; with a queue, all that it
+holds waits in the scheduler.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import time
+from collections.abc import Iterator
+from itertools import count
+from pathlib import Path
+from typing import Any
+
+import torch
+from rich.console import Console
+from rich.table import Table
+
+from ci.bench.report import machine
+from inflight.config import EngineConfig
+from inflight.distributed.rank_group import SingleRank
+from inflight.executor.rank.assembly import make_manager
+from inflight.executor.rank.callbacks import RankCallbacks
+from inflight.executor.wire.messages import NO_INPUT, RankInput
+from inflight.request import Request, RequestLimits
+from inflight.result import Response
+from inflight.runtime.row_table import RowTable
+from inflight.runtime.step_input import StepInput, StepPreparation
+from inflight.runtime.step_sizes import StepSizes
+from inflight.scheduler_output import SchedulerOutput, StepOutput
+
+BATCH_SIZES = (1, 32, 256)
+QUEUES = (0, 100_000)
+BLOCK_SIZE, MAX_SEQ_LEN, VOCAB_SIZE = 16, 4096, 128_256
+PROMPT_LEN, MAX_TOKENS = 100, 300
+WARMUP = 20
+STATS_SECONDS = 0.05
+RESULTS = Path(__file__).parent / "results"
+
+
+class NullRunner:
+    """Prepares every step as for a device, and answers with the same token for every row."""
+
+    device_type = "cpu"
+    block_size = BLOCK_SIZE
+
+    def __init__(self, max_batch_size: int) -> None:
+        self.num_blocks = max_batch_size * 80
+        self.limits = RequestLimits(
+            vocab_size=VOCAB_SIZE,
+            max_seq_len=MAX_SEQ_LEN,
+            max_input_len=MAX_SEQ_LEN - 1,
+            kv_cache_tokens=self.num_blocks * BLOCK_SIZE,
+        )
+        self.preparation_ns = 0
+        table = RowTable(max_batch_size, MAX_SEQ_LEN // BLOCK_SIZE + 1, self.num_blocks)
+        self._preparation = StepPreparation(
+            table, block_size=BLOCK_SIZE, vocab_size=VOCAB_SIZE, sizes=StepSizes(), device=torch.device("cpu")
+        )
+
+    def forward(self, scheduled: SchedulerOutput) -> StepInput:
+        start = time.thread_time_ns()
+        step = self._preparation.prepare(scheduled, [])
+        self.preparation_ns += time.thread_time_ns() - start
+        return step
+
+    def sample(self, handle: StepInput) -> None:
+        return None
+
+    def collect(self, handle: StepInput) -> StepOutput:
+        return StepOutput(token_ids=[[5] for _ in handle.sampling_rows])
+
+    def memory_usage(self) -> tuple[int, int, int]:
+        return (0, 0, 0)
+
+    def close(self) -> None:
+        return None
+
+
+class EndlessLeader:
+    """Has a request for every free place; before the first, `num_queued` more than there are places."""
+
+    def __init__(self, max_batch_size: int, num_queued: int) -> None:
+        self._num_queued = num_queued
+        self._requests = _requests(max_batch_size)
+        self._next_stats = 0.0
+
+    def next_input(self, max_requests: int, may_block: bool) -> RankInput:
+        num_requests, self._num_queued = max_requests + self._num_queued, 0
+        if not num_requests:
+            return NO_INPUT
+        return RankInput(requests=[next(self._requests) for _ in range(num_requests)], stops={})
+
+    def respond(self, response: Response) -> None:
+        return None
+
+    def wants_stats(self) -> bool:
+        return time.monotonic() >= self._next_stats
+
+    def report_stats(self, json: str) -> None:
+        self._next_stats = time.monotonic() + STATS_SECONDS
+
+    def all_ranks_answered(self) -> None:
+        return None
+
+
+def _requests(max_batch_size: int) -> Iterator[Request]:
+    """The first batch's ends are spread over the time that a request takes, so that they go on to be spread."""
+    for number in count(1):
+        share = min(number / max_batch_size, 1.0)
+        yield Request(
+            request_id=number,
+            input_token_ids=list(range(PROMPT_LEN)),
+            max_tokens=max(int(MAX_TOKENS * share), 10),
+            streaming=True,
+        )
+
+
+def measure(max_batch_size: int, num_queued: int, num_steps: int) -> dict[str, Any]:
+    """Microseconds of one step."""
+    config = EngineConfig(max_batch_size=max_batch_size, max_num_tokens=8192, tokens_per_block=BLOCK_SIZE)
+    runner = NullRunner(max_batch_size)
+    rank = RankCallbacks(SingleRank(), EndlessLeader(max_batch_size, num_queued))
+    manager = make_manager(config, runner, rank.callbacks, raise_on_step_failure=False)
+    rank.attach(manager)
+    for _ in range(WARMUP):
+        manager.step()
+    runner.preparation_ns = 0
+    times: list[int] = []
+    for _ in range(num_steps):
+        start = time.thread_time_ns()
+        manager.step()
+        times.append(time.thread_time_ns() - start)
+    times.sort()
+    return {
+        "batch": max_batch_size,
+        "queued": num_queued,
+        "p50": round(times[num_steps // 2] / 1e3, 1),
+        "p99": round(times[num_steps * 99 // 100] / 1e3, 1),
+        "preparation": round(runner.preparation_ns / num_steps / 1e3, 1),
+    }
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--steps", type=int, default=1000, help="counted steps of each case")
+    parser.add_argument("--results", type=Path, default=RESULTS)
+    options = parser.parse_args()
+    torch.set_num_threads(1)
+    cases = [measure(batch, queued, options.steps) for batch in BATCH_SIZES for queued in QUEUES]
+    table = Table(title="host work of a step, microseconds of CPU time")
+    for heading in ("batch", "queued", "p50", "p99", "preparation"):
+        table.add_column(heading, justify="right")
+    for case in cases:
+        table.add_row(*(f"{value:,}" for value in case.values()))
+    Console(width=100).print(table)
+    found = machine()
+    options.results.mkdir(parents=True, exist_ok=True)
+    path = options.results / f"host-{found['date'].replace(' ', '-').replace(':', '')}.json"
+    path.write_text(json.dumps({"machine": found, "cases": cases}, indent=1) + "\n")
+    print(f"kept in {path}")
+    print(json.dumps(cases))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

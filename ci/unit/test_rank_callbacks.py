@@ -1,0 +1,104 @@
+"""Statistics are made on the leader alone, when they would be read, and once more before it falls idle."""
+
+from __future__ import annotations
+
+import pytest
+from fakes import VOCAB_SIZE, FakeRunner
+from harness import make_request
+
+from inflight.batch_manager.gpt_manager import GptManager
+from inflight.batch_manager.kv_cache_manager import KVCacheManager
+from inflight.batch_manager.scheduler import Scheduler
+from inflight.distributed.rank_group import SingleRank
+from inflight.executor.rank.callbacks import RankCallbacks
+from inflight.executor.wire.messages import NO_INPUT, RankInput
+from inflight.request import Request, RequestLimits
+from inflight.result import Response
+from inflight.stats import IterationStats
+
+
+class FakeLeader:
+    """Gives its requests away at once; wants statistics when told."""
+
+    def __init__(self, requests: list[Request]) -> None:
+        self.requests = requests
+        self.wants = True
+        self.responses: list[Response] = []
+        self.stats: list[IterationStats] = []
+
+    def next_input(self, max_requests: int, may_block: bool) -> RankInput:
+        taken, self.requests = self.requests[:max_requests], self.requests[max_requests:]
+        if not taken and not may_block:
+            return NO_INPUT
+        return RankInput(requests=taken, stops={}, shutdown=not taken)
+
+    def respond(self, response: Response) -> None:
+        self.responses.append(response)
+
+    def wants_stats(self) -> bool:
+        return self.wants
+
+    def report_stats(self, json: str) -> None:
+        self.stats.append(IterationStats.from_json(json))
+
+    def all_ranks_answered(self) -> None:
+        return None
+
+
+class Follower(SingleRank):
+    """Hears what a leader would have broadcast."""
+
+    def __init__(self, inputs: list[bytes]) -> None:
+        self._inputs = inputs
+
+    def broadcast(self, payload: bytes | None) -> bytes:
+        return self._inputs.pop(0)
+
+
+def make_manager(rank: RankCallbacks) -> GptManager:
+    kv_cache = KVCacheManager(num_blocks=16, block_size=4, hash_key=b"key")
+    manager = GptManager(
+        runner=FakeRunner(num_blocks=16, block_size=4, max_batch_size=4, max_num_tokens=16),
+        scheduler=Scheduler(kv_cache=kv_cache, max_batch_size=4, max_num_tokens=16, max_seq_len=64),
+        callbacks=rank.callbacks,
+        limits=RequestLimits(vocab_size=VOCAB_SIZE, max_seq_len=64, max_input_len=63, kv_cache_tokens=64),
+    )
+    rank.attach(manager)
+    return manager
+
+
+def test_a_follower_makes_no_statistics(monkeypatch: pytest.MonkeyPatch) -> None:
+    sent: list[bytes] = []
+    leader_group = SingleRank()
+    monkeypatch.setattr(leader_group, "broadcast", lambda payload: sent.append(payload) or payload)
+    leader = FakeLeader([make_request(1, 4, 5)])
+    make_manager(RankCallbacks(leader_group, leader)).run()
+    assert leader.stats and [response.is_final for response in leader.responses] == [True]
+    manager = make_manager(RankCallbacks(Follower(sent), None))
+    monkeypatch.setattr(manager, "statistics", lambda: pytest.fail("a follower made statistics"))
+    manager.run()
+    assert sent == []
+
+
+def test_statistics_are_made_when_they_are_wanted() -> None:
+    leader = FakeLeader([make_request(1, 4, 9)])
+    manager = make_manager(RankCallbacks(SingleRank(), leader))
+    manager.step()
+    assert len(leader.stats) == 1
+    leader.wants = False
+    for _ in range(4):
+        manager.step()
+    assert len(leader.stats) == 1
+    leader.wants = True
+    manager.step()
+    assert len(leader.stats) == 2 and leader.stats[1].active_request_count == 1
+
+
+def test_what_was_skipped_is_told_before_the_engine_falls_idle() -> None:
+    leader = FakeLeader([make_request(1, 4, 9)])
+    leader.wants = False
+    manager = make_manager(RankCallbacks(SingleRank(), leader))
+    manager.run()
+    (stats,) = leader.stats
+    assert (stats.active_request_count, stats.scheduled_requests, stats.waiting_requests) == (0, 0, 0)
+    assert stats.iteration_counter == 9 and stats.used_kv_cache_blocks == 0
