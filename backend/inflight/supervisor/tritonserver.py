@@ -84,3 +84,10 @@ class Tritonserver:
         with contextlib.suppress(subprocess.TimeoutExpired):
             self._process.wait(timeout)
         return self._process.returncode is not None
+
+
+def ended(returncode: int | None) -> str:
+    """How a process ended, for a sentence."""
+    if returncode is None or returncode >= 0:
+        return f"exit code {returncode}"
+    return f"killed by {signal.Signals(-returncode).name}"
