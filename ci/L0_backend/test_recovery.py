@@ -107,7 +107,7 @@ def test_an_idle_server_is_tried_and_a_busy_one_left_alone() -> None:
     with ServerProcess(canary_period=0.5, parameters={"max_batch_size": "1"}) as server:
         until(lambda: outcomes(server).get("completed", 0) >= 2, "canaries are answered")
         with RawStream(server.grpc_url) as stream:
-            answers = [stream.send(ENDLESS) for _ in range(3)]
+            answers = [stream.send({**ENDLESS, "max_tokens": 200}) for _ in range(3)]
             stream.collect(*answers)
             assert [answer.error for answer in answers] == [""] * 3
         assert "again" not in server.told
