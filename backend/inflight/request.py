@@ -111,7 +111,7 @@ class RequestLimits(msgspec.Struct, frozen=True, kw_only=True):
                 f"({self.kv_cache_tokens}): ask for fewer tokens"
             )
         self._validate_token_ids(request)
-        self._validate_sampling(request.sampling_config)
+        self.validate_sampling(request.sampling_config)
         if request.num_return_sequences != 1:
             raise InvalidRequest(f"num_return_sequences must be 1, got {request.num_return_sequences}")
         if not 0.0 <= request.priority <= 1.0:
@@ -140,7 +140,8 @@ class RequestLimits(msgspec.Struct, frozen=True, kw_only=True):
                 )
 
     @staticmethod
-    def _validate_sampling(sampling: SamplingConfig) -> None:
+    def validate_sampling(sampling: SamplingConfig) -> None:
+        """Raise InvalidRequest, with one sentence, if a value is out of its range."""
         checks = (
             (
                 "temperature",

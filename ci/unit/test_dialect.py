@@ -18,6 +18,7 @@ from tritonclient.grpc import model_config_pb2
 
 from inflight.config import EngineConfig
 from inflight.errors import InvalidRequest
+from inflight.generation_defaults import GenerationDefaults
 from inflight.request import Request, RequestLimits, SamplingConfig
 from inflight.server.chunk import Chunk
 from inflight.server.client_request import ClientRequest
@@ -39,7 +40,7 @@ def read(inputs: dict) -> ClientRequest:
 
 
 def build(inputs: dict) -> Request:
-    return RequestBuilder(fake_tokenizer.byte_tokenizer(), LIMITS).build(read(inputs), 1, "")
+    return RequestBuilder(fake_tokenizer.byte_tokenizer(), LIMITS, GenerationDefaults()).build(read(inputs), 1, "")
 
 
 @pytest.fixture(scope="module")
@@ -209,7 +210,7 @@ def test_whatever_the_tensors_hold_is_read_or_refused(data) -> None:
     try:
         client = LLM.read(inputs, READ_LIMITS)
         if not client.stop:
-            RequestBuilder(fake_tokenizer.byte_tokenizer(), LIMITS).build(client, 1, "")
+            RequestBuilder(fake_tokenizer.byte_tokenizer(), LIMITS, GenerationDefaults()).build(client, 1, "")
     except InvalidRequest as error:
         assert str(error)
 
@@ -260,7 +261,7 @@ def test_end_tokens_lie_in_the_vocabulary() -> None:
     tokenizer = fake_tokenizer.byte_tokenizer()
     assert tokenizer.end_ids == [256]
     client = ClientRequest(input_ids=[1], max_tokens=4, min_tokens=2)
-    assert RequestBuilder(tokenizer, limits).build(client, 1, "").end_ids == []
+    assert RequestBuilder(tokenizer, limits, GenerationDefaults()).build(client, 1, "").end_ids == []
     for wrong in (-1, 256):
         with pytest.raises(InvalidRequest, match="end_ids holds a token id outside"):
             limits.validate(Request(request_id=1, input_token_ids=[1], max_tokens=4, end_ids=[wrong]))

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 
+from inflight.generation_defaults import GenerationDefaults
 from inflight.request import Request, RequestLimits
 from inflight.result import Response
 
@@ -26,6 +27,11 @@ class Executor(ABC):
     @abstractmethod
     def device(self) -> str:
         """What its ranks compute on, cpu or cuda; known once it is ready."""
+
+    @property
+    @abstractmethod
+    def generation_defaults(self) -> GenerationDefaults:
+        """How its checkpoint wants tokens chosen where a request does not say."""
 
     @abstractmethod
     def start(self) -> None:

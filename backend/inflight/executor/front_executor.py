@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from inflight.errors import DuplicateRequest, EngineUnavailable, QueueFull
 from inflight.executor.executor import Executor
 from inflight.executor.request_book import QUEUE_FULL
+from inflight.generation_defaults import GenerationDefaults
 from inflight.request import Request, RequestLimits
 from inflight.result import Response
 
@@ -44,7 +45,8 @@ class JournalEntry:
 class FrontExecutor(Executor):
     """The front half. All state is behind one lock; nothing slow happens while it is held."""
 
-    def __init__(self) -> None:
+    def __init__(self, generation_defaults: GenerationDefaults | None = None) -> None:
+        self._generation_defaults = generation_defaults or GenerationDefaults()
         self._lock = threading.Lock()
         self._changed = threading.Condition(self._lock)
         self._state = EngineState.STARTING
@@ -69,6 +71,10 @@ class FrontExecutor(Executor):
     @property
     def device(self) -> str:
         return self._device
+
+    @property
+    def generation_defaults(self) -> GenerationDefaults:
+        return self._generation_defaults
 
     def next_request_id(self) -> int:
         with self._lock:

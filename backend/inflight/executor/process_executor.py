@@ -42,6 +42,7 @@ from inflight.executor.messages import (
     encode,
 )
 from inflight.executor.rank_processes import RankProcesses
+from inflight.generation_defaults import GenerationDefaults
 from inflight.request import Request
 
 logger = logging.getLogger(__name__)
@@ -70,8 +71,9 @@ class ProcessExecutor(FrontExecutor):
         on_engine_death: Callable[[str], None] | None = None,
     ) -> None:
         """`auto_relaunch`: False leaves dead ranks to a call of relaunch(). `on_engine_death(reason)` is called on the
-        executor's thread after every request in flight was failed; it must not wait."""
-        super().__init__()
+        executor's thread after every request in flight was failed; it must not wait. Raises ConfigurationError for a
+        wrong generation_config.json."""
+        super().__init__(GenerationDefaults.load(config))
         self._config = config
         self._auto_relaunch = auto_relaunch
         self._on_engine_death = on_engine_death

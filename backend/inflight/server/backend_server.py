@@ -32,6 +32,7 @@ from inflight.server.metrics_thread import MetricsThread, Outcome
 from inflight.server.outcome import ended
 from inflight.server.preparation import Preparation
 from inflight.server.reply import Reply
+from inflight.server.request_builder import RequestBuilder
 from inflight.server.request_parameters import read_parameters
 from inflight.server.response_pace import ResponsePace, choose_rate
 from inflight.server.safe_text import safe_text
@@ -75,7 +76,8 @@ class BackendServer:
         self._dialect = dialect
         self._config = config
         self._model_name = model_name
-        self._preparation = Preparation(tokenizer, executor.limits, config.exclude_input_in_output)
+        builder = RequestBuilder(tokenizer, executor.limits, executor.generation_defaults)
+        self._preparation = Preparation(tokenizer, builder, config.exclude_input_in_output)
         self._read_limits = ReadLimits(
             max_text_bytes=config.max_text_bytes, max_input_len=executor.limits.max_input_len
         )
