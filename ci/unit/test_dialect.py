@@ -31,7 +31,7 @@ from inflight.server.tensor_values import ReadLimits, read_word_ids
 
 CONFIG = Path(__file__).parents[2] / "model_repository" / "llm" / "config.pbtxt"
 LIMITS = RequestLimits(vocab_size=300, max_seq_len=64, max_input_len=63, kv_cache_tokens=1000)
-READ_LIMITS = ReadLimits(max_text_bytes=1000, max_input_len=LIMITS.max_input_len)
+READ_LIMITS = ReadLimits(max_text_bytes=1000, max_input_len=LIMITS.max_input_len, max_bytes_per_token=12)
 
 
 def read(inputs: dict) -> ClientRequest:
@@ -150,7 +150,8 @@ OK = {"text_input": "a", "max_tokens": 4}
         ({**OK, "text_input": ""}, "the prompt is empty"),
         ({"input_ids": [], "max_tokens": 4}, "the prompt is empty"),
         ({"input_ids": [1] * 64, "max_tokens": 4}, "the prompt has 64 tokens, more than max_input_len 63"),
-        ({**OK, "text_input": "a" * 316}, "the prompt has 316 bytes, which make more than max_input_len 63 tokens"),
+        ({**OK, "text_input": "é" * 379}, "the prompt has 758 bytes, which make more than max_input_len 63 tokens"),
+        ({**OK, "text_input": "é" * 378}, "the prompt has 756 tokens, more than max_input_len 63"),
         ({"input_ids": np.zeros((2, 3), np.int32), "max_tokens": 4}, "input_ids must be one row"),
         ({**OK, "text_input": b"\xff\xfe"}, "text_input is not valid UTF-8 at byte 0"),
         ({**OK, "text_input": "a" * 1001}, "text_input has 1001 bytes, more than 1000"),

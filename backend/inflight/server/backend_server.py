@@ -79,7 +79,9 @@ class BackendServer:
         builder = RequestBuilder(tokenizer, executor.limits, executor.generation_defaults)
         self._preparation = Preparation(tokenizer, builder, config.exclude_input_in_output)
         self._read_limits = ReadLimits(
-            max_text_bytes=config.max_text_bytes, max_input_len=executor.limits.max_input_len
+            max_text_bytes=config.max_text_bytes,
+            max_input_len=executor.limits.max_input_len,
+            max_bytes_per_token=tokenizer.max_bytes_per_token,
         )
         self._items = WorkItems()
         self._metrics = MetricsThread(

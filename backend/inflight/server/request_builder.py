@@ -36,8 +36,6 @@ class RequestBuilder:
         self._tokenizer = tokenizer
         self._defaults = defaults
         self._limits = limits
-        per_token = tokenizer.max_bytes_per_token
-        self._max_prompt_bytes = None if per_token is None else per_token * limits.max_input_len
 
     def build(self, client: ClientRequest, request_id: int, triton_id: str) -> Request:
         """Raises InvalidRequest with one sentence."""
@@ -67,14 +65,7 @@ class RequestBuilder:
             return client.input_ids
         if not client.text:
             raise InvalidRequest("the prompt is empty: give at least one character")
-        self._check_size(len(client.text.encode()))
         return self._tokenizer.encode(client.text)
-
-    def _check_size(self, num_bytes: int) -> None:
-        """Tokenising what cannot fit would take up to a second to say so."""
-        if self._max_prompt_bytes is not None and num_bytes > self._max_prompt_bytes:
-            most = self._limits.max_input_len
-            raise InvalidRequest(f"the prompt has {num_bytes} bytes, which make more than max_input_len {most} tokens")
 
     def _sampling_config(self, client: ClientRequest, num_prompt_tokens: int, max_tokens: int) -> SamplingConfig:
         said = {name: getattr(client, name) for name in SAMPLING_FIELDS}
