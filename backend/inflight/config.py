@@ -94,7 +94,7 @@ class EngineConfig:
     stats_check_period_ms: int = 100
     """How often metrics are brought up to date."""
     max_text_bytes: int = 1_048_576
-    """Longest text_input in bytes, checked before it is tokenised."""
+    """Longest text_input in bytes, checked before it is tokenised; less where max_input_len surely holds less."""
     log_level: str = "INFO"
     """Level of the ranks' log: DEBUG, INFO, WARNING or ERROR."""
 

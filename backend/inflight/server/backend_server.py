@@ -142,8 +142,8 @@ class BackendServer:
             self._stop(triton_id)
             reply.close()
             return
-        self._check_open()
         self._items.check_free(triton_id)
+        self._check_open()
         length = text_length(client)
         item = self._make_item(request, reply, client, triton_id)
         # From here on others may see it: nothing may fail any more.
