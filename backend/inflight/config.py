@@ -85,6 +85,8 @@ class EngineConfig:
     num_threads: int = 0
     """Threads of one rank on CPU; 0 = cores divided by ranks."""
 
+    generation_config: str = "auto"
+    """auto takes what a request leaves open from the checkpoint's generation_config.json; none does not."""
     exclude_input_in_output: bool = False
     """Leave the prompt out of non-streamed output; a request's own flag wins."""
     max_responses_per_second: int = -1
@@ -94,7 +96,7 @@ class EngineConfig:
     stats_check_period_ms: int = 100
     """How often metrics are brought up to date."""
     max_text_bytes: int = 1_048_576
-    """Longest text_input in bytes, checked before it is tokenised."""
+    """Longest text_input in bytes, checked before it is tokenised; less where max_input_len surely holds less."""
     log_level: str = "INFO"
     """Level of the ranks' log: DEBUG, INFO, WARNING or ERROR."""
 
@@ -107,6 +109,7 @@ class EngineConfig:
         _one_of("device", self.device, ("auto", "cpu", "cuda"))
         _one_of("executor", self.executor, ("auto", "uniproc", "mpi"))
         _one_of("cpu_compile", self.cpu_compile, ("auto", "true", "false"))
+        _one_of("generation_config", self.generation_config, ("auto", "none"))
         _one_of("log_level", self.log_level, ("DEBUG", "INFO", "WARNING", "ERROR"))
         for key in POSITIVE_KEYS:
             if getattr(self, key) < 1:

@@ -122,7 +122,7 @@ class RequestLimits(msgspec.Struct, frozen=True, kw_only=True):
         self._validate_token_ids(request)
         if not math.isfinite(request.cum_log_prob):
             raise InvalidRequest(f"cum_log_prob must be finite, got {request.cum_log_prob}")
-        self._validate_sampling(request.sampling_config)
+        self.validate_sampling(request.sampling_config)
         if request.num_return_sequences != 1:
             raise InvalidRequest(f"num_return_sequences must be 1, got {request.num_return_sequences}")
         if not 0.0 <= request.priority <= 1.0:
@@ -152,7 +152,8 @@ class RequestLimits(msgspec.Struct, frozen=True, kw_only=True):
                 )
 
     @staticmethod
-    def _validate_sampling(sampling: SamplingConfig) -> None:
+    def validate_sampling(sampling: SamplingConfig) -> None:
+        """Raise InvalidRequest, with one sentence, if a value is out of its range."""
         checks = (
             (
                 "temperature",

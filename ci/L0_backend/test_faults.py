@@ -14,6 +14,10 @@ PROMPT = {"text_input": "Once upon a time", "max_tokens": 40, "end_id": -1, "exc
 
 FAULTS = {
     "prompt too long": ({**PROMPT, "text_input": "word " * 4000}, "more than max_input_len"),
+    "prompt of bytes that cannot fit": (
+        {**PROMPT, "text_input": "word " * 10_000},
+        "50000 bytes, which make more than",
+    ),
     "prompt of too many bytes": ({**PROMPT, "text_input": "x" * 2_000_000}, "text_input has 2000000 bytes"),
     "empty prompt": ({**PROMPT, "text_input": ""}, "the prompt is empty"),
     "no tokens": ({"input_ids": [], "max_tokens": 4}, "the prompt is empty"),

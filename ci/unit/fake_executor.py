@@ -6,6 +6,7 @@ import threading
 
 from inflight.errors import EngineUnavailable
 from inflight.executor.executor import Executor
+from inflight.generation_defaults import GenerationDefaults
 from inflight.request import Request, RequestLimits
 from inflight.result import FinishReason, Response, Result
 
@@ -31,6 +32,10 @@ class FakeExecutor(Executor):
     @property
     def limits(self) -> RequestLimits:
         return self._limits
+
+    @property
+    def generation_defaults(self) -> GenerationDefaults:
+        return GenerationDefaults()
 
     @property
     def device(self) -> str:

@@ -18,6 +18,7 @@ from tritonclient.grpc import model_config_pb2
 
 from inflight.config import EngineConfig
 from inflight.errors import InvalidRequest
+from inflight.generation_defaults import GenerationDefaults
 from inflight.request import Request, RequestLimits, SamplingConfig
 from inflight.server.chunk import Chunk
 from inflight.server.client_request import ClientRequest
@@ -30,7 +31,7 @@ from inflight.server.tensor_values import ReadLimits, read_word_ids
 
 CONFIG = Path(__file__).parents[2] / "model_repository" / "llm" / "config.pbtxt"
 LIMITS = RequestLimits(vocab_size=300, max_seq_len=64, max_input_len=63, kv_cache_tokens=1000)
-READ_LIMITS = ReadLimits(max_text_bytes=1000, max_input_len=LIMITS.max_input_len)
+READ_LIMITS = ReadLimits(max_text_bytes=1000, max_input_len=LIMITS.max_input_len, max_bytes_per_token=12)
 
 
 def read(inputs: dict) -> ClientRequest:
@@ -39,7 +40,7 @@ def read(inputs: dict) -> ClientRequest:
 
 
 def build(inputs: dict) -> Request:
-    return RequestBuilder(fake_tokenizer.byte_tokenizer(), LIMITS).build(read(inputs), 1, "")
+    return RequestBuilder(fake_tokenizer.byte_tokenizer(), LIMITS, GenerationDefaults()).build(read(inputs), 1, "")
 
 
 @pytest.fixture(scope="module")
@@ -149,7 +150,8 @@ OK = {"text_input": "a", "max_tokens": 4}
         ({**OK, "text_input": ""}, "the prompt is empty"),
         ({"input_ids": [], "max_tokens": 4}, "the prompt is empty"),
         ({"input_ids": [1] * 64, "max_tokens": 4}, "the prompt has 64 tokens, more than max_input_len 63"),
-        ({**OK, "text_input": "a" * 316}, "the prompt has 316 bytes, which make more than max_input_len 63 tokens"),
+        ({**OK, "text_input": "é" * 379}, "the prompt has 758 bytes, which make more than max_input_len 63 tokens"),
+        ({**OK, "text_input": "é" * 378}, "the prompt has 756 tokens, more than max_input_len 63"),
         ({"input_ids": np.zeros((2, 3), np.int32), "max_tokens": 4}, "input_ids must be one row"),
         ({**OK, "text_input": b"\xff\xfe"}, "text_input is not valid UTF-8 at byte 0"),
         ({**OK, "text_input": "a" * 1001}, "text_input has 1001 bytes, more than 1000"),
@@ -209,7 +211,7 @@ def test_whatever_the_tensors_hold_is_read_or_refused(data) -> None:
     try:
         client = LLM.read(inputs, READ_LIMITS)
         if not client.stop:
-            RequestBuilder(fake_tokenizer.byte_tokenizer(), LIMITS).build(client, 1, "")
+            RequestBuilder(fake_tokenizer.byte_tokenizer(), LIMITS, GenerationDefaults()).build(client, 1, "")
     except InvalidRequest as error:
         assert str(error)
 
@@ -260,7 +262,7 @@ def test_end_tokens_lie_in_the_vocabulary() -> None:
     tokenizer = fake_tokenizer.byte_tokenizer()
     assert tokenizer.end_ids == [256]
     client = ClientRequest(input_ids=[1], max_tokens=4, min_tokens=2)
-    assert RequestBuilder(tokenizer, limits).build(client, 1, "").end_ids == []
+    assert RequestBuilder(tokenizer, limits, GenerationDefaults()).build(client, 1, "").end_ids == []
     for wrong in (-1, 256):
         with pytest.raises(InvalidRequest, match="end_ids holds a token id outside"):
             limits.validate(Request(request_id=1, input_token_ids=[1], max_tokens=4, end_ids=[wrong]))

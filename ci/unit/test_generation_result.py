@@ -25,7 +25,7 @@ from inflight.executor.front.generation_result import GenerationResult
 from inflight.executor.front.generation_service import GenerationService
 from inflight.executor.in_process import InProcessExecutor
 from inflight.request import OutputConfig
-from inflight.result import FinishReason, Response
+from inflight.result import FinishReason, Response, Result
 
 LONG = MAX_SEQ_LEN - 100
 
@@ -104,3 +104,14 @@ def test_errors_are_raised(service: GenerationService) -> None:
     with pytest.raises(EngineUnavailable):
         for _ in generation:
             raise AssertionError("nothing was streamed")
+
+
+def test_a_response_costs_what_it_brings_and_an_output_stays_as_it_was() -> None:
+    """What has come is not copied again for each response: of a long answer that would be most of the work."""
+    generation = GenerationResult(make_request(1, 2), lambda request_id: None)
+    generation.add(Response(request_id=1, result=Result(output_token_ids=[1, 2])))
+    kept = generation._token_ids
+    first = next(iter(generation))
+    generation.add(Response(request_id=1, result=Result(output_token_ids=[3], is_final=True)))
+    assert generation._token_ids is kept
+    assert first.token_ids == [1, 2] and generation.result().token_ids == [1, 2, 3]

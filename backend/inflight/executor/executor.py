@@ -10,6 +10,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from inflight.config import EngineConfig
+from inflight.generation_defaults import GenerationDefaults
 from inflight.request import Request, RequestLimits
 from inflight.result import Response
 
@@ -32,6 +33,11 @@ class Executor(ABC):
     @abstractmethod
     def device(self) -> str:
         """What its ranks compute on, cpu or cuda; known once it is ready."""
+
+    @property
+    @abstractmethod
+    def generation_defaults(self) -> GenerationDefaults:
+        """How its checkpoint wants tokens chosen where a request does not say."""
 
     @abstractmethod
     def start(self) -> None:
@@ -106,7 +112,7 @@ def attach_executor(
     config: EngineConfig, name: str, *, on_engine_death: Callable[[str], None] | None = None
 ) -> Executor:
     """An executor of an engine that another process started under `name`; it loses it and finds it again. Of `config`
-    only the timeouts count. Not started yet."""
+    the timeouts and the checkpoint's generation_config.json count. Not started yet."""
     from inflight.executor.front.remote import RemoteFront
     from inflight.executor.launchers.attached import AttachedLauncher
     from inflight.executor.wire.address import EngineAddress

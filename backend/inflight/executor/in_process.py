@@ -19,6 +19,7 @@ from inflight.executor.rank.assembly import LoadedRunner, LoadRunner, load_model
 from inflight.executor.rank.callbacks import RankCallbacks
 from inflight.executor.rank.leader.request_book import RequestBook
 from inflight.executor.wire.messages import NO_INPUT, RankInput
+from inflight.generation_defaults import GenerationDefaults
 from inflight.request import Request
 from inflight.result import Response
 
@@ -32,8 +33,8 @@ class InProcessExecutor(Front):
     """Should the loop itself fail, the executor stays down: a process cannot be sure of its device after that."""
 
     def __init__(self, config: EngineConfig, load_runner: LoadRunner = load_model_runner) -> None:
-        """Raises ConfigurationError for more than one rank."""
-        super().__init__()
+        """Raises ConfigurationError for more than one rank, and for a wrong generation_config.json."""
+        super().__init__(GenerationDefaults.load(config))
         if config.tensor_parallel_size != 1:
             raise ConfigurationError("tensor_parallel_size must be 1 for an engine inside this process")
         self._config = config

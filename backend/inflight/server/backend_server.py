@@ -30,6 +30,7 @@ from inflight.server.metrics_thread import MetricsThread, Outcome
 from inflight.server.outcome import ended
 from inflight.server.preparation import Preparation
 from inflight.server.reply import Reply
+from inflight.server.request_builder import RequestBuilder
 from inflight.server.request_parameters import read_parameters
 from inflight.server.response_pace import ResponsePace, choose_rate
 from inflight.server.safe_text import safe_text
@@ -73,9 +74,12 @@ class BackendServer:
         self._dialect = dialect
         self._config = config
         self._model_name = model_name
-        self._preparation = Preparation(tokenizer, executor.limits, config.exclude_input_in_output)
+        builder = RequestBuilder(tokenizer, executor.limits, executor.generation_defaults)
+        self._preparation = Preparation(tokenizer, builder, config.exclude_input_in_output)
         self._read_limits = ReadLimits(
-            max_text_bytes=config.max_text_bytes, max_input_len=executor.limits.max_input_len
+            max_text_bytes=config.max_text_bytes,
+            max_input_len=executor.limits.max_input_len,
+            max_bytes_per_token=tokenizer.max_bytes_per_token,
         )
         self._items = WorkItems()
         self._metrics = MetricsThread(
@@ -136,8 +140,8 @@ class BackendServer:
             self._stop(triton_id)
             reply.close()
             return
-        self._check_open()
         self._items.check_free(triton_id)
+        self._check_open()
         length = text_length(client)
         item = self._make_item(request, reply, client, triton_id)
         # From here on others may see it: nothing may fail any more.

@@ -7,7 +7,7 @@ users expect besides (min_p, finish_reason). No batch dimension: config.pbtxt ha
 from __future__ import annotations
 
 from inflight.server.dialect import Dialect, InputTensor, OutputTensor, TensorType
-from inflight.server.tensor_values import read_token_ids, read_words
+from inflight.server.tensor_values import read_prompt, read_token_ids, read_words
 
 
 def _scalar(name: str, dtype: TensorType, field: str = "") -> InputTensor:
@@ -18,7 +18,7 @@ LLM = Dialect(
     name="llm",
     required=(("text_input", "input_ids"), ("max_tokens",)),
     inputs=(
-        _scalar("text_input", TensorType.STRING, "text"),
+        InputTensor(name="text_input", dtype=TensorType.STRING, dims=(1,), field="text", read=read_prompt),
         InputTensor(name="input_ids", dtype=TensorType.INT32, dims=(-1,), field="input_ids", read=read_token_ids),
         _scalar("max_tokens", TensorType.INT32),
         _scalar("stream", TensorType.BOOL),

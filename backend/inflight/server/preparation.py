@@ -5,7 +5,7 @@ All the work that grows with a request's text is done here. Knows items; nothing
 
 from __future__ import annotations
 
-from inflight.request import Request, RequestLimits
+from inflight.request import Request
 from inflight.server.client_request import ClientRequest
 from inflight.server.detokenizer import Detokenizer
 from inflight.server.request_builder import RequestBuilder
@@ -17,10 +17,10 @@ from inflight.server.work_item import Prompt, WorkItem
 class Preparation:
     """Safe to use from several threads."""
 
-    def __init__(self, tokenizer: Tokenizer, limits: RequestLimits, exclude_input_in_output: bool) -> None:
+    def __init__(self, tokenizer: Tokenizer, builder: RequestBuilder, exclude_input_in_output: bool) -> None:
         """`exclude_input_in_output`: for requests that do not say."""
         self._tokenizer = tokenizer
-        self._builder = RequestBuilder(tokenizer, limits)
+        self._builder = builder
         self._exclude_input = exclude_input_in_output
 
     def prepare(self, item: WorkItem) -> None:

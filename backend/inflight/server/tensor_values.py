@@ -31,6 +31,8 @@ class ReadLimits:
     max_text_bytes: int
     max_input_len: int
     """Token ids of a prompt."""
+    max_bytes_per_token: int | None = None
+    """Of a prompt's text; None = unknown."""
 
 
 def read_scalar(name: str, array: Array, limits: ReadLimits) -> Value:
@@ -44,6 +46,18 @@ def read_scalar(name: str, array: Array, limits: ReadLimits) -> Value:
     if isinstance(plain, float) and not math.isfinite(plain):
         raise InvalidRequest(f"{name} must be a finite number, got {plain}")
     return plain
+
+
+def read_prompt(name: str, array: Array, limits: ReadLimits) -> Value:
+    """A text that is to be tokenised. One that cannot fit is refused unread: its tokens would take long to count."""
+    texts = [value for value in array.reshape(-1)[:1] if isinstance(value, bytes)]
+    if texts and limits.max_bytes_per_token is not None:
+        most, size = limits.max_bytes_per_token * limits.max_input_len, len(texts[0])
+        if most < size <= limits.max_text_bytes:
+            raise InvalidRequest(
+                f"the prompt has {size} bytes, which make more than max_input_len {limits.max_input_len} tokens"
+            )
+    return read_scalar(name, array, limits)
 
 
 def read_token_ids(name: str, array: Array, limits: ReadLimits) -> Value:

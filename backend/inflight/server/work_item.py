@@ -1,10 +1,9 @@
 """One Triton request in our hands, from execute() to its single final response.
 
-Who may touch it: the thread of execute(), then the one that tokenises, and from when it is handed to the engine the
-sending thread alone. Two
-exceptions: the thread of execute() may note a stop, and the watching thread calls `poll_cancelled`. tritonserver frees
-its side of a request with the final response, so asking afterwards whether it was cancelled would read freed memory: a
-lock keeps the two apart.
+Who may touch it: the thread of execute(), then the one that tokenises, and once it is handed to the engine the sending
+thread alone. Two exceptions: the thread of execute() may note a stop, and the watching thread calls `poll_cancelled`.
+tritonserver frees its side of a request with the final response, so asking afterwards whether it was cancelled would
+read freed memory: a lock keeps the two apart.
 """
 
 from __future__ import annotations
@@ -52,7 +51,7 @@ class WorkItem:
         self.is_cancelled = False
         """Its client has left. Written by the watching thread."""
         self.is_stopped = False
-        """Its client has asked for its end."""
+        """Its client has asked for its end. Written by the thread of execute()."""
         self.is_answered = False
         """The final response was sent."""
         self.is_broken = False

@@ -21,6 +21,7 @@ from inflight.errors import DuplicateRequest, EngineUnavailable, QueueFull, Requ
 from inflight.executor.executor import Executor
 from inflight.executor.front.journal import JournalEntry
 from inflight.executor.wire.messages import FRONT_ID_SHIFT, MAX_FRONT_ID
+from inflight.generation_defaults import GenerationDefaults
 from inflight.request import Request, RequestLimits
 from inflight.result import Response
 
@@ -46,7 +47,8 @@ ACCEPTING = (EngineState.READY, EngineState.RELAUNCHING)
 class Front(Executor):
     """All state is behind one lock; nothing slow happens while it is held."""
 
-    def __init__(self) -> None:
+    def __init__(self, generation_defaults: GenerationDefaults | None = None) -> None:
+        self._generation_defaults = generation_defaults or GenerationDefaults()
         self._lock = threading.Lock()
         self._changed = threading.Condition(self._lock)
         self._state = EngineState.STARTING
@@ -71,6 +73,10 @@ class Front(Executor):
     @property
     def device(self) -> str:
         return self._device
+
+    @property
+    def generation_defaults(self) -> GenerationDefaults:
+        return self._generation_defaults
 
     def next_request_id(self) -> int:
         with self._lock:

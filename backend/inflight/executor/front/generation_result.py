@@ -11,7 +11,7 @@ import msgspec
 
 from inflight.errors import EngineUnavailable, InflightError, RequestError
 from inflight.request import Request
-from inflight.result import FinishReason, Response
+from inflight.result import FinishReason, Response, Result
 
 
 class CompletionOutput(msgspec.Struct, frozen=True, kw_only=True):
@@ -28,16 +28,19 @@ class CompletionOutput(msgspec.Struct, frozen=True, kw_only=True):
 
 class GenerationResult:
     """The answer to one request. Iterating it, in a thread or in an event loop, gives what has come each time that more
-    has; a request that does not stream gives one output. Any number of readers may wait on it."""
+    has; a request that does not stream gives one output. Any number of readers may wait on it.
+
+    Tokens are copied for a reader when it looks, not for each response that comes.
+    """
 
     def __init__(self, request: Request, cancel: Callable[[int], None]) -> None:
         self.request = request
         self._cancel = cancel
         self._changed = threading.Condition()
         self._listeners: list[Callable[[], None]] = []
-        self._output = CompletionOutput(
-            index=0, token_ids=[], log_probs=[], cum_log_prob=0.0, finish_reason=FinishReason.NOT_FINISHED
-        )
+        self._token_ids: list[int] = []
+        self._log_probs: list[float] = []
+        self._latest = Result()
         self._num_changes = 0
         self._done = False
         self._error: InflightError | None = None
@@ -68,7 +71,7 @@ class GenerationResult:
         while True:
             with self._changed:
                 self._changed.wait_for(lambda last=seen: self._num_changes > last)  # type: ignore[misc]
-                seen, output, done = self._num_changes, self._output, self._done
+                seen, output, done = self._num_changes, self._output(), self._done
             if done:
                 yield self._finished()
                 return
@@ -88,9 +91,9 @@ class GenerationResult:
             while True:
                 with self._changed:
                     news.clear()
-                    changed, output, done = self._num_changes > seen, self._output, self._done
-                    seen = self._num_changes
-                if not changed:
+                    output = self._output() if self._num_changes > seen else None
+                    seen, done = self._num_changes, self._done
+                if output is None:
                     await news.wait()
                     continue
                 if done:
@@ -107,14 +110,9 @@ class GenerationResult:
             if response.result is None:
                 self._error = _error_of(response)
             else:
-                result, before = response.result, self._output
-                self._output = CompletionOutput(
-                    index=result.sequence_index,
-                    token_ids=before.token_ids + result.output_token_ids,
-                    log_probs=before.log_probs + result.log_probs,
-                    cum_log_prob=result.cum_log_prob,
-                    finish_reason=result.finish_reason,
-                )
+                self._token_ids += response.result.output_token_ids
+                self._log_probs += response.result.log_probs
+                self._latest = response.result
             self._done = response.is_final
             self._num_changes += 1
             self._changed.notify_all()
@@ -124,7 +122,18 @@ class GenerationResult:
     def _finished(self) -> CompletionOutput:
         if self._error is not None:
             raise self._error
-        return self._output
+        with self._changed:
+            return self._output()
+
+    def _output(self) -> CompletionOutput:
+        """A copy of what has come. Called with the lock held."""
+        return CompletionOutput(
+            index=self._latest.sequence_index,
+            token_ids=list(self._token_ids),
+            log_probs=list(self._log_probs),
+            cum_log_prob=self._latest.cum_log_prob,
+            finish_reason=self._latest.finish_reason,
+        )
 
 
 def _error_of(response: Response) -> InflightError:

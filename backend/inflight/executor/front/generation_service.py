@@ -14,7 +14,7 @@ from typing import Any
 
 from inflight.executor.executor import Executor
 from inflight.executor.front.generation_result import GenerationResult
-from inflight.request import Request
+from inflight.request import Request, SamplingConfig
 from inflight.result import Response
 
 
@@ -33,8 +33,11 @@ class GenerationService:
     def generate_async(self, prompt_token_ids: list[int], max_tokens: int, **options: Any) -> GenerationResult:
         """Send a request and return at once. `options`: further fields of Request.
 
-        Raises what Executor.enqueue_request raises.
+        Without a `sampling_config` it is as the checkpoint has it; `sampling_config` below makes one that differs in
+        some values. Raises what Executor.enqueue_request raises.
         """
+        if "sampling_config" not in options:
+            options["sampling_config"] = self.sampling_config(prompt_token_ids, max_tokens)
         request = Request(
             request_id=self._executor.next_request_id(),
             input_token_ids=prompt_token_ids,
@@ -49,6 +52,11 @@ class GenerationService:
             del self._results[request.request_id]
             raise
         return result
+
+    def sampling_config(self, prompt_token_ids: list[int], max_tokens: int, **said: Any) -> SamplingConfig:
+        """The checkpoint's own way to choose tokens, but for what is `said`: see GenerationDefaults."""
+        defaults = self._executor.generation_defaults
+        return defaults.sampling_config(num_prompt_tokens=len(prompt_token_ids), max_tokens=max_tokens, **said)
 
     def close(self) -> None:
         """End the engine; what is in flight fails with EngineUnavailable."""

@@ -45,6 +45,7 @@ from inflight.executor.wire.messages import (
     Welcome,
     encode,
 )
+from inflight.generation_defaults import GenerationDefaults
 from inflight.request import Request
 
 logger = logging.getLogger(__name__)
@@ -72,8 +73,8 @@ class RemoteFront(Front):
     ) -> None:
         """`keep_trying`: False leaves ranks that could not be brought back at the first try to a call of relaunch().
         `on_engine_death(reason)` is called on the front's thread after every request in flight was failed; it must not
-        wait."""
-        super().__init__()
+        wait. Raises ConfigurationError for a wrong generation_config.json."""
+        super().__init__(GenerationDefaults.load(config))
         self._config = config
         self._launcher = launcher
         self._keep_trying = keep_trying
