@@ -12,9 +12,9 @@ from pathlib import Path
 from typing import Any
 
 from inflight.config import EngineConfig
-from inflight.executor.create import create_executor
-from inflight.executor.messages import Responses, decode_from_leader
-from inflight.executor.process_executor import ProcessExecutor
+from inflight.executor.executor import create_executor
+from inflight.executor.front.remote import RemoteFront
+from inflight.executor.wire.messages import Responses, decode_from_leader
 from inflight.request import Request, SamplingConfig
 from inflight.result import Response
 
@@ -36,7 +36,7 @@ class Engine:
         )
         self.deaths = threading.Semaphore(0)
         executor = create_executor(self.config, on_engine_death=lambda reason: self.deaths.release())
-        assert isinstance(executor, ProcessExecutor)
+        assert isinstance(executor, RemoteFront)
         self.executor = executor
         self._mail: dict[int, list[Response]] = {}
 

@@ -156,6 +156,13 @@ class EngineConfig:
         tokenizer = Path(model_directory, config.tokenizer_dir) if config.tokenizer_dir else checkpoint
         return replace(config, gpt_model_path=str(checkpoint), tokenizer_dir=str(tokenizer))
 
+    @property
+    def launcher(self) -> str:
+        """How ranks are started: `executor`, with auto decided."""
+        if self.executor != "auto":
+            return self.executor
+        return "mpi" if self.tensor_parallel_size > 1 else "uniproc"
+
     def to_parameters(self) -> dict[str, str]:
         """The inverse of from_parameters: strings that read back to an equal configuration."""
         return {key: value.value if isinstance(value, Enum) else str(value) for key, value in asdict(self).items()}

@@ -1,8 +1,8 @@
-"""`python -m inflight.worker`: the program of one rank (see inflight.executor.worker)."""
+"""`python -m inflight.worker`: the program of one rank (see inflight.executor.rank.worker)."""
 
 import sys
 
-from inflight.executor.worker import main
+from inflight.executor.rank.worker import main
 
 if __name__ == "__main__":
     sys.exit(main())

@@ -14,27 +14,26 @@ import pytest
 from calls import Caller, until
 
 from inflight.config import EngineConfig
-from inflight.errors import ConfigurationError, EngineUnavailable
-from inflight.executor.mpi_executor import MpiExecutor
-from inflight.executor.python_command import find_python
+from inflight.errors import ConfigurationError
+from inflight.executor.front.remote import RemoteFront
+from inflight.executor.launchers.mpi import Mpi
+from inflight.executor.launchers.processes import ProcessLauncher
+from inflight.executor.launchers.python_command import find_python
 from inflight.mpi_launcher import find_launcher
 
 LONG = fake_rank.MAX_SEQ_LEN - 100
 
-StartRanks = Callable[..., MpiExecutor]
-
-
-class FakeMpiExecutor(MpiExecutor):
-    program = (str(Path(fake_rank.__file__)),)
+StartRanks = Callable[..., RemoteFront]
 
 
 @pytest.fixture
 def start_ranks() -> Iterator[StartRanks]:
-    executors: list[FakeMpiExecutor] = []
+    executors: list[RemoteFront] = []
 
-    def start(size: int = 2, mpiexec: Path | None = None, auto_relaunch: bool = True, **config: Any) -> MpiExecutor:
+    def start(size: int = 2, mpiexec: Path | None = None, keep_trying: bool = True, **config: Any) -> RemoteFront:
         engine_config = EngineConfig(tensor_parallel_size=size, max_batch_size=4, max_num_tokens=64, **config)
-        executor = FakeMpiExecutor(engine_config, mpiexec=mpiexec, auto_relaunch=auto_relaunch)
+        way = Mpi(engine_config, mpiexec=mpiexec, program=[fake_rank.__file__])
+        executor = RemoteFront(engine_config, ProcessLauncher(engine_config, way), keep_trying=keep_trying)
         executors.append(executor)
         executor.start()
         return executor
@@ -59,16 +58,12 @@ def test_ranks_stay_in_step_whatever_comes_and_goes(start_ranks: StartRanks, siz
 
 def test_a_step_that_fails_on_one_rank_alone_ends_all(start_ranks: StartRanks, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(fake_rank.CRASH, "1,20")
-    executor = start_ranks(auto_relaunch=False)
+    executor = start_ranks()
     caller = Caller(executor)
     finals = caller.wait(*caller.send(*(caller.request([n], LONG) for n in range(6))))
     assert {response.error_code for response in finals} == {"UNAVAILABLE"}
     assert all("fake" not in response.error for response in finals)
-    until(lambda: not executor.engine_pids(), "no rank is left")
-    with pytest.raises(EngineUnavailable):
-        caller.send(caller.request())
     monkeypatch.delenv(fake_rank.CRASH)
-    executor.relaunch()
     until(executor.is_ready, "the ranks are back")
     caller.serve(caller.request())
 

@@ -27,7 +27,15 @@ from real_engine import (
 )
 
 from inflight.errors import ConfigurationError
-from inflight.executor.messages import Hello, Submit, Welcome, decode_from_leader, encode
+from inflight.executor.wire.messages import (
+    FRONT_ID_SHIFT,
+    MAX_FRONT_ID,
+    Hello,
+    Submit,
+    Welcome,
+    decode_from_leader,
+    encode,
+)
 from inflight.request import Request
 from inflight.run_directory import RUN_DIRECTORY
 
@@ -40,7 +48,7 @@ IDLE_WAKES = 60
 What a wake costs is the machine's affair: 20 to 400 us have been seen on one."""
 IDLE_SHARE = 0.2
 """Of one core, likewise: enough to tell a rank that never sleeps."""
-GARBAGE = (b"", b"\xc1\xc1", bytes(1_000_000), b"\x81\xa4type\xa6Submit", encode(Hello(1))[:-1])
+GARBAGE = (b"", b"\xc1\xc1", bytes(1_000_000), b"\x81\xa4type\xa6Submit", encode(Hello(front_id=1, pid=1))[:-1])
 LOOPBACK = {"127.0.0.1", "::1", "::ffff:127.0.0.1"}
 
 StartEngine = Callable[..., Engine]
@@ -175,15 +183,16 @@ def test_nothing_listens_beyond_this_machine(shared_ranks: Engine) -> None:
 
 
 def test_two_fronts_share_one_engine(shared_ranks: Engine) -> None:
+    first_front = shared_ranks.executor.next_request_id() >> FRONT_ID_SHIFT
+    second_front = first_front % MAX_FRONT_ID + 1
     with zmq.Context() as context, context.socket(zmq.DEALER) as second:
         second.setsockopt(zmq.LINGER, 0)
         second.setsockopt(zmq.RCVTIMEO, PATIENCE * 1000)
         second.connect(shared_ranks.endpoint())
-        second.send(encode(Hello(os.getpid())))
+        second.send(encode(Hello(front_id=second_front, pid=os.getpid())))
         welcome = decode_from_leader(second.recv())
         assert isinstance(welcome, Welcome)
-        assert welcome.front_id != shared_ranks.executor.next_request_id() >> 48
-        request_id = welcome.front_id << 48 | 1
+        request_id = second_front << FRONT_ID_SHIFT | 1
         second.send(encode(Submit([Request(request_id=request_id, input_token_ids=PROMPTS[0], max_tokens=12)])))
         expected = shared_ranks.generate(PROMPTS[:1], 12)
         assert [receive_tokens(second, request_id)] == expected
@@ -203,7 +212,7 @@ def test_garbage_from_a_stranger_harms_nobody(shared_ranks: Engine) -> None:
 FRONT = """
 import sys
 from inflight.config import EngineConfig
-from inflight.executor.create import create_executor
+from inflight.executor.executor import create_executor
 executor = create_executor(EngineConfig.from_parameters(dict(item.split("=", 1) for item in sys.argv[1:])))
 executor.start()
 print(*executor.engine_pids(), flush=True)

@@ -13,7 +13,7 @@ from typing import Any, Protocol
 
 from ci.bench.workload import CONCURRENCY, Job
 from inflight.config import EngineConfig
-from inflight.executor.inproc_executor import InProcExecutor
+from inflight.executor.in_process import InProcessExecutor
 from inflight.request import Request
 from inflight_client import AsyncClient
 
@@ -35,7 +35,7 @@ class Inflight:
     """The engine in this process, without a server."""
 
     def __init__(self, checkpoint: Path) -> None:
-        self._executor = InProcExecutor(engine_config(checkpoint))
+        self._executor = InProcessExecutor(engine_config(checkpoint))
         self._executor.start()
 
     def decode(self, job: Job) -> float:

@@ -23,9 +23,9 @@ from rich.table import Table
 from ci.bench.report import machine
 from inflight.config import EngineConfig
 from inflight.distributed.rank_group import SingleRank
-from inflight.executor.engine import make_manager
-from inflight.executor.messages import NO_INPUT, RankInput
-from inflight.executor.rank_callbacks import RankCallbacks
+from inflight.executor.rank.assembly import make_manager
+from inflight.executor.rank.callbacks import RankCallbacks
+from inflight.executor.wire.messages import NO_INPUT, RankInput
 from inflight.request import Request, RequestLimits
 from inflight.result import Response
 from inflight.runtime.row_table import RowTable

@@ -1,18 +1,18 @@
 """Compile every kernel ahead of time, without a GPU, just as the launchers would launch it in serving.
 
-Each case (`aot_cases/`) calls a launcher with meta tensors of a serving shape while launches are recorded instead of
-run; a recorded launch is compiled for each architecture, and its registers, shared memory and spills are read from the
-assembler. Says nothing about speed or results.
+Each case (`<family>/aot_cases.py`) calls a launcher with meta tensors of a serving shape while launches are recorded
+instead of run; a recorded launch is compiled for each architecture, and its registers, shared memory and spills are
+read from the assembler. Says nothing about speed or results.
 
 The kept table, `aot_table.json`, holds a row for every launch of every case, with a digest of all that the compiler
 sees: the kernel's source and that of the functions it calls, types, constants, options. Only rows whose digest is not
 kept are compiled, and a few of the others, chosen at random, to see that the table is true. With another triton than
 the table's there are only the random ones, and spills are shown but no faults.
 
-    python ci/kernels/aot.py                  compile what changed and a sample, compare with the kept table
-    python ci/kernels/aot.py --all            compile everything
-    python ci/kernels/aot.py --write          compile what changed and keep the table; with --all, all of it anew
-    python ci/kernels/aot.py --only decode    cases with these letters alone
+    python -m ci.kernels.aot                  compile what changed and a sample, compare with the kept table
+    python -m ci.kernels.aot --all            compile everything
+    python -m ci.kernels.aot --write          compile what changed and keep the table; with --all, all of it anew
+    python -m ci.kernels.aot --only decode    cases with these letters alone
 """
 
 from __future__ import annotations
@@ -30,8 +30,9 @@ from typing import Any
 os.environ.pop("TRITON_INTERPRET", None)
 
 import triton
-from aot_cases import CASES, NEEDS
-from aot_compile import compile_launch, record
+
+from ci.kernels.aot_cases import CASES, NEEDS
+from ci.kernels.aot_compile import compile_launch, record
 
 TABLE = Path(__file__).with_name("aot_table.json")
 ARCHITECTURES = (80, 90, 100)
@@ -45,7 +46,7 @@ REGISTER_SLACK = 8
 SAMPLE = 12
 # Rows after which the table is written, so that a run that is ended goes on where it was.
 CHUNK = 100
-REMEDY = "run python ci/kernels/aot.py --write"
+REMEDY = "run python -m ci.kernels.aot --write"
 
 Row = dict[str, Any]
 

@@ -26,7 +26,7 @@ from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 from triton.runtime.jit import JITFunction
 
-from inflight_kernels.ops import _checks
+from inflight_kernels.common import checks
 
 POINTER_TYPES = {
     torch.bfloat16: "*bf16",
@@ -90,7 +90,7 @@ def record(case: Callable[[], None], architecture: int) -> list[Launch]:
         # What is not an argument is an option of the compiler: num_warps, num_stages, maxnreg.
         launches.append(Launch(kernel, signature, constants, tuple(divisible), kwargs))
 
-    with mock.patch.object(JITFunction, "run", run), mock.patch.object(_checks, "DEFAULT_CAPABILITY", architecture):
+    with mock.patch.object(JITFunction, "run", run), mock.patch.object(checks, "DEFAULT_CAPABILITY", architecture):
         case()
     return launches
 

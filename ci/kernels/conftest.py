@@ -13,8 +13,8 @@ from pathlib import Path
 import pytest
 import torch
 
-# kernel_cases.py is shared by the tests of this folder, whatever pytest's import mode; ci.bench is imported too.
-sys.path[:0] = [str(Path(__file__).parent), str(Path(__file__).parents[2])]
+# What the tests of this folder share is imported as ci.kernels, whatever pytest's import mode.
+sys.path.insert(0, str(Path(__file__).parents[2]))
 
 HAS_GPU = torch.cuda.is_available()
 if not HAS_GPU and os.environ.get("TRITON_INTERPRET") != "1":
@@ -22,7 +22,7 @@ if not HAS_GPU and os.environ.get("TRITON_INTERPRET") != "1":
         raise pytest.UsageError("triton was imported without TRITON_INTERPRET=1: run ci/kernels in its own process")
     os.environ["TRITON_INTERPRET"] = "1"
 if not HAS_GPU:
-    from interpreter_fp8 import repair
+    from ci.kernels.interpreter import repair
 
     repair()
 

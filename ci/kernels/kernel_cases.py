@@ -12,7 +12,7 @@ import inflight_kernels
 
 # The interpreter computes bf16 wrongly, so bf16 is tried where it is compiled.
 DTYPES = [torch.float32, torch.float16, *([torch.bfloat16] if torch.cuda.is_available() else [])]
-# float8_e4m3fn takes compute capability 8.9, or the interpreter with `interpreter_fp8`.
+# float8_e4m3fn takes compute capability 8.9, or the repaired interpreter (`interpreter.py`).
 HAS_FLOAT8 = not torch.cuda.is_available() or torch.cuda.get_device_capability() >= (8, 9)
 QUANTIZED_DTYPES = [torch.int8, *([torch.float8_e4m3fn] if HAS_FLOAT8 else [])]
 
@@ -23,10 +23,10 @@ ATTENTION_TOLERANCE = {torch.float32: 6e-6, torch.float16: 3e-3, torch.bfloat16:
 
 
 def child_environment() -> dict[str, str]:
-    """Environment of a child process: the same inflight_kernels, and triton code compiled instead of interpreted."""
+    """Environment of a child process: the same packages, and triton code compiled instead of interpreted."""
     environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
-    package_root = str(Path(inflight_kernels.__file__).parents[1])
-    environment["PYTHONPATH"] = os.pathsep.join(filter(None, [package_root, environment.get("PYTHONPATH")]))
+    roots = (str(Path(__file__).parents[2]), str(Path(inflight_kernels.__file__).parents[1]))
+    environment["PYTHONPATH"] = os.pathsep.join(filter(None, [*roots, environment.get("PYTHONPATH")]))
     return environment
 
 

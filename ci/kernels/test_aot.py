@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-import os
 import subprocess
 import sys
 from pathlib import Path
 
-from kernel_cases import child_environment
+from ci.kernels.kernel_cases import child_environment
 
 
 def test_every_kernel_compiles_without_spills_or_regressions() -> None:
     # A process of its own: in this one the kernels may be interpreted instead of compiled. Of what did not change
     # since the table was kept, only a sample is compiled again.
-    script = Path(__file__).with_name("aot.py")
-    command = [sys.executable, script]
+    command = [sys.executable, "-m", "ci.kernels.aot"]
     done = subprocess.run(command, env=child_environment(), capture_output=True, text=True, timeout=600)
     assert done.returncode == 0, done.stderr
     for architecture in ("sm_80", "sm_90", "sm_100"):
@@ -25,7 +23,7 @@ DIGESTS = """
 import importlib.util, itertools, sys
 from pathlib import Path
 import torch
-from aot_compile import record
+from ci.kernels.aot_compile import record
 
 SOURCE = '''
 import triton
@@ -69,17 +67,17 @@ assert digest(plain) == digest(plain, n=31) == digest(plain, n=1)
 
 
 def test_a_digest_changes_with_all_that_the_compiler_sees_and_with_nothing_else(tmp_path: Path) -> None:
-    environment = child_environment()
-    environment["PYTHONPATH"] = f"{Path(__file__).parent}{os.pathsep}{environment['PYTHONPATH']}"
     command = [sys.executable, "-c", DIGESTS, tmp_path]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120)
+    done = subprocess.run(command, env=child_environment(), capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, done.stderr
 
 
 BATCHES = """
 import torch
-from aot_compile import record
-from inflight_kernels import ops
+from ci.kernels.aot_compile import record
+from inflight_kernels.attention import gpu as attention
+from inflight_kernels.rope import gpu as rope
+from inflight_kernels.sampling import gpu as sampling
 
 def of(dtype, *shape):
     return torch.empty(shape, dtype=dtype, device="meta")
@@ -88,10 +86,10 @@ def step(rows, blocks):
     q, kv = of(torch.bfloat16, rows, 32, 128), of(torch.bfloat16, rows, 8, 128)
     cache, table = of(torch.bfloat16, 1024, 64, 8, 128), of(torch.int32, rows, blocks)
     lengths, starts, index = of(torch.int32, rows), of(torch.int32, rows + 1), of(torch.int64, rows)
-    ops.rope_and_kv_write(q, kv, kv, of(torch.float32, 8192, 128), index, cache, cache, index)
+    rope.rope_and_kv_write(q, kv, kv, of(torch.float32, 8192, 128), index, cache, cache, index)
     for deterministic in (False, True):
-        ops.decode_attention(q, cache, cache, table, lengths, 0.1, deterministic=deterministic)
-        ops.prefill_attention(q, cache, cache, table, starts, lengths, 1, 0.1, deterministic=deterministic)
+        attention.decode_attention(q, cache, cache, table, lengths, 0.1, deterministic=deterministic)
+        attention.prefill_attention(q, cache, cache, table, starts, lengths, 1, 0.1, deterministic=deterministic)
 
 def digests(rows, blocks):
     return {launch.digest(90) for launch in record(lambda: step(rows, blocks), 90)}
@@ -104,7 +102,7 @@ def sampled(rows, *used):
     floats, longs = of(torch.float32, rows), of(torch.int64, rows)
     flags = {f"any_{name}": name in used for name in ("top_k", "top_p", "min_p")}
     arguments = (of(torch.bfloat16, rows, 32000), floats, of(torch.int32, rows), floats, floats, longs, longs)
-    return {launch.digest(90) for launch in record(lambda: ops.sample(*arguments, **flags), 90)}
+    return {launch.digest(90) for launch in record(lambda: sampling.sample(*arguments, **flags), 90)}
 
 known = sampled(2, "top_k", "top_p", "min_p")
 for rows, used in ((16, ("top_k",)), (1, ("top_p",)), (31, ("top_k", "min_p"))):
@@ -113,8 +111,6 @@ for rows, used in ((16, ("top_k",)), (1, ("top_p",)), (31, ("top_k", "min_p"))):
 
 
 def test_a_step_of_another_size_meets_kernels_that_are_compiled() -> None:
-    environment = child_environment()
-    environment["PYTHONPATH"] = f"{Path(__file__).parent}{os.pathsep}{environment['PYTHONPATH']}"
     command = [sys.executable, "-c", BATCHES]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120)
+    done = subprocess.run(command, env=child_environment(), capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, done.stderr

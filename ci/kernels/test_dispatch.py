@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import importlib
 import inspect
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 import torch
-from kernel_cases import child_environment
 
 import inflight_kernels
-from inflight_kernels import ops, reference
+from ci.kernels.kernel_cases import child_environment
+from inflight_kernels.dispatch import implementation
+
+PACKAGE = Path(inflight_kernels.__file__).parent
+FAMILIES = sorted(f"inflight_kernels.{path.parent.name}" for path in PACKAGE.glob("*/reference.py"))
 
 WITHOUT_TRITON = """
 import sys
@@ -39,16 +44,19 @@ def test_a_device_without_an_implementation_is_refused() -> None:
 
 
 def test_cpu_tensors_go_to_the_reference_and_cuda_tensors_to_the_kernels() -> None:
-    from inflight_kernels.dispatch import implementation
-
-    assert implementation(torch.empty(0)) is reference
+    family = "inflight_kernels.norm"
+    assert implementation(torch.empty(0), family).__name__ == f"{family}.reference"
     if torch.cuda.is_available():
-        assert implementation(torch.empty(0, device="cuda")) is ops
+        assert implementation(torch.empty(0, device="cuda"), family).__name__ == f"{family}.gpu"
 
 
-@pytest.mark.parametrize("name", [name for name in inflight_kernels.__all__ if hasattr(ops, name)])
-def test_kernel_reference_and_public_function_take_the_same_arguments(name: str) -> None:
-    public = list(inspect.signature(getattr(inflight_kernels, name)).parameters)
-    assert list(inspect.signature(getattr(reference, name)).parameters) == public
-    # A launcher may take more, at the end, for tests and tuning.
-    assert list(inspect.signature(getattr(ops, name)).parameters)[: len(public)] == public
+@pytest.mark.parametrize("family", FAMILIES)
+def test_kernels_references_and_public_functions_take_the_same_arguments(family: str) -> None:
+    api, gpu, reference = (importlib.import_module(name) for name in (family, f"{family}.gpu", f"{family}.reference"))
+    assert gpu.__all__
+    for name in gpu.__all__:
+        public = list(inspect.signature(getattr(api, name)).parameters)
+        assert getattr(inflight_kernels, name) is getattr(api, name)
+        assert list(inspect.signature(getattr(reference, name)).parameters) == public
+        # A launcher may take more, at the end, for tests and tuning.
+        assert list(inspect.signature(getattr(gpu, name)).parameters)[: len(public)] == public

@@ -74,6 +74,9 @@ class FakeExecutor(Executor):
     def is_ready(self) -> bool:
         return self.ready and not self.is_shut_down
 
+    def is_down(self) -> bool:
+        return not self.is_ready()
+
     def shutdown(self) -> None:
         with self._changed:
             for request_id in list(self.enqueued):

@@ -14,7 +14,7 @@ from fakes import VOCAB_SIZE, FakeRunner
 from inflight.config import EngineConfig
 from inflight.distributed.rank_group import RankGroup
 from inflight.errors import ConfigurationError
-from inflight.executor.worker import main
+from inflight.executor.rank.worker import main
 from inflight.request import RequestLimits
 
 MAX_SEQ_LEN = 20_000

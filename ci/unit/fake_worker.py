@@ -14,8 +14,9 @@ from pathlib import Path
 
 import zmq
 
-from inflight.executor.launch import Launch
-from inflight.executor.messages import (
+from inflight.executor.rank.parent_watch import die_with_parent
+from inflight.executor.wire.launch import Launch
+from inflight.executor.wire.messages import (
     Cancel,
     Fatal,
     FromLeader,
@@ -29,7 +30,6 @@ from inflight.executor.messages import (
     decode_from_front,
     encode,
 )
-from inflight.executor.parent_watch import die_with_parent
 from inflight.request import Request, RequestLimits
 from inflight.result import FinishReason, Response, Result
 
@@ -37,7 +37,7 @@ LIMITS = RequestLimits(vocab_size=100, max_seq_len=64, max_input_len=63, kv_cach
 MAX_IN_FLIGHT = 4
 HEARTBEAT_MS = 50
 FAILURE = "the checkpoint has no layers"
-NONSENSE = (b"", b"\xc1", b"\x80", encode(Hello(1)), b"\x93\x01\x02\x03", bytes(100_000))
+NONSENSE = (b"", b"\xc1", b"\x80", encode(Hello(front_id=1, pid=1)), b"\x93\x01\x02\x03", bytes(100_000))
 
 
 class Order(IntEnum):
@@ -71,9 +71,7 @@ class FakeLeader:
             self._front, frame = self._socket.recv_multipart()
             message = decode_from_front(frame)
             if isinstance(message, Hello):
-                self._say(
-                    Welcome(front_id=7, limits=LIMITS, device="cuda", max_in_flight=MAX_IN_FLIGHT, pid=os.getpid())
-                )
+                self._say(Welcome(limits=LIMITS, device="cuda", max_in_flight=MAX_IN_FLIGHT, pid=os.getpid()))
             elif isinstance(message, Submit):
                 for request in message.requests:
                     self._obey(request)

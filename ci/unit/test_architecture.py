@@ -27,6 +27,8 @@ BESIDE = {
     "distributed": frozenset({"executor", "runtime", "models", "layers"}),
 }
 """Rooms off the stairs: who may import them. They import nothing but the ground floor themselves."""
+WIRE_ENDS = frozenset({"front", "launchers", "rank"})
+"""Rooms of the executor that meet only in its `wire`, which imports none of them."""
 KERNEL_USERS = frozenset({"runtime", "models", "layers"})
 GROUND = "ground floor"
 ENTRANCES = {"inflight.worker": "executor"}
@@ -75,7 +77,8 @@ class Source:
         yield from _imports(self.tree, self.module, path_is_package=self.path.endswith("__init__.py"))
 
     def imports_itself(self, *packages: str) -> Iterator[Import]:
-        return (each for each in self.imports() if each.module.split(".")[0] in packages)
+        """Imports of any of `packages` (dotted names, too) or of a module in one."""
+        return (each for each in self.imports() if any(f"{each.module}.".startswith(f"{name}.") for name in packages))
 
 
 def room_of(module: str) -> str:
@@ -125,6 +128,19 @@ def _may_import(room: str, target: str) -> bool:
     return room in STAIRS and STAIRS.index(target) > STAIRS.index(room)
 
 
+def ends_meet_in_the_wire(source: Source) -> Iterator[str]:
+    end = _executor_room(source.module)
+    for each in source.imports():
+        target = _executor_room(each.module)
+        if (end in WIRE_ENDS and target in WIRE_ENDS - {end}) or (end == "wire" and target in WIRE_ENDS):
+            yield f"{source.path}:{each.line}: {end} imports {each.module}"
+
+
+def _executor_room(module: str) -> str:
+    parts = module.split(".")
+    return parts[2] if parts[:2] == ["inflight", "executor"] and len(parts) > 2 else ""
+
+
 def no_torch_in_the_batch_manager(source: Source) -> Iterator[str]:
     if source.room in ("batch_manager", GROUND):
         for each in source.imports_itself("torch", "inflight_kernels"):
@@ -135,9 +151,9 @@ def kernels_know_nobody(source: Source) -> Iterator[str]:
     if source.room == "inflight_kernels":
         for each in source.imports_itself("inflight", "inflight_client"):
             yield f"{source.path}:{each.line}: a kernel imports {each.module}"
-        if ".ops" not in source.module:
-            for each in source.imports_itself("triton"):
-                yield f"{source.path}:{each.line}: triton is imported outside ops"
+        if not {"gpu", "common"} & set(source.module.split(".")):
+            for each in source.imports_itself("triton", "inflight_kernels.common"):
+                yield f"{source.path}:{each.line}: {each.module} is imported outside gpu"
 
 
 def client_stands_alone(source: Source) -> Iterator[str]:
@@ -207,6 +223,7 @@ def _is_on(call: ast.Call, keyword: str) -> bool:
 
 RULES: tuple[Callable[[Source], Iterator[str]], ...] = (
     one_way,
+    ends_meet_in_the_wire,
     no_torch_in_the_batch_manager,
     kernels_know_nobody,
     client_stands_alone,
@@ -258,10 +275,13 @@ def test_the_code_keeps_the_rule(rule: Callable[[Source], Iterator[str]]) -> Non
         (one_way, "inflight.supervisor.x", "from inflight import server"),
         (one_way, "inflight.request", "from inflight.layers.mlp import GatedMLP"),
         (one_way, "inflight.executor.x", "import inflight_kernels"),
+        (ends_meet_in_the_wire, "inflight.executor.front.x", "from inflight.executor.launchers.mpi import Mpi"),
+        (ends_meet_in_the_wire, "inflight.executor.wire.x", "def f():\n    import inflight.executor.rank.worker"),
         (no_torch_in_the_batch_manager, "inflight.batch_manager.x", "from torch import Tensor"),
         (no_torch_in_the_batch_manager, "inflight.stats", "import torch"),
-        (kernels_know_nobody, "inflight_kernels.ops.x", "from inflight.request import Request"),
-        (kernels_know_nobody, "inflight_kernels.reference.x", "import triton.language as tl"),
+        (kernels_know_nobody, "inflight_kernels.norm.gpu.x", "from inflight.request import Request"),
+        (kernels_know_nobody, "inflight_kernels.norm.reference", "import triton.language as tl"),
+        (kernels_know_nobody, "inflight_kernels.norm", "from inflight_kernels.common import checks"),
         (client_stands_alone, "inflight_client.cli", "from inflight.config import EngineConfig"),
         (client_stands_alone, "inflight_client.chat", "def f():\n    import inflight.config"),
         (client_stands_alone, "inflight.server.x", "import inflight_client"),
@@ -284,8 +304,9 @@ def test_a_breach_is_seen(rule: Callable[[Source], Iterator[str]], module: str, 
     [
         ("inflight.server.x", "from inflight.executor.executor import Executor"),
         ("inflight.executor.x", "from inflight.distributed.rank_group import RankGroup"),
+        ("inflight.executor.front.x", "from inflight.executor.wire.launch import Launch"),
         ("inflight.models.x", "import inflight_kernels\nfrom inflight.config import EngineConfig"),
-        ("inflight.worker", "from inflight.executor.worker import main"),
+        ("inflight.worker", "from inflight.executor.rank.worker import main"),
         ("inflight.x", "from mpi4py import MPI\nMPI.COMM_WORLD.Bcast(x)"),
         ("inflight.x", "AutoConfig.from_pretrained(path, trust_remote_code=False)"),
         ("inflight_client.cli", "def serve():\n    from inflight.supervisor.serve import serve"),

@@ -21,9 +21,9 @@ from inflight.errors import (
     RequestTimedOut,
     StepFailed,
 )
-from inflight.executor.generation_result import GenerationResult
-from inflight.executor.generation_service import GenerationService
-from inflight.executor.inproc_executor import InProcExecutor
+from inflight.executor.front.generation_result import GenerationResult
+from inflight.executor.front.generation_service import GenerationService
+from inflight.executor.in_process import InProcessExecutor
 from inflight.request import OutputConfig
 from inflight.result import FinishReason, Response
 
@@ -32,7 +32,7 @@ LONG = MAX_SEQ_LEN - 100
 
 @pytest.fixture
 def service() -> Iterator[GenerationService]:
-    with GenerationService(InProcExecutor(EngineConfig(max_batch_size=4), load_fake_runner)) as service:
+    with GenerationService(InProcessExecutor(EngineConfig(max_batch_size=4), load_fake_runner)) as service:
         yield service
 
 

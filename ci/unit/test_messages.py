@@ -8,13 +8,15 @@ from harness import make_request
 from hypothesis import given
 from hypothesis import strategies as st
 
-from inflight.executor.messages import (
+from inflight.executor.wire.messages import (
     NO_INPUT,
     BadMessage,
     Cancel,
     Fatal,
+    Goodbye,
     Heartbeat,
     Hello,
+    Occupied,
     RankInput,
     Responses,
     Shutdown,
@@ -41,15 +43,18 @@ RESULT = Result(
 )
 
 
-@pytest.mark.parametrize("message", [Hello(7), Submit([REQUEST]), Cancel([1, 2**64 - 1]), Shutdown()])
-def test_what_a_front_says_arrives_as_it_was(message: Hello | Submit | Cancel | Shutdown) -> None:
+@pytest.mark.parametrize(
+    "message", [Hello(front_id=3, pid=7), Submit([REQUEST]), Cancel([1, 2**64 - 1]), Goodbye(), Shutdown()]
+)
+def test_what_a_front_says_arrives_as_it_was(message: Hello | Submit | Cancel | Goodbye | Shutdown) -> None:
     assert decode_from_front(encode(message)) == message
 
 
 @pytest.mark.parametrize(
     "message",
     [
-        Welcome(front_id=3, limits=LIMITS, device="cpu", max_in_flight=9, pid=1),
+        Occupied(),
+        Welcome(limits=LIMITS, device="cpu", max_in_flight=9, pid=1),
         Responses([Response(request_id=1, result=RESULT), Response(request_id=2, error="e", error_code="INTERNAL")]),
         Stats("{}", 3),
         Heartbeat(),

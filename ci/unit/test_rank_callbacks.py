@@ -10,8 +10,8 @@ from inflight.batch_manager.gpt_manager import GptManager
 from inflight.batch_manager.kv_cache_manager import KVCacheManager
 from inflight.batch_manager.scheduler import Scheduler
 from inflight.distributed.rank_group import SingleRank
-from inflight.executor.messages import NO_INPUT, RankInput
-from inflight.executor.rank_callbacks import RankCallbacks
+from inflight.executor.rank.callbacks import RankCallbacks
+from inflight.executor.wire.messages import NO_INPUT, RankInput
 from inflight.request import Request, RequestLimits
 from inflight.result import Response
 from inflight.stats import IterationStats

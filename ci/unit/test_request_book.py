@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from harness import make_request
 
-from inflight.executor.request_book import RequestBook
+from inflight.executor.rank.leader.request_book import RequestBook
 from inflight.result import FinishReason, Response, Result
 
 A, B = b"front a", b"front b"

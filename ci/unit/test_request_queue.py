@@ -7,7 +7,7 @@ from harness import make_request
 from hypothesis import given
 from hypothesis import strategies as st
 
-from inflight.executor.request_queue import RequestQueue
+from inflight.executor.rank.leader.request_queue import RequestQueue
 
 
 def test_higher_priority_goes_first_and_equals_in_order_of_arrival() -> None:

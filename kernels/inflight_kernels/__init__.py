@@ -1,28 +1,29 @@
 """The operations that a transformer's step is made of: triton kernels on a GPU, the same functions in torch on a CPU.
 
-Torch in, torch out. Knows no request, no model and no scheduler; importing it needs no triton.
+Torch in, torch out. Knows no request, no model and no scheduler; importing it needs no triton. One folder a family of
+operations, and in each the same three parts:
+
+    <family>/__init__.py    the public functions: what each takes, gives and promises, whichever device runs it
+    <family>/reference.py   the same functions in torch: what a CPU computes with and what tests compare the kernels to
+    <family>/gpu/           the triton kernels, one operation a file: formula, kernel, launcher that checks and launches
+
+Legend of the public functions: T tokens, B sequences, H hidden size, I intermediate size, Hq query heads, Hkv KV heads,
+D head_dim, V vocabulary. A KV cache is (num_blocks, block_size, Hkv, D); slot = block_id * block_size + offset. "Float"
+is float32, float16 or bfloat16. On a GPU no function waits for the device, and the launchers raise ValueError for a
+shape, dtype or stride that they cannot take; a reference checks nothing.
 """
 
-from inflight_kernels.functions import (
-    copy_blocks,
-    decode_attention,
-    fused_moe,
-    int4_linear,
-    linear,
-    lora_add,
-    philox_uniform,
-    prefill_attention,
-    quantize_per_token,
-    rms_norm,
-    rms_norm_quantized,
-    rope_and_kv_write,
-    route_experts,
-    sample,
-    scaled_linear,
-    silu_and_mul,
-    silu_and_mul_quantized,
-)
-from inflight_kernels.weight_formats import Int4Weight, pack_int4, quantize_weight, repack_awq, repack_gptq
+from inflight_kernels.activation import silu_and_mul, silu_and_mul_quantized
+from inflight_kernels.attention import decode_attention, prefill_attention
+from inflight_kernels.kv_cache import copy_blocks
+from inflight_kernels.lora import lora_add
+from inflight_kernels.matmul import int4_linear, linear, scaled_linear
+from inflight_kernels.matmul.weight_formats import Int4Weight, pack_int4, quantize_weight, repack_awq, repack_gptq
+from inflight_kernels.moe import fused_moe, route_experts
+from inflight_kernels.norm import rms_norm, rms_norm_quantized
+from inflight_kernels.quantization import quantize_per_token
+from inflight_kernels.rope import rope_and_kv_write
+from inflight_kernels.sampling import philox_uniform, sample
 
 __all__ = [
     "Int4Weight",

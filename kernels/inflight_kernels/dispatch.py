@@ -1,4 +1,4 @@
-"""The one place that chooses between the triton kernels and the torch reference: by a tensor's device.
+"""The one place that chooses between a family's triton kernels and its torch reference: by a tensor's device.
 
 Knows no operation. triton is imported when the first CUDA tensor arrives, so that a CPU-only machine need not have it.
 """
@@ -6,25 +6,23 @@ Knows no operation. triton is imported when the first CUDA tensor arrives, so th
 from __future__ import annotations
 
 import functools
+import importlib
 from types import ModuleType
 
 from torch import Tensor
 
-from inflight_kernels import reference
+IMPLEMENTATIONS = {"cpu": "reference", "cuda": "gpu"}
+"""Device type -> the module of every family whose functions run there."""
+
+
+def implementation(tensor: Tensor, family: str) -> ModuleType:
+    """The module of the package `family` whose functions run where `tensor` lies; ValueError for other devices."""
+    kind = IMPLEMENTATIONS.get(tensor.device.type)
+    if kind is None:
+        raise ValueError(f"inflight_kernels runs on cpu and cuda tensors, got one on {tensor.device}")
+    return _module(family, kind)
 
 
 @functools.cache
-def _kernels() -> ModuleType:
-    from inflight_kernels import ops
-
-    return ops
-
-
-def implementation(tensor: Tensor) -> ModuleType:
-    """The module whose functions run where `tensor` lies; ValueError for a device that has none."""
-    kind = tensor.device.type
-    if kind == "cpu":
-        return reference
-    if kind == "cuda":
-        return _kernels()
-    raise ValueError(f"inflight_kernels runs on cpu and cuda tensors, got one on {tensor.device}")
+def _module(family: str, kind: str) -> ModuleType:
+    return importlib.import_module(f"{family}.{kind}")

@@ -1,13 +1,12 @@
-"""How the server side reaches an engine, wherever its ranks run.
+"""How an engine is reached, wherever its ranks run.
 
-    Executor                           the interface: enqueue, await, cancel, stats
-    InProcExecutor                     one rank on a thread of this process
-    UniProcExecutor, MpiExecutor       ranks in processes of their own: one, or several under an MPI launcher
-    FrontExecutor, ProcessExecutor     what those have in common: the journal; launching, watching and ending processes
-    RankProcesses, EngineLink          one launch of the ranks, and the socket to their leader
-    worker                             the program of a rank: GptManager, and on the leader an EngineServer
-    EngineServer, RequestBook          the leader's socket, and its account of what every front asked for
-    RankCallbacks                      GptManager's four callbacks on every rank
+executor.py    the Executor API, and the one choice of how ranks are started
+in_process.py  front and rank in one process
+front/         in whoever asks: the account of requests in flight, the link to the leader, the engine as a library
+launchers/     how ranks are started, watched and ended; one small file a way
+rank/          in every rank: its program, its GptManager's callbacks; in the first rank, the leader
+wire/          what those three say to each other, and all that they know of each other
 
-Front and leader exchange the messages of `messages`; the leader passes on what concerns all ranks by RankGroup.
+front ══ Submit, Cancel ══> leader ── RankInput, broadcast ──> every rank's GptManager
+front <══ Responses, Stats, Heartbeat ══ leader
 """

@@ -1,15 +1,21 @@
 """The Executor API: how the server side reaches an engine, wherever its ranks run.
 
-Knows requests and responses; nothing of tensors, text or tritonserver. Subclasses differ only in how ranks start and
-how the broadcast travels between them.
+Knows requests and responses; nothing of tensors, text or tritonserver.
 """
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Callable
+from typing import TYPE_CHECKING
 
+from inflight.config import EngineConfig
 from inflight.request import Request, RequestLimits
 from inflight.result import Response
+
+if TYPE_CHECKING:
+    from inflight.executor.wire.address import EngineAddress
+    from inflight.executor.wire.launcher import Launcher
 
 
 class Executor(ABC):
@@ -68,5 +74,49 @@ class Executor(ABC):
         """True while every rank is alive and answering."""
 
     @abstractmethod
+    def is_down(self) -> bool:
+        """True if the ranks were lost and could not be brought back: requests are refused until they are."""
+
+    @abstractmethod
     def shutdown(self) -> None:
         """End the ranks; in-flight requests get an UNAVAILABLE error. Safe to call twice."""
+
+
+def create_executor(
+    config: EngineConfig,
+    *,
+    name: str = "",
+    keep_trying: bool = True,
+    on_engine_death: Callable[[str], None] | None = None,
+) -> Executor:
+    """An executor that starts ranks of its own in the way that `config.executor` names. Not started yet.
+
+    `name`: of the engine, under which further fronts find it; "" for one that nobody else uses. For the other options
+    see RemoteFront.
+    """
+    from inflight.executor.front.remote import RemoteFront
+    from inflight.executor.wire.address import EngineAddress
+
+    address = EngineAddress.of(name) if name else None
+    launcher = _launcher(config, address)
+    return RemoteFront(config, launcher, keep_trying=keep_trying, on_engine_death=on_engine_death)
+
+
+def attach_executor(
+    config: EngineConfig, name: str, *, on_engine_death: Callable[[str], None] | None = None
+) -> Executor:
+    """An executor of an engine that another process started under `name`; it loses it and finds it again. Of `config`
+    only the timeouts count. Not started yet."""
+    from inflight.executor.front.remote import RemoteFront
+    from inflight.executor.launchers.attached import AttachedLauncher
+    from inflight.executor.wire.address import EngineAddress
+
+    return RemoteFront(config, AttachedLauncher(EngineAddress.of(name)), on_engine_death=on_engine_death)
+
+
+def _launcher(config: EngineConfig, address: EngineAddress | None) -> Launcher:
+    from inflight.executor.launchers.mpi import Mpi
+    from inflight.executor.launchers.processes import ProcessLauncher
+    from inflight.executor.launchers.uniproc import UniProc
+
+    return ProcessLauncher(config, Mpi(config) if config.launcher == "mpi" else UniProc(), address)

@@ -30,11 +30,13 @@ def start_server(pb_utils: Any, args: Mapping[str, str]) -> BackendServer:
     logging.getLogger("inflight").setLevel(config.log_level)
     tokenizer = Tokenizer.load(config.tokenizer_dir, config.gpt_model_path)
 
-    from inflight.executor.create import create_executor
+    from inflight.executor.executor import create_executor
 
     # A supervisor loads the whole model again; without one the executor brings its ranks back by itself.
     deaths: list[str] = []
-    executor = create_executor(config, auto_relaunch=not is_supervised(), on_engine_death=deaths.append)
+    executor = create_executor(
+        config, name=args["model_name"], keep_trying=not is_supervised(), on_engine_death=deaths.append
+    )
     executor.start()
     server = BackendServer(
         pb_utils=pb_utils,

@@ -12,6 +12,6 @@ if not torch.cuda.is_available():
     if "triton" in sys.modules and os.environ.get("TRITON_INTERPRET") != "1":
         raise ImportError("triton was imported without TRITON_INTERPRET=1, and there is no GPU: the dry run needs it")
     os.environ["TRITON_INTERPRET"] = "1"
-    from ci.kernels.interpreter_fp8 import repair
+    from ci.kernels.interpreter import repair
 
     repair()

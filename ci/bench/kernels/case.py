@@ -30,7 +30,7 @@ A family's file `ci/bench/kernels/<family>.py` gives `cases(tiny)`. An example, 
 
 `tiny=True` asks for the same cases at shapes that triton's interpreter runs in a second or so (use float32 or float16
 there: `float_dtype`; the interpreter is wrong in bfloat16); kernels and titles stay the same. Building a case allocates
-nothing and imports no peer. Call the launchers in `inflight_kernels.ops`, not the public functions, which would choose
+nothing and imports no peer. Call the launchers of the family's `gpu`, not the public functions, which would choose
 torch on a CPU.
 
 Knows nothing of how time is taken.

@@ -1,0 +1,202 @@
+"""The account that every front keeps: requests in flight, responses that wait to be fetched, and the engine's state.
+
+    STARTING ──> READY ──> RELAUNCHING ──> DOWN         any ──> CLOSED
+                   ^            │           │
+                   └────────────┴───────────┘
+
+Each accepted request gets exactly one final response, whatever happens to the ranks. Those in flight when the ranks are
+lost fail; those that come while new ranks are on their way wait for them. Knows nothing of processes or sockets: a
+subclass carries requests to the leader and says when the engine comes and goes.
+"""
+
+from __future__ import annotations
+
+import enum
+import secrets
+import threading
+from abc import abstractmethod
+from collections.abc import Iterable
+
+from inflight.errors import DuplicateRequest, EngineUnavailable, QueueFull, RequestCancelled
+from inflight.executor.executor import Executor
+from inflight.executor.front.journal import JournalEntry
+from inflight.executor.wire.messages import FRONT_ID_SHIFT, MAX_FRONT_ID, QUEUE_FULL
+from inflight.request import Request, RequestLimits
+from inflight.result import Response
+
+RANKS_LOST = "the engine's ranks died while the request was in flight"
+NOT_AVAILABLE = "the engine is not available: its ranks are dead"
+SHUT_DOWN = "the engine was shut down"
+
+
+class EngineState(enum.Enum):
+    STARTING = enum.auto()
+    READY = enum.auto()
+    RELAUNCHING = enum.auto()
+    """The ranks are lost and will be back."""
+    DOWN = enum.auto()
+    """The ranks are lost and could not be brought back at once."""
+    CLOSED = enum.auto()
+    """The front was shut down."""
+
+
+ACCEPTING = (EngineState.READY, EngineState.RELAUNCHING)
+
+
+class Front(Executor):
+    """All state is behind one lock; nothing slow happens while it is held."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._changed = threading.Condition(self._lock)
+        self._state = EngineState.STARTING
+        self._limits: RequestLimits | None = None
+        self._device = ""
+        self._max_in_flight = 0
+        self._front_id = _draw_front_id()
+        self._num_ids = 0
+        self._journal: dict[int, JournalEntry] = {}
+        self._responses: list[Response] = []
+        self._stats: str | None = None
+        self._num_queued = 0
+
+    # -- Executor ------------------------------------------------------------------------------------------------------
+
+    @property
+    def limits(self) -> RequestLimits:
+        if self._limits is None:
+            raise EngineUnavailable(NOT_AVAILABLE)
+        return self._limits
+
+    @property
+    def device(self) -> str:
+        return self._device
+
+    def next_request_id(self) -> int:
+        with self._lock:
+            self._num_ids += 1
+            return self._front_id << FRONT_ID_SHIFT | self._num_ids
+
+    def enqueue_request(self, request: Request) -> None:
+        self._check_available()
+        self.limits.validate(request)
+        encoded = self._encode(request)
+        with self._lock:
+            self._check_available()
+            if request.request_id in self._journal:
+                raise DuplicateRequest(f"requestId {request.request_id} is already in progress, request is ignored.")
+            if self._max_in_flight and len(self._journal) >= self._max_in_flight:
+                raise QueueFull(QUEUE_FULL)
+            self._journal[request.request_id] = JournalEntry(request)
+            self._send_request(request.request_id, encoded)
+        self._wake()
+
+    def cancel_request(self, request_id: int) -> None:
+        with self._changed:
+            if request_id not in self._journal:
+                return
+            if self._state is EngineState.READY:
+                self._send_cancel(request_id)
+            else:
+                # No rank has heard of it.
+                del self._journal[request_id]
+                text = f"request Id {request_id} has been stopped. Request is ignored."
+                self._responses.append(Response.of_error(request_id, RequestCancelled(text)))
+                self._changed.notify_all()
+        self._wake()
+
+    def await_responses(self, timeout: float | None = None) -> list[Response]:
+        with self._changed:
+            self._changed.wait_for(lambda: self._responses or self._state is EngineState.CLOSED, timeout)
+            responses, self._responses = self._responses, []
+            return responses
+
+    def get_latest_iteration_stats(self) -> str | None:
+        with self._lock:
+            stats, self._stats = self._stats, None
+            return stats
+
+    def num_requests_in_flight(self) -> int:
+        return len(self._journal)
+
+    def num_requests_queued(self) -> int:
+        return self._num_queued
+
+    def is_ready(self) -> bool:
+        return self._state is EngineState.READY
+
+    def is_down(self) -> bool:
+        return self._state is EngineState.DOWN
+
+    # -- for subclasses: the way to the leader -------------------------------------------------------------------------
+
+    @abstractmethod
+    def _encode(self, request: Request) -> object:
+        """The request as _send_request wants it. Raises RequestError. Called without the lock."""
+
+    @abstractmethod
+    def _send_request(self, request_id: int, encoded: object) -> None:
+        """Put it on its way, in the order of the calls, without waiting. Called with the lock held."""
+
+    @abstractmethod
+    def _send_cancel(self, request_id: int) -> None:
+        """Likewise for a cancel."""
+
+    @abstractmethod
+    def _drop_unsent(self) -> None:
+        """Forget what was to be sent and was not. Called with the lock held."""
+
+    @abstractmethod
+    def _wake(self) -> None:
+        """There is something to carry. Called without the lock."""
+
+    # -- for subclasses: news of the engine ----------------------------------------------------------------------------
+
+    def _engine_ready(self, limits: RequestLimits, device: str, max_in_flight: int) -> None:
+        with self._changed:
+            self._limits, self._device, self._max_in_flight = limits, device, max_in_flight
+            self._state = EngineState.READY
+            self._changed.notify_all()
+
+    def _engine_lost(self, state: EngineState, sentence: str) -> int:
+        """Fail everything in flight; returns how many requests that was. What comes afterwards waits if the state is
+        RELAUNCHING and is refused otherwise."""
+        with self._changed:
+            self._state = state
+            self._drop_unsent()
+            lost, self._journal = self._journal, {}
+            self._responses += [Response.of_error(request_id, EngineUnavailable(sentence)) for request_id in lost]
+            self._stats, self._num_queued = None, 0
+            self._changed.notify_all()
+            return len(lost)
+
+    def _deliver(self, responses: Iterable[Response]) -> None:
+        with self._changed:
+            for response in responses:
+                entry = self._journal.get(response.request_id)
+                if entry is None:
+                    continue
+                if response.is_final:
+                    del self._journal[response.request_id]
+                elif response.result is not None:
+                    entry.note(response.result)
+                self._responses.append(response)
+            self._changed.notify_all()
+
+    def _redraw_id(self) -> int:
+        """Another id for this front, from now on."""
+        with self._lock:
+            self._front_id = _draw_front_id()
+            return self._front_id
+
+    def _report_stats(self, json: str, num_queued: int) -> None:
+        with self._lock:
+            self._stats, self._num_queued = json, num_queued
+
+    def _check_available(self) -> None:
+        if self._state not in ACCEPTING:
+            raise EngineUnavailable(SHUT_DOWN if self._state is EngineState.CLOSED else NOT_AVAILABLE)
+
+
+def _draw_front_id() -> int:
+    return 1 + secrets.randbelow(MAX_FRONT_ID)

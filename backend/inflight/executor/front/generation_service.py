@@ -1,0 +1,81 @@
+"""The engine as a library: requests in, GenerationResults out, for programs without tritonserver.
+
+    with GenerationService(create_executor(config)) as service:
+        print(service.generate_async([1, 2, 3], max_tokens=16).result().token_ids)
+
+It starts and ends the executor and takes all of its responses. Tokens only; text is the server side's business.
+"""
+
+from __future__ import annotations
+
+import threading
+from types import TracebackType
+from typing import Any
+
+from inflight.executor.executor import Executor
+from inflight.executor.front.generation_result import GenerationResult
+from inflight.request import Request
+from inflight.result import Response
+
+
+class GenerationService:
+    """Safe to use from several threads."""
+
+    def __init__(self, executor: Executor) -> None:
+        """Start the executor. Raises ConfigurationError."""
+        self._executor = executor
+        self._results: dict[int, GenerationResult] = {}
+        self._closing = False
+        executor.start()
+        self._thread = threading.Thread(target=self._dispatch, name="inflight-generation", daemon=True)
+        self._thread.start()
+
+    def generate_async(self, prompt_token_ids: list[int], max_tokens: int, **options: Any) -> GenerationResult:
+        """Send a request and return at once. `options`: further fields of Request.
+
+        Raises what Executor.enqueue_request raises.
+        """
+        request = Request(
+            request_id=self._executor.next_request_id(),
+            input_token_ids=prompt_token_ids,
+            max_tokens=max_tokens,
+            **options,
+        )
+        result = GenerationResult(request, self._executor.cancel_request)
+        self._results[request.request_id] = result
+        try:
+            self._executor.enqueue_request(request)
+        except BaseException:
+            del self._results[request.request_id]
+            raise
+        return result
+
+    def close(self) -> None:
+        """End the engine; what is in flight fails with EngineUnavailable."""
+        self._closing = True
+        self._executor.shutdown()
+        self._thread.join()
+
+    def __enter__(self) -> GenerationService:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def _dispatch(self) -> None:
+        while True:
+            responses = self._executor.await_responses(timeout=1.0)
+            for response in responses:
+                self._give(response)
+            if not responses and self._closing and not self._executor.num_requests_in_flight():
+                return
+
+    def _give(self, response: Response) -> None:
+        result = self._results.get(response.request_id)
+        if result is None:
+            return
+        if response.is_final:
+            del self._results[response.request_id]
+        result.add(response)

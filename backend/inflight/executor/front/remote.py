@@ -1,0 +1,258 @@
+"""A front whose engine lives in other processes: it has a launcher start the ranks, talks to their leader, and has the
+ranks brought back when they are lost.
+
+One thread does all of it and owns the socket and the launcher. One engine's life passes through
+
+    open ── Welcome ──> serve ── a process ends, or the heartbeat is overdue ──> lost: fail what is in flight, end what
+      ^                                                                            is left of the ranks
+      └──────────────────────────────── after a pause ──────────────────────────────┘
+
+How the ranks are started, if they are this front's at all, only the launcher knows.
+"""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import logging
+import os
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
+
+import zmq
+
+from inflight.config import EngineConfig
+from inflight.errors import ConfigurationError, InvalidRequest
+from inflight.executor.front.front import RANKS_LOST, SHUT_DOWN, EngineState, Front
+from inflight.executor.front.link import EngineLink
+from inflight.executor.front.relaunch_pause import RelaunchPause
+from inflight.executor.front.watch import Watch
+from inflight.executor.wire.launcher import EngineLife, Launcher
+from inflight.executor.wire.messages import (
+    MAX_MESSAGE_BYTES,
+    Cancel,
+    Fatal,
+    FromLeader,
+    Goodbye,
+    Hello,
+    Occupied,
+    Responses,
+    Shutdown,
+    Stats,
+    Submit,
+    Welcome,
+    encode,
+)
+from inflight.request import Request
+
+logger = logging.getLogger(__name__)
+
+SHUTDOWN_SECONDS = 3.0
+"""For the ranks to leave in good order."""
+FIND_SECONDS = 0.2
+"""Between two looks for an engine that is not there yet."""
+OVERSLEPT_SECONDS = 1.0
+"""A wait that took so much longer than asked means that this process, not the engine, stood still."""
+
+NOT_BACK = "the engine's ranks could not be brought back"
+
+
+class RemoteFront(Front):
+    """The Executor over a Launcher."""
+
+    def __init__(
+        self,
+        config: EngineConfig,
+        launcher: Launcher,
+        *,
+        keep_trying: bool = True,
+        on_engine_death: Callable[[str], None] | None = None,
+    ) -> None:
+        """`keep_trying`: False leaves ranks that could not be brought back at the first try to a call of relaunch().
+        `on_engine_death(reason)` is called on the front's thread after every request in flight was failed; it must not
+        wait."""
+        super().__init__()
+        self._config = config
+        self._launcher = launcher
+        self._keep_trying = keep_trying
+        self._on_engine_death = on_engine_death
+        self._outbox: deque[tuple[int, bytes]] = deque()
+        """Request ids with what is to be sent for them."""
+        self._wake_fd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+        self._settled = threading.Event()
+        """The first life has begun to serve, or has come to its end."""
+        self._start_error: str | None = None
+        self._closing = threading.Event()
+        self._relaunch_asked = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="inflight-front", daemon=True)
+
+    # -- Executor ------------------------------------------------------------------------------------------------------
+
+    def start(self) -> None:
+        atexit.register(self.shutdown)
+        self._thread.start()
+        self._settled.wait()
+        if self._start_error is not None:
+            self.shutdown()
+            raise ConfigurationError(self._start_error)
+
+    def shutdown(self) -> None:
+        self._closing.set()
+        self._relaunch_asked.set()
+        self._wake()
+        if self._thread.ident is not None:
+            self._thread.join()
+        self._engine_lost(EngineState.CLOSED, SHUT_DOWN)
+        atexit.unregister(self.shutdown)
+
+    def relaunch(self) -> None:
+        """Bring lost ranks back now, whatever happened before. Does nothing while they live."""
+        if self._state in (EngineState.RELAUNCHING, EngineState.DOWN):
+            self._relaunch_asked.set()
+
+    def engine_pids(self) -> list[int]:
+        """Every living process of the engine on this machine that this front started."""
+        return self._launcher.pids()
+
+    # -- Front ---------------------------------------------------------------------------------------------------------
+
+    def _encode(self, request: Request) -> object:
+        frame = encode(Submit([request]))
+        if len(frame) > MAX_MESSAGE_BYTES:
+            raise InvalidRequest(f"the request is larger than {MAX_MESSAGE_BYTES} bytes")
+        return frame
+
+    def _send_request(self, request_id: int, encoded: object) -> None:
+        assert isinstance(encoded, bytes)
+        self._outbox.append((request_id, encoded))
+
+    def _send_cancel(self, request_id: int) -> None:
+        self._outbox.append((request_id, encode(Cancel([request_id]))))
+
+    def _drop_unsent(self) -> None:
+        self._outbox.clear()
+
+    def _wake(self) -> None:
+        with contextlib.suppress(BlockingIOError):
+            os.eventfd_write(self._wake_fd, 1)
+
+    # -- the thread ----------------------------------------------------------------------------------------------------
+
+    def _run(self) -> None:
+        pause = RelaunchPause()
+        while True:
+            try:
+                reason, has_served = self._live_once(pause)
+            except Exception as error:
+                logger.exception("the front's thread failed")
+                reason, has_served = f"{type(error).__name__}: {error}", False
+            if self._closing.is_set() or not self._settled.is_set():
+                self._start_error = reason
+                self._settled.set()
+                return
+            if not has_served:
+                # Whoever waits for the ranks waits in vain for now.
+                self._lose(EngineState.DOWN, NOT_BACK, reason)
+            seconds = pause.after_failure()
+            self._relaunch_asked.wait(seconds if has_served or self._keep_trying else None)
+            if self._closing.is_set():
+                return
+            self._relaunch_asked.clear()
+            logger.info("bringing the engine's ranks back")
+
+    def _live_once(self, pause: RelaunchPause) -> tuple[str, bool]:
+        """One life of the engine, from start to end: why it ended, and whether it ever served."""
+        try:
+            life = self._open()
+        except (OSError, ConfigurationError) as error:
+            return f"the engine's ranks cannot be started: {error}", False
+        if life is None:
+            return self._launcher.absent, False
+        watch = Watch(self._config)
+        try:
+            with contextlib.closing(EngineLink(life.socket_path, self._front_id)) as link:
+                reason = self._pump(life, link, watch, pause)
+                if self._closing.is_set():
+                    self._leave(life, link)
+                elif watch.welcomed:
+                    self._lose(EngineState.RELAUNCHING, RANKS_LOST, reason)
+        finally:
+            life.end()
+        return reason, watch.welcomed
+
+    def _open(self) -> EngineLife | None:
+        """The engine's next life; None if there is none to be found in time, or if this front closes."""
+        deadline = time.monotonic() + self._config.worker_start_timeout_ms / 1000
+        life = self._launcher.open()
+        while life is None and time.monotonic() < deadline and not self._closing.wait(FIND_SECONDS):
+            life = self._launcher.open()
+        return life
+
+    def _lose(self, state: EngineState, sentence: str, reason: str) -> None:
+        num_lost = self._engine_lost(state, sentence)
+        logger.error("the engine is lost, %d requests in flight were failed: %s", num_lost, reason)
+        if self._on_engine_death is not None:
+            self._on_engine_death(reason)
+
+    def _leave(self, life: EngineLife, link: EngineLink) -> None:
+        self._engine_lost(EngineState.CLOSED, SHUT_DOWN)
+        link.send(Shutdown() if self._launcher.owns_ranks else Goodbye())
+        if not life.wait_for_end(SHUTDOWN_SECONDS):
+            logger.info("the ranks did not leave within %g s: killing them", SHUTDOWN_SECONDS)
+
+    def _pump(self, life: EngineLife, link: EngineLink, watch: Watch, pause: RelaunchPause) -> str:
+        """Carry messages both ways until the engine ends or this front closes. Returns the reason."""
+        poller = zmq.Poller()
+        for source in (link.socket, self._wake_fd, *life.fds):
+            poller.register(source, zmq.POLLIN)
+        while not self._closing.is_set():
+            ready = self._wait(poller, watch)
+            for message in link.receive_all():
+                watch.heard(message)
+                if isinstance(message, Welcome):
+                    pause.serving()
+                    life.serve()
+                    for fd in life.fds:
+                        poller.register(fd, zmq.POLLIN)
+                if fatal := self._hear(message, link):
+                    return fatal
+            if reason := life.why_over(ready) or watch.overdue(has_joined=life.has_joined):
+                return reason
+            if watch.welcomed:
+                self._send_all(link)
+        return SHUT_DOWN
+
+    def _wait(self, poller: zmq.Poller, watch: Watch) -> set[object]:
+        """For something to do, or to look at the clock. Returns what is ready."""
+        asked = watch.wait_seconds()
+        before = time.monotonic()
+        ready: set[object] = {source for source, _ in poller.poll(int(asked * 1000) + 1)}
+        if time.monotonic() - before > asked + OVERSLEPT_SECONDS:
+            watch.excuse()
+        if self._wake_fd in ready:
+            os.eventfd_read(self._wake_fd)
+        return ready
+
+    def _send_all(self, link: EngineLink) -> None:
+        while self._outbox:
+            request_id, frame = self._outbox.popleft()
+            # One that was cancelled before the ranks were back has had its answer.
+            if request_id in self._journal:
+                link.send_encoded(frame)
+
+    def _hear(self, message: FromLeader, link: EngineLink) -> str:
+        """Returns why the engine ends, if the message says so."""
+        if isinstance(message, Responses):
+            self._deliver(message.responses)
+        elif isinstance(message, Stats):
+            self._report_stats(message.json, message.num_queued)
+        elif isinstance(message, Welcome):
+            self._engine_ready(message.limits, message.device, message.max_in_flight)
+            self._settled.set()
+        elif isinstance(message, Occupied):
+            link.send(Hello(front_id=self._redraw_id(), pid=os.getpid()))
+        elif isinstance(message, Fatal):
+            return message.reason
+        return ""

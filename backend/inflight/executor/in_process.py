@@ -1,0 +1,171 @@
+"""One rank on a thread of this process: for programs that use the engine as a library, for tests and benchmarks.
+
+Same account of requests and same loop as the ranks in processes have, without sockets between.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
+
+from inflight.config import EngineConfig
+from inflight.distributed.rank_group import SingleRank
+from inflight.errors import ConfigurationError
+from inflight.executor.front.front import RANKS_LOST, SHUT_DOWN, EngineState, Front
+from inflight.executor.rank.assembly import LoadedRunner, LoadRunner, load_model_runner, make_manager, max_in_flight
+from inflight.executor.rank.callbacks import RankCallbacks
+from inflight.executor.rank.leader.request_book import RequestBook
+from inflight.executor.wire.messages import NO_INPUT, RankInput
+from inflight.request import Request
+from inflight.result import Response
+
+logger = logging.getLogger(__name__)
+
+FRONT = b""
+"""There is only one."""
+
+
+class InProcessExecutor(Front):
+    """Should the loop itself fail, the executor stays down: a process cannot be sure of its device after that."""
+
+    def __init__(self, config: EngineConfig, load_runner: LoadRunner = load_model_runner) -> None:
+        """Raises ConfigurationError for more than one rank."""
+        super().__init__()
+        if config.tensor_parallel_size != 1:
+            raise ConfigurationError("tensor_parallel_size must be 1 for an engine inside this process")
+        self._config = config
+        self._load_runner = load_runner
+        self._leader = _InProcessLeader(
+            max_in_flight(config), self._deliver, self._report_stats, stats_seconds=config.stats_check_period_ms / 2000
+        )
+        self._started = threading.Event()
+        self._start_error: Exception | None = None
+        self._thread = threading.Thread(target=self._run, name="inflight-engine", daemon=True)
+
+    def start(self) -> None:
+        self._thread.start()
+        self._started.wait()
+        if isinstance(self._start_error, ConfigurationError):
+            raise self._start_error
+        if self._start_error is not None:
+            raise ConfigurationError(f"the engine could not be loaded: {self._start_error}") from self._start_error
+
+    def shutdown(self) -> None:
+        self._engine_lost(EngineState.CLOSED, SHUT_DOWN)
+        self._leader.shut_down()
+        if self._thread.ident is not None:
+            self._thread.join()
+        self._engine_lost(EngineState.CLOSED, SHUT_DOWN)
+
+    # -- Front -------------------------------------------------------------------------------------------------
+
+    def _encode(self, request: Request) -> object:
+        return request
+
+    def _send_request(self, request_id: int, encoded: object) -> None:
+        assert isinstance(encoded, Request)
+        self._leader.inbox.append(encoded)
+
+    def _send_cancel(self, request_id: int) -> None:
+        self._leader.inbox.append(request_id)
+
+    def _drop_unsent(self) -> None:
+        """The leader's thread reads the inbox until it ends."""
+
+    def _wake(self) -> None:
+        self._leader.news.set()
+
+    # -- the engine's thread -------------------------------------------------------------------------------------------
+
+    def _run(self) -> None:
+        try:
+            runner = self._load_runner(self._config, SingleRank())
+            try:
+                self._serve(runner)
+            finally:
+                self._engine_lost(EngineState.DOWN, RANKS_LOST)
+                runner.close()
+        except Exception as error:
+            if self._started.is_set():
+                logger.exception("the engine's loop failed")
+            self._start_error = error
+            self._started.set()
+
+    def _serve(self, runner: LoadedRunner) -> None:
+        rank = RankCallbacks(SingleRank(), self._leader)
+        manager = make_manager(self._config, runner, rank.callbacks, raise_on_step_failure=False)
+        rank.attach(manager)
+        self._engine_ready(runner.limits, runner.device_type, max_in_flight=max_in_flight(self._config))
+        self._started.set()
+        manager.run()
+        self._leader.deliver_responses()
+
+
+class _InProcessLeader:
+    """Implements rank_callbacks.Leader; `inbox` is filled by other threads: a Request, or an id to cancel."""
+
+    def __init__(
+        self,
+        max_in_flight: int,
+        deliver: Callable[[list[Response]], None],
+        report_stats: Callable[[str, int], None],
+        *,
+        stats_seconds: float,
+    ) -> None:
+        """`stats_seconds`: at least so long between two statistics of a busy engine."""
+        self.inbox: deque[Request | int] = deque()
+        self.news = threading.Event()
+        self._book = RequestBook(max_in_flight)
+        self._deliver = deliver
+        self._report_stats = report_stats
+        self._stats_seconds = stats_seconds
+        self._next_stats = 0.0
+        self._shutdown = False
+
+    def shut_down(self) -> None:
+        self._shutdown = True
+        self.news.set()
+
+    def next_input(self, max_requests: int, may_block: bool) -> RankInput:
+        self.deliver_responses()
+        self._read_inbox()
+        while may_block and not self._book.has_input and not self._shutdown:
+            self.news.wait()
+            self._read_inbox()
+            self.deliver_responses()
+        if self._shutdown:
+            self._book.stop_everything()
+        requests, stops = self._book.take(0 if self._shutdown else max_requests)
+        self.deliver_responses()
+        if not (requests or stops or self._shutdown):
+            return NO_INPUT
+        return RankInput(requests=requests, stops=stops, shutdown=self._shutdown)
+
+    def respond(self, response: Response) -> None:
+        self._book.respond(response)
+
+    def wants_stats(self) -> bool:
+        return time.monotonic() >= self._next_stats
+
+    def report_stats(self, json: str) -> None:
+        self._next_stats = time.monotonic() + self._stats_seconds
+        self._report_stats(json, self._book.num_queued)
+
+    def all_ranks_answered(self) -> None:
+        return None
+
+    def deliver_responses(self) -> None:
+        for responses in self._book.collect_responses().values():
+            self._deliver(responses)
+
+    def _read_inbox(self) -> None:
+        self.news.clear()
+        while self.inbox:
+            item = self.inbox.popleft()
+            if isinstance(item, Request):
+                self._book.submit(FRONT, item)
+            else:
+                self._book.cancel(FRONT, [item])

@@ -1,0 +1,54 @@
+"""An engine that another front launched: found by its address, lost when its launch ends, found again after a relaunch.
+
+Starts nothing and ends nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from pathlib import Path
+
+from inflight.executor.wire.address import EngineAddress
+
+
+class AttachedLauncher:
+    """Implements wire.launcher.Launcher."""
+
+    owns_ranks = False
+
+    def __init__(self, address: EngineAddress) -> None:
+        self._address = address
+        self.absent = f"no engine called {address.link.name!r} serves here"
+
+    def open(self) -> AttachedLife | None:
+        socket_path = self._address.resolve()
+        return AttachedLife(self._address, socket_path) if socket_path is not None else None
+
+    def pids(self) -> list[int]:
+        return []
+
+
+class AttachedLife:
+    """Implements wire.launcher.EngineLife: one launch of somebody else's."""
+
+    has_joined = True
+
+    def __init__(self, address: EngineAddress, socket_path: Path) -> None:
+        self._address = address
+        self.socket_path = socket_path
+
+    @property
+    def fds(self) -> list[int]:
+        return []
+
+    def serve(self) -> None:
+        """Others watch the ranks, and have set the address."""
+
+    def why_over(self, ready_fds: Collection[object]) -> str:
+        return "" if self._address.resolve() == self.socket_path else "the engine's launch has ended"
+
+    def wait_for_end(self, seconds: float) -> bool:
+        return True
+
+    def end(self) -> None:
+        """The ranks live on."""

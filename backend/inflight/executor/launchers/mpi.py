@@ -1,0 +1,41 @@
+"""Ranks under an MPI launcher: `mpiexec -n N python -m inflight.worker`, a job of its own.
+
+The front is no member of the job, so that no abort can reach it. On one machine everything stays inside it: ranks talk
+through shared memory. With a hostfile the launcher's own defaults hold, and the network must be a trusted one.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from inflight.config import EngineConfig
+from inflight.executor.launchers.python_command import WORKER, find_python, worker_environment
+from inflight.executor.wire.launch import LAUNCH, Launch
+from inflight.mpi_launcher import find_launcher, launcher_environment, launcher_options, misfit
+
+
+class Mpi:
+    """Implements LaunchCommand, for any number of ranks."""
+
+    def __init__(self, config: EngineConfig, *, mpiexec: Path | None = None, program: Sequence[str] = WORKER) -> None:
+        """`mpiexec`: the launcher, if not the one of this environment or of PATH. `program`: arguments of the
+        interpreter."""
+        self._hostfile = config.mpi_hostfile
+        self._size = config.tensor_parallel_size
+        self._mpiexec = mpiexec
+        self._program = program
+
+    def command(self, launch: Launch) -> tuple[list[str], Mapping[str, str]]:
+        launcher = self._find_launcher()
+        options = launcher_options(launcher, self._hostfile, exported=(LAUNCH, "PYTHONPATH"))
+        environment = launcher_environment(worker_environment(os.environ), one_host=not self._hostfile)
+        return [str(launcher), *options, "-n", str(self._size), str(find_python()), *self._program], environment
+
+    def explain(self, reason: str) -> str:
+        misfits = misfit(self._find_launcher())
+        return f"the {self._size} ranks did not find each other ({reason}): most likely {misfits}"
+
+    def _find_launcher(self) -> Path:
+        return self._mpiexec or find_launcher(find_python(), one_host=not self._hostfile)

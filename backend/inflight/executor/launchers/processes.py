@@ -1,0 +1,89 @@
+"""Ranks that one command starts: the Launcher over any way to write that command.
+
+A way to launch (`uniproc`, `mpi`) says the command line and its environment, and what to tell of ranks that did not
+find each other. Starting, watching and ending processes is the same for all.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from pathlib import Path
+from typing import Protocol
+
+from inflight.config import EngineConfig
+from inflight.executor.launchers.rank_processes import RankProcesses
+from inflight.executor.wire.address import EngineAddress
+from inflight.executor.wire.launch import Launch
+
+
+class LaunchCommand(Protocol):
+    """One way to start ranks."""
+
+    def command(self, launch: Launch) -> tuple[list[str], Mapping[str, str]]:
+        """Command line and environment that start all ranks. Raises ConfigurationError."""
+
+    def explain(self, reason: str) -> str:
+        """What to say when the ranks ended before they found each other; `reason` says how they ended."""
+
+
+class ProcessLauncher:
+    """Implements wire.launcher.Launcher."""
+
+    owns_ranks = True
+    absent = "the engine's ranks were not started"
+
+    def __init__(self, config: EngineConfig, way: LaunchCommand, address: EngineAddress | None = None) -> None:
+        """`address`: where other fronts find the engine; None = nowhere."""
+        self._config = config
+        self._way = way
+        self._address = address
+        self._life: ProcessLife | None = None
+
+    def open(self) -> ProcessLife:
+        self._life = ProcessLife(RankProcesses(self._config, self._way.command), self._way, self._address)
+        return self._life
+
+    def pids(self) -> list[int]:
+        return self._life.processes.pids() if self._life is not None else []
+
+
+class ProcessLife:
+    """Implements wire.launcher.EngineLife: the processes of one launch."""
+
+    def __init__(self, processes: RankProcesses, way: LaunchCommand, address: EngineAddress | None) -> None:
+        self.processes = processes
+        self._way = way
+        self._address = address
+        self._serves = False
+        self.socket_path: Path = processes.launch.socket_path
+
+    @property
+    def fds(self) -> list[int]:
+        return self.processes.pidfds
+
+    @property
+    def has_joined(self) -> bool:
+        return self._serves or bool(self.processes.launch.rank_pids())
+
+    def serve(self) -> None:
+        self._serves = True
+        self.processes.watch_ranks()
+        if self._address is not None:
+            self._address.point_to(self.socket_path)
+
+    def why_over(self, ready_fds: Collection[object]) -> str:
+        launch = self.processes.launch
+        failure = "" if self._serves else launch.failure()
+        ended = [pidfd for pidfd in self.fds if pidfd in ready_fds]
+        if ended and not failure:
+            why = self.processes.why_ended(ended[0])
+            return why if launch.failure() or launch.rank_pids() else self._way.explain(why)
+        return failure
+
+    def wait_for_end(self, seconds: float) -> bool:
+        return self.processes.wait(seconds)
+
+    def end(self) -> None:
+        if self._address is not None:
+            self._address.withdraw(self.socket_path)
+        self.processes.kill()

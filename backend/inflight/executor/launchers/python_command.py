@@ -1,0 +1,37 @@
+"""How to start our own Python on our own packages, from wherever we are: tritonserver's stub embeds an interpreter."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import shutil
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+
+from inflight.errors import ConfigurationError
+
+WORKER = ("-m", "inflight.worker")
+
+
+def find_python() -> Path:
+    """The interpreter of this environment. Raises ConfigurationError."""
+    name = f"python{sys.version_info.major}.{sys.version_info.minor}"
+    candidates = (sys.executable, os.path.join(sys.prefix, "bin", name), shutil.which(name), shutil.which("python3"))
+    for candidate in candidates:
+        if candidate and Path(candidate).name.startswith("python") and os.access(candidate, os.X_OK):
+            return Path(candidate)
+    raise ConfigurationError(f"no {name} found for the ranks: put it on PATH")
+
+
+def worker_environment(inherited: Mapping[str, str]) -> dict[str, str]:
+    """`inherited`, with the places that our packages were imported from on PYTHONPATH."""
+    environment = dict(inherited)
+    places = []
+    for package in ("inflight", "inflight_kernels"):
+        spec = importlib.util.find_spec(package)
+        if spec is not None and spec.submodule_search_locations:
+            places.append(str(Path(spec.submodule_search_locations[0]).parent))
+    places += environment.get("PYTHONPATH", "").split(os.pathsep)
+    environment["PYTHONPATH"] = os.pathsep.join(dict.fromkeys(place for place in places if place))
+    return environment

@@ -1,0 +1,23 @@
+"""One rank in a child process of its own, without MPI."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+
+from inflight.executor.launchers.python_command import WORKER, find_python, worker_environment
+from inflight.executor.wire.launch import Launch
+
+
+class UniProc:
+    """Implements LaunchCommand, for tensor_parallel_size 1."""
+
+    def __init__(self, program: Sequence[str] = WORKER) -> None:
+        """`program`: arguments of the interpreter."""
+        self._program = program
+
+    def command(self, launch: Launch) -> tuple[list[str], Mapping[str, str]]:
+        return [str(find_python()), *self._program], worker_environment(os.environ)
+
+    def explain(self, reason: str) -> str:
+        return f"the engine's rank did not start: {reason}"

@@ -1,0 +1,214 @@
+"""The leader's socket: where the fronts of one engine reach it.
+
+One ROUTER on a UNIX socket that only this user may open. Lives on the loop's thread: it is served between two steps,
+and while nothing is active the loop sleeps in it. What is no message is dropped and logged; a front that is gone is
+noticed by the next word to it. Knows nothing of MPI or of models.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import os
+import time
+from pathlib import Path
+
+import zmq
+
+from inflight.executor.rank.leader.request_book import RequestBook
+from inflight.executor.wire.messages import (
+    MAX_FRONT_ID,
+    MAX_MESSAGE_BYTES,
+    NO_INPUT,
+    BadMessage,
+    Cancel,
+    Fatal,
+    FromLeader,
+    Goodbye,
+    Heartbeat,
+    Hello,
+    Occupied,
+    RankInput,
+    Responses,
+    Shutdown,
+    Stats,
+    Submit,
+    Welcome,
+    decode_from_front,
+    encode,
+)
+from inflight.request import RequestLimits
+from inflight.result import Response
+
+logger = logging.getLogger(__name__)
+
+LINGER_MS = 1000
+"""How long last words may take to leave after the socket is closed."""
+
+
+class LeaderSocket:
+    """Implements rank.callbacks.Leader."""
+
+    def __init__(
+        self,
+        path: Path,
+        *,
+        limits: RequestLimits,
+        device: str,
+        max_in_flight: int = 0,
+        tick_seconds: float = 1.0,
+        stats_seconds: float = 0.05,
+    ) -> None:
+        """`path`: of the socket. `tick_seconds`: how often all ranks must answer. `stats_seconds`: at least so long
+        between two statistics of a busy engine."""
+        self._limits = limits
+        self._device = device
+        self._max_in_flight = max_in_flight
+        self._tick_seconds = tick_seconds
+        self._stats_seconds = stats_seconds
+        self._book = RequestBook(max_in_flight)
+        self._fronts: dict[bytes, int] = {}
+        """The transport's name of each front -> its id."""
+        self._num_bad_messages = 0
+        self._shutdown = False
+        self._stats: str | None = None
+        self._latest_stats: str | None = None
+        self._next_stats = 0.0
+        self._next_tick = time.monotonic() + tick_seconds
+        self._context = zmq.Context()
+        self._socket = self._context.socket(zmq.ROUTER)
+        self._bind(path)
+
+    # -- the Leader's part ---------------------------------------------------------------------------------------------
+
+    def next_input(self, max_requests: int, may_block: bool) -> RankInput:
+        self._flush(everything=may_block)
+        self._receive_all()
+        while may_block and not self._book.has_input and not self._shutdown:
+            self._flush()
+            remaining = self._next_tick - time.monotonic()
+            if remaining <= 0:
+                break
+            self._socket.poll(math.ceil(remaining * 1000))
+            self._receive_all()
+        requests, stops = self._book.take(0 if self._shutdown else max_requests)
+        self._flush()
+        tick = time.monotonic() >= self._next_tick
+        if not (requests or stops or tick or self._shutdown):
+            return NO_INPUT
+        return RankInput(requests=requests, stops=stops, tick=tick, shutdown=self._shutdown)
+
+    def respond(self, response: Response) -> None:
+        self._book.respond(response)
+
+    def wants_stats(self) -> bool:
+        return bool(self._fronts) and time.monotonic() >= self._next_stats
+
+    def report_stats(self, json: str) -> None:
+        self._stats = self._latest_stats = json
+
+    def all_ranks_answered(self) -> None:
+        self._next_tick = time.monotonic() + self._tick_seconds
+        for front in list(self._fronts):
+            self._send(front, Heartbeat())
+
+    # -- the end -------------------------------------------------------------------------------------------------------
+
+    def fail(self, reason: str) -> None:
+        """Tell every front that the ranks end."""
+        for front in list(self._fronts):
+            self._send(front, Fatal(reason))
+
+    def close(self) -> None:
+        """Deliver what is left and close the socket."""
+        self._flush(everything=True)
+        self._socket.close(linger=LINGER_MS)
+        self._context.term()
+
+    # -- the socket ----------------------------------------------------------------------------------------------------
+
+    def _bind(self, path: Path) -> None:
+        self._socket.setsockopt(zmq.LINGER, LINGER_MS)
+        self._socket.setsockopt(zmq.ROUTER_MANDATORY, 1)
+        self._socket.setsockopt(zmq.MAXMSGSIZE, MAX_MESSAGE_BYTES)
+        self._socket.setsockopt(zmq.SNDHWM, 0)
+        self._socket.setsockopt(zmq.RCVHWM, 0)
+        previous = os.umask(0o177)
+        try:
+            self._socket.bind(f"ipc://{path}")
+        finally:
+            os.umask(previous)
+
+    def _receive_all(self) -> None:
+        while True:
+            try:
+                front, *frames = self._socket.recv_multipart(zmq.NOBLOCK)
+            except zmq.Again:
+                return
+            try:
+                if len(frames) != 1:
+                    raise BadMessage(f"{len(frames)} frames instead of one")
+                self._handle(front, frames[0])
+            except BadMessage as error:
+                self._num_bad_messages += 1
+                if self._num_bad_messages & (self._num_bad_messages - 1) == 0:  # the 1st, 2nd, 4th, 8th ... of them
+                    logger.warning("dropped message number %d that is none: %s", self._num_bad_messages, error)
+
+    def _handle(self, front: bytes, frame: bytes) -> None:
+        message = decode_from_front(frame)
+        if isinstance(message, Hello):
+            self._greet(front, message)
+        elif front not in self._fronts:
+            raise BadMessage(f"{type(message).__name__} before Hello")
+        elif isinstance(message, Submit):
+            for request in message.requests:
+                self._book.submit(front, request)
+        elif isinstance(message, Cancel):
+            self._book.cancel(front, message.request_ids)
+        elif isinstance(message, Goodbye):
+            self._part_from(front)
+        elif isinstance(message, Shutdown):
+            self._shutdown = True
+            self._book.stop_everything()
+
+    def _greet(self, front: bytes, hello: Hello) -> None:
+        if not 1 <= hello.front_id <= MAX_FRONT_ID:
+            raise BadMessage(f"front id {hello.front_id}")
+        if any(each != front and number == hello.front_id for each, number in self._fronts.items()):
+            self._send(front, Occupied())
+            return
+        if front not in self._fronts:
+            logger.info("front %d (process %d) has come", hello.front_id, hello.pid)
+        self._fronts[front] = hello.front_id
+        welcome = Welcome(
+            limits=self._limits,
+            device=self._device,
+            max_in_flight=self._max_in_flight,
+            pid=os.getpid(),
+        )
+        self._send(front, welcome)
+        if self._latest_stats is not None:
+            self._send(front, Stats(self._latest_stats, self._book.num_queued))
+
+    def _flush(self, everything: bool = False) -> None:
+        """One message with all responses for each front, and now and then the newest statistics."""
+        for front, responses in self._book.collect_responses().items():
+            self._send(front, Responses(responses))
+        if self._stats is not None and (everything or time.monotonic() >= self._next_stats):
+            stats, self._stats = Stats(self._stats, self._book.num_queued), None
+            self._next_stats = time.monotonic() + self._stats_seconds
+            for front in list(self._fronts):
+                self._send(front, stats)
+
+    def _send(self, front: bytes, message: FromLeader) -> None:
+        try:
+            self._socket.send_multipart([front, encode(message)], zmq.NOBLOCK)
+        except zmq.ZMQError as error:
+            if error.errno not in (zmq.EHOSTUNREACH, zmq.EAGAIN):
+                raise
+            self._part_from(front)
+
+    def _part_from(self, front: bytes) -> None:
+        number = self._fronts.pop(front, 0)
+        logger.info("front %d has left", number)
+        self._book.leave(front)

@@ -1,0 +1,129 @@
+"""The leader's account of what every front asked for and what it still has to hear. No socket, no rank, no model.
+
+A request is waiting (in the queue), active (handed to the ranks) or gone. Clocks are read only here: a deadline that
+passes becomes a stop signal, which all ranks get in the same iteration.
+"""
+
+from __future__ import annotations
+
+import heapq
+import time
+from collections.abc import Callable, Iterable
+
+from inflight.errors import DuplicateRequest, InflightError, QueueFull, RequestCancelled, RequestTimedOut
+from inflight.executor.rank.leader.request_queue import RequestQueue
+from inflight.executor.wire.messages import QUEUE_FULL
+from inflight.request import Request
+from inflight.result import FinishReason, Response
+
+Front = bytes
+"""How the transport names a front."""
+
+
+class RequestBook:
+    """For one thread."""
+
+    def __init__(self, max_in_flight: int = 0, clock: Callable[[], float] = time.monotonic) -> None:
+        """`max_in_flight`: waiting and active requests of all fronts together; 0 = no limit. `clock`: seconds."""
+        self._max_in_flight = max_in_flight
+        self._clock = clock
+        self._queue = RequestQueue()
+        self._fronts: dict[int, Front] = {}  # of every request that waits or is active
+        self._stops: dict[int, FinishReason] = {}
+        self._deadlines: dict[int, float] = {}  # of those in flight that were allotted a time
+        self._deadline_heap: list[tuple[float, int]] = []  # the same, and what is stale by now
+        self._outboxes: dict[Front, list[Response]] = {}
+
+    @property
+    def has_input(self) -> bool:
+        """Is there anything that the ranks should hear?"""
+        return bool(self._queue) or bool(self._stops)
+
+    @property
+    def num_in_flight(self) -> int:
+        return len(self._fronts)
+
+    @property
+    def num_queued(self) -> int:
+        """Those of them that wait."""
+        return len(self._queue)
+
+    def submit(self, front: Front, request: Request) -> None:
+        request_id = request.request_id
+        if request_id in self._fronts:
+            self._refuse(front, request_id, DuplicateRequest(f"requestId {request_id} is already in progress"))
+        elif self._max_in_flight and len(self._fronts) >= self._max_in_flight:
+            self._refuse(front, request_id, QueueFull(QUEUE_FULL))
+        else:
+            self._fronts[request_id] = front
+            self._queue.push(request)
+            if request.allotted_time_ms > 0:
+                self._set_deadline(request_id, self._clock() + request.allotted_time_ms / 1000)
+
+    def cancel(self, front: Front, request_ids: Iterable[int]) -> None:
+        """Stop requests of `front`; those it does not have in flight are ignored."""
+        for request_id in request_ids:
+            if self._fronts.get(request_id) == front:
+                text = f"request Id {request_id} has been stopped. Request is ignored."
+                self._stop(request_id, FinishReason.CANCELLED, RequestCancelled(text))
+
+    def leave(self, front: Front) -> None:
+        """The front is gone: stop what it asked for and forget what it should have heard."""
+        self.cancel(front, [request_id for request_id, owner in self._fronts.items() if owner == front])
+        self._outboxes.pop(front, None)
+
+    def stop_everything(self) -> None:
+        for front in set(self._fronts.values()):
+            self.cancel(front, [request_id for request_id, owner in self._fronts.items() if owner == front])
+
+    def take(self, max_requests: int) -> tuple[list[Request], dict[int, FinishReason]]:
+        """What the ranks hear in this iteration: new requests, at most that many, and active requests to stop."""
+        self._expire()
+        requests = [self._queue.pop() for _ in range(min(max_requests, len(self._queue)))]
+        stops, self._stops = self._stops, {}
+        return requests, stops
+
+    def respond(self, response: Response) -> None:
+        """File an answer of the ranks under the front that asked."""
+        request_id = response.request_id
+        front = self._fronts.get(request_id)
+        if front is None:
+            return
+        self._outboxes.setdefault(front, []).append(response)
+        if response.is_final:
+            self._forget(request_id)
+
+    def collect_responses(self) -> dict[Front, list[Response]]:
+        """Everything that was filed since the last call."""
+        outboxes, self._outboxes = self._outboxes, {}
+        return outboxes
+
+    def _set_deadline(self, request_id: int, deadline: float) -> None:
+        self._deadlines[request_id] = deadline
+        heapq.heappush(self._deadline_heap, (deadline, request_id))
+        if len(self._deadline_heap) > 64 + 2 * len(self._deadlines):
+            self._deadline_heap = sorted((deadline, id_) for id_, deadline in self._deadlines.items())
+
+    def _expire(self) -> None:
+        now = self._clock()
+        while self._deadline_heap and self._deadline_heap[0][0] <= now:
+            deadline, request_id = heapq.heappop(self._deadline_heap)
+            if self._deadlines.get(request_id) == deadline:
+                text = f"request Id {request_id} waited longer than the time it was allotted"
+                self._stop(request_id, FinishReason.TIMED_OUT, RequestTimedOut(text))
+
+    def _stop(self, request_id: int, reason: FinishReason, error_if_waiting: InflightError) -> None:
+        if self._queue.discard(request_id):
+            front = self._fronts[request_id]
+            self._forget(request_id)
+            self._refuse(front, request_id, error_if_waiting)
+        else:
+            self._stops.setdefault(request_id, reason)
+
+    def _forget(self, request_id: int) -> None:
+        del self._fronts[request_id]
+        self._deadlines.pop(request_id, None)
+        self._stops.pop(request_id, None)
+
+    def _refuse(self, front: Front, request_id: int, error: InflightError) -> None:
+        self._outboxes.setdefault(front, []).append(Response.of_error(request_id, error))

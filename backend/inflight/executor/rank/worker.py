@@ -1,0 +1,126 @@
+"""The program of one rank: join the others, load, serve until told to end.
+
+    python -m inflight.worker        started by an executor, which says everything in the variable INFLIGHT_LAUNCH
+
+It ends with its front, whoever kills that and however: a rank without a front serves nobody and holds a device. An
+exception that leaves the loop ends the rank too, because the ranks may no longer agree; the front launches all anew.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import sys
+from pathlib import Path
+
+from inflight.config import EngineConfig
+from inflight.distributed.rank_group import RankGroup, SingleRank
+from inflight.errors import ConfigurationError, InflightError
+from inflight.executor.rank.assembly import LoadedRunner, LoadRunner, load_model_runner, make_manager, max_in_flight
+from inflight.executor.rank.callbacks import RankCallbacks
+from inflight.executor.rank.leader.leader_socket import LeaderSocket
+from inflight.executor.rank.parent_watch import die_with_parent
+from inflight.executor.wire.launch import LAUNCH, Launch
+from inflight.mpi_launcher import misfit
+
+logger = logging.getLogger("inflight.worker")
+
+TICKS_PER_TIMEOUT = 4
+MAX_TICK_SECONDS = 2.0
+"""All ranks are asked to answer so often within the heartbeat's deadline, but at least every two seconds. A tick takes
+each of them one to three milliseconds: most of what an idle engine does."""
+
+
+def main(load_runner: LoadRunner = load_model_runner) -> int:
+    """Serve as one rank. Returns the exit code."""
+    try:
+        launch = Launch.from_environment()
+    except KeyError:
+        print(f"a rank is started by an executor, which sets {LAUNCH}", file=sys.stderr)
+        return 2
+    die_with_parent(launch.front_pid if launch.on_fronts_host else None)
+    _start_logging(launch.parameters.get("log_level", "INFO"))
+    group: RankGroup = SingleRank()
+    try:
+        config = launch.config
+        group = _join(config, launch)
+        _start_logging(config.log_level, group.rank)
+        launch.note_rank(group.rank)
+        _serve(config, launch, group, load_runner(config, group))
+    except InflightError as error:
+        _fail(launch, group, str(error))
+    except BaseException as error:
+        logger.exception("this rank ends")
+        _fail(launch, group, f"{type(error).__name__}: {error}")
+    return 0
+
+
+def _join(config: EngineConfig, launch: Launch) -> RankGroup:
+    """Meet the other ranks. Raises ConfigurationError if they are not as many as configured."""
+    if config.launcher == "uniproc":
+        return SingleRank()
+    from inflight.distributed.mpi import MpiRankGroup, library_version
+
+    group = MpiRankGroup(Path(launch.directory) if launch.on_fronts_host else None)
+    if group.size != config.tensor_parallel_size:
+        raise ConfigurationError(
+            f"{config.tensor_parallel_size} ranks were launched but each finds itself in a group of {group.size}: "
+            f"{misfit(None, library_version())}"
+        )
+    return group
+
+
+def _serve(config: EngineConfig, launch: Launch, group: RankGroup, runner: LoadedRunner) -> None:
+    leader = None
+    if group.rank == 0:
+        leader = LeaderSocket(
+            launch.socket_path,
+            limits=runner.limits,
+            device=runner.device_type,
+            max_in_flight=max_in_flight(config),
+            tick_seconds=min(MAX_TICK_SECONDS, config.worker_heartbeat_timeout_ms / 1000 / TICKS_PER_TIMEOUT),
+            stats_seconds=config.stats_check_period_ms / 2000,
+        )
+    rank = RankCallbacks(group, leader)
+    manager = make_manager(config, runner, rank.callbacks, raise_on_step_failure=group.size > 1)
+    rank.attach(manager)
+    if leader is not None:
+        # Nothing is reported before the first request, and fronts show the cache's size from the start.
+        leader.report_stats(manager.statistics().to_json())
+    logger.info("ready")
+    try:
+        manager.run()
+    except BaseException as error:
+        if leader is not None:
+            leader.fail(f"{type(error).__name__}: {error}")
+            leader.close()
+        raise
+    if leader is not None:
+        leader.close()
+    runner.close()
+    group.close()
+
+
+def _fail(launch: Launch, group: RankGroup, reason: str) -> None:
+    """Say why and go at once: other threads and other ranks may be stuck, and nothing here is worth waiting for."""
+    logger.error("%s", reason)
+    launch.note_failure(reason)
+    logging.shutdown()
+    group.abort()
+    os._exit(1)
+
+
+def _start_logging(level: str, rank: int | None = None) -> None:
+    """To standard error, in the shape of tritonserver's own lines; no line quotes a prompt."""
+    handler = logging.StreamHandler(sys.stderr)
+    name = "rank" if rank is None else f"rank {rank}"
+    template = f"%(levelname).1s%(asctime)s.%(msecs)03d {name} %(name)s] %(message)s"
+    handler.setFormatter(logging.Formatter(template, "%m%d %H:%M:%S"))
+    root = logging.getLogger("inflight")
+    root.handlers = [handler]
+    root.setLevel(level)
+    root.propagate = False
+
+
+if __name__ == "__main__":
+    sys.exit(main())

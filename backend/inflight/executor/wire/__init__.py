@@ -1,0 +1,1 @@
+"""All that crosses the border of a process, and the interfaces by which fronts, launchers and ranks know each other."""

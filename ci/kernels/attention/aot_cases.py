@@ -1,0 +1,89 @@
+"""Attention over the paged cache: decode and prefill, each candidate and each kind of cache."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from functools import partial
+
+import torch
+
+from ci.kernels.meta_tensors import of, show
+from inflight_kernels.attention import gpu
+from inflight_kernels.attention.gpu._attention import FP8
+from inflight_kernels.attention.gpu.decode_attention import CANDIDATES as DECODE
+from inflight_kernels.attention.gpu.prefill_attention import CANDIDATES as PREFILL
+
+
+def _beside(cache_dtype: torch.dtype) -> torch.dtype:
+    """Type of the queries over such a cache."""
+    return torch.bfloat16 if cache_dtype == FP8 else cache_dtype
+
+
+def _decode(
+    batch: int,
+    num_q_heads: int,
+    num_kv_heads: int,
+    head_dim: int,
+    block_size: int,
+    *,
+    dtype: torch.dtype = torch.bfloat16,
+    window: int = 0,
+    deterministic: bool = False,
+    config: Mapping[str, int] | None = None,
+) -> None:
+    cache = of(dtype, 1024, block_size, num_kv_heads, head_dim)
+    table = of(torch.int32, batch, 8192 // block_size)
+    q = of(_beside(dtype), batch, num_q_heads, head_dim)
+    lengths = of(torch.int32, batch)
+    gpu.decode_attention(q, cache, cache, table, lengths, 0.1, window, deterministic=deterministic, config=config)
+
+
+def _prefill(
+    max_query_len: int,
+    num_q_heads: int,
+    num_kv_heads: int,
+    head_dim: int,
+    block_size: int,
+    *,
+    dtype: torch.dtype = torch.bfloat16,
+    window: int = 0,
+    deterministic: bool = False,
+    config: Mapping[str, int] | None = None,
+) -> None:
+    cache = of(dtype, 1024, block_size, num_kv_heads, head_dim)
+    table = of(torch.int32, 4, 8192 // block_size)
+    q = of(_beside(dtype), 4 * max_query_len, num_q_heads, head_dim)
+    starts, lengths = of(torch.int32, 5), of(torch.int32, 4)
+    gpu.prefill_attention(
+        q, cache, cache, table, starts, lengths, max_query_len, 0.1, window, deterministic=deterministic, config=config
+    )
+
+
+CASES: dict[str, Callable[[], None]] = {
+    "decode b1 32/8 d128 block64": partial(_decode, 1, 32, 8, 128, 64),
+    "decode b32 32/8 d128 block64": partial(_decode, 32, 32, 8, 128, 64),
+    "decode b32 32/8 d128 block64 fp8": partial(_decode, 32, 32, 8, 128, 64, dtype=FP8),
+    "decode b32 32/8 d128 block64 window": partial(_decode, 32, 32, 8, 128, 64, window=4096),
+    "decode b32 32/8 d128 block64 deterministic": partial(_decode, 32, 32, 8, 128, 64, deterministic=True),
+    "decode b32 32/8 d128 block16 fp16": partial(_decode, 32, 32, 8, 128, 16, dtype=torch.float16),
+    "decode b32 32/8 d128 block16 fp32": partial(_decode, 32, 32, 8, 128, 16, dtype=torch.float32),
+    "decode b256 32/8 d128 block16": partial(_decode, 256, 32, 8, 128, 16),
+    "decode b4 9/3 d64 block64": partial(_decode, 4, 9, 3, 64, 64),
+    "decode b4 8/1 d256 block64": partial(_decode, 4, 8, 1, 256, 64),
+    "prefill 32/8 d128 block64": partial(_prefill, 2048, 32, 8, 128, 64),
+    "prefill 32/8 d128 block64 fp8": partial(_prefill, 2048, 32, 8, 128, 64, dtype=FP8),
+    "prefill 32/8 d128 block64 window": partial(_prefill, 2048, 32, 8, 128, 64, window=4096),
+    "prefill 32/8 d128 block64 deterministic": partial(_prefill, 8, 32, 8, 128, 64, deterministic=True),
+    "prefill 32/8 d128 block16": partial(_prefill, 2048, 32, 8, 128, 16),
+    "prefill 32/8 d128 block16 fp16": partial(_prefill, 2048, 32, 8, 128, 16, dtype=torch.float16),
+    "prefill 32/8 d128 block16 fp32": partial(_prefill, 2048, 32, 8, 128, 16, dtype=torch.float32),
+    "prefill 9/3 d64 block64": partial(_prefill, 2048, 9, 3, 64, 64),
+    "prefill 8/1 d256 block64": partial(_prefill, 2048, 8, 1, 256, 64),
+    "prefill short 32/8 d128 block64": partial(_prefill, 8, 32, 8, 128, 64),
+    **{f"decode b32 {show(config)}": partial(_decode, 32, 32, 8, 128, 64, config=config) for config in DECODE},
+    **{f"prefill {show(config)}": partial(_prefill, 2048, 32, 8, 128, 64, config=config) for config in PREFILL},
+    "decode b32 fp8 " + show(DECODE[1]): partial(_decode, 32, 32, 8, 128, 64, dtype=FP8, config=DECODE[1]),
+}
+# The largest tiles hold the queries in shared memory, which only wgmma and tcgen05 can read them from.
+HOPPER = (PREFILL[0], PREFILL[1])
+NEEDS = {name: 89 for name in CASES if "fp8" in name} | {f"prefill {show(config)}": 90 for config in HOPPER}

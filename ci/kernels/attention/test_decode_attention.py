@@ -1,0 +1,264 @@
+"""Decode attention: kernel and reference against the softmax written out, for every way the tiles are dealt out."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor
+
+from ci.kernels.kernel_cases import (
+    ATTENTION_TOLERANCE,
+    DTYPES,
+    assert_near,
+    naive_attention,
+    random_cache,
+    sequence_of,
+    without_poison,
+)
+from inflight_kernels.attention import gpu, reference
+from inflight_kernels.attention.gpu.decode_attention import (
+    CANDIDATES,
+    DETERMINISTIC_SPLIT_KEYS,
+    decode_scratch_elements,
+    default_config,
+)
+from inflight_kernels.common import checks
+
+RAGGED = [1, 130, 64, 0, 65, 17]
+# The interpreter widens fp8 as a GPU does, so fp8 caches are tested everywhere but on GPUs before sm_89.
+HAS_FP8 = not torch.cuda.is_available() or torch.cuda.get_device_capability() >= (8, 9)
+needs_fp8 = pytest.mark.skipif(not HAS_FP8, reason="float8_e4m3fn needs sm_89")
+SCHEDULES = {
+    "split": {"persistent": 0, "programs_per_sm": 2, "BLOCK_N": 64, "num_warps": 4, "num_stages": 3},
+    "persistent": {"persistent": 1, "programs_per_sm": 2, "BLOCK_N": 64, "num_warps": 4, "num_stages": 3},
+    "persistent, small tiles": {"persistent": 1, "programs_per_sm": 2, "BLOCK_N": 16, "num_warps": 4, "num_stages": 3},
+}
+
+
+def _int32(values: list[int], device: torch.device | None = None) -> Tensor:
+    return torch.tensor(values, dtype=torch.int32, device=device)
+
+
+def _expected(
+    q: Tensor, k_cache: Tensor, v_cache: Tensor, table: Tensor, lengths: list[int], scale: float, window: int
+) -> Tensor:
+    rows = torch.zeros(q.shape)
+    for row, length in enumerate(lengths):
+        if length:
+            k, v = (sequence_of(cache, table[row], length) for cache in (k_cache, v_cache))
+            rows[row] = naive_attention(q[row : row + 1], k, v, scale, window)[0]
+    return rows
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize(
+    ("num_q_heads", "num_kv_heads", "head_dim", "block_size", "schedule", "programs", "window"),
+    [
+        (4, 4, 32, 8, "split", 24, 0),
+        (9, 3, 64, 16, "split", 72, 0),
+        (8, 2, 96, 16, "split", 36, 20),
+        (3, 1, 64, 64, "split", 1, 70),
+        (8, 1, 80, 64, "persistent", 5, 0),
+        (8, 2, 128, 64, "persistent", 7, 0),
+        (2, 2, 32, 128, "persistent", 9, 1),
+        (9, 3, 64, 16, "persistent, small tiles", 11, 0),
+        (3, 1, 64, 16, "persistent, small tiles", 40, 33),
+        (4, 2, 32, 16, "persistent, small tiles", 1, 0),
+    ],
+)
+def test_kernel_equals_softmax(
+    num_q_heads: int,
+    num_kv_heads: int,
+    head_dim: int,
+    block_size: int,
+    schedule: str,
+    programs: int,
+    window: int,
+    dtype: torch.dtype,
+    device: torch.device,
+) -> None:
+    k_cache, v_cache, table = random_cache(RAGGED, block_size, num_kv_heads, head_dim, dtype)
+    q = torch.randn(len(RAGGED), num_q_heads, head_dim).to(dtype)
+    out = torch.full(q.shape, float("nan"), dtype=dtype, device=device)
+    max_keys = table.shape[1] * block_size
+    elements = decode_scratch_elements(len(RAGGED), num_q_heads, num_kv_heads, head_dim, max_keys, device)
+    returned = gpu.decode_attention(
+        q.to(device),
+        k_cache.to(device),
+        v_cache.to(device),
+        table.to(device),
+        _int32(RAGGED, device),
+        0.2,
+        window,
+        out,
+        torch.full((elements,), float("nan"), device=device),
+        config=SCHEDULES[schedule],
+        num_programs=programs,
+    )
+    assert returned is out
+    expected = _expected(q, k_cache, v_cache, table, RAGGED, 0.2, window)
+    assert_near(out, expected, ATTENTION_TOLERANCE[dtype])
+    assert not out[RAGGED.index(0)].any()
+
+
+@needs_fp8
+@pytest.mark.parametrize("schedule", SCHEDULES)
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_kernel_reads_fp8_caches(dtype: torch.dtype, schedule: str, device: torch.device) -> None:
+    caches = random_cache(RAGGED, 64, 2, 64, torch.float32)
+    k_cache, v_cache = (cache.to(torch.float8_e4m3fn) for cache in caches[:2])
+    q = torch.randn(len(RAGGED), 6, 64).to(dtype)
+    actual = gpu.decode_attention(
+        q.to(device),
+        k_cache.to(device),
+        v_cache.to(device),
+        caches[2].to(device),
+        _int32(RAGGED, device),
+        0.2,
+        k_scale=0.5,
+        v_scale=3.0,
+        config=SCHEDULES[schedule],
+        num_programs=7,
+    )
+    keys, values = 0.5 * k_cache.float(), 3.0 * v_cache.float()
+    # The values, and with them the error, are three times as large.
+    tolerance = 3 * ATTENTION_TOLERANCE[dtype]
+    assert_near(actual, _expected(q, keys, values, caches[2], RAGGED, 0.2, 0), tolerance)
+
+
+def test_any_number_of_programs_shares_the_work(device: torch.device) -> None:
+    lengths = [150, 0, 5, 48, 0, 17]
+    k_cache, v_cache, table = random_cache(lengths, 16, 2, 32, torch.float32)
+    q = torch.randn(len(lengths), 4, 32)
+    expected = _expected(q, k_cache, v_cache, table, lengths, 0.2, 0)
+    # 2 * (10 + 1 + 1 + 3 + 1 + 2) = 36 tiles: one program with all, unequal shares, one tile each, programs idle.
+    for programs in (1, 2, 7, 13, 36, 45):
+        actual = gpu.decode_attention(
+            *(x.to(device) for x in (q, k_cache, v_cache, table)),
+            _int32(lengths, device),
+            0.2,
+            config=SCHEDULES["persistent, small tiles"],
+            num_programs=programs,
+        )
+        assert_near(actual, expected, ATTENTION_TOLERANCE[torch.float32])
+
+
+@pytest.mark.parametrize("window", [0, 600])
+def test_deterministic_rows_are_alike_alone_and_in_any_batch(window: int, device: torch.device) -> None:
+    lengths = [1300, 3, 0, 512, 513, 64]
+    k_cache, v_cache, table = (x.to(device) for x in random_cache(lengths, 64, 1, 32, torch.float32))
+    q = torch.randn(len(lengths), 4, 32, device=device)
+
+    def attend(rows: list[int], width: int) -> Tensor:
+        return gpu.decode_attention(
+            q[rows],
+            k_cache,
+            v_cache,
+            table[rows, :width],
+            _int32([lengths[row] for row in rows], device),
+            0.2,
+            window,
+            deterministic=True,
+        )
+
+    together = attend([0, 1, 2, 3, 4, 5], table.shape[1])
+    for row, length in enumerate(lengths):
+        assert torch.equal(attend([row], max(-(-length // 64), 1))[0], together[row])
+    assert torch.equal(attend([4, 0, 4], table.shape[1]), together[[4, 0, 4]])
+    expected = _expected(q.cpu(), k_cache.cpu(), v_cache.cpu(), table.cpu(), lengths, 0.2, window)
+    assert_near(together, expected, ATTENTION_TOLERANCE[torch.float32])
+    # The longest row must have been merged from parts for this to show anything.
+    assert max(lengths) > DETERMINISTIC_SPLIT_KEYS
+
+
+def test_kernel_reads_strided_queries_and_caches(device: torch.device) -> None:
+    lengths = [33, 70]
+    k_cache, v_cache, table = random_cache(lengths, 16, 2, 64, torch.float32)
+    # One buffer (num_blocks, 2, block_size, heads, head_dim) as some engines keep it; q as a view of a qkv buffer.
+    kv = torch.stack([k_cache, v_cache], dim=1).to(device)
+    qkv = torch.randn(2, 10, 64)
+    actual = gpu.decode_attention(
+        qkv.to(device)[:, 2:6],
+        kv[:, 0],
+        kv[:, 1],
+        table.to(device),
+        _int32(lengths, device),
+        0.125,
+        num_programs=5,
+    )
+    expected = _expected(qkv[:, 2:6], k_cache, v_cache, table, lengths, 0.125, 0)
+    assert_near(actual, expected, ATTENTION_TOLERANCE[torch.float32])
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
+@pytest.mark.parametrize("window", [0, 1, 20, 500])
+@pytest.mark.parametrize("lengths", [RAGGED, [50], [40, 40], [0, 0], [300, 290]])
+def test_reference_equals_softmax(lengths: list[int], window: int, dtype: torch.dtype) -> None:
+    k_cache, v_cache, table = random_cache(lengths, 16, 3, 64, dtype)
+    q = torch.randn(len(lengths), 9, 64).to(dtype)
+    actual = reference.decode_attention(
+        q,
+        without_poison(k_cache),
+        without_poison(v_cache),
+        table,
+        _int32(lengths),
+        0.125,
+        window,
+        k_scale=2.0,
+        v_scale=0.5,
+    )
+    expected = _expected(q, k_cache, v_cache, table, lengths, 0.25, window) * 0.5
+    assert_near(actual, expected, ATTENTION_TOLERANCE[dtype])
+
+
+def test_deterministic_reference_rows_are_alike_alone_and_in_any_batch() -> None:
+    k_cache, v_cache, table = random_cache(RAGGED, 16, 3, 64, torch.float32)
+    caches = (without_poison(k_cache), without_poison(v_cache))
+    q, lengths = torch.randn(len(RAGGED), 9, 64), _int32(RAGGED)
+    together = reference.decode_attention(q, *caches, table, lengths, 0.125, deterministic=True)
+    for row in range(len(RAGGED)):
+        one = slice(row, row + 1)
+        alone = reference.decode_attention(q[one], *caches, table[one], lengths[one], 0.125, deterministic=True)
+        assert torch.equal(alone, together[one])
+
+
+def test_scratch_covers_every_candidate(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(checks, "DEFAULT_MULTIPROCESSORS", 3)
+    lengths = [5, 20]
+    k_cache, v_cache, table = random_cache(lengths, 16, 1, 16, torch.float32)
+    device = torch.device("cpu")
+    scratch = torch.empty(decode_scratch_elements(2, 2, 1, 16, table.shape[1] * 16, device))
+    if torch.cuda.is_available():
+        pytest.skip("the device's multiprocessors are not a constant of ours")
+    for config in CANDIDATES:
+        gpu.decode_attention(
+            torch.randn(2, 2, 16), k_cache, v_cache, table, _int32(lengths), 1.0, scratch=scratch, config=config
+        )
+
+
+def test_one_row_is_split_and_a_batch_is_dealt_out() -> None:
+    assert default_config(1, 128, 2)["persistent"] == 0
+    assert default_config(2, 128, 2)["persistent"] == 1
+    assert default_config(5000, 128, 2)["persistent"] == 0
+
+
+def test_launcher_refuses_with_words(monkeypatch: pytest.MonkeyPatch) -> None:
+    k_cache, v_cache, table = random_cache([5], 8, 3, 32, torch.float32)
+    lengths = _int32([5])
+    q = torch.randn(1, 3, 32)
+    with pytest.raises(ValueError, match="4 query heads cannot share 3 KV heads"):
+        gpu.decode_attention(torch.randn(1, 4, 32), k_cache, v_cache, table, lengths, 1.0)
+    with pytest.raises(ValueError, match=r"seq_lens must be torch\.int32"):
+        gpu.decode_attention(q, k_cache, v_cache, table, lengths.long(), 1.0)
+    with pytest.raises(ValueError, match="scratch must be contiguous float32 of at least"):
+        config = SCHEDULES["persistent"]
+        gpu.decode_attention(q, k_cache, v_cache, table, lengths, 1.0, scratch=torch.empty(1), config=config)
+    with pytest.raises(ValueError, match=r"k_cache must be torch\.float32, got torch\.float16"):
+        gpu.decode_attention(q, k_cache.half(), v_cache.half(), table, lengths, 1.0)
+    with pytest.raises(ValueError, match="k_scale must be positive and finite, got 0"):
+        gpu.decode_attention(q, k_cache, v_cache, table, lengths, 1.0, k_scale=0.0)
+    if not torch.cuda.is_available():
+        monkeypatch.setattr(checks, "DEFAULT_CAPABILITY", 80)
+        quantized = (k_cache.to(torch.float8_e4m3fn), v_cache.to(torch.float8_e4m3fn))
+        with pytest.raises(ValueError, match="needs sm_89 or later, cpu is sm_80"):
+            gpu.decode_attention(q, *quantized, table, lengths, 1.0)

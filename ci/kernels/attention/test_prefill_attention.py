@@ -1,0 +1,251 @@
+"""Prefill attention: kernel and reference against the softmax written out, on ragged chunks over cached prefixes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from itertools import pairwise
+
+import pytest
+import torch
+from torch import Tensor
+
+from ci.kernels.kernel_cases import (
+    ATTENTION_TOLERANCE,
+    DTYPES,
+    assert_near,
+    naive_attention,
+    random_cache,
+    sequence_of,
+    without_poison,
+)
+from inflight_kernels.attention import gpu, reference
+from inflight_kernels.attention.gpu.prefill_attention import CANDIDATES, default_config
+
+HAS_FP8 = not torch.cuda.is_available() or torch.cuda.get_device_capability() >= (8, 9)
+needs_fp8 = pytest.mark.skipif(not HAS_FP8, reason="float8_e4m3fn needs sm_89")
+
+# (new tokens, all tokens): a first chunk, a later chunk, a decode row, nothing, a prompt within one tile, a long tail.
+CHUNKS = [(70, 70), (9, 140), (1, 65), (0, 12), (3, 3), (66, 131)]
+
+
+def _starts(chunks: list[tuple[int, int]]) -> Tensor:
+    counts = torch.tensor([0] + [query_len for query_len, _ in chunks])
+    return counts.cumsum(0).int()
+
+
+def _expected(
+    q: Tensor,
+    k_cache: Tensor,
+    v_cache: Tensor,
+    table: Tensor,
+    chunks: list[tuple[int, int]],
+    scale: float,
+    window: int,
+) -> Tensor:
+    rows, begin = [], 0
+    for row, (query_len, seq_len) in enumerate(chunks):
+        k, v = (sequence_of(cache, table[row], seq_len) for cache in (k_cache, v_cache))
+        rows.append(naive_attention(q[begin : begin + query_len], k, v, scale, window))
+        begin += query_len
+    return torch.cat(rows)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize(
+    ("num_q_heads", "num_kv_heads", "head_dim", "block_size", "window"),
+    [
+        (2, 2, 32, 8, 0),
+        (3, 1, 64, 16, 0),
+        (4, 1, 128, 64, 0),
+        (8, 1, 80, 64, 0),
+        (4, 4, 96, 16, 33),
+        (3, 1, 64, 64, 1),
+        (2, 1, 32, 128, 100),
+    ],
+)
+def test_kernel_equals_softmax(
+    num_q_heads: int,
+    num_kv_heads: int,
+    head_dim: int,
+    block_size: int,
+    window: int,
+    dtype: torch.dtype,
+    device: torch.device,
+) -> None:
+    lengths = [seq_len for _, seq_len in CHUNKS]
+    k_cache, v_cache, table = random_cache(lengths, block_size, num_kv_heads, head_dim, dtype)
+    starts = _starts(CHUNKS)
+    num_tokens = int(starts[-1])
+    q = torch.randn(num_tokens, num_q_heads, head_dim).to(dtype)
+    # Two rows more than tokens: padding, which must stay as it is.
+    out = torch.full((num_tokens + 2, num_q_heads, head_dim), float("nan"), dtype=dtype, device=device)
+    padded = torch.cat([q, torch.zeros(2, num_q_heads, head_dim, dtype=dtype)])
+    gpu.prefill_attention(
+        padded.to(device),
+        k_cache.to(device),
+        v_cache.to(device),
+        table.to(device),
+        starts.to(device),
+        torch.tensor(lengths, dtype=torch.int32, device=device),
+        max(query_len for query_len, _ in CHUNKS),
+        0.2,
+        window,
+        out,
+    )
+    expected = _expected(q, k_cache, v_cache, table, CHUNKS, 0.2, window)
+    assert_near(out[:num_tokens], expected, ATTENTION_TOLERANCE[dtype])
+    assert out[num_tokens:].isnan().all()
+
+
+def test_kernel_with_short_chunks_equals_softmax(device: torch.device) -> None:
+    chunks = [(4, 90), (2, 2), (1, 40)]
+    k_cache, v_cache, table = random_cache([90, 2, 40], 16, 2, 64, torch.float32)
+    starts = _starts(chunks)
+    q = torch.randn(int(starts[-1]), 6, 64)
+    actual = gpu.prefill_attention(
+        q.to(device),
+        k_cache.to(device),
+        v_cache.to(device),
+        table.to(device),
+        starts.to(device),
+        torch.tensor([90, 2, 40], dtype=torch.int32, device=device),
+        4,
+        0.125,
+    )
+    assert_near(actual, _expected(q, k_cache, v_cache, table, chunks, 0.125, 0), ATTENTION_TOLERANCE[torch.float32])
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
+@pytest.mark.parametrize("window", [0, 1, 33, 100])
+def test_reference_equals_softmax(window: int, dtype: torch.dtype) -> None:
+    lengths = [seq_len for _, seq_len in CHUNKS]
+    k_cache, v_cache, table = random_cache(lengths, 16, 3, 64, dtype)
+    starts = _starts(CHUNKS)
+    q = torch.randn(int(starts[-1]), 9, 64).to(dtype)
+    expected = _expected(q, k_cache, v_cache, table, CHUNKS, 0.25, window) * 0.5
+    for deterministic in (False, True):
+        actual = reference.prefill_attention(
+            q,
+            without_poison(k_cache),
+            without_poison(v_cache),
+            table,
+            starts,
+            torch.tensor(lengths, dtype=torch.int32),
+            70,
+            0.125,
+            window,
+            k_scale=2.0,
+            v_scale=0.5,
+            deterministic=deterministic,
+        )
+        assert_near(actual, expected, ATTENTION_TOLERANCE[dtype])
+
+
+@needs_fp8
+@pytest.mark.parametrize("block_size", [16, 64])
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_kernel_reads_fp8_caches(dtype: torch.dtype, block_size: int, device: torch.device) -> None:
+    lengths = [seq_len for _, seq_len in CHUNKS]
+    *caches, table = random_cache(lengths, block_size, 1, 64, torch.float32)
+    k_cache, v_cache = (cache.to(torch.float8_e4m3fn) for cache in caches)
+    starts = _starts(CHUNKS)
+    q = torch.randn(int(starts[-1]), 3, 64).to(dtype)
+    actual = gpu.prefill_attention(
+        *(x.to(device) for x in (q, k_cache, v_cache, table, starts)),
+        torch.tensor(lengths, dtype=torch.int32, device=device),
+        70,
+        0.2,
+        k_scale=0.5,
+        v_scale=3.0,
+    )
+    expected = _expected(q, 0.5 * k_cache.float(), 3.0 * v_cache.float(), table, CHUNKS, 0.2, 0)
+    # The values, and with them the error, are three times as large.
+    assert_near(actual, expected, 3 * ATTENTION_TOLERANCE[dtype])
+
+
+@pytest.mark.parametrize("config", CANDIDATES, ids=str)
+def test_every_candidate_equals_softmax(config: dict[str, int], device: torch.device) -> None:
+    chunks = [(40, 150), (3, 66)]
+    k_cache, v_cache, table = random_cache([150, 66], 64, 1, 32, torch.float32)
+    starts = _starts(chunks)
+    q = torch.randn(int(starts[-1]), 5, 32)
+    actual = gpu.prefill_attention(
+        *(x.to(device) for x in (q, k_cache, v_cache, table, starts)),
+        torch.tensor([150, 66], dtype=torch.int32, device=device),
+        40,
+        0.2,
+        100,
+        config=config,
+    )
+    assert_near(actual, _expected(q, k_cache, v_cache, table, chunks, 0.2, 100), ATTENTION_TOLERANCE[torch.float32])
+
+
+Attention = Callable[..., Tensor]
+
+
+@pytest.mark.parametrize("attend", [gpu.prefill_attention, reference.prefill_attention], ids=["kernel", "reference"])
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("window", [0, 70])
+def test_deterministic_rows_do_not_depend_on_batch_or_chunks(
+    attend: Attention, dtype: torch.dtype, window: int, device: torch.device
+) -> None:
+    *caches, table = random_cache([200, 90], 16, 1, 32, dtype)
+    k_cache, v_cache = (without_poison(cache).to(device) for cache in caches)
+    table = table.to(device)
+    q = torch.randn(290, 4, 32).to(dtype).to(device)
+
+    def rows(queries: Tensor, blocks: Tensor, chunks: list[tuple[int, int]]) -> Tensor:
+        return attend(
+            queries,
+            k_cache,
+            v_cache,
+            blocks,
+            _starts(chunks).to(device),
+            torch.tensor([seq_len for _, seq_len in chunks], dtype=torch.int32, device=device),
+            max(query_len for query_len, _ in chunks),
+            0.125,
+            window,
+            deterministic=True,
+        )
+
+    whole = rows(q, table, [(200, 200), (90, 90)])
+    # Each prompt alone, in chunks that end within, at and after tiles of keys and of queries.
+    for begin, length, row in ((0, 200, 0), (200, 90, 1)):
+        for cuts in ([0, length], [0, 1, 33, 64, length], [0, 31, length - 1, length]):
+            parts = [
+                rows(q[begin + lo : begin + hi], table[row : row + 1], [(hi - lo, hi)]) for lo, hi in pairwise(cuts)
+            ]
+            assert torch.equal(torch.cat(parts), whole[begin : begin + length])
+    # A chunk of one prompt beside a longer one of the other.
+    mixed = rows(torch.cat([q[150:200], q[200:290]]), table, [(50, 200), (90, 90)])
+    assert torch.equal(mixed, whole[150:])
+
+
+def test_last_token_of_a_prompt_equals_decode(device: torch.device) -> None:
+    k_cache, v_cache, table = (x.to(device) for x in random_cache([77], 16, 2, 64, torch.float32))
+    q = torch.randn(77, 4, 64, device=device)
+    length = torch.tensor([77], dtype=torch.int32, device=device)
+    starts = torch.tensor([0, 77], dtype=torch.int32, device=device)
+    prompt = gpu.prefill_attention(q, k_cache, v_cache, table, starts, length, 77, 0.125)
+    last = gpu.decode_attention(q[76:], k_cache, v_cache, table, length, 0.125)
+    assert_near(prompt[76:], last, ATTENTION_TOLERANCE[torch.float32])
+
+
+def test_short_grids_take_shorter_tiles_unless_deterministic() -> None:
+    cpu = torch.device("cpu")
+    assert default_config(8192, 2048, 128, 2, cpu)["BLOCK_M"] == 128
+    assert default_config(8192, 64, 128, 2, cpu)["BLOCK_M"] == 64
+    assert default_config(32, 2048, 128, 2, cpu)["BLOCK_M"] == 64
+
+
+def test_launcher_refuses_with_words() -> None:
+    k_cache, v_cache, table = random_cache([5], 8, 1, 32, torch.float32)
+    lengths = torch.tensor([5], dtype=torch.int32)
+    q = torch.randn(5, 1, 32)
+    with pytest.raises(ValueError, match="query_start_loc must have shape"):
+        gpu.prefill_attention(q, k_cache, v_cache, table, lengths, lengths, 5, 1.0)
+    with pytest.raises(ValueError, match="sliding_window must be 0"):
+        gpu.prefill_attention(q, k_cache, v_cache, table, _starts([(5, 5)]), lengths, 5, 1.0, -1)
+    with pytest.raises(ValueError, match=r"k_cache must be torch\.float32, got torch\.int8"):
+        quantized = (k_cache.nan_to_num(0.0).char(), v_cache.nan_to_num(0.0).char())
+        gpu.prefill_attention(q, *quantized, table, _starts([(5, 5)]), lengths, 5, 1.0)

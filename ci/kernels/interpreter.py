@@ -1,0 +1,49 @@
+"""Makes triton's interpreter compute as a GPU does where the two differ and tests can tell.
+
+Rounding to float8_e4m3fn: the interpreter of triton 3.6 to 3.8 rounds ties away from zero and loses the carry out of
+the mantissa (127.99 becomes 64); a GPU rounds to nearest, ties to even, and saturates, as torch does to a value clamped
+before. Reading float8 is right as it is.
+
+Dot products: the interpreter multiplies matrices with numpy's BLAS, some of whose kernels (OpenBLAS on AMD's Zen) sum a
+row in another order when it stands at another place of the tile. On a GPU a row of `tl.dot` does not depend on its
+place, which is what the deterministic modes rest on.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import torch
+import triton.language as tl
+from triton.runtime import interpreter
+
+_convert = interpreter._convert_float
+
+
+def _convert_float(values: Any, source: Any, target: Any, rounding_mode: Any) -> Any:
+    if source != tl.float32 or target != tl.float8e4nv:
+        return _convert(values, source, target, rounding_mode)
+    # A view and not a copy of bits that the handle may give as an integer.
+    wide = torch.from_numpy(np.ascontiguousarray(values).view(np.float32)).clamp(-448.0, 448.0)
+    return wide.to(torch.float8_e4m3fn).view(torch.uint8).numpy().reshape(values.shape)
+
+
+def _create_dot(self: Any, a: Any, b: Any, d: Any, input_precision: Any, max_num_imprecise_acc: Any) -> Any:
+    left, right = (_widened(operand) for operand in (a, b))
+    # Without `optimize` einsum calls no BLAS: each element is summed by the same loop.
+    product = np.einsum("...ij,...jk->...ik", left, right, dtype=d.data.dtype)
+    return interpreter.TensorHandle(product + d.data, d.dtype.scalar)
+
+
+def _widened(operand: Any) -> Any:
+    """float8, which numpy does not know, as float16; everything else as it is."""
+    if operand.dtype.primitive_bitwidth == 8 and operand.dtype.is_floating():
+        return interpreter._convert_float(operand.data, operand.dtype, tl.float16, None).view(np.float16)
+    return operand.data
+
+
+def repair() -> None:
+    """Put both in place of the interpreter's own, for this process."""
+    interpreter._convert_float = _convert_float
+    interpreter.InterpreterBuilder.create_dot = _create_dot

@@ -1,0 +1,82 @@
+"""Block copies: kernel against reference, reference block by block, and what is refused."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor
+
+import inflight_kernels
+from inflight_kernels.kv_cache import gpu, reference
+
+NUM_BLOCKS = 7
+DTYPES = [torch.float32, torch.float16, torch.bfloat16, torch.float8_e4m3fn]
+
+
+def _bits(cache: Tensor) -> Tensor:
+    return cache.cpu().view(torch.uint8)
+
+
+def _caches(layers: int, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+    """k and v of all layers; every block differs, and one holds NaN, which must be copied as it is."""
+    k_cache, v_cache = torch.randn(2, layers, NUM_BLOCKS, 4, 3, 16).to(dtype)
+    k_cache[:, 2, 1] = float("nan")
+    return k_cache, v_cache
+
+
+def _pairs(index_dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+    """A fork in two, a copy, padding on either side, and a block onto itself."""
+    source = torch.tensor([0, -1, 2, 0, 3, 6], dtype=index_dtype)
+    target = torch.tensor([5, 1, 4, 1, -1, 6], dtype=index_dtype)
+    return source, target
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("index_dtype", [torch.int32, torch.int64])
+@pytest.mark.parametrize("form", ["one layer", "one tensor", "list"])
+def test_kernel_equals_reference(form: str, index_dtype: torch.dtype, dtype: torch.dtype, device: torch.device) -> None:
+    caches = _caches(1 if form == "one layer" else 3, dtype)
+    on_device = tuple(cache.to(device) for cache in caches)
+    source, target = _pairs(index_dtype)
+    reference.copy_blocks(*caches, source, target)
+    given = on_device
+    if form == "one layer":
+        given = tuple(cache[0] for cache in on_device)
+    elif form == "list":
+        given = tuple(list(cache.unbind()) for cache in on_device)
+    # Fewer words than a block has: several programs a block.
+    config = {"BLOCK_WORDS": 32, "num_warps": 1}
+    gpu.copy_blocks(*given, source.to(device), target.to(device), config=config)
+    for got, wanted in zip(on_device, caches, strict=True):
+        assert torch.equal(_bits(got), _bits(wanted))
+
+
+def test_reference_copies_each_block_and_nothing_else() -> None:
+    k_cache, v_cache = _caches(2, torch.float32)
+    before = k_cache.clone()
+    reference.copy_blocks(k_cache, v_cache, *_pairs(torch.int64))
+    came_from = {5: 0, 4: 2, 1: 0}
+    for block in range(NUM_BLOCKS):
+        assert torch.equal(_bits(k_cache[:, block]), _bits(before[:, came_from.get(block, block)]))
+
+
+def test_copies_that_depend_on_their_order_are_refused_where_they_can_be_seen() -> None:
+    caches = _caches(1, torch.float32)
+    with pytest.raises(ValueError, match="target of two copies"):
+        inflight_kernels.copy_blocks(*caches, torch.tensor([0, 1]), torch.tensor([2, 2]))
+    with pytest.raises(ValueError, match=r"blocks \[1\] are both"):
+        inflight_kernels.copy_blocks(*caches, torch.tensor([0, 1]), torch.tensor([1, 2]))
+    inflight_kernels.copy_blocks(*caches, *_pairs(torch.int32))
+
+
+def test_launcher_refuses_with_words() -> None:
+    k_cache, v_cache = _caches(1, torch.float32)
+    source, target = _pairs(torch.int32)
+    with pytest.raises(ValueError, match="must be alike"):
+        gpu.copy_blocks(k_cache, v_cache.half(), source, target)
+    with pytest.raises(ValueError, match="source must be"):
+        gpu.copy_blocks(k_cache, v_cache, source.float(), target)
+    with pytest.raises(ValueError, match="contiguous blocks"):
+        gpu.copy_blocks(k_cache[..., :8], v_cache[..., :8], source, target)
+    with pytest.raises(ValueError, match="multiples of 16 bytes"):
+        gpu.copy_blocks(torch.zeros(2, 1, 1, 2), torch.zeros(2, 1, 1, 2), source, target)

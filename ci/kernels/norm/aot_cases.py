@@ -1,0 +1,37 @@
+"""RMSNorm, alone, with the residual, and quantised."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import partial
+
+import torch
+
+from ci.kernels.meta_tensors import bf16, show
+from inflight_kernels.norm import gpu
+from inflight_kernels.norm.gpu.rms_norm import CANDIDATES
+
+
+def _norm(hidden_size: int, with_residual: bool, config: Mapping[str, int] | None = None) -> None:
+    x = bf16(64, hidden_size)
+    gpu.rms_norm(x, bf16(hidden_size), 1e-5, x if with_residual else None, config=config)
+
+
+def _quantized(hidden_size: int, dtype: torch.dtype, config: Mapping[str, int] | None = None) -> None:
+    x = bf16(64, hidden_size)
+    gpu.rms_norm_quantized(x, bf16(hidden_size), 1e-5, x, dtype, config=config)
+
+
+CASES = {
+    "norm h4096": partial(_norm, 4096, False),
+    "add+norm h4096": partial(_norm, 4096, True),
+    "add+norm h576": partial(_norm, 576, True),
+    "add+norm h16384": partial(_norm, 16384, True),
+    "add+norm+int8 h4096": partial(_quantized, 4096, torch.int8),
+    "add+norm+int8 h16384": partial(_quantized, 16384, torch.int8),
+    "add+norm+fp8 h4096": partial(_quantized, 4096, torch.float8_e4m3fn),
+}
+for _config in CANDIDATES:
+    CASES[f"add+norm h4096 {show(_config)}"] = partial(_norm, 4096, True, _config)
+    CASES[f"add+norm+fp8 h4096 {show(_config)}"] = partial(_quantized, 4096, torch.float8_e4m3fn, _config)
+NEEDS = {name: 89 for name in CASES if "fp8" in name}

@@ -1,0 +1,27 @@
+"""Quantisation of activations."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import partial
+
+import torch
+
+from ci.kernels.meta_tensors import bf16, show
+from inflight_kernels.quantization import gpu
+from inflight_kernels.quantization.gpu.quantize_per_token import CANDIDATES
+
+
+def _quantize(width: int, dtype: torch.dtype, config: Mapping[str, int] | None = None) -> None:
+    gpu.quantize_per_token(bf16(64, width), dtype, config=config)
+
+
+CASES = {
+    "quantize+int8 k4096": partial(_quantize, 4096, torch.int8),
+    "quantize+int8 k14336": partial(_quantize, 14336, torch.int8),
+    "quantize+fp8 k4096": partial(_quantize, 4096, torch.float8_e4m3fn),
+    "quantize+fp8 k53248": partial(_quantize, 53248, torch.float8_e4m3fn),
+}
+for _config in CANDIDATES:
+    CASES[f"quantize+fp8 k14336 {show(_config)}"] = partial(_quantize, 14336, torch.float8_e4m3fn, _config)
+NEEDS = {name: 89 for name in CASES if "fp8" in name}

@@ -1,0 +1,241 @@
+"""The leader's socket, with fronts that behave and fronts that do not."""
+
+from __future__ import annotations
+
+import socket
+import stat
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import zmq
+from calls import until
+from harness import make_request
+
+from inflight.executor.front.link import EngineLink
+from inflight.executor.rank.leader.leader_socket import LeaderSocket
+from inflight.executor.wire.messages import (
+    MAX_MESSAGE_BYTES,
+    Cancel,
+    Fatal,
+    FromLeader,
+    Goodbye,
+    Heartbeat,
+    Hello,
+    Occupied,
+    RankInput,
+    Responses,
+    Shutdown,
+    Stats,
+    Submit,
+    Welcome,
+)
+from inflight.request import Request, RequestLimits
+from inflight.result import FinishReason, Response, Result
+
+LIMITS = RequestLimits(vocab_size=97, max_seq_len=64, max_input_len=63, kv_cache_tokens=256)
+
+
+class Scene:
+    """A server and its fronts. `inputs`: what the ranks would have heard. `room`: how many requests they take."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.server = LeaderSocket(path, limits=LIMITS, device="cpu", max_in_flight=3, tick_seconds=1000)
+        self.links: list[EngineLink] = []
+        self.heard: dict[EngineLink, list[FromLeader]] = {}
+        self.inputs: list[RankInput] = []
+        self.room = 8
+
+    def front(self) -> EngineLink:
+        link = EngineLink(self.path, front_id=len(self.links) + 1)
+        self.links.append(link)
+        self.heard[link] = []
+        self.serve_until(lambda: any(isinstance(message, Welcome) for message in self.heard[link]))
+        return link
+
+    def serve_until(self, condition: object) -> None:
+        assert callable(condition)
+
+        def serve() -> bool:
+            self.inputs.append(self.server.next_input(self.room, may_block=False))
+            for link in self.links:
+                self.heard[link] += link.receive_all()
+            return bool(condition())
+
+        until(serve, "the server has done it")
+
+    def requests(self) -> list[Request]:
+        return [request for rank_input in self.inputs for request in rank_input.requests]
+
+    def stops(self) -> dict[int, FinishReason]:
+        return {key: value for rank_input in self.inputs for key, value in rank_input.stops.items()}
+
+    def responses(self, link: EngineLink) -> list[list[Response]]:
+        return [message.responses for message in self.heard[link] if isinstance(message, Responses)]
+
+
+@pytest.fixture
+def scene(tmp_path: Path) -> Iterator[Scene]:
+    scene = Scene(tmp_path / "s")
+    yield scene
+    for link in scene.links:
+        link.close()
+    scene.server.close()
+
+
+def test_the_socket_is_for_this_user_only(scene: Scene) -> None:
+    mode = scene.path.stat().st_mode
+    assert stat.S_ISSOCK(mode) and stat.S_IMODE(mode) == 0o600
+
+
+def test_fronts_are_welcomed_with_the_limits(scene: Scene) -> None:
+    first, second = scene.front(), scene.front()
+    welcomes = [message for link in (first, second) for message in scene.heard[link]]
+    assert [(w.limits, w.max_in_flight) for w in welcomes if isinstance(w, Welcome)] == [(LIMITS, 3)] * 2
+
+
+def test_an_id_belongs_to_one_front_until_that_leaves(scene: Scene) -> None:
+    first = scene.front()
+    second = EngineLink(scene.path, front_id=1)
+    scene.links.append(second)
+    scene.heard[second] = []
+    scene.serve_until(lambda: Occupied() in scene.heard[second])
+    first.send(Goodbye())
+    second.send(Hello(front_id=1, pid=2))
+    scene.serve_until(lambda: any(isinstance(message, Welcome) for message in scene.heard[second]))
+
+
+def test_a_front_that_says_goodbye_has_its_requests_cancelled(scene: Scene) -> None:
+    staying, leaving = scene.front(), scene.front()
+    for number, link in enumerate((staying, leaving)):
+        link.send(Submit([make_request(number, 2)]))
+    scene.serve_until(lambda: len(scene.requests()) == 2)
+    leaving.send(Goodbye())
+    scene.serve_until(lambda: scene.stops() == {1: FinishReason.CANCELLED})
+
+
+def test_a_front_that_comes_late_hears_the_latest_statistics(scene: Scene) -> None:
+    early = scene.front()
+    for json in ("{}", '{"Iteration Counter": 1}'):
+        scene.server.report_stats(json)
+        scene.serve_until(lambda json=json: Stats(json) in scene.heard[early])
+    late = scene.front()
+    scene.serve_until(lambda: len(scene.heard[late]) > 1)
+    assert scene.heard[late][1:] == [Stats('{"Iteration Counter": 1}')]
+
+
+def test_statistics_are_wanted_when_there_is_a_front_and_some_time_has_passed(scene: Scene) -> None:
+    assert not scene.server.wants_stats()
+    link = scene.front()
+    scene.serve_until(scene.server.wants_stats)
+    scene.server._stats_seconds = 3600.0
+    scene.server.report_stats("{}")
+    scene.serve_until(lambda: Stats("{}") in scene.heard[link])
+    assert not scene.server.wants_stats()
+
+
+def test_the_statistics_say_how_many_wait_on_the_leader(scene: Scene) -> None:
+    link = scene.front()
+    link.send(Submit([make_request(n, 2) for n in (1, 2, 3)]))
+    scene.room = 0
+    scene.serve_until(lambda: scene.server._book.num_queued == 3)
+    scene.room = 1
+    scene.serve_until(lambda: len(scene.requests()) == 1)
+    scene.room = 0
+    scene.server.report_stats("{}")
+    scene.serve_until(lambda: Stats("{}", 2) in scene.heard[link])
+
+
+def test_an_iterations_responses_are_one_message_for_each_front(scene: Scene) -> None:
+    first, second = scene.front(), scene.front()
+    first.send(Submit([make_request(1, 2), make_request(2, 2)]))
+    second.send(Submit([make_request(3, 2)]))
+    scene.serve_until(lambda: len(scene.requests()) == 3)
+    for request_id in (1, 2, 3):
+        scene.server.respond(Response(request_id=request_id, result=Result(output_token_ids=[request_id])))
+    scene.serve_until(lambda: scene.responses(first) and scene.responses(second))
+    assert [[r.request_id for r in message] for message in scene.responses(first)] == [[1, 2]]
+    assert [[r.request_id for r in message] for message in scene.responses(second)] == [[3]]
+
+
+def test_a_full_engine_refuses_whoever_comes_next(scene: Scene) -> None:
+    first, second = scene.front(), scene.front()
+    first.send(Submit([make_request(n, 2) for n in (1, 2, 3)]))
+    scene.serve_until(lambda: len(scene.requests()) == 3)
+    second.send(Submit([make_request(4, 2)]))
+    scene.serve_until(lambda: scene.responses(second))
+    ((response,),) = scene.responses(second)
+    assert (response.error_code, response.error) == ("UNAVAILABLE", "Exceeds maximum queue size")
+
+
+def test_cancel_shutdown_heartbeat_stats_and_last_words(scene: Scene) -> None:
+    link = scene.front()
+    link.send(Submit([make_request(1, 2), make_request(2, 2)]))
+    scene.serve_until(lambda: len(scene.requests()) == 2)
+    link.send(Cancel([1]))
+    scene.serve_until(lambda: scene.stops() == {1: FinishReason.CANCELLED})
+    link.send(Shutdown())
+    scene.serve_until(lambda: scene.inputs[-1].shutdown)
+    assert 2 in scene.stops()
+    scene.server.all_ranks_answered()
+    scene.server.report_stats('{"n": 1}')
+    scene.server.fail("a sentence")
+    scene.serve_until(lambda: {Heartbeat(), Stats('{"n": 1}'), Fatal("a sentence")} <= set(scene.heard[link][1:]))
+
+
+def test_a_front_that_is_gone_has_its_requests_stopped(scene: Scene) -> None:
+    leaver, stayer = scene.front(), scene.front()
+    leaver.send(Submit([make_request(1, 2)]))
+    stayer.send(Submit([make_request(2, 2)]))
+    scene.serve_until(lambda: len(scene.requests()) == 2)
+    scene.links.remove(leaver)
+    leaver.close()
+
+    def stopped() -> bool:
+        scene.server.all_ranks_answered()
+        return 1 in scene.stops()
+
+    scene.serve_until(stopped)
+    assert 2 not in scene.stops()
+
+
+def test_what_is_no_message_is_dropped_and_the_others_are_served(
+    scene: Scene, caplog: pytest.LogCaptureFixture
+) -> None:
+    link = scene.front()
+    stranger = zmq.Context.instance().socket(zmq.DEALER)
+    stranger.connect(f"ipc://{scene.path}")
+    with socket.socket(socket.AF_UNIX) as raw:
+        raw.connect(str(scene.path))
+        raw.sendall(b"GET / HTTP/1.1\r\n\r\n" + bytes(range(256)) * 8)
+        stranger.send(b"\xff\x00 the secret prompt")
+        stranger.send(b"\x91" * 1_000_000)
+        stranger.send(b"")
+        stranger.send_multipart([b"two", b"frames"])
+        stranger.send(bytes.fromhex("81a474797065a653756d626974"))
+        link.socket.send(b"garbage from a friend")
+        link.send(Submit([make_request(1, 2)]))
+        scene.serve_until(lambda: scene.server._num_bad_messages >= 6 and len(scene.requests()) == 1)
+    assert "secret" not in caplog.text
+    stranger.close(linger=0)
+
+
+def test_a_message_beyond_the_bound_costs_its_sender_the_connection(scene: Scene) -> None:
+    link = scene.front()
+    stranger = zmq.Context.instance().socket(zmq.DEALER)
+    monitor = stranger.get_monitor_socket(zmq.EVENT_DISCONNECTED)
+    stranger.connect(f"ipc://{scene.path}")
+    stranger.send(bytes(MAX_MESSAGE_BYTES + 1))
+    scene.serve_until(lambda: monitor.poll(0))
+    stranger.disable_monitor()
+    stranger.close(linger=0)
+    link.send(Submit([make_request(1, 2)]))
+    scene.serve_until(lambda: len(scene.requests()) == 1)
+    assert scene.server._num_bad_messages == 0
+
+
+def test_an_idle_server_ticks(tmp_path: Path) -> None:
+    server = LeaderSocket(tmp_path / "s", limits=LIMITS, device="cpu", tick_seconds=0.01)
+    assert server.next_input(8, may_block=True) == RankInput(tick=True)
+    server.close()

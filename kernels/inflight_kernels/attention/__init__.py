@@ -1,0 +1,90 @@
+"""Attention over a paged KV cache: one new token a sequence, or chunks of prompts."""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+from inflight_kernels.dispatch import implementation
+
+
+def decode_attention(
+    q: Tensor,
+    k_cache: Tensor,
+    v_cache: Tensor,
+    block_table: Tensor,
+    seq_lens: Tensor,
+    scale: float,
+    sliding_window: int = 0,
+    out: Tensor | None = None,
+    scratch: Tensor | None = None,
+    *,
+    k_scale: float = 1.0,
+    v_scale: float = 1.0,
+    deterministic: bool = False,
+) -> Tensor:
+    """Attention of one token a sequence, at position seq_lens - 1, over that sequence's cached keys and values.
+
+    q (B, Hq, D) float, caches of its dtype or float8_e4m3fn (on a GPU from sm_89), `block_table` (B, max_blocks) int32,
+    `seq_lens` (B,) int32 counting the new token; 0 marks a padded row, whose output is zeros. A `sliding_window` w > 0
+    leaves only the last w keys visible. The caches hold keys / k_scale and values / v_scale. Returns (B, Hq, D), into
+    `out` if given. `scratch`, contiguous float32, holds partial results on a GPU (`decode_scratch_elements` beside the
+    launcher says how many); without it each call allocates. `deterministic`: a row's bits do not depend on what else is
+    in the batch.
+    """
+    result: Tensor = implementation(q, __name__).decode_attention(
+        q,
+        k_cache,
+        v_cache,
+        block_table,
+        seq_lens,
+        scale,
+        sliding_window,
+        out,
+        scratch,
+        k_scale=k_scale,
+        v_scale=v_scale,
+        deterministic=deterministic,
+    )
+    return result
+
+
+def prefill_attention(
+    q: Tensor,
+    k_cache: Tensor,
+    v_cache: Tensor,
+    block_table: Tensor,
+    query_start_loc: Tensor,
+    seq_lens: Tensor,
+    max_query_len: int,
+    scale: float,
+    sliding_window: int = 0,
+    out: Tensor | None = None,
+    *,
+    k_scale: float = 1.0,
+    v_scale: float = 1.0,
+    deterministic: bool = False,
+) -> Tensor:
+    """Causal attention of ragged chunks of queries over the cache, which already holds their own keys and values.
+
+    q (T, Hq, D) float, caches and their scales as in `decode_attention`: sequence b's rows are query_start_loc[b] to
+    query_start_loc[b + 1] (int32, (B + 1,)), its last positions of seq_lens[b] (int32, (B,)) in all. `max_query_len` is
+    at least the longest chunk. A `sliding_window` w > 0 makes key j visible to query i only where i - w < j <= i.
+    Returns (T, Hq, D), into `out` if given; rows that belong to no sequence are left as they are. `deterministic`: a
+    row's bits depend neither on what else is in the batch nor on how the prompt is cut into chunks.
+    """
+    result: Tensor = implementation(q, __name__).prefill_attention(
+        q,
+        k_cache,
+        v_cache,
+        block_table,
+        query_start_loc,
+        seq_lens,
+        max_query_len,
+        scale,
+        sliding_window,
+        out,
+        k_scale=k_scale,
+        v_scale=v_scale,
+        deterministic=deterministic,
+    )
+    return result

@@ -1,0 +1,125 @@
+"""What decode and prefill attention share: the walk over tiles of keys, and what both ask of their tensors.
+
+One arithmetic for both operations and for masked and unmasked tiles: the maximum is taken of the raw products, and each
+probability is 2^(fma(product, scale, -maximum)) with the fma written out, so that no compiler fuses one loop otherwise
+than another. Where a mask hides nothing it changes no bit, and a tile in which a row sees nothing leaves that row as it
+was: this is what `deterministic` rests on.
+
+An fp8 cache holds k / k_scale and v / v_scale: k_scale is folded into the scale of the products, v_scale into the
+end. Keys are widened to q's dtype before the product. Values are widened to float16 where q is of 16 bits: it holds
+every e4m3 number exactly and takes one conversion instruction a pair, where bfloat16 takes three; probabilities, at
+most 1, lose less in it than in bfloat16.
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from inflight_kernels.common.checks import (
+    check_dtype,
+    check_float,
+    check_kv_cache,
+    check_shape,
+    check_unit_stride,
+    compute_capability,
+)
+
+LOG2_E = math.log2(math.e)
+FP8 = torch.float8_e4m3fn
+
+
+@triton.jit
+def attend_tiles(
+    acc, m_i, l_i, q, query_positions, seq_len, tile_begin, tile_end, k_head_ptr, v_head_ptr, table_row_ptr,
+    stride_cache_block, stride_cache_offset, qk_scale,
+    HEAD_DIM: tl.constexpr, BLOCK_SIZE: tl.constexpr, SLIDING_WINDOW: tl.constexpr, MASKED: tl.constexpr,
+    INPUT_PRECISION: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr,
+):  # fmt: skip
+    """Fold key tiles [tile_begin, tile_end) into the running softmax; MASKED where some row does not see some key."""
+    offs_n = tl.arange(0, BLOCK_N)
+    offs_d = tl.arange(0, BLOCK_D)
+    mask_d = offs_d < HEAD_DIM
+    IS_FP8: tl.constexpr = v_head_ptr.dtype.element_ty.primitive_bitwidth == 8
+    VALUE_DTYPE: tl.constexpr = tl.float16 if IS_FP8 and q.dtype.primitive_bitwidth == 16 else q.dtype
+    for tile in tl.range(tile_begin, tile_end):
+        start = tile * BLOCK_N
+        keys = start + offs_n
+        if BLOCK_SIZE % BLOCK_N == 0:
+            # The tile lies in one block: one table entry serves it, and offsets within a block fit int32.
+            block = tl.load(table_row_ptr + start // BLOCK_SIZE).to(tl.int64)
+            base = block * stride_cache_block + (start % BLOCK_SIZE) * stride_cache_offset
+            places = offs_n * stride_cache_offset
+        else:
+            # Keys past the sequence's end stand in no table entry of its own: they read block 0 and are masked.
+            blocks = tl.load(table_row_ptr + keys // BLOCK_SIZE, mask=keys < seq_len, other=0).to(tl.int64)
+            base = tl.full([], 0, tl.int64)
+            places = blocks * stride_cache_block + (keys % BLOCK_SIZE) * stride_cache_offset
+        if MASKED:
+            mask_n = keys < seq_len
+            k_mask = mask_n[None, :] & mask_d[:, None]
+            v_mask = mask_n[:, None] & mask_d[None, :]
+        else:
+            k_mask = mask_d[:, None]
+            v_mask = mask_d[None, :]
+        k = tl.load(k_head_ptr + base + (places[None, :] + offs_d[:, None]), mask=k_mask, other=0.0)
+        v = tl.load(v_head_ptr + base + (places[:, None] + offs_d[None, :]), mask=v_mask, other=0.0)
+        k = k.to(q.dtype)
+        v = v.to(VALUE_DTYPE)
+        products = tl.dot(q, k, input_precision=INPUT_PRECISION)
+        if MASKED:
+            visible = keys[None, :] <= query_positions[:, None]
+            if SLIDING_WINDOW > 0:
+                visible = visible & (keys[None, :] > query_positions[:, None] - SLIDING_WINDOW)
+            products = tl.where(visible, products, float("-inf"))
+        m_new = tl.maximum(m_i, tl.max(products, axis=1) * qk_scale)
+        m_safe = m_new
+        if MASKED:
+            # A row may have seen no key yet: -inf - -inf would be NaN.
+            m_safe = tl.where(m_new == float("-inf"), 0.0, m_new)
+        alpha = tl.exp2(m_i - m_safe)
+        p = tl.exp2(tl.fma(products, qk_scale, -m_safe[:, None]))
+        l_i = tl.fma(l_i, alpha, tl.sum(p, axis=1))
+        acc = tl.dot(p.to(v.dtype), v, acc * alpha[:, None], input_precision=INPUT_PRECISION)
+        m_i = m_new
+    return acc, m_i, l_i
+
+
+def check_attention(
+    q: Tensor, k_cache: Tensor, v_cache: Tensor, block_table: Tensor, batch: int, out: Tensor | None
+) -> None:
+    """Raise ValueError unless q (n, Hq, D), the caches, the table of `batch` rows and `out` go together."""
+    check_float("q", q)
+    if q.dim() != 3:
+        raise ValueError(f"q must be (num_tokens, num_heads, head_dim), got {tuple(q.shape)}")
+    check_unit_stride("q", q)
+    cache_dtype = q.dtype
+    if k_cache.dtype == FP8:
+        cache_dtype = FP8
+        capability = compute_capability(q.device)
+        if capability < 89:
+            raise ValueError(f"a float8_e4m3fn KV cache needs sm_89 or later, {q.device} is sm_{capability}")
+    check_kv_cache(k_cache, v_cache, None, q.shape[2], cache_dtype)
+    if q.shape[1] % k_cache.shape[2]:
+        raise ValueError(f"{q.shape[1]} query heads cannot share {k_cache.shape[2]} KV heads evenly")
+    check_dtype("block_table", block_table, torch.int32)
+    if block_table.dim() != 2 or block_table.shape[0] != batch:
+        raise ValueError(f"block_table must be (batch {batch}, max_blocks), got {tuple(block_table.shape)}")
+    check_unit_stride("block_table", block_table)
+    if out is not None:
+        check_shape("out", out, tuple(q.shape))
+        check_dtype("out", out, q.dtype)
+        check_unit_stride("out", out)
+
+
+def check_scales(scale: float, k_scale: float, v_scale: float, window: int) -> None:
+    """Raise ValueError for scales that are not positive and finite, or a window below 0."""
+    for name, value in (("scale", scale), ("k_scale", k_scale), ("v_scale", v_scale)):
+        if not 0.0 < value < math.inf:
+            raise ValueError(f"{name} must be positive and finite, got {value}")
+    if window < 0:
+        raise ValueError(f"sliding_window must be 0 (off) or positive, got {window}")

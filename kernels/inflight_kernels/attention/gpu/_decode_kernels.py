@@ -1,0 +1,310 @@
+"""The kernels of decode attention: two ways to deal out the tiles of keys, one way to merge what was dealt out.
+
+A part is what one program knows of one (row, KV head) pair after some of its tiles: the running maximum m, sum l and
+unnormalised output acc of the GROUP query heads. A pair that one program saw whole is written out at once; the parts of
+the others go to slots of the scratch and are merged by
+
+    out = sum_s 2^(m_s - m) acc_s / sum_s 2^(m_s - m) l_s * v_scale,   m = max_s m_s
+
+Every part holds a visible key, so every m_s is finite. Scratch by slot: m and l (GROUP,), acc (GROUP, D), float32.
+"""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+from inflight_kernels.attention.gpu._attention import attend_tiles
+
+
+@triton.jit
+def _visible_tiles(seq_len, SLIDING_WINDOW: tl.constexpr, BLOCK_N: tl.constexpr):
+    """First tile with a visible key and the tile after the last; equal for a row without keys."""
+    first_tile = seq_len * 0
+    if SLIDING_WINDOW > 0:
+        first_tile = tl.maximum(seq_len - SLIDING_WINDOW, 0) // BLOCK_N
+    return first_tile, tl.cdiv(seq_len, BLOCK_N)
+
+
+@triton.jit
+def _attend_part(
+    q_ptr, k_cache_ptr, v_cache_ptr, block_table_ptr, row, head, seq_len, tile_begin, tile_end, qk_scale,
+    stride_qb, stride_qh, stride_cache_block, stride_cache_offset, stride_cache_head, stride_table,
+    GROUP: tl.constexpr, HEAD_DIM: tl.constexpr, BLOCK_SIZE: tl.constexpr, SLIDING_WINDOW: tl.constexpr,
+    INPUT_PRECISION: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr,
+):  # fmt: skip
+    """One pair's query heads, the rows of one tile, over key tiles [tile_begin, tile_end): (acc, m, l)."""
+    offs_m = tl.arange(0, BLOCK_M)
+    offs_d = tl.arange(0, BLOCK_D)
+    row_64 = row.to(tl.int64)
+    head_64 = head.to(tl.int64)
+    heads = head_64 * GROUP + offs_m
+    mask_md = (offs_m < GROUP)[:, None] & (offs_d < HEAD_DIM)[None, :]
+    q = tl.load(q_ptr + row_64 * stride_qb + heads[:, None] * stride_qh + offs_d[None, :], mask=mask_md, other=0.0)
+    acc = tl.zeros([BLOCK_M, BLOCK_D], dtype=tl.float32)
+    m_i = tl.full([BLOCK_M], float("-inf"), dtype=tl.float32)
+    l_i = tl.zeros([BLOCK_M], dtype=tl.float32)
+    # One masked loop, not two: memory is the floor here, and a second loop would drain the pipeline of loads.
+    acc, m_i, l_i = attend_tiles(
+        acc, m_i, l_i, q, tl.zeros([BLOCK_M], dtype=tl.int32) + (seq_len - 1), seq_len, tile_begin, tile_end,
+        k_cache_ptr + head_64 * stride_cache_head, v_cache_ptr + head_64 * stride_cache_head,
+        block_table_ptr + row_64 * stride_table, stride_cache_block, stride_cache_offset, qk_scale,
+        HEAD_DIM, BLOCK_SIZE, SLIDING_WINDOW, True, INPUT_PRECISION, BLOCK_N, BLOCK_D,
+    )  # fmt: skip
+    return acc, m_i, l_i
+
+
+@triton.jit
+def _write_out(
+    out_ptr, acc, l_i, row, head, v_scale, stride_ob, stride_oh,
+    GROUP: tl.constexpr, HEAD_DIM: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_D: tl.constexpr,
+):  # fmt: skip
+    offs_m = tl.arange(0, BLOCK_M)
+    offs_d = tl.arange(0, BLOCK_D)
+    mask_md = (offs_m < GROUP)[:, None] & (offs_d < HEAD_DIM)[None, :]
+    # A padded row (seq_len 0) has l = 0 and acc = 0 and gives zeros.
+    out = acc / tl.where(l_i > 0.0, l_i, 1.0)[:, None] * v_scale
+    heads = head.to(tl.int64) * GROUP + offs_m
+    out_ptrs = out_ptr + row.to(tl.int64) * stride_ob + heads[:, None] * stride_oh + offs_d[None, :]
+    tl.store(out_ptrs, out.to(out_ptr.dtype.element_ty), mask=mask_md)
+
+
+@triton.jit
+def _write_part(
+    acc_ptr, m_ptr, l_ptr, acc, m_i, l_i, slot,
+    GROUP: tl.constexpr, HEAD_DIM: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_D: tl.constexpr,
+):  # fmt: skip
+    offs_m = tl.arange(0, BLOCK_M)
+    offs_d = tl.arange(0, BLOCK_D)
+    mask_m = offs_m < GROUP
+    rows = slot.to(tl.int64) * GROUP + offs_m
+    tl.store(m_ptr + rows, m_i, mask=mask_m)
+    tl.store(l_ptr + rows, l_i, mask=mask_m)
+    mask_md = mask_m[:, None] & (offs_d < HEAD_DIM)[None, :]
+    tl.store(acc_ptr + rows[:, None] * HEAD_DIM + offs_d[None, :], acc, mask=mask_md)
+
+
+@triton.jit
+def _tiles_of_split(tiles, num_splits, TILES_PER_SPLIT: tl.constexpr):
+    """Tiles of a fixed-grid part: a constant, or the row's tiles dealt out evenly."""
+    tiles_per_split = tiles * 0 + TILES_PER_SPLIT
+    if TILES_PER_SPLIT == 0:
+        tiles_per_split = tl.maximum(tl.cdiv(tiles, num_splits), 1)
+    return tiles_per_split
+
+
+# One compiled kernel for all batches: triton would make others for widths and numbers that are 1 or multiples of 16,
+# and for lengths that do not begin at a multiple of 16 bytes, as those of the prefills behind some decodes.
+@triton.jit(do_not_specialize=["seq_lens_ptr", "stride_table"])
+def decode_split_kernel(
+    q_ptr,
+    k_cache_ptr,
+    v_cache_ptr,
+    block_table_ptr,
+    seq_lens_ptr,
+    out_ptr,
+    acc_ptr,
+    m_ptr,
+    l_ptr,
+    qk_scale,
+    v_scale,
+    stride_qb,
+    stride_qh,
+    stride_cache_block,
+    stride_cache_offset,
+    stride_cache_head,
+    stride_table,
+    stride_ob,
+    stride_oh,
+    GROUP: tl.constexpr,
+    HEAD_DIM: tl.constexpr,
+    BLOCK_SIZE: tl.constexpr,
+    SLIDING_WINDOW: tl.constexpr,
+    TILES_PER_SPLIT: tl.constexpr,
+    INPUT_PRECISION: tl.constexpr,
+    BLOCK_M: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    BLOCK_D: tl.constexpr,
+):
+    """Grid (Hkv, splits, B). Split s of a row takes its s-th run of tiles; splits past a row's end return at once."""
+    head = tl.program_id(0)
+    split = tl.program_id(1)
+    row = tl.program_id(2)
+    num_splits = tl.num_programs(1)
+    seq_len = tl.load(seq_lens_ptr + row)
+    first_tile, end_tile = _visible_tiles(seq_len, SLIDING_WINDOW, BLOCK_N)
+    tiles = end_tile - first_tile
+    tiles_per_split = _tiles_of_split(tiles, num_splits, TILES_PER_SPLIT)
+    if split * tiles_per_split >= tl.maximum(tiles, 1):
+        return
+    tile_begin = first_tile + split * tiles_per_split
+    tile_end = tl.minimum(tile_begin + tiles_per_split, end_tile)
+    acc, m_i, l_i = _attend_part(
+        q_ptr, k_cache_ptr, v_cache_ptr, block_table_ptr, row, head, seq_len, tile_begin, tile_end, qk_scale,
+        stride_qb, stride_qh, stride_cache_block, stride_cache_offset, stride_cache_head, stride_table,
+        GROUP, HEAD_DIM, BLOCK_SIZE, SLIDING_WINDOW, INPUT_PRECISION, BLOCK_M, BLOCK_N, BLOCK_D,
+    )  # fmt: skip
+    if tiles <= tiles_per_split:
+        _write_out(out_ptr, acc, l_i, row, head, v_scale, stride_ob, stride_oh, GROUP, HEAD_DIM, BLOCK_M, BLOCK_D)
+    else:
+        slot = (row.to(tl.int64) * tl.num_programs(0) + head) * num_splits + split
+        _write_part(acc_ptr, m_ptr, l_ptr, acc, m_i, l_i, slot, GROUP, HEAD_DIM, BLOCK_M, BLOCK_D)
+
+
+@triton.jit(do_not_specialize=["seq_lens_ptr", "batch", "stride_table"])
+def decode_persistent_kernel(
+    q_ptr,
+    k_cache_ptr,
+    v_cache_ptr,
+    block_table_ptr,
+    seq_lens_ptr,
+    out_ptr,
+    acc_ptr,
+    m_ptr,
+    l_ptr,
+    plan_ptr,
+    qk_scale,
+    v_scale,
+    batch,
+    stride_qb,
+    stride_qh,
+    stride_cache_block,
+    stride_cache_offset,
+    stride_cache_head,
+    stride_table,
+    stride_ob,
+    stride_oh,
+    NUM_KV_HEADS: tl.constexpr,
+    GROUP: tl.constexpr,
+    HEAD_DIM: tl.constexpr,
+    BLOCK_SIZE: tl.constexpr,
+    SLIDING_WINDOW: tl.constexpr,
+    INPUT_PRECISION: tl.constexpr,
+    BLOCK_B: tl.constexpr,
+    BLOCK_M: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    BLOCK_D: tl.constexpr,
+):
+    """Grid (programs,). All tiles of all pairs stand in one line, rows outermost, and every program takes an equal run.
+
+    A program finds the row its run begins in by a prefix sum over the lengths, then walks on from pair to pair. At most
+    two of its pairs are shared with others: the one at its run's beginning (slot 2p) and the one at its end (slot
+    2p + 1, or 2p if it is the same). A pair's parts lie in successive programs; who holds the first leaves a note for
+    the merge in plan (programs, 3): parts (0: nothing to merge), pair, slot of the first part.
+    """
+    pid = tl.program_id(0)
+    offs_b = tl.arange(0, BLOCK_B)
+    mask_b = offs_b < batch
+    lengths = tl.load(seq_lens_ptr + offs_b, mask=mask_b, other=0)
+    first_tiles, end_tiles = _visible_tiles(lengths, SLIDING_WINDOW, BLOCK_N)
+    # A padded row counts as one tile, so that somebody writes its zeros.
+    ends = tl.cumsum(tl.where(mask_b, tl.maximum(end_tiles - first_tiles, 1), 0), axis=0) * NUM_KV_HEADS
+    total = tl.max(ends, axis=0)
+    share = tl.cdiv(total, tl.num_programs(0))
+    begin = pid * share
+    stop = tl.minimum(begin + share, total)
+    row = tl.sum((ends <= begin).to(tl.int32), axis=0)
+    row_begin = tl.max(tl.where(ends <= begin, ends, 0), axis=0)
+
+    parts = pid * 0
+    first_pair = pid * 0
+    first_slot = pid * 0
+    place = begin
+    while place < stop:
+        seq_len = tl.load(seq_lens_ptr + row)
+        first_tile, end_tile = _visible_tiles(seq_len, SLIDING_WINDOW, BLOCK_N)
+        tiles = tl.maximum(end_tile - first_tile, 1)
+        head = (place - row_begin) // tiles
+        skipped = place - row_begin - head * tiles
+        count = tl.minimum(tiles - skipped, stop - place)
+        tile_begin = first_tile + skipped
+        acc, m_i, l_i = _attend_part(
+            q_ptr, k_cache_ptr, v_cache_ptr, block_table_ptr, row, head, seq_len,
+            tile_begin, tl.minimum(tile_begin + count, end_tile), qk_scale,
+            stride_qb, stride_qh, stride_cache_block, stride_cache_offset, stride_cache_head, stride_table,
+            GROUP, HEAD_DIM, BLOCK_SIZE, SLIDING_WINDOW, INPUT_PRECISION, BLOCK_M, BLOCK_N, BLOCK_D,
+        )  # fmt: skip
+        if count == tiles:
+            _write_out(out_ptr, acc, l_i, row, head, v_scale, stride_ob, stride_oh, GROUP, HEAD_DIM, BLOCK_M, BLOCK_D)
+        else:
+            slot = 2 * pid + (place > begin).to(tl.int32)
+            _write_part(acc_ptr, m_ptr, l_ptr, acc, m_i, l_i, slot, GROUP, HEAD_DIM, BLOCK_M, BLOCK_D)
+            if skipped == 0:
+                parts = 1 + tl.cdiv(tiles - count, share)
+                first_pair = row * NUM_KV_HEADS + head
+                first_slot = slot
+        place += count
+        if place - row_begin == tiles * NUM_KV_HEADS:
+            row_begin = place
+            row += 1
+    tl.store(plan_ptr + 3 * pid, parts)
+    tl.store(plan_ptr + 3 * pid + 1, first_pair)
+    tl.store(plan_ptr + 3 * pid + 2, first_slot)
+
+
+@triton.jit(do_not_specialize=["seq_lens_ptr", "num_splits"])
+def merge_parts_kernel(
+    acc_ptr,
+    m_ptr,
+    l_ptr,
+    plan_ptr,
+    seq_lens_ptr,
+    out_ptr,
+    v_scale,
+    num_splits,
+    stride_ob,
+    stride_oh,
+    NUM_KV_HEADS: tl.constexpr,
+    GROUP: tl.constexpr,
+    HEAD_DIM: tl.constexpr,
+    SLIDING_WINDOW: tl.constexpr,
+    TILES_PER_SPLIT: tl.constexpr,
+    PERSISTENT: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    BLOCK_S: tl.constexpr,
+    BLOCK_D: tl.constexpr,
+):
+    """Grid (programs or B * Hkv, GROUP): one query head of one shared pair, BLOCK_S parts at a time, in their order."""
+    pid = tl.program_id(0)
+    member = tl.program_id(1)
+    if PERSISTENT:
+        parts = tl.load(plan_ptr + 3 * pid)
+        pair = tl.load(plan_ptr + 3 * pid + 1)
+        first_slot = tl.load(plan_ptr + 3 * pid + 2)
+        next_slot = 2 * pid
+        SLOT_STEP: tl.constexpr = 2
+    else:
+        pair = pid
+        first_tile, end_tile = _visible_tiles(tl.load(seq_lens_ptr + pair // NUM_KV_HEADS), SLIDING_WINDOW, BLOCK_N)
+        tiles = end_tile - first_tile
+        parts = tl.cdiv(tiles, _tiles_of_split(tiles, num_splits, TILES_PER_SPLIT))
+        first_slot = pair * num_splits
+        next_slot = first_slot
+        SLOT_STEP: tl.constexpr = 1
+    if parts <= 1:
+        return
+
+    offs_s = tl.arange(0, BLOCK_S)
+    offs_d = tl.arange(0, BLOCK_D)
+    mask_d = offs_d < HEAD_DIM
+    acc = tl.zeros([BLOCK_D], dtype=tl.float32)
+    m_i = tl.full([], float("-inf"), dtype=tl.float32)
+    l_i = tl.full([], 0.0, dtype=tl.float32)
+    for start in tl.range(0, parts, BLOCK_S):
+        index = start + offs_s
+        mask_s = index < parts
+        slots = tl.where(index == 0, first_slot, next_slot + SLOT_STEP * index)
+        rows = slots.to(tl.int64) * GROUP + member
+        m_s = tl.load(m_ptr + rows, mask=mask_s, other=float("-inf"))
+        l_s = tl.load(l_ptr + rows, mask=mask_s, other=0.0)
+        acc_ptrs = acc_ptr + rows[:, None] * HEAD_DIM + offs_d[None, :]
+        acc_s = tl.load(acc_ptrs, mask=mask_s[:, None] & mask_d[None, :], other=0.0)
+        m_new = tl.maximum(m_i, tl.max(m_s, axis=0))
+        alpha = tl.exp2(m_i - m_new)
+        weights = tl.exp2(m_s - m_new)
+        l_i = l_i * alpha + tl.sum(weights * l_s, axis=0)
+        acc = acc * alpha + tl.sum(acc_s * weights[:, None], axis=0)
+        m_i = m_new
+    head = pair % NUM_KV_HEADS * GROUP + member
+    out_ptrs = out_ptr + (pair // NUM_KV_HEADS).to(tl.int64) * stride_ob + head.to(tl.int64) * stride_oh + offs_d
+    tl.store(out_ptrs, (acc / l_i * v_scale).to(out_ptr.dtype.element_ty), mask=mask_d)

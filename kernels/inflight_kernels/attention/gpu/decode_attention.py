@@ -1,0 +1,256 @@
+"""Attention of one new token per sequence over a paged KV cache, its keys dealt out to the whole device.
+
+    p_j = softmax_j(scale * k_scale * q . k_j),   o = v_scale * sum_j p_j v_j,
+    over the visible keys j < seq_len (and > seq_len - 1 - w with a window w)
+
+The G = Hq / Hkv query heads that share a KV head are the rows of one tile (at least 16, the least that tl.dot takes),
+so each key and value is read once. Tiles of BLOCK_N keys are dealt out in one of two ways, chosen by shapes alone so
+that a CUDA graph captured for a batch size replays for any lengths, and no length ever comes to the host:
+
+- persistent, for two rows and more: `programs_per_sm` programs a multiprocessor, each an equal run of all the tiles
+  there are (`decode_persistent_kernel`). Rows of 128 and of 8k keys balance to one tile, and no batch size leaves a
+  last wave half empty: 40 rows of 8 heads on a fixed grid would be 320 programs, two waves of 264 for the work of 1.2.
+- split, for one row (nothing to balance, and the prefix sum over lengths would only be waited for), for more than
+  MAX_PERSISTENT_ROWS (so many programs balance by themselves) and for `deterministic`: grid (Hkv, splits, B).
+
+Parts are then merged (`merge_parts_kernel`). Deterministic: each split is DETERMINISTIC_SPLIT_KEYS keys long and parts
+are merged in their order, so that a row is computed alike whatever the batch; rows of one split need no merge.
+
+Bytes: 2 Hkv D sum(seq_lens) e for a cache of element size e, and q and out: 537 MB for 32 rows of 4096 keys, 8 KV
+heads of 128, bf16; 269 MB in fp8. Operations: 4 Hq D sum(seq_lens), that is G a byte in bf16 and 2 G in fp8, 4 and 8
+with G = 4, where an H200 could do 180. Memory is the floor: at 4.3 TB/s 125 us (fp8: 62 us) for that batch, 2.2 GB and
+507 us for 128 rows of 128 to 8k keys (4160 on average), and 31 us for one row of 32k keys. One row of 1k keys is 4 MB,
+1 us: there launch and latency of two kernels are what is paid, not bytes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from inflight_kernels.attention.gpu._attention import LOG2_E, check_attention, check_scales
+from inflight_kernels.attention.gpu._decode_kernels import (
+    decode_persistent_kernel,
+    decode_split_kernel,
+    merge_parts_kernel,
+)
+from inflight_kernels.common.checks import cdiv, check_vector, multiprocessor_count, next_power_of_2
+from inflight_kernels.tuning import tuned
+
+# The prefix sum over lengths holds 8 lengths a thread at 1024 rows; beyond, the grid has 1024 programs a KV head and
+# the hardware balances them as they end.
+MAX_PERSISTENT_ROWS = 1024
+# Of that prefix sum: a length a lane of one warp. From 128 on, several warps', it takes up to 70 registers more.
+LEAST_BLOCK_B = 32
+# Keys of a deterministic split. Shorter ones would fill the device with fewer rows, longer ones have less to merge:
+# the part of a group of 4 heads is 1.6 % of the bytes of 512 keys of 128. Not measured yet.
+DETERMINISTIC_SPLIT_KEYS = 512
+# Parts merged at a time: 32 of 128 are 32 floats a thread, and cover one row of 1k keys in one step.
+MERGE_PARTS = 32
+
+# What the tuning script tries. (num_stages - 1) / 2 tiles of K and V have a buffer, for the lookup in the block table
+# takes half of the stages; one is multiplied while the others are on their way. 4.3 TB/s at about 1 us of latency want
+# 33 KB on their way to each multiprocessor; a tile of 64 keys of 128 is 32 KB in bf16, 16 KB in fp8.
+CANDIDATES: tuple[Mapping[str, int], ...] = (
+    {"persistent": 1, "programs_per_sm": 2, "BLOCK_N": 64, "num_warps": 4, "num_stages": 5},
+    {"persistent": 1, "programs_per_sm": 2, "BLOCK_N": 64, "num_warps": 4, "num_stages": 7},
+    {"persistent": 1, "programs_per_sm": 3, "BLOCK_N": 64, "num_warps": 4, "num_stages": 5},
+    {"persistent": 1, "programs_per_sm": 4, "BLOCK_N": 32, "num_warps": 4, "num_stages": 5},
+    {"persistent": 0, "programs_per_sm": 2, "BLOCK_N": 64, "num_warps": 4, "num_stages": 5},
+    {"persistent": 0, "programs_per_sm": 4, "BLOCK_N": 64, "num_warps": 4, "num_stages": 3},
+    {"persistent": 0, "programs_per_sm": 4, "BLOCK_N": 32, "num_warps": 4, "num_stages": 5},
+)
+MAX_PROGRAMS_PER_SM = 4
+
+
+class _Schedule(NamedTuple):
+    """How the tiles are dealt out. `programs` counts where persistent, the other two where not."""
+
+    persistent: bool
+    programs: int
+    splits: int
+    tiles_per_split: int
+
+    def slots(self, pairs: int) -> int:
+        """Parts that the scratch must hold."""
+        if self.persistent:
+            return 2 * self.programs
+        return pairs * self.splits if self.splits > 1 else 0
+
+
+def default_config(batch: int, head_dim: int, element_size: int) -> dict[str, int]:
+    """Reasoned, not measured yet: see the module and `CANDIDATES`; buffers of 64 KB let two programs share sm_80."""
+    block_d = max(next_power_of_2(head_dim), 16)
+    # 64 keys of 256 spill 40 bytes on sm_90 (ptxas, triton 3.8), 64 of 128 in float32 48 bytes on sm_80 (3.7).
+    block_n = 64 if block_d * max(element_size, 2) <= 256 else 32
+    tile_bytes = 2 * block_n * block_d * element_size
+    buffers = min(max(64 * 1024 // tile_bytes, 1), 3)
+    return {
+        "persistent": int(1 < batch <= MAX_PERSISTENT_ROWS),
+        "programs_per_sm": 2,
+        "BLOCK_N": block_n,
+        "num_warps": 4,
+        "num_stages": 2 * buffers + 1,
+    }
+
+
+def decode_scratch_elements(
+    batch: int,
+    num_q_heads: int,
+    num_kv_heads: int,
+    head_dim: int,
+    max_keys: int,
+    device: torch.device,
+    deterministic: bool = False,
+) -> int:
+    """Float32 elements of scratch that a call needs at most, whatever is tuned; allocate once and pass them.
+
+    `max_keys` is what the block table has room for, its width times the block size.
+    """
+    pairs = batch * num_kv_heads
+    programs = MAX_PROGRAMS_PER_SM * multiprocessor_count(device)
+    slots = pairs * cdiv(max_keys, DETERMINISTIC_SPLIT_KEYS) if deterministic else 2 * programs
+    return slots * (num_q_heads // num_kv_heads) * (head_dim + 2) + 3 * programs
+
+
+def _schedule(
+    config: Mapping[str, int], batch: int, pairs: int, max_keys: int, programs: int, deterministic: bool
+) -> _Schedule:
+    """By shapes alone, never by what the lengths are."""
+    max_tiles = cdiv(max_keys, config["BLOCK_N"])
+    if deterministic:
+        tiles_per_split = cdiv(DETERMINISTIC_SPLIT_KEYS, config["BLOCK_N"])
+        return _Schedule(False, 0, max(cdiv(max_tiles, tiles_per_split), 1), tiles_per_split)
+    if config["persistent"] and batch <= MAX_PERSISTENT_ROWS:
+        return _Schedule(True, programs, 0, 0)
+    return _Schedule(False, 0, max(min(programs // pairs, max_tiles), 1), 0)
+
+
+def decode_attention(
+    q: Tensor,
+    k_cache: Tensor,
+    v_cache: Tensor,
+    block_table: Tensor,
+    seq_lens: Tensor,
+    scale: float,
+    sliding_window: int = 0,
+    out: Tensor | None = None,
+    scratch: Tensor | None = None,
+    *,
+    k_scale: float = 1.0,
+    v_scale: float = 1.0,
+    deterministic: bool = False,
+    config: Mapping[str, int] | None = None,
+    num_programs: int | None = None,
+) -> Tensor:
+    """Launch decode attention; see `inflight_kernels.decode_attention`.
+
+    `config` overrides the tuned one; `num_programs` what `programs_per_sm` and the device make of it.
+    """
+    check_attention(q, k_cache, v_cache, block_table, q.shape[0], out)
+    check_vector("seq_lens", seq_lens, q.shape[0], torch.int32)
+    check_scales(scale, k_scale, v_scale, sliding_window)
+    batch, num_q_heads, head_dim = q.shape
+    num_kv_heads, block_size = k_cache.shape[2], k_cache.shape[1]
+    if out is None:
+        out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
+    if batch == 0:
+        return out
+    group = num_q_heads // num_kv_heads
+    pairs = batch * num_kv_heads
+    max_keys = block_table.shape[1] * block_size
+    if config is None:
+        shape: dict[str, int | str] = {
+            "head_dim": str(head_dim),
+            "group": group,
+            "block_size": str(block_size),
+            "cache": str(k_cache.dtype),
+            "window": str(sliding_window > 0),
+        }
+        if not deterministic:
+            shape |= {"pairs": next_power_of_2(pairs), "max_keys": next_power_of_2(max_keys)}
+        default = default_config(1 if deterministic else batch, head_dim, k_cache.element_size())
+        config = tuned("decode_attention", shape, default, q.device)
+    programs = num_programs or config["programs_per_sm"] * multiprocessor_count(q.device)
+    schedule = _schedule(config, batch, pairs, max_keys, programs, deterministic)
+
+    rows = schedule.slots(pairs) * group
+    plan_elements = 3 * schedule.programs
+    elements = rows * (head_dim + 2) + plan_elements
+    if scratch is None:
+        scratch = torch.empty(elements, dtype=torch.float32, device=q.device)
+    elif scratch.dtype != torch.float32 or scratch.numel() < elements or not scratch.is_contiguous():
+        raise ValueError(f"scratch must be contiguous float32 of at least {elements} elements, got {scratch.numel()}")
+    acc, m, sums, plan = scratch.view(-1)[:elements].split([rows * head_dim, rows, rows, plan_elements])
+    plan = plan.view(torch.int32)
+
+    block_d = max(next_power_of_2(head_dim), 16)
+    operands = (q, k_cache, v_cache, block_table, seq_lens, out, acc, m, sums)
+    strides = (
+        q.stride(0),
+        q.stride(1),
+        k_cache.stride(0),
+        k_cache.stride(1),
+        k_cache.stride(2),
+        block_table.stride(0),
+        out.stride(0),
+        out.stride(1),
+    )
+    constants = {
+        "GROUP": group,
+        "HEAD_DIM": head_dim,
+        "BLOCK_SIZE": block_size,
+        "SLIDING_WINDOW": sliding_window,
+        # Exact products keep fp32 comparable to the reference; fp16 and bf16 do not look at this.
+        "INPUT_PRECISION": "ieee",
+        "BLOCK_M": max(16, next_power_of_2(group)),
+        "BLOCK_N": config["BLOCK_N"],
+        "BLOCK_D": block_d,
+        "num_warps": config["num_warps"],
+        "num_stages": config["num_stages"],
+    }
+    qk_scale = scale * k_scale * LOG2_E
+    if schedule.persistent:
+        decode_persistent_kernel[(schedule.programs,)](
+            *operands,
+            plan,
+            qk_scale,
+            v_scale,
+            batch,
+            *strides,
+            NUM_KV_HEADS=num_kv_heads,
+            # Fewer lengths than a warp's would cost the same, and each size is a kernel to compile.
+            BLOCK_B=max(next_power_of_2(batch), LEAST_BLOCK_B),
+            **constants,
+        )
+    else:
+        decode_split_kernel[(num_kv_heads, schedule.splits, batch)](
+            *operands, qk_scale, v_scale, *strides, TILES_PER_SPLIT=schedule.tiles_per_split, **constants
+        )
+    if rows:
+        merge_parts_kernel[(schedule.programs if schedule.persistent else pairs, group)](
+            acc,
+            m,
+            sums,
+            plan,
+            seq_lens,
+            out,
+            v_scale,
+            schedule.splits,
+            out.stride(0),
+            out.stride(1),
+            NUM_KV_HEADS=num_kv_heads,
+            GROUP=group,
+            HEAD_DIM=head_dim,
+            SLIDING_WINDOW=sliding_window,
+            TILES_PER_SPLIT=schedule.tiles_per_split,
+            PERSISTENT=schedule.persistent,
+            BLOCK_N=config["BLOCK_N"],
+            BLOCK_S=MERGE_PARTS,
+            BLOCK_D=block_d,
+            num_warps=4,
+        )
+    return out

@@ -1,0 +1,252 @@
+"""Causal attention of ragged query chunks over a paged KV cache that already holds their keys and values.
+
+    p_ij = softmax_j(scale * k_scale * q_i . k_j),   o_i = v_scale * sum_j p_ij v_j,
+    over keys j <= i (and j > i - w with a window w)
+
+i and j are positions in the sequence: the queries of sequence b are its last query_len positions. Grid (query tiles
+* Hkv, B): the G = Hq / Hkv heads that share a KV head are packed with BLOCK_Q tokens as the BLOCK_M rows of one tile,
+so K and V are read once for the group and the diagonal is BLOCK_Q keys wide. Tiles of keys that every row sees run in
+a loop without masks; those on the diagonal and on the window's edge run apart; those that no row sees are not visited.
+
+Tiles of keys begin at multiples of BLOCK_N in the sequence, and a masked tile computes what an unmasked one does (see
+`_attention`): a row's bits do not depend on where in a chunk it stands. `deterministic` only keeps the launch from
+depending on the batch.
+
+Operations: 4 Hq D for each pair of a query and a key it sees: 0.55e12 for 8192 queries from the start (33.6e6 pairs),
+Hq = 32, D = 128; 0.58e12 for 2048 queries after 16384 keys. Bytes: q and out 4 T Hq D, the cache 4 S Hkv D once: 0.17
+and 0.11 GB, 40 and 25 us at 4.3 TB/s. Matrix throughput is the floor: 0.70 and 0.73 ms at an H200's 790 TFLOP/s; exp2
+costs another half of that (64 x 128 of them at 16 a cycle against 4.2e6 operations at 4096 a cycle, a tile), which
+hides behind the products only as far as warp groups overlap.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from inflight_kernels.attention.gpu._attention import LOG2_E, attend_tiles, check_attention, check_scales
+from inflight_kernels.common.checks import (
+    cdiv,
+    check_vector,
+    compute_capability,
+    multiprocessor_count,
+    next_power_of_2,
+)
+from inflight_kernels.tuning import tuned
+
+# Rows (query tokens times grouped heads) a tile: 128 feed two warp groups of Hopper's matrix unit and read each key
+# from the L2 half as often as 64, which keep more programs busy when chunks are short. Not measured yet.
+LONG_ROWS = 128
+SHORT_ROWS = 64
+# What the tuning script tries; the first two are for Hopper and later (before, they spill).
+CANDIDATES: tuple[Mapping[str, int], ...] = (
+    {"BLOCK_M": 128, "BLOCK_N": 64, "num_warps": 8, "num_stages": 3},
+    {"BLOCK_M": 128, "BLOCK_N": 64, "num_warps": 8, "num_stages": 5},
+    {"BLOCK_M": 64, "BLOCK_N": 64, "num_warps": 4, "num_stages": 3},
+    {"BLOCK_M": 64, "BLOCK_N": 32, "num_warps": 4, "num_stages": 3},
+)
+
+
+# One compiled kernel for all batches: triton would make others for widths and numbers that are 1 or multiples of 16,
+# and for lengths that do not begin at a multiple of 16 bytes, as those of the prefills behind some decodes.
+@triton.jit(do_not_specialize=["query_start_loc_ptr", "seq_lens_ptr", "stride_table"])
+def prefill_attention_kernel(
+    q_ptr,
+    k_cache_ptr,
+    v_cache_ptr,
+    block_table_ptr,
+    query_start_loc_ptr,
+    seq_lens_ptr,
+    out_ptr,
+    qk_scale,
+    v_scale,
+    stride_qt,
+    stride_qh,
+    stride_cache_block,
+    stride_cache_offset,
+    stride_cache_head,
+    stride_table,
+    stride_ot,
+    stride_oh,
+    NUM_KV_HEADS: tl.constexpr,
+    GROUP: tl.constexpr,
+    HEAD_DIM: tl.constexpr,
+    BLOCK_SIZE: tl.constexpr,
+    SLIDING_WINDOW: tl.constexpr,
+    INPUT_PRECISION: tl.constexpr,
+    BLOCK_Q: tl.constexpr,
+    BLOCK_M: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    BLOCK_D: tl.constexpr,
+):
+    # One sequence after the other, so that programs that run together share keys in the L2; of a sequence the last
+    # query tile first, which sees the most keys, so that no long tile is left over at the end.
+    pid_h = tl.program_id(0) % NUM_KV_HEADS
+    pid_q = (tl.num_programs(0) - 1 - tl.program_id(0)) // NUM_KV_HEADS
+    pid_b = tl.program_id(1).to(tl.int64)
+
+    query_begin = tl.load(query_start_loc_ptr + pid_b)
+    query_len = tl.load(query_start_loc_ptr + pid_b + 1) - query_begin
+    if pid_q * BLOCK_Q >= query_len:
+        return
+    seq_len = tl.load(seq_lens_ptr + pid_b)
+
+    offs_m = tl.arange(0, BLOCK_M)
+    offs_d = tl.arange(0, BLOCK_D)
+    tokens = pid_q * BLOCK_Q + offs_m // GROUP
+    heads = pid_h * GROUP + offs_m % GROUP
+    mask_m = (offs_m < BLOCK_Q * GROUP) & (tokens < query_len)
+    mask_md = mask_m[:, None] & (offs_d < HEAD_DIM)[None, :]
+    rows = (query_begin + tokens).to(tl.int64)
+    q_offs = rows[:, None] * stride_qt + heads[:, None].to(tl.int64) * stride_qh + offs_d[None, :]
+    q = tl.load(q_ptr + q_offs, mask=mask_md, other=0.0)
+
+    first_position = seq_len - query_len + pid_q * BLOCK_Q
+    last_position = tl.minimum(first_position + BLOCK_Q, seq_len) - 1
+    query_positions = seq_len - query_len + tokens
+    # Tiles [tile_lo, tile_hi) hold a key that some row sees, [full_lo, full_hi) only keys that every row sees.
+    tile_lo = 0
+    full_lo = 0
+    tile_hi = tl.cdiv(last_position + 1, BLOCK_N)
+    full_hi = (first_position + 1) // BLOCK_N
+    if SLIDING_WINDOW > 0:
+        tile_lo = tl.maximum(first_position - SLIDING_WINDOW + 1, 0) // BLOCK_N
+        full_lo = tl.minimum(tl.cdiv(tl.maximum(last_position - SLIDING_WINDOW + 1, 0), BLOCK_N), tile_hi)
+        full_hi = tl.maximum(full_hi, full_lo)
+
+    acc = tl.zeros([BLOCK_M, BLOCK_D], dtype=tl.float32)
+    m_i = tl.full([BLOCK_M], float("-inf"), dtype=tl.float32)
+    l_i = tl.zeros([BLOCK_M], dtype=tl.float32)
+    k_head_ptr = k_cache_ptr + pid_h.to(tl.int64) * stride_cache_head
+    v_head_ptr = v_cache_ptr + pid_h.to(tl.int64) * stride_cache_head
+    table_row_ptr = block_table_ptr + pid_b * stride_table
+    if SLIDING_WINDOW > 0:
+        acc, m_i, l_i = attend_tiles(
+            acc, m_i, l_i, q, query_positions, seq_len, tile_lo, full_lo, k_head_ptr, v_head_ptr, table_row_ptr,
+            stride_cache_block, stride_cache_offset, qk_scale,
+            HEAD_DIM, BLOCK_SIZE, SLIDING_WINDOW, True, INPUT_PRECISION, BLOCK_N, BLOCK_D,
+        )  # fmt: skip
+    acc, m_i, l_i = attend_tiles(
+        acc, m_i, l_i, q, query_positions, seq_len, full_lo, full_hi, k_head_ptr, v_head_ptr, table_row_ptr,
+        stride_cache_block, stride_cache_offset, qk_scale,
+        HEAD_DIM, BLOCK_SIZE, SLIDING_WINDOW, False, INPUT_PRECISION, BLOCK_N, BLOCK_D,
+    )  # fmt: skip
+    acc, m_i, l_i = attend_tiles(
+        acc, m_i, l_i, q, query_positions, seq_len, full_hi, tile_hi, k_head_ptr, v_head_ptr, table_row_ptr,
+        stride_cache_block, stride_cache_offset, qk_scale,
+        HEAD_DIM, BLOCK_SIZE, SLIDING_WINDOW, True, INPUT_PRECISION, BLOCK_N, BLOCK_D,
+    )  # fmt: skip
+
+    out = acc / tl.where(l_i > 0.0, l_i, 1.0)[:, None] * v_scale
+    out_offs = rows[:, None] * stride_ot + heads[:, None].to(tl.int64) * stride_oh + offs_d[None, :]
+    tl.store(out_ptr + out_offs, out.to(out_ptr.dtype.element_ty), mask=mask_md)
+
+
+def default_config(
+    rows: int, programs_of_long_rows: int, head_dim: int, element_size: int, device: torch.device
+) -> dict[str, int]:
+    """Reasoned, not measured yet. `rows` of the longest chunk, and the programs that tiles of LONG_ROWS would be."""
+    if element_size == 4:
+        # Exact products are sums in registers: 32 rows of 128 by 32 keys already spill (ptxas, triton 3.7).
+        return {"BLOCK_M": 16, "BLOCK_N": 32, "num_warps": 8, "num_stages": 3}
+    row_bytes = max(next_power_of_2(head_dim), 16) * element_size
+    # Long rows of wide heads would not fit the registers.
+    long_rows = row_bytes <= 256 and rows > SHORT_ROWS and programs_of_long_rows >= multiprocessor_count(device)
+    # Before Hopper the query tile lives in registers: 64 keys of 128 spill on sm_80 (ptxas, triton 3.8).
+    before_hopper = compute_capability(device) < 90
+    return {
+        "BLOCK_M": LONG_ROWS if long_rows else SHORT_ROWS,
+        "BLOCK_N": 32 if before_hopper and row_bytes >= 256 else 64,
+        # Heads of 256 spill 1216 bytes with 4 warps on sm_90 (ptxas, triton 3.8).
+        "num_warps": 8 if long_rows or head_dim > 128 else 4,
+        # One buffer of K and V: the lookup in the block table takes half of the stages (`decode_attention.CANDIDATES`).
+        "num_stages": 3,
+    }
+
+
+def prefill_attention(
+    q: Tensor,
+    k_cache: Tensor,
+    v_cache: Tensor,
+    block_table: Tensor,
+    query_start_loc: Tensor,
+    seq_lens: Tensor,
+    max_query_len: int,
+    scale: float,
+    sliding_window: int = 0,
+    out: Tensor | None = None,
+    *,
+    k_scale: float = 1.0,
+    v_scale: float = 1.0,
+    deterministic: bool = False,
+    config: Mapping[str, int] | None = None,
+) -> Tensor:
+    """Launch prefill attention; see `inflight_kernels.prefill_attention`. `config` overrides the tuned one."""
+    batch = seq_lens.shape[0]
+    check_attention(q, k_cache, v_cache, block_table, batch, out)
+    check_vector("seq_lens", seq_lens, batch, torch.int32)
+    check_vector("query_start_loc", query_start_loc, batch + 1, torch.int32)
+    check_scales(scale, k_scale, v_scale, sliding_window)
+    num_q_heads, head_dim = q.shape[1], q.shape[2]
+    num_kv_heads, block_size = k_cache.shape[2], k_cache.shape[1]
+    if out is None:
+        out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
+    if batch == 0 or max_query_len == 0:
+        return out
+    group = num_q_heads // num_kv_heads
+    if config is None:
+        shape: dict[str, int | str] = {
+            "head_dim": str(head_dim),
+            "group": group,
+            "block_size": str(block_size),
+            "cache": str(k_cache.dtype),
+            "window": str(sliding_window > 0),
+        }
+        # Deterministic: as the longest chunk alone would be launched, whatever comes.
+        rows = programs = 1 << 30
+        if not deterministic:
+            rows = max_query_len * group
+            programs = cdiv(max_query_len, max(LONG_ROWS // group, 1)) * num_kv_heads * batch
+            shape |= {"rows": next_power_of_2(rows), "programs": next_power_of_2(programs)}
+        config = tuned(
+            "prefill_attention", shape, default_config(rows, programs, head_dim, q.element_size(), q.device), q.device
+        )
+    block_m = max(config["BLOCK_M"], next_power_of_2(group))
+    block_q = block_m // group
+    prefill_attention_kernel[(num_kv_heads * cdiv(max_query_len, block_q), batch)](
+        q,
+        k_cache,
+        v_cache,
+        block_table,
+        query_start_loc,
+        seq_lens,
+        out,
+        scale * k_scale * LOG2_E,
+        v_scale,
+        q.stride(0),
+        q.stride(1),
+        k_cache.stride(0),
+        k_cache.stride(1),
+        k_cache.stride(2),
+        block_table.stride(0),
+        out.stride(0),
+        out.stride(1),
+        NUM_KV_HEADS=num_kv_heads,
+        GROUP=group,
+        HEAD_DIM=head_dim,
+        BLOCK_SIZE=block_size,
+        SLIDING_WINDOW=sliding_window,
+        # Exact products keep fp32 comparable to the reference; fp16 and bf16 do not look at this.
+        INPUT_PRECISION="ieee",
+        BLOCK_Q=block_q,
+        BLOCK_M=block_m,
+        BLOCK_N=config["BLOCK_N"],
+        BLOCK_D=max(next_power_of_2(head_dim), 16),
+        num_warps=config["num_warps"],
+        num_stages=config["num_stages"],
+    )
+    return out

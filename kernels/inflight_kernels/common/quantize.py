@@ -1,0 +1,61 @@
+"""Symmetric quantisation of rows inside a kernel, shared by every operation that ends in it.
+
+    absmax = max |y|      scale = absmax / QMAX      q = round(clamp(y * (1 / scale), -QMAX, QMAX))
+
+One scale a row, float32; q * scale is y again, within half a step. A row whose absmax is below `SMALLEST` counts as
+zero: scale 1. Both divisions are rounded as IEEE has it, so that the torch reference gives the same bits. Rounding is
+to nearest, ties to even. A maximum is the same in any order: no launch choice can change q or scale.
+A NaN stays NaN in float8_e4m3fn; int8 has none, and q is unspecified in its place.
+"""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+
+from inflight_kernels.common.checks import compute_capability
+
+# Largest magnitude of each quantised type. int8 leaves -128 out and is symmetric.
+LARGEST = {torch.float8_e4m3fn: 448.0, torch.int8: 127.0}
+# 1 / scale must not overflow float32: QMAX / 2^-100 < 2^109.
+SMALLEST: tl.constexpr = tl.constexpr(2.0**-100)
+# 1.5 * 2^23: float32 numbers of this size lie one apart, so that adding and subtracting it rounds to whole numbers,
+# ties to even. (triton's own round needs libdevice, which the interpreter lacks.)
+_WHOLE: tl.constexpr = tl.constexpr(12582912.0)
+# The oldest architecture that converts to float8_e4m3fn.
+_FP8_CAPABILITY = 89
+
+
+@triton.jit
+def row_scale(absmax, QMAX: tl.constexpr):
+    """Scale of rows whose largest magnitudes are `absmax`, float32."""
+    return tl.where(absmax < SMALLEST, 1.0, tl.div_rn(absmax, tl.full(absmax.shape, QMAX, tl.float32)))
+
+
+@triton.jit
+def inverse_of(scale):
+    """What values are multiplied by before rounding."""
+    return tl.div_rn(tl.full(scale.shape, 1.0, tl.float32), scale)
+
+
+@triton.jit
+def quantized(y, inverse_scale, dtype: tl.constexpr, QMAX: tl.constexpr):
+    """float32 `y` times `inverse_scale`, which must broadcast to it, in `dtype`."""
+    scaled = tl.clamp(y * inverse_scale, -QMAX, QMAX, propagate_nan=tl.PropagateNan.ALL)
+    if dtype == tl.int8:
+        scaled = (scaled + _WHOLE) - _WHOLE
+    return scaled.to(dtype)
+
+
+def check_quantized_dtype(dtype: torch.dtype, device: torch.device) -> None:
+    """Raise ValueError unless `dtype` can be quantised to on `device`."""
+    if dtype not in LARGEST:
+        raise ValueError(f"dtype must be torch.float8_e4m3fn or torch.int8, got {dtype}")
+    check_fp8_device(dtype, device)
+
+
+def check_fp8_device(dtype: torch.dtype, device: torch.device) -> None:
+    """Raise ValueError if `dtype` is float8_e4m3fn and `device` cannot convert to it."""
+    if dtype == torch.float8_e4m3fn and device.type == "cuda" and compute_capability(device) < _FP8_CAPABILITY:
+        raise ValueError(f"{device} cannot convert to torch.float8_e4m3fn: it takes compute capability 8.9")

@@ -1,0 +1,35 @@
+"""What operations on whole rows share: rows of any tensor, and how many programs go over them.
+
+Knows no formula.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from inflight_kernels.common.checks import multiprocessor_count, next_power_of_2
+
+
+def rows_of(x: Tensor) -> Tensor:
+    """`x` (..., H) as (rows, H) with contiguous rows; a copy only where no view can be had."""
+    rows = x.reshape(-1, x.shape[-1])
+    return rows if rows.stride(-1) == 1 or rows.shape[-1] == 1 else rows.contiguous()
+
+
+def num_programs(num_tiles: int, programs_per_sm: int, device: torch.device) -> int:
+    """Programs for `num_tiles` tiles: one each, or no more than stay resident, each then takes every n-th tile."""
+    if programs_per_sm == 0:
+        return num_tiles
+    return min(num_tiles, programs_per_sm * multiprocessor_count(device))
+
+
+def row_config(width: int) -> tuple[int, int]:
+    """Columns in registers and warps for a kernel that wants a whole row before it writes any of it. Not measured yet.
+
+    A row of up to 16384 columns is read once: 16 warps hold 32 elements a thread, and their 61 registers (gated, sm_90)
+    leave a multiprocessor two such programs, 2 x 57 KiB on the way at 14336 gated columns of bf16. A longer row is read
+    twice. Fewer warps for shorter rows: 16 elements a thread are two 16-byte loads of bf16.
+    """
+    block = min(next_power_of_2(width), 16384)
+    return block, min(max(block // 512, 4), 16)

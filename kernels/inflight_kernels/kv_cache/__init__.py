@@ -1,0 +1,41 @@
+"""Movements of whole blocks within a paged KV cache."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from torch import Tensor
+
+from inflight_kernels.dispatch import implementation
+
+
+def copy_blocks(
+    k_cache: Tensor | Sequence[Tensor], v_cache: Tensor | Sequence[Tensor], source: Tensor, target: Tensor
+) -> None:
+    """Copy block `source[i]` to block `target[i]` in every layer, keys and values, for all i, in one launch.
+
+    For copy-on-write, and for beams that go on from one parent: each takes its full blocks by name and needs only a
+    copy of the last. A cache is one tensor (num_blocks, block_size, Hkv, D), one of all layers (L, num_blocks,
+    block_size, Hkv, D), or one tensor a layer; all alike in shape, dtype and strides, each block in one piece of a
+    multiple of 16 bytes. `source` and `target` (N,), int32 or int64, lie on the caches' device; a pair with a negative
+    number is left out, so that a CUDA graph may replay for fewer pairs than it was captured with. The first call with a
+    cache uploads its addresses: make one before a capture.
+
+    Nothing orders the copies. So no block may be the target of two pairs, nor the target of one and the source of
+    another (exchanges go through a spare block); a pair of a block with itself does nothing. Lists on the CPU are
+    checked for it (ValueError); on a GPU it is the caller's promise, for to look would be to wait.
+    """
+    if source.device.type == "cpu":
+        check_pairs(source, target)
+    implementation(source, __name__).copy_blocks(k_cache, v_cache, source, target)
+
+
+def check_pairs(source: Tensor, target: Tensor) -> None:
+    """Raise ValueError unless the copies give the same in any order. For lists on the CPU."""
+    pairs = [(a, b) for a, b in zip(source.tolist(), target.tolist(), strict=True) if a >= 0 and b >= 0 and a != b]
+    targets = {b for _, b in pairs}
+    if len(targets) < len(pairs):
+        raise ValueError(f"a block is the target of two copies: targets are {sorted(b for _, b in pairs)}")
+    both = targets & {a for a, _ in pairs}
+    if both:
+        raise ValueError(f"blocks {sorted(both)} are both copied from and copied to")

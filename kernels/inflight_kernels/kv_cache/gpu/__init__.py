@@ -1,0 +1,5 @@
+"""The triton kernels of this family, one operation a file. Importing this imports triton."""
+
+from inflight_kernels.kv_cache.gpu.copy_blocks import copy_blocks
+
+__all__ = ["copy_blocks"]

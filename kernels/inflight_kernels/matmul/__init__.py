@@ -1,0 +1,50 @@
+"""Linear layers: of floats, of 8-bit weights and activations, of 4-bit weights."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from inflight_kernels.dispatch import implementation
+from inflight_kernels.matmul.weight_formats import Int4Weight
+
+
+def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None, deterministic: bool = False) -> Tensor:
+    """x W^T + bias for `x` (T, K), `weight` (N, K) and `bias` (N,), float and of one dtype; returns (T, N).
+
+    On a GPU up to 64 tokens run a kernel that reads each weight once, more run cuBLAS. `deterministic`: a row's result
+    is bitwise the same whatever else is in the batch and however many rows there are.
+    """
+    result: Tensor = implementation(x, __name__).linear(x, weight, bias, deterministic)
+    return result
+
+
+def scaled_linear(
+    x: Tensor,
+    x_scale: Tensor,
+    weight: Tensor,
+    weight_scale: Tensor,
+    bias: Tensor | None = None,
+    out_dtype: torch.dtype = torch.bfloat16,
+    deterministic: bool = False,
+) -> Tensor:
+    """(x * x_scale) (weight * weight_scale)^T + bias of quantised operands; returns (T, N) of `out_dtype`.
+
+    `x` (T, K) and `weight` (N, K) are both float8_e4m3fn or both int8, `x_scale` (T,) and `weight_scale` (N,) float32
+    as `quantize_per_token` and `quantize_weight` give them, `bias` (N,) float. Products are added in float32 (fp8) or
+    exactly (int8). fp8 needs compute capability 8.9; an older GPU is refused with ValueError. `deterministic` as in
+    `linear`.
+    """
+    function = implementation(x, __name__).scaled_linear
+    result: Tensor = function(x, x_scale, weight, weight_scale, bias, out_dtype, deterministic)
+    return result
+
+
+def int4_linear(x: Tensor, weight: Int4Weight, bias: Tensor | None = None, deterministic: bool = False) -> Tensor:
+    """x W^T + bias for `x` (T, K) float of the dtype of the weight's scales; returns (T, N).
+
+    `weight` comes from `repack_awq`, `repack_gptq` or `pack_int4`; groups hold a multiple of 32 columns. Weights are
+    dequantised to the dtype of x, products are added in float32. `deterministic` as in `linear`.
+    """
+    result: Tensor = implementation(x, __name__).int4_linear(x, weight, bias, deterministic)
+    return result

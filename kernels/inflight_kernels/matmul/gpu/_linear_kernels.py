@@ -1,0 +1,320 @@
+"""What the linear layers of floats, fp8 and int8 share: one tile kernel, the sum over its splits, and their launch.
+
+    y[m, n] = (sum_k W[n, k] x[m, k]) * weight_scale[n] * x_scale[m] + bias[n]
+
+The operands are swapped: rows of the weight stand on the side of the matrix unit that is 64 rows tall, tokens on the
+side that may be as narrow as 16, so that a decode batch does not pay for 128 tokens. K is cut into NUM_SPLITS segments
+of whole tiles, and the result is the sum of the segments' sums, added in the order of the segments:
+
+    SPLITS_PER_PROGRAM == 1            a program computes one segment; with more than one segment its sum goes to
+                                       scratch (NUM_SPLITS, T, N), and `sum_splits_kernel` adds them
+    SPLITS_PER_PROGRAM == NUM_SPLITS   a program computes every segment and adds them itself
+
+Both add the same numbers in the same order, and no float is added atomically: for one tile shape and one NUM_SPLITS a
+row's result is bitwise the same whichever of the two ran, and wherever in a batch it stood.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from inflight_kernels.common.checks import cdiv
+
+# Columns of one program of the sum: one 16-byte load of float32 for each of 128 threads. Not measured yet.
+SUM_BLOCK_N = 512
+# With at least this many tiles in flight a program sums its own splits: the GPU is full without them. Not measured yet.
+TILES_THAT_FILL = 132
+
+
+@triton.jit
+def grouped_tile(pid, num_tiles_n, num_tiles_m, GROUP_N: tl.constexpr):
+    """The tile (pid_n, pid_m) of a program: GROUP_N tiles of weight rows meet all tokens before the next ones do, so
+    that both stay in L2. One tile of tokens gives pid_n = pid."""
+    per_group = GROUP_N * num_tiles_m
+    first_n = (pid // per_group) * GROUP_N
+    group_n = tl.minimum(num_tiles_n - first_n, GROUP_N)
+    inside = pid % per_group
+    return first_n + inside % group_n, inside // group_n
+
+
+@triton.jit
+def finish(total, weight_scale, x_scale, bias, HAS_SCALE: tl.constexpr, HAS_BIAS: tl.constexpr):
+    """The epilogue, in float32. One function, so that it rounds alike wherever the sum over the splits ended."""
+    y = total.to(tl.float32)
+    if HAS_SCALE:
+        y = y * weight_scale * x_scale
+    if HAS_BIAS:
+        y = y + bias
+    return y
+
+
+@triton.jit
+def store_tile(
+    total,
+    x_scale_ptr,
+    weight_scale_ptr,
+    bias_ptr,
+    y_ptr,
+    offs_n,
+    offs_m,
+    num_tokens,
+    out_features,
+    stride_y,
+    HAS_SCALE: tl.constexpr,
+    HAS_BIAS: tl.constexpr,
+):
+    """Finish a (BLOCK_N, BLOCK_M) tile and store it as y[m, n]."""
+    mask_n = offs_n < out_features
+    mask_m = offs_m < num_tokens
+    weight_scale = 1.0
+    x_scale = 1.0
+    bias = 0.0
+    if HAS_SCALE:
+        weight_scale = tl.load(weight_scale_ptr + offs_n, mask=mask_n, other=0.0)[:, None]
+        x_scale = tl.load(x_scale_ptr + offs_m, mask=mask_m, other=0.0)[None, :]
+    if HAS_BIAS:
+        bias = tl.load(bias_ptr + offs_n, mask=mask_n, other=0.0).to(tl.float32)[:, None]
+    y = finish(total, weight_scale, x_scale, bias, HAS_SCALE, HAS_BIAS)
+    y_ptrs = y_ptr + offs_m[None, :].to(tl.int64) * stride_y + offs_n[:, None]
+    tl.store(y_ptrs, y.to(y_ptr.dtype.element_ty), mask=mask_n[:, None] & mask_m[None, :])
+
+
+@triton.jit
+def store_partial(total, partial_ptr, pid_s, offs_n, offs_m, num_tokens, out_features):
+    """Store one segment's (BLOCK_N, BLOCK_M) sum as partial[pid_s, m, n]."""
+    rows = pid_s.to(tl.int64) * num_tokens + offs_m
+    mask = (offs_n < out_features)[:, None] & (offs_m < num_tokens)[None, :]
+    tl.store(partial_ptr + rows[None, :] * out_features + offs_n[:, None], total, mask=mask)
+
+
+@triton.jit
+def segment_sum(
+    x_ptrs,
+    weight_ptrs,
+    begin,
+    end,
+    in_features,
+    offs_k,
+    mask_m,
+    EVEN_K: tl.constexpr,
+    ACC_DTYPE: tl.constexpr,
+    SUM_APART: tl.constexpr,
+    BLOCK_M: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    BLOCK_K: tl.constexpr,
+):
+    """sum over begin <= k < end of W[n, k] x[m, k], as (BLOCK_N, BLOCK_M); `begin` starts a tile of BLOCK_K."""
+    acc = tl.zeros([BLOCK_N, BLOCK_M], dtype=ACC_DTYPE)
+    for start in tl.range(begin, end, BLOCK_K):
+        if EVEN_K:
+            weight = tl.load(weight_ptrs + start)
+            x = tl.load(x_ptrs + start, mask=mask_m[None, :], other=0.0)
+        else:
+            mask_k = start + offs_k < in_features
+            weight = tl.load(weight_ptrs + start, mask=mask_k[None, :], other=0.0)
+            x = tl.load(x_ptrs + start, mask=mask_k[:, None] & mask_m[None, :], other=0.0)
+        if SUM_APART:
+            acc += tl.dot(weight, x, out_dtype=ACC_DTYPE)
+        else:
+            acc = tl.dot(weight, x, acc, input_precision="ieee", out_dtype=ACC_DTYPE)
+    return acc
+
+
+@triton.jit
+def linear_kernel(
+    x_ptr,
+    weight_ptr,
+    x_scale_ptr,
+    weight_scale_ptr,
+    bias_ptr,
+    y_ptr,
+    partial_ptr,
+    num_tokens,
+    out_features,
+    in_features,
+    stride_x,
+    stride_weight,
+    stride_y,
+    split_features,
+    HAS_SCALE: tl.constexpr,
+    HAS_BIAS: tl.constexpr,
+    NUM_SPLITS: tl.constexpr,
+    SPLITS_PER_PROGRAM: tl.constexpr,
+    EVEN_K: tl.constexpr,
+    ACC_DTYPE: tl.constexpr,
+    SUM_APART: tl.constexpr,
+    BLOCK_M: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    BLOCK_K: tl.constexpr,
+    GROUP_N: tl.constexpr,
+):
+    pid_s = tl.program_id(1)
+    num_tiles_n = tl.cdiv(out_features, BLOCK_N)
+    pid_n, pid_m = grouped_tile(tl.program_id(0), num_tiles_n, tl.cdiv(num_tokens, BLOCK_M), GROUP_N)
+    offs_n = pid_n * BLOCK_N + tl.arange(0, BLOCK_N)
+    offs_m = pid_m * BLOCK_M + tl.arange(0, BLOCK_M)
+    offs_k = tl.arange(0, BLOCK_K)
+    mask_m = offs_m < num_tokens
+    # Rows past the last read the last one again and are never stored: the stream of weights then needs no mask.
+    rows = tl.minimum(offs_n, out_features - 1).to(tl.int64)
+    weight_ptrs = weight_ptr + rows[:, None] * stride_weight + offs_k[None, :]
+    x_ptrs = x_ptr + offs_m[None, :].to(tl.int64) * stride_x + offs_k[:, None]
+
+    if SPLITS_PER_PROGRAM == 1:
+        begin = pid_s * split_features
+        end = tl.minimum(begin + split_features, in_features)
+        total = segment_sum(
+            x_ptrs, weight_ptrs, begin, end, in_features, offs_k, mask_m,
+            EVEN_K, ACC_DTYPE, SUM_APART, BLOCK_M, BLOCK_N, BLOCK_K,
+        )  # fmt: skip
+    else:
+        total = tl.zeros([BLOCK_N, BLOCK_M], dtype=ACC_DTYPE)
+        for split in tl.range(0, SPLITS_PER_PROGRAM):
+            begin = split * split_features
+            end = tl.minimum(begin + split_features, in_features)
+            total += segment_sum(
+                x_ptrs, weight_ptrs, begin, end, in_features, offs_k, mask_m,
+                EVEN_K, ACC_DTYPE, SUM_APART, BLOCK_M, BLOCK_N, BLOCK_K,
+            )  # fmt: skip
+
+    if SPLITS_PER_PROGRAM == NUM_SPLITS:
+        store_tile(
+            total, x_scale_ptr, weight_scale_ptr, bias_ptr, y_ptr, offs_n, offs_m,
+            num_tokens, out_features, stride_y, HAS_SCALE, HAS_BIAS,
+        )  # fmt: skip
+    else:
+        store_partial(total, partial_ptr, pid_s, offs_n, offs_m, num_tokens, out_features)
+
+
+@triton.jit
+def sum_splits_kernel(
+    partial_ptr,
+    x_scale_ptr,
+    weight_scale_ptr,
+    bias_ptr,
+    y_ptr,
+    num_tokens,
+    out_features,
+    stride_y,
+    HAS_SCALE: tl.constexpr,
+    HAS_BIAS: tl.constexpr,
+    NUM_SPLITS: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+):
+    pid_m = tl.program_id(0).to(tl.int64)
+    offs_n = tl.program_id(1) * BLOCK_N + tl.arange(0, BLOCK_N)
+    mask_n = offs_n < out_features
+    total = tl.zeros([BLOCK_N], dtype=partial_ptr.dtype.element_ty)
+    for split in tl.static_range(NUM_SPLITS):
+        row_ptr = partial_ptr + (split * num_tokens + pid_m) * out_features
+        total += tl.load(row_ptr + offs_n, mask=mask_n, other=0.0)
+    weight_scale = 1.0
+    x_scale = 1.0
+    bias = 0.0
+    if HAS_SCALE:
+        weight_scale = tl.load(weight_scale_ptr + offs_n, mask=mask_n, other=0.0)
+        x_scale = tl.load(x_scale_ptr + pid_m)
+    if HAS_BIAS:
+        bias = tl.load(bias_ptr + offs_n, mask=mask_n, other=0.0).to(tl.float32)
+    y = finish(total, weight_scale, x_scale, bias, HAS_SCALE, HAS_BIAS)
+    tl.store(y_ptr + pid_m * stride_y + offs_n, y.to(y_ptr.dtype.element_ty), mask=mask_n)
+
+
+def splits_in_program(num_splits: int, num_tiles: int, deterministic: bool) -> int:
+    """How many of the splits one program computes: its own only, or, where tiles alone fill the GPU, every one.
+
+    Elsewhere than in deterministic mode the number of splits is already chosen by the batch.
+    """
+    return num_splits if deterministic and num_tiles >= TILES_THAT_FILL else 1
+
+
+def launch_sum_splits(
+    partial: Tensor, y: Tensor, bias: Tensor | None, x_scale: Tensor | None = None, weight_scale: Tensor | None = None
+) -> None:
+    """Add the splits of `partial` (NUM_SPLITS, T, N) in order, finish and write `y` (T, N)."""
+    num_splits, num_tokens, out_features = partial.shape
+    sum_splits_kernel[(num_tokens, cdiv(out_features, SUM_BLOCK_N))](
+        partial,
+        partial if x_scale is None else x_scale,
+        partial if weight_scale is None else weight_scale,
+        partial if bias is None else bias,
+        y,
+        num_tokens,
+        out_features,
+        y.stride(0),
+        HAS_SCALE=x_scale is not None,
+        HAS_BIAS=bias is not None,
+        NUM_SPLITS=num_splits,
+        BLOCK_N=SUM_BLOCK_N,
+        num_warps=4,
+    )
+
+
+def launch_linear(
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    out_dtype: torch.dtype,
+    config: Mapping[str, int],
+    deterministic: bool,
+    x_scale: Tensor | None = None,
+    weight_scale: Tensor | None = None,
+) -> Tensor:
+    """Launch the product of checked `x` (T, K) and `weight` (N, K) with the tile shape and splits of `config`."""
+    num_tokens, in_features = x.shape
+    out_features = weight.shape[0]
+    y = torch.empty((num_tokens, out_features), dtype=out_dtype, device=x.device)
+    if num_tokens == 0 or out_features == 0:
+        return y
+    block_m, block_n, block_k = config["BLOCK_M"], config["BLOCK_N"], config["BLOCK_K"]
+    num_tiles = cdiv(out_features, block_n) * cdiv(num_tokens, block_m)
+    tiles_k = cdiv(in_features, block_k)
+    tiles_per_split = cdiv(tiles_k, config["NUM_SPLITS"])
+    # As many as have work: ten tiles in eight splits of two are five splits.
+    num_splits = cdiv(tiles_k, tiles_per_split)
+    splits_per_program = splits_in_program(num_splits, num_tiles, deterministic)
+    is_integer = x.dtype == torch.int8
+    partial = y
+    if splits_per_program < num_splits:
+        acc_dtype = torch.int32 if is_integer else torch.float32
+        partial = torch.empty((num_splits, num_tokens, out_features), dtype=acc_dtype, device=x.device)
+    linear_kernel[(num_tiles, num_splits // splits_per_program)](
+        x,
+        weight,
+        y if x_scale is None else x_scale,
+        y if weight_scale is None else weight_scale,
+        y if bias is None else bias,
+        y,
+        partial,
+        num_tokens,
+        out_features,
+        in_features,
+        x.stride(0),
+        weight.stride(0),
+        y.stride(0),
+        tiles_per_split * block_k,
+        HAS_SCALE=x_scale is not None,
+        HAS_BIAS=bias is not None,
+        NUM_SPLITS=num_splits,
+        SPLITS_PER_PROGRAM=splits_per_program,
+        EVEN_K=in_features % block_k == 0,
+        ACC_DTYPE=tl.int32 if is_integer else tl.float32,
+        # Hopper's matrix unit keeps about 14 bits of an fp8 sum: every BLOCK_K products go to a float32 register, or
+        # errors grow with K. (With max_num_imprecise_acc instead, triton 3.8 reads a product's registers without
+        # waiting for it, and the assembler then lets every instruction of the matrix unit wait for the one before.)
+        SUM_APART=x.dtype == torch.float8_e4m3fn,
+        BLOCK_M=block_m,
+        BLOCK_N=block_n,
+        BLOCK_K=block_k,
+        GROUP_N=config["GROUP_N"],
+        num_warps=config["num_warps"],
+        num_stages=config["num_stages"],
+    )
+    if splits_per_program < num_splits:
+        launch_sum_splits(partial, y, bias, x_scale, weight_scale)
+    return y

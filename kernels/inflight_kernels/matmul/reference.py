@@ -1,0 +1,47 @@
+"""The linear layers in torch: floats, 8 bits times 8 bits, 4 bits dequantised."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from inflight_kernels.matmul.weight_formats import Int4Weight
+
+
+def _by_row(product: Callable[[Tensor], Tensor], x: Tensor, deterministic: bool) -> Tensor:
+    """`product(x)`; deterministic: row by row, as a CPU's matrix product adds in an order that the batch decides."""
+    if not deterministic or len(x) < 2:
+        return product(x)
+    return torch.cat([product(row) for row in x.split(1)])
+
+
+def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None, deterministic: bool = False) -> Tensor:
+    """x W^T + bias."""
+    return _by_row(lambda rows: F.linear(rows, weight, bias), x, deterministic)
+
+
+def scaled_linear(
+    x: Tensor,
+    x_scale: Tensor,
+    weight: Tensor,
+    weight_scale: Tensor,
+    bias: Tensor | None = None,
+    out_dtype: torch.dtype = torch.bfloat16,
+    deterministic: bool = False,
+) -> Tensor:
+    """Product of quantised values, exact for int8, times both scales, plus bias, in float32 and rounded once."""
+    # Sums of int8 products pass float32's 24 bits; float64 holds them exactly, and so hides the order of adding.
+    wide = torch.float64 if x.dtype == torch.int8 else torch.float32
+    values = weight.to(wide)
+    total = _by_row(lambda rows: rows.to(wide) @ values.T, x, deterministic).float()
+    y = total * weight_scale * x_scale[:, None]
+    return (y if bias is None else y + bias.float()).to(out_dtype)
+
+
+def int4_linear(x: Tensor, weight: Int4Weight, bias: Tensor | None = None, deterministic: bool = False) -> Tensor:
+    """Product with the weight dequantised to its dtype."""
+    values = weight.dequantize()
+    return _by_row(lambda rows: F.linear(rows, values, bias), x, deterministic)

@@ -1,0 +1,203 @@
+"""The feed-forward layers of a mixture of experts, as two grouped matrix products and a weighted sum.
+
+    a_p = round(silu(g_p) * u_p),   g_p | u_p = W_gate_up[e_p] x[t_p]        for each pair p = (token t, choice j)
+    z_p = round(W_down[e_p] a_p),   y[t] = round(sum_j w[t, j] z[t, j])      sum in float32, in the order of j
+
+Launches: the alignment of `_moe_align` (one up to 512 pairs, three beyond, none for a very few), then gate and up with
+SwiGLU in the epilogue, down, and the sum (`_moe_kernels`). Grids are upper bounds from shapes alone: nothing waits for
+the device, and a CUDA graph captured for a T replays for any routing. No float is added atomically.
+
+Bytes: every touched expert once, 3 H I times the size of the dtype (9.4 MB at H = 2048, I = 768, bf16), and of the
+pairs P = k T: H + 2 I + 2 H elements each, with x read from L2 for all but its first choice. Operations: 6 P H I.
+On an H200 (4.3 TB/s, 790 TFLOP/s) with E = 128, k = 8 and even routing that is, as a floor:
+    T = 1      8 experts     75 MB                17.6 us, bytes
+    T = 16     82 experts    0.78 GB              0.18 ms, bytes
+    T = 64     126 experts   1.19 GB              0.28 ms, bytes
+    T = 8192   128 experts   1.9 GB   0.62 TFLOP  0.78 ms, operations
+    T = 32768  128 experts   3.9 GB   2.47 TFLOP  3.1 ms, operations
+and bytes stay the floor up to about 184 rows an expert, T = 2900.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor
+
+from inflight_kernels.common.checks import (
+    cdiv,
+    check_dtype,
+    check_float,
+    check_shape,
+    check_unit_stride,
+    compute_capability,
+    next_power_of_2,
+)
+from inflight_kernels.moe.gpu._moe_align import Alignment, align, most_tiles
+from inflight_kernels.moe.gpu._moe_kernels import moe_combine_kernel, moe_down_kernel, moe_gate_up_kernel
+from inflight_kernels.tuning import tuned
+
+# With fewer pairs than this part of the experts hardly two pairs meet in one: each is a tile of its own, and the launch
+# that aligns is saved for 10 % more weight bytes at most (T = 4 of 128 experts). Not measured yet.
+DIRECT_SHARE = 4
+# Columns of one program of the sum: a 16-byte load of bf16 for each of 128 threads. Not measured yet.
+COMBINE_BLOCK_H = 1024
+
+
+def _config(
+    block_m: int, block_i: int, block_h: int, block_k: int, group_m: int, swap_ab: int, num_warps: int, num_stages: int
+) -> dict[str, int]:
+    """BLOCK_I and BLOCK_H are the weight rows of a program of gate and up (of each), and of down."""
+    return {
+        "BLOCK_M": block_m,
+        "BLOCK_I": block_i,
+        "BLOCK_H": block_h,
+        "BLOCK_K": block_k,
+        "GROUP_M": group_m,
+        "SWAP_AB": swap_ab,
+        "num_warps": num_warps,
+        "num_stages": num_stages,
+    }
+
+
+# Few rows an expert: stream weights. 64 weight rows fill the matrix unit's tall side, 16 tokens its narrow one, and
+# 4 stages of 36 KiB keep 108 KiB in flight on a multiprocessor, where 26 KiB would do by Little's law (800 ns at
+# 4.3 TB/s over 132). Not measured yet.
+STREAM = _config(16, 64, 64, 128, 1, 1, 4, 4)
+# The same bytes in smaller steps: two programs on a multiprocessor of sm_90 instead of one. Not measured yet.
+STREAM_SHORT = _config(16, 64, 64, 64, 1, 1, 4, 5)
+# Twice the programs of gate and up, for T = 1, where 64 rows a program leave 36 of 132 idle. Not measured yet.
+STREAM_NARROW = _config(16, 32, 64, 128, 1, 0, 4, 4)
+# Tens of rows an expert; bytes still are the floor. 128 weight rows of either product a step. Not measured yet.
+MIDDLE = _config(64, 64, 128, 64, 8, 0, 4, 4)
+# Hundreds: 128 rows by 256 weight rows, 128 accumulators a thread, 4 stages of 48 KiB. sm_80 spills at it. Not measured
+# yet.
+LARGE = _config(128, 128, 256, 64, 8, 0, 8, 4)
+# The same rows by half the weight rows, for sm_80. Not measured yet.
+LARGE_HALF = _config(128, 64, 128, 64, 8, 0, 8, 3)
+# Exact float32 products run without the matrix units: as small as they go.
+EXACT = _config(16, 32, 32, 32, 8, 0, 4, 2)
+
+CANDIDATES = [STREAM, STREAM_SHORT, STREAM_NARROW, MIDDLE, LARGE, LARGE_HALF]
+
+
+def default_config(
+    num_pairs: int | None, num_experts: int, dtype: torch.dtype, device: torch.device
+) -> Mapping[str, int]:
+    """By the rows an expert gets on average. `num_pairs` is None where the batch must not matter: the middle way then,
+    which reads no more bytes than any other and is padded least among those with full matrix instructions."""
+    if dtype == torch.float32:
+        return EXACT
+    if num_pairs is None:
+        return MIDDLE
+    rows = num_pairs / num_experts
+    if rows <= 16:
+        return STREAM
+    if rows <= 96:
+        return MIDDLE
+    return LARGE if compute_capability(device) >= 90 else LARGE_HALF
+
+
+def _check(x: Tensor, weights: Tensor, experts: Tensor, w_gate_up: Tensor, w_down: Tensor, out: Tensor | None) -> None:
+    check_float("x", x)
+    if x.dim() != 2 or experts.dim() != 2 or w_gate_up.dim() != 3 or w_gate_up.shape[1] % 2:
+        raise ValueError(
+            "x must be (num_tokens, hidden_size), experts (num_tokens, top_k) and w_gate_up (num_experts, "
+            f"2 * intermediate_size, hidden_size), got {tuple(x.shape)}, {tuple(experts.shape)}, "
+            f"{tuple(w_gate_up.shape)}"
+        )
+    num_tokens, hidden_size = x.shape
+    num_experts, intermediate_size = w_gate_up.shape[0], w_gate_up.shape[1] // 2
+    check_dtype("experts", experts, torch.int32)
+    check_shape("experts", experts, (num_tokens, experts.shape[1]))
+    check_dtype("weights", weights, torch.float32)
+    check_shape("weights", weights, tuple(experts.shape))
+    for name, tensor in (("experts", experts), ("weights", weights)):
+        if not tensor.is_contiguous():
+            raise ValueError(f"{name} must be contiguous, its strides are {tensor.stride()}")
+    check_shape("w_gate_up", w_gate_up, (num_experts, 2 * intermediate_size, hidden_size))
+    check_shape("w_down", w_down, (num_experts, hidden_size, intermediate_size))
+    for name, tensor in (("x", x), ("w_gate_up", w_gate_up), ("w_down", w_down)):
+        check_dtype(name, tensor, x.dtype)
+        check_unit_stride(name, tensor)
+        # Within one expert's weights offsets are int32.
+        if name != "x" and tensor.stride(1) * tensor.shape[1] >= 2**31:
+            raise ValueError(f"one expert of {name} spans {tensor.stride(1) * tensor.shape[1]} elements, 2^31 or more")
+    if out is not None:
+        check_shape("out", out, tuple(x.shape))
+        check_dtype("out", out, x.dtype)
+        check_unit_stride("out", out)
+        if out.data_ptr() == x.data_ptr() and out.device.type != "meta" and num_tokens:
+            raise ValueError("out must not be x")
+
+
+def _find_config(x: Tensor, num_pairs: int, w_down: Tensor, top_k: int, deterministic: bool) -> Mapping[str, int]:
+    num_experts, hidden_size, intermediate_size = w_down.shape
+    shape: dict[str, int | str] = {
+        "experts": num_experts,
+        "hidden": hidden_size,
+        "intermediate": intermediate_size,
+        "top_k": top_k,
+        "dtype": str(x.dtype).removeprefix("torch."),
+    }
+    if not deterministic:
+        shape["tokens"] = next_power_of_2(x.shape[0])
+    default = default_config(None if deterministic else num_pairs, num_experts, x.dtype, x.device)
+    return tuned("fused_moe", shape, default, x.device)
+
+
+def fused_moe(
+    x: Tensor,
+    weights: Tensor,
+    experts: Tensor,
+    w_gate_up: Tensor,
+    w_down: Tensor,
+    out: Tensor | None = None,
+    deterministic: bool = False,
+    config: Mapping[str, int] | None = None,
+) -> Tensor:
+    """Launch the experts' feed-forward layers on `x` (T, H); see `inflight_kernels.fused_moe`."""
+    _check(x, weights, experts, w_gate_up, w_down, out)
+    num_tokens, hidden_size = x.shape
+    top_k, num_pairs = experts.shape[1], experts.numel()
+    num_experts, _, intermediate_size = w_down.shape
+    if out is None:
+        out = torch.empty(x.shape, dtype=x.dtype, device=x.device)
+    if not num_tokens:
+        return out
+    if config is None:
+        config = _find_config(x, num_pairs, w_down, top_k, deterministic)
+    block_m, block_k = config["BLOCK_M"], config["BLOCK_K"]
+    direct = num_pairs * DIRECT_SHARE <= num_experts
+    if direct:
+        # Pairs stand for the order and the tiles, which nobody reads.
+        places, bound = Alignment(experts, experts, experts), num_pairs
+    else:
+        places, bound = align(experts, num_experts, block_m), most_tiles(num_pairs, num_experts, block_m)
+    sizes = (num_pairs, num_experts, bound, hidden_size, intermediate_size)
+    shared = {
+        "DIRECT": direct,
+        "SWAP_AB": bool(config["SWAP_AB"]),
+        "GROUP_M": config["GROUP_M"],
+        "BLOCK_M": block_m,
+        "BLOCK_K": block_k,
+        "num_warps": config["num_warps"],
+        "num_stages": config["num_stages"],
+    }
+    act = torch.empty((num_pairs, intermediate_size), dtype=x.dtype, device=x.device)
+    products = torch.empty((num_pairs, hidden_size), dtype=x.dtype, device=x.device)
+    moe_gate_up_kernel[(bound * cdiv(intermediate_size, config["BLOCK_I"]),)](
+        x, w_gate_up, act, experts, *places, *sizes, x.stride(0), w_gate_up.stride(0), w_gate_up.stride(1),
+        TOP_K=top_k, BLOCK_N=config["BLOCK_I"], EVEN_K=hidden_size % block_k == 0, **shared,
+    )  # fmt: skip
+    moe_down_kernel[(bound * cdiv(hidden_size, config["BLOCK_H"]),)](
+        act, w_down, products, experts, *places, *sizes, w_down.stride(0), w_down.stride(1),
+        BLOCK_N=config["BLOCK_H"], EVEN_K=intermediate_size % block_k == 0, **shared,
+    )  # fmt: skip
+    block_h = min(COMBINE_BLOCK_H, next_power_of_2(hidden_size))
+    moe_combine_kernel[(num_tokens, cdiv(hidden_size, block_h))](
+        products, weights, experts, out, num_experts, hidden_size, out.stride(0),
+        TOP_K=top_k, BLOCK_H=block_h, num_warps=4,
+    )  # fmt: skip
+    return out

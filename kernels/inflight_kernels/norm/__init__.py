@@ -1,0 +1,35 @@
+"""RMSNorm, alone and with the residual addition before it, and with its result quantised."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from inflight_kernels.dispatch import implementation
+
+
+def rms_norm(x: Tensor, weight: Tensor, eps: float, residual: Tensor | None = None) -> Tensor | tuple[Tensor, Tensor]:
+    """RMSNorm over the last dimension of `x` (..., H), float, with `weight` (H,) of the same dtype.
+
+    Without `residual` returns the normalised tensor. With it, s = x + residual rounded to the dtype is what gets
+    normalised, and (norm(s), s) is returned. Hugging Face Llama's rounding: the normalised value is rounded before it
+    is multiplied by the weight. On a GPU a row's result is bitwise the same whatever the other rows.
+    """
+    result: Tensor | tuple[Tensor, Tensor] = implementation(x, __name__).rms_norm(x, weight, eps, residual)
+    return result
+
+
+def rms_norm_quantized(
+    x: Tensor,
+    weight: Tensor,
+    eps: float,
+    residual: Tensor | None = None,
+    dtype: torch.dtype = torch.float8_e4m3fn,
+) -> tuple[Tensor, Tensor] | tuple[Tensor, Tensor, Tensor]:
+    """The same, quantised in the same launch as `quantize_per_token` does.
+
+    Returns (q, scale), or (q, scale, s) with `residual`: q (..., H) of `dtype`, scale (...) float32, s as above.
+    """
+    result: tuple[Tensor, Tensor] | tuple[Tensor, Tensor, Tensor]
+    result = implementation(x, __name__).rms_norm_quantized(x, weight, eps, residual, dtype)
+    return result

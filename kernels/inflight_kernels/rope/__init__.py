@@ -1,0 +1,51 @@
+"""Rotary embedding of queries and keys, and the write of keys and values to their slots."""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+from inflight_kernels.dispatch import implementation
+
+
+def rope_and_kv_write(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    cos_sin: Tensor,
+    positions: Tensor,
+    k_cache: Tensor,
+    v_cache: Tensor,
+    slot_mapping: Tensor,
+    q_norm_weight: Tensor | None = None,
+    k_norm_weight: Tensor | None = None,
+    norm_eps: float = 1e-6,
+    k_scale: float = 1.0,
+    v_scale: float = 1.0,
+) -> Tensor:
+    """Rotate `q` and `k`, write `k` and `v` into the cache, return the rotated q as a new contiguous (T, Hq, D).
+
+    q (T, Hq, D), k and v (T, Hkv, D), float, may be views of one buffer. `cos_sin` (max_positions, 2R) float32 holds
+    [cos | sin] of R = rotary_dim / 2 angles each; rotary_dim may be less than D, the rest of a head passes through.
+    Rotation pairs element r with r + R (Llama, GPT-NeoX). `positions` and `slot_mapping` (T,) int64; a negative slot is
+    not written. With both norm weights (D,), each head of q and k is RMS-normalised first (Qwen3).
+
+    A cache of torch.float8_e4m3fn (on a GPU from compute capability 8.9 on) holds k / k_scale and v / v_scale, after
+    rounding to the dtype of q, with what exceeds 448 cut off; with any other cache both scales must be 1. On a GPU a
+    token's result is bitwise the same whatever the other tokens.
+    """
+    result: Tensor = implementation(q, __name__).rope_and_kv_write(
+        q,
+        k,
+        v,
+        cos_sin,
+        positions,
+        k_cache,
+        v_cache,
+        slot_mapping,
+        q_norm_weight,
+        k_norm_weight,
+        norm_eps,
+        k_scale,
+        v_scale,
+    )
+    return result

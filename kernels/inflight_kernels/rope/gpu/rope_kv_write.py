@@ -1,0 +1,312 @@
+"""Optional per-head RMSNorm of q and k, rotary embedding of both, and the KV-cache write, in one launch.
+
+    n = round(weight * round(x / sqrt(mean(x^2) + eps)))        (only with norm weights, as Qwen3 does)
+    [x1 x2 x3] = n      x1, x2 of R = rotary_dim / 2 elements, x3 the rest of the head
+    y = round([x1 cos - x2 sin | x2 cos + x1 sin | x3])         (half-split rotation, as Llama and GPT-NeoX do)
+    k, v of a cache in float8_e4m3fn: round(clamp(y * (1 / k_scale), -448, 448)), v with v_scale
+
+q goes to a new tensor; k and v go to slot = block * block_size + offset of the cache, where slot >= 0.
+
+Bytes per token in bf16: 4 (Hq + 2 Hkv) D, 8 R for the table's row, 16 for position and slot; a cache of one byte an
+element takes off 2 Hkv D. Some 6 operations an element, 10 with the norm: memory is the floor. 32/8 heads of 128:
+25104 bytes a token; 16384 tokens 411 MB, 96 us at 4.3 TB/s (fp8 cache 378 MB, 88 us); 64 tokens 1.6 MB, 0.4 us, so
+that latency decides: position, then the table's row, while q, k and v are already on their way.
+
+A head is normalised and rotated by a few threads of one warp alike in every launch, whatever the number of tokens: a
+token's result is bitwise the same alone and in any batch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from inflight_kernels.common.checks import (
+    cdiv,
+    check_dtype,
+    check_float,
+    check_kv_cache,
+    check_shape,
+    check_unit_stride,
+    check_vector,
+    next_power_of_2,
+)
+from inflight_kernels.common.quantize import LARGEST, check_fp8_device, quantized
+from inflight_kernels.common.rows import num_programs
+from inflight_kernels.tuning import tuned
+
+# Heads of one program that rotates q, of one that handles k and v, their warps, and programs a multiprocessor and tile
+# of heads that stay and take token after token (0: one token each).
+CANDIDATES: tuple[Mapping[str, int], ...] = (
+    {"BLOCK_Q_HEADS": 8, "BLOCK_KV_HEADS": 8, "num_warps": 4, "PROGRAMS_PER_SM": 0},
+    {"BLOCK_Q_HEADS": 16, "BLOCK_KV_HEADS": 8, "num_warps": 4, "PROGRAMS_PER_SM": 0},
+    {"BLOCK_Q_HEADS": 32, "BLOCK_KV_HEADS": 8, "num_warps": 4, "PROGRAMS_PER_SM": 0},
+    {"BLOCK_Q_HEADS": 32, "BLOCK_KV_HEADS": 16, "num_warps": 8, "PROGRAMS_PER_SM": 0},
+    {"BLOCK_Q_HEADS": 16, "BLOCK_KV_HEADS": 8, "num_warps": 4, "PROGRAMS_PER_SM": 4},
+)
+
+
+def default_config(num_q_heads: int, num_kv_heads: int, head_dim: int) -> Mapping[str, int]:
+    """A launch for such heads. Not measured yet.
+
+    A program of q holds 2048 elements (16 heads of 128), one of k and v as many together: four warps move 16 bytes of
+    bf16 a thread with each load. Four and not two because triton 3.8 loads a row of the table straight into the layout
+    of the heads only if it has fewer elements than the program has threads; else it passes through shared memory.
+    """
+    tile = max(2048 // next_power_of_2(head_dim), 1)
+    return {
+        "BLOCK_Q_HEADS": min(tile, next_power_of_2(num_q_heads)),
+        "BLOCK_KV_HEADS": min(max(tile // 2, 1), next_power_of_2(num_kv_heads)),
+        "num_warps": 4,
+        "PROGRAMS_PER_SM": 0,
+    }
+
+
+@triton.jit
+def _store(ptrs, y, inverse_scale, dtype: tl.constexpr, QMAX: tl.constexpr, mask):
+    """Round `y` to `dtype`, and again to that of the cache if it has a scale."""
+    y = y.to(dtype)
+    if inverse_scale is not None:
+        y = quantized(y.to(tl.float32), inverse_scale, ptrs.dtype.element_ty, QMAX)
+    tl.store(ptrs, y, mask=mask)
+
+
+@triton.jit
+def _rotate(
+    in_ptrs, out_ptrs, mask_heads, position, cos_sin_ptr, stride_table, weight_ptr, eps, inverse_scale,
+    HEAD_DIM: tl.constexpr, HALF: tl.constexpr, BLOCK_HALF: tl.constexpr, BLOCK_REST: tl.constexpr, QMAX: tl.constexpr
+):  # fmt: skip
+    """Norm and rotate one tile of heads; `in_ptrs`, `out_ptrs` (BLOCK_HEADS, 1) point at the heads' first elements."""
+    dtype = in_ptrs.dtype.element_ty
+    offs_half = tl.arange(0, BLOCK_HALF)
+    mask_half = offs_half < HALF
+    mask = mask_heads[:, None] & mask_half[None, :]
+    x1 = tl.load(in_ptrs + offs_half[None, :], mask=mask, other=0.0).to(tl.float32)
+    x2 = tl.load(in_ptrs + HALF + offs_half[None, :], mask=mask, other=0.0).to(tl.float32)
+    # After x: the table's row waits for the position.
+    table_ptrs = cos_sin_ptr + position * stride_table + offs_half
+    cos = tl.load(table_ptrs, mask=mask_half, other=0.0)
+    sin = tl.load(table_ptrs + HALF, mask=mask_half, other=0.0)
+    if BLOCK_REST > 0:
+        offs_rest = 2 * HALF + tl.arange(0, BLOCK_REST)
+        mask_rest_1d = offs_rest < HEAD_DIM
+        mask_rest = mask_heads[:, None] & mask_rest_1d[None, :]
+        x3 = tl.load(in_ptrs + offs_rest[None, :], mask=mask_rest, other=0.0).to(tl.float32)
+    if weight_ptr is not None:
+        squares = tl.sum(x1 * x1, axis=1) + tl.sum(x2 * x2, axis=1)
+        if BLOCK_REST > 0:
+            squares += tl.sum(x3 * x3, axis=1)
+        inverse_rms = tl.rsqrt(squares / HEAD_DIM + eps)[:, None]
+        w1 = tl.load(weight_ptr + offs_half, mask=mask_half, other=0.0).to(tl.float32)
+        w2 = tl.load(weight_ptr + HALF + offs_half, mask=mask_half, other=0.0).to(tl.float32)
+        x1 = ((x1 * inverse_rms).to(dtype).to(tl.float32) * w1[None, :]).to(dtype).to(tl.float32)
+        x2 = ((x2 * inverse_rms).to(dtype).to(tl.float32) * w2[None, :]).to(dtype).to(tl.float32)
+        if BLOCK_REST > 0:
+            w3 = tl.load(weight_ptr + offs_rest, mask=mask_rest_1d, other=0.0).to(tl.float32)
+            x3 = (x3 * inverse_rms).to(dtype).to(tl.float32) * w3[None, :]
+    y1 = x1 * cos[None, :] - x2 * sin[None, :]
+    y2 = x2 * cos[None, :] + x1 * sin[None, :]
+    _store(out_ptrs + offs_half[None, :], y1, inverse_scale, dtype, QMAX, mask)
+    _store(out_ptrs + HALF + offs_half[None, :], y2, inverse_scale, dtype, QMAX, mask)
+    if BLOCK_REST > 0:
+        _store(out_ptrs + offs_rest[None, :], x3, inverse_scale, dtype, QMAX, mask_rest)
+
+
+# One compiled kernel for all batches: triton would make others for 1 token, for multiples of 16, and for positions or
+# slots that do not begin at a multiple of 16 bytes.
+@triton.jit(do_not_specialize=["positions_ptr", "slot_mapping_ptr", "num_tokens"])
+def rope_kv_write_kernel(
+    q_ptr,
+    k_ptr,
+    v_ptr,
+    q_out_ptr,
+    k_cache_ptr,
+    v_cache_ptr,
+    cos_sin_ptr,
+    positions_ptr,
+    slot_mapping_ptr,
+    q_norm_weight_ptr,
+    k_norm_weight_ptr,
+    norm_eps,
+    k_inverse_scale,
+    v_inverse_scale,
+    num_tokens,
+    stride_qt,
+    stride_qh,
+    stride_kt,
+    stride_kh,
+    stride_vt,
+    stride_vh,
+    stride_ot,
+    stride_oh,
+    stride_cache_block,
+    stride_cache_offset,
+    stride_cache_head,
+    stride_table,
+    HEAD_DIM: tl.constexpr,
+    HALF: tl.constexpr,
+    NUM_Q_HEADS: tl.constexpr,
+    NUM_KV_HEADS: tl.constexpr,
+    BLOCK_SIZE: tl.constexpr,
+    QMAX: tl.constexpr,
+    BLOCK_Q_HEADS: tl.constexpr,
+    BLOCK_KV_HEADS: tl.constexpr,
+    BLOCK_HALF: tl.constexpr,
+    BLOCK_REST: tl.constexpr,
+    BLOCK_D: tl.constexpr,
+):
+    # Neighbouring programs take the tiles of one token: its row of q, k and v lies together, and so does the table's.
+    NUM_Q_TILES: tl.constexpr = (NUM_Q_HEADS + BLOCK_Q_HEADS - 1) // BLOCK_Q_HEADS
+    NUM_TILES: tl.constexpr = NUM_Q_TILES + (NUM_KV_HEADS + BLOCK_KV_HEADS - 1) // BLOCK_KV_HEADS
+    pid_h = tl.program_id(0) % NUM_TILES
+    for token in tl.range(tl.program_id(0) // NUM_TILES, num_tokens, tl.num_programs(0) // NUM_TILES):
+        pid_t = tl.cast(token, tl.int64)
+        position = tl.load(positions_ptr + pid_t)
+        if pid_h < NUM_Q_TILES:
+            offs_h = (pid_h * BLOCK_Q_HEADS + tl.arange(0, BLOCK_Q_HEADS)).to(tl.int64)
+            _rotate(
+                q_ptr + pid_t * stride_qt + offs_h[:, None] * stride_qh,
+                q_out_ptr + pid_t * stride_ot + offs_h[:, None] * stride_oh,
+                offs_h < NUM_Q_HEADS, position, cos_sin_ptr, stride_table, q_norm_weight_ptr, norm_eps, None,
+                HEAD_DIM, HALF, BLOCK_HALF, BLOCK_REST, QMAX,
+            )  # fmt: skip
+        else:
+            slot = tl.load(slot_mapping_ptr + pid_t)
+            if slot >= 0:
+                offs_h = ((pid_h - NUM_Q_TILES) * BLOCK_KV_HEADS + tl.arange(0, BLOCK_KV_HEADS)).to(tl.int64)
+                mask_heads = offs_h < NUM_KV_HEADS
+                place = (slot // BLOCK_SIZE) * stride_cache_block + (slot % BLOCK_SIZE) * stride_cache_offset
+                out_offs = place + offs_h[:, None] * stride_cache_head
+                offs_d = tl.arange(0, BLOCK_D)
+                mask = mask_heads[:, None] & (offs_d < HEAD_DIM)[None, :]
+                v = tl.load(v_ptr + pid_t * stride_vt + offs_h[:, None] * stride_vh + offs_d[None, :], mask=mask)
+                _rotate(
+                    k_ptr + pid_t * stride_kt + offs_h[:, None] * stride_kh, k_cache_ptr + out_offs,
+                    mask_heads, position, cos_sin_ptr, stride_table, k_norm_weight_ptr, norm_eps, k_inverse_scale,
+                    HEAD_DIM, HALF, BLOCK_HALF, BLOCK_REST, QMAX,
+                )  # fmt: skip
+                _store(v_cache_ptr + out_offs + offs_d[None, :], v, v_inverse_scale, v.dtype, QMAX, mask)
+
+
+def _check(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    cos_sin: Tensor,
+    positions: Tensor,
+    k_cache: Tensor,
+    v_cache: Tensor,
+    slot_mapping: Tensor,
+    norm_weights: tuple[Tensor | None, Tensor | None],
+    scales: tuple[float, float],
+) -> None:
+    if q.dim() != 3 or k.dim() != 3:
+        raise ValueError(f"q and k must be (num_tokens, num_heads, head_dim), got {tuple(q.shape)}, {tuple(k.shape)}")
+    num_tokens, _, head_dim = q.shape
+    check_float("q", q)
+    for name, tensor in (("k", k), ("v", v)):
+        check_dtype(name, tensor, q.dtype)
+        check_shape(name, tensor, (num_tokens, k.shape[1], head_dim))
+    for name, tensor in (("q", q), ("k", k), ("v", v), ("cos_sin", cos_sin)):
+        check_unit_stride(name, tensor)
+    check_dtype("cos_sin", cos_sin, torch.float32)
+    if cos_sin.dim() != 2 or cos_sin.shape[1] % 2 or cos_sin.shape[1] > head_dim:
+        raise ValueError(
+            f"cos_sin must be (max_positions, rotary_dim) with an even rotary_dim of at most {head_dim}, "
+            f"got {tuple(cos_sin.shape)}"
+        )
+    check_vector("positions", positions, num_tokens, torch.int64)
+    check_vector("slot_mapping", slot_mapping, num_tokens, torch.int64)
+    quantized_cache = k_cache.dtype == torch.float8_e4m3fn
+    check_kv_cache(k_cache, v_cache, k.shape[1], head_dim, k_cache.dtype if quantized_cache else q.dtype)
+    check_fp8_device(k_cache.dtype, k_cache.device)
+    if not quantized_cache and scales != (1.0, 1.0):
+        raise ValueError(f"k_scale and v_scale are for a cache of torch.float8_e4m3fn, this one is {k_cache.dtype}")
+    if min(scales) <= 0.0:
+        raise ValueError(f"k_scale and v_scale must be positive, got {scales}")
+    if (norm_weights[0] is None) != (norm_weights[1] is None):
+        raise ValueError("q_norm_weight and k_norm_weight must be given together")
+    for name, weight in zip(("q_norm_weight", "k_norm_weight"), norm_weights, strict=True):
+        if weight is not None:
+            check_vector(name, weight, head_dim, q.dtype)
+
+
+def rope_and_kv_write(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    cos_sin: Tensor,
+    positions: Tensor,
+    k_cache: Tensor,
+    v_cache: Tensor,
+    slot_mapping: Tensor,
+    q_norm_weight: Tensor | None = None,
+    k_norm_weight: Tensor | None = None,
+    norm_eps: float = 1e-6,
+    k_scale: float = 1.0,
+    v_scale: float = 1.0,
+    *,
+    config: Mapping[str, int] | None = None,
+) -> Tensor:
+    """Launch the fused rotation and cache write; see `inflight_kernels.rope_and_kv_write`."""
+    norm_weights, scales = (q_norm_weight, k_norm_weight), (k_scale, v_scale)
+    _check(q, k, v, cos_sin, positions, k_cache, v_cache, slot_mapping, norm_weights, scales)
+    num_tokens, num_q_heads, head_dim = q.shape
+    num_kv_heads = k.shape[1]
+    q_out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
+    if num_tokens == 0:
+        return q_out
+    if config is None:
+        # Without the number of tokens: what orders a head's sum must not depend on the batch.
+        shape = {"q_heads": num_q_heads, "kv_heads": num_kv_heads, "head_dim": str(head_dim), "dtype": str(q.dtype)}
+        config = tuned("rope_and_kv_write", shape, default_config(num_q_heads, num_kv_heads, head_dim), q.device)
+    half = cos_sin.shape[1] // 2
+    rest = head_dim - 2 * half
+    num_tiles = cdiv(num_q_heads, config["BLOCK_Q_HEADS"]) + cdiv(num_kv_heads, config["BLOCK_KV_HEADS"])
+    quantized_cache = k_cache.dtype != q.dtype
+    rope_kv_write_kernel[(num_programs(num_tokens, config["PROGRAMS_PER_SM"], q.device) * num_tiles,)](
+        q,
+        k,
+        v,
+        q_out,
+        k_cache,
+        v_cache,
+        cos_sin,
+        positions,
+        slot_mapping,
+        q_norm_weight,
+        k_norm_weight,
+        norm_eps,
+        1.0 / k_scale if quantized_cache else None,
+        1.0 / v_scale if quantized_cache else None,
+        num_tokens,
+        q.stride(0),
+        q.stride(1),
+        k.stride(0),
+        k.stride(1),
+        v.stride(0),
+        v.stride(1),
+        q_out.stride(0),
+        q_out.stride(1),
+        k_cache.stride(0),
+        k_cache.stride(1),
+        k_cache.stride(2),
+        cos_sin.stride(0),
+        HEAD_DIM=head_dim,
+        HALF=half,
+        NUM_Q_HEADS=num_q_heads,
+        NUM_KV_HEADS=num_kv_heads,
+        BLOCK_SIZE=k_cache.shape[1],
+        QMAX=LARGEST.get(k_cache.dtype),
+        BLOCK_Q_HEADS=config["BLOCK_Q_HEADS"],
+        BLOCK_KV_HEADS=config["BLOCK_KV_HEADS"],
+        BLOCK_HALF=next_power_of_2(half),
+        BLOCK_REST=next_power_of_2(rest) if rest else 0,
+        BLOCK_D=next_power_of_2(head_dim),
+        num_warps=config["num_warps"],
+    )
+    return q_out

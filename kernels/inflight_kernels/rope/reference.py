@@ -1,0 +1,56 @@
+"""Per-head norm, rotary embedding and KV-cache write in torch. Knows no sequence: every token brings its slot."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from inflight_kernels.norm.reference import rms_norm
+
+
+def _rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    """Half-split rotation of x (T, heads, D) by cos and sin (T, 1, R) in float32; the rest of a head stays as it is."""
+    half = cos.shape[-1]
+    x1, x2 = x[..., :half].float(), x[..., half : 2 * half].float()
+    y = torch.empty(x.shape, dtype=x.dtype, device=x.device)
+    y[..., :half] = torch.addcmul(x1 * cos, x2, sin, value=-1)
+    y[..., half : 2 * half] = torch.addcmul(x2 * cos, x1, sin)
+    if 2 * half < x.shape[-1]:
+        y[..., 2 * half :] = x[..., 2 * half :]
+    return y
+
+
+def rope_and_kv_write(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    cos_sin: Tensor,
+    positions: Tensor,
+    k_cache: Tensor,
+    v_cache: Tensor,
+    slot_mapping: Tensor,
+    q_norm_weight: Tensor | None = None,
+    k_norm_weight: Tensor | None = None,
+    norm_eps: float = 1e-6,
+    k_scale: float = 1.0,
+    v_scale: float = 1.0,
+) -> Tensor:
+    """Rotate q and k, write k and v to their slots, return the rotated q."""
+    if q_norm_weight is not None and k_norm_weight is not None:
+        normed_q, normed_k = rms_norm(q, q_norm_weight, norm_eps), rms_norm(k, k_norm_weight, norm_eps)
+        assert isinstance(normed_q, Tensor) and isinstance(normed_k, Tensor)
+        q, k = normed_q, normed_k
+    cos, sin = cos_sin[positions].unsqueeze(1).chunk(2, dim=-1)
+    k = _rotate(k, cos, sin)
+    if len(slot_mapping) and int(slot_mapping.amin()) < 0:
+        written = (slot_mapping >= 0).nonzero().squeeze(1)
+        slot_mapping, k, v = slot_mapping[written], k[written], v[written]
+    block_size = k_cache.shape[1]
+    blocks, offsets = slot_mapping // block_size, slot_mapping % block_size
+    for cache, rows, scale in ((k_cache, k, k_scale), (v_cache, v, v_scale)):
+        if cache.dtype == torch.float8_e4m3fn:
+            rows = (rows.float() * (1.0 / scale)).clamp(-448.0, 448.0).to(cache.dtype)
+        # torch has no index_put_ for float8; a view of its bytes lies in the same memory.
+        bits = torch.uint8 if cache.dtype.itemsize == 1 else cache.dtype
+        cache.view(bits).index_put_((blocks, offsets), rows.view(bits))
+    return _rotate(q, cos, sin)

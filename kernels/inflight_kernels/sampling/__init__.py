@@ -1,0 +1,79 @@
+"""From logits to one token a row."""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+from inflight_kernels.dispatch import implementation
+from inflight_kernels.sampling import philox
+
+
+def sample(
+    logits: Tensor,
+    temperature: Tensor,
+    top_k: Tensor,
+    top_p: Tensor,
+    min_p: Tensor,
+    seeds: Tensor,
+    positions: Tensor,
+    repetition_penalty: Tensor | None = None,
+    presence_penalty: Tensor | None = None,
+    frequency_penalty: Tensor | None = None,
+    prompt_mask: Tensor | None = None,
+    output_counts: Tensor | None = None,
+    logit_bias: Tensor | None = None,
+    allowed_mask: Tensor | None = None,
+    *,
+    all_greedy: bool = False,
+    any_top_k: bool = True,
+    any_top_p: bool = True,
+    any_min_p: bool = True,
+    with_logprobs: bool = True,
+) -> tuple[Tensor, Tensor]:
+    """Choose one token for each row of `logits` (B, V), float: (token ids int64, log-probabilities float32), both (B,).
+
+    Per row: `temperature` (0 is greedy), `top_p` (1 is off), `min_p` (0 is off), penalties float32; `top_k` int32 (0 is
+    off); `seeds` and `positions` int64. `prompt_mask` bool, `output_counts` int32, `logit_bias` float32 and
+    `allowed_mask` bool are (B, V). In this order:
+
+    1. add the bias; tokens that are not allowed become impossible;
+    2. repetition penalty on tokens of prompt or output (positive logits are divided by it, others multiplied), then
+       frequency_penalty * count and presence_penalty, over the output alone;
+    3. greedy rows take the largest, the lowest index among equals;
+    4. others divide by the temperature; top-k keeps all that tie with the k-th; top-p keeps the smallest set, in
+       falling order, with mass of at least p of what top-k left (never none; among equals the lower index first); min-p
+       keeps what is at least min_p times as probable as the most probable;
+    5. one uniform number from (seed, position), see `philox_uniform`, picks from what is kept in vocabulary order.
+
+    A row's token depends on nothing but that row. The log-probability is that of the token under the given logits,
+    before any of these steps. The keywords are promises of what the host knows, and save work: `all_greedy` (every
+    temperature is 0), `any_top_k`, `any_top_p`, `any_min_p` (False: no row uses it), `with_logprobs` (False: they may
+    come as NaN). A row whose every token is impossible gives token 0.
+    """
+    result: tuple[Tensor, Tensor] = implementation(logits, __name__).sample(
+        logits,
+        temperature,
+        top_k,
+        top_p,
+        min_p,
+        seeds,
+        positions,
+        repetition_penalty,
+        presence_penalty,
+        frequency_penalty,
+        prompt_mask,
+        output_counts,
+        logit_bias,
+        allowed_mask,
+        all_greedy=all_greedy,
+        any_top_k=any_top_k,
+        any_top_p=any_top_p,
+        any_min_p=any_min_p,
+        with_logprobs=with_logprobs,
+    )
+    return result
+
+
+def philox_uniform(seeds: Tensor, positions: Tensor) -> Tensor:
+    """The float32 in [0, 1) that `sample` draws for each pair of int64 `seeds` and `positions`, on any device."""
+    return philox.philox_uniform(seeds, positions)

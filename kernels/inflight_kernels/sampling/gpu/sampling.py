@@ -1,0 +1,347 @@
+"""From logits to one token per row, on the device, with no host synchronisation and no sorted or normalised copy.
+
+    x  = penalised(mask(logits + bias)),   w = 2^((x - max x) log2(e) / temperature)
+    keep = top-k: x >= x_(k),   then top-p: smallest descending set with mass >= p of that,   then min-p: w >= min_p
+    token = first index in vocabulary order whose running kept mass exceeds u * total,   u = philox(seed, position)
+    logprob = logits[token] - logsumexp(logits)
+
+`tile_stats`, grid (B, tiles), reads the logits once: largest value and mass of each tile, and with filters the largest
+of each group of 32. `pick`, grid (B,), turns the uniform number into a tile and, reading that again, into an index.
+
+With filters four kernels stand between them. What stays has a value of the filters' threshold or more, and so has the
+maximum of its group. The k-th largest maximum is a floor under the k-th largest value, and the maxima that together
+reach the mass of top-p give a floor under its threshold. So `bound`, grid (B,), lists from the maxima alone the groups
+that may keep anything; `pick` reads these and settles the row in registers. A row that would list more than 8192 values
+is searched: `narrow`, grid (B, tiles), twice, measures it above 16 pivots at once, which leaves a 289th part of its
+range; `collect`, grid (B, tiles), lists the values in there and sums what lies above; `pick` settles that list. Passes
+of one program over the row are left for a list that is still too long (thousands of nearly equal values), and for top-p
+of a top-k without a list. A kernel that a row does not need leaves it at once.
+
+Tiles, groups and the order of every sum follow from the row's length, and the way a row goes from the row itself, on
+the device. So a token never depends on the batch, and scratch has the size that the shapes say.
+
+Bytes for logits of e bytes: V e a row when greedy; a tile more for a draw; with filters V e, V / 4 of maxima written
+and read, and the listed values. 128 rows of 131072 in float32: 67.1 MB, 15.6 us at 4.3 TB/s. Floors there: 15.6 us
+greedy, 16.1 us without filters, 16.6 to 17.6 us with filters. Three more reads and 32 comparisons and sums an element
+make it about 80 us where every row is searched: 23 us each `narrow` (40 instructions an element on 132 * 128 lanes at
+1.76 GHz). Not measured yet.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from inflight_kernels.common.checks import (
+    cdiv,
+    check_dtype,
+    check_float,
+    check_shape,
+    check_unit_stride,
+    check_vector,
+    next_power_of_2,
+)
+from inflight_kernels.sampling.gpu._sampling_draw import pick_kernel
+from inflight_kernels.sampling.gpu._sampling_filters import (
+    PIVOTS,
+    RECORD,
+    STAGES,
+    bound_kernel,
+    collect_kernel,
+    narrow_kernel,
+)
+from inflight_kernels.sampling.gpu._sampling_stats import tile_stats_kernel
+from inflight_kernels.tuning import tuned
+
+# Planes of the statistics scratch, each (B, tiles) float32: largest x and mass of a tile, the same of the given logits,
+# smallest possible x.
+NUM_STATS = 5
+# Of programs that hold a row's list: 16 values a thread; with 8 warps and 32 values the draw spills on sm_100.
+SETTLING_WARPS = 16
+# Pieces of a tile that `narrow` measures one after the other: 2 logits and 32 sums a thread with 8 warps.
+BLOCK_STEP = 512
+# Values that one program holds to settle a row, and the most groups of a row.
+LISTED_VALUES = 8192
+
+# What the tuning script tries: fewer warps, and groups of two lines. Tiles of 8192 spill in the draw.
+CANDIDATES: list[dict[str, int]] = [
+    {"BLOCK_V": block_v, "GROUP": group, "MAX_LISTED": LISTED_VALUES // group, "num_warps": num_warps}
+    for block_v, group, num_warps in ((4096, 32, 8), (4096, 32, 4), (4096, 64, 8))
+]
+
+
+def default_config(vocab_size: int) -> dict[str, int]:
+    """Tiles and groups of a row of `vocab_size` logits; no choice here may depend on the batch, as sums do on it."""
+    # Not measured yet. 4096 logits a tile are 16 a thread with 8 warps, four loads of 16 bytes in flight: 128 rows of
+    # 128k make 4096 programs, 4 waves of 8 a multiprocessor, and one row still spreads over 32. 32 logits a group are a
+    # line of float32, and keep the maxima of 256k logits within 8192, the registers of one program; so do 256 groups.
+    group = 32
+    while cdiv(vocab_size, group) > LISTED_VALUES:
+        group *= 2
+    return {"BLOCK_V": 4096, "GROUP": group, "MAX_LISTED": LISTED_VALUES // group, "num_warps": 8}
+
+
+class _Found(NamedTuple):
+    """Scratch in which the kernels between statistics and draw say where a row's filters keep anything."""
+
+    # (B,) int32: how many groups are listed, or that none are.
+    num_listed: Tensor
+    # (B, MAX_LISTED) int32: the groups that can keep something, rising.
+    listed: Tensor
+    # (B, RECORD) float32: what a searched row's kernels hand on.
+    records: Tensor
+    # (B, tiles) int32 and float32: values of a tile inside the last bracket, and kept mass above it.
+    counts: Tensor
+    masses: Tensor
+    # (B, tiles, capacity) float32: those values.
+    values: Tensor
+
+
+def _capacity(num_tiles: int, config: Mapping[str, int]) -> int:
+    """Values of a tile that are listed, as many as let a row's list have the size of its listed groups."""
+    values = config["MAX_LISTED"] * config["GROUP"]
+    # By more than 32 tiles, 16 values a thread are 8 bytes too many for the draw's registers on sm_90 (triton 3.7).
+    if num_tiles > 32:
+        values //= 2
+    return max(values // next_power_of_2(num_tiles), 1)
+
+
+def _find_kept(
+    x: Tensor,
+    temperature: Tensor,
+    top_k: Tensor,
+    top_p: Tensor,
+    min_p: Tensor,
+    stats: Tensor,
+    group_max: Tensor,
+    config: Mapping[str, int],
+) -> _Found:
+    """Launch `bound`, `narrow` and `collect`."""
+    batch, vocab_size = x.shape
+    num_tiles = stats.shape[2]
+    num_groups = group_max.shape[1]
+    capacity = _capacity(num_tiles, config)
+    block_s = next_power_of_2(num_tiles)
+
+    def scratch(dtype: torch.dtype, *shape: int) -> Tensor:
+        return torch.empty(shape, dtype=dtype, device=x.device)
+
+    found = _Found(
+        num_listed=scratch(torch.int32, batch),
+        listed=scratch(torch.int32, batch, config["MAX_LISTED"]),
+        records=scratch(torch.float32, batch, RECORD.value),
+        counts=scratch(torch.int32, batch, num_tiles),
+        masses=scratch(torch.float32, batch, num_tiles),
+        values=scratch(torch.float32, batch, num_tiles, capacity),
+    )
+    partial = scratch(torch.float32, STAGES.value, batch, num_tiles, PIVOTS.value)
+    bound_kernel[(batch,)](
+        temperature,
+        top_k,
+        top_p,
+        min_p,
+        stats,
+        group_max,
+        found.num_listed,
+        found.listed,
+        found.records,
+        vocab_size,
+        num_tiles,
+        num_groups,
+        BLOCK_S=block_s,
+        BLOCK_G=next_power_of_2(num_groups),
+        MAX_LISTED=config["MAX_LISTED"],
+        num_warps=SETTLING_WARPS,
+    )
+    for stage in range(STAGES.value):
+        narrow_kernel[(batch, num_tiles)](
+            x,
+            found.num_listed,
+            found.records,
+            partial,
+            vocab_size,
+            num_tiles,
+            x.stride(0),
+            STAGE=stage,
+            BLOCK_S=block_s,
+            BLOCK_V=config["BLOCK_V"],
+            BLOCK_STEP=min(BLOCK_STEP, config["BLOCK_V"]),
+            num_warps=8,
+        )
+    collect_kernel[(batch, num_tiles)](
+        x,
+        temperature,
+        min_p,
+        found.num_listed,
+        found.records,
+        partial,
+        found.counts,
+        found.masses,
+        found.values,
+        vocab_size,
+        num_tiles,
+        x.stride(0),
+        BLOCK_S=block_s,
+        BLOCK_V=config["BLOCK_V"],
+        CAPACITY=capacity,
+        num_warps=config["num_warps"],
+    )
+    return found
+
+
+def _check_rows(name: str, tensor: Tensor | None, shape: tuple[int, int], dtype: torch.dtype) -> None:
+    if tensor is not None:
+        check_dtype(name, tensor, dtype)
+        check_shape(name, tensor, shape)
+        check_unit_stride(name, tensor)
+
+
+def sample(
+    logits: Tensor,
+    temperature: Tensor,
+    top_k: Tensor,
+    top_p: Tensor,
+    min_p: Tensor,
+    seeds: Tensor,
+    positions: Tensor,
+    repetition_penalty: Tensor | None = None,
+    presence_penalty: Tensor | None = None,
+    frequency_penalty: Tensor | None = None,
+    prompt_mask: Tensor | None = None,
+    output_counts: Tensor | None = None,
+    logit_bias: Tensor | None = None,
+    allowed_mask: Tensor | None = None,
+    *,
+    all_greedy: bool = False,
+    any_top_k: bool = True,
+    any_top_p: bool = True,
+    any_min_p: bool = True,
+    with_logprobs: bool = True,
+    config: Mapping[str, int] | None = None,
+) -> tuple[Tensor, Tensor]:
+    """Launch sampling of `logits` (B, V); see `inflight_kernels.sample`."""
+    check_float("logits", logits)
+    if logits.dim() != 2 or logits.shape[1] == 0:
+        raise ValueError(f"logits must be (batch, vocabulary) of at least one token, got {tuple(logits.shape)}")
+    check_unit_stride("logits", logits)
+    batch, vocab_size = logits.shape
+    vectors = (("temperature", temperature), ("top_p", top_p), ("min_p", min_p))
+    penalties = (
+        ("repetition_penalty", repetition_penalty),
+        ("presence_penalty", presence_penalty),
+        ("frequency_penalty", frequency_penalty),
+    )
+    for name, vector in vectors + penalties:
+        if vector is not None:
+            check_vector(name, vector, batch, torch.float32)
+    check_vector("top_k", top_k, batch, torch.int32)
+    check_vector("seeds", seeds, batch, torch.int64)
+    check_vector("positions", positions, batch, torch.int64)
+    shape = (batch, vocab_size)
+    _check_rows("prompt_mask", prompt_mask, shape, torch.bool)
+    _check_rows("output_counts", output_counts, shape, torch.int32)
+    _check_rows("logit_bias", logit_bias, shape, torch.float32)
+    _check_rows("allowed_mask", allowed_mask, shape, torch.bool)
+
+    device = logits.device
+    token_ids = torch.empty(batch, dtype=torch.int64, device=device)
+    logprobs = torch.empty(batch, dtype=torch.float32, device=device)
+    if batch == 0:
+        return token_ids, logprobs
+    has_repetition = repetition_penalty is not None and (prompt_mask is not None or output_counts is not None)
+    has_presence = presence_penalty is not None and output_counts is not None
+    has_frequency = frequency_penalty is not None and output_counts is not None
+    has_counts = output_counts is not None and (has_repetition or has_presence or has_frequency)
+    has_prompt_mask = prompt_mask is not None and has_repetition
+    changes = has_repetition or has_presence or has_frequency or logit_bias is not None or allowed_mask is not None
+    draws = not all_greedy
+    # One filter compiles all: rows that use one in another mixture than before must not wait for a compiler, and what a
+    # row does not use is off by its own numbers.
+    has_filter = draws and (any_top_k or any_top_p or any_min_p)
+    if config is None:
+        config = tuned("sample", {"vocab_size": next_power_of_2(vocab_size)}, default_config(vocab_size), device)
+    block_v, group, num_warps = config["BLOCK_V"], config["GROUP"], config["num_warps"]
+    num_tiles = cdiv(vocab_size, block_v)
+    num_groups = num_tiles * (block_v // group) if has_filter else 0
+    stats = torch.empty((NUM_STATS, batch, num_tiles), dtype=torch.float32, device=device)
+    argmax = torch.empty((batch, num_tiles), dtype=torch.int32, device=device)
+    group_max = torch.empty((batch, num_groups), dtype=torch.float32, device=device)
+    x = torch.empty(shape, dtype=torch.float32, device=device) if changes else logits
+
+    def or_logits(tensor: Tensor | None) -> Tensor:
+        return logits if tensor is None else tensor
+
+    def row_stride(tensor: Tensor | None) -> int:
+        return 0 if tensor is None else tensor.stride(0)
+
+    tile_stats_kernel[(batch, num_tiles)](
+        logits,
+        temperature,
+        or_logits(repetition_penalty),
+        or_logits(presence_penalty),
+        or_logits(frequency_penalty),
+        or_logits(prompt_mask),
+        or_logits(output_counts),
+        or_logits(logit_bias),
+        or_logits(allowed_mask),
+        x,
+        stats,
+        argmax,
+        group_max,
+        vocab_size,
+        num_tiles,
+        logits.stride(0),
+        row_stride(prompt_mask),
+        row_stride(output_counts),
+        row_stride(logit_bias),
+        row_stride(allowed_mask),
+        HAS_REPETITION=has_repetition,
+        HAS_PRESENCE=has_presence,
+        HAS_FREQUENCY=has_frequency,
+        HAS_PROMPT_MASK=has_prompt_mask,
+        HAS_COUNTS=has_counts,
+        HAS_BIAS=logit_bias is not None,
+        HAS_ALLOWED=allowed_mask is not None,
+        HAS_CHANGES=changes,
+        HAS_DRAWS=draws,
+        HAS_FILTER=has_filter,
+        HAS_LOGPROBS=with_logprobs,
+        BLOCK_V=block_v,
+        GROUP=group,
+        num_warps=num_warps,
+    )
+    found = None
+    if has_filter:
+        found = _find_kept(x, temperature, top_k, top_p, min_p, stats, group_max, config)
+    pick_kernel[(batch,)](
+        logits,
+        x,
+        temperature,
+        top_k,
+        top_p,
+        min_p,
+        seeds,
+        positions,
+        stats,
+        argmax,
+        *(found or (stats,) * len(_Found._fields)),
+        token_ids,
+        logprobs,
+        vocab_size,
+        num_tiles,
+        logits.stride(0),
+        x.stride(0),
+        HAS_DRAWS=draws,
+        HAS_FILTER=has_filter,
+        HAS_LOGPROBS=with_logprobs,
+        BLOCK_S=next_power_of_2(num_tiles),
+        BLOCK_V=block_v,
+        GROUP=group,
+        MAX_LISTED=config["MAX_LISTED"],
+        CAPACITY=_capacity(num_tiles, config),
+        num_warps=SETTLING_WARPS if has_filter else num_warps,
+    )
+    return token_ids, logprobs
