@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import os
 
-from harness import Harness, make_request
+from harness import Harness, SeveralSequences, make_request
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
@@ -66,6 +66,7 @@ class Histories(RuleBasedStateMachine):
                     enable_chunked_context=chunked,
                     enable_reuse=reuse,
                     hash_key=bytes([rank]),
+                    limits=SeveralSequences,
                     runner={"fail_collect": self.failing_steps.__contains__},
                 )
             )
@@ -81,6 +82,7 @@ class Histories(RuleBasedStateMachine):
         stop_word=st.lists(st.integers(0, 96), max_size=1),
         salt=st.sampled_from(["", "a"]),
         seed=st.integers(0, 5),
+        num_sequences=st.sampled_from([1, 1, 1, 3]),
     )
     def submit(
         self,
@@ -94,6 +96,7 @@ class Histories(RuleBasedStateMachine):
         stop_word: list[int],
         salt: str,
         seed: int,
+        num_sequences: int,
     ) -> None:
         self.num_requests += 1
         request = make_request(
@@ -107,6 +110,7 @@ class Histories(RuleBasedStateMachine):
             stop_words=[stop_word] if stop_word else [],
             cache_salt=salt,
             seed=seed,
+            num_return_sequences=num_sequences,
         )
         for rank in self.ranks:
             rank.submit(request)
@@ -151,15 +155,19 @@ class Histories(RuleBasedStateMachine):
 
     def check_answer(self, rank: Harness, request_id: int) -> None:
         assert rank.num_finals(request_id) == 1
-        tokens, expected = rank.tokens(request_id), rank.expected(request_id)
-        result, _, error = rank.responses[request_id][-1]
-        if error is not None:
-            assert isinstance(error, StepFailed) and self.failing_steps
-            assert tokens == expected[: len(tokens)]
-        elif result is not None and result.finish_reason is FinishReason.CANCELLED:
-            assert request_id in self.stopped and tokens == expected[: len(tokens)]
-        else:
-            assert tokens == expected
+        _, _, error = rank.responses[request_id][-1]
+        for index in range(rank.requests[request_id].num_return_sequences):
+            tokens, expected = rank.tokens(request_id, index), rank.expected(request_id, index)
+            results = rank.results(request_id, index)
+            if error is not None:
+                assert isinstance(error, StepFailed) and self.failing_steps
+                assert tokens == expected[: len(tokens)]
+                continue
+            assert [result.is_sequence_final for result in results] == [False] * (len(results) - 1) + [True]
+            if results[-1].finish_reason is FinishReason.CANCELLED:
+                assert request_id in self.stopped and tokens == expected[: len(tokens)]
+            else:
+                assert tokens == expected
 
 
 TestHistories = Histories.TestCase
