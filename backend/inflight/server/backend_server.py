@@ -25,7 +25,7 @@ from inflight.server.client_request import ClientRequest
 from inflight.server.detokenizer import Detokenizer
 from inflight.server.dialect import Dialect
 from inflight.server.lost_model import give_up, is_supervised
-from inflight.server.metrics_thread import MetricsThread, Outcome
+from inflight.server.metrics_thread import MetricsThread, Outcome, own_labels
 from inflight.server.outcome import ended
 from inflight.server.reply import Reply
 from inflight.server.request_builder import RequestBuilder
@@ -74,7 +74,7 @@ class BackendServer:
         self._items = WorkItems()
         self._metrics = MetricsThread(
             pb_utils,
-            {"model": model_name, "version": model_version},
+            own_labels(model_name, model_version),
             config.stats_check_period_ms / 1000,
             executor.get_latest_iteration_stats,
             executor.num_requests_in_flight,

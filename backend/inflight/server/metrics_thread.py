@@ -1,13 +1,14 @@
 """The one thread that touches tritonserver's metrics.
 
 pb_utils' metric objects are not safe from two threads: misuse ends the server process. So everybody else only leaves a
-note here, and even creating and dropping them happens on this thread. Where the server has no custom metrics, or has
-them switched off, this does nothing.
+note here, and even creating and dropping them happens on this thread. Where the server has no custom metrics, this does
+nothing; `--allow-metrics=false` only closes the port at which they are read.
 """
 
 from __future__ import annotations
 
 import logging
+import os
 import threading
 from collections import deque
 from collections.abc import Callable
@@ -33,6 +34,16 @@ class Outcome:
     observations: list[tuple[Family, float]] = field(default_factory=list)
 
 
+def own_labels(model: str, version: str) -> dict[str, str]:
+    """Labels that no other stub's series have, so that every load of a model has series of its own.
+
+    While a model is loaded in place of itself, two stubs serve it. tritonserver gives series of equal names and labels
+    one object in common, but counts its users for each stub apart: the stub that goes first frees the object, and what
+    the other one then writes corrupts the server's heap.
+    """
+    return {"model": model, "version": version, "pid": str(os.getpid())}
+
+
 class MetricsThread:
     """Brings /metrics up to date once a period while there is something new."""
 
@@ -45,8 +56,8 @@ class MetricsThread:
         num_in_flight: Callable[[], int],
         num_queued: Callable[[], int],
     ) -> None:
-        """`labels`: model and version. `period` in seconds. `latest_stats`: the newest JSON since the last call;
-        `num_in_flight`, `num_queued`: requests of this server, and of all, as the Executor counts them."""
+        """`labels`: of every series, see `own_labels`. `period` in seconds. `latest_stats`: the newest JSON since the
+        last call; `num_in_flight`, `num_queued`: requests of this server, and of all, as the Executor counts them."""
         self._pb_utils = pb_utils
         self._labels = labels
         self._period = period
