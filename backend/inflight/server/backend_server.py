@@ -4,11 +4,14 @@
     inflight-send      the only one that answers requests which the engine has accepted
     inflight-watch     asks whether clients have left and whether the engine is still there
 
+After `close` none of them touches pb_utils: what is behind it is gone by then.
+
 A request that is refused is answered at once by the thread that brought it: nobody else has seen it yet.
 """
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 import threading
@@ -109,15 +112,21 @@ class BackendServer:
         return self._executor.is_ready() and self._sending.is_alive()
 
     def close(self, drain_seconds: float = DRAIN_SECONDS) -> None:
-        """Let requests in flight finish, end the engine, join the threads. Every request gets its final response."""
+        """Let requests in flight finish, end the engine, join the threads. Every request gets its final response.
+
+        Whatever of it fails, no thread touches pb_utils afterwards."""
         with self._parting:
             self._is_closing = True
+        with contextlib.ExitStack() as ending:  # from the last to the first
+            ending.callback(self._metrics.stop)
+            ending.callback(self._sending.stop)
+            ending.callback(self._executor.shutdown)
+            ending.callback(self._watch.stop)
+            self._drain(drain_seconds)
+
+    def _drain(self, drain_seconds: float) -> None:
         if self._executor.is_ready() and not self._items.wait_until_empty(drain_seconds):
             logger.warning("%d requests are still in flight after %g s: ending them", len(self._items), drain_seconds)
-        self._watch.stop()
-        self._executor.shutdown()
-        self._sending.stop()
-        self._metrics.stop()
 
     def _accept(self, request: Any, reply: Reply) -> None:
         client = self._read(request)
