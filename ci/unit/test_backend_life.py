@@ -35,6 +35,7 @@ class Backend:
             config=EngineConfig(cancellation_check_period_ms=1, stats_check_period_ms=1),
             model_name="llm",
             model_version="1",
+            instance="llm_0_0",
         )
         self.server.start()
 

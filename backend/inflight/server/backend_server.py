@@ -3,6 +3,7 @@
     inflight-metrics   the only one that touches pb_utils' metrics
     inflight-send      the only one that answers requests which the engine has accepted
     inflight-watch     asks whether clients have left and whether the engine is still there
+    inflight-sign      shows the supervisor that this process is alive
 
 After `close` none of them touches pb_utils: what is behind it is gone by then.
 
@@ -36,6 +37,7 @@ from inflight.server.request_parameters import read_parameters
 from inflight.server.response_pace import ResponsePace, choose_rate
 from inflight.server.safe_text import safe_text
 from inflight.server.sending_thread import SendingThread, log_failure
+from inflight.server.sign_thread import SignThread
 from inflight.server.text_decoder import make_text_decoder
 from inflight.server.tokenizer import Tokenizer
 from inflight.server.watch_thread import WatchThread
@@ -61,9 +63,11 @@ class BackendServer:
         config: EngineConfig,
         model_name: str,
         model_version: str,
+        instance: str,
         deaths: Sequence[str] = (),
     ) -> None:
-        """`deaths`: where the executor notes why the engine died, newest last."""
+        """`instance`: tritonserver's name for this instance of the model. `deaths`: where the executor notes why the
+        engine died, newest last."""
         self._deaths = deaths
         self._parting = threading.Lock()
         self._is_closing = False
@@ -88,11 +92,13 @@ class BackendServer:
         self._watch = WatchThread(
             executor, self._items, config.cancellation_check_period_ms / 1000, self._on_engine_lost
         )
+        self._signs = SignThread(instance)
 
     def start(self) -> None:
         self._metrics.start()
         self._sending.start()
         self._watch.start()
+        self._signs.start()
 
     def accept(self, request: Any) -> None:
         """Take one pb_utils.InferenceRequest; never raises, and sees to its one final response."""
@@ -122,6 +128,7 @@ class BackendServer:
             ending.callback(self._sending.stop)
             ending.callback(self._executor.shutdown)
             ending.callback(self._watch.stop)
+            ending.callback(self._signs.stop)
             self._drain(drain_seconds)
 
     def _drain(self, drain_seconds: float) -> None:

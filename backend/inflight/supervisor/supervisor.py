@@ -25,12 +25,13 @@ from collections.abc import Callable, Iterator
 from types import FrameType
 
 from inflight.errors import ConfigurationError, InflightError
-from inflight.run_directory import LOST
+from inflight.run_directory import LOST, SIGNS
 from inflight.supervisor import janitor
 from inflight.supervisor.admin import Admin
 from inflight.supervisor.in_flight import requests_in_flight
 from inflight.supervisor.log import ServerLog
 from inflight.supervisor.plan import Plan
+from inflight.supervisor.stub_signs import StubSigns
 from inflight.supervisor.tritonserver import Tritonserver
 
 TICK = 0.5
@@ -66,6 +67,7 @@ class Supervisor:
         self._log = ServerLog(tell, verbose=plan.options.verbose, file=plan.options.log_file)
         self._signals: queue.SimpleQueue[int] = queue.SimpleQueue()
         self._signals_seen = 0
+        self._stub_signs = StubSigns(plan.run_directory / SIGNS)
         self._server: Tritonserver | None = None
         self._failures = 0
         self._served_since = time.monotonic()
@@ -141,6 +143,8 @@ class Supervisor:
             return f"tritonserver ended ({_ended(self._server.returncode)})"
         if stub := self._server.killed_stub():
             return f"the stub process {stub} ended"
+        if stub := self._stub_signs.silent_stub(time.monotonic()):
+            return f"the stub process {stub} stands still"
         return self._hang()
 
     def _hang(self) -> str:
