@@ -15,6 +15,9 @@ RUN_DIRECTORY = "INFLIGHT_RUN_DIR"
 LOST = "lost"
 """Folder in it: a file named after a model says why its stub has given that model up."""
 
+SIGNS = "signs"
+"""Folder in it: a file INSTANCE.PID whose time a stub renews for as long as it is alive."""
+
 
 def run_directory() -> Path | None:
     """This process's own; None where there is none."""

@@ -1,12 +1,34 @@
-"""A tritonserver with the default model, for all tests of this folder."""
+"""A tritonserver with the default model, for all tests of this folder, and a model that loads at once."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
+from google.protobuf import text_format
 from raw_stream import RawStream
-from server_process import ServerProcess
+from server_process import MODEL_REPOSITORY, ServerProcess
+
+from inflight.supervisor import repository
+
+FAKE_ENGINE = Path(__file__).with_name("fake_engine")
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--reloads", type=int, default=6, help="how often the model is loaded in place of itself")
+
+
+@pytest.fixture
+def fake_engine(tmp_path: Path) -> Path:
+    """A repository whose `llm` has all tensors of the real one, and a rank without a network."""
+    config = repository.read(MODEL_REPOSITORY)["llm"]
+    config.backend = "python"
+    repository.replace_parameters(config, {"gpt_model_path": str(MODEL_REPOSITORY / "llm" / "1" / "checkpoint")})
+    (tmp_path / "llm").mkdir()
+    (tmp_path / "llm" / "1").symlink_to(FAKE_ENGINE / "1")
+    (tmp_path / "llm" / repository.CONFIG).write_text(text_format.MessageToString(config, as_utf8=True))
+    return tmp_path
 
 
 @pytest.fixture(scope="session")

@@ -1,7 +1,8 @@
 """tritonserver's `pb_utils`, as far as the backend uses it, in plain Python.
 
 It is stricter than the real one where the real one crashes: a metric object that two threads touch, a response sent
-after the final one, and a cancellation asked for after the final response are all failures.
+after the final one, and a cancellation asked for after the final response are all failures. So is whatever is touched,
+made or dropped once a test has said that `finalize` has returned.
 """
 
 from __future__ import annotations
@@ -15,6 +16,20 @@ import numpy as np
 TRITONSERVER_RESPONSE_COMPLETE_FINAL = 1
 
 
+class Life:
+    """Of the stub that this module stands for."""
+
+    is_over: ClassVar[bool] = False
+    """finalize() has returned."""
+    misuse: ClassVar[list[str]] = []
+
+
+def touch(what: str) -> None:
+    """Something of this module was used."""
+    if Life.is_over:
+        Life.misuse.append(f"{what} by {threading.current_thread().name}")
+
+
 class TritonModelException(Exception):
     pass
 
@@ -23,6 +38,7 @@ class TritonError(Exception):
     UNKNOWN, INTERNAL, NOT_FOUND, INVALID_ARG, UNAVAILABLE, UNSUPPORTED, ALREADY_EXISTS, CANCELLED = range(8)
 
     def __init__(self, message: str, code: int = INTERNAL) -> None:
+        touch("an error was made")
         super().__init__(message)
         self._message, self._code = message, code
 
@@ -36,6 +52,7 @@ class TritonError(Exception):
 class Tensor:
     def __init__(self, name: str, array: np.ndarray) -> None:
         assert isinstance(array, np.ndarray)
+        touch("a tensor was made")
         self._name, self._array = name, array
 
     def name(self) -> str:
@@ -47,6 +64,7 @@ class Tensor:
 
 class InferenceResponse:
     def __init__(self, output_tensors: list[Tensor] | None = None, error: TritonError | None = None) -> None:
+        touch("a response was made")
         self.tensors, self._error = output_tensors or [], error
 
     def error(self) -> TritonError | None:
@@ -73,6 +91,7 @@ class ResponseSender:
         self.misuse: list[str] = []
 
     def send(self, response: InferenceResponse | None = None, flags: int = 0) -> None:
+        touch("a response was sent")
         if self.num_finals:
             self.misuse.append("sent after the final response")
             raise RuntimeError("Response sender has been closed")
@@ -86,6 +105,7 @@ class ResponseSender:
             raise self.raises
 
     def is_cancelled(self) -> bool:
+        touch("a cancellation was asked for")
         if self.num_finals:
             self.misuse.append("asked after the final response")
         return self.client_left
@@ -136,6 +156,7 @@ class Metric:
         self._thread = threading.get_ident()
 
     def _check(self) -> None:
+        touch("a metric was used")
         if threading.get_ident() != self._thread:
             MetricFamily.misuse.append(f"{self.family.name} touched by two threads")
 
@@ -161,10 +182,12 @@ class MetricFamily:
     misuse: ClassVar[list[str]] = []
 
     def __init__(self, name: str, description: str, kind: str) -> None:
+        touch("a metric family was made")
         self.name, self.description, self.kind = name, description, kind
 
     def Metric(self, labels: dict[str, str], buckets: list[float] | None = None) -> Metric:
-        own = [value for key, value in labels.items() if key not in ("model", "version")]
+        touch("a metric was made")
+        own = [value for key, value in labels.items() if key not in ("model", "version", "pid")]
         metric = Metric(self, labels, buckets)
         MetricFamily.metrics[self.name, own[0] if own else ""] = metric
         return metric
@@ -174,6 +197,7 @@ unloaded: list[str] = []
 
 
 def unload_model(model_name: str) -> None:
+    touch("a model was unloaded")
     unloaded.append(model_name)
 
 

@@ -65,6 +65,7 @@ def server(executor: FakeExecutor) -> BackendServer:
         config=EngineConfig(cancellation_check_period_ms=3_600_000),
         model_name="llm",
         model_version="1",
+        instance="llm_0_0",
     )
     server.start()
     return server

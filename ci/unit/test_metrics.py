@@ -8,6 +8,7 @@ import types
 import fake_pb_utils as pb
 import msgspec
 import pytest
+from fake_executor import STATS
 
 from inflight.errors import InflightError
 from inflight.result import PerfMetrics
@@ -15,29 +16,6 @@ from inflight.server import metric_families as mf
 from inflight.server.metrics_thread import MetricsThread, Outcome
 from inflight.server.outcome import _of_perf_metrics
 from inflight.stats import IterationStats
-
-STATS = IterationStats(
-    timestamp="11-21-2026 08:26:40.250000",
-    iteration_counter=7,
-    active_request_count=3,
-    max_request_count=64,
-    runtime_cpu_memory=1000,
-    runtime_gpu_memory=0,
-    runtime_pinned_memory=0,
-    max_kv_cache_blocks=100,
-    free_kv_cache_blocks=90,
-    used_kv_cache_blocks=10,
-    tokens_per_kv_cache_block=16,
-    reused_kv_cache_blocks=2,
-    fraction_used_kv_cache_blocks=0.1,
-    scheduled_requests=2,
-    context_requests=1,
-    generation_requests=1,
-    total_context_tokens=20,
-    micro_batch_id=0,
-    paused_requests=0,
-    waiting_requests=1,
-)
 
 
 @pytest.fixture(autouse=True)

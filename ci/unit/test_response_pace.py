@@ -43,6 +43,7 @@ def paced(executor: FakeExecutor):
         config=EngineConfig(),
         model_name="llm",
         model_version="1",
+        instance="llm_0_0",
     )
     builder._items = items
     builder._tokenizing.start()

@@ -67,6 +67,7 @@ def server(executor: FakeExecutor, gate: Gate) -> Iterator[BackendServer]:
         config=EngineConfig(cancellation_check_period_ms=3_600_000, max_batch_size=2, max_queue_size=2),
         model_name="llm",
         model_version="1",
+        instance="llm_0_0",
     )
     server.start()
     yield server

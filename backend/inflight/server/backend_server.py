@@ -4,12 +4,16 @@
     inflight-metrics   the only one that touches pb_utils' metrics
     inflight-send      the only one that answers requests which the engine has accepted
     inflight-watch     asks whether clients have left and whether the engine is still there
+    inflight-sign      shows the supervisor that this process is alive
+
+After `close` none of them touches pb_utils: what is behind it is gone by then.
 
 A request that is refused is answered by the thread that has it: nobody else does yet.
 """
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 import threading
@@ -26,7 +30,7 @@ from inflight.result import Response
 from inflight.server.client_request import ClientRequest
 from inflight.server.dialect import Dialect
 from inflight.server.lost_model import give_up, is_supervised
-from inflight.server.metrics_thread import MetricsThread, Outcome
+from inflight.server.metrics_thread import MetricsThread, Outcome, own_labels
 from inflight.server.outcome import ended
 from inflight.server.preparation import Preparation
 from inflight.server.reply import Reply
@@ -35,6 +39,7 @@ from inflight.server.request_parameters import read_parameters
 from inflight.server.response_pace import ResponsePace, choose_rate
 from inflight.server.safe_text import safe_text
 from inflight.server.sending_thread import SendingThread, log_failure
+from inflight.server.sign_thread import SignThread
 from inflight.server.tensor_values import ReadLimits
 from inflight.server.tokenizer import Tokenizer
 from inflight.server.tokenizing_threads import TokenizingThreads, text_length
@@ -61,9 +66,11 @@ class BackendServer:
         config: EngineConfig,
         model_name: str,
         model_version: str,
+        instance: str,
         deaths: Sequence[str] = (),
     ) -> None:
-        """`deaths`: where the executor notes why the engine died, newest last."""
+        """`instance`: tritonserver's name for this instance of the model. `deaths`: where the executor notes why the
+        engine died, newest last."""
         self._deaths = deaths
         self._parting = threading.Lock()
         self._is_closing = False
@@ -84,7 +91,7 @@ class BackendServer:
         self._items = WorkItems()
         self._metrics = MetricsThread(
             pb_utils,
-            {"model": model_name, "version": model_version},
+            own_labels(model_name, model_version),
             config.stats_check_period_ms / 1000,
             executor.get_latest_iteration_stats,
             executor.num_requests_in_flight,
@@ -96,12 +103,14 @@ class BackendServer:
         self._watch = WatchThread(
             executor, self._items, config.cancellation_check_period_ms / 1000, self._on_engine_lost
         )
+        self._signs = SignThread(instance)
 
     def start(self) -> None:
         self._metrics.start()
         self._sending.start()
         self._tokenizing.start()
         self._watch.start()
+        self._signs.start()
 
     def accept(self, request: Any) -> None:
         """Take one pb_utils.InferenceRequest; never raises, and sees to its one final response."""
@@ -121,17 +130,27 @@ class BackendServer:
         return self._executor.is_ready() and self._sending.is_alive()
 
     def close(self, drain_seconds: float = DRAIN_SECONDS) -> None:
-        """Let requests in flight finish, end the engine, join the threads. Every request gets its final response."""
+        """Let requests in flight finish, end the engine, join the threads. Every request gets its final response.
+
+        Whatever of it fails, no thread touches pb_utils afterwards."""
         with self._parting:
             self._is_closing = True
+        with contextlib.ExitStack() as ending:  # from the last to the first
+            ending.callback(self._metrics.stop)
+            ending.callback(self._sending.stop)
+            ending.callback(self._tokenizing.stop)
+            ending.callback(self._refuse_all)
+            ending.callback(self._executor.shutdown)
+            ending.callback(self._watch.stop)
+            ending.callback(self._signs.stop)
+            self._drain(drain_seconds)
+
+    def _drain(self, drain_seconds: float) -> None:
         if self._executor.is_ready() and not self._items.wait_until_empty(drain_seconds):
             logger.warning("%d requests are still in flight after %g s: ending them", len(self._items), drain_seconds)
-        self._watch.stop()
-        self._executor.shutdown()
+
+    def _refuse_all(self) -> None:
         self._is_closed = True
-        self._tokenizing.stop()
-        self._sending.stop()
-        self._metrics.stop()
 
     def _accept(self, request: Any, reply: Reply) -> None:
         client = self._read(request)

@@ -1,16 +1,14 @@
 """The one thread that touches tritonserver's metrics.
 
 pb_utils' metric objects are not safe from two threads: misuse ends the server process. So everybody else only leaves a
-note here, and even creating them happens on this thread.
-
-They are never dropped. The server has one metric for a name and its labels, whoever creates it: a stub that drops it
-frees it under the stub of the same model that was loaded since, and the next use ends the server. As it is, counters go
-on where a model is loaded again. Where the server has no custom metrics, or has them switched off, this does nothing.
+note here, and even creating and dropping them happens on this thread. Where the server has no custom metrics, this does
+nothing; `--allow-metrics=false` only closes the port at which they are read.
 """
 
 from __future__ import annotations
 
 import logging
+import os
 import threading
 from collections import deque
 from collections.abc import Callable
@@ -25,7 +23,7 @@ from inflight.stats import IterationStats
 logger = logging.getLogger(__name__)
 
 FINAL_WAIT_SECONDS = 5.0
-"""A server that no longer answers must not keep the stub from ending."""
+"""A server that no longer answers must not keep the stub from ending: a call that takes longer is the last one."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,6 +32,16 @@ class Outcome:
 
     outcome: str
     observations: list[tuple[Family, float]] = field(default_factory=list)
+
+
+def own_labels(model: str, version: str) -> dict[str, str]:
+    """Labels that no other stub's series have, so that every load of a model has series of its own.
+
+    While a model is loaded in place of itself, two stubs serve it. tritonserver gives series of equal names and labels
+    one object in common, but counts its users for each stub apart: the stub that goes first frees the object, and what
+    the other one then writes corrupts the server's heap.
+    """
+    return {"model": model, "version": version, "pid": str(os.getpid())}
 
 
 class MetricsThread:
@@ -48,8 +56,8 @@ class MetricsThread:
         num_in_flight: Callable[[], int],
         num_queued: Callable[[], int],
     ) -> None:
-        """`labels`: model and version. `period` in seconds. `latest_stats`: the newest JSON since the last call;
-        `num_in_flight`, `num_queued`: requests of this server, and of all, as the Executor counts them."""
+        """`labels`: of every series, see `own_labels`. `period` in seconds. `latest_stats`: the newest JSON since the
+        last call; `num_in_flight`, `num_queued`: requests of this server, and of all, as the Executor counts them."""
         self._pb_utils = pb_utils
         self._labels = labels
         self._period = period
@@ -62,6 +70,8 @@ class MetricsThread:
         self._shown: dict[tuple[str, str], float] = {}
         self._stats: IterationStats | None = None
         self._stopping = threading.Event()
+        self._is_given_up = False
+        """Nothing of pb_utils may be touched any more."""
         self._thread = threading.Thread(target=self._run, name="inflight-metrics", daemon=True)
 
     def start(self) -> None:
@@ -70,21 +80,24 @@ class MetricsThread:
     def stop(self) -> None:
         self._stopping.set()
         self._thread.join(FINAL_WAIT_SECONDS)
+        self._is_given_up = True
 
     def record(self, outcome: Outcome) -> None:
         """Leave a note; from any thread, never waits."""
         self._notes.append(outcome)
 
     def _run(self) -> None:
-        if not self._create():
-            return
-        stopping = False
+        stopping = not self._create()
         while not stopping:
             stopping = self._stopping.wait(self._period)
             try:
                 self._update()
             except Exception as error:
                 log_failure("updating metrics", error)
+        if not self._is_given_up:
+            # Dropping them is a call for each, too.
+            self._metrics.clear()
+            self._families.clear()
 
     def _create(self) -> bool:
         try:
@@ -93,16 +106,19 @@ class MetricsThread:
         except Exception as error:
             logger.info("custom metrics are off: the server does not offer them (%s)", type(error).__name__)
             return False
-        return True
+        return not self._is_given_up
 
     def _create_family(self, family: Family) -> None:
+        if self._is_given_up:
+            return
         api = self._pb_utils.MetricFamily
         made = api(name=family.name, description=family.description, kind=getattr(api, family.kind))
         self._families.append(made)
         for series in family.series:
             labels = {**self._labels, **({family.label: series} if family.label else {})}
             extra = {"buckets": list(family.buckets)} if family.buckets else {}
-            self._metrics[family.name, series] = made.Metric(labels=labels, **extra)
+            if not self._is_given_up:
+                self._metrics[family.name, series] = made.Metric(labels=labels, **extra)
 
     def _update(self) -> None:
         counts: dict[str, int] = {}
@@ -110,9 +126,9 @@ class MetricsThread:
             note = self._notes.popleft()
             counts[note.outcome] = counts.get(note.outcome, 0) + 1
             for family, value in note.observations:
-                self._metrics[family.name, family.series[0]].observe(value)
+                self._call(family.name, family.series[0], "observe", value)
         for outcome, count in counts.items():
-            self._metrics[mf.OUTCOMES.name, outcome].increment(count)
+            self._call(mf.OUTCOMES.name, outcome, "increment", count)
         text = self._latest_stats()
         if text is not None:
             self._stats = IterationStats.from_json(text)
@@ -131,5 +147,9 @@ class MetricsThread:
     def _set(self, name: str, series: str, value: float) -> None:
         """Each call is a round trip to the server, so a gauge that already shows the value is left alone."""
         if self._shown.get((name, series)) != value:
-            self._metrics[name, series].set(value)
+            self._call(name, series, "set", value)
             self._shown[name, series] = value
+
+    def _call(self, name: str, series: str, operation: str, value: float) -> None:
+        if not self._is_given_up:
+            getattr(self._metrics[name, series], operation)(value)

@@ -49,6 +49,7 @@ def start_server(pb_utils: Any, args: Mapping[str, str]) -> BackendServer:
         config=config,
         model_name=args["model_name"],
         model_version=args["model_version"],
+        instance=args["model_instance_name"],
         deaths=deaths,
     )
     server.start()

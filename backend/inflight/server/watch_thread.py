@@ -14,7 +14,7 @@ from inflight.server.work_items import WorkItems
 
 
 class WatchThread:
-    """Cancels requests whose client has left; says once when the engine is lost."""
+    """Cancels requests whose client has left; says once when the engine is lost and could not be brought back."""
 
     def __init__(self, executor: Executor, items: WorkItems, period: float, on_engine_lost: Callable[[], None]) -> None:
         """`period` in seconds."""
@@ -22,7 +22,7 @@ class WatchThread:
         self._items = items
         self._period = period
         self._on_engine_lost = on_engine_lost
-        self._engine_was_ready = True
+        self._engine_was_down = False
         self._stopping = threading.Event()
         self._thread = threading.Thread(target=self._run, name="inflight-watch", daemon=True)
 
@@ -47,7 +47,7 @@ class WatchThread:
                 return
             if item.poll_cancelled():
                 self._executor.cancel_request(item.request.request_id)
-        ready = self._executor.is_ready()
-        if self._engine_was_ready and not ready:
+        is_down = self._executor.is_down()
+        if is_down and not self._engine_was_down:
             self._on_engine_lost()
-        self._engine_was_ready = ready
+        self._engine_was_down = is_down

@@ -64,6 +64,12 @@ def is_zombie(pid: int) -> bool:
         return False
 
 
+def cpu_seconds(pid: int) -> float:
+    """Processor time that all its threads have used. Raises OSError for a process that is gone."""
+    fields = Path(f"/proc/{pid}/stat").read_text(errors="replace").rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
 def end(pids: Callable[[], Iterable[int]], grace: float) -> None:
     """Ask every process that `pids` finds to terminate, and kill those that have not within `grace` seconds."""
     deadline = time.monotonic() + grace

@@ -6,10 +6,11 @@ Knows how a server is asked, not what follows from the answers: that is the supe
 from __future__ import annotations
 
 import contextlib
+import time
 from collections.abc import Callable, Iterator
 from functools import partial
 
-from inflight.run_directory import LOST
+from inflight.run_directory import LOST, SIGNS
 from inflight.supervisor.admin import Admin
 from inflight.supervisor.canary import Canary
 from inflight.supervisor.health import Health
@@ -17,6 +18,7 @@ from inflight.supervisor.log import ServerLog
 from inflight.supervisor.metrics import signs_of_work
 from inflight.supervisor.models import Loading, Models
 from inflight.supervisor.plan import Plan
+from inflight.supervisor.stub_signs import StubSigns
 from inflight.supervisor.tritonserver import Tritonserver, ended
 
 
@@ -28,6 +30,7 @@ class RunningServer:
         self.admin = Admin(plan.endpoints.grpc, plan.api_key.grpc_headers)
         self.process = Tritonserver(plan.command, plan.environment, plan.run_directory)
         log.follow(self.process.output, self._hide_key)
+        self._signs = StubSigns(plan.run_directory / SIGNS)
         self._health = Health(self.admin, plan.endpoints.http)
         self._models = Models(self.admin, plan.repository.models, plan.run_directory / LOST)
         self._canaries = {model: self._canary(model) for model in plan.repository.answering}
@@ -44,6 +47,8 @@ class RunningServer:
             return f"tritonserver ended ({ended(self.process.returncode)})"
         if stub := self.process.killed_stub():
             return f"the stub process {stub} ended"
+        if stub := self._signs.silent_stub(time.monotonic()):
+            return f"the stub process {stub} stands still"
         if failure := self._health.failure():
             return failure
         if self._health.is_good:
