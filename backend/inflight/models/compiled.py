@@ -17,6 +17,7 @@ from inflight.layers.attention import AttentionMetadata, LayerCache
 from inflight.layers.decoder_layer import DecoderLayer
 from inflight.layers.mlp import GatedMLP
 from inflight.layers.vocabulary import VocabularyParallelEmbedding
+from inflight.models.compiled_parts import find_unknown
 from inflight.models.decoder import Decoder
 from inflight_kernels import cpu
 from inflight_kernels.cpu import Batch, DecoderStack, HugePageArena, LayerTensors, NativeLibrary, PackedWeight
@@ -69,7 +70,7 @@ def _find_obstacle(config: EngineConfig, decoder: Decoder, device: torch.device)
         return "it is for one rank on a CPU"
     if decoder.embedding.weight_UD.dtype != torch.bfloat16:
         return "it is for bfloat16 (key dtype)"
-    return _shape(decoder.layers[0]).find_obstacle() or cpu.find_obstacle()
+    return find_unknown(decoder) or _shape(decoder.layers[0]).find_obstacle() or cpu.find_obstacle()
 
 
 def compile_decoder(config: EngineConfig, decoder: Decoder, caches: Sequence[LayerCache]) -> Decoder | CompiledDecoder:
