@@ -92,7 +92,8 @@ def compile_decoder(config: EngineConfig, decoder: Decoder, caches: Sequence[Lay
     stack = DecoderStack(library, shape, layers, norm_D=decoder.norm.weight_D, cos_sin=cos_sin)
     head = PackedWeight.pack(library, decoder.head.weight_UD[: decoder.head.vocab_size], arena)
     decoder.head.weight_UD = decoder.head.weight_UD.new_empty(0)
-    logger.info("the layers are compiled and packed after %.1f s", time.monotonic() - started)
+    seconds = time.monotonic() - started
+    logger.info("the layers are compiled and packed after %.1f s; products of %s", seconds, library.instructions)
     return CompiledDecoder(embedding=decoder.embedding, stack=stack, head=head)
 
 
