@@ -17,11 +17,20 @@ from inflight.models.compiled import CompiledDecoder
 from inflight.models.decoder import Decoder
 from inflight.runtime import loading
 from inflight.runtime.kv_cache import KVCache
-from inflight_kernels.cpu import find_obstacle
+from inflight_kernels.cpu import Instruction, find_obstacle, library
 
 BLOCK_SIZE = 4
 
 needs_compiler = pytest.mark.skipif(bool(find_obstacle()), reason=f"cannot compile here: {find_obstacle()}")
+
+
+HAS_AMX = "amx_bf16" in library._processor_flags()
+INSTRUCTIONS = [
+    Instruction.VDPBF16PS,
+    Instruction.FMA,
+    pytest.param(Instruction.AMX, marks=pytest.mark.skipif(not HAS_AMX, reason="this processor has no AMX")),
+]
+"""To force each of them."""
 
 
 def config_of(checkpoint: TinyCheckpoint, cpu_compile: str, **options: str) -> EngineConfig:

@@ -1,5 +1,5 @@
 """Layers compiled for this CPU are as exact as torch's in bfloat16, and their tokens are the likeliest: alone, in mixed
-batches, in chunks; with AMX and without.
+batches, in chunks; by each instruction.
 
 Run: pytest ci/unit/test_compiled_decoder.py
 """
@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from compiled_network import BLOCK_SIZE, Network, Step, config_of, needs_compiler
+from compiled_network import BLOCK_SIZE, INSTRUCTIONS, Network, Step, config_of, needs_compiler
 from model_driver import Driver, Work
 from tiny_checkpoints import COMPILED_CONFIGS, TinyCheckpoint, make_checkpoint, make_prompt
 from torch import Tensor
@@ -32,7 +32,8 @@ from inflight.models.compiled import CompiledDecoder
 from inflight.models.decoder import Decoder
 from inflight.runtime.kv_cache import KVCache, KVCacheShape
 from inflight.runtime.model_runner import ModelRunner
-from inflight_kernels.cpu import load_library
+from inflight_kernels.cpu import Instruction, Instructions
+from inflight_kernels.cpu.instructions import VARIABLE
 
 NUM_TOKENS = 24
 
@@ -42,6 +43,7 @@ def cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     folder = tmp_path_factory.mktemp("libraries")
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("INFLIGHT_CACHE_DIR", str(folder))
+        patch.delenv(VARIABLE, raising=False)
         yield folder
 
 
@@ -85,21 +87,40 @@ STEPS = {
 }
 
 
+def force(instruction: Instruction, decoder: CompiledDecoder, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In the layers; the head multiplies as it did."""
+    native = Instructions.only(instruction).to_native()
+    monkeypatch.setattr(decoder.stack._network, "instructions", native)
+
+
 @needs_compiler
-@pytest.mark.parametrize("tiles", [True, False])
+@pytest.mark.parametrize("name", STEPS)
+def test_layers_give_the_same_bits_by_vdpbf16ps_and_by_fma(
+    compiled_network: Network, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    decoder = compiled_network.decoder
+    assert isinstance(decoder, CompiledDecoder)
+    answers = []
+    for instruction in (Instruction.VDPBF16PS, Instruction.FMA):
+        force(instruction, decoder, monkeypatch)
+        answers.append(compiled_network.logits(STEPS[name]))
+    assert torch.equal(*answers)
+
+
+@needs_compiler
+@pytest.mark.parametrize("instruction", INSTRUCTIONS)
 @pytest.mark.parametrize("name", STEPS)
 def test_logits_are_as_exact_as_those_of_torch(
     compiled_network: Network,
     torch_network: Network,
     exact_network: Network,
     name: str,
-    tiles: bool,
+    instruction: Instruction,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     decoder = compiled_network.decoder
     assert isinstance(decoder, CompiledDecoder)
-    if not tiles:
-        monkeypatch.setattr(decoder.stack, "_library", load_library(tiles=False))
+    force(instruction, decoder, monkeypatch)
     exact = exact_network.logits(STEPS[name])
     of_torch = (torch_network.logits(STEPS[name]) - exact).norm() / exact.norm()
     ours = (compiled_network.logits(STEPS[name]) - exact).norm() / exact.norm()
@@ -274,11 +295,12 @@ HEADS = [
 
 
 @needs_compiler
-@pytest.mark.parametrize("tiles", [True, False])
+@pytest.mark.parametrize("instruction", INSTRUCTIONS)
 @pytest.mark.parametrize("heads", HEADS, ids=str)
-def test_heads_of_any_size_and_number(heads: RandomHeads, tiles: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    if not tiles:
-        monkeypatch.setattr(compiled.cpu, "load_library", lambda: load_library(tiles=False))
+def test_heads_of_any_size_and_number(
+    heads: RandomHeads, instruction: Instruction, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(VARIABLE, instruction.value)
     exact, plain = (Network(*random_decoder(heads, dtype)) for dtype in (torch.float32, torch.bfloat16))
     decoder, cache = random_decoder(heads, torch.bfloat16)
     ours = Network(compiled.compile_decoder(EngineConfig(cpu_compile="true"), decoder, cache.layers), cache)

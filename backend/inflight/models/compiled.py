@@ -17,6 +17,7 @@ from inflight.layers.attention import AttentionMetadata, CacheSpec, LayerCache
 from inflight.layers.decoder_layer import DecoderLayer
 from inflight.layers.mlp import GatedMLP
 from inflight.layers.vocabulary import VocabularyParallelEmbedding
+from inflight.models.compiled_parts import find_unknown
 from inflight.models.decoder import Decoder
 from inflight.models.network import Network
 from inflight_kernels import cpu
@@ -76,7 +77,7 @@ def _find_obstacle(config: EngineConfig, decoder: Network, device: torch.device)
         return "it is for one rank on a CPU"
     if not _is_bfloat16(decoder):
         return "it is for bfloat16 (key dtype)"
-    return _shape(decoder.layers[0]).find_obstacle() or cpu.find_obstacle()
+    return find_unknown(decoder) or _shape(decoder.layers[0]).find_obstacle() or cpu.find_obstacle()
 
 
 def compile_decoder(config: EngineConfig, decoder: Decoder, caches: Sequence[LayerCache]) -> Decoder | CompiledDecoder:
@@ -99,7 +100,8 @@ def compile_decoder(config: EngineConfig, decoder: Decoder, caches: Sequence[Lay
     stack = DecoderStack(library, shape, layers, norm_D=decoder.norm.weight_D, cos_sin=cos_sin)
     head = PackedWeight.pack(library, decoder.head.weight_UD[: decoder.head.vocab_size], arena)
     decoder.head.weight_UD = decoder.head.weight_UD.new_empty(0)
-    logger.info("the layers are compiled and packed after %.1f s", time.monotonic() - started)
+    seconds = time.monotonic() - started
+    logger.info("the layers are compiled and packed after %.1f s; products of %s", seconds, library.instructions)
     return CompiledDecoder(cache_specs=cache_specs, embedding=decoder.embedding, stack=stack, head=head)
 
 

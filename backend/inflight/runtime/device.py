@@ -5,16 +5,15 @@ from __future__ import annotations
 import ctypes
 import functools
 import os
-from pathlib import Path
 
 import torch
 
 from inflight.config import EngineConfig
 from inflight.errors import ConfigurationError
+from inflight.runtime.host_memory import available_memory
 
 M_TRIM_THRESHOLD, M_MMAP_THRESHOLD, M_ARENA_MAX = -1, -3, -8
 """From malloc.h. 32 MiB is the largest threshold that glibc takes."""
-CGROUP = Path("/sys/fs/cgroup")
 
 
 def choose_device(config: EngineConfig, rank: int) -> torch.device:
@@ -80,7 +79,7 @@ def free_memory(device: torch.device, num_ranks: int) -> int:
     """Bytes that may still be taken: of the GPU, or this rank's share of the host's."""
     if device.type == "cuda":
         return int(torch.cuda.mem_get_info(device)[0])
-    return min(_host_available(), _cgroup_available()) // num_ranks
+    return available_memory() // num_ranks
 
 
 def gib(num_bytes: int) -> str:
@@ -104,20 +103,3 @@ def pinned_memory(device: torch.device) -> int:
     if device.type != "cuda":
         return 0
     return int(torch.cuda.host_memory_stats().get("allocated_bytes.current", 0))
-
-
-def _host_available() -> int:
-    for line in Path("/proc/meminfo").read_text(encoding="ascii").splitlines():
-        if line.startswith("MemAvailable:"):
-            return int(line.split()[1]) * 1024
-    return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-
-
-def _cgroup_available() -> int:
-    """A container's limit less what it uses; without a limit, more than any machine has."""
-    try:
-        limit = (CGROUP / "memory.max").read_text(encoding="ascii").strip()
-        used = (CGROUP / "memory.current").read_text(encoding="ascii").strip()
-        return max(int(limit) - int(used), 0)
-    except (OSError, ValueError):
-        return 2**63

@@ -2,11 +2,13 @@
 
 The torch reference is right on every machine. What it costs there is dozens of small operations between the matrix
 products, products that lay their weights out anew, attention above the diagonal, and the interpreter between all of
-them. Here one call runs all layers over weights laid out once. Needs g++ and AVX-512 with bfloat16; uses AMX.
+them. Here one call runs all layers over weights laid out once. Needs g++ and AVX-512 with bfloat16. AMX, vdpbf16ps
+or float32 FMA multiplies, whichever is fast here.
 """
 
 from inflight_kernels.cpu.decoder_stack import Batch, DecoderStack, LayerTensors, StackShape
 from inflight_kernels.cpu.huge_pages import HugePageArena
+from inflight_kernels.cpu.instructions import Instruction, Instructions
 from inflight_kernels.cpu.library import LibraryUnavailable, NativeLibrary, find_obstacle, load_library
 from inflight_kernels.cpu.packed_weight import STEP, PackedWeight
 
@@ -15,6 +17,8 @@ __all__ = [
     "Batch",
     "DecoderStack",
     "HugePageArena",
+    "Instruction",
+    "Instructions",
     "LayerTensors",
     "LibraryUnavailable",
     "NativeLibrary",

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from inflight_kernels.cpu.instructions import NativeInstructions
 from inflight_kernels.cpu.library import NativeLibrary
 from inflight_kernels.cpu.packed_weight import STEP, PackedWeight
 
@@ -91,7 +92,9 @@ class Batch:
 class _Network(ctypes.Structure):
     _fields_ = (
         *((name, c_int64) for name in ("num_layers", "hidden", "num_heads", "num_kv_heads", "head_dim")),
-        *((name, c_int64) for name in ("intermediate", "rotary_dim", "block_size", "packed_at_once")),
+        *((name, c_int64) for name in ("intermediate", "rotary_dim", "block_size")),
+        ("instructions", NativeInstructions),
+        ("packed_at_once", c_int64),
         *((name, c_float) for name in ("scale", "norm_eps", "head_norm_eps")),
         *((name, c_void_p) for name in ("norm", "cos_sin")),
     )
@@ -134,7 +137,7 @@ class DecoderStack:
         obstacle = shape.find_obstacle()
         if obstacle:
             raise ValueError(obstacle)
-        self._library = library
+        self._functions = library.functions
         self._held = (tuple(layers), norm_D, cos_sin)  # the structures only point at them
         self._network = _Network(
             num_layers=len(layers),
@@ -145,6 +148,7 @@ class DecoderStack:
             intermediate=shape.intermediate,
             rotary_dim=cos_sin.shape[1],
             block_size=layers[0].keys.shape[1],
+            instructions=library.instructions.to_native(),
             packed_at_once=PACKED_AT_ONCE,
             scale=shape.scale,
             norm_eps=shape.norm_eps,
@@ -176,13 +180,13 @@ class DecoderStack:
             prefill_width=batch.prefill_table.shape[1],
         )
         network, layers, step = map(ctypes.addressof, (self._network, self._layers, native))
-        num_bytes = self._library.inflight_workspace_bytes(network, step, threads)
+        num_bytes = self._functions.inflight_workspace_bytes(network, step, threads)
         if num_bytes > self._workspace.numel():
             self._workspace = self._workspace.new_empty(0)  # before the next one is taken
             # Contexts grow chunk by chunk: not a new workspace for each of them.
             self._workspace = torch.empty(num_bytes + num_bytes // 2, dtype=torch.uint8)
         residual_TD = torch.zeros_like(hidden_TD)
-        self._library.inflight_decode(
+        self._functions.inflight_decode(
             network,
             layers,
             step,

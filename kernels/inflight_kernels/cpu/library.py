@@ -1,12 +1,12 @@
 """The C++ of `native/`, compiled for this machine and loaded; compiled once, then kept on disk.
 
 The cache is one private folder of files named after all that went into them (sources, flags, compiler, processor), so
-that a file is either right or not found. Knows what the functions take, not what they are for.
+that a file is either right or not found; beside a library lies which instructions are fastest. Knows what the functions
+take, not what they are for.
 """
 
 from __future__ import annotations
 
-import ctypes
 import hashlib
 import os
 import shlex
@@ -14,28 +14,34 @@ import shutil
 import subprocess
 import tempfile
 from collections.abc import Sequence
-from ctypes import c_bool, c_int64, c_void_p
+from ctypes import CDLL, c_bool, c_int64, c_void_p
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
 
+from inflight_kernels.cpu.instructions import VARIABLE, Instruction, Instructions, choose, forced_instruction
+
 _SOURCES = Path(__file__).parent / "native"
 _FLAGS = ("-O3", "-march=native", "-std=c++17", "-fopenmp", "-fPIC", "-shared")
-_WITHOUT_TILES = ("-mno-amx-tile", "-mno-amx-bf16")
 _NEEDED_FLAGS = frozenset({"avx512f", "avx512bw", "avx512vl", "avx512_bf16"})
 _FUNCTIONS: dict[str, tuple[Any, list[Any]]] = {
-    "inflight_start": (c_bool, []),
+    "inflight_request_tiles": (c_bool, []),
     "inflight_workspace_bytes": (c_int64, [c_void_p, c_void_p, c_int64]),
     "inflight_decode": (None, [c_void_p, c_void_p, c_void_p, c_int64, c_void_p, c_void_p, c_void_p]),
-    "inflight_linear": (None, [c_void_p, c_int64, c_void_p, c_int64, c_int64, c_int64, c_void_p]),
+    "inflight_linear": (None, [c_void_p, c_void_p, c_int64, c_void_p, c_int64, c_int64, c_int64, c_void_p]),
     "inflight_packed_size": (c_int64, [c_int64, c_int64]),
     "inflight_pack": (None, [c_void_p, c_int64, c_int64, c_bool, c_int64, c_void_p]),
 }
 """Name: what it gives, what it takes. decoder.cpp says what each of them is."""
 
-NativeLibrary = ctypes.CDLL
-"""Its functions let other Python threads run meanwhile."""
+
+@dataclass(frozen=True, slots=True)
+class NativeLibrary:
+    functions: CDLL
+    """They let other Python threads run meanwhile."""
+    instructions: Instructions
 
 
 class LibraryUnavailable(Exception):
@@ -52,18 +58,27 @@ def find_obstacle() -> str:
     return ""
 
 
-def load_library(*, tiles: bool = True) -> NativeLibrary:
+def load_library(instruction: Instruction | None = None) -> NativeLibrary:
     """The library, from the cache or compiled now (a few seconds). Call it once torch is loaded: its threads are those
-    of the libgomp.so.1 that torch has brought. `tiles=False`: without AMX even where there is some.
+    of the libgomp.so.1 that torch has brought. `instruction`: the one that multiplies; else what the environment names,
+    else what is fastest.
 
     Raises LibraryUnavailable.
     """
     try:
-        library = _load(() if tiles else _WITHOUT_TILES)
+        forced = instruction or forced_instruction()
+        functions, path = _load()
         # Tiles are a state that the system may refuse to keep for a process.
-        return library if library.inflight_start() else _load(_WITHOUT_TILES)
+        has_tiles = functions.inflight_request_tiles()
+        if forced is Instruction.AMX and not has_tiles:
+            raise LibraryUnavailable(f"there is no AMX here for this process; unset {VARIABLE}")
+        if forced:
+            return NativeLibrary(functions, Instructions.only(forced))
+        return NativeLibrary(functions, choose(functions, path.with_suffix(".json"), has_tiles=has_tiles))
     except OSError as error:
         raise LibraryUnavailable(f"the C++ layers cannot be kept or loaded: {error}") from error
+    except ValueError as error:
+        raise LibraryUnavailable(str(error)) from error
 
 
 def cache_folder() -> Path:
@@ -82,29 +97,30 @@ def cache_folder() -> Path:
     return folder
 
 
-def _load(flags: tuple[str, ...]) -> NativeLibrary:
+def _load() -> tuple[CDLL, Path]:
+    """The library and where it lies."""
     compiler = _find_compiler()
     if not compiler:
         raise LibraryUnavailable("no C++ compiler was found")
-    path = cache_folder() / f"decoder-{_key(compiler, flags)}.so"
+    path = cache_folder() / f"decoder-{_key(compiler)}.so"
     if not path.exists():
-        _compile(compiler, flags, path)
+        _compile(compiler, path)
     try:
-        library = NativeLibrary(str(path))
+        library = CDLL(str(path))
     except OSError:
         # What lies there is broken; what is made now is not, or the error stands.
-        _compile(compiler, flags, path)
-        library = NativeLibrary(str(path))
+        _compile(compiler, path)
+        library = CDLL(str(path))
     for name, (result, arguments) in _FUNCTIONS.items():
         function = getattr(library, name)
         function.restype, function.argtypes = result, arguments
-    return library
+    return library, path
 
 
-def _compile(compiler: Sequence[str], flags: tuple[str, ...], path: Path) -> None:
+def _compile(compiler: Sequence[str], path: Path) -> None:
     with tempfile.TemporaryDirectory(dir=path.parent) as scratch:
         built = Path(scratch, path.name)
-        command = [*compiler, *_FLAGS, *flags, str(_SOURCES / "decoder.cpp"), "-o", str(built)]
+        command = [*compiler, *_FLAGS, str(_SOURCES / "decoder.cpp"), "-o", str(built)]
         finished = subprocess.run(command, capture_output=True, text=True, check=False)
         if finished.returncode:
             errors = [line for line in finished.stderr.splitlines() if "error" in line]
@@ -124,10 +140,10 @@ def _find_compiler() -> list[str]:
     return command if command and shutil.which(command[0]) else []
 
 
-def _key(compiler: Sequence[str], flags: tuple[str, ...]) -> str:
+def _key(compiler: Sequence[str]) -> str:
     version = subprocess.run([*compiler, "--version"], capture_output=True, text=True, check=False).stdout
     digest = hashlib.blake2b(digest_size=12)
-    for part in (version, *compiler, *_FLAGS, *flags, *sorted(_processor_flags()), torch.__version__):
+    for part in (version, *compiler, *_FLAGS, *sorted(_processor_flags()), torch.__version__):
         digest.update(part.encode() + b"\0")
     for source in sorted(_SOURCES.iterdir()):
         digest.update(source.name.encode() + b"\0" + source.read_bytes())

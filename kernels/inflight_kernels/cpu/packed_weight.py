@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from inflight_kernels.cpu.huge_pages import HugePageArena
+from inflight_kernels.cpu.instructions import multiply
 from inflight_kernels.cpu.library import NativeLibrary
 
 STEP = 32
@@ -35,9 +36,9 @@ class PackedWeight:
         num_outputs, num_inputs = weight_OI.shape
         if weight_OI.dtype != torch.bfloat16 or num_inputs % STEP or (gated and num_outputs % STEP):
             raise ValueError(f"cannot pack {weight_OI.dtype} {tuple(weight_OI.shape)}: bfloat16, multiples of {STEP}")
-        packed = arena.take(library.inflight_packed_size(num_outputs, num_inputs), torch.bfloat16)
+        packed = arena.take(library.functions.inflight_packed_size(num_outputs, num_inputs), torch.bfloat16)
         weight_OI = weight_OI.contiguous()
-        library.inflight_pack(
+        library.functions.inflight_pack(
             weight_OI.data_ptr(), num_outputs, num_inputs, gated, torch.get_num_threads(), packed.data_ptr()
         )
         return cls(library, packed, num_outputs, num_inputs)
@@ -48,13 +49,5 @@ class PackedWeight:
         x = x_BI.new_empty(num_rows + STEP, self.num_inputs)
         x[:num_rows] = x_BI
         out_BO = x_BI.new_empty(num_rows, self.num_outputs)
-        self.library.inflight_linear(
-            x.data_ptr(),
-            num_rows,
-            self.packed.data_ptr(),
-            self.num_inputs,
-            self.num_outputs,
-            torch.get_num_threads(),
-            out_BO.data_ptr(),
-        )
+        multiply(self.library.functions, self.library.instructions, x, self.packed, out_BO)
         return out_BO

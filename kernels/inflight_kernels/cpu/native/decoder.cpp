@@ -50,13 +50,14 @@ void decoder_layer(const Network& network, const Layer& layer, const Batch& batc
                    const Workspace& work, Bf16* hidden, Bf16* residual) {
   const int64_t rows = batch.num_tokens, size = network.hidden, inner = network.intermediate;
   add_norm(hidden, residual, layer.input_norm, rows, size, network.norm_eps, work.normed);
-  linear(work.normed, rows, layer.qkv, layer.qkv_bias, size, network.qkv_size(), work.qkv);
+  linear(network.instructions, work.normed, rows, layer.qkv, layer.qkv_bias, size, network.qkv_size(), work.qkv);
   rope_and_write(network, layer, batch, work.qkv);
   attention(network, layer, batch, num_parts, work);
-  linear(work.attended, rows, layer.output, layer.output_bias, network.query_size(), size, hidden);
+  linear(network.instructions, work.attended, rows, layer.output, layer.output_bias, network.query_size(), size,
+         hidden);
   add_norm(hidden, residual, layer.post_norm, rows, size, network.norm_eps, work.normed);
-  gated_linear(work.normed, rows, layer.gate_up, layer.gate_up_bias, size, inner, work.gated);
-  linear(work.gated, rows, layer.down, layer.down_bias, inner, size, hidden);
+  gated_linear(network.instructions, work.normed, rows, layer.gate_up, layer.gate_up_bias, size, inner, work.gated);
+  linear(network.instructions, work.gated, rows, layer.down, layer.down_bias, inner, size, hidden);
 }
 
 }  // namespace
@@ -66,8 +67,8 @@ using namespace inflight;
 
 extern "C" {
 
-/// False where the system does not let this process use what the library was compiled for. Once a process.
-bool inflight_start() { return request_tiles(); }
+/// True where this process may use AMX. Once a process, before anything that uses it.
+bool inflight_request_tiles() { return request_tiles(); }
 
 /// Bytes of the workspace that `inflight_decode` needs for a batch.
 int64_t inflight_workspace_bytes(const Network* network, const Batch* batch, int64_t num_threads) {
@@ -83,7 +84,7 @@ void inflight_decode(const Network* network, const Layer* layers, const Batch* b
   const Workspace work(*network, *batch, num_parts, workspace);
 #pragma omp parallel num_threads(num_threads)
   {
-    const Tiles tiles;
+    const Multiplier multiplier(network->instructions);
     for (int64_t i = 0; i < network->num_layers; ++i)
       decoder_layer(*network, layers[i], *batch, num_parts, work, hidden, residual);
     add_norm(hidden, residual, network->norm, batch->num_tokens, network->hidden, network->norm_eps, hidden);
@@ -91,12 +92,12 @@ void inflight_decode(const Network* network, const Layer* layers, const Batch* b
 }
 
 /// out (num_rows, num_outputs) = x @ weight.T of a packed weight. x has room for 32 rows more.
-void inflight_linear(const Bf16* x, int64_t num_rows, const Bf16* packed, int64_t num_inputs, int64_t num_outputs,
-                     int64_t num_threads, Bf16* out) {
+void inflight_linear(const Instructions* instructions, const Bf16* x, int64_t num_rows, const Bf16* packed,
+                     int64_t num_inputs, int64_t num_outputs, int64_t num_threads, Bf16* out) {
 #pragma omp parallel num_threads(num_threads)
   {
-    const Tiles tiles;
-    linear(x, num_rows, packed, nullptr, num_inputs, num_outputs, out);
+    const Multiplier multiplier(*instructions);
+    linear(*instructions, x, num_rows, packed, nullptr, num_inputs, num_outputs, out);
   }
 }
 

@@ -3,11 +3,12 @@
 
 #include <omp.h>
 
-#include "panels.h"
+#include <vector>
+
+#include "products.h"
 
 namespace inflight {
 
-constexpr int64_t ROWS_AT_ONCE = 32;
 /// Of 72, 300, 600 and 1000 KiB, 300 and this made products of 1,024 rows fastest (2 MiB of second cache).
 constexpr int64_t GROUP_BYTES = 600 * 1024;
 
@@ -48,10 +49,18 @@ inline void pack_weight(const Bf16* weight, int64_t num_inputs, int64_t num_pane
   });
 }
 
+/// Room for floats that is this thread's own, kept for the next product.
+inline float* own_floats(int64_t count) {
+  thread_local std::vector<float> room;
+  if (count > static_cast<int64_t>(room.size())) room.resize(count);
+  return room.data();
+}
+
 /// Calls `finish(row, panel, sums)` with the 32 sums of each row and panel. x has room for a multiple of 32 rows.
 template <class Finish>
-inline void multiply(const Bf16* x, int64_t stride, int64_t num_rows, const Bf16* packed, int64_t num_inputs,
-                     int64_t num_panels, Finish finish) {
+inline void multiply(const Instructions& instructions, const Bf16* x, int64_t stride, int64_t num_rows,
+                     const Bf16* packed, int64_t num_inputs, int64_t num_panels, Finish finish) {
+  const Instruction instruction = instructions.of(num_rows);
   const int64_t num_steps = num_inputs / PANEL, num_tiles = ceil_div(num_rows, ROWS_AT_ONCE);
   // Few rows wait for memory, which gives most to threads that read on and on: a group for each. With more rows a group
   // is what stays in the second cache while all rows pass over it.
@@ -60,13 +69,14 @@ inline void multiply(const Bf16* x, int64_t stride, int64_t num_rows, const Bf16
   share(ceil_div(num_panels, group) * num_tiles, [&](int64_t item) {
     const int64_t first = item / num_tiles * group, end = std::min(first + group, num_panels);
     const int64_t start = item % num_tiles * ROWS_AT_ONCE, count = std::min(ROWS_AT_ONCE, num_rows - start);
+    float* const room = instruction == Instruction::FMA ? own_floats(count * num_inputs) : nullptr;
+    const Left left(instruction, x + start * stride, stride, count, num_inputs, room);
     // A panel's sums are finished after the next panel's product: read at once, they would have to leave the tiles
     // first.
     alignas(64) float sums[2][ROWS_AT_ONCE * PANEL];
     for (int64_t panel = first; panel <= end; ++panel) {
       if (panel < end)
-        product<false>(x + start * stride, stride, count, packed + panel_elements(panel * num_inputs), num_steps,
-                       sums[panel % 2], PANEL);
+        left.multiply<false>(packed + panel_elements(panel * num_inputs), num_steps, sums[panel % 2], PANEL);
       if (panel > first)
         for (int64_t row = 0; row < count; ++row) finish(start + row, panel - 1, sums[(panel - 1) % 2] + row * PANEL);
     }
@@ -74,9 +84,9 @@ inline void multiply(const Bf16* x, int64_t stride, int64_t num_rows, const Bf16
 }
 
 /// out (num_rows, num_outputs) = x @ weight.T + bias, rounded once.
-inline void linear(const Bf16* x, int64_t num_rows, const Bf16* packed, const Bf16* bias, int64_t num_inputs,
-                   int64_t num_outputs, Bf16* out) {
-  multiply(x, num_inputs, num_rows, packed, num_inputs, ceil_div(num_outputs, PANEL),
+inline void linear(const Instructions& instructions, const Bf16* x, int64_t num_rows, const Bf16* packed,
+                   const Bf16* bias, int64_t num_inputs, int64_t num_outputs, Bf16* out) {
+  multiply(instructions, x, num_inputs, num_rows, packed, num_inputs, ceil_div(num_outputs, PANEL),
            [&](int64_t row, int64_t panel, const float* sums) {
              for (int64_t tile = 0; tile < 2; ++tile) {
                const int64_t column = panel * PANEL + 16 * tile;
@@ -90,16 +100,17 @@ inline void linear(const Bf16* x, int64_t num_rows, const Bf16* packed, const Bf
 
 /// out (num_rows, size) = silu(gate) * up of x @ weight.T + bias, whose panels hold 16 rows of gate and 16 of up.
 /// `bias` has all of gate before all of up. Rounded where two operations would meet.
-inline void gated_linear(const Bf16* x, int64_t num_rows, const Bf16* packed, const Bf16* bias, int64_t num_inputs,
-                         int64_t size, Bf16* out) {
-  multiply(x, num_inputs, num_rows, packed, num_inputs, size / 16, [&](int64_t row, int64_t panel, const float* sums) {
-    Floats gate = _mm512_load_ps(sums), up = _mm512_load_ps(sums + 16);
-    if (bias) {
-      gate = _mm512_add_ps(gate, load(bias + 16 * panel));
-      up = _mm512_add_ps(up, load(bias + size + 16 * panel));
-    }
-    store(out + row * size + 16 * panel, _mm512_mul_ps(rounded(silu(rounded(gate))), rounded(up)));
-  });
+inline void gated_linear(const Instructions& instructions, const Bf16* x, int64_t num_rows, const Bf16* packed,
+                         const Bf16* bias, int64_t num_inputs, int64_t size, Bf16* out) {
+  multiply(instructions, x, num_inputs, num_rows, packed, num_inputs, size / 16,
+           [&](int64_t row, int64_t panel, const float* sums) {
+             Floats gate = _mm512_load_ps(sums), up = _mm512_load_ps(sums + 16);
+             if (bias) {
+               gate = _mm512_add_ps(gate, load(bias + 16 * panel));
+               up = _mm512_add_ps(up, load(bias + size + 16 * panel));
+             }
+             store(out + row * size + 16 * panel, _mm512_mul_ps(rounded(silu(rounded(gate))), rounded(up)));
+           });
 }
 
 }  // namespace inflight

@@ -1,7 +1,7 @@
 // What the functions of decoder.cpp are given. decoder_stack.py has the same structures, field by field.
 #pragma once
 
-#include "vectors.h"
+#include "products.h"
 
 namespace inflight {
 
@@ -12,6 +12,7 @@ struct Network {
   int64_t rotary_dim;
   /// Tokens of a block of the KV cache.
   int64_t block_size;
+  Instructions instructions;
   /// Elements of keys and values that prompts may have packed at the same time; a single chunk may have more.
   int64_t packed_at_once;
   float scale, norm_eps, head_norm_eps;

@@ -135,14 +135,18 @@ inline void soften(const float* scores, float scale, int64_t head_dim, float* su
 /// 32 queries of one head, from `start` of the chunk on.
 inline void attend_queries(const Network& network, const Layer& layer, const Chunk& chunk, int64_t head, int64_t start,
                            const Bf16* qkv, const Bf16* workspace, Bf16* out) {
-  alignas(64) float scores[QUERIES_AT_ONCE * KEYS_AT_ONCE];
+  // Zeros, for rows are softened 16 at a time, those after the last query too.
+  alignas(64) float scores[QUERIES_AT_ONCE * KEYS_AT_ONCE] = {};
   alignas(64) Bf16 weights[QUERIES_AT_ONCE * KEYS_AT_ONCE];
+  alignas(64) float wide_queries[QUERIES_AT_ONCE * MAX_HEAD_DIM], wide_weights[QUERIES_AT_ONCE * KEYS_AT_ONCE];
   Gathered gathered(network.head_dim);
   const int64_t head_dim = network.head_dim, kv_head = head / network.queries_of_key();
   const int64_t count = std::min(QUERIES_AT_ONCE, chunk.num_tokens - start), window = layer.sliding_window;
   const Bf16* keys = workspace + chunk.keys + kv_head * chunk.padded_keys() * head_dim;
   const Bf16* values = workspace + chunk.values + kv_head * chunk.padded_keys() * head_dim;
-  const Bf16* queries = qkv + (chunk.first_token + start) * network.qkv_size() + head * head_dim;
+  const Instruction instruction = network.instructions.of(chunk.num_tokens);
+  const Left queries(instruction, qkv + (chunk.first_token + start) * network.qkv_size() + head * head_dim,
+                     network.qkv_size(), count, head_dim, wide_queries);
 
   // Counted from the chunk's first key: what the first query sees last, and where its window begins.
   const int64_t last_of_first = chunk.first_position() - chunk.first_key + start;
@@ -151,16 +155,16 @@ inline void attend_queries(const Network& network, const Layer& layer, const Chu
   for (int64_t key = std::max<int64_t>(first_of_first, 0) / PANEL * PANEL; key < end; key += KEYS_AT_ONCE) {
     const int64_t num_keys = std::min(round_up(end - key, PANEL), KEYS_AT_ONCE);
     for (int64_t i = 0; i < num_keys; i += PANEL)
-      product<false>(queries, network.qkv_size(), count, keys + (key + i) * head_dim, head_dim / PANEL, scores + i,
-                     KEYS_AT_ONCE);
+      queries.multiply<false>(keys + (key + i) * head_dim, head_dim / PANEL, scores + i, KEYS_AT_ONCE);
     const bool all_seen = key + KEYS_AT_ONCE <= last_of_first + 1 && key >= first_of_first + count;
     if (!all_seen) hide(scores, QUERIES_AT_ONCE, first_of_first - key, last_of_first + 1 - key);
     for (int64_t row = 0; row < count; row += 16)
       soften(scores + row * KEYS_AT_ONCE, network.scale * LOG2_E, head_dim, gathered.sums + row * head_dim,
              gathered.maxima + row, gathered.totals + row, weights + row * KEYS_AT_ONCE);
+    const Left weighing(instruction, weights, KEYS_AT_ONCE, count, KEYS_AT_ONCE, wide_weights);
     for (int64_t i = 0; i < head_dim; i += PANEL)
-      product<true>(weights, KEYS_AT_ONCE, count, values + chunk.padded_keys() * i + panel_elements(key),
-                    num_keys / PANEL, gathered.sums + i, head_dim);
+      weighing.multiply<true>(values + chunk.padded_keys() * i + panel_elements(key), num_keys / PANEL,
+                              gathered.sums + i, head_dim);
   }
   for (int64_t row = 0; row < count; ++row) {
     const Floats total = splat(gathered.totals[row]);

@@ -1,0 +1,143 @@
+"""Which instruction multiplies which products: measured once on a machine and kept beside the library, or forced.
+
+Processors differ: in GFLOP/s a thread, vdpbf16ps and float32 FMA give 80 and 166 on a Xeon with AVX-512 for bfloat16
+and without AMX, 424 and 233 on Zen 5. Both give the same bits (native/vector_products.h), so a choice that turns out
+otherwise at the next start, or on another rank, changes no token. AMX adds up in another order: where there is some it
+takes all products but those of one row, by rule and not by measurement.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import enum
+import json
+import logging
+import os
+import time
+from ctypes import c_int64
+from dataclasses import asdict, dataclass, fields, replace
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from inflight_kernels.cpu.huge_pages import HugePageArena
+
+logger = logging.getLogger(__name__)
+
+VARIABLE = "INFLIGHT_CPU_INSTRUCTION"
+"""The environment variable that names one instruction for all products."""
+
+
+class Instruction(str, enum.Enum):
+    VDPBF16PS = "vdpbf16ps"
+    FMA = "fma"
+    AMX = "amx"
+
+
+@dataclass(frozen=True, slots=True)
+class Instructions:
+    """What multiplies in each class of products."""
+
+    one_row: Instruction
+    few_rows: Instruction
+    """2 to 32: memory is read once for all of them."""
+    many_rows: Instruction
+
+    @classmethod
+    def only(cls, instruction: Instruction) -> Instructions:
+        return cls(instruction, instruction, instruction)
+
+    def __str__(self) -> str:
+        return ", ".join(f"{name.replace('_', ' ')} by {value}" for name, value in self.names().items())
+
+    def names(self) -> dict[str, str]:
+        return {name: instruction.value for name, instruction in asdict(self).items()}
+
+    def to_native(self) -> NativeInstructions:
+        numbers = list(Instruction)
+        return NativeInstructions(**{name: numbers.index(instruction) for name, instruction in asdict(self).items()})
+
+
+class NativeInstructions(ctypes.Structure):
+    """As in native/products.h, which numbers instructions in the same order."""
+
+    _fields_ = tuple((field.name, c_int64) for field in fields(Instructions))
+
+
+def forced_instruction() -> Instruction | None:
+    """What the environment asks for. Raises ValueError for a word that names none."""
+    named = os.environ.get(VARIABLE)
+    try:
+        return Instruction(named) if named else None
+    except ValueError:
+        words = ", ".join(instruction.value for instruction in Instruction)
+        raise ValueError(f"{VARIABLE} must be one of {words}, got {named!r}") from None
+
+
+def choose(library: ctypes.CDLL, kept: Path, *, has_tiles: bool) -> Instructions:
+    """What is fastest here, as `kept` says, or measured now and written there."""
+    try:
+        words = json.loads(kept.read_text(encoding="ascii"))
+        chosen = Instructions(**{name: Instruction(word) for name, word in words.items()})
+    except (OSError, ValueError, TypeError, AttributeError):
+        # None is kept, or what is kept is broken.
+        chosen = _measure(library)
+        try:
+            written = kept.with_suffix(f".{os.getpid()}")
+            written.write_text(json.dumps(chosen.names()), encoding="ascii")
+            os.replace(written, kept)
+        except OSError as error:
+            logger.warning("the choice of instructions cannot be kept and is made anew at each start: %s", error)
+    return replace(chosen, few_rows=Instruction.AMX, many_rows=Instruction.AMX) if has_tiles else chosen
+
+
+_INPUTS = 1024
+_CASES = {"one_row": (1, 32768), "few_rows": (16, 32768), "many_rows": (128, 1024)}
+"""Class: rows and output features. 64 MiB of weights come from memory, as when a step decodes, 2 MiB from a cache."""
+_REPEATS = 5
+
+
+@torch.inference_mode()
+def _measure(library: ctypes.CDLL) -> Instructions:
+    """vdpbf16ps or FMA, whichever took less time at its best, in turns; about 0.1 s."""
+    started = time.perf_counter()
+    generator = torch.Generator().manual_seed(1)
+    some = torch.randn(_INPUTS, _INPUTS, generator=generator).bfloat16()
+    most = max(num_outputs for _, num_outputs in _CASES.values())
+    # Any bfloat16 are a packed weight.
+    packed = HugePageArena().take(most * _INPUTS, torch.bfloat16).copy_(some.flatten().repeat(most // _INPUTS))
+    chosen = {}
+    for name, (num_rows, num_outputs) in _CASES.items():
+        seconds = {instruction: float("inf") for instruction in (Instruction.VDPBF16PS, Instruction.FMA)}
+        out = {instruction: torch.empty(num_rows, num_outputs, dtype=torch.bfloat16) for instruction in seconds}
+        for _ in range(_REPEATS):
+            for instruction in seconds:
+                before = time.perf_counter()
+                multiply(library, Instructions.only(instruction), some, packed, out[instruction])
+                seconds[instruction] = min(seconds[instruction], time.perf_counter() - before)
+        if not torch.equal(*out.values()):
+            logger.warning("vdpbf16ps and FMA do not give the same bits on this processor: vdpbf16ps multiplies alone")
+            return Instructions.only(Instruction.VDPBF16PS)
+        chosen[name] = min(seconds, key=seconds.__getitem__)
+        rates = ", ".join(
+            f"{instruction.value} {2e-9 * num_rows * num_outputs * _INPUTS / best:.0f}"
+            for instruction, best in seconds.items()
+        )
+        logger.info("GFLOP/s of products of %d rows: %s", num_rows, rates)
+    logger.info("instructions were chosen after %.2f s", time.perf_counter() - started)
+    return Instructions(**chosen)
+
+
+def multiply(library: ctypes.CDLL, instructions: Instructions, x_BI: Tensor, packed: Tensor, out_BO: Tensor) -> None:
+    """x @ weight.T into `out_BO`, all bfloat16 and contiguous; x has 32 rows more than `out_BO`."""
+    library.inflight_linear(
+        ctypes.byref(instructions.to_native()),
+        x_BI.data_ptr(),
+        out_BO.shape[0],
+        packed.data_ptr(),
+        x_BI.shape[1],
+        out_BO.shape[1],
+        torch.get_num_threads(),
+        out_BO.data_ptr(),
+    )

@@ -1,0 +1,93 @@
+// Products with a panel in vectors: by vdpbf16ps, or by float32 FMA over bfloat16 that is widened in registers.
+//
+// Both give the same bits. vdpbf16ps is two fused multiply-adds, the odd element of a pair before the even one, that
+// round to nearest and take and give 0 for what is denormal; FMA does the same in that order while denormals are
+// flushed. And a row's sums are added up in one order however many rows are multiplied with it.
+#pragma once
+
+#include <cstring>
+
+#include "panels.h"
+
+namespace inflight {
+
+/// Rows that are multiplied at once: their 24 sums leave registers for two lines of weights, widened, and an element of
+/// x. Four, six and eight at once of 32 rows of 1,536 give 350, 424 and 359 GFLOP/s by vdpbf16ps, 211, 233 and 209 by
+/// FMA; of 16 rows whose weights come from memory four take 0.95 of the time of six (one core of Zen 5, 2026-11-22).
+constexpr int MAX_ROWS_IN_VECTORS = 6;
+
+/// Denormals are 0 for this thread while it lives, as they always are for vdpbf16ps and AMX.
+class FlushedDenormals {
+ public:
+  FlushedDenormals() : before_(_mm_getcsr()) { _mm_setcsr(before_ | FLUSH_TO_ZERO | DENORMALS_ARE_ZERO); }
+  ~FlushedDenormals() { _mm_setcsr(before_); }
+  FlushedDenormals(const FlushedDenormals&) = delete;
+
+ private:
+  static constexpr unsigned FLUSH_TO_ZERO = 0x8000, DENORMALS_ARE_ZERO = 0x0040;
+  unsigned before_;
+};
+
+/// sum + x[0] * even elements + x[1] * odd elements of a line, for 16 columns.
+inline Floats add_products(Floats sum, const Bf16* x, __m512i line) {
+  int32_t pair;
+  std::memcpy(&pair, x, sizeof pair);
+  return _mm512_dpbf16_ps(sum, reinterpret_cast<__m512bh>(_mm512_set1_epi32(pair)), reinterpret_cast<__m512bh>(line));
+}
+
+inline Floats add_products(Floats sum, const float* x, __m512i line) {
+  const Floats even = _mm512_castsi512_ps(_mm512_slli_epi32(line, 16));
+  const Floats odd = _mm512_castsi512_ps(_mm512_and_si512(line, _mm512_set1_epi32(0xffff0000)));
+  return _mm512_fmadd_ps(splat(x[0]), even, _mm512_fmadd_ps(splat(x[1]), odd, sum));
+}
+
+/// sums (ROWS, 32) = x @ panel, or sums += x @ panel, elements of x being broadcast over vectors: Bf16 for vdpbf16ps,
+/// float for FMA. Strides in elements.
+template <int ROWS, bool ADD, class Element>
+inline void product_of(const Element* x, int64_t stride, const Bf16* panel, int64_t num_steps, float* sums,
+                       int64_t sums_stride) {
+  // Two sums for each vector of the result: one alone would wait for itself.
+  Floats kept[ROWS][2][2];
+  for (int row = 0; row < ROWS; ++row)
+    for (int tile = 0; tile < 2; ++tile) {
+      kept[row][tile][0] = ADD ? _mm512_loadu_ps(sums + row * sums_stride + 16 * tile) : splat(0.0f);
+      kept[row][tile][1] = splat(0.0f);
+    }
+  const char* step = reinterpret_cast<const char*>(panel);
+  for (int64_t i = 0; i < num_steps; ++i, step += STEP_BYTES) {
+#pragma GCC unroll 16
+    for (int r = 0; r < 16; ++r) {
+      __m512i lines[2];
+      for (int tile = 0; tile < 2; ++tile) {
+        const char* line = step + tile * TILE_BYTES + 64 * r;
+        _mm_prefetch(line + AHEAD_BYTES, _MM_HINT_T0);
+        lines[tile] = _mm512_loadu_si512(line);
+      }
+      for (int row = 0; row < ROWS; ++row)
+        for (int tile = 0; tile < 2; ++tile)
+          kept[row][tile][r % 2] = add_products(kept[row][tile][r % 2], x + row * stride + 32 * i + 2 * r, lines[tile]);
+    }
+  }
+  for (int row = 0; row < ROWS; ++row)
+    for (int tile = 0; tile < 2; ++tile)
+      _mm512_storeu_ps(sums + row * sums_stride + 16 * tile, _mm512_add_ps(kept[row][tile][0], kept[row][tile][1]));
+}
+
+/// The same for any number of rows.
+template <bool ADD, class Element>
+inline void product_in_vectors(const Element* x, int64_t stride, int64_t num_rows, const Bf16* panel, int64_t num_steps,
+                               float* sums, int64_t sums_stride) {
+  for (int64_t row = 0, count; row < num_rows; row += count) {
+    // As even as can be: the fewer rows, the more of the time goes to weights.
+    count = ceil_div(num_rows - row, ceil_div(num_rows - row, MAX_ROWS_IN_VECTORS));
+    const auto multiply_rows = count == 6   ? product_of<6, ADD, Element>
+                               : count == 5 ? product_of<5, ADD, Element>
+                               : count == 4 ? product_of<4, ADD, Element>
+                               : count == 3 ? product_of<3, ADD, Element>
+                               : count == 2 ? product_of<2, ADD, Element>
+                                            : product_of<1, ADD, Element>;
+    multiply_rows(x + row * stride, stride, panel, num_steps, sums + row * sums_stride, sums_stride);
+  }
+}
+
+}  // namespace inflight
