@@ -11,8 +11,9 @@ from collections.abc import Callable
 
 from inflight.supervisor.admin import Admin
 
-PERIOD, TIMEOUT, STRIKES = 1.5, 1.5, 3
-"""A server that fails so many checks in a row, this many seconds apart, counts as hung."""
+PERIOD, TIMEOUT, STRIKES = 2.0, 1.0, 3
+"""A server that fails so many checks in a row, this many seconds apart, counts as hung. A check costs the supervisor
+about 2 ms."""
 
 
 class Health:

@@ -9,8 +9,8 @@ from __future__ import annotations
 import re
 import urllib.request
 
-TIMEOUT = 1.0
-"""Seconds; the server is on this machine."""
+TIMEOUT, SIGNS_TIMEOUT = 5.0, 0.5
+"""Seconds. Whoever looks for signs of work looks again, and must not wait for a server that hangs."""
 
 IN_FLIGHT = re.compile(
     r"^nv_trt_llm_request_metrics\{[^}]*request_type=\"(?:active|waiting)\"[^}]*\} (\S+)$", re.MULTILINE
@@ -21,12 +21,12 @@ SIGNS = r"^(?:inflight_requests_total|nv_trt_llm_general_metrics)\{{[^}}]*model=
 
 def requests_in_flight(address: str) -> int | None:
     """Requests active or waiting, all models together; None if no model tells. Raises OSError if there is no answer."""
-    return count_in_flight(_read(address))
+    return count_in_flight(_read(address, TIMEOUT))
 
 
 def signs_of_work(address: str, model: str) -> tuple[str, ...]:
     """Something that differs if `model` has worked since. Raises OSError if there is no answer, or nothing about it."""
-    signs = find_signs(_read(address), model)
+    signs = find_signs(_read(address, SIGNS_TIMEOUT), model)
     if not signs:
         raise OSError(f"the metrics tell nothing of model {model}")
     return signs
@@ -43,8 +43,8 @@ def find_signs(text: str, model: str) -> tuple[str, ...]:
     return tuple(re.findall(SIGNS.format(model=re.escape(model)), text, re.MULTILINE))
 
 
-def _read(address: str) -> str:
+def _read(address: str, timeout: float) -> str:
     # Not through the proxy that the environment may name for the world outside.
     direct = urllib.request.build_opener(urllib.request.ProxyHandler({}))
-    with direct.open(f"http://{address}/metrics", timeout=TIMEOUT) as response:
+    with direct.open(f"http://{address}/metrics", timeout=timeout) as response:
         return str(response.read().decode())

@@ -14,10 +14,10 @@ from pathlib import Path
 
 from inflight.supervisor.admin import Admin
 
-LOOK_PERIOD = 2.0
+LOOK_PERIOD = 5.0
 """Seconds between two looks at tritonserver's index of its models."""
 
-LOOK_TIMEOUT = 1.0
+LOOK_TIMEOUT = 0.5
 
 UNLOADED_GRACE = 10.0
 """Seconds that a model stays unloaded before it counts as lost for a reason that nobody tells: a stub that gives its

@@ -19,7 +19,7 @@ ZOMBIE_GRACE = 1.0
 """Seconds in which tritonserver collects a stub that it ended itself; one that is still a zombie then was killed."""
 
 
-SCAN_PERIOD = 2.0
+SCAN_PERIOD = 4.0
 """Seconds between two looks for new stubs: a walk through /proc, so it is what an idle supervisor costs."""
 
 
