@@ -27,7 +27,7 @@ BESIDE = {
     "distributed": frozenset({"executor", "runtime", "models", "layers"}),
 }
 """Rooms off the stairs: who may import them. They import nothing but the ground floor themselves."""
-KERNEL_USERS = frozenset({"runtime", "models", "layers"})
+KERNEL_USERS = frozenset({"runtime", "models", "layers", "distributed"})
 GROUND = "ground floor"
 ENTRANCES = {"inflight.worker": "executor"}
 """Modules beside the ground floor that are doors into a room."""

@@ -24,7 +24,9 @@ _SOURCES = Path(__file__).parent / "native"
 _FLAGS = ("-O3", "-march=native", "-std=c++17", "-fopenmp", "-fPIC", "-shared")
 _WITHOUT_TILES = ("-mno-amx-tile", "-mno-amx-bf16")
 _NEEDED_FLAGS = frozenset({"avx512f", "avx512bw", "avx512vl", "avx512_bf16"})
-_FUNCTIONS: dict[str, tuple[Any, list[Any]]] = {
+_Functions = dict[str, tuple[Any, list[Any]]]
+"""Name: what it gives, what it takes."""
+_DECODER: _Functions = {
     "inflight_start": (c_bool, []),
     "inflight_workspace_bytes": (c_int64, [c_void_p, c_void_p, c_int64]),
     "inflight_decode": (None, [c_void_p, c_void_p, c_void_p, c_int64, c_void_p, c_void_p, c_void_p]),
@@ -32,7 +34,14 @@ _FUNCTIONS: dict[str, tuple[Any, list[Any]]] = {
     "inflight_packed_size": (c_int64, [c_int64, c_int64]),
     "inflight_pack": (None, [c_void_p, c_int64, c_int64, c_bool, c_int64, c_void_p]),
 }
-"""Name: what it gives, what it takes. decoder.cpp says what each of them is."""
+"""decoder.cpp says what each of them is."""
+_COLLECTIVES: _Functions = {
+    "inflight_segment_bytes": (c_int64, [c_int64]),
+    "inflight_sum_float32": (None, [c_void_p, c_int64, c_int64, c_void_p, c_int64]),
+    "inflight_sum_bfloat16": (None, [c_void_p, c_int64, c_int64, c_void_p, c_int64]),
+    "inflight_gather": (None, [c_void_p, c_int64, c_int64, c_void_p, c_int64, c_int64, c_void_p]),
+}
+"""Of collectives.cpp."""
 
 NativeLibrary = ctypes.CDLL
 """Its functions let other Python threads run meanwhile."""
@@ -59,11 +68,19 @@ def load_library(*, tiles: bool = True) -> NativeLibrary:
     Raises LibraryUnavailable.
     """
     try:
-        library = _load(() if tiles else _WITHOUT_TILES)
+        library = _load("decoder", _DECODER, () if tiles else _WITHOUT_TILES)
         # Tiles are a state that the system may refuse to keep for a process.
-        return library if library.inflight_start() else _load(_WITHOUT_TILES)
+        return library if library.inflight_start() else _load("decoder", _DECODER, _WITHOUT_TILES)
     except OSError as error:
         raise LibraryUnavailable(f"the C++ layers cannot be kept or loaded: {error}") from error
+
+
+def load_collectives() -> NativeLibrary:
+    """The collectives of one machine's ranks, likewise; any processor will do. Raises LibraryUnavailable."""
+    try:
+        return _load("collectives", _COLLECTIVES)
+    except OSError as error:
+        raise LibraryUnavailable(f"the C++ collectives cannot be kept or loaded: {error}") from error
 
 
 def cache_folder() -> Path:
@@ -82,29 +99,30 @@ def cache_folder() -> Path:
     return folder
 
 
-def _load(flags: tuple[str, ...]) -> NativeLibrary:
+def _load(name: str, functions: _Functions, flags: tuple[str, ...] = ()) -> NativeLibrary:
+    """What is made of `name`.cpp."""
     compiler = _find_compiler()
     if not compiler:
         raise LibraryUnavailable("no C++ compiler was found")
-    path = cache_folder() / f"decoder-{_key(compiler, flags)}.so"
+    path = cache_folder() / f"{name}-{_key(compiler, flags)}.so"
     if not path.exists():
-        _compile(compiler, flags, path)
+        _compile(name, compiler, flags, path)
     try:
         library = NativeLibrary(str(path))
     except OSError:
         # What lies there is broken; what is made now is not, or the error stands.
-        _compile(compiler, flags, path)
+        _compile(name, compiler, flags, path)
         library = NativeLibrary(str(path))
-    for name, (result, arguments) in _FUNCTIONS.items():
-        function = getattr(library, name)
+    for each, (result, arguments) in functions.items():
+        function = getattr(library, each)
         function.restype, function.argtypes = result, arguments
     return library
 
 
-def _compile(compiler: Sequence[str], flags: tuple[str, ...], path: Path) -> None:
+def _compile(name: str, compiler: Sequence[str], flags: tuple[str, ...], path: Path) -> None:
     with tempfile.TemporaryDirectory(dir=path.parent) as scratch:
         built = Path(scratch, path.name)
-        command = [*compiler, *_FLAGS, *flags, str(_SOURCES / "decoder.cpp"), "-o", str(built)]
+        command = [*compiler, *_FLAGS, *flags, str(_SOURCES / f"{name}.cpp"), "-o", str(built)]
         finished = subprocess.run(command, capture_output=True, text=True, check=False)
         if finished.returncode:
             errors = [line for line in finished.stderr.splitlines() if "error" in line]
