@@ -121,13 +121,12 @@ def cpu_seconds(pids: list[int]) -> float:
 
 
 def num_wakes(pids: list[int]) -> int:
-    """How often their threads slept and woke so far, gloo's left out: it looks at its sockets every 10 ms."""
+    """How often their threads slept and woke so far."""
     wakes = 0
     for pid in pids:
         for task in Path(f"/proc/{pid}/task").iterdir():
             status = dict(line.split(":\t", 1) for line in (task / "status").read_text().splitlines() if ":\t" in line)
-            if not status["Name"].startswith("gloo"):
-                wakes += int(status["voluntary_ctxt_switches"])
+            wakes += int(status["voluntary_ctxt_switches"])
     return wakes
 
 
@@ -146,6 +145,12 @@ def listening_addresses(pid: int) -> set[str]:
         if any(word.startswith("ino:") and word[4:] in inodes for word in words):
             addresses.add(words[4].rpartition(":")[0].strip("[]").partition("%")[0])
     return addresses
+
+
+def mapped_files(pid: int) -> set[str]:
+    """What a process has mapped that has, or had, a name."""
+    lines = Path(f"/proc/{pid}/maps").read_text().splitlines()
+    return {fields[5] for fields in (line.split(maxsplit=5) for line in lines) if len(fields) == 6}
 
 
 def wait_for_end(pid: int) -> None:

@@ -64,7 +64,7 @@ def test_every_request_has_one_answer_while_the_model_is_reloaded(
     fake_engine: Path, pytestconfig: pytest.Config
 ) -> None:
     # What is freed is overwritten at once, so that a use of it is found in the first reload and not in the fifth.
-    with ServerProcess(model_repository=fake_engine, environment={"MALLOC_PERTURB_": "165"}) as server:
+    with ServerProcess(model_repository=fake_engine, environment={"MALLOC_PERTURB_": "165"}, open_apis=True) as server:
         pid, at_first = server.tritonserver_pid, what_there_is(server)
         with RawStream(server.grpc_url) as stream:
             alone = [stream.ask(request_of(number)).token_ids for number in range(STREAMS)]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import random
 import shutil
 import signal
 import subprocess
@@ -21,6 +22,7 @@ from real_engine import (
     Engine,
     cpu_seconds,
     listening_addresses,
+    mapped_files,
     num_wakes,
     receive_tokens,
     wait_for_end,
@@ -43,13 +45,15 @@ PROMPTS = [[10, 20, 30], list(range(40, 75)), [7], [90, 91, 90, 91, 90, 91]]
 LONG = 200
 """Tokens: enough that a request is still in flight when something is done to it."""
 IDLE_SECONDS = 5
-IDLE_WAKES = 60
-"""A second, for all processes of an idle engine together, without gloo's thread, which wakes 100 times in each rank.
-What a wake costs is the machine's affair: 20 to 400 us have been seen on one."""
+IDLE_WAKES = 20
+"""A second, for all processes of an idle engine together. What a wake costs is the machine's affair: 20 to 400 us have
+been seen on one."""
 IDLE_SHARE = 0.2
 """Of one core, likewise: enough to tell a rank that never sleeps."""
-GARBAGE = (b"", b"\xc1\xc1", bytes(1_000_000), b"\x81\xa4type\xa6Submit", encode(Hello(front_id=1, pid=1))[:-1])
 LOOPBACK = {"127.0.0.1", "::1", "::ffff:127.0.0.1"}
+GARBAGE = (b"", b"\xc1\xc1", bytes(1_000_000), b"\x81\xa4type\xa6Submit", encode(Hello(front_id=1, pid=1))[:-1])
+MANY, NEW = 24, 64
+"""Requests, and tokens of each."""
 
 StartEngine = Callable[..., Engine]
 
@@ -105,6 +109,25 @@ def test_tokens_do_not_depend_on_the_number_of_ranks(start_engine: StartEngine) 
     one, two = start_engine(dtype="float32"), start_engine(dtype="float32", tensor_parallel_size="2")
     assert two.generate(PROMPTS, 24) == one.generate(PROMPTS, 24)
     assert two.generate(PROMPTS, 24, seed=5) == one.generate(PROMPTS, 24, seed=5)
+
+
+def test_two_ranks_of_one_thread_serve_many_requests(start_engine: StartEngine) -> None:
+    rng = random.Random(24)
+    prompts = [[rng.randrange(5, 2000) for _ in range(rng.randrange(1, 40))] for _ in range(MANY)]
+    one = start_engine(dtype="float32", num_threads="2")
+    two = start_engine(dtype="float32", num_threads="1", tensor_parallel_size="2")
+    assert two.generate(prompts, NEW) == one.generate(prompts, NEW)
+
+
+def test_two_ranks_without_a_compiler_give_the_same_tokens(
+    start_engine: StartEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shared = start_engine(dtype="float32", tensor_parallel_size="2")
+    monkeypatch.setenv("CXX", "no-such-compiler")
+    sockets = start_engine(dtype="float32", tensor_parallel_size="2")
+    assert sockets.generate(PROMPTS, 24) == shared.generate(PROMPTS, 24)
+    pids = sockets.executor.engine_pids()
+    assert {address for pid in pids for address in listening_addresses(pid)} <= LOOPBACK
 
 
 def test_one_rank_under_mpi_is_an_engine_too(start_engine: StartEngine) -> None:
@@ -175,11 +198,16 @@ def test_an_idle_engine_costs_nothing(shared_ranks: Engine) -> None:
     assert (num_wakes(pids) - wakes) / elapsed < IDLE_WAKES
 
 
-def test_nothing_listens_beyond_this_machine(shared_ranks: Engine) -> None:
+def test_ranks_of_one_machine_share_no_port_and_nothing_with_a_name(shared_ranks: Engine) -> None:
+    """So nobody else can reach what they exchange, and nothing stays behind when they are killed."""
     shared_ranks.generate(PROMPTS, 4)
     pids = shared_ranks.executor.engine_pids()
     assert len(pids) >= 3
-    assert {address for pid in pids for address in listening_addresses(pid)} <= LOOPBACK
+    assert not {address for pid in pids for address in listening_addresses(pid)}
+    for rank in (0, 1):
+        mapped = mapped_files(shared_ranks.rank_pid(rank))
+        assert "/memfd:inflight-ranks (deleted)" in mapped
+        assert not [name for name in mapped if name.startswith("/dev/shm/") and not name.endswith("(deleted)")]
 
 
 def test_two_fronts_share_one_engine(shared_ranks: Engine) -> None:

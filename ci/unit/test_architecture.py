@@ -29,7 +29,7 @@ BESIDE = {
 """Rooms off the stairs: who may import them. They import nothing but the ground floor themselves."""
 WIRE_ENDS = frozenset({"front", "launchers", "rank"})
 """Rooms of the executor that meet only in its `wire`, which imports none of them."""
-KERNEL_USERS = frozenset({"runtime", "models", "layers"})
+KERNEL_USERS = frozenset({"runtime", "models", "layers", "distributed"})
 GROUND = "ground floor"
 ENTRANCES = {"inflight.worker": "executor"}
 """Modules beside the ground floor that are doors into a room."""

@@ -180,9 +180,9 @@ def test_a_broken_library_is_made_anew(tmp_path: Path, monkeypatch: pytest.Monke
     monkeypatch.setenv("INFLIGHT_CACHE_DIR", str(tmp_path))
     compiled_at = []
 
-    def compile_nothing_first(compiler: Sequence[str], path: Path) -> None:
+    def compile_nothing_first(name: str, compiler: Sequence[str], path: Path) -> None:
         compiled_at.append(path)
-        path.touch() if len(compiled_at) == 1 else build(compiler, path)
+        path.touch() if len(compiled_at) == 1 else build(name, compiler, path)
 
     build = library._compile
     monkeypatch.setattr(library, "_compile", compile_nothing_first)

@@ -21,6 +21,7 @@ from inflight.distributed.rank_group import RankGroup, SingleRank
 from inflight.distributed.tensor_parallel import TensorParallelGroup
 from inflight.errors import ConfigurationError
 from inflight.runtime.model_runner import ModelRunner
+from inflight_kernels.cpu import library
 
 NAMES = ["llama-tied", "llama-biases", "llama-one-kv-head", "mistral-window", "qwen2", "qwen3-biases"]
 LENGTHS = (1, 8, 21)
@@ -60,6 +61,7 @@ def use_collectives(rank_group: RankGroup, temporary: str, several_hosts: bool) 
         "side by side": group.all_gather(x).tolist(),
         "smallest": group.all_reduce_min(7 - rank_group.rank),
         "rank": group.rank,
+        "group": type(group).__name__,
     }
     rank_group.barrier()
     result["left behind"] = os.listdir(temporary)
@@ -131,15 +133,22 @@ def answers(folder: Path, expected: list[tuple[Path, list[tuple[list[int], list[
     return run_on_two_ranks(run_all, str(temporary), cases, unsplittable)
 
 
+@pytest.mark.skipif(not library._find_compiler(), reason="there is no C++ compiler")
 def test_collectives(answers: list[dict[str, Any]]) -> None:
     for rank, answer in enumerate(answers):
-        assert answer["collectives"] == {**COLLECTIVES, "rank": rank}
+        assert answer["collectives"] == {**COLLECTIVES, "rank": rank, "group": "SharedMemoryTensorParallelGroup"}
+
+
+def test_collectives_without_a_compiler(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CXX", "no-such-compiler")
+    for rank, answer in enumerate(run_on_two_ranks(use_collectives, str(tmp_path), False)):
+        assert answer == {**COLLECTIVES, "rank": rank, "group": "TorchTensorParallelGroup"}
 
 
 def test_collectives_between_hosts(tmp_path: Path) -> None:
     """The way ranks on several hosts meet: through a store on the leader's address."""
     for rank, answer in enumerate(run_on_two_ranks(use_collectives, str(tmp_path), True)):
-        assert answer == {**COLLECTIVES, "rank": rank}
+        assert answer == {**COLLECTIVES, "rank": rank, "group": "TorchTensorParallelGroup"}
 
 
 def test_two_ranks_give_the_same_tokens_as_transformers(

@@ -1,13 +1,14 @@
-"""Wakes the ranks of one machine that have waited long: an empty datagram to the socket that each has in a folder.
+"""Wakes the ranks of one machine for what the leader begins: one empty datagram each, to the socket that each has in a
+folder.
 
 Waiting inside MPI would take a whole core, and asking it again and again either much of one or milliseconds of delay.
-Knows nothing of MPI; a ring says no more than that it is worth asking now.
+Every ring is heard once, also if it came before anybody waited for it, so that none can be missed. Knows nothing of
+MPI: a ring says no more than that it is worth asking now.
 """
 
 from __future__ import annotations
 
 import contextlib
-import select
 import socket
 from pathlib import Path
 
@@ -21,23 +22,17 @@ class Bell:
         """`folder`: private to the engine's user, the same for all ranks that are to hear each other."""
         self._others = [str(folder / f"{NAME}{other}") for other in range(size) if other != rank]
         self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
-        self._socket.setblocking(False)
         self._socket.bind(str(folder / f"{NAME}{rank}"))
 
     def ring(self) -> None:
-        """Wake all others. Never waits: who is not there needs no waking, and whose queue is full has been rung for."""
+        """Ring for all others. Waits for one that has not heard the last ten or so; who is not there is left out."""
         for path in self._others:
-            with contextlib.suppress(OSError):
+            with contextlib.suppress(FileNotFoundError, ConnectionRefusedError):
                 self._socket.sendto(b"", path)
 
-    def wait(self, seconds: float) -> bool:
-        """True as soon as somebody rings, or has rung since the last call; False after `seconds`."""
-        if not select.select([self._socket], [], [], seconds)[0]:
-            return False
-        with contextlib.suppress(BlockingIOError):
-            while True:
-                self._socket.recv(1)
-        return True
+    def wait(self) -> None:
+        """Sleep until somebody has rung once more than this was called."""
+        self._socket.recv(1)
 
     def close(self) -> None:
         self._socket.close()

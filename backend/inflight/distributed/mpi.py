@@ -1,8 +1,9 @@
 """A RankGroup over MPI. Only buffers travel: nothing that a rank receives is ever unpickled.
 
-Ranks wait by asking again and again whether an operation is done, with naps between that grow: at first none, because
-in a busy engine the others arrive within microseconds; at last MAX_NAP, because an idle engine may wait for hours. (A
-wait inside MPI would spin on a whole core.) A rank on the leader's machine listens for its bell instead of such naps.
+A wait inside MPI would spin on a whole core. So the leader rings a bell for each operation that it has begun, and a
+rank on its machine sleeps until then: for microseconds while steps run, for hours in an idle engine. What is left, a
+reply or a relay, ranks wait for by asking again and again, with naps between that grow; so do ranks of other machines
+from the first. Never by spinning: in each rank the step that runs needs the core and Python's lock.
 To be used from one thread only.
 """
 
@@ -24,18 +25,12 @@ mpi4py.rc.finalize = False
 
 from mpi4py import MPI  # noqa: E402
 
-SPIN_SECONDS = 0.0005
-"""Waits are this short while steps run; until then the core is only yielded."""
 NAP = 0.00005
+"""Seconds; the system makes about twice as much of it."""
 MAX_NAP = 0.01
-"""100 looks a second cost an idle follower less than 1 % of a core; a first request waits 5 ms longer on average."""
+"""100 looks a second cost an idle follower on another machine less than 1 % of a core; a first request waits 5 ms
+longer on average."""
 NAP_GROWTH = 1.25
-RING_AFTER = 0.001
-"""Seconds since its last operation after which the leader rings with the next: others may have begun to listen."""
-LISTEN_AFTER = 0.002
-"""Seconds of a wait after which a rank listens; more than RING_AFTER, as ranks do not begin to wait at one moment."""
-LISTEN_SECONDS = 0.25
-"""Should a ring come to nothing (the leader was held up between it and the operation), it is asked again after this."""
 
 SHARED_MEMORY = Path("/dev/shm")
 
@@ -55,7 +50,6 @@ class MpiRankGroup:
         self._count: NDArray[np.int64] = np.zeros(1, dtype=np.int64)
         self._rings: Bell | None = None  # of the leader
         self._hears: Bell | None = None  # of the others
-        self._idle_since = time.perf_counter()
         _unlink_shared_memory(self)
         self._hang_bell(folder)
 
@@ -90,8 +84,9 @@ class MpiRankGroup:
         self._comm.Abort(1)
 
     def _hang_bell(self, folder: Path | None) -> None:
-        """Others listen only if the leader can ring, and they can hear it."""
+        """Others listen only if the leader can ring, and they can hear it. Before, nobody rings or listens."""
         bell = Bell(folder, self.rank, self.size) if folder is not None else None
+        self.barrier()  # a ring before there is a socket would be missed
         leader_rings = self.broadcast((b"1" if bell is not None else b"") if self.rank == 0 else None) != b""
         if self.rank == 0:
             self._rings = bell
@@ -99,26 +94,15 @@ class MpiRankGroup:
             self._hears = bell
 
     def _complete(self, request: Any) -> None:
-        """Wait for an operation that was just begun; the leader says so to those who listen."""
-        if self._rings is not None and time.perf_counter() - self._idle_since > RING_AFTER:
+        """Wait for an operation that was just begun."""
+        if self._rings is not None:
             self._rings.ring()
-        self._wait(request)
-        self._idle_since = time.perf_counter()
-
-    def _wait(self, request: Any) -> None:
-        """Until an MPI.Request is done."""
-        if request.Test():
-            return
-        start, nap = time.perf_counter(), NAP
+        if self._hears is not None:
+            self._hears.wait()
+        nap = NAP
         while not request.Test():
-            waited = time.perf_counter() - start
-            if waited < SPIN_SECONDS:
-                time.sleep(0)
-            elif waited < LISTEN_AFTER or self._hears is None:
-                time.sleep(nap)
-                nap = min(nap * NAP_GROWTH, MAX_NAP)
-            elif self._hears.wait(LISTEN_SECONDS):
-                start, nap = time.perf_counter(), NAP
+            time.sleep(nap)
+            nap = min(nap * NAP_GROWTH, MAX_NAP)
 
 
 def library_version() -> str:

@@ -1,11 +1,14 @@
 """Tensor collectives of the ranks that share every layer. Knows no request; ranks meet through a RankGroup.
 
-TensorParallelGroup          one rank: nothing to exchange
-TorchTensorParallelGroup     torch.distributed: NCCL between GPUs, gloo between CPUs
+TensorParallelGroup               one rank: nothing to exchange
+SharedMemoryTensorParallelGroup   CPUs of one host, in C++ through memory that all ranks have mapped
+TorchTensorParallelGroup          torch.distributed: NCCL between GPUs, gloo between CPUs that cannot do the former
 """
 
 from __future__ import annotations
 
+import logging
+import mmap
 import os
 import shutil
 import socket
@@ -18,6 +21,14 @@ from torch import Tensor
 from torch.distributed import FileStore, Store, TCPStore  # type: ignore[attr-defined]
 
 from inflight.distributed.rank_group import RankGroup
+from inflight_kernels.cpu import (
+    LibraryUnavailable,
+    SharedMemoryCollectives,
+    load_collectives,
+    segment_bytes,
+)
+
+logger = logging.getLogger(__name__)
 
 # The older name is deprecated from torch 2.13 on.
 _all_gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
@@ -37,6 +48,10 @@ class TensorParallelGroup:
         """Connect the ranks of `rank_group`; `device` is this rank's own. Collective."""
         if rank_group.size == 1:
             return TensorParallelGroup()
+        if device.type == "cpu" and not several_hosts:
+            collectives = _share_memory(rank_group)
+            if collectives is not None:
+                return SharedMemoryTensorParallelGroup(rank_group, collectives)
         return TorchTensorParallelGroup(rank_group, device, several_hosts)
 
     def all_reduce(self, x: Tensor) -> Tensor:
@@ -53,6 +68,24 @@ class TensorParallelGroup:
 
     def close(self) -> None:
         """Leave the group."""
+
+
+class SharedMemoryTensorParallelGroup(TensorParallelGroup):
+    """Over `_share_memory`. A rank that waits for one that is gone sleeps: whoever launched the ranks ends it."""
+
+    def __init__(self, rank_group: RankGroup, collectives: SharedMemoryCollectives) -> None:
+        self.rank = rank_group.rank
+        self.size = rank_group.size
+        self._collectives = collectives
+
+    def all_reduce(self, x: Tensor) -> Tensor:
+        return self._collectives.all_reduce(x)
+
+    def all_gather(self, x: Tensor) -> Tensor:
+        return self._collectives.all_gather(x)
+
+    def all_reduce_min(self, value: int) -> int:
+        return int(self._collectives.all_gather(torch.tensor([value])).min().item())
 
 
 class TorchTensorParallelGroup(TensorParallelGroup):
@@ -99,6 +132,35 @@ class TorchTensorParallelGroup(TensorParallelGroup):
     def close(self) -> None:
         if dist.is_initialized():
             dist.destroy_process_group()
+
+
+def _share_memory(rank_group: RankGroup) -> SharedMemoryCollectives | None:
+    """Memory of the leader's that every rank has mapped; None on all of them where the leader has no compiler.
+
+    It never has a name, so nothing stays behind whenever ranks are killed; the others open it as a file of the leader's
+    process, which the system allows to the same user only.
+    """
+    if rank_group.rank == 0:
+        try:
+            library = load_collectives()
+        except LibraryUnavailable as error:
+            logger.warning("the ranks sum through sockets, which takes many times as long: %s", error)
+            rank_group.broadcast(b"")
+            return None
+        descriptor = os.memfd_create("inflight-ranks")
+        os.fchmod(descriptor, 0o600)
+        os.ftruncate(descriptor, segment_bytes(library, rank_group.size))
+        rank_group.broadcast(f"/proc/{os.getpid()}/fd/{descriptor}".encode())
+    else:
+        path = rank_group.broadcast(None).decode()
+        if not path:
+            return None
+        library = load_collectives()  # which the leader has compiled
+        descriptor = os.open(path, os.O_RDWR | os.O_CLOEXEC)
+    memory = mmap.mmap(descriptor, segment_bytes(library, rank_group.size))
+    rank_group.barrier()  # before the leader closes what the others are to open
+    os.close(descriptor)
+    return SharedMemoryCollectives(library, memory, rank_group.rank, rank_group.size)
 
 
 def _file_store(rank_group: RankGroup) -> tuple[str, Store]:

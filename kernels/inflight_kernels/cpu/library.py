@@ -26,7 +26,9 @@ from inflight_kernels.cpu.instructions import VARIABLE, Instruction, Instruction
 _SOURCES = Path(__file__).parent / "native"
 _FLAGS = ("-O3", "-march=native", "-std=c++17", "-fopenmp", "-fPIC", "-shared")
 _NEEDED_FLAGS = frozenset({"avx512f", "avx512bw", "avx512vl", "avx512_bf16"})
-_FUNCTIONS: dict[str, tuple[Any, list[Any]]] = {
+_Functions = dict[str, tuple[Any, list[Any]]]
+"""Name: what it gives, what it takes."""
+_DECODER: _Functions = {
     "inflight_request_tiles": (c_bool, []),
     "inflight_workspace_bytes": (c_int64, [c_void_p, c_void_p, c_int64]),
     "inflight_decode": (None, [c_void_p, c_void_p, c_void_p, c_int64, c_void_p, c_void_p, c_void_p]),
@@ -34,7 +36,14 @@ _FUNCTIONS: dict[str, tuple[Any, list[Any]]] = {
     "inflight_packed_size": (c_int64, [c_int64, c_int64]),
     "inflight_pack": (None, [c_void_p, c_int64, c_int64, c_bool, c_int64, c_void_p]),
 }
-"""Name: what it gives, what it takes. decoder.cpp says what each of them is."""
+"""decoder.cpp says what each of them is."""
+_COLLECTIVES: _Functions = {
+    "inflight_segment_bytes": (c_int64, [c_int64]),
+    "inflight_sum_float32": (None, [c_void_p, c_int64, c_int64, c_void_p, c_int64]),
+    "inflight_sum_bfloat16": (None, [c_void_p, c_int64, c_int64, c_void_p, c_int64]),
+    "inflight_gather": (None, [c_void_p, c_int64, c_int64, c_void_p, c_int64, c_int64, c_void_p]),
+}
+"""Of collectives.cpp."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,7 +76,7 @@ def load_library(instruction: Instruction | None = None) -> NativeLibrary:
     """
     try:
         forced = instruction or forced_instruction()
-        functions, path = _load()
+        functions, path = _load("decoder", _DECODER)
         # Tiles are a state that the system may refuse to keep for a process.
         has_tiles = functions.inflight_request_tiles()
         if forced is Instruction.AMX and not has_tiles:
@@ -79,6 +88,14 @@ def load_library(instruction: Instruction | None = None) -> NativeLibrary:
         raise LibraryUnavailable(f"the C++ layers cannot be kept or loaded: {error}") from error
     except ValueError as error:
         raise LibraryUnavailable(str(error)) from error
+
+
+def load_collectives() -> CDLL:
+    """The collectives of one machine's ranks, likewise; any processor will do. Raises LibraryUnavailable."""
+    try:
+        return _load("collectives", _COLLECTIVES)[0]
+    except OSError as error:
+        raise LibraryUnavailable(f"the C++ collectives cannot be kept or loaded: {error}") from error
 
 
 def cache_folder() -> Path:
@@ -97,30 +114,30 @@ def cache_folder() -> Path:
     return folder
 
 
-def _load() -> tuple[CDLL, Path]:
-    """The library and where it lies."""
+def _load(name: str, functions: _Functions) -> tuple[CDLL, Path]:
+    """What is made of `name`.cpp, and where it lies."""
     compiler = _find_compiler()
     if not compiler:
         raise LibraryUnavailable("no C++ compiler was found")
-    path = cache_folder() / f"decoder-{_key(compiler)}.so"
+    path = cache_folder() / f"{name}-{_key(compiler)}.so"
     if not path.exists():
-        _compile(compiler, path)
+        _compile(name, compiler, path)
     try:
         library = CDLL(str(path))
     except OSError:
         # What lies there is broken; what is made now is not, or the error stands.
-        _compile(compiler, path)
+        _compile(name, compiler, path)
         library = CDLL(str(path))
-    for name, (result, arguments) in _FUNCTIONS.items():
-        function = getattr(library, name)
+    for each, (result, arguments) in functions.items():
+        function = getattr(library, each)
         function.restype, function.argtypes = result, arguments
     return library, path
 
 
-def _compile(compiler: Sequence[str], path: Path) -> None:
+def _compile(name: str, compiler: Sequence[str], path: Path) -> None:
     with tempfile.TemporaryDirectory(dir=path.parent) as scratch:
         built = Path(scratch, path.name)
-        command = [*compiler, *_FLAGS, str(_SOURCES / "decoder.cpp"), "-o", str(built)]
+        command = [*compiler, *_FLAGS, str(_SOURCES / f"{name}.cpp"), "-o", str(built)]
         finished = subprocess.run(command, capture_output=True, text=True, check=False)
         if finished.returncode:
             errors = [line for line in finished.stderr.splitlines() if "error" in line]

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import importlib.util
+from functools import partial
 from pathlib import Path
 
-from inflight.executor.uniproc_executor import UniProcExecutor
+from inflight.executor.launchers import uniproc
 
 ROOT = Path(__file__).resolve().parents[4]
 
-UniProcExecutor.program = (str(ROOT / "ci" / "unit" / "fake_rank.py"),)
+uniproc.UniProc = partial(uniproc.UniProc, (str(ROOT / "ci" / "unit" / "fake_rank.py"),))
 
 _spec = importlib.util.spec_from_file_location("backend_model", ROOT / "backend" / "model.py")
 assert _spec is not None and _spec.loader is not None
