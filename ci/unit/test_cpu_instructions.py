@@ -131,7 +131,7 @@ def test_a_choice_that_cannot_be_kept_is_used(
 def test_a_processor_whose_instructions_differ_keeps_to_one(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    def multiply(library: CDLL, chosen: Instructions, x_BI: Tensor, packed: Tensor, out_BO: Tensor) -> None:
+    def multiply(library: CDLL, chosen: Instructions, x_BI: Tensor, packed: Tensor, out_BO: Tensor, **_: int) -> None:
         out_BO.fill_(1.0 if chosen.one_row is Instruction.FMA else 2.0)
 
     monkeypatch.setattr(instructions, "multiply", multiply)

@@ -100,7 +100,10 @@ _REPEATS = 5
 
 @torch.inference_mode()
 def _measure(library: ctypes.CDLL) -> Instructions:
-    """vdpbf16ps or FMA, whichever took less time at its best, in turns; about 0.1 s."""
+    """vdpbf16ps or FMA, whichever took less time at its best, in turns; about 0.2 s.
+
+    Of one thread, and its own time: on a busy machine threads mostly wait for others, and a wrong choice would stay.
+    """
     started = time.perf_counter()
     generator = torch.Generator().manual_seed(1)
     some = torch.randn(_INPUTS, _INPUTS, generator=generator).bfloat16()
@@ -113,9 +116,9 @@ def _measure(library: ctypes.CDLL) -> Instructions:
         out = {instruction: torch.empty(num_rows, num_outputs, dtype=torch.bfloat16) for instruction in seconds}
         for _ in range(_REPEATS):
             for instruction in seconds:
-                before = time.perf_counter()
-                multiply(library, Instructions.only(instruction), some, packed, out[instruction])
-                seconds[instruction] = min(seconds[instruction], time.perf_counter() - before)
+                before = time.thread_time()
+                multiply(library, Instructions.only(instruction), some, packed, out[instruction], num_threads=1)
+                seconds[instruction] = min(seconds[instruction], time.thread_time() - before)
         if not torch.equal(*out.values()):
             logger.warning("vdpbf16ps and FMA do not give the same bits on this processor: vdpbf16ps multiplies alone")
             return Instructions.only(Instruction.VDPBF16PS)
@@ -124,12 +127,14 @@ def _measure(library: ctypes.CDLL) -> Instructions:
             f"{instruction.value} {2e-9 * num_rows * num_outputs * _INPUTS / best:.0f}"
             for instruction, best in seconds.items()
         )
-        logger.info("GFLOP/s of products of %d rows: %s", num_rows, rates)
+        logger.info("GFLOP/s a thread of products of %d rows: %s", num_rows, rates)
     logger.info("instructions were chosen after %.2f s", time.perf_counter() - started)
     return Instructions(**chosen)
 
 
-def multiply(library: ctypes.CDLL, instructions: Instructions, x_BI: Tensor, packed: Tensor, out_BO: Tensor) -> None:
+def multiply(
+    library: ctypes.CDLL, instructions: Instructions, x_BI: Tensor, packed: Tensor, out_BO: Tensor, *, num_threads: int
+) -> None:
     """x @ weight.T into `out_BO`, all bfloat16 and contiguous; x has 32 rows more than `out_BO`."""
     library.inflight_linear(
         ctypes.byref(instructions.to_native()),
@@ -138,6 +143,6 @@ def multiply(library: ctypes.CDLL, instructions: Instructions, x_BI: Tensor, pac
         packed.data_ptr(),
         x_BI.shape[1],
         out_BO.shape[1],
-        torch.get_num_threads(),
+        num_threads,
         out_BO.data_ptr(),
     )

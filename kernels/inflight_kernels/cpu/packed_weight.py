@@ -49,5 +49,6 @@ class PackedWeight:
         x = x_BI.new_empty(num_rows + STEP, self.num_inputs)
         x[:num_rows] = x_BI
         out_BO = x_BI.new_empty(num_rows, self.num_outputs)
-        multiply(self.library.functions, self.library.instructions, x, self.packed, out_BO)
+        functions, instructions = self.library.functions, self.library.instructions
+        multiply(functions, instructions, x, self.packed, out_BO, num_threads=torch.get_num_threads())
         return out_BO

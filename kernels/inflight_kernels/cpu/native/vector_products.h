@@ -11,10 +11,11 @@
 
 namespace inflight {
 
-/// Rows that are multiplied at once: their 24 sums leave registers for two lines of weights, widened, and an element of
-/// x. Four, six and eight at once of 32 rows of 1,536 give 350, 424 and 359 GFLOP/s by vdpbf16ps, 211, 233 and 209 by
-/// FMA; of 16 rows whose weights come from memory four take 0.95 of the time of six (one core of Zen 5, 2026-11-22).
-constexpr int MAX_ROWS_IN_VECTORS = 6;
+/// Rows that are multiplied at once: the 24 sums of six leave registers for two lines of weights, widened, and an
+/// element of x. Four, six and eight at once of 32 rows of 1,536 give 350, 424 and 359 GFLOP/s by vdpbf16ps, 211, 233
+/// and 209 by FMA. But of 16 rows, whose weights come from memory, six at once take 1.03 to 1.06 of the time of four
+/// (one core of Zen 5, 2026-11-22).
+constexpr int64_t MAX_ROWS_IN_VECTORS = 6, MAX_OF_FEW_ROWS = 4, FEW_ROWS = 16;
 
 /// Denormals are 0 for this thread while it lives, as they always are for vdpbf16ps and AMX.
 class FlushedDenormals {
@@ -77,9 +78,10 @@ inline void product_of(const Element* x, int64_t stride, const Bf16* panel, int6
 template <bool ADD, class Element>
 inline void product_in_vectors(const Element* x, int64_t stride, int64_t num_rows, const Bf16* panel, int64_t num_steps,
                                float* sums, int64_t sums_stride) {
+  const int64_t most = num_rows <= FEW_ROWS ? MAX_OF_FEW_ROWS : MAX_ROWS_IN_VECTORS;
   for (int64_t row = 0, count; row < num_rows; row += count) {
     // As even as can be: the fewer rows, the more of the time goes to weights.
-    count = ceil_div(num_rows - row, ceil_div(num_rows - row, MAX_ROWS_IN_VECTORS));
+    count = ceil_div(num_rows - row, ceil_div(num_rows - row, most));
     const auto multiply_rows = count == 6   ? product_of<6, ADD, Element>
                                : count == 5 ? product_of<5, ADD, Element>
                                : count == 4 ? product_of<4, ADD, Element>
