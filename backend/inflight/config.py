@@ -76,7 +76,7 @@ class EngineConfig:
     max_tokens_in_paged_kv_cache: int = 0
     """KV cache size in tokens; with a memory fraction the smaller holds; 0 = by fraction alone."""
     kv_cache_free_gpu_mem_fraction: float = 0.0
-    """Fraction of the memory free after loading; 0 = 0.9 of the GPU's, 0.2 of the host's (at most 4 GiB) on CPU."""
+    """Fraction of the memory free after loading; 0 = 0.9 on a GPU; on a CPU 0.2, up to 4 GiB and a full batch's."""
     enable_kv_cache_reuse: bool = True
     """Share blocks of equal prefixes between requests of the same salt."""
 

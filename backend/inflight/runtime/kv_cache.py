@@ -39,11 +39,17 @@ class KVCacheShape:
 
 
 def count_blocks(
-    config: EngineConfig, shape: KVCacheShape, group: TensorParallelGroup, device: torch.device, reserved_bytes: int
+    config: EngineConfig,
+    shape: KVCacheShape,
+    group: TensorParallelGroup,
+    device: torch.device,
+    reserved_bytes: int,
+    max_seq_len: int,
 ) -> int:
     """Blocks that every rank can hold: by tokens, by a fraction of free memory, or the smaller of both. Collective.
 
-    `reserved_bytes`: what a step needs besides, taken off the free memory first.
+    `reserved_bytes`: what a step needs besides, taken off the free memory first. `max_seq_len`: a CPU that was told
+    nothing keeps no more than `max_batch_size` sequences of that length need, for all of it is taken at the start.
     """
     limits: list[int] = []
     tokens, fraction = config.max_tokens_in_paged_kv_cache, config.kv_cache_free_gpu_mem_fraction
@@ -54,6 +60,8 @@ def count_blocks(
         _check_room(tokens, shape, free_bytes)
     if fraction or not tokens:
         limits.append(_cache_bytes(device, fraction, free_bytes) // shape.block_bytes)
+    if device.type == "cpu" and not (tokens or fraction):
+        limits.append(config.max_batch_size * -(-max_seq_len // shape.block_size))
     num_blocks = group.all_reduce_min(min(limits))
     if num_blocks < 1:
         raise ConfigurationError(

@@ -46,7 +46,7 @@ def load_engine(config: EngineConfig, rank_group: RankGroup) -> LoadedEngine:
     network = load_network(config, model, group, dtype, device, max_seq_len)
     shape = KVCacheShape(layers=network.cache_specs, block_size=config.tokens_per_block)
     reserved_bytes = _step_bytes(network, shape, config, device) if device.type == "cuda" else 0
-    num_blocks = count_blocks(config, shape, group, device, reserved_bytes)
+    num_blocks = count_blocks(config, shape, group, device, reserved_bytes, max_seq_len)
     limits = RequestLimits(
         vocab_size=model.vocab_size,
         max_seq_len=max_seq_len,
