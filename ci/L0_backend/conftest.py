@@ -1,4 +1,4 @@
-"""A tritonserver with the default model, for all tests of this folder."""
+"""A tritonserver of little room, and streams to the one that all folders share."""
 
 from __future__ import annotations
 
@@ -7,14 +7,6 @@ from collections.abc import Iterator
 import pytest
 from raw_stream import RawStream
 from server_process import ServerProcess
-
-
-@pytest.fixture(scope="session")
-def server() -> Iterator[ServerProcess]:
-    with ServerProcess() as running:
-        stubs = running.stub_pids
-        yield running
-        assert running.stub_pids == stubs, "a stub died on the way"
 
 
 @pytest.fixture(scope="session")

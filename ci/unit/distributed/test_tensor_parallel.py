@@ -22,6 +22,8 @@ from inflight.distributed.tensor_parallel import TensorParallelGroup
 from inflight.errors import ConfigurationError
 from inflight.runtime.model_runner import ModelRunner
 
+pytestmark = pytest.mark.slow
+
 NAMES = ["llama-tied", "llama-biases", "llama-one-kv-head", "mistral-window", "qwen2", "qwen3-biases"]
 LENGTHS = (1, 8, 21)
 NUM_TOKENS = 16

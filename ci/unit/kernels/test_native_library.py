@@ -27,6 +27,8 @@ from inflight_kernels.cpu import (
     load_library,
 )
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture(scope="module", autouse=True)
 def cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:

@@ -34,6 +34,8 @@ from inflight.runtime.kv_cache import KVCache, KVCacheShape
 from inflight.runtime.model_runner import ModelRunner
 from inflight_kernels.cpu import load_library
 
+pytestmark = pytest.mark.slow
+
 NUM_TOKENS = 24
 
 

@@ -21,6 +21,8 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 
+pytestmark = pytest.mark.slow
+
 ROOT = Path(__file__).parents[3]
 CHECKPOINT = ROOT / "model_repository/llm/1/checkpoint"
 GOLDENS: list[dict[str, Any]] = json.loads((ROOT / "ci/golden/default_model.json").read_text("utf-8"))

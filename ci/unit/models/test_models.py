@@ -20,6 +20,8 @@ from inflight.config import EngineConfig
 from inflight.distributed.rank_group import SingleRank
 from inflight.runtime.model_runner import ModelRunner
 
+pytestmark = pytest.mark.slow
+
 DEVICES = ["cpu", *([pytest.param("cuda", marks=pytest.mark.gpu)] if torch.cuda.is_available() else [])]
 BLOCK_SIZE = 4
 NUM_TOKENS = 24

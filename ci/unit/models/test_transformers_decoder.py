@@ -32,6 +32,8 @@ from inflight.models.decoder import Decoder
 from inflight.models.transformers_decoder import TransformersDecoder
 from inflight.runtime.model_runner import ModelRunner
 
+pytestmark = pytest.mark.slow
+
 DEVICES = ["cpu", *([pytest.param("cuda", marks=pytest.mark.gpu)] if torch.cuda.is_available() else [])]
 BLOCK_SIZE = 4
 NUM_TOKENS = 16

@@ -23,6 +23,8 @@ from inflight.models.checkpoint import Checkpoint
 from inflight.models.weights import WeightLoader
 from inflight.runtime.model_runner import ModelRunner
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:

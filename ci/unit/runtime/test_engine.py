@@ -24,6 +24,8 @@ from inflight.result import Result
 from inflight.runtime.model_runner import ModelRunner, StepHandle
 from inflight.scheduler_output import SchedulerOutput
 
+pytestmark = pytest.mark.slow
+
 MAX_BATCH_SIZE, MAX_NUM_TOKENS, BLOCK_SIZE, MAX_SEQ_LEN, NUM_NEW = 6, 16, 4, 80, 14
 NUM_BLOCKS = 26
 """Room for three or four of the requests below, which makes MAX_UTILIZATION pause some of them."""

@@ -27,6 +27,8 @@ from inflight.runtime.model_runner import ModelRunner
 from inflight.runtime.runner import Runner
 from inflight.scheduler_output import NewSequence, RowWork, SchedulerOutput
 
+pytestmark = pytest.mark.slow
+
 CPU = torch.device("cpu")
 SPEC = CacheSpec(num_kv_heads=2, head_dim=8, dtype=torch.float32)
 SHAPE = KVCacheShape(layers=(SPEC, SPEC), block_size=4)

@@ -23,6 +23,8 @@ from inflight.runtime.model_runner import ModelRunner
 from inflight.runtime.step_sizes import StepSizes
 from inflight.scheduler_output import NewSequence, RowWork, SchedulerOutput
 
+pytestmark = pytest.mark.slow
+
 BLOCK_SIZE, NUM_BLOCKS = 4, 128
 
 

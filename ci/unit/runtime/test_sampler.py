@@ -22,6 +22,8 @@ from inflight.runtime.model_runner import ModelRunner
 from inflight.runtime.sampler import allowed_tokens
 from inflight.runtime.sampling_input import NO_TOKEN, Restrictions
 
+pytestmark = pytest.mark.slow
+
 DEVICES = ["cpu", *([pytest.param("cuda", marks=pytest.mark.gpu)] if torch.cuda.is_available() else [])]
 POISON = 201
 """A token whose embedding is NaN in one of the checkpoints."""

@@ -30,6 +30,8 @@ from inflight.request import Request
 from inflight.result import FinishReason, Response
 from inflight.run_directory import RUN_DIRECTORY
 
+pytestmark = pytest.mark.slow
+
 PATIENCE = 60
 """Seconds after which something that should happen counts as never happening."""
 

@@ -23,6 +23,8 @@ from inflight.executor.wire.address import ENGINES, EngineAddress
 from inflight.result import FinishReason
 from inflight.run_directory import RUN_DIRECTORY
 
+pytestmark = pytest.mark.slow
+
 CONFIG = EngineConfig(max_batch_size=8, max_num_tokens=64)
 
 
