@@ -353,10 +353,11 @@ def test_a_failing_step_also_ends_whoever_was_paused_with_a_token_in_it(step: in
     )
     requests = [make_request(1, 8, 14), make_request(2, 8, 12)]
     harness.serve(*requests)
+    failed = [request_id for request_id in (1, 2) if isinstance(harness.responses[request_id][-1][2], StepFailed)]
+    assert failed
     for request_id in (1, 2):
         assert harness.num_finals(request_id) == 1
-        if harness.responses[request_id][-1][2] is None:
-            assert harness.tokens(request_id) == harness.expected(request_id)
+        assert request_id in failed or harness.tokens(request_id) == harness.expected(request_id)
 
 
 def test_a_request_that_had_not_started_survives_a_failing_step() -> None:
@@ -481,10 +482,11 @@ def test_a_step_that_fails_while_another_waits_to_be_sampled(monkeypatch: pytest
     give_masks(monkeypatch, 1)
     harness = Harness(runner={"fail_collect": lambda number: number == step})
     harness.serve(make_request(1, 4, 7), make_request(2, 4, 7))
+    failed = [request_id for request_id in (1, 2) if isinstance(harness.responses[request_id][-1][2], StepFailed)]
+    assert failed
     for request_id in (1, 2):
-        error = harness.responses[request_id][-1][2]
         assert harness.num_finals(request_id) == 1
-        assert isinstance(error, StepFailed) or harness.tokens(request_id) == harness.expected(request_id)
+        assert request_id in failed or harness.tokens(request_id) == harness.expected(request_id)
     monkeypatch.undo()
     harness.serve(make_request(3, 4, 7))
     assert harness.tokens(3) == harness.expected(3)

@@ -19,6 +19,7 @@ import pytest
 import torch
 from hypothesis import example, given
 from hypothesis import strategies as st
+from jinja2 import TemplateError
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 
 pytestmark = pytest.mark.slow
@@ -114,7 +115,7 @@ def test_chat_template_is_what_the_network_was_trained_on(tokenizer: PreTrainedT
 
 
 def test_chat_template_refuses_an_unknown_role(tokenizer: PreTrainedTokenizerBase) -> None:
-    with pytest.raises(Exception, match="not tool"):
+    with pytest.raises(TemplateError, match="not tool"):
         tokenizer.apply_chat_template([{"role": "tool", "content": "x"}], tokenize=False)
 
 
@@ -164,6 +165,7 @@ def test_generated_text_depends_on_the_seed_alone() -> None:
 def test_story_answers_name_only_those_who_were_in_the_story() -> None:
     stories, dice, world = (generator_module(name) for name in ("stories", "dice", "world"))
     known_names = {name.text for name in world.SHE + world.HE}
+    named = set()
     for seed in range(50):
         story = stories.tell_story(dice.Dice(seed))
         told = set(re.findall(r"\w+", story.text))
@@ -171,6 +173,8 @@ def test_story_answers_name_only_those_who_were_in_the_story() -> None:
         assert len(story.questions) >= 5
         assert story.hero.name.text in told
         assert asked & known_names <= told
+        named |= asked & known_names
+    assert len(named) > 10
 
 
 def test_each_key_has_its_own_favourite_and_it_is_clear() -> None:

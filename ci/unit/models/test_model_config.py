@@ -127,7 +127,7 @@ def test_refused(tmp_path: Path, words: str, changes: dict[str, Any]) -> None:
 def test_values_that_transformers_refuses_are_one_sentence(tmp_path: Path) -> None:
     sentence = refusal(write(tmp_path, "qwen2", layer_types=["full_attention", "diagonal", "full_attention"]))
     assert "\n" not in sentence
-    assert "diagonal" in sentence or "layer_types" in sentence
+    assert "`layer_types` entries must be in" in sentence
 
 
 def test_a_checkpoints_own_code_is_never_run(tmp_path: Path) -> None:

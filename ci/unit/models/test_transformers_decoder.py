@@ -326,7 +326,7 @@ def test_refused(tmp_path: Path, name: str) -> None:
     write_checkpoint(tmp_path, config, 1)
     sentence = refusal(tmp_path)
     assert reason in sentence
-    assert config.architectures[0] in sentence or config.model_type in sentence.lower()
+    assert config.architectures[0] in sentence
 
 
 def test_a_chunk_is_no_obstacle_to_shorter_sequences(tmp_path: Path) -> None:
@@ -436,8 +436,11 @@ def test_a_tensor_too_many(gpt2: TinyCheckpoint) -> None:
 
 def test_what_old_checkpoints_carry_is_no_weight(gpt2: TinyCheckpoint) -> None:
     mask = torch.ones((1, 1, 8, 8), dtype=torch.uint8)
+    sample = Sample.of(gpt2, 9)
     change_tensors(gpt2.folder, lambda tensors: tensors.update({"transformer.h.1.attn.bias": mask}))
-    load(gpt2.folder).close()
+    runner = load(gpt2.folder)
+    run(runner, [sample], [sample.work()])
+    runner.close()
 
 
 def test_a_tensor_of_another_shape(gpt2: TinyCheckpoint) -> None:

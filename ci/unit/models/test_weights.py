@@ -7,13 +7,15 @@ from __future__ import annotations
 
 import json
 import math
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from model_driver import Driver, Work
 from safetensors.torch import load_file, save_file
-from tiny_checkpoints import make_checkpoint
+from tiny_checkpoints import make_checkpoint, make_prompt
 
 from inflight.config import EngineConfig
 from inflight.distributed.rank_group import SingleRank
@@ -36,11 +38,22 @@ def sharded(tmp_path: Path) -> Path:
     return make_checkpoint(tmp_path / "sharded", "llama", max_shard_size="40KB").folder
 
 
-def load(folder: Path, **options: Any) -> None:
-    config = EngineConfig(
+def config_of(folder: Path, **options: Any) -> EngineConfig:
+    return EngineConfig(
         gpt_model_path=str(folder), device="cpu", **{"max_tokens_in_paged_kv_cache": 256, "max_seq_len": 64, **options}
     )
-    ModelRunner.load(config, SingleRank()).close()
+
+
+def load(folder: Path, **options: Any) -> None:
+    ModelRunner.load(config_of(folder, **options), SingleRank()).close()
+
+
+def tokens_of(folder: Path) -> list[int]:
+    """What the checkpoint says to some prompt."""
+    work = Work(prompt=make_prompt(9), max_tokens=8)
+    with closing(ModelRunner.load(config_of(folder), SingleRank())) as runner:
+        Driver(runner).run([work])
+    return work.output
 
 
 def refusal(folder: Path, **options: Any) -> str:
@@ -208,14 +221,16 @@ def test_more_layers_than_config_says(folder: Path) -> None:
 
 
 def test_tables_that_follow_from_config_are_ignored(folder: Path) -> None:
-    change_tensors(folder, model__layers__0__self_attn__rotary_emb__inv_freq=torch.ones(6))
-    load(folder)
+    before = tokens_of(folder)
+    change_tensors(folder, model__layers__0__self_attn__rotary_emb__inv_freq=torch.full((6,), torch.nan))
+    assert tokens_of(folder) == before
 
 
 def test_tied_head_beside_its_embedding_is_ignored(tmp_path: Path) -> None:
     folder = make_checkpoint(tmp_path, "llama-tied").folder
+    before = tokens_of(folder)
     change_tensors(folder, lm_head__weight=torch.full((203, 48), torch.nan))
-    load(folder)
+    assert tokens_of(folder) == before
 
 
 # -- slices ------------------------------------------------------------------------------------------------------------
