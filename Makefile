@@ -16,6 +16,8 @@ READY := $(VENV)/.ready
 CHECKPOINT := model_repository/llm/1/checkpoint
 IMAGE ?= inflight:latest
 ARGS ?=
+# Of each run the slowest tests are told; CONTRIBUTING.md has a budget for each folder.
+DURATIONS := --durations 10 --durations-min 1
 
 # Where a build of torch other than the usual one is found. Without a GPU the CPU build is enough, and gigabytes smaller.
 TORCH_INDEX ?=
@@ -51,15 +53,16 @@ serve: $(READY) ## serve the default model until Ctrl-C, and stream one completi
 
 test: unit kernels L0 ## run every test, from nothing
 
+# Slow tests stay in one process, one after the other; the others share what cores are left.
 unit: $(READY) ## run the tests that need no server
-	$(BIN)/python -m pytest ci/unit $(ARGS)
+	$(BIN)/python -m pytest ci/unit --numprocesses logical --dist loadgroup $(DURATIONS) $(ARGS)
 
 # The kernels run in triton's interpreter, which is chosen for a whole process.
 kernels: $(READY) ## run the kernels' tests
-	$(BIN)/python -m pytest ci/kernels $(ARGS)
+	$(BIN)/python -m pytest ci/kernels $(DURATIONS) $(ARGS)
 
 L0: $(READY) ## run the tests against a real tritonserver
-	$(BIN)/python -m pytest ci/L0_* $(ARGS)
+	$(BIN)/python -m pytest ci/L0_* $(DURATIONS) $(ARGS)
 
 lint: $(READY) ## check style, types, the C++ and the Dockerfile
 	$(BIN)/ruff check .

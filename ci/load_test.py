@@ -6,10 +6,11 @@ import subprocess
 import sys
 from pathlib import Path
 
-from server_process import ServerProcess
-
 
 def main(arguments: list[str]) -> int:
+    sys.path.insert(0, str(Path(__file__).parent / "helpers"))
+    from server_process import ServerProcess
+
     with ServerProcess() as server:
         console = Path(sys.executable).with_name("inflight")
         return subprocess.run([console, "load-test", "--url", server.grpc_url, *arguments], check=False).returncode

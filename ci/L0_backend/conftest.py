@@ -1,4 +1,4 @@
-"""A tritonserver with the default model, for all tests of this folder, and a model that loads at once."""
+"""A tritonserver of little room, a model that loads at once, and streams to the server that all folders share."""
 
 from __future__ import annotations
 
@@ -29,14 +29,6 @@ def fake_engine(tmp_path: Path) -> Path:
     (tmp_path / "llm" / "1").symlink_to(FAKE_ENGINE / "1")
     (tmp_path / "llm" / repository.CONFIG).write_text(text_format.MessageToString(config, as_utf8=True))
     return tmp_path
-
-
-@pytest.fixture(scope="session")
-def server() -> Iterator[ServerProcess]:
-    with ServerProcess() as running:
-        stubs = running.stub_pids
-        yield running
-        assert running.stub_pids == stubs, "a stub died on the way"
 
 
 @pytest.fixture(scope="session")

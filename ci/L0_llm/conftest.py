@@ -1,4 +1,4 @@
-"""A tritonserver with the default model as it comes, for all tests of this folder that need no other."""
+"""A client of the tritonserver that all folders share."""
 
 from __future__ import annotations
 
@@ -11,14 +11,6 @@ from inflight_client import Client
 
 PATIENCE = 120.0
 """Seconds after which an answer counts as lost."""
-
-
-@pytest.fixture(scope="session")
-def server() -> Iterator[ServerProcess]:
-    with ServerProcess() as running:
-        processes = running.pids
-        yield running
-        assert set(processes) <= set(running.pids), "a process of the server died on the way"
 
 
 @pytest.fixture

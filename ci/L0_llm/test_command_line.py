@@ -157,8 +157,8 @@ def test_load_test_measures_and_draws(url: str, tmp_path: Path) -> None:
     assert [level["value"] for level in levels] == [1, 4]
     assert (tmp_path / "plot.png").read_bytes().startswith(b"\x89PNG")
     page = (tmp_path / "report.html").read_text()
-    assert "data:image/png;base64" in page or "<svg" in page
-    assert "TTFT" in done.stdout or "first token" in done.stdout.lower()
+    assert "<svg" in page
+    assert "TTFT ms" in done.stdout
 
 
 def test_ctrl_c_leaves_nothing_behind(serving: Serving) -> None:

@@ -13,9 +13,7 @@ import pytest
 
 from inflight_client import Client
 
-GOLDENS: list[dict[str, Any]] = json.loads(
-    Path(__file__).parents[1].joinpath("unit", "golden", "default_model.json").read_text()
-)
+GOLDENS: list[dict[str, Any]] = json.loads((Path(__file__).parents[1] / "golden/default_model.json").read_text("utf-8"))
 UNICODE = "<|begin_of_text|><|user|>Show me a fox emoji.<|end_of_turn|><|assistant|>"
 END_IDS = (2, 3)
 """End of text and end of turn."""

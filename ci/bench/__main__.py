@@ -43,7 +43,7 @@ def main() -> int:
 
 
 def _start_server(stack: contextlib.ExitStack, checkpoint: Path) -> str:
-    sys.path.insert(0, str(ROOT / "ci"))
+    sys.path.insert(0, str(ROOT / "ci" / "helpers"))
     from server_process import MODEL_REPOSITORY, ServerProcess
 
     server = stack.enter_context(

@@ -1,6 +1,6 @@
 """Writes the golden file: what transformers' greedy search says to a few prompts, in float32.
 
-`python ci/default_model/golden.py --checkpoint FOLDER --out ci/unit/golden/default_model.json`
+`python ci/default_model/golden.py --checkpoint FOLDER --out ci/golden/default_model.json`
 """
 
 from __future__ import annotations

@@ -23,6 +23,8 @@ from inflight.request import RequestLimits, SamplingConfig
 from inflight.server.client_request import ClientRequest
 from inflight.server.request_builder import RequestBuilder
 
+pytestmark = pytest.mark.slow
+
 NUM_TOKENS = 24
 LIMITS = RequestLimits(vocab_size=300, max_seq_len=64, max_input_len=63, kv_cache_tokens=1000)
 

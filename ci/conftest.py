@@ -1,0 +1,81 @@
+"""What holds for the tests of every folder: how long one may take, which run by themselves, the server that those share
+who leave it as it was, and what is said at the end of a run."""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Generator, Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+if TYPE_CHECKING:
+    from server_process import ServerProcess
+
+HERE = Path(__file__).resolve().parent
+
+SLOW = 300
+"""Seconds for a test that loads a network, compiles, builds or starts processes, on a slow machine with other work."""
+REAL_SERVER = 600
+"""The same for one that starts tritonservers, whose own deadlines (`server_process`) should pass first and say more."""
+
+CPP_SKIPS = ("cannot compile here", "this processor has no")
+"""What the reasons of skipped tests of C++ begin with."""
+
+
+def folder_of(path: Path) -> str:
+    """`unit/<room>`, or the folder of `ci` that a test file is in."""
+    parts = path.resolve().relative_to(HERE).parts[:-1]
+    return "/".join(parts[: 2 if parts[0] == "unit" else 1])
+
+
+def pytest_itemcollected(item: pytest.Item) -> None:
+    folder = folder_of(item.path)
+    is_slow = item.get_closest_marker("slow") is not None
+    if is_slow:
+        # Side by side they would fight for the cores; in one group a single process of pytest-xdist has them all.
+        item.add_marker(pytest.mark.xdist_group("slow"))
+    if item.get_closest_marker("timeout") is None:
+        if folder.startswith("L0_"):
+            item.add_marker(pytest.mark.timeout(REAL_SERVER))
+        elif is_slow or folder == "kernels":
+            item.add_marker(pytest.mark.timeout(SLOW))
+
+
+@pytest.fixture(scope="session")
+def server() -> Iterator[ServerProcess]:
+    """A tritonserver with the default model as it comes, for all tests that leave it as it was."""
+    from server_process import ServerProcess
+
+    with ServerProcess() as running:
+        processes = running.pids
+        yield running
+        assert set(processes) <= set(running.pids), "a process of the server died on the way"
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """Seconds by folder, for the budgets in CONTRIBUTING.md."""
+    seconds: dict[str, float] = defaultdict(float)
+    for reports in terminalreporter.stats.values():
+        for report in reports:
+            if isinstance(report, pytest.TestReport):
+                path = terminalreporter.config.rootpath / report.nodeid.partition("::")[0]
+                seconds[folder_of(path)] += report.duration
+    if seconds:
+        shown = ", ".join(f"{folder} {seconds[folder]:.0f}" for folder in sorted(seconds))
+        terminalreporter.write_line(f"seconds by folder: {shown}")
+
+
+@pytest.hookimpl(wrapper=True, tryfirst=True)
+def pytest_sessionfinish(session: pytest.Session) -> Generator[None, object, object]:
+    """The last line of a run names the C++ that this machine could not try."""
+    result = yield
+    reporter = session.config.pluginmanager.get_plugin("terminalreporter")
+    if reporter is not None:
+        skipped = [report for report in reporter.stats.get("skipped", []) if isinstance(report.longrepr, tuple)]
+        reasons = Counter(str(report.longrepr[2]).removeprefix("Skipped: ") for report in skipped)
+        untried = [f"{reason} ({number} tests)" for reason, number in reasons.items() if reason.startswith(CPP_SKIPS)]
+        if untried:
+            reporter.write_line(f"C++ that was not run: {'; '.join(untried)}")
+    return result

@@ -1,0 +1,178 @@
+"""An engine with real ranks on the repository's own checkpoint, and the questions that tests ask of its processes."""
+
+from __future__ import annotations
+
+import os
+import select
+import subprocess
+import threading
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from inflight.config import EngineConfig
+from inflight.executor.executor import create_executor
+from inflight.executor.front.remote import RemoteFront
+from inflight.executor.wire.messages import Responses, decode_from_leader
+from inflight.request import Request, SamplingConfig
+from inflight.result import Response
+
+CHECKPOINT = Path(__file__).parents[2] / "model_repository" / "llm" / "1" / "checkpoint"
+
+PATIENCE = 120
+"""Seconds after which something that should happen counts as never happening."""
+
+
+class Engine:
+    """An executor, with its responses collected by request."""
+
+    def __init__(self, run_directory: Path, **parameters: str) -> None:
+        """`run_directory`: what INFLIGHT_RUN_DIR names. `parameters`: as in config.pbtxt. Not started yet."""
+        self._run_directory = run_directory
+        small = {"max_batch_size": "8", "max_tokens_in_paged_kv_cache": "4096", "num_threads": "1"}
+        self.config = EngineConfig.from_parameters(
+            {"gpt_model_path": str(CHECKPOINT), "cpu_compile": "false", "log_level": "WARNING", **small, **parameters}
+        )
+        self.deaths = threading.Semaphore(0)
+        executor = create_executor(self.config, on_engine_death=lambda reason: self.deaths.release())
+        assert isinstance(executor, RemoteFront)
+        self.executor = executor
+        self._mail: dict[int, list[Response]] = {}
+
+    def submit(self, prompt: list[int], max_tokens: int, seed: int | None = None, streaming: bool = False) -> int:
+        sampling = SamplingConfig() if seed is None else SamplingConfig(temperature=1.0, seed=seed)
+        request_id = self.executor.next_request_id()
+        self.executor.enqueue_request(
+            Request(
+                request_id=request_id,
+                input_token_ids=prompt,
+                max_tokens=max_tokens,
+                streaming=streaming,
+                sampling_config=sampling,
+            )
+        )
+        self._mail[request_id] = []
+        return request_id
+
+    def wait(self, enough: Callable[[dict[int, list[Response]]], bool]) -> dict[int, list[Response]]:
+        """All responses of all requests, by request id, once they are `enough`."""
+        while not enough(self._mail):
+            responses = self.executor.await_responses(timeout=PATIENCE)
+            assert responses, "no response came"
+            for response in responses:
+                self._mail[response.request_id].append(response)
+        return self._mail
+
+    def wait_for_first(self, request_ids: list[int]) -> None:
+        self.wait(lambda mail: all(mail[id_] for id_ in request_ids))
+
+    def final(self, request_id: int) -> Response:
+        """The last response of a request; there must be exactly one final one."""
+        mail = self.wait(lambda mail: any(response.is_final for response in mail[request_id]))[request_id]
+        assert [response.is_final for response in mail] == [False] * (len(mail) - 1) + [True]
+        return mail[-1]
+
+    def tokens(self, request_id: int) -> list[int]:
+        """All tokens of a request that ends well."""
+        final = self.final(request_id)
+        assert final.result is not None, final.error
+        mail = self._mail[request_id]
+        return [token for response in mail if response.result for token in response.result.output_token_ids]
+
+    def generate(self, prompts: list[list[int]], max_tokens: int, seed: int | None = None) -> list[list[int]]:
+        """Tokens of each prompt, all in flight at once."""
+        return [self.tokens(id_) for id_ in [self.submit(prompt, max_tokens, seed) for prompt in prompts]]
+
+    def wait_until_ready(self) -> None:
+        changed = self.executor._changed
+        with changed:
+            assert changed.wait_for(self.executor.is_ready, PATIENCE), "the ranks were not launched again"
+
+    def endpoint(self) -> str:
+        """The leader's address, for another front."""
+        (path,) = self._run_directory.glob("*/engine.sock")
+        return f"ipc://{path}"
+
+    def rank_pid(self, rank: int) -> int:
+        return rank_pids(self.executor.engine_pids())[rank]
+
+
+def rank_pids(pids: list[int]) -> dict[int, int]:
+    """rank -> pid, from what the MPI launcher put into each rank's environment; launchers themselves are left out."""
+    ranks: dict[int, int] = {}
+    for pid in pids:
+        environment = dict(
+            item.split(b"=", 1) for item in Path(f"/proc/{pid}/environ").read_bytes().split(b"\0") if b"=" in item
+        )
+        for variable in (b"PMI_RANK", b"PMIX_RANK", b"OMPI_COMM_WORLD_RANK"):
+            if variable in environment and b"inflight.worker" in Path(f"/proc/{pid}/cmdline").read_bytes():
+                ranks[int(environment[variable])] = pid
+    return ranks
+
+
+def cpu_seconds(pids: list[int]) -> float:
+    """User and system time of these processes so far."""
+    ticks = 0
+    for pid in pids:
+        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+        ticks += int(fields[11]) + int(fields[12])
+    return ticks / os.sysconf("SC_CLK_TCK")
+
+
+def num_wakes(pids: list[int]) -> int:
+    """How often their threads slept and woke so far."""
+    wakes = 0
+    for pid in pids:
+        for task in Path(f"/proc/{pid}/task").iterdir():
+            status = dict(line.split(":\t", 1) for line in (task / "status").read_text().splitlines() if ":\t" in line)
+            wakes += int(status["voluntary_ctxt_switches"])
+    return wakes
+
+
+def listening_addresses(pid: int) -> set[str]:
+    """Addresses on which a process accepts TCP connections or holds a bound UDP socket."""
+    inodes = set()
+    for descriptor in os.listdir(f"/proc/{pid}/fd"):
+        with suppress(OSError):
+            target = os.readlink(f"/proc/{pid}/fd/{descriptor}")
+            if target.startswith("socket:["):
+                inodes.add(target[len("socket:[") : -1])
+    shown = subprocess.run(["ss", "-Hltune"], capture_output=True, text=True, check=True).stdout
+    addresses = set()
+    for line in shown.splitlines():
+        words = line.split()
+        if any(word.startswith("ino:") and word[4:] in inodes for word in words):
+            addresses.add(words[4].rpartition(":")[0].strip("[]").partition("%")[0])
+    return addresses
+
+
+def mapped_files(pid: int) -> set[str]:
+    """What a process has mapped that has, or had, a name."""
+    lines = Path(f"/proc/{pid}/maps").read_text().splitlines()
+    return {fields[5] for fields in (line.split(maxsplit=5) for line in lines) if len(fields) == 6}
+
+
+def wait_for_end(pid: int) -> None:
+    """Until the process `pid`, which is no child of ours, is gone."""
+    try:
+        descriptor = os.pidfd_open(pid)
+    except ProcessLookupError:
+        return
+    poll = select.poll()
+    poll.register(descriptor, select.POLLIN)
+    assert poll.poll(PATIENCE * 1000), f"process {pid} did not end"
+    os.close(descriptor)
+
+
+def receive_tokens(socket: Any, request_id: int) -> list[int]:
+    """All tokens of a request, as the leader sends them to `socket`, a zmq DEALER."""
+    tokens: list[int] = []
+    while True:
+        message = decode_from_leader(socket.recv())
+        for response in message.responses if isinstance(message, Responses) else []:
+            assert response.request_id == request_id
+            assert response.result is not None, response.error
+            tokens += response.result.output_token_ids
+            if response.is_final:
+                return tokens

@@ -1,0 +1,219 @@
+"""A real, supervised tritonserver for tests: started on free ports, ended with everything that belongs to it.
+
+    with ServerProcess(model_repository=folder, parameters={"tensor_parallel_size": "2"}) as server:
+        client = Client(server.grpc_url)
+
+The server runs under the same supervisor as `inflight serve`, in a process of its own, so that tests can signal and
+kill it. Knows nothing of the models.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import select
+import selectors
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+from inflight.run_directory import RUN_DIRECTORY
+from inflight.supervisor import processes
+from inflight.supervisor.options import Endpoints, ServeOptions
+from inflight.supervisor.serve import serve
+
+ROOT = Path(__file__).resolve().parents[2]
+MODEL_REPOSITORY = ROOT / "model_repository"
+START_DEADLINE = 300.0
+STOP_DEADLINE = 90.0
+
+
+class ServerFailed(Exception):
+    """The server ended before it was ready; the message is what it printed."""
+
+
+class ServerProcess:
+    """`options` are those of ServeOptions; ports are free ones unless named, and the log goes to a file."""
+
+    def __init__(self, **options: Any) -> None:
+        self._directory = tempfile.TemporaryDirectory(prefix="inflight-test-")
+        self._log_path = Path(self._directory.name, "server.log")
+        self._told_path = Path(self._directory.name, "supervisor.log")
+        # Tests that count requests must know all of them, so there are no canaries unless a test asks for them.
+        usual = {"http_port": 0, "grpc_port": 0, "metrics_port": 0, "canary_period": 0.0}
+        self.options = {**usual, "log_file": str(self._log_path), **options}
+        self.process: subprocess.Popen[bytes] | None = None
+        self.endpoints: Endpoints | None = None
+
+    def __enter__(self) -> ServerProcess:
+        try:
+            return self.start()
+        except BaseException:
+            self.close()
+            raise
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if error is not None:
+            print(f"---- supervisor\n{self.told}\n---- server log, its end\n{self.log[-8000:]}", file=sys.stderr)
+        self.close()
+
+    def start(self) -> ServerProcess:
+        """Launch and wait until ready. Raises ServerFailed if it ends first."""
+        self.launch()
+        return self.wait_ready()
+
+    def launch(self) -> ServerProcess:
+        """Launch without waiting."""
+        reading, writing = os.pipe()
+        options = {key: str(value) if isinstance(value, Path) else value for key, value in self.options.items()}
+        arguments = json.dumps({"ready_descriptor": writing, **options})
+        environment = {name: value for name, value in os.environ.items() if name != RUN_DIRECTORY}
+        sources = [str(ROOT / folder) for folder in ("backend", "kernels", "client")]
+        environment["PYTHONPATH"] = os.pathsep.join([*sources, *filter(None, [environment.get("PYTHONPATH")])])
+        with self._told_path.open("ab") as told:
+            self.process = subprocess.Popen(
+                [sys.executable, str(Path(__file__).resolve()), arguments],
+                stdin=subprocess.DEVNULL,
+                stdout=told,
+                stderr=told,
+                pass_fds=[writing],
+                env=environment,
+                start_new_session=True,
+            )
+        os.close(writing)
+        self._ready_pipe = reading
+        return self
+
+    def wait_ready(self) -> ServerProcess:
+        line = _read_line(self._ready_pipe, START_DEADLINE)
+        os.close(self._ready_pipe)
+        if not line:
+            raise ServerFailed(self.told + self.log[-4000:])
+        values = json.loads(line)
+        self.endpoints = Endpoints(**{**values, "run_directory": Path(values["run_directory"])})
+        return self
+
+    def close(self) -> None:
+        """Stop, by force if need be, and remove the logs."""
+        if self.process is not None and self.process.poll() is None:
+            self.stop()
+        self._directory.cleanup()
+
+    def stop(self, number: int = signal.SIGTERM) -> int:
+        """Signal the supervisor and wait; its exit code."""
+        process = self.process
+        assert process is not None
+        process.send_signal(number)
+        try:
+            return process.wait(STOP_DEADLINE)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+            raise
+
+    @property
+    def ready_endpoints(self) -> Endpoints:
+        assert self.endpoints is not None, "the server is not ready"
+        return self.endpoints
+
+    @property
+    def grpc_url(self) -> str:
+        return self.ready_endpoints.grpc
+
+    @property
+    def http_url(self) -> str:
+        """With the scheme: "http://host:port"."""
+        return f"http://{self.ready_endpoints.http}"
+
+    @property
+    def metrics_url(self) -> str:
+        """With scheme and path."""
+        return f"http://{self.ready_endpoints.metrics}/metrics"
+
+    @property
+    def log(self) -> str:
+        """tritonserver's whole log so far, with what stubs and ranks printed."""
+        return self._log_path.read_text(errors="replace") if self._log_path.exists() else ""
+
+    @property
+    def told(self) -> str:
+        """What the supervisor told its terminal."""
+        return self._told_path.read_text(errors="replace") if self._told_path.exists() else ""
+
+    @property
+    def pids(self) -> list[int]:
+        """Every living process below the supervisor: tritonserver, stubs, launchers, ranks."""
+        return processes.marked(self.ready_endpoints.run_directory)
+
+    @property
+    def tritonserver_pid(self) -> int:
+        return next(pid for pid in self.pids if _program(pid) == "tritonserver")
+
+    @property
+    def stub_pids(self) -> dict[int, str]:
+        """pid -> instance name."""
+        return processes.stubs(self.tritonserver_pid)
+
+    @property
+    def shared_memory(self) -> list[Path]:
+        assert self.process is not None
+        return sorted(Path("/dev/shm").glob(f"inflight_{self.process.pid}_*"))
+
+
+def _program(pid: int) -> str:
+    try:
+        return Path(os.readlink(f"/proc/{pid}/exe")).name
+    except OSError:
+        return ""
+
+
+def _read_line(descriptor: int, timeout: float) -> str:
+    """Up to the end of line or file; "" at the deadline."""
+    collected = b""
+    with selectors.DefaultSelector() as selector:
+        selector.register(descriptor, selectors.EVENT_READ)
+        while not collected.endswith(b"\n"):
+            if not selector.select(timeout):
+                return ""
+            part = os.read(descriptor, 65536)
+            if not part:
+                return ""
+            collected += part
+    return collected.decode()
+
+
+def main(arguments: str) -> int:
+    """The supervisor's process: serve with options from JSON, tell the endpoints through a pipe."""
+    options = json.loads(arguments)
+    descriptor = options.pop("ready_descriptor")
+    os.set_inheritable(descriptor, False)
+    for name in ("checkpoint", "model_repository", "tritonserver", "log_file", "api_key_file"):
+        if options.get(name) is not None:
+            options[name] = Path(options[name])
+    options["server_arguments"] = tuple(options.get("server_arguments", ()))
+
+    def tell_endpoints(endpoints: Endpoints) -> None:
+        values = {**dataclasses.asdict(endpoints), "run_directory": str(endpoints.run_directory)}
+        os.write(descriptor, json.dumps(values).encode() + b"\n")
+
+    assert threading.current_thread() is threading.main_thread()
+    threading.Thread(target=_end_with, args=(os.pidfd_open(os.getppid()),), daemon=True).start()
+    return serve(ServeOptions(**options, on_ready=tell_endpoints))
+
+
+def _end_with(parent: int) -> None:
+    """Stop serving when the tests' process is gone, however it went: a killed run must leave no server behind."""
+    select.select([parent], [], [])
+    os.kill(os.getpid(), signal.SIGTERM)
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1]))

@@ -1,0 +1,220 @@
+"""The console command against a model that is a function: what it prints, what it returns, what it says on failure.
+
+pytest ci/unit/client/test_cli.py
+"""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner, Result
+
+from inflight_client import Call, Client, MockTransport, Reply, RequestRefused, text_reply
+from inflight_client.chat import ChatError, ChatSession, Message, load_chat_template, tokenizer_folder
+from inflight_client.cli import app
+from inflight_client.terminal import converse, how_to_talk
+
+Connect = Callable[[MockTransport], None]
+
+
+@pytest.fixture
+def connect(monkeypatch: pytest.MonkeyPatch) -> Connect:
+    """Puts a transport in the place of every server."""
+
+    def replace(transport: MockTransport) -> None:
+        monkeypatch.setattr("inflight_client.cli.connect", lambda *_: Client(transport=transport))
+
+    return replace
+
+
+def run(*arguments: str, input: str | None = None) -> Result:
+    return CliRunner().invoke(app, arguments, input=input)
+
+
+def two_pieces(call: Call) -> Iterator[Reply]:
+    yield text_reply("Once", token_ids=(1,))
+    yield text_reply(" more", token_ids=(2,), finish_reason="stop", final=True)
+
+
+def refusing(call: Call) -> Iterator[Reply]:
+    raise RequestRefused("Exceeds maximum queue size")
+    yield
+
+
+def test_generate_streams_the_answer(connect: Connect) -> None:
+    transport = MockTransport(two_pieces)
+    connect(transport)
+    result = run("generate", "go on", "-n", "5", "--temperature", "0.5", "--stop", "a", "--stop", "b", "--stats")
+    assert (result.exit_code, result.stdout) == (0, "Once more\n")
+    assert "2 tokens" in result.stderr
+    inputs = transport.calls[0].inputs
+    assert inputs["max_tokens"].tolist() == [5]
+    assert inputs["stop_words"].tolist() == [b"a", b"b"]
+    assert inputs["stream"].tolist() == [True]
+
+
+def test_generate_reads_standard_input(connect: Connect) -> None:
+    transport = MockTransport(two_pieces)
+    connect(transport)
+    run("generate", "-", input="from a pipe")
+    assert transport.calls[0].inputs["text_input"].tolist() == [b"from a pipe"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "sentence"),
+    [
+        (("generate", "x"), 1, "inflight: Exceeds maximum queue size\n"),
+        (("generate", "x", "--seed", "-1"), 2, "inflight: seed must be between 0 and"),
+        (("load-test", "--concurrency", "5:1:1"), 1, "inflight: '5:1:1' is not a sweep"),
+        (("serve", "--set", "no-value"), 2, "inflight: --set takes KEY=VALUE"),
+        (("generate",), 2, "Missing argument"),
+    ],
+)
+def test_failures_are_one_sentence(connect: Connect, arguments: tuple[str, ...], code: int, sentence: str) -> None:
+    connect(MockTransport(refusing))
+    result = run(*arguments)
+    assert result.exit_code == code
+    assert sentence in result.stderr and "Traceback" not in result.output
+
+
+def test_an_answer_that_breaks_off_ends_its_line_before_the_error(connect: Connect) -> None:
+    def break_off(call: Call) -> Iterator[Reply]:
+        yield text_reply("half")
+        raise RequestRefused("too busy")
+
+    connect(MockTransport(break_off))
+    result = run("generate", "x")
+    assert (result.stdout, result.stderr, result.exit_code) == ("half\n", "inflight: too busy\n", 1)
+
+
+def test_serve_hands_its_options_to_the_supervisor(monkeypatch: pytest.MonkeyPatch) -> None:
+    given: list[Any] = []
+    monkeypatch.setattr("inflight.supervisor.serve.serve", lambda options: given.append(options) or 3)
+    result = run("serve", "/models/m", "--tensor-parallel-size", "2", "--set", "device = cpu", "--grpc-port", "0")
+    assert result.exit_code == 3
+    (options,) = given
+    assert options.checkpoint == Path("/models/m")
+    assert options.parameters == {"tensor_parallel_size": "2", "device": "cpu"}
+    assert (options.grpc_address, options.grpc_port, options.http_port) == ("127.0.0.1", 0, 8000)
+    assert options.on_ready is not None
+
+
+def test_serve_without_http_shows_nothing_of_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    given: list[Any] = []
+    monkeypatch.setattr("inflight.supervisor.serve.serve", lambda options: given.append(options) or 0)
+    run("serve", "--no-http", "--open-apis", "--canary-period", "0")
+    run("serve", "--api-key-file", "/a/key")
+    closed, keyed = given
+    assert (closed.allow_http, closed.open_apis, closed.canary_period) == (False, True, 0.0)
+    assert (keyed.allow_http, keyed.open_apis, keyed.api_key_file) == (True, False, Path("/a/key"))
+    addresses = {"grpc": "localhost:8001", "metrics": "localhost:8002", "model": "llm", "prompt": "Once"}
+    assert "curl" in how_to_talk(http="localhost:8000", **addresses)
+    assert "curl" not in how_to_talk(http="", **addresses)
+
+
+def test_help_does_not_load_what_only_some_commands_need() -> None:
+    heavy = ("torch", "transformers", "matplotlib", "inflight")
+    code = f"import inflight_client.cli, sys; print([name for name in {heavy!r} if name in sys.modules])"
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, env={"PYTHONPATH": _client_path()}
+    )
+    assert done.stdout.strip() == "[]", done.stderr
+
+
+def _client_path() -> str:
+    return str(Path(__file__).resolve().parents[3] / "client")
+
+
+def spell(messages: list[Message]) -> list[int]:
+    """A template that anybody can read: the roles' first letters."""
+    return [ord(message["role"][0]) for message in messages]
+
+
+def test_a_conversation_remembers_both_sides() -> None:
+    transport = MockTransport(two_pieces)
+    session = ChatSession(Client(transport=transport), spell, system="Be brief.", max_tokens=9)
+    assert list(session.say("Hello")) == ["Once", " more"]
+    list(session.say("Again"))
+    assert [message["content"] for message in session.messages] == [
+        "Be brief.",
+        "Hello",
+        "Once more",
+        "Again",
+        "Once more",
+    ]
+    assert bytes(transport.calls[1].inputs["input_ids"].tolist()) == b"suau"
+    session.reset()
+    assert session.messages == [{"role": "system", "content": "Be brief."}]
+
+
+def test_an_answer_that_is_broken_off_is_cancelled_and_remembered_as_it_stands() -> None:
+    transport = MockTransport(two_pieces)
+    session = ChatSession(Client(transport=transport), spell)
+    pieces = session.say("Hello")
+    next(pieces)
+    pieces.close()
+    assert transport.streams[0].cancelled
+    assert session.messages[-1] == {"role": "assistant", "content": "Once"}
+
+
+def test_a_question_that_fails_leaves_no_trace() -> None:
+    session = ChatSession(Client(transport=MockTransport(refusing)), spell)
+    with pytest.raises(RequestRefused):
+        list(session.say("Hello"))
+    assert session.messages == []
+
+
+def test_a_chat_goes_on_after_a_failure_and_ends_with_the_input(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    lines = iter(["first", "", "/what", "second"])
+
+    def read(prompt: str) -> str:
+        for line in lines:
+            return line
+        raise EOFError
+
+    answers = iter([refusing, two_pieces])
+    monkeypatch.setattr("builtins.input", read)
+    converse(ChatSession(Client(transport=MockTransport(lambda call: next(answers)(call))), spell))
+    output = capsys.readouterr()
+    assert "Exceeds maximum queue size" in output.err
+    assert "Once more" in output.out
+
+
+def test_chat_without_a_tokenizer_says_what_to_name(connect: Connect, tmp_path: Path) -> None:
+    connect(MockTransport(two_pieces))
+    result = run("chat", "--tokenizer", str(tmp_path))
+    assert result.exit_code == 1
+    assert "--tokenizer" in result.stderr and "Traceback" not in result.output
+
+
+def test_the_servers_own_folder_is_taken_if_it_is_here(tmp_path: Path) -> None:
+    config = {"parameters": {"gpt_model_path": {"string_value": str(tmp_path)}}}
+    assert tokenizer_folder(config, None) == tmp_path
+    for elsewhere in ("checkpoint", "/nowhere/at/all", ""):
+        config = {"parameters": {"gpt_model_path": {"string_value": elsewhere}}}
+        assert tokenizer_folder(config, tmp_path / "default") == tmp_path / "default"
+
+
+def test_the_default_checkpoint_can_chat() -> None:
+    folder = Path(__file__).resolve().parents[3] / "model_repository/llm/1/checkpoint"
+    template = load_chat_template(folder)
+    short = template([{"role": "user", "content": "Hello"}])
+    long = template([{"role": "user", "content": "Hello"}, {"role": "assistant", "content": "Hi"}] * 2)
+    assert 0 < len(short) < len(long)
+
+
+def test_a_tokenizer_without_a_template_cannot_chat(tmp_path: Path) -> None:
+    from tokenizers import Tokenizer
+    from tokenizers.models import BPE
+    from transformers import PreTrainedTokenizerFast
+
+    PreTrainedTokenizerFast(tokenizer_object=Tokenizer(BPE())).save_pretrained(tmp_path)
+    with pytest.raises(ChatError, match="no chat template"):
+        load_chat_template(tmp_path)

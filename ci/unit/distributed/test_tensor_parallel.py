@@ -1,0 +1,177 @@
+"""Two ranks, two processes: the collectives, and the same greedy tokens as transformers on one.
+
+Run: pytest ci/unit/distributed/test_tensor_parallel.py
+"""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from model_driver import Driver, Work
+from rank_processes import PipeGroup, run_on_two_ranks
+from tiny_checkpoints import make_checkpoint
+
+from inflight.config import EngineConfig
+from inflight.distributed.rank_group import RankGroup, SingleRank
+from inflight.distributed.tensor_parallel import TensorParallelGroup
+from inflight.errors import ConfigurationError
+from inflight.runtime.model_runner import ModelRunner
+from inflight_kernels.cpu import library
+
+pytestmark = pytest.mark.slow
+
+NAMES = ["llama-tied", "llama-biases", "llama-one-kv-head", "mistral-window", "qwen2", "qwen3-biases"]
+LENGTHS = (1, 8, 21)
+NUM_TOKENS = 16
+COLLECTIVES = {
+    "sum": [[12.0, 14.0], [16.0, 18.0]],
+    "sum of bfloat16": [[12.0, 14.0], [16.0, 18.0]],
+    "side by side": [[1.0, 2.0, 11.0, 12.0], [3.0, 4.0, 13.0, 14.0]],
+    "smallest": 6,
+    "left behind": [],
+}
+"""What `use_collectives` must give on every rank."""
+
+
+def config(folder: Path, **options: Any) -> EngineConfig:
+    return EngineConfig(
+        gpt_model_path=str(folder),
+        device="cpu",
+        tensor_parallel_size=2,
+        max_batch_size=8,
+        max_num_tokens=64,
+        max_seq_len=64,
+        tokens_per_block=4,
+        max_tokens_in_paged_kv_cache=options.pop("max_tokens_in_paged_kv_cache", 512),
+        **options,
+    )
+
+
+def use_collectives(rank_group: RankGroup, temporary: str, several_hosts: bool) -> dict[str, Any]:
+    tempfile.tempdir = temporary
+    cpu = torch.device("cpu")
+    group = TensorParallelGroup.create(rank_group, cpu, several_hosts)
+    x = torch.tensor([[1.0, 2.0], [3.0, 4.0]]) + 10 * rank_group.rank
+    result = {
+        "sum": group.all_reduce(x.clone()).tolist(),
+        "sum of bfloat16": group.all_reduce(x.bfloat16()).float().tolist(),
+        "side by side": group.all_gather(x).tolist(),
+        "smallest": group.all_reduce_min(7 - rank_group.rank),
+        "rank": group.rank,
+        "group": type(group).__name__,
+    }
+    rank_group.barrier()
+    result["left behind"] = os.listdir(temporary)
+    group.close()
+    return result
+
+
+def generate(rank_group: PipeGroup, cases: list[tuple[Path, list[list[int]]]]) -> list[list[list[int]]]:
+    """Greedy continuations of each checkpoint's prompts: they join one after the other, in chunks, one pauses."""
+    outputs = []
+    for folder, prompts in cases:
+        runner = ModelRunner.load(config(folder), rank_group)
+        works = [Work(prompt=prompt, max_tokens=NUM_TOKENS, arrives=2 * i, chunk=9) for i, prompt in enumerate(prompts)]
+        works[2].pauses_at = 5
+        outputs.append(Driver(runner).run(works))
+        rank_group.barrier()
+        runner.close()
+    return outputs
+
+
+def count_blocks(rank_group: PipeGroup, folder: Path) -> int:
+    """Of ranks that could hold different numbers of blocks."""
+    tokens = 400 if rank_group.rank == 0 else 300
+    runner = ModelRunner.load(config(folder, max_tokens_in_paged_kv_cache=tokens), rank_group)
+    rank_group.barrier()
+    runner.close()
+    return runner.num_blocks
+
+
+def refusal(rank_group: PipeGroup, folder: Path) -> str:
+    try:
+        ModelRunner.load(config(folder), rank_group)
+    except ConfigurationError as error:
+        rank_group.barrier()
+        return str(error)
+    return ""
+
+
+def run_all(
+    rank_group: PipeGroup, temporary: str, cases: list[tuple[Path, list[list[int]]]], unsplittable: Path
+) -> dict[str, Any]:
+    return {
+        "collectives": use_collectives(rank_group, temporary, False),
+        "outputs": generate(rank_group, cases),
+        "num_blocks": count_blocks(rank_group, cases[0][0]),
+        "refusal": refusal(rank_group, unsplittable),
+    }
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("two-ranks")
+
+
+@pytest.fixture(scope="module")
+def expected(folder: Path) -> list[tuple[Path, list[tuple[list[int], list[int]]]]]:
+    """Checkpoint folders, each with prompts and what transformers makes of them."""
+    checkpoints = [make_checkpoint(folder / name, name) for name in NAMES]
+    return [(c.folder, [c.prompt(length, NUM_TOKENS) for length in LENGTHS]) for c in checkpoints]
+
+
+@pytest.fixture(scope="module")
+def answers(folder: Path, expected: list[tuple[Path, list[tuple[list[int], list[int]]]]]) -> list[dict[str, Any]]:
+    """Of both ranks. Starting them takes longest, so they do everything in one life."""
+    cases = [(checkpoint, [prompt for prompt, _ in pairs]) for checkpoint, pairs in expected]
+    temporary = folder / "temporary"
+    temporary.mkdir()
+    unsplittable = make_checkpoint(folder / "three", "llama-three-heads").folder
+    return run_on_two_ranks(run_all, str(temporary), cases, unsplittable)
+
+
+@pytest.mark.skipif(not library._find_compiler(), reason="there is no C++ compiler")
+def test_collectives(answers: list[dict[str, Any]]) -> None:
+    for rank, answer in enumerate(answers):
+        assert answer["collectives"] == {**COLLECTIVES, "rank": rank, "group": "SharedMemoryTensorParallelGroup"}
+
+
+def test_collectives_without_a_compiler(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CXX", "no-such-compiler")
+    for rank, answer in enumerate(run_on_two_ranks(use_collectives, str(tmp_path), False)):
+        assert answer == {**COLLECTIVES, "rank": rank, "group": "TorchTensorParallelGroup"}
+
+
+def test_collectives_between_hosts(tmp_path: Path) -> None:
+    """The way ranks on several hosts meet: through a store on the leader's address."""
+    for rank, answer in enumerate(run_on_two_ranks(use_collectives, str(tmp_path), True)):
+        assert answer == {**COLLECTIVES, "rank": rank, "group": "TorchTensorParallelGroup"}
+
+
+def test_two_ranks_give_the_same_tokens_as_transformers(
+    answers: list[dict[str, Any]], expected: list[tuple[Path, list[tuple[list[int], list[int]]]]]
+) -> None:
+    for answer in answers:
+        assert answer["outputs"] == [[tokens for _, tokens in pairs] for _, pairs in expected]
+
+
+def test_ranks_agree_on_the_smallest_number_of_blocks(answers: list[dict[str, Any]]) -> None:
+    assert [answer["num_blocks"] for answer in answers] == [75, 75]
+
+
+def test_heads_that_do_not_split_are_refused(answers: list[dict[str, Any]]) -> None:
+    for answer in answers:
+        assert answer["refusal"] == "tensor_parallel_size 2 does not divide the checkpoint's num_attention_heads (3)"
+
+
+def test_a_group_of_one_exchanges_nothing() -> None:
+    group = TensorParallelGroup.create(SingleRank(), torch.device("cpu"))
+    x = torch.ones(2, 3)
+    assert group.all_reduce(x) is x
+    assert group.all_gather(x) is x
+    assert group.all_reduce_min(5) == 5

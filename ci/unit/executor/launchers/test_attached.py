@@ -1,0 +1,121 @@
+"""Several fronts on one engine: one launches its ranks, others find them by its name, lose them and find them again."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import fake_rank
+import pytest
+from calls import Caller, until
+
+from inflight.config import EngineConfig
+from inflight.errors import ConfigurationError
+from inflight.executor.executor import attach_executor
+from inflight.executor.front.remote import RemoteFront
+from inflight.executor.launchers.processes import ProcessLauncher
+from inflight.executor.launchers.uniproc import UniProc
+from inflight.executor.wire.address import ENGINES, EngineAddress
+from inflight.result import FinishReason
+from inflight.run_directory import RUN_DIRECTORY
+
+pytestmark = pytest.mark.slow
+
+CONFIG = EngineConfig(max_batch_size=8, max_num_tokens=64)
+
+
+@pytest.fixture(autouse=True)
+def run_directory(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    path = Path(tempfile.mkdtemp(prefix="run-"))
+    monkeypatch.setenv(RUN_DIRECTORY, str(path))
+    yield path
+    shutil.rmtree(path)
+
+
+@pytest.fixture
+def owner(run_directory: Path) -> Iterator[RemoteFront]:
+    """The front that launched the engine `llm`."""
+    launcher = ProcessLauncher(CONFIG, UniProc([fake_rank.__file__]), EngineAddress.of("llm"))
+    executor = RemoteFront(CONFIG, launcher)
+    executor.start()
+    yield executor
+    executor.shutdown()
+
+
+@pytest.fixture
+def guest(owner: RemoteFront) -> Iterator[RemoteFront]:
+    executor = attach_executor(CONFIG, "llm")
+    executor.start()
+    assert isinstance(executor, RemoteFront)
+    yield executor
+    executor.shutdown()
+
+
+def test_two_fronts_share_an_engine_and_each_hears_of_its_own_requests(owner: RemoteFront, guest: RemoteFront) -> None:
+    callers = Caller(owner), Caller(guest)
+    assert guest.limits == owner.limits
+    for number, caller in enumerate(callers):
+        caller.serve(*(caller.request([number, n], 5 + n) for n in range(10)))
+    assert len({request_id >> 48 for caller in callers for request_id in caller.requests}) == 2
+
+
+def test_a_guest_that_leaves_takes_its_requests_along_and_leaves_the_engine(
+    owner: RemoteFront, guest: RemoteFront
+) -> None:
+    host, visitor = Caller(owner), Caller(guest)
+    (endless,) = visitor.send(visitor.request(1, fake_rank.MAX_SEQ_LEN - 10, streaming=True))
+    visitor.wait_for_tokens(endless)
+    guest.shutdown()
+    (final,) = visitor.wait(endless)
+    assert final.error_code == "UNAVAILABLE"
+    # A second guest with the same appetite is served by the rows that the first gave back.
+    host.serve(*(host.request([n], 20) for n in range(16)))
+    assert len(owner.engine_pids()) == 1
+
+
+def test_a_guest_loses_ranks_that_die_and_finds_the_next_ones(owner: RemoteFront, guest: RemoteFront) -> None:
+    visitor = Caller(guest)
+    (endless,) = visitor.send(visitor.request(1, fake_rank.MAX_SEQ_LEN - 10, streaming=True))
+    visitor.wait_for_tokens(endless)
+    prefix = guest.next_request_id() >> 48
+    (rank,) = owner.engine_pids()
+    os.kill(rank, signal.SIGKILL)
+    (final,) = visitor.wait(endless)
+    assert final.error_code == "UNAVAILABLE"
+    # Requests that come before the next ranks are there wait for them.
+    (request_id,) = visitor.send(visitor.request([2, 3], 7))
+    (answer,) = visitor.wait(request_id)
+    assert answer.result is not None and answer.result.finish_reason is FinishReason.LENGTH
+    until(owner.is_ready, "the owner serves again")
+    assert guest.next_request_id() >> 48 == prefix
+
+
+def test_an_engine_that_never_comes_is_told_by_its_name(run_directory: Path) -> None:
+    executor = attach_executor(EngineConfig(worker_start_timeout_ms=300), "nobody")
+    with pytest.raises(ConfigurationError, match="no engine called 'nobody' serves here"):
+        executor.start()
+
+
+def test_the_address_goes_with_the_engine(owner: RemoteFront, run_directory: Path) -> None:
+    address = EngineAddress.of("llm")
+    assert address.resolve() is not None
+    owner.shutdown()
+    assert address.resolve() is None
+    assert list((run_directory / ENGINES).iterdir()) == []
+
+
+@pytest.mark.parametrize("name", ["", ".", "..", "a/b", "a\0b"])
+def test_a_name_that_is_no_file_is_refused(name: str) -> None:
+    with pytest.raises(ConfigurationError, match="cannot be called"):
+        EngineAddress.of(name)
+
+
+def test_a_directory_that_others_may_enter_is_refused(run_directory: Path) -> None:
+    (run_directory / ENGINES).mkdir()
+    (run_directory / ENGINES).chmod(0o755)
+    with pytest.raises(ConfigurationError, match="must belong to this user alone"):
+        EngineAddress.of("llm")

@@ -1,0 +1,350 @@
+"""The house's rules, read from the code: imports go one way, light rooms stay light, nothing unpickles or trusts code.
+
+Rules are functions from a source file to the breaches in it, so that each is also tried on a file that breaks it.
+"""
+
+from __future__ import annotations
+
+import ast
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[3]
+PACKAGES = {"inflight": "backend", "inflight_kernels": "kernels", "inflight_client": "client"}
+FOLDERS = ("backend", "kernels", "client", "ci")
+
+STAIRS = ("server", "executor", "batch_manager", "runtime", "models", "layers")
+"""Each room imports only from rooms further to the right, and from the ground floor."""
+BESIDE = {
+    # The supervisor watches a server from outside; the ranks' collectives are used where ranks meet.
+    "supervisor": frozenset[str](),
+    "distributed": frozenset({"executor", "runtime", "models", "layers"}),
+}
+"""Rooms off the stairs: who may import them. They import nothing but the ground floor themselves."""
+WIRE_ENDS = frozenset({"front", "launchers", "rank"})
+"""Rooms of the executor that meet only in its `wire`, which imports none of them."""
+KERNEL_USERS = frozenset({"runtime", "models", "layers", "distributed"})
+GROUND = "ground floor"
+ENTRANCES = {"inflight.worker": "executor"}
+"""Modules beside the ground floor that are doors into a room."""
+
+# fmt: off
+MPI_PICKLES = frozenset({
+    "send", "bsend", "ssend", "isend", "ibsend", "issend", "recv", "irecv", "sendrecv", "mprobe", "improbe",
+    "bcast", "gather", "scatter", "allgather", "alltoall", "reduce", "allreduce", "scan", "exscan",
+})
+"""mpi4py's lower-case methods: their upper-case namesakes move buffers."""
+OBJECT_CALLS = frozenset({
+    "send_pyobj", "recv_pyobj", "broadcast_object_list", "all_gather_object", "gather_object", "scatter_object_list",
+    "send_object_list", "recv_object_list",
+})
+"""Methods of zmq and torch.distributed that pickle."""
+# fmt: on
+PICKLERS = frozenset({"pickle", "_pickle", "cPickle", "cloudpickle", "dill", "shelve", "marshal", "joblib"})
+
+
+@dataclass(frozen=True)
+class Import:
+    module: str
+    line: int
+    at_import_time: bool
+    """False inside a function and under `if TYPE_CHECKING`."""
+
+
+@dataclass(frozen=True)
+class Source:
+    module: str
+    """Dotted name as it is imported, or the path of a file that nobody imports."""
+    path: str
+    tree: ast.Module
+
+    @classmethod
+    def of(cls, text: str, module: str, path: str = "example.py") -> Source:
+        return cls(module=module, path=path, tree=ast.parse(text))
+
+    @property
+    def room(self) -> str:
+        """Room of `inflight` that it belongs to; the package's name for code outside."""
+        return room_of(self.module) or self.module.split(".")[0]
+
+    def imports(self) -> Iterator[Import]:
+        yield from _imports(self.tree, self.module, path_is_package=self.path.endswith("__init__.py"))
+
+    def imports_itself(self, *packages: str) -> Iterator[Import]:
+        """Imports of any of `packages` (dotted names, too) or of a module in one."""
+        return (each for each in self.imports() if any(f"{each.module}.".startswith(f"{name}.") for name in packages))
+
+
+def room_of(module: str) -> str:
+    """The room of a module of `inflight`; "" for any other module."""
+    if module in ENTRANCES:
+        return ENTRANCES[module]
+    parts = module.split(".")
+    if parts[0] != "inflight":
+        return ""
+    return parts[1] if len(parts) > 1 and parts[1] in (*STAIRS, *BESIDE) else GROUND
+
+
+def _imports(node: ast.AST, module: str, path_is_package: bool, at_import_time: bool = True) -> Iterator[Import]:
+    for child in ast.iter_child_nodes(node):
+        if isinstance(child, ast.Import):
+            yield from (Import(alias.name, child.lineno, at_import_time) for alias in child.names)
+        elif isinstance(child, ast.ImportFrom):
+            origin = child.module or ""
+            if child.level:
+                keep = len(module.split(".")) - child.level + path_is_package
+                origin = ".".join([*module.split(".")[:keep], *([origin] if origin else [])])
+            # `from inflight import config` names the module config.
+            names = [f"{origin}.{alias.name}" for alias in child.names] if "." not in origin else [origin]
+            yield from (Import(name, child.lineno, at_import_time) for name in names)
+        else:
+            is_lazy = isinstance(child, (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda)) or (
+                isinstance(child, ast.If) and "TYPE_CHECKING" in ast.unparse(child.test)
+            )
+            yield from _imports(child, module, path_is_package, at_import_time and not is_lazy)
+
+
+def one_way(source: Source) -> Iterator[str]:
+    room = room_of(source.module)
+    for each in source.imports():
+        target = room_of(each.module)
+        if room and target and not _may_import(room, target):
+            yield f"{source.path}:{each.line}: {room} imports {each.module}"
+        if room and room not in KERNEL_USERS and each.module.split(".")[0] == "inflight_kernels":
+            yield f"{source.path}:{each.line}: {room} imports {each.module}"
+
+
+def _may_import(room: str, target: str) -> bool:
+    if target in (GROUND, room):
+        return True
+    if target in BESIDE:
+        return room in BESIDE[target]
+    return room in STAIRS and STAIRS.index(target) > STAIRS.index(room)
+
+
+def ends_meet_in_the_wire(source: Source) -> Iterator[str]:
+    end = _executor_room(source.module)
+    for each in source.imports():
+        target = _executor_room(each.module)
+        if (end in WIRE_ENDS and target in WIRE_ENDS - {end}) or (end == "wire" and target in WIRE_ENDS):
+            yield f"{source.path}:{each.line}: {end} imports {each.module}"
+
+
+def _executor_room(module: str) -> str:
+    parts = module.split(".")
+    return parts[2] if parts[:2] == ["inflight", "executor"] and len(parts) > 2 else ""
+
+
+def no_torch_in_the_batch_manager(source: Source) -> Iterator[str]:
+    if source.room in ("batch_manager", GROUND):
+        for each in source.imports_itself("torch", "inflight_kernels"):
+            yield f"{source.path}:{each.line}: {source.room} imports {each.module}"
+
+
+def kernels_know_nobody(source: Source) -> Iterator[str]:
+    if source.room == "inflight_kernels":
+        for each in source.imports_itself("inflight", "inflight_client"):
+            yield f"{source.path}:{each.line}: a kernel imports {each.module}"
+        if not {"gpu", "common"} & set(source.module.split(".")):
+            for each in source.imports_itself("triton", "inflight_kernels.common"):
+                yield f"{source.path}:{each.line}: {each.module} is imported outside gpu"
+
+
+def client_stands_alone(source: Source) -> Iterator[str]:
+    """The command line alone may reach the engine, and only where `serve` runs."""
+    if source.room == "inflight_client":
+        for each in source.imports_itself("inflight", "inflight_kernels"):
+            if each.at_import_time or source.module != "inflight_client.cli":
+                yield f"{source.path}:{each.line}: the client imports {each.module}"
+    elif source.room != "ci":
+        for each in source.imports_itself("inflight_client"):
+            yield f"{source.path}:{each.line}: {source.room} imports {each.module}"
+
+
+def no_folder_is_a_package(source: Source) -> Iterator[str]:
+    """A package called `kernels` exists elsewhere, and transformers imports it."""
+    for each in source.imports_itself("kernels", "backend", "client"):
+        yield f"{source.path}:{each.line}: imports {each.module}"
+
+
+def model_py_is_light(source: Source) -> Iterator[str]:
+    """tritonserver imports it more than once, before it knows whether it will use it."""
+    if source.module == "model":
+        for each in source.imports():
+            if each.at_import_time and each.module.split(".")[0] not in (
+                *sys.stdlib_module_names,
+                "triton_python_backend_utils",
+            ):
+                yield f"{source.path}:{each.line}: model.py imports {each.module} when it is imported"
+
+
+def nothing_is_unpickled(source: Source) -> Iterator[str]:
+    for each in source.imports_itself(*PICKLERS):
+        yield f"{source.path}:{each.line}: imports {each.module}"
+    for call in _calls(source.tree):
+        name = _called(call)
+        if name in ("torch.load", "torch.hub.load") or name.rpartition(".")[2] in OBJECT_CALLS:
+            yield f"{source.path}:{call.lineno}: calls {name}"
+        if _is_on(call, "allow_pickle") or _is_on(call, "trust_remote_code"):
+            yield f"{source.path}:{call.lineno}: {name} is told to trust what it reads"
+    for each in source.imports():
+        if each.module == "torch.load":
+            yield f"{source.path}:{each.line}: imports torch.load"
+
+
+def mpi_moves_buffers(source: Source) -> Iterator[str]:
+    if any(True for _ in source.imports_itself("mpi4py")):
+        for call in _calls(source.tree):
+            if isinstance(call.func, ast.Attribute) and call.func.attr in MPI_PICKLES:
+                yield f"{source.path}:{call.lineno}: calls {_called(call)}"
+
+
+def _calls(tree: ast.AST) -> Iterator[ast.Call]:
+    return (node for node in ast.walk(tree) if isinstance(node, ast.Call))
+
+
+def _called(call: ast.Call) -> str:
+    return ast.unparse(call.func)
+
+
+def _is_on(call: ast.Call, keyword: str) -> bool:
+    """Whether a keyword argument is given as anything but a plain False."""
+    return any(
+        each.arg == keyword and not (isinstance(each.value, ast.Constant) and each.value.value is False)
+        for each in call.keywords
+    )
+
+
+RULES: tuple[Callable[[Source], Iterator[str]], ...] = (
+    one_way,
+    ends_meet_in_the_wire,
+    no_torch_in_the_batch_manager,
+    kernels_know_nobody,
+    client_stands_alone,
+    no_folder_is_a_package,
+    model_py_is_light,
+    nothing_is_unpickled,
+    mpi_moves_buffers,
+)
+
+
+@cache
+def sources() -> tuple[Source, ...]:
+    return tuple(
+        Source(module=_module_of(path), path=str(path.relative_to(ROOT)), tree=ast.parse(path.read_text("utf-8")))
+        for folder in FOLDERS
+        for path in sorted((ROOT / folder).rglob("*.py"))
+    )
+
+
+def _module_of(path: Path) -> str:
+    for package, folder in PACKAGES.items():
+        if (ROOT / folder / package) in path.parents:
+            parts = path.relative_to(ROOT / folder).with_suffix("").parts
+            return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+    if path == ROOT / "backend" / "model.py":
+        return "model"
+    return ".".join(path.relative_to(ROOT).with_suffix("").parts)
+
+
+def test_every_room_is_known() -> None:
+    rooms = {path.parent.name for path in (ROOT / "backend" / "inflight").glob("*/*.py")}
+    assert rooms == {*STAIRS, *BESIDE}
+
+
+@pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule.__name__)
+def test_the_code_keeps_the_rule(rule: Callable[[Source], Iterator[str]]) -> None:
+    assert [breach for source in sources() for breach in rule(source)] == []
+
+
+@pytest.mark.parametrize(
+    ("rule", "module", "text"),
+    [
+        (one_way, "inflight.executor.x", "from inflight.server.reply import Reply"),
+        (one_way, "inflight.executor.x", "def f():\n    import inflight.server.reply"),
+        (one_way, "inflight.layers.x", "from ..models import decoder"),
+        (one_way, "inflight.batch_manager.x", "from inflight.distributed.mpi import MpiRankGroup"),
+        (one_way, "inflight.distributed.x", "from inflight.runtime.device import choose_device"),
+        (one_way, "inflight.server.x", "from inflight.supervisor import processes"),
+        (one_way, "inflight.supervisor.x", "from inflight import server"),
+        (one_way, "inflight.request", "from inflight.layers.mlp import GatedMLP"),
+        (one_way, "inflight.executor.x", "import inflight_kernels"),
+        (ends_meet_in_the_wire, "inflight.executor.front.x", "from inflight.executor.launchers.mpi import Mpi"),
+        (ends_meet_in_the_wire, "inflight.executor.wire.x", "def f():\n    import inflight.executor.rank.worker"),
+        (no_torch_in_the_batch_manager, "inflight.batch_manager.x", "from torch import Tensor"),
+        (no_torch_in_the_batch_manager, "inflight.stats", "import torch"),
+        (kernels_know_nobody, "inflight_kernels.norm.gpu.x", "from inflight.request import Request"),
+        (kernels_know_nobody, "inflight_kernels.norm.reference", "import triton.language as tl"),
+        (kernels_know_nobody, "inflight_kernels.norm", "from inflight_kernels.common import checks"),
+        (client_stands_alone, "inflight_client.cli", "from inflight.config import EngineConfig"),
+        (client_stands_alone, "inflight_client.chat", "def f():\n    import inflight.config"),
+        (client_stands_alone, "inflight.server.x", "import inflight_client"),
+        (no_folder_is_a_package, "ci.unit.x", "from kernels import rms_norm"),
+        (model_py_is_light, "model", "import numpy as np"),
+        (nothing_is_unpickled, "inflight.x", "import pickle"),
+        (nothing_is_unpickled, "inflight.x", "import torch\ntorch.load('weights.pt')"),
+        (nothing_is_unpickled, "inflight.x", "AutoConfig.from_pretrained(path, trust_remote_code=True)"),
+        (nothing_is_unpickled, "inflight.x", "AutoConfig.from_pretrained(path, trust_remote_code=wanted)"),
+        (nothing_is_unpickled, "inflight.x", "socket.recv_pyobj()"),
+        (mpi_moves_buffers, "inflight.x", "from mpi4py import MPI\nMPI.COMM_WORLD.bcast(x)"),
+    ],
+)
+def test_a_breach_is_seen(rule: Callable[[Source], Iterator[str]], module: str, text: str) -> None:
+    assert list(rule(Source.of(text, module)))
+
+
+@pytest.mark.parametrize(
+    ("module", "text"),
+    [
+        ("inflight.server.x", "from inflight.executor.executor import Executor"),
+        ("inflight.executor.x", "from inflight.distributed.rank_group import RankGroup"),
+        ("inflight.executor.front.x", "from inflight.executor.wire.launch import Launch"),
+        ("inflight.models.x", "import inflight_kernels\nfrom inflight.config import EngineConfig"),
+        ("inflight.worker", "from inflight.executor.rank.worker import main"),
+        ("inflight.x", "from mpi4py import MPI\nMPI.COMM_WORLD.Bcast(x)"),
+        ("inflight.x", "AutoConfig.from_pretrained(path, trust_remote_code=False)"),
+        ("inflight_client.cli", "def serve():\n    from inflight.supervisor.serve import serve"),
+        ("model", "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    import inflight.server.start"),
+    ],
+)
+def test_what_is_allowed_is_no_breach(module: str, text: str) -> None:
+    assert [breach for rule in RULES for breach in rule(Source.of(text, module))] == []
+
+
+def test_no_file_can_be_taken_for_the_language_or_the_server() -> None:
+    assert [path for folder in FOLDERS for path in (ROOT / folder).rglob("triton_*")] == []
+
+
+@pytest.mark.parametrize(
+    ("rooms", "heavy"),
+    [
+        # What `inflight serve` and `inflight --help` load.
+        (
+            ("inflight.supervisor",),
+            "torch transformers numpy triton zmq mpi4py tokenizers tritonclient inflight_kernels",
+        ),
+        # What every rank's loop loads: it runs with fake runners on machines without torch.
+        (("inflight.batch_manager",), "torch transformers triton zmq mpi4py inflight_kernels"),
+        # What tritonserver's stub loads: the ranks compute elsewhere.
+        (("inflight.server", "inflight.executor"), "torch transformers triton mpi4py inflight_kernels"),
+    ],
+    ids=["supervisor", "batch_manager", "stub"],
+)
+def test_light_rooms_load_nothing_heavy(rooms: tuple[str, ...], heavy: str) -> None:
+    modules = [source.module for source in sources() if source.module.startswith(tuple(f"{room}." for room in rooms))]
+    assert modules
+    code = (
+        "import importlib, sys\n"
+        f"for name in {modules!r}: importlib.import_module(name)\n"
+        f"print(*[name for name in {heavy.split()!r} if name in sys.modules])"
+    )
+    paths = [str(ROOT / folder) for folder in PACKAGES.values()]
+    program = f"import sys; sys.path[:0] = {paths!r}\n{code}"
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=120, check=False)
+    assert (done.returncode, done.stdout.split()) == (0, []), done.stderr

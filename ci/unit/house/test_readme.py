@@ -1,0 +1,142 @@
+"""README's tables, tree and paths say what the code says."""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Iterator
+from dataclasses import fields
+from enum import Enum
+from functools import cache
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+
+from inflight import config, errors
+from inflight.config import EngineConfig
+from inflight.server.dialect import InputTensor, OutputTensor
+from inflight.server.dialects import LLM
+from inflight.server.metric_families import FAMILIES
+
+ROOT = Path(__file__).resolve().parents[3]
+README = (ROOT / "README.md").read_text(encoding="utf-8")
+
+
+def section(title: str) -> str:
+    """What stands under a heading of the second level."""
+    return README.split(f"\n## {title}\n")[1].split("\n## ")[0]
+
+
+def table(title: str, first_column: str) -> list[list[str]]:
+    """The rows of the table whose head begins with `first_column`; backticks are taken off."""
+    _, _, rest = section(title).partition(f"| {first_column} |")
+    assert rest, f"no table of {first_column} under {title}"
+    lines = rest.split("\n\n")[0].splitlines()[2:]
+    return [[cell.strip().strip("`") for cell in line.strip("| ").split(" | ")] for line in lines]
+
+
+@cache
+def sentences() -> dict[str, str]:
+    """Field of EngineConfig -> the sentence that stands under it."""
+    tree = ast.parse(Path(config.__file__).read_text(encoding="utf-8"))
+    (body,) = (node.body for node in tree.body if isinstance(node, ast.ClassDef) and node.name == "EngineConfig")
+    return {
+        field.target.id: " ".join(text.value.value.split())
+        for field, text in pairwise(body)
+        if isinstance(field, ast.AnnAssign)
+        and isinstance(field.target, ast.Name)
+        and isinstance(text, ast.Expr)
+        and isinstance(text.value, ast.Constant)
+        and isinstance(text.value.value, str)
+    }
+
+
+def shown(default: object) -> str:
+    value = default.value if isinstance(default, Enum) else default
+    return str(value).lower() if isinstance(value, bool) else str(value) or "unset"
+
+
+def test_the_configuration_table_is_engine_config() -> None:
+    expected = [[field.name, shown(field.default), sentences()[field.name]] for field in fields(EngineConfig)]
+    assert table("Configuration", "key") == expected
+
+
+@pytest.mark.parametrize(("head", "tensors"), [("input", LLM.inputs), ("output", LLM.outputs)])
+def test_the_tensor_tables_are_the_dialects(head: str, tensors: tuple[InputTensor | OutputTensor, ...]) -> None:
+    rows = table("The tensors of `llm`", head)
+    assert [row[:3] for row in rows] == [[t.name, t.dtype.name, str(list(t.dims))] for t in tensors]
+    assert all(len(row) == 4 and row[3] for row in rows)
+
+
+def test_every_metric_family_is_listed() -> None:
+    listed = {name for row in table("Metrics", "family") for name in re.split("`?, `?", row[0])}
+    assert listed == {family.name for family in FAMILIES}
+
+
+def test_every_error_code_is_listed() -> None:
+    codes = {
+        kind.code
+        for kind in vars(errors).values()
+        if isinstance(kind, type) and issubclass(kind, errors.InflightError) and kind is not errors.ConfigurationError
+    }
+    assert {row[0] for row in table("Errors", "code")} == codes
+
+
+@cache
+def tree() -> tuple[str, ...]:
+    """Every path that the tree names; folders end with a slash."""
+    found: list[str] = []
+    parents: list[str] = []
+    for line in section("The tree").split("```")[1].strip().splitlines():
+        depth = (len(line) - len(line.lstrip())) // 2
+        names = re.split(r"\s{2,}", line.strip())[0].split()
+        found += ["".join(parents[:depth]) + name for name in names]
+        parents[depth:] = [names[0]] if names[0].endswith("/") else []
+    return tuple(found)
+
+
+def test_what_the_tree_names_exists() -> None:
+    missing = [path for path in tree() if not any(ROOT.glob(path.rstrip("/")))]
+    assert missing == []
+    assert [path for path in tree() if path.endswith("/") and not all(e.is_dir() for e in ROOT.glob(path[:-1]))] == []
+
+
+def test_the_tree_names_every_folder_that_matters() -> None:
+    """Those at the top, the engine's rooms, the parts of the other packages and of ci."""
+    named = {folder.relative_to(ROOT) for path in tree() for folder in ROOT.glob(path.rstrip("/"))}
+    parents = [ROOT, *(ROOT / name for name in ("backend/inflight", "kernels/inflight_kernels", "client", "ci"))]
+    folders = {folder.relative_to(ROOT) for parent in parents for folder in code_folders(parent)}
+    assert folders - named == set()
+
+
+def code_folders(parent: Path) -> Iterator[Path]:
+    """Folders that are ours: neither hidden, nor ignored by git, nor without any file of ours."""
+    ignored = {line.strip("/") for line in (ROOT / ".gitignore").read_text(encoding="utf-8").split()}
+    for folder in sorted(parent.iterdir()):
+        is_hidden = folder.name in ignored or folder.name.startswith(".")
+        if folder.is_dir() and not is_hidden and any((*folder.rglob("*.py"), *folder.rglob("*.pbtxt"))):
+            yield folder
+
+
+def test_the_files_of_a_requests_way_exist() -> None:
+    """A name without a folder stands in the folder of the one before it."""
+    way = section("A request's way").split("```")[1]
+    missing, folder = [], Path()
+    for name in re.findall(r"[\w/]+\.py", way):
+        path = Path(name)
+        folder = path.parent if "/" in name else folder
+        if not any((root / folder / path.name).is_file() for root in (ROOT, ROOT / "backend" / "inflight")):
+            missing.append(str(folder / path.name))
+    assert missing == []
+
+
+def test_the_words_of_make_exist() -> None:
+    """Also those that CONTRIBUTING names."""
+    targets = set(re.findall(r"^([\w-]+):", (ROOT / "Makefile").read_text(encoding="utf-8"), re.MULTILINE))
+    texts = README + (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
+    calls = re.findall(r"(?:`|^ {4})make ([^`#\n]+)", texts, re.MULTILINE)
+    named = {word for call in calls for word in re.sub(r"\w+=(<[^>]*>|\"[^\"]*\"|\S+)", "", call).split()}
+    words = named - {"…"}
+    assert words
+    assert words - targets == set()

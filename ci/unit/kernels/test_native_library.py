@@ -1,0 +1,197 @@
+"""The library of compiled layers: made once, kept privately, refused with one sentence, and what it packs.
+
+Run: pytest ci/unit/kernels/test_native_library.py
+"""
+
+from __future__ import annotations
+
+import subprocess
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import pytest
+import torch
+from compiled_network import Network, config_of, needs_compiler
+from tiny_checkpoints import TinyCheckpoint, make_checkpoint
+
+from inflight.errors import ConfigurationError
+from inflight.models import compiled
+from inflight.models.decoder import Decoder
+from inflight_kernels.cpu import (
+    HugePageArena,
+    LibraryUnavailable,
+    PackedWeight,
+    find_obstacle,
+    huge_pages,
+    library,
+    load_library,
+)
+
+pytestmark = pytest.mark.slow
+
+
+@pytest.fixture(scope="module", autouse=True)
+def cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    folder = tmp_path_factory.mktemp("libraries")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("INFLIGHT_CACHE_DIR", str(folder))
+        yield folder
+
+
+@pytest.fixture(scope="module")
+def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> TinyCheckpoint:
+    return make_checkpoint(tmp_path_factory.mktemp("llama"), "llama-wide", dtype=torch.bfloat16)
+
+
+@needs_compiler
+def test_what_cannot_be_packed_is_refused() -> None:
+    library = load_library()
+    for weight in (torch.zeros(32, 32), torch.zeros(32, 33).bfloat16()):
+        with pytest.raises(ValueError, match="cannot pack"):
+            PackedWeight.pack(library, weight, HugePageArena())
+
+
+def test_what_an_arena_gives_lies_in_its_regions_apart() -> None:
+    arena = HugePageArena()
+    taken = [arena.take(15, torch.float32), arena.take(7, torch.bfloat16), arena.take(3, torch.float32)]
+    assert [len(tensor) for tensor in taken] == [15, 7, 3]
+    assert all(tensor.data_ptr() % 64 == 0 and not tensor.any() for tensor in taken)
+    assert taken[0].untyped_storage().data_ptr() == taken[1].untyped_storage().data_ptr()
+    taken[0].fill_(1.0)
+    assert not taken[1].any() and not taken[2].any()
+    assert arena.take(300 * 2**20, torch.uint8).shape == (300 * 2**20,)  # more than a region holds
+
+
+@needs_compiler
+def test_the_second_time_nothing_is_compiled(checkpoint: TinyCheckpoint, cache: Path) -> None:
+    def list_libraries() -> dict[str, int]:
+        return {path.name: path.stat().st_mtime_ns for path in Path(cache, "cpu").iterdir()}
+
+    load_library()
+    before = list_libraries()
+    load_library()
+    assert before and list_libraries() == before
+    assert Path(cache, "cpu").stat().st_mode & 0o077 == 0
+
+
+@needs_compiler
+@pytest.mark.parametrize("flags", [("-mamx-tile", "-mamx-bf16"), ("-mno-amx-tile", "-mno-amx-bf16")])
+def test_the_compiler_has_nothing_to_say(flags: tuple[str, ...], tmp_path: Path) -> None:
+    # gcc 12 finds its own intrinsics to be uninitialized.
+    warnings = ("-Wall", "-Wextra", "-Wno-uninitialized", "-Wno-maybe-uninitialized")
+    command = [
+        *library._find_compiler(),
+        *library._FLAGS,
+        *flags,
+        *warnings,
+        str(library._SOURCES / "decoder.cpp"),
+        "-o",
+    ]
+    finished = subprocess.run([*command, str(tmp_path / "out.so")], capture_output=True, text=True, check=True)
+    assert finished.stderr == ""
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "obstacle"),
+    [
+        ("llama-wide", {"dtype": "float32"}, r"it is for bfloat16 \(key dtype\)"),
+        ("llama-wide", {"tensor_parallel_size": "2"}, "it is for one rank on a CPU"),
+        ("llama", {"dtype": "bfloat16"}, "hidden and head size are not both multiples of 32"),
+    ],
+)
+def test_what_stands_against_it_is_said_only_if_it_was_asked_for(
+    tmp_path: Path, name: str, options: dict[str, str], obstacle: str
+) -> None:
+    checkpoint = make_checkpoint(tmp_path / "checkpoint", name, dtype=torch.bfloat16)
+    network = Network.load(checkpoint, "false", options.get("dtype", "bfloat16"))
+    assert isinstance(network.decoder, Decoder)
+    device = torch.device("cpu")
+    assert not compiled.should_compile(config_of(checkpoint, "auto", **options), network.decoder, device)
+    with pytest.raises(ConfigurationError, match=obstacle):
+        compiled.should_compile(config_of(checkpoint, "true", **options), network.decoder, device)
+
+
+def test_a_missing_compiler_or_processor_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(library, "_processor_flags", lambda: library._NEEDED_FLAGS)
+    monkeypatch.setenv("CXX", "no-such-compiler -pipe")
+    assert find_obstacle() == "CXX names no program: no-such-compiler -pipe"
+    monkeypatch.delenv("CXX")
+    monkeypatch.setenv("PATH", "")
+    assert find_obstacle() == "no C++ compiler was found; install g++"
+    monkeypatch.setattr(library, "_processor_flags", lambda: frozenset({"avx512f"}))
+    assert find_obstacle() == "this processor has no AVX-512 for bfloat16"
+
+
+@needs_compiler
+def test_a_compiler_that_fails_leaves_torch(
+    checkpoint: TinyCheckpoint, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    compiler = tmp_path / "broken"
+    compiler.write_text("#!/bin/sh\necho 'decoder.cpp:1: error: out of ideas' >&2\nexit 1\n")
+    compiler.chmod(0o755)
+    monkeypatch.setenv("CXX", str(compiler))
+    with pytest.raises(LibraryUnavailable, match="out of ideas"):
+        load_library()
+    with pytest.raises(ConfigurationError, match="out of ideas"):
+        Network.load(checkpoint, "true", "bfloat16")
+    with caplog.at_level("WARNING"):
+        assert isinstance(Network.load(checkpoint, "auto", "bfloat16").decoder, Decoder)
+    assert "out of ideas" in caplog.text
+    assert not list(tmp_path.glob("*.so"))
+
+
+@needs_compiler
+def test_a_cache_that_cannot_be_kept_leaves_torch(
+    checkpoint: TinyCheckpoint, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    (tmp_path / "file").touch()
+    monkeypatch.setenv("INFLIGHT_CACHE_DIR", str(tmp_path / "file"))
+    with caplog.at_level("WARNING"):
+        assert isinstance(Network.load(checkpoint, "auto", "bfloat16").decoder, Decoder)
+    assert "cannot be kept or loaded" in caplog.text
+    with pytest.raises(ConfigurationError, match="cannot be kept or loaded"):
+        Network.load(checkpoint, "true", "bfloat16")
+
+
+@needs_compiler
+def test_no_library_is_loaded_from_a_folder_that_others_may_write_to(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("INFLIGHT_CACHE_DIR", str(tmp_path))
+    (tmp_path / "cpu").mkdir()
+    (tmp_path / "cpu").chmod(0o777)
+    with pytest.raises(LibraryUnavailable, match="others may write to it; chmod 700 it"):
+        load_library()
+    (tmp_path / "cpu").chmod(0o700)
+    monkeypatch.setattr(library.os, "geteuid", lambda: 12345)
+    with pytest.raises(LibraryUnavailable, match="belongs to another user"):
+        load_library()
+
+
+@needs_compiler
+def test_no_home_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("INFLIGHT_CACHE_DIR")
+    monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
+    monkeypatch.setattr(library.os.path, "expanduser", lambda path: path)  # as for a user whom the system does not know
+    with pytest.raises(LibraryUnavailable, match="set INFLIGHT_CACHE_DIR"):
+        load_library()
+
+
+@needs_compiler
+def test_a_broken_library_is_made_anew(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("INFLIGHT_CACHE_DIR", str(tmp_path))
+    compiled_at = []
+
+    def compile_nothing_first(name: str, compiler: Sequence[str], path: Path) -> None:
+        compiled_at.append(path)
+        path.touch() if len(compiled_at) == 1 else build(name, compiler, path)
+
+    build = library._compile
+    monkeypatch.setattr(library, "_compile", compile_nothing_first)
+    assert load_library().functions.inflight_packed_size(32, 32) == 1024
+    assert len(compiled_at) == 2
+
+
+def test_a_kernel_without_huge_pages_gives_usual_ones(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(huge_pages.mmap, "MADV_HUGEPAGE", 10**6, raising=False)
+    assert HugePageArena().take(8, torch.float32).shape == (8,)

@@ -1,0 +1,317 @@
+"""Layers compiled for this CPU are as exact as torch's in bfloat16, and their tokens are the likeliest: alone, in mixed
+batches, in chunks; by each instruction.
+
+Run: pytest ci/unit/models/test_compiled_decoder.py
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import pytest
+import torch
+from compiled_network import BLOCK_SIZE, INSTRUCTIONS, Network, Step, config_of, needs_compiler
+from model_driver import Driver, Work
+from tiny_checkpoints import COMPILED_CONFIGS, TinyCheckpoint, make_checkpoint, make_prompt
+from torch import Tensor
+
+from inflight.config import EngineConfig
+from inflight.distributed.rank_group import SingleRank
+from inflight.distributed.tensor_parallel import TensorParallelGroup
+from inflight.layers.attention import Attention
+from inflight.layers.decoder_layer import DecoderLayer
+from inflight.layers.linear import ColumnParallelLinear, RowParallelLinear
+from inflight.layers.mlp import GatedMLP
+from inflight.layers.rms_norm import RMSNorm
+from inflight.layers.rotary import RopeConfig, cos_sin_table
+from inflight.layers.vocabulary import VocabularyParallelEmbedding, VocabularyParallelHead
+from inflight.models import compiled
+from inflight.models.compiled import CompiledDecoder
+from inflight.models.decoder import Decoder
+from inflight.runtime.kv_cache import KVCache, KVCacheShape
+from inflight.runtime.model_runner import ModelRunner
+from inflight_kernels.cpu import Instruction, Instructions
+from inflight_kernels.cpu.instructions import VARIABLE
+
+pytestmark = pytest.mark.slow
+
+NUM_TOKENS = 24
+
+
+@pytest.fixture(scope="module", autouse=True)
+def cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    folder = tmp_path_factory.mktemp("libraries")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("INFLIGHT_CACHE_DIR", str(folder))
+        patch.delenv(VARIABLE, raising=False)
+        yield folder
+
+
+@pytest.fixture(scope="module", params=list(COMPILED_CONFIGS))
+def checkpoint(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> TinyCheckpoint:
+    checkpoint = make_checkpoint(tmp_path_factory.mktemp(request.param), request.param, dtype=torch.bfloat16)
+    checkpoint.model.float()
+    return checkpoint
+
+
+@pytest.fixture(scope="module")
+def compiled_network(checkpoint: TinyCheckpoint) -> Network:
+    network = Network.load(checkpoint, "true", "bfloat16")
+    assert isinstance(network.decoder, CompiledDecoder)
+    return network
+
+
+@pytest.fixture(scope="module")
+def torch_network(checkpoint: TinyCheckpoint) -> Network:
+    return Network.load(checkpoint, "false", "bfloat16")
+
+
+@pytest.fixture(scope="module")
+def exact_network(checkpoint: TinyCheckpoint) -> Network:
+    return Network.load(checkpoint, "false", "float32")
+
+
+STEPS = {
+    "one-token": Step(decodes=[1]),
+    "one-decode": Step(decodes=[90]),
+    "long-decode": Step(decodes=[700]),
+    "few-decodes": Step(decodes=[3, 64, 65]),
+    "decodes": Step(decodes=[1, 2, 15, 16, 17, 33, 99]),
+    "more-decodes-than-a-tile": Step(decodes=range(1, 40)),
+    "one-token-of-a-prompt": Step(prefills=[(0, 1)]),
+    "prompt": Step(prefills=[(0, 77)]),
+    "long-prompt": Step(prefills=[(0, 300)]),
+    "chunk": Step(prefills=[(130, 40)]),
+    "prompts": Step(prefills=[(0, 5), (31, 1), (0, 32), (17, 64)]),
+    "mixed": Step(decodes=[40, 9], prefills=[(0, 33), (200, 10)]),
+}
+
+
+def force(instruction: Instruction, decoder: CompiledDecoder, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In the layers; the head multiplies as it did."""
+    native = Instructions.only(instruction).to_native()
+    monkeypatch.setattr(decoder.stack._network, "instructions", native)
+
+
+@needs_compiler
+@pytest.mark.parametrize("name", STEPS)
+def test_layers_give_the_same_bits_by_vdpbf16ps_and_by_fma(
+    compiled_network: Network, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    decoder = compiled_network.decoder
+    assert isinstance(decoder, CompiledDecoder)
+    answers = []
+    for instruction in (Instruction.VDPBF16PS, Instruction.FMA):
+        force(instruction, decoder, monkeypatch)
+        answers.append(compiled_network.logits(STEPS[name]))
+    assert torch.equal(*answers)
+
+
+@needs_compiler
+@pytest.mark.parametrize("instruction", INSTRUCTIONS)
+@pytest.mark.parametrize("name", STEPS)
+def test_logits_are_as_exact_as_those_of_torch(
+    compiled_network: Network,
+    torch_network: Network,
+    exact_network: Network,
+    name: str,
+    instruction: Instruction,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    decoder = compiled_network.decoder
+    assert isinstance(decoder, CompiledDecoder)
+    force(instruction, decoder, monkeypatch)
+    exact = exact_network.logits(STEPS[name])
+    of_torch = (torch_network.logits(STEPS[name]) - exact).norm() / exact.norm()
+    ours = (compiled_network.logits(STEPS[name]) - exact).norm() / exact.norm()
+    # Both round after each operation, not always the same way: on average over contexts the two are equal, for a single
+    # token one was seen at 1.65 of the other. 2**-9 is one rounding to bfloat16.
+    assert ours < 2 * of_torch + 2**-9
+    for mine, theirs in zip(compiled_network.cache.layers, torch_network.cache.layers, strict=True):
+        assert (mine.keys - theirs.keys).norm() < 0.02 * theirs.keys.norm()
+        assert (mine.values - theirs.values).norm() < 0.02 * theirs.values.norm()
+
+
+@needs_compiler
+@pytest.mark.parametrize("packed_at_once", [1, 6000, 13000])
+def test_chunks_that_do_not_fit_together_take_turns(
+    compiled_network: Network, packed_at_once: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    decoder, step = compiled_network.decoder, Step(prefills=[(0, 40), (20, 9), (0, 3), (64, 33)])
+    assert isinstance(decoder, CompiledDecoder)
+    workspaces = []
+    answers = []
+    for limit in (decoder.stack._network.packed_at_once, packed_at_once):
+        monkeypatch.setattr(decoder.stack, "_workspace", torch.empty(0, dtype=torch.uint8))
+        monkeypatch.setattr(decoder.stack._network, "packed_at_once", limit)
+        answers.append(compiled_network.logits(step))
+        workspaces.append(decoder.stack._workspace.numel())
+    assert torch.equal(*answers)
+    assert workspaces[1] < workspaces[0]
+
+
+@needs_compiler
+def test_only_a_part_of_each_head_is_rotated(compiled_network: Network, torch_network: Network) -> None:
+    """No architecture of ours does it; the kernels can."""
+    decoder, plain = compiled_network.decoder, torch_network.decoder
+    assert isinstance(decoder, CompiledDecoder) and isinstance(plain, Decoder)
+    whole = plain.layers[0].attention.cos_sin
+    part = whole[:, : whole.shape[1] // 4].contiguous()
+    native, before = decoder.stack._network, decoder.stack._network.cos_sin
+    native.cos_sin, native.rotary_dim = part.data_ptr(), part.shape[1]
+    for layer in plain.layers:
+        layer.attention.cos_sin = part
+    step = Step(decodes=[9], prefills=[(0, 20)])
+    try:
+        found, expected = compiled_network.logits(step), torch_network.logits(step)
+    finally:
+        native.cos_sin, native.rotary_dim = before, whole.shape[1]
+        for layer in plain.layers:
+            layer.attention.cos_sin = whole
+    assert (found - expected).norm() < 0.05 * expected.norm()
+    assert (found - torch_network.logits(step)).norm() > 0.2 * expected.norm()
+
+
+@needs_compiler
+@pytest.mark.parametrize("step", [Step(decodes=[7, 30, 12]), Step(decodes=[30], prefills=[(3, 40), (8, 9)])])
+def test_what_is_no_number_stays_with_its_sequence(compiled_network: Network, step: Step) -> None:
+    expected = compiled_network.logits(step)
+    metadata = step.metadata()
+    tables = [*metadata.decode_block_table, *metadata.prefill_block_table]
+    spoiled = int(tables[1][0])
+    fill = compiled_network.fill_cache
+
+    def fill_and_spoil() -> None:
+        fill()
+        for layer in compiled_network.cache.layers:
+            layer.keys[spoiled] = torch.nan
+            layer.values[spoiled] = torch.nan
+
+    other = replace(compiled_network)
+    other.fill_cache = fill_and_spoil  # type: ignore[method-assign]
+    found = other.logits(step)
+    owners = torch.repeat_interleave(
+        torch.arange(len(step.contexts)),
+        torch.tensor([1] * len(step.decodes) + [count for _, count in step.prefills]),
+    )
+    # A chunk's own first tokens may have written over part of the block, and windows may have passed it.
+    assert torch.equal(found[owners != 1], expected[owners != 1])
+    assert not torch.isfinite(found[owners == 1]).all()
+
+
+@pytest.fixture(scope="module")
+def runner(checkpoint: TinyCheckpoint) -> Iterator[ModelRunner]:
+    runner = ModelRunner.load(config_of(checkpoint, "true"), SingleRank())
+    assert isinstance(runner._decoder, CompiledDecoder)
+    yield runner
+    runner.close()
+
+
+def assert_likeliest(checkpoint: TinyCheckpoint, prompt: list[int], tokens: list[int]) -> None:
+    """Each token is the one that transformers would give in float32, or as likely but for bfloat16's rounding."""
+    assert len(tokens) == NUM_TOKENS
+    with torch.inference_mode():
+        logits = checkpoint.model(torch.tensor([prompt + tokens])).logits[0, len(prompt) - 1 : -1]
+    chosen = logits.gather(1, torch.tensor(tokens)[:, None])[:, 0]
+    assert bool((logits.amax(1) - chosen < 0.15 * logits.std(1)).all())
+
+
+@needs_compiler
+@pytest.mark.parametrize("chunk", [1, 16, 100])
+def test_tokens_in_a_mixed_batch(runner: ModelRunner, checkpoint: TinyCheckpoint, chunk: int) -> None:
+    """One decode beside a prefill, several beside one, decodes alone, and a sequence that was paused."""
+    works = [
+        Work(
+            prompt=make_prompt(length),
+            max_tokens=NUM_TOKENS,
+            arrives=3 * place,
+            chunk=chunk,
+            pauses_at=5 if length == 19 else 0,
+        )
+        for place, length in enumerate((1, 2, 8, 19, 33))
+    ]
+    Driver(runner).run(works)
+    for work in works:
+        assert_likeliest(checkpoint, work.prompt, work.output)
+
+
+@dataclass(frozen=True)
+class RandomHeads:
+    seed: int
+    head_dim: int
+    num_kv_heads: int
+    queries_of_key: int
+    window: int
+
+
+def random_decoder(heads: RandomHeads, dtype: torch.dtype) -> tuple[Decoder, KVCache]:
+    """Two layers, the second with a window. The same numbers for every type, those of bfloat16."""
+    generator = torch.Generator().manual_seed(heads.seed)
+
+    def random(*sizes: int, scale: float) -> Tensor:
+        return (torch.randn(sizes, generator=generator) * scale).bfloat16().to(dtype)
+
+    hidden, inner, queries = 64, 90, heads.num_kv_heads * heads.queries_of_key
+    group = TensorParallelGroup.create(SingleRank(), torch.device("cpu"), several_hosts=False)
+    cos_sin = cos_sin_table(RopeConfig(original_max_positions=1024), heads.head_dim, 1024)
+
+    def layer(window: int) -> DecoderLayer:
+        qkv_size = (queries + 2 * heads.num_kv_heads) * heads.head_dim
+        return DecoderLayer(
+            input_norm=RMSNorm(1 + random(hidden, scale=0.1), 1e-6),
+            qkv=ColumnParallelLinear(random(qkv_size, hidden, scale=0.2), None),
+            attention=Attention(
+                num_heads=queries,
+                num_kv_heads=heads.num_kv_heads,
+                head_dim=heads.head_dim,
+                scale=heads.head_dim**-0.5,
+                sliding_window=window,
+                cos_sin=cos_sin,
+            ),
+            output=RowParallelLinear(random(hidden, queries * heads.head_dim, scale=0.05), None, group),
+            post_attention_norm=RMSNorm(1 + random(hidden, scale=0.1), 1e-6),
+            mlp=GatedMLP(
+                gate_up=ColumnParallelLinear(random(2 * inner, hidden, scale=0.1), None),
+                down=RowParallelLinear(random(hidden, inner, scale=0.1), None, group),
+            ),
+        )
+
+    decoder = Decoder(
+        embedding=VocabularyParallelEmbedding(random(203, hidden, scale=1.0), group),
+        layers=[layer(0), layer(heads.window)],
+        norm=RMSNorm(1 + random(hidden, scale=0.1), 1e-6),
+        head=VocabularyParallelHead(random(203, hidden, scale=0.1), 203, group),
+    )
+    shape = KVCacheShape(layers=decoder.cache_specs, block_size=BLOCK_SIZE)
+    return decoder, KVCache(shape, 1200, torch.device("cpu"))
+
+
+HEADS = [
+    RandomHeads(seed, head_dim, num_kv_heads, queries_of_key, window)
+    for seed, (head_dim, num_kv_heads, queries_of_key, window) in enumerate(
+        [(32, 1, 1, 16), (96, 2, 1, 31), (160, 1, 8, 33), (256, 1, 2, 127), (64, 3, 3, 128), (128, 1, 9, 65)]
+    )
+]
+
+
+@needs_compiler
+@pytest.mark.parametrize("instruction", INSTRUCTIONS)
+@pytest.mark.parametrize("heads", HEADS, ids=str)
+def test_heads_of_any_size_and_number(
+    heads: RandomHeads, instruction: Instruction, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(VARIABLE, instruction.value)
+    exact, plain = (Network(*random_decoder(heads, dtype)) for dtype in (torch.float32, torch.bfloat16))
+    decoder, cache = random_decoder(heads, torch.bfloat16)
+    ours = Network(compiled.compile_decoder(EngineConfig(cpu_compile="true"), decoder, cache.layers), cache)
+    borders = torch.randint(1, 300, (6,), generator=torch.Generator().manual_seed(heads.seed)).tolist()
+    for step in (
+        Step(decodes=[*borders, 63, 64, 65, 127, 128, 129]),
+        Step(decodes=[borders[0]]),
+        Step(decodes=[7], prefills=[(borders[1], 37), (0, 129), (63, 2), (128, 32)]),
+    ):
+        expected = exact.logits(step)
+        of_torch = (plain.logits(step) - expected).norm() / expected.norm()
+        assert (ours.logits(step) - expected).norm() / expected.norm() < 2 * of_torch + 2**-9

@@ -1,0 +1,182 @@
+"""config.json in its old and new spellings, and what must be refused because it would be computed wrongly in silence.
+
+Run: pytest ci/unit/models/test_model_config.py
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from tiny_checkpoints import CONFIGS
+
+from inflight.config import EngineConfig
+from inflight.distributed.rank_group import SingleRank
+from inflight.errors import ConfigurationError
+from inflight.layers.rotary import RopeConfig, cos_sin_table
+from inflight.models.config import ModelConfig
+from inflight.models.families import FAMILIES
+from inflight.runtime import loading
+from inflight.runtime.model_runner import ModelRunner
+
+ARCHITECTURES = {"llama": "LlamaForCausalLM", "mistral": "MistralForCausalLM"}
+ARCHITECTURES |= {"qwen2": "Qwen2ForCausalLM", "qwen3": "Qwen3ForCausalLM"}
+
+
+def write(folder: Path, name: str = "llama", **changes: Any) -> Path:
+    """config.json of CONFIGS[name], changed; a value of None takes the key out."""
+    values = CONFIGS[name].to_dict()
+    values["architectures"] = [ARCHITECTURES[name.split("-")[0]]]
+    values.update(changes)
+    (folder / "config.json").write_text(json.dumps({key: v for key, v in values.items() if v is not None}))
+    return folder
+
+
+def refusal(folder: Path) -> str:
+    with pytest.raises(ConfigurationError) as caught:
+        ModelConfig.load(folder)
+    return str(caught.value).removeprefix(f"{folder / 'config.json'}")
+
+
+def test_sizes(tmp_path: Path) -> None:
+    config = ModelConfig.load(write(tmp_path, "qwen3", dtype="bfloat16"))
+    assert (config.num_heads, config.num_kv_heads, config.head_dim, config.hidden_size) == (4, 2, 16, 48)
+    assert config.dtype == torch.bfloat16
+    assert config.qk_norm and not config.qkv_bias and not config.tie_word_embeddings
+
+
+def test_head_dim_follows_from_hidden_size(tmp_path: Path) -> None:
+    assert ModelConfig.load(write(tmp_path, "qwen2", head_dim=None)).head_dim == 12
+
+
+@pytest.mark.parametrize("key", ["dtype", "torch_dtype"])
+def test_both_spellings_of_the_type(tmp_path: Path, key: str) -> None:
+    folder = write(tmp_path, **{"dtype": None, "torch_dtype": None, key: "float16"})
+    assert ModelConfig.load(folder).dtype == torch.float16
+
+
+@pytest.mark.parametrize("type_key", ["type", "rope_type"])
+def test_old_spelling_of_rotary_scaling(tmp_path: Path, type_key: str) -> None:
+    scaling = {type_key: "linear", "factor": 4.0}
+    config = ModelConfig.load(write(tmp_path, rope_parameters=None, rope_theta=500.0, rope_scaling=scaling))
+    assert (config.rope.kind, config.rope.factor, config.rope.theta) == ("linear", 4.0, 500.0)
+
+
+def test_old_spelling_without_scaling(tmp_path: Path) -> None:
+    rope = ModelConfig.load(write(tmp_path, rope_parameters=None, rope_theta=777.0)).rope
+    assert (rope.kind, rope.theta) == ("default", 777.0)
+
+
+def test_positions_stretch_with_the_scaling(tmp_path: Path) -> None:
+    plain = ModelConfig.load(write(tmp_path))
+    assert plain.max_positions == plain.max_position_embeddings == 128
+    yarn = {"rope_type": "yarn", "rope_theta": 1e4, "factor": 4.0, "original_max_position_embeddings": 128}
+    stretched = ModelConfig.load(write(tmp_path, rope_parameters=yarn))
+    assert (stretched.max_position_embeddings, stretched.max_positions) == (128, 512)
+
+
+def test_windows_per_layer(tmp_path: Path) -> None:
+    assert ModelConfig.load(write(tmp_path, "mistral-window")).sliding_windows == (11, 11, 11)
+    assert ModelConfig.load(write(tmp_path, "qwen2-window", layer_types=None)).sliding_windows == (0, 9, 9)
+    assert ModelConfig.load(write(tmp_path, "qwen3-window")).sliding_windows == (13, 0, 13)
+    # Qwen2's sliding_window means nothing unless use_sliding_window says so.
+    assert ModelConfig.load(write(tmp_path, "qwen2", sliding_window=9)).sliding_windows == (0, 0, 0)
+
+
+def test_unknown_architecture_is_told_the_known_ones(tmp_path: Path) -> None:
+    sentence = refusal(write(tmp_path, architectures=["MambaForCausalLM"]))
+    assert "has no layers of its own for MambaForCausalLM" in sentence
+    assert all(name in sentence for name in FAMILIES)
+
+
+def test_no_architecture(tmp_path: Path) -> None:
+    assert "names no architecture, such as LlamaForCausalLM" in refusal(write(tmp_path, architectures=None))
+
+
+REFUSED: list[tuple[str, dict[str, Any]]] = [
+    ("hidden_act 'gelu' is not supported", {"hidden_act": "gelu"}),
+    ("quantized checkpoints (gptq) are not supported", {"quantization_config": {"quant_method": "gptq", "bits": 4}}),
+    (
+        "rope type 'longrope' is not supported; these are: default, linear, dynamic, llama3, yarn",
+        {
+            "rope_parameters": {
+                "rope_type": "longrope",
+                "rope_theta": 1e4,
+                "short_factor": [1.0] * 6,
+                "long_factor": [1.0] * 6,
+                "original_max_position_embeddings": 64,
+            }
+        },
+    ),
+    (
+        "partial_rotary_factor other than 1 is not supported",
+        {"rope_parameters": {"rope_type": "default", "rope_theta": 1e4, "partial_rotary_factor": 0.5}},
+    ),
+    ("dtype float64 is not supported", {"dtype": "float64"}),
+]
+
+
+@pytest.mark.parametrize(("words", "changes"), REFUSED, ids=[words.split(" is")[0] for words, _ in REFUSED])
+def test_refused(tmp_path: Path, words: str, changes: dict[str, Any]) -> None:
+    assert words in refusal(write(tmp_path, **changes))
+
+
+def test_values_that_transformers_refuses_are_one_sentence(tmp_path: Path) -> None:
+    sentence = refusal(write(tmp_path, "qwen2", layer_types=["full_attention", "diagonal", "full_attention"]))
+    assert "\n" not in sentence
+    assert "`layer_types` entries must be in" in sentence
+
+
+def test_a_checkpoints_own_code_is_never_run(tmp_path: Path) -> None:
+    witness = tmp_path / "witness"
+    (tmp_path / "code.py").write_text(f"open({str(witness)!r}, 'w')\nclass Config: pass\n")
+    ModelConfig.load(write(tmp_path, auto_map={"AutoConfig": "code.Config"}))
+    assert not witness.exists()
+
+
+def test_an_unknown_model_type_with_its_own_code_is_refused(tmp_path: Path) -> None:
+    witness = tmp_path / "witness"
+    (tmp_path / "code.py").write_text(f"open({str(witness)!r}, 'w')\nclass Config: pass\n")
+    refusal(write(tmp_path, model_type="mine", auto_map={"AutoConfig": "code.Config"}))
+    assert not witness.exists()
+
+
+@pytest.mark.parametrize(
+    ("options", "sentence"),
+    [
+        ({"max_seq_len": 129}, "max_seq_len 129 is more than the 128 positions that the checkpoint has"),
+        ({"max_seq_len": 1}, "max_seq_len must be at least 2 (one prompt token and one new), got 1"),
+    ],
+)
+def test_max_seq_len(tmp_path: Path, options: dict[str, Any], sentence: str) -> None:
+    with pytest.raises(ConfigurationError) as caught:
+        ModelRunner.load(EngineConfig(gpt_model_path=str(write(tmp_path)), device="cpu", **options), SingleRank())
+    assert str(caught.value) == sentence
+
+
+def test_positions_whose_table_does_not_fit_into_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(loading, "free_memory", lambda device, num_ranks: 2**30)
+    folder = write(tmp_path, max_position_embeddings=2**31 - 1)
+    with pytest.raises(ConfigurationError) as caught:
+        ModelRunner.load(EngineConfig(gpt_model_path=str(folder), device="cpu"), SingleRank())
+    assert str(caught.value) == (
+        "max_seq_len 2147483647 takes 288.00 GiB of memory to make the table of its positions for heads of 12, "
+        "but 1.00 GiB are free; set max_seq_len to less"
+    )
+
+
+def test_dynamic_scaling_leaves_the_original_positions_alone() -> None:
+    plain = RopeConfig(original_max_positions=16)
+    dynamic = RopeConfig(kind="dynamic", factor=2.0, original_max_positions=16)
+    tables = cos_sin_table(plain, 8, 24), cos_sin_table(dynamic, 8, 24)
+    assert torch.equal(tables[0][:16], tables[1][:16])
+    assert not torch.allclose(tables[0][16:], tables[1][16:])
+
+
+def test_a_position_is_turned_alike_in_tables_of_any_length() -> None:
+    for kind in ("default", "linear", "dynamic", "llama3", "yarn"):
+        rope = RopeConfig(kind=kind, factor=2.0, original_max_positions=16)
+        assert torch.equal(cos_sin_table(rope, 8, 20), cos_sin_table(rope, 8, 64)[:20])

@@ -1,0 +1,180 @@
+"""Greedy tokens equal transformers' own, for each architecture: alone, in mixed batches, chunked, with shared prefixes,
+after a pause. float32, so that equality means the same network and not the same rounding.
+
+Run: pytest ci/unit/models/test_models.py
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from model_driver import Driver, Work
+from tiny_checkpoints import CONFIGS, TinyCheckpoint, make_checkpoint, make_prompt
+from transformers import AutoModelForCausalLM
+
+from inflight.config import EngineConfig
+from inflight.distributed.rank_group import SingleRank
+from inflight.runtime.model_runner import ModelRunner
+
+pytestmark = pytest.mark.slow
+
+DEVICES = ["cpu", *([pytest.param("cuda", marks=pytest.mark.gpu)] if torch.cuda.is_available() else [])]
+BLOCK_SIZE = 4
+NUM_TOKENS = 24
+
+
+def load(checkpoint: TinyCheckpoint, device: str, **options: Any) -> ModelRunner:
+    config = EngineConfig(
+        gpt_model_path=str(checkpoint.folder),
+        device=device,
+        max_batch_size=8,
+        max_num_tokens=256,
+        tokens_per_block=BLOCK_SIZE,
+        max_tokens_in_paged_kv_cache=1024,
+        cpu_compile="false",  # it is for bfloat16, and has tests of its own
+        **{"max_seq_len": 100, **options},
+    )
+    return ModelRunner.load(config, SingleRank())
+
+
+@pytest.fixture(scope="module", params=DEVICES)
+def device(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
+
+
+@pytest.fixture(scope="module", params=list(CONFIGS))
+def checkpoint(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> TinyCheckpoint:
+    return make_checkpoint(tmp_path_factory.mktemp(request.param), request.param)
+
+
+@pytest.fixture(scope="module")
+def runner(checkpoint: TinyCheckpoint, device: str) -> Iterator[ModelRunner]:
+    runner = load(checkpoint, device)
+    yield runner
+    runner.close()
+
+
+@pytest.fixture(scope="module")
+def pairs(checkpoint: TinyCheckpoint) -> list[tuple[list[int], list[int]]]:
+    return [checkpoint.prompt(length, NUM_TOKENS) for length in (1, 5, 8, 19, 33)]
+
+
+@pytest.fixture(scope="module")
+def prompts(pairs: list[tuple[list[int], list[int]]]) -> list[list[int]]:
+    return [prompt for prompt, _ in pairs]
+
+
+@pytest.fixture(scope="module")
+def expected(pairs: list[tuple[list[int], list[int]]]) -> list[list[int]]:
+    return [tokens for _, tokens in pairs]
+
+
+def works(prompts: list[list[int]], **options: Any) -> list[Work]:
+    return [Work(prompt=prompt, max_tokens=NUM_TOKENS, **options) for prompt in prompts]
+
+
+def test_alone(runner: ModelRunner, prompts: list[list[int]], expected: list[list[int]]) -> None:
+    for prompt, tokens in zip(prompts, expected, strict=True):
+        assert Driver(runner).run(works([prompt])) == [tokens]
+
+
+def test_expected_tokens_vary(expected: list[list[int]]) -> None:
+    assert len({tuple(tokens) for tokens in expected}) == len(expected)
+    assert sum(len(set(tokens)) > 4 for tokens in expected) >= 3
+
+
+@pytest.mark.parametrize("max_outstanding", [1, 2])
+def test_in_a_mixed_batch(
+    runner: ModelRunner, prompts: list[list[int]], expected: list[list[int]], max_outstanding: int
+) -> None:
+    """Sequences join while others decode, so that steps hold decodes and prefills of all lengths."""
+    batch = works(prompts)
+    for place, work in enumerate(batch):
+        work.arrives = 3 * place
+    assert Driver(runner, max_outstanding).run(batch) == expected
+
+
+@pytest.mark.parametrize("chunk", [1, 3, 16])
+def test_in_chunks(runner: ModelRunner, prompts: list[list[int]], expected: list[list[int]], chunk: int) -> None:
+    batch = works(prompts, chunk=chunk)
+    batch[0].arrives, batch[3].arrives = 4, 2
+    assert Driver(runner).run(batch) == expected
+
+
+@pytest.mark.parametrize("num_blocks", [1, 4])
+def test_with_a_shared_prefix(
+    runner: ModelRunner, prompts: list[list[int]], expected: list[list[int]], num_blocks: int
+) -> None:
+    """A prompt whose first blocks another sequence computed, while that one goes on and after it is done."""
+    prompt, tokens = prompts[3], expected[3]
+    first = Work(prompt=prompt[: 4 * BLOCK_SIZE] + make_prompt(5, seed=1), max_tokens=NUM_TOKENS)
+    during = Work(prompt=prompt, max_tokens=NUM_TOKENS, arrives=4, shares=first, shared_blocks=num_blocks)
+    driver = Driver(runner)
+    driver.run([first, during])
+    after = Work(prompt=prompt, max_tokens=NUM_TOKENS, shares=first, shared_blocks=num_blocks)
+    driver.run([after])
+    assert during.output == tokens
+    assert after.output == tokens
+
+
+@pytest.mark.parametrize("pauses_at", [1, 9])
+def test_after_a_pause(
+    runner: ModelRunner, prompts: list[list[int]], expected: list[list[int]], pauses_at: int
+) -> None:
+    """A sequence that lost its blocks prefills prompt and output, in another row, and goes on with the same tokens."""
+    batch = works(prompts)
+    batch[1].pauses_at = batch[4].pauses_at = pauses_at
+    assert Driver(runner).run(batch) == expected
+
+
+@pytest.mark.parametrize("name", ["llama-tied", "qwen3"])
+def test_sharded_checkpoint(tmp_path: Path, device: str, name: str) -> None:
+    checkpoint = make_checkpoint(tmp_path, name, max_shard_size="40KB")
+    assert len(list(tmp_path.glob("*.safetensors"))) > 2
+    runner = load(checkpoint, device)
+    prompt, expected = checkpoint.prompt(13, NUM_TOKENS)
+    assert Driver(runner).run(works([prompt])) == [expected]
+    runner.close()
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_half_precision(tmp_path: Path, device: str, dtype: torch.dtype) -> None:
+    """Computed in the checkpoint's type: log probabilities agree with float32's within its rounding."""
+    checkpoint = make_checkpoint(tmp_path, "llama", dtype=dtype)
+    runner = load(checkpoint, device)
+    work = Work(prompt=make_prompt(20), max_tokens=6, log_probs=True)
+    Driver(runner).run([work])
+    runner.close()
+    with torch.inference_mode():
+        logits = checkpoint.model.float()(torch.tensor([work.token_ids])).logits[0]
+    log_probs = logits[19:-1].log_softmax(-1)
+    reference = log_probs.gather(1, torch.tensor(work.output)[:, None])[:, 0]
+    tolerance = 0.3 if dtype is torch.bfloat16 else 0.05
+    torch.testing.assert_close(torch.tensor(work.output_log_probs), reference, rtol=0, atol=tolerance)
+
+
+def test_limits(tmp_path: Path) -> None:
+    checkpoint = make_checkpoint(tmp_path, "llama")
+    runner = load(checkpoint, "cpu", max_seq_len=0, max_input_len=50)
+    assert runner.limits.max_seq_len == 128
+    assert runner.limits.max_input_len == 50
+    assert runner.limits.vocab_size == 203
+    assert runner.limits.kv_cache_tokens == runner.num_blocks * runner.block_size == 1024
+    runner.close()
+
+
+def test_the_default_checkpoint(device: str) -> None:
+    """The trained one, with its real vocabulary and lengths."""
+    folder = Path(__file__).parents[3] / "model_repository" / "llm" / "1" / "checkpoint"
+    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
+    model.generation_config.eos_token_id = None
+    checkpoint = TinyCheckpoint(folder, model)
+    pairs = [checkpoint.prompt(length, 40) for length in (2, 30, 90)]
+    runner = load(checkpoint, device, dtype="float32", max_seq_len=160)
+    outputs = Driver(runner).run([Work(prompt=prompt, max_tokens=40, chunk=32) for prompt, _ in pairs])
+    runner.close()
+    assert outputs == [tokens for _, tokens in pairs]

@@ -1,0 +1,238 @@
+"""The runner's two halves, its memory, and what fails when: on a CPU, with a tiny network.
+
+Run: pytest ci/unit/runtime/test_model_runner.py
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+from model_driver import Driver, Work, launch
+from tiny_checkpoints import TinyCheckpoint, make_checkpoint, make_prompt
+
+from inflight.config import EngineConfig
+from inflight.distributed.rank_group import SingleRank
+from inflight.distributed.tensor_parallel import TensorParallelGroup
+from inflight.errors import ConfigurationError
+from inflight.layers.attention import CacheSpec
+from inflight.request import SamplingConfig
+from inflight.runtime import kv_cache
+from inflight.runtime.device import choose_device, count_threads
+from inflight.runtime.kv_cache import KVCache, KVCacheShape, count_blocks
+from inflight.runtime.model_runner import ModelRunner
+from inflight.runtime.runner import Runner
+from inflight.scheduler_output import NewSequence, RowWork, SchedulerOutput
+
+pytestmark = pytest.mark.slow
+
+CPU = torch.device("cpu")
+SPEC = CacheSpec(num_kv_heads=2, head_dim=8, dtype=torch.float32)
+SHAPE = KVCacheShape(layers=(SPEC, SPEC), block_size=4)
+BLOCK_BYTES = 2 * 2 * 4 * 2 * 8 * 4
+
+
+@pytest.fixture(scope="module")
+def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> TinyCheckpoint:
+    return make_checkpoint(tmp_path_factory.mktemp("checkpoint"), "llama")
+
+
+@pytest.fixture
+def runner(checkpoint: TinyCheckpoint) -> Iterator[ModelRunner]:
+    config = EngineConfig(
+        gpt_model_path=str(checkpoint.folder),
+        device="cpu",
+        max_batch_size=8,
+        max_num_tokens=64,
+        max_seq_len=64,
+        tokens_per_block=4,
+        max_tokens_in_paged_kv_cache=256,
+    )
+    runner = ModelRunner.load(config, SingleRank())
+    yield runner
+    runner.close()
+
+
+def first_step(prompt: list[int], row: int = 0) -> SchedulerOutput:
+    new = NewSequence(
+        row=row,
+        token_ids=prompt,
+        num_prompt_tokens=len(prompt),
+        block_ids=list(range(10)),
+        sampling_config=SamplingConfig(),
+    )
+    prefill = RowWork(row=row, start=0, num_tokens=len(prompt), token_ids=prompt)
+    return SchedulerOutput(new_sequences=[new], rows=[prefill])
+
+
+def decode_step(start: int, row: int = 0) -> SchedulerOutput:
+    decode = RowWork(row=row, start=start, num_tokens=1)
+    return SchedulerOutput(new_sequences=[], rows=[decode])
+
+
+# -- launch and collect ------------------------------------------------------------------------------------------------
+
+
+def test_it_is_a_runner(runner: ModelRunner) -> None:
+    as_runner: Runner = runner
+    assert as_runner.memory_usage()[0] > 2**20
+
+
+def test_launch_does_not_wait_for_the_step(
+    runner: ModelRunner, checkpoint: TinyCheckpoint, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Three steps are launched while the first one stands still; each feeds the next on the device."""
+    gate = threading.Event()
+    compute = runner._decoder.logits
+
+    def held(hidden: torch.Tensor) -> torch.Tensor:
+        assert gate.wait(60)
+        return compute(hidden)
+
+    monkeypatch.setattr(type(runner._decoder), "logits", lambda decoder, hidden: held(hidden))
+    prompt, expected = checkpoint.prompt(7, 3)
+    handles = [launch(runner, step) for step in (first_step(prompt), decode_step(7), decode_step(8))]
+    gate.set()
+    assert [runner.collect(handle).token_ids for handle in handles] == [[[token]] for token in expected]
+
+
+def test_a_failing_step_raises_in_collect_and_the_next_goes_on(
+    runner: ModelRunner, checkpoint: TinyCheckpoint, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    prompt, expected = checkpoint.prompt(7, 1)
+    with monkeypatch.context() as patched:
+        patched.setattr(type(runner._decoder), "forward", lambda *arguments: 1 / 0)
+        handle = launch(runner, first_step(prompt))
+        with pytest.raises(ZeroDivisionError):
+            runner.collect(handle)
+    assert runner.collect(launch(runner, first_step(prompt))).token_ids == [expected]
+
+
+def test_a_step_without_sampling_rows(runner: ModelRunner) -> None:
+    prompt = make_prompt(9)
+    step = first_step(prompt)
+    part = RowWork(row=0, start=0, num_tokens=5, token_ids=prompt[:5], num_sampled=0)
+    output = runner.collect(launch(runner, SchedulerOutput(new_sequences=step.new_sequences, rows=[part])))
+    assert output.token_ids == []
+    assert output.log_probs is None
+
+
+def test_an_empty_step(runner: ModelRunner) -> None:
+    empty = SchedulerOutput(new_sequences=[], rows=[])
+    assert runner.collect(launch(runner, empty)).token_ids == []
+
+
+def test_close_finishes_what_was_launched(checkpoint: TinyCheckpoint, runner: ModelRunner) -> None:
+    prompt, expected = checkpoint.prompt(7, 1)
+    handle = launch(runner, first_step(prompt))
+    runner.close()
+    assert runner.collect(handle).token_ids == [expected]
+    assert not any(thread.name.startswith("inflight-step") for thread in threading.enumerate())
+
+
+def test_a_sequence_fills_max_seq_len(runner: ModelRunner, checkpoint: TinyCheckpoint) -> None:
+    """64 tokens in all, and the step that overlap has launched beyond the last is harmless."""
+    prompt, expected = checkpoint.prompt(60, 4)
+    work = Work(prompt=prompt, max_tokens=5)
+    Driver(runner).run([work])
+    assert work.output[:4] == expected
+
+
+# -- memory ------------------------------------------------------------------------------------------------------------
+
+
+def blocks(free_bytes: int, monkeypatch: pytest.MonkeyPatch, **options: Any) -> int:
+    monkeypatch.setattr(kv_cache, "free_memory", lambda device, num_ranks: free_bytes)
+    return count_blocks(EngineConfig(tokens_per_block=4, **options), SHAPE, TensorParallelGroup(), CPU, 0, 1 << 20)
+
+
+def test_a_cpu_that_was_told_nothing_keeps_what_a_full_batch_needs(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(kv_cache, "free_memory", lambda device, num_ranks: 2**40)
+    config = EngineConfig(tokens_per_block=4, max_batch_size=3)
+    assert count_blocks(config, SHAPE, TensorParallelGroup(), CPU, 0, max_seq_len=10) == 3 * 3
+
+
+def test_block_bytes() -> None:
+    assert SHAPE.block_bytes == BLOCK_BYTES
+
+
+def test_layers_may_differ() -> None:
+    """Each has a cache of its own shape and type, and a block's bytes are those of all."""
+    wide = CacheSpec(num_kv_heads=1, head_dim=24, dtype=torch.bfloat16, sliding_window=5)
+    shape = KVCacheShape(layers=(SPEC, wide), block_size=4)
+    assert shape.block_bytes == BLOCK_BYTES // 2 + 2 * 4 * 24 * 2
+    cache = KVCache(shape, 3, CPU)
+    assert [layer.keys.shape for layer in cache.layers] == [(4, 4, 2, 8), (4, 4, 1, 24)]
+    assert [layer.values.dtype for layer in cache.layers] == [torch.float32, torch.bfloat16]
+
+
+def test_blocks_by_tokens(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert blocks(10 * BLOCK_BYTES, monkeypatch, max_tokens_in_paged_kv_cache=43) == 10
+
+
+def test_more_tokens_than_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(ConfigurationError) as caught:
+        blocks(3 * 2**30, monkeypatch, max_tokens_in_paged_kv_cache=10**12)
+    assert str(caught.value) == (
+        "max_tokens_in_paged_kv_cache 1000000000000 takes 238,418.58 GiB of memory in each rank, "
+        "but 3.00 GiB are free; lower it or free memory"
+    )
+    with pytest.raises(ConfigurationError, match="max_tokens_in_paged_kv_cache 44 takes"):
+        blocks(11 * BLOCK_BYTES - 1, monkeypatch, max_tokens_in_paged_kv_cache=44)
+
+
+def test_blocks_by_fraction(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert blocks(100 * BLOCK_BYTES, monkeypatch, kv_cache_free_gpu_mem_fraction=0.5) == 50
+
+
+def test_the_smaller_of_both_holds(monkeypatch: pytest.MonkeyPatch) -> None:
+    both = {"max_tokens_in_paged_kv_cache": 40, "kv_cache_free_gpu_mem_fraction": 0.5}
+    assert blocks(100 * BLOCK_BYTES, monkeypatch, **both) == 10
+    assert blocks(10 * BLOCK_BYTES, monkeypatch, **both) == 5
+
+
+def test_default_on_a_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A fifth of the host's free memory, at most 4 GiB."""
+    assert blocks(100 * BLOCK_BYTES, monkeypatch) == 20
+    assert blocks(2**40, monkeypatch) == 4 * 2**30 // BLOCK_BYTES
+
+
+def test_no_room_for_a_block(monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(ConfigurationError) as caught:
+        blocks(BLOCK_BYTES, monkeypatch, kv_cache_free_gpu_mem_fraction=0.5)
+    assert str(caught.value) == (
+        "there is no room for the KV cache: a block of 4 tokens takes 1024 bytes; "
+        "raise max_tokens_in_paged_kv_cache or kv_cache_free_gpu_mem_fraction, lower tokens_per_block, or free memory"
+    )
+
+
+# -- device ------------------------------------------------------------------------------------------------------------
+
+
+def test_no_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    assert choose_device(EngineConfig(), 0) == CPU
+    with pytest.raises(ConfigurationError, match="torch finds no GPU"):
+        choose_device(EngineConfig(device="cuda"), 0)
+
+
+def test_gpu_of_each_rank(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 4)
+    assert choose_device(EngineConfig(), 2) == torch.device("cuda", 2)
+    assert choose_device(EngineConfig(gpu_device_ids="3,1"), 1) == torch.device("cuda", 1)
+    assert choose_device(EngineConfig(device="cpu"), 1) == CPU
+    with pytest.raises(ConfigurationError, match="gpu_device_ids must be one number for each rank"):
+        choose_device(EngineConfig(gpu_device_ids="3"), 1)
+    with pytest.raises(ConfigurationError, match="rank 0 is to run on GPU 7, but this machine has 4"):
+        choose_device(EngineConfig(gpu_device_ids="7"), 0)
+
+
+def test_threads(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("os.sched_getaffinity", lambda pid: set(range(6)))
+    assert count_threads(EngineConfig(num_threads=5), 2) == 5
+    assert count_threads(EngineConfig(), 2) == 3
+    assert count_threads(EngineConfig(), 8) == 1

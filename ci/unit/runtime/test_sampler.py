@@ -1,0 +1,299 @@
+"""What a request may ask of its tokens, through the whole runner and against a plain oracle on transformers' logits.
+
+Run: pytest ci/unit/runtime/test_sampler.py
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from model_driver import Driver, Work
+from safetensors.torch import load_file, save_file
+from tiny_checkpoints import TinyCheckpoint, make_checkpoint, make_prompt
+
+from inflight.config import EngineConfig
+from inflight.distributed.rank_group import SingleRank
+from inflight.request import MAX_SEED, SamplingConfig
+from inflight.runtime.model_runner import ModelRunner
+from inflight.runtime.sampler import allowed_tokens
+from inflight.runtime.sampling_input import NO_TOKEN, Restrictions
+
+pytestmark = pytest.mark.slow
+
+DEVICES = ["cpu", *([pytest.param("cuda", marks=pytest.mark.gpu)] if torch.cuda.is_available() else [])]
+POISON = 201
+"""A token whose embedding is NaN in one of the checkpoints."""
+
+
+def load(folder: Path, device: str) -> ModelRunner:
+    config = EngineConfig(
+        gpt_model_path=str(folder),
+        device=device,
+        max_batch_size=8,
+        max_num_tokens=128,
+        max_seq_len=64,
+        tokens_per_block=4,
+        max_tokens_in_paged_kv_cache=512,
+    )
+    return ModelRunner.load(config, SingleRank())
+
+
+@pytest.fixture(scope="module", params=DEVICES)
+def device(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
+
+
+@pytest.fixture(scope="module")
+def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> TinyCheckpoint:
+    return make_checkpoint(tmp_path_factory.mktemp("checkpoint"), "llama")
+
+
+@pytest.fixture(scope="module")
+def runner(checkpoint: TinyCheckpoint, device: str) -> Iterator[ModelRunner]:
+    runner = load(checkpoint.folder, device)
+    yield runner
+    runner.close()
+
+
+def greedy(
+    checkpoint: TinyCheckpoint, prompt: list[int], num_tokens: int, change: Callable[[torch.Tensor, list[int]], None]
+) -> list[int]:
+    """Greedy decoding where `change` edits the logits, given the output so far."""
+    output: list[int] = []
+    for _ in range(num_tokens):
+        with torch.no_grad():
+            logits = checkpoint.model(torch.tensor([prompt + output])).logits[0, -1]
+        change(logits, output)
+        output.append(int(logits.argmax()))
+    return output
+
+
+def run(runner: ModelRunner, **options: Any) -> list[int]:
+    return Driver(runner).run([Work(**options)])[0]
+
+
+# -- penalties ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "penalties",
+    [
+        {"repetition_penalty": 1.7},
+        {"presence_penalty": 2.5},
+        {"frequency_penalty": 1.1},
+        {"repetition_penalty": 0.8, "presence_penalty": -0.5, "frequency_penalty": 0.9},
+    ],
+    ids=lambda penalties: "+".join(penalties),
+)
+@pytest.mark.parametrize("pauses_at", [0, 5])
+def test_penalties(
+    runner: ModelRunner, checkpoint: TinyCheckpoint, penalties: dict[str, float], pauses_at: int
+) -> None:
+    """Repetition counts prompt and output, the others the output alone: also of a row that was paused."""
+    sampling = SamplingConfig(**penalties)
+    prompt = make_prompt(12)
+
+    def change(logits: torch.Tensor, output: list[int]) -> None:
+        for token in set(prompt + output):
+            above_zero = logits[token] > 0
+            logits[token] *= 1 / sampling.repetition_penalty if above_zero else sampling.repetition_penalty
+        for token in set(output):
+            logits[token] -= sampling.presence_penalty + sampling.frequency_penalty * output.count(token)
+
+    expected = greedy(checkpoint, prompt, 14, change)
+    assert expected != greedy(checkpoint, prompt, 14, lambda logits, output: None)
+    other = Work(prompt=make_prompt(7), max_tokens=14)
+    work = Work(prompt=prompt, max_tokens=14, sampling=sampling, pauses_at=pauses_at)
+    Driver(runner).run([other, work])
+    assert work.output == expected
+    assert other.output == checkpoint.expected(other.prompt, 14)
+
+
+# -- restrictions ------------------------------------------------------------------------------------------------------
+
+
+def test_min_tokens(runner: ModelRunner, checkpoint: TinyCheckpoint) -> None:
+    prompt = make_prompt(9)
+    free = checkpoint.expected(prompt, 8)
+    end_ids = [free[2], free[5]]
+
+    def change(logits: torch.Tensor, output: list[int]) -> None:
+        if len(output) < 4:
+            logits[end_ids] = -torch.inf
+
+    expected = greedy(checkpoint, prompt, 8, change)
+    assert expected != free
+    sampling = SamplingConfig(min_tokens=4)
+    assert run(runner, prompt=prompt, max_tokens=8, end_ids=end_ids, sampling=sampling) == expected
+    # A row that starts again after a pause knows how many tokens it already has.
+    assert run(runner, prompt=prompt, max_tokens=8, end_ids=end_ids, sampling=sampling, pauses_at=3) == expected
+
+
+@pytest.mark.parametrize("pauses_at", [0, 6])
+def test_bad_words(runner: ModelRunner, checkpoint: TinyCheckpoint, pauses_at: int) -> None:
+    """Of one token, of several, one that begins in the prompt, two that end alike; beside a row without any."""
+    prompt = make_prompt(9)
+    free = checkpoint.expected(prompt, 12)
+    bad_words = [[free[4]], free[1:3], [*prompt[-2:], free[0]], [free[8], free[9]], [7, free[9]], [3] * 30]
+
+    def change(logits: torch.Tensor, output: list[int]) -> None:
+        for *beginning, last in bad_words:
+            if not beginning or (prompt + output)[-len(beginning) :] == beginning:
+                logits[last] = -torch.inf
+
+    expected = greedy(checkpoint, prompt, 12, change)
+    assert expected[0] != free[0]
+    other = Work(prompt=prompt, max_tokens=12)
+    work = Work(prompt=prompt, max_tokens=12, bad_words=bad_words, pauses_at=pauses_at)
+    Driver(runner).run([other, work])
+    assert work.output == expected
+    assert other.output == free
+
+
+def test_a_second_bad_word_is_avoided_when_it_would_be_completed(
+    runner: ModelRunner, checkpoint: TinyCheckpoint
+) -> None:
+    prompt = make_prompt(9)
+    free = checkpoint.expected(prompt, 6)
+    output = run(runner, prompt=prompt, max_tokens=6, bad_words=[free[2:5]])
+    assert output[:4] == free[:4]
+    assert output[4] != free[4]
+
+
+def test_allowed_tokens_by_hand() -> None:
+    """Two rows of five tokens. Row 0 holds 1 2 3; row 1 holds 4."""
+    history = torch.tensor([[1, 2, 3, 0], [4, 9, 9, 9]])
+    restrictions = Restrictions(
+        places_X=torch.tensor([0, 1, 1, 2, 5 + 3, 5 + 4]),
+        beginnings_XL=torch.tensor(
+            [
+                [NO_TOKEN, NO_TOKEN, NO_TOKEN],
+                [NO_TOKEN, 2, 3],
+                [NO_TOKEN, 2, 4],
+                [1, 2, 4],
+                [NO_TOKEN, NO_TOKEN, 4],
+                [9, 9, 4],
+            ]
+        ),
+        rows_X=torch.tensor([0, 0, 0, 0, 1, 1]),
+        lengths_X=torch.tensor([3, 3, 3, 3, 1, 1]),
+    )
+    allowed = allowed_tokens(torch.zeros(2, 5), restrictions, history)
+    assert allowed.tolist() == [[False, False, True, True, True], [True, True, True, False, True]]
+
+
+# -- randomness --------------------------------------------------------------------------------------------------------
+
+
+def random_work(seed: int, **options: Any) -> Work:
+    return Work(prompt=make_prompt(10), max_tokens=12, sampling=SamplingConfig(temperature=0.9, seed=seed), **options)
+
+
+def test_a_seed_decides_whoever_shares_the_batch(runner: ModelRunner) -> None:
+    """The same tokens alone, beside others, in another row, in chunks, after a pause."""
+    alone = Driver(runner).run([random_work(5)])[0]
+    others = [
+        Work(prompt=make_prompt(3), max_tokens=20),
+        Work(prompt=make_prompt(14), max_tokens=9, sampling=SamplingConfig(temperature=2.0, top_k=4, seed=1)),
+        Work(prompt=make_prompt(6), max_tokens=9, sampling=SamplingConfig(repetition_penalty=1.5), log_probs=True),
+    ]
+    same = [random_work(5, arrives=2), random_work(5, chunk=3), random_work(5, pauses_at=4)]
+    Driver(runner, seed=3).run([*others, *same])
+    assert [work.output for work in same] == [alone] * 3
+
+
+def test_seeds_differ(runner: ModelRunner) -> None:
+    seeds = [0, 1, 2**63, MAX_SEED, 2**40]
+    outputs = Driver(runner).run([random_work(seed) for seed in seeds])
+    assert len({tuple(output) for output in outputs}) == len(seeds)
+
+
+@pytest.mark.parametrize("filter_", [{"top_k": 1}, {"top_p": 1e-6}, {"min_p": 1.0}], ids=str)
+def test_filters_that_leave_one_token_are_greedy(
+    runner: ModelRunner, checkpoint: TinyCheckpoint, filter_: dict[str, Any]
+) -> None:
+    prompt = make_prompt(10)
+    sampling = SamplingConfig(temperature=1.5, seed=9, **filter_)
+    assert run(runner, prompt=prompt, max_tokens=12, sampling=sampling) == checkpoint.expected(prompt, 12)
+
+
+def test_filters_of_one_row_leave_the_others_alone(runner: ModelRunner) -> None:
+    alone = Driver(runner).run([random_work(5)])[0]
+    filtered = Work(prompt=make_prompt(10), max_tokens=12, sampling=SamplingConfig(temperature=0.9, top_k=1, top_p=0.5))
+    beside = random_work(5)
+    Driver(runner).run([filtered, beside])
+    assert beside.output == alone
+
+
+# -- log probabilities and broken numbers ------------------------------------------------------------------------------
+
+
+def test_log_probs_are_of_the_raw_distribution(runner: ModelRunner, checkpoint: TinyCheckpoint) -> None:
+    sampling = SamplingConfig(temperature=1.3, top_k=20, seed=3, repetition_penalty=1.4)
+    work = Work(prompt=make_prompt(9), max_tokens=8, sampling=sampling, log_probs=True, bad_words=[[5]])
+    silent = Work(prompt=make_prompt(9), max_tokens=8)
+    Driver(runner).run([silent, work])
+    with torch.inference_mode():
+        log_probs = checkpoint.model(torch.tensor([work.token_ids])).logits[0, 8:-1].log_softmax(-1)
+    expected = log_probs.gather(1, torch.tensor(work.output)[:, None])[:, 0]
+    torch.testing.assert_close(torch.tensor(work.output_log_probs), expected, rtol=0, atol=2e-5)
+
+
+def test_no_log_probs_unless_asked(runner: ModelRunner) -> None:
+    work = Work(prompt=make_prompt(9), max_tokens=4)
+    Driver(runner).run([work])
+    assert work.output_log_probs == []
+
+
+@pytest.fixture(scope="module")
+def poisoned_runner(
+    checkpoint: TinyCheckpoint, tmp_path_factory: pytest.TempPathFactory, device: str
+) -> Iterator[ModelRunner]:
+    folder = tmp_path_factory.mktemp("poisoned")
+    weights = load_file(checkpoint.folder / "model.safetensors")
+    weights["model.embed_tokens.weight"][POISON] = torch.nan
+    save_file(weights, folder / "model.safetensors")
+    (folder / "config.json").write_text((checkpoint.folder / "config.json").read_text())
+    runner = load(folder, device)
+    yield runner
+    runner.close()
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_a_row_that_is_not_finite_ends_alone(
+    poisoned_runner: ModelRunner, checkpoint: TinyCheckpoint, temperature: float
+) -> None:
+    """Its neighbours get their tokens, and whoever takes over its row and its blocks afterwards too."""
+    good = [checkpoint.prompt(length, 10) for length in (3, 14, 9)]
+    works = [Work(prompt=prompt, max_tokens=10) for prompt, _ in good]
+    bad = Work(
+        # The first block is a neighbour's too, and must stay as it is.
+        prompt=[*good[1][0][:4], POISON, *make_prompt(12)],
+        max_tokens=10,
+        arrives=2,
+        shares=works[1],
+        shared_blocks=1,
+        sampling=SamplingConfig(temperature=temperature),
+        log_probs=True,
+    )
+    assert not any(POISON in prompt + tokens for prompt, tokens in good)
+    driver = Driver(poisoned_runner)
+    driver.run([*works, bad])
+    assert bad.error.startswith("the model's logits are not finite")
+    assert bad.output == []
+    assert [work.output for work in works] == [tokens for _, tokens in good]
+    blocks = set(bad.blocks[1:])
+    for work in works:
+        driver.release(work)
+    # Blocks given back last are taken first, here by the row whose last block is the emptiest: padded in the
+    # batch, it multiplies what that block held by 0.
+    driver.release(bad)
+    good.sort(key=lambda pair: len(pair[0]) % 4)
+    again = [Work(prompt=prompt, max_tokens=10) for prompt, _ in good]
+    driver.run(again)
+    assert blocks <= {block for work in again for block in work.blocks}
+    assert [work.output for work in again] == [tokens for _, tokens in good]
