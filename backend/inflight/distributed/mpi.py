@@ -1,9 +1,9 @@
-"""A RankGroup over MPI. Only buffers travel: nothing that a rank receives is ever unpickled.
+"""A RankGroup over MPI. Only raw buffers are exchanged: nothing that a rank receives is unpickled.
 
-Ranks wait by asking again and again whether an operation is done, with naps between that grow: at first none, because
-in a busy engine the others arrive within microseconds; at last MAX_NAP, because an idle engine may wait for hours. (A
-wait inside MPI would spin on a whole core.) A rank on the leader's machine listens for its bell instead of such naps.
-To be used from one thread only.
+Ranks poll for the completion of an operation, because a wait inside MPI would keep a whole core busy. The pauses
+between two polls grow from none, since in a busy engine the other ranks arrive within microseconds, to MAX_NAP, since
+an idle engine may wait for hours. A rank on the leader's machine sleeps until the leader wakes it through a socket (see
+bell.py) instead of pausing for so long. To be used from one thread only.
 """
 
 from __future__ import annotations
@@ -25,17 +25,21 @@ mpi4py.rc.finalize = False
 from mpi4py import MPI  # noqa: E402
 
 SPIN_SECONDS = 0.0005
-"""Waits are this short while steps run; until then the core is only yielded."""
+"""Waits rarely take longer than this while steps run. Until then a waiting rank polls and only yields its core."""
 NAP = 0.00005
 MAX_NAP = 0.01
-"""100 looks a second cost an idle follower less than 1 % of a core; a first request waits 5 ms longer on average."""
+"""100 polls a second cost an idle follower less than 1 % of a core, and delay the first request after an idle time by
+5 ms on average."""
 NAP_GROWTH = 1.25
 RING_AFTER = 0.001
-"""Seconds since its last operation after which the leader rings with the next: others may have begun to listen."""
+"""Seconds since its last operation after which the leader sends a wake-up with the next one: the other ranks may be
+asleep by then."""
 LISTEN_AFTER = 0.002
-"""Seconds of a wait after which a rank listens; more than RING_AFTER, as ranks do not begin to wait at one moment."""
+"""Seconds of waiting after which a rank sleeps until a wake-up. Longer than RING_AFTER, because ranks do not start to
+wait at the same moment."""
 LISTEN_SECONDS = 0.25
-"""Should a ring come to nothing (the leader was held up between it and the operation), it is asked again after this."""
+"""Longest sleep in seconds, after which a rank polls again: a wake-up can come too early, if the leader is delayed
+between it and the operation."""
 
 SHARED_MEMORY = Path("/dev/shm")
 
@@ -44,23 +48,23 @@ class MpiRankGroup:
     """Implements rank_group.RankGroup over MPI_COMM_WORLD."""
 
     def __init__(self, folder: Path | None = None) -> None:
-        """Start MPI. Collective. `folder`: private and of the engine's own; None on machines that do not have it."""
+        """Initialise MPI. Collective. `folder`: the launch's private directory; None on machines that lack it."""
         if not MPI.Is_initialized():
             MPI.Init_thread(MPI.THREAD_FUNNELED)
         self._comm = MPI.COMM_WORLD
-        # A failing call raises here, so that the rank can say a sentence; the default handler would abort without one.
+        # A failing call raises, so that the rank can report the reason; the default handler would abort without one.
         self._comm.Set_errhandler(MPI.ERRORS_RETURN)
         self.rank: int = self._comm.Get_rank()
         self.size: int = self._comm.Get_size()
         self._count: NDArray[np.int64] = np.zeros(1, dtype=np.int64)
-        self._rings: Bell | None = None  # of the leader
-        self._hears: Bell | None = None  # of the others
+        self._rings: Bell | None = None  # on the leader, if it can wake others
+        self._hears: Bell | None = None  # on the other ranks, if the leader can wake them
         self._idle_since = time.perf_counter()
         _unlink_shared_memory(self)
         self._hang_bell(folder)
 
     def broadcast(self, payload: bytes | None) -> bytes:
-        """The leader's payload, on every rank: its length, then its bytes if it has any."""
+        """See RankGroup. Sends the length first, then the bytes unless the payload is empty."""
         if self.rank == 0:
             assert payload is not None
             self._count[0] = len(payload)
@@ -78,7 +82,7 @@ class MpiRankGroup:
         self._complete(self._comm.Ibarrier())
 
     def close(self) -> None:
-        """Leave MPI. Collective; nothing of MPI works in this process afterwards."""
+        """Finalise MPI. Collective; this process cannot use MPI afterwards."""
         if MPI.Is_initialized() and not MPI.Is_finalized():
             MPI.Finalize()
         for bell in (self._rings, self._hears):
@@ -90,7 +94,7 @@ class MpiRankGroup:
         self._comm.Abort(1)
 
     def _hang_bell(self, folder: Path | None) -> None:
-        """Others listen only if the leader can ring, and they can hear it."""
+        """Set up wake-ups. A rank sleeps only if the leader sends wake-ups and the rank can receive them."""
         bell = Bell(folder, self.rank, self.size) if folder is not None else None
         leader_rings = self.broadcast((b"1" if bell is not None else b"") if self.rank == 0 else None) != b""
         if self.rank == 0:
@@ -99,14 +103,14 @@ class MpiRankGroup:
             self._hears = bell
 
     def _complete(self, request: Any) -> None:
-        """Wait for an operation that was just begun; the leader says so to those who listen."""
+        """Wait for an operation that has just been started; the leader first wakes ranks that may be asleep."""
         if self._rings is not None and time.perf_counter() - self._idle_since > RING_AFTER:
             self._rings.ring()
         self._wait(request)
         self._idle_since = time.perf_counter()
 
     def _wait(self, request: Any) -> None:
-        """Until an MPI.Request is done."""
+        """Return when the MPI.Request is done."""
         if request.Test():
             return
         start, nap = time.perf_counter(), NAP
@@ -122,14 +126,14 @@ class MpiRankGroup:
 
 
 def library_version() -> str:
-    """First line of what the MPI library says of itself."""
+    """First line of the MPI library's version text."""
     return str(MPI.Get_library_version()).splitlines()[0].strip()
 
 
 def _unlink_shared_memory(group: MpiRankGroup) -> None:
     """Remove the names of the library's shared-memory regions once every rank of this machine has opened them.
 
-    A rank that is killed cannot do so any more, and nobody else knows the names.
+    A rank that is killed later cannot remove them, and no other process knows the names.
     """
     group.barrier()
     for name in os.listdir("/proc/self/fd"):
