@@ -1,7 +1,7 @@
-# What is done here. `make help` lists the targets.
+# Builds, tests, benchmarks and runs inflight. `make help` lists the targets.
 #
 #   make PYTHON=python3.12 …   builds .venv with another Python (3.10 to 3.13)
-#   make TORCH_INDEX=URL …     takes torch from another index, such as the one of its CPU builds
+#   make TORCH_INDEX=URL …     installs torch from another package index, such as that of its CPU builds
 #   make serve ARGS="--tensor-parallel-size 2"   hands options to `inflight serve`; likewise unit, kernels, L0, bench, load-test
 
 SHELL := bash
@@ -19,7 +19,8 @@ ARGS ?=
 # Of each run the slowest tests are told; CONTRIBUTING.md has a budget for each folder.
 DURATIONS := --durations 10 --durations-min 1
 
-# Where a build of torch other than the usual one is found. Without a GPU the CPU build is enough, and gigabytes smaller.
+# Package index of another build of torch than the default one. Without a GPU the CPU build suffices; it is gigabytes
+# smaller.
 TORCH_INDEX ?=
 PIP := $(BIN)/python -m pip --disable-pip-version-check
 PIP_INSTALL := $(PIP) install --constraint constraints.txt --no-warn-script-location
@@ -27,7 +28,7 @@ PIP_INSTALL := $(PIP) install --constraint constraints.txt --no-warn-script-loca
 .PHONY: help serve test unit kernels L0 lint bench bench-host load-test default-model image test-gpu gpu-bench-kernels \
   gpu-tune-kernels clean
 
-help: ## list these
+help: ## list the targets
 	@sed -n 's/^\([a-zA-Z0-9-]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | while IFS=$$'\t' read -r word meaning; do \
 	  printf '  make %-17s %s\n' "$$word" "$$meaning"; done
 
@@ -51,13 +52,13 @@ $(READY): pyproject.toml constraints.txt
 serve: $(READY) ## serve the default model until Ctrl-C, and stream one completion
 	@exec $(BIN)/inflight serve $(ARGS)
 
-test: unit kernels L0 ## run every test, from nothing
+test: unit kernels L0 ## run every test; builds .venv first if needed
 
 # Slow tests stay in one process, one after the other; the others share what cores are left.
 unit: $(READY) ## run the tests that need no server
 	$(BIN)/python -m pytest ci/unit --numprocesses logical --dist loadgroup $(DURATIONS) $(ARGS)
 
-# The kernels run in triton's interpreter, which is chosen for a whole process.
+# A process of its own, because triton's interpreter, which runs the kernels, is switched on for a whole process.
 kernels: $(READY) ## run the kernels' tests
 	$(BIN)/python -m pytest ci/kernels $(DURATIONS) $(ARGS)
 
@@ -73,16 +74,16 @@ lint: $(READY) ## check style, types, the C++ and the Dockerfile
 bench: $(READY) ## measure the engine against transformers: a table and one JSON line
 	$(BIN)/python -m ci.bench $(ARGS)
 
-bench-host: $(READY) ## measure what a step costs the host, over a device that does nothing
+bench-host: $(READY) ## measure the host's time per step, with a device that does nothing
 	$(BIN)/python -m ci.bench.host_work $(ARGS)
 
-load-test: $(READY) ## put load on a server started for it: a table, a plot and a page
+load-test: $(READY) ## start a server and load-test it: a table, a plot and a page
 	@$(BIN)/python ci/load_test.py $(ARGS)
 
 default-model: $(READY) ## train the default checkpoint again
 	$(BIN)/python ci/default_model/train.py --out $(CHECKPOINT) $(ARGS)
 
-# A GPU machine need not have tritonserver or .venv: a Python with torch, triton and pytest will do.
+# A GPU machine needs neither tritonserver nor .venv: a Python with torch, triton and pytest suffices.
 GPU_PYTHON ?= $(if $(wildcard $(BIN)/python),$(BIN)/python,$(PYTHON))
 GPU_TEST := PYTHONPATH=backend:kernels:client $(GPU_PYTHON) -m pytest -p no:cacheprovider
 
@@ -93,13 +94,13 @@ test-gpu: ## run kernel tests and engine parity on this machine's GPU
 	$(GPU_TEST) ci/kernels $(ARGS)
 	$(GPU_TEST) -m gpu ci/unit $(ARGS)
 
-# Without a GPU both are dry runs, which measure nothing.
+# Without a GPU both targets are dry runs, which measure nothing.
 GPU_BENCH := PYTHONPATH=.:backend:kernels:client $(GPU_PYTHON) -m ci.bench.kernels
 
-gpu-bench-kernels: ## measure the kernels on this machine's GPU against its rates and every peer found
+gpu-bench-kernels: ## measure the kernels on this machine's GPU, compared with its peak rates and all installed peers
 	$(GPU_BENCH) $(ARGS)
 
-gpu-tune-kernels: ## find the kernels' fastest configurations on this machine's GPU, and keep them as its table
+gpu-tune-kernels: ## find the kernels' fastest configurations on this machine's GPU and save them as its table
 	$(GPU_BENCH).tune $(ARGS)
 
 image: ## build the container image with docker, podman or buildah
@@ -107,5 +108,5 @@ image: ## build the container image with docker, podman or buildah
 	elif tool=$$(command -v buildah); then exec "$$tool" build --tag $(IMAGE) $(ARGS) .; \
 	else echo "Building the image needs docker, podman or buildah, and none of them is here." >&2; exit 1; fi
 
-clean: ## remove what was built, .venv too
+clean: ## remove everything that was built, including .venv
 	rm -rf $(VENV) build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis load-test

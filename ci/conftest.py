@@ -3,6 +3,7 @@ who leave it as it was, and what is said at the end of a run."""
 
 from __future__ import annotations
 
+import contextlib
 from collections import Counter, defaultdict
 from collections.abc import Generator, Iterator
 from pathlib import Path
@@ -22,6 +23,14 @@ REAL_SERVER = 600
 
 CPP_SKIPS = ("cannot compile here", "this processor has no")
 """What the reasons of skipped tests of C++ begin with."""
+
+
+with contextlib.suppress(ImportError):  # a GPU machine need not have it
+    from hypothesis import HealthCheck, settings
+
+    # How fast a machine draws examples says nothing about the code.
+    settings.register_profile("any machine", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+    settings.load_profile("any machine")
 
 
 def folder_of(path: Path) -> str:

@@ -7,12 +7,12 @@ The package reads downwards, and each folder imports only from those below it:
     batch_manager   the worker loop of every rank: GptManager, Scheduler, KVCacheManager
     runtime         one device: ModelRunner, Sampler
     models, layers  the networks and their parts
-    distributed     what ranks say to each other
+    distributed     communication between ranks
 
-    supervisor      beside them all: `inflight serve`, which starts, watches and ends a whole server
+    supervisor      separate from the rest: `inflight serve`, which starts, watches and ends a whole server
 
-The files beside this one (request, result, config, stats, errors, …) are the ground floor: values that every room
-passes on. They import nothing of ours but each other.
+The files beside this one (request, result, config, stats, errors, …) are the ground floor: values that all folders
+use. Of this package they import only each other.
 """
 
 __version__ = "0.1.0"

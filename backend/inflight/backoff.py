@@ -1,4 +1,4 @@
-"""How long to wait before something that failed is tried again. Knows nothing of what failed."""
+"""How long to wait before retrying something that failed. Does not know what is retried."""
 
 from __future__ import annotations
 
@@ -6,14 +6,14 @@ import time
 from collections.abc import Callable
 
 STEADY = 60.0
-"""Seconds of serving after which earlier failures are forgiven."""
+"""Seconds of uninterrupted service after which earlier failures no longer count."""
 
 LONGEST = 60.0
-"""Seconds between two tries, at most."""
+"""Longest pause between two tries, in seconds."""
 
 
 class Backoff:
-    """No pause after the first failure, then 1, 2, 4, … seconds."""
+    """Exponential backoff: no pause after the first failure, then 1, 2, 4, … seconds, up to LONGEST."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
@@ -21,11 +21,11 @@ class Backoff:
         self._serving_since: float | None = None
 
     def succeeded(self) -> None:
-        """It serves from now on. The time that it took to come so far is no time of service."""
+        """Service begins now. The time that the start took does not count as time of service."""
         self._serving_since = self._clock()
 
     def failed(self) -> float:
-        """Count a failure; the seconds to wait before the next try."""
+        """Count a failure and return the seconds to wait before the next try."""
         if self._serving_since is not None and self._clock() - self._serving_since >= STEADY:
             self._failures = 0
         self._serving_since = None

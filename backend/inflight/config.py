@@ -1,8 +1,8 @@
-"""The engine's configuration: read once from `config.pbtxt` parameters, checked with words, then final.
+"""The engine's configuration: read once from the `parameters` of `config.pbtxt`, validated, then immutable.
 
-Keys are TensorRT-LLM's where it has one, so that its users and Model Analyzer's sweeps know them. An empty value or
-an unfilled `${name}` means unset; an unknown key is an error that names the nearest known one.
-Knows nothing of tritonserver: it is given plain strings.
+Keys have TensorRT-LLM's names where it has such a key, so that its users and Model Analyzer's sweeps know them. An
+empty value or an unfilled `${name}` means unset; an unknown key is an error that names the nearest known one.
+Does not know tritonserver: its input is plain strings.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from inflight.errors import ConfigurationError
 
 
 class SchedulerPolicy(str, Enum):
-    """Who may start, and whether what has started may be paused."""
+    """Which waiting sequences may start, and whether running ones may be paused."""
 
     GUARANTEED_NO_EVICT = "guaranteed_no_evict"
     MAX_UTILIZATION = "max_utilization"
@@ -28,33 +28,33 @@ class SchedulerPolicy(str, Enum):
 
 @dataclass(frozen=True, kw_only=True)
 class EngineConfig:
-    """One field per key; the sentence under a field is what README's configuration table says."""
+    """One field per key. README's configuration table repeats the docstring of each field."""
 
     gpt_model_path: str = "checkpoint"
     """Hugging Face checkpoint folder; a relative path starts at the model's version folder."""
     tokenizer_dir: str = ""
     """Folder of the tokenizer; unset = the checkpoint folder."""
     gpt_model_type: str = "inflight_fused_batching"
-    """inflight_batching or inflight_fused_batching, the same here; V1 is refused."""
+    """inflight_batching or inflight_fused_batching, which mean the same here; V1 is refused."""
     model_impl: str = "auto"
-    """Who computes: native (layers of this engine), transformers (its modelling code) or auto (native where it can)."""
+    """Code that computes the network: native (this engine's), transformers (its own) or auto (native if supported)."""
     dtype: str = "auto"
     """auto (the checkpoint's), float32, bfloat16 or float16: type of weights, activations and KV cache."""
     device: str = "auto"
-    """auto (cuda where there is one), cpu or cuda."""
+    """auto (cuda if a GPU is available, else cpu), cpu or cuda."""
 
     executor: str = "auto"
     """How ranks are started: auto (uniproc for one rank, mpi for more), uniproc or mpi."""
     tensor_parallel_size: int = 1
-    """Ranks that share every layer."""
+    """Number of ranks; every layer is split over all of them."""
     gpu_device_ids: str = ""
-    """Comma-separated device of each rank; unset = rank number."""
+    """Comma-separated device number of each rank; unset = the rank's own number."""
     mpi_hostfile: str = ""
     """Hostfile for mpiexec; unset = all ranks on this machine."""
     worker_heartbeat_timeout_ms: int = 10_000
-    """Ranks that are silent for longer count as hung and are relaunched."""
+    """Ranks that send no heartbeat for this long count as hung and are relaunched."""
     worker_start_timeout_ms: int = 600_000
-    """Ranks must be ready this long after their launch."""
+    """Time within which ranks must be ready after their launch."""
 
     max_batch_size: int = 64
     """Sequences in one step (tritonserver's own max_batch_size stays 0)."""
@@ -65,20 +65,20 @@ class EngineConfig:
     max_input_len: int = 0
     """Prompt tokens of a request; 0 = max_seq_len - 1."""
     max_queue_size: int = 0
-    """Requests waiting beyond those being served; more are refused at once; 0 = no limit."""
+    """Requests that may wait in addition to max_batch_size active ones; more are refused at once; 0 = no limit."""
     enable_chunked_context: bool = True
-    """Long prompts are computed in chunks beside running decodes; false = whole, so at most max_num_tokens long."""
+    """Compute long prompts in chunks beside running decodes; false = in one step, so prompts fit in max_num_tokens."""
     batch_scheduler_policy: SchedulerPolicy = SchedulerPolicy.GUARANTEED_NO_EVICT
     """guaranteed_no_evict, max_utilization or static_batch."""
 
     tokens_per_block: int = 16
     """KV cache block size, a power of two."""
     max_tokens_in_paged_kv_cache: int = 0
-    """KV cache size in tokens; with a memory fraction the smaller holds; 0 = by fraction alone."""
+    """KV cache size in tokens; if a memory fraction is set too, the smaller size applies; 0 = by fraction alone."""
     kv_cache_free_gpu_mem_fraction: float = 0.0
-    """Fraction of the memory free after loading; 0 = 0.9 on a GPU; on a CPU 0.2, up to 4 GiB and a full batch's."""
+    """Fraction of the memory free after loading; 0 = 0.9 on a GPU; on a CPU 0.2, at most 4 GiB and a full batch."""
     enable_kv_cache_reuse: bool = True
-    """Share blocks of equal prefixes between requests of the same salt."""
+    """Share the KV blocks of equal prefixes between requests with the same cache salt."""
 
     cpu_compile: str = "auto"
     """Layers in C++: auto (one bfloat16 rank, a CPU with AVX-512 for bfloat16, g++ at hand), true or false."""
@@ -90,13 +90,13 @@ class EngineConfig:
     exclude_input_in_output: bool = False
     """Leave the prompt out of non-streamed output; a request's own flag wins."""
     max_responses_per_second: int = -1
-    """To streams under way, all together; 0 = no limit; -1 = 60 a core on CPU, else none. Tokens in between wait."""
+    """Rate limit of all running streams together; excess tokens wait; 0 = none; -1 = 60 a core on CPU, else none."""
     cancellation_check_period_ms: int = 100
-    """How often requests are asked whether their client has left."""
+    """Interval between checks whether the clients of requests have cancelled them."""
     stats_check_period_ms: int = 100
-    """How often metrics are brought up to date."""
+    """Interval between updates of the metrics."""
     max_text_bytes: int = 1_048_576
-    """Longest text_input in bytes, checked before it is tokenised; less where max_input_len surely holds less."""
+    """Longest accepted text_input in bytes, checked before it is tokenised; less if max_input_len cannot hold it."""
     log_level: str = "INFO"
     """Level of the ranks' log: DEBUG, INFO, WARNING or ERROR."""
 
@@ -167,12 +167,12 @@ class EngineConfig:
 
     @property
     def max_in_flight(self) -> int:
-        """Requests that may be served or wait at the same time; 0 = no limit."""
+        """Requests that may be active or waiting at the same time; 0 = no limit."""
         return self.max_batch_size + self.max_queue_size if self.max_queue_size else 0
 
     @property
     def launcher(self) -> str:
-        """How ranks are started: `executor`, with auto decided."""
+        """How ranks are started: `executor`, with auto resolved to uniproc or mpi."""
         if self.executor != "auto":
             return self.executor
         return "mpi" if self.tensor_parallel_size > 1 else "uniproc"
@@ -215,7 +215,8 @@ LARGEST = {
         2**31 - 1,
     ),
 }
-"""Beyond any use, and within what threads, clocks and 64 bits can do. Memory is compared where it is taken."""
+"""Upper bounds of integer keys: above any sensible use, below what threads, timers and 64-bit integers can represent.
+Whether the memory suffices is checked where it is allocated."""
 
 TRITONSERVER_KEYS = frozenset({"FORCE_CPU_ONLY_INPUT_TENSORS", "EXECUTION_ENV_PATH"})
 """Parameters that tritonserver's Python backend reads itself."""
@@ -256,8 +257,8 @@ UNSUPPORTED_KEYS: dict[str, tuple[str, ...] | None] = {
     "lora_cache_host_memory_bytes": None,
     "executor_worker_path": None,
 }
-"""TensorRT-LLM's keys for what this engine does not do: values that ask for nothing are accepted; None accepts any,
-because the key only tunes something that is not there."""
+"""TensorRT-LLM's keys for features that this engine does not have -> the values that are accepted because they do not
+request the feature. None accepts any value, because the key only tunes a component that does not exist here."""
 
 
 def is_set(text: str) -> bool:

@@ -1,27 +1,27 @@
-"""Every exception that inflight raises on purpose, drawn once.
+"""The hierarchy of all exceptions that inflight raises on purpose.
 
     InflightError
     ├── ConfigurationError      a key, a checkpoint or an installation is wrong: nothing starts; names the remedy
-    ├── RequestError            one request is refused; its neighbours never notice
-    │   ├── InvalidRequest      the client asked for something that cannot be             INVALID_ARGUMENT
+    ├── RequestError            one request fails; other requests are not affected
+    │   ├── InvalidRequest      the request is malformed or can never be served           INVALID_ARGUMENT
     │   ├── DuplicateRequest    its id is already in flight                               ALREADY_EXISTS
     │   ├── QueueFull           "Exceeds maximum queue size"                              UNAVAILABLE
-    │   ├── RequestCancelled    the client left or asked to stop                          CANCELLED
-    │   ├── RequestTimedOut     it waited longer than the time it was allotted            UNAVAILABLE
-    │   ├── StepFailed          the forward pass it was part of raised                    INTERNAL
-    │   └── ResponseFailed      what was computed for it could not be answered            INTERNAL
-    └── EngineUnavailable       ranks are dead, hung or not up yet                        UNAVAILABLE
+    │   ├── RequestCancelled    the client disconnected or cancelled it                   CANCELLED
+    │   ├── RequestTimedOut     it waited longer than its allotted time                   UNAVAILABLE
+    │   ├── StepFailed          the forward pass that it was part of raised               INTERNAL
+    │   └── ResponseFailed      its computed result could not be sent to the client       INTERNAL
+    └── EngineUnavailable       ranks are dead, hung or not ready yet                     UNAVAILABLE
 
-`code` is the name of the tritonserver error code that the server side answers with, and `outcome` the word under which
-such requests are counted. Both travel inside :class:`inflight.result.Response`, so that a rank can choose them without
-knowing tritonserver.
+`code` is the name of the tritonserver error code of the answer, and `outcome` the label under which metrics count such
+requests. Both are part of :class:`inflight.result.Response`, so that a rank can choose them without knowing
+tritonserver.
 """
 
 from __future__ import annotations
 
 
 class InflightError(Exception):
-    """Base of all errors that carry a sentence meant for a person."""
+    """Base of all errors whose message is written for the user."""
 
     code = "INTERNAL"
     outcome = "failed"
@@ -32,7 +32,7 @@ class ConfigurationError(InflightError):
 
 
 class RequestError(InflightError):
-    """One request ends with an error; everything else goes on."""
+    """One request ends with an error; the engine and other requests continue."""
 
 
 class InvalidRequest(RequestError):
@@ -50,7 +50,7 @@ class QueueFull(RequestError):
     outcome = "queue_full"
 
     def __init__(self, message: str = "Exceeds maximum queue size") -> None:
-        """The default is TensorRT-LLM's sentence, which clients look for."""
+        """The default is TensorRT-LLM's message, which clients match on."""
         super().__init__(message)
 
 

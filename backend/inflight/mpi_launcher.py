@@ -1,7 +1,7 @@
-"""The MPI launcher: which one it is, how it is called, and what to say of one that is missing or does not fit.
+"""The MPI launcher (mpiexec): finding it, its options and environment, and the messages about one that does not work.
 
-An executor launches ranks with it and `inflight serve` tries it beforehand; both go by this file, so that what was
-tried is what launches. Knows no rank's program, and no more of MPI than what differs between launchers.
+An executor launches ranks with it, and `inflight serve` tests it beforehand; both use this file, so that the launcher
+that was tested is the one that is used. Does not know the ranks' program; of MPI it knows only how launchers differ.
 """
 
 from __future__ import annotations
@@ -15,7 +15,8 @@ from pathlib import Path
 from inflight.errors import ConfigurationError
 
 OUTER_JOB = ("PMI_", "PMIX_", "OMPI_", "PRTE_", "HYDRA_", "HYDI_", "MPIEXEC_", "MPIR_", "I_MPI_", "PALS_")
-"""How the variables of an outer MPI job begin: with them in its way our job would believe itself a part of that one."""
+"""Prefixes of environment variables that an outer MPI job sets. Our job must not inherit them: its ranks would take
+themselves for members of the outer job."""
 
 ONE_HOST = {
     # MPICH over UCX: no TCP listeners.
@@ -49,9 +50,9 @@ def find_launcher(python: Path, *, one_host: bool) -> Path:
 
 
 def launcher_options(launcher: Path, hostfile: str = "", exported: Sequence[str] = ()) -> list[str]:
-    """Options of this kind of launcher: ranks are bound to no core, as their threads are spread by the runner.
+    """Options of this kind of launcher. Ranks are not bound to cores, because the runner places their threads.
 
-    `exported`: variables that ranks on the hosts of `hostfile` need. Raises ConfigurationError.
+    `exported`: names of environment variables that ranks on the hosts of `hostfile` need. Raises ConfigurationError.
     """
     if launcher.name.endswith("gforker"):
         return []
@@ -70,13 +71,13 @@ def launcher_options(launcher: Path, hostfile: str = "", exported: Sequence[str]
 
 
 def launcher_environment(inherited: Mapping[str, str], *, one_host: bool) -> dict[str, str]:
-    """`inherited` for a job of its own; on one host, for one that stays inside it."""
+    """`inherited` without the variables of an outer MPI job; with `one_host`, communication is limited to this host."""
     own = {name: value for name, value in inherited.items() if not name.startswith(OUTER_JOB)}
     return {**own, **ONE_HOST} if one_host else own
 
 
 def misfit(launcher: Path | None, library: str = "") -> str:
-    """The sentence about a launcher whose ranks do not find each other. `library`: what mpi4py's says of itself."""
+    """Message for a launcher whose ranks do not find each other. `library`: version text of mpi4py's MPI library."""
     named = f" {launcher}" if launcher else ""
     known = f" ({library})" if library else ""
     return f"the MPI launcher{named} does not belong to mpi4py's MPI library{known}: {REMEDY}"

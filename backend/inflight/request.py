@@ -1,7 +1,7 @@
-"""What a client asked for, frozen: the value that travels from the server side to every rank.
+"""A request as every rank receives it from the server side: an immutable value.
 
-Knows nothing of tritonserver's tensors, of text or of how tokens are made. Encoded with msgpack by
-:mod:`msgspec`; fields at their default are left out on the wire.
+Does not know tritonserver's tensors, text, or how tokens are computed. Encoded with msgpack by :mod:`msgspec`; fields
+that have their default value are not encoded.
 """
 
 from __future__ import annotations
@@ -14,11 +14,12 @@ from inflight.errors import InvalidRequest
 
 MAX_SEED = 2**64 - 1
 MIN_TEMPERATURE = 1e-5
-"""Below it a draw is the largest logit anyway, and far below it 1 / temperature is no number."""
+"""Smallest temperature of random sampling. Below it the likeliest token is drawn anyway, and far below it
+1 / temperature overflows."""
 
 
 class SamplingConfig(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """How the next token is chosen. Every field is resolved: there is no "unset" below the server side."""
+    """How the next token is chosen. Every field has a value: the server side has replaced unset ones by defaults."""
 
     temperature: float = 0.0
     """0 chooses the likeliest token (greedy); otherwise logits are divided by it."""
@@ -31,13 +32,13 @@ class SamplingConfig(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
     seed: int = 0
     """Key of the request's own random stream, 0 <= seed < 2**64."""
     repetition_penalty: float = 1.0
-    """> 1 makes tokens of the prompt or of the output less likely (Keskar et al. 2019); 1 is off."""
+    """Above 1, tokens that occur in the prompt or the output become less likely (Keskar et al. 2019); 1 is off."""
     presence_penalty: float = 0.0
-    """Subtracted once from the logit of every token that the output already holds."""
+    """Subtracted once from the logit of every token that occurs in the output."""
     frequency_penalty: float = 0.0
-    """Subtracted as often as the output already holds the token."""
+    """Subtracted from a token's logit once for each of its occurrences in the output."""
     min_tokens: int = 0
-    """No end token before this many tokens were generated."""
+    """End tokens are not sampled before this many tokens have been generated."""
 
 
 class OutputConfig(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -50,7 +51,7 @@ class Request(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """One prompt to be continued."""
 
     request_id: int
-    """uint64, unique among the requests in flight of all fronts."""
+    """uint64, unique among the requests in flight of all fronts of the engine."""
     input_token_ids: list[int]
     max_tokens: int
     """At most this many new tokens, >= 1."""
@@ -61,29 +62,30 @@ class Request(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     end_ids: list[int] = []
     """Any of these tokens ends the sequence (finish reason END_ID); empty = never."""
     stop_words: list[list[int]] = []
-    """Token sequences that end the sequence when its tail equals one of them."""
+    """The sequence ends as soon as its last tokens equal one of these."""
     bad_words: list[list[int]] = []
-    """Token sequences that must not be completed."""
+    """Token sequences that must not occur in the output: their last token is not sampled after the others."""
     priority: float = 0.5
-    """0..1, higher goes first; first come first served among equals."""
+    """0 to 1; higher ones start first, equal ones in order of arrival."""
     allotted_time_ms: int = 0
-    """The request is ended this long after the leader heard of it, whether it waits or runs; 0 = no limit."""
+    """The request is ended this long after the leader received it, whether it is waiting or active; 0 = no limit."""
     client_id: str = ""
-    """The client's own id, as tritonserver gave it: kept for messages."""
+    """The client's own request id as tritonserver passed it; used in messages only."""
     cache_salt: str = ""
-    """Requests share cached prefixes only with requests of the same salt."""
+    """Cached prefixes are shared only between requests with the same salt."""
     num_return_sequences: int = 1
-    """Independent continuations of the prompt; more than one are refused."""
+    """Independent continuations of the prompt. Must be 1: more are not supported."""
     generated_token_ids: list[int] = []
-    """Tokens that the client has already, where ranks take over a request from others that died: the continuation
-    starts behind them and is the one that the others would have made. They count as generated, not as prompt, wherever
-    the two differ, and are not returned again."""
+    """Set when ranks take over a request from ranks that died: tokens that the client has already received. Generation
+    continues after them with the tokens that the earlier ranks would have generated. They count as generated tokens,
+    not as prompt, wherever that matters, and are not returned again."""
     cum_log_prob: float = 0.0
     """Sum of the log probabilities of `generated_token_ids`."""
 
 
 class RequestLimits(msgspec.Struct, frozen=True, kw_only=True):
-    """What a running engine can ever serve. The leader announces it; the server side and every rank check by it."""
+    """Bounds on requests that a running engine can serve. The leader announces them to its fronts; the server side and
+    every rank check requests against them."""
 
     vocab_size: int
     max_seq_len: int
@@ -93,12 +95,12 @@ class RequestLimits(msgspec.Struct, frozen=True, kw_only=True):
     kv_cache_tokens: int
     """Tokens that the whole KV pool holds."""
     max_words: int = 2048
-    """Stop or bad word sequences of one request: 1024 words, each with and without a space before it."""
+    """Maximum number of stop words, and of bad words, of one request: 1024, each with and without a leading space."""
     max_words_tokens: int = 32768
-    """Their number times the length of the longest: every step compares each of them with the end of its row."""
+    """Maximum number of words times the length of the longest: every step compares each word with its row's end."""
 
     def validate(self, request: Request) -> None:
-        """Raise InvalidRequest, with one sentence, if `request` can never be served."""
+        """Raise InvalidRequest with the reason if `request` can never be served."""
         tokens = request.input_token_ids
         if not tokens:
             raise InvalidRequest("the prompt is empty: give at least one token")
@@ -129,7 +131,7 @@ class RequestLimits(msgspec.Struct, frozen=True, kw_only=True):
             raise InvalidRequest(f"priority must be between 0 and 1, got {request.priority}")
 
     def longest(self, request: Request) -> int:
-        """Tokens that `request` can ever hold in the KV cache: its last token is sampled but never fed back."""
+        """Most tokens that `request` can hold in the KV cache: its last token is sampled but never computed."""
         return min(len(request.input_token_ids) + request.max_tokens, self.max_seq_len) - 1
 
     def _validate_token_ids(self, request: Request) -> None:

@@ -1,6 +1,6 @@
-"""What comes back: the value that travels from the leader rank to the server side.
+"""Responses: the values that the leader rank sends back to the server side.
 
-A request ends with exactly one Response whose `is_final` is true: its last Result, or an error.
+A request ends with exactly one Response whose `is_final` is true: it holds the last Result, or an error.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from inflight.errors import InflightError
 
 
 class FinishReason(enum.IntEnum):
-    """Why a sequence ended; the wire spelling for clients is `.wire`."""
+    """Why a sequence ended; `.wire` is the text that clients receive."""
 
     NOT_FINISHED = 0
     END_ID = 1
@@ -38,7 +38,7 @@ _WIRE = {
 
 
 class PerfMetrics(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """Timestamps of one request on the leader's steady clock, in nanoseconds, and its KV cache account, in blocks."""
+    """Timestamps of one request on the leader's monotonic clock, in nanoseconds, and its use of KV blocks."""
 
     arrival_time_ns: int = 0
     first_scheduled_time_ns: int = 0
@@ -54,9 +54,9 @@ class Result(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """New tokens of one sequence of a request."""
 
     output_token_ids: list[int] = []
-    """Tokens that no earlier Result of the sequence held; never the prompt."""
+    """Tokens generated since the previous Result of the sequence; never the prompt."""
     log_probs: list[float] = []
-    """Natural log probability of each of them under the model's raw distribution, if asked for."""
+    """Natural log probability of each of these tokens under the model's raw distribution, if requested."""
     cum_log_prob: float = 0.0
     """Sum over the whole sequence so far."""
     finish_reason: FinishReason = FinishReason.NOT_FINISHED
@@ -65,7 +65,7 @@ class Result(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     sequence_index: int = 0
     is_sequence_final: bool = False
     perf_metrics: PerfMetrics | None = None
-    """Set on the final Result (always on it: histograms are made of it)."""
+    """Always set on the final Result, because the histogram metrics are computed from it; None on the others."""
 
 
 class Response(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -77,7 +77,7 @@ class Response(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     error_code: str = ""
     """Name of a tritonserver error code: INVALID_ARGUMENT, UNAVAILABLE, CANCELLED, INTERNAL, ALREADY_EXISTS."""
     outcome: str = ""
-    """Of an error: the word under which the request is counted."""
+    """Of an error: the label under which metrics count the request."""
 
     @classmethod
     def of_error(cls, request_id: int, error: InflightError) -> Response:

@@ -1,7 +1,8 @@
-"""A server's private directory: how its processes know of it, and what they leave in it for each other.
+"""A server's run directory: the private directory in which its processes leave files for each other.
 
-The supervisor makes it and names it to every process of the server by a variable, which is also the mark by which those
-processes are found again. Without a supervisor there is none. Knows nobody's files but their places.
+The supervisor creates it and passes its path to every process of the server in an environment variable; the variable
+also identifies those processes later. Without a supervisor there is no run directory. Knows the paths of the files in
+it, not their content.
 """
 
 from __future__ import annotations
@@ -10,16 +11,16 @@ import os
 from pathlib import Path
 
 RUN_DIRECTORY = "INFLIGHT_RUN_DIR"
-"""Variable that holds its path."""
+"""Environment variable that holds its path."""
 
 LOST = "lost"
-"""Folder in it: a file named after a model says why its stub has given that model up."""
+"""Folder in it, with one file per model whose stub has given the model up; the file holds the reason."""
 
 SIGNS = "signs"
 """Folder in it: a file INSTANCE.PID whose time a stub renews for as long as it is alive."""
 
 
 def run_directory() -> Path | None:
-    """This process's own; None where there is none."""
+    """The run directory of this process's server, or None without a supervisor."""
     path = os.environ.get(RUN_DIRECTORY, "")
     return Path(path) if path and Path(path).is_dir() else None

@@ -1,6 +1,6 @@
 """One iteration's statistics: the JSON of the batch manager's stats callback.
 
-Field names are TensorRT-LLM's batch-manager JSON, word for word, because dashboards and the nv_trt_llm_* metric
+The JSON's keys are exactly those of TensorRT-LLM's batch manager, because dashboards and the nv_trt_llm_* metric
 families map onto them one to one.
 """
 
@@ -10,7 +10,7 @@ import msgspec
 
 
 class IterationStats(msgspec.Struct, frozen=True, kw_only=True):
-    """Counted at the end of an iteration that leaves active requests. Memory in bytes."""
+    """Taken at the end of an iteration after which requests are still active. Memory in bytes."""
 
     timestamp: str = msgspec.field(name="Timestamp")
     """%m-%d-%Y %H:%M:%S.%f, local time."""

@@ -1,4 +1,4 @@
-"""`python -m inflight.worker`: the program of one rank (see inflight.executor.rank.worker)."""
+"""`python -m inflight.worker`: entry point of one rank's process (see inflight.executor.rank.worker)."""
 
 import sys
 

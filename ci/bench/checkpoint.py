@@ -1,6 +1,6 @@
-"""The checkpoint that is measured: a Llama of 135 M parameters with random bfloat16 weights, made where it is missing.
+"""The checkpoint that is measured: a Llama of 135 M parameters with random bfloat16 weights, created if it is missing.
 
-Its shape is that of small language models that people do serve on CPUs; its weights say nothing, so lengths are forced.
+It has the shape of small language models that are served on CPUs. Its weights are meaningless, so lengths are forced.
 """
 
 from __future__ import annotations

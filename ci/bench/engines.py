@@ -1,4 +1,4 @@
-"""The engines that are measured, behind one face: each answers the three cases with a rate in tokens per second."""
+"""The engines that are measured, behind one interface: each returns its tokens per second for the three cases."""
 
 from __future__ import annotations
 
@@ -94,7 +94,7 @@ class Transformers:
         self._answer()
 
     def decode(self, job: Job) -> float:
-        """The difference of two runs, so that the prefill is not counted."""
+        """Computed from the difference of two runs, so that the prefill is not counted."""
         first = self._seconds([job.prompt], 1)
         return (job.max_tokens - 1) / (self._seconds([job.prompt], job.max_tokens) - first)
 

@@ -1,8 +1,8 @@
-"""`python -m ci.bench.host_work`: what a step costs the host, over a device that does nothing.
+"""`python -m ci.bench.host_work`: the host's time per step, measured with a device that does nothing.
 
-One rank's loop with its callbacks, scheduler and input preparation; network, sampling and sockets are left out. Counted
-is the CPU time of the loop's thread. Sequences end all the time and others take their rows; with a queue, all that it
-holds waits in the scheduler.
+Runs one rank's loop with its callbacks, scheduler and input preparation, without network, sampling and sockets, and
+measures the CPU time of the loop's thread. Sequences end continually and others take their rows; queued requests all
+wait in the scheduler.
 """
 
 from __future__ import annotations

@@ -18,7 +18,7 @@ from ci.bench.revision import revision
 from ci.bench.workload import CASES
 
 SERVED_GOAL = 0.90
-"""What must be left of case (b) through tritonserver."""
+"""Fraction of case (b)'s rate that must remain when the engine is used through tritonserver."""
 
 
 def summarise(rates: dict[str, dict[str, list[float]]]) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""What is asked of every engine: the three cases, and lists of requests drawn anew for each round."""
+"""The workload of every engine: the three cases, and lists of requests that are new in each round."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class Case:
     goal: float
     """Ratio to transformers that must be reached."""
     stretch: float
-    """Where the best C++ engines for CPUs stand."""
+    """Ratio to transformers that the best C++ engines for CPUs reach."""
 
 
 CASES = (

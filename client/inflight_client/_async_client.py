@@ -1,4 +1,4 @@
-"""The asyncio client: the face of :class:`~inflight_client.Client`, awaited."""
+"""The asyncio client, with the same interface as :class:`~inflight_client.Client`."""
 
 from __future__ import annotations
 
@@ -67,24 +67,24 @@ class AsyncClient:
         request_id: str | None = None,
         **options: Unpack[GenerationOptions],
     ) -> AsyncCompletionStream:
-        """Chunks of the answer as they are made. `timeout` bounds the whole answer."""
+        """Chunks of the answer as they are generated. `timeout` (seconds) applies to the whole answer."""
         return self._open(prompt, dict(options), stream=True, timeout=timeout, request_id=request_id)
 
     async def stop(self, request_id: str) -> None:
-        """Ask the server to stop the request of that id, which another client may have sent.
+        """Ask the server to stop the request with that id, which another client may have sent.
 
-        That request ends with what it has so far. Raises InvalidRequest or ServerFailure if none such is in flight.
+        That request ends with its tokens so far. Raises InvalidRequest or ServerFailure if it is not in flight.
         """
         call = stop_call(request_id, model=self._model, timeout=self._timeout)
         async for _ in AsyncCompletionStream(self._transport.open(call), request_id):
             pass
 
     async def is_ready(self) -> bool:
-        """Whether the server is there and the model can serve."""
+        """Whether the server can be reached and the model is ready."""
         return await self._transport.model_ready(self._model, CONTROL_TIMEOUT)
 
     async def wait_until_ready(self, timeout: float) -> None:
-        """Return once the model can serve; raises NotReady after `timeout` seconds."""
+        """Return once the model is ready; raises NotReady after `timeout` seconds."""
         deadline = time.monotonic() + timeout
         while not await self.is_ready():
             if time.monotonic() >= deadline:
@@ -92,11 +92,11 @@ class AsyncClient:
             await asyncio.sleep(READY_POLL)
 
     async def model_config(self) -> dict[str, Any]:
-        """The model's configuration as the server has it: config.pbtxt as a dictionary."""
+        """The model's configuration on the server: its config.pbtxt as a dictionary."""
         return await self._transport.model_config(self._model, CONTROL_TIMEOUT)
 
     async def close(self) -> None:
-        """Drop the connection; requests in flight are cancelled."""
+        """Close the connection; requests in flight are cancelled."""
         await self._transport.close()
 
     async def __aenter__(self) -> AsyncClient:

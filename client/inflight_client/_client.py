@@ -1,4 +1,4 @@
-"""The synchronous client. Knows options, deadlines and streams; not tensors (:mod:`._protocol`), not grpc."""
+"""The synchronous client. Knows options, deadlines and streams, but not tensors (:mod:`._protocol`) or grpc."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ from inflight_client._transport import Transport
 from inflight_client._types import Completion, GenerationOptions
 
 CONTROL_TIMEOUT = 5.0
-"""Seconds that questions about a model (is it ready, its configuration) may take."""
+"""Timeout in seconds of calls that ask for a model's readiness or configuration."""
 READY_POLL = 0.1
-"""Seconds between two such questions while waiting."""
+"""Seconds between two readiness checks while waiting."""
 
 
 class Client:
@@ -70,24 +70,24 @@ class Client:
         request_id: str | None = None,
         **options: Unpack[GenerationOptions],
     ) -> CompletionStream:
-        """Chunks of the answer as they are made. `timeout` bounds the whole answer."""
+        """Chunks of the answer as they are generated. `timeout` (seconds) applies to the whole answer."""
         return self._open(prompt, dict(options), stream=True, timeout=timeout, request_id=request_id)
 
     def stop(self, request_id: str) -> None:
-        """Ask the server to stop the request of that id, which another client may have sent.
+        """Ask the server to stop the request with that id, which another client may have sent.
 
-        That request ends with what it has so far. Raises InvalidRequest or ServerFailure if none such is in flight.
+        That request ends with its tokens so far. Raises InvalidRequest or ServerFailure if it is not in flight.
         """
         call = stop_call(request_id, model=self._model, timeout=self._timeout)
         for _ in CompletionStream(self._transport.open(call), request_id):
             pass
 
     def is_ready(self) -> bool:
-        """Whether the server is there and the model can serve."""
+        """Whether the server can be reached and the model is ready."""
         return self._transport.model_ready(self._model, CONTROL_TIMEOUT)
 
     def wait_until_ready(self, timeout: float) -> None:
-        """Return once the model can serve; raises NotReady after `timeout` seconds."""
+        """Return once the model is ready; raises NotReady after `timeout` seconds."""
         deadline = time.monotonic() + timeout
         while not self.is_ready():
             if time.monotonic() >= deadline:
@@ -95,11 +95,11 @@ class Client:
             time.sleep(READY_POLL)
 
     def model_config(self) -> dict[str, Any]:
-        """The model's configuration as the server has it: config.pbtxt as a dictionary."""
+        """The model's configuration on the server: its config.pbtxt as a dictionary."""
         return self._transport.model_config(self._model, CONTROL_TIMEOUT)
 
     def close(self) -> None:
-        """Drop the connection; requests in flight are cancelled."""
+        """Close the connection; requests in flight are cancelled."""
         self._transport.close()
 
     def __enter__(self) -> Client:

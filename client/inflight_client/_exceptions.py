@@ -1,23 +1,23 @@
-"""Every exception of the client, drawn once.
+"""The hierarchy of all exceptions of the client.
 
     ClientError
-    ├── NotReady                the model did not become ready in the time given
-    ├── LoadTestError           a load test could not be run or measured; partial figures are never reported
-    ├── TransportError          no answer could be fetched; says nothing about the request itself
-    │   ├── ConnectError        nobody listens at the address
+    ├── NotReady                the model did not become ready in the given time
+    ├── LoadTestError           a load test could not be run or measured; partial results are never reported
+    ├── TransportError          no answer was received; the request itself may be valid
+    │   ├── ConnectError        no server listens at the address
     │   ├── ConnectionLost      the connection broke, or the answer ended without its last part
     │   └── DeadlineExceeded    `timeout` seconds passed; the server has been told to stop (also a TimeoutError)
-    └── RequestError            the server answered, with an error about this request
-        ├── InvalidRequest      it asks for something that cannot be           INVALID_ARGUMENT, ALREADY_EXISTS …
-        ├── ModelNotFound       the server has no such model                   NOT_FOUND
-        ├── Unavailable         the engine cannot serve just now; try later    UNAVAILABLE
-        │   └── RequestRefused  the server's queue is full                     UNAVAILABLE, RESOURCE_EXHAUSTED
-        ├── Cancelled           somebody stopped it                            CANCELLED
-        └── ServerFailure       everything else                                INTERNAL, UNKNOWN …
+    └── RequestError            the server answered with an error about this request
+        ├── InvalidRequest      the request is malformed or can never be served   INVALID_ARGUMENT, ALREADY_EXISTS …
+        ├── ModelNotFound       the server has no such model                      NOT_FOUND
+        ├── Unavailable         the engine cannot serve now; try again later      UNAVAILABLE
+        │   └── RequestRefused  the server's queue is full                        UNAVAILABLE, RESOURCE_EXHAUSTED
+        ├── Cancelled           the request was stopped                           CANCELLED
+        └── ServerFailure       everything else                                   INTERNAL, UNKNOWN …
 
-Each carries a sentence; those made from an answer also carry gRPC's `code` and the `request_id`. A request's error
-arrives as a sentence alone; the model `llm` writes the code behind it in brackets, as README's section "Errors" says.
-Knows nothing of grpc: a status is a name and a message.
+Each has a message; those made from an answer also have gRPC's `code` and the `request_id`. A stream reports a request's
+error as text only; the model `llm` appends the code in brackets, as README's section "Errors" describes. This module
+does not use grpc: a status is a name and a message.
 """
 
 from __future__ import annotations
@@ -26,19 +26,19 @@ import re
 
 
 class ClientError(Exception):
-    """Base of everything the client raises on purpose."""
+    """Base of all exceptions that the client raises on purpose."""
 
     def __init__(self, message: str, *, code: str = "", request_id: str = "") -> None:
         super().__init__(message)
         self.message = message
         self.code = code
-        """Name of the gRPC status code: UNKNOWN if the server told none, empty when no server was asked."""
+        """Name of the gRPC status code: UNKNOWN if the server gave none, empty if no server was involved."""
         self.request_id = request_id
         """Id of the request that failed, or empty."""
 
 
 class NotReady(ClientError):
-    """The model did not become ready in the time given."""
+    """The model did not become ready in the given time."""
 
 
 class LoadTestError(ClientError):
@@ -46,11 +46,11 @@ class LoadTestError(ClientError):
 
 
 class TransportError(ClientError):
-    """No answer could be fetched; says nothing about the request itself."""
+    """No answer was received; the request itself may be valid."""
 
 
 class ConnectError(TransportError):
-    """Nobody listens at the address."""
+    """No server listens at the address."""
 
 
 class ConnectionLost(TransportError):
@@ -62,11 +62,11 @@ class DeadlineExceeded(TransportError, TimeoutError):
 
 
 class RequestError(ClientError):
-    """The server answered, with an error about this request."""
+    """The server answered with an error about this request."""
 
 
 class InvalidRequest(RequestError):
-    """The request asks for something that cannot be; also raised before anything is sent."""
+    """The request is malformed or can never be served; also raised before anything is sent."""
 
 
 class ModelNotFound(RequestError):
@@ -74,7 +74,7 @@ class ModelNotFound(RequestError):
 
 
 class Unavailable(RequestError):
-    """The engine cannot serve just now; the same request may succeed later."""
+    """The engine cannot serve now; the same request may succeed later."""
 
 
 class RequestRefused(Unavailable):
@@ -104,7 +104,7 @@ _BY_CODE: dict[str, type[ClientError]] = {
 }
 _CODED = re.compile(rf"(?P<sentence>.*) \[(?P<code>{'|'.join(_BY_CODE)})\]", re.DOTALL)
 
-# gRPC answers UNAVAILABLE both when the server says so and when there is no server; only its words tell them apart.
+# gRPC reports UNAVAILABLE both when the server says so and when there is no server; only the message differs.
 _NO_CONNECTION = ("failed to connect", "connection refused", "dns resolution failed", "name resolution")
 _BROKEN_CONNECTION = (
     "socket closed",
@@ -115,10 +115,10 @@ _BROKEN_CONNECTION = (
     "endpoint closing",
 )
 _UNKNOWN_MODEL = "unknown model"
-# Of a model that is being loaded again, as after the loss of its ranks.
+# Message about a model that is being reloaded, for example after its ranks were lost.
 _NOT_LOADED = "has no available versions"
 _QUEUE_FULL = "exceeds maximum queue size"
-# What tritonserver itself and other backends answer requests with, in small letters: their sentences carry no code.
+# Parts, in lower case, of error messages by tritonserver itself and by other backends, which do not contain a code.
 _CODES_OF_WORDS = {
     _UNKNOWN_MODEL: "NOT_FOUND",
     _QUEUE_FULL: "UNAVAILABLE",
@@ -141,7 +141,7 @@ def error_from_status(code: str, message: str, *, request_id: str = "") -> Clien
 
 
 def error_from_message(message: str, *, request_id: str = "") -> ClientError:
-    """The exception for an error that a stream told in words, with or without a code behind them."""
+    """The exception for an error message in a stream, with or without a code in brackets at its end."""
     coded = _CODED.fullmatch(message)
     if coded:
         code, message = coded["code"], coded["sentence"]
@@ -161,7 +161,7 @@ def _kind(code: str, words: str) -> type[ClientError]:
 
 
 def _kind_of_connection(code: str, words: str) -> type[ClientError] | None:
-    """Of a status that gRPC itself made up, for no server did."""
+    """The exception for a status that gRPC itself has produced, not a server; None for other statuses."""
     if code == "UNAVAILABLE" and any(sign in words for sign in _NO_CONNECTION):
         return ConnectError
     if code == "UNAVAILABLE" and any(sign in words for sign in _BROKEN_CONNECTION):

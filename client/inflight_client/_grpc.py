@@ -1,12 +1,12 @@
 """The transports that reach a tritonserver: one gRPC stream per request, all of them over one channel.
 
-A stream per request, rather than one that many requests share, makes gRPC's own means exact: its deadline is the
-request's deadline, dropping it cancels that request and no other, and no idle stream is left behind to keep a server
-from exiting. The messages and stubs are tritonclient's.
+With one stream per request, instead of one shared by many, gRPC's own mechanisms fit: the stream's deadline is the
+request's deadline, cancelling it cancels only that request, and no idle stream remains that would keep a server from
+exiting. The messages and stubs are tritonclient's.
 
-A request's error is a message of its stream, in words. The header `triton_grpc_error` would have tritonserver end the
-stream with the error's status code instead, and is not sent: ending a stream like that races with the stream's own end
-in version 2.51, which dies of it. After an error the stream is read to its end and not cancelled: see :mod:`._stream`.
+A request's error arrives as a text message of its stream. With the header `triton_grpc_error` tritonserver would end
+the stream with the error's status code instead. It is not sent, because that races with the regular end of the stream
+and crashes tritonserver 2.51. After an error the stream is read to its end and not cancelled: see :mod:`._stream`.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ DEFAULT_URL = "localhost:8001"
 
 _EMPTY_FINAL = "triton_enable_empty_final_response"
 _FINAL = "triton_final_response"
-# A server that is still starting is met within a second of its opening the port: gRPC's own pause grows to two minutes.
+# Reconnect at least every second, so that a starting server is found soon: gRPC's default pause grows to two minutes.
 _CHANNEL_OPTIONS: tuple[tuple[str, int], ...] = (
     ("grpc.max_send_message_length", -1),
     ("grpc.max_receive_message_length", -1),
@@ -44,9 +44,9 @@ _CHANNEL_OPTIONS: tuple[tuple[str, int], ...] = (
 
 
 class GrpcTransport:
-    """Carries calls from any number of threads over one channel to `url` ("host:port").
+    """Sends calls from any number of threads over one channel to `url` ("host:port").
 
-    `credentials` (from grpc.ssl_channel_credentials) encrypts; without it the channel is plain.
+    With `credentials` (from grpc.ssl_channel_credentials) the channel is encrypted, otherwise it is not.
     """
 
     def __init__(self, url: str = DEFAULT_URL, *, credentials: grpc.ChannelCredentials | None = None) -> None:
@@ -104,7 +104,7 @@ class GrpcReplyStream:
 
 
 class AsyncGrpcTransport:
-    """The same for asyncio. The channel is made at first use, in the event loop that uses it."""
+    """The same for asyncio. The channel is created at first use, in the event loop that uses it."""
 
     def __init__(self, url: str = DEFAULT_URL, *, credentials: grpc.ChannelCredentials | None = None) -> None:
         self._url = url
@@ -165,7 +165,7 @@ class AsyncGrpcReplyStream:
         except asyncio.CancelledError:
             if not self._cancelled:
                 raise
-            # grpc.aio tells a reader that its call was cancelled as if the reading task had been.
+            # grpc.aio raises CancelledError in the reader of a cancelled call, as if the reading task were cancelled.
             failure = error_from_status("CANCELLED", "the stream was closed", request_id=self._request_id)
         if failure is not None:
             raise failure
@@ -207,7 +207,7 @@ def _client_error(error: Any, request_id: str = "") -> ClientError:
 
 
 def _not_ready(error: ClientError) -> bool:
-    """False where the error only says that the model is not there yet; raises any other."""
+    """False if the error only means that the model is not ready yet; raises any other error."""
     if isinstance(error, ModelNotFound | Unavailable) or error.code in (
         "UNAVAILABLE",
         "DEADLINE_EXCEEDED",

@@ -1,4 +1,4 @@
-"""A transport without a server: a function plays the model. For tests of this package and of those who use it.
+"""A transport without a server, in which a function acts as the model. For tests of this package and of its users.
 
 def model(call: Call) -> Iterable[Reply]:
     yield text_reply("Hello")
@@ -34,7 +34,7 @@ def text_reply(text: str, *, token_ids: Sequence[int] = (), finish_reason: str =
 
 
 class _MockReplyStream:
-    """Takes replies from the handler one by one; once cancelled it raises Cancelled, as a server's stream does."""
+    """Yields replies of the handler one by one; once cancelled it raises Cancelled, as a server's stream does."""
 
     def __init__(self, call: Call, replies: Iterable[Reply]) -> None:
         self._call = call
@@ -61,7 +61,7 @@ class _MockReplyStream:
 
 
 class _MockServer:
-    """What both mock transports share. `calls` and `streams` keep all that was opened, in order."""
+    """Base of both mock transports. `calls` and `streams` record everything that was opened, in order."""
 
     def __init__(self, handler: Handler, *, ready: bool = True, config: dict[str, Any] | None = None) -> None:
         self._handler = handler
@@ -79,7 +79,7 @@ class _MockServer:
 
 
 class MockTransport(_MockServer):
-    """Answers Client's calls with what `handler` yields; an exception that it raises reaches the caller."""
+    """Answers Client's calls with the replies that `handler` yields; its exceptions are raised to the caller."""
 
     def model_ready(self, model: str, timeout: float) -> bool:
         return self.ready

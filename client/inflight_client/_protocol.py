@@ -1,4 +1,5 @@
-"""The tensors of the model `llm`: options to a Call, a Reply to a Chunk. Used alike by both clients; sends nothing."""
+"""The tensors of the model `llm`: converts options to a Call and a Reply to a Chunk, for both clients. Sends
+nothing."""
 
 from __future__ import annotations
 
@@ -37,7 +38,7 @@ _DTYPES: dict[str, Any] = {
     "stream": np.bool_,
     "stop": np.bool_,
 }
-"""Every optional input, by the name that is also the option's."""
+"""Data types of all optional inputs; the name of an input is also that of the option."""
 
 _DEFAULTS: dict[str, object] = {
     "max_tokens": 128,
@@ -48,7 +49,7 @@ _DEFAULTS: dict[str, object] = {
 
 
 def new_request_id() -> str:
-    """An id that no other client chooses: 63 random bits in decimal, which every dialect of the server accepts."""
+    """A practically unique request id: 63 random bits in decimal, which every dialect of the server accepts."""
     return str(secrets.randbits(63) or 1)
 
 
@@ -61,7 +62,7 @@ def generation_call(
     timeout: float | None,
     request_id: str | None,
 ) -> Call:
-    """The call that asks `model` to go on from `prompt`, a text or token ids.
+    """The call that asks `model` to continue `prompt`, a text or token ids.
 
     Raises InvalidRequest for values that no tensor can hold, TypeError for unknown options.
     """
@@ -73,13 +74,13 @@ def generation_call(
 
 
 def stop_call(request_id: str, *, model: str, timeout: float | None) -> Call:
-    """The call that stops the request of that id, whoever sent it."""
+    """The call that stops the request with that id, whichever client sent it."""
     inputs = {"stop": np.ones(1, np.bool_)}
     return Call(model=model, inputs=inputs, request_id=request_id, timeout=timeout)
 
 
 def chunk_from_reply(reply: Reply) -> Chunk | None:
-    """What a reply brings, or None for one that only says that it is the last."""
+    """The content of a reply, or None for an empty final reply."""
     outputs = reply.outputs
     if not outputs:
         return None

@@ -1,8 +1,8 @@
-"""Streams of chunks as a caller sees them: iterators that are also context managers, and cancel what is left on exit.
+"""Streams of chunks for callers: iterators that are also context managers and cancel an unfinished request on exit.
 
-What has come so far, and whether an answer may end here, is the same for both kinds: :class:`_Answer`. A stream that is
-left after its last chunk is read to its end and not cancelled: tritonserver up to 2.51 at least keeps the request for
-ever when a cancel meets its final response, so that the model is never unloaded, or dies of it.
+Both kinds share :class:`_Answer`, which holds what has arrived and checks that it is complete. A stream that the caller
+leaves after its last chunk is read to its end and not cancelled: if a cancellation coincides with the final response,
+tritonserver up to at least 2.51 either keeps the request for ever, so that the model is never unloaded, or crashes.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ class _Answer:
         self.request_id = request_id
         self.is_final = False
         self.is_ending = False
-        """The last chunk has come; what may follow has no content, and comes at once."""
+        """The last chunk has arrived; at most an empty final reply follows, without delay."""
         self._builder = CompletionBuilder(request_id)
 
     def take(self, reply: Reply) -> Chunk | None:
@@ -36,7 +36,7 @@ class _Answer:
         return chunk
 
     def check_complete(self) -> None:
-        """Raises ConnectionLost for an answer that ended without a last reply."""
+        """Raise ConnectionLost if the answer ended without a final reply."""
         if not self.is_final:
             message = "the server ended the stream before the answer was complete"
             raise ConnectionLost(message, request_id=self.request_id)
@@ -86,7 +86,7 @@ class CompletionStream(Iterator[Chunk]):
         raise StopIteration
 
     def close(self) -> None:
-        """Cancel what has not arrived. Harmless when all has, or when called twice or from another thread."""
+        """Cancel the request if it is unfinished. May be called at any time, repeatedly and from another thread."""
         if not self._closed:
             self._closed = True
             if self._answer.is_ending:
@@ -152,7 +152,7 @@ class AsyncCompletionStream(AsyncIterator[Chunk]):
         raise StopAsyncIteration
 
     async def close(self) -> None:
-        """Cancel what has not arrived. Harmless when all has, or when called twice."""
+        """Cancel the request if it is unfinished. May be called at any time and repeatedly."""
         if not self._closed:
             self._closed = True
             if self._answer.is_ending:

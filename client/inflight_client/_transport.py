@@ -1,7 +1,7 @@
-"""The seam between the client and the wire: an object that carries one call to a server and its replies back.
+"""The interface between the client and the network: a transport sends a call to a server and returns its replies.
 
-A Call is a model's name and named arrays; a Reply is named arrays and whether it is the last. What the arrays mean is
-:mod:`._protocol`'s business, how they travel is :mod:`._grpc`'s; :mod:`._mock` answers without any server.
+A Call is a model's name and named arrays; a Reply is named arrays and whether it is the last. :mod:`._protocol` knows
+the meaning of the arrays, :mod:`._grpc` their transfer; :mod:`._mock` answers without any server.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class Reply:
 
 
 class ReplyStream(Protocol):
-    """Replies of one call. Iterating raises ClientError; `cancel` ends both sides and may be called at any time."""
+    """Replies of one call. Iterating may raise ClientError; `cancel` ends the call on both sides, at any time."""
 
     def __iter__(self) -> Iterator[Reply]: ...
     def cancel(self) -> None: ...
@@ -49,7 +49,7 @@ class AsyncReplyStream(Protocol):
 
 
 class Transport(Protocol):
-    """Carries calls; may be used from many threads at once. Each method raises ClientError."""
+    """Sends calls; may be used from many threads at once. Each method may raise ClientError."""
 
     def open(self, call: Call) -> ReplyStream: ...
     def model_ready(self, model: str, timeout: float) -> bool: ...
@@ -67,7 +67,7 @@ class AsyncTransport(Protocol):
 
 
 def strings(values: list[str] | tuple[str, ...]) -> Array:
-    """Texts as the array that travels: `bytes`, dtype object."""
+    """Strings as an input array: UTF-8 `bytes`, dtype object."""
     array = np.empty(len(values), dtype=np.object_)
     array[:] = [value.encode("utf-8") for value in values]
     return array

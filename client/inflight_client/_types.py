@@ -1,4 +1,4 @@
-"""What a caller gives and gets: options of a request, chunks of an answer, the whole answer. Plain values."""
+"""Plain values of the public interface: options of a request, chunks of an answer, the whole answer."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from typing_extensions import TypedDict
 
 
 class GenerationOptions(TypedDict, total=False):
-    """Keyword arguments of `generate` and `stream`. One that is left out (or None) is left to the server."""
+    """Keyword arguments of `generate` and `stream`. For one that is left out (or None) the server's default applies."""
 
     max_tokens: int
-    """New tokens at most; 128 unless given."""
+    """Maximum number of new tokens; default 128."""
     min_tokens: int | None
-    """New tokens at least: ends are not taken before."""
+    """Minimum number of new tokens: the answer does not end earlier."""
     temperature: float | None
     """0 chooses the likeliest token."""
     top_k: int | None
@@ -27,34 +27,34 @@ class GenerationOptions(TypedDict, total=False):
     presence_penalty: float | None
     frequency_penalty: float | None
     stop_words: Sequence[str] | None
-    """The answer ends where one of these strings appears."""
+    """The answer ends before the first occurrence of one of these strings."""
     bad_words: Sequence[str] | None
     """Strings that are never generated."""
     end_id: int | None
     """Token that ends the answer; -1 for none."""
     pad_id: int | None
     exclude_input_in_output: bool
-    """Leave the prompt out of the text; True unless given."""
+    """Leave the prompt out of the text; default True."""
     return_log_probs: bool
     """Fill `log_probs` and `cum_log_probs`."""
 
 
 @dataclass(frozen=True)
 class Chunk:
-    """One response of a stream: the text and tokens since the one before. A busy server puts several tokens in one."""
+    """One response of a stream: text and tokens since the previous one. A busy server joins several tokens into one."""
 
     text: str = ""
     token_ids: tuple[int, ...] = ()
     finish_reason: str | None = None
     """"stop", "length", "cancelled" … on the last chunk, None before."""
     log_probs: tuple[float, ...] = ()
-    """Natural log probability of each token, if asked for."""
+    """Natural log probability of each token, if requested."""
     cum_log_probs: float | None = None
-    """Sum over the answer so far, if asked for."""
+    """Sum of the log probabilities of the answer so far, if requested."""
     num_input_tokens: int | None = None
     """Tokens of the prompt."""
     num_output_tokens: int = 0
-    """Tokens generated since the chunk before."""
+    """Tokens generated since the previous chunk."""
 
 
 @dataclass(frozen=True)
@@ -73,7 +73,7 @@ class Completion:
 
 @dataclass
 class CompletionBuilder:
-    """Joins chunks to the Completion they are parts of."""
+    """Joins the chunks of an answer into a Completion."""
 
     request_id: str = ""
     _chunks: list[Chunk] = field(default_factory=list)
@@ -99,7 +99,7 @@ _T = TypeVar("_T")
 
 
 def _last(values: Iterable[_T | None]) -> _T | None:
-    """The last that is not None."""
+    """The last value that is not None, or None."""
     found = None
     for value in values:
         found = value if value is not None else found

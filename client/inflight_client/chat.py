@@ -1,7 +1,7 @@
-"""A conversation with a model: history kept, laid out by the checkpoint's own chat template, answered as a stream.
+"""A conversation with a model: keeps the history, formats it with the checkpoint's chat template, streams the answers.
 
-The template is applied here, with the tokenizer of a checkpoint folder, and the token ids are sent: text would be given
-the template's special tokens twice. Templates come from the operator's folder only, never from a server or a user.
+The template is applied here, with the tokenizer of a checkpoint folder, and token ids are sent: if text were sent, the
+server would add special tokens a second time. Templates come from a local folder only, never from a server or a user.
 """
 
 from __future__ import annotations
@@ -23,20 +23,20 @@ _FILES_OF_A_TOKENIZER = ("tokenizer.json", "tokenizer.model", "tokenizer_config.
 
 
 class ChatTemplate(Protocol):
-    """Lays a conversation out as token ids, ending where the assistant is to speak."""
+    """Formats a conversation as token ids that end where the assistant's answer begins."""
 
     def __call__(self, messages: list[Message]) -> list[int]: ...
 
 
 class ChatError(ClientError):
-    """A conversation cannot be held with this checkpoint."""
+    """This checkpoint cannot be used for a conversation."""
 
 
 def load_chat_template(folder: Path) -> ChatTemplate:
-    """The template of the tokenizer in `folder`. Raises ChatError in words."""
+    """The template of the tokenizer in `folder`. Raises ChatError with the reason."""
     if not any((folder / name).is_file() for name in _FILES_OF_A_TOKENIZER):
         raise ChatError(f"{folder} holds no tokenizer; name the checkpoint folder with --tokenizer")
-    # transformers takes a second to import and nothing else of the client needs it.
+    # transformers takes a second to import, and nothing else in the client needs it.
     from transformers import AutoTokenizer
 
     try:
@@ -54,8 +54,8 @@ def load_chat_template(folder: Path) -> ChatTemplate:
 
 
 def tokenizer_folder(config: dict[str, Any], default: Path | None) -> Path | None:
-    """Where the tokenizer of a served model lies, by the server's own configuration of it; `default` if that folder is
-    not on this machine. Relative folders are the server's business and cannot be followed from here."""
+    """Folder of a served model's tokenizer, according to the model's configuration on the server; `default` if that
+    folder is not on this machine. Relative folders are relative to the server's and cannot be resolved here."""
     parameters = config.get("parameters", {})
     for key in ("tokenizer_dir", "gpt_model_path"):
         text = parameters.get(key, {}).get("string_value", "")
@@ -65,7 +65,7 @@ def tokenizer_folder(config: dict[str, Any], default: Path | None) -> Path | Non
 
 
 class ChatSession:
-    """History and the way to go on from it.
+    """The history of a conversation, and a method to continue it.
 
     for text in session.say("Who are you?"):
         print(text, end="")
@@ -86,8 +86,8 @@ class ChatSession:
         self.messages: list[Message] = list(self._preamble)
 
     def say(self, text: str) -> Generator[str, None, None]:
-        """Pieces of the answer. Both sides enter the history, the answer as far as it was read: one that is broken off
-        stays as it stands, one that fails before its first piece leaves no trace."""
+        """Pieces of the answer. Question and answer are added to the history, the answer as far as it was read. If the
+        answer fails before its first piece, nothing is added."""
         asked = [*self.messages, {"role": "user", "content": text}]
         answer: list[str] = []
         try:
@@ -100,5 +100,5 @@ class ChatSession:
                 self.messages = [*asked, {"role": "assistant", "content": "".join(answer)}]
 
     def reset(self) -> None:
-        """Forget the conversation; the system message stays."""
+        """Forget the conversation except the system message."""
         self.messages = list(self._preamble)

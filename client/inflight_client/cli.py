@@ -1,7 +1,7 @@
-"""The console command `inflight`: serve, generate, chat, load-test. Only options and wiring; the work is elsewhere.
+"""The console command `inflight`: serve, generate, chat, load-test. Only parses options and calls other modules.
 
-Every command imports what it needs when it runs, so that `inflight --help` answers at once. What is expected to go
-wrong is one sentence on standard error: exit code 2 if what was asked for cannot be, 1 if it failed.
+Every command imports what it needs when it runs, so that `inflight --help` answers at once. Expected failures are
+reported in one sentence on standard error, with exit code 2 for invalid options or requests and 1 otherwise.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ def main() -> None:
 
 
 def connect(url: str, model: str, timeout: float | None = None) -> Client:
-    """A client for one command. Tests put another in its place."""
+    """A client for one command. Tests replace this function."""
     from inflight_client._client import Client
 
     return Client(url, model=model, timeout=timeout)

@@ -1,4 +1,4 @@
-"""What the command line shows: streamed answers, the error sentence, the conversation, the greeting of a new server."""
+"""Output of the command line: streamed answers, error messages, the chat, the greeting of a new server."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _CHAT_HELP = "/reset forgets the conversation, /quit or Ctrl-D ends, Ctrl-C stop
 
 @contextlib.contextmanager
 def failing_in_words() -> Iterator[None]:
-    """Ends the program with one red sentence on standard error for every failure that is expected."""
+    """Reports expected failures in one red sentence on standard error and ends the program."""
     try:
         yield
     except InvalidRequest as error:
@@ -38,19 +38,20 @@ def failing_in_words() -> Iterator[None]:
     except KeyboardInterrupt:
         raise typer.Exit(EXIT_INTERRUPTED) from None
     except BrokenPipeError:
-        # The reader of a pipe has left, as `head` does; nothing more can be shown, not even by the interpreter's exit.
+        # The reader of the pipe has exited, as `head` does. Discard further output, or the flush at exit would fail
+        # too.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         raise typer.Exit(EXIT_FAILED) from None
 
 
 def fail(sentence: str, code: int = EXIT_FAILED) -> typer.Exit:
-    """Says the sentence and returns what is to be raised."""
+    """Print the sentence and return the exception to raise."""
     typer.secho(f"inflight: {' '.join(sentence.split())}", fg=typer.colors.RED, err=True)
     return typer.Exit(code)
 
 
 def write_stream(pieces: Iterable[str]) -> None:
-    """Each piece as it comes, then the end of the line, also where the answer breaks off."""
+    """Print each piece as it arrives, then a newline, also if the answer is interrupted."""
     try:
         for piece in pieces:
             typer.echo(piece, nl=False)
@@ -69,7 +70,7 @@ def write_summary(completion: Completion, seconds: float) -> None:
 
 
 def converse(session: ChatSession) -> None:
-    """Questions from the terminal until its end (Ctrl-D)."""
+    """Read questions from the terminal and print the answers, until end of input (Ctrl-D)."""
     with contextlib.suppress(ImportError):
         import readline  # noqa: F401  (importing it gives input() its line editing)
     typer.secho(_CHAT_HELP, dim=True)
@@ -94,7 +95,7 @@ def converse(session: ChatSession) -> None:
 
 
 def _answer(session: ChatSession, text: str) -> None:
-    """One answer; a failure is told and the conversation goes on."""
+    """Print one answer; a failure is reported and the conversation continues."""
     try:
         with contextlib.closing(session.say(text)) as pieces:
             write_stream(pieces)
@@ -105,7 +106,7 @@ def _answer(session: ChatSession, text: str) -> None:
 
 
 def greet(*, client: Client, grpc: str, http: str, metrics: str, model: str, prompt: str) -> None:
-    """Proof that a new server works, and how to talk to it."""
+    """Show that a new server works by streaming one completion, and how to use it."""
     typer.secho(f"\n{prompt}", bold=True, nl=False)
     try:
         with client.stream(prompt, max_tokens=64, timeout=60) as stream:
@@ -118,7 +119,7 @@ def greet(*, client: Client, grpc: str, http: str, metrics: str, model: str, pro
 
 
 def how_to_talk(*, grpc: str, http: str, metrics: str, model: str, prompt: str) -> str:
-    """`http` is "" where the server answers gRPC alone."""
+    """Example commands for a server. `http` is "" if the server has no HTTP endpoint."""
     url = "" if grpc in ("127.0.0.1:8001", "localhost:8001") else f" --url {grpc}"
     named = "" if model == "llm" else f" --model {model}"
     curl = f"""

@@ -1,16 +1,16 @@
-"""The operations that a transformer's step is made of: triton kernels on a GPU, the same functions in torch on a CPU.
+"""The operations that a transformer's step consists of: triton kernels on a GPU, the same functions in torch on a CPU.
 
-Torch in, torch out. Knows no request, no model and no scheduler; importing it needs no triton. One folder a family of
-operations, and in each the same three parts:
+All functions take and return torch tensors. Knows no request, no model and no scheduler; importing it does not need
+triton. There is one folder per family of operations, each with the same three parts:
 
-    <family>/__init__.py    the public functions: what each takes, gives and promises, whichever device runs it
-    <family>/reference.py   the same functions in torch: what a CPU computes with and what tests compare the kernels to
-    <family>/gpu/           the triton kernels, one operation a file: formula, kernel, launcher that checks and launches
+    <family>/__init__.py    the public functions: arguments, results and guarantees, the same for every device
+    <family>/reference.py   the same functions in torch, which run on a CPU and which tests compare the kernels with
+    <family>/gpu/           the triton kernels, one file per operation: formula, kernel, launcher that checks arguments
 
 Legend of the public functions: T tokens, B sequences, H hidden size, I intermediate size, Hq query heads, Hkv KV heads,
 D head_dim, V vocabulary. A KV cache is (num_blocks, block_size, Hkv, D); slot = block_id * block_size + offset. "Float"
-is float32, float16 or bfloat16. On a GPU no function waits for the device, and the launchers raise ValueError for a
-shape, dtype or stride that they cannot take; a reference checks nothing.
+is float32, float16 or bfloat16. On a GPU no function waits for the device, and the launchers raise ValueError for an
+unsupported shape, dtype or stride; the references check nothing.
 """
 
 from inflight_kernels.activation import silu_and_mul, silu_and_mul_quantized

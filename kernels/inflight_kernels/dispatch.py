@@ -1,6 +1,6 @@
-"""The one place that chooses between a family's triton kernels and its torch reference: by a tensor's device.
+"""Chooses between a family's triton kernels and its torch reference, by a tensor's device.
 
-Knows no operation. triton is imported when the first CUDA tensor arrives, so that a CPU-only machine need not have it.
+Knows no operation. triton is imported at the first CUDA tensor, so that a CPU-only machine does not need it.
 """
 
 from __future__ import annotations
@@ -12,11 +12,11 @@ from types import ModuleType
 from torch import Tensor
 
 IMPLEMENTATIONS = {"cpu": "reference", "cuda": "gpu"}
-"""Device type -> the module of every family whose functions run there."""
+"""Device type -> name of the module, in every family, whose functions run on such devices."""
 
 
 def implementation(tensor: Tensor, family: str) -> ModuleType:
-    """The module of the package `family` whose functions run where `tensor` lies; ValueError for other devices."""
+    """The module of the package `family` whose functions run on the tensor's device. Raises ValueError if none does."""
     kind = IMPLEMENTATIONS.get(tensor.device.type)
     if kind is None:
         raise ValueError(f"inflight_kernels runs on cpu and cuda tensors, got one on {tensor.device}")

@@ -1,16 +1,16 @@
-"""Launch configurations found on a device beforehand: looked up at serving time, never searched for then.
+"""Launch configurations that were tuned on a device beforehand. While serving they are only looked up.
 
     tuned("silu_and_mul", {"tokens": 32, "dtype": "bfloat16"}, {"BLOCK_I": 1024, "num_warps": 4}, x.device)
 
 A table is a file of this package, `tuned/<device>-triton-<major.minor>.json`, written by `make gpu-tune-kernels` on
-that device with that triton: {"operations": {operation: [{"shape": {...}, "config": {...}}, ...]}}. Without one, or
-with nothing near enough in it, the launcher's own default holds.
+that device with that triton: {"operations": {operation: [{"shape": {...}, "config": {...}}, ...]}}. Without a table, or
+without an entry that is near enough, the launcher's own default is used.
 
-Nearest: an entry is considered when it names the same dimensions as the question and the same configuration keys as the
-default, and when everything given as text (dtypes, and sizes that must not differ, such as str(head_dim)) is equal. Its
-distance is the sum of the doublings between the numbers; the nearest counts, the first among equals, if it is not
-further than `REACH`. Launchers ask with sizes rounded to powers of two, so that few questions are ever asked. What must
-not depend on the batch (deterministic mode) must not name the batch in its shape.
+An entry is considered if it has the same dimensions as the requested shape and the same configuration keys as the
+default, and if all dimensions given as text (dtypes, and sizes that must not differ, such as str(head_dim)) are equal.
+Its distance is the sum of |log2(ratio)| over the numeric dimensions. The nearest entry is used, the first of equally
+near ones, if its distance is at most `REACH`. Launchers round sizes to powers of two, so that few different shapes are
+looked up. An operation that must not depend on the batch (deterministic mode) must leave the batch out of its shape.
 
 Knows no kernel.
 """
@@ -31,18 +31,18 @@ from typing import Any
 import torch
 
 TABLES = Path(__file__).with_name("tuned")
-# Doublings, over all dimensions, past which a neighbour's configuration says nothing. A quarter or four times the size.
+# Largest distance, summed over all dimensions, at which an entry is still used: 2 is a factor of 4 in one dimension.
 REACH = 2.0
 
 Shape = tuple[tuple[str, "int | str"], ...]
 Config = Mapping[str, int]
 
-# What a tuning script is trying now, by operation (None: the default), and the shapes that were asked for meanwhile.
+# Operation -> the configuration that a tuning script is trying now (None: the default), and the shapes looked up by it.
 _trials: dict[str, tuple[Config | None, set[Shape]]] = {}
 
 
 def tuned(operation: str, shape: Mapping[str, int | str], default: Config, device: torch.device) -> Config:
-    """The configuration to launch `operation` with at `shape` on `device`: the table's nearest, or `default`."""
+    """The configuration for launching `operation` at `shape` on `device`: the table's nearest entry, or `default`."""
     if _trials and operation in _trials:
         config, shapes = _trials[operation]
         shapes.add(tuple(shape.items()))
@@ -58,9 +58,9 @@ def tuned(operation: str, shape: Mapping[str, int | str], default: Config, devic
 
 @contextmanager
 def trying(operation: str, config: Config | None) -> Iterator[set[Shape]]:
-    """While open, `tuned` answers `config` for `operation` on every device, or its default if None.
+    """Within the context, `tuned` returns `config` for `operation` on every device, or the default if it is None.
 
-    Yields the shapes that it was asked for.
+    Yields the set of shapes that were looked up meanwhile.
     """
     shapes: set[Shape] = set()
     _trials[operation] = (config, shapes)
@@ -71,7 +71,7 @@ def trying(operation: str, config: Config | None) -> Iterator[set[Shape]]:
 
 
 def table_path(device_name: str, triton_version: str) -> Path:
-    """Where the table of a device (as CUDA names it) and a triton version (only major.minor counts) lies."""
+    """Path of the table for a device (by CUDA's name of it) and a triton version (only major.minor is used)."""
     slug = re.sub(r"[^a-z0-9]+", "-", device_name.lower()).strip("-")
     return TABLES / f"{slug}-triton-{'.'.join(triton_version.split('.')[:2])}.json"
 

@@ -1,10 +1,9 @@
-"""A RankGroup over MPI. Only buffers travel: nothing that a rank receives is ever unpickled.
+"""A RankGroup over MPI. Only raw buffers are exchanged: nothing that a rank receives is unpickled.
 
-A wait inside MPI would spin on a whole core. So the leader rings a bell for each operation that it has begun, and a
-rank on its machine sleeps until then: for microseconds while steps run, for hours in an idle engine. What is left, a
-reply or a relay, ranks wait for by asking again and again, with naps between that grow; so do ranks of other machines
-from the first. Never by spinning: in each rank the step that runs needs the core and Python's lock.
-To be used from one thread only.
+A wait inside MPI would keep a whole core busy. So the leader sends a wake-up for each operation that it has started,
+and a rank on its machine sleeps until then: for microseconds while steps run, for hours in an idle engine. For what is
+left, a reply or a relay, ranks poll with pauses that grow, and so do ranks of other machines from the start. Nobody
+spins: in each rank the running step needs the core and Python's lock. To be used from one thread only.
 """
 
 from __future__ import annotations
@@ -28,8 +27,8 @@ from mpi4py import MPI  # noqa: E402
 NAP = 0.00005
 """Seconds; the system makes about twice as much of it."""
 MAX_NAP = 0.01
-"""100 looks a second cost an idle follower on another machine less than 1 % of a core; a first request waits 5 ms
-longer on average."""
+"""100 polls a second cost an idle follower on another machine less than 1 % of a core, and delay the first request
+after an idle time by 5 ms on average."""
 NAP_GROWTH = 1.25
 
 SHARED_MEMORY = Path("/dev/shm")
@@ -39,22 +38,22 @@ class MpiRankGroup:
     """Implements rank_group.RankGroup over MPI_COMM_WORLD."""
 
     def __init__(self, folder: Path | None = None) -> None:
-        """Start MPI. Collective. `folder`: private and of the engine's own; None on machines that do not have it."""
+        """Initialise MPI. Collective. `folder`: the launch's private directory; None on machines that lack it."""
         if not MPI.Is_initialized():
             MPI.Init_thread(MPI.THREAD_FUNNELED)
         self._comm = MPI.COMM_WORLD
-        # A failing call raises here, so that the rank can say a sentence; the default handler would abort without one.
+        # A failing call raises, so that the rank can report the reason; the default handler would abort without one.
         self._comm.Set_errhandler(MPI.ERRORS_RETURN)
         self.rank: int = self._comm.Get_rank()
         self.size: int = self._comm.Get_size()
         self._count: NDArray[np.int64] = np.zeros(1, dtype=np.int64)
-        self._rings: Bell | None = None  # of the leader
-        self._hears: Bell | None = None  # of the others
+        self._rings: Bell | None = None  # on the leader, if it can wake others
+        self._hears: Bell | None = None  # on the other ranks, if the leader can wake them
         _unlink_shared_memory(self)
         self._hang_bell(folder)
 
     def broadcast(self, payload: bytes | None) -> bytes:
-        """The leader's payload, on every rank: its length, then its bytes if it has any."""
+        """See RankGroup. Sends the length first, then the bytes unless the payload is empty."""
         if self.rank == 0:
             assert payload is not None
             self._count[0] = len(payload)
@@ -72,7 +71,7 @@ class MpiRankGroup:
         self._complete(self._comm.Ibarrier())
 
     def close(self) -> None:
-        """Leave MPI. Collective; nothing of MPI works in this process afterwards."""
+        """Finalise MPI. Collective; this process cannot use MPI afterwards."""
         if MPI.Is_initialized() and not MPI.Is_finalized():
             MPI.Finalize()
         for bell in (self._rings, self._hears):
@@ -84,7 +83,7 @@ class MpiRankGroup:
         self._comm.Abort(1)
 
     def _hang_bell(self, folder: Path | None) -> None:
-        """Others listen only if the leader can ring, and they can hear it. Before, nobody rings or listens."""
+        """Set up wake-ups. A rank sleeps only if the leader sends wake-ups and the rank can receive them."""
         bell = Bell(folder, self.rank, self.size) if folder is not None else None
         self.barrier()  # a ring before there is a socket would be missed
         leader_rings = self.broadcast((b"1" if bell is not None else b"") if self.rank == 0 else None) != b""
@@ -94,7 +93,7 @@ class MpiRankGroup:
             self._hears = bell
 
     def _complete(self, request: Any) -> None:
-        """Wait for an operation that was just begun."""
+        """Wait for an operation that has just been started; the leader first wakes the other ranks."""
         if self._rings is not None:
             self._rings.ring()
         if self._hears is not None:
@@ -106,14 +105,14 @@ class MpiRankGroup:
 
 
 def library_version() -> str:
-    """First line of what the MPI library says of itself."""
+    """First line of the MPI library's version text."""
     return str(MPI.Get_library_version()).splitlines()[0].strip()
 
 
 def _unlink_shared_memory(group: MpiRankGroup) -> None:
     """Remove the names of the library's shared-memory regions once every rank of this machine has opened them.
 
-    A rank that is killed cannot do so any more, and nobody else knows the names.
+    A rank that is killed later cannot remove them, and no other process knows the names.
     """
     group.barrier()
     for name in os.listdir("/proc/self/fd"):

@@ -1,4 +1,4 @@
-"""The seam between ranks: how bytes that the leader has reach every rank. Knows no request and no tensor."""
+"""The interface between an engine's ranks: broadcasts of bytes from the leader. Knows no requests and no tensors."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ class RankGroup(Protocol):
     size: int
 
     def broadcast(self, payload: bytes | None) -> bytes:
-        """The leader's payload, on every rank; followers pass None. A waiting follower must not burn its core."""
+        """Returns the leader's payload on every rank; followers pass None. A waiting follower must not busy-wait."""
 
     def barrier(self) -> None:
         """Return once every rank has called it."""
@@ -21,11 +21,11 @@ class RankGroup(Protocol):
         """Leave the group."""
 
     def abort(self) -> None:
-        """End every rank, this one too if need be: for a rank that cannot go on with the others."""
+        """End every rank, possibly this one too. For a rank that failed and would leave the others waiting."""
 
 
 class SingleRank:
-    """A group of one: nothing to say to anybody."""
+    """A group of one rank, without communication."""
 
     rank = 0
     size = 1

@@ -1,6 +1,6 @@
 """The Executor API: how the server side reaches an engine, wherever its ranks run.
 
-Knows requests and responses; nothing of tensors, text or tritonserver.
+Knows requests and responses; does not know tensors, text or tritonserver.
 """
 
 from __future__ import annotations
@@ -21,18 +21,18 @@ if TYPE_CHECKING:
 
 class Executor(ABC):
     """One engine, from launch to shutdown. `enqueue_request`, `cancel_request` and `await_responses` may be called from
-    different threads; each request that was accepted ends with exactly one final Response, also when its ranks die
-    (then with an error whose code is UNAVAILABLE)."""
+    different threads. Each accepted request ends with exactly one final Response; if the ranks die, it is an error with
+    the code UNAVAILABLE."""
 
     @property
     @abstractmethod
     def limits(self) -> RequestLimits:
-        """What the engine can ever serve; known once it is ready."""
+        """Bounds on the requests that the engine can serve; known once it is ready."""
 
     @property
     @abstractmethod
     def device(self) -> str:
-        """What its ranks compute on, cpu or cuda; known once it is ready."""
+        """Device type of its ranks, cpu or cuda; known once it is ready."""
 
     @property
     @abstractmethod
@@ -41,7 +41,7 @@ class Executor(ABC):
 
     @abstractmethod
     def start(self) -> None:
-        """Launch the ranks and wait until they serve. Raises ConfigurationError with the ranks' own sentence."""
+        """Launch the ranks and wait until they serve. Raises ConfigurationError with the reason that the ranks gave."""
 
     @abstractmethod
     def next_request_id(self) -> int:
@@ -49,7 +49,7 @@ class Executor(ABC):
 
     @abstractmethod
     def enqueue_request(self, request: Request) -> None:
-        """Hand over a request; never waits for the engine.
+        """Send a request without waiting for the engine.
 
         Raises InvalidRequest (checked against `limits`), DuplicateRequest, QueueFull ("Exceeds maximum queue size") or
         EngineUnavailable. After an exception there will be no Response.
@@ -57,35 +57,35 @@ class Executor(ABC):
 
     @abstractmethod
     def await_responses(self, timeout: float | None = None) -> list[Response]:
-        """All responses that have come, at least one; [] after `timeout` seconds or once the executor is shut down."""
+        """Wait for responses and return all that have arrived; [] after `timeout` seconds or once it is shut down."""
 
     @abstractmethod
     def cancel_request(self, request_id: int) -> None:
-        """Ask for an early end. An active request answers with what it has (CANCELLED); unknown ids are ignored."""
+        """Ask for an early end. An active request ends with its tokens so far (CANCELLED); unknown ids are ignored."""
 
     @abstractmethod
     def get_latest_iteration_stats(self) -> str | None:
-        """The newest batch-manager JSON, or None if there is none since the last call."""
+        """The newest statistics of the batch manager as JSON, or None if none arrived since the last call."""
 
     @abstractmethod
     def num_requests_in_flight(self) -> int:
-        """Requests that have not had their final response."""
+        """Accepted requests that have not received their final response."""
 
     @abstractmethod
     def num_requests_queued(self) -> int:
-        """Requests of all fronts that waited for a place among the active ones when the newest statistics came."""
+        """Requests of all fronts that were waiting, not active, when the newest statistics were sent."""
 
     @abstractmethod
     def is_ready(self) -> bool:
-        """True while every rank is alive and answering."""
+        """True while the engine serves: every rank is alive and answers."""
 
     @abstractmethod
     def is_down(self) -> bool:
-        """True if the ranks were lost and could not be brought back: requests are refused until they are."""
+        """True if the ranks were lost and could not be relaunched: requests are refused until that succeeds."""
 
     @abstractmethod
     def shutdown(self) -> None:
-        """End the ranks; in-flight requests get an UNAVAILABLE error. Safe to call twice."""
+        """End the ranks that this executor started; requests in flight get an UNAVAILABLE error. Safe to call twice."""
 
 
 def create_executor(
@@ -95,10 +95,10 @@ def create_executor(
     keep_trying: bool = True,
     on_engine_death: Callable[[str], None] | None = None,
 ) -> Executor:
-    """An executor that starts ranks of its own in the way that `config.executor` names. Not started yet.
+    """An executor that launches its own ranks as `config.executor` says. It is returned unstarted.
 
-    `name`: of the engine, under which further fronts find it; "" for one that nobody else uses. For the other options
-    see RemoteFront.
+    `name`: the engine's name, by which other fronts find it; "" if no other front uses it. For the other options see
+    RemoteFront.
     """
     from inflight.executor.front.remote import RemoteFront
     from inflight.executor.wire.address import EngineAddress
@@ -111,8 +111,9 @@ def create_executor(
 def attach_executor(
     config: EngineConfig, name: str, *, on_engine_death: Callable[[str], None] | None = None
 ) -> Executor:
-    """An executor of an engine that another process started under `name`; it loses it and finds it again. Of `config`
-    the timeouts and the checkpoint's generation_config.json count. Not started yet."""
+    """An executor of an engine that another process launched under `name`. It reconnects after that process relaunches
+    the engine. Of `config` only the timeouts and the checkpoint's generation_config.json are used. It is returned
+    unstarted."""
     from inflight.executor.front.remote import RemoteFront
     from inflight.executor.launchers.attached import AttachedLauncher
     from inflight.executor.wire.address import EngineAddress

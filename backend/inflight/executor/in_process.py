@@ -1,6 +1,6 @@
 """One rank on a thread of this process: for programs that use the engine as a library, for tests and benchmarks.
 
-Same account of requests and same loop as the ranks in processes have, without sockets between.
+It uses the same RequestBook and the same worker loop as ranks in processes of their own, but no sockets.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ from inflight.result import Response
 logger = logging.getLogger(__name__)
 
 FRONT = b""
-"""There is only one."""
+"""Name of the only front, for the RequestBook."""
 
 
 class InProcessExecutor(Front):
-    """Should the loop itself fail, the executor stays down: a process cannot be sure of its device after that."""
+    """If the worker loop fails, the executor stays down: the device of this process may be unusable after that."""
 
     def __init__(self, config: EngineConfig, load_runner: LoadRunner = load_model_runner) -> None:
         """Raises ConfigurationError for more than one rank, and for a wrong generation_config.json."""
@@ -106,7 +106,7 @@ class InProcessExecutor(Front):
 
 
 class _InProcessLeader:
-    """Implements rank_callbacks.Leader; `inbox` is filled by other threads: a Request, or an id to cancel."""
+    """Implements rank.callbacks.Leader. Other threads append to `inbox`: a Request, or the id of one to cancel."""
 
     def __init__(
         self,
@@ -116,7 +116,7 @@ class _InProcessLeader:
         *,
         stats_seconds: float,
     ) -> None:
-        """`stats_seconds`: at least so long between two statistics of a busy engine."""
+        """`stats_seconds`: shortest time between two reports of a busy engine's statistics."""
         self.inbox: deque[Request | int] = deque()
         self.news = threading.Event()
         self._book = RequestBook(max_in_flight)

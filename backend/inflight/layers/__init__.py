@@ -1,5 +1,5 @@
-"""The parts that networks are made of: tensors in, tensors out. Nothing here knows a checkpoint or an architecture.
+"""The layers that networks are composed of: tensors in, tensors out. Nothing here knows checkpoints or architectures.
 
-Parts are plain objects that hold tensors, not nn.Module: a module's call and attribute look-up cost some microseconds
-each, hundreds of times a step.
+Layers are plain objects that hold tensors, not nn.Module: a module's call and attribute look-up cost some microseconds
+each, hundreds of times per step.
 """

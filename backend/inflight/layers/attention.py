@@ -1,4 +1,4 @@
-"""Attention over the paged KV cache, and the batch's shape that it needs. Knows neither weights' names nor requests.
+"""Attention over the paged KV cache, and the description of the batch that it needs. Does not know requests.
 
 Legend: T tokens, N decoding rows, P prefilling rows, H query heads, K key/value heads (both of this rank), E head size.
 A step's tokens are N decodes, one token each, then the chunks of P prefills; the two parts run different kernels.
@@ -16,30 +16,31 @@ import inflight_kernels
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AttentionMetadata:
-    """What every layer must know of the batch: made once a step, passed as an argument."""
+    """Description of the batch for every layer, created once per step."""
 
     positions_T: Tensor
-    """int64, place of each token in its sequence."""
+    """int64, position of each token in its sequence."""
     slot_mapping_T: Tensor
-    """int64, where each token's keys and values go: block_id * block_size + offset; negative = nowhere."""
+    """int64, cache slot of each token's keys and values: block_id * block_size + offset; negative = not stored."""
     num_decodes: int
     decode_block_table: Tensor
-    """int32 (N, blocks of the longest)."""
+    """int32 (N, blocks of the longest sequence)."""
     decode_seq_lens_N: Tensor
     """int32, tokens in the cache after this step."""
     num_prefills: int
     prefill_block_table: Tensor
-    """int32 (P, blocks of the longest)."""
+    """int32 (P, blocks of the longest sequence)."""
     prefill_seq_lens_P: Tensor
+    """int32, tokens in the cache after this step."""
     prefill_start_loc: Tensor
-    """int32 (P + 1), where each prefill's tokens start, counted from the first prefill token."""
+    """int32 (P + 1), index of each prefill's first token, counted from the first prefill token."""
     max_prefill_len: int
     """Tokens of the longest chunk."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CacheSpec:
-    """What one layer keeps of each token: a key and a value for each of this rank's heads."""
+    """What one layer stores for each token: a key and a value for each key/value head of this rank."""
 
     num_kv_heads: int
     head_dim: int
@@ -58,7 +59,7 @@ class LayerCache:
 
 @dataclass(slots=True, kw_only=True)
 class Attention:
-    """Everything between the q, k, v product and the output product, for this rank's heads."""
+    """Everything between the q, k, v projection and the output projection, for this rank's heads."""
 
     num_heads: int
     num_kv_heads: int
@@ -94,9 +95,9 @@ class Attention:
 
 
 def attend(q_THE: Tensor, cache: LayerCache, metadata: AttentionMetadata, scale: float, sliding_window: int) -> Tensor:
-    """(T, H, E) to (T, H, E): each token over its sequence's keys up to its own, which are in the cache already.
+    """(T, H, E) to (T, H, E): causal attention of each token to its sequence's keys, which the cache must hold already.
 
-    A `sliding_window` above 0 leaves only the last so many keys visible.
+    With a `sliding_window` above 0 each token attends to that many last keys only, itself included.
     """
     out_THE = torch.empty_like(q_THE)
     decodes = metadata.num_decodes

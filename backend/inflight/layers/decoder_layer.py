@@ -1,7 +1,6 @@
 """One layer of a decoder: attention, then the gated feed-forward, each on a normalised copy of the residual stream.
 
-Legend: T tokens, D hidden size. A function of tensors: what a layer adds is returned apart from the residual, and the
-next norm does the addition.
+Legend: T tokens, D hidden size. A layer returns its output and the residual separately; the next norm adds them.
 """
 
 from __future__ import annotations
@@ -27,13 +26,13 @@ class DecoderLayer:
 
     @property
     def linears(self) -> tuple[ColumnParallelLinear | RowParallelLinear, ...]:
-        """The matrix products, in their order."""
+        """The matrix products, in the order of their computation."""
         return self.qkv, self.output, self.mlp.gate_up, self.mlp.down
 
     def __call__(
         self, hidden_TD: Tensor, residual_TD: Tensor | None, cache: LayerCache, metadata: AttentionMetadata
     ) -> tuple[Tensor, Tensor]:
-        """(what this layer adds, the residual it is to be added to); `residual_TD` is None for the first layer."""
+        """Returns (output of this layer, residual to add it to); `residual_TD` is None for the first layer."""
         if residual_TD is None:
             normed_TD, residual_TD = self.input_norm(hidden_TD), hidden_TD
         else:

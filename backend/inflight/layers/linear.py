@@ -1,7 +1,7 @@
-"""Matrix products and their tensor-parallel forms. Knows no architecture; is handed its rank's weights.
+"""Matrix products, split over the ranks of a tensor-parallel group. Knows no architecture; gets its rank's weights.
 
 Legend: T tokens, I input features, O output features of this rank.
-A layer split by columns holds some output features and gives them; a layer split by rows holds some input features and
+A column-parallel layer computes some of the output features. A row-parallel layer uses some of the input features, and
 its outputs are summed over the ranks.
 """
 
@@ -17,7 +17,7 @@ from inflight.distributed.tensor_parallel import TensorParallelGroup
 
 @dataclass(slots=True)
 class ColumnParallelLinear:
-    """This rank's output features. Several layers with one input (q, k, v; gate, up) are stacked into one of these."""
+    """This rank's output features. Several layers with the same input (q, k, v; gate, up) are stacked into one."""
 
     weight_OI: Tensor
     bias_O: Tensor | None
@@ -28,11 +28,11 @@ class ColumnParallelLinear:
 
 @dataclass(slots=True)
 class RowParallelLinear:
-    """Sum over the ranks of what each makes of its input features."""
+    """The sum over all ranks of each rank's product with its input features."""
 
     weight_OI: Tensor
     bias_O: Tensor | None
-    """On the leader only, so that the sum has it once."""
+    """On the leader only, so that the sum contains it once."""
     group: TensorParallelGroup
 
     def __call__(self, x_TI: Tensor) -> Tensor:

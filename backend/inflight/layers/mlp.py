@@ -13,7 +13,7 @@ from inflight.layers.linear import ColumnParallelLinear, RowParallelLinear
 @dataclass(slots=True)
 class GatedMLP:
     gate_up: ColumnParallelLinear
-    """Gate in the first half of the outputs."""
+    """The first half of the outputs is the gate, the second half is up."""
     down: RowParallelLinear
 
     def __call__(self, hidden_TD: Tensor) -> Tensor:

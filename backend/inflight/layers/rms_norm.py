@@ -1,4 +1,4 @@
-"""Root-mean-square normalisation as an object that holds its weight. Knows no position in the network."""
+"""Root-mean-square normalisation as an object that holds its weight. Does not know where in the network it is used."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import inflight_kernels
 
 @dataclass(slots=True)
 class RMSNorm:
-    """Normalises hidden states (T, D), alone or after the residual is added."""
+    """Normalises hidden states (T, D), alone or after adding the residual."""
 
     weight_D: Tensor
     eps: float

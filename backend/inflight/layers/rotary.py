@@ -1,4 +1,4 @@
-"""Rotary position embedding: the table of cosines and sines, for every scaling that checkpoints ask for.
+"""Rotary position embedding: the table of cosines and sines, for each supported kind of scaling.
 
 Knows positions and frequencies, no tokens. Legend: R rotated pairs of a head (head_dim / 2), S positions.
 """
@@ -15,13 +15,13 @@ from torch import Tensor
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RopeConfig:
-    """A checkpoint's rotary parameters, whichever spelling they came in."""
+    """A checkpoint's rotary parameters, whichever keys its config.json has them under."""
 
     kind: str = "default"
     theta: float = 10_000.0
     factor: float = 1.0
     original_max_positions: int
-    """Positions that the model was first trained for."""
+    """Context length that the model was trained for before scaling."""
     low_freq_factor: float = 1.0
     high_freq_factor: float = 4.0
     beta_fast: float = 32.0
@@ -51,16 +51,17 @@ def _default(rope: RopeConfig, head_dim: int, positions_S: Tensor) -> tuple[Tens
 
 
 def _linear(rope: RopeConfig, head_dim: int, positions_S: Tensor) -> tuple[Tensor, float]:
-    """Positions squeezed by the factor."""
+    """Positions divided by the factor."""
     return _inverse(rope.theta, head_dim) / rope.factor, 1.0
 
 
 def _dynamic(rope: RopeConfig, head_dim: int, positions_S: Tensor) -> tuple[Tensor, float]:
-    """NTK-aware scaling whose base grows with the sequence: (S, R), each position by the length that ends with it.
+    """NTK-aware scaling whose base grows with the sequence length: (S, R). Each position is scaled for the sequence
+    that ends with it.
 
-    That is what a token-by-token reading of the sequence gives, and makes a key independent of how its prompt was cut
-    into chunks and of who shares its block. transformers rotates a prompt longer than the original length by the whole
-    prompt's length instead; up to the original length the two agree.
+    This equals processing the sequence token by token. A key then does not depend on how its prompt was divided into
+    chunks, and can be shared between requests. transformers instead rotates a prompt longer than the original length by
+    the whole prompt's length; up to the original length the two agree.
     """
     length_S = (positions_S + 1).clamp(min=rope.original_max_positions)
     growth_S = rope.factor * length_S / rope.original_max_positions - (rope.factor - 1)
@@ -69,7 +70,7 @@ def _dynamic(rope: RopeConfig, head_dim: int, positions_S: Tensor) -> tuple[Tens
 
 
 def _llama3(rope: RopeConfig, head_dim: int, positions_S: Tensor) -> tuple[Tensor, float]:
-    """Llama 3.1: long waves are stretched by the factor, short ones are left, those between are blended."""
+    """Llama 3.1: low frequencies are divided by the factor, high ones kept, those in between interpolated."""
     inverse_R = _inverse(rope.theta, head_dim)
     wavelength_R = 2 * math.pi / inverse_R
     turns_R = rope.original_max_positions / wavelength_R
@@ -79,7 +80,7 @@ def _llama3(rope: RopeConfig, head_dim: int, positions_S: Tensor) -> tuple[Tenso
 
 
 def _yarn(rope: RopeConfig, head_dim: int, positions_S: Tensor) -> tuple[Tensor, float]:
-    """YaRN (Peng et al. 2023): a ramp from unscaled to fully interpolated frequencies, and a warmer softmax."""
+    """YaRN (Peng et al. 2023): a ramp from unscaled to fully interpolated frequencies, and scaled attention scores."""
 
     def pair_that_turns(times: float) -> float:
         waves = rope.original_max_positions / (times * 2 * math.pi)
@@ -114,4 +115,4 @@ FREQUENCIES: dict[str, Callable[[RopeConfig, int, Tensor], tuple[Tensor, float]]
     "llama3": _llama3,
     "yarn": _yarn,
 }
-"""Scaling -> (angle per position and pair: (R,) or (S, R), amplitude of cosines and sines)."""
+"""Kind of scaling -> function that returns the frequencies, (R,) or (S, R), and the amplitude of cosines and sines."""

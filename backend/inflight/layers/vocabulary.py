@@ -1,4 +1,4 @@
-"""The two ends of the network, split by vocabulary: token ids to hidden states, hidden states to logits.
+"""Embedding and head, split by vocabulary over the ranks: token ids to hidden states, hidden states to logits.
 
 Legend: T tokens, B rows that sample, D hidden size, U this rank's part of the vocabulary, V the vocabulary.
 Every rank holds ceil(V / ranks) rows; the last rank's are padded with zeros.
@@ -16,7 +16,7 @@ from inflight.distributed.tensor_parallel import TensorParallelGroup
 
 @dataclass(slots=True)
 class VocabularyParallelEmbedding:
-    """Looks up its own token ids, gives zeros for the others', and sums over the ranks."""
+    """Each rank looks up the token ids of its part, zeros for all others; the results are summed over the ranks."""
 
     weight_UD: Tensor
     group: TensorParallelGroup

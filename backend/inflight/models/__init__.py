@@ -1,12 +1,12 @@
 """Networks: a native decoder, whose architectures differ as data, and transformers' modelling code for all others.
 
-    Network              what both offer to the runtime
+    Network              the interface of both to the runtime
     Checkpoint           safetensors files, sliced and checked
     ModelConfig          a checkpoint's config.json, checked, for the native decoder
-    Family               what one architecture does its own way
+    Family               how one architecture differs from the others
     Decoder              the native network of one rank
-    TransformersConfig   a checkpoint's config.json for the other way
+    TransformersConfig   a checkpoint's config.json, for transformers' modelling code
     TransformersDecoder  a network of transformers with our attention
 
-Nothing here knows requests, sampling or how a step is put together.
+Nothing here knows requests, sampling or how a step is assembled.
 """

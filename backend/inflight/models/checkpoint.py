@@ -1,4 +1,4 @@
-"""Safetensors files of a checkpoint folder: parts of tensors by name, each checked. Knows no architecture.
+"""Reads the safetensors files of a checkpoint folder: slices of tensors by name, with checks. Knows no architecture.
 
 A rank reads only the bytes of its own slices. Nothing is unpickled.
 """
@@ -21,7 +21,7 @@ FLOAT_DTYPES = ("F32", "BF16", "F16")
 
 
 class Checkpoint:
-    """Open files of one checkpoint. A context manager; what it raises is ConfigurationError naming the file."""
+    """The open files of one checkpoint, as a context manager. All errors are ConfigurationErrors that name the file."""
 
     def __init__(self, folder: str | Path) -> None:
         self.folder = Path(folder)
@@ -41,14 +41,14 @@ class Checkpoint:
         return name in self._file_of
 
     def check(self, name: str, shape: tuple[int, ...]) -> None:
-        """Raise unless there is a tensor `name` of that shape: before memory is taken for what config.json asks for."""
+        """Raise unless there is a tensor `name` of that shape. To be called before memory of that size is allocated."""
         self._slice(name, shape)
 
     def copy_into(self, target: Tensor, name: str, shape: tuple[int, ...], dim: int = 0, start: int = 0) -> None:
         """Copy the part of tensor `name` that begins at `start` in `dim` into `target`, converting its dtype.
 
-        `shape` is that of the whole tensor, and is checked. `target` has the shape of the part; in `dim` it may reach
-        beyond the tensor's end, and what lies beyond is left as it is.
+        `shape` is the expected shape of the whole tensor, and is checked. `target` has the shape of the part; in `dim`
+        it may extend beyond the tensor's end, and the elements beyond are left unchanged.
         """
         part = self._slice(name, shape)
         stop = min(start + target.shape[dim], shape[dim])
@@ -61,14 +61,14 @@ class Checkpoint:
             raise self._broken(self._file_of[name], error) from None
 
     def slices(self, ignored: tuple[str, ...] = ()) -> dict[str, Any]:
-        """Tensors by name, but for names that end with one of `ignored`, as safetensors' lazy slices.
+        """All tensors by name as safetensors' lazy slices, except names that end with one of `ignored`.
 
         A slice reads its bytes when it is indexed.
         """
         return {name: self._open_slice(name) for name in self._file_of if not name.endswith(ignored)}
 
     def refuse_leftovers(self, ignored: tuple[str, ...] = ()) -> None:
-        """Raise if a tensor was never read, unless its name ends with one of `ignored`: the network would lack it."""
+        """Raise if a tensor was never read, since the network would lack it; names ending in `ignored` are excepted."""
         leftovers = sorted(name for name in set(self._file_of) - self._read if not name.endswith(ignored))
         if leftovers:
             more = f" and {len(leftovers) - 3} more" if len(leftovers) > 3 else ""

@@ -1,6 +1,7 @@
-"""A checkpoint's config.json, read through transformers and checked: what the decoder must know, as numbers.
+"""A checkpoint's config.json, read through transformers and checked: the sizes and options of the native decoder.
 
-Knows no weights. The checkpoint's own code is never run. What would be computed wrongly in silence is refused.
+Knows no weights. Code of the checkpoint is never run. Options that the decoder would silently compute wrongly are
+refused.
 """
 
 from __future__ import annotations
@@ -21,12 +22,12 @@ DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch
 
 
 class NotNative(ConfigurationError):
-    """The checkpoint is in order, but asks for what the native decoder has no part for."""
+    """The checkpoint is valid, but needs something that the native decoder does not support."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelConfig:
-    """One decoder. Sizes are of the whole network, not of one rank's part."""
+    """Configuration of one decoder. Sizes are of the whole network, not of one rank's part."""
 
     architecture: str
     vocab_size: int
@@ -43,11 +44,11 @@ class ModelConfig:
     mlp_bias: bool
     qk_norm: bool
     sliding_windows: tuple[int, ...]
-    """Per layer: last keys that a token sees; 0 = all."""
+    """Per layer: number of last keys that a token attends to, itself included; 0 = all."""
     rope: RopeConfig
     max_position_embeddings: int
     max_positions: int
-    """Longest sequence that positions are made for: over max_position_embeddings where scaling stretches them."""
+    """Longest sequence that the rotary embedding supports: above max_position_embeddings if rope scaling extends it."""
     dtype: torch.dtype
     """Of the checkpoint."""
 
@@ -108,14 +109,14 @@ def _family(path: Path, architecture: str) -> tuple[str, Family]:
 
 
 def read_hf_config(path: Path) -> Any:
-    """The config.json at `path` as transformers' PreTrainedConfig. A checkpoint's own code stays unused."""
+    """The config.json at `path` as transformers' PreTrainedConfig. Code of the checkpoint is not run."""
     # transformers takes seconds to import; a command that only builds an EngineConfig need not wait for it.
     from transformers import AutoConfig
 
     try:
         return AutoConfig.from_pretrained(path.parent, trust_remote_code=False, local_files_only=True)
     except Exception as error:
-        # Validators of many kinds run in there; whatever they raise, the file is what has to change.
+        # transformers' validators raise exceptions of many types; in every case the file has to be changed.
         reason = " ".join(str(error).split())
         raise ConfigurationError(f"{path} is not a configuration that transformers accepts: {reason}") from None
 
@@ -160,7 +161,7 @@ def _heads(path: Path, values: Mapping[str, Any]) -> tuple[int, int, int]:
                 f"{path}: num_attention_heads ({num_heads}) must divide hidden_size ({hidden_size}) without a head_dim"
             )
         head_dim = hidden_size // num_heads
-    # Positions turn pairs of a head's numbers, and one scaling counts the pairs beyond the first.
+    # The rotary embedding rotates pairs of a head's elements, and yarn scaling needs more than one pair.
     if head_dim % 2 or head_dim < 4:
         raise ConfigurationError(f"{path}: head_dim must be an even number of at least 4, got {head_dim}")
     return num_heads, num_kv_heads, int(head_dim)
@@ -236,7 +237,7 @@ def _max_positions(rope: RopeConfig, max_position_embeddings: int) -> int:
 
 
 def read_dtype(path: Path, value: object) -> torch.dtype:
-    """The checkpoint's type, as its config.json or transformers spells it; float32 where it says none."""
+    """The checkpoint's dtype as config.json or transformers spells it; float32 if it names none."""
     name = str(value or "float32").removeprefix("torch.")
     if name not in DTYPES:
         raise ConfigurationError(f"{path}: dtype {name} is not supported; these are: {', '.join(DTYPES)}")

@@ -1,7 +1,7 @@
-"""A checkpoint's config.json as it stands in the file: read, and every value that the decoder uses checked by itself.
+"""Reads a checkpoint's config.json and checks each value that the decoder uses, one by one.
 
-transformers checks types too, but no ranges, not every key, and not in every version. Knows what a value may be; what
-values mean together is :mod:`.config`'s business.
+transformers checks types too, but no ranges, not every key, and not in every version. Knows the allowed values of each
+key; :mod:`.config` checks combinations of values.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ from inflight.errors import ConfigurationError
 MAX_SIZE = 2**31 - 1
 MAX_LAYERS = 2**16
 MAX_SCALE = 1e9
-"""Far beyond any checkpoint, and far from where numbers overflow."""
+"""Upper bounds: far above the values of any checkpoint, far below those at which arithmetic overflows."""
 
 
 @dataclass(frozen=True, slots=True)
 class Rule:
-    """What a value must be."""
+    """Condition on a value: `holds` tests it, `words` describes it in the error message."""
 
     words: str
     holds: Callable[[Any], bool]
@@ -87,7 +87,7 @@ RULES: dict[str, Rule] = {
     "rope_parameters": _OBJECT,
     "partial_rotary_factor": _positive(may_be_null=True),
 }
-"""Top-level keys. One that is missing has transformers' default."""
+"""Rules for the top-level keys. For a missing key, transformers' default applies."""
 
 ROPE_RULES: dict[str, Rule] = {
     "rope_type": _TEXT,
@@ -105,11 +105,11 @@ ROPE_RULES: dict[str, Rule] = {
     "mscale_all_dim": _NOT_NEGATIVE,
     "truncate": _FLAG,
 }
-"""Keys of `rope_parameters` and `rope_scaling`."""
+"""Rules for the keys of `rope_parameters` and `rope_scaling`."""
 
 
 def read_config_file(path: Path) -> dict[str, Any]:
-    """The values of `path`, a config.json, as they stand there. Raises ConfigurationError if it cannot be read."""
+    """The unchecked values in `path`, a config.json. Raises ConfigurationError if it cannot be read."""
     try:
         values = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
@@ -126,8 +126,8 @@ def read_config_file(path: Path) -> dict[str, Any]:
 
 
 def check_values(path: Path, values: Mapping[str, Any], keys: Iterable[str] = ()) -> None:
-    """Raise ConfigurationError naming the file, the key and what it must be, for any value of `values` that breaks its
-    rule; with `keys`, for any of these."""
+    """Check `values`, or only its `keys` if some are given. Raises ConfigurationError naming the file, the key and its
+    rule for a value that breaks the rule."""
     chosen = {key: RULES[key] for key in keys} or RULES
     _check(path, "", chosen, values)
     for name in {"rope_scaling", "rope_parameters"} & chosen.keys():

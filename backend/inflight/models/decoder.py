@@ -1,6 +1,6 @@
-"""The decoder of Llama, Mistral, Qwen2 and Qwen3: embedding, layers, norm, head, for one rank.
+"""The decoder of Llama, Mistral, Qwen2 and Qwen3: embedding, layers, norm and head, for one rank.
 
-What differs between them is in ModelConfig. Legend: T tokens, B rows that sample, D hidden size, V vocabulary.
+ModelConfig holds the differences between them. Legend: T tokens, B rows that sample, D hidden size, V vocabulary.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from inflight.models.config import ModelConfig
 from inflight.models.weights import Columns, WeightLoader
 
 NOT_WEIGHTS: tuple[str, ...] = ("rotary_emb.inv_freq",)
-"""Tensors that old checkpoints carry and that follow from their config.json."""
+"""Endings of the names of tensors in old checkpoints that are not weights, but computed from config.json."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -44,7 +44,7 @@ class Decoder:
         )
 
     def forward(self, token_ids_T: Tensor, caches: Sequence[LayerCache], metadata: AttentionMetadata) -> Tensor:
-        """Hidden states (T, D), normalised for the head. Writes this step's keys and values into `caches`."""
+        """Hidden states (T, D) after the last norm. Writes this step's keys and values into `caches`."""
         hidden_TD = self.embedding(token_ids_T)
         residual_TD: Tensor | None = None
         for layer, cache in zip(self.layers, caches, strict=True):
@@ -59,9 +59,9 @@ class Decoder:
 
 
 def load_decoder(config: ModelConfig, loader: WeightLoader, num_positions: int) -> Decoder:
-    """Read this rank's part of the network; `num_positions` is the longest sequence it will see.
+    """Read this rank's part of the network; `num_positions` is the length of the longest sequence to be computed.
 
-    Raises ConfigurationError for a checkpoint that does not hold exactly what `config` says.
+    Raises ConfigurationError if the checkpoint's tensors are not exactly those that `config` requires.
     """
     heads = _heads_of_rank(config, loader)
     cos_sin = cos_sin_table(config.rope, config.head_dim, num_positions).to(loader.device)
@@ -90,7 +90,7 @@ class RankHeads:
 
 
 def num_local_kv_heads(num_kv_heads: int, num_ranks: int) -> int:
-    """Key/value heads that each rank keeps: at least one, which neighbours then share."""
+    """Key/value heads of each rank: at least one. With more ranks than heads, adjacent ranks hold copies of a head."""
     return max(num_kv_heads // num_ranks, 1)
 
 

@@ -1,6 +1,7 @@
-"""What each architecture does its own way, as data. Everything else is the same decoder.
+"""The differences between the architectures of the native decoder, as data.
 
-A string names the key of the checkpoint's config.json that decides; a constant is the architecture's habit.
+A string names the key of the checkpoint's config.json that holds the value; a constant is the same for every
+checkpoint of the architecture.
 """
 
 from __future__ import annotations
@@ -12,12 +13,12 @@ from dataclasses import dataclass
 class Family:
     qkv_bias: bool | str = False
     output_bias: bool | str = False
-    """Of the attention's output product."""
+    """Of the attention's output projection."""
     mlp_bias: bool | str = False
     qk_norm: bool = False
     """RMSNorm over each head of q and k before the rotation."""
     windowed_layers: str = "none"
-    """Which layers see only `sliding_window` tokens: none, all, or those that `layer_types` names."""
+    """Layers that attend to the last `sliding_window` tokens only: none, all, or those that `layer_types` names."""
 
 
 FAMILIES: dict[str, Family] = {

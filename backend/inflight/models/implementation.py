@@ -1,6 +1,6 @@
-"""Which way a checkpoint is computed: by the native decoder where it can, by transformers' modelling code otherwise.
+"""Chooses the code that computes a checkpoint: the native decoder if it supports it, else transformers' modelling code.
 
-transformers' classes take seconds to import; only the second way does.
+transformers' model classes take seconds to import, so they are imported only for its modelling code.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ logger = logging.getLogger(__name__)
 
 
 def read_config(config: EngineConfig) -> ModelConfig | TransformersConfig:
-    """The checkpoint's configuration, of the way that `model_impl` and the checkpoint choose.
+    """The checkpoint's configuration, for the implementation that `model_impl` and the checkpoint determine.
 
-    Raises ConfigurationError if neither way, or not the wanted one, can compute it.
+    Raises ConfigurationError if the requested implementation, or with auto neither of them, supports the checkpoint.
     """
     if config.model_impl == "transformers":
         return _through_transformers(config, "model_impl is transformers")
@@ -44,7 +44,7 @@ def _through_transformers(config: EngineConfig, reason: str) -> TransformersConf
     if config.tensor_parallel_size > 1:
         raise ConfigurationError(
             f"tensor_parallel_size is {config.tensor_parallel_size}, but transformers' modelling code computes "
-            f"{model.architecture} ({reason}), and that on one rank only; set tensor_parallel_size to 1"
+            f"{model.architecture} ({reason}), which runs on one rank only; set tensor_parallel_size to 1"
         )
     logger.info("transformers' modelling code computes %s: %s", model.architecture, reason)
     return model
@@ -61,7 +61,7 @@ def load_network(
     """Read this rank's part of the network, for sequences of up to `max_seq_len` tokens. Raises ConfigurationError."""
     with Checkpoint(config.gpt_model_path) as checkpoint:
         if isinstance(model, ModelConfig):
-            # One position more than a sequence can hold: a step may be under way for one that has just reached its end.
+            # One position more than a sequence can have: the next step may have been launched already when it ends.
             return load_decoder(model, WeightLoader(checkpoint, group, dtype, device), max_seq_len + 1)
         from inflight.models.transformers_loading import load_transformers_decoder
 

@@ -1,7 +1,7 @@
-"""What a network of transformers asks of attention, found by running it, and whether ours gives it that.
+"""Finds out, by running a network of transformers, what attention it needs and whether our kernels can compute it.
 
-A network that attends in a way that the kernels cannot compute is refused here with the reason, after its weights are
-read and before anything is served. Knows no architecture.
+A network with attention that the kernels cannot compute is refused here with the reason, after its weights are read and
+before any request is served. Knows no architecture.
 """
 
 from __future__ import annotations
@@ -21,22 +21,24 @@ from inflight.layers.attention import CacheSpec
 
 INSPECTED_ATTENTION = "inflight-inspection"
 NUM_TOKENS = 7
-"""Tokens that a network is tried with: so many that little else in it is as many."""
+"""Tokens in the test input. A number that rarely occurs as another size in a network, so that a dimension of this size
+is the number of tokens."""
 REASONS = {"softcap": "caps its scores", "s_aux": "has sinks", "sinks": "has sinks"}
-"""Arguments that change what attention computes, in words. Any other that is not known is named as it is."""
-BIDIRECTIONAL = "its attention sees the tokens that follow"
+"""Known arguments that change what attention computes -> words for the error message. Other unknown arguments are named
+in the message themselves."""
+BIDIRECTIONAL = "its attention is not causal: tokens attend to later ones"
 KNOWN = frozenset({"dropout", "is_causal", "position_ids", "use_cache"})
-"""Arguments that are looked at, or that change nothing here. So do those whose names begin with `output_`."""
+"""Arguments that are checked separately or have no effect here, like those whose names begin with `output_`."""
 
 
 class Unfit(Exception):
-    """Why a network cannot be served."""
+    """The network cannot be served; the message is a clause about it ("its attention ...", "it has ...")."""
 
 
 @dataclass(frozen=True, slots=True)
 class Findings:
     backbone: str
-    """Dotted name of the part that makes hidden states."""
+    """Dotted name of the submodule that computes hidden states."""
     cache_specs: tuple[CacheSpec, ...]
 
 
@@ -45,22 +47,23 @@ class _Inspection:
     max_seq_len: int
     specs: dict[int, CacheSpec] = field(default_factory=dict)
     modules: list[nn.Module] = field(default_factory=list)
-    """That attend, in the order of their calls."""
+    """Attention modules, in the order of their calls."""
     windows: list[int] = field(default_factory=list)
-    """Of the masks, in the order in which they were asked for. A mask is filled with its number in here."""
+    """Sliding windows of the masks, in the order in which the masks were created. Each mask tensor is filled with its
+    index in this list."""
 
     def window(self, sliding_window: int | None) -> int:
-        """0 where no sequence is long enough for the window to hide a key."""
+        """The window, or 0 if it is so long that it never hides a key."""
         return sliding_window if sliding_window and sliding_window < self.max_seq_len else 0
 
     def window_of_layer(self, layer: int, mask: Tensor | None, sliding_window: int | None) -> int:
-        """What the layer's mask hides. Raises Unfit if it is no mask of ours, or the layer itself says otherwise."""
+        """The window of the layer's mask. Raises Unfit if the mask is not ours, or if the layer has another window."""
         asked = self.window(sliding_window)
         if mask is None:
             return asked
         number = int(mask.amin())
         if not 0 <= number == int(mask.amax()) < len(self.windows):
-            raise Unfit("it makes attention masks of its own")
+            raise Unfit("it computes attention masks itself")
         if sliding_window is not None and asked != self.windows[number]:
             raise Unfit(f"its layer {layer} has a mask with a window of {self.windows[number]} and asks for {asked}")
         return self.windows[number]
@@ -71,7 +74,7 @@ _INSPECTION: ContextVar[_Inspection] = ContextVar("inspection")
 
 @torch.inference_mode()
 def inspect_network(network: Any, max_seq_len: int, device: torch.device) -> Findings:
-    """Run `network` without computing attention. Raises Unfit."""
+    """Run `network` with an attention that only records what each layer needs. Raises Unfit."""
     inspection = _Inspection(max_seq_len)
     network.set_attn_implementation(INSPECTED_ATTENTION)
     token = _INSPECTION.set(inspection)
@@ -87,7 +90,7 @@ def inspect_network(network: Any, max_seq_len: int, device: torch.device) -> Fin
     finally:
         _INSPECTION.reset(token)
     if not names:
-        raise Unfit("it has no part that makes hidden states")
+        raise Unfit("it has no submodule that computes hidden states")
     return Findings(names[0], _specs_of_layers(inspection.specs, network.config.num_hidden_layers))
 
 
@@ -103,7 +106,7 @@ def _specs_of_layers(specs: Mapping[int, CacheSpec], num_layers: int) -> tuple[C
 
 @contextmanager
 def _first_part_called(network: nn.Module) -> Iterator[list[str]]:
-    """Names of parts of `network` that are networks themselves, in the order in which they are called."""
+    """Names of submodules of `network` that are PreTrainedModels, in the order in which they are called."""
     names: list[str] = []
     hooks = [
         part.register_forward_pre_hook(lambda part, arguments, name=name: names.append(name))
@@ -118,9 +121,10 @@ def _first_part_called(network: nn.Module) -> Iterator[list[str]]:
 
 
 class _CountingRefused(TorchFunctionMode):
-    """Raises Unfit where a row's tokens are numbered while a layer attends.
+    """Raises Unfit if an attention layer numbers the tokens of its input with torch.arange.
 
-    Such a layer would take places in the row, where sequences lie one behind the other, for positions.
+    Such a layer takes a token's index in the row for its position. That is wrong here, because a row is a concatenation
+    of sequences.
     """
 
     def __init__(self) -> None:
@@ -132,7 +136,7 @@ class _CountingRefused(TorchFunctionMode):
     ) -> Any:
         result = function(*arguments, **(keywords or {}))
         if self.is_attending and function is torch.arange and result.numel() == NUM_TOKENS:
-            raise Unfit("its attention counts the tokens of a row itself instead of taking their positions")
+            raise Unfit("its attention numbers the tokens of its input itself instead of using the given positions")
         return result
 
 
@@ -157,7 +161,7 @@ def _counting_refused(attending: list[nn.Module]) -> Iterator[None]:
 
 
 def try_token_ids(network: Any, length: int, device: torch.device) -> Tensor:
-    """int64 (1, length), all different where the vocabulary allows it."""
+    """Test input, int64 (1, length); all ids differ if the vocabulary is large enough."""
     return torch.tensor([[(17 + 31 * place) % network.config.vocab_size for place in range(length)]], device=device)
 
 
@@ -171,7 +175,7 @@ def _inspected_attention(
     sliding_window: int | None = None,
     **arguments: Any,
 ) -> tuple[Tensor, None]:
-    """Zeros, and a note of what the layer asks for."""
+    """Attention that returns zeros and records what the layer needs."""
     inspection = _INSPECTION.get()
     layer = getattr(module, "layer_idx", None)
     if not isinstance(layer, int):
@@ -220,16 +224,17 @@ def _inspected_mask(
     device: torch.device,
     **ignored: Any,
 ) -> Tensor:
-    """Instead of a mask a tensor of its shape that says which one it is, for the layers that are given it."""
+    """A tensor in place of the mask, with the mask's shape and filled with its index in `windows`."""
     inspection = _INSPECTION.get()
     inspection.windows.append(inspection.window(_window_of(mask_function, inspection.max_seq_len, device)))
     return torch.full((batch_size, 1, q_length, kv_length), len(inspection.windows) - 1, device=device)
 
 
 def _window_of(mask_function: Callable[..., Tensor], max_seq_len: int, device: torch.device) -> int:
-    """How many keys the last token sees, if all see as many where there are so many. Raises Unfit otherwise.
+    """The window of a causal or sliding-window mask: the number of keys that the last token attends to.
 
-    `mask_function` (batch, head, query, key) says what is visible; it is asked for queries around powers of two.
+    Raises Unfit for any other mask. `mask_function` (batch, head, query, key) says which keys are visible; it is
+    evaluated for the last query and for queries around powers of two.
     """
     last = max_seq_len - 1
     around = {power + offset for power in (2**exponent for exponent in range(31)) for offset in (-1, 0, 1)}

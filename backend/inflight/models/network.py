@@ -1,4 +1,4 @@
-"""What a network offers to the runtime, whichever way it computes.
+"""The interface of a network to the runtime, whichever code computes it.
 
 Legend: T tokens, B rows that sample, D hidden size, V vocabulary.
 """
@@ -14,11 +14,11 @@ from inflight.layers.attention import AttentionMetadata, CacheSpec, LayerCache
 
 
 class Network(Protocol):
-    """One rank's network. It keeps nothing between steps: what it must remember lies in the caches."""
+    """One rank's network. It has no state between steps except the caches, which the caller owns."""
 
     @property
     def cache_specs(self) -> tuple[CacheSpec, ...]:
-        """One for each cache that `forward` is to be given, in their order. Layers may differ."""
+        """One spec for each cache that `forward` takes, in the same order. Layers may differ."""
         ...
 
     def forward(self, token_ids_T: Tensor, caches: Sequence[LayerCache], metadata: AttentionMetadata) -> Tensor:
@@ -26,5 +26,5 @@ class Network(Protocol):
         ...
 
     def logits(self, hidden_BD: Tensor) -> Tensor:
-        """(B, V) of the tokens that sample, equal on every rank."""
+        """Logits (B, V) of the rows that sample, equal on every rank."""
         ...

@@ -1,4 +1,4 @@
-"""Whether a network of transformers computes the same with paged attention, tried on two short sequences.
+"""Tests on two short sequences whether a network of transformers gives the same logits with paged attention.
 
 Knows no architecture. Legend: T tokens, V vocabulary.
 """
@@ -16,17 +16,18 @@ from inflight.models.inspection import Unfit, try_token_ids
 from inflight.models.transformers_decoder import PAGED_ATTENTION, TransformersDecoder
 
 LENGTHS = (7, 5)
-"""Tokens of the sequences."""
+"""Lengths of the sequences in tokens."""
 BLOCK_SIZE = 4
 TOLERANCE = {torch.float32: 1e-2}
 HALF_TOLERANCE = 0.1
-"""Of the error of a token's logits to their norm; the middle one of all tokens counts. Half precision: another order of
-additions gives some percents in a deep network. A mask, a cap or a state that is left out gives some tenths."""
+"""Tolerances of the relative error: the norm of the difference of a token's logits over their norm, median over all
+tokens. In half precision a different order of additions causes a few percent in a deep network. An attention mask, a
+score cap or a recurrent state that is missing causes a few tenths."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Chunk:
-    """Positions [start, end) of one of the tried sequences."""
+    """Positions [start, end) of one of the test sequences."""
 
     sequence: int
     start: int
@@ -35,9 +36,10 @@ class _Chunk:
 
 @torch.inference_mode()
 def check_tokens(network: Any, decoder: TransformersDecoder, max_seq_len: int, device: torch.device) -> None:
-    """Two short sequences, in chunks and side by side, against the class's own attention. Raises Unfit.
+    """Compare the logits of two short sequences, computed in chunks and in one batch, with those of the class's own
+    attention. Raises Unfit.
 
-    So whatever a network remembers elsewhere than in the caches, or takes from its place in the row, shows.
+    This reveals a network that keeps state outside the caches, or that depends on a token's index in the row.
     """
     first, second = (min(length, max_seq_len) for length in LENGTHS)
     sequences = [try_token_ids(network, length, device) for length in (first, second)]
@@ -58,11 +60,13 @@ def check_tokens(network: Any, decoder: TransformersDecoder, max_seq_len: int, d
         logits_TV = decoder.logits(hidden_TD).float()
         expected_TV = torch.cat([expected[chunk.sequence][chunk.start : chunk.end] for chunk in chunks])
         if logits_TV.shape != expected_TV.shape:
-            raise Unfit(f"its head gives logits of shape {tuple(logits_TV.shape)} for {len(expected_TV)} tokens")
+            raise Unfit(f"its head returns logits of shape {tuple(logits_TV.shape)} for {len(expected_TV)} tokens")
         errors.append((logits_TV - expected_TV).norm(dim=1) / expected_TV.norm(dim=1))
     error = float(torch.cat(errors).median())
     if not error < TOLERANCE.get(decoder.cache_specs[0].dtype, HALF_TOLERANCE):
-        raise Unfit(f"with paged attention its logits are off by {error:.0%}: it remembers or mixes elsewhere too")
+        raise Unfit(
+            f"with paged attention its logits are off by {error:.0%}: it keeps state or mixes tokens outside attention"
+        )
 
 
 def _cache(spec: CacheSpec, num_blocks: int, device: torch.device) -> LayerCache:
@@ -79,7 +83,7 @@ def _metadata(decodes: list[_Chunk], prefills: list[_Chunk], block_table: Tensor
 
     chunks = [*decodes, *prefills]
     positions = [(chunk.sequence, place) for chunk in chunks for place in range(chunk.start, chunk.end)]
-    # A sequence's blocks lie one behind the other.
+    # The blocks of a sequence are consecutive.
     slots = [sequence * block_table.shape[1] * BLOCK_SIZE + place for sequence, place in positions]
     counts = [chunk.end - chunk.start for chunk in prefills]
     return AttentionMetadata(

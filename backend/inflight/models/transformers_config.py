@@ -1,6 +1,6 @@
-"""A checkpoint's config.json for the way through transformers' modelling code: what the runtime must know of it.
+"""A checkpoint's config.json for transformers' modelling code: the values that the runtime needs.
 
-What is known from the class and the configuration alone to be impossible is refused here, before any weight is read.
+Networks that their class or configuration alone show to be unsupported are refused here, before any weight is read.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ from inflight.models.config import read_architecture, read_dtype, read_hf_config
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TransformersConfig:
-    """Has the fields of ModelConfig that any network has."""
+    """Has those fields of ModelConfig that exist for every network."""
 
     architecture: str
     vocab_size: int
     max_position_embeddings: int
     max_positions: int
-    """Longest sequence that positions are made for."""
+    """Longest sequence that the network's positions support."""
     dtype: torch.dtype
     """Of the checkpoint."""
     network_class: Any
@@ -67,12 +67,12 @@ def _network_class(path: Path, architecture: str, hf_config: Any) -> Any:
     if not found._can_set_attn_implementation():
         raise ConfigurationError(
             f"{path}: the layers of {architecture} do not attend through transformers' attention interface, "
-            "where this engine's attention takes their place"
+            "through which this engine provides its paged attention"
         )
     if found._is_stateful:
         raise ConfigurationError(
             f"{path}: {architecture} keeps a recurrent state, for which this engine has no cache; "
-            "only networks whose layers all attend are supported"
+            "only networks whose layers all use attention are supported"
         )
     return found
 
@@ -85,9 +85,10 @@ def _max_positions(path: Path, hf_config: Any) -> int:
 
 
 def _unscaled_positions(hf_config: Any, max_positions: int) -> Iterator[int]:
-    """Positions up to which scalings that look at a step's longest sequence change nothing.
+    """Positions up to which rope scalings that depend on the longest sequence of a step have no effect.
 
-    Beyond them a token's rotation would depend on who shares its step, and keys in the cache would no longer fit.
+    Beyond them a token's rotation would depend on the other sequences of its step, and would no longer match that of
+    the keys in the cache.
     """
     parameters: Mapping[str, Any] = getattr(hf_config, "rope_parameters", None) or {}
     for rope in (parameters, *parameters.values()):

@@ -1,8 +1,9 @@
 """Any decoder of transformers, run by its own modelling code, with attention over our paged KV cache.
 
-transformers asks a function for the attention of every layer; the one registered here writes keys and values into the
-layer's cache and attends there. All sequences of a step lie one behind the other in a single row of tokens: whatever
-else such a network does, it does to each token alone, and attention alone knows where a sequence begins.
+transformers calls a registered function for the attention of every layer; the one registered here writes keys and
+values into the layer's cache and attends to that cache. All sequences of a step are concatenated to a single row of
+tokens. That is correct because only attention depends on where a sequence begins: everything else in such a network is
+computed for each token separately.
 
 Knows no architecture. Legend: T tokens, B rows that sample, H query heads, K key/value heads, E head size, D hidden
 size, V vocabulary.
@@ -24,24 +25,25 @@ import inflight_kernels
 from inflight.layers.attention import AttentionMetadata, CacheSpec, LayerCache, attend
 
 PAGED_ATTENTION = "inflight"
-"""Name of our attention in transformers. It has no mask there, so that transformers makes none."""
+"""Name of our attention in transformers. No mask function is registered under it, so transformers creates no mask."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Step:
-    """What attention must know while a network runs."""
+    """What the attention function needs while a network runs."""
 
     specs: Sequence[CacheSpec]
     caches: Sequence[LayerCache]
     metadata: AttentionMetadata
     cos_sin: Tensor
-    """float32 (1, 2R), a rotation by nothing."""
+    """float32 (1, 2R), a rotation by the angle 0: the layers rotate queries and keys themselves."""
     no_positions_T: Tensor
-    """int64, zeros: each token's row in `cos_sin`."""
+    """int64, zeros: each token's row of `cos_sin`."""
 
 
 _STEP: ContextVar[Step] = ContextVar("step")
-"""Of the forward that runs in this thread. Not handed through the network, for some drop arguments on the way."""
+"""The step that this thread computes. Not passed through the network as an argument, since some networks drop unknown
+arguments."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -54,7 +56,8 @@ class TransformersDecoder:
     head: nn.Module
     """Hidden states to logits, see `make_head`."""
     last_position: int
-    """A step may be under way for a sequence that has just reached its end: it is computed as if one place before."""
+    """The highest position. When a sequence ends, its next step may have been launched already; that token, whose
+    result is discarded, is computed at this position."""
     cos_sin: Tensor
 
     @classmethod
@@ -66,7 +69,8 @@ class TransformersDecoder:
         max_seq_len: int,
         device: torch.device,
     ) -> TransformersDecoder:
-        """From a `network` of transformers, which attends our way from now on. `backbone` names its inner part."""
+        """Switch `network`, of transformers, to paged attention. `backbone` names its submodule that computes hidden
+        states."""
         network.set_attn_implementation(PAGED_ATTENTION)
         pairs = min(spec.head_dim for spec in specs) // 2
         return cls(
@@ -110,9 +114,9 @@ def paged_attention(
     scaling: float | None = None,
     **ignored: Any,
 ) -> tuple[Tensor, None]:
-    """Attention of one layer as transformers calls it: from (1, H, T, E) and (1, K, T, E) twice to (1, T, H, E).
+    """Attention of one layer as transformers calls it: query (1, H, T, E), key and value (1, K, T, E) to (1, T, H, E).
 
-    What else a layer asks for, windows too, was looked at when the network was loaded.
+    Other arguments, windows too, were checked by inspection.py when the network was loaded.
     """
     step = _STEP.get()
     layer: Any = module.layer_idx
@@ -136,7 +140,7 @@ AttentionInterface.register(PAGED_ATTENTION, paged_attention)
 
 
 class _GivenOutput:
-    """A backbone's output of hidden states alone: whatever else a head looks for is None."""
+    """A backbone's output that holds hidden states only: every other attribute is None."""
 
     def __init__(self, hidden: Tensor) -> None:
         self.last_hidden_state = hidden
@@ -149,16 +153,17 @@ class _GivenOutput:
 
 
 class _Given(nn.Module):
-    """In a backbone's place: gives the hidden states that it is given."""
+    """Replaces a backbone: returns the hidden states that it is given."""
 
     def forward(self, *ignored: Any, inputs_embeds: Tensor, **more: Any) -> _GivenOutput:
         return _GivenOutput(inputs_embeds)
 
 
 def make_head(network: nn.Module, backbone: str) -> nn.Module:
-    """`network` without its part named `backbone`: from hidden states, as `inputs_embeds`, to logits.
+    """A copy of `network` without its submodule `backbone`: from hidden states, as `inputs_embeds`, to logits.
 
-    So the head is the class's own code, with whatever scales and caps it has. Weights are shared with `network`.
+    This runs the class's own code after the backbone, including any scaling or capping of logits. Weights are shared
+    with `network`.
     """
     name, _, rest = backbone.partition(".")
     twin = copy.copy(network)

@@ -1,6 +1,6 @@
-"""From a checkpoint to a TransformersDecoder: the class's own way to read weights, from our safetensors files alone.
+"""Loads a checkpoint into a TransformersDecoder: transformers' own loading code, given only our safetensors slices.
 
-Knows no device but the one that it is given, and nothing of how a network is run.
+Does not know how a network is run.
 """
 
 from __future__ import annotations
@@ -18,16 +18,16 @@ from inflight.models.transformers_config import TransformersConfig
 from inflight.models.transformers_decoder import TransformersDecoder
 
 NOT_WEIGHTS = ("rotary_emb.inv_freq", ".attn.bias", ".attn.masked_bias", ".attention.bias", ".attention.masked_bias")
-"""Ends of names that old checkpoints carry and that follow from their config.json."""
+"""Endings of the names of tensors in old checkpoints that are not weights, but computed from config.json."""
 
 
 def load_transformers_decoder(
     config: TransformersConfig, checkpoint: Checkpoint, dtype: torch.dtype, device: torch.device, max_seq_len: int
 ) -> TransformersDecoder:
-    """Raises ConfigurationError for a checkpoint that is not whole, and for a class that cannot be served."""
+    """Raises ConfigurationError for an incomplete checkpoint, and for a class that cannot be served."""
     network = _read(config, checkpoint, dtype)
     if device.type == "cpu":
-        # One after the other, so that memory holds little twice; until now they may point into the files.
+        # Parameters may still be mapped from the files. Copying one at a time keeps little of them in memory twice.
         for parameter in network.parameters():
             parameter.data = parameter.data.clone()
     network.requires_grad_(False).to(device)
@@ -48,7 +48,7 @@ def load_transformers_decoder(
 def _read(config: TransformersConfig, checkpoint: Checkpoint, dtype: torch.dtype) -> Any:
     disable_progress_bar()
     try:
-        # Given tensors, transformers looks for no files, no adapters and no code. What does not fit is told below.
+        # Given the tensors, transformers does not search for files, adapters or code. Mismatches are reported below.
         network, report = config.network_class.from_pretrained(
             None,
             config=config.hf_config,
@@ -59,7 +59,7 @@ def _read(config: TransformersConfig, checkpoint: Checkpoint, dtype: torch.dtype
             ignore_mismatched_sizes=True,
         )
     except Exception as error:
-        # The class is built from numbers in config.json; whatever that raises, the checkpoint is what has to change.
+        # Building the class from config.json can raise any exception; in every case the checkpoint has to be changed.
         reason = " ".join(str(error).split())
         raise ConfigurationError(
             f"{checkpoint.folder}: transformers cannot read it as {config.architecture}: {reason}"

@@ -1,7 +1,7 @@
-"""One rank's weights: which part of which tensor of a checkpoint becomes which layer's weight. Knows no architecture.
+"""Loads one rank's weights: which slices of a checkpoint's tensors form a layer's weight. Knows no architecture.
 
-Legend: I input features, O output features, D hidden size. Layers that share an input are stacked while they are read,
-into memory of their own: nothing points into the files afterwards.
+Legend: I input features, O output features, D hidden size. The weights of layers with a common input are stacked while
+they are read. All weights are copied: none is mapped from the files afterwards.
 """
 
 from __future__ import annotations
@@ -48,12 +48,12 @@ class WeightLoader:
         return value // self.group.size
 
     def columns(self, name: str, num_features: int) -> Columns:
-        """An even share of the output features of `name`."""
+        """This rank's even share of the output features of `name`."""
         size = self.split(f"{name} features", num_features)
         return Columns(name, num_features, self.group.rank * size, size)
 
     def stacked(self, parts: list[Columns], num_inputs: int, bias: bool) -> ColumnParallelLinear:
-        """Output features of several tensors, one below the other."""
+        """One layer with the output features of several tensors, concatenated."""
         for part in parts:
             self.checkpoint.check(f"{part.name}.weight", (part.num_features, num_inputs))
         total = sum(part.size for part in parts)
@@ -70,7 +70,7 @@ class WeightLoader:
         return ColumnParallelLinear(weight_OI, bias_O)
 
     def rows(self, name: str, num_features: int, num_inputs: int, bias: bool) -> RowParallelLinear:
-        """All output features of an even share of the input features."""
+        """A layer with this rank's even share of the input features and all output features."""
         size = self.split(f"{name} inputs", num_inputs)
         shape = (num_features, num_inputs)
         self.checkpoint.check(f"{name}.weight", shape)
@@ -90,7 +90,7 @@ class WeightLoader:
         return values
 
     def vocabulary(self, name: str, vocab_size: int, hidden_size: int) -> VocabularyParallelEmbedding:
-        """This rank's rows of a table with one row a token; the last rank's end in zeros."""
+        """This rank's rows of a table with one row per token; the last rank's are padded with zeros."""
         size = -(-vocab_size // self.group.size)
         shape = (vocab_size, hidden_size)
         self.checkpoint.check(f"{name}.weight", shape)

@@ -1,6 +1,6 @@
-"""The kernels against the machine's own rates and every peer found installed; on a CPU, a dry run of all of it.
+"""Benchmarks the kernels against the machine's measured rates and all installed peers; on a CPU, a dry run.
 
-Importing this chooses triton's interpreter where there is no GPU: it must come before triton itself.
+Without a GPU, importing this switches triton's interpreter on, so it must be imported before triton.
 """
 
 import os

@@ -23,7 +23,8 @@ from ci.bench.kernels.machine import describe, measure_rates
 from ci.bench.kernels.measure import Row, measure
 
 RESULTS = Path(__file__).resolve().parents[1] / "results"
-# Of racing, for one case: at most this, and at most half its share of the time left; the other half is for compiling.
+# Seconds of timing for one case: at most this, and at most half of its share of the remaining time; the other half is
+# for compiling.
 SECONDS_A_CASE = 3.0
 
 

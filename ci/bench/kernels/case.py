@@ -68,7 +68,7 @@ def as_it_is(result: Any) -> Result:
 
 @dataclass(frozen=True)
 class Goal:
-    """What is to be reached. Each number that is given must hold; a ratio whose peer is not found is left unjudged."""
+    """A performance goal. Every given number must be reached; a ratio to a peer that is not installed is not judged."""
 
     text: str
     # Of the measured roofline: floor / time, where floor = max(bytes / bandwidth, flops / rate).
@@ -83,18 +83,18 @@ class Goal:
 
 @dataclass(frozen=True)
 class Peer:
-    """Somebody else's way to the same result, given its best options."""
+    """Another library's implementation of the same operation, with its best options."""
 
     # From one set of the case's inputs to a call without arguments. Layouts are changed and plans are made here,
     # outside the measured time; the call is captured in a CUDA graph.
     prepare: Callable[[Inputs], Callable[[], Result]]
-    # The module that it takes, such as "flashinfer"; empty: torch alone.
+    # The module that it needs, such as "flashinfer"; empty: only torch.
     needs: str = ""
     # Whether the dry run can call it.
     on_cpu: bool = False
     # False: its result is not compared (another rounding, another random stream); say why in a comment.
     comparable: bool = True
-    # Ours in another form (bf16 beside fp8, two launches beside one): a ratio may name it, "best" does not mean it.
+    # A variant of our own (bf16 instead of fp8, two launches instead of one): a ratio may name it, "best" excludes it.
     own: bool = False
 
 
@@ -109,7 +109,7 @@ class Case:
     goal: Goal
     # The i-th set of inputs on a device. Sets are alike but have other values and other memory: they are rotated.
     make_inputs: Callable[[torch.device, int], Inputs]
-    # One call of ours. It may write to its inputs only what a second call writes again.
+    # One call of our operation. If it writes to its inputs, a second call must write the same.
     run: Callable[[Inputs], Result]
     # The same in float32 torch on the inputs' device, from another source than the kernel where there is one.
     reference: Callable[[Inputs], Result]

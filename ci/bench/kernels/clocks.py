@@ -19,7 +19,7 @@ Contender = list[Callable[[], Any]]
 MIN_CALLS = 20
 MIN_REPLAYS = 20
 MAX_REPLAYS = 100
-# A graph that takes this long needs no more calls to dwarf the gap between replays, of a few microseconds.
+# Duration of a graph from which the gap of a few microseconds between replays is negligible: no more calls are added.
 LONG_GRAPH_MS = 20.0
 
 
@@ -37,7 +37,7 @@ class Times:
 
     @property
     def spread(self) -> float:
-        """By what part of the shorter run the other is longer. Above 0.03 the figure does not count."""
+        """How much longer the other run is, relative to the shorter one. Above 0.03 the measurement is unreliable."""
         return max(self.first, self.second) / self.best - 1.0
 
 

@@ -60,7 +60,7 @@ def _difference(result: Tensor, expected: Tensor, tolerance: float) -> float:
 
 
 def judge(goal: Goal, figures: Figures) -> Verdict:
-    """Hold a row's figures against its goal."""
+    """Compare a row's measurements with its goal."""
     missed: list[str] = []
     unjudged: list[str] = []
     judged = 0

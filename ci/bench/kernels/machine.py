@@ -1,7 +1,7 @@
-"""What this GPU does at best, measured in the same process as the kernels: the rates that every fraction is of.
+"""This GPU's peak rates, measured in the same process as the kernels; fractions of the roofline refer to them.
 
 Copy and read of 8 GB; bf16, fp8 and int8 products of 8192^3 by cuBLAS on random data (zeros draw less power and run
-faster); what a replay and a launch cost that do nearly nothing. Knows no kernel of ours.
+faster); the cost of a nearly empty replay and launch. Does not know our kernels.
 """
 
 from __future__ import annotations
@@ -99,7 +99,7 @@ def _products(device: torch.device) -> dict[str, tuple[Callable[..., Any], Tenso
     if torch.cuda.get_device_capability(device) >= (8, 9):
         one = torch.ones((), device=device)
         scaled = partial(torch._scaled_mm, scale_a=one, scale_b=one, out_dtype=torch.bfloat16, use_fast_accum=True)
-        # The second factor lies column by column, as cuBLAS wants it.
+        # The second factor is column-major, as cuBLAS requires.
         products["fp8"] = (scaled, x.to(torch.float8_e4m3fn), y.to(torch.float8_e4m3fn).t())
     return products
 

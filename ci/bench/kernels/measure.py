@@ -1,7 +1,7 @@
-"""One case from inputs to figures: right first, then timed.
+"""Measures one case: checks the results first, then times the contenders.
 
-The same way on a GPU and in the dry run; only the clock differs. A peer that is missing, fails or computes something
-else is noted and left out; ours being wrong is an error of the row.
+The same on a GPU and in the dry run; only the clock differs. A peer that is missing, fails or computes a different
+result is noted and left out; a wrong result of ours is an error of the row.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ OURS, DETERMINISTIC = "ours", "deterministic"
 
 @dataclass
 class Row:
-    """What became of a case. `differences`: by contender, the largest, in units of the tolerance."""
+    """The outcome of a case. `differences`: contender -> largest difference, in units of the tolerance."""
 
     case: Case
     differences: dict[str, float] = field(default_factory=dict)
@@ -38,7 +38,7 @@ class Row:
 
 
 def measure(case: Case, clock: Clock, found: dict[str, str | None], seconds: float) -> Row:
-    """Check `case` against its reference, then let it race the usable peers for about `seconds`."""
+    """Check `case` against its reference, then time it and the usable peers for about `seconds`."""
     row = Row(case)
     try:
         sets = make_sets(case, clock)

@@ -28,7 +28,7 @@ from ci.bench.kernels.machine import describe
 from ci.bench.kernels.measure import check, make_sets
 from inflight_kernels import tuning
 
-# A candidate must beat the default by this, or the default stands: less is noise.
+# A candidate replaces the default only if it is faster by at least this fraction: a smaller difference is noise.
 LEAST_GAIN = 0.02
 SECONDS_A_CANDIDATE = 0.5
 DEFAULT = "default"
@@ -62,7 +62,7 @@ def main() -> int:
                 tune_case(case, operation, candidates, clock, found)
             except Exception as error:
                 print(f"{case.title}: {operation} left out: {type(error).__name__}: {error}")
-        # A run that is ended keeps what it has found.
+        # An interrupted run keeps its results so far.
         write_table(found, machine, folder)
     path = write_table(found, machine, folder)
     print(f"{len(found)} shapes, written to {path}" + ("" if gpu else ": a dry run, these times are made up"))

@@ -313,9 +313,9 @@ REFUSED: dict[str, tuple[PreTrainedConfig, str]] = {
     ),
     "positions of its own": (
         make_config("llama4_text", num_local_experts=2, intermediate_size_mlp=96, no_rope_layers=[0, 1, 0]),
-        "its attention counts the tokens of a row itself",
+        "its attention numbers the tokens of its input itself",
     ),
-    "encoder": (make_config("bert"), "its attention sees the tokens that follow"),
+    "encoder": (make_config("bert"), "its attention is not causal"),
     "two attentions a layer": (make_config("diffllama"), "its layer 0 attends more than once"),
 }
 
@@ -374,7 +374,7 @@ def test_what_a_mask_hides() -> None:
     for max_seq_len in (17, 32, 50, 64):
         with pytest.raises(inspection.Unfit, match="neither causal nor a sliding window"):
             window_of(chunks, max_seq_len)
-    with pytest.raises(inspection.Unfit, match="tokens that follow"):
+    with pytest.raises(inspection.Unfit, match="not causal"):
         window_of(masking_utils.bidirectional_mask_function)
 
 
@@ -387,7 +387,7 @@ def test_a_layers_window_is_that_of_its_mask() -> None:
     for mask, window in ((masks[0], 9), (masks[1], 8), (masks[1], 64)):
         with pytest.raises(inspection.Unfit, match="has a mask with a window of"):
             asked.window_of_layer(0, mask, window)
-    with pytest.raises(inspection.Unfit, match="masks of its own"):
+    with pytest.raises(inspection.Unfit, match="computes attention masks itself"):
         asked.window_of_layer(0, masks[1].float().triu(), None)
 
 

@@ -1,11 +1,11 @@
-"""Load test of a running server: sweeps of concurrency and request rate by NVIDIA's perf_analyzer, read and drawn.
+"""Load test of a running server: sweeps of concurrency and request rate with NVIDIA's perf_analyzer, and their report.
 
     report = run_load_test(LoadTestOptions(levels=parse_sweep("1:16:5", LoadMode.CONCURRENCY)))
     report.levels[0].time_to_first_token.p50
 
     write_report(report, Path("load-test"))
 
-Drawing and tables are imported when they are asked for.
+Modules for plots and tables are imported when they are needed.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from inflight_client.load_test.sweep import Level, LoadMode, parse_sweep
 
 
 def write_report(report: LoadTestReport, folder: Path) -> None:
-    """results.json, plot.png and report.html into `folder`. Raises LoadTestError if it cannot be written."""
+    """Write results.json, plot.png and report.html to `folder`. Raises LoadTestError if that fails."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
         write_json(report, folder / "results.json")

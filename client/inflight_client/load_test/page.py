@@ -1,4 +1,4 @@
-"""A report as one HTML page that needs nothing else: the drawing inside it, no script, nothing fetched."""
+"""A report as one self-contained HTML page: with the plot inline, without scripts or external resources."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""Finds NVIDIA's perf_analyzer, runs it for one level of load, and insists on a complete export of what it measured.
+"""Finds NVIDIA's perf_analyzer, runs it for one level of load, and checks that its measurements are complete.
 
-The binary comes inside tritonclient's wheel; two shared libraries that it wants are in nvidia-pytriton's, under names
-of their own, and are linked into a folder for the time of the run. An error in any response fails the level.
+The binary is part of tritonclient's wheel. Two shared libraries that it needs are in nvidia-pytriton's wheel under
+other names; they are linked into a folder during the run. An error in any response fails the level.
 """
 
 from __future__ import annotations
@@ -19,22 +19,22 @@ from inflight_client._exceptions import LoadTestError
 from inflight_client.load_test.sweep import Level, LoadMode
 
 LEVEL_TIMEOUT = 900.0
-"""Seconds after which a level that has not ended is given up."""
+"""Seconds after which an unfinished level is aborted."""
 
 _LIBRARIES = {"libcudart.so.12": "libcudart-*.so.12*", "libb64.so.0d": "libb64-*.so.0d"}
 _PLAIN_ADDRESSES = ("setarch", platform.machine(), "--addr-no-randomize", "--addr-compat-layout")
-"""Keeps most of perf_analyzer's memory at addresses whose pieces are numbers in every type; see MeasurementsLost."""
+"""Gives perf_analyzer memory addresses whose bytes are mostly valid numbers in every type; see MeasurementsLost."""
 _INSTALL = "install it with: pip install 'tritonclient[grpc]==2.51.0'"
 _ERROR_LINE = re.compile(r"Thread \[\d+\] had error: (.+)")
 _NOISE = re.compile(r"^(\s*$|Request concurrency|Request Rate|\*\*\*|  )")
 
 
 class MeasurementsLost(LoadTestError):
-    """A level ran well, but what was measured was not written, or only in part.
+    """A level ran well, but its measurements were not written, or only in part.
 
-    In place of outputs that a response lacks, perf_analyzer exports uninitialised memory: pieces of addresses. Where
-    one, read as a float, is no number, it stops writing and still ends with code 0. Seen in 3 of 16 runs of 600
-    requests, in 1 of 18 with addresses laid out as _PLAIN_ADDRESSES asks. Another run helps.
+    For outputs that a response does not have, perf_analyzer exports uninitialised memory, such as bytes of addresses.
+    If these bytes, read as a float, are not a number, it stops writing but still exits with code 0. Seen in 3 of 16
+    runs of 600 requests, and in 1 of 18 with the address layout of _PLAIN_ADDRESSES. Another run usually succeeds.
     """
 
 
@@ -79,7 +79,7 @@ class PerfAnalyzer:
 
 
 def failure_reason(output: str) -> str:
-    """The sentence in perf_analyzer's output that says what went wrong."""
+    """The line in perf_analyzer's output that says what went wrong."""
     errors = _ERROR_LINE.findall(output)
     if errors:
         return str(errors[0]).strip()
@@ -90,7 +90,7 @@ def failure_reason(output: str) -> str:
 
 
 def _address_layout() -> tuple[str, ...]:
-    """The prefix that lays addresses out plainly, or nothing where that is not allowed, as in some containers."""
+    """The command prefix for this address layout, or nothing if it is not permitted, as in some containers."""
     try:
         done = subprocess.run([*_PLAIN_ADDRESSES, "/bin/true"], capture_output=True, check=False)
     except OSError:
@@ -109,7 +109,7 @@ def _find_binary() -> Path:
 
 
 def _environment(scratch: Path) -> dict[str, str]:
-    """This process's environment with the linked libraries behind those that the loader is already told of."""
+    """This process's environment with the folder of linked libraries appended to LD_LIBRARY_PATH."""
     folder = scratch / "lib"
     folder.mkdir(exist_ok=True)
     for name, pattern in _LIBRARIES.items():

@@ -1,4 +1,5 @@
-"""A report drawn: throughput and the three latencies over load, one row of panels a sweep. PNG, or SVG for the page."""
+"""Plots of a report: throughput and three latencies over load, one row of panels per sweep. PNG, or SVG for the
+page."""
 
 from __future__ import annotations
 
@@ -19,7 +20,7 @@ if TYPE_CHECKING:
 
 _INK, _MUTED, _GRID = "#1f2933", "#616e7c", "#e4e7eb"
 _TOKENS, _REQUESTS = "#2563a6", "#d97706"
-# One hue, darker with the percentile: the three lines of a panel are one quantity.
+# One hue, darker for higher percentiles: the three lines of a panel show one quantity.
 _PERCENTILES = (("p50", "#7fb3dd"), ("p90", "#3b7fbf"), ("p99", "#123d6b"))
 _TITLE: dict[str, Any] = {"loc": "left", "fontsize": 11, "color": _INK, "fontweight": "bold", "pad": 10}
 _PANEL_INCHES = (4.3, 3.5)
@@ -93,7 +94,7 @@ def _draw_latency(axes: Axes, loads: list[float], name: str, values: list[Percen
 
 
 def _legend(axes: Axes, lines: list[Line2D]) -> None:
-    """On the title's line, at the right, where no curve runs."""
+    """Put the legend beside the title, at the right, where it covers no curve."""
     axes.legend(
         handles=lines,
         loc="lower right",

@@ -1,10 +1,10 @@
-"""From perf_analyzer's export to figures: what each request went through, and percentiles over a level.
+"""Evaluates perf_analyzer's export: the timeline of each request, and percentiles over a level.
 
-How a response is counted. A busy server merges several tokens into one response, so timestamps are those of responses,
-not of tokens; how many tokens each brought is read from its `sequence_length`. Time to first token is until the first
-response. Inter-token latency spreads the gap before a response evenly over its tokens: one of 4 tokens that came 20 ms
-after the one before counts as four latencies of 5 ms. The plain gaps are kept as inter-response latency: what somebody
-who watches the stream waits for. The response that only says "that was the last" counts for end-to-end latency alone.
+How a response is counted: a busy server merges several tokens into one response, so timestamps are those of responses,
+not of tokens; the number of tokens is read from the response's `sequence_length`. Time to first token ends at the first
+response. Inter-token latency spreads the gap before a response evenly over its tokens: one of 4 tokens that arrives
+20 ms after the previous one counts as four latencies of 5 ms. The gaps themselves are kept as inter-response latency,
+which is what a reader of the stream waits for. An empty final response counts for end-to-end latency only.
 """
 
 from __future__ import annotations
@@ -30,11 +30,11 @@ class RequestTimeline:
 
     sent: int
     responses: tuple[int, ...]
-    """When each response with tokens arrived."""
+    """Arrival time of each response with tokens."""
     tokens: tuple[int, ...]
-    """How many tokens each of them brought."""
+    """Number of tokens in each of them."""
     ended: int
-    """When the last response, with or without tokens, arrived."""
+    """Arrival time of the last response, with or without tokens."""
     num_input_tokens: int | None = None
 
 
@@ -49,7 +49,7 @@ class Percentiles:
 
     @classmethod
     def of(cls, samples: Sequence[float], weights: Sequence[int] | None = None) -> Percentiles:
-        """`weights` counts each sample so many times."""
+        """`weights`: how many times each sample counts."""
         values = np.repeat(samples, weights) if weights is not None else np.asarray(samples, dtype=np.float64)
         if not values.size:
             return cls(*[float("nan")] * 4)
@@ -85,7 +85,7 @@ class LevelResult:
 
 
 def read_level(export: Path, level: Level) -> LevelResult:
-    """Figures of the one level that `export` holds. Raises LoadTestError if it holds less than was asked for."""
+    """Results of the one level in `export`. Raises LoadTestError if requests are missing or without tokens."""
     try:
         content = json.loads(export.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
@@ -105,8 +105,8 @@ def read_level(export: Path, level: Level) -> LevelResult:
 def timeline(request: dict[str, Any]) -> RequestTimeline:
     """One request of the export.
 
-    The export writes every output of the model for every response; one that was not sent holds whatever lay in memory
-    (strings are empty). An answer's last tokens come with a finish reason: a last response without one has none.
+    The export has every output of the model for every response; outputs that were not sent contain uninitialised memory
+    (strings are empty). The last tokens of an answer have a finish reason: a last response without one has no tokens.
     """
     stamps, outputs = list(request["response_timestamps"]), list(request["response_outputs"])
     if request.get("has_error") or len(stamps) != len(outputs):
@@ -150,7 +150,7 @@ def summarise(level: Level, timelines: Sequence[RequestTimeline]) -> LevelResult
 
 
 def _num_tokens(output: dict[str, Any], limit: int) -> int:
-    """Tokens of one response; 1 where the server does not say, or what it says is not a possible number."""
+    """Number of tokens in one response; 1 if the server does not send it or the exported number is impossible."""
     for name in ("sequence_length", "num_output_tokens"):
         count = output.get(name)
         if isinstance(count, int) and 0 <= count <= limit:

@@ -1,7 +1,7 @@
 """A progress bar over a whole load test, for the terminal.
 
-perf_analyzer says nothing until a level is over; within a level the bar follows the server's own count of requests of
-the model. That count is taken when a request is admitted, so the bar runs ahead by what is in flight, and waits.
+perf_analyzer prints nothing before a level is over; within a level the bar follows the server's own count of the
+model's requests. A request is counted when it is admitted, so the bar is ahead by the requests in flight.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ POLL_SECONDS = 0.25
 
 
 class ProgressBar(Progress):
-    """Draws on `console` while entered: with ProgressBar(...) as bar: run_load_test(..., progress=bar)."""
+    """A context manager that draws on `console`: with ProgressBar(...) as bar: run_load_test(..., progress=bar)."""
 
     def __init__(self, levels: Sequence[Level], *, url: str, model: str, console: Console) -> None:
         from rich.progress import BarColumn, MofNCompleteColumn, SpinnerColumn, TextColumn, TimeElapsedColumn
@@ -82,7 +82,7 @@ class ProgressBar(Progress):
 
 
 class RequestCount:
-    """How many requests the server has admitted for a model since it started; None while it does not say."""
+    """Reads how many requests the server has admitted for a model since it started; None if it does not answer."""
 
     def __init__(self, url: str, model: str) -> None:
         from tritonclient.grpc import InferenceServerClient

@@ -1,7 +1,7 @@
-"""What the load is made of: prompts that have never been sent before, as perf_analyzer's input file.
+"""The prompts of a load test, each sent only once, as perf_analyzer's input file.
 
-Prompts are random token ids, so that their length is exact whatever the tokenizer and no two share a prefix that a
-cache could answer; or lines of a text file, where real text matters more than exact lengths.
+Prompts are random token ids, so that their length is exact for every tokenizer and no two share a prefix that a cache
+could serve; or lines of a text file, if real text matters more than exact lengths.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ NO_END = -1
 
 @dataclass(frozen=True, kw_only=True)
 class PromptOptions:
-    """Lengths are in tokens; each request draws its own between the bounds."""
+    """Lengths are in tokens; each request draws its lengths at random between the bounds."""
 
     input_tokens: tuple[int, int] = (64, 64)
     output_tokens: tuple[int, int] = (64, 64)
     vocabulary: int = 256
-    """Ids are drawn below this; every model has so many."""
+    """Random ids are below this number; every model has at least 256."""
     prompt_file: Path | None = None
-    """Text prompts, one a line, taken in turn instead of random ids."""
+    """Text prompts, one per line, used in turn instead of random ids."""
     temperature: float = 0.0
     seed: int = 0
 
@@ -38,7 +38,7 @@ class PromptOptions:
 
 
 def parse_length(text: str) -> tuple[int, int]:
-    """ "64" or "32:256" as bounds."""
+    """Parse "64" or "32:256" to (lowest, highest)."""
     try:
         bounds = [int(part) for part in text.split(":")]
     except ValueError:
@@ -50,7 +50,7 @@ def parse_length(text: str) -> tuple[int, int]:
 
 def make_requests(options: PromptOptions, count: int, *, level: str) -> list[dict[str, object]]:
     """`count` requests in perf_analyzer's JSON form; different ones for each `level`, the same in every run."""
-    # One generator a level, keyed by text: requests of a level do not depend on which levels came before.
+    # One generator per level, seeded by its name: requests of a level do not depend on earlier levels.
     generator = random.Random(f"{options.seed}/{level}")
     lines = _prompt_lines(options.prompt_file) if options.prompt_file else []
     return [_request(options, generator, lines, index) for index in range(count)]

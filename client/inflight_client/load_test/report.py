@@ -52,7 +52,7 @@ def sweeps(levels: Sequence[LevelResult]) -> list[list[LevelResult]]:
 
 
 def table(report: LoadTestReport) -> Group:
-    """Tables for a terminal of 80 columns, one a sweep."""
+    """Tables for a terminal of 80 columns, one per sweep."""
     from rich.console import Group
     from rich.text import Text
 
@@ -84,7 +84,7 @@ def title(report: LoadTestReport) -> str:
 
 
 def load_sentence(report: LoadTestReport) -> str:
-    """What a request of this test is."""
+    """Description of this test's requests, for headings."""
     prompts = report.options.prompts
     source = f"prompts of {prompts.prompt_file.name}" if prompts.prompt_file else f"{_span(prompts.input_tokens)} in"
     return f"{source}, {_span(prompts.output_tokens)} out"

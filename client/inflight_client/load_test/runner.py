@@ -1,4 +1,5 @@
-"""The load test itself: check the server, then for every level make prompts, put load on, measure, report progress."""
+"""The load test itself: check the server; then for every level make prompts, generate load, measure, report
+progress."""
 
 from __future__ import annotations
 
@@ -20,7 +21,7 @@ from inflight_client.load_test.sweep import Level
 READY_TIMEOUT = 30.0
 WARM_UP_TOKENS = 4
 ATTEMPTS = 4
-"""Runs of one level at most; see MeasurementsLost."""
+"""Maximum number of runs of one level; see MeasurementsLost."""
 _WARM_UP_LEVEL = "warm-up"
 
 
@@ -33,12 +34,12 @@ class LoadTestOptions:
     model: str = DEFAULT_MODEL
     prompts: PromptOptions = field(default_factory=PromptOptions)
     level_timeout: float = LEVEL_TIMEOUT
-    """Seconds after which a level that has not ended is given up."""
+    """Seconds after which an unfinished level is aborted."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class LoadTestReport:
-    """All that was measured, in the order of the levels."""
+    """All results, in the order of the levels."""
 
     options: LoadTestOptions
     started: datetime
@@ -46,13 +47,13 @@ class LoadTestReport:
 
 
 class Progress:
-    """Told where the test stands. This one does nothing; override what is of interest."""
+    """Callbacks that report the progress of a test. These do nothing; override as needed."""
 
     def level_started(self, level: Level) -> None:
-        """Called before a level's load is put on."""
+        """Called before the load of a level starts."""
 
     def level_finished(self, level: Level, result: LevelResult) -> None:
-        """Called with what was measured."""
+        """Called with the result of a level."""
 
 
 Analyzer = Callable[[Path], PerfAnalyzer]
@@ -65,9 +66,9 @@ def run_load_test(
     client: Client | None = None,
     analyzer: Analyzer = PerfAnalyzer,
 ) -> LoadTestReport:
-    """Measure every level in turn. Raises LoadTestError, or ClientError if the server is not there or refuses.
+    """Measure every level in turn. Raises LoadTestError, or ClientError if the server cannot be reached or refuses.
 
-    `client` and `analyzer` replace what reaches the server, in tests.
+    Tests pass `client` and `analyzer` to replace the connections to a server.
     """
     if not options.levels:
         raise LoadTestError("there is no level to measure: give a concurrency or a request rate")
@@ -86,7 +87,7 @@ def run_load_test(
 
 
 def _measure(options: LoadTestOptions, runner: PerfAnalyzer, folder: Path, level: Level, number: int) -> LevelResult:
-    """One level; once more, with other prompts, where its measurements were lost."""
+    """Measure one level, again with other prompts if its measurements were lost."""
     inputs = folder / "inputs.json"
     for attempt in range(ATTEMPTS):
         key = f"{number}.{attempt}"
@@ -103,9 +104,9 @@ def _measure(options: LoadTestOptions, runner: PerfAnalyzer, folder: Path, level
 
 
 def warm_up(client: Client, prompts: PromptOptions) -> None:
-    """One short request of the longest prompt: the first level does not pay for a cold server, and a server that is
-    missing or refuses such requests says so in its own words before any load is put on."""
-    with contextlib.suppress(Unavailable):  # it is being loaded, which is worth waiting for; no server or model is not
+    """Send one request with the longest prompt, so that the first level does not measure a cold server, and that a
+    missing server or one that refuses such requests is reported before any load."""
+    with contextlib.suppress(Unavailable):  # a loading model is worth waiting for; a missing server or model is not
         client.model_config()
     client.wait_until_ready(READY_TIMEOUT)
     longest = PromptOptions(

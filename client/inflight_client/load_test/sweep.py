@@ -1,4 +1,4 @@
-"""Which loads are tried: levels of concurrency or of request rate, and how many requests make one level."""
+"""The loads of a test: levels of concurrency or of request rate, and the number of requests per level."""
 
 from __future__ import annotations
 
@@ -9,21 +9,21 @@ from enum import Enum
 from inflight_client._exceptions import LoadTestError
 
 MIN_REQUESTS = 20
-"""A level has at least this many requests; below, its p90 would be a single one."""
+"""Minimum number of requests per level; with fewer, a single request would determine its p90."""
 ROUNDS = 4
-"""Requests per slot of concurrency, so that start and drain weigh little beside the steady part."""
+"""Requests per unit of concurrency: enough that start and end weigh little compared with the steady state."""
 RATE_SECONDS = 10.0
-"""How long a level of a request rate lasts."""
+"""Duration of a level of a request rate."""
 MAX_LEVELS = 100
 
 
 class LoadMode(str, Enum):
-    """How load is kept up."""
+    """What the value of a level means."""
 
     CONCURRENCY = "concurrency"
-    """So many requests are always open: a new one starts when one ends."""
+    """Requests in flight at any time: a new one starts when one ends."""
     REQUEST_RATE = "request_rate"
-    """So many requests start each second, at Poisson intervals, however many are open."""
+    """Requests started per second, at Poisson intervals, however many are in flight."""
 
     @property
     def label(self) -> str:
@@ -46,8 +46,8 @@ class Level:
 def parse_sweep(text: str, mode: LoadMode, *, num_requests: int = 0) -> list[Level]:
     """Levels of "8", "1:16:5" (start:end:step, end included if hit) or "1,4,16".
 
-    `num_requests` is the number of requests a level; 0 chooses it by the load. A level never has fewer than are open
-    at once or start in a second, which perf_analyzer asks for. Raises LoadTestError.
+    `num_requests` is the number of requests per level; 0 chooses it by the load. A level has at least as many requests
+    as are in flight at once or start in a second, which perf_analyzer requires. Raises LoadTestError.
     """
     values = [_level_value(value, text, mode) for value in _values(text)]
     if len(values) > MAX_LEVELS:

@@ -1,4 +1,4 @@
-"""Attention over a paged KV cache: one new token a sequence, or chunks of prompts."""
+"""Attention over a paged KV cache: of one new token per sequence, or of chunks of prompts."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ def decode_attention(
     """Attention of one token a sequence, at position seq_lens - 1, over that sequence's cached keys and values.
 
     q (B, Hq, D) float, caches of its dtype or float8_e4m3fn (on a GPU from sm_89), `block_table` (B, max_blocks) int32,
-    `seq_lens` (B,) int32 counting the new token; 0 marks a padded row, whose output is zeros. A `sliding_window` w > 0
-    leaves only the last w keys visible. The caches hold keys / k_scale and values / v_scale. Returns (B, Hq, D), into
-    `out` if given. `scratch`, contiguous float32, holds partial results on a GPU (`decode_scratch_elements` beside the
-    launcher says how many); without it each call allocates. `deterministic`: a row's bits do not depend on what else is
-    in the batch.
+    `seq_lens` (B,) int32 including the new token; 0 marks a padded row, whose output is zeros. With a `sliding_window`
+    w > 0 only the last w keys are visible. The caches hold keys / k_scale and values / v_scale. Returns (B, Hq, D),
+    written to `out` if given. `scratch`, contiguous float32, holds partial results on a GPU (its size is
+    `decode_scratch_elements`, beside the launcher); without it each call allocates. `deterministic`: a row's bits do
+    not depend on the other rows of the batch.
     """
     result: Tensor = implementation(q, __name__).decode_attention(
         q,
@@ -68,9 +68,9 @@ def prefill_attention(
 
     q (T, Hq, D) float, caches and their scales as in `decode_attention`: sequence b's rows are query_start_loc[b] to
     query_start_loc[b + 1] (int32, (B + 1,)), its last positions of seq_lens[b] (int32, (B,)) in all. `max_query_len` is
-    at least the longest chunk. A `sliding_window` w > 0 makes key j visible to query i only where i - w < j <= i.
-    Returns (T, Hq, D), into `out` if given; rows that belong to no sequence are left as they are. `deterministic`: a
-    row's bits depend neither on what else is in the batch nor on how the prompt is cut into chunks.
+    at least the length of the longest chunk. With a `sliding_window` w > 0 key j is visible to query i only if
+    i - w < j <= i. Returns (T, Hq, D), written to `out` if given; rows that belong to no sequence are not written.
+    `deterministic`: a row's bits depend neither on the rest of the batch nor on how the prompt is divided into chunks.
     """
     result: Tensor = implementation(q, __name__).prefill_attention(
         q,

@@ -1,7 +1,7 @@
 """Paged attention in torch: gather a sequence's blocks, then scaled dot-product attention.
 
-Knows no scheduler: block tables and lengths say everything. Reads lengths on the host, which on a CPU costs nothing.
-Deterministic: each query is attended on its own, for what torch does with a row depends on the rows beside it.
+Knows no scheduler: block tables and lengths are all that it needs. Reads lengths on the host, which costs nothing on a
+CPU. In deterministic mode each query is computed separately, because torch's result of a row depends on the other rows.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ def decode_attention(
     v_scale: float = 1.0,
     deterministic: bool = False,
 ) -> Tensor:
-    """One query token a sequence; the batch is padded to its longest sequence. `scratch` is not needed here."""
+    """One query token per sequence; the batch is padded to its longest sequence. `scratch` is not used."""
     if out is None:
         out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
     if deterministic and len(q) > 1:
@@ -51,7 +51,7 @@ def decode_attention(
     if longest == 0:
         return out.zero_()
     num_kv_heads, block_size = k_cache.shape[2], k_cache.shape[1]
-    # Blocks before the window of every sequence are not worth a copy.
+    # Blocks before the window of every sequence need not be copied.
     shortest_start = max(min(lengths) - sliding_window, 0) // block_size if sliding_window else 0
     first_key = shortest_start * block_size
     blocks = block_table[:, shortest_start : -(-longest // block_size)]
@@ -76,7 +76,7 @@ def decode_attention(
 
 
 def _chunk_mask(query_len: int, seq_len: int, window: int, first_key: int, device: torch.device) -> Tensor:
-    """(query_len, seq_len - first_key) bool: which keys each of the last query_len positions sees."""
+    """(query_len, seq_len - first_key) bool: keys that are visible to each of the last query_len positions."""
     queries = torch.arange(seq_len - query_len, seq_len, device=device)[:, None]
     keys = torch.arange(first_key, seq_len, device=device)[None, :]
     visible = keys <= queries
@@ -101,7 +101,7 @@ def prefill_attention(
     v_scale: float = 1.0,
     deterministic: bool = False,
 ) -> Tensor:
-    """Ragged query chunks, one sequence at a time: chunks are long enough that a loop costs little."""
+    """Ragged query chunks, one sequence at a time: chunks are long, so that the loop costs little."""
     if out is None:
         out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
     block_size = k_cache.shape[1]

@@ -1,4 +1,4 @@
-"""What every launcher asks of its tensors, and says in a sentence when it is not so.
+"""Argument checks of the launchers, with clear error messages.
 
 Knows devices, dtypes and strides; knows no operation.
 """
@@ -12,7 +12,7 @@ from torch import Tensor
 
 FLOAT_DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 
-# What launchers reckon with for tensors that are on no GPU (interpreter, ahead-of-time compile): an H100 or H200.
+# Assumed for tensors that are not on a GPU (interpreter, ahead-of-time compile): an H100 or H200.
 DEFAULT_MULTIPROCESSORS = 132
 DEFAULT_CAPABILITY = 90
 
@@ -87,7 +87,8 @@ def check_vector(name: str, tensor: Tensor, length: int, dtype: torch.dtype) -> 
 def check_kv_cache(
     k_cache: Tensor, v_cache: Tensor, num_kv_heads: int | None, head_dim: int, dtype: torch.dtype
 ) -> None:
-    """Raise ValueError unless both caches are (num_blocks, block_size, num_kv_heads, head_dim), alike, of `dtype`."""
+    """Raise ValueError unless both caches are (num_blocks, block_size, num_kv_heads, head_dim) of `dtype` with equal
+    strides. With `num_kv_heads` None any number of heads is accepted."""
     if k_cache.dim() != 4 or k_cache.shape != v_cache.shape or k_cache.stride() != v_cache.stride():
         raise ValueError(
             "k_cache and v_cache must both be (num_blocks, block_size, num_kv_heads, head_dim) with equal strides, got "

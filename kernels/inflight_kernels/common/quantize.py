@@ -1,11 +1,11 @@
-"""Symmetric quantisation of rows inside a kernel, shared by every operation that ends in it.
+"""Symmetric quantisation of rows inside a kernel, shared by every operation that ends with it.
 
     absmax = max |y|      scale = absmax / QMAX      q = round(clamp(y * (1 / scale), -QMAX, QMAX))
 
-One scale a row, float32; q * scale is y again, within half a step. A row whose absmax is below `SMALLEST` counts as
-zero: scale 1. Both divisions are rounded as IEEE has it, so that the torch reference gives the same bits. Rounding is
-to nearest, ties to even. A maximum is the same in any order: no launch choice can change q or scale.
-A NaN stays NaN in float8_e4m3fn; int8 has none, and q is unspecified in its place.
+One float32 scale per row; q * scale equals y within half a quantisation step. A row whose absmax is below `SMALLEST` is
+treated as zero: its scale is 1. Both divisions are rounded as IEEE 754 specifies, so that the torch reference gives the
+same bits. Rounding is to nearest, ties to even. A maximum does not depend on the order of its operands, so the launch
+configuration cannot change q or scale. A NaN stays NaN in float8_e4m3fn; int8 has no NaN, and q is unspecified there.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ import triton.language as tl
 
 from inflight_kernels.common.checks import compute_capability
 
-# Largest magnitude of each quantised type. int8 leaves -128 out and is symmetric.
+# Largest magnitude of each quantised type. int8 does not use -128, to be symmetric.
 LARGEST = {torch.float8_e4m3fn: 448.0, torch.int8: 127.0}
 # 1 / scale must not overflow float32: QMAX / 2^-100 < 2^109.
 SMALLEST: tl.constexpr = tl.constexpr(2.0**-100)
-# 1.5 * 2^23: float32 numbers of this size lie one apart, so that adding and subtracting it rounds to whole numbers,
-# ties to even. (triton's own round needs libdevice, which the interpreter lacks.)
+# 1.5 * 2^23: neighbouring float32 numbers of this magnitude differ by 1, so that adding and subtracting it rounds to
+# whole numbers, ties to even. (triton's own round needs libdevice, which the interpreter lacks.)
 _WHOLE: tl.constexpr = tl.constexpr(12582912.0)
 # The oldest architecture that converts to float8_e4m3fn.
 _FP8_CAPABILITY = 89

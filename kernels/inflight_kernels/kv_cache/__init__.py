@@ -1,4 +1,4 @@
-"""Movements of whole blocks within a paged KV cache."""
+"""Copies of whole blocks within a paged KV cache."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ def copy_blocks(
 ) -> None:
     """Copy block `source[i]` to block `target[i]` in every layer, keys and values, for all i, in one launch.
 
-    For copy-on-write, and for beams that go on from one parent: each takes its full blocks by name and needs only a
-    copy of the last. A cache is one tensor (num_blocks, block_size, Hkv, D), one of all layers (L, num_blocks,
-    block_size, Hkv, D), or one tensor a layer; all alike in shape, dtype and strides, each block in one piece of a
-    multiple of 16 bytes. `source` and `target` (N,), int32 or int64, lie on the caches' device; a pair with a negative
-    number is left out, so that a CUDA graph may replay for fewer pairs than it was captured with. The first call with a
-    cache uploads its addresses: make one before a capture.
+    For copy-on-write, and for beams that continue one parent: each refers to the parent's full blocks and needs a copy
+    of the last one only. A cache is one tensor (num_blocks, block_size, Hkv, D), one of all layers (L, num_blocks,
+    block_size, Hkv, D), or one tensor per layer; all have the same shape, dtype and strides, and each block is
+    contiguous and a multiple of 16 bytes. `source` and `target` (N,), int32 or int64, are on the caches' device; a pair
+    with a negative number is skipped, so that a CUDA graph can be replayed for fewer pairs than it was captured with.
+    The first call with a cache uploads its addresses: make one before a capture.
 
-    Nothing orders the copies. So no block may be the target of two pairs, nor the target of one and the source of
-    another (exchanges go through a spare block); a pair of a block with itself does nothing. Lists on the CPU are
-    checked for it (ValueError); on a GPU it is the caller's promise, for to look would be to wait.
+    The copies run in no particular order. So no block may be the target of two pairs, or the target of one and the
+    source of another (a swap needs a spare block); a pair of a block with itself does nothing. On a CPU this is checked
+    (ValueError); on a GPU the caller must ensure it, because a check would wait for the device.
     """
     if source.device.type == "cpu":
         check_pairs(source, target)
@@ -31,7 +31,7 @@ def copy_blocks(
 
 
 def check_pairs(source: Tensor, target: Tensor) -> None:
-    """Raise ValueError unless the copies give the same in any order. For lists on the CPU."""
+    """Raise ValueError unless the result does not depend on the order of the copies. For tensors on the CPU."""
     pairs = [(a, b) for a, b in zip(source.tolist(), target.tolist(), strict=True) if a >= 0 and b >= 0 and a != b]
     targets = {b for _, b in pairs}
     if len(targets) < len(pairs):

@@ -1,4 +1,4 @@
-"""Low-rank adapters: each row of a batch with its own, or none."""
+"""Low-rank adapters (LoRA): each row of a batch with its own adapter, or none."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ def lora_add(
     slices: Sequence[int] | None = None,
     deterministic: bool = False,
 ) -> Tensor:
-    """y[t] += scales[n] * b[n] (a[n] x[t]) with n = adapters[t], in place; a row with n = -1 stays as it is.
+    """y[t] += scales[n] * b[n] (a[n] x[t]) with n = adapters[t], in place; a row with n = -1 is not changed.
 
     y (T, out) and x (T, in) float, `a` (N, r, in) and `b` (N, out, r) of their dtype, r at most 128 (smaller adapters
-    are padded with zeros), `adapters` (T,) int32 of -1 to N - 1, `scales` (N,) float32 (alpha / r by custom).
-    `slices` are the widths of up to three layers that read the same x and lie side by side in y, such as
-    (q, k, v): `a` is then (N, len(slices) * r, in), slice s using its rows from s * r, and `b` is stacked along out.
-    y may be a view of some columns of a wider tensor. Equal inputs always give equal bits; with `deterministic` a row's
-    bits are also the same in every batch. Returns y.
+    are padded with zeros), `adapters` (T,) int32 of -1 to N - 1, `scales` (N,) float32 (usually alpha / r). `slices`
+    are the widths of up to three layers that have the same input x and adjacent outputs in y, such as (q, k, v): `a` is
+    then (N, len(slices) * r, in), where slice s has the rows from s * r, and `b` is stacked along out. y may be a view
+    of some columns of a wider tensor. Equal inputs always give equal bits; with `deterministic` a row's bits are also
+    the same in every batch. Returns y.
     """
     result: Tensor = implementation(y, __name__).lora_add(y, x, a, b, adapters, scales, slices, deterministic)
     return result

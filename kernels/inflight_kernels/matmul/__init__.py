@@ -1,4 +1,4 @@
-"""Linear layers: of floats, of 8-bit weights and activations, of 4-bit weights."""
+"""Linear layers: with float operands, with 8-bit weights and activations, with 4-bit weights."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from inflight_kernels.matmul.weight_formats import Int4Weight
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None, deterministic: bool = False) -> Tensor:
     """x W^T + bias for `x` (T, K), `weight` (N, K) and `bias` (N,), float and of one dtype; returns (T, N).
 
-    On a GPU up to 64 tokens run a kernel that reads each weight once, more run cuBLAS. `deterministic`: a row's result
-    is bitwise the same whatever else is in the batch and however many rows there are.
+    On a GPU, up to 64 tokens use a kernel that reads each weight once, more use cuBLAS. `deterministic`: a row's result
+    is bitwise independent of the other rows and of their number.
     """
     result: Tensor = implementation(x, __name__).linear(x, weight, bias, deterministic)
     return result
@@ -31,8 +31,8 @@ def scaled_linear(
     """(x * x_scale) (weight * weight_scale)^T + bias of quantised operands; returns (T, N) of `out_dtype`.
 
     `x` (T, K) and `weight` (N, K) are both float8_e4m3fn or both int8, `x_scale` (T,) and `weight_scale` (N,) float32
-    as `quantize_per_token` and `quantize_weight` give them, `bias` (N,) float. Products are added in float32 (fp8) or
-    exactly (int8). fp8 needs compute capability 8.9; an older GPU is refused with ValueError. `deterministic` as in
+    as returned by `quantize_per_token` and `quantize_weight`, `bias` (N,) float. Products are added in float32 (fp8) or
+    exactly (int8). fp8 needs compute capability 8.9; on an older GPU it raises ValueError. `deterministic` as in
     `linear`.
     """
     function = implementation(x, __name__).scaled_linear

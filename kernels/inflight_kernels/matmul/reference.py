@@ -1,4 +1,4 @@
-"""The linear layers in torch: floats, 8 bits times 8 bits, 4 bits dequantised."""
+"""The linear layers in torch: float, 8-bit times 8-bit, and 4-bit weights dequantised."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from inflight_kernels.matmul.weight_formats import Int4Weight
 
 
 def _by_row(product: Callable[[Tensor], Tensor], x: Tensor, deterministic: bool) -> Tensor:
-    """`product(x)`; deterministic: row by row, as a CPU's matrix product adds in an order that the batch decides."""
+    """`product(x)`; deterministic: row by row, because on a CPU the order of additions depends on the batch."""
     if not deterministic or len(x) < 2:
         return product(x)
     return torch.cat([product(row) for row in x.split(1)])
@@ -33,7 +33,7 @@ def scaled_linear(
     deterministic: bool = False,
 ) -> Tensor:
     """Product of quantised values, exact for int8, times both scales, plus bias, in float32 and rounded once."""
-    # Sums of int8 products pass float32's 24 bits; float64 holds them exactly, and so hides the order of adding.
+    # Sums of int8 products exceed float32's 24 bits; float64 is exact, so that the order of additions has no effect.
     wide = torch.float64 if x.dtype == torch.int8 else torch.float32
     values = weight.to(wide)
     total = _by_row(lambda rows: rows.to(wide) @ values.T, x, deterministic).float()

@@ -1,20 +1,20 @@
-"""How quantised weights lie in memory, and the way there from a float weight or from a checkpoint. Runs once, at load.
+"""Memory layouts of quantised weights, and conversion to them from a float weight or a checkpoint, once at load time.
 
 8 bits: (N, K) float8_e4m3fn or int8 with a float32 scale for each output channel; w = q * scale.
 
 4 bits: w[n, k] = (q[n, k] - zero[g, n]) * scale[g, n] with q and zero whole numbers and g the group of k. `Int4Weight`
-keeps q as the kernel reads it. K is cut into blocks of 128 (the last one padded); of a block, row n is 32 words of 16
-bits, and word j carries four values of k that lie 32 apart, one in each nibble:
+stores q as the kernel reads it. K is divided into blocks of 128 (the last one padded). In a block, row n is 32 words of
+16 bits, and word j holds the values of four k that are 32 apart, one in each nibble:
 
     qweight[b, n, j]   bits 15..12      11..8       7..4        3..0
                        k = 128 b + 96+j  64+j       32+j         j         j = 0..31
 
-So each shift of a tile of words gives 32 neighbouring columns of the weight, in the places where they were loaded, and
-128 rows of a block are one run of 8 KiB. Scale and zero point of a group and row are one word of 32 bits:
+So each shift of a tile of words gives 32 neighbouring columns of the weight, in the registers that they were loaded to,
+and 128 rows of a block are contiguous, 8 KiB. Scale and zero point of a group and row are one word of 32 bits:
 
     scale_zero[g, n]   bits 31..16: scale[g, n]      15..0: base + zero[g, n]      both as bfloat16, or both as float16
 
-base is 128 in bfloat16 and 1024 in float16: what a nibble is worth when it is set into the last bits of that number.
+base is 128 in bfloat16 and 1024 in float16: a nibble set into the last bits of this number adds its own value to it.
 
 Checkpoints, both with eight nibbles in an int32, K inputs and N outputs:
 
@@ -37,26 +37,26 @@ import torch
 from torch import Tensor
 
 INT4_BLOCK = 128
-"""Columns of a weight that lie together in an Int4Weight."""
+"""Columns of a weight per block of an Int4Weight."""
 INT4_PLANE = 32
-"""Columns that one nibble of the words of a row carries; a group must hold whole planes."""
+"""Columns that are held by the same nibble of a row's words; a group must consist of whole planes."""
 AWQ_ORDER = (0, 2, 4, 6, 1, 3, 5, 7)
-"""Which of its eight outputs each nibble of an AWQ word holds, from the lowest bits up."""
+"""Which of a word's eight outputs each nibble of an AWQ word holds, from the lowest bits up."""
 INT4_BASE = {torch.bfloat16: 128, torch.float16: 1024}
-"""The power of two whose last place is 1, by the dtype that a 4-bit weight is dequantised to."""
+"""The power of two whose last mantissa bit has the value 1, by the dtype that a 4-bit weight is dequantised to."""
 QUANTIZED_MAX = {torch.float8_e4m3fn: 448.0, torch.int8: 127.0}
 """The largest magnitude of each 8-bit dtype that weights and activations are quantised to."""
 
 
 class Int4Weight(NamedTuple):
-    """A 4-bit weight (N, K) in the layout drawn above. `permutation` says which input column each k reads, if not k."""
+    """A 4-bit weight (N, K) in the layout described above."""
 
     qweight: Tensor
     """(ceil(K / 128), N, 32) int16."""
     scale_zero: Tensor
     """(K / group_size, N) int32."""
     dtype: torch.dtype
-    """What it is dequantised to: bfloat16 or float16."""
+    """The dtype that it is dequantised to: bfloat16 or float16."""
     in_features: int
     """K."""
     permutation: Tensor | None = None
@@ -73,12 +73,12 @@ class Int4Weight(NamedTuple):
         return bits[0], bits[1].int() - INT4_BASE[self.dtype]
 
     def whole_numbers(self) -> Tensor:
-        """q (N, K), int32, its columns as they are stored."""
+        """q (N, K), int32, with the columns in the order of storage."""
         planes = torch.stack([self.qweight.int() >> shift & 15 for shift in (0, 4, 8, 12)], 2)
         return planes.permute(1, 0, 2, 3).reshape(self.qweight.shape[1], -1)[:, : self.in_features]
 
     def dequantize(self) -> Tensor:
-        """The float weight (N, K), its columns in the order of x, rounded once to its dtype."""
+        """The float weight (N, K), with the columns in the order of x, rounded once to its dtype."""
         scales, zeros = (t.repeat_interleave(self.group_size, 0).T for t in self.scales_and_zeros())
         weight = ((self.whole_numbers() - zeros) * scales.float()).to(self.dtype)
         if self.permutation is None:
@@ -103,7 +103,7 @@ def quantize_weight(weight: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]
 def pack_int4(q: Tensor, scales: Tensor, zeros: Tensor, permutation: Tensor | None = None) -> Int4Weight:
     """`q` (N, K) and `zeros` (G, N), whole numbers 0 to 15 and 0 to 16, with `scales` (G, N) as an Int4Weight.
 
-    The dtype of the scales, bfloat16 or float16, is the weight's. A K that is no multiple of 128 is filled with 0.
+    The weight's dtype is that of the scales, bfloat16 or float16. If K is not a multiple of 128, it is padded with 0.
     """
     rows, columns = q.shape
     groups = scales.shape[0]
@@ -127,7 +127,7 @@ def pack_int4(q: Tensor, scales: Tensor, zeros: Tensor, permutation: Tensor | No
 
 
 def repack_awq(qweight: Tensor, qzeros: Tensor, scales: Tensor) -> Int4Weight:
-    """An AWQ checkpoint's tensors (drawn at the head of this file) as an Int4Weight of the scales' dtype."""
+    """An AWQ checkpoint's tensors (described at the head of this file) as an Int4Weight of the scales' dtype."""
     place = torch.tensor(AWQ_ORDER, device=qweight.device).argsort()
     return pack_int4(_nibbles(qweight, place).T, scales, _nibbles(qzeros, place))
 
@@ -135,7 +135,7 @@ def repack_awq(qweight: Tensor, qzeros: Tensor, scales: Tensor) -> Int4Weight:
 def repack_gptq(
     qweight: Tensor, qzeros: Tensor, scales: Tensor, g_idx: Tensor | None = None, zero_offset: int = 1
 ) -> Int4Weight:
-    """A GPTQ checkpoint's tensors (drawn at the head of this file) as an Int4Weight of the scales' dtype.
+    """A GPTQ checkpoint's tensors (described at the head of this file) as an Int4Weight of the scales' dtype.
 
     With a `g_idx` that is not k // group_size the columns are sorted by group, and the weight's `permutation` says
     which column of x each one reads. Every group must then hold the same number of columns.

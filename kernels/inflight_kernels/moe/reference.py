@@ -10,7 +10,7 @@ from inflight_kernels.activation.reference import silu_and_mul
 
 
 def route_experts(router_logits: Tensor, top_k: int, renormalize: bool = True) -> tuple[Tensor, Tensor]:
-    """Softmax over all experts, then the largest `top_k` by a stable sort: of equals the lower expert first."""
+    """Softmax over all experts, then the largest `top_k` by a stable sort: among equals the lower expert first."""
     logits = router_logits.float()
     logits = logits.masked_fill(logits.isnan(), float("-inf"))
     peak = logits.amax(dim=-1, keepdim=True).clamp(min=-3.0e38)
@@ -30,7 +30,7 @@ def fused_moe(
     out: Tensor | None = None,
     deterministic: bool = False,
 ) -> Tensor:
-    """Each touched expert's feed-forward on its tokens, weighted and summed in float32."""
+    """The feed-forward of each expert that has tokens, weighted and summed in float32."""
     num_tokens, top_k = experts.shape
     products = torch.zeros((num_tokens * top_k, x.shape[1]), dtype=x.dtype, device=x.device)
     flat = experts.flatten()
@@ -39,7 +39,7 @@ def fused_moe(
             pairs = (flat == expert).nonzero().flatten()
             gate_up = F.linear(x[pairs // top_k], w_gate_up[expert])
             products[pairs] = F.linear(silu_and_mul(gate_up), w_down[expert])
-    # A choice that is no expert's adds nothing, whatever its weight.
+    # An invalid choice adds nothing, whatever its weight.
     masked = weights.masked_fill((experts < 0) | (experts >= w_gate_up.shape[0]), 0.0)
     total = torch.einsum("tkh,tk->th", products.view(num_tokens, top_k, -1).float(), masked).to(x.dtype)
     if out is None:

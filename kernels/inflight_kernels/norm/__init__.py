@@ -11,9 +11,9 @@ from inflight_kernels.dispatch import implementation
 def rms_norm(x: Tensor, weight: Tensor, eps: float, residual: Tensor | None = None) -> Tensor | tuple[Tensor, Tensor]:
     """RMSNorm over the last dimension of `x` (..., H), float, with `weight` (H,) of the same dtype.
 
-    Without `residual` returns the normalised tensor. With it, s = x + residual rounded to the dtype is what gets
-    normalised, and (norm(s), s) is returned. Hugging Face Llama's rounding: the normalised value is rounded before it
-    is multiplied by the weight. On a GPU a row's result is bitwise the same whatever the other rows.
+    Without `residual` returns the normalised tensor. With it, normalises s = x + residual, rounded to the dtype, and
+    returns (norm(s), s). Rounds as Hugging Face Llama does: the normalised value is rounded before it is multiplied by
+    the weight. On a GPU a row's result is bitwise independent of the other rows.
     """
     result: Tensor | tuple[Tensor, Tensor] = implementation(x, __name__).rms_norm(x, weight, eps, residual)
     return result
@@ -26,7 +26,7 @@ def rms_norm_quantized(
     residual: Tensor | None = None,
     dtype: torch.dtype = torch.float8_e4m3fn,
 ) -> tuple[Tensor, Tensor] | tuple[Tensor, Tensor, Tensor]:
-    """The same, quantised in the same launch as `quantize_per_token` does.
+    """The same, with the result quantised in the same launch as by `quantize_per_token`.
 
     Returns (q, scale), or (q, scale, s) with `residual`: q (..., H) of `dtype`, scale (...) float32, s as above.
     """

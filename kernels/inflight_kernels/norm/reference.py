@@ -12,7 +12,7 @@ from inflight_kernels.quantization.reference import quantize_per_token
 def rms_norm(x: Tensor, weight: Tensor, eps: float, residual: Tensor | None = None) -> Tensor | tuple[Tensor, Tensor]:
     """RMSNorm of (..., H), after adding a residual if there is one."""
     if residual is None:
-        # torch computes the norm in float32 and rounds once; multiplying apart keeps the second rounding.
+        # torch computes the norm in float32 and rounds once; the separate multiplication rounds a second time.
         return F.rms_norm(x, (x.shape[-1],), None, eps) * weight
     total = x + residual
     return F.rms_norm(total, (x.shape[-1],), None, eps) * weight, total
@@ -25,7 +25,7 @@ def rms_norm_quantized(
     residual: Tensor | None = None,
     dtype: torch.dtype = torch.float8_e4m3fn,
 ) -> tuple[Tensor, Tensor] | tuple[Tensor, Tensor, Tensor]:
-    """The same in `dtype`, with a scale a row; the sum last if there is a residual."""
+    """The same quantised to `dtype`, with one scale per row; the sum is last if there is a residual."""
     normed = rms_norm(x, weight, eps, residual)
     if isinstance(normed, Tensor):
         return quantize_per_token(normed, dtype)

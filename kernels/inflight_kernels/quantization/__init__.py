@@ -1,4 +1,4 @@
-"""Quantisation of activations, a scale a row."""
+"""Quantisation of activations, with one scale per row."""
 
 from __future__ import annotations
 
@@ -9,11 +9,12 @@ from inflight_kernels.dispatch import implementation
 
 
 def quantize_per_token(x: Tensor, dtype: torch.dtype = torch.float8_e4m3fn) -> tuple[Tensor, Tensor]:
-    """Rows of `x` (..., K), float, as q (..., K) of `dtype`, and scale (...), float32, so that x is about q * scale.
+    """Quantise the rows of `x` (..., K), float: returns q (..., K) of `dtype` and scale (...), float32, with
+    x approximately q * scale.
 
     `dtype` is torch.float8_e4m3fn (largest magnitude 448; on a GPU from compute capability 8.9 on) or torch.int8
-    (symmetric, 127). scale is the row's largest magnitude over that of the dtype, 1 for a row of zeros; rounding is to
-    nearest, ties to even. A row's result does not depend on the other rows.
+    (symmetric, 127). The scale is the row's largest magnitude divided by that of the dtype, 1 for a row of zeros;
+    rounding is to nearest, ties to even. A row's result does not depend on the other rows.
     """
     result: tuple[Tensor, Tensor] = implementation(x, __name__).quantize_per_token(x, dtype)
     return result

@@ -10,7 +10,7 @@ SMALLEST = 2.0**-100
 
 
 def quantize_per_token(x: Tensor, dtype: torch.dtype = torch.float8_e4m3fn) -> tuple[Tensor, Tensor]:
-    """Rows of (..., K) in `dtype` and their scales (...)."""
+    """The rows of x (..., K) quantised to `dtype`, and their scales (...)."""
     wide, largest = x.float(), LARGEST[dtype]
     absmax = wide.abs().amax(-1)
     scale = torch.where(absmax < SMALLEST, 1.0, absmax / largest)

@@ -1,4 +1,4 @@
-"""Rotary embedding of queries and keys, and the write of keys and values to their slots."""
+"""Rotary embedding of queries and keys, and writing keys and values to their cache slots."""
 
 from __future__ import annotations
 
@@ -25,13 +25,13 @@ def rope_and_kv_write(
     """Rotate `q` and `k`, write `k` and `v` into the cache, return the rotated q as a new contiguous (T, Hq, D).
 
     q (T, Hq, D), k and v (T, Hkv, D), float, may be views of one buffer. `cos_sin` (max_positions, 2R) float32 holds
-    [cos | sin] of R = rotary_dim / 2 angles each; rotary_dim may be less than D, the rest of a head passes through.
-    Rotation pairs element r with r + R (Llama, GPT-NeoX). `positions` and `slot_mapping` (T,) int64; a negative slot is
-    not written. With both norm weights (D,), each head of q and k is RMS-normalised first (Qwen3).
+    [cos | sin] of R = rotary_dim / 2 angles each; rotary_dim may be less than D, then the rest of a head is not
+    changed. Rotation pairs element r with r + R (Llama, GPT-NeoX). `positions` and `slot_mapping` (T,) int64; a
+    negative slot is not written. With both norm weights (D,), each head of q and k is RMS-normalised first (Qwen3).
 
-    A cache of torch.float8_e4m3fn (on a GPU from compute capability 8.9 on) holds k / k_scale and v / v_scale, after
-    rounding to the dtype of q, with what exceeds 448 cut off; with any other cache both scales must be 1. On a GPU a
-    token's result is bitwise the same whatever the other tokens.
+    A cache of torch.float8_e4m3fn (on a GPU from compute capability 8.9 on) holds k / k_scale and v / v_scale, computed
+    from values rounded to the dtype of q and clamped to +-448; with any other cache both scales must be 1. On a GPU a
+    token's result is bitwise independent of the other tokens.
     """
     result: Tensor = implementation(q, __name__).rope_and_kv_write(
         q,

@@ -1,4 +1,4 @@
-"""Per-head norm, rotary embedding and KV-cache write in torch. Knows no sequence: every token brings its slot."""
+"""Per-head norm, rotary embedding and KV-cache write in torch. Knows no sequences: every token has its own slot."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from inflight_kernels.norm.reference import rms_norm
 
 
 def _rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """Half-split rotation of x (T, heads, D) by cos and sin (T, 1, R) in float32; the rest of a head stays as it is."""
+    """Half-split rotation of x (T, heads, D) by cos and sin (T, 1, R) in float32; the rest of a head is not changed."""
     half = cos.shape[-1]
     x1, x2 = x[..., :half].float(), x[..., half : 2 * half].float()
     y = torch.empty(x.shape, dtype=x.dtype, device=x.device)
@@ -50,7 +50,7 @@ def rope_and_kv_write(
     for cache, rows, scale in ((k_cache, k, k_scale), (v_cache, v, v_scale)):
         if cache.dtype == torch.float8_e4m3fn:
             rows = (rows.float() * (1.0 / scale)).clamp(-448.0, 448.0).to(cache.dtype)
-        # torch has no index_put_ for float8; a view of its bytes lies in the same memory.
+        # torch has no index_put_ for float8; a uint8 view shares its memory.
         bits = torch.uint8 if cache.dtype.itemsize == 1 else cache.dtype
         cache.view(bits).index_put_((blocks, offsets), rows.view(bits))
     return _rotate(q, cos, sin)

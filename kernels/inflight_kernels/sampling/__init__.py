@@ -1,4 +1,4 @@
-"""From logits to one token a row."""
+"""Sampling: from logits to one token per row."""
 
 from __future__ import annotations
 
@@ -39,16 +39,17 @@ def sample(
     1. add the bias; tokens that are not allowed become impossible;
     2. repetition penalty on tokens of prompt or output (positive logits are divided by it, others multiplied), then
        frequency_penalty * count and presence_penalty, over the output alone;
-    3. greedy rows take the largest, the lowest index among equals;
+    3. greedy rows take the largest logit, the lowest index among equals;
     4. others divide by the temperature; top-k keeps all that tie with the k-th; top-p keeps the smallest set, in
-       falling order, with mass of at least p of what top-k left (never none; among equals the lower index first); min-p
-       keeps what is at least min_p times as probable as the most probable;
-    5. one uniform number from (seed, position), see `philox_uniform`, picks from what is kept in vocabulary order.
+       descending order, whose mass is at least p of what top-k kept (at least one token; among equals the lower index
+       first); min-p keeps tokens that are at least min_p times as probable as the most probable one;
+    5. one uniform number from (seed, position), see `philox_uniform`, selects among the kept tokens in vocabulary
+    order.
 
-    A row's token depends on nothing but that row. The log-probability is that of the token under the given logits,
-    before any of these steps. The keywords are promises of what the host knows, and save work: `all_greedy` (every
-    temperature is 0), `any_top_k`, `any_top_p`, `any_min_p` (False: no row uses it), `with_logprobs` (False: they may
-    come as NaN). A row whose every token is impossible gives token 0.
+    A row's token depends on that row only. The log-probability is that of the token under the given logits, before any
+    of these steps. The keywords are guarantees by the caller that save work: `all_greedy` (every temperature is 0),
+    `any_top_k`, `any_top_p`, `any_min_p` (False: no row uses it), `with_logprobs` (False: they may be NaN). A row
+    without any possible token gives token 0.
     """
     result: tuple[Tensor, Tensor] = implementation(logits, __name__).sample(
         logits,

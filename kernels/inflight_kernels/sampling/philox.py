@@ -1,7 +1,7 @@
 """Philox4x32-10 (Salmon et al., "Parallel random numbers: as easy as 1, 2, 3", 2011) in torch's int64 arithmetic.
 
-Counter-based: a number is a function of (key, counter) alone, so a token's draw depends on no other token. Bit for bit
-what the sampling kernel computes.
+Counter-based: a number is a function of (key, counter) only, so the draw of a token does not depend on other tokens.
+Bitwise equal to the numbers of the sampling kernel.
 """
 
 from __future__ import annotations

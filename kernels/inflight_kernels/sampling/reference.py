@@ -1,9 +1,9 @@
-"""Sampling in torch, with sorting kept to a short list of candidates. Knows rows, no requests.
+"""Sampling in torch, which sorts only a short list of candidates where possible. Knows rows, no requests.
 
-Works on weights w = exp((x - max x) / temperature) that are never normalised: filters zero some of them, and a uniform
-number times what is left finds the token. A filtered row is settled among its largest values where these hold all that
-the filters keep; else, and without filters, over the whole vocabulary. A row alone decides which, so that the order of
-its sums, and with it the last bit of a draw, never depends on the batch.
+Works on unnormalised weights w = exp((x - max x) / temperature): filters set some of them to zero, and a uniform number
+times the sum of the rest determines the token. A filtered row is sampled from its largest values if these include
+everything that the filters keep; otherwise, and without filters, over the whole vocabulary. Which of the two depends on
+the row only, so that the order of its sums, and with it the last bit of a draw, does not depend on the batch.
 """
 
 from __future__ import annotations
@@ -16,15 +16,15 @@ from torch import Tensor
 
 from inflight_kernels.sampling.philox import philox_uniform
 
-# Largest values looked at before the whole row: what top-k or top-p keeps of a trained model's row is nearly always
-# there.
+# Number of largest values tried before the whole row: for a trained model they nearly always include everything that
+# top-k or top-p keeps.
 _NUM_CANDIDATES = 128
-# Width of the partial sums over which the draw is searched before one of them is looked into.
+# Columns per partial sum: the draw first finds the partial sum, then the column within it.
 _SEARCH_WIDTH = 256
 
 
 class Filters(NamedTuple):
-    """The filters of some rows, each (rows,); None stands for one that no row uses."""
+    """The filters of some rows, each (rows,); None for a filter that no row uses."""
 
     top_k: Tensor | None
     top_p: Tensor | None
@@ -45,7 +45,7 @@ def process_logits(
     logit_bias: Tensor | None,
     allowed_mask: Tensor | None,
 ) -> Tensor:
-    """Bias, mask and penalties in float32; returns `logits` themselves, in float32, where nothing is asked."""
+    """Apply bias, mask and penalties in float32; without any of them returns `logits` in float32."""
     x = logits.float()
     if logit_bias is not None:
         x = x + logit_bias
@@ -66,7 +66,7 @@ def process_logits(
 
 
 def _top_k_threshold(candidates: Tensor, top_k: Tensor, active: Tensor) -> Tensor:
-    """(B, 1): the k-th largest value of the active rows, -inf for the others; `candidates` fall along each row."""
+    """(B, 1): the k-th largest value of the active rows, -inf for the others; rows of `candidates` are descending."""
     place = (top_k.long() - 1).clamp(0, candidates.shape[1] - 1)
     kth = candidates.gather(1, place[:, None])
     return kth.masked_fill(~active[:, None], float("-inf"))
@@ -75,7 +75,8 @@ def _top_k_threshold(candidates: Tensor, top_k: Tensor, active: Tensor) -> Tenso
 def _top_p_threshold(
     candidates: Tensor, threshold: Tensor, x_max: Tensor, rate: Tensor, target: Tensor
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """(B, 1) the smallest kept value and how many of its ties stay; (B,) whether the candidates reach the target."""
+    """(B, 1) the smallest kept value and how many of its ties are kept; (B,) whether the candidates reach the
+    target."""
     weights = ((candidates - x_max) * rate).exp_().masked_fill_(candidates < threshold, 0.0)
     running = weights.cumsum(1)
     reached = running >= target
@@ -96,7 +97,7 @@ def _drop_surplus_ties(weights: Tensor, x: Tensor, threshold: Tensor, ties: Tens
 
 
 def _filter(weights: Tensor, x: Tensor, x_max: Tensor, rate: Tensor, filters: Filters) -> None:
-    """Zero the weights over the whole vocabulary that the filters drop, in place."""
+    """Set the weights that the filters drop to zero, over the whole vocabulary, in place."""
     threshold = torch.full_like(x_max, float("-inf"))
     if filters.top_k is not None:
         k_active = (filters.top_k > 0) & (filters.top_k < x.shape[1])
@@ -109,7 +110,7 @@ def _filter(weights: Tensor, x: Tensor, x_max: Tensor, rate: Tensor, filters: Fi
         target = filters.top_p[rows, None] * _partial_sums(weights[rows])[1].sum(1, keepdim=True)
         falling = x[rows].sort(dim=1, descending=True).values
         smallest, ties, reached = _top_p_threshold(falling, threshold[rows], x_max[rows], rate[rows], target)
-        # Rounding may leave even the whole row short of a p next to 1: then everything stays.
+        # By rounding, even the whole row may not reach a p close to 1: then everything is kept.
         smallest = smallest.masked_fill(~reached[:, None], float("-inf"))
         kept = weights[rows].masked_fill(x[rows] < smallest, 0.0)
         _drop_surplus_ties(kept, x[rows], smallest, ties)
@@ -121,7 +122,7 @@ def _filter(weights: Tensor, x: Tensor, x_max: Tensor, rate: Tensor, filters: Fi
 def _draw_from_candidates(
     x: Tensor, x_max: Tensor, rate: Tensor, filters: Filters, uniform: Tensor
 ) -> tuple[Tensor, Tensor]:
-    """(B,) a token for each row, and (B,) whether the candidates held everything that the row's filters keep."""
+    """(B,) a token for each row, and (B,) whether the candidates include everything that the row's filters keep."""
     vocab_size = x.shape[1]
     values, indices = x.topk(min(_NUM_CANDIDATES, vocab_size), dim=1)
     last = values[:, -1:]
@@ -132,7 +133,7 @@ def _draw_from_candidates(
     if filters.top_k is not None:
         k_active = (filters.top_k > 0) & (filters.top_k < vocab_size)
         threshold = _top_k_threshold(values, filters.top_k, k_active)
-        # Ties of the k-th value may go on beyond the candidates unless one of these is smaller.
+        # The k-th value may have ties beyond the candidates, unless the last candidate is smaller.
         by_top_k = k_active[:, None] & (threshold > last)
         sound = by_top_k | ~k_active[:, None]
         settled = by_top_k
@@ -165,7 +166,7 @@ def _draw_from_candidates(
 
 
 def _first_above(weights: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
-    """(B, 1): the first column whose running sum exceeds `target`, at most the last with weight; the sum before."""
+    """(B, 1): the first column whose running sum exceeds `target`, or the last with weight; and the sum before it."""
     running = weights.cumsum(1)
     last = ((weights > 0) * torch.arange(weights.shape[1], device=weights.device)).amax(1, keepdim=True)
     chosen = torch.minimum((running <= target).sum(1, keepdim=True), last)
@@ -175,7 +176,8 @@ def _first_above(weights: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
 def _partial_sums(weights: Tensor) -> tuple[Tensor, Tensor]:
     """Columns in parts of `_SEARCH_WIDTH`, (B, parts, width), and their sums (B, parts).
 
-    Torch sums a single long row with several threads, in another order than many rows; parts keep a row's sum its own.
+    torch sums a single long row with several threads, in another order than many rows. Parts keep a row's sum
+    independent of the number of rows.
     """
     rows, vocab_size = weights.shape
     padded = F.pad(weights, (0, -vocab_size % _SEARCH_WIDTH)) if vocab_size % _SEARCH_WIDTH else weights
@@ -194,7 +196,7 @@ def _draw(weights: Tensor, uniform: Tensor) -> Tensor:
 
 
 def _draw_rows(x: Tensor, x_max: Tensor, temperature: Tensor, filters: Filters, uniform: Tensor) -> Tensor:
-    """(B,): the tokens of rows that all draw."""
+    """(B,): the tokens of rows that all sample randomly."""
     rate = 1.0 / temperature
     token_ids = torch.zeros_like(uniform, dtype=torch.int64)
     rest = torch.arange(len(x), device=x.device)
@@ -245,7 +247,7 @@ def sample(
         logit_bias,
         allowed_mask,
     )
-    # max with a dimension gives the first of equals, and runs three times as fast here as argmax.
+    # max with a dimension returns the first of equal values, and is three times as fast here as argmax.
     x_max, token_ids = x.max(1)
     if not all_greedy:
         rows = ((temperature > 0) & (x_max > float("-inf"))).nonzero().squeeze(1)

@@ -1,1 +1,1 @@
-"""The side that asks: a front keeps account of its requests and carries them to an engine's leader and back."""
+"""The client side of an engine: a front tracks its requests, sends them to the leader and receives the responses."""

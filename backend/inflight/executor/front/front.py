@@ -1,12 +1,12 @@
-"""The account that every front keeps: requests in flight, responses that wait to be fetched, and the engine's state.
+"""State that every front keeps: requests in flight, responses not fetched yet, and the state of the engine.
 
     STARTING ──> READY ──> RELAUNCHING ──> DOWN         any ──> CLOSED
                    ^            │           │
                    └────────────┴───────────┘
 
-Each accepted request gets exactly one final response, whatever happens to the ranks. Those in flight when the ranks are
-lost fail; those that come while new ranks are on their way wait for them. Knows nothing of processes or sockets: a
-subclass carries requests to the leader and says when the engine comes and goes.
+Each accepted request gets exactly one final response, whatever happens to the ranks. Requests in flight when the ranks
+are lost fail; requests that arrive during a relaunch wait for the new ranks. Does not know processes or sockets: a
+subclass sends requests to the leader and reports when the engine becomes ready and when it is lost.
 """
 
 from __future__ import annotations
@@ -34,18 +34,18 @@ class EngineState(enum.Enum):
     STARTING = enum.auto()
     READY = enum.auto()
     RELAUNCHING = enum.auto()
-    """The ranks are lost and will be back."""
+    """The ranks are lost and are being relaunched: requests are accepted and wait."""
     DOWN = enum.auto()
-    """The ranks are lost and could not be brought back at once."""
+    """A relaunch has failed: requests are refused until a later one succeeds."""
     CLOSED = enum.auto()
-    """The front was shut down."""
+    """This front was shut down. Final."""
 
 
 ACCEPTING = (EngineState.READY, EngineState.RELAUNCHING)
 
 
 class Front(Executor):
-    """All state is behind one lock; nothing slow happens while it is held."""
+    """One lock protects all state. Nothing that may block is called while it is held."""
 
     def __init__(self, generation_defaults: GenerationDefaults | None = None) -> None:
         self._generation_defaults = generation_defaults or GenerationDefaults()
@@ -104,7 +104,7 @@ class Front(Executor):
             if self._state is EngineState.READY:
                 self._send_cancel(request_id)
             else:
-                # No rank has heard of it.
+                # The request waits for a relaunch: no rank has received it.
                 del self._journal[request_id]
                 text = f"request Id {request_id} has been stopped. Request is ignored."
                 self._responses.append(Response.of_error(request_id, RequestCancelled(text)))
@@ -134,29 +134,29 @@ class Front(Executor):
     def is_down(self) -> bool:
         return self._state is EngineState.DOWN
 
-    # -- for subclasses: the way to the leader -------------------------------------------------------------------------
+    # -- for subclasses: sending to the leader -------------------------------------------------------------------------
 
     @abstractmethod
     def _encode(self, request: Request) -> object:
-        """The request as _send_request wants it. Raises RequestError. Called without the lock."""
+        """The request in the form that _send_request takes. Raises RequestError. Called without the lock."""
 
     @abstractmethod
     def _send_request(self, request_id: int, encoded: object) -> None:
-        """Put it on its way, in the order of the calls, without waiting. Called with the lock held."""
+        """Queue it for sending, without waiting; the order of calls is kept. Called with the lock held."""
 
     @abstractmethod
     def _send_cancel(self, request_id: int) -> None:
-        """Likewise for a cancel."""
+        """The same for a cancellation. Called with the lock held."""
 
     @abstractmethod
     def _drop_unsent(self) -> None:
-        """Forget what was to be sent and was not. Called with the lock held."""
+        """Discard what is queued and not sent yet. Called with the lock held."""
 
     @abstractmethod
     def _wake(self) -> None:
-        """There is something to carry. Called without the lock."""
+        """Something was queued for sending. Called without the lock."""
 
-    # -- for subclasses: news of the engine ----------------------------------------------------------------------------
+    # -- for subclasses: reports about the engine ----------------------------------------------------------------------
 
     def _engine_ready(self, limits: RequestLimits, device: str, max_in_flight: int) -> None:
         with self._changed:
@@ -165,8 +165,8 @@ class Front(Executor):
             self._changed.notify_all()
 
     def _engine_lost(self, state: EngineState, sentence: str) -> int:
-        """Fail everything in flight; returns how many requests that was. What comes afterwards waits if the state is
-        RELAUNCHING and is refused otherwise."""
+        """Fail all requests in flight with the message `sentence` and return their number. Later requests wait if
+        `state` is RELAUNCHING and are refused otherwise."""
         with self._changed:
             self._state = state
             self._drop_unsent()
@@ -190,7 +190,7 @@ class Front(Executor):
             self._changed.notify_all()
 
     def _redraw_id(self) -> int:
-        """Another id for this front, from now on."""
+        """Draw another id for this front, used from now on."""
         with self._lock:
             self._front_id = _draw_front_id()
             return self._front_id

@@ -1,4 +1,4 @@
-"""What a user of the library holds while a request is computed: a future that can also be watched growing."""
+"""The future of a request for users of the library. It can also be iterated to receive partial results."""
 
 from __future__ import annotations
 
@@ -15,22 +15,22 @@ from inflight.result import FinishReason, Response, Result
 
 
 class CompletionOutput(msgspec.Struct, frozen=True, kw_only=True):
-    """One continuation of the prompt, as far as it has come."""
+    """One continuation of the prompt, as far as it is generated."""
 
     index: int
     token_ids: list[int]
-    """All of them; never the prompt."""
+    """All generated tokens so far; never the prompt."""
     log_probs: list[float]
-    """Of each token, if the request asked for them."""
+    """Log probability of each token, if the request asked for them."""
     cum_log_prob: float
     finish_reason: FinishReason
 
 
 class GenerationResult:
-    """The answer to one request. Iterating it, in a thread or in an event loop, gives what has come each time that more
-    has; a request that does not stream gives one output. Any number of readers may wait on it.
+    """The answer to one request. Iterating over it, in a thread or in an event loop, yields the whole output so far
+    each time that it has grown; a request that does not stream yields one output. Any number of readers may wait.
 
-    Tokens are copied for a reader when it looks, not for each response that comes.
+    Tokens are copied for a reader when it looks, not for each response that arrives.
     """
 
     def __init__(self, request: Request, cancel: Callable[[int], None]) -> None:
@@ -50,18 +50,18 @@ class GenerationResult:
         return self._done
 
     def cancel(self) -> None:
-        """Ask for an early end; the result then has what was computed."""
+        """Ask for an early end; the result then holds the tokens generated until then."""
         self._cancel(self.request.request_id)
 
     def result(self, timeout: float | None = None) -> CompletionOutput:
-        """Wait for the end. Raises TimeoutError after `timeout` seconds, and InflightError if the request failed."""
+        """Wait for the final output. Raises TimeoutError after `timeout` seconds, or the request's InflightError."""
         with self._changed:
             if not self._changed.wait_for(lambda: self._done, timeout):
                 raise TimeoutError(f"request {self.request.request_id} is not done after {timeout} s")
         return self._finished()
 
     async def aresult(self) -> CompletionOutput:
-        """The same for an event loop."""
+        """The same for use in an event loop, without a timeout."""
         async for _ in self:
             pass
         return self._finished()
@@ -81,7 +81,7 @@ class GenerationResult:
         loop, news, seen = asyncio.get_running_loop(), asyncio.Event(), 0
 
         def tell() -> None:
-            # An iterator that was left in the middle outlives its loop until it is collected.
+            # An abandoned iterator stays registered until it is garbage-collected, when its event loop may be closed.
             with contextlib.suppress(RuntimeError):
                 loop.call_soon_threadsafe(news.set)
 
@@ -105,7 +105,7 @@ class GenerationResult:
                 self._listeners.remove(tell)
 
     def add(self, response: Response) -> None:
-        """Take in a response of the engine."""
+        """Add a response of the engine and wake all readers."""
         with self._changed:
             if response.result is None:
                 self._error = _error_of(response)
@@ -137,7 +137,7 @@ class GenerationResult:
 
 
 def _error_of(response: Response) -> InflightError:
-    """The exception that was raised where the response was made."""
+    """The exception from which the response was made, found by its error code and outcome."""
     kinds: list[type[InflightError]] = [*RequestError.__subclasses__(), EngineUnavailable]
     wanted = (response.error_code, response.outcome)
     return next((kind for kind in kinds if (kind.code, kind.outcome) == wanted), RequestError)(response.error)

@@ -3,7 +3,8 @@
     with GenerationService(create_executor(config)) as service:
         print(service.generate_async([1, 2, 3], max_tokens=16).result().token_ids)
 
-It starts and ends the executor and takes all of its responses. Tokens only; text is the server side's business.
+It starts and ends the executor and receives all of its responses. It handles tokens only; text belongs to the server
+side.
 """
 
 from __future__ import annotations
@@ -59,7 +60,7 @@ class GenerationService:
         return defaults.sampling_config(num_prompt_tokens=len(prompt_token_ids), max_tokens=max_tokens, **said)
 
     def close(self) -> None:
-        """End the engine; what is in flight fails with EngineUnavailable."""
+        """Shut the engine down; requests in flight fail with EngineUnavailable."""
         self._closing = True
         self._executor.shutdown()
         self._thread.join()

@@ -1,4 +1,4 @@
-"""What a front knows of a request in flight: enough to answer for it, whatever happens to the ranks."""
+"""What a front records of a request in flight: the request and the tokens delivered, which outlive the ranks."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ class JournalEntry:
 
     request: Request
     output_token_ids: list[int] = field(default_factory=list)
-    """Of the sequence so far, as delivered."""
+    """Tokens delivered so far."""
     cum_log_prob: float = 0.0
 
     def note(self, result: Result) -> None:
-        """Take down what is being delivered."""
+        """Record a result that is being delivered."""
         self.output_token_ids += result.output_token_ids
         self.cum_log_prob = result.cum_log_prob

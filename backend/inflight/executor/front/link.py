@@ -1,6 +1,6 @@
-"""A front's socket to the leader of one launch. Knows the messages, and nothing of what becomes of requests.
+"""A front's socket to the leader of one launch. Knows the messages, but not the state of requests.
 
-A link is never used for another launch, so nothing of a dead engine can be heard later. For one thread.
+Each launch gets a new link, so that no message of dead ranks can arrive later. To be used from one thread.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ from inflight.executor.wire.messages import BadMessage, FromFront, FromLeader, H
 logger = logging.getLogger(__name__)
 
 RECONNECT_MS = 20
-"""Until the leader has bound its socket."""
+"""Interval of connection attempts, in milliseconds, until the leader has bound its socket."""
 
 
 class EngineLink:
-    """Connects, and says Hello as soon as somebody listens."""
+    """Connects in the background; a Hello is the first message that the leader receives."""
 
     def __init__(self, path: Path, front_id: int) -> None:
         self._context = zmq.Context()
@@ -36,11 +36,11 @@ class EngineLink:
         self.send_encoded(encode(message))
 
     def send_encoded(self, frame: bytes) -> None:
-        """Never waits: there is no bound on what may be under way."""
+        """Never waits: the send queue is unbounded."""
         self.socket.send(frame, zmq.NOBLOCK)
 
     def receive_all(self) -> Iterator[FromLeader]:
-        """Every message that has come."""
+        """Every message that has arrived; invalid ones are logged and skipped."""
         while True:
             try:
                 frame = self.socket.recv(zmq.NOBLOCK)

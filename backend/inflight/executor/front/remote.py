@@ -1,13 +1,13 @@
-"""A front whose engine lives in other processes: it has a launcher start the ranks, talks to their leader, and has the
-ranks brought back when they are lost.
+"""A front of an engine in other processes: its launcher starts the ranks or finds them, it exchanges messages with
+their leader, and it starts or finds new ranks when they are lost.
 
-One thread does all of it and owns the socket and the launcher. One engine's life passes through
+One thread does all of it and owns the socket and the launcher. One launch (`EngineLife`) passes through
 
     open ── Welcome ──> serve ── a process ends, or the heartbeat is overdue ──> lost: fail what is in flight, end what
       ^                                                                            is left of the ranks
       └──────────────────────────────── after a pause ──────────────────────────────┘
 
-How the ranks are started, if they are this front's at all, only the launcher knows.
+Only the launcher knows how the ranks are started, and whether this front or another one starts them.
 """
 
 from __future__ import annotations
@@ -51,11 +51,11 @@ from inflight.request import Request
 logger = logging.getLogger(__name__)
 
 SHUTDOWN_SECONDS = 3.0
-"""For the ranks to leave in good order."""
+"""Time that the ranks have to end by themselves at a shutdown before they are killed."""
 FIND_SECONDS = 0.2
-"""Between two looks for an engine that is not there yet."""
+"""Interval between attempts to find an engine that another front has not launched yet."""
 OVERSLEPT_SECONDS = 1.0
-"""A wait that took so much longer than asked means that this process, not the engine, stood still."""
+"""If a wait exceeds its timeout by more than this, this process was suspended, and missed heartbeats prove nothing."""
 
 NOT_BACK = "the engine's ranks could not be brought back"
 
@@ -71,19 +71,19 @@ class RemoteFront(Front):
         keep_trying: bool = True,
         on_engine_death: Callable[[str], None] | None = None,
     ) -> None:
-        """`keep_trying`: False leaves ranks that could not be brought back at the first try to a call of relaunch().
-        `on_engine_death(reason)` is called on the front's thread after every request in flight was failed; it must not
-        wait. Raises ConfigurationError for a wrong generation_config.json."""
+        """`keep_trying`: if False, only the first relaunch is automatic; once it has failed, the next try needs a call
+        of relaunch(). `on_engine_death(reason)` is called on the front's thread after all requests in flight have
+        failed; it must not block. Raises ConfigurationError for a wrong generation_config.json."""
         super().__init__(GenerationDefaults.load(config))
         self._config = config
         self._launcher = launcher
         self._keep_trying = keep_trying
         self._on_engine_death = on_engine_death
         self._outbox: deque[tuple[int, bytes]] = deque()
-        """Request ids with what is to be sent for them."""
+        """(request id, encoded message) of messages that are not sent yet."""
         self._wake_fd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         self._settled = threading.Event()
-        """The first life has begun to serve, or has come to its end."""
+        """Set when the first launch has begun to serve or has failed."""
         self._start_error: str | None = None
         self._closing = threading.Event()
         self._relaunch_asked = threading.Event()
@@ -109,12 +109,12 @@ class RemoteFront(Front):
         atexit.unregister(self.shutdown)
 
     def relaunch(self) -> None:
-        """Bring lost ranks back now, whatever happened before. Does nothing while they live."""
+        """Relaunch lost ranks now, without waiting for the backoff. Does nothing unless the ranks are lost."""
         if self._state in (EngineState.RELAUNCHING, EngineState.DOWN):
             self._relaunch_asked.set()
 
     def engine_pids(self) -> list[int]:
-        """Every living process of the engine on this machine that this front started."""
+        """Ids of the running processes of the engine on this machine that this front started."""
         return self._launcher.pids()
 
     # -- Front ---------------------------------------------------------------------------------------------------------
@@ -154,17 +154,17 @@ class RemoteFront(Front):
                 self._settled.set()
                 return
             if not has_served:
-                # Whoever waits for the ranks waits in vain for now.
+                # Requests that waited for this relaunch fail, since nobody knows when one will succeed.
                 self._lose(EngineState.DOWN, NOT_BACK, reason)
             seconds = backoff.failed()
             self._relaunch_asked.wait(seconds if has_served or self._keep_trying else None)
             if self._closing.is_set():
                 return
             self._relaunch_asked.clear()
-            logger.info("bringing the engine's ranks back")
+            logger.info("trying to bring the engine's ranks back")
 
     def _live_once(self, backoff: Backoff) -> tuple[str, bool]:
-        """One life of the engine, from start to end: why it ended, and whether it ever served."""
+        """Run one launch of the engine from start to end. Returns why it ended, and whether it ever served."""
         try:
             life = self._open()
         except (OSError, ConfigurationError) as error:
@@ -184,7 +184,7 @@ class RemoteFront(Front):
         return reason, watch.welcomed
 
     def _open(self) -> EngineLife | None:
-        """The engine's next life; None if there is none to be found in time, or if this front closes."""
+        """The engine's next launch; None if none is found in time, or if this front is shut down."""
         deadline = time.monotonic() + self._config.worker_start_timeout_ms / 1000
         life = self._launcher.open()
         while life is None and time.monotonic() < deadline and not self._closing.wait(FIND_SECONDS):
@@ -204,7 +204,7 @@ class RemoteFront(Front):
             logger.info("the ranks did not leave within %g s: killing them", SHUTDOWN_SECONDS)
 
     def _pump(self, life: EngineLife, link: EngineLink, watch: Watch, backoff: Backoff) -> str:
-        """Carry messages both ways until the engine ends or this front closes. Returns the reason."""
+        """Exchange messages until the engine ends or this front is shut down. Returns the reason."""
         poller = zmq.Poller()
         for source in (link.socket, self._wake_fd):
             poller.register(source, zmq.POLLIN)
@@ -232,7 +232,7 @@ class RemoteFront(Front):
             poller.register(fd, zmq.POLLIN)
 
     def _wait(self, poller: zmq.Poller, watch: Watch) -> set[object]:
-        """For something to do, or to look at the clock. Returns what is ready."""
+        """Wait until a source is readable or a deadline must be checked. Returns the readable sources."""
         asked = watch.wait_seconds()
         before = time.monotonic()
         ready: set[object] = {source for source, _ in poller.poll(int(asked * 1000) + 1)}
@@ -245,12 +245,12 @@ class RemoteFront(Front):
     def _send_all(self, link: EngineLink) -> None:
         while self._outbox:
             request_id, frame = self._outbox.popleft()
-            # One that was cancelled before the ranks were back has had its answer.
+            # A request that was cancelled during a relaunch has been answered already.
             if request_id in self._journal:
                 link.send_encoded(frame)
 
     def _hear(self, message: FromLeader, link: EngineLink) -> str:
-        """Returns why the engine ends, if the message says so."""
+        """Handle a message of the leader. Returns why the engine ends, if the message says so, else an empty string."""
         if isinstance(message, Responses):
             self._deliver(message.responses)
         elif isinstance(message, Stats):

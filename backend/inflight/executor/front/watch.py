@@ -1,4 +1,5 @@
-"""The deadlines of one launch, as a front sees them: joined, ready, and then never silent for long."""
+"""The deadlines of one launch as a front sees them: until the ranks join, until they are ready, then between two
+heartbeats."""
 
 from __future__ import annotations
 
@@ -8,11 +9,11 @@ from inflight.config import EngineConfig
 from inflight.executor.wire.messages import FromLeader, Heartbeat, Welcome
 
 JOIN_SECONDS = 60.0
-"""The ranks must have found each other so long after their launch; loading may take longer."""
+"""Time within which the ranks must have found each other after their launch; loading the model may take longer."""
 
 
 class Watch:
-    """Starts to count when it is made."""
+    """The deadlines count from its construction."""
 
     def __init__(self, config: EngineConfig) -> None:
         self.welcomed = False
@@ -22,7 +23,7 @@ class Watch:
         self._heartbeat_seconds = config.worker_heartbeat_timeout_ms / 1000
 
     def wait_seconds(self) -> float:
-        """How long to wait at most before asking for what is overdue."""
+        """Longest time to wait before `overdue` must be called again."""
         return self._heartbeat_seconds / 10 if self.welcomed else 0.1
 
     def heard(self, message: FromLeader) -> None:
@@ -32,16 +33,16 @@ class Watch:
             self._last_sign = time.monotonic()
 
     def excuse(self) -> None:
-        """This process stood still, so nobody could have been heard: start to wait anew."""
+        """This process was suspended and could not receive heartbeats: restart the heartbeat's deadline."""
         self._last_sign = time.monotonic()
 
     def overdue(self, *, has_joined: bool) -> str:
-        """What should have happened by now and has not; empty if nothing."""
+        """Which deadline has passed, as a sentence; empty if none."""
         now = time.monotonic()
         if self.welcomed:
             silent = now - self._last_sign
             late = silent > self._heartbeat_seconds
-            return f"the ranks were silent for {silent:.1f} s (worker_heartbeat_timeout_ms)" if late else ""
+            return f"the ranks sent no heartbeat for {silent:.1f} s (worker_heartbeat_timeout_ms)" if late else ""
         if now - self._launched > self._start_seconds:
             return f"the engine was not ready within worker_start_timeout_ms ({self._start_seconds * 1000:.0f})"
         if not has_joined and now - self._launched > self._join_seconds:

@@ -1,1 +1,1 @@
-"""How an engine's ranks come to live: each file one way to start them, or to find those that somebody else started."""
+"""How an engine's ranks are started: one file for each way, and one that finds ranks another process started."""

@@ -1,6 +1,6 @@
-"""An engine that another front launched: found by its address, lost when its launch ends, found again after a relaunch.
+"""Attaches to an engine that another front launched: found by its address, and found again after a relaunch.
 
-Starts nothing and ends nothing.
+Starts no processes and ends none.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class AttachedLauncher:
 
 
 class AttachedLife:
-    """Implements wire.launcher.EngineLife: one launch of somebody else's."""
+    """Implements wire.launcher.EngineLife: one launch by another front."""
 
     has_joined = True
 
@@ -41,7 +41,7 @@ class AttachedLife:
         return []
 
     def serve(self) -> None:
-        """Others watch the ranks, and have set the address."""
+        """Nothing to do: the front that launched the ranks watches them and has set the address."""
 
     def why_over(self, ready_fds: Collection[object]) -> str:
         return "" if self._address.resolve() == self.socket_path else "the engine's launch has ended"
@@ -50,4 +50,4 @@ class AttachedLife:
         return True
 
     def end(self) -> None:
-        """The ranks live on."""
+        """Nothing to do: the ranks keep running."""

@@ -1,7 +1,8 @@
-"""Ranks under an MPI launcher: `mpiexec -n N python -m inflight.worker`, a job of its own.
+"""Ranks under an MPI launcher: `mpiexec -n N python -m inflight.worker`, as an MPI job of their own.
 
-The front is no member of the job, so that no abort can reach it. On one machine everything stays inside it: ranks talk
-through shared memory. With a hostfile the launcher's own defaults hold, and the network must be a trusted one.
+The front is not a member of the job, so that an MPI abort does not end it. On one machine the ranks communicate through
+shared memory and nothing uses the network. With a hostfile the launcher's own defaults apply, and the network must be
+trusted.
 """
 
 from __future__ import annotations
@@ -20,8 +21,8 @@ class Mpi:
     """Implements LaunchCommand, for any number of ranks."""
 
     def __init__(self, config: EngineConfig, *, mpiexec: Path | None = None, program: Sequence[str] = WORKER) -> None:
-        """`mpiexec`: the launcher, if not the one of this environment or of PATH. `program`: arguments of the
-        interpreter."""
+        """`mpiexec`: the MPI launcher; None = the one of this environment or of PATH. `program`: arguments of the
+        Python interpreter."""
         self._hostfile = config.mpi_hostfile
         self._size = config.tensor_parallel_size
         self._mpiexec = mpiexec

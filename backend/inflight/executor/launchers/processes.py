@@ -1,7 +1,7 @@
-"""Ranks that one command starts: the Launcher over any way to write that command.
+"""A Launcher for ranks that a single command starts, whichever command that is.
 
-A way to launch (`uniproc`, `mpi`) says the command line and its environment, and what to tell of ranks that did not
-find each other. Starting, watching and ending processes is the same for all.
+A LaunchCommand (`uniproc`, `mpi`) supplies the command line, its environment, and the error message for ranks that did
+not find each other. Starting, watching and ending the processes is the same for all.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ from inflight.executor.wire.launch import Launch
 
 
 class LaunchCommand(Protocol):
-    """One way to start ranks."""
+    """One way to start ranks with a command."""
 
     def command(self, launch: Launch) -> tuple[list[str], Mapping[str, str]]:
         """Command line and environment that start all ranks. Raises ConfigurationError."""
 
     def explain(self, reason: str) -> str:
-        """What to say when the ranks ended before they found each other; `reason` says how they ended."""
+        """Error message for ranks that ended before they found each other; `reason` says how they ended."""
 
 
 class ProcessLauncher:
@@ -33,7 +33,7 @@ class ProcessLauncher:
     absent = "the engine's ranks were not started"
 
     def __init__(self, config: EngineConfig, way: LaunchCommand, address: EngineAddress | None = None) -> None:
-        """`address`: where other fronts find the engine; None = nowhere."""
+        """`address`: where other fronts find the engine; None = no other front can."""
         self._config = config
         self._way = way
         self._address = address
@@ -58,8 +58,8 @@ class ProcessLife:
         self.socket_path: Path = processes.launch.socket_path
 
     def fds(self) -> list[int]:
-        """Ranks are watched by themselves: a launcher may take long to notice that one has died, and then end as if
-        nothing had happened."""
+        """See EngineLife. The ranks are watched as well as mpiexec, which may notice a dead rank late and then exit
+        with code 0."""
         self.processes.watch_ranks()
         return self.processes.pidfds
 
@@ -77,7 +77,7 @@ class ProcessLife:
         failure = "" if self._serves else launch.failure()
         ended = [pidfd for pidfd in self.processes.pidfds if pidfd in ready_fds]
         if ended and not failure:
-            why = self.processes.why_ended(ended[-1])  # a rank rather than its launcher
+            why = self.processes.why_ended(ended[-1])  # of a rank rather than of mpiexec, which is watched first
             return why if launch.failure() or launch.rank_pids() else self._way.explain(why)
         return failure
 

@@ -1,4 +1,7 @@
-"""How to start our own Python on our own packages, from wherever we are: tritonserver's stub embeds an interpreter."""
+"""How to start a Python process with our packages from any process.
+
+tritonserver's stub embeds an interpreter, so sys.executable need not be Python there.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +18,7 @@ WORKER = ("-m", "inflight.worker")
 
 
 def find_python() -> Path:
-    """The interpreter of this environment. Raises ConfigurationError."""
+    """The Python interpreter of this environment. Raises ConfigurationError."""
     name = f"python{sys.version_info.major}.{sys.version_info.minor}"
     candidates = (sys.executable, os.path.join(sys.prefix, "bin", name), shutil.which(name), shutil.which("python3"))
     for candidate in candidates:
@@ -25,7 +28,7 @@ def find_python() -> Path:
 
 
 def worker_environment(inherited: Mapping[str, str]) -> dict[str, str]:
-    """`inherited`, with the places that our packages were imported from on PYTHONPATH."""
+    """`inherited`, with the folders from which our packages were imported prepended to PYTHONPATH."""
     environment = dict(inherited)
     places = []
     for package in ("inflight", "inflight_kernels"):

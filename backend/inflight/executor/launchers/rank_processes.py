@@ -1,7 +1,7 @@
-"""The processes of one launch: started together, watched, and ended to the last.
+"""The processes of one launch: started together, watched, and all killed at its end.
 
-Every process that carries the launch's mark in its environment belongs to it: the launcher, the ranks, and what they
-started. Knows nothing of what they say.
+Every process with the launch's variable in its environment belongs to it: mpiexec, the ranks, and any processes that
+they started. Does not know the messages that ranks and fronts exchange.
 """
 
 from __future__ import annotations
@@ -22,17 +22,18 @@ from inflight.executor.wire.launch import LAUNCH, Launch
 from inflight.run_directory import run_directory
 
 MAX_PARENT_LENGTH = 70
-"""A UNIX socket's whole address takes 107 bytes."""
+"""Bytes. The whole address of a UNIX socket may have 107."""
 
 CommandOf = Callable[[Launch], tuple[list[str], Mapping[str, str]]]
 """The command line and the environment that start all ranks of a launch."""
 
 
 class RankProcesses:
-    """Started by the constructor. To be used from one thread, which must outlive the ranks: they end with it."""
+    """The constructor starts them. To be used from one thread, which must outlive the ranks: they are killed when it
+    ends."""
 
     def __init__(self, config: EngineConfig, command_of: CommandOf) -> None:
-        """Raises OSError if the command cannot be run, and what `command_of` does."""
+        """Raises OSError if the command cannot be run, and whatever `command_of` raises."""
         directory = tempfile.mkdtemp(prefix="engine-", dir=_parent_directory())
         self.launch = Launch.of(Path(directory), config)
         self._mark = f"{LAUNCH}={self.launch.to_environment()}".encode()
@@ -41,7 +42,7 @@ class RankProcesses:
             command, environment = command_of(self.launch)
             self._child = subprocess.Popen(
                 command,
-                # What a rank leaves in the temporary folder when it dies goes with the launch.
+                # Temporary files that a dying rank leaves behind are removed with the launch's directory.
                 env={**environment, LAUNCH: self.launch.to_environment(), "TMPDIR": directory},
                 stdin=subprocess.DEVNULL,
                 stdout=2,
@@ -54,22 +55,22 @@ class RankProcesses:
 
     @property
     def pid(self) -> int:
-        """Of the process that was started: the launcher, or the only rank."""
+        """Process id of the command: mpiexec, or the only rank."""
         return self._child.pid
 
     @property
     def pidfds(self) -> list[int]:
-        """Readable as soon as one of the watched processes has ended."""
+        """One file descriptor for each watched process, readable as soon as the process has ended."""
         return list(self._pidfds)
 
     def watch_ranks(self) -> None:
-        """From now on also watch every rank of this machine by itself that has met the others so far."""
+        """From now on also watch each rank process on this machine that has joined the other ranks."""
         for pid in self.launch.rank_pids():
             if pid not in self._pidfds.values():
                 self._watch(pid)
 
     def why_ended(self, pidfd: int) -> str:
-        """A sentence for the log about the process whose pidfd became readable."""
+        """How the process of `pidfd` ended, as a sentence."""
         pid = self._pidfds[pidfd]
         reason = self.launch.failure()
         if pid != self._child.pid:
@@ -79,7 +80,7 @@ class RankProcesses:
         return reason or f"the ranks' process {pid} {how}"
 
     def pids(self) -> list[int]:
-        """Living processes of the launch."""
+        """Ids of the launch's processes that still run."""
         found = []
         for name in os.listdir("/proc"):
             if name.isdigit():
@@ -89,7 +90,7 @@ class RankProcesses:
         return found
 
     def wait(self, seconds: float) -> bool:
-        """Did the ranks of this machine end by themselves within `seconds`? Their launcher may take its time."""
+        """True if the ranks on this machine end by themselves within `seconds`. mpiexec is not waited for."""
         deadline = time.monotonic() + seconds
         ranks = set(self.launch.rank_pids()) or {self._child.pid}
         for pidfd in [pidfd for pidfd, pid in self._pidfds.items() if pid in ranks]:
@@ -100,7 +101,7 @@ class RankProcesses:
         return True
 
     def kill(self) -> None:
-        """End every process of the launch, also stopped ones, and remove its directory. Returns when none is left."""
+        """Kill every process of the launch, even if suspended, and remove its directory. Returns when none is left."""
         if self._child.poll() is None:
             self._child.kill()
         while pids := self.pids():
@@ -115,11 +116,11 @@ class RankProcesses:
         shutil.rmtree(self.launch.directory, ignore_errors=True)
 
     def _watch(self, pid: int) -> None:
-        with contextlib.suppress(ProcessLookupError):  # already gone: the heartbeat or its launcher will tell
+        with contextlib.suppress(ProcessLookupError):  # already ended: a missing heartbeat or mpiexec's exit reveals it
             self._pidfds[os.pidfd_open(pid)] = pid
 
 
 def _parent_directory() -> str | None:
-    """The server's run directory, if there is one whose name leaves room for ours in a socket's address."""
+    """The server's run directory, if there is one and its path is short enough for a socket's address below it."""
     parent = run_directory()
     return str(parent) if parent is not None and len(str(parent)) <= MAX_PARENT_LENGTH else None

@@ -13,7 +13,7 @@ class UniProc:
     """Implements LaunchCommand, for tensor_parallel_size 1."""
 
     def __init__(self, program: Sequence[str] = WORKER) -> None:
-        """`program`: arguments of the interpreter."""
+        """`program`: arguments of the Python interpreter."""
         self._program = program
 
     def command(self, launch: Launch) -> tuple[list[str], Mapping[str, str]]:

@@ -1,1 +1,1 @@
-"""One rank: the program that joins the others, loads the model and runs GptManager on what the leader broadcasts."""
+"""One rank: a program that joins the other ranks, loads the model and runs GptManager on the leader's broadcasts."""

@@ -1,4 +1,4 @@
-"""Puts a rank's engine together: a runner, its scheduler and its GptManager. Knows no transport."""
+"""Builds the parts of one rank: the runner, its scheduler and its GptManager. Does not know how messages travel."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from inflight.runtime.runner import Runner
 
 
 class LoadedRunner(Runner, Protocol):
-    """A runner that has its weights and its KV cache."""
+    """A runner whose weights are loaded and whose KV cache is allocated."""
 
     limits: RequestLimits
     device_type: str
@@ -31,7 +31,8 @@ LoadRunner = Callable[[EngineConfig, RankGroup], LoadedRunner]
 
 
 def load_model_runner(config: EngineConfig, rank_group: RankGroup) -> LoadedRunner:
-    """The real one. It is imported here because that takes seconds, which launching and joining need not wait for."""
+    """Load the ModelRunner. Its import, here and not above, takes seconds, which the launch and the join need not wait
+    for."""
     from inflight.runtime.model_runner import ModelRunner
 
     return ModelRunner.load(config, rank_group)
@@ -40,7 +41,7 @@ def load_model_runner(config: EngineConfig, rank_group: RankGroup) -> LoadedRunn
 def make_manager(
     config: EngineConfig, runner: LoadedRunner, callbacks: Callbacks, *, raise_on_step_failure: bool
 ) -> GptManager:
-    """A GptManager over `runner`, equal on every rank but for the secret key of its cached prefixes."""
+    """A GptManager over `runner`. Ranks differ only in the secret key with which each hashes its cached prefixes."""
     kv_cache = KVCacheManager(
         num_blocks=runner.num_blocks,
         block_size=runner.block_size,

@@ -1,8 +1,9 @@
 """GptManager's four callbacks, on every rank.
 
-Whatever enters a rank enters here, by one broadcast in each iteration: at the end of it, when the number of free places
-is known exactly. Stop signals that come with it are told to the manager by the next poll. While nothing is active the
-leader waits for its fronts and the other ranks wait for the broadcast; every two seconds all of them meet in a barrier.
+All input of a rank arrives here, in one broadcast per iteration: at its end, when the number of requests that can be
+taken is known exactly. The manager receives the broadcast's stop signals at its next poll. While no request is active,
+the leader waits for its fronts and the other ranks wait for the broadcast; at least every two seconds (a tick) all
+ranks meet in a barrier.
 """
 
 from __future__ import annotations
@@ -19,26 +20,28 @@ from inflight.result import FinishReason, Response, Result
 
 
 class Leader(Protocol):
-    """What only the leader has: a way to the fronts. Called on the loop's thread."""
+    """The connection to the fronts, which only the leader rank has. Called on the worker loop's thread."""
 
     def next_input(self, max_requests: int, may_block: bool) -> RankInput:
-        """Deliver what was responded; then what the ranks must hear now. Waits for it, up to a tick, if it may."""
+        """Send the responses kept so far, then return the ranks' next input, with at most `max_requests` new requests.
+
+        If it `may_block`, it waits for input until the next tick."""
 
     def respond(self, response: Response) -> None:
-        """Keep a response until the next input is asked for."""
+        """Keep a response, to be sent by the next call of next_input."""
 
     def wants_stats(self) -> bool:
-        """Would statistics of this moment be read?"""
+        """Whether statistics are due to be reported now."""
 
     def report_stats(self, json: str) -> None:
-        """Keep the newest statistics."""
+        """Keep the newest statistics, to be sent to the fronts."""
 
     def all_ranks_answered(self) -> None:
-        """A tick's barrier was passed."""
+        """All ranks have passed a tick's barrier, so all are alive."""
 
 
 class RankCallbacks:
-    """One rank's side of the exchange; `leader` is None on all ranks but the first."""
+    """The callbacks of one rank; `leader` is None on all ranks but the first."""
 
     def __init__(self, rank_group: RankGroup, leader: Leader | None) -> None:
         self._group = rank_group
@@ -57,7 +60,7 @@ class RankCallbacks:
         )
 
     def attach(self, manager: GptManager) -> None:
-        """Name the manager whose callbacks these are, to be told when to end."""
+        """Set the manager that uses these callbacks; it is told when to shut down."""
         self._manager = manager
 
     def get_inference_requests(self, max_num_requests: int) -> list[Request]:
@@ -89,7 +92,7 @@ class RankCallbacks:
         return wanted
 
     def _report_idle_stats(self) -> None:
-        """The state in which the engine falls idle, for otherwise the fronts would go on showing an earlier one."""
+        """Report the state in which the engine becomes idle; otherwise the fronts would keep showing an earlier one."""
         self._stats_were_skipped = False
         if self._leader is not None:
             assert self._manager is not None

@@ -1,4 +1,4 @@
-"""Ends this process when the one it works for is gone, even if that was killed. Knows nothing else."""
+"""Kills this process when its parent or its front has ended, even if that one was killed itself."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ PR_SET_PDEATHSIG = 1
 
 
 def die_with_parent(front_pid: int | None) -> None:
-    """Be killed when our parent ends, or when the process `front_pid` (of this machine) does.
+    """From now on this process is killed when its parent ends, or when the process `front_pid` (of this machine) does.
 
-    The parent is a launcher, where there is one; then the front is watched as well, on a thread.
+    With an MPI launcher the parent is the launcher; the front is then watched on a thread.
     """
     parent = os.getppid()
     ctypes.CDLL(None, use_errno=True).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)

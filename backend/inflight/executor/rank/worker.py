@@ -1,9 +1,10 @@
-"""The program of one rank: join the others, load, serve until told to end.
+"""The program of one rank: join the other ranks, load the model, serve until told to end.
 
-    python -m inflight.worker        started by an executor, which says everything in the variable INFLIGHT_LAUNCH
+    python -m inflight.worker        started by an executor, which passes everything in the variable INFLIGHT_LAUNCH
 
-It ends with its front, whoever kills that and however: a rank without a front serves nobody and holds a device. An
-exception that leaves the loop ends the rank too, because the ranks may no longer agree; the front launches all anew.
+It ends when the front that launched it ends, in whatever way: a rank without that front would serve nobody and occupy a
+device. An exception that leaves the worker loop ends the rank too, because the states of the ranks may differ after it;
+the front relaunches all of them.
 """
 
 from __future__ import annotations
@@ -27,8 +28,8 @@ logger = logging.getLogger("inflight.worker")
 
 TICKS_PER_TIMEOUT = 4
 MAX_TICK_SECONDS = 2.0
-"""All ranks are asked to answer so often within the heartbeat's deadline, but at least every two seconds. A tick takes
-each of them one to three milliseconds: most of what an idle engine does."""
+"""Ticks, in which all ranks must answer, per heartbeat timeout; two ticks are at most MAX_TICK_SECONDS apart. A tick
+takes each rank one to three milliseconds, which is most of the work of an idle engine."""
 
 
 def main(load_runner: LoadRunner = load_model_runner) -> int:
@@ -50,13 +51,13 @@ def main(load_runner: LoadRunner = load_model_runner) -> int:
     except InflightError as error:
         _fail(launch, group, str(error))
     except BaseException as error:
-        logger.exception("this rank ends")
+        logger.exception("this rank ends because of an unexpected error")
         _fail(launch, group, f"{type(error).__name__}: {error}")
     return 0
 
 
 def _join(config: EngineConfig, launch: Launch) -> RankGroup:
-    """Meet the other ranks. Raises ConfigurationError if they are not as many as configured."""
+    """Join the other ranks. Raises ConfigurationError if their number is not the configured one."""
     if config.launcher == "uniproc":
         return SingleRank()
     from inflight.distributed.mpi import MpiRankGroup, library_version
@@ -85,7 +86,7 @@ def _serve(config: EngineConfig, launch: Launch, group: RankGroup, runner: Loade
     manager = make_manager(config, runner, rank.callbacks, raise_on_step_failure=group.size > 1)
     rank.attach(manager)
     if leader is not None:
-        # Nothing is reported before the first request, and fronts show the cache's size from the start.
+        # The manager reports nothing before the first request, but fronts show the KV cache's size from the start.
         leader.report_stats(manager.statistics().to_json())
     logger.info("ready")
     try:
@@ -102,7 +103,7 @@ def _serve(config: EngineConfig, launch: Launch, group: RankGroup, runner: Loade
 
 
 def _fail(launch: Launch, group: RankGroup, reason: str) -> None:
-    """Say why and go at once: other threads and other ranks may be stuck, and nothing here is worth waiting for."""
+    """Record the reason and exit at once, without waiting for other threads or ranks, which may be stuck."""
     logger.error("%s", reason)
     launch.note_failure(reason)
     logging.shutdown()
@@ -111,7 +112,7 @@ def _fail(launch: Launch, group: RankGroup, reason: str) -> None:
 
 
 def _start_logging(level: str, rank: int | None = None) -> None:
-    """To standard error, in the shape of tritonserver's own lines; no line quotes a prompt."""
+    """Log to standard error in the format of tritonserver's log. No log line contains text of a prompt."""
     handler = logging.StreamHandler(sys.stderr)
     name = "rank" if rank is None else f"rank {rank}"
     template = f"%(levelname).1s%(asctime)s.%(msecs)03d {name} %(name)s] %(message)s"

@@ -1,1 +1,1 @@
-"""All that crosses the border of a process, and the interfaces by which fronts, launchers and ranks know each other."""
+"""Everything that is passed between processes, and the interfaces between fronts, launchers and ranks."""

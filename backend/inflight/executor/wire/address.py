@@ -1,7 +1,8 @@
-"""An engine's stable address: where the ranks of the engine of this name are found, whichever launch of them lives.
+"""An engine's stable address: from the engine's name to the socket of its current launch.
 
-Every launch listens in a private directory of its own. The address is a link of the engine's name to the present one,
-in a directory that only this user may enter: the server's run directory where there is one.
+The leader of every launch listens in that launch's own private directory. The address is a symbolic link with the
+engine's name that points to the current socket. It lies in a directory that only this user may enter: in the server's
+run directory if there is one.
 """
 
 from __future__ import annotations
@@ -16,19 +17,19 @@ from inflight.errors import ConfigurationError
 from inflight.run_directory import run_directory
 
 ENGINES = "engines"
-"""Folder of the links, in the run directory."""
+"""Folder of the symbolic links."""
 
 
 @dataclass(frozen=True, slots=True)
 class EngineAddress:
-    """The address of one engine. It may lead nowhere: before the first launch and between two."""
+    """The address of one engine. No link exists before the first launch serves and between two launches."""
 
     link: Path
 
     @classmethod
     def of(cls, name: str) -> EngineAddress:
-        """The engine called `name`. Raises ConfigurationError for a name that no file can have, or a place that others
-        could write to."""
+        """The address of the engine called `name`. Raises ConfigurationError if no file can have that name, or if other
+        users could write to the folder of links."""
         if not name or name in (".", "..") or "/" in name or "\0" in name:
             raise ConfigurationError(f"an engine cannot be called {name!r}: give a name without a slash")
         return cls(_private_directory() / name)
@@ -41,20 +42,20 @@ class EngineAddress:
         draft.replace(self.link)
 
     def resolve(self) -> Path | None:
-        """The socket of the launch that lives now; None while there is none."""
+        """The socket of the current launch; None if there is none."""
         try:
             return self.link.readlink()
         except OSError:
             return None
 
     def withdraw(self, socket_path: Path) -> None:
-        """`socket_path` is no more. A link that another launch has set meanwhile stays."""
+        """Remove the link if it still points to `socket_path`; a link that another launch has set meanwhile stays."""
         if self.resolve() == socket_path:
             self.link.unlink(missing_ok=True)
 
 
 def _private_directory() -> Path:
-    """Where the links are, made where it is missing."""
+    """The folder of links, created if it is missing. Raises ConfigurationError if it is not private to this user."""
     parent = run_directory()
     if parent is None:
         base = os.environ.get("XDG_RUNTIME_DIR") or tempfile.gettempdir()

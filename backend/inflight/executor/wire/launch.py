@@ -1,8 +1,8 @@
-"""What a front tells the ranks that it launches, and what they note down for it.
+"""What a front passes to the ranks that it launches, and the notes that they leave for it.
 
-It travels in one environment variable, which every process of the launch inherits. Because it is different for each
-launch, it is also the mark by which those processes are found again, whatever parents and sessions they have by then.
-Notes are files in the launch's private directory: which processes are ranks, and why one could not start.
+It is passed in one environment variable, which every process of the launch inherits. Its value is unique to the launch,
+so it also identifies those processes later, whatever their parents and sessions are by then. Notes are files in the
+launch's private directory: which processes are ranks, and why one of them failed.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ class Launch(msgspec.Struct, frozen=True, kw_only=True):
     """One launch of an engine's ranks."""
 
     directory: str
-    """Private (0700) and made for this launch alone."""
+    """Private (mode 0700) and created for this launch alone."""
     front_pid: int
     front_host: str
     parameters: dict[str, str]
@@ -44,7 +44,7 @@ class Launch(msgspec.Struct, frozen=True, kw_only=True):
 
     @classmethod
     def from_environment(cls) -> Launch:
-        """Raises KeyError where no front launched this process."""
+        """Raises KeyError if no front launched this process."""
         return msgspec.json.decode(os.environ[LAUNCH], type=cls)
 
     def to_environment(self) -> str:
@@ -65,29 +65,29 @@ class Launch(msgspec.Struct, frozen=True, kw_only=True):
     # -- notes of the ranks --------------------------------------------------------------------------------------------
 
     def note_rank(self, rank: int) -> None:
-        """This process is `rank`, and the ranks have found each other."""
+        """Note that this process is `rank` and has joined the other ranks."""
         if self.on_fronts_host:
             self._write(f"{RANK}{rank}", str(os.getpid()))
 
     def note_failure(self, reason: str) -> None:
-        """Why this rank cannot go on: the first rank's reason is kept, the others mostly suffer from it."""
+        """Note why this rank fails. The first note is kept: later failures are mostly consequences of the first."""
         if self.on_fronts_host:
             with contextlib.suppress(FileExistsError):
                 self._write(FAILURE, reason)
 
     def rank_pids(self) -> list[int]:
-        """Processes of the ranks on this machine, as far as they have met."""
+        """Process ids of the ranks on this machine that have joined the others."""
         return sorted(int(note.read_text()) for note in Path(self.directory).glob(f"{RANK}*"))
 
     def failure(self) -> str:
-        """Why a rank could not go on; empty if none has said so."""
+        """Why the first rank failed that noted a reason; empty if none did."""
         try:
             return Path(self.directory, FAILURE).read_text(errors="replace").strip()
         except FileNotFoundError:
             return ""
 
     def _write(self, name: str, text: str) -> None:
-        """All at once, and only if nobody was faster."""
+        """Create a note atomically. Raises FileExistsError if there is one of this name already."""
         draft = Path(self.directory, f".{os.getpid()}.{name}")
         draft.write_text(text)
         try:

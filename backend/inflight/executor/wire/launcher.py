@@ -1,6 +1,6 @@
-"""What a front needs of whoever starts the ranks: an engine's life, from its start or its finding to its end.
+"""The interface between a front and the code that starts ranks: a Launcher, and one launch of it, an EngineLife.
 
-A front drives both from its one thread, so no implementation needs a lock.
+A front uses both from a single thread, so no implementation needs a lock.
 """
 
 from __future__ import annotations
@@ -11,42 +11,42 @@ from typing import Protocol
 
 
 class EngineLife(Protocol):
-    """The ranks of one launch, as a front meets them."""
+    """The ranks of one launch as a front sees them, from the start (or from being found) to the end."""
 
     socket_path: Path
-    """Of the leader; nobody may listen there yet."""
+    """Of the leader, which may not listen there yet."""
 
     def fds(self) -> list[int]:
-        """To be polled besides the link, of everything that is known to live by now: readable as soon as it ends."""
+        """File descriptors to poll besides the link, one per process known by now: readable once that process ends."""
 
     @property
     def has_joined(self) -> bool:
-        """True once the ranks have found each other; what follows is loading, which may take long."""
+        """True once the ranks have found each other. After that they load the model, which may take long."""
 
     def serve(self) -> None:
-        """The leader has answered: others may find the engine."""
+        """Called when the leader has answered: from now on other fronts may find the engine."""
 
     def why_over(self, ready_fds: Collection[object]) -> str:
-        """A sentence if this life has come to its end, else empty. `ready_fds`: which are readable now."""
+        """Why this launch has ended, as a sentence; empty if it has not. `ready_fds`: those of `fds` readable now."""
 
     def wait_for_end(self, seconds: float) -> bool:
-        """True if the ranks, which were told to leave, have gone within that time; or if they are not ours to end."""
+        """True if the ranks, which were told to end, do so within that time, or if this launcher does not own them."""
 
     def end(self) -> None:
-        """End what is left, remove what it left behind. Returns when nothing is left."""
+        """Kill the processes that still run and remove the launch's files. Returns when none is left."""
 
 
 class Launcher(Protocol):
     """Starts ranks, or finds those that others started."""
 
     owns_ranks: bool
-    """True if the ranks live for this front: it ends them with itself and starts them anew when they die."""
+    """True if the ranks belong to this front: it ends them when it shuts down and relaunches them when they die."""
 
     absent: str
-    """What to tell where `open` finds no engine."""
+    """Error message for the case that `open` finds no engine."""
 
     def open(self) -> EngineLife | None:
-        """Begin a life. None if there is no engine to be found yet. Raises ConfigurationError or OSError."""
+        """Start or find a launch. None if there is no engine to find yet. Raises ConfigurationError or OSError."""
 
     def pids(self) -> list[int]:
-        """Every living process of the engine that this launcher started."""
+        """Ids of the running processes of the engine that this launcher started."""

@@ -1,10 +1,10 @@
-"""Everything that front and leader, and leader and ranks, say to each other: msgpack, one tagged struct a message.
+"""All messages between fronts and leader, and between leader and ranks: msgpack, one tagged struct per message.
 
     front -> leader    Hello, Submit, Cancel, Goodbye, Shutdown
     leader -> front    Welcome, Occupied, Responses, Stats, Heartbeat, Fatal
     leader -> ranks    RankInput
 
-Decoding checks every type, and nothing in a message can name code. Knows no socket.
+Decoding checks every type, and no message can cause code to be loaded or run. Knows no socket.
 """
 
 from __future__ import annotations
@@ -17,24 +17,24 @@ from inflight.request import Request, RequestLimits
 from inflight.result import FinishReason, Response
 
 MAX_MESSAGE_BYTES = 64 * 1024 * 1024
-"""A longer message to the leader costs its sender the connection; a million prompt tokens take 5 MB."""
+"""The leader closes the connection of a sender of a longer message. A million prompt tokens take 5 MB."""
 
 FRONT_ID_SHIFT = 48
-"""Request ids of one front: its id in the upper 16 bits, a counter below."""
+"""The request ids of a front have its front id in the upper 16 bits and a counter below."""
 
 MAX_FRONT_ID = 2**16 - 1
 
 
 class BadMessage(Exception):
-    """The bytes are no message. Its text holds nothing of the bytes."""
+    """The bytes are not a valid message. The error text quotes none of them, as they may hold a prompt."""
 
 
 class Hello(msgspec.Struct, frozen=True, tag=True):
-    """A front's first words."""
+    """A front's first message."""
 
     front_id: int
-    """1 to MAX_FRONT_ID, chosen by the front for all its life: the upper 16 bits of its request ids. Ids by order of
-    arrival would be swapped between two fronts that find a new launch of the ranks."""
+    """1 to MAX_FRONT_ID: the upper 16 bits of the front's request ids. The front chooses it and keeps it over
+    relaunches. If the leader numbered fronts in order of arrival, two fronts could swap numbers after a relaunch."""
     pid: int
 
 
@@ -47,31 +47,31 @@ class Cancel(msgspec.Struct, frozen=True, tag=True):
 
 
 class Goodbye(msgspec.Struct, frozen=True, tag=True):
-    """This front leaves: its requests are cancelled. The ranks live on."""
+    """This front disconnects: its requests are cancelled. The ranks keep running."""
 
 
 class Shutdown(msgspec.Struct, frozen=True, tag=True):
-    """End the ranks now: whoever is still waiting gets no more than what has been computed."""
+    """End the ranks now: requests in flight end with the tokens computed so far."""
 
 
 class Welcome(msgspec.Struct, frozen=True, tag=True):
-    """Answer to Hello: the engine serves."""
+    """Answer to Hello: the engine is ready."""
 
     limits: RequestLimits
     device: str
-    """What the ranks compute on, cpu or cuda."""
+    """Device type of the ranks, cpu or cuda."""
     max_in_flight: int
     """Requests that the engine accepts from all fronts together; 0 = no limit."""
     pid: int
-    """Of the leader."""
+    """Process id of the leader."""
 
 
 class Occupied(msgspec.Struct, frozen=True, tag=True):
-    """Answer to Hello: another front of this engine has that id."""
+    """Answer to Hello: another front of this engine uses that front id."""
 
 
 class Responses(msgspec.Struct, frozen=True, tag=True):
-    """Everything that one iteration has for one front."""
+    """All responses of one iteration to the requests of one front."""
 
     responses: list[Response]
 
@@ -79,15 +79,15 @@ class Responses(msgspec.Struct, frozen=True, tag=True):
 class Stats(msgspec.Struct, frozen=True, tag=True, omit_defaults=True):
     json: str
     num_queued: int = 0
-    """Requests of all fronts that wait on the leader; the batch manager, which made the JSON, knows nothing of them."""
+    """Requests of all fronts waiting on the leader. The batch manager, which makes the JSON, does not know of them."""
 
 
 class Heartbeat(msgspec.Struct, frozen=True, tag=True):
-    """Every rank has just answered."""
+    """Every rank has just answered a tick."""
 
 
 class Fatal(msgspec.Struct, frozen=True, tag=True):
-    """The ranks end, because of this."""
+    """The ranks end because of an error; `reason` says which."""
 
     reason: str
 
@@ -97,14 +97,14 @@ FromLeader = Welcome | Occupied | Responses | Stats | Heartbeat | Fatal
 
 
 class RankInput(msgspec.Struct, frozen=True, omit_defaults=True):
-    """What enters every rank in one iteration."""
+    """The input of every rank in one iteration."""
 
     requests: list[Request] = []
     stops: dict[int, FinishReason] = {}
     tick: bool = False
-    """All ranks meet in a barrier, after which the leader may say that all are alive."""
+    """If true, all ranks enter a barrier, after which the leader knows that all are alive."""
     shutdown: bool = False
-    """Fetch nothing more; end when nothing is active."""
+    """If true, ranks take no more requests and end when none is active."""
 
 
 NO_INPUT = RankInput()
@@ -130,7 +130,7 @@ def decode_from_leader(frame: bytes) -> FromLeader:
 
 
 def encode_rank_input(rank_input: RankInput) -> bytes:
-    """Empty for an iteration that brings nothing, which is nearly every one."""
+    """b"" for an iteration without input, which is by far the most frequent case."""
     return b"" if rank_input == NO_INPUT else _encoder.encode(rank_input)
 
 
@@ -145,4 +145,4 @@ def _decode(decoder: msgspec.msgpack.Decoder[_T], frame: bytes) -> _T:
     try:
         return decoder.decode(frame)
     except (msgspec.DecodeError, RecursionError, UnicodeDecodeError, ValueError) as error:
-        raise BadMessage(f"{len(frame)} bytes that are no message ({type(error).__name__})") from None
+        raise BadMessage(f"{len(frame)} bytes that are not a valid message ({type(error).__name__})") from None

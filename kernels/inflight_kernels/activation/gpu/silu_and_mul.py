@@ -1,17 +1,18 @@
 """The gated activation between the two halves of a Llama MLP, alone or with the quantisation after it in one launch.
 
     y = round(round(silu(gate)) * up),   gate_up = [gate | up],   silu(g) = g / (1 + exp(-g))
-    q, scale = y as `_quantize` has it, a scale a row                  (only quantised)
+    q, scale = y quantised with one scale per row, see `common/quantize.py`        (only quantised)
 
-round() is to the dtype of gate_up, at the same two places where Hugging Face Llama rounds; y is rounded even where only
-q is kept: fused and apart give the same bits.
+round() is to the dtype of gate_up, at the same two places where Hugging Face Llama rounds. y is rounded even if only q
+is kept, so that the fused and the separate operations give the same bits.
 
-Bytes per row in bf16: 6 I; quantised 5 I + 4, which is to read gate_up once; a row longer than `BLOCK_I` of the
-configuration is read twice, the second time from the L2 cache. Some 8 operations an element, two of them (exponential,
-reciprocal) on the special units, which do 16 a clock and multiprocessor: 124 us for 16384 x 14336 on 132 of them at
-1.8 GHz. Memory is the floor: 16384 rows of I = 14336 are 1.41 GB, 328 us at 4.3 TB/s; quantised 1.17 GB, 273 us.
+Bytes per row in bf16: 6 I; quantised 5 I + 4, for reading gate_up once; a row longer than `BLOCK_I` of the
+configuration is read twice, the second time from the L2 cache. About 8 operations per element, two of which
+(exponential, reciprocal) run on the special function units, which do 16 per clock and multiprocessor: 124 us for
+16384 x 14336 on 132 multiprocessors at 1.8 GHz. Memory bandwidth is the lower bound: 16384 rows of I = 14336 are
+1.41 GB, 328 us at 4.3 TB/s; quantised 1.17 GB, 273 us.
 
-No launch choice changes a bit of the result, so a row's is the same alone and in any batch.
+The launch configuration does not change a bit of the result, so a row's result is the same alone and in any batch.
 """
 
 from __future__ import annotations
@@ -28,14 +29,14 @@ from inflight_kernels.common.quantize import LARGEST, check_quantized_dtype, inv
 from inflight_kernels.common.rows import num_programs, row_config
 from inflight_kernels.tuning import tuned
 
-# Columns of one program and its warps.
+# Columns per program, and its warps.
 CANDIDATES: tuple[Mapping[str, int], ...] = (
     {"BLOCK_I": 1024, "num_warps": 4},
     {"BLOCK_I": 2048, "num_warps": 4},
     {"BLOCK_I": 4096, "num_warps": 8},
     {"BLOCK_I": 8192, "num_warps": 16},
 )
-# Columns held in registers, warps, resident programs a multiprocessor (0: one program a row).
+# Columns held in registers, warps, resident programs per multiprocessor (0: one program per row).
 QUANTIZED_CANDIDATES: tuple[Mapping[str, int], ...] = (
     {"BLOCK_I": 4096, "num_warps": 8, "PROGRAMS_PER_SM": 0},
     {"BLOCK_I": 16384, "num_warps": 16, "PROGRAMS_PER_SM": 0},
@@ -45,15 +46,15 @@ QUANTIZED_CANDIDATES: tuple[Mapping[str, int], ...] = (
 
 
 def default_config(width: int) -> Mapping[str, int]:
-    """A launch for `width` columns of result. Not measured yet.
+    """The launch for `width` columns of the result. Not measured yet.
 
-    16 elements a thread: four 16-byte loads of bf16 are in flight at once. 2048 divides 14336.
+    16 elements per thread: four 16-byte loads of bf16 are in flight at once. 2048 divides 14336.
     """
     return {"BLOCK_I": min(next_power_of_2(width), 2048), "num_warps": 4}
 
 
 def default_quantized_config(width: int) -> Mapping[str, int]:
-    """A launch with quantisation for `width` columns of result. Not measured yet; `row_config` has the reason."""
+    """The launch with quantisation for `width` columns of the result. Not measured yet; see `row_config`."""
     block, num_warps = row_config(width)
     return {"BLOCK_I": block, "num_warps": num_warps, "PROGRAMS_PER_SM": 0}
 
@@ -79,7 +80,7 @@ def silu_and_mul_kernel(gate_up_ptr, y_ptr, width, stride_gate_up, BLOCK_I: tl.c
     tl.store(y_ptr + pid_t * width + offs_i, y.to(y_ptr.dtype.element_ty), mask=offs_i < width)
 
 
-# One compiled kernel for every number of rows: triton would make others of 1 and of multiples of 16.
+# One compiled kernel for every number of rows: triton would otherwise specialise for 1 and for multiples of 16.
 @triton.jit(do_not_specialize=["num_rows"])
 def silu_and_mul_quantized_kernel(
     gate_up_ptr,
@@ -114,7 +115,7 @@ def silu_and_mul_quantized_kernel(
 
 
 def _check(gate_up: Tensor) -> tuple[int, int]:
-    """Rows and columns of the result."""
+    """Check the argument; returns the number of rows and columns of the result."""
     check_float("gate_up", gate_up)
     if gate_up.dim() != 2 or gate_up.shape[1] % 2:
         raise ValueError(f"gate_up must be (num_tokens, 2 * intermediate_size), got {tuple(gate_up.shape)}")

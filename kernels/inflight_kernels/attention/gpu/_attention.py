@@ -1,14 +1,14 @@
-"""What decode and prefill attention share: the walk over tiles of keys, and what both ask of their tensors.
+"""Code shared by decode and prefill attention: the loop over tiles of keys, and the argument checks.
 
-One arithmetic for both operations and for masked and unmasked tiles: the maximum is taken of the raw products, and each
-probability is 2^(fma(product, scale, -maximum)) with the fma written out, so that no compiler fuses one loop otherwise
-than another. Where a mask hides nothing it changes no bit, and a tile in which a row sees nothing leaves that row as it
-was: this is what `deterministic` rests on.
+Both operations, and masked and unmasked tiles, use the same arithmetic: the maximum is taken of the raw products, and
+each probability is 2^(fma(product, scale, -maximum)) with an explicit fma, so that the compiler cannot fuse one loop
+differently from another. A mask that hides nothing changes no bit of the result, and a tile that is wholly masked for a
+row leaves that row's state unchanged: `deterministic` relies on both.
 
-An fp8 cache holds k / k_scale and v / v_scale: k_scale is folded into the scale of the products, v_scale into the
-end. Keys are widened to q's dtype before the product. Values are widened to float16 where q is of 16 bits: it holds
-every e4m3 number exactly and takes one conversion instruction a pair, where bfloat16 takes three; probabilities, at
-most 1, lose less in it than in bfloat16.
+An fp8 cache holds k / k_scale and v / v_scale: k_scale is multiplied into the scale of the products, v_scale into the
+final result. Keys are converted to q's dtype before the product. Values are converted to float16 if q has 16 bits:
+float16 represents every e4m3 number exactly and takes one conversion instruction per pair, bfloat16 three; and
+probabilities, at most 1, lose less precision in float16 than in bfloat16.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ def attend_tiles(
     HEAD_DIM: tl.constexpr, BLOCK_SIZE: tl.constexpr, SLIDING_WINDOW: tl.constexpr, MASKED: tl.constexpr,
     INPUT_PRECISION: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr,
 ):  # fmt: skip
-    """Fold key tiles [tile_begin, tile_end) into the running softmax; MASKED where some row does not see some key."""
+    """Add key tiles [tile_begin, tile_end) to the running softmax. MASKED: some key may be hidden from some row."""
     offs_n = tl.arange(0, BLOCK_N)
     offs_d = tl.arange(0, BLOCK_D)
     mask_d = offs_d < HEAD_DIM
@@ -50,12 +50,12 @@ def attend_tiles(
         start = tile * BLOCK_N
         keys = start + offs_n
         if BLOCK_SIZE % BLOCK_N == 0:
-            # The tile lies in one block: one table entry serves it, and offsets within a block fit int32.
+            # The tile lies within one block: it needs one table entry, and offsets within a block fit int32.
             block = tl.load(table_row_ptr + start // BLOCK_SIZE).to(tl.int64)
             base = block * stride_cache_block + (start % BLOCK_SIZE) * stride_cache_offset
             places = offs_n * stride_cache_offset
         else:
-            # Keys past the sequence's end stand in no table entry of its own: they read block 0 and are masked.
+            # Keys past the sequence's end may have no table entry: they read block 0 and are masked.
             blocks = tl.load(table_row_ptr + keys // BLOCK_SIZE, mask=keys < seq_len, other=0).to(tl.int64)
             base = tl.full([], 0, tl.int64)
             places = blocks * stride_cache_block + (keys % BLOCK_SIZE) * stride_cache_offset
@@ -79,7 +79,7 @@ def attend_tiles(
         m_new = tl.maximum(m_i, tl.max(products, axis=1) * qk_scale)
         m_safe = m_new
         if MASKED:
-            # A row may have seen no key yet: -inf - -inf would be NaN.
+            # If all keys so far are hidden from a row, its maximum is -inf, and -inf - -inf would be NaN.
             m_safe = tl.where(m_new == float("-inf"), 0.0, m_new)
         alpha = tl.exp2(m_i - m_safe)
         p = tl.exp2(tl.fma(products, qk_scale, -m_safe[:, None]))
@@ -92,7 +92,7 @@ def attend_tiles(
 def check_attention(
     q: Tensor, k_cache: Tensor, v_cache: Tensor, block_table: Tensor, batch: int, out: Tensor | None
 ) -> None:
-    """Raise ValueError unless q (n, Hq, D), the caches, the table of `batch` rows and `out` go together."""
+    """Raise ValueError unless the shapes and dtypes of q (n, Hq, D), caches, table of `batch` rows and `out` match."""
     check_float("q", q)
     if q.dim() != 3:
         raise ValueError(f"q must be (num_tokens, num_heads, head_dim), got {tuple(q.shape)}")

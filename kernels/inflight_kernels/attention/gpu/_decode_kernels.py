@@ -1,12 +1,12 @@
-"""The kernels of decode attention: two ways to deal out the tiles of keys, one way to merge what was dealt out.
+"""The kernels of decode attention: two ways to distribute tiles of keys over programs, and one to merge the results.
 
-A part is what one program knows of one (row, KV head) pair after some of its tiles: the running maximum m, sum l and
-unnormalised output acc of the GROUP query heads. A pair that one program saw whole is written out at once; the parts of
-the others go to slots of the scratch and are merged by
+A part is a program's partial result for one (row, KV head) pair from some of the pair's tiles: the running maximum m,
+sum l and unnormalised output acc of the GROUP query heads. A pair whose tiles one program has all processed is written
+to the output directly; the parts of other pairs are written to slots of the scratch buffer and merged by
 
     out = sum_s 2^(m_s - m) acc_s / sum_s 2^(m_s - m) l_s * v_scale,   m = max_s m_s
 
-Every part holds a visible key, so every m_s is finite. Scratch by slot: m and l (GROUP,), acc (GROUP, D), float32.
+Every part contains a visible key, so every m_s is finite. Scratch per slot: m and l (GROUP,), acc (GROUP, D), float32.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ def _attend_part(
     GROUP: tl.constexpr, HEAD_DIM: tl.constexpr, BLOCK_SIZE: tl.constexpr, SLIDING_WINDOW: tl.constexpr,
     INPUT_PRECISION: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr,
 ):  # fmt: skip
-    """One pair's query heads, the rows of one tile, over key tiles [tile_begin, tile_end): (acc, m, l)."""
+    """Attention of one pair's query heads, the rows of a tile, to key tiles [tile_begin, tile_end): (acc, m, l)."""
     offs_m = tl.arange(0, BLOCK_M)
     offs_d = tl.arange(0, BLOCK_D)
     row_64 = row.to(tl.int64)
@@ -44,7 +44,7 @@ def _attend_part(
     acc = tl.zeros([BLOCK_M, BLOCK_D], dtype=tl.float32)
     m_i = tl.full([BLOCK_M], float("-inf"), dtype=tl.float32)
     l_i = tl.zeros([BLOCK_M], dtype=tl.float32)
-    # One masked loop, not two: memory is the floor here, and a second loop would drain the pipeline of loads.
+    # One masked loop instead of two loops: memory is the bottleneck, and a second loop would drain the load pipeline.
     acc, m_i, l_i = attend_tiles(
         acc, m_i, l_i, q, tl.zeros([BLOCK_M], dtype=tl.int32) + (seq_len - 1), seq_len, tile_begin, tile_end,
         k_cache_ptr + head_64 * stride_cache_head, v_cache_ptr + head_64 * stride_cache_head,
@@ -62,7 +62,7 @@ def _write_out(
     offs_m = tl.arange(0, BLOCK_M)
     offs_d = tl.arange(0, BLOCK_D)
     mask_md = (offs_m < GROUP)[:, None] & (offs_d < HEAD_DIM)[None, :]
-    # A padded row (seq_len 0) has l = 0 and acc = 0 and gives zeros.
+    # A padded row (seq_len 0) has l = 0 and acc = 0; its output is zeros.
     out = acc / tl.where(l_i > 0.0, l_i, 1.0)[:, None] * v_scale
     heads = head.to(tl.int64) * GROUP + offs_m
     out_ptrs = out_ptr + row.to(tl.int64) * stride_ob + heads[:, None] * stride_oh + offs_d[None, :]
@@ -86,15 +86,15 @@ def _write_part(
 
 @triton.jit
 def _tiles_of_split(tiles, num_splits, TILES_PER_SPLIT: tl.constexpr):
-    """Tiles of a fixed-grid part: a constant, or the row's tiles dealt out evenly."""
+    """Tiles per split of a fixed grid: a constant, or the row's tiles divided evenly."""
     tiles_per_split = tiles * 0 + TILES_PER_SPLIT
     if TILES_PER_SPLIT == 0:
         tiles_per_split = tl.maximum(tl.cdiv(tiles, num_splits), 1)
     return tiles_per_split
 
 
-# One compiled kernel for all batches: triton would make others for widths and numbers that are 1 or multiples of 16,
-# and for lengths that do not begin at a multiple of 16 bytes, as those of the prefills behind some decodes.
+# One compiled kernel for all batches: triton would otherwise specialise for widths and counts that are 1 or multiples
+# of 16, and for pointers aligned to 16 bytes, which a slice of the lengths may not be.
 @triton.jit(do_not_specialize=["seq_lens_ptr", "stride_table"])
 def decode_split_kernel(
     q_ptr,
@@ -126,7 +126,7 @@ def decode_split_kernel(
     BLOCK_N: tl.constexpr,
     BLOCK_D: tl.constexpr,
 ):
-    """Grid (Hkv, splits, B). Split s of a row takes its s-th run of tiles; splits past a row's end return at once."""
+    """Grid (Hkv, splits, B). Split s processes a row's s-th run of tiles; splits past the row's end return at once."""
     head = tl.program_id(0)
     split = tl.program_id(1)
     row = tl.program_id(2)
@@ -185,19 +185,21 @@ def decode_persistent_kernel(
     BLOCK_N: tl.constexpr,
     BLOCK_D: tl.constexpr,
 ):
-    """Grid (programs,). All tiles of all pairs stand in one line, rows outermost, and every program takes an equal run.
+    """Grid (programs,). The tiles of all pairs are numbered in one sequence, rows outermost; each program p processes
+    an equally long run of them.
 
-    A program finds the row its run begins in by a prefix sum over the lengths, then walks on from pair to pair. At most
-    two of its pairs are shared with others: the one at its run's beginning (slot 2p) and the one at its end (slot
-    2p + 1, or 2p if it is the same). A pair's parts lie in successive programs; who holds the first leaves a note for
-    the merge in plan (programs, 3): parts (0: nothing to merge), pair, slot of the first part.
+    A program finds the row in which its run begins by a prefix sum over the lengths, then continues from pair to pair.
+    At most two of its pairs are shared with other programs: the one at the beginning of its run (slot 2p) and the one
+    at the end (slot 2p + 1, or 2p if it is the same pair). The parts of a pair are in consecutive programs; the program
+    with the first part writes to plan (programs, 3), for the merge: number of parts (0: nothing to merge), pair, and
+    slot of the first part.
     """
     pid = tl.program_id(0)
     offs_b = tl.arange(0, BLOCK_B)
     mask_b = offs_b < batch
     lengths = tl.load(seq_lens_ptr + offs_b, mask=mask_b, other=0)
     first_tiles, end_tiles = _visible_tiles(lengths, SLIDING_WINDOW, BLOCK_N)
-    # A padded row counts as one tile, so that somebody writes its zeros.
+    # A padded row counts as one tile, so that some program writes its zeros.
     ends = tl.cumsum(tl.where(mask_b, tl.maximum(end_tiles - first_tiles, 1), 0), axis=0) * NUM_KV_HEADS
     total = tl.max(ends, axis=0)
     share = tl.cdiv(total, tl.num_programs(0))
@@ -264,7 +266,7 @@ def merge_parts_kernel(
     BLOCK_S: tl.constexpr,
     BLOCK_D: tl.constexpr,
 ):
-    """Grid (programs or B * Hkv, GROUP): one query head of one shared pair, BLOCK_S parts at a time, in their order."""
+    """Grid (programs or B * Hkv, GROUP): merge one query head of one shared pair, BLOCK_S parts at a time, in order."""
     pid = tl.program_id(0)
     member = tl.program_id(1)
     if PERSISTENT:

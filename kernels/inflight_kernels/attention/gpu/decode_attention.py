@@ -1,26 +1,26 @@
-"""Attention of one new token per sequence over a paged KV cache, its keys dealt out to the whole device.
+"""Attention of one new token per sequence over a paged KV cache, with the keys distributed over the whole device.
 
     p_j = softmax_j(scale * k_scale * q . k_j),   o = v_scale * sum_j p_j v_j,
     over the visible keys j < seq_len (and > seq_len - 1 - w with a window w)
 
-The G = Hq / Hkv query heads that share a KV head are the rows of one tile (at least 16, the least that tl.dot takes),
-so each key and value is read once. Tiles of BLOCK_N keys are dealt out in one of two ways, chosen by shapes alone so
-that a CUDA graph captured for a batch size replays for any lengths, and no length ever comes to the host:
+The G = Hq / Hkv query heads that share a KV head are the rows of one tile (at least 16, the minimum of tl.dot), so each
+key and value is read once. Tiles of BLOCK_N keys are distributed in one of two ways. The choice depends on shapes only,
+so that a CUDA graph captured for a batch size can be replayed for any lengths, and lengths are never read by the host:
 
-- persistent, for two rows and more: `programs_per_sm` programs a multiprocessor, each an equal run of all the tiles
-  there are (`decode_persistent_kernel`). Rows of 128 and of 8k keys balance to one tile, and no batch size leaves a
+- persistent, for two or more rows: `programs_per_sm` programs per multiprocessor, each with an equal share of all tiles
+  (`decode_persistent_kernel`). Rows of 128 and of 8k keys are balanced to within one tile, and no batch size leaves the
   last wave half empty: 40 rows of 8 heads on a fixed grid would be 320 programs, two waves of 264 for the work of 1.2.
-- split, for one row (nothing to balance, and the prefix sum over lengths would only be waited for), for more than
+- split, for one row (nothing to balance, and the prefix sum over lengths would only add latency), for more than
   MAX_PERSISTENT_ROWS (so many programs balance by themselves) and for `deterministic`: grid (Hkv, splits, B).
 
-Parts are then merged (`merge_parts_kernel`). Deterministic: each split is DETERMINISTIC_SPLIT_KEYS keys long and parts
-are merged in their order, so that a row is computed alike whatever the batch; rows of one split need no merge.
+Parts are then merged (`merge_parts_kernel`). Deterministic: each split has DETERMINISTIC_SPLIT_KEYS keys and parts are
+merged in order, so that a row is computed the same way in every batch; rows of one split need no merge.
 
 Bytes: 2 Hkv D sum(seq_lens) e for a cache of element size e, and q and out: 537 MB for 32 rows of 4096 keys, 8 KV
-heads of 128, bf16; 269 MB in fp8. Operations: 4 Hq D sum(seq_lens), that is G a byte in bf16 and 2 G in fp8, 4 and 8
-with G = 4, where an H200 could do 180. Memory is the floor: at 4.3 TB/s 125 us (fp8: 62 us) for that batch, 2.2 GB and
-507 us for 128 rows of 128 to 8k keys (4160 on average), and 31 us for one row of 32k keys. One row of 1k keys is 4 MB,
-1 us: there launch and latency of two kernels are what is paid, not bytes.
+heads of 128, bf16; 269 MB in fp8. Operations: 4 Hq D sum(seq_lens), that is G per byte in bf16 and 2 G in fp8, 4 and 8
+with G = 4, where an H200 could do 180. Memory bandwidth is the lower bound: at 4.3 TB/s 125 us (fp8: 62 us) for that
+batch, 2.2 GB and 507 us for 128 rows of 128 to 8k keys (4160 on average), and 31 us for one row of 32k keys. One row of
+1k keys is 4 MB, 1 us: there the launch and latency of two kernels dominate.
 """
 
 from __future__ import annotations
@@ -40,20 +40,21 @@ from inflight_kernels.attention.gpu._decode_kernels import (
 from inflight_kernels.common.checks import cdiv, check_vector, multiprocessor_count, next_power_of_2
 from inflight_kernels.tuning import tuned
 
-# The prefix sum over lengths holds 8 lengths a thread at 1024 rows; beyond, the grid has 1024 programs a KV head and
-# the hardware balances them as they end.
+# The prefix sum over lengths holds 8 lengths per thread at 1024 rows; with more rows the grid has more than 1024
+# programs per KV head, and the hardware balances them.
 MAX_PERSISTENT_ROWS = 1024
-# Of that prefix sum: a length a lane of one warp. From 128 on, several warps', it takes up to 70 registers more.
+# Minimum width of that prefix sum: one length per lane of one warp. From 128 lengths on it spans several warps and
+# takes up to 70 registers more.
 LEAST_BLOCK_B = 32
-# Keys of a deterministic split. Shorter ones would fill the device with fewer rows, longer ones have less to merge:
+# Keys per deterministic split. Shorter splits would fill the device with fewer rows, longer ones have less to merge:
 # the part of a group of 4 heads is 1.6 % of the bytes of 512 keys of 128. Not measured yet.
 DETERMINISTIC_SPLIT_KEYS = 512
-# Parts merged at a time: 32 of 128 are 32 floats a thread, and cover one row of 1k keys in one step.
+# Parts merged at a time: 32 of head size 128 are 32 floats per thread, and cover one row of 1k keys in one step.
 MERGE_PARTS = 32
 
-# What the tuning script tries. (num_stages - 1) / 2 tiles of K and V have a buffer, for the lookup in the block table
-# takes half of the stages; one is multiplied while the others are on their way. 4.3 TB/s at about 1 us of latency want
-# 33 KB on their way to each multiprocessor; a tile of 64 keys of 128 is 32 KB in bf16, 16 KB in fp8.
+# What the tuning script tries. (num_stages - 1) / 2 tiles of K and V have a buffer, because the lookup in the block
+# table takes half of the stages; one tile is multiplied while the others are loaded. 4.3 TB/s at about 1 us of latency
+# need 33 KB in flight per multiprocessor; a tile of 64 keys of 128 is 32 KB in bf16, 16 KB in fp8.
 CANDIDATES: tuple[Mapping[str, int], ...] = (
     {"persistent": 1, "programs_per_sm": 2, "BLOCK_N": 64, "num_warps": 4, "num_stages": 5},
     {"persistent": 1, "programs_per_sm": 2, "BLOCK_N": 64, "num_warps": 4, "num_stages": 7},
@@ -67,7 +68,7 @@ MAX_PROGRAMS_PER_SM = 4
 
 
 class _Schedule(NamedTuple):
-    """How the tiles are dealt out. `programs` counts where persistent, the other two where not."""
+    """How the tiles are distributed. `programs` applies if `persistent`, the other two fields if not."""
 
     persistent: bool
     programs: int
@@ -75,14 +76,14 @@ class _Schedule(NamedTuple):
     tiles_per_split: int
 
     def slots(self, pairs: int) -> int:
-        """Parts that the scratch must hold."""
+        """Number of parts for which the scratch buffer needs space."""
         if self.persistent:
             return 2 * self.programs
         return pairs * self.splits if self.splits > 1 else 0
 
 
 def default_config(batch: int, head_dim: int, element_size: int) -> dict[str, int]:
-    """Reasoned, not measured yet: see the module and `CANDIDATES`; buffers of 64 KB let two programs share sm_80."""
+    """Reasoned, not measured yet: see the module and `CANDIDATES`. With buffers of 64 KB two programs fit on sm_80."""
     block_d = max(next_power_of_2(head_dim), 16)
     # 64 keys of 256 spill 40 bytes on sm_90 (ptxas, triton 3.8), 64 of 128 in float32 48 bytes on sm_80 (3.7).
     block_n = 64 if block_d * max(element_size, 2) <= 256 else 32
@@ -106,9 +107,10 @@ def decode_scratch_elements(
     device: torch.device,
     deterministic: bool = False,
 ) -> int:
-    """Float32 elements of scratch that a call needs at most, whatever is tuned; allocate once and pass them.
+    """Upper bound of the float32 elements of scratch that a call needs, for any tuned configuration. A caller can
+    allocate them once and pass them to every call.
 
-    `max_keys` is what the block table has room for, its width times the block size.
+    `max_keys` is the capacity of a row of the block table: its width times the block size.
     """
     pairs = batch * num_kv_heads
     programs = MAX_PROGRAMS_PER_SM * multiprocessor_count(device)
@@ -119,7 +121,7 @@ def decode_scratch_elements(
 def _schedule(
     config: Mapping[str, int], batch: int, pairs: int, max_keys: int, programs: int, deterministic: bool
 ) -> _Schedule:
-    """By shapes alone, never by what the lengths are."""
+    """The distribution of tiles, which depends on shapes only and never on the sequence lengths."""
     max_tiles = cdiv(max_keys, config["BLOCK_N"])
     if deterministic:
         tiles_per_split = cdiv(DETERMINISTIC_SPLIT_KEYS, config["BLOCK_N"])
@@ -148,7 +150,7 @@ def decode_attention(
 ) -> Tensor:
     """Launch decode attention; see `inflight_kernels.decode_attention`.
 
-    `config` overrides the tuned one; `num_programs` what `programs_per_sm` and the device make of it.
+    `config` overrides the tuned one; `num_programs` overrides `programs_per_sm` times the multiprocessor count.
     """
     check_attention(q, k_cache, v_cache, block_table, q.shape[0], out)
     check_vector("seq_lens", seq_lens, q.shape[0], torch.int32)
@@ -204,7 +206,7 @@ def decode_attention(
         "HEAD_DIM": head_dim,
         "BLOCK_SIZE": block_size,
         "SLIDING_WINDOW": sliding_window,
-        # Exact products keep fp32 comparable to the reference; fp16 and bf16 do not look at this.
+        # Exact products keep float32 comparable to the reference; for float16 and bfloat16 this has no effect.
         "INPUT_PRECISION": "ieee",
         "BLOCK_M": max(16, next_power_of_2(group)),
         "BLOCK_N": config["BLOCK_N"],
@@ -222,7 +224,7 @@ def decode_attention(
             batch,
             *strides,
             NUM_KV_HEADS=num_kv_heads,
-            # Fewer lengths than a warp's would cost the same, and each size is a kernel to compile.
+            # Fewer lengths than a warp has lanes would cost the same, and each size needs a compiled kernel.
             BLOCK_B=max(next_power_of_2(batch), LEAST_BLOCK_B),
             **constants,
         )

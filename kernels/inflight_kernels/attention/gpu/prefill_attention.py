@@ -5,18 +5,19 @@
 
 i and j are positions in the sequence: the queries of sequence b are its last query_len positions. Grid (query tiles
 * Hkv, B): the G = Hq / Hkv heads that share a KV head are packed with BLOCK_Q tokens as the BLOCK_M rows of one tile,
-so K and V are read once for the group and the diagonal is BLOCK_Q keys wide. Tiles of keys that every row sees run in
-a loop without masks; those on the diagonal and on the window's edge run apart; those that no row sees are not visited.
+so K and V are read once for the group and the diagonal is BLOCK_Q keys wide. Tiles of keys that are visible to every
+row are processed in a loop without masks; those on the diagonal and at the window's edge in loops with masks; those
+that are visible to no row are skipped.
 
-Tiles of keys begin at multiples of BLOCK_N in the sequence, and a masked tile computes what an unmasked one does (see
-`_attention`): a row's bits do not depend on where in a chunk it stands. `deterministic` only keeps the launch from
-depending on the batch.
+Tiles of keys begin at multiples of BLOCK_N in the sequence, and a masked tile computes the same as an unmasked one (see
+`_attention`): a row's bits do not depend on its place in a chunk. `deterministic` only makes the launch configuration
+independent of the batch.
 
-Operations: 4 Hq D for each pair of a query and a key it sees: 0.55e12 for 8192 queries from the start (33.6e6 pairs),
+Operations: 4 Hq D for each pair of a query and a visible key: 0.55e12 for 8192 queries from the start (33.6e6 pairs),
 Hq = 32, D = 128; 0.58e12 for 2048 queries after 16384 keys. Bytes: q and out 4 T Hq D, the cache 4 S Hkv D once: 0.17
-and 0.11 GB, 40 and 25 us at 4.3 TB/s. Matrix throughput is the floor: 0.70 and 0.73 ms at an H200's 790 TFLOP/s; exp2
-costs another half of that (64 x 128 of them at 16 a cycle against 4.2e6 operations at 4096 a cycle, a tile), which
-hides behind the products only as far as warp groups overlap.
+and 0.11 GB, 40 and 25 us at 4.3 TB/s. Matrix throughput is the lower bound: 0.70 and 0.73 ms at an H200's 790 TFLOP/s.
+exp2 takes another half of that (per tile 64 x 128 of them at 16 per cycle, against 4.2e6 operations at 4096 per cycle),
+which is hidden behind the products only as far as warp groups overlap.
 """
 
 from __future__ import annotations
@@ -38,11 +39,11 @@ from inflight_kernels.common.checks import (
 )
 from inflight_kernels.tuning import tuned
 
-# Rows (query tokens times grouped heads) a tile: 128 feed two warp groups of Hopper's matrix unit and read each key
-# from the L2 half as often as 64, which keep more programs busy when chunks are short. Not measured yet.
+# Rows (query tokens times grouped heads) per tile: 128 rows feed two warp groups of Hopper's matrix unit and read each
+# key from the L2 cache half as often as 64 rows, which keep more programs busy when chunks are short. Not measured yet.
 LONG_ROWS = 128
 SHORT_ROWS = 64
-# What the tuning script tries; the first two are for Hopper and later (before, they spill).
+# What the tuning script tries; the first two are for Hopper and later (on older GPUs they spill registers).
 CANDIDATES: tuple[Mapping[str, int], ...] = (
     {"BLOCK_M": 128, "BLOCK_N": 64, "num_warps": 8, "num_stages": 3},
     {"BLOCK_M": 128, "BLOCK_N": 64, "num_warps": 8, "num_stages": 5},
@@ -51,8 +52,8 @@ CANDIDATES: tuple[Mapping[str, int], ...] = (
 )
 
 
-# One compiled kernel for all batches: triton would make others for widths and numbers that are 1 or multiples of 16,
-# and for lengths that do not begin at a multiple of 16 bytes, as those of the prefills behind some decodes.
+# One compiled kernel for all batches: triton would otherwise specialise for widths and counts that are 1 or multiples
+# of 16, and for pointers aligned to 16 bytes, which a slice of the lengths may not be.
 @triton.jit(do_not_specialize=["query_start_loc_ptr", "seq_lens_ptr", "stride_table"])
 def prefill_attention_kernel(
     q_ptr,
@@ -83,8 +84,8 @@ def prefill_attention_kernel(
     BLOCK_N: tl.constexpr,
     BLOCK_D: tl.constexpr,
 ):
-    # One sequence after the other, so that programs that run together share keys in the L2; of a sequence the last
-    # query tile first, which sees the most keys, so that no long tile is left over at the end.
+    # Programs are ordered by sequence, so that those that run together share keys in the L2 cache. Within a sequence
+    # the last query tile, which has the most keys, comes first, so that no long tile is left for the end.
     pid_h = tl.program_id(0) % NUM_KV_HEADS
     pid_q = (tl.num_programs(0) - 1 - tl.program_id(0)) // NUM_KV_HEADS
     pid_b = tl.program_id(1).to(tl.int64)
@@ -108,7 +109,7 @@ def prefill_attention_kernel(
     first_position = seq_len - query_len + pid_q * BLOCK_Q
     last_position = tl.minimum(first_position + BLOCK_Q, seq_len) - 1
     query_positions = seq_len - query_len + tokens
-    # Tiles [tile_lo, tile_hi) hold a key that some row sees, [full_lo, full_hi) only keys that every row sees.
+    # Tiles [tile_lo, tile_hi) hold a key visible to some row; [full_lo, full_hi) hold only keys visible to every row.
     tile_lo = 0
     full_lo = 0
     tile_hi = tl.cdiv(last_position + 1, BLOCK_N)
@@ -149,12 +150,13 @@ def prefill_attention_kernel(
 def default_config(
     rows: int, programs_of_long_rows: int, head_dim: int, element_size: int, device: torch.device
 ) -> dict[str, int]:
-    """Reasoned, not measured yet. `rows` of the longest chunk, and the programs that tiles of LONG_ROWS would be."""
+    """Reasoned, not measured yet. `rows`: of the longest chunk. `programs_of_long_rows`: grid with tiles of
+    LONG_ROWS."""
     if element_size == 4:
-        # Exact products are sums in registers: 32 rows of 128 by 32 keys already spill (ptxas, triton 3.7).
+        # Exact products are computed in registers: 32 rows of 128 by 32 keys already spill (ptxas, triton 3.7).
         return {"BLOCK_M": 16, "BLOCK_N": 32, "num_warps": 8, "num_stages": 3}
     row_bytes = max(next_power_of_2(head_dim), 16) * element_size
-    # Long rows of wide heads would not fit the registers.
+    # Tiles of LONG_ROWS with wide heads would not fit into the registers.
     long_rows = row_bytes <= 256 and rows > SHORT_ROWS and programs_of_long_rows >= multiprocessor_count(device)
     # Before Hopper the query tile lives in registers: 64 keys of 128 spill on sm_80 (ptxas, triton 3.8).
     before_hopper = compute_capability(device) < 90
@@ -206,7 +208,7 @@ def prefill_attention(
             "cache": str(k_cache.dtype),
             "window": str(sliding_window > 0),
         }
-        # Deterministic: as the longest chunk alone would be launched, whatever comes.
+        # Deterministic: the configuration for a very long chunk, for every batch.
         rows = programs = 1 << 30
         if not deterministic:
             rows = max_query_len * group
@@ -240,7 +242,7 @@ def prefill_attention(
         HEAD_DIM=head_dim,
         BLOCK_SIZE=block_size,
         SLIDING_WINDOW=sliding_window,
-        # Exact products keep fp32 comparable to the reference; fp16 and bf16 do not look at this.
+        # Exact products keep float32 comparable to the reference; for float16 and bfloat16 this has no effect.
         INPUT_PRECISION="ieee",
         BLOCK_Q=block_q,
         BLOCK_M=block_m,

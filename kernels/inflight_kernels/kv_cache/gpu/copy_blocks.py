@@ -4,10 +4,10 @@
 
 Bytes: 2 pairs * caches * bytes of a block; no arithmetic. One block of 64 tokens, 8 heads of 128 in bf16 is 128 KiB;
 in 32 layers, k and v, a pair moves 16.8 MB: 3.9 us at 4.3 TB/s; 64 pairs 1.07 GB, 250 us. Blocks are copied as int64
-words, whatever they hold.
+words, whatever their dtype.
 
-The layers' caches are separate allocations, so the kernel takes their addresses from a table on the device. It is made
-when a set of caches is first seen and kept: later calls upload nothing and wait for nothing.
+The layers' caches are separate allocations, so the kernel reads their addresses from a table on the device. The table
+is created at the first call with a set of caches and kept: later calls upload nothing and do not wait.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from inflight_kernels.tuning import tuned
 WORD_BYTES = 8
 # 16-byte loads and stores need addresses that are multiples of it.
 ALIGNMENT = 16
-# Words of one program, and its warps.
+# Words per program, and its warps.
 CANDIDATES: tuple[Mapping[str, int], ...] = (
     {"BLOCK_WORDS": 512, "num_warps": 4},
     {"BLOCK_WORDS": 1024, "num_warps": 4},
@@ -36,11 +36,12 @@ CANDIDATES: tuple[Mapping[str, int], ...] = (
 
 
 def default_config() -> Mapping[str, int]:
-    """Four 16-byte loads a thread before the first store; one pair of 16.8 MB is 1024 programs. Not measured yet."""
+    """Four 16-byte loads per thread before the first store; one pair of 16.8 MB is 1024 programs. Not measured yet."""
     return {"BLOCK_WORDS": 1024, "num_warps": 4}
 
 
-# One compiled kernel, wherever in a longer list the pairs begin: triton would make another off multiples of 16 bytes.
+# One compiled kernel for pointers of any alignment, since the pairs may be a slice of a longer list: triton would
+# otherwise specialise for multiples of 16 bytes.
 @triton.jit(do_not_specialize=["source_ptr", "target_ptr"])
 def copy_blocks_kernel(
     caches_ptr, source_ptr, target_ptr, num_words, stride_block, num_chunks, BLOCK_WORDS: tl.constexpr
@@ -50,7 +51,7 @@ def copy_blocks_kernel(
     pid_cache = tl.program_id(1)
     source = tl.load(source_ptr + pid_pair).to(tl.int64)
     target = tl.load(target_ptr + pid_pair).to(tl.int64)
-    # Nothing known of an address out of a table: the launcher has checked it.
+    # The compiler knows nothing about an address read from a table; the launcher has checked its alignment.
     cache_ptr = tl.multiple_of(tl.load(caches_ptr + pid_cache).to(tl.pointer_type(tl.int64)), 16)
     if (source >= 0) & (target >= 0) & (source != target):
         offs = pid_chunk * BLOCK_WORDS + tl.arange(0, BLOCK_WORDS)

@@ -1,23 +1,23 @@
-"""Many low-rank adapters on one batch: each row adds the product of its own adapter to the layer's output, in place.
+"""Many low-rank adapters on one batch: each row's adapter product is added to the layer's output, in place.
 
-    y[t] = round(y[t] + scale[n] * B[n] round(A[n] x[t])),   n = adapters[t],   rows with n = -1 stay as they are
+    y[t] = round(y[t] + scale[n] * B[n] round(A[n] x[t])),   n = adapters[t],   rows with n = -1 are not changed
 
-Two launches, nothing between them that the host takes part in:
+Two launches, without host work between them:
     shrink   grid (tiles of rows x adapters, splits of K, slices): z[split, slice, t] = A x over a part of K, float32
-    expand   grid (tiles of rows x adapters, tiles of columns): sums z over the splits in their order, then B z onto y
-A program whose tile of rows has none of its adapter leaves after one load, so rows need no sorting, and a CUDA graph
-captured for a number of tokens replays for any adapters. Each row is written by its one adapter's programs: no atomics.
-Slices are layers that read the same x and lie side by side in y (query, key, value; gate, up): A is stacked along its
-rank and B along its outputs, and one call serves all of them.
+    expand   grid (tiles of rows x adapters, tiles of columns): sums z over the splits in order, then adds B z to y
+A program whose tile has no row of its adapter returns after one load, so rows need not be sorted, and a CUDA graph
+captured for a number of tokens can be replayed for any adapters. Only the programs of its adapter write a row: no
+atomics. Slices are layers with the same input x and adjacent outputs in y (query, key, value; gate, up): A is stacked
+along its rank and B along its outputs, and one call computes all of them.
 
-Bytes: each adapter present once, r (in * slices + out) elements, and of the rows in + 2 out elements. Operations are
-few: 2 r (in * slices + out) a row. On an H200 (4.3 TB/s), bf16, r = 16, 64 rows, 32 adapters present:
+Bytes: each adapter in use once, r (in * slices + out) elements, and per row in + 2 out elements. Operations are few:
+2 r (in * slices + out) per row. On an H200 (4.3 TB/s), bf16, r = 16, 64 rows, 32 adapters in use:
     query, key, value   4096 -> 4096 + 1024 + 1024    18.9 MB + 2.1 MB    4.9 us
     output              4096 -> 4096                   8.4 MB + 1.6 MB    2.3 us
     gate, up            4096 -> 14336 + 14336         37.7 MB + 7.9 MB   10.6 us
     down                14336 -> 4096                 18.9 MB + 2.9 MB    5.1 us
-With 32 adapters in one batch on every linear layer of an 8B model that is 22.9 us a layer, 0.73 ms a step: of a step of
-3.7 ms at the floor of its own weights 20 %, and 6 % for the attention layers alone.
+With 32 adapters in one batch on every linear layer of an 8B model that is 22.9 us per layer and 0.73 ms per step: 20 %
+of the 3.7 ms that reading the model's own weights takes at least, and 6 % with adapters on the attention layers only.
 """
 
 from __future__ import annotations
@@ -42,9 +42,9 @@ from inflight_kernels.tuning import tuned
 
 MAX_RANK = 128
 MAX_SLICES = 3
-# Ranks that the second launch takes at once: the least that a matrix instruction does.
+# Ranks that the second launch processes at once: the minimum of a matrix instruction.
 STEP_R = 16
-# Of A in one step of K. At 128 x 128 sm_80 spilled.
+# Elements of A in one step of K. With 128 x 128 registers spilled on sm_80.
 A_TILE_ELEMENTS = 8192
 
 
@@ -71,12 +71,12 @@ CANDIDATES = [
 
 
 def default_config(num_tokens: int | None, in_features: int, dtype: torch.dtype) -> Mapping[str, int]:
-    """`num_tokens` is None where the batch must not matter.
+    """The launch without a tuned table. `num_tokens` is None if it must not depend on the batch.
 
     One tile holds a decode batch, so that an adapter is read once; masked rows cost multiplications, which are free
-    here. Parts of about 1024 of K make 32 adapters of one slice 128 programs, one for each multiprocessor; beyond a few
-    tiles of rows there are programs enough without. Few rows take narrow tiles of columns, to be on more of them. Not
-    measured yet.
+    here. Splits of about 1024 of K give 128 programs for 32 adapters of one slice, about one per multiprocessor; with
+    more than a few tiles of rows there are enough programs without splits. For few rows the tiles of columns are
+    narrow, to use more multiprocessors. Not measured yet.
     """
     if dtype == torch.float32:
         return _config(16, 32, 32, 2)
@@ -90,7 +90,7 @@ def default_config(num_tokens: int | None, in_features: int, dtype: torch.dtype)
 
 @triton.jit
 def _rows_of_adapter(adapters_ptr, num_tokens, num_adapters, BLOCK_M: tl.constexpr):
-    """This program's adapter, the tokens of its tile, and which of them are that adapter's."""
+    """This program's adapter, the tokens of its tile, and a mask of those that use the adapter."""
     pid = tl.program_id(0)
     adapter = pid % num_adapters
     offs_m = (pid // num_adapters) * BLOCK_M + tl.arange(0, BLOCK_M)
@@ -98,7 +98,7 @@ def _rows_of_adapter(adapters_ptr, num_tokens, num_adapters, BLOCK_M: tl.constex
     return adapter.to(tl.int64), offs_m.to(tl.int64), mask_m
 
 
-# One compiled kernel for every number of tokens: triton would make others of 1 and of multiples of 16.
+# One compiled kernel for every number of tokens: triton would otherwise specialise for 1 and for multiples of 16.
 @triton.jit(do_not_specialize=["num_tokens"])
 def lora_shrink_kernel(
     x_ptr,
@@ -139,7 +139,7 @@ def lora_shrink_kernel(
         a = tl.load(a_ptrs + start, mask=mask_r[:, None] & mask_k, other=0.0)
         acc = tl.dot(x, a.T, acc, input_precision="ieee")
 
-    # Columns past the rank are zeros, a part past the end of K as well.
+    # Columns past the rank are zeros, and so is a split past the end of K.
     rows = (pid_k * NUM_SLICES + pid_slice).to(tl.int64) * num_tokens + offs_m
     tl.store(z_ptr + rows[:, None] * BLOCK_R + offs_r[None, :], acc, mask=mask_m[:, None])
 
@@ -170,8 +170,8 @@ def lora_expand_kernel(
     adapter, offs_m, mask_m = _rows_of_adapter(adapters_ptr, num_tokens, num_adapters, BLOCK_M)
     if tl.max(mask_m.to(tl.int32), axis=0) == 0:
         return
-    # Tiles of columns are counted through the slices one after the other, and none crosses into the next. A slice that
-    # is not there has no columns, and no tile lies past the last.
+    # Tiles of columns are numbered through the slices in order, and no tile spans two slices. An absent slice has width
+    # 0, and there is no tile after the last slice.
     tile = tl.program_id(1)
     tiles_0, tiles_1 = tl.cdiv(width_0, BLOCK_N), tl.cdiv(width_1, BLOCK_N)
     past_0, past_1 = tile >= tiles_0, tile >= tiles_0 + tiles_1
@@ -188,7 +188,8 @@ def lora_expand_kernel(
     stride_split = NUM_SLICES * num_tokens * BLOCK_R
 
     product = tl.zeros([BLOCK_M, BLOCK_N], dtype=tl.float32)
-    # The rank in small steps: all parts of a step are on their way at once, and a large rank fits the registers.
+    # The rank in small steps: the loads of all splits of a step are in flight at once, and a large rank fits into the
+    # registers.
     for start in tl.static_range(0, BLOCK_R, STEP_R):
         b = tl.load(b_ptrs + start, mask=mask_n[:, None] & (start + offs_r < rank)[None, :], other=0.0)
         z = tl.zeros([BLOCK_M, STEP_R], dtype=tl.float32)
@@ -234,7 +235,7 @@ def lora_add(
     deterministic: bool = False,
     config: Mapping[str, int] | None = None,
 ) -> Tensor:
-    """Launch both halves of the adapters' products, added to `y` (T, out); see `inflight_kernels.lora_add`."""
+    """Launch shrink and expand, which add the adapters' products to `y` (T, out); see `inflight_kernels.lora_add`."""
     widths = [b.shape[1]] if slices is None else list(slices)
     _check(y, x, a, b, adapters, scales, widths)
     num_tokens, in_features = x.shape

@@ -1,17 +1,17 @@
-"""What the linear layers of floats, fp8 and int8 share: one tile kernel, the sum over its splits, and their launch.
+"""Code shared by the linear layers of float, fp8 and int8: the tile kernel, the sum over splits of K, and the launches.
 
     y[m, n] = (sum_k W[n, k] x[m, k]) * weight_scale[n] * x_scale[m] + bias[n]
 
-The operands are swapped: rows of the weight stand on the side of the matrix unit that is 64 rows tall, tokens on the
-side that may be as narrow as 16, so that a decode batch does not pay for 128 tokens. K is cut into NUM_SPLITS segments
-of whole tiles, and the result is the sum of the segments' sums, added in the order of the segments:
+The operands are swapped: rows of the weight are the M dimension of the matrix instruction, which is 64, and tokens are
+its N dimension, which may be as small as 16, so that a decode batch does not pay for 128 tokens. K is divided into
+NUM_SPLITS segments of whole tiles, and the result is the sum of the segments' sums, added in order:
 
     SPLITS_PER_PROGRAM == 1            a program computes one segment; with more than one segment its sum goes to
                                        scratch (NUM_SPLITS, T, N), and `sum_splits_kernel` adds them
-    SPLITS_PER_PROGRAM == NUM_SPLITS   a program computes every segment and adds them itself
+    SPLITS_PER_PROGRAM == NUM_SPLITS   a program computes all segments and adds them itself
 
 Both add the same numbers in the same order, and no float is added atomically: for one tile shape and one NUM_SPLITS a
-row's result is bitwise the same whichever of the two ran, and wherever in a batch it stood.
+row's result is bitwise the same in both variants and at every place in a batch.
 """
 
 from __future__ import annotations
@@ -25,16 +25,17 @@ from torch import Tensor
 
 from inflight_kernels.common.checks import cdiv
 
-# Columns of one program of the sum: one 16-byte load of float32 for each of 128 threads. Not measured yet.
+# Columns per program of the sum: one 16-byte load of float32 for each of 128 threads. Not measured yet.
 SUM_BLOCK_N = 512
-# With at least this many tiles in flight a program sums its own splits: the GPU is full without them. Not measured yet.
+# From this many tiles on, a program computes and sums all splits itself: the tiles alone fill the GPU. Not measured
+# yet.
 TILES_THAT_FILL = 132
 
 
 @triton.jit
 def grouped_tile(pid, num_tiles_n, num_tiles_m, GROUP_N: tl.constexpr):
-    """The tile (pid_n, pid_m) of a program: GROUP_N tiles of weight rows meet all tokens before the next ones do, so
-    that both stay in L2. One tile of tokens gives pid_n = pid."""
+    """The tile (pid_n, pid_m) of a program. Programs first process all tokens with a group of GROUP_N tiles of weight
+    rows, then the next group, so that both operands stay in the L2 cache. With one tile of tokens pid_n = pid."""
     per_group = GROUP_N * num_tiles_m
     first_n = (pid // per_group) * GROUP_N
     group_n = tl.minimum(num_tiles_n - first_n, GROUP_N)
@@ -44,7 +45,7 @@ def grouped_tile(pid, num_tiles_n, num_tiles_m, GROUP_N: tl.constexpr):
 
 @triton.jit
 def finish(total, weight_scale, x_scale, bias, HAS_SCALE: tl.constexpr, HAS_BIAS: tl.constexpr):
-    """The epilogue, in float32. One function, so that it rounds alike wherever the sum over the splits ended."""
+    """The epilogue, in float32: one function for both variants of the sum over splits, so that they round alike."""
     y = total.to(tl.float32)
     if HAS_SCALE:
         y = y * weight_scale * x_scale
@@ -68,7 +69,7 @@ def store_tile(
     HAS_SCALE: tl.constexpr,
     HAS_BIAS: tl.constexpr,
 ):
-    """Finish a (BLOCK_N, BLOCK_M) tile and store it as y[m, n]."""
+    """Apply the epilogue to a (BLOCK_N, BLOCK_M) tile and store it as y[m, n]."""
     mask_n = offs_n < out_features
     mask_m = offs_m < num_tokens
     weight_scale = 1.0
@@ -160,7 +161,7 @@ def linear_kernel(
     offs_m = pid_m * BLOCK_M + tl.arange(0, BLOCK_M)
     offs_k = tl.arange(0, BLOCK_K)
     mask_m = offs_m < num_tokens
-    # Rows past the last read the last one again and are never stored: the stream of weights then needs no mask.
+    # Rows past the last one read the last row again and are not stored, so that the loads of weights need no mask.
     rows = tl.minimum(offs_n, out_features - 1).to(tl.int64)
     weight_ptrs = weight_ptr + rows[:, None] * stride_weight + offs_k[None, :]
     x_ptrs = x_ptr + offs_m[None, :].to(tl.int64) * stride_x + offs_k[:, None]
@@ -226,9 +227,9 @@ def sum_splits_kernel(
 
 
 def splits_in_program(num_splits: int, num_tiles: int, deterministic: bool) -> int:
-    """How many of the splits one program computes: its own only, or, where tiles alone fill the GPU, every one.
+    """Number of splits that one program computes: one, or all of them if the tiles alone fill the GPU.
 
-    Elsewhere than in deterministic mode the number of splits is already chosen by the batch.
+    Without `deterministic` always one: the number of splits is then already chosen for the batch.
     """
     return num_splits if deterministic and num_tiles >= TILES_THAT_FILL else 1
 
@@ -236,7 +237,7 @@ def splits_in_program(num_splits: int, num_tiles: int, deterministic: bool) -> i
 def launch_sum_splits(
     partial: Tensor, y: Tensor, bias: Tensor | None, x_scale: Tensor | None = None, weight_scale: Tensor | None = None
 ) -> None:
-    """Add the splits of `partial` (NUM_SPLITS, T, N) in order, finish and write `y` (T, N)."""
+    """Add the splits of `partial` (NUM_SPLITS, T, N) in order, apply the epilogue and write `y` (T, N)."""
     num_splits, num_tokens, out_features = partial.shape
     sum_splits_kernel[(num_tokens, cdiv(out_features, SUM_BLOCK_N))](
         partial,
@@ -275,7 +276,7 @@ def launch_linear(
     num_tiles = cdiv(out_features, block_n) * cdiv(num_tokens, block_m)
     tiles_k = cdiv(in_features, block_k)
     tiles_per_split = cdiv(tiles_k, config["NUM_SPLITS"])
-    # As many as have work: ten tiles in eight splits of two are five splits.
+    # Only splits that have work: ten tiles in eight splits are five splits of two tiles.
     num_splits = cdiv(tiles_k, tiles_per_split)
     splits_per_program = splits_in_program(num_splits, num_tiles, deterministic)
     is_integer = x.dtype == torch.int8
@@ -304,9 +305,10 @@ def launch_linear(
         SPLITS_PER_PROGRAM=splits_per_program,
         EVEN_K=in_features % block_k == 0,
         ACC_DTYPE=tl.int32 if is_integer else tl.float32,
-        # Hopper's matrix unit keeps about 14 bits of an fp8 sum: every BLOCK_K products go to a float32 register, or
-        # errors grow with K. (With max_num_imprecise_acc instead, triton 3.8 reads a product's registers without
-        # waiting for it, and the assembler then lets every instruction of the matrix unit wait for the one before.)
+        # Hopper's matrix unit keeps about 14 bits of an fp8 sum: the sum of every BLOCK_K products is added to a
+        # float32 register, or errors would grow with K. (With max_num_imprecise_acc instead, triton 3.8 reads a
+        # product's registers without waiting for it, and the assembler then serialises all instructions of the matrix
+        # unit.)
         SUM_APART=x.dtype == torch.float8_e4m3fn,
         BLOCK_M=block_m,
         BLOCK_N=block_n,

@@ -2,12 +2,12 @@
 
     y[m, n] = round(sum_k w[n, k] x[m, k] + bias[n]),   w[n, k] = round((q[n, k] - zero[g, n]) * scale[g, n])
 
-g is the group of k; the sum is in float32. The words of `Int4Weight` (drawn in `weight_formats`) give four planes of 32
-neighbouring columns each. A nibble becomes a float by being set into the mantissa of a power of two whose last place is
-1 (128 in bfloat16, 1024 in float16), which takes no conversion: those run at a quarter of the speed of the rest, and
-alone would take longer than reading the weights. What is subtracted is that power of two plus the zero point, which is
-exact. Scale and zero point share a word of 32 bits, because nothing smaller is copied asynchronously, and a load that
-is waited for in every tile would cost more than all else.
+g is the group of k; the sum is in float32. The words of `Int4Weight` (see `weight_formats`) hold four planes of 32
+neighbouring columns each. A nibble becomes a float by being set into the mantissa of a power of two whose last bit has
+the value 1 (128 in bfloat16, 1024 in float16). This avoids conversion instructions, which run at a quarter of the speed
+of others and alone would take longer than reading the weights. That power of two plus the zero point is then
+subtracted, which is exact. Scale and zero point share a word of 32 bits, because nothing smaller can be copied
+asynchronously, and waiting for a load in every tile would cost more than everything else.
 
 Bytes: N K / 2 for the words, 4 N K / group_size for scales and zero points, 2 (T K + T N); operations: 2 T N K. On an
 H200 at 4.3 TB/s and 790 TFLOP/s, Llama-8B, groups of 128:
@@ -18,7 +18,7 @@ H200 at 4.3 TB/s and 790 TFLOP/s, Llama-8B, groups of 128:
     gate_up   28672 x  4096    14.5 us   14.8 us   15.5 us     609 us
     down       4096 x 14336     7.3 us    7.4 us    7.8 us     304 us
 
-How the sums of the splits are added is told in `_linear_kernels`.
+`_linear_kernels` describes how the sums of the splits are added.
 """
 
 from __future__ import annotations
@@ -65,8 +65,8 @@ CANDIDATES: tuple[Mapping[str, int], ...] = tuple(
 )
 
 
-# On Blackwell each of a block's four products takes an accumulator of its own in tensor memory (triton 3.8), whose 512
-# columns four of 128 tokens overflow: the kernel would be compiled to a trap. The launcher takes half as many there.
+# On Blackwell each of a block's four products has its own accumulator in tensor memory (triton 3.8). Four accumulators
+# of 128 tokens exceed its 512 columns: the kernel would be compiled to a trap. The launcher uses half as many tokens.
 BLACKWELL = 100
 MAX_BLACKWELL_BLOCK_M = 64
 
@@ -77,7 +77,7 @@ def dequantise(words, scale_zero, PLANE: tl.constexpr, DTYPE: tl.constexpr, IN_P
     # The bits of 128 or 1024, whose last place is 1.
     BASE: tl.constexpr = 0x4300 if tl.bfloat16 == DTYPE else 0x6400
     if IN_PAIRS:
-        # (word >> 4 PLANE) & 15 | BASE for the two words of a register at once: the compiler takes them apart.
+        # (word >> 4 PLANE) & 15 | BASE for both words of a register at once; the compiler would handle them one by one.
         q = tl.inline_asm_elementwise(
             f"shr.b32 $0, $1, {4 * PLANE}; lop3.b32 $0, $0, 0x000f000f, {BASE * 0x10001}, 0xea;",
             "=r,r",
@@ -111,19 +111,19 @@ def int4_segment_sum(
     BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr,
 ):
-    """sum over the columns of some blocks of W[n, k] x[m, k], as (BLOCK_N, BLOCK_M)."""
+    """Sum of W[n, k] x[m, k] over the columns of blocks [first_block, end_block), as (BLOCK_N, BLOCK_M)."""
     dtype: tl.constexpr = x_ptrs.dtype.scalar.element_ty
     acc = tl.zeros([BLOCK_N, BLOCK_M], dtype=tl.float32)
     last_group = in_features // group_size - 1
-    # Every split has a block. Where the loop could be left out, the assembler would have to reckon with sums that no
-    # product wrote, and lets every instruction of Hopper's matrix unit wait for the one before.
+    # Every split has at least one block. If the loop might not run, the sums might be written by no product, and the
+    # assembler would serialise all instructions of Hopper's matrix unit.
     tl.assume(first_block < end_block)
     for block in tl.range(first_block, end_block):
         words = tl.load(qweight_ptrs + tl.cast(block, tl.int64) * out_features * 32)
         for plane in tl.static_range(4):
             start = block * 128 + plane * 32
             if plane % PLANES_PER_SCALE == 0:
-                # Padded columns belong to no group and meet zeros of x; they borrow the last group's scale.
+                # Padded columns belong to no group and are multiplied by zeros of x; they use the last group's scale.
                 group = tl.cast(tl.minimum(start // group_size, last_group), tl.int64)
                 scale_zero = tl.load(scale_zero_ptrs + group * out_features)
             weight = dequantise(words, scale_zero, plane, dtype, IN_PAIRS)
@@ -167,7 +167,7 @@ def int4_linear_kernel(
     offs_m = pid_m * BLOCK_M + tl.arange(0, BLOCK_M)
     offs_k = tl.arange(0, 32)
     mask_m = offs_m < num_tokens
-    # Rows past the last read the last one again and are never stored: the stream of weights then needs no mask.
+    # Rows past the last one read the last row again and are not stored, so that the loads of weights need no mask.
     rows = tl.minimum(offs_n, out_features - 1)
     qweight_ptrs = qweight_ptr + rows[:, None] * 32 + offs_k[None, :]
     x_ptrs = x_ptr + offs_m[None, :].to(tl.int64) * stride_x + offs_k[:, None]
@@ -201,10 +201,10 @@ def int4_linear_kernel(
 def default_config(num_tokens: int, out_features: int, in_features: int, device: torch.device) -> dict[str, int]:
     """The launch without a tuned table.
 
-    Up to 16 tokens two programs a multiprocessor, so that one dequantises while the other waits, each with 16 KiB of
-    words on their way; up to 64 one with 24 KiB, because x is then read more than the words. Splits as `linear`
-    reasons, of at least eight blocks. Beyond 64 tokens square tiles: each tile dequantises its weights again, so that
-    fewer and larger ones waste less. Not measured yet.
+    Up to 16 tokens two programs per multiprocessor, so that one dequantises while the other waits, each with 16 KiB of
+    words in flight; up to 64 one program with 24 KiB, because more of x than of the words is then read. Splits for the
+    same reasons as in `linear`, of at least eight blocks. Beyond 64 tokens square tiles: each tile dequantises its
+    weights again, so that fewer and larger ones waste less. Not measured yet.
     """
     block_m = min(max(next_power_of_2(num_tokens), 16), 128)
     block_n, programs = (64, 2) if block_m == 16 else (128, 1)
@@ -221,9 +221,9 @@ def default_config(num_tokens: int, out_features: int, in_features: int, device:
 
 
 def deterministic_config(out_features: int, in_features: int) -> dict[str, int]:
-    """The one launch of a weight for every batch: by the weight's shape alone, not even by the device.
+    """The configuration of a weight for every batch, which depends on the weight's shape only, not even on the device.
 
-    Eight warps, because the split's sum and the total live in registers at once.
+    Eight warps, because the split's sum and the total are in registers at once.
     """
     splits = wanted_splits(cdiv(out_features, 128), 132)
     return {
@@ -321,7 +321,8 @@ def _launch(
         NUM_SPLITS=num_splits,
         SPLITS_PER_PROGRAM=splits_per_program,
         EVEN_K=in_features % INT4_BLOCK == 0,
-        # Planes of a block that share a scale, where groups begin and end with blocks or divide them; else each loads.
+        # Planes of a block that share a scale, if groups are whole blocks or divide them; else each plane loads its
+        # own.
         PLANES_PER_SCALE=4 if planes % 4 == 0 else 2 if planes == 2 else 1,
         # The interpreter has no assembler.
         IN_PAIRS=not triton.knobs.runtime.interpret,

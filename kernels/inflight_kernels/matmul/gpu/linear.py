@@ -1,18 +1,18 @@
-"""The linear layer of a decode batch: y = x W^T + bias for at most 64 tokens, beside cuBLAS for more.
+"""The linear layer of a decode batch: y = x W^T + bias for at most 64 tokens; more tokens use cuBLAS.
 
     y[m, n] = round(sum_k W[n, k] x[m, k] + bias[n])          x (T, K), W (N, K), summed in float32
 
-How the tile and the splits of K lie is drawn in `_linear_kernels`. Bytes: size of the dtype * (N K + T K + T N), and
-with S > 1 splits 8 S T N more, which stay in L2; operations: 2 T N K. Up to about 180 tokens the weights' bytes are the
-floor. On an H200 at 4.3 TB/s, Llama-8B in bfloat16, T = 1 and T = 64:
+`_linear_kernels` describes tiles and splits of K. Bytes: size of the dtype * (N K + T K + T N), and with S > 1 splits
+8 S T N more, which stay in the L2 cache; operations: 2 T N K. Up to about 180 tokens reading the weights is the lower
+bound. On an H200 at 4.3 TB/s, Llama-8B in bfloat16, T = 1 and T = 64:
 
     qkv        6144 x  4096    50 MB    11.7 us    12.0 us
     o          4096 x  4096    34 MB     7.8 us     8.0 us
     gate_up   28672 x  4096   235 MB    54.6 us    55.6 us
     down       4096 x 14336   117 MB    27.3 us    27.9 us
 
-Deterministic mode takes one tile shape and one number of splits for a weight, whatever the batch and its size, and
-never cuBLAS, whose choice of algorithm depends on the batch.
+Deterministic mode uses one tile shape and one number of splits per weight, whatever the batch and its size, and never
+cuBLAS, whose choice of algorithm depends on the batch.
 """
 
 from __future__ import annotations
@@ -35,13 +35,13 @@ from inflight_kernels.common.checks import (
 from inflight_kernels.matmul.gpu._linear_kernels import launch_linear
 from inflight_kernels.tuning import tuned
 
-# Past this many tokens cuBLAS reads the weights just as rarely and multiplies faster. Not measured yet.
+# With more tokens cuBLAS reads the weights as few times and multiplies faster. Not measured yet.
 MAX_DECODE_TOKENS = 64
-# Splits end where adding them costs more than it wins. Not measured yet.
+# With more splits, adding them would cost more than they gain. Not measured yet.
 MAX_SPLITS = 8
 
-# What the tuning script tries. A split costs a second launch: narrow tiles of weights do without one, and wide ones
-# read x from L2 less often.
+# What the tuning script tries. Splits cost a second launch: narrow tiles of weights need no splits, wide ones read x
+# from the L2 cache less often.
 CANDIDATES: tuple[Mapping[str, int], ...] = tuple(
     dict(BLOCK_M=m, BLOCK_N=n, BLOCK_K=k, NUM_SPLITS=splits, GROUP_N=8, num_warps=4, num_stages=stages)
     for m, n, k, splits, stages in (
@@ -58,13 +58,13 @@ CANDIDATES: tuple[Mapping[str, int], ...] = tuple(
 
 
 def wanted_splits(num_tiles: int, num_programs: int) -> int:
-    """Splits that bring `num_tiles` tiles nearest to one program a multiprocessor, 1 to `MAX_SPLITS`."""
+    """Number of splits, 1 to `MAX_SPLITS`, with which `num_tiles` tiles come nearest to `num_programs` programs."""
     return min(max(round(num_programs / max(num_tiles, 1)), 1), MAX_SPLITS)
 
 
 def needs_small_tiles(in_features: int, element_size: int) -> bool:
-    """Whether tiles pass through registers: float32, which the matrix unit does not multiply exactly, and rows of which
-    triton does not know that they begin on 16 elements, which are not copied asynchronously."""
+    """Whether tiles pass through registers: for float32, which the matrix unit does not multiply exactly, and for rows
+    that are not known to be aligned to 16 elements, which cannot be copied asynchronously."""
     return element_size == 4 or in_features % 16 != 0
 
 
@@ -73,11 +73,10 @@ def default_config(
 ) -> dict[str, int]:
     """The launch without a tuned table.
 
-    One tile of tokens, so that every weight is read once. 64 rows of weights are the height of Hopper's matrix unit;
-    from 33 tokens on 128 rows, because every tile reads all of x from L2. 256 bytes of a row are two lines of L2, and
-    128 are one. The stages keep 40 KiB or more of weights on their way in every multiprocessor, where 4.3 TB/s at about
-    0.8 us needs 26.
-    Not measured yet.
+    One tile of tokens, so that every weight is read once. 64 rows of weights, the M dimension of Hopper's matrix
+    instruction; from 33 tokens on 128 rows, because every tile reads all of x from the L2 cache. 256 bytes of a row are
+    two lines of the L2 cache, 128 are one. The stages keep at least 40 KiB of weights in flight on every
+    multiprocessor, where 4.3 TB/s at about 0.8 us need 26 KiB. Not measured yet.
     """
     block_m = min(max(next_power_of_2(num_tokens), 16), 64)
     block_n, block_k, stages = (64, 128, 4) if block_m < 64 else (128, 64, 4)
@@ -96,10 +95,10 @@ def default_config(
 
 
 def deterministic_config(out_features: int, in_features: int, element_size: int) -> dict[str, int]:
-    """The one launch of a weight for every batch: by the weight's shape alone, not even by the device.
+    """The configuration of a weight for every batch, which depends on the weight's shape only, not even on the device.
 
-    64 tokens a tile are little waste at one token, where the weights' bytes decide, and enough for a prompt to run from
-    the matrix unit. Not measured yet.
+    64 tokens per tile waste little for one token, where reading the weights dominates, and are enough for a prompt to
+    be bound by the matrix unit. Not measured yet.
     """
     block_m, block_n, block_k, stages = 64, 128, 64, 4
     if needs_small_tiles(in_features, element_size):
@@ -116,7 +115,7 @@ def deterministic_config(out_features: int, in_features: int, element_size: int)
 
 
 def check_operands(x: Tensor, weight: Tensor, bias: Tensor | None) -> None:
-    """Raise ValueError unless `x` (T, K), `weight` (N, K) and `bias` (N,) go together in shape and layout."""
+    """Raise ValueError unless the shapes and layouts of `x` (T, K), `weight` (N, K) and `bias` (N,) match."""
     if x.dim() != 2 or weight.dim() != 2 or x.shape[1] != weight.shape[1] or x.shape[1] == 0:
         raise ValueError(
             "x must be (num_tokens, in_features) and weight (out_features, in_features), got "

@@ -2,9 +2,9 @@
 
     y[m, n] = round((sum_k W[n, k] x[m, k]) * weight_scale[n] * x_scale[m] + bias[n])
 
-x (T, K) is quantised per token, W (N, K) per output channel, both float8_e4m3fn or both int8. How the tile and the
-splits of K lie is drawn in `_linear_kernels`. Bytes: N K + T K + 2 T N for a 16-bit result; operations: 2 T N K. On an
-H200 at 4.3 TB/s and (fp8) 1,500 TFLOP/s, Llama-8B:
+x (T, K) is quantised per token, W (N, K) per output channel, both float8_e4m3fn or both int8. `_linear_kernels`
+describes tiles and splits of K. Bytes: N K + T K + 2 T N for a 16-bit result; operations: 2 T N K. On an H200 at
+4.3 TB/s and (fp8) 1,500 TFLOP/s, Llama-8B:
 
                                T = 1     T = 64    T = 2048    T = 8192
     qkv        6144 x  4096     5.9 us    6.1 us      69 us      275 us
@@ -12,8 +12,9 @@ H200 at 4.3 TB/s and (fp8) 1,500 TFLOP/s, Llama-8B:
     gate_up   28672 x  4096    27.3 us   28.2 us     321 us     1283 us
     down       4096 x 14336    13.7 us   14.0 us     160 us      641 us
 
-The bytes of the weights are the floor up to about 170 tokens, the matrix unit beyond. int8 sums are exact, so that its
-results do not depend on tiles or splits and deterministic mode costs nothing; fp8 takes one launch for a weight there.
+Reading the weights is the lower bound up to about 170 tokens, the matrix unit beyond. int8 sums are exact, so that the
+results do not depend on tiles or splits and deterministic mode costs nothing; fp8 then uses one configuration per
+weight.
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ from inflight_kernels.matmul.gpu.linear import check_operands, needs_small_tiles
 from inflight_kernels.tuning import tuned
 
 QUANTIZED_DTYPES = (torch.float8_e4m3fn, torch.int8)
-# The oldest GPU whose matrix unit takes fp8.
+# Lowest compute capability whose matrix unit supports fp8.
 FP8_CAPABILITY = 89
 
 # What the tuning script tries: three for decode, one between, three for prompts.
@@ -58,9 +59,9 @@ CANDIDATES: tuple[Mapping[str, int], ...] = tuple(
 def default_config(num_tokens: int, out_features: int, in_features: int, device: torch.device) -> dict[str, int]:
     """The launch without a tuned table.
 
-    Up to 64 tokens as `linear` reasons, with twice the elements in the same bytes. Beyond, square tiles of 128 on eight
-    warps: fp8 sums live twice in registers, in the matrix unit's precision and in float32, and wider tiles spill; eight
-    tiles of weights at a time meet the same tokens in L2. Not measured yet.
+    Up to 64 tokens for the same reasons as in `linear`, with twice the elements in the same bytes. Beyond, square tiles
+    of 128 with eight warps: fp8 sums are in registers twice, in the matrix unit's precision and in float32, and wider
+    tiles spill; groups of eight tiles of weights share the same tokens in the L2 cache. Not measured yet.
     """
     if num_tokens > 64:
         block_m, block_n, block_k, warps, stages = 128, 128, 128, 8, 4
@@ -83,9 +84,9 @@ def default_config(num_tokens: int, out_features: int, in_features: int, device:
 
 
 def deterministic_config(out_features: int, in_features: int) -> dict[str, int]:
-    """The one launch of an fp8 weight for every batch: by the weight's shape alone, not even by the device.
+    """The configuration of an fp8 weight for every batch: it depends on the weight's shape only, not on the device.
 
-    Eight warps, because three sums live in registers at once: the matrix unit's, the split's and the total.
+    Eight warps, because three sums are in registers at once: the matrix unit's, the split's and the total.
     """
     block_m, block_n, block_k, warps = (32, 32, 64, 4) if needs_small_tiles(in_features, 1) else (64, 128, 128, 8)
     return {

@@ -1,17 +1,18 @@
-"""Which rows of a grouped matrix product are which expert's: (token, choice) pairs sorted by expert, cut into tiles.
+"""Assigns the rows of a grouped matrix product to experts: (token, choice) pairs sorted by expert, divided into tiles.
 
-    order   the pairs t * top_k + j in the order of their experts, of equals the lower pair first; no padding between
-    tiles   rows 0, 1, 2: expert, first place in `order`, place after the last; at most BLOCK_M places, all one expert's
+    order   the pairs t * top_k + j sorted by expert, lower pairs first within an expert; without padding
+    tiles   rows 0, 1, 2: expert, first index into `order`, index after the last; at most BLOCK_M indices, one expert
 
-A pair whose expert is not 0 to E - 1 (-1: an expert of another rank, or a padded token) is in no tile. How many tiles
-there are is known to the device alone: `num_tiles`. The host reckons with `most_tiles` and never waits.
+A pair whose expert is not 0 to E - 1 (-1: an expert of another rank, or a padded token) is in no tile. Only the device
+knows the number of tiles, `num_tiles`. The host uses the upper bound `most_tiles` and never waits.
 
-Up to CHUNK pairs are one program's: counts by histogram, order by sorting expert * CHUNK + pair, tiles by prefix sums.
-More are cut into chunks: counts of each chunk; their prefix sums over chunks and experts, in one program; then each
-chunk sorts its own pairs, and the sorted i-th lands at (first place of the chunk's pairs of that expert) + i - (the
-chunk's pairs of lower experts), a sum that the second launch left in the counts' place. No atomics on memory.
-Bytes: 4 P for the experts, 4 P for the order, thrice 4 E P / CHUNK: 3.4 MB at P = 262 144 pairs, 0.8 us at 4.3 TB/s;
-the launches and the one program of prefix sums cost more than that.
+Up to CHUNK pairs are sorted by one program: counts by histogram, order by sorting expert * CHUNK + pair, tiles by
+prefix sums. More pairs are divided into chunks: the first launch counts each chunk; the second, one program, computes
+prefix sums over chunks and experts; then each chunk sorts its own pairs, and its i-th sorted pair is stored at (first
+place of the chunk's pairs of that expert) + i - (the chunk's pairs of lower experts), where the second launch has
+replaced the counts by the terms that do not depend on i. No atomics on memory. Bytes: 4 P for the experts, 4 P for the
+order, three times 4 E P / CHUNK: 3.4 MB at P = 262 144 pairs, 0.8 us at 4.3 TB/s; the launches and the one program of
+prefix sums cost more than that.
 """
 
 from __future__ import annotations
@@ -27,12 +28,12 @@ from inflight_kernels.common.checks import cdiv, next_power_of_2
 
 # Pairs that one program sorts: 64 tokens of 8 choices, a decode batch, in one launch. Not measured yet.
 CHUNK = 512
-# Counts one step of the prefix sums holds: 32 a thread. Not measured yet.
+# Counts that one step of the prefix sums holds: 32 per thread. Not measured yet.
 SCAN_ELEMENTS = 8192
 
 
 class Alignment(NamedTuple):
-    """Where the pairs went: `order` (P,), `tiles` (3, most_tiles), `num_tiles` (1,), all int32."""
+    """The sorted pairs: `order` (P,), `tiles` (3, most_tiles), `num_tiles` (1,), all int32."""
 
     order: Tensor
     tiles: Tensor
@@ -44,14 +45,14 @@ def _count(experts, num_experts, BLOCK_E: tl.constexpr):
     """How many of a chunk's pairs chose each expert, (BLOCK_E,)."""
     valid = (experts >= 0) & (experts < num_experts)
     counts = tl.histogram(tl.where(valid, experts, 0), BLOCK_E)
-    # What is no expert's was counted as expert 0's.
+    # Invalid choices were counted as expert 0.
     invalid = tl.sum(tl.where(valid, 0, 1), axis=0)
     return counts - tl.where(tl.arange(0, BLOCK_E) == 0, invalid, 0)
 
 
 @triton.jit
 def _sort(experts, num_experts, CHUNK: tl.constexpr):
-    """A chunk's experts in rising order, the invalid ones last as `num_experts`, and the place each came from."""
+    """A chunk's experts in ascending order, invalid ones last as `num_experts`, and the index that each came from."""
     valid = (experts >= 0) & (experts < num_experts)
     keys = tl.where(valid, experts, num_experts) * CHUNK + tl.arange(0, CHUNK)
     keys = tl.sort(keys)
@@ -62,7 +63,7 @@ def _sort(experts, num_experts, CHUNK: tl.constexpr):
 def _store_tiles(
     counts, tiles_ptr, num_tiles_ptr, most_tiles, BLOCK_M: tl.constexpr, BLOCK_E: tl.constexpr
 ):  # fmt: skip
-    """Cut each expert's run of places into tiles."""
+    """Divide each expert's range of places into tiles."""
     offs_e = tl.arange(0, BLOCK_E)
     ends = tl.cumsum(counts, axis=0)
     begins = ends - counts
@@ -77,7 +78,7 @@ def _store_tiles(
         tl.store(tile_ptrs + 2 * most_tiles, tl.minimum(begins + (i + 1) * BLOCK_M, ends), mask=mask)
 
 
-# One compiled kernel for every number of pairs: triton would make others of 1 and of multiples of 16.
+# One compiled kernel for every number of pairs: triton would otherwise specialise for 1 and for multiples of 16.
 @triton.jit(do_not_specialize=["num_pairs", "most_tiles"])
 def align_kernel(
     experts_ptr,
@@ -126,7 +127,7 @@ def scan_chunks_kernel(
         mask = (start + offs_c < num_chunks)[:, None]
         totals += tl.sum(tl.load(counts_ptr + start * BLOCK_E + offs, mask=mask, other=0), axis=0)
     _store_tiles(totals, tiles_ptr, num_tiles_ptr, most_tiles, BLOCK_M, BLOCK_E)
-    # Where the next chunk's pairs of each expert go.
+    # First place of the next chunk's pairs of each expert.
     places = tl.cumsum(totals, axis=0) - totals
     for start in tl.range(0, num_chunks, BLOCK_C):
         mask = (start + offs_c < num_chunks)[:, None]
@@ -151,7 +152,7 @@ def place_chunk_kernel(
 
 
 def most_tiles(num_pairs: int, num_experts: int, block_m: int) -> int:
-    """The most tiles that `num_pairs` pairs can need: every touched expert's last tile may hold one row."""
+    """Largest number of tiles for `num_pairs` pairs: the last tile of every expert may hold a single row."""
     return (num_pairs + min(num_experts, num_pairs) * (block_m - 1)) // block_m
 
 

@@ -1,13 +1,13 @@
 """The three kernels of a mixture of experts: gate and up with SwiGLU, down, and the weighted sum over choices.
 
-A program of the first two owns one tile of `_moe_align` (rows of one expert) and one tile of that expert's weight rows.
-Rows are gathered from the tokens for the first product, lie in the order of the experts between the two, and are
-scattered back to their pairs by the second. A row's sums run over K in steps of BLOCK_K whatever stands in the tile's
-other rows, so that for one configuration its bits do not depend on them.
+A program of the first two processes one tile of `_moe_align` (rows of one expert) and one tile of that expert's weight
+rows. The first product gathers its rows from the tokens; between the two, rows are sorted by expert; the second
+scatters them back to their pairs. A row's sums run over K in steps of BLOCK_K whatever the tile's other rows are, so
+that for one configuration its bits do not depend on them.
 
-DIRECT: each pair is a tile of its own and nothing was aligned; for so few pairs that hardly two share an expert.
-SWAP_AB: the weight's rows stand on the side of the matrix unit that is 64 rows tall, tokens on the side that may be
-as narrow as 16.
+DIRECT: each pair is a tile of its own, without alignment; for so few pairs that two rarely share an expert.
+SWAP_AB: the weight's rows are the M dimension of the matrix instruction, which is 64, and tokens its N dimension, which
+may be as small as 16.
 """
 
 from __future__ import annotations
@@ -21,9 +21,10 @@ def _find_tile(
     experts_ptr, tiles_ptr, num_tiles_ptr, num_pairs, num_experts, most_tiles, num_tiles_n,
     GROUP_M: tl.constexpr, DIRECT: tl.constexpr,
 ):  # fmt: skip
-    """This program's expert (-1: it has no work), its first and last place, and its tile of weight rows.
+    """This program's expert (-1: no work), its first place and the one after its last, and its tile of weight rows.
 
-    GROUP_M tiles of rows meet all weight rows before the next ones do, so that both stay in L2.
+    Programs first process all weight rows with a group of GROUP_M tiles of rows, then the next group, so that both stay
+    in the L2 cache.
     """
     pid = tl.program_id(0)
     num_tiles = num_pairs if DIRECT else tl.load(num_tiles_ptr)
@@ -33,7 +34,7 @@ def _find_tile(
     inside = pid % per_group
     pid_m = first_m + inside % group_m
     pid_n = inside // group_m
-    # A last group of fewer tiles leaves programs over, whose pid_n counts past the weight's rows.
+    # A last group of fewer tiles has surplus programs, whose pid_n is past the weight's rows.
     live = (pid_m < num_tiles) & (pid_n < num_tiles_n)
     if DIRECT:
         expert = tl.load(experts_ptr + pid_m, mask=live, other=-1)
@@ -49,14 +50,14 @@ def _find_tile(
 
 @triton.jit
 def _dot(rows, weight, acc, SWAP_AB: tl.constexpr):
-    """acc + rows weight^T, or its transpose; exact products keep float32 comparable to the reference."""
+    """acc + rows weight^T, or its transpose with SWAP_AB; exact products keep float32 comparable to the reference."""
     if SWAP_AB:
         return tl.dot(weight, rows.T, acc, input_precision="ieee")
     else:
         return tl.dot(rows, weight.T, acc, input_precision="ieee")
 
 
-# One compiled kernel for every number of pairs: triton would make others of 1 and of multiples of 16.
+# One compiled kernel for every number of pairs: triton would otherwise specialise for 1 and for multiples of 16.
 @triton.jit(do_not_specialize=["num_pairs", "most_tiles"])
 def moe_gate_up_kernel(
     x_ptr,
@@ -96,7 +97,7 @@ def moe_gate_up_kernel(
     pairs = offs_m if DIRECT else tl.load(order_ptr + offs_m, mask=mask_m, other=0)
     tokens = (pairs // TOP_K).to(tl.int64)
     x_ptrs = x_ptr + tokens[:, None] * stride_xt + offs_k[None, :]
-    # Rows past the last are the last again: their results are not stored, and the loads need no mask.
+    # Rows past the last one read the last row again and are not stored, so that the loads need no mask.
     weight_rows = tl.minimum(offs_n, intermediate_size - 1)
     gate_ptrs = w_ptr + expert.to(tl.int64) * stride_we + weight_rows[:, None] * stride_wn + offs_k[None, :]
     up_ptrs = gate_ptrs + intermediate_size * stride_wn
@@ -203,7 +204,7 @@ def moe_combine_kernel(
     for j in tl.static_range(TOP_K):
         pair = pid_t * TOP_K + j
         expert = tl.load(experts_ptr + pair)
-        # What is no expert's was never written: neither it nor its weight is read into the sum.
+        # The product of an invalid choice was never written: neither it nor its weight is read.
         valid = (expert >= 0) & (expert < num_experts)
         weight = tl.load(weights_ptr + pair, mask=valid, other=0.0)
         product = tl.load(products_ptr + pair * hidden_size + offs_h, mask=mask_h & valid, other=0.0)

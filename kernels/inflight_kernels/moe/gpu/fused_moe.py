@@ -3,19 +3,19 @@
     a_p = round(silu(g_p) * u_p),   g_p | u_p = W_gate_up[e_p] x[t_p]        for each pair p = (token t, choice j)
     z_p = round(W_down[e_p] a_p),   y[t] = round(sum_j w[t, j] z[t, j])      sum in float32, in the order of j
 
-Launches: the alignment of `_moe_align` (one up to 512 pairs, three beyond, none for a very few), then gate and up with
-SwiGLU in the epilogue, down, and the sum (`_moe_kernels`). Grids are upper bounds from shapes alone: nothing waits for
-the device, and a CUDA graph captured for a T replays for any routing. No float is added atomically.
+Launches: the alignment of `_moe_align` (one up to 512 pairs, three beyond, none for very few), then gate and up with
+SwiGLU in the epilogue, down, and the sum (`_moe_kernels`). Grids are upper bounds that depend on shapes only: nothing
+waits for the device, and a CUDA graph captured for a T can be replayed for any routing. No float is added atomically.
 
-Bytes: every touched expert once, 3 H I times the size of the dtype (9.4 MB at H = 2048, I = 768, bf16), and of the
-pairs P = k T: H + 2 I + 2 H elements each, with x read from L2 for all but its first choice. Operations: 6 P H I.
-On an H200 (4.3 TB/s, 790 TFLOP/s) with E = 128, k = 8 and even routing that is, as a floor:
+Bytes: every expert in use once, 3 H I times the size of the dtype (9.4 MB at H = 2048, I = 768, bf16), and for each of
+the P = k T pairs H + 2 I + 2 H elements, where x is read from the L2 cache for all but its first choice. Operations:
+6 P H I. On an H200 (4.3 TB/s, 790 TFLOP/s) with E = 128, k = 8 and even routing the lower bounds are:
     T = 1      8 experts     75 MB                17.6 us, bytes
     T = 16     82 experts    0.78 GB              0.18 ms, bytes
     T = 64     126 experts   1.19 GB              0.28 ms, bytes
     T = 8192   128 experts   1.9 GB   0.62 TFLOP  0.78 ms, operations
     T = 32768  128 experts   3.9 GB   2.47 TFLOP  3.1 ms, operations
-and bytes stay the floor up to about 184 rows an expert, T = 2900.
+Bytes are the lower bound up to about 184 rows per expert, T = 2900.
 """
 
 from __future__ import annotations
@@ -38,17 +38,17 @@ from inflight_kernels.moe.gpu._moe_align import Alignment, align, most_tiles
 from inflight_kernels.moe.gpu._moe_kernels import moe_combine_kernel, moe_down_kernel, moe_gate_up_kernel
 from inflight_kernels.tuning import tuned
 
-# With fewer pairs than this part of the experts hardly two pairs meet in one: each is a tile of its own, and the launch
-# that aligns is saved for 10 % more weight bytes at most (T = 4 of 128 experts). Not measured yet.
+# With at most 1 / DIRECT_SHARE pairs per expert, two pairs rarely share an expert: each pair is a tile of its own,
+# which saves the alignment for at most 10 % more weight bytes (T = 4 of 128 experts). Not measured yet.
 DIRECT_SHARE = 4
-# Columns of one program of the sum: a 16-byte load of bf16 for each of 128 threads. Not measured yet.
+# Columns per program of the sum: a 16-byte load of bf16 for each of 128 threads. Not measured yet.
 COMBINE_BLOCK_H = 1024
 
 
 def _config(
     block_m: int, block_i: int, block_h: int, block_k: int, group_m: int, swap_ab: int, num_warps: int, num_stages: int
 ) -> dict[str, int]:
-    """BLOCK_I and BLOCK_H are the weight rows of a program of gate and up (of each), and of down."""
+    """BLOCK_I: weight rows per program of gate and of up; BLOCK_H: weight rows per program of down."""
     return {
         "BLOCK_M": block_m,
         "BLOCK_I": block_i,
@@ -61,22 +61,24 @@ def _config(
     }
 
 
-# Few rows an expert: stream weights. 64 weight rows fill the matrix unit's tall side, 16 tokens its narrow one, and
-# 4 stages of 36 KiB keep 108 KiB in flight on a multiprocessor, where 26 KiB would do by Little's law (800 ns at
-# 4.3 TB/s over 132). Not measured yet.
+# For few rows per expert, where reading weights dominates. 64 weight rows fill the M dimension of the matrix
+# instruction, 16 tokens its N dimension, and 4 stages of 36 KiB keep 108 KiB in flight on a multiprocessor, where 26
+# KiB suffice by Little's law (800 ns at 4.3 TB/s over 132). Not measured yet.
 STREAM = _config(16, 64, 64, 128, 1, 1, 4, 4)
-# The same bytes in smaller steps: two programs on a multiprocessor of sm_90 instead of one. Not measured yet.
+# The same with smaller steps of K: two programs fit on a multiprocessor of sm_90 instead of one. Not measured yet.
 STREAM_SHORT = _config(16, 64, 64, 64, 1, 1, 4, 5)
-# Twice the programs of gate and up, for T = 1, where 64 rows a program leave 36 of 132 idle. Not measured yet.
+# Twice the programs of gate and up, for T = 1, where 64 rows per program leave 36 of 132 multiprocessors idle. Not
+# measured yet.
 STREAM_NARROW = _config(16, 32, 64, 128, 1, 0, 4, 4)
-# Tens of rows an expert; bytes still are the floor. 128 weight rows of either product a step. Not measured yet.
+# For tens of rows per expert, where bytes are still the lower bound. 128 weight rows of either product per step. Not
+# measured yet.
 MIDDLE = _config(64, 64, 128, 64, 8, 0, 4, 4)
-# Hundreds: 128 rows by 256 weight rows, 128 accumulators a thread, 4 stages of 48 KiB. sm_80 spills at it. Not measured
-# yet.
+# For hundreds of rows per expert: 128 rows by 256 weight rows, 128 accumulators per thread, 4 stages of 48 KiB. Spills
+# on sm_80. Not measured yet.
 LARGE = _config(128, 128, 256, 64, 8, 0, 8, 4)
 # The same rows by half the weight rows, for sm_80. Not measured yet.
 LARGE_HALF = _config(128, 64, 128, 64, 8, 0, 8, 3)
-# Exact float32 products run without the matrix units: as small as they go.
+# Exact float32 products do not use the matrix units: the smallest tiles.
 EXACT = _config(16, 32, 32, 32, 8, 0, 4, 2)
 
 CANDIDATES = [STREAM, STREAM_SHORT, STREAM_NARROW, MIDDLE, LARGE, LARGE_HALF]
@@ -85,8 +87,9 @@ CANDIDATES = [STREAM, STREAM_SHORT, STREAM_NARROW, MIDDLE, LARGE, LARGE_HALF]
 def default_config(
     num_pairs: int | None, num_experts: int, dtype: torch.dtype, device: torch.device
 ) -> Mapping[str, int]:
-    """By the rows an expert gets on average. `num_pairs` is None where the batch must not matter: the middle way then,
-    which reads no more bytes than any other and is padded least among those with full matrix instructions."""
+    """Chosen by the average number of rows per expert. `num_pairs` is None if the choice must not depend on the batch:
+    then MIDDLE, which reads no more bytes than the others and has the least padding among those with full matrix
+    instructions."""
     if dtype == torch.float32:
         return EXACT
     if num_pairs is None:
@@ -171,7 +174,7 @@ def fused_moe(
     block_m, block_k = config["BLOCK_M"], config["BLOCK_K"]
     direct = num_pairs * DIRECT_SHARE <= num_experts
     if direct:
-        # Pairs stand for the order and the tiles, which nobody reads.
+        # Placeholders: with DIRECT the kernels do not read order and tiles.
         places, bound = Alignment(experts, experts, experts), num_pairs
     else:
         places, bound = align(experts, num_experts, block_m), most_tiles(num_pairs, num_experts, block_m)

@@ -1,12 +1,12 @@
 """The router of a mixture of experts: softmax over all experts, then the few largest.
 
-    p = softmax(logits)   in float32,   (e_1 .. e_k) = the k largest, largest first, of equals the lower expert first
+    p = softmax(logits)   in float32,   (e_1 .. e_k) = the k largest, descending, among equals the lower expert first
     w_j = p_{e_j} / sum_j p_{e_j}       (renormalize)   or   p_{e_j}
 
-A NaN logit counts as -inf, so that an expert's index is always valid; a row without a finite logit weighs nothing.
-Each row is one program's own work and never depends on its batch.
-Bytes per row: E times the size of the dtype, 8 k written; at E = 128, k = 8 and 64 rows that is 20 KiB, 5 ns at
-4.3 TB/s: a launch is all it costs. At 32 768 rows it is 10 MiB, 2.4 us.
+A NaN logit counts as -inf, so that an expert's index is always valid; the weights of a row without a finite logit are
+0. Each row is computed within one program and does not depend on the batch. Bytes per row: E times the size of the
+dtype read, 8 k written; at E = 128, k = 8 and 64 rows that is 20 KiB, 5 ns at 4.3 TB/s: it costs only the launch. At 32
+768 rows it is 10 MiB, 2.4 us.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ from torch import Tensor
 
 from inflight_kernels.common.checks import cdiv, check_float, check_unit_stride, next_power_of_2
 
-# A row is one warp's: no reduction then crosses warps, and four rows fill a program of four. Not measured yet.
+# Rows per program, one per warp, so that no reduction crosses warps. Not measured yet.
 BLOCK_T = 4
-# The k largest are found one after the other, each a pass over the registers that hold the row.
+# The k largest are found one by one, each in a pass over the registers that hold the row.
 MAX_TOP_K = 32
 MAX_EXPERTS = 2048
 
 
-# One compiled kernel for every number of tokens: triton would make others of 1 and of multiples of 16.
+# One compiled kernel for every number of tokens: triton would otherwise specialise for 1 and for multiples of 16.
 @triton.jit(do_not_specialize=["num_tokens"])
 def route_experts_kernel(
     logits_ptr,

@@ -2,17 +2,18 @@
 
     s = round(x + residual)                                     (only with a residual)
     y = round(weight * round(s / sqrt(mean(s^2) + eps)))
-    q, scale = y as `_quantize` has it, a scale a row           (only quantised)
+    q, scale = y quantised with one scale per row, see `common/quantize.py`     (only quantised)
 
-round() is to the dtype of x; the normalised value is rounded before it meets the weight, as Hugging Face Llama does. y
-is rounded even where only q is kept: fused and apart give the same bits under the same configuration.
+round() is to the dtype of x; the normalised value is rounded before it is multiplied by the weight, as in Hugging Face
+Llama. y is rounded even if only q is kept, so that the fused and the separate operations give the same bits under the
+same configuration.
 
-Bytes per row in bf16: 4 H alone, 8 H with a residual; quantised 3 H + 4 and 7 H + 4. Some 8 operations an element:
-memory is the floor. 16384 rows of 4096 with a residual: 537 MB, 125 us at 4.3 TB/s; quantised 470 MB, 109 us. 64 rows:
-2.1 MB, 0.5 us, so that latency decides: one trip to memory, one reduction, one trip back.
+Bytes per row in bf16: 4 H alone, 8 H with a residual; quantised 3 H + 4 and 7 H + 4. About 8 operations per element:
+memory bandwidth is the lower bound. 16384 rows of 4096 with a residual: 537 MB, 125 us at 4.3 TB/s; quantised 470 MB,
+109 us. 64 rows: 2.1 MB, 0.5 us, so that latency dominates: one read, one reduction, one write.
 
-A row lies in the registers of one program, read once. The launch does not depend on the number of rows in anything that
-orders the sum: a row's result is bitwise the same alone and in any batch.
+One program holds a row in registers and reads it once. Nothing in the launch that affects the order of the sum depends
+on the number of rows: a row's result is bitwise the same alone and in any batch.
 """
 
 from __future__ import annotations
@@ -29,11 +30,11 @@ from inflight_kernels.common.quantize import LARGEST, check_quantized_dtype, inv
 from inflight_kernels.common.rows import num_programs, rows_of
 from inflight_kernels.tuning import tuned
 
-# One row must fit into the registers of one program: 16 warps hold 64 elements a thread. The largest hidden size of a
-# model known here is 18432.
+# One row must fit into the registers of one program: 16 warps hold 64 elements per thread. The largest hidden size of
+# any model known to us is 18432.
 MAX_HIDDEN_SIZE = 32768
-# Rows of one program, its warps, resident programs a multiprocessor (0: as many programs as there are tiles), and rows
-# in flight of such a resident program.
+# Rows per program, its warps, resident programs per multiprocessor (0: one program per tile of rows), and pipeline
+# stages of such a resident program: rows in flight.
 CANDIDATES: tuple[Mapping[str, int], ...] = (
     {"BLOCK_T": 1, "num_warps": 4, "PROGRAMS_PER_SM": 0, "STAGES": 1},
     {"BLOCK_T": 1, "num_warps": 8, "PROGRAMS_PER_SM": 0, "STAGES": 1},
@@ -45,14 +46,14 @@ CANDIDATES: tuple[Mapping[str, int], ...] = (
 
 
 def default_config(hidden_size: int, quantised: bool = False) -> Mapping[str, int]:
-    """A launch for rows of `hidden_size`. Not measured yet.
+    """The launch for rows of `hidden_size`. Not measured yet.
 
-    16 elements a thread: two 16-byte loads of bf16 from each tensor are in flight before the first is needed, and 40
-    registers leave a multiprocessor 6 programs of 4096 elements, 96 KiB on the way, where 26 KiB would hide 0.8 us of
+    16 elements per thread: two 16-byte loads of bf16 from each tensor are in flight before the first is needed. With 40
+    registers, 6 programs of 4096 elements fit on a multiprocessor: 96 KiB in flight, where 26 KiB would hide 0.8 us of
     latency at 4.3 TB/s. Small rows share a program, so that it still moves a few KiB.
 
-    8 elements a thread if quantised: with more, triton 3.8 gives the store of bytes another layout than the loads and
-    passes through shared memory to get there.
+    8 elements per thread if quantised: with more, triton 3.8 stores the bytes in another layout than it loads, and
+    converts through shared memory.
     """
     block_h = next_power_of_2(hidden_size)
     block_t = max(1, 2048 // block_h)
@@ -64,7 +65,7 @@ def default_config(hidden_size: int, quantised: bool = False) -> Mapping[str, in
     }
 
 
-# One compiled kernel for every number of rows: triton would make others of 1 and of multiples of 16.
+# One compiled kernel for every number of rows: triton would otherwise specialise for 1 and for multiples of 16.
 @triton.jit(do_not_specialize=["num_rows"])
 def rms_norm_kernel(
     x_ptr,
@@ -121,7 +122,7 @@ def _launch(
     dtype: torch.dtype,
     config: Mapping[str, int] | None,
 ) -> tuple[Tensor, Tensor | None, Tensor | None]:
-    """Rows in `dtype`; their scales if it is a quantised one; the sum if there is a residual."""
+    """Returns the normalised rows in `dtype`, their scales if it is a quantised type, and the sum with a residual."""
     hidden_size = x.shape[-1]
     check_float("x", x)
     check_vector("weight", weight, hidden_size, x.dtype)
@@ -139,7 +140,7 @@ def _launch(
     num_rows = rows.shape[0]
     if num_rows:
         if config is None:
-            # Without the number of rows: what orders the sum must not depend on the batch.
+            # The number of rows is left out, because the order of the sum must not depend on the batch.
             shape = {"hidden_size": next_power_of_2(hidden_size), "dtype": str(x.dtype)}
             config = tuned(operation, shape, default_config(hidden_size, dtype in LARGEST), x.device)
         rms_norm_kernel[(num_programs(cdiv(num_rows, config["BLOCK_T"]), config["PROGRAMS_PER_SM"], x.device),)](

@@ -1,12 +1,12 @@
-"""Symmetric quantisation of a matrix, one scale a row.
+"""Symmetric quantisation of a matrix, with one scale per row.
 
-    scale = max |x| / QMAX      q = round(clamp(x * (1 / scale), -QMAX, QMAX))      (`_quantize` has the details)
+    scale = max |x| / QMAX      q = round(clamp(x * (1 / scale), -QMAX, QMAX))      (details in `common/quantize.py`)
 
-Bytes per row in bf16: 3 K + 4, which is to read x once; a row longer than `BLOCK_K` of the configuration is read twice,
-the second time from the L2 cache. Some 5 operations an element: memory is the floor. 16384 rows of 4096: 201 MB, 47 us
-at 4.3 TB/s; of 14336: 705 MB, 164 us.
+Bytes per row in bf16: 3 K + 4, for reading x once; a row longer than `BLOCK_K` of the configuration is read twice, the
+second time from the L2 cache. About 5 operations per element: memory bandwidth is the lower bound. 16384 rows of 4096:
+201 MB, 47 us at 4.3 TB/s; of 14336: 705 MB, 164 us.
 
-No launch choice changes a bit of the result, so a row's is the same alone and in any batch.
+The launch configuration does not change a bit of the result, so a row's result is the same alone and in any batch.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from inflight_kernels.common.quantize import LARGEST, check_quantized_dtype, inv
 from inflight_kernels.common.rows import num_programs, row_config, rows_of
 from inflight_kernels.tuning import tuned
 
-# Columns held in registers, warps, resident programs a multiprocessor (0: one program a row).
+# Columns held in registers, warps, resident programs per multiprocessor (0: one program per row).
 CANDIDATES: tuple[Mapping[str, int], ...] = (
     {"BLOCK_K": 4096, "num_warps": 4, "PROGRAMS_PER_SM": 0},
     {"BLOCK_K": 4096, "num_warps": 8, "PROGRAMS_PER_SM": 0},
@@ -34,12 +34,12 @@ CANDIDATES: tuple[Mapping[str, int], ...] = (
 
 
 def default_config(width: int) -> Mapping[str, int]:
-    """A launch for rows of `width`. Not measured yet; `row_config` has the reason."""
+    """The launch for rows of `width`. Not measured yet; see `row_config`."""
     block, num_warps = row_config(width)
     return {"BLOCK_K": block, "num_warps": num_warps, "PROGRAMS_PER_SM": 0}
 
 
-# One compiled kernel for every number of rows: triton would make others of 1 and of multiples of 16.
+# One compiled kernel for every number of rows: triton would otherwise specialise for 1 and for multiples of 16.
 @triton.jit(do_not_specialize=["num_rows"])
 def quantize_per_token_kernel(
     x_ptr,

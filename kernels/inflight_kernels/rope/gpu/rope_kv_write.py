@@ -7,12 +7,12 @@
 
 q goes to a new tensor; k and v go to slot = block * block_size + offset of the cache, where slot >= 0.
 
-Bytes per token in bf16: 4 (Hq + 2 Hkv) D, 8 R for the table's row, 16 for position and slot; a cache of one byte an
-element takes off 2 Hkv D. Some 6 operations an element, 10 with the norm: memory is the floor. 32/8 heads of 128:
-25104 bytes a token; 16384 tokens 411 MB, 96 us at 4.3 TB/s (fp8 cache 378 MB, 88 us); 64 tokens 1.6 MB, 0.4 us, so
-that latency decides: position, then the table's row, while q, k and v are already on their way.
+Bytes per token in bf16: 4 (Hq + 2 Hkv) D, 8 R for the row of cos_sin, 16 for position and slot; a cache of one byte per
+element saves 2 Hkv D. About 6 operations per element, 10 with the norm: memory bandwidth is the lower bound. 32/8 heads
+of 128: 25104 bytes per token; 16384 tokens 411 MB, 96 us at 4.3 TB/s (fp8 cache 378 MB, 88 us); 64 tokens 1.6 MB,
+0.4 us, so that latency dominates: load the position, then the row of cos_sin, while q, k and v are in flight.
 
-A head is normalised and rotated by a few threads of one warp alike in every launch, whatever the number of tokens: a
+A few threads of one warp normalise and rotate a head in the same way in every launch, whatever the number of tokens: a
 token's result is bitwise the same alone and in any batch.
 """
 
@@ -39,8 +39,8 @@ from inflight_kernels.common.quantize import LARGEST, check_fp8_device, quantize
 from inflight_kernels.common.rows import num_programs
 from inflight_kernels.tuning import tuned
 
-# Heads of one program that rotates q, of one that handles k and v, their warps, and programs a multiprocessor and tile
-# of heads that stay and take token after token (0: one token each).
+# Heads per program that rotates q, heads per program that writes k and v, warps, and resident programs per
+# multiprocessor and tile of heads, which process several tokens (0: one token per program).
 CANDIDATES: tuple[Mapping[str, int], ...] = (
     {"BLOCK_Q_HEADS": 8, "BLOCK_KV_HEADS": 8, "num_warps": 4, "PROGRAMS_PER_SM": 0},
     {"BLOCK_Q_HEADS": 16, "BLOCK_KV_HEADS": 8, "num_warps": 4, "PROGRAMS_PER_SM": 0},
@@ -51,11 +51,12 @@ CANDIDATES: tuple[Mapping[str, int], ...] = (
 
 
 def default_config(num_q_heads: int, num_kv_heads: int, head_dim: int) -> Mapping[str, int]:
-    """A launch for such heads. Not measured yet.
+    """The launch for these numbers of heads. Not measured yet.
 
-    A program of q holds 2048 elements (16 heads of 128), one of k and v as many together: four warps move 16 bytes of
-    bf16 a thread with each load. Four and not two because triton 3.8 loads a row of the table straight into the layout
-    of the heads only if it has fewer elements than the program has threads; else it passes through shared memory.
+    A program of q holds 2048 elements (16 heads of 128), one of k and v has 2048 for both together: with four warps
+    each load moves 16 bytes of bf16 per thread. Four warps and not two, because triton 3.8 loads a row of cos_sin
+    directly in the layout of the heads only if it has fewer elements than the program has threads; else through shared
+    memory.
     """
     tile = max(2048 // next_power_of_2(head_dim), 1)
     return {
@@ -68,7 +69,7 @@ def default_config(num_q_heads: int, num_kv_heads: int, head_dim: int) -> Mappin
 
 @triton.jit
 def _store(ptrs, y, inverse_scale, dtype: tl.constexpr, QMAX: tl.constexpr, mask):
-    """Round `y` to `dtype`, and again to that of the cache if it has a scale."""
+    """Store `y` rounded to `dtype`, and then, if there is a scale, quantised to the dtype of the cache."""
     y = y.to(dtype)
     if inverse_scale is not None:
         y = quantized(y.to(tl.float32), inverse_scale, ptrs.dtype.element_ty, QMAX)
@@ -80,14 +81,14 @@ def _rotate(
     in_ptrs, out_ptrs, mask_heads, position, cos_sin_ptr, stride_table, weight_ptr, eps, inverse_scale,
     HEAD_DIM: tl.constexpr, HALF: tl.constexpr, BLOCK_HALF: tl.constexpr, BLOCK_REST: tl.constexpr, QMAX: tl.constexpr
 ):  # fmt: skip
-    """Norm and rotate one tile of heads; `in_ptrs`, `out_ptrs` (BLOCK_HEADS, 1) point at the heads' first elements."""
+    """Normalise and rotate one tile of heads; `in_ptrs`, `out_ptrs` (BLOCK_HEADS, 1) point to heads' first elements."""
     dtype = in_ptrs.dtype.element_ty
     offs_half = tl.arange(0, BLOCK_HALF)
     mask_half = offs_half < HALF
     mask = mask_heads[:, None] & mask_half[None, :]
     x1 = tl.load(in_ptrs + offs_half[None, :], mask=mask, other=0.0).to(tl.float32)
     x2 = tl.load(in_ptrs + HALF + offs_half[None, :], mask=mask, other=0.0).to(tl.float32)
-    # After x: the table's row waits for the position.
+    # Loaded after x, because the address of the row depends on the position, which is still being loaded.
     table_ptrs = cos_sin_ptr + position * stride_table + offs_half
     cos = tl.load(table_ptrs, mask=mask_half, other=0.0)
     sin = tl.load(table_ptrs + HALF, mask=mask_half, other=0.0)
@@ -116,8 +117,8 @@ def _rotate(
         _store(out_ptrs + offs_rest[None, :], x3, inverse_scale, dtype, QMAX, mask_rest)
 
 
-# One compiled kernel for all batches: triton would make others for 1 token, for multiples of 16, and for positions or
-# slots that do not begin at a multiple of 16 bytes.
+# One compiled kernel for all batches: triton would otherwise specialise for 1 token, for multiples of 16, and for
+# positions or slots aligned to 16 bytes.
 @triton.jit(do_not_specialize=["positions_ptr", "slot_mapping_ptr", "num_tokens"])
 def rope_kv_write_kernel(
     q_ptr,
@@ -159,7 +160,7 @@ def rope_kv_write_kernel(
     BLOCK_REST: tl.constexpr,
     BLOCK_D: tl.constexpr,
 ):
-    # Neighbouring programs take the tiles of one token: its row of q, k and v lies together, and so does the table's.
+    # Neighbouring programs process the tiles of one token, which share its row of cos_sin and adjacent q, k and v.
     NUM_Q_TILES: tl.constexpr = (NUM_Q_HEADS + BLOCK_Q_HEADS - 1) // BLOCK_Q_HEADS
     NUM_TILES: tl.constexpr = NUM_Q_TILES + (NUM_KV_HEADS + BLOCK_KV_HEADS - 1) // BLOCK_KV_HEADS
     pid_h = tl.program_id(0) % NUM_TILES
@@ -261,7 +262,7 @@ def rope_and_kv_write(
     if num_tokens == 0:
         return q_out
     if config is None:
-        # Without the number of tokens: what orders a head's sum must not depend on the batch.
+        # The number of tokens is left out, because the order of a head's sum must not depend on the batch.
         shape = {"q_heads": num_q_heads, "kv_heads": num_kv_heads, "head_dim": str(head_dim), "dtype": str(q.dtype)}
         config = tuned("rope_and_kv_write", shape, default_config(num_q_heads, num_kv_heads, head_dim), q.device)
     half = cos_sin.shape[1] // 2

@@ -1,7 +1,7 @@
-"""Device functions of sampling that find a threshold: the greatest value such that what is not below it is enough.
+"""Device functions of sampling that find a threshold: the greatest value t such that {x >= t} reaches a target measure.
 
-Enough is a count for top-k and a mass for top-p. One formula measures both, 2^((x - x_max) rate): a mass with the rate
-that the temperature gives, a count with rate 0, where every element measures 1.
+The measure is a count for top-k and a mass for top-p. One formula gives both, 2^((x - x_max) rate): a mass with the
+rate that the temperature gives, a count with rate 0, where every element measures 1.
 """
 
 from __future__ import annotations
@@ -12,14 +12,14 @@ import triton.language as tl
 
 @triton.jit
 def measure_of(x, x_max, rate):
-    """What each element counts for; 0 for impossible ones, which rate 0 would make NaN."""
+    """The measure of each element; 0 for impossible ones, which would be NaN with rate 0."""
     possible = x > float("-inf")
     return tl.where(possible, tl.exp2((tl.where(possible, x, x_max) - x_max) * rate), 0.0)
 
 
 @triton.jit
 def _pivot(low, high):
-    """A value in [low, high) for low < high, about half-way, whatever their magnitudes."""
+    """A value in [low, high) for low < high, about half-way, without overflow."""
     pivot = tl.maximum(low * 0.5 + high * 0.5, low)
     return tl.where(pivot < high, pivot, low)
 
@@ -63,7 +63,7 @@ def _measure_row(x_row_ptr, vocab_size, pivot, x_max, rate, BLOCK_V: tl.constexp
 
 @triton.jit
 def bisect_row(x_row_ptr, vocab_size, low, high, above, target, x_max, rate, BLOCK_V: tl.constexpr):
-    """What `bisect_tile` finds, of a row and with `above` = measure{x > high}; passes over the whole row."""
+    """Like `bisect_tile`, for a row in memory and with `above` = measure{x > high}; each round reads the whole row."""
     while low < high:
         pivot = _pivot(low, high)
         measure, next_above, last_below = _measure_row(x_row_ptr, vocab_size, pivot, x_max, rate, BLOCK_V)
@@ -76,7 +76,7 @@ def bisect_row(x_row_ptr, vocab_size, low, high, above, target, x_max, rate, BLO
 
 @triton.jit
 def present_ends(x_row_ptr, vocab_size, least, low, high, x_max, BLOCK_V: tl.constexpr):
-    """The values of a row next to the ends of a bracket, inside it; one below `low` is wanted only if it is `least`."""
+    """Move the ends of a bracket inwards to values that the row contains; `low` stays if it is `least` already."""
     _, above_low, _ = _measure_row(x_row_ptr, vocab_size, low, x_max, 0.0, BLOCK_V)
     _, _, last = _measure_row(x_row_ptr, vocab_size, high, x_max, 0.0, BLOCK_V)
     return tl.where(low > least, above_low, low), last
@@ -95,7 +95,7 @@ def mass_from(x_row_ptr, vocab_size, threshold, x_max, slope, BLOCK_V: tl.conste
 
 @triton.jit
 def ties_needed(target, above, weight):
-    """How many ties of the smallest kept value it takes to reach the target mass, at least one.
+    """How many ties of the smallest kept value are needed to reach the target mass, at least one.
 
     Clamped on both sides: a weight that underflowed makes the quotient infinite.
     """

@@ -1,4 +1,4 @@
-"""Sampling's last kernel: a uniform number becomes a token, among what a row's filters keep, in vocabulary order."""
+"""Sampling's last kernel: a uniform number selects a token among those that the filters keep, in vocabulary order."""
 
 from __future__ import annotations
 
@@ -41,9 +41,9 @@ def philox_uniform_at(seed, position):
 
 @triton.jit
 def _first_above(weights, places, target):
-    """Place of the first element whose running sum exceeds `target`, and the sum before it; the last one if none does.
+    """Index of the first element whose running sum exceeds `target`, else of the last one, and the sum before it.
 
-    Elements without weight are never chosen, whatever the rounding of a parallel prefix sum does; -1 if all are such.
+    Elements without weight are never chosen, whatever the rounding of a parallel prefix sum; -1 if none has weight.
     """
     running = tl.cumsum(weights, axis=0)
     present = weights > 0.0
@@ -56,7 +56,7 @@ def _first_above(weights, places, target):
 
 @triton.jit
 def _kept_weights(x, weights, threshold, ties_left, min_p):
-    """The weights that the filters leave; `ties_left` of those that equal the threshold, the first ones, stay."""
+    """The weights that the filters keep; of those equal to the threshold, the first `ties_left` are kept."""
     is_tie = x == threshold
     rank = tl.cumsum(is_tie.to(tl.int32), axis=0)
     keep = ((x > threshold) | (is_tie & (rank <= ties_left))) & (weights >= min_p)
@@ -84,10 +84,11 @@ def _draw_listed(
     GROUP: tl.constexpr,
     MAX_LISTED: tl.constexpr,
 ):
-    """The token of a row of which the listed groups hold all that the filters keep: settled in registers."""
+    """The token of a row whose listed groups include everything that the filters keep; computed in registers."""
     offs = tl.arange(0, MAX_LISTED * GROUP)
     groups = tl.load(listed_ptr + offs // GROUP, mask=offs // GROUP < num_listed, other=vocab_size)
-    # No place for slots without a group, whose offsets may pass 2^31; listed ones rise, so vocabulary order stays.
+    # Slots without a group get offset vocab_size, as theirs might exceed 2^31. Groups are ascending, so that vocabulary
+    # order is kept.
     offs_v = tl.where(groups < vocab_size, groups * GROUP + offs % GROUP, vocab_size)
     x = tl.load(x_row_ptr + offs_v, mask=offs_v < vocab_size, other=float("-inf")).to(tl.float32)
     weights = measure_of(x, x_max, slope)
@@ -118,7 +119,8 @@ def _kept_of_bracket(
     BLOCK_S: tl.constexpr,
     CAPACITY: tl.constexpr,
 ):
-    """Threshold and ties of a searched row whose bracket was listed; by tile the kept mass and the ties before it."""
+    """For a searched row whose bracket was listed: threshold, ties to keep, and per tile the kept mass and ties
+    before."""
     x_max = tl.load(record_ptr)
     target = tl.load(record_ptr + RECORD_TARGET)
     _, _, above = load_bracket(record_ptr, STAGES)
@@ -154,7 +156,7 @@ def _kept_of_row(
     BLOCK_S: tl.constexpr,
     BLOCK_V: tl.constexpr,
 ):
-    """What `_kept_of_bracket` gives, by passes over the whole row: too many ties, or top-p of a long top-k."""
+    """Like `_kept_of_bracket`, by passes over the whole row: for too many ties, or for top-p after a long top-k."""
     x_max = tl.load(record_ptr)
     rate = tl.load(record_ptr + RECORD_RATE)
     target = tl.load(record_ptr + RECORD_TARGET)
@@ -184,7 +186,7 @@ def _kept_of_row(
     return threshold, ties, mass_s, ties_before_s
 
 
-# One compiled kernel for all batches: as rows of one matrix, these begin at multiples of 16 bytes only by chance.
+# One compiled kernel for all batches: these may be rows of one matrix, whose alignment to 16 bytes varies.
 @triton.jit(do_not_specialize=["temperature_ptr", "top_k_ptr", "top_p_ptr", "min_p_ptr", "seeds_ptr", "positions_ptr"])
 def pick_kernel(
     logits_ptr,
@@ -294,7 +296,7 @@ def pick_kernel(
             if num_listed < 0:
                 target = uniform * tl.sum(mass_s, axis=0)
                 tile, mass_before = _first_above(mass_s, offs_s, target)
-                # A min_p over 1 leaves nothing anywhere; the tile read in vain is one of the row.
+                # A min_p above 1 keeps nothing; then tile is -1 and tile 0 is read without effect.
                 offs_v = tl.maximum(tile, 0) * BLOCK_V + tl.arange(0, BLOCK_V)
                 x = tl.load(x_row_ptr + offs_v, mask=offs_v < vocab_size, other=float("-inf")).to(tl.float32)
                 weights = measure_of(x, x_max, slope)

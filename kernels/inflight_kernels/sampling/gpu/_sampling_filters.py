@@ -1,10 +1,10 @@
-"""Sampling's kernels between statistics and draw: where in a row top-k, top-p and min-p can keep anything.
+"""Sampling's kernels between statistics and draw: they find the part of a row that top-k, top-p and min-p can keep.
 
-Filters keep values from a threshold up, and a group whose maximum lies below it has nothing to keep. `bound` finds
-with the maxima alone a floor under the threshold and lists the groups that reach it; only these are read again. Where
-they are too many, `narrow` and `collect` close in on the threshold: `narrow` measures a row above 16 pivots at once,
-`collect` lists the few values that are left between two of them. Each of their programs reads one tile, and none where
-the row needs nothing. The record of a searched row is what they hand on, see `inflight_kernels.sampling.gpu.sampling`.
+Filters keep values from a threshold up, so a group whose maximum is below the threshold keeps nothing. `bound` computes
+a lower bound of the threshold from the groups' maxima and lists the groups that reach it; only these are read again. If
+they are too many, `narrow` and `collect` approach the threshold: `narrow` measures a row above 16 pivots at once,
+`collect` lists the few values that remain between two of them. Each of their programs reads one tile, or none if the
+row does not need them. They pass on the record of a searched row, see `inflight_kernels.sampling.gpu.sampling`.
 """
 
 from __future__ import annotations
@@ -15,14 +15,14 @@ import triton.language as tl
 from inflight_kernels.sampling.gpu._sampling_bisect import bisect_tile, measure_of
 from inflight_kernels.sampling.gpu._sampling_stats import exp2_slope, load_least, load_mass
 
-# What a row's count of listed groups says where there is no list: no filter acts, or it was too long.
+# Values of num_listed for a row without a list: no filter applies to it, or its list would be too long.
 UNFILTERED = tl.constexpr(-1)
 SEARCHED = tl.constexpr(-2)
-# A floor may lie lower, never higher, than sums in another order put the threshold: 2^13 terms added as a tree of 13
-# levels are off by 13 * 2^-24 of their sum at most.
+# Relative margin for rounding: the lower bound must not exceed a threshold computed by sums in another order. 2^13
+# terms added as a tree of 13 levels have an error of at most 13 * 2^-24 of their sum.
 SLACK = tl.constexpr(2.0**-16)
-# Stages of `narrow`, and the pivots of each: a bracket shrinks 17 times a stage. 16 comparisons and additions an
-# element are about what its read takes. Not measured yet.
+# Stages of `narrow`, and pivots of each: a stage makes the bracket 17 times smaller. 16 comparisons and additions per
+# element take about as long as reading it. Not measured yet.
 STAGES = tl.constexpr(2)
 PIVOTS = tl.constexpr(16)
 # The record of a searched row, in floats: largest x, rate, target, (low, high, measure above high) before each stage
@@ -49,7 +49,7 @@ def load_bracket(record_ptr, stage):
     return tl.load(bracket_ptr), tl.load(bracket_ptr + 1), tl.load(bracket_ptr + 2)
 
 
-# One compiled kernel for all batches: as rows of one matrix, these begin at multiples of 16 bytes only by chance.
+# One compiled kernel for all batches: these may be rows of one matrix, whose alignment to 16 bytes varies.
 @triton.jit(do_not_specialize=["temperature_ptr", "top_k_ptr", "top_p_ptr", "min_p_ptr"])
 def bound_kernel(
     temperature_ptr,
@@ -83,7 +83,8 @@ def bound_kernel(
         group_max = tl.load(group_max_ptr + pid_b * num_groups + offs_g, mask=offs_g < num_groups, other=float("-inf"))
         rate = tl.where(by_count, 0.0, slope)
         target = tl.where(by_count, k * 1.0, tl.sum(mass_s, axis=0) * p)
-        # A group holds at least its maximum: where the maxima reach the target, so does all from their floor up.
+        # A group contains at least its maximum: if the maxima above a value reach the target, so do all values above
+        # it.
         measures = measure_of(group_max, x_max, rate)
         may_keep = group_max > float("-inf")
         floor_target = tl.where(by_count, target, target * (1.0 + SLACK))
@@ -91,7 +92,7 @@ def bound_kernel(
             least = tl.min(tl.where(may_keep, group_max, float("inf")), axis=0)
             floor, _ = bisect_tile(group_max, measures, least, x_max, floor_target)
             may_keep = group_max >= floor
-        # Top-p of what top-k left asks for all the mass that top-k left; else what min-p drops need not be read.
+        # Top-p after top-k needs the whole mass that top-k keeps; in other cases groups that min-p drops are not read.
         heavy = measure_of(group_max, x_max, slope) >= min_p * (1.0 - SLACK)
         may_keep = may_keep & ((by_count & by_mass) | heavy)
         ranks = tl.cumsum(may_keep.to(tl.int32), axis=0)
@@ -105,7 +106,7 @@ def bound_kernel(
             tl.store(record_ptr, x_max)
             tl.store(record_ptr + RECORD_RATE, rate)
             tl.store(record_ptr + RECORD_TARGET, target)
-            # Min-p alone asks for no threshold: all lies above its bracket.
+            # Min-p alone needs no threshold: all values are above its bracket.
             asks = by_count | by_mass
             low = tl.where(asks, least, float("-inf"))
             _store_bracket(record_ptr, 0, low, tl.where(asks, x_max, float("-inf")), 0.0)
@@ -114,14 +115,14 @@ def bound_kernel(
 
 @triton.jit
 def _pivots(low, high):
-    """Values inside a bracket at equal distances, whatever the magnitude of its ends."""
+    """Equally spaced values inside a bracket, computed without overflow."""
     share = (tl.arange(0, PIVOTS) + 1).to(tl.float32) / (PIVOTS + 1)
     return tl.minimum(tl.maximum(low * (1.0 - share) + high * share, low), high)
 
 
 @triton.jit
 def _next_bracket(record_ptr, partial_ptr, pid_b, pid_v, num_tiles, STAGE: tl.constexpr, BLOCK_S: tl.constexpr):
-    """The bracket that stage - 1 leaves, between two of its pivots; every program of a row finds the same."""
+    """The bracket after stage - 1, between two of its pivots; every program of a row computes the same one."""
     low, high, above = load_bracket(record_ptr, STAGE - 1)
     if low < high:
         pivots = tl.load(record_ptr + RECORD_PIVOTS + PIVOTS * (STAGE - 1) + tl.arange(0, PIVOTS))

@@ -1,6 +1,7 @@
-"""Sampling's first kernel: one read of the logits, each tile of a row reduced to what the rows' draws ask of it.
+"""Sampling's first kernel: reads the logits once and reduces each tile of a row to the statistics that later kernels
+use.
 
-Knows penalties and masks, which it applies on the way; no filter. Formulas and order stand in
+Applies penalties and masks; knows no filters. For formulas and their order see
 `inflight_kernels.sampling.gpu.sampling`.
 """
 
@@ -16,18 +17,19 @@ LOG2_E = tl.constexpr(_LOG2_E)
 
 @triton.jit
 def exp2_slope(temperature):
-    """The factor from logits to base-2 exponents; that of temperature 1 for a greedy row, whose masses nobody reads."""
+    """The factor from logits to base-2 exponents; for a greedy row, whose masses are not used, that of temperature
+    1."""
     return LOG2_E / tl.where(temperature > 0.0, temperature, 1.0)
 
 
 @triton.jit
 def _sum_of_exp2(x, x_max, slope):
-    """Mass of a tile relative to its own largest value; 0 where everything is impossible."""
+    """Mass of a tile relative to its own largest value; 0 if every token is impossible."""
     base = tl.where(x_max > float("-inf"), x_max, 0.0)
     return tl.sum(tl.exp2((x - base) * slope), axis=0)
 
 
-# One compiled kernel for all batches: as rows of one matrix, these begin at multiples of 16 bytes only by chance.
+# One compiled kernel for all batches: these may be rows of one matrix, whose alignment to 16 bytes varies.
 @triton.jit(
     do_not_specialize=["temperature_ptr", "repetition_penalty_ptr", "presence_penalty_ptr", "frequency_penalty_ptr"]
 )
@@ -107,7 +109,7 @@ def tile_stats_kernel(
         tl.store(stats_ptr + 4 * plane + row, x_min)
     else:
         x_max = tl.max(x, axis=0)
-    # Only NaN logits leave no index; the last one is still one of the vocabulary.
+    # Without an equal element (only with NaN logits) the last index is used, which is within the vocabulary.
     place = tl.minimum(tl.min(tl.where(x == x_max, offs_v, vocab_size), axis=0), vocab_size - 1)
 
     tl.store(stats_ptr + row, x_max)
@@ -129,7 +131,7 @@ def load_mass(stats_ptr, pid_b, num_tiles, slope, BLOCK_S: tl.constexpr):
     row_ptr = stats_ptr + pid_b * num_tiles + offs_s
     x_max_s = tl.load(row_ptr, mask=mask_s, other=float("-inf"))
     x_max = tl.max(x_max_s, axis=0)
-    # A row of nothing but impossible tokens has no base; its masses are 0 all the same.
+    # In a row of only impossible tokens x_max is -inf; with base 0 its masses are 0.
     base = tl.where(x_max > float("-inf"), x_max, 0.0)
     mass_s = tl.load(row_ptr + plane, mask=mask_s, other=0.0) * tl.exp2((x_max_s - base) * slope)
     return x_max, mass_s
@@ -137,7 +139,7 @@ def load_mass(stats_ptr, pid_b, num_tiles, slope, BLOCK_S: tl.constexpr):
 
 @triton.jit
 def load_least(stats_ptr, pid_b, num_tiles, BLOCK_S: tl.constexpr):
-    """Smallest x of a row that is possible; inf if none is."""
+    """Smallest possible x of a row; inf if all are impossible."""
     offs_s = tl.arange(0, BLOCK_S)
     plane = tl.num_programs(0).to(tl.int64) * num_tiles
     row_ptr = stats_ptr + 4 * plane + pid_b * num_tiles + offs_s

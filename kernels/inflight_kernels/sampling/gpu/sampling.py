@@ -8,23 +8,24 @@
 `tile_stats`, grid (B, tiles), reads the logits once: largest value and mass of each tile, and with filters the largest
 of each group of 32. `pick`, grid (B,), turns the uniform number into a tile and, reading that again, into an index.
 
-With filters four kernels stand between them. What stays has a value of the filters' threshold or more, and so has the
-maximum of its group. The k-th largest maximum is a floor under the k-th largest value, and the maxima that together
-reach the mass of top-p give a floor under its threshold. So `bound`, grid (B,), lists from the maxima alone the groups
-that may keep anything; `pick` reads these and settles the row in registers. A row that would list more than 8192 values
-is searched: `narrow`, grid (B, tiles), twice, measures it above 16 pivots at once, which leaves a 289th part of its
-range; `collect`, grid (B, tiles), lists the values in there and sums what lies above; `pick` settles that list. Passes
-of one program over the row are left for a list that is still too long (thousands of nearly equal values), and for top-p
-of a top-k without a list. A kernel that a row does not need leaves it at once.
+With filters four launches run between them. A kept value is at least the filters' threshold, and so is the maximum of
+its group. The k-th largest maximum is a lower bound of the k-th largest value, and the maxima that together reach the
+mass of top-p give a lower bound of its threshold. So `bound`, grid (B,), uses only the maxima to list the groups that
+may contain kept values; `pick` reads these groups and samples the row in registers. A row that would list more than
+8192 values is searched: `narrow`, grid (B, tiles), launched twice, measures it above 16 pivots at once, which leaves
+1/289 of its range; `collect`, grid (B, tiles), lists the values in this bracket and sums those above it; `pick` samples
+from that list. In the remaining cases one program makes several passes over the row: if that list is still too long
+(thousands of nearly equal values), or for top-p after top-k without a list. A kernel returns at once for rows that do
+not need it.
 
-Tiles, groups and the order of every sum follow from the row's length, and the way a row goes from the row itself, on
-the device. So a token never depends on the batch, and scratch has the size that the shapes say.
+Tiles, groups and the order of every sum depend on the row's length only, and the choice between these paths on the row
+itself, on the device. So a token does not depend on the batch, and the size of scratch is known from shapes.
 
-Bytes for logits of e bytes: V e a row when greedy; a tile more for a draw; with filters V e, V / 4 of maxima written
-and read, and the listed values. 128 rows of 131072 in float32: 67.1 MB, 15.6 us at 4.3 TB/s. Floors there: 15.6 us
-greedy, 16.1 us without filters, 16.6 to 17.6 us with filters. Three more reads and 32 comparisons and sums an element
-make it about 80 us where every row is searched: 23 us each `narrow` (40 instructions an element on 132 * 128 lanes at
-1.76 GHz). Not measured yet.
+Bytes for logits of e bytes: V e per row if greedy; one tile more for a draw; with filters V e, V / 4 of maxima written
+and read, and the listed values. 128 rows of 131072 in float32: 67.1 MB, 15.6 us at 4.3 TB/s. Lower bounds there:
+15.6 us greedy, 16.1 us without filters, 16.6 to 17.6 us with filters. If every row is searched, three more reads and 32
+comparisons and sums per element make it about 80 us: 23 us for each `narrow` (40 instructions per element on 132 * 128
+lanes at 1.76 GHz). Not measured yet.
 """
 
 from __future__ import annotations
@@ -59,11 +60,11 @@ from inflight_kernels.tuning import tuned
 # Planes of the statistics scratch, each (B, tiles) float32: largest x and mass of a tile, the same of the given logits,
 # smallest possible x.
 NUM_STATS = 5
-# Of programs that hold a row's list: 16 values a thread; with 8 warps and 32 values the draw spills on sm_100.
+# Warps of programs that hold a row's list: 16 values per thread; with 8 warps and 32 values the draw spills on sm_100.
 SETTLING_WARPS = 16
-# Pieces of a tile that `narrow` measures one after the other: 2 logits and 32 sums a thread with 8 warps.
+# Logits that `narrow` measures at a time: 2 logits and 32 sums per thread with 8 warps.
 BLOCK_STEP = 512
-# Values that one program holds to settle a row, and the most groups of a row.
+# Values that one program holds in registers to sample a row, and the maximum number of groups of a row.
 LISTED_VALUES = 8192
 
 # What the tuning script tries: fewer warps, and groups of two lines. Tiles of 8192 spill in the draw.
@@ -74,10 +75,12 @@ CANDIDATES: list[dict[str, int]] = [
 
 
 def default_config(vocab_size: int) -> dict[str, int]:
-    """Tiles and groups of a row of `vocab_size` logits; no choice here may depend on the batch, as sums do on it."""
-    # Not measured yet. 4096 logits a tile are 16 a thread with 8 warps, four loads of 16 bytes in flight: 128 rows of
-    # 128k make 4096 programs, 4 waves of 8 a multiprocessor, and one row still spreads over 32. 32 logits a group are a
-    # line of float32, and keep the maxima of 256k logits within 8192, the registers of one program; so do 256 groups.
+    """Tiles and groups of a row of `vocab_size` logits. Must not depend on the batch, because the order of sums depends
+    on it."""
+    # Not measured yet. 4096 logits per tile are 16 per thread with 8 warps, four loads of 16 bytes in flight: 128 rows
+    # of 128k make 4096 programs, 4 waves of 8 per multiprocessor, and one row is still spread over 32 programs. 32
+    # logits per group are one cache line of float32, and give at most 8192 maxima for 256k logits, which fit into the
+    # registers of one program; so do the values of 256 listed groups.
     group = 32
     while cdiv(vocab_size, group) > LISTED_VALUES:
         group *= 2
@@ -85,13 +88,13 @@ def default_config(vocab_size: int) -> dict[str, int]:
 
 
 class _Found(NamedTuple):
-    """Scratch in which the kernels between statistics and draw say where a row's filters keep anything."""
+    """Scratch of the kernels between statistics and draw: where in each row the filters may keep values."""
 
-    # (B,) int32: how many groups are listed, or that none are.
+    # (B,) int32: number of listed groups, or UNFILTERED or SEARCHED.
     num_listed: Tensor
-    # (B, MAX_LISTED) int32: the groups that can keep something, rising.
+    # (B, MAX_LISTED) int32: the groups that may contain kept values, ascending.
     listed: Tensor
-    # (B, RECORD) float32: what a searched row's kernels hand on.
+    # (B, RECORD) float32: data that the kernels of a searched row pass on.
     records: Tensor
     # (B, tiles) int32 and float32: values of a tile inside the last bracket, and kept mass above it.
     counts: Tensor
@@ -101,9 +104,9 @@ class _Found(NamedTuple):
 
 
 def _capacity(num_tiles: int, config: Mapping[str, int]) -> int:
-    """Values of a tile that are listed, as many as let a row's list have the size of its listed groups."""
+    """Maximum number of listed values per tile: so many that a row's list is as long as its listed groups' values."""
     values = config["MAX_LISTED"] * config["GROUP"]
-    # By more than 32 tiles, 16 values a thread are 8 bytes too many for the draw's registers on sm_90 (triton 3.7).
+    # With more than 32 tiles, 16 values per thread make the draw spill 8 bytes on sm_90 (triton 3.7).
     if num_tiles > 32:
         values //= 2
     return max(values // next_power_of_2(num_tiles), 1)
@@ -258,8 +261,8 @@ def sample(
     has_prompt_mask = prompt_mask is not None and has_repetition
     changes = has_repetition or has_presence or has_frequency or logit_bias is not None or allowed_mask is not None
     draws = not all_greedy
-    # One filter compiles all: rows that use one in another mixture than before must not wait for a compiler, and what a
-    # row does not use is off by its own numbers.
+    # One flag for all filters, so that a new combination of filters does not wait for the compiler; a filter that a row
+    # does not use is disabled by the row's values.
     has_filter = draws and (any_top_k or any_top_p or any_min_p)
     if config is None:
         config = tuned("sample", {"vocab_size": next_power_of_2(vocab_size)}, default_config(vocab_size), device)

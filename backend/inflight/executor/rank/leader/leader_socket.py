@@ -1,8 +1,8 @@
-"""The leader's socket: where the fronts of one engine reach it.
+"""The leader's socket, through which the fronts of one engine reach it.
 
-One ROUTER on a UNIX socket that only this user may open. Lives on the loop's thread: it is served between two steps,
-and while nothing is active the loop sleeps in it. What is no message is dropped and logged; a front that is gone is
-noticed by the next word to it. Knows nothing of MPI or of models.
+One ZeroMQ ROUTER on a UNIX socket that only this user may open. It is used on the worker loop's thread: between two
+steps, and while no request is active the loop waits in it. Invalid messages are dropped and logged. A front that has
+ended is noticed when the next message to it cannot be sent. Does not know MPI or models.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ from inflight.result import Response
 logger = logging.getLogger(__name__)
 
 LINGER_MS = 1000
-"""How long last words may take to leave after the socket is closed."""
+"""Time to transmit messages that are still queued when the socket is closed."""
 
 
 class LeaderSocket:
@@ -59,8 +59,8 @@ class LeaderSocket:
         tick_seconds: float = 1.0,
         stats_seconds: float = 0.05,
     ) -> None:
-        """`path`: of the socket. `tick_seconds`: how often all ranks must answer. `stats_seconds`: at least so long
-        between two statistics of a busy engine."""
+        """`path`: of the socket. `tick_seconds`: interval at which all ranks must answer. `stats_seconds`: shortest
+        time between two reports of a busy engine's statistics."""
         self._limits = limits
         self._device = device
         self._max_in_flight = max_in_flight
@@ -68,7 +68,7 @@ class LeaderSocket:
         self._stats_seconds = stats_seconds
         self._book = RequestBook(max_in_flight)
         self._fronts: dict[bytes, int] = {}
-        """The transport's name of each front -> its id."""
+        """ZeroMQ identity of each front -> its front id."""
         self._num_bad_messages = 0
         self._shutdown = False
         self._stats: str | None = None
@@ -79,7 +79,7 @@ class LeaderSocket:
         self._socket = self._context.socket(zmq.ROUTER)
         self._bind(path)
 
-    # -- the Leader's part ---------------------------------------------------------------------------------------------
+    # -- Leader --------------------------------------------------------------------------------------------------------
 
     def next_input(self, max_requests: int, may_block: bool) -> RankInput:
         self._flush(everything=may_block)
@@ -115,12 +115,12 @@ class LeaderSocket:
     # -- the end -------------------------------------------------------------------------------------------------------
 
     def fail(self, reason: str) -> None:
-        """Tell every front that the ranks end."""
+        """Tell every front that the ranks end, and why."""
         for front in list(self._fronts):
             self._send(front, Fatal(reason))
 
     def close(self) -> None:
-        """Deliver what is left and close the socket."""
+        """Send the remaining responses and close the socket."""
         self._flush(everything=True)
         self._socket.close(linger=LINGER_MS)
         self._context.term()
@@ -151,8 +151,8 @@ class LeaderSocket:
                 self._handle(front, frames[0])
             except BadMessage as error:
                 self._num_bad_messages += 1
-                if self._num_bad_messages & (self._num_bad_messages - 1) == 0:  # the 1st, 2nd, 4th, 8th ... of them
-                    logger.warning("dropped message number %d that is none: %s", self._num_bad_messages, error)
+                if self._num_bad_messages & (self._num_bad_messages - 1) == 0:  # log the 1st, 2nd, 4th, 8th, ...
+                    logger.warning("dropped invalid message number %d: %s", self._num_bad_messages, error)
 
     def _handle(self, front: bytes, frame: bytes) -> None:
         message = decode_from_front(frame)
@@ -178,7 +178,7 @@ class LeaderSocket:
             self._send(front, Occupied())
             return
         if front not in self._fronts:
-            logger.info("front %d (process %d) has come", hello.front_id, hello.pid)
+            logger.info("front %d (process %d) connected", hello.front_id, hello.pid)
         self._fronts[front] = hello.front_id
         welcome = Welcome(
             limits=self._limits,
@@ -191,7 +191,7 @@ class LeaderSocket:
             self._send(front, Stats(self._latest_stats, self._book.num_queued))
 
     def _flush(self, everything: bool = False) -> None:
-        """One message with all responses for each front, and now and then the newest statistics."""
+        """Send each front one message with all its responses, and the newest statistics if `everything` or if due."""
         for front, responses in self._book.collect_responses().items():
             self._send(front, Responses(responses))
         if self._stats is not None and (everything or time.monotonic() >= self._next_stats):
@@ -210,5 +210,5 @@ class LeaderSocket:
 
     def _part_from(self, front: bytes) -> None:
         number = self._fronts.pop(front, 0)
-        logger.info("front %d has left", number)
+        logger.info("front %d disconnected", number)
         self._book.leave(front)

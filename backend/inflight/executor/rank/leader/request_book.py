@@ -1,7 +1,7 @@
-"""The leader's account of what every front asked for and what it still has to hear. No socket, no rank, no model.
+"""The leader's book of all fronts' requests in flight and of the responses to be sent. Knows no socket, rank or model.
 
-A request is waiting (in the queue), active (handed to the ranks) or gone. Clocks are read only here: a deadline that
-passes becomes a stop signal, which all ranks get in the same iteration.
+A request is waiting (in the queue), active (handed to the ranks) or forgotten. Of all ranks only the leader reads the
+clock, here: a deadline that passes becomes a stop signal, which all ranks receive in the same iteration.
 """
 
 from __future__ import annotations
@@ -16,26 +16,26 @@ from inflight.request import Request
 from inflight.result import FinishReason, Response
 
 Front = bytes
-"""How the transport names a front."""
+"""The transport's identity of a front."""
 
 
 class RequestBook:
-    """For one thread."""
+    """To be used from one thread."""
 
     def __init__(self, max_in_flight: int = 0, clock: Callable[[], float] = time.monotonic) -> None:
         """`max_in_flight`: waiting and active requests of all fronts together; 0 = no limit. `clock`: seconds."""
         self._max_in_flight = max_in_flight
         self._clock = clock
         self._queue = RequestQueue()
-        self._fronts: dict[int, Front] = {}  # of every request that waits or is active
+        self._fronts: dict[int, Front] = {}  # request id -> front, of every waiting or active request
         self._stops: dict[int, FinishReason] = {}
-        self._deadlines: dict[int, float] = {}  # of those in flight that were allotted a time
-        self._deadline_heap: list[tuple[float, int]] = []  # the same, and what is stale by now
+        self._deadlines: dict[int, float] = {}  # of the requests in flight that have an allotted time
+        self._deadline_heap: list[tuple[float, int]] = []  # the same, and stale entries
         self._outboxes: dict[Front, list[Response]] = {}
 
     @property
     def has_input(self) -> bool:
-        """Is there anything that the ranks should hear?"""
+        """Whether `take` would return requests or stop signals."""
         return bool(self._queue) or bool(self._stops)
 
     @property
@@ -44,7 +44,7 @@ class RequestBook:
 
     @property
     def num_queued(self) -> int:
-        """Those of them that wait."""
+        """Requests in flight that are waiting."""
         return len(self._queue)
 
     def submit(self, front: Front, request: Request) -> None:
@@ -67,7 +67,7 @@ class RequestBook:
                 self._stop(request_id, FinishReason.CANCELLED, RequestCancelled(text))
 
     def leave(self, front: Front) -> None:
-        """The front is gone: stop what it asked for and forget what it should have heard."""
+        """The front is gone: stop its requests and discard its responses."""
         self.cancel(front, [request_id for request_id, owner in self._fronts.items() if owner == front])
         self._outboxes.pop(front, None)
 
@@ -76,14 +76,14 @@ class RequestBook:
             self.cancel(front, [request_id for request_id, owner in self._fronts.items() if owner == front])
 
     def take(self, max_requests: int) -> tuple[list[Request], dict[int, FinishReason]]:
-        """What the ranks hear in this iteration: new requests, at most that many, and active requests to stop."""
+        """The ranks' input for this iteration: at most `max_requests` new requests, and stops of active requests."""
         self._expire()
         requests = [self._queue.pop() for _ in range(min(max_requests, len(self._queue)))]
         stops, self._stops = self._stops, {}
         return requests, stops
 
     def respond(self, response: Response) -> None:
-        """File an answer of the ranks under the front that asked."""
+        """Keep a response of the ranks for the front that sent the request."""
         request_id = response.request_id
         front = self._fronts.get(request_id)
         if front is None:
@@ -93,7 +93,7 @@ class RequestBook:
             self._forget(request_id)
 
     def collect_responses(self) -> dict[Front, list[Response]]:
-        """Everything that was filed since the last call."""
+        """All responses kept since the last call."""
         outboxes, self._outboxes = self._outboxes, {}
         return outboxes
 

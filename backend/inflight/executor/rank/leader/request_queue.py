@@ -1,4 +1,4 @@
-"""Requests that wait on the leader: higher priority first, first come first served among equals."""
+"""Requests waiting on the leader: higher priority first, in order of arrival among equal priorities."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from inflight.request import Request
 
 
 class RequestQueue:
-    """Any waiting request can be taken out; its place in the heap is then skipped later."""
+    """Any waiting request can be removed; its heap entry becomes stale and is skipped later."""
 
     def __init__(self) -> None:
         self._heap: list[tuple[float, int, Request]] = []
-        self._waiting: dict[int, int] = {}  # request id -> its arrival number, which tells stale heap entries
+        self._waiting: dict[int, int] = {}  # request id -> its arrival number; a heap entry with another one is stale
         self._arrivals = count()
 
     def __len__(self) -> int:
@@ -28,7 +28,7 @@ class RequestQueue:
         heapq.heappush(self._heap, (-request.priority, arrival, request))
 
     def pop(self) -> Request:
-        """The next request. Raises IndexError if none waits."""
+        """Remove and return the next request. Raises IndexError if none is waiting."""
         while True:
             _, arrival, request = heapq.heappop(self._heap)
             if self._waiting.get(request.request_id) == arrival:
@@ -36,7 +36,7 @@ class RequestQueue:
                 return request
 
     def discard(self, request_id: int) -> bool:
-        """Take out a waiting request; False if it does not wait."""
+        """Remove a request; False if it is not waiting."""
         found = self._waiting.pop(request_id, None) is not None
         if len(self._heap) > 64 and len(self._heap) > 2 * len(self._waiting):
             self._heap = [entry for entry in self._heap if self._waiting.get(entry[2].request_id) == entry[1]]
