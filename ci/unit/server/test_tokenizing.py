@@ -198,15 +198,20 @@ def test_time_spent_waiting_for_the_tokenizer_counts(ask, gate, executor, server
     assert plenty.num_finals == 0 and 0 < executor.last.allotted_time_ms <= 3_600_000
 
 
-def test_closing_ends_what_is_tokenised_and_tokenises_no_more(ask, gate, executor, server) -> None:
+def test_closing_ends_what_is_tokenised_and_tokenises_no_more(ask, gate, executor, server, monkeypatch) -> None:
     senders = [ask("x"), ask("x y"), ask(LONG_TEXT)]
     gate.wait()
     gate.wait()
-    closing = threading.Thread(target=server.close, kwargs={"drain_seconds": 0.0})
-    closing.start()
-    gate.open()
-    closing.join(LONG)
-    assert not closing.is_alive()
+    stop_threads = server._tokenizing.stop
+
+    def open_and_stop() -> None:
+        gate.open()
+        stop_threads()
+
+    monkeypatch.setattr(server._tokenizing, "stop", open_and_stop)
+    server.close(drain_seconds=0.0)
     assert [sender.error.code() for sender in senders] == [pb.TritonError.UNAVAILABLE] * 3
+    assert not gate.entered.acquire(blocking=False)
     assert counted("unavailable") == 3
+    monkeypatch.undo()
     assert ask("late").error.code() == pb.TritonError.UNAVAILABLE
