@@ -53,9 +53,8 @@ serve: $(READY) ## serve the default model until Ctrl-C, and stream one completi
 
 test: unit kernels L0 ## run every test, from nothing
 
-# Slow tests stay in one process, one after the other; the others share what cores are left.
 unit: $(READY) ## run the tests that need no server
-	$(BIN)/python -m pytest ci/unit --numprocesses logical --dist loadgroup $(DURATIONS) $(ARGS)
+	$(BIN)/python -m pytest ci/unit $(DURATIONS) $(ARGS)
 
 # The kernels run in triton's interpreter, which is chosen for a whole process.
 kernels: $(READY) ## run the kernels' tests
