@@ -54,9 +54,8 @@ serve: $(READY) ## serve the default model until Ctrl-C, and stream one completi
 
 test: unit kernels L0 ## run every test; builds .venv first if needed
 
-# Slow tests stay in one process, one after the other; the others share what cores are left.
 unit: $(READY) ## run the tests that need no server
-	$(BIN)/python -m pytest ci/unit --numprocesses logical --dist loadgroup $(DURATIONS) $(ARGS)
+	$(BIN)/python -m pytest ci/unit $(DURATIONS) $(ARGS)
 
 # A process of its own, because triton's interpreter, which runs the kernels, is switched on for a whole process.
 kernels: $(READY) ## run the kernels' tests

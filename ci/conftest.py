@@ -1,5 +1,5 @@
-"""What holds for the tests of every folder: how long one may take, which run by themselves, the server that those share
-who leave it as it was, and what is said at the end of a run."""
+"""What holds for the tests of every folder: how long one may take, the server that those share who leave it
+as it was, and what is said at the end of a run."""
 
 from __future__ import annotations
 
@@ -42,9 +42,6 @@ def folder_of(path: Path) -> str:
 def pytest_itemcollected(item: pytest.Item) -> None:
     folder = folder_of(item.path)
     is_slow = item.get_closest_marker("slow") is not None
-    if is_slow:
-        # Side by side they would fight for the cores; in one group a single process of pytest-xdist has them all.
-        item.add_marker(pytest.mark.xdist_group("slow"))
     if item.get_closest_marker("timeout") is None:
         if folder.startswith("L0_"):
             item.add_marker(pytest.mark.timeout(REAL_SERVER))

@@ -17,7 +17,7 @@ import mpi4py
 import numpy as np
 from numpy.typing import NDArray
 
-from inflight.distributed.bell import Bell
+from inflight.distributed.wakeup import WakeupSocket
 
 mpi4py.rc.initialize = False
 mpi4py.rc.finalize = False
@@ -47,10 +47,10 @@ class MpiRankGroup:
         self.rank: int = self._comm.Get_rank()
         self.size: int = self._comm.Get_size()
         self._count: NDArray[np.int64] = np.zeros(1, dtype=np.int64)
-        self._rings: Bell | None = None  # on the leader, if it can wake others
-        self._hears: Bell | None = None  # on the other ranks, if the leader can wake them
+        self._wakes: WakeupSocket | None = None  # on the leader, if it can wake others
+        self._listens: WakeupSocket | None = None  # on the other ranks, if the leader can wake them
         _unlink_shared_memory(self)
-        self._hang_bell(folder)
+        self._open_wakeups(folder)
 
     def broadcast(self, payload: bytes | None) -> bytes:
         """See RankGroup. Sends the length first, then the bytes unless the payload is empty."""
@@ -74,30 +74,30 @@ class MpiRankGroup:
         """Finalise MPI. Collective; this process cannot use MPI afterwards."""
         if MPI.Is_initialized() and not MPI.Is_finalized():
             MPI.Finalize()
-        for bell in (self._rings, self._hears):
-            if bell is not None:
-                bell.close()
+        for wakeup in (self._wakes, self._listens):
+            if wakeup is not None:
+                wakeup.close()
 
     def abort(self) -> None:
         """End every rank of every machine, this one included."""
         self._comm.Abort(1)
 
-    def _hang_bell(self, folder: Path | None) -> None:
+    def _open_wakeups(self, folder: Path | None) -> None:
         """Set up wake-ups. A rank sleeps only if the leader sends wake-ups and the rank can receive them."""
-        bell = Bell(folder, self.rank, self.size) if folder is not None else None
-        self.barrier()  # a ring before there is a socket would be missed
-        leader_rings = self.broadcast((b"1" if bell is not None else b"") if self.rank == 0 else None) != b""
+        wakeup = WakeupSocket(folder, self.rank, self.size) if folder is not None else None
+        self.barrier()  # a wake-up before there is a socket would be missed
+        leader_wakes = self.broadcast((b"1" if wakeup is not None else b"") if self.rank == 0 else None) != b""
         if self.rank == 0:
-            self._rings = bell
-        elif leader_rings:
-            self._hears = bell
+            self._wakes = wakeup
+        elif leader_wakes:
+            self._listens = wakeup
 
     def _complete(self, request: Any) -> None:
         """Wait for an operation that has just been started; the leader first wakes the other ranks."""
-        if self._rings is not None:
-            self._rings.ring()
-        if self._hears is not None:
-            self._hears.wait()
+        if self._wakes is not None:
+            self._wakes.wake_others()
+        if self._listens is not None:
+            self._listens.wait()
         nap = NAP
         while not request.Test():
             time.sleep(nap)

@@ -18,7 +18,7 @@ from inflight.errors import ConfigurationError
 
 MAX_SIZE = 2**31 - 1
 MAX_LAYERS = 2**16
-MAX_SCALE = 1e9
+MIN_SCALE, MAX_SCALE = 1e-6, 1e9
 """Upper bounds: far above the values of any checkpoint, far below those at which arithmetic overflows."""
 
 
@@ -45,7 +45,7 @@ def _number(words: str, holds: Callable[[float], bool], *, may_be_null: bool = F
 
 def _positive(*, may_be_null: bool = False) -> Rule:
     return _number(
-        f"above 0 and at most {MAX_SCALE:.0f}", lambda value: 0 < value <= MAX_SCALE, may_be_null=may_be_null
+        f"from {MIN_SCALE} to {MAX_SCALE:.0f}", lambda value: MIN_SCALE <= value <= MAX_SCALE, may_be_null=may_be_null
     )
 
 

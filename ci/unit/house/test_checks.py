@@ -1,4 +1,4 @@
-"""What every run of the tests does by itself: deadlines, groups, and the last line about C++ that was not run."""
+"""What every run of the tests does by itself: deadlines, and the last line about C++ that was not run."""
 
 from __future__ import annotations
 
@@ -32,15 +32,12 @@ import pytest
 def limits(request):
     return [mark.args[0] for mark in request.node.iter_markers("timeout")]
 
-def groups(request):
-    return [mark.args[0] for mark in request.node.iter_markers("xdist_group")]
-
 def test_plain(request):
-    assert (limits(request), groups(request)) == ([{plain}], [])
+    assert limits(request) == [{plain}]
 
 @pytest.mark.slow
 def test_slow(request):
-    assert (limits(request), groups(request)) == ([{slow}], ["slow"])
+    assert limits(request) == [{slow}]
 
 @pytest.mark.slow
 @pytest.mark.timeout(7)
@@ -48,7 +45,7 @@ def test_named(request):
     assert limits(request) == [7]
 """
 
-MARKERS = "[pytest]\nmarkers =\n    slow\n    timeout\n    xdist_group\n"
+MARKERS = "[pytest]\nmarkers =\n    slow\n    timeout\n"
 
 
 @pytest.fixture

@@ -78,7 +78,7 @@ def test_a_size_is_not_null(tmp_path: Path, key: str) -> None:
         ({"rope_scaling": [4.0]}, "rope_scaling must be an object, got [4.0]"),
         (
             {"rope_parameters": {"rope_type": "linear", "factor": "4"}},
-            "rope_parameters.factor must be a number above 0 and at most 1000000000, got '4'",
+            "rope_parameters.factor must be a number from 1e-06 to 1000000000, got '4'",
         ),
         ({"num_key_value_heads": 3}, "num_key_value_heads (3) must divide num_attention_heads (4)"),
         ({"head_dim": 13}, "head_dim must be an even number of at least 4, got 13"),

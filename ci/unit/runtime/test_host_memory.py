@@ -11,6 +11,7 @@ import pytest
 import torch
 
 from inflight.errors import ConfigurationError
+from inflight.layers.attention import CacheSpec
 from inflight.runtime import host_memory, kv_cache
 from inflight.runtime.device import free_memory, resident_memory
 from inflight.runtime.host_memory import available_memory
@@ -19,7 +20,8 @@ from inflight.runtime.kv_cache import SPARE_CPU_BYTES, KVCache, KVCacheShape
 pytestmark = pytest.mark.slow
 
 CPU = torch.device("cpu")
-SHAPE = KVCacheShape(num_layers=4, num_kv_heads=2, head_dim=32, block_size=16, dtype=torch.bfloat16)
+SPEC = CacheSpec(num_kv_heads=2, head_dim=32, dtype=torch.bfloat16)
+SHAPE = KVCacheShape(layers=(SPEC,) * 4, block_size=16)
 MIB = 2**20
 
 

@@ -54,6 +54,8 @@ SHUTDOWN_SECONDS = 3.0
 """Time that the ranks have to end by themselves at a shutdown before they are killed."""
 FIND_SECONDS = 0.2
 """Interval between attempts to find an engine that another front has not launched yet."""
+LAST_WORDS_MS = 20
+"""For a message that the system has taken from ranks that ended meanwhile."""
 OVERSLEPT_SECONDS = 1.0
 """If a wait exceeds its timeout by more than this, this process was suspended, and missed heartbeats prove nothing."""
 
@@ -221,6 +223,7 @@ class RemoteFront(Front):
                 if fatal := self._hear(message, link):
                     return fatal
             if reason := life.why_over(ready) or watch.overdue(has_joined=life.has_joined):
+                self._hear_last_words(link)
                 return reason
             if watch.welcomed:
                 self._send_all(link)
@@ -241,6 +244,13 @@ class RemoteFront(Front):
         if self._wake_fd in ready:
             os.eventfd_read(self._wake_fd)
         return ready
+
+    def _hear_last_words(self, link: EngineLink) -> None:
+        """What the ranks sent before they ended may still be on its way through the socket's thread."""
+        deadline = time.monotonic() + 10 * LAST_WORDS_MS / 1000
+        while link.socket.poll(LAST_WORDS_MS) and time.monotonic() < deadline:
+            for message in link.receive_all():
+                self._hear(message, link)
 
     def _send_all(self, link: EngineLink) -> None:
         while self._outbox:
