@@ -35,7 +35,7 @@ def test_what_is_configured_is_resident_from_the_start() -> None:
         layer.keys.fill_(1.0)
         layer.values.fill_(2.0)
         assert (layer.keys == 1.0).all()  # they do not overlap
-    assert resident_memory() - before < grown + 16 * MIB
+    assert resident_memory() - before < grown + 64 * MIB  # of comparisons, and of what earlier tests left to free
 
 
 def test_a_cache_begins_with_zeros() -> None:
