@@ -45,23 +45,12 @@ def lay_out(step: StepInput, parts: list[Tensor], state: RowState, block_size: i
     token_ids_T = state.last_token_R.index_select(0, rows_T)
     if len(host_tokens_T):
         token_ids_T = torch.where(host_tokens_T < 0, token_ids_T, host_tokens_T)
-    decodes = step.num_decodes
-    seq_lens = seq_lens_B.int()
-    metadata = AttentionMetadata(
-        positions_T=positions_T,
-        slot_mapping_T=_slots(step, state, rows_T, positions_T, block_size),
-        num_decodes=decodes,
-        decode_block_table=state.block_table[:, : step.decode_blocks].index_select(0, rows_B[:decodes]),
-        decode_seq_lens_N=seq_lens[:decodes],
-        num_prefills=step.num_prefills,
-        prefill_block_table=state.block_table[:, : step.prefill_blocks].index_select(0, rows_B[decodes:]),
-        prefill_seq_lens_P=seq_lens[decodes:],
-        prefill_start_loc=start_loc.int() if step.num_prefills else seq_lens.new_zeros(1),
-        max_prefill_len=step.max_prefill_len,
-    )
+    slots_T = _slots(step, state, rows_T, positions_T, block_size)
+    metadata = _metadata(step, state, rows_B, seq_lens_B.int(), start_loc, positions_T, slots_T)
     sampling = None
     if step.needs is not None:
-        rows_S, lengths_S = rows_T, positions_T + 1
+        # Of a single token, the position that is sampled next is the length of its row.
+        rows_S, lengths_S = rows_T, positions_T + 1 if step.num_prefills else seq_lens_B
         if len(sampled_S):
             rows_S, lengths_S = sampling_rows_S, lengths_S.index_select(0, sampled_S)
         restrictions = find_restrictions(step.staged, rows_S, lengths_S)
@@ -71,6 +60,36 @@ def lay_out(step: StepInput, parts: list[Tensor], state: RowState, block_size: i
         metadata=metadata,
         sampling_tokens_S=sampled_S if len(sampled_S) else None,
         sampling=sampling,
+    )
+
+
+def _metadata(
+    step: StepInput,
+    state: RowState,
+    rows_B: Tensor,
+    seq_lens_B: Tensor,
+    start_loc: Tensor,
+    positions_T: Tensor,
+    slots_T: Tensor,
+) -> AttentionMetadata:
+    decodes, table = step.num_decodes, state.block_table
+    decode_rows, decode_lens = rows_B, seq_lens_B
+    prefill_table, prefill_lens, prefill_start_loc = state.no_prefills
+    if step.num_prefills:
+        decode_rows, decode_lens = rows_B[:decodes], seq_lens_B[:decodes]
+        prefill_table = table[:, : step.prefill_blocks].index_select(0, rows_B[decodes:])
+        prefill_lens, prefill_start_loc = seq_lens_B[decodes:], start_loc.int()
+    return AttentionMetadata(
+        positions_T=positions_T,
+        slot_mapping_T=slots_T,
+        num_decodes=decodes,
+        decode_block_table=table[:, : step.decode_blocks].index_select(0, decode_rows),
+        decode_seq_lens_N=decode_lens,
+        num_prefills=step.num_prefills,
+        prefill_block_table=prefill_table,
+        prefill_seq_lens_P=prefill_lens,
+        prefill_start_loc=prefill_start_loc,
+        max_prefill_len=step.max_prefill_len,
     )
 
 

@@ -33,6 +33,9 @@ class RowState:
         self.top_k_R = zeros(self._num_rows, dtype=torch.int32)
         self.floats_FR = zeros(len(FLOAT_FIELDS), self._num_rows, dtype=torch.float32)
         """See FLOAT_FIELDS."""
+        i32 = torch.int32
+        self.no_prefills = (zeros(0, 0, dtype=i32), zeros(0, dtype=i32), zeros(1, dtype=i32))
+        """Block table, lengths and starts of the longer rows in a step without any."""
         self.history: Tensor | None = None
         """int64 (R, max_seq_len + 1), all tokens of rows with bad words."""
         self.prompt_mask_RV: Tensor | None = None
