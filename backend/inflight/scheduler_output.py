@@ -1,4 +1,4 @@
-"""One step, as decided and as done: what the scheduler tells the model runner, and what the runner answers.
+"""One step: the scheduler's instructions to the model runner, and the runner's results.
 
 Lists of plain integers, no tensors: every rank's scheduler makes an equal SchedulerOutput from equal input. A running
 sequence owns a *row* (0 <= row < max_batch_size) of the runner's persistent tensors from its first step to its last;
@@ -12,7 +12,7 @@ import msgspec
 from inflight.request import SamplingConfig
 
 NO_SLOT = -1
-"""Of an adapter or a mask: none."""
+"""Index that means no adapter or no mask."""
 LOG_PROBS = "log_probs"
 """Name of the output that `StepOutput.log_probs` holds."""
 
@@ -55,8 +55,8 @@ class RowWork(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     new_block_ids: list[int] = []
     """Appended to the row's block table."""
     num_sampled: int = 1
-    """After how many of the last tokens one is sampled: 0 for a chunk of a prompt that is not the last, otherwise 1;
-    more if drafts are to be verified."""
+    """Number of last tokens after which a token is sampled: 0 for a chunk of a prompt that is not the last, otherwise
+    1; more if drafts are to be verified."""
 
     @property
     def is_prefill(self) -> bool:
@@ -65,16 +65,16 @@ class RowWork(msgspec.Struct, frozen=True, kw_only=True, gc=False):
 
 
 class SchedulerOutput(msgspec.Struct, frozen=True, kw_only=True):
-    """Everything one step computes. The rows' order means nothing but the order of the answers."""
+    """Everything one step computes. The order of rows has no meaning except that results have the same order."""
 
     new_sequences: list[NewSequence]
     rows: list[RowWork]
     """Each row at most once."""
     block_copies: list[tuple[int, int]] = []
-    """(source, destination) blocks, copied before anything else of the step is computed: for sequences that part ways
-    inside a block. No destination appears twice, and none is a source."""
+    """(source, destination) blocks, copied before anything else of the step is computed: for sequences that diverge
+    within a block. No destination appears twice, and none is a source."""
     samples_late: bool = False
-    """True if sampling needs to know, on the host, the tokens of the step before: somebody's mask depends on them."""
+    """True if sampling needs, on the host, the tokens of the previous step, because a row's mask depends on them."""
 
     @property
     def num_tokens(self) -> int:

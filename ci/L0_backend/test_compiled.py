@@ -15,12 +15,12 @@ from raw_stream import RawStream
 from server_process import ServerProcess
 from transformers import AutoModelForCausalLM
 
-from inflight_kernels.cpu import find_obstacle
+from inflight_kernels.cpu import unsupported_reason
 
 CHECKPOINT = Path(__file__).parents[2] / "model_repository" / "llm" / "1" / "checkpoint"
 PROMPTS = ["Once upon a time", "The little dog", "There was a girl named", "One day the old"]
 
-pytestmark = pytest.mark.skipif(bool(find_obstacle()), reason=f"cannot compile here: {find_obstacle()}")
+pytestmark = pytest.mark.skipif(bool(unsupported_reason()), reason=f"cannot compile here: {unsupported_reason()}")
 
 
 @pytest.fixture(scope="module")

@@ -13,7 +13,7 @@ from collections.abc import Callable
 from raw_stream import RawStream
 from server_process import ServerProcess
 
-from inflight.server.metric_families import FAMILIES, STATISTICS_FAMILIES
+from inflight.server.threads.metric_families import FAMILIES, STATISTICS_FAMILIES
 from inflight.stats import IterationStats
 
 SERIES = re.compile(r"^(?P<name>\w+)\{(?P<labels>[^}]*)\} (?P<value>\S+)$", re.MULTILINE)

@@ -17,11 +17,11 @@ from inflight.models.compiled import CompiledDecoder
 from inflight.models.decoder import Decoder
 from inflight.runtime import loading
 from inflight.runtime.kv_cache import KVCache
-from inflight_kernels.cpu import Instruction, find_obstacle, library
+from inflight_kernels.cpu import Instruction, library, unsupported_reason
 
 BLOCK_SIZE = 4
 
-needs_compiler = pytest.mark.skipif(bool(find_obstacle()), reason=f"cannot compile here: {find_obstacle()}")
+needs_compiler = pytest.mark.skipif(bool(unsupported_reason()), reason=f"cannot compile here: {unsupported_reason()}")
 
 
 HAS_AMX = "amx_bf16" in library._processor_flags()

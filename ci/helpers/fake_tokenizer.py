@@ -7,8 +7,8 @@ import functools
 import tokenizers
 from tokenizers import decoders, models, normalizers, pre_tokenizers, trainers
 
-from inflight.server.byte_tokens import alphabet
-from inflight.server.tokenizer import Tokenizer
+from inflight.server.text.byte_tokens import alphabet
+from inflight.server.text.tokenizer import Tokenizer
 
 END = "<end>"
 CORPUS = ["the cat sat on the mat and the dog ran away", "naïve café, größe 日本語 🙂 done", "a b c  d   e"]

@@ -20,8 +20,8 @@ from inflight.executor.front.generation_service import GenerationService
 from inflight.executor.in_process import InProcessExecutor
 from inflight.generation_defaults import GenerationDefaults
 from inflight.request import RequestLimits, SamplingConfig
-from inflight.server.client_request import ClientRequest
 from inflight.server.request_builder import RequestBuilder
+from inflight.server.tensors.client_request import ClientRequest
 
 pytestmark = pytest.mark.slow
 

@@ -1,4 +1,4 @@
-"""Tensor collectives of the ranks that share every layer. Knows no request; ranks meet through a RankGroup.
+"""Tensor collectives of the ranks over which every layer is split. Knows no request; ranks meet through a RankGroup.
 
 TensorParallelGroup               one rank: nothing to exchange
 SharedMemoryTensorParallelGroup   CPUs of one host, in C++ through memory that all ranks have mapped

@@ -1,4 +1,4 @@
-"""A decoder whose layers and head run in C++ compiled for this CPU. For one rank: it sums over none."""
+"""A decoder whose layers and head run in C++ compiled for this CPU. For one rank only: it does not sum over ranks."""
 
 from __future__ import annotations
 
@@ -54,34 +54,34 @@ class CompiledDecoder:
 
 
 def should_compile(config: EngineConfig, decoder: Network, device: torch.device) -> bool:
-    """True where `cpu_compile` asks for it, or leaves it open and it is possible.
+    """Whether to use it: `cpu_compile` is true, or auto and it is supported.
 
     Raises ConfigurationError if it is asked for and impossible.
     """
-    obstacle = _find_obstacle(config, decoder, device)
-    if config.cpu_compile == "true" and obstacle:
-        raise ConfigurationError(f"cpu_compile is true, but {obstacle}; set cpu_compile to auto or false")
-    if config.cpu_compile == "auto" and obstacle and device.type == "cpu" and _is_bfloat16(decoder):
-        logger.info("the layers run in torch, several times slower: %s", obstacle)
-    return config.cpu_compile != "false" and not obstacle
+    reason = _unsupported_reason(config, decoder, device)
+    if config.cpu_compile == "true" and reason:
+        raise ConfigurationError(f"cpu_compile is true, but {reason}; set cpu_compile to auto or false")
+    if config.cpu_compile == "auto" and reason and device.type == "cpu" and _is_bfloat16(decoder):
+        logger.info("the layers run in torch, several times slower: %s", reason)
+    return config.cpu_compile != "false" and not reason
 
 
 def _is_bfloat16(decoder: Network) -> bool:
     return all(spec.dtype == torch.bfloat16 for spec in decoder.cache_specs)
 
 
-def _find_obstacle(config: EngineConfig, decoder: Network, device: torch.device) -> str:
+def _unsupported_reason(config: EngineConfig, decoder: Network, device: torch.device) -> str:
     if not isinstance(decoder, Decoder):
         return "it is for the engine's own layers, not for transformers' modelling code (key model_impl)"
     if device.type != "cpu" or config.tensor_parallel_size > 1:
         return "it is for one rank on a CPU"
     if not _is_bfloat16(decoder):
         return "it is for bfloat16 (key dtype)"
-    return find_unknown(decoder) or _shape(decoder.layers[0]).find_obstacle() or cpu.find_obstacle()
+    return find_unknown(decoder) or _shape(decoder.layers[0]).unsupported_reason() or cpu.unsupported_reason()
 
 
 def compile_decoder(config: EngineConfig, decoder: Decoder, caches: Sequence[LayerCache]) -> Decoder | CompiledDecoder:
-    """`decoder`, which gives up its weights, compiled: a few seconds the first time on a machine.
+    """Compile `decoder`, whose weights are moved out of it; takes a few seconds the first time on a machine.
 
     Where that fails, `decoder` as it is, or a ConfigurationError if `cpu_compile` asks for more.
     """
@@ -124,7 +124,7 @@ def _padded(intermediate: int) -> int:
 
 
 def _pad_mlp(mlp: GatedMLP) -> None:
-    """Make its intermediate size one that can be packed, with features that are 0: silu(0) * 0 = 0."""
+    """Pad its intermediate size to a multiple that can be packed; the added features are 0, as silu(0) * 0 = 0."""
     size = mlp.down.weight_OI.shape[1]
     more = _padded(size) - size
     if not more:

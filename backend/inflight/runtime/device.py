@@ -1,4 +1,4 @@
-"""Which device a rank runs on, how much memory it has left, how many threads it may use. Knows no network."""
+"""The device of a rank, its free memory and its number of threads. Knows no network."""
 
 from __future__ import annotations
 

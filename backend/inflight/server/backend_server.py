@@ -27,23 +27,23 @@ from inflight.executor.executor import Executor
 from inflight.executor.front.front import SHUT_DOWN
 from inflight.request import Request
 from inflight.result import Response
-from inflight.server.client_request import ClientRequest
-from inflight.server.dialect import Dialect
 from inflight.server.lost_model import give_up, is_supervised
-from inflight.server.metrics_thread import MetricsThread, Outcome, own_labels
 from inflight.server.outcome import ended
 from inflight.server.preparation import Preparation
 from inflight.server.reply import Reply
 from inflight.server.request_builder import RequestBuilder
-from inflight.server.request_parameters import read_parameters
-from inflight.server.response_pace import ResponsePace, choose_rate
-from inflight.server.safe_text import safe_text
-from inflight.server.sending_thread import SendingThread, log_failure
-from inflight.server.sign_thread import SignThread
-from inflight.server.tensor_values import ReadLimits
-from inflight.server.tokenizer import Tokenizer
-from inflight.server.tokenizing_threads import TokenizingThreads, text_length
-from inflight.server.watch_thread import WatchThread
+from inflight.server.tensors.client_request import ClientRequest
+from inflight.server.tensors.dialect import Dialect
+from inflight.server.tensors.request_parameters import read_parameters
+from inflight.server.tensors.tensor_values import ReadLimits
+from inflight.server.text.safe_text import safe_text
+from inflight.server.text.tokenizer import Tokenizer
+from inflight.server.threads.metrics_thread import MetricsThread, Outcome, own_labels
+from inflight.server.threads.response_pace import ResponsePace, choose_rate
+from inflight.server.threads.sending_thread import SendingThread, log_failure
+from inflight.server.threads.sign_thread import SignThread
+from inflight.server.threads.tokenizing_threads import TokenizingThreads, text_length
+from inflight.server.threads.watch_thread import WatchThread
 from inflight.server.work_item import WorkItem
 from inflight.server.work_items import WorkItems
 

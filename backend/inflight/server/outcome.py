@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from inflight.result import PerfMetrics, Response
-from inflight.server import metric_families as mf
-from inflight.server.metric_families import Family
-from inflight.server.metrics_thread import Outcome
+from inflight.server.threads import metric_families as mf
+from inflight.server.threads.metric_families import Family
+from inflight.server.threads.metrics_thread import Outcome
 from inflight.server.work_item import WorkItem
 
 _BY_FINISH_REASON = {"cancelled": "cancelled", "timeout": "timed_out"}

@@ -6,11 +6,11 @@ All the work that grows with a request's text is done here. Knows items; nothing
 from __future__ import annotations
 
 from inflight.request import Request
-from inflight.server.client_request import ClientRequest
-from inflight.server.detokenizer import Detokenizer
 from inflight.server.request_builder import RequestBuilder
-from inflight.server.text_decoder import make_text_decoder, prompt_text
-from inflight.server.tokenizer import Tokenizer
+from inflight.server.tensors.client_request import ClientRequest
+from inflight.server.text.detokenizer import Detokenizer
+from inflight.server.text.text_decoder import make_text_decoder, prompt_text
+from inflight.server.text.tokenizer import Tokenizer
 from inflight.server.work_item import Prompt, WorkItem
 
 

@@ -13,7 +13,7 @@ import logging
 from collections.abc import Mapping
 from typing import Any
 
-from inflight.server.tensor_values import Array
+from inflight.server.tensors.tensor_values import Array
 
 logger = logging.getLogger(__name__)
 
@@ -53,7 +53,7 @@ class Reply:
         self._send_final()
 
     def is_cancelled(self) -> bool:
-        """Whether the client has left. Never to be asked after the final response."""
+        """Whether the client has disconnected. Must not be called after the final response."""
         try:
             return bool(self._sender.is_cancelled())
         except Exception as error:

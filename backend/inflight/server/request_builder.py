@@ -10,8 +10,8 @@ from collections.abc import Iterable
 from inflight.errors import InvalidRequest
 from inflight.generation_defaults import GenerationDefaults
 from inflight.request import OutputConfig, Request, RequestLimits, SamplingConfig
-from inflight.server.client_request import ClientRequest
-from inflight.server.tokenizer import Tokenizer
+from inflight.server.tensors.client_request import ClientRequest
+from inflight.server.text.tokenizer import Tokenizer
 
 NEVER = -1
 """As end_id: no token ends the output."""

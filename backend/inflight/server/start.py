@@ -15,9 +15,9 @@ import numpy as np
 from inflight.config import EngineConfig
 from inflight.errors import ConfigurationError
 from inflight.server.backend_server import BackendServer
-from inflight.server.dialects import DIALECTS, LLM
 from inflight.server.lost_model import is_supervised
-from inflight.server.tokenizer import Tokenizer
+from inflight.server.tensors.dialects import DIALECTS, LLM
+from inflight.server.text.tokenizer import Tokenizer
 
 
 def start_server(pb_utils: Any, args: Mapping[str, str]) -> BackendServer:

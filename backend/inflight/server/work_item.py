@@ -1,4 +1,4 @@
-"""One Triton request in our hands, from execute() to its single final response.
+"""One Triton request with its response sender, from execute() to its single final response.
 
 Who may touch it: the thread of execute(), then the one that tokenises, and once it is handed to the engine the sending
 thread alone. Two exceptions: the thread of execute() may note a stop, and the watching thread calls `poll_cancelled`.
@@ -17,12 +17,12 @@ from msgspec import structs
 from inflight.errors import RequestCancelled, RequestTimedOut
 from inflight.request import Request
 from inflight.result import FinishReason, PerfMetrics, Result
-from inflight.server.chunk import Chunk
-from inflight.server.client_request import ClientRequest
-from inflight.server.detokenizer import Detokenizer
-from inflight.server.dialect import Dialect
 from inflight.server.reply import Reply
-from inflight.server.safe_text import safe_text
+from inflight.server.tensors.chunk import Chunk
+from inflight.server.tensors.client_request import ClientRequest
+from inflight.server.tensors.dialect import Dialect
+from inflight.server.text.detokenizer import Detokenizer
+from inflight.server.text.safe_text import safe_text
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,9 +49,9 @@ class WorkItem:
         self.request = request
         self.client = client
         self.is_cancelled = False
-        """Its client has left. Written by the watching thread."""
+        """Whether its client has disconnected. Set by the watch thread."""
         self.is_stopped = False
-        """Its client has asked for its end. Written by the thread of execute()."""
+        """Whether its client has asked to stop it. Set by the thread of execute()."""
         self.is_answered = False
         """The final response was sent."""
         self.is_broken = False
@@ -91,7 +91,7 @@ class WorkItem:
             self._text, self._token_ids = echo.text, list(echo.token_ids)
 
     def check_wanted(self) -> None:
-        """Raise RequestCancelled if its client has left or has asked for its end."""
+        """Raise RequestCancelled if its client has disconnected or has asked to stop it."""
         if self.is_cancelled:
             raise RequestCancelled("the request was cancelled")
         if self.is_stopped:

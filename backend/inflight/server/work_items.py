@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 
 from inflight.errors import DuplicateRequest
-from inflight.server.safe_text import safe_text
+from inflight.server.text.safe_text import safe_text
 from inflight.server.work_item import WorkItem
 
 

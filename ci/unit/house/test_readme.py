@@ -15,9 +15,9 @@ import pytest
 
 from inflight import config, errors
 from inflight.config import EngineConfig
-from inflight.server.dialect import InputTensor, OutputTensor
-from inflight.server.dialects import LLM
-from inflight.server.metric_families import FAMILIES
+from inflight.server.tensors.dialect import InputTensor, OutputTensor
+from inflight.server.tensors.dialects import LLM
+from inflight.server.threads.metric_families import FAMILIES
 
 ROOT = Path(__file__).resolve().parents[3]
 README = (ROOT / "README.md").read_text(encoding="utf-8")

@@ -21,10 +21,10 @@ from inflight_kernels.cpu import (
     HugePageArena,
     LibraryUnavailable,
     PackedWeight,
-    find_obstacle,
     huge_pages,
     library,
     load_library,
+    unsupported_reason,
 )
 
 pytestmark = pytest.mark.slow
@@ -92,7 +92,7 @@ def test_the_compiler_has_nothing_to_say(flags: tuple[str, ...], tmp_path: Path)
 
 
 @pytest.mark.parametrize(
-    ("name", "options", "obstacle"),
+    ("name", "options", "reason"),
     [
         ("llama-wide", {"dtype": "float32"}, r"it is for bfloat16 \(key dtype\)"),
         ("llama-wide", {"tensor_parallel_size": "2"}, "it is for one rank on a CPU"),
@@ -100,26 +100,26 @@ def test_the_compiler_has_nothing_to_say(flags: tuple[str, ...], tmp_path: Path)
     ],
 )
 def test_what_stands_against_it_is_said_only_if_it_was_asked_for(
-    tmp_path: Path, name: str, options: dict[str, str], obstacle: str
+    tmp_path: Path, name: str, options: dict[str, str], reason: str
 ) -> None:
     checkpoint = make_checkpoint(tmp_path / "checkpoint", name, dtype=torch.bfloat16)
     network = Network.load(checkpoint, "false", options.get("dtype", "bfloat16"))
     assert isinstance(network.decoder, Decoder)
     device = torch.device("cpu")
     assert not compiled.should_compile(config_of(checkpoint, "auto", **options), network.decoder, device)
-    with pytest.raises(ConfigurationError, match=obstacle):
+    with pytest.raises(ConfigurationError, match=reason):
         compiled.should_compile(config_of(checkpoint, "true", **options), network.decoder, device)
 
 
 def test_a_missing_compiler_or_processor_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(library, "_processor_flags", lambda: library._NEEDED_FLAGS)
     monkeypatch.setenv("CXX", "no-such-compiler -pipe")
-    assert find_obstacle() == "CXX names no program: no-such-compiler -pipe"
+    assert unsupported_reason() == "CXX names no program: no-such-compiler -pipe"
     monkeypatch.delenv("CXX")
     monkeypatch.setenv("PATH", "")
-    assert find_obstacle() == "no C++ compiler was found; install g++"
+    assert unsupported_reason() == "no C++ compiler was found; install g++"
     monkeypatch.setattr(library, "_processor_flags", lambda: frozenset({"avx512f"}))
-    assert find_obstacle() == "this processor has no AVX-512 for bfloat16"
+    assert unsupported_reason() == "this processor has no AVX-512 for bfloat16"
 
 
 @needs_compiler

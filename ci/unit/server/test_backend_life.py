@@ -12,9 +12,9 @@ from fake_executor import STATS, FakeExecutor, tokens
 
 from inflight.config import EngineConfig
 from inflight.result import FinishReason
-from inflight.server import metrics_thread
 from inflight.server.backend_server import BackendServer
-from inflight.server.dialects import LLM
+from inflight.server.tensors.dialects import LLM
+from inflight.server.threads import metrics_thread
 
 LONG = 30.0
 """Seconds after which a wait counts as a hang."""

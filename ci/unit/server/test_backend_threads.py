@@ -28,9 +28,9 @@ from inflight.errors import (
 from inflight.result import FinishReason, Response
 from inflight.run_directory import LOST, RUN_DIRECTORY
 from inflight.server.backend_server import BackendServer
-from inflight.server.dialects import LLM
-from inflight.server.metric_families import OUTCOMES
 from inflight.server.start import check_numpy
+from inflight.server.tensors.dialects import LLM
+from inflight.server.threads.metric_families import OUTCOMES
 
 LONG = 30.0
 """Seconds after which a wait counts as a hang."""

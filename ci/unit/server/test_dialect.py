@@ -20,14 +20,14 @@ from inflight.config import EngineConfig
 from inflight.errors import InvalidRequest
 from inflight.generation_defaults import GenerationDefaults
 from inflight.request import Request, RequestLimits, SamplingConfig
-from inflight.server.chunk import Chunk
-from inflight.server.client_request import ClientRequest
-from inflight.server.dialect import Dialect, InputTensor, OutputTensor, TensorType
-from inflight.server.dialects import DIALECTS, LLM
 from inflight.server.request_builder import RequestBuilder
-from inflight.server.request_parameters import read_parameters
-from inflight.server.safe_text import safe_text
-from inflight.server.tensor_values import ReadLimits, read_word_ids
+from inflight.server.tensors.chunk import Chunk
+from inflight.server.tensors.client_request import ClientRequest
+from inflight.server.tensors.dialect import Dialect, InputTensor, OutputTensor, TensorType
+from inflight.server.tensors.dialects import DIALECTS, LLM
+from inflight.server.tensors.request_parameters import read_parameters
+from inflight.server.tensors.tensor_values import ReadLimits, read_word_ids
+from inflight.server.text.safe_text import safe_text
 
 CONFIG = Path(__file__).parents[3] / "model_repository" / "llm" / "config.pbtxt"
 LIMITS = RequestLimits(vocab_size=300, max_seq_len=64, max_input_len=63, kv_cache_tokens=1000)

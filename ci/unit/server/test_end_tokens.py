@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from inflight.errors import ConfigurationError
-from inflight.server.tokenizer import Tokenizer
+from inflight.server.text.tokenizer import Tokenizer
 
 TOKENIZER = Path(__file__).resolve().parents[3] / "model_repository" / "llm" / "1" / "checkpoint" / "tokenizer.json"
 FILES = ["config.json", "generation_config.json"]

@@ -12,9 +12,9 @@ from fake_executor import STATS
 
 from inflight.errors import InflightError
 from inflight.result import PerfMetrics
-from inflight.server import metric_families as mf
-from inflight.server.metrics_thread import MetricsThread, Outcome
 from inflight.server.outcome import _of_perf_metrics
+from inflight.server.threads import metric_families as mf
+from inflight.server.threads.metrics_thread import MetricsThread, Outcome
 from inflight.stats import IterationStats
 
 

@@ -16,9 +16,9 @@ from inflight.config import EngineConfig
 from inflight.errors import StepFailed
 from inflight.result import FinishReason, Response
 from inflight.server.backend_server import BackendServer
-from inflight.server.dialects import LLM
-from inflight.server.response_pace import ResponsePace, choose_rate
-from inflight.server.sending_thread import SendingThread
+from inflight.server.tensors.dialects import LLM
+from inflight.server.threads.response_pace import ResponsePace, choose_rate
+from inflight.server.threads.sending_thread import SendingThread
 from inflight.server.work_items import WorkItems
 
 PROMPT = {"text_input": "hi", "max_tokens": 8}

@@ -16,9 +16,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenizers import AddedToken, Regex, models, normalizers, pre_tokenizers
 
-from inflight.server.byte_tokens import alphabet
-from inflight.server.token_bytes import NFC_SHRINK, max_bytes_per_token
-from inflight.server.tokenizer import Tokenizer
+from inflight.server.text.byte_tokens import alphabet
+from inflight.server.text.token_bytes import NFC_SHRINK, max_bytes_per_token
+from inflight.server.text.tokenizer import Tokenizer
 
 WORDS = Regex(r"[^\s]+|\s+")
 

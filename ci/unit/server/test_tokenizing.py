@@ -13,8 +13,8 @@ from fake_executor import FakeExecutor, tokens
 from inflight.config import EngineConfig
 from inflight.result import FinishReason
 from inflight.server.backend_server import BackendServer
-from inflight.server.dialects import LLM
-from inflight.server.tokenizing_threads import MAX_SHORT_LENGTH
+from inflight.server.tensors.dialects import LLM
+from inflight.server.threads.tokenizing_threads import MAX_SHORT_LENGTH
 
 LONG = 30.0
 """Seconds after which a wait counts as a hang."""

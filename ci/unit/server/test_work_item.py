@@ -8,11 +8,11 @@ import pytest
 
 from inflight.request import Request
 from inflight.result import FinishReason, Result
-from inflight.server.client_request import ClientRequest
-from inflight.server.detokenizer import Detokenizer
-from inflight.server.dialects import LLM
 from inflight.server.reply import Reply
-from inflight.server.text_decoder import make_text_decoder
+from inflight.server.tensors.client_request import ClientRequest
+from inflight.server.tensors.dialects import LLM
+from inflight.server.text.detokenizer import Detokenizer
+from inflight.server.text.text_decoder import make_text_decoder
 from inflight.server.work_item import Prompt, WorkItem
 
 

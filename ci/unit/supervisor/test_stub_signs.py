@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 
 from inflight.run_directory import RUN_DIRECTORY, SIGNS
-from inflight.server import sign_thread
-from inflight.server.sign_thread import SignThread
+from inflight.server.threads import sign_thread
+from inflight.server.threads.sign_thread import SignThread
 from inflight.supervisor import processes
 from inflight.supervisor.stub_signs import BUSY_SECONDS, SILENT_SECONDS, StubSigns
 

@@ -15,9 +15,9 @@ from inflight_kernels.cpu.instructions import Instruction, Instructions
 from inflight_kernels.cpu.library import (
     LibraryUnavailable,
     NativeLibrary,
-    find_obstacle,
     load_collectives,
     load_library,
+    unsupported_reason,
 )
 from inflight_kernels.cpu.packed_weight import STEP, PackedWeight
 
@@ -34,8 +34,8 @@ __all__ = [
     "PackedWeight",
     "SharedMemoryCollectives",
     "StackShape",
-    "find_obstacle",
     "load_collectives",
     "load_library",
     "segment_bytes",
+    "unsupported_reason",
 ]

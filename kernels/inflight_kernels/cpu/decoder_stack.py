@@ -38,7 +38,7 @@ class StackShape:
     norm_eps: float
     head_norm_eps: float
 
-    def find_obstacle(self) -> str:
+    def unsupported_reason(self) -> str:
         """Why layers of this shape cannot be run, as half a sentence; empty if they can."""
         if self.hidden % STEP or self.head_dim % STEP:
             return f"hidden and head size are not both multiples of {STEP}"
@@ -132,11 +132,11 @@ class DecoderStack:
     ) -> None:
         """`norm_D`: bfloat16 weight of the last norm; `cos_sin`: float32 (positions, rotated elements of a head).
 
-        Raises ValueError for a shape that `find_obstacle` speaks against.
+        Raises ValueError for a shape that `unsupported_reason` speaks against.
         """
-        obstacle = shape.find_obstacle()
-        if obstacle:
-            raise ValueError(obstacle)
+        reason = shape.unsupported_reason()
+        if reason:
+            raise ValueError(reason)
         self._functions = library.functions
         self._held = (tuple(layers), norm_D, cos_sin)  # the structures only point at them
         self._network = _Network(

@@ -57,7 +57,7 @@ class LibraryUnavailable(Exception):
     """It can be neither compiled nor loaded; the message says why."""
 
 
-def find_obstacle() -> str:
+def unsupported_reason() -> str:
     """Why this machine cannot have the library, as half a sentence; empty if it can."""
     if not _processor_flags().issuperset(_NEEDED_FLAGS):
         return "this processor has no AVX-512 for bfloat16"

@@ -10,8 +10,8 @@ import queue
 import threading
 from collections.abc import Callable
 
-from inflight.server.client_request import ClientRequest
-from inflight.server.sending_thread import log_failure
+from inflight.server.tensors.client_request import ClientRequest
+from inflight.server.threads.sending_thread import log_failure
 from inflight.server.work_item import WorkItem
 
 MAX_SHORT_LENGTH = 16_384

@@ -16,7 +16,7 @@ from functools import partial
 from inflight.errors import EngineUnavailable, RequestCancelled, ResponseFailed
 from inflight.executor.executor import Executor
 from inflight.result import Response
-from inflight.server.response_pace import ResponsePace
+from inflight.server.threads.response_pace import ResponsePace
 from inflight.server.work_item import WorkItem
 from inflight.server.work_items import WorkItems
 

@@ -15,9 +15,9 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
-from inflight.server import metric_families as mf
-from inflight.server.metric_families import Family
-from inflight.server.sending_thread import log_failure
+from inflight.server.threads import metric_families as mf
+from inflight.server.threads.metric_families import Family
+from inflight.server.threads.sending_thread import log_failure
 from inflight.stats import IterationStats
 
 logger = logging.getLogger(__name__)

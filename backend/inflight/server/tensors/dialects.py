@@ -6,8 +6,8 @@ users expect besides (min_p, finish_reason). No batch dimension: config.pbtxt ha
 
 from __future__ import annotations
 
-from inflight.server.dialect import Dialect, InputTensor, OutputTensor, TensorType
-from inflight.server.tensor_values import read_prompt, read_token_ids, read_words
+from inflight.server.tensors.dialect import Dialect, InputTensor, OutputTensor, TensorType
+from inflight.server.tensors.tensor_values import read_prompt, read_token_ids, read_words
 
 
 def _scalar(name: str, dtype: TensorType, field: str = "") -> InputTensor:

@@ -1,4 +1,4 @@
-"""The thread that asks questions on a clock: has a client left, and is the engine still there?
+"""The thread that checks regularly whether clients have disconnected and whether the engine is still there.
 
 Asking tritonserver costs a round trip, so it is done off every other thread, each live request at most once a period.
 """
@@ -9,12 +9,12 @@ import threading
 from collections.abc import Callable
 
 from inflight.executor.executor import Executor
-from inflight.server.sending_thread import log_failure
+from inflight.server.threads.sending_thread import log_failure
 from inflight.server.work_items import WorkItems
 
 
 class WatchThread:
-    """Cancels requests whose client has left; says once when the engine is lost and could not be brought back."""
+    """Cancels requests whose client has disconnected; reports once that a lost engine could not be relaunched."""
 
     def __init__(self, executor: Executor, items: WorkItems, period: float, on_engine_lost: Callable[[], None]) -> None:
         """`period` in seconds."""
@@ -41,7 +41,7 @@ class WatchThread:
                 log_failure("watching requests", error)
 
     def look(self) -> None:
-        """One round."""
+        """Check every request and the engine once."""
         for item in self._items.snapshot():
             if self._stopping.is_set():
                 return

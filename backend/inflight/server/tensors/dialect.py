@@ -15,9 +15,9 @@ from typing import Any
 import numpy as np
 
 from inflight.errors import InvalidRequest
-from inflight.server.chunk import Chunk
-from inflight.server.client_request import ClientRequest
-from inflight.server.tensor_values import Array, ReadLimits, Value, read_scalar, to_array
+from inflight.server.tensors.chunk import Chunk
+from inflight.server.tensors.client_request import ClientRequest
+from inflight.server.tensors.tensor_values import Array, ReadLimits, Value, read_scalar, to_array
 
 Reader = Callable[[str, Array, ReadLimits], Value]
 """(tensor's name, array, limits) -> plain value; raises InvalidRequest."""
