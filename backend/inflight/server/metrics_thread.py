@@ -1,8 +1,11 @@
 """The one thread that touches tritonserver's metrics.
 
 pb_utils' metric objects are not safe from two threads: misuse ends the server process. So everybody else only leaves a
-note here, and even creating and dropping them happens on this thread. Where the server has no custom metrics, or has
-them switched off, this does nothing.
+note here, and even creating them happens on this thread.
+
+They are never dropped. The server has one metric for a name and its labels, whoever creates it: a stub that drops it
+frees it under the stub of the same model that was loaded since, and the next use ends the server. As it is, counters go
+on where a model is loaded again. Where the server has no custom metrics, or has them switched off, this does nothing.
 """
 
 from __future__ import annotations
@@ -82,8 +85,6 @@ class MetricsThread:
                 self._update()
             except Exception as error:
                 log_failure("updating metrics", error)
-        self._metrics.clear()
-        self._families.clear()
 
     def _create(self) -> bool:
         try:
@@ -91,8 +92,6 @@ class MetricsThread:
                 self._create_family(family)
         except Exception as error:
             logger.info("custom metrics are off: the server does not offer them (%s)", type(error).__name__)
-            self._metrics.clear()
-            self._families.clear()
             return False
         return True
 
