@@ -25,7 +25,8 @@ from typing import Any
 
 from inflight.run_directory import RUN_DIRECTORY
 from inflight.supervisor import processes
-from inflight.supervisor.serve import Endpoints, ServeOptions, serve
+from inflight.supervisor.options import Endpoints, ServeOptions
+from inflight.supervisor.serve import serve
 
 ROOT = Path(__file__).resolve().parents[1]
 MODEL_REPOSITORY = ROOT / "model_repository"
@@ -44,8 +45,9 @@ class ServerProcess:
         self._directory = tempfile.TemporaryDirectory(prefix="inflight-test-")
         self._log_path = Path(self._directory.name, "server.log")
         self._told_path = Path(self._directory.name, "supervisor.log")
-        free_ports = {"http_port": 0, "grpc_port": 0, "metrics_port": 0}
-        self.options = {**free_ports, "log_file": str(self._log_path), **options}
+        # Tests that count requests must know all of them, so there are no canaries unless a test asks for them.
+        usual = {"http_port": 0, "grpc_port": 0, "metrics_port": 0, "canary_period": 0.0}
+        self.options = {**usual, "log_file": str(self._log_path), **options}
         self.process: subprocess.Popen[bytes] | None = None
         self.endpoints: Endpoints | None = None
 
@@ -193,7 +195,7 @@ def main(arguments: str) -> int:
     options = json.loads(arguments)
     descriptor = options.pop("ready_descriptor")
     os.set_inheritable(descriptor, False)
-    for name in ("checkpoint", "model_repository", "tritonserver", "log_file"):
+    for name in ("checkpoint", "model_repository", "tritonserver", "log_file", "api_key_file"):
         if options.get(name) is not None:
             options[name] = Path(options[name])
     options["server_arguments"] = tuple(options.get("server_arguments", ()))

@@ -1,4 +1,5 @@
-"""A killed rank: errors at once, a model that is not ready, and then the same answers as before.
+"""A killed rank: errors at once, a model that is not ready, then the same answers as before, and every request counted.
+A stub or an engine that hangs is found out, and a busy one is left alone.
 
 pytest ci/L0_backend/test_recovery.py
 """
@@ -13,6 +14,7 @@ import urllib.request
 from pathlib import Path
 
 from raw_stream import RawStream
+from server_metrics import OUTCOMES, Metrics, until
 from server_process import ServerProcess
 
 PROMPT = {"text_input": "Once upon a time", "max_tokens": 20, "end_id": -1}
@@ -57,3 +59,62 @@ def test_a_killed_rank_is_an_error_and_then_forgotten() -> None:
         assert len(ranks(server)) == 1
         for other in others:
             other.close()
+
+
+def test_every_request_is_counted_across_the_fault() -> None:
+    """Counters never go down, and what was accepted is what completed, failed or was cancelled."""
+    with ServerProcess() as server:
+        expected = {"completed": 5.0, "rejected": 1.0}
+        with RawStream(server.grpc_url) as stream:
+            for _ in range(5):
+                stream.ask(PROMPT)
+            assert stream.ask({**PROMPT, "max_tokens": 0}).error
+        for number_lost in (3.0, 6.0):
+            others = [RawStream(server.grpc_url) for _ in range(3)]
+            running = [other.send(ENDLESS) for other in others]
+            for other in others:
+                other.take()
+            os.kill(ranks(server)[0], signal.SIGKILL)
+            for other, answer in zip(others, running, strict=True):
+                other.collect(answer)
+                other.close()
+            wait_until_ready(server, False)
+            wait_until_ready(server, True)
+            until(lambda: len(server.stub_pids) == 1, "the stub of before the fault has ended")
+            expected["unavailable"] = number_lost
+            assert outcomes(server) == expected
+            with RawStream(server.grpc_url) as stream:
+                stream.ask(PROMPT)
+            expected["completed"] += 1
+            until(lambda: outcomes(server) == expected, "all are counted")
+
+
+def test_a_stub_that_hangs_is_started_again() -> None:
+    """Every health check still says ready."""
+    with ServerProcess(canary_period=2.0) as server:
+        with RawStream(server.grpc_url) as stream:
+            before = stream.ask(PROMPT).token_ids
+        (stub,) = server.stub_pids
+        os.kill(stub, signal.SIGSTOP)
+        until(lambda: "model llm answers no request; starting it again" in server.told, "found out")
+        until(lambda: "serving again" in server.told, "started again")
+        assert stub not in server.stub_pids
+        with RawStream(server.grpc_url) as stream:
+            assert stream.ask(PROMPT).token_ids == before
+
+
+def test_an_idle_server_is_tried_and_a_busy_one_left_alone() -> None:
+    """Where a single place is taken for many periods, nothing ends, but the engine makes steps."""
+    with ServerProcess(canary_period=0.5, parameters={"max_batch_size": "1"}) as server:
+        until(lambda: outcomes(server).get("completed", 0) >= 2, "canaries are answered")
+        with RawStream(server.grpc_url) as stream:
+            answers = [stream.send({**ENDLESS, "max_tokens": 200}) for _ in range(3)]
+            stream.collect(*answers)
+            assert [answer.error for answer in answers] == [""] * 3
+        assert "again" not in server.told
+
+
+def outcomes(server: ServerProcess) -> dict[str, float]:
+    """How many requests ended how; nothing of what never happened."""
+    counts = Metrics(server).by_label(OUTCOMES, "outcome")
+    return {outcome: count for outcome, count in counts.items() if count}

@@ -31,9 +31,8 @@ def open_descriptors(server: ServerProcess) -> int:
 
 
 def test_reloads_finish_what_is_in_flight_and_leave_nothing_behind() -> None:
-    with ServerProcess() as server:
-        host, _, port = server.ready_endpoints.http.partition(":")
-        admin = Admin(host, int(port), timeout=60)
+    with ServerProcess(open_apis=True) as server:
+        admin = Admin(server.grpc_url, {}, timeout=60)
         first = server.tritonserver_pid
         expected: list[int] = []
         num_descriptors = 0

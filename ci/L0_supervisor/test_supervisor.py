@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 import urllib.error
 import urllib.request
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 from server_process import ServerFailed, ServerProcess
@@ -16,6 +18,15 @@ from tritonclient.utils import InferenceServerException
 from inflight.supervisor import processes
 
 Open = Callable[[ServerProcess], Stream]
+
+BROKEN = """
+import triton_python_backend_utils as pb_utils
+
+class TritonPythonModel:
+    def initialize(self, args):
+        raise pb_utils.TritonModelException("the checkpoint has no layers")
+"""
+"""A program that no model can be loaded from."""
 
 
 def is_ready(server: ServerProcess) -> bool:
@@ -140,24 +151,72 @@ def test_a_model_that_lost_its_ranks_is_loaded_again(server: ServerProcess, open
     serves(server, open_stream)
 
 
-def test_an_operators_unload_is_respected(server: ServerProcess, open_stream: Open) -> None:
-    assert _post(server, "/v2/repository/models/toy/unload") == 200
-    until(lambda: not server.stub_pids, "the stub has ended")
+def test_a_model_that_somebody_unloaded_is_brought_back(open_stream: Open) -> None:
+    with ServerProcess(model_repository=TOY_REPOSITORY, open_apis=True) as server:
+        before = server.tritonserver_pid
+        (stub,) = server.stub_pids
+        assert _post(server, "/v2/repository/models/toy/unload") == 200
+        until(lambda: set(server.stub_pids) - {stub} and is_ready(server), "loaded again")
+        assert "model toy went down (it was unloaded, and not by this supervisor)" in server.told
+        serves(server, open_stream)
+        assert server.tritonserver_pid == before
+
+
+def test_an_operator_may_unload_and_load(open_stream: Open, tmp_path: Path) -> None:
+    """With the key that the operator chose; the supervisor stays out of it."""
+    key = tmp_path / "key"
+    key.write_text("a-key-of-the-operators\n")
+    header = {"inflight-api-key": "a-key-of-the-operators"}
+    with ServerProcess(model_repository=TOY_REPOSITORY, api_key_file=key) as server:
+        before = server.tritonserver_pid
+        assert _post(server, "/v2/repository/models/toy/unload") == 403
+        assert _post(server, "/v2/repository/models/toy/unload", header) == 200
+        assert _post(server, "/v2/repository/models/toy/load", header) == 200
+        serves(server, open_stream)
+        assert server.tritonserver_pid == before
+        assert "again" not in server.told
+
+
+def test_a_stopped_tritonserver_is_started_again(server: ServerProcess, open_stream: Open) -> None:
+    """It still holds its ports, and answers nobody."""
     before = server.tritonserver_pid
-    assert _post(server, "/v2/repository/models/toy/load") == 200
+    os.kill(before, signal.SIGSTOP)
+    until(lambda: "serving again" in server.told, "started again")
+    assert "tritonserver does not answer over gRPC; starting it again" in server.told
+    assert server.tritonserver_pid != before
     serves(server, open_stream)
-    assert server.tritonserver_pid == before
-    assert "again" not in server.told
 
 
-def test_it_gives_up_when_the_server_dies_too_often() -> None:
-    with ServerProcess(model_repository=TOY_REPOSITORY, max_restarts=1) as server:
-        first = server.tritonserver_pid
-        os.kill(first, signal.SIGKILL)
-        until(lambda: "serving again" in server.told, "started again")
+def test_a_server_that_does_not_start_again_is_tried_until_it_does(tmp_path: Path, open_stream: Open) -> None:
+    repository = tmp_path / "repository"
+    shutil.copytree(TOY_REPOSITORY, repository)
+    program = repository / "toy" / "1" / "model.py"
+    working = program.read_text()
+    with ServerProcess(model_repository=repository) as server:
+        program.write_text(BROKEN)
         os.kill(server.tritonserver_pid, signal.SIGKILL)
-        assert _exit_code(server) == 1
-        assert "given up after 1 tries" in server.told
+        until(lambda: "starting it again in 2 s" in server.told, "failed again and again")
+        assert "the checkpoint has no layers" in server.told
+        program.write_text(working)
+        until(lambda: "serving again" in server.told, "serves again")
+        serves(server, open_stream)
+
+
+def test_without_http_everything_works_over_grpc(open_stream: Open) -> None:
+    with ServerProcess(model_repository=TOY_REPOSITORY, allow_http=False) as server:
+        assert server.ready_endpoints.http == ""
+        assert len(_listening_addresses(server.tritonserver_pid)) == 2
+        (stub,) = server.stub_pids
+        stream = open_stream(server)
+        stream.ask("lose")
+        assert stream.rest() == ["lose"]
+        until(lambda: set(server.stub_pids) - {stub} and "serves again" in server.told, "loaded again")
+        stream = open_stream(server)
+        stream.ask("drained", 50)
+        assert stream.next() == "drained"
+        os.kill(_pid(server), signal.SIGTERM)
+        assert stream.rest() == ["drained"] * 49
+        assert _exit_code(server) == 0
         assert_nothing_left(server)
 
 
@@ -177,12 +236,7 @@ def test_a_model_that_cannot_be_loaded_is_one_sentence(tmp_path: os.PathLike[str
     version = tmp_path / "toy" / "1"  # type: ignore[operator]
     version.mkdir(parents=True)
     (version.parent / "config.pbtxt").write_text((TOY_REPOSITORY / "toy" / "config.pbtxt").read_text())
-    (version / "model.py").write_text(
-        "import triton_python_backend_utils as pb_utils\n"
-        "class TritonPythonModel:\n"
-        "    def initialize(self, args):\n"
-        "        raise pb_utils.TritonModelException('the checkpoint has no layers')\n"
-    )
+    (version / "model.py").write_text(BROKEN)
     server = ServerProcess(model_repository=tmp_path)
     with pytest.raises(ServerFailed, match="the checkpoint has no layers"), server:
         pass
@@ -200,8 +254,8 @@ def _exit_code(server: ServerProcess) -> int:
     return server.process.wait(60)
 
 
-def _post(server: ServerProcess, path: str) -> int:
-    request = urllib.request.Request(server.http_url + path, data=b"{}", method="POST")
+def _post(server: ServerProcess, path: str, headers: dict[str, str] | None = None) -> int:
+    request = urllib.request.Request(server.http_url + path, data=b"{}", headers=headers or {}, method="POST")
     try:
         with urllib.request.urlopen(request, timeout=30) as response:
             return int(response.status)

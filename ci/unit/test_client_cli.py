@@ -17,7 +17,7 @@ from typer.testing import CliRunner, Result
 from inflight_client import Call, Client, MockTransport, Reply, RequestRefused, text_reply
 from inflight_client.chat import ChatError, ChatSession, Message, load_chat_template, tokenizer_folder
 from inflight_client.cli import app
-from inflight_client.terminal import converse
+from inflight_client.terminal import converse, how_to_talk
 
 Connect = Callable[[MockTransport], None]
 
@@ -102,6 +102,19 @@ def test_serve_hands_its_options_to_the_supervisor(monkeypatch: pytest.MonkeyPat
     assert options.parameters == {"tensor_parallel_size": "2", "device": "cpu"}
     assert (options.grpc_address, options.grpc_port, options.http_port) == ("127.0.0.1", 0, 8000)
     assert options.on_ready is not None
+
+
+def test_serve_without_http_shows_nothing_of_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    given: list[Any] = []
+    monkeypatch.setattr("inflight.supervisor.serve.serve", lambda options: given.append(options) or 0)
+    run("serve", "--no-http", "--open-apis", "--canary-period", "0")
+    run("serve", "--api-key-file", "/a/key")
+    closed, keyed = given
+    assert (closed.allow_http, closed.open_apis, closed.canary_period) == (False, True, 0.0)
+    assert (keyed.allow_http, keyed.open_apis, keyed.api_key_file) == (True, False, Path("/a/key"))
+    addresses = {"grpc": "localhost:8001", "metrics": "localhost:8002", "model": "llm", "prompt": "Once"}
+    assert "curl" in how_to_talk(http="localhost:8000", **addresses)
+    assert "curl" not in how_to_talk(http="", **addresses)
 
 
 def test_help_does_not_load_what_only_some_commands_need() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import importlib.metadata
 import os
 import platform
@@ -10,6 +11,7 @@ import socket
 import stat
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 
 import pytest
@@ -20,11 +22,13 @@ from inflight.errors import ConfigurationError
 from inflight.executor.launch import Launch
 from inflight.executor.mpi_executor import MpiExecutor
 from inflight.mpi_launcher import find_launcher, launcher_environment
-from inflight.supervisor import installation, mpi, ports, run
-from inflight.supervisor.in_flight import parse
+from inflight.supervisor import installation, mpi, ports
 from inflight.supervisor.log import ServerLog
+from inflight.supervisor.log_file import LogFile
+from inflight.supervisor.metrics import count_in_flight
+from inflight.supervisor.options import ServeOptions
 from inflight.supervisor.processes import STUB
-from inflight.supervisor.serve import ServeOptions
+from inflight.supervisor.serve import serve
 from inflight_client.cli import app
 
 
@@ -204,7 +208,7 @@ class TestPorts:
 
 
 def test_what_is_wrong_is_one_line_and_exit_code_2(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    assert run.run(ServeOptions(checkpoint=tmp_path, http_port=0, grpc_port=0, metrics_port=0)) == 2
+    assert serve(ServeOptions(checkpoint=tmp_path, http_port=0, grpc_port=0, metrics_port=0)) == 2
     assert capfd.readouterr().err == f"inflight: {tmp_path} is not a Hugging Face checkpoint: it has no config.json\n"
 
 
@@ -218,7 +222,7 @@ def test_every_option_that_a_sentence_names_exists() -> None:
     folder = Path(installation.__file__).parent
     named = set()
     for path in folder.glob("*.py"):
-        if path.name == "plan.py":  # writes tritonserver's command line
+        if path.name in ("plan.py", "api_key.py"):  # they write tritonserver's command line
             continue
         named |= set(re.findall(r"(?<![\w-])--[a-z][a-z-]+[a-z]", path.read_text()))
     assert {"--tritonserver", "--verbose", "--ready-timeout"} <= named
@@ -265,6 +269,79 @@ class TestLog:
         assert self.told(verbose=True)[0] == self.LINES.splitlines()
 
 
+class TestLogFile:
+    def test_a_full_disk_costs_lines_of_the_file_alone(self, tmp_path: Path) -> None:
+        """The pipe is read to its end all the same, and the file goes on once there is room."""
+        told: list[str] = []
+        path = tmp_path / "log"
+        path.symlink_to("/dev/full")
+        file = LogFile(path, told.append)
+        for line in ("lost", "lost too"):
+            file.write(line)
+        path.unlink()
+        file.write("kept")
+        file.write("kept too")
+        file.close()
+        assert path.read_text() == "kept\nkept too\n"
+        assert told == [
+            f"the log file {path} cannot be written (No space left on device): lines are lost until it can",
+            f"the log file {path} is written again; 2 lines were lost",
+        ]
+
+    def test_a_servers_output_is_read_to_its_end(self) -> None:
+        told: list[str] = []
+        log = ServerLog(told.append, file=Path("/dev/full"))
+        reading, writing = os.pipe()
+        log.follow(os.fdopen(reading))
+        with os.fdopen(writing, "w") as stream:
+            stream.write("line\n" * 100_000)
+        log.join(30)
+        assert len(told) == 1 and "No space left on device" in told[0]
+
+    def test_one_that_cannot_be_made_is_told_before_anything_starts(
+        self, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+    ) -> None:
+        path = tmp_path / "nowhere" / "log"
+        assert serve(ServeOptions(log_file=path, http_port=0, grpc_port=0, metrics_port=0)) == 2
+        told = capfd.readouterr().err
+        assert told == f"inflight: --log-file {path} cannot be written: No such file or directory\n"
+
+
+class TestTemporaryFolder:
+    def told(self, capsys: pytest.CaptureFixture[str]) -> str:
+        assert serve(ServeOptions(http_port=0, grpc_port=0, metrics_port=0)) == 2
+        return capsys.readouterr().err
+
+    def test_one_that_cannot_be_written_is_one_sentence(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "nowhere"))
+        assert re.fullmatch(
+            rf"inflight: .* cannot be made in {tmp_path}/nowhere \(No such .*\): .* with TMPDIR\n", self.told(capsys)
+        )
+
+    def test_none_at_all_is_one_sentence(
+        self, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        def none_usable() -> str:
+            raise FileNotFoundError(errno.ENOENT, "No usable temporary directory found in ['/tmp']")
+
+        monkeypatch.setattr(tempfile, "tempdir", None)
+        monkeypatch.setattr(tempfile, "_get_default_tempdir", none_usable)
+        assert re.fullmatch(r"inflight: .* \(No usable .*\): .* with TMPDIR\n", self.told(capsys))
+
+    def test_a_full_one_is_one_sentence_and_left_empty(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        def full(source: Path, target: Path) -> None:
+            raise OSError(errno.ENOSPC, "No space left on device", str(target))
+
+        monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+        monkeypatch.setattr(installation.shutil, "copy2", full)
+        assert re.fullmatch(rf"inflight: .* in {tmp_path} \(No space .*\): .* with TMPDIR\n", self.told(capsys))
+        assert list(tmp_path.iterdir()) == []
+
+
 def test_requests_in_flight_are_summed_over_models() -> None:
     text = (
         "# HELP nv_trt_llm_request_metrics Requests\n"
@@ -272,5 +349,5 @@ def test_requests_in_flight_are_summed_over_models() -> None:
         'nv_trt_llm_request_metrics{model="llm",request_type="max",version="1"} 64\n'
         'nv_trt_llm_request_metrics{model="llm",request_type="waiting",version="1"} 2\n'
     )
-    assert parse(text) == 5
-    assert parse("nv_inference_count 3\n") is None
+    assert count_in_flight(text) == 5
+    assert count_in_flight("nv_inference_count 3\n") is None

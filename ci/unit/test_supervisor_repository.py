@@ -56,6 +56,16 @@ def test_nothing_to_replace_serves_the_repository_as_it_is(source: Path, tmp_pat
     assert served.config.max_batch_size == 8
 
 
+def test_only_an_engine_whose_inputs_are_known_can_be_asked(source: Path, tmp_path: Path) -> None:
+    assert repository.write(source, tmp_path / "unknown").answering == ()
+    inputs = "".join(
+        f'input {{ name: "{name}" data_type: TYPE_INT32 dims: [ 1 ] }}\n' for name in ("input_ids", "max_tokens")
+    )
+    (source / "llm" / "config.pbtxt").write_text(ENGINE + inputs)
+    (source / "ensemble" / "config.pbtxt").write_text(CALLER + inputs)
+    assert repository.write(source, tmp_path / "known").answering == ("llm",)
+
+
 def test_overrides_reach_the_engine_alone_and_the_original_stays(source: Path, tmp_path: Path) -> None:
     checkpoint = make_checkpoint(tmp_path / "other")
     parameters = {"tensor_parallel_size": "2", "max_batch_size": "4"}

@@ -160,11 +160,22 @@ def serve(
     model_repository: Annotated[Path | None, typer.Option(help="Serve this repository instead of our own.")] = None,
     tritonserver: Annotated[Path | None, typer.Option(help="tritonserver's binary, if not the installed one.")] = None,
     host: Annotated[str, typer.Option(help="Interface to listen on; loopback unless told otherwise.")] = "127.0.0.1",
+    http: Annotated[bool, typer.Option("--http/--no-http", help="Answer HTTP beside gRPC.")] = True,
     http_port: Annotated[int, typer.Option(help="0 takes a free one.", min=0, max=65535)] = 8000,
     grpc_port: Annotated[int, typer.Option(help="0 takes a free one.", min=0, max=65535)] = 8001,
     metrics_port: Annotated[int, typer.Option(help="0 takes a free one.", min=0, max=65535)] = 8002,
+    open_apis: Annotated[
+        bool,
+        typer.Option("--open-apis", help="Let every client load models, register shared memory, set logs and traces."),
+    ] = False,
+    api_key_file: Annotated[
+        Path | None, typer.Option(help="File with the key to those APIs; a random key unless given.")
+    ] = None,
     ready_timeout: Annotated[float, typer.Option(help="Seconds until the model must be ready.", min=1.0)] = 900.0,
     drain_timeout: Annotated[float, typer.Option(help="Seconds open requests get on Ctrl-C.", min=0.0)] = 30.0,
+    canary_period: Annotated[
+        float, typer.Option(help="Idle seconds after which an engine is tried with one token; 0 never.", min=0.0)
+    ] = 30.0,
     log_file: Annotated[Path | None, typer.Option(help="Write tritonserver's whole log here.")] = None,
     verbose: Annotated[bool, typer.Option("--verbose", "-v", help="Show tritonserver's whole log.")] = False,
     demo: Annotated[bool, typer.Option(help="Stream one completion once the server is ready.")] = True,
@@ -180,7 +191,7 @@ def serve(
     }
     parameters = {key: str(value) for key, value in named.items() if value is not None} | _assignments(set_ or [])
     try:
-        from inflight.supervisor.serve import Endpoints, ServeOptions
+        from inflight.supervisor.options import Endpoints, ServeOptions
         from inflight.supervisor.serve import serve as run
     except ImportError as error:
         raise fail(f"the engine is not installed beside this client: {error}", EXIT_USAGE) from None
@@ -201,14 +212,18 @@ def serve(
         model_repository=model_repository,
         tritonserver=tritonserver,
         parameters=parameters,
+        allow_http=http,
         grpc_address=host,
         http_address=host,
         metrics_address=host,
         grpc_port=grpc_port,
         http_port=http_port,
         metrics_port=metrics_port,
+        open_apis=open_apis,
+        api_key_file=api_key_file,
         ready_timeout=ready_timeout,
         drain_timeout=drain_timeout,
+        canary_period=canary_period,
         log_file=log_file,
         verbose=verbose,
         on_ready=show if demo else None,

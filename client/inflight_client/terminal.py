@@ -118,15 +118,17 @@ def greet(*, client: Client, grpc: str, http: str, metrics: str, model: str, pro
 
 
 def how_to_talk(*, grpc: str, http: str, metrics: str, model: str, prompt: str) -> str:
+    """`http` is "" where the server answers gRPC alone."""
     url = "" if grpc in ("127.0.0.1:8001", "localhost:8001") else f" --url {grpc}"
     named = "" if model == "llm" else f" --model {model}"
+    curl = f"""
+  curl -N {http}/v2/models/{model}/generate_stream \\
+       -d '{{"text_input": "{prompt}", "max_tokens": 64, "stream": true}}'
+"""
     return f"""\
   inflight generate {prompt!r}{url}{named}
   inflight chat{url}{named}
-
-  curl -N {http}/v2/models/{model}/generate_stream \\
-       -d '{{"text_input": "{prompt}", "max_tokens": 64, "stream": true}}'
-
+{curl if http else ""}
   from inflight_client import Client
   with Client("{grpc}", model="{model}") as client:
       for chunk in client.stream("{prompt}", max_tokens=64):

@@ -10,16 +10,14 @@ nothing of how a server is started.
 
 from __future__ import annotations
 
-import contextlib
 import os
 import shutil
 import signal
 import sys
 from pathlib import Path
 
-from inflight.supervisor import processes
+from inflight.supervisor import processes, shared_memory
 
-SHARED_MEMORY = Path("/dev/shm")
 GRACE = 2.0
 """Seconds between SIGTERM and SIGKILL: by now nobody waits for an answer; ranks only need to leave their MPI."""
 
@@ -27,9 +25,7 @@ GRACE = 2.0
 def sweep(run_directory: Path, prefix: str, grace: float = GRACE) -> None:
     """End the server's processes and remove its shared-memory regions; the directory stays."""
     processes.end(lambda: processes.marked(run_directory), grace)
-    for region in SHARED_MEMORY.glob(f"{prefix}*"):
-        with contextlib.suppress(FileNotFoundError):
-            region.unlink()
+    shared_memory.remove(prefix)
 
 
 def main(arguments: list[str]) -> int:

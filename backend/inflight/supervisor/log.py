@@ -9,6 +9,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import IO
 
+from inflight.supervisor.log_file import LogFile
+
 KEPT_LINES = 400
 OWN_LINE = re.compile(r"^([IWE])\d{4} \d\d:\d\d:\d\d\.\d+ \d+ ")
 """How tritonserver begins a line; anything else was printed by a stub or a rank, or goes on with the line before."""
@@ -24,19 +26,21 @@ class ServerLog:
     """Reads one server's output in a thread until it ends."""
 
     def __init__(self, tell: Callable[[str], None], *, verbose: bool = False, file: Path | None = None) -> None:
-        self._tell, self._verbose, self._file = tell, verbose, file
+        self._tell, self._verbose = tell, verbose
+        self._file = LogFile(file, tell) if file is not None else None
         self._lines: deque[str] = deque(maxlen=KEPT_LINES)
         self._loud = False
         self._hushed = True
         """Until the server has started."""
         self._thread: threading.Thread | None = None
 
-    def follow(self, stream: IO[str]) -> None:
-        """Begin with a new server's output; the lines kept are those of this server."""
+    def follow(self, stream: IO[str], began: Callable[[], None] = lambda: None) -> None:
+        """Begin with a new server's output; the lines kept are those of this server. `began` is called at its first
+        line, in the thread that reads."""
         self._lines.clear()
         self._loud = False
         self._hushed = True
-        self._thread = threading.Thread(target=self._read, args=(stream,), name="server-log", daemon=True)
+        self._thread = threading.Thread(target=self._read, args=(stream, began), name="server-log", daemon=True)
         self._thread.start()
 
     def tell_errors(self) -> None:
@@ -62,20 +66,22 @@ class ServerLog:
                 return line.partition("] ")[2].strip('"')
         return ""
 
-    def _read(self, stream: IO[str]) -> None:
-        file = self._file.open("a", encoding="utf-8") if self._file else None
+    def _read(self, stream: IO[str], began: Callable[[], None]) -> None:
+        """To the end, whatever happens to a line: a server whose pipe nobody empties stands still."""
         try:
             for line in stream:
                 line = line.rstrip("\n")
+                if not self._lines:
+                    began()
                 self._lines.append(line)
-                if file:
-                    print(line, file=file, flush=True)
+                if self._file:
+                    self._file.write(line)
                 if self._verbose or (self._is_loud(line) and not self._hushed):
                     self._tell(line)
         finally:
             stream.close()
-            if file:
-                file.close()
+            if self._file:
+                self._file.close()
 
     def _is_loud(self, line: str) -> bool:
         """Errors, and the lines that go on with them."""

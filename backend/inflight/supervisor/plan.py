@@ -3,20 +3,25 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import shutil
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from inflight.run_directory import RUN_DIRECTORY
+from inflight.errors import ConfigurationError
+from inflight.run_directory import LOST, RUN_DIRECTORY
 from inflight.supervisor import installation, mpi, ports, repository
+from inflight.supervisor.api_key import ApiKey
+from inflight.supervisor.options import LOOPBACK, Endpoints, ServeOptions
 from inflight.supervisor.repository import ServedRepository
-from inflight.supervisor.serve import LOOPBACK, Endpoints, ServeOptions
 
 EXIT_TIMEOUT = 5
 """tritonserver's own limit in seconds; requests have been drained before it counts."""
+
+FULL = (errno.ENOSPC, errno.EDQUOT, errno.EROFS)
 
 EVERY_INTERFACE = {"0.0.0.0": LOOPBACK, "::": "::1"}
 
@@ -34,63 +39,90 @@ class Plan:
     command: tuple[str, ...]
     environment: dict[str, str]
     endpoints: Endpoints
-    connect_host: str
-    http_port: int
+    api_key: ApiKey
 
 
 @contextlib.contextmanager
 def make_plan(options: ServeOptions) -> Iterator[Plan]:
     """Check everything that can be checked beforehand. Raises ConfigurationError; the directory lives as long as the
     context."""
-    run_directory = Path(tempfile.mkdtemp(prefix="inflight-"))
+    run_directory = _make_run_directory()
     try:
-        yield _plan(options, run_directory)
+        try:
+            plan = _plan(options, run_directory)
+        except OSError as error:
+            if error.errno in FULL:
+                raise ConfigurationError(_no_room(run_directory.parent, error)) from None
+            raise ConfigurationError(f"{error.filename or run_directory}: {error.strerror}") from None
+        yield plan
     finally:
         shutil.rmtree(run_directory, ignore_errors=True)
 
 
+def _make_run_directory() -> Path:
+    try:
+        return Path(tempfile.mkdtemp(prefix="inflight-"))
+    except OSError as error:
+        # Where nothing is usable there is no temporary folder to name either: the error lists what was tried.
+        raise ConfigurationError(_no_room(tempfile.tempdir, error)) from None
+
+
+def _no_room(folder: str | Path | None, error: OSError) -> str:
+    where = f" in {folder}" if folder else ""
+    return (
+        f"the server's private folder cannot be made{where} ({error.strerror or error}): "
+        "free some space there, or name another folder with TMPDIR"
+    )
+
+
 def _plan(options: ServeOptions, run_directory: Path) -> Plan:
     pieces = installation.find(options.tritonserver)
+    api_key = ApiKey.choose(open_apis=options.open_apis, file=options.api_key_file)
+    _check_log_file(options.log_file)
     source = options.model_repository or installation.find_model_repository()
     served = repository.write(
         source, run_directory / "models", checkpoint_folder=options.checkpoint, parameters=options.parameters
     )
     if served.config is not None and served.config.tensor_parallel_size > 1:
         mpi.check_mpi(one_host=not served.config.mpi_hostfile)
-    chosen = ports.claim(
-        {
-            "HTTP": (options.http_address, options.http_port),
-            "gRPC": (options.grpc_address, options.grpc_port),
-            "metrics": (options.metrics_address, options.metrics_port),
-        }
-    )
+    listeners = {
+        "HTTP": (options.http_address, options.http_port),
+        "gRPC": (options.grpc_address, options.grpc_port),
+        "metrics": (options.metrics_address, options.metrics_port),
+    }
+    if not options.allow_http:
+        del listeners["HTTP"]
+    chosen = ports.claim(listeners)
+    addresses = {purpose: _reached_at(address, chosen[purpose]) for purpose, (address, _) in listeners.items()}
     backends, variables = pieces.lay_out(run_directory)
     prefix = f"inflight_{os.getpid()}_"
-    host = EVERY_INTERFACE.get(options.http_address, options.http_address)
+    (run_directory / LOST).mkdir()
     return Plan(
         options=options,
         run_directory=run_directory,
         prefix=prefix,
         repository=served,
-        command=_command(options, pieces.tritonserver, backends, served, chosen, prefix),
+        command=(
+            str(pieces.tritonserver),
+            *api_key.arguments,  # first, so that they have been read before anything can be said in the log
+            *_arguments(backends, served, prefix),
+            *_listening(options, chosen),
+            *options.server_arguments,
+        ),
         environment={**os.environ, **variables, **options.environment, RUN_DIRECTORY: str(run_directory)},
         endpoints=Endpoints(
-            grpc=f"{EVERY_INTERFACE.get(options.grpc_address, options.grpc_address)}:{chosen['gRPC']}",
-            http=f"{host}:{chosen['HTTP']}",
-            metrics=f"{EVERY_INTERFACE.get(options.metrics_address, options.metrics_address)}:{chosen['metrics']}",
+            grpc=addresses["gRPC"],
+            http=addresses.get("HTTP", ""),
+            metrics=addresses["metrics"],
             model=served.engine,
             run_directory=run_directory,
         ),
-        connect_host=host,
-        http_port=chosen["HTTP"],
+        api_key=api_key,
     )
 
 
-def _command(
-    options: ServeOptions, binary: Path, backends: Path, served: ServedRepository, chosen: dict[str, int], prefix: str
-) -> tuple[str, ...]:
+def _arguments(backends: Path, served: ServedRepository, prefix: str) -> tuple[str, ...]:
     return (
-        str(binary),
         f"--model-repository={served.path}",
         "--model-control-mode=explicit",
         *(f"--load-model={model}" for model in served.models),
@@ -98,11 +130,34 @@ def _command(
         f"--backend-directory={backends}",
         f"--backend-config=python,shm-region-prefix-name={prefix}",
         f"--exit-timeout-secs={EXIT_TIMEOUT}",
-        f"--http-address={options.http_address}",
-        f"--http-port={chosen['HTTP']}",
+    )
+
+
+def _listening(options: ServeOptions, chosen: Mapping[str, int]) -> tuple[str, ...]:
+    http = (
+        (f"--http-address={options.http_address}", f"--http-port={chosen['HTTP']}")
+        if options.allow_http
+        else ("--allow-http=false",)
+    )
+    return (
+        *http,
         f"--grpc-address={options.grpc_address}",
         f"--grpc-port={chosen['gRPC']}",
         f"--metrics-address={options.metrics_address}",
         f"--metrics-port={chosen['metrics']}",
-        *options.server_arguments,
     )
+
+
+def _reached_at(address: str, port: int) -> str:
+    """Where whoever is on this machine reaches it: "host:port"."""
+    host = EVERY_INTERFACE.get(address, address)
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+
+def _check_log_file(path: Path | None) -> None:
+    """It need not have room, only exist: a full disk comes and goes."""
+    if path is not None:
+        try:
+            path.open("ab").close()
+        except OSError as error:
+            raise ConfigurationError(f"--log-file {path} cannot be written: {error.strerror}") from None

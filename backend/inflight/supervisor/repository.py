@@ -31,6 +31,8 @@ class ServedRepository:
     """Every model in the order of loading: engines before what may call them."""
     engine: str
     """The model that parameters and checkpoint went to; the first model where none is an engine of ours."""
+    answering: tuple[str, ...]
+    """Models of our backend that take input_ids and max_tokens, so that anybody can make a request to them."""
     config: EngineConfig | None
     """The engine's checked configuration; None where no model is an engine of ours."""
 
@@ -60,6 +62,7 @@ def write(
         path=target,
         models=(*engines, *(name for name in configs if name not in engines)),
         engine=engine,
+        answering=tuple(name for name in engines if _takes_token_ids(configs[name])),
         config=_checked(configs[engine], source / engine) if engines else None,
     )
 
@@ -103,6 +106,10 @@ def _write_model(source: Path, target: Path, config: ModelConfig, overrides: Map
             (target / entry.name).symlink_to(entry.resolve())
     replace_parameters(config, overrides)
     (target / CONFIG).write_text(text_format.MessageToString(config, as_utf8=True), encoding="utf-8")
+
+
+def _takes_token_ids(config: ModelConfig) -> bool:
+    return {"input_ids", "max_tokens"} <= {tensor.name for tensor in config.input}
 
 
 def _checked(config: ModelConfig, folder: Path) -> EngineConfig:

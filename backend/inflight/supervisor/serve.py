@@ -1,75 +1,34 @@
 """`inflight serve`: from options to a running, watched tritonserver, and back to nothing.
 
-This is the supervisor's only door for the command line. It knows the options and the exit codes, not how a server is
-started or watched.
+This is the supervisor's only door for the command line. Every expected failure becomes one sentence and an exit code.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
-from pathlib import Path
+import sys
 
-LOOPBACK = "127.0.0.1"
+from inflight.errors import ConfigurationError
+from inflight.supervisor.options import ServeOptions
+from inflight.supervisor.plan import make_plan
+from inflight.supervisor.supervisor import Supervisor
 
-
-@dataclass(frozen=True, kw_only=True)
-class Endpoints:
-    """Where a running server answers. Addresses are "host:port"; `model` is the name to ask for."""
-
-    grpc: str
-    http: str
-    metrics: str
-    model: str
-    run_directory: Path
-    """The server's private directory; every process of the server carries it as INFLIGHT_RUN_DIR."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class ServeOptions:
-    """What `inflight serve` can be told. Every field has the default of a bare `inflight serve`."""
-
-    checkpoint: Path | None = None
-    """Hugging Face checkpoint folder that the model `llm` serves; None = the one its repository names."""
-    model_repository: Path | None = None
-    """Model repository to serve; None = the repository that comes with inflight."""
-    parameters: Mapping[str, str] = field(default_factory=dict)
-    """Engine parameters of the model `llm` that replace those in config.pbtxt, e.g. tensor_parallel_size -> "2"."""
-
-    grpc_address: str = LOOPBACK
-    http_address: str = LOOPBACK
-    metrics_address: str = LOOPBACK
-    """Interfaces to listen on; anything but loopback is for closed networks only."""
-    grpc_port: int = 8001
-    http_port: int = 8000
-    metrics_port: int = 8002
-    """TCP ports; 0 = a free one, told once the server is ready."""
-
-    tritonserver: Path | None = None
-    """tritonserver's binary; None = the installed wheel's, then NVIDIA's image's, then PATH's."""
-    server_arguments: tuple[str, ...] = ()
-    """Further arguments handed to tritonserver as they are."""
-    environment: Mapping[str, str] = field(default_factory=dict)
-    """Variables added to tritonserver's environment, and so to the ranks'."""
-
-    ready_timeout: float = 900.0
-    """Seconds until every model must be ready."""
-    drain_timeout: float = 30.0
-    """Seconds that open requests may still take after the first SIGTERM or SIGINT."""
-    max_restarts: int = 5
-    """Times in a row that a dead server is started again, or a lost model loaded again, before giving up."""
-    verbose: bool = False
-    """Show tritonserver's whole log instead of its errors alone."""
-    log_file: Path | None = None
-    """Write tritonserver's whole log there as well."""
-
-    on_ready: Callable[[Endpoints], None] | None = None
-    """Called in a daemon thread of its own once the server is ready for the first time."""
+CLEAN, WRONG = 0, 2
 
 
 def serve(options: ServeOptions) -> int:
     """Serve until SIGTERM or SIGINT. Returns the exit code: 0 after a clean stop, 2 with one sentence on standard error
-    if something is missing or wrong, 1 if the server could not be kept up."""
-    from inflight.supervisor.run import run
+    if something is missing or wrong."""
+    try:
+        with make_plan(options) as plan:
+            tell("starting tritonserver")
+            Supervisor(plan, tell).run()
+    except ConfigurationError as error:
+        tell(str(error))
+        return WRONG
+    tell("stopped")
+    return CLEAN
 
-    return run(options)
+
+def tell(line: str) -> None:
+    """Say something to whoever started us."""
+    print(f"inflight: {line}", file=sys.stderr, flush=True)

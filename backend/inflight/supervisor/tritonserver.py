@@ -19,7 +19,7 @@ ZOMBIE_GRACE = 1.0
 """Seconds in which tritonserver collects a stub that it ended itself; one that is still a zombie then was killed."""
 
 
-SCAN_PERIOD = 2.0
+SCAN_PERIOD = 4.0
 """Seconds between two looks for new stubs: a walk through /proc, so it is what an idle supervisor costs."""
 
 
@@ -84,3 +84,10 @@ class Tritonserver:
         with contextlib.suppress(subprocess.TimeoutExpired):
             self._process.wait(timeout)
         return self._process.returncode is not None
+
+
+def ended(returncode: int | None) -> str:
+    """How a process ended, for a sentence."""
+    if returncode is None or returncode >= 0:
+        return f"exit code {returncode}"
+    return f"killed by {signal.Signals(-returncode).name}"

@@ -1,0 +1,50 @@
+"""What the engines do, as /metrics tells: how many requests they hold, and whether anything moves.
+
+tritonserver's own word is not enough: it calls a model UNLOADING for as long as any client that once asked it keeps its
+stream open, even if nothing is asked any more; and READY while its stub hangs.
+"""
+
+from __future__ import annotations
+
+import re
+import urllib.request
+
+TIMEOUT, SIGNS_TIMEOUT = 5.0, 0.5
+"""Seconds. Whoever looks for signs of work looks again, and must not wait for a server that hangs."""
+
+IN_FLIGHT = re.compile(
+    r"^nv_trt_llm_request_metrics\{[^}]*request_type=\"(?:active|waiting)\"[^}]*\} (\S+)$", re.MULTILINE
+)
+SIGNS = r"^(?:inflight_requests_total|nv_trt_llm_general_metrics)\{{[^}}]*model=\"{model}\"[^}}]*\}} \S+$"
+"""Series that change with every request that ends and with every step."""
+
+
+def requests_in_flight(address: str) -> int | None:
+    """Requests active or waiting, all models together; None if no model tells. Raises OSError if there is no answer."""
+    return count_in_flight(_read(address, TIMEOUT))
+
+
+def signs_of_work(address: str, model: str) -> tuple[str, ...]:
+    """Something that differs if `model` has worked since. Raises OSError if there is no answer, or nothing about it."""
+    signs = find_signs(_read(address, SIGNS_TIMEOUT), model)
+    if not signs:
+        raise OSError(f"the metrics tell nothing of model {model}")
+    return signs
+
+
+def count_in_flight(text: str) -> int | None:
+    """`requests_in_flight` from the text of /metrics."""
+    values = [float(value) for value in IN_FLIGHT.findall(text)]
+    return int(sum(values)) if values else None
+
+
+def find_signs(text: str, model: str) -> tuple[str, ...]:
+    """`signs_of_work` from the text of /metrics."""
+    return tuple(re.findall(SIGNS.format(model=re.escape(model)), text, re.MULTILINE))
+
+
+def _read(address: str, timeout: float) -> str:
+    # Not through the proxy that the environment may name for the world outside.
+    direct = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+    with direct.open(f"http://{address}/metrics", timeout=timeout) as response:
+        return str(response.read().decode())

@@ -1,0 +1,100 @@
+"""Models that went down without having been unloaded by the supervisor, and how they are loaded again.
+
+A stub that gives its model up says why in a file of the model's name, in the folder LOST of the run directory. A model
+can also be unloaded by somebody else: through an API that was left open, or by tritonserver's own doing.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+import time
+from collections.abc import Callable, Collection, Iterator
+from pathlib import Path
+
+from inflight.supervisor.admin import Admin
+
+LOOK_PERIOD = 5.0
+"""Seconds between two looks at tritonserver's index of its models."""
+
+LOOK_TIMEOUT = 0.5
+
+UNLOADED_GRACE = 10.0
+"""Seconds that a model stays unloaded before it counts as lost for a reason that nobody tells: a stub that gives its
+model up needs a moment, and somebody who unloads a model may be about to load it again."""
+
+UNLOAD_GRACE = 5.0
+"""Seconds for an unload to take hold, at most."""
+
+
+class Models:
+    """Those that one server was started with."""
+
+    def __init__(
+        self, admin: Admin, names: Collection[str], notes: Path, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        """`notes`: the folder LOST; what an earlier server left there is removed."""
+        self._admin, self._names, self._notes, self._clock = admin, names, notes, clock
+        self._next_look = 0.0
+        self._down_since: dict[str, float] = {}
+        for note in notes.iterdir():
+            note.unlink()
+
+    def lost(self) -> Iterator[tuple[str, str]]:
+        """Each model that is down, once, with the reason. A note is seen at once."""
+        unloaded = self._unloaded()
+        for note in sorted(self._notes.iterdir()):
+            if note.name in self._names:
+                reason = note.read_text(encoding="utf-8", errors="replace").strip()
+                note.unlink()
+                unloaded.discard(note.name)
+                yield note.name, reason or "it gave no reason"
+        for name in sorted(unloaded):
+            yield name, "it was unloaded, and not by this supervisor"
+
+    def load(self, name: str, timeout: float) -> Loading:
+        """Begin to load a model that is down; `timeout` in seconds."""
+        self._down_since.pop(name, None)
+        return Loading(self._admin, name, timeout)
+
+    def _unloaded(self) -> set[str]:
+        """Models that have been down for a while."""
+        now = self._clock()
+        if now < self._next_look:
+            return set()
+        self._next_look = now + LOOK_PERIOD
+        try:
+            states = self._admin.states(LOOK_TIMEOUT)
+        except OSError:
+            # A server that does not answer is not for this to see.
+            return set()
+        down = {name for name in self._names if not states.get(name, set()) & {"READY", "LOADING"}}
+        self._down_since = {name: self._down_since.get(name, now) for name in down}
+        return {name for name, since in self._down_since.items() if now - since >= UNLOADED_GRACE}
+
+
+class Loading:
+    """A load under way, in a thread of its own: it takes as long as the model takes to load."""
+
+    def __init__(self, admin: Admin, name: str, timeout: float) -> None:
+        self._admin, self._name, self._timeout = admin, name, timeout
+        self._failure = ""
+        self._thread = threading.Thread(target=self._run, name="load-model", daemon=True)
+        self._thread.start()
+
+    @property
+    def is_over(self) -> bool:
+        return not self._thread.is_alive()
+
+    @property
+    def failure(self) -> str:
+        """Why it failed, once it is over; "" if the model serves."""
+        return self._failure
+
+    def _run(self) -> None:
+        """Once an unload has taken hold: a load before it would change nothing."""
+        with contextlib.suppress(OSError):
+            deadline = time.monotonic() + UNLOAD_GRACE
+            while self._admin.is_model_ready(self._name) and time.monotonic() < deadline:
+                time.sleep(0.05)
+        self._failure = self._admin.load(self._name, timeout=self._timeout)
