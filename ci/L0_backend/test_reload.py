@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 
 from raw_stream import RawStream
-from server_metrics import until
+from server_metrics import OUTCOMES, Metrics, until
 from server_process import ServerProcess
 
 from inflight.supervisor.admin import Admin
@@ -50,4 +50,23 @@ def test_reloads_finish_what_is_in_flight_and_leave_nothing_behind() -> None:
             until(lambda limit=num_descriptors: open_descriptors(server) <= limit, "no descriptor is left either")
             assert admin.load("llm", timeout=60) == ""
         assert admin.is_model_ready("llm")
+        assert server.tritonserver_pid == first and "again" not in server.told
+
+
+def test_the_stub_of_before_takes_no_metrics_of_the_next_one_along() -> None:
+    """It stays until the last client that ever asked it has disconnected, beside the stub that serves by then."""
+    with ServerProcess(open_apis=True) as server:
+        late = RawStream(server.grpc_url)
+        admin = Admin(server.grpc_url, {}, timeout=60)
+        first = server.tritonserver_pid
+        late.ask(PROMPT)
+        before = set(server.stub_pids)
+        assert (admin.unload("llm"), admin.load("llm", timeout=60)) == ("", "")
+        assert before < set(server.stub_pids)
+        late.close()
+        until(lambda: not before & set(server.stub_pids), "the stub of before has ended")
+        with RawStream(server.grpc_url) as stream:
+            for _ in range(3):
+                stream.ask(PROMPT)
+        until(lambda: Metrics(server).of(OUTCOMES, outcome="completed") == 3, "all of the new stub are counted")
         assert server.tritonserver_pid == first and "again" not in server.told
