@@ -205,16 +205,15 @@ def test_a_storm_of_cancels_leaves_the_server_serving(client: Client, toy_server
 
 def test_streams_left_at_their_last_chunk_do_not_keep_the_model_loaded(toy_server: ServerProcess) -> None:
     """tritonserver dies of such a stream, or never lets the model go, if leaving it cancels it."""
-    with ServerProcess(model_repository=toy_server.options["model_repository"]) as server:
+    with ServerProcess(model_repository=toy_server.options["model_repository"], open_apis=True) as server:
         with Client(server.grpc_url, timeout=60) as leaving:
             for _ in range(60):
                 with leaving.stream("count", max_tokens=3) as stream:
                     while next(stream).finish_reason is None:
                         pass
-        host, _, port = server.ready_endpoints.http.partition(":")
-        admin = Admin(host, int(port))
+        admin = Admin(server.grpc_url, {})
         assert admin.unload("llm") == ""
-        until(lambda: admin.index()[0].state == "UNAVAILABLE", "the model is unloaded")
+        until(lambda: admin.states()["llm"] == {"UNAVAILABLE"}, "the model is unloaded")
 
 
 def test_the_configuration_of_the_model(client: Client) -> None:
