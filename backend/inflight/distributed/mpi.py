@@ -84,7 +84,8 @@ class MpiRankGroup:
 
     def _open_wakeups(self, folder: Path | None) -> None:
         """Set up wake-ups. A rank sleeps only if the leader sends wake-ups and the rank can receive them."""
-        wakeup = WakeupSocket(folder, self.rank, self.size) if folder is not None else None
+        # Ranks that did not find each other are all rank 0 of one, and would take each other's socket.
+        wakeup = WakeupSocket(folder, self.rank, self.size) if folder is not None and self.size > 1 else None
         self.barrier()  # a wake-up before there is a socket would be missed
         leader_wakes = self.broadcast((b"1" if wakeup is not None else b"") if self.rank == 0 else None) != b""
         if self.rank == 0:
