@@ -1,4 +1,4 @@
-"""A stub that stands still: tritonserver calls it ready for ever; the supervisor ends its streams and starts anew.
+"""A stub that hangs: tritonserver still reports it as ready; the supervisor ends its streams and restarts the server.
 
 pytest ci/L0_backend/test_frozen_stub.py
 """
