@@ -154,14 +154,14 @@ class Supervisor:
     def _drain(self) -> None:
         """Refuse new requests, wait for those in flight, then end the server."""
         timeout = self._plan.options.drain_timeout
-        self._tell(f"stopping: open requests have {timeout:.0f} s; a second signal stops at once")
+        self._tell(f"stopping: requests in flight have {timeout:.0f} s to finish; a second signal stops at once")
         deadline = time.monotonic() + timeout
         models = tuple(reversed(self._plan.repository.models))
         with contextlib.suppress(OSError):
             for model in models:
                 self._server.admin.unload(model)
             if not self._idle(models, deadline):
-                self._tell("open requests did not end in time")
+                self._tell("requests in flight did not finish in time")
         process = self._server.process
         process.terminate()
         deadline = time.monotonic() + EXIT_GRACE
