@@ -146,7 +146,7 @@ def _share_memory(rank_group: RankGroup) -> SharedMemoryCollectives | None:
         try:
             library = load_collectives()
         except LibraryUnavailable as error:
-            logger.warning("the ranks sum through sockets, which takes many times as long: %s", error)
+            logger.warning("the ranks sum over sockets, many times slower than in shared memory: %s", error)
             rank_group.broadcast(b"")
             return None
         descriptor = os.memfd_create("inflight-ranks")

@@ -137,8 +137,8 @@ class _HostMemory:
         available = available_memory() - SPARE_CPU_BYTES
         if self._left > available:
             raise ConfigurationError(
-                f"the KV cache takes {gib(self._num_bytes)}, and of the last {gib(self._left)} the machine or the "
-                f"container has {gib(max(available, 0))}; lower max_tokens_in_paged_kv_cache or "
+                f"the KV cache takes {gib(self._num_bytes)}; {gib(self._left)} of it are not allocated yet, but only "
+                f"{gib(max(available, 0))} of memory are available; lower max_tokens_in_paged_kv_cache or "
                 "kv_cache_free_gpu_mem_fraction, or free memory"
             )
         num_elements = math.prod(size)

@@ -29,7 +29,7 @@ def signs_of_work(address: str, model: str) -> tuple[str, ...]:
     """A value that changes when `model` works. Raises OSError if the server does not answer or has no such metrics."""
     signs = find_signs(_read(address, SIGNS_TIMEOUT), model)
     if not signs:
-        raise OSError(f"the metrics tell nothing of model {model}")
+        raise OSError(f"there are no metrics of model {model}")
     return signs
 
 

@@ -45,8 +45,8 @@ class ServeOptions:
     """TCP ports; 0 = a free one, reported once the server is ready."""
 
     open_apis: bool = False
-    """Let everybody who reaches the server load and unload models, register shared memory, and set logging and traces,
-    as a tritonserver started by itself does. Otherwise that takes the API key."""
+    """Let every client load and unload models, register shared memory, and set logging and tracing, as tritonserver
+    does by default. False: only clients with the API key can."""
     api_key_file: Path | None = None
     """File that holds the API key; None = a random key that only the supervisor has."""
 

@@ -53,7 +53,9 @@ def write(
     configs = read(source)
     engines = [name for name, config in configs.items() if config.backend == BACKEND]
     if overrides and len(engines) != 1:
-        raise ConfigurationError(f"{source} has {len(engines)} models with an engine, so parameters have no one target")
+        raise ConfigurationError(
+            f"{source} has {len(engines)} models of backend {BACKEND}; it needs exactly one to take these options"
+        )
     target.mkdir(parents=True)
     for name, config in configs.items():
         _write_model(source / name, target / name, config, overrides if name in engines else {})

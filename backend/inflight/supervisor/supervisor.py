@@ -86,7 +86,7 @@ class Supervisor:
             if self._signals.wait(0.1):
                 return False
         waited = f"tritonserver was not ready within {timeout:.0f} s"
-        raise ConfigurationError(f"{waited}: --ready-timeout gives it longer, --verbose shows its log")
+        raise ConfigurationError(f"{waited}: raise --ready-timeout, or see its log with --verbose")
 
     def _start_failure(self) -> str:
         self._log.join(5.0)
