@@ -45,7 +45,7 @@ Timeout = Annotated[float | None, typer.Option("--timeout", help="Seconds an ans
 MaxTokens = Annotated[int, typer.Option("--max-tokens", "-n", help="New tokens at most.", min=1)]
 Temperature = Annotated[float | None, typer.Option("--temperature", "-t", help="0 takes the likeliest token.")]
 TopK = Annotated[int | None, typer.Option("--top-k", help="Choose among the k likeliest tokens.")]
-TopP = Annotated[float | None, typer.Option("--top-p", help="Choose among the likeliest tokens that add up to this.")]
+TopP = Annotated[float | None, typer.Option("--top-p", help="Total probability of the tokens to choose from.")]
 MinP = Annotated[float | None, typer.Option("--min-p", help="Drop tokens below this fraction of the likeliest.")]
 Seed = Annotated[int | None, typer.Option("--seed", help="The same seed gives the same text.")]
 Repetition = Annotated[float | None, typer.Option("--repetition-penalty", help="Above 1 repeats less.")]
