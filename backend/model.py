@@ -1,7 +1,7 @@
-"""The door through which tritonserver enters: TritonPythonModel, and nothing else.
+"""The module that tritonserver loads: TritonPythonModel, which passes every call on to a BackendServer.
 
-tritonserver imports this file as the bare module `model` in a stub process, sometimes twice; so nothing heavy is
-imported before initialize().
+tritonserver imports this file as the bare module `model`, sometimes in two stub processes, so nothing heavy is imported
+before initialize().
 """
 
 from __future__ import annotations
@@ -15,10 +15,14 @@ if TYPE_CHECKING:
 
 
 class TritonPythonModel:
-    """A decoupled model: execute() returns nothing, answers go through each request's response sender."""
+    """A decoupled model: execute() returns nothing, responses go through each request's response sender."""
 
     def initialize(self, args: dict[str, str]) -> None:
-        """Launch the engine and wait until it serves. A wrong configuration is one sentence in the server's log."""
+        """Launch the engine and wait until it is ready.
+
+        Raises pb_utils.TritonModelException with one sentence, which tritonserver logs, if the configuration is wrong
+        or the engine does not start.
+        """
         from inflight.errors import InflightError
         from inflight.server.start import start_server
 
@@ -28,16 +32,16 @@ class TritonPythonModel:
             raise pb_utils.TritonModelException(str(error)) from None
 
     def execute(self, requests: list[Any]) -> None:
-        """Hand the requests over. Never raises and never waits for the engine."""
+        """Accept the requests. Never raises and never waits for the engine."""
         for request in requests:
             self._server.accept(request)
 
     def is_ready(self) -> bool:
-        """For servers that ask: true while every rank answers."""
+        """Whether requests can be served now. Called by versions of tritonserver that ask Python models."""
         return self._server.is_ready()
 
     def finalize(self) -> None:
-        """Finish what is in flight, end the ranks, join the threads."""
+        """Graceful shutdown: finish the requests in flight, end the ranks, join the threads."""
         server = getattr(self, "_server", None)
         if server is not None:
             server.close()

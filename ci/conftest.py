@@ -1,5 +1,5 @@
-"""What holds for the tests of every folder: how long one may take, the server that those share who leave it
-as it was, and what is said at the end of a run."""
+"""Set-up of all tests: time limits, the server that is shared by tests which leave it unchanged, and the summary at the
+end of a run."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ CPP_SKIPS = ("cannot compile here", "this processor has no")
 with contextlib.suppress(ImportError):  # a GPU machine need not have it
     from hypothesis import HealthCheck, settings
 
-    # How fast a machine draws examples says nothing about the code.
+    # The time to draw examples depends on the machine, not on the code.
     settings.register_profile("any machine", deadline=None, suppress_health_check=[HealthCheck.too_slow])
     settings.load_profile("any machine")
 
@@ -75,7 +75,7 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
 
 @pytest.hookimpl(wrapper=True, tryfirst=True)
 def pytest_sessionfinish(session: pytest.Session) -> Generator[None, object, object]:
-    """The last line of a run names the C++ that this machine could not try."""
+    """The last line of a run names the C++ paths that this machine cannot run."""
     result = yield
     reporter = session.config.pluginmanager.get_plugin("terminalreporter")
     if reporter is not None:

@@ -1,4 +1,4 @@
-"""A tritonserver of little room, a model that loads at once, and streams to the server that all folders share."""
+"""A tritonserver with a small batch and cache, a model that loads at once, and streams to the shared server."""
 
 from __future__ import annotations
 

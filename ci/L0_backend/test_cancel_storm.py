@@ -1,4 +1,4 @@
-"""Sixty streams over two ranks, half of which end early at random places: nobody else notices, and nothing is kept.
+"""Sixty streams over two ranks, half of which end early at random: the others are unaffected, and nothing is left.
 
 pytest ci/L0_backend/test_cancel_storm.py
 """
@@ -29,7 +29,7 @@ class Fate(Enum):
 
 @dataclass(frozen=True)
 class Part:
-    """One stream's part in the storm."""
+    """One stream, and whether and where it ends early."""
 
     number: int
     asked: int
@@ -130,7 +130,7 @@ def changes(server: ServerProcess, before: dict[str, float]) -> dict[str, float]
 
 
 def take_the_whole_cache(server: ServerProcess) -> None:
-    """A request that gets its turn only if nobody else holds a block, on whichever rank."""
+    """A request that can run only if no other holds a block, on any rank."""
     wait_for_rest(server)
     with RawStream(server.grpc_url) as stream:
         tokens = [10 + number % 200 for number in range(KV_TOKENS - 8)]

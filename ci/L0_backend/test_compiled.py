@@ -48,5 +48,5 @@ def test_tokens_of_a_full_batch_are_the_likeliest(compiled_server: ServerProcess
         with torch.inference_mode():
             logits = model(torch.tensor([prompt + answer.token_ids])).logits[0, len(prompt) - 1 : -1]
         chosen = logits.gather(1, torch.tensor(answer.token_ids)[:, None])[:, 0]
-        # As likely as the likeliest, but for what bfloat16 rounds.
+        # As likely as the most likely token, except for bfloat16's rounding.
         assert bool((logits.amax(1) - chosen < 0.15 * logits.std(1)).all())

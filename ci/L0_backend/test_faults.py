@@ -1,4 +1,4 @@
-"""Wrong requests of every kind: each gets its own error, at once, while its neighbours finish as if it were not there.
+"""Wrong requests of every kind: each gets its own error at once, and other requests are unaffected.
 
 pytest ci/L0_backend/test_faults.py
 """

@@ -1,4 +1,4 @@
-"""A stub that stands still: tritonserver calls it ready for ever; the supervisor ends its streams and starts anew.
+"""A stub that hangs: tritonserver still reports it as ready; the supervisor ends its streams and restarts the server.
 
 pytest ci/L0_backend/test_frozen_stub.py
 """
@@ -37,7 +37,7 @@ def test_a_stub_that_stands_still_is_an_error_and_then_forgotten(fake_engine: Pa
             other.close()
             assert answer.error and answer.num_finals == 1
         until(lambda: "serving again" in server.told, "the supervisor has started the server again")
-        assert "the stub process llm_0_0 stands still" in server.told
+        assert "the stub process llm_0_0 hangs" in server.told
         assert not processes.is_alive(stub)
         with RawStream(server.grpc_url) as stream:
             assert stream.ask(PROMPT).token_ids == before

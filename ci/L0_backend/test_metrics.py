@@ -30,7 +30,7 @@ def read(server: ServerProcess) -> dict[tuple[str, frozenset[str]], float]:
 
 
 def wait_for(server: ServerProcess, holds: Callable[[dict], bool]) -> dict:
-    """Metrics are brought up to date once a period: look again until they are."""
+    """Metrics are updated once a period: poll until they have the value."""
     pause = threading.Event()
     for _ in range(200):
         metrics = read(server)
@@ -41,7 +41,7 @@ def wait_for(server: ServerProcess, holds: Callable[[dict], bool]) -> dict:
 
 
 def read_at_rest(server: ServerProcess) -> dict:
-    """Once two looks, with more than a period between them, are the same."""
+    """The metrics, once two readings more than a period apart are equal."""
     pause = threading.Event()
     metrics = read(server)
     for _ in range(50):

@@ -1,5 +1,5 @@
-"""A killed rank: errors at once, then the same answers as before from ranks launched anew, and every request counted.
-A stub or an engine that hangs is found out, and a busy one is left alone.
+"""A killed rank: errors at once, then the same answers as before from relaunched ranks, and every request is counted.
+A stub or an engine that hangs is detected, and a busy one is not mistaken for it.
 
 pytest ci/L0_backend/test_recovery.py
 """
@@ -33,7 +33,7 @@ def test_a_killed_rank_is_an_error_and_then_forgotten() -> None:
         for other, answer in zip(others, running, strict=True):
             other.collect(answer)
             assert "ranks" in answer.error and answer.num_finals == 1
-        # One that comes while the ranks are brought back waits for them.
+        # A request that arrives during the relaunch waits for the ranks.
         assert stream.ask(PROMPT).token_ids == before
         assert len(ranks(server)) == 1
         for other in others:
@@ -79,7 +79,7 @@ def test_a_stub_that_hangs_is_started_again() -> None:
 
 
 def test_an_idle_server_is_tried_and_a_busy_one_left_alone() -> None:
-    """Where a single place is taken for many periods, nothing ends, but the engine makes steps."""
+    """While one request occupies the only row for many periods, no request ends, but the engine makes steps."""
     with ServerProcess(canary_period=0.5, parameters={"max_batch_size": "1"}) as server:
         until(lambda: outcomes(server).get("completed", 0) >= 2, "canaries are answered")
         with RawStream(server.grpc_url) as stream:
@@ -90,6 +90,6 @@ def test_an_idle_server_is_tried_and_a_busy_one_left_alone() -> None:
 
 
 def outcomes(server: ServerProcess) -> dict[str, float]:
-    """How many requests ended how; nothing of what never happened."""
+    """Number of requests by outcome, without zeros."""
     counts = Metrics(server).by_label(OUTCOMES, "outcome")
     return {outcome: count for outcome, count in counts.items() if count}

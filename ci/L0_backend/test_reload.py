@@ -1,4 +1,4 @@
-"""A model that its operator unloads and loads again and again: it serves each time, and nothing piles up.
+"""A model that its operator unloads and loads again and again: it serves each time, and nothing accumulates.
 
 pytest ci/L0_backend/test_reload.py
 """

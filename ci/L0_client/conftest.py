@@ -31,5 +31,5 @@ def url(toy_server: ServerProcess) -> str:
 @pytest.fixture
 def client(url: str) -> Iterator[Client]:
     with Client(url, timeout=60) as opened:
-        opened.wait_until_ready(60)  # should the test before have cost the server its life, this one meets the next
+        opened.wait_until_ready(60)  # if the previous test crashed the server, it is restarted
         yield opened

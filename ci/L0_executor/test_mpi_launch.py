@@ -1,4 +1,4 @@
-"""How ranks are launched under MPI, with ranks whose runner is a fake, so that only the launch is on trial."""
+"""How ranks are launched under MPI, with ranks whose runner is a fake, so that only the launch is tested."""
 
 from __future__ import annotations
 

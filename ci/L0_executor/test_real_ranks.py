@@ -1,4 +1,4 @@
-"""Real ranks under a real MPI launcher, on the repository's own checkpoint: same tokens, and every way to die."""
+"""Real ranks under a real MPI launcher, on the repository's own checkpoint: same tokens, and every kind of failure."""
 
 from __future__ import annotations
 
@@ -199,7 +199,7 @@ def test_an_idle_engine_costs_nothing(shared_ranks: Engine) -> None:
 
 
 def test_ranks_of_one_machine_share_no_port_and_nothing_with_a_name(shared_ranks: Engine) -> None:
-    """So nobody else can reach what they exchange, and nothing stays behind when they are killed."""
+    """So no other user can reach what they exchange, and nothing is left when they are killed."""
     shared_ranks.generate(PROMPTS, 4)
     pids = shared_ranks.executor.engine_pids()
     assert len(pids) >= 3

@@ -1,4 +1,4 @@
-"""Requests that end before their time: their client leaves, somebody stops them, or their time is up.
+"""Requests that end early: their client disconnects, they are stopped, or their allotted time is over.
 
 pytest ci/L0_llm/test_cancel.py
 """

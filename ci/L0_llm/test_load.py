@@ -1,4 +1,4 @@
-"""Sixty-four streams and a thousand requests: nothing is lost, nothing is mixed up, nothing is left.
+"""Sixty-four streams and a thousand requests: no response is lost or mixed up, and nothing is left.
 
 pytest ci/L0_llm/test_load.py
 """

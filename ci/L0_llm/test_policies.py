@@ -1,4 +1,4 @@
-"""Scheduler policies and prefix reuse change when a request is computed, never what it gets.
+"""Scheduler policies and prefix reuse change when a request is computed, never its tokens.
 
 pytest ci/L0_llm/test_policies.py
 """
@@ -58,7 +58,7 @@ def test_paused_requests_go_on_to_the_tokens_they_have_alone(crowded_server: Ser
 
 
 def test_requests_are_paused_when_memory_runs_out(crowded_server: ServerProcess) -> None:
-    """Endless company for as long as it takes to see one paused, so that no moment can be missed."""
+    """Long requests run until a paused one is seen, so that the test cannot miss it."""
     seen = threading.Event()
 
     def keep_asking(asked: Asked) -> None:

@@ -1,4 +1,4 @@
-"""What nobody but the operator can do to a server, or see of it, however they reach it.
+"""What only the operator can do to a server, or see of it, over every protocol.
 
 pytest ci/L0_supervisor/test_privacy.py
 """

@@ -1,4 +1,4 @@
-"""What `inflight serve` promises about processes, tried on a real tritonserver: it comes back, and leaves nothing."""
+"""Promises of `inflight serve` about processes, with a real tritonserver: it restarts, and leaves nothing behind."""
 
 from __future__ import annotations
 

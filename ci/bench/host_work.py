@@ -43,7 +43,7 @@ RESULTS = Path(__file__).parent / "results"
 
 
 class NullRunner:
-    """Prepares every step as for a device, and answers with the same token for every row."""
+    """A Runner that prepares every step as for a device, and returns the same token for every row."""
 
     device_type = "cpu"
     block_size = BLOCK_SIZE
@@ -82,7 +82,7 @@ class NullRunner:
 
 
 class EndlessLeader:
-    """Has a request for every free place; before the first, `num_queued` more than there are places."""
+    """Callbacks that provide a request for every free place in the batch, and at the start `num_queued` more."""
 
     def __init__(self, max_batch_size: int, num_queued: int) -> None:
         self._num_queued = num_queued
@@ -109,7 +109,7 @@ class EndlessLeader:
 
 
 def _requests(max_batch_size: int) -> Iterator[Request]:
-    """The first batch's ends are spread over the time that a request takes, so that they go on to be spread."""
+    """Requests of the first batch end at different steps, spread over a request's duration; so later ones do too."""
     for number in count(1):
         share = min(number / max_batch_size, 1.0)
         yield Request(

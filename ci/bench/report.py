@@ -1,4 +1,4 @@
-"""What a run found, as a table, as one line of JSON, and as a file with the machine and the date."""
+"""The results of a run as a table, as one line of JSON, and as a file with the machine and the date."""
 
 from __future__ import annotations
 

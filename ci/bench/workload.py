@@ -13,7 +13,7 @@ CONCURRENCY = 16
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """One request: a prompt that nobody has seen before, and how many tokens it gets."""
+    """One request: a prompt that was not sent before, and the number of tokens to generate."""
 
     prompt: list[int]
     max_tokens: int

@@ -1,4 +1,4 @@
-"""A caller of any Executor: sends requests, gathers what comes back, and holds that nobody gets two final responses."""
+"""A caller of any Executor: sends requests, collects responses, asserts that no request gets two final responses."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def until(condition: Callable[[], object], what: str) -> None:
 
 
 class Caller:
-    """`tokens`, `finals`: what each request got so far, by id. `order`: who was answered first, second and so on."""
+    """`tokens`, `finals`: what each request got so far, by id. `order`: the ids in the order of their answers."""
 
     def __init__(self, executor: Executor) -> None:
         self.executor = executor
@@ -48,7 +48,7 @@ class Caller:
         return [request.request_id for request in requests]
 
     def receive(self) -> None:
-        """Take in what has come, waiting for something."""
+        """Collect the responses that have arrived, waiting for at least one."""
         for response in self.executor.await_responses(timeout=PATIENCE):
             request_id = response.request_id
             assert request_id not in self.finals, "a response after the final one"
@@ -70,7 +70,7 @@ class Caller:
         return [self.finals[request_id] for request_id in request_ids]
 
     def serve(self, *requests: Request) -> None:
-        """Send, wait, and hold the tokens against what they must be."""
+        """Send, wait, and compare the tokens with the expected ones."""
         for response in self.wait(*self.send(*requests)):
             assert response.result is not None, response.error
             assert response.result.finish_reason is FinishReason.LENGTH

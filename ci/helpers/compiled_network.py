@@ -1,4 +1,4 @@
-"""A decoder and its cache, run on steps made by hand: what tests of compiled layers compare."""
+"""A decoder and its cache, run on hand-made steps, for tests that compare compiled layers with torch's."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ class Step:
         return [*self.decodes, *(before + count for before, count in self.prefills)]
 
     def metadata(self) -> AttentionMetadata:
-        """Blocks lie scrambled in the cache."""
+        """The step's metadata; block ids are in scrambled order."""
         counts = [1] * len(self.decodes) + [count for _, count in self.prefills]
         width = -(-max(self.contexts) // BLOCK_SIZE)
         generator = torch.Generator().manual_seed(1)
@@ -89,7 +89,7 @@ class Step:
 
 @dataclass
 class Network:
-    """One decoder and its cache, filled with a context that all have in common."""
+    """One decoder and its cache, filled with a context that all of them share."""
 
     decoder: Decoder | CompiledDecoder
     cache: KVCache

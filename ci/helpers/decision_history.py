@@ -1,4 +1,4 @@
-"""Seeded histories of requests, stops and failing steps, and a digest of everything that was decided in them."""
+"""Seeded histories of requests, stops and failing steps, and a digest of all decisions in them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""An Executor whose engine is the test: it answers what the test pushes, when the test pushes it."""
+"""An Executor without an engine: it returns the responses that the test pushes."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ class FakeExecutor(Executor):
 
     @property
     def device(self) -> str:
-        return "cuda"  # where no pace holds responses back
+        return "cuda"  # a device without a rate limit for responses
 
     def start(self) -> None:
         self.ready = True
@@ -119,7 +119,7 @@ class FakeExecutor(Executor):
         return list(self.enqueued.values())[-1]
 
     def push(self, *responses: Response) -> None:
-        """Let the engine say this, all at once."""
+        """Make these responses available, all at once."""
         with self._changed:
             for response in responses:
                 self._push(response)

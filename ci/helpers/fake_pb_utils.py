@@ -1,8 +1,8 @@
 """tritonserver's `pb_utils`, as far as the backend uses it, in plain Python.
 
-It is stricter than the real one where the real one crashes: a metric object that two threads touch, a response sent
-after the final one, and a cancellation asked for after the final response are all failures. So is whatever is touched,
-made or dropped once a test has said that `finalize` has returned.
+It fails where the real one crashes: if two threads touch a metric object, if a response is sent after the final one, or
+if `is_cancelled` is called after the final response. It also fails if anything is used, created or deleted after a test
+has declared that `finalize` has returned.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ TRITONSERVER_RESPONSE_COMPLETE_FINAL = 1
 
 
 class Life:
-    """Of the stub that this module stands for."""
+    """The lifetime of the stub that this module stands for."""
 
     is_over: ClassVar[bool] = False
     """finalize() has returned."""
@@ -25,7 +25,7 @@ class Life:
 
 
 def touch(what: str) -> None:
-    """Something of this module was used."""
+    """Called whenever something of this module is used."""
     if Life.is_over:
         Life.misuse.append(f"{what} by {threading.current_thread().name}")
 
@@ -121,7 +121,7 @@ class ResponseSender:
 
 @dataclass
 class InferenceRequest:
-    """A request as tritonserver would hand it over; tensors are built by `request`."""
+    """A request as tritonserver would pass it; its tensors are built by `request`."""
 
     tensors: list[Tensor]
     sender: ResponseSender

@@ -22,7 +22,7 @@ FAILURE, CRASH = "INFLIGHT_FAKE_FAILURE", "INFLIGHT_FAKE_CRASH"
 
 
 class LoadedFakeRunner(FakeRunner):
-    """A FakeRunner that says what a loaded runner must."""
+    """A FakeRunner with the attributes of a loaded runner."""
 
     def __init__(self, config: EngineConfig, crash_step: int = -1) -> None:
         self.num_blocks = 4 * MAX_SEQ_LEN // config.tokens_per_block

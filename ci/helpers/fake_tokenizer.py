@@ -1,4 +1,4 @@
-"""Tokenizers small enough to see through, one of each kind of decoder."""
+"""Tiny tokenizers, one for each kind of decoder."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""A program in a rank's place: it says what a leader says, and dies, hangs or talks nonsense when a request asks so.
+"""A program in place of a rank: it sends a leader's messages, and dies, hangs or sends garbage if a request asks so.
 
-    python fake_worker.py BEHAVIOUR FOLDER       started by an executor; FOLDER is where launches are counted
+    python fake_worker.py BEHAVIOUR FOLDER       started by an executor; FOLDER is where it counts launches
 
 Every token it sends is its own process id, so that a test sees which launch answered. No engine, no torch.
 """

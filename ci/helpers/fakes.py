@@ -1,4 +1,4 @@
-"""A runner without a network: predictable tokens from a simulated KV memory, and no mercy for a wrong schedule.
+"""A runner without a network: predictable tokens from a simulated KV memory, and assertions on the schedule.
 
 The "network" folds every token into the state of the token before it, which it reads back from the simulated memory
 through the row's block table, as attention would. A token therefore depends on the whole prefix, and a block that was
@@ -39,7 +39,7 @@ def log_prob_of(token_id: int) -> float:
 
 
 def expected_output(request: Request, max_seq_len: int, sequence_index: int = 0) -> list[int]:
-    """What `request` must be answered with, whoever it runs beside: the oracle of all tests."""
+    """What `request` must be answered with, whatever else runs: the oracle of all tests."""
     token_ids = list(request.input_token_ids)
     state = states_of(token_ids)[-1]
     sampling, num_prompt = request.sampling_config, len(token_ids)
@@ -77,7 +77,7 @@ class Row:
 
 
 class FakeRunner:
-    """Implements inflight.runtime.runner.Runner. Everything it asserts would be a silent wrong answer on a device."""
+    """Implements inflight.runtime.runner.Runner. What it asserts would be a silently wrong result on a device."""
 
     def __init__(
         self,
@@ -140,7 +140,7 @@ class FakeRunner:
         step, outcome = self._outstanding.popleft()
         assert handle == step, "steps must be collected in launch order"
         if isinstance(outcome, Exception):
-            self.memory = [EMPTY] * len(self.memory)  # nobody knows what a failed step left behind
+            self.memory = [EMPTY] * len(self.memory)  # a failed step leaves undefined content
             raise outcome
         return outcome
 

@@ -45,14 +45,14 @@ def decodes(step: SchedulerOutput) -> list[RowWork]:
 
 
 class SeveralSequences(RequestLimits, frozen=True, kw_only=True):
-    """Lets requests of several sequences in: they are refused for now, but the loop works with them."""
+    """Accepts requests of several sequences, which RequestLimits refuses for now although the loop supports them."""
 
     def validate(self, request: Request) -> None:
         super().validate(structs.replace(request, num_return_sequences=1))
 
 
 class Harness:
-    """`queue` is what get_inference_requests gives away, `stops` what the next poll_stop_signals tells."""
+    """`queue` is what get_inference_requests returns, `stops` what the next poll_stop_signals returns."""
 
     def __init__(
         self,

@@ -1,6 +1,6 @@
-"""Drives a ModelRunner with hand-made steps: admits sequences when told, chunks prompts, shares blocks, pauses rows.
+"""Drives a ModelRunner with hand-made steps: starts sequences on demand, chunks prompts, shares blocks, pauses rows.
 
-Blocks are handed out in a scrambled order, so that a block table that is read wrongly is found.
+Blocks are allocated in a scrambled order, so that a block table that is read wrongly is noticed.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ GREEDY = SamplingConfig()
 
 
 def launch(runner: ModelRunner, scheduled: SchedulerOutput) -> StepHandle:
-    """Both halves of a step, one behind the other."""
+    """Start both halves of a step, one after the other."""
     handle = runner.forward(scheduled)
     runner.sample(handle)
     return handle
@@ -90,7 +90,7 @@ class Driver:
         return [work.output for work in works]
 
     def release(self, work: Work) -> None:
-        """Give back what `work` held."""
+        """Free the row and blocks of `work`."""
         self._free_blocks += work.blocks[work.shared_blocks :]
         work.blocks = []
 

@@ -1,4 +1,4 @@
-"""Two real rank processes around a function: a RankGroup over pipes, each rank's answer back to the test.
+"""Runs a function in two rank processes with a RankGroup over pipes, and returns each rank's result to the test.
 
 Spawned, not forked: torch and its threads do not survive a fork.
 """

@@ -1,4 +1,4 @@
-"""One gRPC stream to the model `llm`, tensors in and tensors out: what the wire carries, with nothing of our client.
+"""One gRPC stream to the model `llm`, tensors in and tensors out, without our client.
 
     with RawStream(server.grpc_url) as stream:
         answer = stream.ask({"text_input": "Once", "max_tokens": 8})
@@ -82,7 +82,7 @@ class RawStream:
         self._client.close()
 
     def send(self, inputs: dict[str, Any], request_id: str = "", outputs: tuple[str, ...] = (), **more: Any) -> Answer:
-        """Start a request. With the id of one that is still open here, both share its Answer."""
+        """Start a request. If it has the id of an open request of this stream, both share its Answer."""
         request_id = request_id or f"raw-{next(self._numbers)}"
         answer = self._answers.get(request_id)
         if answer is None or answer.num_finals:
@@ -107,7 +107,7 @@ class RawStream:
         return answers[0]
 
     def take(self) -> None:
-        """Wait for one response of whichever request."""
+        """Wait for one response of any request."""
         result, error = self._results.get(timeout=DEADLINE)
         if error is not None:
             self._take_error(error)

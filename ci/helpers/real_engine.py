@@ -1,4 +1,4 @@
-"""An engine with real ranks on the repository's own checkpoint, and the questions that tests ask of its processes."""
+"""An engine with real ranks on the repository's own checkpoint, and functions that inspect its processes."""
 
 from __future__ import annotations
 
@@ -148,7 +148,7 @@ def listening_addresses(pid: int) -> set[str]:
 
 
 def mapped_files(pid: int) -> set[str]:
-    """What a process has mapped that has, or had, a name."""
+    """Mapped files of a process, deleted ones included."""
     lines = Path(f"/proc/{pid}/maps").read_text().splitlines()
     return {fields[5] for fields in (line.split(maxsplit=5) for line in lines) if len(fields) == 6}
 

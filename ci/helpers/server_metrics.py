@@ -1,4 +1,4 @@
-"""/metrics of a running server as numbers, and waiting for what only a look at them can tell. Knows no test."""
+"""/metrics of a running server as numbers, and functions that wait until they have certain values. Knows no test."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _SERIES = re.compile(r"^(?P<name>\w+)\{(?P<labels>[^}]*)\} (?P<value>\S+)$", re.
 
 
 class Metrics:
-    """One look at the series of the model `llm`."""
+    """A snapshot of the series of the model `llm`."""
 
     def __init__(self, server: ServerProcess) -> None:
         with urllib.request.urlopen(server.metrics_url, timeout=DEADLINE) as response:
@@ -56,7 +56,7 @@ class Metrics:
 
 
 def until(holds: Callable[[], object], what: str, deadline: float = DEADLINE) -> None:
-    """Look again and again until it holds; fails with `what` after `deadline` seconds."""
+    """Poll until the condition holds; fails with `what` after `deadline` seconds."""
     limit = time.monotonic() + deadline
     pause = threading.Event()
     while not holds():
@@ -65,6 +65,6 @@ def until(holds: Callable[[], object], what: str, deadline: float = DEADLINE) ->
 
 
 def wait_for_rest(server: ServerProcess) -> Metrics:
-    """Until the engine holds nothing of any request."""
+    """Wait until the engine holds nothing of any request."""
     until(lambda: Metrics(server).is_at_rest, "no request is active and every KV block is free")
     return Metrics(server)

@@ -145,7 +145,7 @@ class ServerProcess:
 
     @property
     def told(self) -> str:
-        """What the supervisor told its terminal."""
+        """The supervisor's output to its terminal."""
         return self._told_path.read_text(errors="replace") if self._told_path.exists() else ""
 
     @property
@@ -191,7 +191,7 @@ def _read_line(descriptor: int, timeout: float) -> str:
 
 
 def main(arguments: str) -> int:
-    """The supervisor's process: serve with options from JSON, tell the endpoints through a pipe."""
+    """The supervisor's process: serve with options from JSON, report the endpoints through a pipe."""
     options = json.loads(arguments)
     descriptor = options.pop("ready_descriptor")
     os.set_inheritable(descriptor, False)

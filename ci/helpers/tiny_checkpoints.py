@@ -1,6 +1,7 @@
-"""Tiny random checkpoints of every architecture that the engine knows, and what transformers makes of them.
+"""Tiny random checkpoints of every native architecture, and the tokens that transformers generates with them.
 
-All weights are random, also norms and biases that transformers starts at 1 and 0, so that one left out shows.
+All weights are random, also norms and biases that transformers initialises to 1 and 0, so that an omitted one is
+noticed.
 """
 
 from __future__ import annotations
@@ -107,7 +108,7 @@ COMPILED_CONFIGS: dict[str, PreTrainedConfig] = {
 
 
 class NearTie(Exception):
-    """Greedy decoding of this prompt hangs on rounding."""
+    """Greedy decoding of this prompt depends on rounding."""
 
 
 @dataclass(frozen=True)
@@ -133,7 +134,7 @@ class TinyCheckpoint:
         return tokens
 
     def prompt(self, length: int, max_tokens: int) -> tuple[list[int], list[int]]:
-        """A prompt that does not hang on rounding, and its greedy continuation."""
+        """A prompt whose greedy continuation does not depend on rounding, and that continuation."""
         for seed in range(20):
             try:
                 prompt = make_prompt(length, seed)

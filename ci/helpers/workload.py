@@ -1,4 +1,4 @@
-"""Requests as a day's clients would send them to the default model: greedy and seeded, long and short, streamed or not.
+"""A realistic mix of requests to the default model: greedy and seeded, long and short, streamed or not.
 
 The same seed gives the same requests. Knows the client, and no server.
 """
@@ -64,12 +64,12 @@ def mixed_requests(count: int, seed: int, max_tokens: tuple[int, int] = (4, 48))
 
 
 def alone(client: Client, requests: Iterable[Asked]) -> dict[Asked, Completion]:
-    """What each gets with the server to itself."""
+    """The answer to each request, sent one at a time."""
     return {asked: asked.answer(client) for asked in requests}
 
 
 def together(client: Client, requests: list[Asked], streams: int) -> list[Completion]:
-    """What they get with `streams` of them in flight at any time, in the order of `requests`."""
+    """The answers with `streams` requests in flight at any time, in the order of `requests`."""
     with ThreadPoolExecutor(streams) as threads:
         return list(threads.map(lambda asked: asked.answer(client), requests))
 

@@ -4,15 +4,15 @@ Each case (`<family>/aot_cases.py`) calls a launcher with meta tensors of a serv
 instead of run; a recorded launch is compiled for each architecture, and its registers, shared memory and spills are
 read from the assembler. Says nothing about speed or results.
 
-The kept table, `aot_table.json`, holds a row for every launch of every case, with a digest of all that the compiler
-sees: the kernel's source and that of the functions it calls, types, constants, options. Only rows whose digest is not
-kept are compiled, and a few of the others, chosen at random, to see that the table is true. With another triton than
-the table's there are only the random ones, and spills are shown but no faults.
+The stored table, `aot_table.json`, has a row for every launch of every case, with a digest of all inputs of the
+compiler: the source of the kernel and of the functions that it calls, types, constants, options. Only launches whose
+digest is not in the table are compiled, and a random sample of the others, to check the table. With another version of
+triton than the table's, only the sample is compiled, and spills are shown but are no errors.
 
-    python -m ci.kernels.aot                  compile what changed and a sample, compare with the kept table
+    python -m ci.kernels.aot                  compile what changed and a sample, compare with the stored table
     python -m ci.kernels.aot --all            compile everything
-    python -m ci.kernels.aot --write          compile what changed and keep the table; with --all, all of it anew
-    python -m ci.kernels.aot --only decode    cases with these letters alone
+    python -m ci.kernels.aot --write          compile what changed and store the table; with --all, all of it
+    python -m ci.kernels.aot --only decode    only cases with these letters in their names
 """
 
 from __future__ import annotations
@@ -153,7 +153,7 @@ def main() -> int:
         keys = list(wanted) if arguments.all else stale
     else:
         keys = (stale if same_triton else []) + sample(wanted.keys() - set(stale if same_triton else []))
-    # Rows of cases that were not asked for stay; those of cases that are no more go.
+    # Rows of cases that were not selected stay; those of cases that no longer exist are removed.
     known = {key: row for key, row in kept.items() if key in wanted or arguments.only not in key.partition(" | ")[0]}
     rows: dict[str, Row] = {}
     for start in range(0, len(keys), CHUNK):
@@ -162,7 +162,7 @@ def main() -> int:
             keep(known | {key: row for key, row in rows.items() if not find_excess({key: row})})
     show(rows)
     print(f"{len(rows)} of {len(wanted)} rows compiled with triton {triton.__version__}")
-    # Another triton than the table's may spill a few bytes: they stand in what is shown, and are no fault of the code.
+    # Another version of triton than the table's may spill a few bytes. They are shown, but are no error.
     faults = find_excess(known | rows, with_spills=same_triton or arguments.write)
     if not arguments.write and same_triton:
         faults += find_regressions(rows, kept)

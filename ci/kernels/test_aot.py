@@ -1,4 +1,4 @@
-"""Every kernel compiles for the GPUs that we serve on, spills nothing, and takes no more than the kept table says."""
+"""Every kernel compiles for the GPUs that we serve on, spills nothing, and uses no more than the stored table says."""
 
 from __future__ import annotations
 

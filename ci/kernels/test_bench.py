@@ -1,4 +1,4 @@
-"""The kernels' bench without a GPU: every case is right at tiny shapes, and what is made of times is made rightly."""
+"""The kernels' bench without a GPU: every case is correct at tiny shapes, and times are evaluated correctly."""
 
 from __future__ import annotations
 

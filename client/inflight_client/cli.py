@@ -45,8 +45,8 @@ Timeout = Annotated[float | None, typer.Option("--timeout", help="Seconds an ans
 MaxTokens = Annotated[int, typer.Option("--max-tokens", "-n", help="New tokens at most.", min=1)]
 Temperature = Annotated[float | None, typer.Option("--temperature", "-t", help="0 takes the likeliest token.")]
 TopK = Annotated[int | None, typer.Option("--top-k", help="Choose among the k likeliest tokens.")]
-TopP = Annotated[float | None, typer.Option("--top-p", help="Choose among the tokens that make up this mass.")]
-MinP = Annotated[float | None, typer.Option("--min-p", help="Drop tokens this much less likely than the best.")]
+TopP = Annotated[float | None, typer.Option("--top-p", help="Total probability of the tokens to choose from.")]
+MinP = Annotated[float | None, typer.Option("--min-p", help="Drop tokens below this fraction of the likeliest.")]
 Seed = Annotated[int | None, typer.Option("--seed", help="The same seed gives the same text.")]
 Repetition = Annotated[float | None, typer.Option("--repetition-penalty", help="Above 1 repeats less.")]
 Stop = Annotated[list[str] | None, typer.Option("--stop", help="End where this text appears; may be repeated.")]
@@ -66,7 +66,7 @@ def connect(url: str, model: str, timeout: float | None = None) -> Client:
 
 @app.command()
 def generate(
-    prompt: Annotated[str, typer.Argument(help="Text to go on from; - reads it from standard input.")],
+    prompt: Annotated[str, typer.Argument(help="Text to continue; - reads it from standard input.")],
     url: Url = "localhost:8001",
     model: Model = "llm",
     max_tokens: MaxTokens = 128,
@@ -78,9 +78,9 @@ def generate(
     repetition_penalty: Repetition = None,
     stop: Stop = None,
     timeout: Timeout = None,
-    stats: Annotated[bool, typer.Option("--stats", help="Say how many tokens and how long, on stderr.")] = False,
+    stats: Annotated[bool, typer.Option("--stats", help="Print number of tokens and time, on stderr.")] = False,
 ) -> None:
-    """Go on from a text, streamed to the terminal. Ctrl-C cancels."""
+    """Continue a text, streamed to the terminal. Ctrl-C cancels."""
     options: GenerationOptions = {
         "max_tokens": max_tokens,
         "temperature": temperature,
@@ -157,10 +157,10 @@ def serve(
         list[str] | None,
         typer.Option("--set", metavar="KEY=VALUE", help="Any parameter of the engine; may be repeated."),
     ] = None,
-    model_repository: Annotated[Path | None, typer.Option(help="Serve this repository instead of our own.")] = None,
+    model_repository: Annotated[Path | None, typer.Option(help="Serve this repository, not inflight's own.")] = None,
     tritonserver: Annotated[Path | None, typer.Option(help="tritonserver's binary, if not the installed one.")] = None,
     host: Annotated[str, typer.Option(help="Interface to listen on; loopback unless told otherwise.")] = "127.0.0.1",
-    http: Annotated[bool, typer.Option("--http/--no-http", help="Answer HTTP beside gRPC.")] = True,
+    http: Annotated[bool, typer.Option("--http/--no-http", help="Serve HTTP in addition to gRPC.")] = True,
     http_port: Annotated[int, typer.Option(help="0 takes a free one.", min=0, max=65535)] = 8000,
     grpc_port: Annotated[int, typer.Option(help="0 takes a free one.", min=0, max=65535)] = 8001,
     metrics_port: Annotated[int, typer.Option(help="0 takes a free one.", min=0, max=65535)] = 8002,
@@ -172,9 +172,9 @@ def serve(
         Path | None, typer.Option(help="File with the key to those APIs; a random key unless given.")
     ] = None,
     ready_timeout: Annotated[float, typer.Option(help="Seconds until the model must be ready.", min=1.0)] = 900.0,
-    drain_timeout: Annotated[float, typer.Option(help="Seconds open requests get on Ctrl-C.", min=0.0)] = 30.0,
+    drain_timeout: Annotated[float, typer.Option(help="Seconds to finish requests after Ctrl-C.", min=0.0)] = 30.0,
     canary_period: Annotated[
-        float, typer.Option(help="Idle seconds after which an engine is tried with one token; 0 never.", min=0.0)
+        float, typer.Option(help="Idle seconds before an engine is checked with one token; 0 never.", min=0.0)
     ] = 30.0,
     log_file: Annotated[Path | None, typer.Option(help="Write tritonserver's whole log here.")] = None,
     verbose: Annotated[bool, typer.Option("--verbose", "-v", help="Show tritonserver's whole log.")] = False,
@@ -248,7 +248,7 @@ def load_test(
     vocabulary: Annotated[int, typer.Option(help="Random ids are drawn below this.", min=2)] = 256,
     temperature: Annotated[float, typer.Option(help="Of every request.", min=0.0)] = 0.0,
     seed: Annotated[int, typer.Option(help="Of the prompts and lengths.")] = 0,
-    level_timeout: Annotated[float, typer.Option(help="Seconds after which a level is given up.", min=1.0)] = 900.0,
+    level_timeout: Annotated[float, typer.Option(help="Seconds after which a level is aborted.", min=1.0)] = 900.0,
     output: Annotated[Path, typer.Option("--output", "-o", help="Folder for the results.")] = Path("load-test"),
 ) -> None:
     """Measure a running server under load with perf_analyzer; 1:16:5 concurrent requests unless told otherwise.

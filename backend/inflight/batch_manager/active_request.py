@@ -1,4 +1,4 @@
-"""A request that was accepted and has not had its final response, with its sequences. Knows no step, no scheduler."""
+"""A request that was accepted and whose final response was not sent yet, with its sequences. Knows no scheduler."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from inflight.result import Result
 
 
 class ActiveRequest:
-    """Owns `num_return_sequences` sequences. It ends when all of them have, or with the first that fails."""
+    """Owns `num_return_sequences` sequences. It ends when all of them have ended, or when one of them fails."""
 
     __slots__ = ("num_open", "request", "sequences")
 
@@ -19,10 +19,11 @@ class ActiveRequest:
             for index in range(request.num_return_sequences)
         ]
         self.num_open = len(self.sequences)
-        """Sequences that have not had their final result."""
+        """Number of sequences without their final result."""
 
     def next_result(self, sequence: Sequence) -> Result:
-        """The tokens of one of its sequences that no earlier Result carried. Once only for a finished sequence."""
+        """A Result with the tokens of one of its sequences that no earlier Result held. A sequence that has finished
+        must be passed only once."""
         start, num_log_probs = sequence.num_returned_tokens, sequence.num_returned_log_probs
         sequence.num_returned_tokens = sequence.num_output_tokens
         sequence.num_returned_log_probs = len(sequence.log_probs)

@@ -1,4 +1,4 @@
-"""All blocks of KV memory as numbers: who holds them, and which of them hold a prefix that can be used again.
+"""All blocks of KV memory, by their ids: their reference counts, and which of them hold a prefix for reuse.
 
 Knows no sequence and no tensor. A block is *used* while its reference count is above zero, otherwise *free*. A free
 block whose content is still known stays in the table of cached prefixes until its memory is needed; those are
@@ -29,7 +29,7 @@ class BlockPool:
         self.reset()
 
     def reset(self) -> None:
-        """Every block free, nothing cached: for when what the memory holds is no longer certain."""
+        """Free every block and forget all cached prefixes, because the content of the memory is no longer certain."""
         self._ref_counts = [0] * self.num_blocks
         self._blank = list(range(self.num_blocks - 1, -1, -1))  # a stack; low ids are handed out first
         self._evictable: OrderedDict[int, None] = OrderedDict()
@@ -45,16 +45,16 @@ class BlockPool:
         return self.num_blocks - self.num_free
 
     def hash_salt(self, salt: str) -> bytes:
-        """Where the chain of hashes of a request's blocks begins."""
+        """The parent hash of the first block of a request with this cache salt."""
         return blake2b(salt.encode(), digest_size=HASH_BYTES, key=self._hash_key, person=b"salt").digest()
 
     def hash_block(self, parent: bytes, token_ids: list[int]) -> bytes:
-        """Name of a full block that holds `token_ids` after the prefix named `parent`."""
+        """Hash of a full block that holds `token_ids` after the prefix whose hash is `parent`."""
         content = parent + array("q", token_ids).tobytes()
         return blake2b(content, digest_size=HASH_BYTES, key=self._hash_key, person=b"block").digest()
 
     def lookup(self, block_hash: bytes, token_ids: list[int]) -> int | None:
-        """The block that holds exactly these tokens under this hash, or None."""
+        """The cached block with this hash and exactly these tokens, or None."""
         block_id = self._cached.get(block_hash)
         if block_id is None or self._contents[block_id][1].tolist() != token_ids:
             return None
@@ -78,7 +78,7 @@ class BlockPool:
         return block_ids
 
     def share(self, block_ids: Iterable[int]) -> None:
-        """Hold cached blocks once more."""
+        """Add a reference to each of these cached blocks."""
         for block_id in block_ids:
             if self._ref_counts[block_id] == 0:
                 del self._evictable[block_id]
@@ -89,7 +89,7 @@ class BlockPool:
         return sum(self._ref_counts[block_id] == 0 for block_id in block_ids)
 
     def free(self, block_ids: list[int]) -> None:
-        """Let go of a sequence's blocks, in the sequence's order.
+        """Drop one reference to each of a sequence's blocks, which are given in the sequence's order.
 
         The last is freed first: a prefix is worth more than what follows it, because it fits more requests.
         """
@@ -103,20 +103,20 @@ class BlockPool:
                     self._blank.append(block_id)
 
     def cache(self, block_id: int, block_hash: bytes, token_ids: list[int]) -> None:
-        """Make a held, full block known under its hash; the first block of a hash stays the known one."""
+        """Enter a used, full block into the table of cached prefixes, unless it or its hash is there already."""
         if block_hash not in self._cached and block_id not in self._contents:
             self._cached[block_hash] = block_id
             self._contents[block_id] = (block_hash, array("q", token_ids))
 
     def forget(self, block_ids: Iterable[int]) -> None:
-        """Take held blocks out of the table: what they hold is not to be trusted."""
+        """Remove used blocks from the table of cached prefixes, because their content may be wrong."""
         for block_id in block_ids:
             content = self._contents.pop(block_id, None)
             if content is not None:
                 del self._cached[content[0]]
 
     def check(self, held: Iterable[list[int]]) -> None:
-        """Raise AssertionError unless the pool's books agree with `held`, the block ids of every holder."""
+        """Raise AssertionError unless the pool's counts agree with `held`, the block ids of each sequence."""
         expected = [0] * self.num_blocks
         for block_ids in held:
             for block_id in block_ids:

@@ -1,4 +1,4 @@
-"""The four callbacks through which a GptManager meets the outside, as TensorRT-LLM's batch manager defines them.
+"""The four callbacks of a GptManager, as TensorRT-LLM's batch manager defines them.
 
 Called on the loop's own thread, in this order in every iteration: poll_stop_signals, send_response (once for each
 response that is ready), get_inference_requests (then send_response for each request that is refused),
@@ -34,11 +34,11 @@ ReturnBatchManagerStatsCallback = Callable[[str], None]
 
 @dataclass(frozen=True, kw_only=True)
 class Callbacks:
-    """The four, together. Get and send are mandatory; without `return_batch_manager_stats` no statistics are made."""
+    """The four callbacks. The first two are mandatory; without `return_batch_manager_stats` no statistics are made."""
 
     get_inference_requests: GetInferenceRequestsCallback
     send_response: SendResponseCallback
     poll_stop_signals: PollStopSignalCallback | None = None
     return_batch_manager_stats: ReturnBatchManagerStatsCallback | None = None
     wants_batch_manager_stats: Callable[[], bool] | None = None
-    """Whether somebody would read the statistics of this iteration: otherwise they are not made. None = always."""
+    """Whether to make the statistics of this iteration, because they will be read. None = always."""

@@ -1,8 +1,8 @@
 """The worker loop of every rank: take requests in, run steps, answer.
 
-Meets the outside only through the four callbacks and a Runner. Every rank runs this loop on equal input and comes to
-equal decisions; that only the leader's answers leave is the callbacks' business. Times are noted for the client
-and decide nothing.
+Its only interfaces are the four callbacks and a Runner. Every rank runs this loop on the same input and takes the same
+decisions; the callbacks see to it that only the leader sends responses. Times are recorded for the client and never
+affect a decision.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from inflight.stats import IterationStats
 logger = logging.getLogger(__name__)
 
 MAX_OUTSTANDING_STEPS = 2
-"""One that the device works on and one behind it, so that it never waits for the host."""
+"""One that the device computes and one queued behind it, so that the device never waits for the host."""
 
 
 class GptManager:
@@ -87,7 +87,7 @@ class GptManager:
     # -- the loop ------------------------------------------------------------------------------------------------------
 
     def run(self) -> None:
-        """Serve until shutdown() or the terminating request."""
+        """Serve until shutdown() is called or the terminating request arrives."""
         while not self._terminated and (self._active or not self._shutting_down):
             self.step()
         while self._outstanding and not self._terminated:
@@ -173,7 +173,7 @@ class GptManager:
             except RequestError as error:
                 self._callbacks.send_response(request.request_id, None, True, error)
         while was_idle and self._outstanding:
-            self._collect_oldest()  # nobody waits for what is left; should it fail, then not with the newcomers
+            self._collect_oldest()  # no request waits for these steps; a failure of theirs must not fail the new ones
 
     def _accept(self, request: Request) -> None:
         """Put a request's sequences into the queue. Raises RequestError."""
@@ -212,7 +212,7 @@ class GptManager:
         self._sample()
 
     def _sample(self) -> None:
-        """Start the second half of the newest step: at once, or when the host knows the tokens that it depends on."""
+        """Start sampling for the newest step: at once, or, if it depends on earlier tokens, when the host has these."""
         if self._is_sampled:
             return
         scheduled, handle = self._outstanding[-1]
@@ -232,7 +232,7 @@ class GptManager:
     # -- trouble -------------------------------------------------------------------------------------------------------
 
     def _step_failed(self, error: Exception) -> None:
-        """Answer everybody whose fate depends on the outstanding steps with an error, and go on without them."""
+        """Fail all requests that depend on an outstanding step, and go on with the others."""
         if self._raise_on_step_failure:
             raise error
         logger.error("a step failed; the requests in it end with an error", exc_info=error)
@@ -252,7 +252,7 @@ class GptManager:
     # -- numbers -------------------------------------------------------------------------------------------------------
 
     def statistics(self) -> IterationStats:
-        """As of now: the callback is told of iterations with active requests only."""
+        """The statistics now. The callback only gets those of iterations with active requests."""
         kv_cache, num_active = self._scheduler.kv_cache, len(self._active)
         rows = self._launched.rows if self._launched is not None and self._active else []
         prefills = [work for work in rows if work.is_prefill]

@@ -1,7 +1,7 @@
-"""The KV cache as sequences see it: blocks for their tokens, and prefixes that somebody computed before.
+"""The KV cache as sequences see it: blocks for their tokens, and reuse of prefixes that were computed before.
 
-Knows tokens and block numbers; not the tensors, nor who may run. Blocks of equal prefixes are shared between sequences
-of the same salt; a shared block is always full and never written again.
+Knows tokens and block ids, not the tensors or which sequences may run. Blocks of equal prefixes are shared between
+sequences with the same cache salt; a shared block is always full and is never written again.
 """
 
 from __future__ import annotations
@@ -37,14 +37,14 @@ class KVCacheManager:
         return -(-num_tokens // self.block_size)
 
     def num_blocks_taken(self, num_tokens: int, computed_blocks: list[int]) -> int:
-        """Free blocks that disappear when a sequence grows from `computed_blocks` of the cache to `num_tokens` tokens.
+        """Free blocks that a sequence of `num_tokens` tokens takes, if it reuses the cached `computed_blocks`.
 
-        A cached block that a running sequence holds costs nothing; one that only the cache remembers is a free block.
+        A cached block that a running sequence holds costs nothing; one that no sequence holds counts as free.
         """
         return self.num_blocks_for(num_tokens) - len(computed_blocks) + self._pool.num_revived(computed_blocks)
 
     def get_computed_blocks(self, sequence: Sequence) -> list[int]:
-        """The longest cached prefix of a sequence without blocks, in blocks.
+        """Ids of the cached blocks of the longest prefix of a sequence, which holds no blocks yet.
 
         At least one token is always left to compute, because its logits are what the next token is sampled from.
         """
@@ -61,10 +61,11 @@ class KVCacheManager:
     def allocate_slots(
         self, sequence: Sequence, num_tokens: int, computed_blocks: list[int] | None = None
     ) -> list[int] | None:
-        """Room for `num_tokens` tokens after those computed: the new block ids, or None if memory is short.
+        """Allocate blocks for `num_tokens` tokens after those computed. Returns the new block ids, or None, and changes
+        nothing, if there are too few free blocks.
 
-        A sequence without blocks starts on `computed_blocks` (what get_computed_blocks found): they become its first
-        blocks and its num_computed_tokens. With None returned nothing has changed.
+        A sequence without blocks may start on `computed_blocks` (from get_computed_blocks): they become its first
+        blocks, and its num_computed_tokens covers them.
         """
         if computed_blocks:
             length = len(computed_blocks) * self.block_size + num_tokens
@@ -90,15 +91,16 @@ class KVCacheManager:
         self.num_reused_blocks += len(computed_blocks)
 
     def count_missed(self, sequence: Sequence) -> None:
-        """Note how many full blocks the sequence, about to start, did not find in the cache."""
+        """Count the full blocks that a sequence which is about to start did not find in the cache."""
         if self._enable_reuse:
             num_full = (len(sequence.token_ids) - 1) // self.block_size
             sequence.num_missed_blocks += num_full - sequence.num_cached_blocks
 
     def cache_blocks(self, sequence: Sequence) -> None:
-        """Offer the sequence's full blocks to others, as far as their tokens are known and their steps are launched.
+        """Enter the sequence's full blocks into the table of cached prefixes, as far as their tokens are known on the
+        host and their steps are launched.
 
-        Steps run in launch order, so whoever is given such a block later also reads it later.
+        Steps run in launch order, so a sequence that gets such a block later also reads it after it was written.
         """
         if not self._enable_reuse:
             return
@@ -109,7 +111,7 @@ class KVCacheManager:
         sequence.num_cached_blocks = max(sequence.num_cached_blocks, num_full)
 
     def free(self, sequence: Sequence, *, trusted: bool = True) -> None:
-        """Take all blocks back. `trusted=False`: what they hold must not be given to anybody."""
+        """Take all blocks back. `trusted=False`: their content may be wrong and must not be reused."""
         if trusted:
             self.cache_blocks(sequence)
         else:
@@ -120,7 +122,7 @@ class KVCacheManager:
         sequence.num_computed_tokens = 0
 
     def reset(self) -> None:
-        """Forget everything the memory holds. No sequence may hold blocks."""
+        """Forget all cached prefixes. No sequence may hold blocks."""
         assert self._pool.num_used == 0, "reset() with blocks in use"
         self._pool.reset()
 

@@ -1,14 +1,14 @@
-"""Decides what one step computes, and what its outcome means for each sequence.
+"""Decides what one step computes, and updates the sequences with its results.
 
 In-flight batching with chunked prefill: a step holds the next token of every decoding sequence and, in what is left of
-`max_num_tokens`, pieces of prompts. Sequences start by (priority, arrival); the head of the queue is never overtaken.
+`max_num_tokens`, chunks of prompts. Sequences start by (priority, arrival); none starts before the queue's head.
 
-Steps overlap: `schedule` may be called again before `update` has brought the step before to the host. It counts a
-launched step as done (`num_computed_tokens`, `num_pending`); the token that such a step samples stays on the device and
-feeds the next one. A sequence that turns out to be finished has the rows of its later steps dropped. Its row and
+Steps overlap: `schedule` may be called again before `update` was called with the results of the step before. It counts
+a launched step as done (`num_computed_tokens`, `num_pending`); the token that such a step samples stays on the device
+and feeds the next one. If a sequence turns out to be finished, the results of its later steps are dropped. Its row and
 blocks may go to others at once, because the runner runs steps in the order they are launched.
 
-Knows no tensors, no clock, no callbacks: equal calls make equal decisions on every rank.
+Knows no tensors, no clock, no callbacks: the same calls lead to the same decisions on every rank.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ NONE: list[int] = []
 
 
 class _Step:
-    """A step while it is being put together."""
+    """A step while it is being scheduled."""
 
     def __init__(self, budget: int) -> None:
         self.budget = budget
@@ -37,12 +37,12 @@ class _Step:
         self.new_sequences: list[NewSequence] = []
         self.rows: list[RowWork] = []
         self.sampling: list[Sequence] = []
-        """Who gets a token: the order of SchedulerOutput.sampling_rows."""
+        """Sequences that sample a token, in the order of SchedulerOutput.sampling_rows."""
         self.prefilling: list[Sequence] = []
 
 
 class Scheduler:
-    """Who runs, with how many tokens, on which row and which blocks."""
+    """Chooses the sequences of each step, their numbers of tokens, rows and blocks."""
 
     def __init__(
         self,
@@ -70,10 +70,10 @@ class Scheduler:
         self._num_arrived = 0
         self._num_started = 0
         self._batch_quota = 0  # sequences that may still join the static batch
-        self._refused: tuple[Sequence, int] | None = None  # the queue's head, and the room that was too little for it
-        # Counted as they change: a step does not look at every sequence for them.
+        self._refused: tuple[Sequence, int] | None = None  # the queue's head, and the free blocks that were too few
+        # Updated incrementally, so that a step need not go through all sequences.
         self._num_decoding = 0
-        self._num_missing_blocks = 0  # that the running sequences do not hold yet and need at their longest
+        self._num_missing_blocks = 0  # blocks that running sequences still need to reach their maximum length
         self._num_masked = 0
 
     @property
@@ -104,8 +104,8 @@ class Scheduler:
     # -- one step ------------------------------------------------------------------------------------------------------
 
     def schedule(self, now_ns: int = 0) -> SchedulerOutput | None:
-        """The next step, counted as launched, or None if nothing can run before an outstanding step is updated."""
-        # Decoding sequences come first: a token of the step is kept for each of them before prompts get any.
+        """The next step, counted as launched, or None if nothing can run before `update` of an outstanding step."""
+        # Decoding sequences come first: one token of the step is reserved for each before prompts get any.
         step = _Step(self._max_num_tokens - self._num_decoding)
         self._continue_running(step)
         if self._waiting:
@@ -120,13 +120,13 @@ class Scheduler:
         self._outstanding.append((output, step.sampling))
         for sequence in step.prefilling:
             self.kv_cache.cache_blocks(sequence)
-        # Only now: a prefix is shared from the next step on, so that within one nobody reads what another writes.
+        # Only now: a prefix is shared from the next step on, so that no row reads a block that its own step writes.
         return output
 
     def _continue_running(self, step: _Step) -> None:
-        """What is left to compute of every running sequence, in the order of their start: a piece of a prompt, a token.
+        """Add the remaining work of every running sequence, a chunk of a prompt or one token, in order of their start.
 
-        Whoever is paused to make room is the last of the list, so never one that is already part of the step.
+        The sequence that is paused to free blocks is the last of the list, so never one that is already in the step.
         """
         running, block_size = self._running, self.kv_cache.block_size
         index = 0
@@ -135,7 +135,7 @@ class Scheduler:
             index += 1
             length = len(sequence.token_ids) + sequence.num_pending
             if length >= sequence.max_length:
-                continue  # its last token is under way
+                continue  # an outstanding step samples its last token
             start = sequence.num_computed_tokens
             num_tokens = length - start
             if start < sequence.num_prefill_tokens:
@@ -176,9 +176,9 @@ class Scheduler:
     # -- starting, pausing ---------------------------------------------------------------------------------------------
 
     def _start_waiting(self, step: _Step, now_ns: int) -> None:
-        """Start the queue's head as long as it fits: into rows, into what is left of the step, into memory.
+        """Start the queue's head as long as there is a row, tokens are left in the step, and there are enough blocks.
 
-        One that did not fit into memory is not looked at again before there is more room: a long prompt costs a
+        A head that found too few free blocks is not tried again before there are more, because a long prompt costs a
         look-up for each of its blocks.
         """
         if self._policy is SchedulerPolicy.STATIC_BATCH and not self._running:
@@ -206,9 +206,9 @@ class Scheduler:
         return self._policy is not SchedulerPolicy.STATIC_BATCH or self._batch_quota > 0
 
     def _first_chunk(self, sequence: Sequence, computed_blocks: list[int], budget: int) -> int:
-        """Tokens of its first step; 0 if a prompt that may not be cut does not fit into this one.
+        """Number of tokens of its first step; 0 if its prompt must not be chunked and does not fit into this step.
 
-        Generated tokens can make a sequence longer than any step, so one that continues may always be cut.
+        Generated tokens can make a sequence longer than any step, so one that continues may always be chunked.
         """
         remaining = len(sequence.token_ids) - len(computed_blocks) * self.kv_cache.block_size
         if remaining <= budget:
@@ -220,7 +220,7 @@ class Scheduler:
         return self.kv_cache.num_blocks_for(sequence.max_length - 1)
 
     def _num_blocks_to_start(self, sequence: Sequence, computed_blocks: list[int]) -> int:
-        """Free blocks it must find: for itself at its longest or, where it may be paused, for what it is now."""
+        """Free blocks that it needs to start: for its maximum length or, where it may be paused, its present length."""
         length = sequence.max_length - 1
         if self._policy is SchedulerPolicy.MAX_UTILIZATION:
             length = min(length, len(sequence.token_ids) + 1)
@@ -259,8 +259,8 @@ class Scheduler:
     def _allocate(self, sequence: Sequence, num_tokens: int, step: _Step) -> list[int] | None:
         """New blocks for a running sequence; None if the sequence itself had to be paused.
 
-        If memory is short, those that started last are paused until there is room. What is left free then is less than
-        the last one paused had held, so it starts again in this step only if others hold part of its blocks.
+        If there are too few free blocks, sequences are paused, the last started first. Then fewer blocks are left free
+        than the last one paused had held, so it starts again in this step only if others hold part of its blocks.
         """
         while (new_block_ids := self.kv_cache.allocate_slots(sequence, num_tokens)) is None:
             if self._policy is not SchedulerPolicy.MAX_UTILIZATION:
@@ -278,7 +278,8 @@ class Scheduler:
     # -- outcomes ------------------------------------------------------------------------------------------------------
 
     def update(self, scheduled: SchedulerOutput, output: StepOutput, now_ns: int = 0) -> list[Sequence]:
-        """Take in the oldest outstanding step. Returns who got tokens, ended or failed, in the order of the rows."""
+        """Apply the results of the oldest outstanding step. Returns the sequences that got tokens, finished or failed,
+        in the order of the rows."""
         expected, sequences = self._outstanding.popleft()
         assert scheduled is expected, "steps must be updated in the order they were scheduled"
         assert len(sequences) == len(output.token_ids), "a step must answer every sampling row"
@@ -309,7 +310,7 @@ class Scheduler:
     def _append(
         self, sequence: Sequence, token_ids: list[int], log_probs: list[float] | None, now_ns: int
     ) -> FinishReason:
-        """Add the step's tokens up to the one that ends the sequence; that one belongs to the output as well."""
+        """Add the step's tokens, up to and including the one that ends the sequence."""
         if sequence.first_token_time_ns == 0:
             sequence.first_token_time_ns = now_ns
         sequence.last_token_time_ns = now_ns
@@ -324,7 +325,7 @@ class Scheduler:
         return FinishReason.NOT_FINISHED
 
     def stop(self, sequence: Sequence, reason: FinishReason) -> None:
-        """End a sequence from outside, whatever its state, and free all it holds."""
+        """Finish a sequence in any state, and free its row and blocks."""
         if not sequence.is_finished:
             was_running = sequence.status is SequenceStatus.RUNNING
             self._finish(sequence, reason)
@@ -332,10 +333,10 @@ class Scheduler:
                 self._drop_finished()
 
     def abandon(self, error: RequestError) -> list[Sequence]:
-        """Give up every outstanding step and whoever depends on one, because a step failed.
+        """Drop all outstanding steps, because one failed, and fail the sequences that depend on them.
 
-        Returns the sequences that were lost: all that run, and the paused ones whose last token was never seen. The
-        others have nothing in the KV cache and stay in the queue; the cache itself is forgotten.
+        Returns these sequences: all running ones, and the paused ones with a token still on the device. The others
+        have nothing in the KV cache and stay in the queue. All cached prefixes are forgotten.
         """
         pending = sorted((sequence for sequence in self._waiting if sequence.num_pending), key=lambda s: s.order)
         lost = [*self._running, *pending]
@@ -372,7 +373,7 @@ class Scheduler:
         self._running = [sequence for sequence in self._running if not sequence.is_finished]
 
     def check(self) -> None:
-        """Raise AssertionError unless rows, blocks and counts are exactly what the sequences say."""
+        """Raise AssertionError unless rows, blocks and counts agree with the states of the sequences."""
         assert sorted([*self._free_rows, *(s.row for s in self._running)]) == list(range(self.max_batch_size))
         assert all(sequence.status is SequenceStatus.RUNNING for sequence in self._running)
         waiting = list(self._waiting)

@@ -1,6 +1,6 @@
 """Sequences that wait for a row, by their `order`, smallest first. Knows neither rows nor memory.
 
-Nothing but `pop` and `push` looks at more than one sequence, so a long queue costs a step no more than a short one.
+`pop` and `push` take logarithmic time, so a step of a long queue costs hardly more than that of a short one.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ Order = tuple[int, float, int]
 
 
 class WaitingQueue:
-    """A heap. A sequence that is finished while it waits stays in it, unseen, until it would be the head."""
+    """A heap. A sequence that finishes while it waits stays in the heap and is skipped when it becomes the head."""
 
     def __init__(self) -> None:
         self._heap: list[tuple[Order, Sequence]] = []
@@ -29,7 +29,7 @@ class WaitingQueue:
         return (sequence for _, sequence in self._heap if not sequence.is_finished)
 
     def push(self, sequence: Sequence) -> None:
-        """`sequence.order` is unique and stays as it is until the sequence has left."""
+        """`sequence.order` must be unique and must not change while the sequence waits."""
         heapq.heappush(self._heap, (sequence.order, sequence))
         self._count(sequence, 1)
 
@@ -47,7 +47,7 @@ class WaitingQueue:
         return sequence
 
     def discard(self, sequence: Sequence) -> None:
-        """A waiting sequence is about to become finished."""
+        """Count a waiting sequence as gone, because it is about to become finished."""
         self._count(sequence, -1)
         if len(self._heap) > 64 and len(self._heap) > 2 * self._num_waiting:
             self._heap = [entry for entry in self._heap if not entry[1].is_finished and entry[1] is not sequence]

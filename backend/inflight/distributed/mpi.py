@@ -1,9 +1,9 @@
 """A RankGroup over MPI. Only raw buffers are exchanged: nothing that a rank receives is unpickled.
 
 A wait inside MPI would keep a whole core busy. So the leader sends a wake-up for each operation that it has started,
-and a rank on its machine sleeps until then: for microseconds while steps run, for hours in an idle engine. For what is
-left, a reply or a relay, ranks poll with pauses that grow, and so do ranks of other machines from the start. Nobody
-spins: in each rank the running step needs the core and Python's lock. To be used from one thread only.
+and a rank on its machine sleeps until then: for microseconds while steps run, for hours in an idle engine. Then it
+polls the operation until it completes, with pauses that grow. Ranks on other machines get no wake-up and only poll. No
+rank spins, because the running step needs the core and the GIL. To be used from one thread only.
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ mpi4py.rc.finalize = False
 from mpi4py import MPI  # noqa: E402
 
 NAP = 0.00005
-"""Seconds; the system makes about twice as much of it."""
+"""First pause between two polls, in seconds; the system makes it about twice as long."""
 MAX_NAP = 0.01
-"""100 polls a second cost an idle follower on another machine less than 1 % of a core, and delay the first request
-after an idle time by 5 ms on average."""
+"""Longest pause, in seconds. 100 polls a second cost an idle follower on another machine less than 1 % of a core, and
+delay the first request after an idle time by 5 ms on average."""
 NAP_GROWTH = 1.25
 
 SHARED_MEMORY = Path("/dev/shm")
@@ -84,9 +84,9 @@ class MpiRankGroup:
 
     def _open_wakeups(self, folder: Path | None) -> None:
         """Set up wake-ups. A rank sleeps only if the leader sends wake-ups and the rank can receive them."""
-        # Ranks that did not find each other are all rank 0 of one, and would take each other's socket.
+        # Ranks that did not find each other are all rank 0 of a group of one, and would use the same socket.
         wakeup = WakeupSocket(folder, self.rank, self.size) if folder is not None and self.size > 1 else None
-        self.barrier()  # a wake-up before there is a socket would be missed
+        self.barrier()  # a wake-up that is sent before its receiver's socket exists would be lost
         leader_wakes = self.broadcast((b"1" if wakeup is not None else b"") if self.rank == 0 else None) != b""
         if self.rank == 0:
             self._wakes = wakeup

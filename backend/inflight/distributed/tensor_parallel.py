@@ -1,8 +1,9 @@
-"""Tensor collectives of the ranks over which every layer is split. Knows no request; ranks meet through a RankGroup.
+"""Tensor collectives of the ranks over which every layer is split. Ranks connect through a RankGroup. Knows no request.
 
 TensorParallelGroup               one rank: nothing to exchange
-SharedMemoryTensorParallelGroup   CPUs of one host, in C++ through memory that all ranks have mapped
-TorchTensorParallelGroup          torch.distributed: NCCL between GPUs, gloo between CPUs that cannot do the former
+SharedMemoryTensorParallelGroup   CPU ranks of one host: C++ over memory that all ranks have mapped
+TorchTensorParallelGroup          torch.distributed: NCCL for GPUs; gloo for CPU ranks of several hosts, or without a
+                                  C++ compiler
 """
 
 from __future__ import annotations
@@ -30,11 +31,11 @@ from inflight_kernels.cpu import (
 
 logger = logging.getLogger(__name__)
 
-# The older name is deprecated from torch 2.13 on.
+# all_gather_into_tensor is deprecated from torch 2.13 on.
 _all_gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
 
 RENDEZVOUS_TIMEOUT = timedelta(minutes=10)
-"""Ranks load their libraries at different speeds; a rank that died is noticed by the executor, not here."""
+"""Long, because ranks load their libraries at different speeds. The executor notices a rank that died, not this."""
 
 
 class TensorParallelGroup:
@@ -71,7 +72,7 @@ class TensorParallelGroup:
 
 
 class SharedMemoryTensorParallelGroup(TensorParallelGroup):
-    """Over `_share_memory`. A rank that waits for one that is gone sleeps: whoever launched the ranks ends it."""
+    """Over the memory of `_share_memory`. A rank that waits for a dead one sleeps until the launcher ends it."""
 
     def __init__(self, rank_group: RankGroup, collectives: SharedMemoryCollectives) -> None:
         self.rank = rank_group.rank
@@ -89,7 +90,8 @@ class SharedMemoryTensorParallelGroup(TensorParallelGroup):
 
 
 class TorchTensorParallelGroup(TensorParallelGroup):
-    """Over torch.distributed's default group. Ranks of one host meet in a private folder and talk over loopback."""
+    """Over torch.distributed's default group. Ranks of one host find each other by a file in a private folder and
+    communicate over loopback."""
 
     def __init__(self, rank_group: RankGroup, device: torch.device, several_hosts: bool) -> None:
         self.rank = rank_group.rank
@@ -110,7 +112,7 @@ class TorchTensorParallelGroup(TensorParallelGroup):
             timeout=RENDEZVOUS_TIMEOUT,
             device_id=device if device.type == "cuda" else None,
         )
-        # Also the moment from which every connection stands and the folder is no longer needed.
+        # After this, all connections are established and the folder is no longer needed.
         self.all_reduce_min(0)
         if self.rank == 0 and folder:
             shutil.rmtree(folder, ignore_errors=True)
@@ -135,16 +137,16 @@ class TorchTensorParallelGroup(TensorParallelGroup):
 
 
 def _share_memory(rank_group: RankGroup) -> SharedMemoryCollectives | None:
-    """Memory of the leader's that every rank has mapped; None on all of them where the leader has no compiler.
+    """Collectives over memory of the leader that every rank maps; None on all ranks if the leader cannot load the C++.
 
-    It never has a name, so nothing stays behind whenever ranks are killed; the others open it as a file of the leader's
-    process, which the system allows to the same user only.
+    The memory has no name in the file system, so nothing is left behind when ranks are killed. The other ranks open it
+    through the leader's /proc/PID/fd, which the system allows to the same user only.
     """
     if rank_group.rank == 0:
         try:
             library = load_collectives()
         except LibraryUnavailable as error:
-            logger.warning("the ranks sum through sockets, which takes many times as long: %s", error)
+            logger.warning("the ranks sum over sockets, many times slower than in shared memory: %s", error)
             rank_group.broadcast(b"")
             return None
         descriptor = os.memfd_create("inflight-ranks")
@@ -155,10 +157,10 @@ def _share_memory(rank_group: RankGroup) -> SharedMemoryCollectives | None:
         path = rank_group.broadcast(None).decode()
         if not path:
             return None
-        library = load_collectives()  # which the leader has compiled
+        library = load_collectives()  # the leader has compiled it
         descriptor = os.open(path, os.O_RDWR | os.O_CLOEXEC)
     memory = mmap.mmap(descriptor, segment_bytes(library, rank_group.size))
-    rank_group.barrier()  # before the leader closes what the others are to open
+    rank_group.barrier()  # the leader must not close the descriptor before the others have opened it
     os.close(descriptor)
     return SharedMemoryCollectives(library, memory, rank_group.rank, rank_group.size)
 
@@ -171,7 +173,7 @@ def _file_store(rank_group: RankGroup) -> tuple[str, Store]:
 
 
 def _tcp_store(rank_group: RankGroup) -> Store:
-    """A store that the leader serves on its own address alone, at a free port."""
+    """A store that the leader serves at a free port of its host's own address only."""
     if rank_group.rank == 0:
         host = socket.gethostname()
         listener = socket.create_server((host, 0))

@@ -1,10 +1,10 @@
-"""One device: turns a SchedulerOutput into tensors, runs the network, picks tokens, brings them back.
+"""One device: turns a SchedulerOutput into tensors, runs the network, samples tokens, copies them to the host.
 
     ModelRunner     forward, sample, collect; owns everything below
-    RowTable        what the host knows of each row
-    StepInput       one step in numbers, made by the host
-    RowState        what the device knows of each row: its length, blocks, last token, history and counts
-    BatchLayout     what the network takes, made of both on the device
+    RowTable        the host's record of each row
+    StepInput       the numbers that describe one step, made by the host
+    RowState        the device's state of each row: its length, blocks, last token, history and counts
+    BatchLayout     the network's inputs, made from StepInput and RowState on the device
     Sampler         logits to tokens
     KVCache         keys and values of all layers
 

@@ -1,6 +1,6 @@
-"""The device's half of a step's preparation: from the rows of a StepInput and their state to what the network takes.
+"""The device's half of a step's preparation: from a StepInput and the state of its rows to the network's inputs.
 
-Every shape is known to the host beforehand, every operation stays on the device: nothing here waits.
+The host knows every shape beforehand and no value is copied to it, so nothing here synchronises with the device.
 Legend: as in step_input.
 """
 
@@ -23,13 +23,13 @@ class BatchLayout:
     """int64"""
     metadata: AttentionMetadata
     sampling_tokens_S: Tensor | None
-    """int64, which of the T tokens sample; None = all."""
+    """int64, indices of those of the T tokens that sample; None = all."""
     sampling: SamplingInput | None
     """None = no row samples."""
 
 
 def lay_out(step: StepInput, parts: list[Tensor], state: RowState, block_size: int) -> BatchLayout:
-    """Where the step's tokens lie, and which they are. The rows' lengths are advanced by their tokens.
+    """The ids, positions and cache slots of the step's tokens. Adds to the length of each row its number of tokens.
 
     `parts`: the step's numbers on the device, see StepInput.numbers.
     """
@@ -49,7 +49,7 @@ def lay_out(step: StepInput, parts: list[Tensor], state: RowState, block_size: i
     metadata = _metadata(step, state, rows_B, seq_lens_B.int(), start_loc, positions_T, slots_T)
     sampling = None
     if step.needs is not None:
-        # Of a single token, the position that is sampled next is the length of its row.
+        # A token samples the one at the next position, which is the row's length where a row brings a single token.
         rows_S, lengths_S = rows_T, positions_T + 1 if step.num_prefills else seq_lens_B
         if len(sampled_S):
             rows_S, lengths_S = sampling_rows_S, lengths_S.index_select(0, sampled_S)
@@ -94,7 +94,7 @@ def _metadata(
 
 
 def _slots(step: StepInput, state: RowState, rows_T: Tensor, positions_T: Tensor, block_size: int) -> Tensor:
-    """int64 (T): where each token's keys and values go; padding's go nowhere."""
+    """int64 (T): the slot of each token's keys and values; -1 for padding, whose are not stored."""
     width = state.block_table.shape[1]
     places_T = torch.add(positions_T.div(block_size, rounding_mode="floor"), rows_T, alpha=width)
     block_ids_T = state.block_table.view(-1).index_select(0, places_T)

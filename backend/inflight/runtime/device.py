@@ -13,11 +13,11 @@ from inflight.errors import ConfigurationError
 from inflight.runtime.host_memory import available_memory
 
 M_TRIM_THRESHOLD, M_MMAP_THRESHOLD, M_ARENA_MAX = -1, -3, -8
-"""From malloc.h. 32 MiB is the largest threshold that glibc takes."""
+"""From malloc.h. glibc accepts an M_MMAP_THRESHOLD of at most 32 MiB."""
 
 
 def choose_device(config: EngineConfig, rank: int) -> torch.device:
-    """This rank's device; ConfigurationError if the configuration asks for one that is not there."""
+    """This rank's device. Raises ConfigurationError if the machine lacks the one that the configuration asks for."""
     available = torch.cuda.is_available()
     if config.device == "cpu" or (config.device == "auto" and not available):
         return torch.device("cpu")
@@ -34,7 +34,7 @@ def choose_device(config: EngineConfig, rank: int) -> torch.device:
 
 def _gpu_index(gpu_device_ids: str, rank: int) -> int:
     if not gpu_device_ids:
-        # Ranks of several machines are numbered through; each machine counts its own GPUs from 0.
+        # Ranks are numbered across machines, while each machine numbers its own GPUs from 0.
         return rank % max(torch.cuda.device_count(), 1)
     try:
         return [int(text) for text in gpu_device_ids.split(",")][rank]
@@ -56,11 +56,11 @@ def count_threads(config: EngineConfig, num_ranks: int) -> int:
 
 
 def keep_freed_memory() -> None:
-    """Have malloc keep what a step frees for the next step, instead of giving it back to the system.
+    """Make malloc keep the memory that a step frees for the next step, instead of returning it to the system.
 
-    A step's large tensors are made and freed anew each time, and every page that comes from the system is a page fault:
-    30,000 of them, an eighth of the time, in a prefill of 1,024 tokens (135 M parameters, bfloat16). Call it before the
-    thread that computes is started. Where the C library is not glibc, nothing happens.
+    Each step allocates and frees its large tensors, and every page that comes from the system costs a page fault:
+    30,000 of them, an eighth of the time, in a prefill of 1,024 tokens (135 M parameters, bfloat16). Call it before
+    the thread that computes is started. Has no effect if the C library is not glibc.
     """
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
     if mallopt is not None:
@@ -69,26 +69,26 @@ def keep_freed_memory() -> None:
 
 
 def give_back_memory() -> None:
-    """Give the system once what malloc keeps: weights that were laid out anew elsewhere, say."""
+    """Return the free memory that malloc keeps to the system, once, for example after weights were repacked."""
     malloc_trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
     if malloc_trim is not None:
         malloc_trim(0)
 
 
 def free_memory(device: torch.device, num_ranks: int) -> int:
-    """Bytes that may still be taken: of the GPU, or this rank's share of the host's."""
+    """Free bytes of the GPU, or this rank's share of the host's available memory."""
     if device.type == "cuda":
         return int(torch.cuda.mem_get_info(device)[0])
     return available_memory() // num_ranks
 
 
 def gib(num_bytes: int) -> str:
-    """An amount of memory for people."""
+    """An amount of memory as text for messages."""
     return f"{num_bytes / 2**30:,.2f} GiB"
 
 
 def resident_memory() -> int:
-    """Bytes of this process that are in the host's memory. Asked after every iteration: the file stays open."""
+    """Resident set size of this process in bytes. The file stays open, because this is called in every iteration."""
     pages = int(os.pread(_open_statm(os.getpid()), 128, 0).split()[1])
     return pages * os.sysconf("SC_PAGE_SIZE")
 

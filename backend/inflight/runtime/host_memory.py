@@ -1,6 +1,7 @@
-"""How much of the host's memory is left to this process: of the machine, and of each control group that it is in.
+"""How much host memory this process may still use: of the machine, and of each control group that it is in.
 
-A container's limit is a control group's. The system kills who goes beyond one, so it has to be known beforehand.
+A container's memory limit is that of a control group. The system kills a process that exceeds it, so the limit must be
+known before memory is allocated.
 """
 
 from __future__ import annotations
@@ -16,11 +17,12 @@ _SPELLINGS = (
     ("memory.max", "memory.current", ""),
     ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_"),
 )
-"""Versions 2 and 1: files of the limit and of what is used, and what the names in memory.stat begin with."""
+"""For control groups of version 2 and 1: the files with the limit and the usage, and the prefix of the names in
+memory.stat."""
 
 
 def available_memory() -> int:
-    """Bytes. Files that the system keeps in memory count as available: it gives them up."""
+    """Available bytes. The page cache of files counts as available, because the system can drop it."""
     return min([_host_available(), *map(_cgroup_available, _cgroups())])
 
 
@@ -32,8 +34,8 @@ def _host_available() -> int:
 
 
 def _cgroups() -> Iterator[Path]:
-    """Folders of this process's control groups and of those around them; what a container sees as the root is its own.
-    Some may not exist."""
+    """Folders of this process's control groups and of all their parents. In a container the root is the container's own
+    group. Some of the folders may not exist."""
     try:
         lines = OWN_CGROUPS.read_text(encoding="utf-8").splitlines()
     except OSError:
@@ -53,6 +55,6 @@ def _cgroup_available(folder: Path) -> int:
             counts = dict(line.split() for line in (folder / "memory.stat").read_text(encoding="ascii").splitlines())
             return max(left + sum(int(counts[f"{prefix}{kind}_file"]) for kind in ("active", "inactive")), 0)
         except (OSError, ValueError, KeyError):
-            # Spelled otherwise, or "max".
+            # The other version, or no limit ("max").
             continue
     return NO_LIMIT

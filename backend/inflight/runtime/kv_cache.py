@@ -21,19 +21,19 @@ MAX_DEFAULT_CPU_BYTES = 4 * 2**30
 DEFAULT_CPU_FRACTION = 0.2
 DEFAULT_GPU_FRACTION = 0.9
 SPARE_CPU_BYTES = 128 * 2**20
-"""Of the host's memory, left to everything else when the cache has been taken: a step's own tensors, other threads."""
+"""Host memory that must remain after the cache is allocated, for a step's own tensors and other threads."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KVCacheShape:
-    """What one rank keeps for each token: its network's `cache_specs`, in blocks of `block_size` tokens."""
+    """The cache of one rank: its network's `cache_specs`, one for each layer, and the number of tokens of a block."""
 
     layers: tuple[CacheSpec, ...]
     block_size: int
 
     @property
     def block_bytes(self) -> int:
-        """Of all layers, keys and values."""
+        """Bytes of a block: the keys and values of all layers."""
         token_bytes = sum(2 * spec.num_kv_heads * spec.head_dim * spec.dtype.itemsize for spec in self.layers)
         return self.block_size * token_bytes
 
@@ -46,10 +46,12 @@ def count_blocks(
     reserved_bytes: int,
     max_seq_len: int,
 ) -> int:
-    """Blocks that every rank can hold: by tokens, by a fraction of free memory, or the smaller of both. Collective.
+    """Number of blocks that every rank can hold: by tokens, by a fraction of free memory, or the smaller of both.
+    Collective.
 
-    `reserved_bytes`: what a step needs besides, taken off the free memory first. `max_seq_len`: a CPU that was told
-    nothing keeps no more than `max_batch_size` sequences of that length need, for all of it is taken at the start.
+    `reserved_bytes`: memory of a step, subtracted from the free memory first. `max_seq_len`: without a configured size,
+    the cache of a CPU is not larger than `max_batch_size` sequences of this length need, because it is allocated at the
+    start. Raises ConfigurationError if there is no room.
     """
     limits: list[int] = []
     tokens, fraction = config.max_tokens_in_paged_kv_cache, config.kv_cache_free_gpu_mem_fraction
@@ -90,16 +92,16 @@ def _cache_bytes(device: torch.device, fraction: float, free_bytes: int) -> int:
 
 
 class KVCache:
-    """`num_blocks` blocks that sequences may own, and one more that nobody writes: `filler_block`."""
+    """The tensors of `num_blocks` blocks for sequences and of one more that is never written: `filler_block`."""
 
     def __init__(self, shape: KVCacheShape, num_blocks: int, device: torch.device) -> None:
-        """Raises ConfigurationError if the host has not the memory."""
+        """Raises ConfigurationError if the host lacks the memory."""
         self.num_blocks = num_blocks
         self.filler_block = num_blocks
         memory = _HostMemory((num_blocks + 1) * shape.block_bytes) if device.type == "cpu" else None
 
         def zeros(spec: CacheSpec) -> Tensor:
-            # Attention multiplies what it masks by 0, and 0 times leftover NaN is NaN.
+            # Attention multiplies masked values by 0, and 0 times a NaN that was left in memory is NaN.
             size = (num_blocks + 1, shape.block_size, spec.num_kv_heads, spec.head_dim)
             return memory.zeros(size, spec.dtype) if memory else torch.zeros(size, dtype=spec.dtype, device=device)
 
@@ -111,7 +113,7 @@ class KVCache:
         inflight_kernels.copy_blocks(keys, values, sources, destinations)
 
     def scrub(self, block_ids: list[int]) -> None:
-        """Put 0 for what is not finite, before another sequence takes the blocks over. The rest may be shared."""
+        """Replace NaN and infinity by 0 before other sequences get the blocks. Finite values may be shared and stay."""
         for layer in self.layers:
             for block_id in block_ids:
                 layer.keys[block_id].nan_to_num_(0.0, 0.0, 0.0)
@@ -119,8 +121,8 @@ class KVCache:
 
 
 class _HostMemory:
-    """Huge pages for a cache, taken from the system at once. Page by page, when requests come to write to them, they
-    might one day not be there, and the system would kill the rank.
+    """Memory of a cache in huge pages, all allocated at the start. If pages were allocated when requests first write to
+    them, the system might run out of memory then and kill the rank.
 
     4 GiB take 1.3 to 1.5 s (two threads on two cores of Zen 5, 2026-11-22).
     """
@@ -130,12 +132,13 @@ class _HostMemory:
         self._num_bytes = self._left = num_bytes
 
     def zeros(self, size: tuple[int, ...], dtype: torch.dtype) -> Tensor:
-        """Written by all threads. Raises ConfigurationError while what is left to take is more than there is."""
+        """A tensor of zeros, written by all threads. Raises ConfigurationError if the rest of the cache, this tensor
+        included, does not fit into the available memory."""
         available = available_memory() - SPARE_CPU_BYTES
         if self._left > available:
             raise ConfigurationError(
-                f"the KV cache takes {gib(self._num_bytes)}, and of the last {gib(self._left)} the machine or the "
-                f"container has {gib(max(available, 0))}; lower max_tokens_in_paged_kv_cache or "
+                f"the KV cache takes {gib(self._num_bytes)}; {gib(self._left)} of it are not allocated yet, but only "
+                f"{gib(max(available, 0))} of memory are available; lower max_tokens_in_paged_kv_cache or "
                 "kv_cache_free_gpu_mem_fraction, or free memory"
             )
         num_elements = math.prod(size)

@@ -24,6 +24,8 @@ from inflight.runtime.kv_cache import KVCache, KVCacheShape, count_blocks
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoadedEngine:
+    """What `load_engine` returns: this rank's part of the network, its KV cache, and the limits of requests."""
+
     decoder: Network
     kv_cache: KVCache
     limits: RequestLimits
@@ -79,7 +81,8 @@ def _max_seq_len(config: EngineConfig, model: ModelConfig | TransformersConfig) 
 
 
 def _check_positions(max_seq_len: int, head_dim: int, num_ranks: int) -> None:
-    """The table of cosines and sines is made on the host, and while it is made two more of its size are there."""
+    """Raise ConfigurationError if the table of cosines and sines does not fit into the host's memory. While it is made,
+    two more tables of its size exist."""
     num_bytes = 3 * 4 * (max_seq_len + 1) * head_dim
     free_bytes = free_memory(torch.device("cpu"), num_ranks)
     if num_bytes > free_bytes:
@@ -91,9 +94,9 @@ def _check_positions(max_seq_len: int, head_dim: int, num_ranks: int) -> None:
 
 @torch.inference_mode()
 def _step_bytes(network: Network, shape: KVCacheShape, config: EngineConfig, device: torch.device) -> int:
-    """Bytes that the largest step takes for a while on a GPU, found by running one on a cache of a single block.
+    """Temporary memory of the largest step on a GPU, in bytes, measured by running one on a cache of a single block.
 
-    Its prefills are one block long and all write the same one; their numbers mean nothing.
+    Its prefills are one block long and all write to that block; the results are meaningless.
     """
     num_prefills = -(-config.max_num_tokens // shape.block_size)
     positions_T = torch.arange(shape.block_size, device=device).repeat(num_prefills)

@@ -1,5 +1,5 @@
-"""Runs steps on one device: the real Runner. Forward lays a step out and starts its network; sample starts the picking
-of tokens; collect waits and brings them to the host.
+"""Runs steps on one device: the real Runner. `forward` prepares a step and starts its network; `sample` starts the
+sampling of its tokens; `collect` waits for them and copies them to the host.
 
 On a CPU the steps run one after the other on a thread of their own; on a GPU on a stream of their own. Either way the
 token that a row samples stays on the device and feeds the row's next step. Knows rows and blocks, no requests.
@@ -40,7 +40,7 @@ NOT_FINITE = "the model's logits are not finite: its weights or its numeric rang
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Logits:
-    """What the first half of a step leaves to the second, on the device."""
+    """The result of a step's first half and input of its second, on the device."""
 
     logits_SV: Tensor
     sampling: SamplingInput
@@ -52,14 +52,14 @@ class StepHandle:
 
     step: StepInput
     forwarded: Future[Logits | None] | None
-    """A result of None = no row samples. Let go of when the second half is started: logits are large."""
+    """A result of None = no row samples. Dropped when the second half is started, because logits are large."""
     sampled: Future[SampledTokens | None] | None = None
-    """On the host; on a GPU valid only after `done`. None = the second half was not started."""
+    """The sampled tokens on the host; on a GPU valid only after `done`. None = the second half was not started."""
     done: torch.cuda.Event | None = None
 
 
 class ModelRunner:
-    """Built by `load`. `limits`, `num_blocks`, `block_size` and `device_type` are what others must know of it."""
+    """Built by `load`. The scheduler and the executor read `limits`, `num_blocks`, `block_size` and `device_type`."""
 
     def __init__(
         self,
@@ -76,9 +76,9 @@ class ModelRunner:
     ) -> None:
         """`thread`: the one that the network was loaded on.
 
-        On a CPU all computing stays there. OpenMP gives every thread that computes a team of its own, and teams that
-        together outnumber the cores sleep at each barrier instead of spinning: a step of 135 M bfloat16 parameters on
-        2 cores then takes 38 ms instead of 17.
+        On a CPU only this thread computes. OpenMP creates a team of threads for every thread that computes, and if the
+        teams together have more threads than there are cores, they sleep at each barrier instead of spinning: a step of
+        135 M bfloat16 parameters on 2 cores then takes 38 ms instead of 17.
         """
         self.limits = limits
         self.device_type = device.type
@@ -107,9 +107,9 @@ class ModelRunner:
 
     @classmethod
     def load(cls: type[Runs], config: EngineConfig, rank_group: RankGroup) -> Runs:
-        """Read this rank's part of the checkpoint and take memory for the KV cache. Collective.
+        """Read this rank's part of the checkpoint and allocate the KV cache. Collective.
 
-        Raises ConfigurationError for a checkpoint or a configuration that does not fit.
+        Raises ConfigurationError for a checkpoint or a configuration that cannot be served.
         """
         keep_freed_memory()
         thread = ThreadPoolExecutor(1, "inflight-step")
@@ -133,9 +133,9 @@ class ModelRunner:
         return runner
 
     def warmup(self) -> None:
-        """Run a prompt and a decode, greedy and random, and a copy of a block to itself, which does nothing.
+        """Run a prefill and a decode, greedy and random, and a copy of a block to itself, which changes nothing.
 
-        So that what is made at first use is made before a request.
+        Kernels and buffers that are created at first use then exist before the first request.
         """
         num_tokens = min(self.block_size, self._max_num_tokens, self.limits.max_input_len)
         token_ids = [0] * num_tokens
@@ -162,13 +162,13 @@ class ModelRunner:
         self.collect(handle)
 
     def forward(self, scheduled: SchedulerOutput) -> StepHandle:
-        """Start a step; see Runner. The host's part is done when this returns, the device's part goes on."""
+        """Start a step; see Runner. The host's part is done when this returns, while the device still computes."""
         step = self._preparation.prepare(scheduled, self._scrubbed)
         self._scrubbed = []
         return StepHandle(step=step, forwarded=self._start(self._forward, step))
 
     def sample(self, handle: StepHandle) -> None:
-        """Start its second half; see Runner."""
+        """Start a step's second half; see Runner."""
         assert handle.forwarded is not None, "a step was sampled twice"
         forwarded, handle.forwarded = handle.forwarded, None
         handle.sampled = self._start(self._sample, forwarded)
@@ -177,7 +177,7 @@ class ModelRunner:
             handle.done.record(self._stream)
 
     def _start(self, half: Callable[..., Any], *arguments: Any) -> Future[Any]:
-        """Run half a step where steps run: on a CPU later, on a GPU now, which starts it there."""
+        """Run one half of a step: on a CPU queued to the thread that computes, on a GPU launched on its stream now."""
         if self._stream is None:
             return self._thread.submit(half, *arguments)
         started: Future[Any] = Future()
@@ -217,7 +217,7 @@ class ModelRunner:
         return resident_memory(), device_bytes, pinned_memory(self._device)
 
     def close(self) -> None:
-        """Finish what was launched and leave the group."""
+        """Wait for all launched steps and leave the group."""
         self._thread.shutdown(wait=True)
         if self._stream is not None:
             self._stream.synchronize()
@@ -254,7 +254,7 @@ class ModelRunner:
 
 
 def _to_pinned(sampled: SampledTokens) -> SampledTokens:
-    """Copies on their way to pinned host memory, without waiting."""
+    """Start copies to pinned host memory, without waiting for them."""
 
     def copy(values: Tensor) -> Tensor:
         host = torch.empty(values.shape, dtype=values.dtype, pin_memory=True)

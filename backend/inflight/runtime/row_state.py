@@ -1,8 +1,8 @@
-"""What the device knows of each row, so that no step waits for the host: length, blocks, last token, history, counts.
+"""The state of each row on the device: length, blocks, last token, history, counts. So no step waits for the host.
 
-Lives on the device and is touched only by steps, in their order; what a step's tokens and samples change is advanced
-here without the host. Legend: R rows and one more that nobody holds, which padding names; S rows that sample, V
-vocabulary, F float fields. History and counts are allocated when the first row needs them.
+Only steps read and write it, in their order, and they update it for their tokens and samples without the host. Legend:
+R rows, and one more for padding, which no sequence uses; S rows that sample, V vocabulary, F float fields. History and
+counts are allocated when the first row needs them.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from inflight.scheduler_output import NewSequence
 
 class RowState:
     def __init__(self, table: RowTable, max_seq_len: int, vocab_size: int, device: torch.device) -> None:
-        """As many rows and blocks as `table`, and the padding row."""
+        """State for as many rows and blocks as `table` has, and for the padding row."""
         self.padding_row = table.num_rows
         self._num_rows, self._history_len, self._vocab_size = table.num_rows + 1, max_seq_len + 1, vocab_size
         self._device = device
@@ -27,23 +27,24 @@ class RowState:
         self.block_table = zeros(self._num_rows, table.max_blocks, dtype=torch.int32).fill_(table.filler_block)
         """int32 (R, max_blocks)."""
         self.lengths_R = zeros(self._num_rows)
-        """Tokens whose keys and values are in the cache, or will be after the steps that were started."""
+        """int64, tokens whose keys and values are in the cache, or will be after the steps that were started."""
         self.last_token_R = zeros(self._num_rows)
         self.seeds_R = zeros(self._num_rows)
         self.top_k_R = zeros(self._num_rows, dtype=torch.int32)
         self.floats_FR = zeros(len(FLOAT_FIELDS), self._num_rows, dtype=torch.float32)
-        """See FLOAT_FIELDS."""
+        """float32 (F, R), in the order of FLOAT_FIELDS."""
         i32 = torch.int32
         self.no_prefills = (zeros(0, 0, dtype=i32), zeros(0, dtype=i32), zeros(1, dtype=i32))
-        """Block table, lengths and starts of the longer rows in a step without any."""
+        """Empty block table, lengths and starts, for the prefills of a step without any."""
         self.history: Tensor | None = None
         """int64 (R, max_seq_len + 1), all tokens of rows with bad words."""
         self.prompt_mask_RV: Tensor | None = None
-        """bool, and int32 counts of the tokens generated so far: rows with penalties only."""
+        """bool, the tokens of the prompt; rows with penalties only."""
         self.output_counts_RV: Tensor | None = None
+        """int32, how often each token was generated so far; meaningful for rows with penalties only."""
 
     def begin(self, new_sequences: list[NewSequence], staged: dict[str, Tensor]) -> None:
-        """Take in what a step changes: new sequences with their sampling, entries of the block table."""
+        """Apply the changes that a step brings: new sequences with their sampling, entries of the block table."""
         for sequence in new_sequences:
             self._place(sequence)
         if new_sequences:
@@ -56,12 +57,12 @@ class RowState:
             self.block_table.view(-1).index_copy_(0, staged["changed_blocks"], staged["changed_block_ids"])
 
     def end(self, rows_S: Tensor, lengths_S: Tensor, token_ids_S: Tensor) -> None:
-        """Remember what was sampled: the token at position `lengths_S` of each row."""
+        """Record the sampled tokens, each at position `lengths_S` of its row."""
         self.last_token_R.index_copy_(0, rows_S, token_ids_S)
         if self.history is not None:
             self.history[rows_S, lengths_S] = token_ids_S
         if self.output_counts_RV is not None:
-            # Rows without penalties are counted too: nobody reads their counts.
+            # Rows without penalties are counted too, although their counts are never read.
             ones = torch.ones_like(token_ids_S, dtype=torch.int32)
             self.output_counts_RV.index_put_((rows_S, token_ids_S), ones, accumulate=True)
 

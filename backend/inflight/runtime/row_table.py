@@ -1,4 +1,4 @@
-"""What the host knows of each row: its blocks and how its tokens are to be picked. numpy only; the device has RowState.
+"""The host's record of each row: its blocks and how its tokens are sampled. numpy only; the device has RowState.
 
 A row is a place in the running batch.
 """
@@ -21,26 +21,26 @@ FLOAT_FIELDS = (
 )
 
 RANDOM, TOP_K, TOP_P, MIN_P, PENALISED, RESTRICTED, WANTS_LOG_PROBS = (1 << bit for bit in range(7))
-"""What a row needs of the sampler. RESTRICTED: some tokens may be impossible, because of bad words, or because end
-tokens must wait for min_tokens."""
+"""Bits for the features of the sampler that a row needs. RESTRICTED: some tokens may be forbidden, because of bad words
+or because end tokens are not allowed before min_tokens."""
 
 
 class RowTable:
-    """Written and read by the thread that starts steps."""
+    """Used only by the thread that starts steps."""
 
     def __init__(self, num_rows: int, max_blocks: int, filler_block: int) -> None:
-        """`filler_block` stands in a block table behind a row's last block: a block that nobody writes."""
+        """`filler_block`: id of a block that is never written, which fills a block table after a row's last block."""
         self.num_rows = num_rows
         self.max_blocks = max_blocks
         self.filler_block = filler_block
         self.sequences: list[NewSequence | None] = [None] * num_rows
         self.needs = np.zeros(num_rows, dtype=np.int64)
-        """Of each row, the bits RANDOM to WANTS_LOG_PROBS."""
+        """For each row, the bits RANDOM to WANTS_LOG_PROBS."""
         self._block_ids: list[list[int]] = [[] for _ in range(num_rows)]
         self._former_block_ids: list[list[int]] = [[] for _ in range(num_rows)]
 
     def update(self, scheduled: SchedulerOutput, staging: Staging) -> None:
-        """Take in a step's new sequences and blocks, and stage what changes on the device: see RowState.begin."""
+        """Record a step's new sequences and blocks, and stage the changes for the device: see RowState.begin."""
         places: list[int] = []
         block_ids: list[int] = []
         if scheduled.new_sequences:
@@ -55,12 +55,12 @@ class RowTable:
                 block_ids += work.new_block_ids
                 held += work.new_block_ids
         if places:
-            # A row may be placed and grow in one step: equal values for a doubled place are harmless.
+            # A row may be placed and grow in one step. An index that occurs twice is harmless: its values are equal.
             staging.add("changed_blocks", np.array(places, dtype=np.int64))
             staging.add("changed_block_ids", np.array(block_ids, dtype=np.int32))
 
     def block_ids(self, row: int) -> list[int]:
-        """Blocks of whoever holds the row now and of who held it before."""
+        """Blocks of the sequence that has the row now and of the one that had it before."""
         return self._block_ids[row] + self._former_block_ids[row]
 
     @staticmethod
@@ -93,7 +93,7 @@ def _needs(new: NewSequence) -> int:
     sampling = new.sampling_config
     needs = 0
     if sampling.temperature > 0:
-        # Without randomness the likeliest token is taken, which every filter keeps.
+        # Greedy sampling takes the most likely token, which every filter keeps, so it needs no filter.
         needs |= RANDOM
         needs |= TOP_K * (sampling.top_k > 0) | TOP_P * (sampling.top_p < 1) | MIN_P * (sampling.min_p > 0)
     if is_penalised(sampling):

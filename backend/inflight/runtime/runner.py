@@ -1,6 +1,6 @@
-"""The seam between the loop and one device: what GptManager needs of whatever runs the network.
+"""The interface between the worker loop and one device: what GptManager calls to run the network.
 
-`ModelRunner` implements it for real; tests implement it with predictable tokens.
+`ModelRunner` is the real implementation; tests have one with predictable tokens.
 """
 
 from __future__ import annotations
@@ -11,29 +11,29 @@ from inflight.scheduler_output import SchedulerOutput, StepOutput
 
 
 class Runner(Protocol):
-    """Runs steps in the order in which they are started; the host works on while the device computes.
+    """Runs steps in the order in which they are started; the host goes on while the device computes.
 
-    A step is started in two halves. The tokens that it feeds to the network are on the device already; how the next
-    ones may be picked can depend on what the host learns from the step before (a grammar's mask, a processor of logits,
-    a beam's choice). Where nothing does, `sample` follows `forward` at once.
+    A step is started in two halves. The first needs only tokens that are on the device already. How the next tokens may
+    be sampled can depend on tokens of the step before that the host must see first (a grammar's mask, a logits
+    processor, a beam's choice). Where it does not, `sample` follows `forward` at once.
     """
 
     def forward(self, scheduled: SchedulerOutput) -> Any:
         """Start a step's network and return the step's handle at once, without waiting for the device.
 
-        The token that a row sampled in the step before feeds this one on the device. Raises only if nothing was
-        started, ValueError where the step asks for what the runner does not serve; an exception of the step itself is
-        raised by `collect`.
+        A token that a row sampled in the step before is passed to this one on the device. An exception means that
+        nothing was started; it is a ValueError if the runner does not support what the step asks for. An exception of
+        the step itself is raised by `collect`.
         """
 
     def sample(self, handle: Any) -> None:
-        """Start the second half: pick the tokens. Once for each step, before the next step's `forward`."""
+        """Start the second half, which samples the tokens. Once for each step, before the next step's `forward`."""
 
     def collect(self, handle: Any) -> StepOutput:
-        """Wait for the step and bring its tokens to the host. Handles are collected in the order of their steps."""
+        """Wait for the step and return its tokens. Handles must be collected in the order of their steps."""
 
     def memory_usage(self) -> tuple[int, int, int]:
         """Bytes in use: (host, device, pinned)."""
 
     def close(self) -> None:
-        """Finish what was started and free the device."""
+        """Wait for all started steps and free the device."""

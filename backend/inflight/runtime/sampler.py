@@ -1,6 +1,6 @@
-"""Picks each row's next token from its logits, on the device. Knows rows and their history, no requests.
+"""Samples each row's next token from its logits, on the device. Knows rows and their history, no requests.
 
-Legend: S rows that sample, V vocabulary, X restrictions, L longest beginning of a bad word.
+Legend: S rows that sample, V vocabulary, X restrictions, L length of the longest bad word without its last token.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ class SampledTokens:
     token_ids_S: Tensor
     """int64, always inside the vocabulary."""
     log_probs_S: Tensor | None
-    """float32, under the model's raw distribution; None if no row asked."""
+    """float32, natural logarithms under the model's raw distribution; None if no row asked for them."""
     is_finite_S: Tensor
-    """bool; False = the row's logits hold NaN or infinity and its token means nothing."""
+    """bool; False = the row's logits hold NaN or infinity and its token is meaningless."""
 
 
 class Sampler:
     def __init__(self, max_rows: int, device: torch.device) -> None:
-        # What the kernel takes where no row of a step asks for anything: such a step does not look at the rows' own.
+        # Arguments of the kernel for a step without sampling options, which then need not gather those of its rows.
         self._zeros_R = torch.zeros(max_rows, dtype=torch.float32, device=device)
         self._ones_R = torch.ones(max_rows, dtype=torch.float32, device=device)
         self._no_top_k_R = torch.zeros(max_rows, dtype=torch.int32, device=device)
@@ -40,7 +40,7 @@ class Sampler:
             allowed_SV = allowed_tokens(logits_SV, sampling.restrictions, state.history)
         token_ids_S, log_probs_S = self._sample(logits_SV, sampling, state, allowed_SV)
         return SampledTokens(
-            # A row of NaN may give any number; the next step looks it up in the embedding before the host knows.
+            # Logits of NaN may give any number, and the next step uses it as an index before the host sees the error.
             token_ids_S=token_ids_S.clamp_(0, logits_SV.shape[1] - 1),
             log_probs_S=log_probs_S if sampling.needs.log_probs else None,
             # The maximum is NaN if any logit is.
@@ -83,7 +83,7 @@ class Sampler:
 
 
 def allowed_tokens(logits_SV: Tensor, restrictions: Restrictions, history: Tensor | None) -> Tensor:
-    """bool (S, V): False for the tokens that are restricted now. `history` (rows, positions) is read on the device."""
+    """bool (S, V): False for the tokens that are forbidden now. `history`: int64 (rows, positions), on the device."""
     applies_X = torch.ones_like(restrictions.places_X, dtype=torch.int32)
     if restrictions.beginnings_XL is not None:
         assert history is not None and restrictions.rows_X is not None and restrictions.lengths_X is not None
@@ -94,7 +94,7 @@ def allowed_tokens(logits_SV: Tensor, restrictions: Restrictions, history: Tenso
         before_XL = history[restrictions.rows_X[:, None], places_XL.clamp(min=0)]
         matches_XL = (before_XL == beginnings_XL) & (places_XL >= 0)
         applies_X = (matches_XL | (beginnings_XL == NO_TOKEN)).all(1).int()
-    # Several restrictions may name one token; a sum takes them in any order.
+    # Several restrictions may forbid the same token; a sum does not depend on their order.
     times_SV = torch.zeros(logits_SV.shape, dtype=torch.int32, device=logits_SV.device)
     times_SV.view(-1).index_add_(0, restrictions.places_X, applies_X)
     return times_SV == 0

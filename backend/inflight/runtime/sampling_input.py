@@ -1,6 +1,6 @@
-"""How the rows of one step pick their tokens. What no row of the step asks for is None and costs nothing.
+"""How the tokens of one step are sampled. What no row of the step asks for is None and costs nothing.
 
-Legend: S rows that sample, X restrictions, L longest beginning of a bad word.
+Legend: S rows that sample, X restrictions, L length of the longest bad word without its last token, its "beginning".
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ NO_TOKEN = -1
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SamplingNeeds:
-    """What the host knows of a step's sampling: which parts of it are needed by any row."""
+    """The features of the sampler that at least one row of a step needs, as the host knows them."""
 
     is_random: bool
     any_top_k: bool
@@ -40,24 +40,24 @@ class SamplingNeeds:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Restrictions:
-    """Tokens that rows must not take: always (`beginnings` is None), or where their history ends with a beginning."""
+    """Tokens that rows must not sample: always (`beginnings_XL` is None), or if their history ends with a beginning."""
 
     places_X: Tensor
-    """int64, index of (row of the step, token) in a flat (S, V)."""
+    """int64, index of (sampling row of the step, token) in a flattened (S, V)."""
     beginnings_XL: Tensor | None
-    """int64, the tokens that must come before, filled with NO_TOKEN from the left."""
+    """int64, the tokens that must precede the token for it to be forbidden, padded with NO_TOKEN on the left."""
     rows_X: Tensor | None
-    """int64, persistent row of each restriction."""
+    """int64, the row of each restriction in RowState."""
     lengths_X: Tensor | None
-    """int64, tokens that its row holds."""
+    """int64, number of tokens of that row."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SamplingInput:
-    """On the device."""
+    """The input of the Sampler; its tensors are on the device."""
 
     rows_S: Tensor
-    """int64, persistent rows; padding names the row that nobody holds."""
+    """int64, rows of RowState; RowState.padding_row for padding."""
     lengths_S: Tensor
     """int64, tokens of the row so far: the position of the token that is sampled."""
     needs: SamplingNeeds
@@ -65,7 +65,7 @@ class SamplingInput:
 
 
 def find_needs(table: RowTable, rows: Array) -> SamplingNeeds:
-    """`rows` (S,), those that sample."""
+    """The needs of a step. `rows`: int64 (S,), the rows that sample."""
     needs = int(np.bitwise_or.reduce(table.needs[rows]))
     return SamplingNeeds(
         is_random=bool(needs & RANDOM),
@@ -78,7 +78,7 @@ def find_needs(table: RowTable, rows: Array) -> SamplingNeeds:
 
 
 def stage_restrictions(staging: Staging, table: RowTable, rows: Array, lengths: Array, vocab_size: int) -> None:
-    """Add what the sampling `rows` (S,) must not take at their `lengths` (S,) to a step's staged arrays."""
+    """Add the tokens that the sampling `rows` (S,) must not sample at position `lengths` (S,) to the staged arrays."""
     restricted = np.flatnonzero(table.needs[rows] & RESTRICTED)
     places: list[int] = []
     beginnings: list[list[int]] = []
@@ -101,7 +101,7 @@ def stage_restrictions(staging: Staging, table: RowTable, rows: Array, lengths: 
 
 
 def find_restrictions(arrays: dict[str, Tensor], rows_S: Tensor, lengths_S: Tensor) -> Restrictions | None:
-    """What `stage_restrictions` staged, now on the device, with the rows as the device knows them."""
+    """The restrictions that `stage_restrictions` has staged, as tensors on the device; None if there are none."""
     places_X = arrays.get("restricted_places")
     if places_X is None:
         return None

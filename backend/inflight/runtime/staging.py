@@ -1,4 +1,4 @@
-"""Numbers on their way to the device, without waiting for it. Knows no meaning of theirs."""
+"""Copies arrays from the host to the device without waiting for it. Does not know what they mean."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ Array = npt.NDArray[Any]
 
 
 class Staging:
-    """Named arrays that only some steps bring: `ship` makes them tensors of their own, one copy for each dtype."""
+    """Named arrays that only some steps have: `ship` copies them into new tensors, with one copy for each dtype."""
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
@@ -43,16 +43,17 @@ class Staging:
 
 
 class InputBuffer:
-    """What every step brings, always in the same memory of the device."""
+    """The numbers that every step has, always at the same addresses of the device."""
 
     def __init__(self, capacity: int, device: torch.device) -> None:
-        """`capacity`: numbers of the largest step."""
+        """`capacity`: how many numbers the largest step has."""
         self._numbers = torch.zeros(capacity, dtype=torch.int64, device=device)
 
     def load(self, numbers: Tensor, sizes: list[int]) -> list[Tensor]:
-        """Overwrite with a step's numbers, int64 on the host, and return them cut into parts of `sizes`.
+        """Overwrite the buffer with a step's numbers, int64 on the host, and return it split into parts of `sizes`.
 
-        Called on the device's side, where the step before has been computed or, on a GPU, will have been.
+        Must be called where steps run (on a CPU on the thread that computes, on a GPU under its stream), so that the
+        step before has read its numbers first.
         """
         part = self._numbers[: len(numbers)]
         part.copy_(numbers, non_blocking=True)

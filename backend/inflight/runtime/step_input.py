@@ -1,7 +1,8 @@
-"""The host's half of a step's preparation: a SchedulerOutput laid out as numbers. Knows no network.
+"""The host's half of a step's preparation: turns a SchedulerOutput into arrays of numbers. Knows no network.
 
-Rows are put into batch order here: first those that bring a single token, which attention reads as decodes whatever the
-token is, then the longer ones. Where tokens lie in the cache is worked out on the device, see BatchLayout.
+Rows are put into batch order here: first those that bring a single token, which attention treats as decodes even if it
+is a prompt's token, then the longer ones, the prefills. The slots of tokens in the cache are computed on the device,
+see BatchLayout.
 
 Legend: T tokens of the step, N rows of one token and P longer ones, B = N + P, S rows that sample.
 """
@@ -21,30 +22,30 @@ from inflight.runtime.step_sizes import StepSizes
 from inflight.scheduler_output import LOG_PROBS, NO_SLOT, NewSequence, RowWork, SchedulerOutput
 
 LAST_SAMPLED = -1
-"""In place of a token id: the token that the row sampled last, which the device knows."""
+"""Stands for the token that the row sampled last, whose id only the device knows."""
 SERVED_OUTPUTS = frozenset({LOG_PROBS})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepInput:
-    """All that the device's half of a step needs. N and S include padding."""
+    """Everything that the device's half of a step needs. N and S include padding."""
 
     new_sequences: list[NewSequence]
     scrubbed_block_ids: list[int]
-    """Blocks to be rid of NaN and infinity before anything else."""
+    """Blocks in which NaN and infinity are replaced by 0 before the step."""
     staged: dict[str, Tensor]
-    """What only some steps bring, on the device: changes of rows, block copies, restrictions."""
+    """Tensors that only some steps have, on the device: changes of rows, block copies, restrictions."""
     numbers: Tensor
-    """int64, on the host: eight parts, one after the other. A step does without those that say nothing new.
+    """int64, on the host: eight parts, one after the other. A part that a step does not need is empty.
 
     1. (B) row of each place in the batch
-    2. (B) tokens that it brings; 0 for padding
-    3. (T) token ids, LAST_SAMPLED where the host does not know one; left out if it knows none
-    4. (T) place in the batch of each token's row; this and the next two are left out without longer rows
-    5. (T) place of each token among its row's
-    6. (P + 1) where each longer row's tokens start, counted from the first of them
-    7. (S) which of the T tokens sample; this and the next are left out if all do, in order
-    8. (S) their rows
+    2. (B) its number of tokens; 0 for padding
+    3. (T) token ids, LAST_SAMPLED where the host does not know the id; empty if it knows none
+    4. (T) place in the batch of each token's row; this and the next two are empty if no row is longer than one token
+    5. (T) index of each token in its row
+    6. (P + 1) offset of each longer row's tokens, counted from the first longer row
+    7. (S) indices of those of the T tokens that sample; this and the next are empty if all of them do
+    8. (S) the rows that sample
     """
     part_sizes: list[int]
     num_decodes: int
@@ -52,13 +53,13 @@ class StepInput:
     num_tokens: int
     is_padded: bool
     decode_blocks: int
-    """Blocks of the longest row of one token: the width of their block table."""
+    """Width of the decodes' block table: the blocks of the longest row that brings one token."""
     prefill_blocks: int
     max_prefill_len: int
     sampling_rows: list[int]
-    """Without padding, in batch order."""
+    """The rows that sample, without padding, in batch order."""
     answer_order: list[int] | None
-    """Places in `sampling_rows` in the order of the answers; None = as they are."""
+    """Indices into `sampling_rows` in the order of the SchedulerOutput's rows; None = the same order."""
     needs: SamplingNeeds | None
     """None = no row samples."""
 
@@ -76,13 +77,13 @@ class StepPreparation:
         self._device = device
 
     def capacity(self, max_num_tokens: int) -> int:
-        """Most numbers that a StepInput of so many tokens has."""
+        """Upper bound of the length of StepInput.numbers for a step of up to `max_num_tokens` tokens."""
         num_rows = max(self._table.num_rows, *self._sizes.num_rows, 1)
-        # A step of longer rows brings them besides a full batch of padded ones.
+        # A step may have max_num_tokens tokens in longer rows in addition to a full batch of padded single ones.
         return 7 * (num_rows + 1) + 3 * (num_rows + max_num_tokens)
 
     def prepare(self, scheduled: SchedulerOutput, scrubbed_block_ids: list[int]) -> StepInput:
-        """Raises ValueError, and changes nothing, if the step asks for what is not served."""
+        """Raises ValueError, and changes nothing, if the step asks for something that is not supported."""
         _refuse_unserved(scheduled)
         batch = _Batch(scheduled.rows, self._sizes)
         staging = Staging(self._device)
@@ -118,14 +119,14 @@ class StepPreparation:
             staging.add("copied_to", np.array(destinations, dtype=np.int64))
 
     def _width(self, seq_lens: Array) -> int:
-        """Blocks of the longest row; where steps are padded, of the longest that there can be."""
+        """Width of a block table: the blocks of the longest of these rows or, where steps are padded, the maximum."""
         if self._sizes.pads:
             return self._table.max_blocks
         return -(-int(seq_lens.max(initial=0)) // self._block_size)
 
 
 class _Batch:
-    """The rows of one step in batch order, padding left out of all arrays."""
+    """The rows of one step in batch order. Its arrays hold no padding."""
 
     def __init__(self, rows: list[RowWork], sizes: StepSizes) -> None:
         numbers = [(work.num_tokens, work.row, work.start, work.num_sampled) for work in rows]
@@ -166,7 +167,7 @@ class _Batch:
             token_ids = _token_ids(self._works, self.num_decodes) if self._works and self._has_host_tokens() else _EMPTY
             sampled = _EMPTY if self._samples.all() else self._sampled(np.arange(1, len(self.rows) + 1))
             return [rows, counts, token_ids, _EMPTY, _EMPTY, _EMPTY, sampled, self._sampling_rows(sampled, padding_row)]
-        sizes = np.maximum(counts, 1)  # a padded row has a token, too
+        sizes = np.maximum(counts, 1)  # a padding row also has one token
         ends = np.cumsum(sizes)
         token_rows = np.repeat(np.arange(len(rows)), sizes)
         offsets = np.arange(self.num_tokens) - np.repeat(ends - sizes, sizes)
@@ -182,7 +183,7 @@ class _Batch:
         return any(work.token_ids for work in self._works)
 
     def _pad(self, values: Array, filler: int) -> Array:
-        """Padding between the rows of one token and the longer ones."""
+        """Insert padding between the rows of one token and the longer ones."""
         missing = self.num_decodes - self.num_singles
         if not missing:
             return values
@@ -190,7 +191,7 @@ class _Batch:
         return np.concatenate([values[: self.num_singles], filling, values[self.num_singles :]])
 
     def _sampled(self, ends: Array) -> Array:
-        """Which tokens sample; padding samples from the first one."""
+        """Indices of the tokens that sample; padding samples from the first token."""
         sampled = ends[self._samples] - 1
         return np.concatenate([sampled, np.zeros(self._num_sampled - len(sampled), dtype=np.int64)])
 
@@ -206,7 +207,7 @@ _ZERO: Array = np.zeros(1, dtype=np.int64)
 
 
 def _token_ids(works: list[RowWork], num_tokens: int, num_singles: int | None = None, first_long: int = 0) -> Array:
-    """What the host knows of the step's tokens, LAST_SAMPLED for the rest; longer rows begin at `first_long`."""
+    """The token ids that the host knows, LAST_SAMPLED for the others; the longer rows begin at index `first_long`."""
     token_ids = np.full(num_tokens, LAST_SAMPLED, dtype=np.int64)
     singles = works[:num_singles]
     for place, work in enumerate(singles):

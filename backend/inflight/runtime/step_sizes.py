@@ -1,7 +1,8 @@
-"""The few sizes that a step's tensors have, so that a device sees the same shapes and addresses again and again.
+"""The few sizes to which a step's batch is padded, so that a GPU gets the same shapes and addresses again and again.
 
-A step is filled up with padding: rows of length 0, whose keys and values go nowhere and whose samples are discarded.
-Padding costs a GPU little, and lets it replay what it was launched with before. A CPU would compute every padded row.
+Padding consists of rows of length 0, whose keys and values are not stored and whose samples are discarded. It costs a
+GPU little, and equal shapes are what the replay of a CUDA graph needs. On a CPU, steps are not padded, because it would
+compute every padding row.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ PADDED_DEVICES = frozenset({"cuda"})
 
 @dataclass(frozen=True, slots=True)
 class StepSizes:
-    """Numbers of rows, rising; without any, each step is as large as it is."""
+    """Numbers of rows, in rising order; empty = steps are not padded."""
 
     num_rows: tuple[int, ...] = ()
 
@@ -32,5 +33,5 @@ class StepSizes:
         return bool(self.num_rows)
 
     def padded(self, count: int) -> int:
-        """The smallest size that holds `count` rows; none stay none."""
+        """The smallest size that holds `count` rows; 0 stays 0."""
         return self.num_rows[bisect_left(self.num_rows, count)] if self.num_rows and count else count

@@ -1,14 +1,14 @@
-"""The backend behind model.py: accepts requests, owns the threads that answer, watch and measure, and ends them.
+"""The backend behind model.py: accepts requests, and owns the threads that serve them.
 
-    inflight-text-…    two that tokenise and hand requests to the engine, short ones and long ones
-    inflight-metrics   the only one that touches pb_utils' metrics
-    inflight-send      the only one that answers requests which the engine has accepted
-    inflight-watch     asks whether clients have left and whether the engine is still there
-    inflight-sign      shows the supervisor that this process is alive
+    inflight-text-…    two threads that tokenise requests, short and long ones, and pass them to the engine
+    inflight-metrics   the only thread that touches pb_utils' metrics
+    inflight-send      the only thread that sends responses to requests which the engine has accepted
+    inflight-watch     checks whether clients have disconnected and whether the engine is still there
+    inflight-sign      the heartbeat that shows the supervisor that this process is alive
 
-After `close` none of them touches pb_utils: what is behind it is gone by then.
+After `close` none of them touches pb_utils: tritonserver has freed the objects behind it by then.
 
-A request that is refused is answered by the thread that has it: nobody else does yet.
+A refused request is answered by the thread that refuses it, which is the only one that knows the request.
 """
 
 from __future__ import annotations
@@ -50,7 +50,8 @@ from inflight.server.work_items import WorkItems
 logger = logging.getLogger(__name__)
 
 DRAIN_SECONDS = 20.0
-"""How long requests in flight may still take when the model is unloaded; tritonserver itself waits 30 s by default."""
+"""How long requests in flight may take to finish when the model is unloaded. tritonserver itself waits 30 s by
+default."""
 
 
 class BackendServer:
@@ -69,13 +70,13 @@ class BackendServer:
         instance: str,
         deaths: Sequence[str] = (),
     ) -> None:
-        """`instance`: tritonserver's name for this instance of the model. `deaths`: where the executor notes why the
-        engine died, newest last."""
+        """`instance`: tritonserver's name for this instance of the model. `deaths`: the list to which the executor
+        appends why the engine died, newest last."""
         self._deaths = deaths
         self._parting = threading.Lock()
         self._is_closing = False
         self._is_closed = False
-        """The engine is gone for good: nothing is worth tokenising."""
+        """The engine was shut down and will not come back: new and waiting requests are refused."""
         self._pb_utils = pb_utils
         self._executor = executor
         self._dialect = dialect
@@ -113,7 +114,7 @@ class BackendServer:
         self._signs.start()
 
     def accept(self, request: Any) -> None:
-        """Take one pb_utils.InferenceRequest; never raises, and sees to its one final response."""
+        """Take one pb_utils.InferenceRequest. Never raises, and ensures that it gets exactly one final response."""
         try:
             reply = Reply(self._pb_utils, request.get_response_sender())
         except Exception as error:
@@ -130,12 +131,13 @@ class BackendServer:
         return self._executor.is_ready() and self._sending.is_alive()
 
     def close(self, drain_seconds: float = DRAIN_SECONDS) -> None:
-        """Let requests in flight finish, end the engine, join the threads. Every request gets its final response.
+        """Graceful shutdown: drain for at most `drain_seconds`, end the engine, join the threads. Every request gets
+        its final response.
 
-        Whatever of it fails, no thread touches pb_utils afterwards."""
+        No thread touches pb_utils afterwards, even if a part of the shutdown fails."""
         with self._parting:
             self._is_closing = True
-        with contextlib.ExitStack() as ending:  # from the last to the first
+        with contextlib.ExitStack() as ending:  # runs the callbacks in reverse order
             ending.callback(self._metrics.stop)
             ending.callback(self._sending.stop)
             ending.callback(self._tokenizing.stop)
@@ -163,12 +165,13 @@ class BackendServer:
         self._check_open()
         length = text_length(client)
         item = self._make_item(request, reply, client, triton_id)
-        # From here on others may see it: nothing may fail any more.
+        # From here on other threads may see the item, so nothing below may fail.
         self._items.add(item)
         self._tokenizing.put(item, length)
 
     def _check_open(self) -> None:
-        """Raise unless a request may be taken. Those being tokenised wait too, and the engine does not know of them."""
+        """Raise unless a request may be taken. The limit also counts requests that wait to be tokenised, which the
+        engine does not know yet."""
         if self._is_closed:
             raise EngineUnavailable(SHUT_DOWN)
         limit = self._config.max_in_flight
@@ -176,23 +179,23 @@ class BackendServer:
             raise QueueFull()
 
     def _submit(self, item: WorkItem) -> None:
-        """On a tokenising thread: hand the item to the engine, or see to its final response."""
+        """On a tokenising thread: pass the item to the engine, or send its final response as an error."""
         try:
             if self._is_closed:
                 raise EngineUnavailable(SHUT_DOWN)
             self._preparation.prepare(item)
             self._executor.enqueue_request(item.request)
         except Exception as error:
-            # From here on it may be answered only through the item: the sending thread does where an engine is lost.
+            # The sending thread may answer it too, if the engine is lost: the item ensures one final response.
             code, sentence, outcome = _refusal(error)
-            # Its id is free before its client hears of that.
+            # Released first, so that the client can use the id again once it has the response.
             self._items.release_triton_id(item)
             item.fail(code, sentence)
             if self._items.remove(item):
                 self._metrics.record(Outcome(outcome=outcome))
             return
         if item.is_cancelled or item.is_stopped:
-            # Its client left or stopped it before the engine knew of it.
+            # Its client disconnected or stopped it before the engine knew the request.
             self._executor.cancel_request(item.request.request_id)
 
     def _read(self, request: Any) -> ClientRequest:
@@ -209,7 +212,8 @@ class BackendServer:
                 f"Received stop request for requestId {safe_text(triton_id)} but it's not active "
                 "(might be completed already)."
             )
-        # The note first: a request that is being tokenised is unknown to the engine until after its thread looks.
+        # Set before cancelling: the engine may not know a request that is being tokenised, and its thread reads the
+        # flag after it has passed the request on.
         item.is_stopped = True
         self._executor.cancel_request(item.request.request_id)
 
@@ -233,12 +237,12 @@ class BackendServer:
         self._metrics.record(ended(item, last))
 
     def _on_engine_lost(self) -> None:
-        """Where a supervisor loads the model again, end here and now: tritonserver calls finalize() only when the last
-        client has closed its stream, and until then these ranks would stand in the way of the next ones."""
+        """Under a supervisor, which loads the model again, end the engine at once: tritonserver calls finalize() only
+        when the last client has closed its stream, and until then these ranks would occupy what the next ones need."""
         reason = self._deaths[-1] if self._deaths else "its ranks are dead or silent"
         with self._parting:
             if self._is_closing:
-                # Nobody wants the model back, and a server that takes it down must not be asked to do so from inside.
+                # The model is not to be loaded again, and a server that unloads it must not be asked to unload it.
                 logger.warning("model %s lost its engine while it was unloaded: %s", self._model_name, reason)
                 return
             logger.error("model %s lost its engine: %s", self._model_name, reason)
@@ -251,7 +255,7 @@ class BackendServer:
 
 
 def _refusal(error: Exception) -> tuple[str, str, str]:
-    """(code, sentence, outcome). An error that is not meant for a person is logged, and its client hears no more."""
+    """(code, sentence, outcome). An unexpected error is logged, and its client gets a general sentence."""
     if not isinstance(error, InflightError):
         log_failure("taking a request", error)
         error = InflightError("the request could not be read")

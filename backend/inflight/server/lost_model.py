@@ -1,8 +1,8 @@
-"""How a stub gives its model up when the ranks are gone, so that the supervisor loads it again.
+"""How a stub unloads its own model when the ranks are gone, so that the supervisor loads it again.
 
-tritonserver 2.51 cannot ask a Python model whether it is ready: the model must unload itself. That is only good where
-somebody loads it again, so a note in the supervisor's private directory comes first; without a supervisor nothing is
-unloaded, and the executor relaunches its ranks under the loaded model.
+tritonserver 2.51 cannot ask a Python model whether it is ready, so the model must unload itself. It first writes a note
+into the supervisor's private directory, which tells the supervisor to load the model again. Without a supervisor
+nothing is unloaded, and the executor relaunches its ranks under the loaded model.
 """
 
 from __future__ import annotations
@@ -14,12 +14,12 @@ from inflight.run_directory import LOST, run_directory
 
 
 def is_supervised() -> bool:
-    """Whether somebody would load a lost model again."""
+    """Whether a supervisor would load a lost model again."""
     return _notes() is not None
 
 
 def give_up(pb_utils: Any, model_name: str, reason: str) -> None:
-    """Leave the note and unload the model. Raises OSError, or what the server refuses with."""
+    """Write the note and unload the model. Raises OSError, or pb_utils' exception if the server refuses."""
     notes = _notes()
     assert notes is not None
     draft = notes.with_name(f"{LOST}-{model_name}")

@@ -12,7 +12,7 @@ _BY_FINISH_REASON = {"cancelled": "cancelled", "timeout": "timed_out"}
 
 
 def ended(item: WorkItem, last: Response) -> Outcome:
-    """Of a request on which the engine had its `last` word."""
+    """The outcome of a request, given the engine's `last` response to it."""
     if last.has_error and not item.is_completed:
         return Outcome(outcome=last.outcome)
     observations = [
@@ -26,7 +26,7 @@ def ended(item: WorkItem, last: Response) -> Outcome:
 
 
 def _of_perf_metrics(perf: PerfMetrics, num_tokens: int) -> list[tuple[Family, float]]:
-    """Steps that never happened (a request stopped before its first token) have no time."""
+    """Latencies in seconds. A request that was stopped before its first step or token lacks the corresponding ones."""
     observations: list[tuple[Family, float]] = []
     if perf.first_scheduled_time_ns:
         observations.append((mf.QUEUE_TIME, (perf.first_scheduled_time_ns - perf.arrival_time_ns) / 1e9))

@@ -1,6 +1,6 @@
-"""What a request needs before the engine can have it: its tokens, and what will make text of its output.
+"""What a request needs before it goes to the engine: the tokens of its prompt, and a detokenizer for its output.
 
-All the work that grows with a request's text is done here. Knows items; nothing of threads or of the engine.
+All the work that grows with a request's text is done here. Knows work items; nothing of threads or of the engine.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ class Preparation:
     """Safe to use from several threads."""
 
     def __init__(self, tokenizer: Tokenizer, builder: RequestBuilder, exclude_input_in_output: bool) -> None:
-        """`exclude_input_in_output`: for requests that do not say."""
+        """`exclude_input_in_output`: the default for requests that do not set it."""
         self._tokenizer = tokenizer
         self._builder = builder
         self._exclude_input = exclude_input_in_output
 
     def prepare(self, item: WorkItem) -> None:
-        """Raises RequestError if the item cannot be served, or is not wanted any more."""
+        """Raises RequestError if the item cannot be served, or was cancelled or stopped meanwhile."""
         item.check_wanted()
         client = item.client
         request = self._builder.build(client, item.request.request_id, item.request.client_id)

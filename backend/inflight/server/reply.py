@@ -1,10 +1,10 @@
-"""The way back to one client: pb_utils' response sender, which must see exactly one final response.
+"""Sends responses to one client through pb_utils' response sender, which must get exactly one final response.
 
-A gRPC stream and HTTP carry an error's sentence but not its code, so the code stands behind the sentence in brackets.
+A gRPC stream and HTTP carry an error's message but not its code, so the code follows the message in brackets.
 
-A final response that cannot be sent (the server shuts down) is logged and not raised: there is nothing left to say it
-with, and the request counts as answered. Calls block for a round trip to tritonserver, so they are made by no thread
-that others wait for.
+A final response that cannot be sent (the server shuts down) is logged and not raised: the client cannot be reached any
+more, and the request counts as answered. Every call blocks for a round trip to tritonserver, so none is made by a
+thread that other threads wait for.
 """
 
 from __future__ import annotations
@@ -31,7 +31,8 @@ class Reply:
     def send(self, arrays: Mapping[str, Array], final: bool = False) -> None:
         """One response with these output tensors.
 
-        Raises whatever pb_utils does if it cannot make it, or cannot send one that is not final: nothing has gone out.
+        Raises pb_utils' exception if the response cannot be made, or is not final and cannot be sent: then the client
+        has received nothing of it.
         """
         tensors = [self._pb_utils.Tensor(name, array) for name, array in arrays.items()]
         response = self._pb_utils.InferenceResponse(tensors)
@@ -41,7 +42,7 @@ class Reply:
             self._sender.send(response, flags=0)
 
     def fail(self, code: str, message: str) -> None:
-        """The final response, as an error `message [code]` with the constant of TritonError that `code` names."""
+        """Send the final response as an error `message [code]`, with the constant of TritonError that `code` names."""
         errors = self._pb_utils.TritonError
         constant = getattr(errors, _TRITON_NAMES.get(code, code), None)
         sentence = f"{message} [{code}]"
@@ -49,7 +50,7 @@ class Reply:
         self._send_final(self._pb_utils.InferenceResponse(error=error))
 
     def close(self) -> None:
-        """The final response, empty."""
+        """Send an empty final response."""
         self._send_final()
 
     def is_cancelled(self) -> bool:

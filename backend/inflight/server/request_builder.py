@@ -1,6 +1,6 @@
-"""ClientRequest to Request: defaults made explicit and text made tokens.
+"""ClientRequest to Request: fills in defaults and tokenises text.
 
-Knows the tokenizer, the checkpoint's defaults and the engine's limits: what comes out can be served.
+Knows the tokenizer, the checkpoint's defaults and the engine's limits: every Request that it returns can be served.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from inflight.server.tensors.client_request import ClientRequest
 from inflight.server.text.tokenizer import Tokenizer
 
 NEVER = -1
-"""As end_id: no token ends the output."""
+"""The value of end_id that means that no token ends the output."""
 SAMPLING_FIELDS = (
     "temperature",
     "top_k",
@@ -26,11 +26,11 @@ SAMPLING_FIELDS = (
     "frequency_penalty",
     "min_tokens",
 )
-"""Of ClientRequest: what it says of how tokens are chosen."""
+"""The fields of ClientRequest that set how tokens are sampled."""
 
 
 class RequestBuilder:
-    """Turns what clients said into what ranks compute."""
+    """Turns ClientRequests into Requests. Thread safe."""
 
     def __init__(self, tokenizer: Tokenizer, limits: RequestLimits, defaults: GenerationDefaults) -> None:
         self._tokenizer = tokenizer
@@ -45,7 +45,7 @@ class RequestBuilder:
             request_id=request_id,
             input_token_ids=input_token_ids,
             max_tokens=client.max_tokens,
-            # Stop strings are found in text, by the server side: it must see tokens as they come to end the request.
+            # The stub finds stop strings in text: it needs every token at once so that it can end the request early.
             streaming=client.stream or bool(client.stop_words),
             sampling_config=self._sampling_config(client, len(input_token_ids), client.max_tokens),
             output_config=OutputConfig(return_log_probs=client.return_log_probs),

@@ -1,4 +1,4 @@
-"""From what tritonserver tells a model at its start to a running BackendServer."""
+"""Builds and starts a BackendServer from the arguments that tritonserver passes to initialize()."""
 
 from __future__ import annotations
 
@@ -21,10 +21,13 @@ from inflight.server.text.tokenizer import Tokenizer
 
 
 def start_server(pb_utils: Any, args: Mapping[str, str]) -> BackendServer:
-    """Read the configuration, launch the engine, start the threads. Raises ConfigurationError with one sentence."""
+    """Read the configuration, launch the engine, start the threads. `args`: what tritonserver passes to initialize().
+
+    Raises ConfigurationError with one sentence, or another InflightError if the engine does not start.
+    """
     _start_logging()
     check_numpy()
-    # Texts are tokenised one at a time; the library's own threads would only take cores from the ranks.
+    # Texts are tokenised one at a time, and the library's own threads would only take cores from the ranks.
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
     model_config = json.loads(args["model_config"])
     _check_decoupled(model_config)
@@ -35,7 +38,7 @@ def start_server(pb_utils: Any, args: Mapping[str, str]) -> BackendServer:
 
     from inflight.executor.executor import create_executor
 
-    # A supervisor loads the whole model again; without one the executor brings its ranks back by itself.
+    # A supervisor loads the whole model again; without one the executor keeps relaunching its ranks.
     deaths: list[str] = []
     executor = create_executor(
         config, name=args["model_name"], keep_trying=not is_supervised(), on_engine_death=deaths.append
@@ -62,14 +65,17 @@ def _check_decoupled(model_config: Mapping[str, Any]) -> None:
 
 
 def check_numpy(version: str = np.__version__, stub: Path = Path("/proc/self/exe")) -> None:
-    """Stubs built before NumPy 2 die of their first text under it. They name the module that NumPy 2 has moved; those
-    built since put the name together at run time."""
+    """Raise ConfigurationError if the stub cannot work with this NumPy.
+
+    Stubs built before NumPy 2 crash at their first text under it. Their binary contains the name of a module that
+    NumPy 2 has moved; later stubs put the name together at run time.
+    """
     if int(version.split(".")[0]) >= 2 and b"numpy.core.multiarray" in stub.read_bytes():
         raise ConfigurationError(f"numpy {version} does not work with this tritonserver's Python stub: install numpy<2")
 
 
 def _start_logging() -> None:
-    """To standard error, which tritonserver passes on, in the shape of its own lines."""
+    """Log to standard error, which tritonserver passes on, in the format of its own log lines."""
     root = logging.getLogger("inflight")
     if root.handlers:
         return

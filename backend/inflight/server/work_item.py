@@ -1,9 +1,9 @@
 """One Triton request with its response sender, from execute() to its single final response.
 
-Who may touch it: the thread of execute(), then the one that tokenises, and once it is handed to the engine the sending
-thread alone. Two exceptions: the thread of execute() may note a stop, and the watching thread calls `poll_cancelled`.
-tritonserver frees its side of a request with the final response, so asking afterwards whether it was cancelled would
-read freed memory: a lock keeps the two apart.
+It belongs to one thread at a time: the thread of execute(), then a tokenising thread, and the sending thread once the
+engine has it. Two exceptions: the thread of execute() may set `is_stopped`, and the watch thread calls
+`poll_cancelled`. tritonserver frees its side of a request with the final response, so asking afterwards whether it was
+cancelled would read freed memory: a lock excludes that.
 """
 
 from __future__ import annotations
@@ -27,14 +27,14 @@ from inflight.server.text.safe_text import safe_text
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Prompt:
-    """What a non-streamed answer repeats before its own text."""
+    """The prompt as a non-streamed response repeats it before the generated text."""
 
     text: str = ""
     token_ids: tuple[int, ...] = ()
 
 
 class WorkItem:
-    """A request that the engine serves, its undelivered output, and the way back to its client."""
+    """A request that the engine serves, its undelivered output, and the reply to its client."""
 
     def __init__(
         self,
@@ -45,7 +45,7 @@ class WorkItem:
         reply: Reply,
         requested: frozenset[str] | None,
     ) -> None:
-        """`request` has no tokens yet: see `prepare`. `requested`: names of the wanted outputs, None = all."""
+        """`request` has no tokens before `prepare`. `requested`: names of the requested outputs, None = all."""
         self.request = request
         self.client = client
         self.is_cancelled = False
@@ -53,13 +53,13 @@ class WorkItem:
         self.is_stopped = False
         """Whether its client has asked to stop it. Set by the thread of execute()."""
         self.is_answered = False
-        """The final response was sent."""
+        """Whether the final response was sent."""
         self.is_broken = False
-        """An answer to it could not be made."""
+        """Whether handling its output or sending a response has failed."""
         self.accepted_ns = time.monotonic_ns()
         self.answered_ns = 0
         self.num_output_tokens = 0
-        """Generated tokens that count: what follows a stop string does not."""
+        """Generated tokens, without those that follow a stop string."""
         self.perf_metrics: PerfMetrics | None = None
         self._dialect = dialect
         self._detokenizer: Detokenizer
@@ -76,9 +76,10 @@ class WorkItem:
         self._has_streamed = False
 
     def prepare(self, request: Request, detokenizer: Detokenizer, echo: Prompt | None) -> None:
-        """Take what the engine will compute and what makes text of it. `echo`: None for streams.
+        """Set the request that the engine will get and the detokenizer of its output. `echo`: None for streams.
 
-        Raises RequestTimedOut if the time it was allotted is over; what is left of it is the engine's.
+        The time that was spent before this call is taken off the request's allotted time. Raises RequestTimedOut if
+        none is left.
         """
         if request.allotted_time_ms:
             left = request.allotted_time_ms - (time.monotonic_ns() - self.accepted_ns) // 1_000_000
@@ -99,29 +100,29 @@ class WorkItem:
 
     @property
     def stopped_sentence(self) -> str:
-        """Told to a client that stopped it before its first token."""
+        """The error message for a client that stopped it before its first token."""
         return f"request Id {self.shown_id} has been stopped. Request is ignored."
 
     @property
     def is_finished(self) -> bool:
-        """Nothing more will be added."""
+        """Whether its output is complete: further results are ignored."""
         return self._finish_reason is not FinishReason.NOT_FINISHED
 
     @property
     def has_news(self) -> bool:
-        """There is something that its client should have: at once if it is a stream, at the end if not."""
+        """Whether there is a response to send: new output if it is a stream, the whole output if not."""
         if self.is_answered:
             return False
         return self.is_finished or (self.client.stream and not self.is_cancelled and self._has_something_to_show())
 
     @property
     def can_wait(self) -> bool:
-        """Its client has had a first response, and the next one is not the last."""
+        """Whether the next response may be delayed: it is neither the first of a stream nor the final one."""
         return self._has_streamed and not self.is_finished
 
     @property
     def is_completed(self) -> bool:
-        """Its client has all of it; what becomes of steps behind a stop string changes nothing."""
+        """Whether its whole output was produced. A later error of the engine (after a stop string) does not matter."""
         return self.is_finished and not (self.is_broken or self.is_cancelled)
 
     @property
@@ -130,11 +131,11 @@ class WorkItem:
 
     @property
     def shown_id(self) -> str:
-        """The client's own id for it, fit to be echoed."""
+        """The client's own id of the request, made safe for logs and messages; else the engine's id."""
         return safe_text(self.request.client_id) or str(self.request.request_id)
 
     def add(self, result: Result) -> None:
-        """Merge new tokens into what is still to be delivered."""
+        """Merge a result into the output that was not delivered yet."""
         self.perf_metrics = result.perf_metrics or self.perf_metrics
         if self.is_finished:
             return
@@ -152,7 +153,7 @@ class WorkItem:
             self._finish_reason = FinishReason.STOP_WORDS
 
     def deliver(self) -> None:
-        """Send what has come, if there is news."""
+        """Send one response with all undelivered output, if `has_news`."""
         if not self.has_news:
             return
         if self.is_finished:
@@ -162,14 +163,14 @@ class WorkItem:
             self._has_streamed = True
 
     def fail(self, code: str, message: str) -> None:
-        """Send the final response as an error, unless one was sent."""
+        """Send the final response as an error, unless a final response was sent."""
         with self._lock:
             if not self.is_answered:
                 self._close()
                 self._reply.fail(code, message)
 
     def poll_cancelled(self) -> bool:
-        """Ask tritonserver whether the client has left; True only the first time."""
+        """Ask tritonserver whether the client has disconnected. Returns True only the first time."""
         with self._lock:
             if self.is_answered or self.is_cancelled:
                 return False
@@ -189,7 +190,7 @@ class WorkItem:
         self.answered_ns = time.monotonic_ns()
 
     def _has_something_to_show(self) -> bool:
-        """A text client gains nothing from a token whose text is still held back; it goes with the next."""
+        """A token whose text is still held back is of no use to a client that reads text: it waits for the next one."""
         return bool(self._text) if self._waits_for_text else self._num_undelivered > 0
 
     def _add_log_probs(self, result: Result, num_taken: int) -> None:

@@ -1,4 +1,4 @@
-"""All requests that are in flight, by engine id and by Triton's id. Safe from any thread."""
+"""All requests that are in flight, by the engine's id and by Triton's id. Thread safe."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from inflight.server.work_item import WorkItem
 
 
 class WorkItems:
-    """A request stands here from before it is enqueued until the engine's last word on it.
+    """Holds a request from before it is enqueued until the engine's last response to it.
 
-    Its Triton id is free again as soon as it was answered, which may be earlier: a stop string ends a request for its
-    client while ranks still compute the step that follows.
+    Its Triton id is free again once its final response was sent, which may be earlier: a stop string ends a request for
+    its client while ranks still compute the next step.
     """
 
     def __init__(self) -> None:
@@ -26,7 +26,7 @@ class WorkItems:
             return len(self._by_id)
 
     def check_free(self, triton_id: str) -> None:
-        """Raise DuplicateRequest if a request of this id is in flight. The empty id is everybody's."""
+        """Raise DuplicateRequest if a request with this id is in flight. Any number of requests may have no id ("")."""
         with self._changed:
             if triton_id in self._by_triton_id:
                 raise DuplicateRequest(f"requestId {safe_text(triton_id)} is already in progress, request is ignored.")
@@ -51,7 +51,7 @@ class WorkItems:
                 del self._by_triton_id[item.request.client_id]
 
     def remove(self, item: WorkItem) -> bool:
-        """False if it was not there any more."""
+        """Returns False if the item had been removed before."""
         self.release_triton_id(item)
         with self._changed:
             self._changed.notify_all()

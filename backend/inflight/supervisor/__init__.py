@@ -1,5 +1,5 @@
-"""What stands above tritonserver: finds it, gives it a repository and ports, starts it, watches it, ends it.
+"""The supervisor of tritonserver: finds it, gives it a model repository and ports, starts it, watches it, ends it.
 
-Used by the console command only. Imports nothing heavy and nothing from the engine's rooms, so that a wrong
-installation can still be told apart in one sentence.
+Used by the console command only. Imports nothing heavy and nothing from the engine's folders, so that it can still
+report a wrong installation in one sentence.
 """

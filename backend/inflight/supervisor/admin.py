@@ -1,6 +1,6 @@
-"""tritonserver's administration over gRPC: health, loading and unloading models, and one request to see it work.
+"""tritonserver's administration over gRPC: health, loading and unloading of models, and a request of one token.
 
-Every call but `generate` has a deadline; a server that does not answer is an OSError. Knows nothing of processes.
+Every call but `generate` has a deadline and raises OSError if the server does not answer. Knows nothing of processes.
 """
 
 from __future__ import annotations
@@ -10,20 +10,20 @@ from collections.abc import Mapping
 from typing import Any
 
 CHANNEL_OPTIONS = (
-    # A server that is still starting is met soon after it has opened its port: gRPC's own pause grows to two minutes.
+    # Connect soon after a starting server has opened its port: gRPC's own backoff grows to two minutes.
     ("grpc.initial_reconnect_backoff_ms", 100),
     ("grpc.min_reconnect_backoff_ms", 100),
     ("grpc.max_reconnect_backoff_ms", 500),
-    # The environment may name a proxy for the world outside.
+    # Not through an HTTP proxy that the environment may name for external hosts.
     ("grpc.enable_http_proxy", 0),
 )
 
 UNHEALTHY_STUB = "is not healthy"
-"""What tritonserver itself answers in the name of a model whose stub has not moved for a second."""
+"""Part of tritonserver's own error message for a model whose stub has not responded for a second."""
 
 
 class Admin:
-    """One server's, for as long as it runs: the next one gets an Admin of its own."""
+    """The connection to one run of a server. The next run needs a new Admin."""
 
     def __init__(self, address: str, headers: Mapping[str, str], *, timeout: float = 5.0) -> None:
         """`address`: "host:port". `headers` go with every call; `timeout` in seconds."""
@@ -38,15 +38,15 @@ class Admin:
         self._timeout = timeout
 
     def close(self) -> None:
-        """End the connection, and every call that is still under way."""
+        """Close the connection and cancel all calls in progress."""
         self._channel.close()
 
     def is_ready(self) -> bool:
-        """All models that were asked for at the start are ready."""
+        """Whether all models that were requested at the start are ready."""
         return bool(self._call("ServerReady", self._messages.ServerReadyRequest()).ready)
 
     def check_live(self, timeout: float) -> None:
-        """Returns if it answers at all."""
+        """Return if the server answers within `timeout` seconds; raises OSError if not."""
         self._call("ServerLive", self._messages.ServerLiveRequest(), timeout)
 
     def is_model_ready(self, model: str) -> bool:
@@ -61,20 +61,20 @@ class Admin:
         return states
 
     def load(self, model: str, *, timeout: float) -> str:
-        """Load and wait until it is ready; "" or the reason why not."""
+        """Load a model and wait until it is ready. Returns "", or the reason why it is not."""
         request = self._messages.RepositoryModelLoadRequest(model_name=model)
         return self._change("RepositoryModelLoad", request, timeout)
 
     def unload(self, model: str) -> str:
-        """Refuse new requests at once; those under way go on, so it is UNLOADING until they have ended. "" or the
-        reason why not."""
+        """Unload a model: new requests are refused at once, and it is UNLOADING until those in flight have ended.
+        Returns "", or the reason why it cannot be unloaded."""
         request = self._messages.RepositoryModelUnloadRequest(model_name=model)
         return self._change("RepositoryModelUnload", request, self._timeout)
 
     def generate(self, model: str) -> None:
-        """Have an engine of ours make one token, after all other requests. Returns once it has answered, whatever it
-        says, and waits for ever; raises OSError if the connection ends first, or tritonserver says that the stub is
-        dead."""
+        """Send a request of one token at the lowest priority to a model of our backend. Returns after its response, an
+        error included; there is no deadline. Raises OSError if the connection ends first, or if tritonserver reports
+        that the stub is dead."""
         messages = self._messages
         inputs = {"input_ids": 0, "max_tokens": 1}
         request = messages.ModelInferRequest(
@@ -104,7 +104,7 @@ class Admin:
             return getattr(self._stub, method)(request, timeout=timeout or self._timeout, metadata=self._metadata)
         except self._error as error:
             raise OSError(_details(error)) from None
-        except ValueError as error:  # what a closed channel answers
+        except ValueError as error:  # raised by a closed channel
             raise OSError(str(error)) from None
 
 

@@ -1,8 +1,8 @@
-"""The key to those of tritonserver's APIs through which a client could take over the server.
+"""The key that protects those of tritonserver's APIs through which a client could take over the server.
 
-A model repository call can upload a model that is a Python program; shared memory, logging and traces reach memory and
-files. tritonserver takes the key only as an argument, which every user of the machine can read in /proc: `hide`
-writes over it there as soon as the server has read it.
+The model repository API can upload a model that is a Python program; the APIs of shared memory, logging and tracing
+give access to memory and files. tritonserver takes the key only as an argument, which every user of the machine can
+read in /proc, so `hide` overwrites it there as soon as the server has read it.
 """
 
 from __future__ import annotations
@@ -17,20 +17,21 @@ from inflight.errors import ConfigurationError
 
 APIS = "model-repository,shared-memory,logging,trace"
 HEADER = "inflight-api-key"
-"""Its name over HTTP."""
+"""The HTTP header that carries the key."""
 GRPC_HEADER = f"triton-grpc-protocol-{HEADER}"
-"""tritonserver's own prefix stands before it over gRPC."""
+"""The gRPC header; tritonserver requires the prefix."""
 
 WELL_FORMED = re.compile(r"[A-Za-z0-9._~+/-]{16,256}")
-"""What a header and tritonserver's argument can both hold."""
+"""Keys that both a header and tritonserver's argument can hold."""
 
 ARG_START, ARG_END = 45, 46
-"""Fields of /proc/PID/stat after the name: where the command line lies in memory."""
+"""Indices of arg_start and arg_end, the addresses of the command line, among the fields of /proc/PID/stat after the
+name."""
 
 
 @dataclass(frozen=True)
 class ApiKey:
-    """`value` "": the APIs are open."""
+    """The key of one server; `value` "" = the APIs are open."""
 
     value: str
 
@@ -56,7 +57,7 @@ class ApiKey:
         return {GRPC_HEADER: self.value} if self.value else {}
 
     def hide(self, pid: int) -> None:
-        """Write over the key in a process's command line. Raises OSError where the system does not allow it."""
+        """Overwrite the key in a process's command line. Raises OSError if the system does not allow it."""
         if not self.value:
             return
         fields = Path(f"/proc/{pid}/stat").read_text(errors="replace").rpartition(")")[2].split()

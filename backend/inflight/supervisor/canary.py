@@ -1,8 +1,8 @@
-"""Whether an engine still works: a hung stub or engine goes on looking healthy and answers no request.
+"""Checks whether an engine still works, because tritonserver goes on reporting a hung stub or engine as healthy.
 
-While requests end or steps are made the engine works and is left alone. Otherwise it is sent a request of one token,
-behind all others. Any answer of the engine to that is a sign of life, a refusal too. An engine counts as hung only if
-there is none and nothing else moves either: in a long queue, that request waits for as long as it takes.
+While requests end or steps are made, the engine works and no check is needed. Otherwise a request of one token is sent
+to it, at the lowest priority. Any response, also a refusal, shows that the engine works. It counts as hung only if
+there is neither a response nor any other sign of work, so the request may wait in a long queue.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ LOOKS_PER_PERIOD = 4
 
 
 class Canary:
-    """Of one engine, while one server runs."""
+    """The check of one engine during one run of a server."""
 
     def __init__(
         self,
@@ -24,20 +24,21 @@ class Canary:
         period: float,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """`ask` sends the request and returns at its answer; an OSError if there will be none. `signs` is something
-        that differs if the engine has worked; an OSError if that cannot be known. `period` in seconds, 0 = never look.
+        """`ask` sends the request and returns after its response; it raises OSError if there will be none. `signs`
+        returns a value that changes when the engine has worked; it raises OSError if that cannot be found out.
+        `period` in seconds, 0 = never check.
         """
         self._ask, self._signs, self._period, self._clock = ask, signs, period, clock
         self._next_look = 0.0
         self._last_signs: object = None
         self._alive_at = clock()
         self._asked_at: float | None = None
-        """When a request was first open, or tried, after the last sign of life."""
+        """When a request was first open, or attempted, after the last sign of work."""
         self._asking: threading.Thread | None = None
         self._answered = threading.Event()
 
     def is_dead(self) -> bool:
-        """Look if it is time to, and ask if need be. Never waits for the answer."""
+        """Check, if it is time to, and return whether the engine hangs. Never waits for the response of a request."""
         now = self._clock()
         if not self._period or now < self._next_look:
             return False
@@ -45,7 +46,7 @@ class Canary:
         try:
             signs = self._signs()
         except OSError:
-            # Whoever cannot see the work must not call a busy engine dead.
+            # Without the signs, a busy engine could be mistaken for a hung one.
             return False
         if signs != self._last_signs or self._answered.is_set():
             self._last_signs = signs

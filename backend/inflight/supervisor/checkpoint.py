@@ -1,4 +1,4 @@
-"""Is this folder a Hugging Face checkpoint? Looks at names and small JSON files only; loads nothing."""
+"""Checks that a folder is a Hugging Face checkpoint. Reads file names and small JSON files only; loads nothing."""
 
 from __future__ import annotations
 
@@ -12,7 +12,8 @@ INDEX = "model.safetensors.index.json"
 
 
 def check(folder: Path, *, tokenizer: Path | None = None) -> None:
-    """Raise ConfigurationError with one sentence if `folder` cannot be served. `tokenizer`: its folder if another."""
+    """Raise ConfigurationError with one sentence if `folder` cannot be served. `tokenizer`: folder of the tokenizer;
+    None = `folder`."""
     if not folder.is_dir():
         raise ConfigurationError(f"{folder} is not a folder: give the folder of a Hugging Face checkpoint")
     config = _json(folder / "config.json", f"{folder} is not a Hugging Face checkpoint: it has no config.json")

@@ -1,6 +1,6 @@
-"""Whether a server answers: asked over every protocol that it serves, for one may be dead while another answers.
+"""Checks whether a server answers, over every protocol that it serves, because one may hang while another answers.
 
-Knows nothing of models; whether an engine still works is the canary's to find out.
+Knows nothing of models; `canary` checks whether an engine still works.
 """
 
 from __future__ import annotations
@@ -12,11 +12,13 @@ from collections.abc import Callable
 from inflight.supervisor.admin import Admin
 
 PERIOD, TIMEOUT, STRIKES = 2.0, 1.0, 3
-"""A server that fails so many checks in a row, this many seconds apart, counts as hung. A check costs the supervisor
-about 2 ms."""
+"""Seconds between checks, seconds for each to succeed, and the failures in a row after which a server counts as hung. A
+check takes the supervisor about 2 ms."""
 
 
 class Health:
+    """The checks of one server."""
+
     def __init__(self, admin: Admin, http_address: str, clock: Callable[[], float] = time.monotonic) -> None:
         """`http_address`: "host:port", or "" for a server without HTTP."""
         self._admin, self._http_address, self._clock = admin, http_address, clock
@@ -25,11 +27,11 @@ class Health:
 
     @property
     def is_good(self) -> bool:
-        """As of the last check."""
+        """Whether the last check succeeded."""
         return self._strikes == 0
 
     def failure(self) -> str:
-        """Check if it is time to. Returns what is wrong once that is certain, else ""."""
+        """Check, if it is time to. Returns what is wrong after enough failures in a row, else ""."""
         now = self._clock()
         if now < self._next_check:
             return ""
@@ -48,7 +50,7 @@ class Health:
 
 
 def check_http(address: str, timeout: float) -> None:
-    """Returns if the server answers, whatever it says. Raises OSError."""
+    """Return if the server answers with any status; raises OSError if it does not. `timeout` in seconds."""
     connection = http.client.HTTPConnection(address, timeout=timeout)
     try:
         connection.request("GET", "/v2/health/live")

@@ -1,7 +1,7 @@
-"""What is installed: tritonserver, its Python backend, and the stub that runs this very interpreter.
+"""Finds what is installed: tritonserver, its Python backend, and the stub for this Python interpreter.
 
-Finds the pieces and lays links to them into a server's private directory. Every wrong or missing piece is a
-ConfigurationError of one sentence that names the remedy. Knows nothing of models, ports or processes.
+Copies or links the parts into a server's private directory. A wrong or missing part raises ConfigurationError with one
+sentence that names the remedy. Knows nothing of models, ports or processes.
 """
 
 from __future__ import annotations
@@ -37,16 +37,17 @@ class Installation:
     """Folder of libtriton_python.so and triton_python_backend_utils.py."""
     stub: Path
     libraries: Path | None
-    """Folder of the libraries that a wheel brings for its stub; None where the system has them."""
+    """Folder of the libraries that the wheel has for its stub; None if they are the system's."""
     libpython: Path
     model_py: Path
     """The backend's model.py, in the folder that tritonserver puts on its import path."""
 
     def lay_out(self, directory: Path) -> tuple[Path, dict[str, str]]:
-        """Link the pieces below `directory`; return the backend directory and the variables that a server needs.
+        """Copy or link the parts into `directory`. Returns the backend directory, and the environment variables that a
+        server needs.
 
-        The depth is the wheel's own: its stub looks for libraries four folders up, and finds this interpreter's
-        libpython there, also under the name that the wheel gave to a copy of its own.
+        The folders are as deep as in the wheel, because its stub looks for libraries four folders up. It finds this
+        interpreter's libpython there, also under the name of the copy that the wheel has.
         """
         backends = directory / "pytriton" / "tritonserver" / "backends"
         libraries = directory / "nvidia_pytriton.libs"
@@ -55,7 +56,7 @@ class Installation:
             folder.mkdir(parents=True)
         for source in self.python_backend.iterdir():
             if source.name not in (STUB, "__pycache__"):
-                # Not a link: for a backend of our own, tritonserver refuses a library that lies elsewhere.
+                # Copied, because tritonserver refuses a backend's library that is a link to another folder.
                 shutil.copy2(source, python / source.name)
         shutil.copy2(self.stub, python / STUB)
         (backends / "inflight").symlink_to(self.model_py.parent)
@@ -192,7 +193,8 @@ def find_model_repository() -> Path:
 
 
 def _shipped(name: str, *, depth: int) -> Path:
-    """A file or folder that stands `depth` folders above the package in a source tree, and inside it in a wheel."""
+    """A file or folder that is `depth` folders above the package in a source tree, and inside the package in a
+    wheel."""
     package = Path(__file__).resolve().parents[1]
     for place in (package.parents[depth - 1], package / "shipped"):
         if (place / name).exists():

@@ -1,11 +1,11 @@
-"""Cleans up after a server, whoever of its processes died: run as a program of its own beside the supervisor.
+"""Cleans up after a server, whichever of its processes died. It runs as a process of its own beside the supervisor.
 
     python -m inflight.supervisor.janitor RUN_DIRECTORY SHARED_MEMORY_PREFIX
                                                       (standard input: a pipe that the supervisor holds open)
 
 The pipe closes when the supervisor ends, even by SIGKILL. Then the janitor ends every process of that server and
-removes its shared memory and its directory. A clean stop goes the same way, so this path is never a rare one. Knows
-nothing of how a server is started.
+removes its shared memory and its directory. A normal stop uses it as well, so this code runs every time. Knows nothing
+of how a server is started.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from pathlib import Path
 from inflight.supervisor import processes, shared_memory
 
 GRACE = 2.0
-"""Seconds between SIGTERM and SIGKILL: by now nobody waits for an answer; ranks only need to leave their MPI."""
+"""Seconds between SIGTERM and SIGKILL. No client waits for a response any more; ranks only need to leave MPI."""
 
 
 def sweep(run_directory: Path, prefix: str, grace: float = GRACE) -> None:

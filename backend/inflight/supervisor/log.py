@@ -1,4 +1,4 @@
-"""tritonserver's log: followed line by line, kept at its end, and told to people only where it matters."""
+"""Reads tritonserver's log line by line, keeps its last lines, and shows the user only errors."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ from inflight.supervisor.log_file import LogFile
 
 KEPT_LINES = 400
 OWN_LINE = re.compile(r"^([IWE])\d{4} \d\d:\d\d:\d\d\.\d+ \d+ ")
-"""How tritonserver begins a line; anything else was printed by a stub or a rank, or goes on with the line before."""
+"""The start of tritonserver's own lines. Other lines are from a stub or a rank, or continue the line before."""
 
 HARMLESS = re.compile(r"CudaDriverHelper has not been initialized|Failed to initialize NVML")
-"""What tritonserver calls an error on every machine without a GPU."""
+"""Errors that tritonserver logs on every machine without a GPU."""
 
 LOUD = re.compile(r"\b(ERROR|CRITICAL|FATAL)\b|^Traceback \(most recent call last\)")
 FAILED_LOAD = re.compile(r"failed to load '([^']+)' version \d+: (?:[A-Z][A-Za-z ]+: )?(.*)")
 
 
 class ServerLog:
-    """Reads one server's output in a thread until it ends."""
+    """Reads the output of one run of a server after the other, in a thread each."""
 
     def __init__(self, tell: Callable[[str], None], *, verbose: bool = False, file: Path | None = None) -> None:
         self._tell, self._verbose = tell, verbose
@@ -31,12 +31,12 @@ class ServerLog:
         self._lines: deque[str] = deque(maxlen=KEPT_LINES)
         self._loud = False
         self._hushed = True
-        """Until the server has started."""
+        """Whether errors are not shown, because the server has not started yet."""
         self._thread: threading.Thread | None = None
 
     def follow(self, stream: IO[str], began: Callable[[], None] = lambda: None) -> None:
-        """Begin with a new server's output; the lines kept are those of this server. `began` is called at its first
-        line, in the thread that reads."""
+        """Read the output of a new run; the lines of the run before are dropped. `began` is called at the first line,
+        in the reading thread."""
         self._lines.clear()
         self._loud = False
         self._hushed = True
@@ -44,16 +44,16 @@ class ServerLog:
         self._thread.start()
 
     def tell_errors(self) -> None:
-        """From now on, for the server has started. Why one could not start is told once, in one sentence."""
+        """Show errors from now on, because the server has started. A failed start is reported in one sentence."""
         self._hushed = False
 
     def join(self, timeout: float) -> None:
-        """Wait for the end of the output of a server that has ended."""
+        """Wait for the end of the output, after the server has ended."""
         if self._thread is not None:
             self._thread.join(timeout)
 
     def load_failure(self) -> str:
-        """Why a model could not be loaded, in its own words and one line; "" if the log tells no such thing."""
+        """Why a model could not be loaded, in one line; "" if the log has no such line."""
         for line in self._lines:
             if found := FAILED_LOAD.search(line):
                 return f"model {found[1]} cannot be loaded: {_sentence(found[2])}"
@@ -67,7 +67,7 @@ class ServerLog:
         return ""
 
     def _read(self, stream: IO[str], began: Callable[[], None]) -> None:
-        """To the end, whatever happens to a line: a server whose pipe nobody empties stands still."""
+        """Read to the end in any case: a server blocks when its pipe is full."""
         try:
             for line in stream:
                 line = line.rstrip("\n")
@@ -84,7 +84,7 @@ class ServerLog:
                 self._file.close()
 
     def _is_loud(self, line: str) -> bool:
-        """Errors, and the lines that go on with them."""
+        """Whether a line is an error or continues one."""
         if HARMLESS.search(line):
             return False
         if own := OWN_LINE.match(line):
@@ -97,5 +97,5 @@ class ServerLog:
 
 
 def _sentence(reason: str) -> str:
-    """A reason from the log without the exception's name before it and the place in the code after it."""
+    """A reason from the log without the exception's name before it and the traceback after it."""
     return re.sub(r"^TritonModelException: ", "", reason.partition(r"\n\nAt:")[0].rstrip('"'))

@@ -1,4 +1,4 @@
-"""The file that keeps tritonserver's whole log. A disk that is full costs lines of it, and nothing else."""
+"""The file with tritonserver's whole log. If the disk is full, lines are lost, and the server goes on."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pathlib import Path
 
 
 class LogFile:
-    """Appends lines, from one thread. Says once that it cannot, and once that it can again."""
+    """Appends lines, from one thread. Reports once that it cannot write, and once that it can again."""
 
     def __init__(self, path: Path, tell: Callable[[str], None]) -> None:
         self._path, self._tell = path, tell
@@ -17,7 +17,7 @@ class LogFile:
         self._num_lost = 0
 
     def write(self, line: str) -> None:
-        """Append a line, without its end; never raises OSError."""
+        """Append a line, given without its line end. Never raises OSError."""
         try:
             if self._file is None:
                 self._file = self._path.open("ab", buffering=0)

@@ -1,7 +1,7 @@
-"""What the engines do, as /metrics tells: how many requests they hold, and whether anything moves.
+"""Reads from /metrics how many requests the engines hold, and whether they make progress.
 
-tritonserver's own word is not enough: it calls a model UNLOADING for as long as any client that once asked it keeps its
-stream open, even if nothing is asked any more; and READY while its stub hangs.
+The state that tritonserver reports is not enough: a model stays UNLOADING for as long as any client that once used it
+keeps its stream open, even if no request is in flight, and READY while its stub hangs.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import re
 import urllib.request
 
 TIMEOUT, SIGNS_TIMEOUT = 5.0, 0.5
-"""Seconds. Whoever looks for signs of work looks again, and must not wait for a server that hangs."""
+"""Seconds. Signs of work are read repeatedly, so one read must not wait long for a server that hangs."""
 
 IN_FLIGHT = re.compile(
     r"^nv_trt_llm_request_metrics\{[^}]*request_type=\"(?:active|waiting)\"[^}]*\} (\S+)$", re.MULTILINE
@@ -20,15 +20,16 @@ SIGNS = r"^(?:inflight_requests_total|nv_trt_llm_general_metrics)\{{[^}}]*model=
 
 
 def requests_in_flight(address: str) -> int | None:
-    """Requests active or waiting, all models together; None if no model tells. Raises OSError if there is no answer."""
+    """Active and waiting requests of all models together; None if there are no such metrics. `address`: "host:port".
+    Raises OSError if the server does not answer."""
     return count_in_flight(_read(address, TIMEOUT))
 
 
 def signs_of_work(address: str, model: str) -> tuple[str, ...]:
-    """Something that differs if `model` has worked since. Raises OSError if there is no answer, or nothing about it."""
+    """A value that changes when `model` works. Raises OSError if the server does not answer or has no such metrics."""
     signs = find_signs(_read(address, SIGNS_TIMEOUT), model)
     if not signs:
-        raise OSError(f"the metrics tell nothing of model {model}")
+        raise OSError(f"there are no metrics of model {model}")
     return signs
 
 
@@ -44,7 +45,7 @@ def find_signs(text: str, model: str) -> tuple[str, ...]:
 
 
 def _read(address: str, timeout: float) -> str:
-    # Not through the proxy that the environment may name for the world outside.
+    # Not through an HTTP proxy that the environment may name for external hosts.
     direct = urllib.request.build_opener(urllib.request.ProxyHandler({}))
     with direct.open(f"http://{address}/metrics", timeout=timeout) as response:
         return str(response.read().decode())

@@ -1,7 +1,7 @@
-"""Models that went down without having been unloaded by the supervisor, and how they are loaded again.
+"""Finds models that were unloaded, but not by the supervisor, and loads them again.
 
-A stub that gives its model up says why in a file of the model's name, in the folder LOST of the run directory. A model
-can also be unloaded by somebody else: through an API that was left open, or by tritonserver's own doing.
+A stub that unloads its own model writes the reason into a file with the model's name, in the folder LOST of the run
+directory. A model can also be unloaded through an open API, or by tritonserver itself.
 """
 
 from __future__ import annotations
@@ -15,25 +15,26 @@ from pathlib import Path
 from inflight.supervisor.admin import Admin
 
 LOOK_PERIOD = 5.0
-"""Seconds between two looks at tritonserver's index of its models."""
+"""Seconds between two requests for tritonserver's index of its models."""
 
 LOOK_TIMEOUT = 0.5
+"""Seconds for such a request."""
 
 UNLOADED_GRACE = 10.0
-"""Seconds that a model stays unloaded before it counts as lost for a reason that nobody tells: a stub that gives its
-model up needs a moment, and somebody who unloads a model may be about to load it again."""
+"""Seconds after which an unloaded model without a file in LOST counts as lost: a stub may be about to write the file,
+and whoever unloaded the model may be about to load it again."""
 
 UNLOAD_GRACE = 5.0
-"""Seconds for an unload to take hold, at most."""
+"""Most seconds to wait until an unload takes effect."""
 
 
 class Models:
-    """Those that one server was started with."""
+    """The models that one server was started with."""
 
     def __init__(
         self, admin: Admin, names: Collection[str], notes: Path, clock: Callable[[], float] = time.monotonic
     ) -> None:
-        """`notes`: the folder LOST; what an earlier server left there is removed."""
+        """`notes`: the folder LOST. Files of an earlier server are removed."""
         self._admin, self._names, self._notes, self._clock = admin, names, notes, clock
         self._next_look = 0.0
         self._down_since: dict[str, float] = {}
@@ -41,7 +42,7 @@ class Models:
             note.unlink()
 
     def lost(self) -> Iterator[tuple[str, str]]:
-        """Each model that is down, once, with the reason. A note is seen at once."""
+        """(model, reason) for each model that is down, once. One with a file in LOST is reported at once."""
         unloaded = self._unloaded()
         for note in sorted(self._notes.iterdir()):
             if note.name in self._names:
@@ -53,12 +54,12 @@ class Models:
             yield name, "it was unloaded, and not by this supervisor"
 
     def load(self, name: str, timeout: float) -> Loading:
-        """Begin to load a model that is down; `timeout` in seconds."""
+        """Start to load a model that is down; `timeout` in seconds."""
         self._down_since.pop(name, None)
         return Loading(self._admin, name, timeout)
 
     def _unloaded(self) -> set[str]:
-        """Models that have been down for a while."""
+        """Models that have been unloaded for UNLOADED_GRACE."""
         now = self._clock()
         if now < self._next_look:
             return set()
@@ -66,7 +67,7 @@ class Models:
         try:
             states = self._admin.states(LOOK_TIMEOUT)
         except OSError:
-            # A server that does not answer is not for this to see.
+            # `health` reports a server that does not answer.
             return set()
         down = {name for name in self._names if not states.get(name, set()) & {"READY", "LOADING"}}
         self._down_since = {name: self._down_since.get(name, now) for name in down}
@@ -74,7 +75,7 @@ class Models:
 
 
 class Loading:
-    """A load under way, in a thread of its own: it takes as long as the model takes to load."""
+    """Loads a model in a thread of its own, because that takes long."""
 
     def __init__(self, admin: Admin, name: str, timeout: float) -> None:
         self._admin, self._name, self._timeout = admin, name, timeout
@@ -88,11 +89,11 @@ class Loading:
 
     @property
     def failure(self) -> str:
-        """Why it failed, once it is over; "" if the model serves."""
+        """Why it failed, once it is over; "" if the model is ready."""
         return self._failure
 
     def _run(self) -> None:
-        """Once an unload has taken hold: a load before it would change nothing."""
+        """Wait until the unload has taken effect, because a load before that would have none; then load."""
         with contextlib.suppress(OSError):
             deadline = time.monotonic() + UNLOAD_GRACE
             while self._admin.is_model_ready(self._name) and time.monotonic() < deadline:

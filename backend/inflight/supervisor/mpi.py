@@ -1,4 +1,4 @@
-"""Do the MPI launcher and mpi4py's MPI library belong together? Asked by running them, before a server is started."""
+"""Checks that the MPI launcher and mpi4py's MPI library work together, by running them before a server is started."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from inflight.errors import ConfigurationError
 from inflight.mpi_launcher import REMEDY, find_launcher, launcher_environment, launcher_options, misfit
 
 RANKS = 2
-"""With one rank a launcher of another MPI goes unnoticed: each process believes it is alone, which then is true."""
+"""Two, because one rank would not reveal a launcher of another MPI: its processes each believe that they are alone."""
 
 PROGRAM = """
 import os
@@ -19,14 +19,14 @@ from mpi4py import MPI
 version = MPI.Get_library_version().splitlines()[0]
 os.write(1, f"size {MPI.COMM_WORLD.size} {version}\\n".encode())
 """
-"""Each rank writes its line at once, so that lines of two ranks never mix."""
+"""Each rank writes its line with one call, so that the lines of two ranks never mix."""
 
 
 def check_mpi(launcher: Path | None = None, *, one_host: bool = True, timeout: float = 30.0) -> str:
-    """Start two ranks here and see that they find each other. Returns the library's version line.
+    """Start two ranks on this machine and check that they find each other. Returns the library's version line.
 
-    `launcher`: the one to try, if not the one that ranks on one host, or on several, will be launched with. Raises
-    ConfigurationError with one sentence if they do not meet within `timeout` seconds.
+    `launcher`: the launcher to check; None = the one that will launch the ranks, which depends on `one_host`. Raises
+    ConfigurationError with one sentence if the ranks do not find each other within `timeout` seconds.
     """
     launcher = launcher or find_launcher(Path(sys.executable), one_host=one_host)
     command = [str(launcher), *launcher_options(launcher), "-n", str(RANKS), sys.executable, "-c", PROGRAM]

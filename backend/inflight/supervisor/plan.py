@@ -19,7 +19,7 @@ from inflight.supervisor.options import LOOPBACK, Endpoints, ServeOptions
 from inflight.supervisor.repository import ServedRepository
 
 EXIT_TIMEOUT = 5
-"""tritonserver's own limit in seconds; requests have been drained before it counts."""
+"""tritonserver's own exit timeout in seconds; requests have been drained before it starts."""
 
 FULL = (errno.ENOSPC, errno.EDQUOT, errno.EROFS)
 
@@ -28,13 +28,13 @@ EVERY_INTERFACE = {"0.0.0.0": LOOPBACK, "::": "::1"}
 
 @dataclass(frozen=True, kw_only=True)
 class Plan:
-    """A server as it will be started, and started again."""
+    """Everything that is needed to start the server, for the first time and again."""
 
     options: ServeOptions
     run_directory: Path
     """Private, mode 0700; holds links, the repository's copy and the engine's sockets."""
     prefix: str
-    """How the names of its shared-memory regions begin."""
+    """Prefix of the names of its shared-memory regions."""
     repository: ServedRepository
     command: tuple[str, ...]
     environment: dict[str, str]
@@ -44,8 +44,8 @@ class Plan:
 
 @contextlib.contextmanager
 def make_plan(options: ServeOptions) -> Iterator[Plan]:
-    """Check everything that can be checked beforehand. Raises ConfigurationError; the directory lives as long as the
-    context."""
+    """Check everything that can be checked before the start, and make the private directory, which is removed when the
+    context ends. Raises ConfigurationError."""
     run_directory = _make_run_directory()
     try:
         try:
@@ -63,7 +63,7 @@ def _make_run_directory() -> Path:
     try:
         return Path(tempfile.mkdtemp(prefix="inflight-"))
     except OSError as error:
-        # Where nothing is usable there is no temporary folder to name either: the error lists what was tried.
+        # If no folder is usable, tempdir is None, and the error lists those that were tried.
         raise ConfigurationError(_no_room(tempfile.tempdir, error)) from None
 
 
@@ -104,7 +104,7 @@ def _plan(options: ServeOptions, run_directory: Path) -> Plan:
         repository=served,
         command=(
             str(pieces.tritonserver),
-            *api_key.arguments,  # first, so that they have been read before anything can be said in the log
+            *api_key.arguments,  # first, so that they have been read before the first line of the log
             *_arguments(backends, served, prefix),
             *_listening(options, chosen),
             *options.server_arguments,
@@ -149,13 +149,13 @@ def _listening(options: ServeOptions, chosen: Mapping[str, int]) -> tuple[str, .
 
 
 def _reached_at(address: str, port: int) -> str:
-    """Where whoever is on this machine reaches it: "host:port"."""
+    """The address at which a client on this machine reaches it, "host:port"."""
     host = EVERY_INTERFACE.get(address, address)
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
 def _check_log_file(path: Path | None) -> None:
-    """It need not have room, only exist: a full disk comes and goes."""
+    """Raise ConfigurationError if the file cannot be opened. A full disk is no error: it may have room later."""
     if path is not None:
         try:
             path.open("ab").close()

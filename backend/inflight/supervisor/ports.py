@@ -1,4 +1,4 @@
-"""TCP ports: which are free, and which are asked for but taken."""
+"""Checks and chooses TCP ports."""
 
 from __future__ import annotations
 
@@ -11,9 +11,10 @@ from inflight.errors import ConfigurationError
 
 
 def claim(wanted: Mapping[str, tuple[str, int]]) -> dict[str, int]:
-    """Check the ports wanted (purpose -> address, port) and choose a free one wherever the port is 0.
+    """Check the wanted ports (purpose -> address, port) and choose a free one for each port 0. Returns the port of each
+    purpose.
 
-    All are free, and different, when this returns. Raises ConfigurationError naming the first that is not.
+    All are free, and different, when this returns. Raises ConfigurationError, which names the first that is not free.
     """
     with contextlib.ExitStack() as held:
         return {purpose: _bind(held, purpose, address, port) for purpose, (address, port) in wanted.items()}

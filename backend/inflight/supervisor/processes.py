@@ -1,8 +1,8 @@
-"""Which processes belong to a server, and how they are ended: by reading /proc.
+"""Finds the processes of a server in /proc, and ends them.
 
-A server's processes (tritonserver, its stubs, mpiexec, ranks) are known by one variable of their environment, which
-survives whatever sessions and parents they have; that is how none is forgotten when one of them is killed. Knows
-nothing of what they do.
+A server's processes (tritonserver, its stubs, mpiexec, ranks) are recognised by a variable of their environment, which
+they have whatever their sessions and parents are, so that none is missed when one of them is killed. Knows nothing of
+what they do.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ from inflight.run_directory import RUN_DIRECTORY
 
 STUB = "triton_python_backend_stub"
 NAME_LENGTH = 15
-"""The kernel keeps that much of a program's name."""
+"""Number of characters of a program's name that the kernel keeps."""
 
 
 def marked(run_directory: Path) -> list[int]:
-    """Pids of living processes, this one excepted, that carry the mark of `run_directory`."""
+    """Pids of the processes, except this one, whose environment names `run_directory`."""
     mark = f"{RUN_DIRECTORY}={run_directory}".encode()
     found = []
     for pid in _all():
@@ -35,9 +35,9 @@ def marked(run_directory: Path) -> list[int]:
 
 
 def stubs(parent: int) -> dict[int, str]:
-    """The Python backend's stub processes under `parent`, dead ones that it has not collected included.
+    """The stub processes of the Python backend whose parent is `parent`, zombies included.
 
-    pid -> instance name, e.g. "llm_0_0"; "" for a dead one, whose command line is gone.
+    pid -> instance name, e.g. "llm_0_0"; "" for a zombie, which has no command line.
     """
     found = {}
     for pid in _all():
@@ -57,7 +57,7 @@ def is_alive(pid: int) -> bool:
 
 
 def is_zombie(pid: int) -> bool:
-    """True for a process that has ended and that its parent has not yet asked about."""
+    """True for a process that has ended and whose parent has not waited for it yet."""
     try:
         return _status(pid)[1] == "Z"
     except (OSError, IndexError, ValueError):
@@ -71,7 +71,8 @@ def cpu_seconds(pid: int) -> float:
 
 
 def end(pids: Callable[[], Iterable[int]], grace: float) -> None:
-    """Ask every process that `pids` finds to terminate, and kill those that have not within `grace` seconds."""
+    """Send SIGTERM to every process that `pids` finds, and SIGKILL to those that live after `grace` seconds. Returns
+    when all have ended."""
     deadline = time.monotonic() + grace
     asked: set[int] = set()
     while remaining := [pid for pid in pids() if is_alive(pid)]:
@@ -89,7 +90,7 @@ def _all() -> list[int]:
 
 
 def _status(pid: int) -> tuple[str, str, int]:
-    """Name, state letter and parent's pid. The name may hold anything, so the last bracket ends it."""
+    """Name, state letter and parent's pid. The name may contain brackets, so the last one ends it."""
     head, _, tail = Path(f"/proc/{pid}/stat").read_text(errors="replace").rpartition(")")
     fields = tail.split()
     return head.partition("(")[2], fields[0], int(fields[1])

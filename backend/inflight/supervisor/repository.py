@@ -1,7 +1,7 @@
-"""The model repository that is really served: the operator's, with the engine's parameters replaced.
+"""Writes the model repository that is served: the operator's, with some of the engine's parameters replaced.
 
-A private copy is written of each config.pbtxt that changes; versions, checkpoints and everything else are links.
-Knows tritonserver's model configuration and the engine's parameter names; starts nothing.
+Each config.pbtxt that changes is copied; versions, checkpoints and everything else are links. Knows tritonserver's
+model configuration and the engine's parameter names; starts nothing.
 """
 
 from __future__ import annotations
@@ -28,32 +28,34 @@ class ServedRepository:
 
     path: Path
     models: tuple[str, ...]
-    """Every model in the order of loading: engines before what may call them."""
+    """All models in the order of loading: engines before models that may call them."""
     engine: str
-    """The model that parameters and checkpoint went to; the first model where none is an engine of ours."""
+    """The model of our backend, which got the parameters and the checkpoint; if there is none, the first model."""
     answering: tuple[str, ...]
-    """Models of our backend that take input_ids and max_tokens, so that anybody can make a request to them."""
+    """Models of our backend with the inputs input_ids and max_tokens, to which the canary can send a request."""
     config: EngineConfig | None
-    """The engine's checked configuration; None where no model is an engine of ours."""
+    """The engine's checked configuration; None if no model is of our backend."""
 
 
 def write(
     source: Path, target: Path, *, checkpoint_folder: Path | None = None, parameters: Mapping[str, str] | None = None
 ) -> ServedRepository:
-    """Write the repository to serve into `target` (made here).
+    """Write the repository to serve into the new folder `target`.
 
-    `checkpoint_folder` and `parameters` go to the engine, the one model of our backend. Raises
-    ConfigurationError for a repository, a config.pbtxt, a parameter or a checkpoint that is wrong.
+    `checkpoint_folder` and `parameters` are set in the only model of our backend. Raises ConfigurationError for an
+    invalid repository, config.pbtxt, parameter or checkpoint.
     """
     overrides = dict(parameters or {})
     if checkpoint_folder is not None:
         overrides["gpt_model_path"] = str(checkpoint_folder.resolve())
-        # The repository's own dtype is for the checkpoint that it came with.
+        # The dtype in the repository is for its own checkpoint.
         overrides.setdefault("dtype", "auto")
     configs = read(source)
     engines = [name for name, config in configs.items() if config.backend == BACKEND]
     if overrides and len(engines) != 1:
-        raise ConfigurationError(f"{source} has {len(engines)} models with an engine, so parameters have no one target")
+        raise ConfigurationError(
+            f"{source} has {len(engines)} models of backend {BACKEND}; it needs exactly one to take these options"
+        )
     target.mkdir(parents=True)
     for name, config in configs.items():
         _write_model(source / name, target / name, config, overrides if name in engines else {})
@@ -89,7 +91,7 @@ def parse(text: str, origin: Path) -> ModelConfig:
 
 
 def replace_parameters(config: ModelConfig, values: Mapping[str, str]) -> None:
-    """Set `values` among the configuration's parameters; others keep what they have."""
+    """Set these parameters of the configuration; the others keep their values."""
     for key, value in values.items():
         config.parameters[key].string_value = value
 
@@ -113,7 +115,7 @@ def _takes_token_ids(config: ModelConfig) -> bool:
 
 
 def _checked(config: ModelConfig, folder: Path) -> EngineConfig:
-    """Read the parameters as the backend will, so that a wrong one is told before anything starts."""
+    """Read the parameters as the backend will, so that a wrong one is reported before anything starts."""
     versions = sorted((int(entry.name) for entry in folder.iterdir() if entry.name.isdigit()), reverse=True)
     if not versions:
         raise ConfigurationError(f"{folder} has no version folder (1, 2, …)")

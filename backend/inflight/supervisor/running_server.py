@@ -1,6 +1,6 @@
-"""One run of a server: tritonserver's processes, and everybody who looks after them until they are gone.
+"""One run of a server: tritonserver's processes and all the checks of them.
 
-Knows how a server is asked, not what follows from the answers: that is the supervisor's.
+Knows how to check a server; what follows from a failure is decided by the supervisor.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from inflight.supervisor.tritonserver import Tritonserver, ended
 
 
 class RunningServer:
-    """Starts at once."""
+    """The server starts when this is created."""
 
     def __init__(self, plan: Plan, log: ServerLog, tell: Callable[[str], None]) -> None:
         self._plan, self._tell = plan, tell
@@ -36,40 +36,41 @@ class RunningServer:
         self._canaries = {model: self._canary(model) for model in plan.repository.answering}
 
     def is_ready(self) -> bool:
-        """All models are ready."""
+        """Whether all models are ready."""
         with contextlib.suppress(OSError):
             return self.admin.is_ready()
         return False
 
     def failure(self) -> str:
-        """What is wrong with the server as a whole; "" if nothing. Ask often: twice a second."""
+        """What is wrong with the server as a whole; "" if nothing. To be called about twice a second."""
         if self.process.returncode is not None:
             return f"tritonserver ended ({ended(self.process.returncode)})"
         if stub := self.process.killed_stub():
             return f"the stub process {stub} ended"
         if stub := self._signs.silent_stub(time.monotonic()):
-            return f"the stub process {stub} stands still"
+            return f"the stub process {stub} hangs"
         if failure := self._health.failure():
             return failure
         if self._health.is_good:
-            # A server that may be dead itself would only keep this waiting.
+            # Not asked if the server itself may hang, because the calls would only wait for their timeouts.
             for model, canary in self._canaries.items():
                 if canary.is_dead():
                     return f"model {model} answers no request"
         return ""
 
     def lost_models(self) -> Iterator[tuple[str, str]]:
-        """Each model that went down, once, with the reason. A server that does not answer cannot load it anyway."""
+        """(model, reason) for each model that went down, once. None while the server does not answer, because it could
+        not load a model then."""
         return self._models.lost() if self._health.is_good else iter(())
 
     def load(self, model: str) -> Loading:
-        """Begin to load a model that is down."""
+        """Start to load a model that is down."""
         if model in self._canaries:
             self._canaries[model] = self._canary(model)
         return self._models.load(model, self._plan.options.ready_timeout)
 
     def close(self) -> None:
-        """End whatever still waits for an answer of a server that is gone."""
+        """Cancel all calls to a server that has ended."""
         self.admin.close()
 
     def _canary(self, model: str) -> Canary:
@@ -80,7 +81,7 @@ class RunningServer:
         )
 
     def _hide_key(self) -> None:
-        """Called at the first line of the log, so when the command line has been read."""
+        """Called at the first line of the log, when the server has read its command line."""
         try:
             self._plan.api_key.hide(self.process.pid)
         except OSError as error:

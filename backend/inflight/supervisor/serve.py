@@ -1,6 +1,6 @@
-"""`inflight serve`: from options to a running, watched tritonserver, and back to nothing.
+"""The function behind `inflight serve`: runs a supervised tritonserver until a signal, and leaves nothing behind.
 
-This is the supervisor's only door for the command line. Every expected failure becomes one sentence and an exit code.
+The command line calls nothing else of the supervisor. Every expected failure becomes one sentence and an exit code.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ CLEAN, WRONG = 0, 2
 
 
 def serve(options: ServeOptions) -> int:
-    """Serve until SIGTERM or SIGINT. Returns the exit code: 0 after a clean stop, 2 with one sentence on standard error
-    if something is missing or wrong."""
+    """Serve until SIGTERM, SIGINT or SIGHUP. Returns the exit code: 0 after a stop, 2 with one sentence on standard
+    error if something is missing or wrong."""
     try:
         with make_plan(options) as plan:
             tell("starting tritonserver")
@@ -30,5 +30,5 @@ def serve(options: ServeOptions) -> int:
 
 
 def tell(line: str) -> None:
-    """Say something to whoever started us."""
+    """Write a line to standard error for the user."""
     print(f"inflight: {line}", file=sys.stderr, flush=True)

@@ -1,8 +1,8 @@
-"""A server's regions of shared memory: prompts and answers pass through them, so they are its user's business alone.
+"""Makes a server's shared-memory regions private to its user, because prompts and responses pass through them.
 
-tritonserver makes each region readable by everybody, whatever the umask. A guard takes that away as soon as a region
-appears, which the kernel tells: within 0.1 ms as a rule, and 12 ms at most on two busy cores, so before any request.
-Another user who opens the region in between keeps it open.
+tritonserver makes each region readable by every user, whatever the umask. A guard restricts a region's mode as soon as
+inotify reports it: within 0.1 ms as a rule, and 12 ms at most on two busy cores, so before any request. Another user
+who opens the region in between can go on reading it.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ from types import TracebackType
 SHARED_MEMORY = Path("/dev/shm")
 
 IN_ATTRIB, IN_CREATE = 0x004, 0x100
-"""Events of inotify. tritonserver sets a region's mode in a second step, so that change must be seen as well."""
+"""Events of inotify. tritonserver sets a region's mode after it has created it, so changes of the mode count too."""
 
 POLL = 0.5
-"""Seconds between two looks where the kernel has no inotify left to give."""
+"""Seconds between two polls if inotify's limit of instances or watches is reached."""
 
 
 def remove(prefix: str) -> None:
@@ -33,17 +33,17 @@ def remove(prefix: str) -> None:
 
 
 def narrow(prefix: str) -> None:
-    """Let nobody but this user open regions whose name begins with `prefix`."""
+    """Set the mode of regions whose name begins with `prefix` so that only this user can open them."""
     for region in SHARED_MEMORY.glob(f"{prefix}*"):
         with contextlib.suppress(OSError):
             found = region.lstat()
-            # Anybody may put a file of such a name there, or a link to one of this user's.
+            # Any user may create a file with such a name there, or a link to a file of this user.
             if stat.S_ISREG(found.st_mode) and found.st_uid == os.getuid() and found.st_mode & 0o077:
                 region.chmod(0o600)
 
 
 class RegionGuard:
-    """Narrows regions as they appear, for as long as the context lasts."""
+    """Restricts the mode of new regions for as long as the context lasts."""
 
     def __init__(self, prefix: str) -> None:
         self._prefix = prefix
@@ -76,7 +76,8 @@ class RegionGuard:
 
 
 def _watch(folder: Path) -> int | None:
-    """A descriptor that becomes readable when a file in `folder` is made or changes its mode; None if there is none."""
+    """An inotify descriptor that becomes readable when a file in `folder` is created or changes its mode; None if the
+    system refuses one."""
     libc = ctypes.CDLL(None)
     descriptor: int = libc.inotify_init1(os.O_CLOEXEC)
     if descriptor < 0:

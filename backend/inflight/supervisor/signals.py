@@ -1,4 +1,4 @@
-"""The signals that end a server: the first asks for a stop in good order, the second for one at once."""
+"""The signals that end a server: the first requests a graceful shutdown, the second an immediate one."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from types import FrameType
 
 
 class Stopped(Exception):
-    """A second signal asked for an immediate end."""
+    """A second signal requested an immediate end."""
 
 
 class Signals:
-    """SIGTERM, SIGINT and SIGHUP of this process, which must be taken in its main thread."""
+    """Receives SIGTERM, SIGINT and SIGHUP of this process. To be used in its main thread."""
 
     def __init__(self) -> None:
         self._arrived: queue.SimpleQueue[int] = queue.SimpleQueue()
@@ -22,7 +22,7 @@ class Signals:
 
     @contextlib.contextmanager
     def listening(self) -> Iterator[None]:
-        """Take them, until the context ends."""
+        """Install the handlers until the context ends."""
 
         def note(number: int, frame: FrameType | None) -> None:
             self._arrived.put(number)
@@ -35,7 +35,8 @@ class Signals:
                 signal.signal(number, handler)
 
     def wait(self, timeout: float) -> bool:
-        """Sleep, or wake at a signal. True once one has come; the second raises Stopped."""
+        """Sleep for `timeout` seconds or until a signal arrives. Returns whether one has arrived so far; raises Stopped
+        at the second."""
         with contextlib.suppress(queue.Empty):
             self._arrived.get(timeout=timeout) if timeout else self._arrived.get_nowait()
             self._num_seen += 1

@@ -1,8 +1,8 @@
-"""Which stub has stopped: each shows that it is alive by renewing the time of a file in the private directory.
+"""Finds stubs that hang, by their heartbeats: each stub updates the time of a file in the private directory.
 
-A file is named INSTANCE.PID. A stub makes it once its model is loaded and removes it before it ends, so whoever has no
-file is not waited for. Times are never compared with a clock of this process, only with what they were before: that
-the machine's date was changed means nothing. Knows nothing of what a stub does.
+A file is named INSTANCE.PID. A stub creates it once its model is loaded and removes it before it ends, so a stub
+without a file is not checked. A file's time is only compared with its own earlier time, never with a clock, so a change
+of the machine's date does no harm. Knows nothing of what a stub does.
 """
 
 from __future__ import annotations
@@ -14,39 +14,41 @@ from pathlib import Path
 from inflight.supervisor import processes
 
 SILENT_SECONDS = 6.0
-"""A stub that is silent and idle for so long stands still; it gives a sign every second."""
+"""A stub that is idle and sends no heartbeat for so long hangs. The interval of heartbeats is one second."""
 
 BUSY_SECONDS = 60.0
-"""One that computes may be in a call that keeps the interpreter to itself, which ends some time; this long is never."""
+"""The same for a stub that uses CPU time: it may be in a long call that holds the GIL."""
 
 BUSY_SHARE = 0.05
-"""Of a core: more than the threads of a process use that only wait."""
+"""The share of a core above which a stub counts as busy; threads that only wait use less."""
 
 OVERSLEPT_SECONDS = 2.0
-"""Between two looks: so long after the last one it was we who stood still, and perhaps the whole machine with us."""
+"""If two checks are further apart, this process, or the whole machine, was suspended: all silences start anew."""
 
 
 @dataclass(slots=True)
 class _Sign:
-    """The last one of a stub."""
+    """The last heartbeat of a stub."""
 
     time_ns: int
-    """As the file says."""
+    """Modification time of the file."""
     seen: float
-    """When we first saw it so."""
+    """When this process first saw that time, in seconds."""
     cpu_seconds: float
-    """What the stub had used by then."""
+    """CPU time that the stub had used by then."""
 
 
 class StubSigns:
+    """The heartbeats of all stubs of one server."""
+
     def __init__(self, directory: Path) -> None:
-        """`directory` may come later."""
+        """`directory` need not exist yet."""
         self._directory = directory
         self._signs: dict[str, _Sign] = {}
         self._looked = 0.0
 
     def silent_stub(self, now: float) -> str | None:
-        """Name of a stub that stands still, else None. `now` in seconds, monotonic. Ask often: twice a second."""
+        """Name of a stub that hangs, else None. `now` in seconds, monotonic. To be called about twice a second."""
         if now - self._looked > OVERSLEPT_SECONDS:
             self._signs.clear()
         self._looked = now
@@ -55,7 +57,7 @@ class StubSigns:
             instance, _, pid = file.name.rpartition(".")
             with contextlib.suppress(OSError):
                 if not processes.is_alive(int(pid)):
-                    # How a stub ended is not told here; one that has its pid by chance must not take over its file.
+                    # A dead stub is reported elsewhere. Its file goes, as a new process may get the same pid.
                     file.unlink()
                     continue
                 time_ns, cpu_seconds = file.stat().st_mtime_ns, processes.cpu_seconds(int(pid))
@@ -70,5 +72,5 @@ class StubSigns:
 
 
 def _stands_still(silent: float, cpu_seconds: float) -> bool:
-    """`silent`: seconds since the last sign; `cpu_seconds`: what it has used since."""
+    """`silent`: seconds since the last heartbeat; `cpu_seconds`: CPU time that the stub has used since."""
     return silent > (BUSY_SECONDS if cpu_seconds > BUSY_SHARE * silent else SILENT_SECONDS)

@@ -4,11 +4,12 @@
         │                 │  ▲                 │
         │ fails           │  └── again ────────┤ second signal: at once
         ▼                 ▼                    ▼
-     ConfigurationError  server dead or deaf, stub dead, engine hung: started again; model gone: loaded again
+     ConfigurationError  server or stub dead or hung, engine hung: started again; model unloaded: loaded again
 
-tritonserver itself stays "ready" when a stub dies and never restarts one; it waits for ever on a client that keeps
-an idle stream open; and it leaves shared memory behind when it is killed. All that is mended here. A server that has
-served once is brought back for as long as it takes, with growing pauses. Knows nothing of requests, tokens or ranks.
+tritonserver itself stays "ready" when a stub dies and never restarts one; at its end it waits for ever for a client
+that keeps an idle stream open; and it leaves shared memory behind when it is killed. The supervisor handles all of
+that. A server that was ready once is restarted until it is ready again, with backoff. Knows nothing of requests, tokens
+or ranks.
 """
 
 from __future__ import annotations
@@ -33,13 +34,13 @@ from inflight.supervisor.signals import Signals, Stopped
 from inflight.supervisor.tritonserver import ended
 
 TICK = 0.5
-"""Seconds between two looks at the processes: what a killed stub costs in detection, and 0.3 % of a core."""
+"""Seconds between two checks of the processes, so the delay until a killed stub is noticed. Costs 0.3 % of a core."""
 
 IDLE_GRACE = 1.0
-"""Seconds that the engine must have been idle: its gauges and its last responses lag behind it."""
+"""Seconds that the engine must be idle before it counts as drained: metrics and last responses lag behind."""
 
 EXIT_GRACE = 5.0
-"""Seconds for tritonserver to exit by itself once drained; a client's idle open stream can hold it for ever."""
+"""Seconds for tritonserver to exit by itself once drained. A client's idle open stream would keep it for ever."""
 
 
 class Supervisor:
@@ -85,7 +86,7 @@ class Supervisor:
             if self._signals.wait(0.1):
                 return False
         waited = f"tritonserver was not ready within {timeout:.0f} s"
-        raise ConfigurationError(f"{waited}: --ready-timeout gives it longer, --verbose shows its log")
+        raise ConfigurationError(f"{waited}: raise --ready-timeout, or see its log with --verbose")
 
     def _start_failure(self) -> str:
         self._log.join(5.0)
@@ -101,7 +102,7 @@ class Supervisor:
     # Serving
 
     def _keep_serving(self) -> None:
-        """Returns at a signal."""
+        """Watch the server, and restart it or load its models again as needed. Returns at a signal."""
         while not self._signals.wait(TICK):
             if (failure := self._server.failure()) and not self._restart(failure):
                 return
@@ -110,7 +111,7 @@ class Supervisor:
                     return
 
     def _restart(self, failure: str) -> bool:
-        """Kill what is left and start again; False at a signal. Clients see their connection end, which is an error."""
+        """Kill what is left and start again; False at a signal. Clients get an error, because their connections end."""
         while True:
             self._kill()
             if self._pause(f"{failure}; starting it again"):
@@ -125,7 +126,7 @@ class Supervisor:
             return started
 
     def _load_again(self, model: str, reason: str) -> bool:
-        """Load until it serves; False at a signal. Leaves a dead server to the next look at it."""
+        """Try to load the model until it is ready; False at a signal. Leaves a failed server to the next check."""
         while True:
             if self._pause(f"model {model} went down ({reason}); loading it again"):
                 return False
@@ -143,7 +144,7 @@ class Supervisor:
                 return True
 
     def _pause(self, what: str) -> bool:
-        """Say what failed and what follows, and wait before it is tried again. True at a signal."""
+        """Report what failed and what follows, and wait for the backoff. True at a signal."""
         seconds = self._backoff.failed()
         self._tell(what + (f" in {seconds:.0f} s" if seconds else ""))
         return self._signals.wait(seconds)
@@ -151,16 +152,16 @@ class Supervisor:
     # Stopping
 
     def _drain(self) -> None:
-        """Refuse new requests, wait for those under way, then end the server."""
+        """Refuse new requests, wait for those in flight, then end the server."""
         timeout = self._plan.options.drain_timeout
-        self._tell(f"stopping: open requests have {timeout:.0f} s; a second signal stops at once")
+        self._tell(f"stopping: requests in flight have {timeout:.0f} s to finish; a second signal stops at once")
         deadline = time.monotonic() + timeout
         models = tuple(reversed(self._plan.repository.models))
         with contextlib.suppress(OSError):
             for model in models:
                 self._server.admin.unload(model)
             if not self._idle(models, deadline):
-                self._tell("open requests did not end in time")
+                self._tell("requests in flight did not finish in time")
         process = self._server.process
         process.terminate()
         deadline = time.monotonic() + EXIT_GRACE
@@ -168,7 +169,8 @@ class Supervisor:
             self._signals.wait(0.05)
 
     def _idle(self, models: tuple[str, ...], deadline: float) -> bool:
-        """Wait until unloaded `models` have no request under way; False at the deadline. OSError: no server."""
+        """Wait until the unloaded `models` have no request in flight; False at the deadline. Raises OSError if the
+        server does not answer."""
         idle_since = math.inf
         while (now := time.monotonic()) < deadline:
             states = self._server.admin.states()
@@ -183,7 +185,7 @@ class Supervisor:
 
     @contextlib.contextmanager
     def _cleaned_up(self) -> Iterator[None]:
-        """A janitor stands by for as long as there can be something to clean, and has cleaned when this ends."""
+        """Run a janitor for as long as the context lasts. When the context ends, the janitor has cleaned up."""
         program = [sys.executable, "-m", janitor.__name__, str(self._plan.run_directory), self._plan.prefix]
         attendant = subprocess.Popen(program, stdin=subprocess.PIPE, start_new_session=True)
         try:

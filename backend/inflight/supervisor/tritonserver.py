@@ -1,6 +1,6 @@
 """One run of tritonserver: its process and the stubs it started.
 
-Knows how a server is started, watched and killed, not when: that is the supervisor's.
+Knows how a server is started, watched and killed; the supervisor decides when.
 """
 
 from __future__ import annotations
@@ -16,15 +16,15 @@ from typing import IO, cast
 from inflight.supervisor import processes
 
 ZOMBIE_GRACE = 1.0
-"""Seconds in which tritonserver collects a stub that it ended itself; one that is still a zombie then was killed."""
+"""Seconds within which tritonserver waits for a stub that it ended itself; one that is a zombie longer was killed."""
 
 
 SCAN_PERIOD = 4.0
-"""Seconds between two looks for new stubs: a walk through /proc, so it is what an idle supervisor costs."""
+"""Seconds between two searches for new stubs in /proc, which are most of the work of an idle supervisor."""
 
 
 class Tritonserver:
-    """Starts at once. It has a session of its own, so that Ctrl-C in a terminal reaches the supervisor alone."""
+    """Starts when it is created, in a session of its own, so that Ctrl-C in a terminal reaches only the supervisor."""
 
     def __init__(self, command: Sequence[str], environment: Mapping[str, str], directory: Path) -> None:
         self._process = subprocess.Popen(
@@ -42,7 +42,7 @@ class Tritonserver:
         """pid of a stub -> instance name, as of the last scan."""
         self._next_scan = 0.0
         self._zombies: dict[int, float] = {}
-        """pid of a stub -> when it was first seen to have ended without having been collected."""
+        """pid of a stub -> when it was first seen to be a zombie."""
 
     @property
     def pid(self) -> int:
@@ -58,7 +58,7 @@ class Tritonserver:
         return self._process.poll()
 
     def killed_stub(self) -> str | None:
-        """Name of a stub that ended without tritonserver having ended it, else None. Ask often: twice a second."""
+        """Name of a stub that ended, but not by tritonserver, else None. To be called about twice a second."""
         now = time.monotonic()
         if now >= self._next_scan:
             self._next_scan = now + SCAN_PERIOD
@@ -87,7 +87,7 @@ class Tritonserver:
 
 
 def ended(returncode: int | None) -> str:
-    """How a process ended, for a sentence."""
+    """How a process ended, as part of a message."""
     if returncode is None or returncode >= 0:
         return f"exit code {returncode}"
     return f"killed by {signal.Signals(-returncode).name}"

@@ -1,8 +1,8 @@
-"""How calls are timed: replays of CUDA graphs on a GPU, not at all on a CPU.
+"""How calls are timed: by replays of CUDA graphs on a GPU, not at all on a CPU.
 
-A contender is a list of calls, one for each set of inputs. The sets are rotated within one graph and hold together
-more than four times the L2, so that no call finds its inputs there. Contenders are visited in order A B C C B A: a
-device that slows down slows down for all, and each has two runs to compare. Knows no case.
+A contender is a list of calls, one for each set of inputs. One graph rotates over the sets, which together are more
+than four times as large as the L2 cache, so that no call finds its inputs there. Contenders run in the order A B C C B
+A: if the device slows down, all are affected alike, and each has two runs to compare. Knows no case.
 """
 
 from __future__ import annotations
@@ -47,10 +47,10 @@ class Clock(Protocol):
     device: torch.device
 
     def sets(self, bytes_a_set: int) -> int:
-        """How many sets of inputs of a size are to be rotated."""
+        """Number of sets of inputs to rotate over, if a set has this many bytes."""
 
     def race(self, contenders: dict[str, Contender], seconds: float) -> tuple[dict[str, Times], dict[str, str]]:
-        """Times by contender, and by contender that failed, why; takes about `seconds`."""
+        """(contender -> times, contender that failed -> reason). Takes about `seconds`."""
 
 
 class DryClock:
@@ -64,7 +64,7 @@ class DryClock:
         return 2
 
     def race(self, contenders: dict[str, Contender], seconds: float) -> tuple[dict[str, Times], dict[str, str]]:
-        """No times; what contenders raise is raised."""
+        """Returns no times. Exceptions of contenders are raised."""
         for calls in contenders.values():
             calls[-1]()
         return {}, {}
@@ -78,8 +78,8 @@ class GraphClock:
         self._l2_bytes = torch.cuda.get_device_properties(device).L2_cache_size
 
     def sets(self, bytes_a_set: int) -> int:
-        """Three at least, and together more than four times the L2, within 40 % of the free memory."""
-        # What torch keeps of earlier cases counts as taken.
+        """At least three, and together more than four times the L2 cache, but at most 40 % of the free memory."""
+        # Memory that torch's allocator caches from earlier cases would not count as free.
         torch.cuda.empty_cache()
         wanted = max(4 * self._l2_bytes // max(bytes_a_set, 1) + 1, 3)
         free, _ = torch.cuda.mem_get_info(self.device)
@@ -103,7 +103,7 @@ class GraphClock:
         return {name: Times(*both) for name, both in runs.items()}, failures
 
     def _capture(self, calls: Contender) -> tuple[torch.cuda.CUDAGraph, int]:
-        """A graph of rotated calls and their number. Warms up first: whatever compiles must have compiled."""
+        """(graph of calls that rotate over the sets, number of calls). Warms up first, to compile all kernels."""
         stream = torch.cuda.Stream(self.device)
         stream.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(stream):

@@ -1,4 +1,4 @@
-"""Whether a result is right, and whether a goal is met. Knows no device and takes no time."""
+"""Decides whether a result is correct and whether a goal is met. Knows no device and measures no time."""
 
 from __future__ import annotations
 
@@ -15,7 +15,8 @@ from ci.bench.kernels.case import Goal
 
 @dataclass(frozen=True)
 class Figures:
-    """What one row measured: of the roofline, microseconds, 1e12 operations a second, and ratios to peers."""
+    """Measurements of one row: fraction of the roofline, microseconds a call, 1e12 operations a second, ratios to
+    peers."""
 
     fraction: float
     microseconds: float
@@ -26,7 +27,7 @@ class Figures:
 
 @dataclass(frozen=True)
 class Verdict:
-    """`met` is None where nothing could be judged; `missed` and `unjudged` name the parts of the goal."""
+    """`met` is None if no part of the goal could be judged; `missed` and `unjudged` name parts of the goal."""
 
     met: bool | None
     missed: tuple[str, ...] = ()
@@ -41,7 +42,7 @@ class Verdict:
 
 
 def difference(result: Any, expected: Any, tolerance: float) -> float:
-    """The largest difference in units of what is allowed: 1 is `tolerance`, both absolute and relative."""
+    """The largest difference as a multiple of the allowed one, which is `tolerance`, both absolute and relative."""
     results, expecteds = (x if isinstance(x, tuple | list) else (x,) for x in (result, expected))
     if len(results) != len(expecteds):
         return math.inf
@@ -87,7 +88,7 @@ def judge(goal: Goal, figures: Figures) -> Verdict:
 
 
 def mean_figures(rows: list[Figures]) -> Figures:
-    """Geometric means of a group's rows, with the ratios to those peers that every row was held against."""
+    """Geometric means of a group's rows, with the ratios to those peers that were timed in every row."""
     common = set.intersection(*(set(row.ratios) for row in rows))
     return Figures(
         geometric_mean([row.fraction for row in rows]),
@@ -98,7 +99,7 @@ def mean_figures(rows: list[Figures]) -> Figures:
 
 
 def geometric_mean(values: list[float]) -> float:
-    """Of values that are not negative."""
+    """The geometric mean of values that are not negative."""
     if min(values) <= 0.0:
         return 0.0
     return math.exp(sum(map(math.log, values)) / len(values))

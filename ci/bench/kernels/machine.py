@@ -53,7 +53,7 @@ class Rates:
 
 
 def measure_rates(device: torch.device) -> Rates:
-    """About 15 seconds."""
+    """Measure the rates of a GPU. Takes about 15 seconds."""
     copy, read = _stream_rates(device)
     products = _products(device)
     matrix = {name: _rate(name, *product) for name, product in products.items()}
@@ -105,7 +105,7 @@ def _products(device: torch.device) -> dict[str, tuple[Callable[..., Any], Tenso
 
 
 def _rate(name: str, product: Callable[..., Any], x: Tensor, y: Tensor) -> float:
-    """Operations a second; 0, and a line, where this build of torch cannot."""
+    """Operations a second; 0, and a printed line, if this build of torch lacks the product."""
     try:
         return 2 * SIDE**3 / _seconds(product, x, y)
     except RuntimeError as error:
@@ -143,7 +143,7 @@ def _launch_us(device: torch.device, kernels: int, replays: int) -> float:
 
 
 def _clocks() -> str:
-    """Clocks, power limit, temperature and driver as nvidia-smi tells them."""
+    """Clocks, power limit, temperature and driver version, from nvidia-smi."""
     tool = shutil.which("nvidia-smi")
     if tool is None:
         return "unknown: no nvidia-smi"

@@ -1,7 +1,7 @@
-"""Which peers are installed. A peer that is missing or broken is a line of the output, never the end of a run.
+"""Finds the installed peers. A peer that is missing or broken is reported in a line, and the run goes on.
 
-Modules are looked for in this Python and in `build/peers`, where single files may lie that nobody installs (FA3's
-extension, vLLM's Triton attention). Knows no case.
+Modules are searched in this Python and in `build/peers`, for single files that are not installed as packages (FA3's
+extension, vLLM's triton attention). Knows no case.
 """
 
 from __future__ import annotations
@@ -19,18 +19,18 @@ LOCAL = Path(__file__).resolve().parents[3] / "build" / "peers"
 
 
 def add_local_peers() -> None:
-    """Let modules of `build/peers` be imported, after those that are installed."""
+    """Make the modules in `build/peers` importable; installed ones take precedence."""
     if LOCAL.is_dir() and str(LOCAL) not in sys.path:
         sys.path.append(str(LOCAL))
 
 
 def version(module: str) -> str | None:
-    """The version of an installed module, "unknown version" where it tells none; None if there is none that imports."""
+    """The version of an installed module, or "unknown version"; None if it is missing or cannot be found."""
     try:
         if importlib.util.find_spec(module) is None:
             return None
     except Exception as error:
-        # Packages above a module are imported to find it, and raise what they like.
+        # find_spec imports the module's parent packages, which may raise any exception.
         print(f"peer {module}: {type(error).__name__}: {error}".splitlines()[0])
         return None
     top = module.partition(".")[0]
@@ -42,7 +42,7 @@ def version(module: str) -> str | None:
 
 
 def survey(cases: list[Case]) -> dict[str, str | None]:
-    """By module that some case's peer needs, its version or None."""
+    """Module that a peer of some case needs -> its version, or None if it is not installed."""
     needed = {peer.needs for case in cases for peer in case.peers.values()} - {""}
     return {module: version(module) for module in sorted(needed)}
 

@@ -1,4 +1,4 @@
-"""What a run found: a table, one line of JSON, and a file named after device and date."""
+"""The results of a run as a table, as one line of JSON, and as a file named after device and date."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from ci.bench.kernels.judge import Figures, Verdict, judge, mean_figures
 from ci.bench.kernels.machine import Rates
 from ci.bench.kernels.measure import DETERMINISTIC, OURS, Row, figures
 
-# Two runs that differ by more than this are marked: the figure does not count.
+# If the two runs of a contender differ by more than this fraction, its row is marked as unsteady.
 STEADY = 0.03
 WIDTH = 170
 
 
 def summarise(rows: list[Row], rates: Rates | None) -> dict[str, Any]:
-    """By case and by group, everything that was found; without `rates` (dry run) only whether each is right."""
+    """All results by case and by group; without `rates` (dry run) only whether each case is correct."""
     cases = [_case_summary(row, rates) for row in rows]
     if rates is None:
         return {"dry_run": True, "cases": cases, "right": sum(not case["fault"] for case in cases)}
@@ -93,8 +93,8 @@ def _verdicts(goal: Verdict, stretch: Verdict | None) -> dict[str, Any]:
 
 
 def show(summary: dict[str, Any], console: Console | None = None) -> None:
-    """Print the table; in a dry run, only which cases are right."""
-    # What others' errors say may look like markup, and end a run.
+    """Print the table; in a dry run, only which cases are correct."""
+    # Error messages of peers may look like rich's markup, which would raise an exception.
     console = console or Console(width=WIDTH, markup=False)
     if summary["dry_run"]:
         _show_dry(summary, console)
@@ -139,7 +139,7 @@ def _cells(each: dict[str, Any]) -> tuple[str, ...]:
 
 
 def _show_deterministic(cases: list[dict[str, Any]], console: Console) -> None:
-    """What deterministic mode costs, of each case that has one."""
+    """Print the time of the deterministic mode relative to the usual one, for each case that has it."""
     table = Table(title="deterministic mode (batch-invariant) against the usual one")
     for heading in ("", "case", "us", "us, deterministic", "ratio"):
         table.add_column(heading, justify="left" if heading in ("", "case") else "right")
@@ -172,7 +172,7 @@ def keep(summary: dict[str, Any], machine: dict[str, Any], folder: Path) -> Path
 
 
 def show_machine(machine: dict[str, Any], found: dict[str, str | None]) -> None:
-    """Print what runs here, its rates, and which peers were found."""
+    """Print the machine, its measured rates, and which peers are installed."""
     for name, value in machine.items():
         if name != "rates":
             print(f"{name}: {value}")
@@ -190,5 +190,5 @@ def _runs(pair: list[float]) -> str:
 
 
 def _short(value: float) -> float | str:
-    """Four digits: more than a run repeats. JSON knows no infinity."""
+    """Rounded to four digits, more than is reproducible. Infinity and NaN as text, because JSON has neither."""
     return float(f"{value:.4g}") if math.isfinite(value) else str(value)

@@ -1,9 +1,9 @@
-"""`python -m ci.bench.kernels.tune`: try every candidate configuration, and keep the fastest as this device's table.
+"""`python -m ci.bench.kernels.tune`: time every candidate configuration, and store the fastest as this device's table.
 
-Goes through the bench cases that name candidates. A candidate must be right before it is timed, by the same clock as
-the bench. What several cases ask of one operation at one shape is decided by the geometric mean over them. An entry is
-written only where it beats the launcher's own default. Without a GPU: a dry run with a made-up clock, whose table goes
-to a temporary folder and means nothing.
+Runs the bench cases that name candidates. A candidate's result is checked before it is timed, by the same clock as in
+the bench. If several cases use one operation at one shape, the geometric mean over them decides. An entry is written
+only if it is faster than the launcher's default. Without a GPU this is a dry run with a made-up clock, whose
+meaningless table goes to a temporary folder.
 """
 
 from __future__ import annotations
@@ -33,15 +33,15 @@ LEAST_GAIN = 0.02
 SECONDS_A_CANDIDATE = 0.5
 DEFAULT = "default"
 
-# By operation and shape: by candidate (as JSON text, or DEFAULT), its time in each case that asked.
+# (operation, shape) -> candidate (as JSON text, or DEFAULT) -> its microseconds in each case that uses the operation.
 Found = dict[tuple[str, tuning.Shape], dict[str, list[float]]]
 
 
 class MadeUpClock(DryClock):
-    """Calls everything once, and says that each contender was faster than the one before."""
+    """Calls everything once, and returns made-up times: each contender is faster than the one before."""
 
     def race(self, contenders: dict[str, Contender], seconds: float) -> tuple[dict[str, Times], dict[str, str]]:
-        """Times that mean nothing, the last contender the fastest."""
+        """Meaningless times, the last contender's the shortest."""
         super().race(contenders, seconds)
         return {name: Times(100.0 - i, 100.0 - i) for i, name in enumerate(contenders)}, {}
 
@@ -72,7 +72,8 @@ def main() -> int:
 def tune_case(
     case: Case, operation: str, candidates: Any, clock: Clock, found: Found, seconds: float = SECONDS_A_CANDIDATE
 ) -> None:
-    """Time the default and each candidate of `operation` in `case`; what fails or is wrong is left out, with a line."""
+    """Time the default and each candidate of `operation` in `case`. One that fails or is wrong is left out, and a line
+    is printed."""
     sets = make_sets(case, clock)
     expected = case.reference(sets[0])
     contenders: dict[str, Contender] = {}
@@ -106,7 +107,8 @@ def _call(operation: str, config: Mapping[str, int] | None, case: Case, inputs: 
 
 
 def choose(times: dict[str, list[float]]) -> dict[str, Any] | None:
-    """The entry's configuration and times, or None where the default stands. Only who ran in every case is compared."""
+    """The entry's configuration and times, or None to keep the default. Only candidates that ran in every case are
+    compared."""
     most = max(map(len, times.values()))
     means = {name: geometric_mean(all_times) for name, all_times in times.items() if len(all_times) == most}
     best = min(means, key=lambda name: means[name])
@@ -118,7 +120,7 @@ def choose(times: dict[str, list[float]]) -> dict[str, Any] | None:
 
 
 def write_table(found: Found, machine: dict[str, Any], folder: Path) -> Path:
-    """Write the table of this device and triton version; returns its path. Shapes not asked for stay in it."""
+    """Write the table of this device and triton version; returns its path. Entries of other shapes are kept."""
     path = folder / tuning.table_path(machine["device"], triton.__version__).name
     operations: dict[str, list[dict[str, Any]]] = {}
     if path.exists():

@@ -1,6 +1,6 @@
 """`python -m ci.bench.ranks`: a sum over two ranks in each way there is, then one rank against two with its cores.
 
-Engines run the default model in torch's layers, as C++ layers are for one rank. All of them stand at once, and round by
+Engines run the default model in torch's layers, as C++ layers are for one rank. All of them run at once, and round by
 round each gets the same requests in turn. Prints tables and one line of JSON, and keeps a result file.
 """
 

@@ -19,7 +19,7 @@ from inflight.distributed.tensor_parallel import TensorParallelGroup, TorchTenso
 KILOBYTES = (1, 8, 64, 256, 1024)
 ROUNDS = 10
 CALLS = 20
-"""In a row, of one way in one round."""
+"""Consecutive calls of one way in one round."""
 
 
 def main() -> None:

@@ -41,7 +41,7 @@ def _quantized_reference(inputs: Inputs) -> Result:
 def _liger(inputs: Inputs) -> Callable[[], Result]:
     from liger_kernel.ops.swiglu import swiglu_forward
 
-    # It takes the halves apart, each in one piece.
+    # It takes the two halves as separate contiguous tensors.
     gate, up = (half.contiguous() for half in inputs[0].chunk(2, -1))
     return lambda: swiglu_forward(gate, up)[-1]
 
@@ -72,7 +72,7 @@ PEERS = {
     "FlashInfer": Peer(_flashinfer, needs="flashinfer"),
     "vLLM": Peer(_vllm, needs="vllm"),
 }
-# Rounded from another y, a step of e4m3 apart here and there: not compared.
+# It quantises a y that was rounded differently, so some values are one step of e4m3 apart: not compared.
 QUANTIZED_PEERS = {
     "torch eager": Peer(same_way(_quantized_formula), on_cpu=True, comparable=False),
     "torch.compile": Peer(

@@ -1,8 +1,8 @@
-"""Others' attention on the inputs of our cases, each with its best options.
+"""Attention of other libraries on the inputs of our cases, each with its best options.
 
 torch's own (SDPA, FlexAttention) get keys and values gathered into dense tensors beforehand, outside the measured time;
-FlashInfer, FA3 and vLLM's Triton kernel read the pages. FA3 and vLLM's kernel are looked for where vLLM has them, be it
-the package or single files in `build/peers/vllm`. Knows no case.
+FlashInfer, FA3 and vLLM's triton kernel read the pages. FA3 and vLLM's kernel are imported from vLLM's modules, either
+of the package or of single files in `build/peers/vllm`. Knows no case.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ VLLM_SPLIT_PROGRAMS = 128
 
 
 def _dense(inputs: Inputs) -> tuple[Tensor, Tensor, Tensor]:
-    """q (B, Hq, M, D), and keys and values (B, Hkv, N, D), padded to the longest with what lies in block 0."""
+    """q (B, Hq, M, D), and keys and values (B, Hkv, N, D), padded to the longest with the content of block 0."""
     q, k_cache, v_cache, table, _, lengths, query_len, _, _ = inputs
     longest = int(lengths.max())
     keys, values = (
@@ -153,7 +153,7 @@ def _fa3(inputs: Inputs) -> Call:
         "window_size_right": -1,
         "softcap": 0.0,
         "is_rotary_interleaved": True,
-        # 0: as many as its own heuristic wants.
+        # 0: its own heuristic chooses.
         "num_splits": 0,
         "sm_margin": 0,
     }

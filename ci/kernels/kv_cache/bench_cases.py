@@ -1,4 +1,4 @@
-"""Block copies. No goal of the list is theirs; they are held to K8's, the other write to the cache."""
+"""Block copies. They have no goal of their own; K8's applies, the other operation that writes to the cache."""
 
 from __future__ import annotations
 

@@ -74,13 +74,13 @@ def _gathered(inputs: Inputs) -> Callable[[], Tensor]:
 
 
 def _vllm(inputs: Inputs) -> Callable[[], Tensor]:
-    """Shrink and expand of vLLM's Triton kernels. Which rows are whose is found once a step there: outside the time."""
+    """Shrink and expand of vLLM's triton kernels. Rows are sorted by adapter once a step: outside the measured time."""
     triton_ops = importlib.import_module("vllm.lora.ops.triton_ops")
     y, x, a, b, adapters, _, widths = inputs
     tokens, num_adapters, rank = len(x), b.shape[0], b.shape[2]
     meta = triton_ops.LoRAKernelMeta.make(num_adapters, tokens, device=x.device)
     meta.prepare_tensors(adapters)
-    # Newer versions ask whether grids follow the adapters that are active; a captured graph's do not.
+    # Newer versions have an option to size grids by the active adapters, which a captured graph cannot.
     more = (False,) if len(inspect.signature(meta.meta_args).parameters) > 1 else ()
     arguments = meta.meta_args(tokens, *more)
     a_slices = [part.contiguous() for part in a.split(rank, dim=1)]
@@ -117,7 +117,7 @@ def _case(layer: str, tiny: bool) -> Case:
         run_deterministic=lambda inputs: gpu.lora_add(*inputs, deterministic=True),
         reference=lambda inputs: inputs[0],
         tolerance=TOLERANCE,
-        # Every contender adds to its y once more at each call: `check` judges ours on a fresh one instead.
+        # Every call adds to y again, so `check` compares one call of ours on a fresh y instead.
         comparable=False,
         check=_check,
         bytes=2 * (weights + tokens * (in_features + 2 * out_features)),

@@ -58,7 +58,7 @@ def _silu_and_mul(gate_up: Tensor) -> Tensor:
 
 
 def _loop(inputs: Inputs) -> Callable[[], Tensor]:
-    """cuBLAS, one expert after the other; which rows are whose is found outside the time, for it waits for the GPU."""
+    """cuBLAS, one expert after the other. Rows are sorted outside the measured time, because that waits for the GPU."""
     x, weights, experts, w_gate_up, w_down = inputs
     touched = experts.unique().tolist()
     rows = [torch.where(experts == expert) for expert in touched]

@@ -108,7 +108,7 @@ PEERS = {
     "vLLM": Peer(_vllm, needs="vllm", comparable=False),
 }
 QUANTIZED_PEERS = {
-    # Rounded from another y, a step of e4m3 apart here and there.
+    # They quantise a y that was rounded differently, so some values are one step of e4m3 apart.
     "torch eager": Peer(same_way(_quantized_formula), on_cpu=True, comparable=False),
     "torch.compile": Peer(
         lambda inputs: partial(torch.compile(_quantized_formula, dynamic=False), *inputs), comparable=False

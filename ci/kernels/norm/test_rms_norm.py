@@ -79,7 +79,7 @@ def test_rows_alone_and_in_a_batch_are_bitwise_the_same(dtype: torch.dtype, devi
     x, residual = torch.randn(2, 150, 100).to(device, dtype)
     weight = torch.randn(100).to(device, dtype)
     normed, total = gpu.rms_norm(x, weight, 1e-5, residual)
-    # Programs that stay and take row after row change no row.
+    # Persistent programs, which process several rows each, give the same results.
     few = {**default_config(100), "PROGRAMS_PER_SM": 1}
     assert torch.equal(gpu.rms_norm(x, weight, 1e-5, residual, config=few)[0], normed)
     for row in (0, 77, 149):

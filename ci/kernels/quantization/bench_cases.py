@@ -1,4 +1,4 @@
-"""Quantisation of activations alone. No goal of the list is its own; it is held to K7's."""
+"""Quantisation of activations alone. It has no goal of its own; K7's applies."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def _vllm(inputs: Inputs) -> Callable[[], Result]:
 def cases(tiny: bool) -> list[Case]:
     """16k rows of Llama-8B's hidden size."""
     tokens, width = (5, 48) if tiny else (16384, 4096)
-    # A quotient a last bit apart may be rounded to the next step of e4m3: peers are not compared.
+    # Quotients that differ in the last bit may round to different steps of e4m3, so peers are not compared.
     return [
         Case(
             kernel="K7",

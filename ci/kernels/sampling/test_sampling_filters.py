@@ -145,9 +145,9 @@ def test_every_way_stands_adversarial_rows(way: str, device: torch.device) -> No
 
 
 def test_a_bracket_full_of_equal_values_keeps_the_first_that_are_needed(device: torch.device) -> None:
-    """Fifty values at the top, a hundred below them, hardly anything else; top-p ends inside the first or the second.
+    """Fifty equal values at the top, a hundred equal ones below; top-p ends inside the first or the second level.
 
-    A mass too much or too little by either level would let every second or third draw go astray.
+    If either level were kept or dropped as a whole, every second or third draw would be wrong.
     """
     draws = 6
     top = torch.arange(0, VOCAB_SIZE, 40)

@@ -52,7 +52,7 @@ def test_memory_that_is_not_there_is_said_before_any_is_taken(monkeypatch: pytes
     with pytest.raises(ConfigurationError) as caught:
         KVCache(SHAPE, num_blocks, CPU)
     assert str(caught.value) == (
-        "the KV cache takes 1.00 GiB, and of the last 1.00 GiB the machine or the container has 1.00 GiB; "
+        "the KV cache takes 1.00 GiB; 1.00 GiB of it are not allocated yet, but only 1.00 GiB of memory are available; "
         "lower max_tokens_in_paged_kv_cache or kv_cache_free_gpu_mem_fraction, or free memory"
     )
 
@@ -64,7 +64,7 @@ def test_memory_that_others_take_meanwhile_is_noticed(monkeypatch: pytest.Monkey
     monkeypatch.setattr(
         kv_cache.HugePageArena, "take", lambda _, count, dtype: taken.append(count) or torch.empty(count, dtype=dtype)
     )
-    with pytest.raises(ConfigurationError, match=r"takes 1\.00 GiB, and of the last 0\.75 GiB .* has 0\.50 GiB"):
+    with pytest.raises(ConfigurationError, match=r"takes 1\.00 GiB; 0\.75 GiB .* only 0\.50 GiB"):
         KVCache(SHAPE, 1024 * MIB // SHAPE.block_bytes - 1, CPU)
     assert len(taken) == 2
 

@@ -121,7 +121,7 @@ def test_a_broken_config_names_file_and_line(source: Path, tmp_path: Path) -> No
 def test_parameters_without_an_engine_have_no_target(source: Path, tmp_path: Path) -> None:
     (source / "llm" / "config.pbtxt").write_text('name: "llm"\nbackend: "python"\n')
     assert repository.write(source, tmp_path / "as-is").config is None
-    with pytest.raises(ConfigurationError, match="no one target"):
+    with pytest.raises(ConfigurationError, match="0 models of backend inflight"):
         repository.write(source, tmp_path / "target", parameters={"max_batch_size": "4"})
 
 

@@ -1,4 +1,4 @@
-"""Signs of life: a stub gives them, and the supervisor tells one that stands still from one that is busy or gone."""
+"""Heartbeats: a stub sends them, and the supervisor distinguishes a stub that hangs from one that is busy or gone."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class Watched:
         os.utime(self.file, ns=(time_ns, time_ns))
 
     def wait(self, seconds: float, *, signs: bool = False, cpu: float = 0.0) -> str | None:
-        """What was found in this time: a stub that stands still. `cpu`: seconds that it uses in each."""
+        """The stub that was found to hang in this time. `cpu`: CPU seconds that it uses in each second."""
         for _ in range(int(seconds / TICK)):
             self._now += TICK
             self.cpu_seconds += cpu * TICK

@@ -1,4 +1,4 @@
-"""What one response tells a client, in neutral words; a dialect turns it into tensors."""
+"""The content of one response, independent of the dialect, which turns it into tensors."""
 
 from __future__ import annotations
 
@@ -7,14 +7,14 @@ from dataclasses import dataclass, field
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Chunk:
-    """Everything of one sequence that was not delivered before."""
+    """All output of one sequence that was not delivered before."""
 
     text: str = ""
     token_ids: list[int] = field(default_factory=list)
     log_probs: list[float] = field(default_factory=list)
-    """Of the generated ones among `token_ids`."""
+    """One natural logarithm for each generated token among `token_ids`, if the client asked for them."""
     cum_log_prob: float = 0.0
-    """Over the whole sequence so far."""
+    """Sum over all generated tokens of the sequence so far."""
     finish_reason: str = ""
     num_input_tokens: int = 0
     num_output_tokens: int = 0

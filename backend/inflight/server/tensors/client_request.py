@@ -1,4 +1,4 @@
-"""What a client's tensors say, in neutral words: before defaults, before tokens. Every dialect is read into this."""
+"""A client's request independent of its dialect: values as the client sent them, before defaults and tokenising."""
 
 from __future__ import annotations
 
@@ -7,14 +7,14 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClientRequest:
-    """None always means that the client did not say."""
+    """None always means that the client did not set the field."""
 
     text: str | None = None
     input_ids: list[int] | None = None
     max_tokens: int | None = None
     stream: bool = False
     stop: bool = False
-    """Not a prompt: ends the request in flight with the same Triton id."""
+    """True: this is no prompt, but asks to stop the request in flight with the same Triton id."""
 
     temperature: float | None = None
     top_k: int | None = None
@@ -27,7 +27,7 @@ class ClientRequest:
     min_tokens: int | None = None
 
     stop_words: list[str] | None = None
-    """Text that ends the output, wherever its tokens' borders lie."""
+    """Strings that end the output, also where they begin or end inside a token."""
     stop_word_ids: list[list[int]] | None = None
     """Token sequences that end the output."""
     bad_words: list[str] | None = None

@@ -1,6 +1,6 @@
-"""A dialect is a table: what every input tensor means, and what every output tensor is made of.
+"""A dialect is a table: which field each input tensor sets, and which value each output tensor holds.
 
-Reading a request and writing a chunk are the same code for all dialects; adding one is adding a table (`dialects`).
+All dialects share the code that reads a request and writes a chunk, so a new dialect is a new table in `dialects`.
 Knows numpy arrays by name and :class:`ClientRequest`; nothing of pb_utils, tokens or the engine.
 """
 
@@ -20,11 +20,11 @@ from inflight.server.tensors.client_request import ClientRequest
 from inflight.server.tensors.tensor_values import Array, ReadLimits, Value, read_scalar, to_array
 
 Reader = Callable[[str, Array, ReadLimits], Value]
-"""(tensor's name, array, limits) -> plain value; raises InvalidRequest."""
+"""(tensor's name, array, limits) -> Python value; raises InvalidRequest."""
 
 
 class TensorType(Enum):
-    """A tritonserver data type: its name in config.pbtxt and the numpy type that carries it."""
+    """A tritonserver data type: its name in config.pbtxt and the numpy type of its arrays."""
 
     BOOL = ("TYPE_BOOL", np.bool_)
     INT32 = ("TYPE_INT32", np.int32)
@@ -47,21 +47,21 @@ class TensorType(Enum):
 
 @dataclass(frozen=True, kw_only=True)
 class InputTensor:
-    """One input. With a `field` it is honoured; without one it is refused unless it holds one of `neutral`."""
+    """One input. It sets `field` if it has one; otherwise it is refused unless its value is one of `neutral`."""
 
     name: str
     dtype: TensorType
     dims: tuple[int, ...]
     field: str = ""
-    """Field of ClientRequest that takes the value."""
+    """Field of ClientRequest that the value is stored in; "" = not supported."""
     read: Reader = read_scalar
     neutral: tuple[Value, ...] | None = ()
-    """Values that ask for nothing; None = the tensor is ignored whatever it holds."""
+    """Values without an effect, which are accepted; None = every value is ignored."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class OutputTensor:
-    """One output: an attribute of Chunk, sent always or only to those who asked for it."""
+    """One output: an attribute of Chunk, sent always or only if the request asks for it."""
 
     name: str
     dtype: TensorType
@@ -69,7 +69,7 @@ class OutputTensor:
     value: str
     """Attribute of Chunk."""
     asked_by: str = ""
-    """Field of ClientRequest that switches it on; empty = always on."""
+    """Boolean field of ClientRequest that switches it on; empty = always on."""
 
     def to_array(self, chunk: Chunk, batched: bool) -> Array:
         return to_array(getattr(chunk, self.value), self.dtype.numpy_type, len(self.dims) + batched)
@@ -83,13 +83,13 @@ class Dialect:
     inputs: tuple[InputTensor, ...]
     outputs: tuple[OutputTensor, ...]
     required: tuple[tuple[str, ...], ...]
-    """Groups of input names; a prompt must bring exactly one of each group."""
+    """Groups of input names; a request that is no stop must have exactly one of each group."""
     batched: bool = False
     """True: config.pbtxt has max_batch_size > 0, so every tensor carries a leading dimension of 1."""
     unfinished: str = ""
-    """finish_reason before the last chunk."""
+    """The finish_reason of all chunks but the last."""
     forced: Mapping[str, Any] = field(default_factory=dict)
-    """Fields of ClientRequest that this dialect sets for a client that cannot say them."""
+    """Fields of ClientRequest that have the same value in every request of this dialect unless a tensor sets them."""
 
     @cached_property
     def inputs_by_name(self) -> dict[str, InputTensor]:
@@ -112,7 +112,8 @@ class Dialect:
         return client
 
     def write(self, chunk: Chunk, client: ClientRequest, requested: frozenset[str] | None) -> dict[str, Array]:
-        """Chunk -> output tensors by name; `requested` None = all that the client's flags switch on."""
+        """Chunk -> output tensors by name. `requested`: names of the outputs to write; None = all that the request's
+        flags switch on."""
         return {
             tensor.name: tensor.to_array(chunk, self.batched)
             for tensor in self.outputs

@@ -1,7 +1,7 @@
 """The dialects that this backend speaks, as tables.
 
-`llm` is the union: text in the words of TensorRT-LLM's ensemble, token ids in those of its inner model, and what vLLM's
-users expect besides (min_p, finish_reason). No batch dimension: config.pbtxt has max_batch_size 0.
+`llm` combines the tensor names of TensorRT-LLM's ensemble for text, those of its inner model for token ids, and what
+users of vLLM expect besides (min_p, finish_reason). No batch dimension: config.pbtxt has max_batch_size 0.
 """
 
 from __future__ import annotations

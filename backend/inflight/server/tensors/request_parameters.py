@@ -1,9 +1,10 @@
-"""Triton's request parameters: the few that mean something to this engine.
+"""Triton's request parameters: the few that this engine reads.
 
-Parameters travel beside tensors, as `parameters={...}` of a client or as extra keys of a JSON body. Keys that are not
-listed here are ignored, as TensorRT-LLM's backend ignores `Streaming` and tritonserver its own `triton_*`: tools attach
-them freely. That goes for `priority` too: tritonserver keeps it to itself where it comes by gRPC, and shows it where it
-comes by HTTP, so the engine's own is called otherwise. `timeout` is Triton's, in microseconds, wherever it comes from.
+Clients send parameters beside the tensors, as `parameters={...}` over gRPC or as extra keys of a JSON body. Keys that
+are not listed here are ignored, because tools attach their own: TensorRT-LLM's backend ignores `Streaming`, for
+example, and tritonserver sets `triton_*`. `priority` is ignored too: tritonserver uses it for its own queue and passes
+it on only over HTTP, so the engine's parameter is named `request_priority`. `timeout` is Triton's, in microseconds over
+either protocol.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""Numpy arrays as they come from tritonserver, read into plain Python values, with one sentence for whatever is wrong.
+"""Reads numpy arrays from tritonserver into Python values. An invalid one raises InvalidRequest with one sentence.
 
-tritonserver has already checked dtype and rank; a leading batch dimension of 1 is harmless and is looked through.
-Nothing here repeats what the client wrote.
+tritonserver has already checked dtype and rank; a leading batch dimension of 1 is ignored. No message repeats text that
+the client sent.
 """
 
 from __future__ import annotations
@@ -21,18 +21,18 @@ Value = bool | int | float | str | list[int] | list[str] | list[list[int]]
 MAX_WORDS = 1024
 """Entries of one stop or bad word list."""
 MAX_WORDS_BYTES = 16_384
-"""Bytes of one stop or bad word list: its automaton takes memory in proportion."""
+"""Bytes of one stop or bad word list: the memory of its automaton grows in proportion."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReadLimits:
-    """What is too large to be looked at: reading it would keep all who come behind it waiting."""
+    """Sizes above which a tensor is refused unread: reading it would delay the requests behind it."""
 
     max_text_bytes: int
     max_input_len: int
-    """Token ids of a prompt."""
+    """Tokens of a prompt."""
     max_bytes_per_token: int | None = None
-    """Of a prompt's text; None = unknown."""
+    """Bytes of a prompt's text that one token stands for at most; None = unknown."""
 
 
 def read_scalar(name: str, array: Array, limits: ReadLimits) -> Value:
@@ -49,7 +49,8 @@ def read_scalar(name: str, array: Array, limits: ReadLimits) -> Value:
 
 
 def read_prompt(name: str, array: Array, limits: ReadLimits) -> Value:
-    """A text that is to be tokenised. One that cannot fit is refused unread: its tokens would take long to count."""
+    """A text that is to be tokenised. One that must exceed max_input_len is refused here, because tokenising it would
+    take long."""
     texts = [value for value in array.reshape(-1)[:1] if isinstance(value, bytes)]
     if texts and limits.max_bytes_per_token is not None:
         most, size = limits.max_bytes_per_token * limits.max_input_len, len(texts[0])
@@ -71,7 +72,7 @@ def read_token_ids(name: str, array: Array, limits: ReadLimits) -> Value:
 
 
 def read_words(name: str, array: Array, limits: ReadLimits) -> Value:
-    """A list of texts, shape [n] or [1, n]. Empty texts say nothing and are dropped: [""] means none."""
+    """A list of texts, shape [n] or [1, n]. Empty texts are dropped: clients send [""] for an empty list."""
     if array.size > MAX_WORDS:
         raise InvalidRequest(f"{name} has {array.size} entries, more than {MAX_WORDS}")
     raw = [word if isinstance(word, bytes) else str(word).encode() for word in array.reshape(-1)]
@@ -82,7 +83,8 @@ def read_words(name: str, array: Array, limits: ReadLimits) -> Value:
 
 
 def read_word_ids(name: str, array: Array, limits: ReadLimits) -> Value:
-    """TensorRT-LLM's word list, shape [2, n] or [1, 2, n]: row 0 flat tokens, row 1 end offsets, padded with -1."""
+    """TensorRT-LLM's word list, shape [2, n] or [1, 2, n]: row 0 holds the tokens of all words one after the other,
+    row 1 the end offset of each word, padded with -1."""
     if array.ndim < 2 or array.shape[-2] != 2 or math.prod(array.shape[:-2]) != 1:
         raise InvalidRequest(f"{name} must have shape [2, n]: tokens and end offsets, got {list(array.shape)}")
     tokens, ends = array.reshape(2, -1).tolist()
@@ -111,7 +113,7 @@ def _text(name: str, value: bytes | str, max_bytes: int) -> str:
 
 
 def to_array(value: object, numpy_type: type, rank: int) -> Array:
-    """A value as a tensor of one sequence: shape (1, ..., 1, n) with `rank` dimensions; text becomes UTF-8 bytes."""
+    """A value as a tensor of one sequence: shape (1, ..., 1, n) with `rank` dimensions. Text becomes UTF-8 bytes."""
     if isinstance(value, str):
         return np.array([value.encode("utf-8", "replace")], dtype=np.object_).reshape((1,) * rank)
     return np.array(value, dtype=numpy_type).reshape((1,) * (rank - 1) + (-1,))

@@ -1,6 +1,6 @@
-"""Tokens that are bytes: the two ways in which vocabularies write them.
+"""Tokens that stand for bytes, in the two ways in which vocabularies write them.
 
-Such a token may be a part of a character only. Knows single tokens, nothing of texts that grow.
+The bytes of one token may be only a part of a character. Knows single tokens, nothing of streams.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from functools import cache
 from typing import Protocol
 
 EACH_BYTE = "inflight-each-byte"
-"""Error handler: one U+FFFD for each wrong byte."""
+"""Name of a codec error handler that decodes each invalid byte as U+FFFD."""
 
 
 def _replace_each_byte(error: UnicodeError) -> tuple[str, int]:
@@ -23,20 +23,20 @@ codecs.register_error(EACH_BYTE, _replace_each_byte)
 
 
 class ByteTokens(Protocol):
-    """One way to write them."""
+    """One way to write bytes as tokens."""
 
     errors: str
-    """Error handler that shows bytes which are not UTF-8 as the tokenizers library does."""
+    """Codec error handler that decodes invalid UTF-8 as the tokenizers library does."""
 
     def read(self, token: str) -> bytes | None:
         """The bytes of a token; None for one that is text."""
 
     def write(self, text: str) -> list[str]:
-        """Tokens of these bytes, whether or not a vocabulary has them."""
+        """The tokens of a text's bytes, whether or not the vocabulary has them."""
 
 
 class ByteLevel:
-    """GPT-2's: every token is a string of bytes, each written as one printable character."""
+    """The way of GPT-2: every token is a string of bytes, each written as one printable character."""
 
     errors = "replace"
 
@@ -49,7 +49,7 @@ class ByteLevel:
 
 
 class ByteFallback:
-    """SentencePiece's: characters that the vocabulary lacks are bytes, written as `<0xE4>`."""
+    """The way of SentencePiece: characters that the vocabulary lacks are split into bytes, written as `<0xE4>`."""
 
     errors = EACH_BYTE
 
@@ -61,7 +61,7 @@ class ByteFallback:
 
     @staticmethod
     def all_tokens() -> list[str]:
-        """Those that a vocabulary must have lest a character be unknown."""
+        """The 256 tokens that a vocabulary needs so that no character is unknown."""
         return [_fallback_token(byte) for byte in range(256)]
 
 
@@ -86,7 +86,8 @@ class NoBytes:
 
 @cache
 def alphabet() -> list[str]:
-    """GPT-2's character of each byte: printable Latin-1 stands for itself, the rest is moved up from U+0100."""
+    """GPT-2's character for each byte: printable Latin-1 bytes stand for themselves, the others are numbered from
+    U+0100 on."""
     own = {*range(ord("!"), ord("~") + 1), *range(ord("¡"), ord("¬") + 1), *range(ord("®"), ord("ÿ") + 1)}
     moved = iter(range(0x100, 0x200))
     return [chr(byte if byte in own else next(moved)) for byte in range(256)]

@@ -1,7 +1,7 @@
 """One sequence's text as it streams: whole characters only, cut off where the first stop string begins.
 
-The stop string itself is not part of the output. Tokens are taken one by one, so the text does not depend on how they
-were grouped on their way here: pieces put together equal the text of the same request without streaming.
+The stop string itself is not part of the output. Tokens are decoded one by one, so the text does not depend on how they
+were grouped into responses: the pieces joined equal the text of the same request without streaming.
 """
 
 from __future__ import annotations
@@ -14,17 +14,18 @@ class Detokenizer:
     """Text of one sequence."""
 
     def __init__(self, decoder: TextDecoder, stop_strings: list[str], min_tokens: int = 0) -> None:
-        """Stop strings are looked for in the text that follows the first `min_tokens` tokens."""
+        """Stop strings are searched in the text that follows the first `min_tokens` tokens."""
         self._decoder = decoder
         self._search = StopStringSearch(StopStrings(stop_strings)) if stop_strings else None
         self._min_tokens = min_tokens
         self.num_tokens = 0
-        """Tokens taken so far."""
+        """Tokens decoded so far."""
         self.is_stopped = False
-        """A stop string was completed; no further token is taken."""
+        """Whether a stop string was completed; further tokens are ignored."""
 
     def push(self, token_ids: list[int]) -> str:
-        """Text that these tokens complete. `num_tokens` says how many were taken: a stop string leaves the rest."""
+        """The text that these tokens complete. Tokens after a stop string are ignored: `num_tokens` grows by those that
+        were decoded."""
         pieces = []
         for token_id in token_ids:
             if self.is_stopped:
@@ -34,7 +35,7 @@ class Detokenizer:
         return "".join(pieces)
 
     def flush(self) -> str:
-        """The rest, at the sequence's end. May itself complete a stop string."""
+        """The text that is still held back, at the sequence's end. It may itself complete a stop string."""
         if self.is_stopped:
             return ""
         text = self._cut(self._decoder.flush())

@@ -1,4 +1,4 @@
-"""User text made fit for a log line or an error message: short, one line, nothing that a terminal obeys."""
+"""Makes user text safe for a log line or an error message: short, one line, no control characters."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""Finding stop strings in a text that arrives in pieces (Aho and Corasick, 1975).
+"""Finds stop strings in a text that arrives in pieces, with the automaton of Aho and Corasick (1975).
 
-The automaton's state is the longest end of the text that begins some stop string. Its depth is therefore exactly how
-many characters must be held back, and each character costs the same however many stop strings there are.
+The automaton's state is the longest suffix of the text that is a prefix of some stop string. Its depth is therefore the
+number of characters that must be held back, and the cost of a character does not depend on the number of stop strings.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from collections import deque
 
 
 class StopStrings:
-    """The automaton of one list of stop strings. Immutable; a `StopStringSearch` walks it."""
+    """The automaton of one list of stop strings. Immutable; `StopStringSearch` holds the state of one text."""
 
     def __init__(self, stop_strings: list[str]) -> None:
         self._next: list[dict[str, int]] = [{}]
@@ -27,7 +27,7 @@ class StopStrings:
         return self._next[state].get(char, 0)
 
     def depth(self, state: int) -> int:
-        """Characters at the end of the text that may become a stop string."""
+        """Length of the text's suffix that may become a stop string, in characters."""
         return self._depth[state]
 
     def matched(self, state: int) -> int:
@@ -57,7 +57,7 @@ class StopStrings:
 
 
 class StopStringSearch:
-    """One text's way through the automaton: the stop string that ends first stops it."""
+    """The search in one text, for the stop string that ends first."""
 
     def __init__(self, stop_strings: StopStrings) -> None:
         self._stop_strings = stop_strings
@@ -65,7 +65,8 @@ class StopStringSearch:
         self._held = ""
 
     def push(self, text: str) -> tuple[str, bool]:
-        """(text that is certainly before any stop string, whether one was completed). Nothing may follow a True."""
+        """Returns (text that is certainly before any stop string, whether a stop string was completed). Must not be
+        called again after it returned True."""
         automaton = self._stop_strings
         pending = self._held + text
         for index, char in enumerate(text, start=len(self._held) + 1):
@@ -79,6 +80,6 @@ class StopStringSearch:
         return pending[:certain], False
 
     def flush(self) -> str:
-        """What was held back, once no more text comes."""
+        """The text that was held back, once no more text comes."""
         held, self._held, self._state = self._held, "", 0
         return held

@@ -1,13 +1,14 @@
-"""Tokens to text, one token at a time, never showing a part of a character.
+"""Tokens to text, one token at a time, in whole characters.
 
-The text of an output is the text of prompt and output less the text of the prompt, both taken as far as their
-characters are whole; bytes that no character is made of show as U+FFFD. So a character whose first bytes end the prompt
-belongs to the output, and whatever the grouping in which tokens arrive, the pieces put together are the same text.
+The text of an output is the text of prompt and output without the text of the prompt, both cut after their last
+complete character; invalid bytes become U+FFFD. So a character whose first bytes end the prompt belongs to the output,
+and the pieces joined are the same text however the tokens were grouped.
 
-Byte-level tokens (GPT-2, Llama 3, Qwen) are bytes, and the text is those bytes. All others (Llama 2, Gemma, WordPiece)
-go through the checkpoint's own decoder, which may strip or add a space by what stands before a token, and which turns
-a whole run of byte tokens into U+FFFD if any of it is not UTF-8. So bytes are first gathered into characters, which
-gives it runs that are always UTF-8; then each character and each other token is decoded behind the one before it.
+Byte-level tokens (GPT-2, Llama 3, Qwen) are bytes, and their concatenation is the text. All others (Llama 2, Gemma,
+WordPiece) go through the checkpoint's own decoder, which may strip or add a space depending on the token before, and
+which turns a whole run of byte tokens into U+FFFD if any part of it is not UTF-8. Bytes are therefore first gathered
+into characters, so that the decoder only gets runs that are valid UTF-8; then each character and each other token is
+decoded together with the one before it.
 """
 
 from __future__ import annotations
@@ -20,21 +21,22 @@ from inflight.server.text.byte_tokens import ByteLevel
 from inflight.server.text.tokenizer import Tokenizer
 
 PROMPT_TOKENS = 8
-"""Text tokens at a prompt's end that tell what an output continues: at most 3 begin a character, 4 make up another."""
+"""How many of the prompt's last text tokens are decoded before the output: up to 3 may be the start of an incomplete
+character, and up to 4 the character before it."""
 
 
 class TextDecoder(Protocol):
-    """Text of one sequence as it grows."""
+    """Decodes one sequence as it grows."""
 
     def push(self, token_id: int) -> str:
-        """The text that has become complete with this token; often empty."""
+        """The text that this token completes; may be empty."""
 
     def flush(self) -> str:
-        """What is still held back, at the end of the sequence; incomplete bytes show as U+FFFD."""
+        """The text that is still held back, at the end of the sequence. Incomplete characters become U+FFFD."""
 
 
 def make_text_decoder(tokenizer: Tokenizer, prompt_ids: list[int]) -> TextDecoder:
-    """A decoder of what follows `prompt_ids`."""
+    """A decoder for the tokens that follow `prompt_ids`."""
     decoder = ByteLevelDecoder(tokenizer) if tokenizer.is_byte_level else NeighbourDecoder(tokenizer)
     text_ids = (token_id for token_id in reversed(prompt_ids) if token_id not in tokenizer.special_ids)
     for token_id in reversed(list(islice(text_ids, PROMPT_TOKENS))):
@@ -43,12 +45,12 @@ def make_text_decoder(tokenizer: Tokenizer, prompt_ids: list[int]) -> TextDecode
 
 
 def prompt_text(tokenizer: Tokenizer, prompt_ids: list[int]) -> str:
-    """What stands before the first text of a decoder that is made for this prompt."""
+    """The text of the prompt, up to where the text of a decoder made for this prompt begins."""
     return "".join(map(make_text_decoder(tokenizer, []).push, prompt_ids))
 
 
 class ByteLevelDecoder:
-    """For tokens that are bytes, put together and nothing else."""
+    """For tokenizers whose text is the concatenation of the tokens' bytes."""
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         self._tokenizer = tokenizer
@@ -66,14 +68,14 @@ class ByteLevelDecoder:
 
 
 class NeighbourDecoder:
-    """For tokens whose text depends on the token before. Some or all of them may be bytes."""
+    """For tokenizers where a token's text depends on the token before. Tokens may be bytes."""
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         self._tokenizer = tokenizer
         self._bytes = tokenizer.byte_tokens
         self._utf8 = codecs.getincrementaldecoder("utf-8")(self._bytes.errors)
         self._before: list[str] = []
-        """What was shown last, a token or the bytes of characters; empty at the start of the text."""
+        """What was decoded last: a token, or the byte tokens of one or more characters; empty at the start."""
 
     def push(self, token_id: int) -> str:
         if token_id in self._tokenizer.special_ids:

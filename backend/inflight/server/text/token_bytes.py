@@ -1,8 +1,8 @@
-"""How many bytes of a prompt one token can stand for: what tells a hopeless prompt before it is tokenised.
+"""How many bytes of a prompt one token can stand for, so that a prompt that must be too long is refused untokenised.
 
-That is bounded only where nothing of a text is dropped on its way: not by the normalizer, not between words, not as an
-unknown character, not as space beside an added token. What is not known to keep everything counts as dropping. Knows
-how a tokenizer describes itself; knows no prompts.
+There is a bound only if the tokenizer drops no part of a text: not in the normalizer, not between words, not as an
+unknown character, and no space beside an added token. A component that is not known to keep everything is taken to drop
+something. Knows how a tokenizer describes itself; knows no prompts.
 """
 
 from __future__ import annotations
@@ -16,15 +16,15 @@ import tokenizers
 from inflight.server.text.byte_tokens import ByteFallback, alphabet
 
 NFC_SHRINK = 4
-"""Composing characters makes UTF-8 at most 3.5 times shorter: U+0390, from three in their longest spellings."""
+"""Composition makes UTF-8 at most 3.5 times shorter: U+0390 (2 bytes) may be written as three characters (7 bytes)."""
 KEEPING = ("ByteLevel", "Metaspace", "Digits", "UnicodeScripts")
-"""Pre-tokenizers that cut a text without dropping any of it."""
+"""Pre-tokenizers that split a text without dropping any of it."""
 CUTTING = ("Split", "Punctuation")
-"""Those that keep what they cut at unless their behavior says otherwise."""
+"""Pre-tokenizers that keep the delimiter unless their `behavior` is "Removed"."""
 
 
 def max_bytes_per_token(backend: tokenizers.Tokenizer) -> int | None:
-    """Bytes of UTF-8 for which one token of an encoded text stands at most; None where that cannot be known."""
+    """The most bytes of UTF-8 that one token of an encoded text can stand for; None if there is no known bound."""
     added = list(backend.get_added_tokens_decoder().values())
     pre_tokenizers = list(_parts(backend.pre_tokenizer))
     is_byte_level = any(part["type"] == "ByteLevel" for part in pre_tokenizers)
@@ -50,7 +50,7 @@ def max_bytes_per_token(backend: tokenizers.Tokenizer) -> int | None:
 
 
 def _parts(component: Any) -> Iterator[dict[str, Any]]:
-    """What a normalizer or pre-tokenizer consists of."""
+    """The descriptions of the parts of a normalizer or pre-tokenizer."""
     if component is not None:
         yield from _flatten(json.loads(component.__getstate__()))
 
@@ -64,7 +64,7 @@ def _flatten(part: dict[str, Any]) -> Iterator[dict[str, Any]]:
 
 
 def _shrink(normalizer: dict[str, Any]) -> int:
-    """How many times shorter it may make a text; 0 = there is no bound."""
+    """The factor by which it may shorten a text at most, in bytes; 0 = there is no bound."""
     if normalizer["type"] == "Replace":
         pattern = normalizer["pattern"].get("String")
         return int(pattern is not None and len(normalizer["content"].encode()) >= len(pattern.encode()))
@@ -78,7 +78,10 @@ def _keeps_all(pre_tokenizer: dict[str, Any]) -> bool:
 
 
 def _has_no_unknowns(model: Any, is_byte_level: bool) -> bool:
-    """If all bytes are in the vocabulary. Letters that also say where in a word they stand may lack one place."""
+    """Whether every character can be encoded, if the vocabulary holds all bytes.
+
+    Not so for vocabularies that mark the position in a word: a byte may be there for one position only.
+    """
     if not isinstance(model, tokenizers.models.BPE) or model.continuing_subword_prefix or model.end_of_word_suffix:
         return False
     return is_byte_level or bool(model.byte_fallback)

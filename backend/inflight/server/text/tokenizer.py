@@ -1,7 +1,7 @@
 """Text to token ids and back, from the files of a checkpoint folder.
 
-Reads `tokenizer.json` with the tokenizers library alone: importing transformers would cost seconds of every start. It
-is used only for a folder that has no such file. Knows nothing of streams: see `text_decoder` for those.
+Reads `tokenizer.json` with the tokenizers library alone, because importing transformers takes seconds at every start.
+transformers is used only for a folder without such a file. Knows nothing of streams: see `text_decoder` for those.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ class Tokenizer:
     """One checkpoint's tokenizer. Thread safe: it is never changed after loading."""
 
     def __init__(self, backend: tokenizers.Tokenizer, end_ids: list[int], bos_id: int | None = None) -> None:
-        """`end_ids`: tokens that end an output unless the client says otherwise."""
+        """`end_ids`: tokens that end an output unless the client sets end_id. `bos_id`: beginning-of-text token."""
         backend.no_truncation()
         backend.no_padding()
         self._backend = backend
@@ -34,18 +34,19 @@ class Tokenizer:
         self.special_ids = frozenset(i for i, t in backend.get_added_tokens_decoder().items() if t.special)
         kinds = _decoder_kinds(backend)
         self.is_byte_level = kinds == ["ByteLevel"]
-        """Whether the text is the bytes of the tokens and nothing else."""
+        """Whether the text is the concatenation of the tokens' bytes."""
         self.byte_tokens = _byte_tokens(kinds)
         self.token = cache(backend.id_to_token)
         self.max_bytes_per_token = max_bytes_per_token(backend)
-        """Bytes of a prompt for which one token stands at most; None = unknown."""
+        """The most bytes of a prompt that one token can stand for; None = unknown."""
         self._decoder = backend.decoder
 
     @classmethod
     def load(cls, directory: str | Path, checkpoint: str | Path | None = None) -> Tokenizer:
-        """Read the tokenizer of `directory`; end tokens also from the configuration files of `checkpoint`.
+        """Read the tokenizer in `directory`. End tokens are also read from the configuration files of `checkpoint`,
+        the checkpoint's folder (None = `directory`).
 
-        Raises ConfigurationError naming the file that is missing or wrong.
+        Raises ConfigurationError, which names the file that is missing or invalid.
         """
         folder = Path(directory)
         if not folder.is_dir():
@@ -65,9 +66,9 @@ class Tokenizer:
         return cls(backend, sorted(end_ids), bos[0] if bos else None)
 
     def encode(self, text: str) -> list[int]:
-        """Prompt -> tokens, with the special tokens that the checkpoint puts around a prompt.
+        """Prompt -> tokens, with the special tokens that the checkpoint adds to a prompt.
 
-        A prompt that a chat template already began with the beginning-of-text token does not get a second one.
+        A prompt that already begins with the beginning-of-text token, from a chat template, does not get a second one.
         """
         ids = self._encode(text, add_special_tokens=True)
         if len(ids) > 1 and ids[0] == ids[1] == self._bos_id:
@@ -75,17 +76,17 @@ class Tokenizer:
         return ids
 
     def encode_plain(self, text: str) -> list[int]:
-        """Tokens of a piece of text, nothing added."""
+        """Tokens of a piece of text, without added special tokens."""
         return self._encode(text, add_special_tokens=False)
 
     def _encode(self, text: str, add_special_tokens: bool) -> list[int]:
         with _panics_as_errors():
-            # A batch of one, for `encode` keeps the GIL to its end: a megabyte would stop all threads that long.
+            # A batch of one, because `encode` holds the GIL until it ends: a megabyte of text would stop all threads.
             ids: list[int] = self._backend.encode_batch_fast([text], add_special_tokens=add_special_tokens)[0].ids
         return ids
 
     def join(self, tokens: list[str]) -> str:
-        """Text of tokens as the vocabulary writes them; bytes that are not UTF-8 become U+FFFD."""
+        """Decode tokens, given as the vocabulary writes them. Bytes that are not UTF-8 become U+FFFD."""
         if self._decoder is None:
             return " ".join(tokens)
         with _panics_as_errors():
@@ -94,12 +95,12 @@ class Tokenizer:
 
 
 class TokenizerFailed(Exception):
-    """The tokenizers library gave up on a text."""
+    """The tokenizers library panicked on a text."""
 
 
 @contextlib.contextmanager
 def _panics_as_errors() -> Iterator[None]:
-    """A panic in Rust arrives as a BaseException that is no Exception, which would end the thread it happens on."""
+    """Raise TokenizerFailed for a panic in Rust, which arrives as a BaseException and would end the thread."""
     try:
         yield
     except BaseException as error:
@@ -109,7 +110,7 @@ def _panics_as_errors() -> Iterator[None]:
 
 
 def _decoder_kinds(backend: tokenizers.Tokenizer) -> list[str]:
-    """Types of the decoder's parts, in their order."""
+    """Types of the decoder's parts, in order."""
     return [] if backend.decoder is None else _flatten(json.loads(backend.decoder.__getstate__()))
 
 

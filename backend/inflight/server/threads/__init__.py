@@ -1,1 +1,1 @@
-"""The stub's own threads, one a file, and what each of them works with."""
+"""The threads of the stub process, one per file, with the classes that they use."""

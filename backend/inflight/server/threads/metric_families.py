@@ -1,7 +1,7 @@
-"""Every metric family, as tables: names, labels and buckets, and which statistic fills which series.
+"""All metric families, as tables: names, labels and buckets, and the statistic that each series shows.
 
-The nv_trt_llm_* and nv_llm_* families are TensorRT-LLM's, so that its dashboards work; their series and the keys of
-the batch manager's JSON are the same set. The inflight_* families are ours. Knows nothing of pb_utils.
+The nv_trt_llm_* and nv_llm_* families are TensorRT-LLM's, so that its dashboards work; their series correspond to the
+keys of the batch manager's JSON. The inflight_* families are our own. Knows nothing of pb_utils.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from inflight.stats import IterationStats
 
 @dataclass(frozen=True, kw_only=True)
 class Family:
-    """One metric family. A series is one value of its `label`; "" = a single series without such a label."""
+    """One metric family. It has a series for each value of its `label`; label "" = a single series."""
 
     name: str
     description: str
@@ -27,7 +27,7 @@ class Family:
     series: tuple[str, ...] = ("",)
     buckets: tuple[float, ...] = ()
     statistics: Mapping[str, str] = field(default_factory=dict)
-    """series -> field of IterationStats, for the gauges that show one."""
+    """series -> field of IterationStats, for gauges that show the latest statistics."""
 
 
 def _of_statistics(name: str, description: str, label: str, statistics: dict[str, str]) -> Family:
@@ -98,7 +98,7 @@ KV_BLOCKS_FREE = Family(name="inflight_kv_blocks_free", description="KV cache bl
 KV_BLOCKS_TOTAL = Family(name="inflight_kv_blocks_total", description="KV cache blocks of the engine", kind="GAUGE")
 REQUESTS_QUEUED = Family(
     name="inflight_requests_queued",
-    description="Requests that the leader keeps until one that is served ends",
+    description="Requests that wait in the leader's queue until another request ends",
     kind="GAUGE",
 )
 INPUT_TOKENS = _histogram(
@@ -156,17 +156,17 @@ NONE_IN_FLIGHT = (
     "used_kv_cache_blocks",
     "fraction_used_kv_cache_blocks",
 )
-"""Statistics that are 0 while nothing is in flight; the engine reports only while something is."""
+"""Statistics that are 0 while no request is in flight. The engine reports none then."""
 
 
 def when_idle(stats: IterationStats) -> IterationStats:
-    """What the latest report becomes once its requests have ended: every block is free again."""
+    """The latest statistics, changed to what they are once all requests have ended: every block is free again."""
     nothing = dict.fromkeys(NONE_IN_FLIGHT, 0)
     return msgspec.structs.replace(stats, **nothing, free_kv_cache_blocks=stats.max_kv_cache_blocks)
 
 
 def statistic(stats: IterationStats, name: str) -> float:
-    """The number that a gauge shows for a field of IterationStats."""
+    """The value of a gauge for a field of IterationStats; a timestamp in microseconds since the epoch."""
     if name == "timestamp":
         return datetime.strptime(stats.timestamp, "%m-%d-%Y %H:%M:%S.%f").timestamp() * 1e6
     return float(getattr(stats, name))

@@ -1,8 +1,8 @@
-"""The one thread that touches tritonserver's metrics.
+"""The only thread that touches tritonserver's metrics.
 
-pb_utils' metric objects are not safe from two threads: misuse ends the server process. So everybody else only leaves a
-note here, and even creating and dropping them happens on this thread. Where the server has no custom metrics, this does
-nothing; `--allow-metrics=false` only closes the port at which they are read.
+pb_utils' metric objects are not thread safe: using them from two threads crashes the server process. Other threads
+therefore only `record` outcomes, and this thread also creates and deletes the metric objects. If the server does not
+offer custom metrics, it does nothing; `--allow-metrics=false` only closes the port at which metrics are read.
 """
 
 from __future__ import annotations
@@ -23,7 +23,8 @@ from inflight.stats import IterationStats
 logger = logging.getLogger(__name__)
 
 FINAL_WAIT_SECONDS = 5.0
-"""A server that no longer answers must not keep the stub from ending: a call that takes longer is the last one."""
+"""How long `stop` waits for the thread. A server that no longer answers must not keep the stub from ending: the thread
+makes no further call after this time."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,17 +36,17 @@ class Outcome:
 
 
 def own_labels(model: str, version: str) -> dict[str, str]:
-    """Labels that no other stub's series have, so that every load of a model has series of its own.
+    """Labels that distinguish this stub's series from those of every other stub.
 
-    While a model is loaded in place of itself, two stubs serve it. tritonserver gives series of equal names and labels
-    one object in common, but counts its users for each stub apart: the stub that goes first frees the object, and what
-    the other one then writes corrupts the server's heap.
+    While a model is reloaded in place, two stubs serve it. In tritonserver, series with equal names and labels share
+    one object, but its users are counted for each stub separately: the stub that ends first frees the object, and a
+    write by the other one then corrupts the server's heap.
     """
     return {"model": model, "version": version, "pid": str(os.getpid())}
 
 
 class MetricsThread:
-    """Brings /metrics up to date once a period while there is something new."""
+    """Updates the metrics once a period if there is something new."""
 
     def __init__(
         self,
@@ -56,8 +57,9 @@ class MetricsThread:
         num_in_flight: Callable[[], int],
         num_queued: Callable[[], int],
     ) -> None:
-        """`labels`: of every series, see `own_labels`. `period` in seconds. `latest_stats`: the newest JSON since the
-        last call; `num_in_flight`, `num_queued`: requests of this server, and of all, as the Executor counts them."""
+        """`labels`: added to every series, see `own_labels`. `period` in seconds. `latest_stats`: returns the newest
+        statistics (JSON) since the last call, or None. `num_in_flight`, `num_queued`: requests of this server, and of
+        all fronts, as the Executor counts them."""
         self._pb_utils = pb_utils
         self._labels = labels
         self._period = period
@@ -71,7 +73,7 @@ class MetricsThread:
         self._stats: IterationStats | None = None
         self._stopping = threading.Event()
         self._is_given_up = False
-        """Nothing of pb_utils may be touched any more."""
+        """Whether `stop` has returned: pb_utils must not be touched any more."""
         self._thread = threading.Thread(target=self._run, name="inflight-metrics", daemon=True)
 
     def start(self) -> None:
@@ -83,7 +85,7 @@ class MetricsThread:
         self._is_given_up = True
 
     def record(self, outcome: Outcome) -> None:
-        """Leave a note; from any thread, never waits."""
+        """Queue an outcome for the next update. From any thread; never waits."""
         self._notes.append(outcome)
 
     def _run(self) -> None:
@@ -95,7 +97,7 @@ class MetricsThread:
             except Exception as error:
                 log_failure("updating metrics", error)
         if not self._is_given_up:
-            # Dropping them is a call for each, too.
+            # Deleting a metric object is also a call to the server.
             self._metrics.clear()
             self._families.clear()
 
@@ -145,7 +147,7 @@ class MetricsThread:
         self._set(mf.REQUESTS_QUEUED.name, "", num_queued)
 
     def _set(self, name: str, series: str, value: float) -> None:
-        """Each call is a round trip to the server, so a gauge that already shows the value is left alone."""
+        """Set a gauge unless it already shows the value: each call is a round trip to the server."""
         if self._shown.get((name, series)) != value:
             self._call(name, series, "set", value)
             self._shown[name, series] = value

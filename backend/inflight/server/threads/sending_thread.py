@@ -1,8 +1,9 @@
-"""The one thread that answers requests which the engine has accepted.
+"""The only thread that sends responses to requests which the engine has accepted.
 
-It takes every response that has come, merges those of the same request, and sends each request one response. While it
-sends, more come: so a busy server sends fewer and larger responses, and an idle one every token at once. Where
-answering takes cores from the ranks, streams under way also wait for a pace; first and last responses never do.
+It takes all responses of the engine that have arrived, merges those of the same request, and sends one response to each
+request. More arrive while it sends, so a busy server sends fewer and larger responses, and an idle one sends every
+token at once. Where sending takes CPU time from the ranks, streams are also subject to a rate limit; their first and
+last responses are not.
 """
 
 from __future__ import annotations
@@ -23,9 +24,9 @@ from inflight.server.work_items import WorkItems
 logger = logging.getLogger(__name__)
 
 WAIT_SECONDS = 1.0
-"""How long one wait for responses lasts; bounds nothing but the time to notice the end."""
+"""How long one wait for responses lasts at most; it only bounds the time until the thread notices that it must end."""
 IDLE_SECONDS = 0.05
-"""Between two empty answers: an executor that was shut down gives them at once."""
+"""Pause after an empty list of responses: an executor that was shut down returns one without waiting."""
 NOT_MADE = "the response could not be made"
 
 
@@ -35,12 +36,12 @@ class SendingThread:
     def __init__(
         self, executor: Executor, items: WorkItems, pace: ResponsePace, on_end: Callable[[WorkItem, Response], None]
     ) -> None:
-        """`on_end(item, last)` is called once for each request, after the engine's `last` word on it."""
+        """`on_end(item, last)` is called once for each request, after the engine's `last` response to it."""
         self._executor = executor
         self._items = items
         self._pace = pace
         self._held: dict[int, WorkItem] = {}
-        """Requests with news for their clients, by request id."""
+        """Requests with undelivered output, by request id."""
         self._on_end = on_end
         self._stopping = threading.Event()
         self._thread = threading.Thread(target=self._run, name="inflight-send", daemon=True)
@@ -49,11 +50,11 @@ class SendingThread:
         self._thread.start()
 
     def finish(self) -> None:
-        """End once everything that the executor, now shut down, still had to say is delivered. Does not wait."""
+        """Let the thread end once all responses of the executor, which was shut down, are delivered. Does not wait."""
         self._stopping.set()
 
     def stop(self) -> None:
-        """Finish, and wait for the end."""
+        """`finish`, and wait for the end of the thread."""
         self.finish()
         self._thread.join()
 
@@ -76,7 +77,8 @@ class SendingThread:
             self._end(item, Response.of_error(item.request.request_id, gone))
 
     def deliver(self, responses: list[Response]) -> None:
-        """Merge, and send what must not wait or need not. A request that cannot be served fails alone."""
+        """Merge the responses, and send those that the rate limit allows now. An exception fails only the request that
+        caused it."""
         touched: dict[int, WorkItem] = {}
         last: dict[int, Response] = {}
         for response in responses:
@@ -100,8 +102,9 @@ class SendingThread:
                 self._guard(item, partial(self._executor.cancel_request, request_id))
 
     def _send_ripe(self, touched: dict[int, WorkItem], last: Container[int]) -> None:
-        """One response to each request that the pace lets pass, and to those whose ids are in `last`; adds them to
-        `touched`. Only who could have waited counts: others would close the pace for as long as they come."""
+        """Send one response to each request that is not delayed by the rate limit; adds these requests to `touched`.
+        Requests whose ids are in `last` are never delayed. Only responses that can wait count towards the limit,
+        because the others would delay streams for as long as they arrive."""
         is_open = not self._pace.seconds_closed()
         ripe = [key for key, item in self._held.items() if is_open or key in last or not item.can_wait]
         num_paced = 0
@@ -137,6 +140,6 @@ class SendingThread:
 
 
 def log_failure(what: str, error: BaseException) -> None:
-    """Where it happened and what kind it is, but not the error's text: it may quote a prompt."""
+    """Log the error's type and traceback, but not its text, which may quote a prompt."""
     places = "".join(traceback.format_tb(error.__traceback__))
     logger.error("%s failed: %s\n%s", what, type(error).__name__, places)

@@ -1,7 +1,7 @@
-"""The thread by which a stub shows its supervisor that it is alive: it renews the time of a file once a second.
+"""The heartbeat of a stub for its supervisor: a thread that updates the modification time of a file once a second.
 
-It touches neither tritonserver nor the engine, so it falls silent only where the whole process stands still or some
-call never gives the interpreter back. tritonserver itself goes on calling a model ready whose stub has stopped.
+It uses neither tritonserver nor the engine, so the heartbeat stops only if the whole process hangs or some call never
+releases the GIL. tritonserver itself goes on calling a model ready whose stub has stopped.
 """
 
 from __future__ import annotations
@@ -19,14 +19,15 @@ PERIOD_SECONDS = 1.0
 
 
 class SignThread:
-    """From `start`, at the end of initialize(), until `stop` the file is there; without a supervisor there is none."""
+    """Keeps the heartbeat file from `start`, at the end of initialize(), until `stop`. Does nothing without a
+    supervisor."""
 
     def __init__(self, instance: str) -> None:
         """`instance`: name of the model instance, e.g. "llm_0_0"."""
         directory = run_directory()
         self._file: Path | None = None
         if directory is not None:
-            # Two stubs have the same name while a model is loaded in place of itself.
+            # Two stubs have the same instance name while a model is reloaded in place.
             self._file = directory / SIGNS / f"{instance}.{os.getpid()}"
         self._stopping = threading.Event()
         self._thread = threading.Thread(target=self._run, name="inflight-sign", daemon=True)
@@ -36,7 +37,7 @@ class SignThread:
             self._thread.start()
 
     def stop(self) -> None:
-        """Wait for the end; nobody waits for signs from here on."""
+        """Remove the file, so that the supervisor expects no more heartbeats, and join the thread."""
         self._stopping.set()
         if self._thread.ident is not None:
             self._thread.join()

@@ -1,7 +1,7 @@
-"""The threads that make requests of texts and hand them to the engine, so that execute() never waits for a tokenizer.
+"""The threads that tokenise requests and pass them to the engine, so that execute() never waits for a tokenizer.
 
-A megabyte takes a good part of a second. Short and long requests therefore have a thread each, and each thread serves
-them in the order in which they came: neither kind can keep the other from its turn. Knows nothing of tokens.
+A megabyte of text takes a good part of a second. Short and long requests therefore have a thread each, which serves
+them in their order of arrival, so that neither kind delays the other. Knows nothing of tokens.
 """
 
 from __future__ import annotations
@@ -15,14 +15,14 @@ from inflight.server.threads.sending_thread import log_failure
 from inflight.server.work_item import WorkItem
 
 MAX_SHORT_LENGTH = 16_384
-"""Characters and token ids of a request that is short: tokenised in a few milliseconds."""
+"""Most characters and token ids of a short request, which is tokenised in a few milliseconds."""
 
 
 class TokenizingThreads:
-    """Started once, stopped once. What is put before stop() is taken before that returns."""
+    """Started once, stopped once. All items that were put before stop() are handled before it returns."""
 
     def __init__(self, take: Callable[[WorkItem], None]) -> None:
-        """`take(item)` sees to it that the item is answered, or gets to one who does."""
+        """`take(item)` is called on one of the threads for each item, to pass it to the engine or to answer it."""
         self._short = _Lane("inflight-text-short", take)
         self._long = _Lane("inflight-text-long", take)
 
@@ -31,7 +31,7 @@ class TokenizingThreads:
             lane.start()
 
     def put(self, item: WorkItem, length: int) -> None:
-        """Hand over an item, which now belongs to one of the threads. `length`: see `text_length`."""
+        """Queue an item, which belongs to one of the threads from now on. `length`: see `text_length`."""
         lane = self._short if length <= MAX_SHORT_LENGTH else self._long
         lane.items.put(item)
 
@@ -40,7 +40,7 @@ class TokenizingThreads:
         return self._short.items.qsize() + self._long.items.qsize()
 
     def join(self) -> None:
-        """Wait until nothing waits and nothing is being taken."""
+        """Wait until no item is queued or being handled."""
         for lane in (self._short, self._long):
             lane.items.join()
 
@@ -67,7 +67,8 @@ class _Lane:
             pass
 
     def _take_one(self) -> bool:
-        """False at the end. A function of its own, so that no item is held on to while the next one is waited for."""
+        """Returns False at the end. A function of its own, so that the thread keeps no reference to an item while it
+        waits for the next one."""
         item = self.items.get()
         try:
             if item is not None:
@@ -80,6 +81,6 @@ class _Lane:
 
 
 def text_length(client: ClientRequest) -> int:
-    """Characters and token ids that must be gone through. Bad words are tokenised twice."""
+    """Number of characters and token ids to process. Bad words count twice, because they are tokenised twice."""
     words = [*(client.stop_words or ()), *2 * (client.bad_words or [])]
     return len(client.text or "") + len(client.input_ids or ()) + sum(map(len, words))

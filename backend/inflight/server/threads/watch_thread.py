@@ -1,6 +1,6 @@
 """The thread that checks regularly whether clients have disconnected and whether the engine is still there.
 
-Asking tritonserver costs a round trip, so it is done off every other thread, each live request at most once a period.
+Asking tritonserver costs a round trip, so a thread of its own asks, for each request in flight at most once a period.
 """
 
 from __future__ import annotations
