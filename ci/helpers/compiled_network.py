@@ -13,8 +13,7 @@ from torch import Tensor
 from inflight.config import EngineConfig
 from inflight.distributed.rank_group import SingleRank
 from inflight.layers.attention import AttentionMetadata
-from inflight.models.compiled import CompiledDecoder
-from inflight.models.decoder import Decoder
+from inflight.models import network
 from inflight.runtime import loading
 from inflight.runtime.kv_cache import KVCache
 from inflight_kernels.cpu import Instruction, library, unsupported_reason
@@ -91,7 +90,7 @@ class Step:
 class Network:
     """One decoder and its cache, filled with a context that all of them share."""
 
-    decoder: Decoder | CompiledDecoder
+    decoder: network.Network
     cache: KVCache
 
     @classmethod

@@ -7,22 +7,40 @@ from __future__ import annotations
 
 import functools
 import importlib
-from types import ModuleType
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from typing import Any
 
 from torch import Tensor
 
 IMPLEMENTATIONS = {"cpu": "reference", "cuda": "gpu"}
 """Device type -> name of the module, in every family, whose functions run on such devices."""
 
+_RECORDER: ContextVar[Any] = ContextVar("recorder", default=None)
 
-def implementation(tensor: Tensor, family: str) -> ModuleType:
+
+def implementation(tensor: Tensor, family: str) -> Any:
     """The module of the package `family` whose functions run on the tensor's device. Raises ValueError if none does."""
     kind = IMPLEMENTATIONS.get(tensor.device.type)
-    if kind is None:
+    if kind is not None:
+        return _module(family, kind)
+    recorder = _RECORDER.get()
+    if recorder is None or tensor.device.type != "meta":
         raise ValueError(f"inflight_kernels runs on cpu and cuda tensors, got one on {tensor.device}")
-    return _module(family, kind)
+    return recorder
+
+
+@contextmanager
+def recording(recorder: Any) -> Iterator[None]:
+    """Meanwhile functions called by this thread with meta tensors, which have no memory, are those of `recorder`."""
+    token = _RECORDER.set(recorder)
+    try:
+        yield
+    finally:
+        _RECORDER.reset(token)
 
 
 @functools.cache
-def _module(family: str, kind: str) -> ModuleType:
+def _module(family: str, kind: str) -> Any:
     return importlib.import_module(f"{family}.{kind}")

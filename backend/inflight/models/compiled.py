@@ -1,4 +1,8 @@
-"""A decoder whose layers and head run in C++ compiled for this CPU. For one rank only: it does not sum over ranks."""
+"""A network that runs in C++ compiled for this CPU. For one rank only: it does not sum over ranks.
+
+The network is not described a second time: its own forward pass is recorded (inflight_kernels.cpu.recorder). What C++
+has no operation for is the reason why torch runs the network instead.
+"""
 
 from __future__ import annotations
 
@@ -8,35 +12,31 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from inflight.config import EngineConfig
 from inflight.errors import ConfigurationError
 from inflight.layers.attention import AttentionMetadata, CacheSpec, LayerCache
-from inflight.layers.decoder_layer import DecoderLayer
-from inflight.layers.mlp import GatedMLP
-from inflight.layers.vocabulary import VocabularyParallelEmbedding
-from inflight.models.compiled_parts import find_unknown
 from inflight.models.decoder import Decoder
 from inflight.models.network import Network
 from inflight_kernels import cpu
-from inflight_kernels.cpu import Batch, DecoderStack, HugePageArena, LayerTensors, NativeLibrary, PackedWeight
+from inflight_kernels.cpu import Batch, Program, Recording, Unsupported, WeightPacker
 
 logger = logging.getLogger(__name__)
 
 
 @dataclass(slots=True, kw_only=True)
-class CompiledDecoder:
-    """Called like a Decoder."""
+class CompiledNetwork:
+    """See Network."""
 
     cache_specs: tuple[CacheSpec, ...]
-    embedding: VocabularyParallelEmbedding
-    stack: DecoderStack
-    head: PackedWeight
+    hidden_states: Program
+    """Token ids to hidden states."""
+    head: Program
+    """Hidden states to logits."""
 
     def forward(self, token_ids_T: Tensor, caches: Sequence[LayerCache], metadata: AttentionMetadata) -> Tensor:
-        """See Decoder; `caches` are those that it was compiled for."""
+        """See Network; `caches` are those that it was compiled for."""
         batch = Batch(
             positions_T=metadata.positions_T,
             slots_T=metadata.slot_mapping_T,
@@ -46,118 +46,77 @@ class CompiledDecoder:
             prefill_lens_P=metadata.prefill_seq_lens_P,
             prefill_starts=metadata.prefill_start_loc,
         )
-        return self.stack(self.embedding(token_ids_T), batch)
+        return self.hidden_states(token_ids_T, batch)
 
     def logits(self, hidden_BD: Tensor) -> Tensor:
-        """See Decoder."""
-        return self.head.linear(hidden_BD)
+        """See Network."""
+        return self.head(hidden_BD)
 
 
-def should_compile(config: EngineConfig, decoder: Network, device: torch.device) -> bool:
-    """Whether to use it: `cpu_compile` is true, or auto and it is supported.
+def compile_network(
+    config: EngineConfig, network: Network, caches: Sequence[LayerCache], device: torch.device
+) -> Network:
+    """`network` as C++, its weights moved out of it, or as it is, whichever `cpu_compile` and the machine determine.
 
-    Raises ConfigurationError if it is asked for and impossible.
+    Takes a few seconds the first time on a machine. Raises ConfigurationError if `cpu_compile` asks for what is
+    impossible.
     """
-    reason = _unsupported_reason(config, decoder, device)
-    if config.cpu_compile == "true" and reason:
-        raise ConfigurationError(f"cpu_compile is true, but {reason}; set cpu_compile to auto or false")
-    if config.cpu_compile == "auto" and reason and device.type == "cpu" and _is_bfloat16(decoder):
-        logger.info("the layers run in torch, several times slower: %s", reason)
-    return config.cpu_compile != "false" and not reason
-
-
-def _is_bfloat16(decoder: Network) -> bool:
-    return all(spec.dtype == torch.bfloat16 for spec in decoder.cache_specs)
-
-
-def _unsupported_reason(config: EngineConfig, decoder: Network, device: torch.device) -> str:
-    if not isinstance(decoder, Decoder):
-        return "it is for the engine's own layers, not for transformers' modelling code (key model_impl)"
-    if device.type != "cpu" or config.tensor_parallel_size > 1:
-        return "it is for one rank on a CPU"
-    if not _is_bfloat16(decoder):
-        return "it is for bfloat16 (key dtype)"
-    return find_unknown(decoder) or _shape(decoder.layers[0]).unsupported_reason() or cpu.unsupported_reason()
-
-
-def compile_decoder(config: EngineConfig, decoder: Decoder, caches: Sequence[LayerCache]) -> Decoder | CompiledDecoder:
-    """Compile `decoder`, whose weights are moved out of it; takes a few seconds the first time on a machine.
-
-    Where that fails, `decoder` as it is, or a ConfigurationError if `cpu_compile` asks for more.
-    """
+    if config.cpu_compile == "false":
+        return network
+    try:
+        recordings = _record(config, network, caches, device)
+    except Unsupported as reason:
+        if config.cpu_compile == "true":
+            raise ConfigurationError(f"cpu_compile is true, but {reason}; set cpu_compile to auto or false") from None
+        if device.type == "cpu" and _is_bfloat16(network):
+            logger.info("the layers run in torch, several times slower: %s", reason)
+        return network
     started = time.monotonic()
-    cache_specs = decoder.cache_specs
     try:
         library = cpu.load_library()
     except cpu.LibraryUnavailable as error:
         if config.cpu_compile == "true":
             raise ConfigurationError(f"cpu_compile is true, but {error}; set cpu_compile to auto or false") from error
         logger.warning("the layers run in torch, several times slower: %s", error)
-        return decoder
-    shape, arena = _shape(decoder.layers[0]), HugePageArena()
-    layers = [_take_layer(library, layer, cache, arena) for layer, cache in zip(decoder.layers, caches, strict=True)]
-    cos_sin = decoder.layers[0].attention.cos_sin
-    stack = DecoderStack(library, shape, layers, norm_D=decoder.norm.weight_D, cos_sin=cos_sin)
-    head = PackedWeight.pack(library, decoder.head.weight_UD[: decoder.head.vocab_size], arena)
-    decoder.head.weight_UD = decoder.head.weight_UD.new_empty(0)
+        return network
+    packer = WeightPacker(library, recordings)
+    hidden_states, head = (Program(library, recording, packer) for recording in recordings)
     seconds = time.monotonic() - started
     logger.info("the layers are compiled and packed after %.1f s; products of %s", seconds, library.instructions)
-    return CompiledDecoder(cache_specs=cache_specs, embedding=decoder.embedding, stack=stack, head=head)
+    return CompiledNetwork(cache_specs=network.cache_specs, hidden_states=hidden_states, head=head)
 
 
-def _shape(layer: DecoderLayer) -> cpu.StackShape:
-    attention = layer.attention
-    return cpu.StackShape(
-        hidden=layer.input_norm.weight_D.shape[0],
-        num_heads=attention.num_heads,
-        num_kv_heads=attention.num_kv_heads,
-        head_dim=attention.head_dim,
-        intermediate=_padded(layer.mlp.down.weight_OI.shape[1]),
-        scale=attention.scale,
-        norm_eps=layer.input_norm.eps,
-        head_norm_eps=attention.norm_eps,
+def _record(
+    config: EngineConfig, network: Network, caches: Sequence[LayerCache], device: torch.device
+) -> tuple[Recording, Recording]:
+    """The operations of `forward` and of `logits`. Raises Unsupported."""
+    if not isinstance(network, Decoder):
+        raise Unsupported("it is for the engine's own layers, not for transformers' modelling code (key model_impl)")
+    if device.type != "cpu" or config.tensor_parallel_size > 1:
+        raise Unsupported("it is for one rank on a CPU")
+    if not _is_bfloat16(network):
+        raise Unsupported("it is for bfloat16 (key dtype)")
+    if reason := cpu.unsupported_reason():
+        raise Unsupported(reason)
+    hidden_states = cpu.record(lambda token_ids_T, batch: network.forward(token_ids_T, caches, _metadata(batch)))
+    head = cpu.record(lambda hidden_BD, _: network.logits(hidden_BD), input_size=hidden_states.output_size)
+    return hidden_states, head
+
+
+def _metadata(batch: Batch) -> AttentionMetadata:
+    return AttentionMetadata(
+        positions_T=batch.positions_T,
+        slot_mapping_T=batch.slots_T,
+        num_decodes=batch.decode_table.shape[0],
+        decode_block_table=batch.decode_table,
+        decode_seq_lens_N=batch.decode_lens_N,
+        num_prefills=batch.prefill_table.shape[0],
+        prefill_block_table=batch.prefill_table,
+        prefill_seq_lens_P=batch.prefill_lens_P,
+        prefill_start_loc=batch.prefill_starts,
+        max_prefill_len=batch.positions_T.shape[0],
     )
 
 
-def _padded(intermediate: int) -> int:
-    return -(-intermediate // cpu.STEP) * cpu.STEP
-
-
-def _pad_mlp(mlp: GatedMLP) -> None:
-    """Pad its intermediate size to a multiple that can be packed; the added features are 0, as silu(0) * 0 = 0."""
-    size = mlp.down.weight_OI.shape[1]
-    more = _padded(size) - size
-    if not more:
-        return
-    mlp.gate_up.weight_OI = F.pad(mlp.gate_up.weight_OI.view(2, size, -1), (0, 0, 0, more)).flatten(0, 1)
-    if mlp.gate_up.bias_O is not None:
-        mlp.gate_up.bias_O = F.pad(mlp.gate_up.bias_O.view(2, size), (0, more)).flatten()
-    mlp.down.weight_OI = F.pad(mlp.down.weight_OI, (0, more))
-
-
-def _take_layer(library: NativeLibrary, layer: DecoderLayer, cache: LayerCache, arena: HugePageArena) -> LayerTensors:
-    attention, mlp = layer.attention, layer.mlp
-    _pad_mlp(mlp)
-    packed = [
-        PackedWeight.pack(library, linear.weight_OI, arena, gated=linear is mlp.gate_up) for linear in layer.linears
-    ]
-    for linear in layer.linears:
-        # Memory is to hold it once.
-        linear.weight_OI = linear.weight_OI.new_empty(0)
-    return LayerTensors(
-        input_norm_D=layer.input_norm.weight_D,
-        qkv=packed[0],
-        qkv_bias=layer.qkv.bias_O,
-        q_norm_E=attention.q_norm_E,
-        k_norm_E=attention.k_norm_E,
-        output=packed[1],
-        output_bias=layer.output.bias_O,
-        post_norm_D=layer.post_attention_norm.weight_D,
-        gate_up=packed[2],
-        gate_up_bias=mlp.gate_up.bias_O,
-        down=packed[3],
-        down_bias=mlp.down.bias_O,
-        keys=cache.keys,
-        values=cache.values,
-        sliding_window=attention.sliding_window,
-    )
+def _is_bfloat16(network: Network) -> bool:
+    return all(spec.dtype == torch.bfloat16 for spec in network.cache_specs)

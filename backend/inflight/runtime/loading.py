@@ -11,9 +11,8 @@ from inflight.distributed.rank_group import RankGroup
 from inflight.distributed.tensor_parallel import TensorParallelGroup
 from inflight.errors import ConfigurationError
 from inflight.layers.attention import AttentionMetadata
-from inflight.models.compiled import compile_decoder, should_compile
+from inflight.models.compiled import compile_network
 from inflight.models.config import ModelConfig
-from inflight.models.decoder import Decoder
 from inflight.models.implementation import load_network, read_config
 from inflight.models.network import Network
 from inflight.models.transformers_config import TransformersConfig
@@ -56,12 +55,11 @@ def load_engine(config: EngineConfig, rank_group: RankGroup) -> LoadedEngine:
         kv_cache_tokens=num_blocks * config.tokens_per_block,
     )
     kv_cache = KVCache(shape, num_blocks, device)
-    if should_compile(config, network, device):
-        assert isinstance(network, Decoder)
-        network = compile_decoder(config, network, kv_cache.layers)
+    compiled = compile_network(config, network, kv_cache.layers, device)
+    if compiled is not network:
         give_back_memory()
     return LoadedEngine(
-        decoder=network,
+        decoder=compiled,
         kv_cache=kv_cache,
         limits=limits,
         group=group,

@@ -16,15 +16,17 @@ from compiled_network import HAS_AMX, INSTRUCTIONS, Network, needs_compiler
 from tiny_checkpoints import make_checkpoint
 from torch import Tensor
 
+import inflight_kernels
 from inflight.errors import ConfigurationError
 from inflight_kernels.cpu import (
-    HugePageArena,
     Instruction,
     Instructions,
     LibraryUnavailable,
-    PackedWeight,
+    Program,
+    WeightPacker,
     instructions,
     load_library,
+    record,
 )
 
 pytestmark = pytest.mark.slow
@@ -39,6 +41,18 @@ def cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
         yield folder
 
 
+class PackedLinear:
+    """x @ weight.T by one instruction."""
+
+    def __init__(self, instruction: Instruction, weight: Tensor) -> None:
+        library, own = load_library(instruction), weight.clone()  # which packing frees
+        recording = record(lambda x, _: inflight_kernels.linear(x, own), own.shape[1])
+        self._program = Program(library, recording, WeightPacker(library, [recording]))
+
+    def __call__(self, x: Tensor) -> Tensor:
+        return self._program(x)
+
+
 @needs_compiler
 @pytest.mark.parametrize("instruction", INSTRUCTIONS)
 @pytest.mark.parametrize("num_tokens", [1, 3, 16, 33, 130])
@@ -48,9 +62,9 @@ def test_a_packed_product_is_the_product(instruction: Instruction, num_tokens: i
     weight = torch.randn(num_outputs, 64, generator=generator).bfloat16()
     x = torch.randn(num_tokens, 64, generator=generator).bfloat16()
     expected = (x.double() @ weight.double().T).float()
-    packed = PackedWeight.pack(load_library(instruction), weight, HugePageArena())
+    packed = PackedLinear(instruction, weight)
     # One rounding of the result to bfloat16 is 2**-9 of it.
-    torch.testing.assert_close(packed.linear(x).float(), expected, rtol=2**-8, atol=1e-4)
+    torch.testing.assert_close(packed(x).float(), expected, rtol=2**-8, atol=1e-4)
 
 
 def random_numbers(*sizes: int) -> Tensor:
@@ -75,20 +89,16 @@ def factors(kind: str) -> tuple[Tensor, Tensor]:
 )
 def test_instructions_for_vectors_and_any_number_of_rows_give_the_same_bits(kind: str) -> None:
     x, weight = factors(kind)
-    by_vdpbf16ps, by_fma = (
-        PackedWeight.pack(load_library(instruction), weight, HugePageArena())
-        for instruction in (Instruction.VDPBF16PS, Instruction.FMA)
-    )
-    expected = by_vdpbf16ps.linear(x)
+    by_vdpbf16ps, by_fma = (PackedLinear(by, weight) for by in (Instruction.VDPBF16PS, Instruction.FMA))
+    expected = by_vdpbf16ps(x)
     for num_rows in (*range(1, 20), 32, 33, 70):
-        assert torch.equal(by_vdpbf16ps.linear(x[:num_rows]), expected[:num_rows])
-        assert torch.equal(by_fma.linear(x[:num_rows]), expected[:num_rows])
+        assert torch.equal(by_vdpbf16ps(x[:num_rows]), expected[:num_rows])
+        assert torch.equal(by_fma(x[:num_rows]), expected[:num_rows])
 
 
 @needs_compiler
 def test_denormals_stay_what_they_are_for_everybody_else() -> None:
-    packed = PackedWeight.pack(load_library(Instruction.FMA), random_numbers(64, 64).bfloat16(), HugePageArena())
-    packed.linear(random_numbers(5, 64).bfloat16())
+    PackedLinear(Instruction.FMA, random_numbers(64, 64).bfloat16())(random_numbers(5, 64).bfloat16())
     assert (torch.tensor([1e-39]) * 1.0).item() != 0.0
 
 

@@ -15,15 +15,16 @@ from compiled_network import Network, config_of, needs_compiler
 from tiny_checkpoints import TinyCheckpoint, make_checkpoint
 
 from inflight.errors import ConfigurationError
-from inflight.models import compiled
+from inflight.models.compiled import compile_network
 from inflight.models.decoder import Decoder
+from inflight_kernels import cpu
 from inflight_kernels.cpu import (
     HugePageArena,
     LibraryUnavailable,
-    PackedWeight,
     huge_pages,
     library,
     load_library,
+    pack_weight,
     unsupported_reason,
 )
 
@@ -48,7 +49,7 @@ def test_what_cannot_be_packed_is_refused() -> None:
     library = load_library()
     for weight in (torch.zeros(32, 32), torch.zeros(32, 33).bfloat16()):
         with pytest.raises(ValueError, match="cannot pack"):
-            PackedWeight.pack(library, weight, HugePageArena())
+            pack_weight(library, weight, HugePageArena())
 
 
 def test_what_an_arena_gives_lies_in_its_regions_apart() -> None:
@@ -84,7 +85,7 @@ def test_the_compiler_has_nothing_to_say(flags: tuple[str, ...], tmp_path: Path)
         *library._FLAGS,
         *flags,
         *warnings,
-        str(library._SOURCES / "decoder.cpp"),
+        str(library._SOURCES / "program.cpp"),
         "-o",
     ]
     finished = subprocess.run([*command, str(tmp_path / "out.so")], capture_output=True, text=True, check=True)
@@ -96,19 +97,19 @@ def test_the_compiler_has_nothing_to_say(flags: tuple[str, ...], tmp_path: Path)
     [
         ("llama-wide", {"dtype": "float32"}, r"it is for bfloat16 \(key dtype\)"),
         ("llama-wide", {"tensor_parallel_size": "2"}, "it is for one rank on a CPU"),
-        ("llama", {"dtype": "bfloat16"}, "hidden and head size are not both multiples of 32"),
+        ("llama", {"dtype": "bfloat16"}, "which is not a multiple of 32"),
     ],
 )
-def test_what_stands_against_it_is_said_only_if_it_was_asked_for(
-    tmp_path: Path, name: str, options: dict[str, str], reason: str
+def test_a_network_that_is_not_supported_is_refused_only_if_compiling_was_asked_for(
+    tmp_path: Path, name: str, options: dict[str, str], reason: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(cpu, "unsupported_reason", lambda: "")
     checkpoint = make_checkpoint(tmp_path / "checkpoint", name, dtype=torch.bfloat16)
     network = Network.load(checkpoint, "false", options.get("dtype", "bfloat16"))
-    assert isinstance(network.decoder, Decoder)
-    device = torch.device("cpu")
-    assert not compiled.should_compile(config_of(checkpoint, "auto", **options), network.decoder, device)
-    with pytest.raises(ConfigurationError, match=reason):
-        compiled.should_compile(config_of(checkpoint, "true", **options), network.decoder, device)
+    arguments = (network.decoder, network.cache.layers, torch.device("cpu"))
+    assert compile_network(config_of(checkpoint, "auto", **options), *arguments) is network.decoder
+    with pytest.raises(ConfigurationError, match=f"cpu_compile is true, but .*{reason}"):
+        compile_network(config_of(checkpoint, "true", **options), *arguments)
 
 
 def test_a_missing_compiler_or_processor_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -127,7 +128,7 @@ def test_a_compiler_that_fails_leaves_torch(
     checkpoint: TinyCheckpoint, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     compiler = tmp_path / "broken"
-    compiler.write_text("#!/bin/sh\necho 'decoder.cpp:1: error: out of ideas' >&2\nexit 1\n")
+    compiler.write_text("#!/bin/sh\necho 'program.cpp:1: error: out of ideas' >&2\nexit 1\n")
     compiler.chmod(0o755)
     monkeypatch.setenv("CXX", str(compiler))
     with pytest.raises(LibraryUnavailable, match="out of ideas"):

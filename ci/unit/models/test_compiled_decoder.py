@@ -20,6 +20,7 @@ from torch import Tensor
 from inflight.config import EngineConfig
 from inflight.distributed.rank_group import SingleRank
 from inflight.distributed.tensor_parallel import TensorParallelGroup
+from inflight.errors import ConfigurationError
 from inflight.layers.attention import Attention
 from inflight.layers.decoder_layer import DecoderLayer
 from inflight.layers.linear import ColumnParallelLinear, RowParallelLinear
@@ -27,9 +28,9 @@ from inflight.layers.mlp import GatedMLP
 from inflight.layers.rms_norm import RMSNorm
 from inflight.layers.rotary import RopeConfig, cos_sin_table
 from inflight.layers.vocabulary import VocabularyParallelEmbedding, VocabularyParallelHead
-from inflight.models import compiled
-from inflight.models.compiled import CompiledDecoder
+from inflight.models.compiled import CompiledNetwork, compile_network
 from inflight.models.decoder import Decoder
+from inflight.models.network import Network as NetworkProtocol
 from inflight.runtime.kv_cache import KVCache, KVCacheShape
 from inflight.runtime.model_runner import ModelRunner
 from inflight_kernels.cpu import Instruction, Instructions
@@ -59,7 +60,7 @@ def checkpoint(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPath
 @pytest.fixture(scope="module")
 def compiled_network(checkpoint: TinyCheckpoint) -> Network:
     network = Network.load(checkpoint, "true", "bfloat16")
-    assert isinstance(network.decoder, CompiledDecoder)
+    assert isinstance(network.decoder, CompiledNetwork)
     return network
 
 
@@ -89,10 +90,11 @@ STEPS = {
 }
 
 
-def force(instruction: Instruction, decoder: CompiledDecoder, monkeypatch: pytest.MonkeyPatch) -> None:
-    """In the layers; the head multiplies as it did."""
+def force(instruction: Instruction, decoder: CompiledNetwork, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In the layers and in the head."""
     native = Instructions.only(instruction).to_native()
-    monkeypatch.setattr(decoder.stack._network, "instructions", native)
+    for program in (decoder.hidden_states, decoder.head):
+        monkeypatch.setattr(program._native, "instructions", native)
 
 
 @needs_compiler
@@ -101,7 +103,7 @@ def test_layers_give_the_same_bits_by_vdpbf16ps_and_by_fma(
     compiled_network: Network, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     decoder = compiled_network.decoder
-    assert isinstance(decoder, CompiledDecoder)
+    assert isinstance(decoder, CompiledNetwork)
     answers = []
     for instruction in (Instruction.VDPBF16PS, Instruction.FMA):
         force(instruction, decoder, monkeypatch)
@@ -121,7 +123,7 @@ def test_logits_are_as_exact_as_those_of_torch(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     decoder = compiled_network.decoder
-    assert isinstance(decoder, CompiledDecoder)
+    assert isinstance(decoder, CompiledNetwork)
     force(instruction, decoder, monkeypatch)
     exact = exact_network.logits(STEPS[name])
     of_torch = (torch_network.logits(STEPS[name]) - exact).norm() / exact.norm()
@@ -140,38 +142,37 @@ def test_chunks_that_do_not_fit_together_take_turns(
     compiled_network: Network, packed_at_once: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     decoder, step = compiled_network.decoder, Step(prefills=[(0, 40), (20, 9), (0, 3), (64, 33)])
-    assert isinstance(decoder, CompiledDecoder)
+    assert isinstance(decoder, CompiledNetwork)
     workspaces = []
     answers = []
-    for limit in (decoder.stack._network.packed_at_once, packed_at_once):
-        monkeypatch.setattr(decoder.stack, "_workspace", torch.empty(0, dtype=torch.uint8))
-        monkeypatch.setattr(decoder.stack._network, "packed_at_once", limit)
+    program = decoder.hidden_states
+    for limit in (program._native.packed_at_once, packed_at_once):
+        monkeypatch.setattr(program, "_workspace", torch.empty(0, dtype=torch.uint8))
+        monkeypatch.setattr(program._native, "packed_at_once", limit)
         answers.append(compiled_network.logits(step))
-        workspaces.append(decoder.stack._workspace.numel())
+        workspaces.append(program._workspace.numel())
     assert torch.equal(*answers)
     assert workspaces[1] < workspaces[0]
 
 
 @needs_compiler
-def test_only_a_part_of_each_head_is_rotated(compiled_network: Network, torch_network: Network) -> None:
-    """No architecture of ours does it; the kernels can."""
-    decoder, plain = compiled_network.decoder, torch_network.decoder
-    assert isinstance(decoder, CompiledDecoder) and isinstance(plain, Decoder)
-    whole = plain.layers[0].attention.cos_sin
-    part = whole[:, : whole.shape[1] // 4].contiguous()
-    native, before = decoder.stack._network, decoder.stack._network.cos_sin
-    native.cos_sin, native.rotary_dim = part.data_ptr(), part.shape[1]
-    for layer in plain.layers:
-        layer.attention.cos_sin = part
+def test_only_a_part_of_each_head_is_rotated(checkpoint: TinyCheckpoint, torch_network: Network) -> None:
     step = Step(decodes=[9], prefills=[(0, 20)])
-    try:
-        found, expected = compiled_network.logits(step), torch_network.logits(step)
-    finally:
-        native.cos_sin, native.rotary_dim = before, whole.shape[1]
-        for layer in plain.layers:
-            layer.attention.cos_sin = whole
-    assert (found - expected).norm() < 0.05 * expected.norm()
-    assert (found - torch_network.logits(step)).norm() > 0.2 * expected.norm()
+    whole = torch_network.logits(step)
+
+    def rotate_a_part(network: Network) -> Decoder:
+        assert isinstance(network.decoder, Decoder)
+        for layer in network.decoder.layers:
+            cos_sin = layer.attention.cos_sin
+            layer.attention.cos_sin = cos_sin[:, : cos_sin.shape[1] // 4].contiguous()
+        return network.decoder
+
+    plain, ours = (Network.load(checkpoint, "false", "bfloat16") for _ in range(2))
+    rotate_a_part(plain)
+    ours = replace(ours, decoder=compile_alone(rotate_a_part(ours), ours.cache))
+    expected = plain.logits(step)
+    assert (ours.logits(step) - expected).norm() < 0.05 * expected.norm()
+    assert (whole - expected).norm() > 0.2 * expected.norm()
 
 
 @needs_compiler
@@ -204,7 +205,7 @@ def test_what_is_no_number_stays_with_its_sequence(compiled_network: Network, st
 @pytest.fixture(scope="module")
 def runner(checkpoint: TinyCheckpoint) -> Iterator[ModelRunner]:
     runner = ModelRunner.load(config_of(checkpoint, "true"), SingleRank())
-    assert isinstance(runner._decoder, CompiledDecoder)
+    assert isinstance(runner._decoder, CompiledNetwork)
     yield runner
     runner.close()
 
@@ -237,6 +238,10 @@ def test_tokens_in_a_mixed_batch(runner: ModelRunner, checkpoint: TinyCheckpoint
         assert_likeliest(checkpoint, work.prompt, work.output)
 
 
+def compile_alone(decoder: Decoder, cache: KVCache) -> NetworkProtocol:
+    return compile_network(EngineConfig(cpu_compile="true"), decoder, cache.layers, torch.device("cpu"))
+
+
 @dataclass(frozen=True)
 class RandomHeads:
     seed: int
@@ -247,24 +252,25 @@ class RandomHeads:
 
 
 def random_decoder(heads: RandomHeads, dtype: torch.dtype) -> tuple[Decoder, KVCache]:
-    """Two layers, the second with a window. The same numbers for every type, those of bfloat16."""
+    """Two layers; the second has a window and other sizes. The same numbers for every type, those of bfloat16."""
     generator = torch.Generator().manual_seed(heads.seed)
 
     def random(*sizes: int, scale: float) -> Tensor:
         return (torch.randn(sizes, generator=generator) * scale).bfloat16().to(dtype)
 
-    hidden, inner, queries = 64, 90, heads.num_kv_heads * heads.queries_of_key
+    hidden = 64
     group = TensorParallelGroup.create(SingleRank(), torch.device("cpu"), several_hosts=False)
     cos_sin = cos_sin_table(RopeConfig(original_max_positions=1024), heads.head_dim, 1024)
 
-    def layer(window: int) -> DecoderLayer:
-        qkv_size = (queries + 2 * heads.num_kv_heads) * heads.head_dim
+    def layer(window: int, num_kv_heads: int, inner: int, eps: float) -> DecoderLayer:
+        queries = num_kv_heads * heads.queries_of_key
+        qkv_size = (queries + 2 * num_kv_heads) * heads.head_dim
         return DecoderLayer(
-            input_norm=RMSNorm(1 + random(hidden, scale=0.1), 1e-6),
+            input_norm=RMSNorm(1 + random(hidden, scale=0.1), eps),
             qkv=ColumnParallelLinear(random(qkv_size, hidden, scale=0.2), None),
             attention=Attention(
                 num_heads=queries,
-                num_kv_heads=heads.num_kv_heads,
+                num_kv_heads=num_kv_heads,
                 head_dim=heads.head_dim,
                 scale=heads.head_dim**-0.5,
                 sliding_window=window,
@@ -280,7 +286,7 @@ def random_decoder(heads: RandomHeads, dtype: torch.dtype) -> tuple[Decoder, KVC
 
     decoder = Decoder(
         embedding=VocabularyParallelEmbedding(random(203, hidden, scale=1.0), group),
-        layers=[layer(0), layer(heads.window)],
+        layers=[layer(0, heads.num_kv_heads, 90, 1e-6), layer(heads.window, heads.num_kv_heads + 1, 160, 0.5)],
         norm=RMSNorm(1 + random(hidden, scale=0.1), 1e-6),
         head=VocabularyParallelHead(random(203, hidden, scale=0.1), 203, group),
     )
@@ -305,7 +311,7 @@ def test_heads_of_any_size_and_number(
     monkeypatch.setenv(VARIABLE, instruction.value)
     exact, plain = (Network(*random_decoder(heads, dtype)) for dtype in (torch.float32, torch.bfloat16))
     decoder, cache = random_decoder(heads, torch.bfloat16)
-    ours = Network(compiled.compile_decoder(EngineConfig(cpu_compile="true"), decoder, cache.layers), cache)
+    ours = Network(compile_alone(decoder, cache), cache)
     borders = torch.randint(1, 300, (6,), generator=torch.Generator().manual_seed(heads.seed)).tolist()
     for step in (
         Step(decodes=[*borders, 63, 64, 65, 127, 128, 129]),
@@ -315,3 +321,46 @@ def test_heads_of_any_size_and_number(
         expected = exact.logits(step)
         of_torch = (plain.logits(step) - expected).norm() / expected.norm()
         assert (ours.logits(step) - expected).norm() / expected.norm() < 2 * of_torch + 2**-9
+
+
+@needs_compiler
+def test_weights_are_in_memory_once() -> None:
+    decoder, cache = random_decoder(HEADS[0], torch.bfloat16)
+    assert isinstance(decoder.layers[0].qkv, ColumnParallelLinear)
+    weights = [decoder.layers[0].qkv.weight_OI, decoder.head.weight_UD]
+    kept = [decoder.embedding.weight_UD, decoder.norm.weight_D]
+    compile_alone(decoder, cache)
+    assert [weight.untyped_storage().nbytes() for weight in weights] == [0, 0]
+    assert all(tensor.untyped_storage().nbytes() for tensor in kept)
+
+
+@needs_compiler
+def test_an_embedding_that_is_also_the_head_is_kept() -> None:
+    plain, _ = random_decoder(HEADS[0], torch.bfloat16)
+    decoder, cache = random_decoder(HEADS[0], torch.bfloat16)
+    for each in (plain, decoder):
+        each.head.weight_UD = each.embedding.weight_UD
+    hidden_BD = torch.randn(3, 64).bfloat16()
+    expected = plain.logits(hidden_BD)
+    assert (compile_alone(decoder, cache).logits(hidden_BD) - expected).norm() < 0.02 * expected.norm()
+    assert torch.equal(decoder.embedding.weight_UD, plain.embedding.weight_UD)
+
+
+class ShiftedNorm(RMSNorm):
+    """A part with a computation of its own."""
+
+    def __call__(self, hidden_TD: Tensor) -> Tensor:
+        return super().__call__(hidden_TD) + 1
+
+
+@needs_compiler
+def test_torch_runs_what_has_no_operation_and_the_log_says_why(caplog: pytest.LogCaptureFixture) -> None:
+    decoder, cache = random_decoder(HEADS[0], torch.bfloat16)
+    norm = decoder.layers[0].input_norm
+    decoder.layers[0].input_norm = ShiftedNorm(norm.weight_D, norm.eps)
+    arguments = (decoder, cache.layers, torch.device("cpu"))
+    with caplog.at_level("INFO"):
+        assert compile_network(EngineConfig(cpu_compile="auto"), *arguments) is decoder
+    assert "the layers run in torch, several times slower: C++ has no operation aten.add" in caplog.text
+    with pytest.raises(ConfigurationError, match=r"cpu_compile is true, but C\+\+ has no operation aten.add; set"):
+        compile_network(EngineConfig(cpu_compile="true"), *arguments)

@@ -1,15 +1,19 @@
-"""A decoder's layers in C++ for CPUs that multiply bfloat16: compiled for this very machine at first use, kept on disk.
+"""Networks in C++ for CPUs that multiply bfloat16: compiled for this very machine at first use, kept on disk.
 
 The torch reference is right on every machine. What it costs there is dozens of small operations between the matrix
 products, products that lay their weights out anew, attention above the diagonal, and the interpreter between all of
-them. Here one call runs all layers over weights laid out once. Needs g++ and AVX-512 with bfloat16. AMX, vdpbf16ps
-or float32 FMA multiplies, whichever is fast here.
+them. Here a network's operations are recorded once (recorder.py) and become a program, which one call a step runs over
+weights laid out once (program.py, native/). It needs g++ and AVX-512 with bfloat16. AMX, vdpbf16ps or float32 FMA
+multiplies, whichever is fast here.
+
+An operation is added in four places: its structure in native/operations.h and operations.py, its function in a header
+and a case in native/program.cpp, and the method of the recorder that notes it.
 
 Also what ranks on CPUs of one machine do together, through shared memory; that needs g++ alone.
 """
 
+from inflight_kernels.cpu.batch import Batch
 from inflight_kernels.cpu.collectives import SharedMemoryCollectives, segment_bytes
-from inflight_kernels.cpu.decoder_stack import Batch, DecoderStack, LayerTensors, StackShape
 from inflight_kernels.cpu.huge_pages import HugePageArena
 from inflight_kernels.cpu.instructions import Instruction, Instructions
 from inflight_kernels.cpu.library import (
@@ -19,23 +23,26 @@ from inflight_kernels.cpu.library import (
     load_library,
     unsupported_reason,
 )
-from inflight_kernels.cpu.packed_weight import STEP, PackedWeight
+from inflight_kernels.cpu.program import Program
+from inflight_kernels.cpu.recorder import Recording, Unsupported, record
+from inflight_kernels.cpu.weight_packer import WeightPacker, pack_weight
 
 __all__ = [
-    "STEP",
     "Batch",
-    "DecoderStack",
     "HugePageArena",
     "Instruction",
     "Instructions",
-    "LayerTensors",
     "LibraryUnavailable",
     "NativeLibrary",
-    "PackedWeight",
+    "Program",
+    "Recording",
     "SharedMemoryCollectives",
-    "StackShape",
+    "Unsupported",
+    "WeightPacker",
     "load_collectives",
     "load_library",
+    "pack_weight",
+    "record",
     "segment_bytes",
     "unsupported_reason",
 ]

@@ -28,15 +28,15 @@ _FLAGS = ("-O3", "-march=native", "-std=c++17", "-fopenmp", "-fPIC", "-shared")
 _NEEDED_FLAGS = frozenset({"avx512f", "avx512bw", "avx512vl", "avx512_bf16"})
 _Functions = dict[str, tuple[Any, list[Any]]]
 """Name: what it gives, what it takes."""
-_DECODER: _Functions = {
+_PROGRAM: _Functions = {
     "inflight_request_tiles": (c_bool, []),
     "inflight_workspace_bytes": (c_int64, [c_void_p, c_void_p, c_int64]),
-    "inflight_decode": (None, [c_void_p, c_void_p, c_void_p, c_int64, c_void_p, c_void_p, c_void_p]),
+    "inflight_run": (None, [c_void_p, c_void_p, c_int64, c_void_p, c_void_p, c_void_p]),
     "inflight_linear": (None, [c_void_p, c_void_p, c_int64, c_void_p, c_int64, c_int64, c_int64, c_void_p]),
     "inflight_packed_size": (c_int64, [c_int64, c_int64]),
     "inflight_pack": (None, [c_void_p, c_int64, c_int64, c_bool, c_int64, c_void_p]),
 }
-"""decoder.cpp says what each of them is."""
+"""program.cpp says what each of them is."""
 _COLLECTIVES: _Functions = {
     "inflight_segment_bytes": (c_int64, [c_int64]),
     "inflight_sum_float32": (None, [c_void_p, c_int64, c_int64, c_void_p, c_int64]),
@@ -76,7 +76,7 @@ def load_library(instruction: Instruction | None = None) -> NativeLibrary:
     """
     try:
         forced = instruction or forced_instruction()
-        functions, path = _load("decoder", _DECODER)
+        functions, path = _load("program", _PROGRAM)
         # Tiles are a state that the system may refuse to keep for a process.
         has_tiles = functions.inflight_request_tiles()
         if forced is Instruction.AMX and not has_tiles:

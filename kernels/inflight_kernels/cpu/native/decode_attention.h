@@ -1,28 +1,33 @@
 // Attention of one new token a row over the paged cache.
 //
-// A row's context is cut into parts, so that few rows keep all threads busy; an item is one part for the query heads of
-// one key head. What the parts give, (weighted values, maximum, total) a head, is merged afterwards.
+// The context of a row is divided into parts, so that a few rows keep all threads busy. A work item is one part for the
+// query heads of one key head. For each query head it yields the softmax-weighted sum of its values, its largest score
+// and its sum of weights; these are merged afterwards, as in flash decoding.
 #pragma once
 
 #include "linear.h"
-#include "network.h"
 
 namespace inflight {
 
 constexpr int64_t CONTEXT_AT_ONCE = 64, MAX_PARTS = 64;
 
-/// How many parts the rows of a batch are cut into.
-inline int64_t count_parts(const Network& network, const Batch& batch, int64_t num_threads) {
+/// The number of parts that the context of each row is divided into.
+inline int64_t count_parts(const Attention& op, const Batch& batch, int64_t num_threads) {
   int64_t longest = 0;
   for (int64_t row = 0; row < batch.num_decodes; ++row) longest = std::max<int64_t>(longest, batch.decode_lens[row]);
-  const int64_t useful = ceil_div(4 * num_threads, std::max<int64_t>(batch.num_decodes * network.num_kv_heads, 1));
+  const int64_t useful = ceil_div(4 * num_threads, std::max<int64_t>(batch.num_decodes * op.cache.num_kv_heads, 1));
   return std::max<int64_t>(std::min({useful, ceil_div(longest, 2 * CONTEXT_AT_ONCE), MAX_PARTS}), 1);
 }
 
-/// Floats that a part leaves for each head: head_dim weighted values, then maximum and total.
-inline int64_t part_size(const Network& network) { return network.head_dim + 16; }
+/// Floats of one head's result of a part: head_dim weighted values, then the maximum and the sum of weights.
+inline int64_t part_size(const Attention& op) { return op.cache.head_dim + 16; }
 
-/// Dot products of one query with 16 keys; what keys past `count` give means nothing.
+/// Floats that the operation needs for all results of its parts.
+inline int64_t count_part_floats(const Attention& op, const Batch& batch, int64_t num_threads) {
+  return batch.num_decodes * op.num_heads * count_parts(op, batch, num_threads) * part_size(op);
+}
+
+/// Dot products of one query with 16 keys. Results for keys from `count` on are meaningless.
 inline Floats dot(const Bf16* query, const Bf16* const* keys, int64_t count, int64_t head_dim) {
   Floats sums[16];
   for (int64_t n = 0; n < 16; ++n) {
@@ -36,8 +41,8 @@ inline Floats dot(const Bf16* query, const Bf16* const* keys, int64_t count, int
   return sums_of(sums);
 }
 
-/// Scores of one query made weights, 2 ** (score - largest); what its part held before is to be scaled by what it
-/// gives.
+/// One step of the online softmax: replaces the scores of one query by weights, 2 ** (score - maximum), and updates the
+/// running maximum and sum of weights. Returns the factor for what was accumulated under the old maximum.
 inline float soften(float* scores, int64_t count, float& maximum, float& total) {
   Floats largest = splat(MASKED), added = splat(0.0f);
   for (int64_t n = 0; n < count; n += 16) largest = _mm512_max_ps(largest, _mm512_load_ps(scores + n));
@@ -53,7 +58,7 @@ inline float soften(float* scores, int64_t count, float& maximum, float& total) 
   return kept;
 }
 
-/// sums of each query = sums * kept + weights @ values: a value is read once for all QUERIES.
+/// sums of each query = sums * kept + weights @ values. Each value is read once for all QUERIES.
 template <int QUERIES>
 inline void gather(const float (*weights)[CONTEXT_AT_ONCE], const Bf16* const* values, int64_t count, int64_t head_dim,
                    const float* kept, float* sums, int64_t stride) {
@@ -77,12 +82,12 @@ inline void gather(const float (*weights)[CONTEXT_AT_ONCE], const Bf16* const* v
   }
 }
 
-/// Keys `begin` to `end` of a row for QUERIES heads of one key head, into one part for each of them.
+/// Attention of QUERIES heads, which share one key head, to keys `begin` to `end` of a row: one part for each of them.
 template <int QUERIES>
-inline void attend_part(const Network& network, const Layer& layer, const int32_t* blocks, int64_t begin, int64_t end,
-                        int64_t kv_head, const Bf16* queries, float* parts, int64_t stride) {
-  const int64_t head_dim = network.head_dim;
-  const Floats scale = splat(network.scale * LOG2_E);
+inline void attend_part(const Attention& op, const int32_t* blocks, int64_t begin, int64_t end, int64_t kv_head,
+                        const Bf16* queries, float* parts, int64_t stride) {
+  const int64_t head_dim = op.cache.head_dim;
+  const Floats scale = splat(op.scale * LOG2_E);
   for (int query = 0; query < QUERIES; ++query) {
     float* part = parts + query * stride;
     std::fill(part, part + head_dim, 0.0f);
@@ -93,9 +98,9 @@ inline void attend_part(const Network& network, const Layer& layer, const int32_
     const int64_t count = std::min(CONTEXT_AT_ONCE, end - start);
     const Bf16 *keys[CONTEXT_AT_ONCE], *values[CONTEXT_AT_ONCE];
     for (int64_t n = 0; n < count; ++n) {
-      const int64_t offset = cache_offset(network, blocks, start + n, kv_head);
-      keys[n] = layer.keys + offset;
-      values[n] = layer.values + offset;
+      const int64_t offset = op.cache.offset(blocks, start + n, kv_head);
+      keys[n] = op.cache.keys + offset;
+      values[n] = op.cache.values + offset;
     }
     alignas(64) float weights[QUERIES][CONTEXT_AT_ONCE];
     float kept[QUERIES];
@@ -111,22 +116,21 @@ inline void attend_part(const Network& network, const Layer& layer, const int32_
   }
 }
 
-/// The same for any number of heads.
-inline void attend_part(const Network& network, const Layer& layer, const int32_t* blocks, int64_t begin, int64_t end,
-                        int64_t kv_head, const Bf16* queries, float* parts, int64_t stride) {
-  const int64_t num_queries = network.queries_of_key();
+/// The same for all query heads of a key head.
+inline void attend_part(const Attention& op, const int32_t* blocks, int64_t begin, int64_t end, int64_t kv_head,
+                        const Bf16* queries, float* parts, int64_t stride) {
+  const int64_t num_queries = op.queries_per_key();
   for (int64_t query = 0, count; query < num_queries; query += count) {
     count = std::min<int64_t>(num_queries - query, 4);
     const auto attend = count == 4   ? attend_part<4>
                         : count == 3 ? attend_part<3>
                         : count == 2 ? attend_part<2>
                                      : attend_part<1>;
-    attend(network, layer, blocks, begin, end, kv_head, queries + query * network.head_dim, parts + query * stride,
-           stride);
+    attend(op, blocks, begin, end, kv_head, queries + query * op.cache.head_dim, parts + query * stride, stride);
   }
 }
 
-/// One head of one row: its parts, `stride` floats apart, weighed by their totals.
+/// Merge the parts of one head of one row, `stride` floats apart.
 inline void merge_parts(const float* parts, int64_t num_parts, int64_t stride, int64_t head_dim, Bf16* out) {
   float maximum = MASKED, total = 0.0f, weights[MAX_PARTS];
   for (int64_t part = 0; part < num_parts; ++part) maximum = std::max(maximum, parts[part * stride + head_dim]);
@@ -142,29 +146,29 @@ inline void merge_parts(const float* parts, int64_t num_parts, int64_t stride, i
   }
 }
 
-/// All decoding rows. `workspace` has room for `num_parts` parts of each head of each row.
-inline void decode_attention(const Network& network, const Layer& layer, const Batch& batch, int64_t num_parts,
-                             const Bf16* qkv, float* workspace, Bf16* out) {
-  const int64_t size = part_size(network), of_head = num_parts * size, head_dim = network.head_dim;
-  share(batch.num_decodes * network.num_kv_heads * num_parts, [&](int64_t item) {
-    const int64_t part = item % num_parts, kv_head = item / num_parts % network.num_kv_heads;
-    const int64_t row = item / num_parts / network.num_kv_heads, head = kv_head * network.queries_of_key();
+inline void run_decode(const Attention& op, const Run& step) {
+  const Batch& batch = step.batch;
+  const int64_t num_parts = count_parts(op, batch, omp_get_num_threads()), num_kv_heads = op.cache.num_kv_heads;
+  const int64_t size = part_size(op), of_head = num_parts * size, head_dim = op.cache.head_dim;
+  const auto merge = [&](int64_t row, int64_t head) {
+    merge_parts(step.parts + (row * op.num_heads + head) * of_head, num_parts, size, head_dim,
+                step.at(op.out) + row * step.stride(op.out) + head * head_dim);
+  };
+  share(batch.num_decodes * num_kv_heads * num_parts, [&](int64_t item) {
+    const int64_t part = item % num_parts, kv_head = item / num_parts % num_kv_heads;
+    const int64_t row = item / num_parts / num_kv_heads, head = kv_head * op.queries_per_key();
     const int64_t length = batch.decode_lens[row];
-    const int64_t first = layer.sliding_window ? std::max<int64_t>(length - layer.sliding_window, 0) : 0;
+    const int64_t first = op.sliding_window ? std::max<int64_t>(length - op.sliding_window, 0) : 0;
     const int64_t begin = first + (length - first) * part / num_parts;
     const int64_t end = first + (length - first) * (part + 1) / num_parts;
-    float* parts = workspace + (row * network.num_heads + head) * of_head + part * size;
-    attend_part(network, layer, batch.decode_table + row * batch.decode_width, begin, end, kv_head,
-                qkv + row * network.qkv_size() + head * head_dim, parts, of_head);
+    attend_part(op, batch.decode_table + row * batch.decode_width, begin, end, kv_head,
+                step.at(op.queries) + row * step.stride(op.queries) + head * head_dim,
+                step.parts + (row * op.num_heads + head) * of_head + part * size, of_head);
     if (num_parts > 1) return;
-    for (int64_t query = 0; query < network.queries_of_key(); ++query)
-      merge_parts(parts + query * of_head, 1, size, head_dim,
-                  out + (row * network.num_heads + head + query) * head_dim);
+    for (int64_t query = 0; query < op.queries_per_key(); ++query) merge(row, head + query);
   });
   if (num_parts == 1) return;
-  share(batch.num_decodes * network.num_heads, [&](int64_t item) {
-    merge_parts(workspace + item * of_head, num_parts, size, head_dim, out + item * head_dim);
-  });
+  share(batch.num_decodes * op.num_heads, [&](int64_t item) { merge(item / op.num_heads, item % op.num_heads); });
 }
 
 }  // namespace inflight

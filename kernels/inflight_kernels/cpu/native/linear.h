@@ -5,7 +5,7 @@
 
 #include <vector>
 
-#include "products.h"
+#include "operations.h"
 
 namespace inflight {
 
@@ -83,33 +83,39 @@ inline void multiply(const Instructions& instructions, const Bf16* x, int64_t st
   });
 }
 
-/// out (num_rows, num_outputs) = x @ weight.T + bias, rounded once.
-inline void linear(const Instructions& instructions, const Bf16* x, int64_t num_rows, const Bf16* packed,
-                   const Bf16* bias, int64_t num_inputs, int64_t num_outputs, Bf16* out) {
-  multiply(instructions, x, num_inputs, num_rows, packed, num_inputs, ceil_div(num_outputs, PANEL),
+/// out (num_rows, num_outputs) = x @ weight.T + bias, rounded once. Strides are elements between two rows.
+inline void linear(const Instructions& instructions, const Bf16* x, int64_t stride, int64_t num_rows,
+                   const Bf16* packed, const Bf16* bias, int64_t num_inputs, int64_t num_outputs, Bf16* out,
+                   int64_t out_stride) {
+  multiply(instructions, x, stride, num_rows, packed, num_inputs, ceil_div(num_outputs, PANEL),
            [&](int64_t row, int64_t panel, const float* sums) {
              for (int64_t tile = 0; tile < 2; ++tile) {
                const int64_t column = panel * PANEL + 16 * tile;
                const __mmask16 lanes = first_lanes(num_outputs - column);
                Floats y = _mm512_load_ps(sums + 16 * tile);
                if (bias) y = _mm512_add_ps(y, load(bias + column, lanes));
-               store(out + row * num_outputs + column, y, lanes);
+               store(out + row * out_stride + column, y, lanes);
              }
            });
 }
 
-/// out (num_rows, size) = silu(gate) * up of x @ weight.T + bias, whose panels hold 16 rows of gate and 16 of up.
-/// `bias` has all of gate before all of up. Rounded where two operations would meet.
-inline void gated_linear(const Instructions& instructions, const Bf16* x, int64_t num_rows, const Bf16* packed,
-                         const Bf16* bias, int64_t num_inputs, int64_t size, Bf16* out) {
-  multiply(instructions, x, num_inputs, num_rows, packed, num_inputs, size / 16,
-           [&](int64_t row, int64_t panel, const float* sums) {
+inline void run(const Linear& op, const Run& step) {
+  linear(step.instructions(), step.at(op.x), step.stride(op.x), step.batch.num_tokens, op.weight, op.bias,
+         op.num_inputs, op.num_outputs, step.at(op.out), step.stride(op.out));
+}
+
+/// Rounds to bfloat16 where the linear layer, silu and the product would each be an operation of their own.
+inline void run(const GatedLinear& op, const Run& step) {
+  Bf16* const out = step.at(op.out);
+  const int64_t out_stride = step.stride(op.out);
+  multiply(step.instructions(), step.at(op.x), step.stride(op.x), step.batch.num_tokens, op.weight, op.num_inputs,
+           op.num_outputs / 16, [&](int64_t row, int64_t panel, const float* sums) {
              Floats gate = _mm512_load_ps(sums), up = _mm512_load_ps(sums + 16);
-             if (bias) {
-               gate = _mm512_add_ps(gate, load(bias + 16 * panel));
-               up = _mm512_add_ps(up, load(bias + size + 16 * panel));
+             if (op.bias) {
+               gate = _mm512_add_ps(gate, load(op.bias + 16 * panel));
+               up = _mm512_add_ps(up, load(op.bias + op.num_outputs + 16 * panel));
              }
-             store(out + row * size + 16 * panel, _mm512_mul_ps(rounded(silu(rounded(gate))), rounded(up)));
+             store(out + row * out_stride + 16 * panel, _mm512_mul_ps(rounded(silu(rounded(gate))), rounded(up)));
            });
 }
 

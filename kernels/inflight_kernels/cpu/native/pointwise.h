@@ -1,11 +1,10 @@
-// What happens to each token by itself: norms, rotation, the way into the KV cache.
+// Operations on each token by itself: embedding, norms, rotation, writing to the KV cache.
 #pragma once
 
 #include <cmath>
 #include <cstring>
 
 #include "linear.h"
-#include "network.h"
 
 namespace inflight {
 
@@ -19,14 +18,27 @@ inline void rms_norm(const Bf16* x, const Bf16* weight, int64_t size, float eps,
     store(y + i, _mm512_mul_ps(rounded(_mm512_mul_ps(load(x + i), factor)), load(weight + i)));
 }
 
-/// residual += hidden, normed = norm(residual), for all rows.
-inline void add_norm(const Bf16* hidden, Bf16* residual, const Bf16* weight, int64_t num_rows, int64_t size, float eps,
-                     Bf16* normed) {
-  share(num_rows, [&](int64_t row) {
-    const Bf16* added = hidden + row * size;
-    Bf16* sum = residual + row * size;
-    for (int64_t i = 0; i < size; i += 16) store(sum + i, _mm512_add_ps(load(sum + i), load(added + i)));
-    rms_norm(sum, weight, size, eps, normed + row * size);
+inline void run(const Embedding& op, const Run& step) {
+  Bf16* const out = step.at(op.out);
+  share(step.batch.num_tokens, [&](int64_t row) {
+    std::memcpy(out + row * step.stride(op.out), op.table + step.batch.token_ids[row] * op.size,
+                op.size * sizeof(Bf16));
+  });
+}
+
+/// `sum` may be in the buffer of `x` or of `residual`, and `out` in the other one.
+inline void run(const RmsNorm& op, const Run& step) {
+  const bool adds = op.residual.buffer >= 0;
+  share(step.batch.num_tokens, [&](int64_t row) {
+    const auto row_of = [&](const Value& value) { return step.at(value) + row * step.stride(value); };
+    const Bf16* x = row_of(op.x);
+    if (adds) {
+      const Bf16* residual = row_of(op.residual);
+      Bf16* sum = row_of(op.sum);
+      for (int64_t i = 0; i < op.size; i += 16) store(sum + i, _mm512_add_ps(load(residual + i), load(x + i)));
+      x = sum;
+    }
+    rms_norm(x, op.weight, op.size, op.eps, row_of(op.out));
   });
 }
 
@@ -44,27 +56,25 @@ inline void rotate(const Bf16* x, const float* cos_sin, int64_t rotary_dim, int6
   if (x != y) std::memcpy(y + rotary_dim, x + rotary_dim, (head_dim - rotary_dim) * sizeof(Bf16));
 }
 
-/// Rotate the queries of `qkv` where they are; rotate keys into the cache; copy values there.
-inline void rope_and_write(const Network& network, const Layer& layer, const Batch& batch, Bf16* qkv) {
-  const int64_t head_dim = network.head_dim, first_key = network.num_heads;
-  const int64_t first_value = first_key + network.num_kv_heads, heads = first_value + network.num_kv_heads;
-  share(batch.num_tokens, [&](int64_t token) {
-    const float* cos_sin = network.cos_sin + batch.positions[token] * network.rotary_dim;
-    const int64_t slot = batch.slots[token];
-    for (int64_t head = 0; head < heads; ++head) {
-      Bf16* x = qkv + (token * heads + head) * head_dim;
-      if (head < first_key) {
-        if (layer.q_norm) rms_norm(x, layer.q_norm, head_dim, network.head_norm_eps, x);
-        rotate(x, cos_sin, network.rotary_dim, head_dim, x);
-      } else if (slot >= 0 && head < first_value) {
-        if (layer.k_norm) rms_norm(x, layer.k_norm, head_dim, network.head_norm_eps, x);
-        Bf16* key = layer.keys + (slot * network.num_kv_heads + head - first_key) * head_dim;
-        rotate(x, cos_sin, network.rotary_dim, head_dim, key);
-      } else if (slot >= 0) {
-        Bf16* value = layer.values + (slot * network.num_kv_heads + head - first_value) * head_dim;
-        std::memcpy(value, x, head_dim * sizeof(Bf16));
-      }
+inline void run(const RopeAndKvWrite& op, const Run& step) {
+  const int64_t head_dim = op.cache.head_dim;
+  share(step.batch.num_tokens, [&](int64_t token) {
+    const auto row_of = [&](const Value& value) { return step.at(value) + token * step.stride(value); };
+    const float* cos_sin = op.cos_sin + step.batch.positions[token] * op.rotary_dim;
+    Bf16* query = row_of(op.queries);
+    for (int64_t head = 0; head < op.num_heads; ++head, query += head_dim) {
+      if (op.query_norm) rms_norm(query, op.query_norm, head_dim, op.norm_eps, query);
+      rotate(query, cos_sin, op.rotary_dim, head_dim, query);
     }
+    const int64_t slot = step.batch.slots[token];
+    if (slot < 0) return;
+    Bf16* key = row_of(op.keys);
+    for (int64_t head = 0; head < op.cache.num_kv_heads; ++head, key += head_dim) {
+      if (op.key_norm) rms_norm(key, op.key_norm, head_dim, op.norm_eps, key);
+      rotate(key, cos_sin, op.rotary_dim, head_dim, op.cache.keys + op.cache.offset(slot, head));
+    }
+    std::memcpy(op.cache.values + op.cache.offset(slot, 0), row_of(op.values),
+                op.cache.num_kv_heads * head_dim * sizeof(Bf16));
   });
 }
 

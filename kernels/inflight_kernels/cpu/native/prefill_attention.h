@@ -1,12 +1,11 @@
 // Causal attention of prompt chunks over the paged cache: flash attention in products with panels.
 //
-// A sequence's keys and values are packed as panels first, once for all queries, of as many chunks as the workspace has
-// room for. Then each item is 32 queries of one head: they pass over the keys that they see 128 at a time, with a
-// running maximum and sum of each row.
+// First the keys and values of as many chunks as the workspace has room for are packed as panels, once for all queries.
+// Then each work item is 32 queries of one head: they pass over the keys that they see, 128 at a time, with a running
+// maximum and sum of weights for each query (online softmax).
 #pragma once
 
 #include "linear.h"
-#include "network.h"
 
 namespace inflight {
 
@@ -24,45 +23,45 @@ struct Chunk {
   int64_t first_position() const { return first_key + num_keys - num_tokens; }
 };
 
-/// The chunk of prefill `row`, in a workspace where `used` elements are taken; adds its own to them.
-inline Chunk find_chunk(const Network& network, const Batch& batch, int64_t row, int64_t sliding_window,
-                        int64_t& used) {
+/// The chunk of prefill `row`, placed in a workspace of which `used` elements are taken; adds its own to them.
+inline Chunk find_chunk(const Attention& op, const Batch& batch, int64_t row, int64_t& used) {
   Chunk chunk;
   chunk.first_token = batch.prefill_starts[row];
   chunk.num_tokens = batch.prefill_starts[row + 1] - chunk.first_token;
-  const int64_t num_keys = batch.prefill_lens[row], before = num_keys - chunk.num_tokens + 1 - sliding_window;
-  chunk.first_key = sliding_window && before > 0 ? before / PANEL * PANEL : 0;
+  const int64_t num_keys = batch.prefill_lens[row], before = num_keys - chunk.num_tokens + 1 - op.sliding_window;
+  chunk.first_key = op.sliding_window && before > 0 ? before / PANEL * PANEL : 0;
   chunk.num_keys = num_keys - chunk.first_key;
   chunk.blocks = batch.prefill_table + row * batch.prefill_width;
-  const int64_t elements = chunk.padded_keys() * network.num_kv_heads * network.head_dim;
+  const int64_t elements = chunk.padded_keys() * op.cache.num_kv_heads * op.cache.head_dim;
   chunk.keys = used;
   chunk.values = used + elements;
   used += 2 * elements;
   return chunk;
 }
 
-/// Elements of the workspace that a batch needs. Layers without a window need most.
-inline int64_t count_packed(const Network& network, const Batch& batch) {
+/// Elements of the workspace that the operation needs: for all chunks, up to the program's limit, but at least for the
+/// largest one.
+inline int64_t count_packed(const Attention& op, const Batch& batch, const Program& program) {
   int64_t total = 0, largest = 0;
   for (int64_t row = 0; row < batch.num_prefills; ++row) {
     const int64_t before = total;
-    find_chunk(network, batch, row, 0, total);
+    find_chunk(op, batch, row, total);
     largest = std::max(largest, total - before);
   }
-  return std::max(std::min(total, network.packed_at_once), largest);
+  return std::max(std::min(total, program.packed_at_once), largest);
 }
 
 /// Lay out 32 keys and values of one head, from `start` of the chunk on.
-inline void pack_keys_and_values(const Network& network, const Layer& layer, const Chunk& chunk, int64_t head,
-                                 int64_t start, Bf16* workspace) {
-  const int64_t head_dim = network.head_dim, of_head = chunk.padded_keys() * head_dim;
+inline void pack_keys_and_values(const Attention& op, const Chunk& chunk, int64_t head, int64_t start,
+                                 Bf16* workspace) {
+  const int64_t head_dim = op.cache.head_dim, of_head = chunk.padded_keys() * head_dim;
   const Bf16 *keys[PANEL], *values[PANEL];
   for (int64_t i = 0; i < PANEL; ++i) {
     const int64_t place = chunk.first_key + start + i;
     const bool is_there = start + i < chunk.num_keys;
-    const int64_t offset = is_there ? cache_offset(network, chunk.blocks, place, head) : 0;
-    keys[i] = is_there ? layer.keys + offset : nullptr;
-    values[i] = is_there ? layer.values + offset : nullptr;
+    const int64_t offset = is_there ? op.cache.offset(chunk.blocks, place, head) : 0;
+    keys[i] = is_there ? op.cache.keys + offset : nullptr;
+    values[i] = is_there ? op.cache.values + offset : nullptr;
   }
   Bf16* key_panel = workspace + chunk.keys + head * of_head + start * head_dim;
   for (int64_t i = 0; i < head_dim; i += PANEL) {
@@ -77,7 +76,7 @@ inline void pack_keys_and_values(const Network& network, const Layer& layer, con
   }
 }
 
-/// What 32 queries have gathered so far: weighted values, and the largest score and total weight of each.
+/// The state of the online softmax of 32 queries: weighted values, and the largest score and sum of weights of each.
 struct Gathered {
   alignas(64) float sums[QUERIES_AT_ONCE * MAX_HEAD_DIM];
   alignas(64) float maxima[QUERIES_AT_ONCE], totals[QUERIES_AT_ONCE];
@@ -98,8 +97,8 @@ inline void hide(float* scores, int64_t num_rows, int64_t first, int64_t end) {
     }
 }
 
-/// Scores of 16 rows made weights, 2 ** (score * scale - largest). What was gathered before is scaled to the new
-/// maxima.
+/// One step of the online softmax: replaces the scores of 16 queries by weights, 2 ** (score * scale - maximum), and
+/// scales the sums accumulated so far to the new maxima.
 inline void soften(const float* scores, float scale, int64_t head_dim, float* sums, float* maxima, float* totals,
                    Bf16* weights) {
   alignas(64) float largest[16], kept[16];
@@ -132,21 +131,21 @@ inline void soften(const float* scores, float scale, int64_t head_dim, float* su
   _mm512_store_ps(totals, _mm512_fmadd_ps(_mm512_load_ps(totals), factors, sums_of(added)));
 }
 
-/// 32 queries of one head, from `start` of the chunk on.
-inline void attend_queries(const Network& network, const Layer& layer, const Chunk& chunk, int64_t head, int64_t start,
-                           const Bf16* qkv, const Bf16* workspace, Bf16* out) {
-  // Zeros, for rows are softened 16 at a time, those after the last query too.
+/// Attention of 32 queries of one head, from `start` of the chunk on.
+inline void attend_queries(const Attention& op, const Run& step, const Chunk& chunk, int64_t head, int64_t start) {
+  // Zeros: the softmax works on 16 rows at a time, including those after the last query.
   alignas(64) float scores[QUERIES_AT_ONCE * KEYS_AT_ONCE] = {};
   alignas(64) Bf16 weights[QUERIES_AT_ONCE * KEYS_AT_ONCE];
   alignas(64) float wide_queries[QUERIES_AT_ONCE * MAX_HEAD_DIM], wide_weights[QUERIES_AT_ONCE * KEYS_AT_ONCE];
-  Gathered gathered(network.head_dim);
-  const int64_t head_dim = network.head_dim, kv_head = head / network.queries_of_key();
-  const int64_t count = std::min(QUERIES_AT_ONCE, chunk.num_tokens - start), window = layer.sliding_window;
-  const Bf16* keys = workspace + chunk.keys + kv_head * chunk.padded_keys() * head_dim;
-  const Bf16* values = workspace + chunk.values + kv_head * chunk.padded_keys() * head_dim;
-  const Instruction instruction = network.instructions.of(chunk.num_tokens);
-  const Left queries(instruction, qkv + (chunk.first_token + start) * network.qkv_size() + head * head_dim,
-                     network.qkv_size(), count, head_dim, wide_queries);
+  const int64_t head_dim = op.cache.head_dim, kv_head = head / op.queries_per_key();
+  Gathered gathered(head_dim);
+  const int64_t count = std::min(QUERIES_AT_ONCE, chunk.num_tokens - start), window = op.sliding_window;
+  const int64_t first_row = step.batch.num_decodes + chunk.first_token + start;
+  const Bf16* keys = step.packed + chunk.keys + kv_head * chunk.padded_keys() * head_dim;
+  const Bf16* values = step.packed + chunk.values + kv_head * chunk.padded_keys() * head_dim;
+  const Instruction instruction = step.instructions().of(chunk.num_tokens);
+  const Left queries(instruction, step.at(op.queries) + first_row * step.stride(op.queries) + head * head_dim,
+                     step.stride(op.queries), count, head_dim, wide_queries);
 
   // Counted from the chunk's first key: what the first query sees last, and where its window begins.
   const int64_t last_of_first = chunk.first_position() - chunk.first_key + start;
@@ -159,7 +158,7 @@ inline void attend_queries(const Network& network, const Layer& layer, const Chu
     const bool all_seen = key + KEYS_AT_ONCE <= last_of_first + 1 && key >= first_of_first + count;
     if (!all_seen) hide(scores, QUERIES_AT_ONCE, first_of_first - key, last_of_first + 1 - key);
     for (int64_t row = 0; row < count; row += 16)
-      soften(scores + row * KEYS_AT_ONCE, network.scale * LOG2_E, head_dim, gathered.sums + row * head_dim,
+      soften(scores + row * KEYS_AT_ONCE, op.scale * LOG2_E, head_dim, gathered.sums + row * head_dim,
              gathered.maxima + row, gathered.totals + row, weights + row * KEYS_AT_ONCE);
     const Left weighing(instruction, weights, KEYS_AT_ONCE, count, KEYS_AT_ONCE, wide_weights);
     for (int64_t i = 0; i < head_dim; i += PANEL)
@@ -168,49 +167,43 @@ inline void attend_queries(const Network& network, const Layer& layer, const Chu
   }
   for (int64_t row = 0; row < count; ++row) {
     const Floats total = splat(gathered.totals[row]);
-    Bf16* attended = out + (chunk.first_token + start + row) * network.query_size() + head * head_dim;
+    Bf16* attended = step.at(op.out) + (first_row + row) * step.stride(op.out) + head * head_dim;
     for (int64_t i = 0; i < head_dim; i += 16)
       store(attended + i, _mm512_div_ps(_mm512_load_ps(gathered.sums + row * head_dim + i), total));
   }
 }
 
-/// Chunks of prefills `first` to `end`, whose keys and values the workspace has room for.
-inline void attend_chunks(const Network& network, const Layer& layer, const Batch& batch, int64_t first, int64_t end,
-                          const Bf16* qkv, Bf16* workspace, Bf16* out) {
+/// Chunks of prefills `first` to `end`, for whose keys and values the workspace has room.
+inline void attend_chunks(const Attention& op, const Run& step, int64_t first, int64_t end) {
   int64_t used = 0;
   for (int64_t row = first; row < end; ++row) {
-    const Chunk chunk = find_chunk(network, batch, row, layer.sliding_window, used);
-    share_and_go_on(ceil_div(chunk.num_keys, PANEL) * network.num_kv_heads, [&](int64_t item) {
-      pack_keys_and_values(network, layer, chunk, item % network.num_kv_heads, item / network.num_kv_heads * PANEL,
-                           workspace);
+    const Chunk chunk = find_chunk(op, step.batch, row, used);
+    share_and_go_on(ceil_div(chunk.num_keys, PANEL) * op.cache.num_kv_heads, [&](int64_t item) {
+      pack_keys_and_values(op, chunk, item % op.cache.num_kv_heads, item / op.cache.num_kv_heads * PANEL, step.packed);
     });
   }
   wait_for_all();
   used = 0;
   for (int64_t row = first; row < end; ++row) {
-    const Chunk chunk = find_chunk(network, batch, row, layer.sliding_window, used);
+    const Chunk chunk = find_chunk(op, step.batch, row, used);
     const int64_t tiles = ceil_div(chunk.num_tokens, QUERIES_AT_ONCE);
-    // Late queries see most: they go first, so that no thread is left alone with one.
-    share_and_go_on(tiles * network.num_heads, [&](int64_t item) {
-      const int64_t start = (tiles - 1 - item / network.num_heads) * QUERIES_AT_ONCE;
-      attend_queries(network, layer, chunk, item % network.num_heads, start, qkv, workspace, out);
+    // Late queries see most keys: they go first, so that no thread is left alone with one.
+    share_and_go_on(tiles * op.num_heads, [&](int64_t item) {
+      attend_queries(op, step, chunk, item % op.num_heads, (tiles - 1 - item / op.num_heads) * QUERIES_AT_ONCE);
     });
   }
   wait_for_all();
 }
 
-/// All chunks of a batch. `qkv` and `out` start at the first prefilling token and have room for 32 more; `workspace`
-/// has room for `count_packed` elements.
-inline void prefill_attention(const Network& network, const Layer& layer, const Batch& batch, const Bf16* qkv,
-                              Bf16* workspace, Bf16* out) {
-  const int64_t room = count_packed(network, batch);
-  for (int64_t first = 0, end; first < batch.num_prefills; first = end) {
+inline void run_prefill(const Attention& op, const Run& step) {
+  const int64_t room = count_packed(op, step.batch, step.program);
+  for (int64_t first = 0, end; first < step.batch.num_prefills; first = end) {
     int64_t used = 0;
-    for (end = first; end < batch.num_prefills; ++end) {
-      find_chunk(network, batch, end, layer.sliding_window, used);
+    for (end = first; end < step.batch.num_prefills; ++end) {
+      find_chunk(op, step.batch, end, used);
       if (used > room) break;
     }
-    attend_chunks(network, layer, batch, first, end, qkv, workspace, out);
+    attend_chunks(op, step, first, end);
   }
 }
 

@@ -1,0 +1,262 @@
+"""Recording a network: what C++ has operations for becomes a program, and everything else is a reason.
+
+Run: pytest ci/unit/kernels/test_recorder.py
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from collections.abc import Callable
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+import inflight_kernels
+from inflight_kernels.cpu import Batch, Recording, Unsupported, record
+from inflight_kernels.cpu.operations import GatedLinear, Linear, RmsNorm
+from inflight_kernels.cpu.recorder import Columns, _Recorder
+
+SIZE, HEADS, KV_HEADS, HEAD_DIM = 64, 2, 1, 32
+CACHE = torch.zeros(3, 4, KV_HEADS, HEAD_DIM, dtype=torch.bfloat16)
+COS_SIN = torch.zeros(8, HEAD_DIM)
+NORM, QUERY_NORM = torch.ones(SIZE, dtype=torch.bfloat16), torch.ones(HEAD_DIM, dtype=torch.bfloat16)
+IMPLEMENTED = ("linear", "silu_and_mul", "rms_norm", "rope_and_kv_write", "decode_attention", "prefill_attention")
+
+
+@functools.cache
+def weight(num_outputs: int, num_inputs: int = SIZE) -> Tensor:
+    return torch.zeros(num_outputs, num_inputs, dtype=torch.bfloat16)
+
+
+def norm(x: Tensor) -> Tensor:
+    normed = inflight_kernels.rms_norm(x, NORM, 1e-6)
+    assert isinstance(normed, Tensor)
+    return normed
+
+
+def qkv(x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    heads = inflight_kernels.linear(x, weight((HEADS + 2 * KV_HEADS) * HEAD_DIM)).view(-1, 4, HEAD_DIM)
+    return heads[:, :HEADS], heads[:, HEADS : HEADS + KV_HEADS], heads[:, HEADS + KV_HEADS :]
+
+
+def rotate(x: Tensor, batch: Batch, **options: object) -> Tensor:
+    arguments = {"positions": batch.positions_T, "slot_mapping": batch.slots_T, **options}
+    q, k, v = qkv(x)
+    return inflight_kernels.rope_and_kv_write(q, k, v, COS_SIN, k_cache=CACHE, v_cache=CACHE, **arguments)  # type: ignore[arg-type]
+
+
+def attend(q: Tensor, batch: Batch, **options: object) -> Tensor:
+    out = torch.empty_like(q)
+    num_decodes = batch.decode_table.shape[0]
+    if num_decodes:
+        arguments = {"block_table": batch.decode_table, "seq_lens": batch.decode_lens_N, "scale": 0.5, **options}
+        inflight_kernels.decode_attention(q[:num_decodes], CACHE, CACHE, out=out[:num_decodes], **arguments)  # type: ignore[arg-type]
+    if len(batch.prefill_table):
+        inflight_kernels.prefill_attention(
+            q[num_decodes:],
+            CACHE,
+            CACHE,
+            batch.prefill_table,
+            batch.prefill_starts,
+            batch.prefill_lens_P,
+            5,
+            0.5,
+            out=out[num_decodes:],
+        )
+    return out.view(-1, HEADS * HEAD_DIM)
+
+
+def mlp(x: Tensor, size: int = 96) -> Tensor:
+    gated = inflight_kernels.silu_and_mul(inflight_kernels.linear(x, weight(2 * size)))
+    return inflight_kernels.linear(gated, weight(SIZE, size))
+
+
+def layer(x: Tensor, batch: Batch) -> Tensor:
+    attended = inflight_kernels.linear(attend(rotate(norm(x), batch), batch), weight(SIZE))
+    normed, total = inflight_kernels.rms_norm(attended, NORM, 1e-6, x)
+    return inflight_kernels.rms_norm(mlp(normed), NORM, 1e-6, total)[0]
+
+
+def kinds(recording: Recording) -> list[str]:
+    return [operation.kind.__name__ for operation in recording.operations]
+
+
+def test_a_layer_becomes_a_program() -> None:
+    recording = record(layer, SIZE)
+    assert kinds(recording) == [
+        "RmsNorm",
+        "Linear",
+        "RopeAndKvWrite",
+        "DecodeAttention",
+        "PrefillAttention",
+        "Linear",
+        "RmsNorm",
+        "GatedLinear",
+        "Linear",
+        "RmsNorm",
+    ]
+    assert recording.input == 0
+    assert recording.output_size == SIZE
+
+
+def test_token_ids_are_embedded() -> None:
+    table = weight(100)
+    recording = record(lambda token_ids, _: norm(F.embedding(token_ids, table)))
+    assert kinds(recording) == ["Embedding", "RmsNorm"]
+    assert recording.input is None
+
+
+def test_attention_reads_the_queries_where_they_were_rotated() -> None:
+    _, linear, rope, decode, prefill, *_ = record(layer, SIZE).operations
+    queries, out = linear.fields["out"], decode.fields["out"]
+    assert rope.fields["queries"] == decode.fields["queries"] == prefill.fields["queries"] == queries
+    assert isinstance(queries, Columns) and isinstance(out, Columns)
+    assert rope.fields["values"] == Columns(queries.buffer, (HEADS + KV_HEADS) * HEAD_DIM)
+    assert prefill.fields["out"] == out and out.buffer != queries.buffer
+
+
+@pytest.mark.parametrize("size", [96, 90])
+def test_gate_and_up_are_joined_with_their_activation(size: int) -> None:
+    recording = record(lambda x, _: mlp(x, size), SIZE)
+    gated, down = recording.operations
+    assert (gated.kind, down.kind) == (GatedLinear, Linear)
+    assert gated.fields["num_outputs"] == down.fields["num_inputs"] == 96
+    assert gated.fields["out"] == down.fields["x"]
+
+
+def test_layers_may_differ() -> None:
+    def two_norms(x: Tensor, batch: Batch) -> Tensor:
+        return inflight_kernels.rms_norm(norm(x), NORM, 0.5)  # type: ignore[return-value]
+
+    assert [operation.fields["eps"] for operation in record(two_norms, SIZE).operations] == [1e-6, 0.5]
+
+
+@pytest.mark.parametrize("name", IMPLEMENTED)
+def test_it_takes_the_arguments_of_the_function_that_it_records(name: str) -> None:
+    recorded = inspect.signature(getattr(_Recorder, name))
+    arguments = list(recorded.parameters.values())[1:]
+    assert recorded.replace(parameters=arguments) == inspect.signature(getattr(inflight_kernels, name))
+
+
+UNIMPLEMENTED: dict[str, Callable[[Tensor], object]] = {
+    "rms_norm_quantized": lambda x: inflight_kernels.rms_norm_quantized(x, NORM, 1e-6),
+    "silu_and_mul_quantized": lambda x: inflight_kernels.silu_and_mul_quantized(x),
+    "quantize_per_token": lambda x: inflight_kernels.quantize_per_token(x),
+    "aten.mul": lambda x: x * 2,
+    "aten.add": lambda x: x + x,
+    "aten.add_": lambda x: x.add_(1),
+    "aten.gelu": F.gelu,
+    "aten.tanh": torch.tanh,
+    "aten.contiguous": lambda x: x.t().contiguous(),
+    "aten.to": lambda x: x.float(),
+    "aten.index": lambda x: x[torch.tensor([1, 0])],
+    "aten.copy_": lambda x: torch.empty_like(x).copy_(x),
+    "aten.new_zeros": lambda x: x.new_zeros(3),
+}
+
+
+@pytest.mark.parametrize("name", UNIMPLEMENTED)
+def test_an_operation_that_it_has_not_is_the_reason(name: str) -> None:
+    def network(x: Tensor, batch: Batch) -> Tensor:
+        UNIMPLEMENTED[name](x)
+        return norm(x)
+
+    with pytest.raises(Unsupported, match=f"^C\\+\\+ has no operation {name}$"):
+        record(network, SIZE)
+
+
+def spoil(**options: object) -> Callable[[Tensor, Batch], Tensor]:
+    """`layer`, whose rotation has other arguments."""
+    return lambda x, batch: attend(rotate(x, batch, **options), batch)
+
+
+def read_twice(x: Tensor, batch: Batch) -> Tensor:
+    q, k, v = qkv(x)
+    arguments = (COS_SIN, batch.positions_T, CACHE, CACHE, batch.slots_T)
+    inflight_kernels.rope_and_kv_write(q, k, v, *arguments)
+    return inflight_kernels.rope_and_kv_write(q, k, v, *arguments)
+
+
+def read_what_was_joined(x: Tensor, batch: Batch) -> Tensor:
+    gate_up = inflight_kernels.linear(x, weight(2 * SIZE))
+    inflight_kernels.silu_and_mul(gate_up)
+    return inflight_kernels.linear(gate_up, weight(SIZE, 2 * SIZE))
+
+
+def branch(x: Tensor, batch: Batch) -> Tensor:
+    return norm(norm(x)) if len(batch.decode_table) else norm(x)
+
+
+REFUSED: dict[str, tuple[Callable[[Tensor, Batch], Tensor], str]] = {
+    "positions": (spoil(positions=torch.zeros(3, dtype=torch.int64)), "by the step's own positions"),
+    "slots": (spoil(slot_mapping=torch.zeros(3, dtype=torch.int64)), "to its own cache slots only"),
+    "one norm": (spoil(q_norm_weight=QUERY_NORM), "either both queries and keys"),
+    "scaled cache": (spoil(k_scale=2.0), "no scaled KV cache"),
+    "another table": (
+        lambda x, batch: attend(rotate(x, batch), batch, block_table=torch.zeros(3, 7)),
+        "the step's own sequences only",
+    ),
+    "deterministic attention": (
+        lambda x, batch: attend(rotate(x, batch), batch, deterministic=True),
+        "not deterministic",
+    ),
+    "deterministic linear": (
+        lambda x, _: inflight_kernels.linear(x, weight(SIZE), deterministic=True),
+        "no deterministic linear layer",
+    ),
+    "another type": (lambda x, _: inflight_kernels.linear(x, weight(SIZE).float()), "a weight is torch.float32"),
+    "another bias": (
+        lambda x, _: inflight_kernels.linear(x, weight(SIZE), torch.zeros(3, dtype=torch.bfloat16)),
+        r"a bias is not a constant of shape \(64,\)",
+    ),
+    "a weight that is computed": (lambda x, _: inflight_kernels.linear(x, x), "a weight is not a constant"),
+    "inputs": (lambda x, _: inflight_kernels.linear(x[:, :40], weight(SIZE, 40)), "40 inputs"),
+    "nothing was written": (lambda x, _: norm(torch.empty_like(x)), "input of a norm is not the result of an"),
+    "zeros": (lambda x, _: norm(torch.zeros(13, SIZE, dtype=torch.bfloat16, device="meta")), "is not the result"),
+    "heads as rows": (
+        lambda x, _: inflight_kernels.linear(x.view(-1, 32), weight(32, 32)),
+        "is not laid out by tokens",
+    ),
+    "some rows": (lambda x, _: inflight_kernels.linear(x[1:], weight(SIZE)), "is not laid out by tokens"),
+    "transposed": (lambda x, _: norm(x.t().t()[:, ::2]), "a norm is not over"),
+    "queries again": (read_twice, "the queries is not the result|queries"),
+    "gate and up again": (read_what_was_joined, "input of a linear layer is not the result"),
+    "silu of a norm": (lambda x, _: inflight_kernels.silu_and_mul(norm(x)), "silu_and_mul only of the whole result"),
+    "paths": (branch, "takes different paths for decodes and for prefills"),
+    "a value is read": (lambda x, _: norm(x) if x.sum() > 0 else x, "C\\+\\+ has no operation aten.sum"),
+    "an item is read": (
+        lambda x, _: inflight_kernels.linear(x, weight(int(x[0, 0].item()))),
+        "no operation aten.item|cannot be recorded",
+    ),
+    "nothing is returned": (lambda x, _: None, "cannot be recorded"),  # type: ignore[dict-item,return-value]
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_what_it_has_otherwise_is_the_reason(name: str) -> None:
+    network, reason = REFUSED[name]
+    with pytest.raises(Unsupported, match=reason):
+        record(network, SIZE)
+
+
+def test_a_constant_may_be_computed() -> None:
+    doubled = record(lambda x, _: inflight_kernels.linear(x, WEIGHT[: SIZE // 2]), SIZE)
+    assert kinds(doubled) == ["Linear"]
+    assert doubled.operations[0].fields["num_outputs"] == SIZE // 2
+
+
+WEIGHT = weight(SIZE)
+
+
+def test_meta_tensors_are_refused_when_nobody_records() -> None:
+    with pytest.raises(ValueError, match="got one on meta"):
+        norm(torch.empty(3, SIZE, dtype=torch.bfloat16, device="meta"))
+
+
+def test_norms_without_a_residual_read_one_value() -> None:
+    alone = record(lambda x, _: norm(x), SIZE).operations[0]
+    assert alone.kind is RmsNorm
+    assert len(alone.columns(written=False)) == len(alone.columns(written=True)) == 1

@@ -1,0 +1,30 @@
+"""The tokens of one step, as a program for CPUs takes them.
+
+Legend: T tokens, N decoding rows, P prefilling rows.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from torch import Tensor
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Batch:
+    """One token of each decoding row, then the chunks of the prefilling rows."""
+
+    positions_T: Tensor
+    """int64, position of each token in its sequence."""
+    slots_T: Tensor
+    """int64, block_id * block_size + offset of its key and value; negative = not stored."""
+    decode_table: Tensor
+    """int32 (N, blocks of the longest)."""
+    decode_lens_N: Tensor
+    """int32, tokens in the cache after this step; at least 1."""
+    prefill_table: Tensor
+    """int32 (P, blocks of the longest)."""
+    prefill_lens_P: Tensor
+    """int32"""
+    prefill_starts: Tensor
+    """int32 (P + 1), index of each prefill's first token, counted from the first prefill token."""

@@ -1,0 +1,155 @@
+// The operations that a program consists of, and the batch that they compute. operations.py has the same structures,
+// field by field.
+//
+// A program has buffers of one row for each token of a step. A value is a range of a buffer's columns. All numbers are
+// bfloat16, unless a field says otherwise.
+#pragma once
+
+#include "products.h"
+
+namespace inflight {
+
+/// Columns of a buffer, from `column` on; how many there are is known from the operation.
+struct Value {
+  int64_t buffer, column;
+};
+
+/// The first field of every operation. operations.py numbers them in the same order.
+enum class Kind : int64_t {
+  EMBEDDING,
+  LINEAR,
+  GATED_LINEAR,
+  RMS_NORM,
+  ROPE_AND_KV_WRITE,
+  DECODE_ATTENTION,
+  PREFILL_ATTENTION,
+};
+
+/// One layer's KV cache: two tensors (blocks, block_size, num_kv_heads, head_dim).
+struct Cache {
+  Bf16 *keys, *values;
+  int64_t block_size, num_kv_heads, head_dim;
+
+  /// Offset of a head's key or value in a slot.
+  int64_t offset(int64_t slot, int64_t kv_head) const { return (slot * num_kv_heads + kv_head) * head_dim; }
+  /// The same for the token at `position` of the sequence with these blocks.
+  int64_t offset(const int32_t* blocks, int64_t position, int64_t kv_head) const {
+    return offset(blocks[position / block_size] * block_size + position % block_size, kv_head);
+  }
+};
+
+/// out = table[token id]
+struct Embedding {
+  Kind kind;
+  Value out;
+  /// (tokens, size), not packed.
+  const Bf16* table;
+  int64_t size;
+};
+
+/// out = x @ weight.T + bias
+struct Linear {
+  Kind kind;
+  Value x, out;
+  /// (num_outputs, num_inputs) as `pack_weight` lays it out; num_inputs is a multiple of 32.
+  const Bf16* weight;
+  /// (num_outputs), or null.
+  const Bf16* bias;
+  int64_t num_inputs, num_outputs;
+};
+
+/// out = silu(gate) * up of a linear layer whose outputs are gate and up, `num_outputs` of each, a multiple of 16.
+struct GatedLinear {
+  Kind kind;
+  Value x, out;
+  /// Panels of 16 rows of gate and 16 rows of up.
+  const Bf16* weight;
+  /// All of gate before all of up, or null.
+  const Bf16* bias;
+  int64_t num_inputs, num_outputs;
+};
+
+/// sum = x + residual; out = norm(sum) * weight. Without a residual (buffer -1): out = norm(x) * weight.
+struct RmsNorm {
+  Kind kind;
+  Value x, residual, out, sum;
+  const Bf16* weight;
+  /// A multiple of 16.
+  int64_t size;
+  float eps;
+};
+
+/// Rotates the queries in place and the keys into the cache; copies the values there.
+struct RopeAndKvWrite {
+  Kind kind;
+  Value queries, keys, values;
+  Cache cache;
+  int64_t num_heads;
+  /// float32 (positions, rotary_dim): cosines, then sines.
+  const float* cos_sin;
+  /// Leading elements of a head that are rotated.
+  int64_t rotary_dim;
+  /// (head_dim), or null for both.
+  const Bf16 *query_norm, *key_norm;
+  float norm_eps;
+};
+
+/// Attention of the decoding rows, or of the prefilling ones, over the cache.
+struct Attention {
+  Kind kind;
+  Value queries, out;
+  Cache cache;
+  int64_t num_heads;
+  /// Last keys that a token sees, itself included; 0 = all.
+  int64_t sliding_window;
+  float scale;
+
+  int64_t queries_per_key() const { return num_heads / cache.num_kv_heads; }
+};
+
+/// Tokens of a step: one of each decoding row, then the chunks of the prefilling rows.
+struct Batch {
+  int64_t num_tokens, num_decodes, num_prefills;
+  /// (num_tokens) each: token id; position in the sequence; cache slot, negative = not stored.
+  const int64_t *token_ids, *positions, *slots;
+  /// (num_decodes, decode_width) and (num_decodes)
+  const int32_t *decode_table, *decode_lens;
+  int64_t decode_width;
+  /// (num_prefills, prefill_width), (num_prefills) and (num_prefills + 1), counted from the first prefilling token.
+  const int32_t *prefill_table, *prefill_lens, *prefill_starts;
+  int64_t prefill_width;
+};
+
+struct Program {
+  int64_t num_operations, num_buffers;
+  /// Each points to the first field of an operation.
+  const Kind* const* operations;
+  /// Columns of each buffer.
+  const int64_t* widths;
+  /// The buffer that holds the program's input at first, -1 if the token ids are its input; the buffer of its result.
+  int64_t input, output;
+  Instructions instructions;
+  /// Elements of keys and values that prompts may have packed at the same time; a single chunk may have more.
+  int64_t packed_at_once;
+};
+
+/// What the operations of one run share.
+struct Run {
+  const Program& program;
+  const Batch& batch;
+  /// Where each buffer starts. A buffer that products read has room for 32 rows more than there are tokens.
+  Bf16* const* buffers;
+  /// Memory for the results of decode attention's parts, and for packed keys and values of prefill attention.
+  float* parts;
+  Bf16* packed;
+
+  const Instructions& instructions() const { return program.instructions; }
+  Bf16* at(const Value& value) const { return buffers[value.buffer] + value.column; }
+  /// Elements between two rows of a value.
+  int64_t stride(const Value& value) const { return program.widths[value.buffer]; }
+};
+
+/// The score of a key that a query does not see. Finite: two of them may be subtracted.
+constexpr float MASKED = -1e30f;
+
+}  // namespace inflight

@@ -1,0 +1,133 @@
+// Runs a program of operations on a CPU: bfloat16 weights, activations and cache, sums in float32. Called from
+// program.py.
+//
+// One parallel region for the whole program: every thread walks through all operations, and in each takes work items
+// until none is left. Results are rounded as by the torch reference: once after each operation.
+#include <omp.h>
+
+#include "decode_attention.h"
+#include "pointwise.h"
+#include "prefill_attention.h"
+
+namespace inflight {
+namespace {
+
+template <class Op>
+const Op& as(const Kind* operation) {
+  return *reinterpret_cast<const Op*>(operation);
+}
+
+void run(const Kind* operation, const Run& step) {
+  switch (*operation) {
+    case Kind::EMBEDDING:
+      return run(as<Embedding>(operation), step);
+    case Kind::LINEAR:
+      return run(as<Linear>(operation), step);
+    case Kind::GATED_LINEAR:
+      return run(as<GatedLinear>(operation), step);
+    case Kind::RMS_NORM:
+      return run(as<RmsNorm>(operation), step);
+    case Kind::ROPE_AND_KV_WRITE:
+      return run(as<RopeAndKvWrite>(operation), step);
+    case Kind::DECODE_ATTENTION:
+      if (step.batch.num_decodes) run_decode(as<Attention>(operation), step);
+      return;
+    case Kind::PREFILL_ATTENTION:
+      if (step.batch.num_prefills) run_prefill(as<Attention>(operation), step);
+      return;
+  }
+}
+
+/// Memory of one run, cut from one piece: all buffers but that of the result, then what attention needs.
+struct Workspace {
+  std::vector<Bf16*> buffers;
+  float* parts;
+  Bf16* packed;
+  int64_t num_bytes = 0;
+
+  /// `start` may be null where only `num_bytes` matters.
+  Workspace(const Program& program, const Batch& batch, int64_t num_threads, char* start, Bf16* out)
+      : buffers(program.num_buffers) {
+    const auto take = [&](int64_t bytes) {
+      char* taken = start ? start + num_bytes : nullptr;
+      num_bytes += round_up(bytes, 4096);
+      return taken;
+    };
+    for (int64_t i = 0; i < program.num_buffers; ++i)
+      buffers[i] = i == program.output ? out
+                                       : reinterpret_cast<Bf16*>(take((batch.num_tokens + PANEL) * program.widths[i] *
+                                                                      static_cast<int64_t>(sizeof(Bf16))));
+    int64_t part_floats = 0, packed_elements = 0;
+    for (int64_t i = 0; i < program.num_operations; ++i) {
+      const Kind* operation = program.operations[i];
+      if (*operation == Kind::DECODE_ATTENTION)
+        part_floats = std::max(part_floats, count_part_floats(as<Attention>(operation), batch, num_threads));
+      if (*operation == Kind::PREFILL_ATTENTION)
+        packed_elements = std::max(packed_elements, count_packed(as<Attention>(operation), batch, program));
+    }
+    parts = reinterpret_cast<float*>(take(part_floats * sizeof(float)));
+    packed = reinterpret_cast<Bf16*>(take(packed_elements * sizeof(Bf16)));
+  }
+};
+
+}  // namespace
+}  // namespace inflight
+
+using namespace inflight;
+
+extern "C" {
+
+/// True where this process may use AMX. Called once a process, before anything that uses it.
+bool inflight_request_tiles() { return request_tiles(); }
+
+/// Bytes of the workspace that `inflight_run` needs for a batch.
+int64_t inflight_workspace_bytes(const Program* program, const Batch* batch, int64_t num_threads) {
+  return Workspace(*program, *batch, num_threads, nullptr, nullptr).num_bytes;
+}
+
+/// All operations of a program. `x` (num_tokens, width of its buffer) is the input, if that is not the token ids; `out`
+/// (num_tokens, width of its buffer) takes the result.
+void inflight_run(const Program* program, const Batch* batch, int64_t num_threads, const Bf16* x, Bf16* out,
+                  char* workspace) {
+  const Workspace work(*program, *batch, num_threads, workspace, out);
+  const Run step{*program, *batch, work.buffers.data(), work.parts, work.packed};
+  if (program->input >= 0)
+    std::memcpy(work.buffers[program->input], x, batch->num_tokens * program->widths[program->input] * sizeof(Bf16));
+#pragma omp parallel num_threads(num_threads)
+  {
+    const Multiplier multiplier(program->instructions);
+    for (int64_t i = 0; i < program->num_operations; ++i) run(program->operations[i], step);
+  }
+}
+
+/// out (num_rows, num_outputs) = x @ weight.T of a packed weight. x has room for 32 rows more.
+void inflight_linear(const Instructions* instructions, const Bf16* x, int64_t num_rows, const Bf16* packed,
+                     int64_t num_inputs, int64_t num_outputs, int64_t num_threads, Bf16* out) {
+#pragma omp parallel num_threads(num_threads)
+  {
+    const Multiplier multiplier(*instructions);
+    linear(*instructions, x, num_inputs, num_rows, packed, nullptr, num_inputs, num_outputs, out, num_outputs);
+  }
+}
+
+/// Elements of a packed weight.
+int64_t inflight_packed_size(int64_t num_outputs, int64_t num_inputs) {
+  return panel_elements(ceil_div(num_outputs, PANEL) * num_inputs);
+}
+
+/// `weight` (num_outputs, num_inputs) as panels of 32 rows, or, where `gated`, of 16 of its first half and 16 of its
+/// second.
+void inflight_pack(const Bf16* weight, int64_t num_outputs, int64_t num_inputs, bool gated, int64_t num_threads,
+                   Bf16* packed) {
+  const int64_t half = num_outputs / 2;
+#pragma omp parallel num_threads(num_threads)
+  pack_weight(
+      weight, num_inputs, ceil_div(num_outputs, PANEL),
+      [=](int64_t panel, int64_t n) -> int64_t {
+        if (gated) return n < 16 ? 16 * panel + n : half + 16 * panel + n - 16;
+        const int64_t row = PANEL * panel + n;
+        return row < num_outputs ? row : -1;
+      },
+      packed);
+}
+}

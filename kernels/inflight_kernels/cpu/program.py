@@ -1,0 +1,119 @@
+"""A recorded network that runs in C++: one call a step, over packed weights and buffers that operations share."""
+
+from __future__ import annotations
+
+import ctypes
+from ctypes import c_int64, c_void_p
+
+import torch
+from torch import Tensor
+
+from inflight_kernels.cpu.batch import Batch
+from inflight_kernels.cpu.buffers import share_buffers
+from inflight_kernels.cpu.library import NativeLibrary
+from inflight_kernels.cpu.operations import KINDS, Cache, NativeBatch, NativeProgram, Operation, Value
+from inflight_kernels.cpu.recorder import NOWHERE, CacheTensors, Columns, Constant, Field, Recorded, Recording, Weight
+from inflight_kernels.cpu.weight_packer import WeightPacker
+
+PACKED_AT_ONCE = 32 * 2**20
+"""Elements, 64 MiB: enough to keep threads busy. Without a limit, chunks behind one long prefix that they share would
+each have a copy of it."""
+
+
+class Program:
+    """Called by one thread at a time."""
+
+    def __init__(self, library: NativeLibrary, recording: Recording, packer: WeightPacker) -> None:
+        buffers, widths = share_buffers(recording)
+        lowering = _Lowering(buffers, packer)
+        operations = [lowering.operation(operation) for operation in recording.operations]
+        addresses = (c_void_p * len(operations))(*map(ctypes.addressof, operations))
+        native_widths = (c_int64 * len(widths))(*widths)
+        # The structures only point at what they need.
+        self._held = (recording, packer, operations, addresses, native_widths)
+        self._functions = library.functions
+        output = buffers[recording.output.buffer]
+        self._native = NativeProgram(
+            num_operations=len(operations),
+            num_buffers=len(widths),
+            operations=ctypes.addressof(addresses),
+            widths=ctypes.addressof(native_widths),
+            input=-1 if recording.input is None else buffers[recording.input],
+            output=output,
+            instructions=library.instructions.to_native(),
+            packed_at_once=PACKED_AT_ONCE,
+        )
+        self._width = widths[output]
+        self._columns = slice(recording.output.start, recording.output.start + recording.output_size)
+        self._workspace = torch.empty(0, dtype=torch.uint8)
+
+    def __call__(self, x: Tensor, batch: Batch | None = None) -> Tensor:
+        """The result (T, columns), bfloat16, of `x`: token ids (T,), int64, or bfloat16 (T, columns).
+
+        Writes the batch's keys and values to the caches. A program without attention needs no `batch`.
+        """
+        threads = torch.get_num_threads()
+        native_batch = _native_batch(x, batch)
+        program, step = ctypes.addressof(self._native), ctypes.addressof(native_batch)
+        num_bytes = self._functions.inflight_workspace_bytes(program, step, threads)
+        if num_bytes > self._workspace.numel():
+            self._workspace = self._workspace.new_empty(0)  # before the next one is taken
+            # Contexts grow chunk by chunk: not a new workspace for each of them.
+            self._workspace = torch.empty(num_bytes + num_bytes // 2, dtype=torch.uint8)
+        out = torch.empty((x.shape[0], self._width), dtype=torch.bfloat16)
+        self._functions.inflight_run(program, step, threads, _address(x), out.data_ptr(), self._workspace.data_ptr())
+        return out[:, self._columns]
+
+
+class _Lowering:
+    """Makes the structures of recorded operations."""
+
+    def __init__(self, buffers: dict[int, int], packer: WeightPacker) -> None:
+        self._buffers = buffers
+        self._packer = packer
+
+    def operation(self, recorded: Recorded) -> Operation:
+        native = recorded.kind(kind=KINDS.index(recorded.kind))
+        for name, value in recorded.fields.items():
+            setattr(native, name, self._field(value))
+        return native
+
+    def _field(self, value: Field) -> Value | Cache | float | None:
+        match value:
+            case Columns():
+                return Value(-1 if value == NOWHERE else self._buffers[value.buffer], value.start)
+            case Constant():
+                return value.address
+            case Weight():
+                return self._packer.pack(value).data_ptr()
+            case CacheTensors():
+                _, block_size, num_kv_heads, head_dim = value.keys.tensor.shape
+                return Cache(value.keys.address, value.values.address, block_size, num_kv_heads, head_dim)
+            case _:
+                return value
+
+
+def _native_batch(x: Tensor, batch: Batch | None) -> NativeBatch:
+    if batch is None:
+        return NativeBatch(num_tokens=x.shape[0], token_ids=_address(x))
+    return NativeBatch(
+        num_tokens=x.shape[0],
+        num_decodes=batch.decode_table.shape[0],
+        num_prefills=batch.prefill_table.shape[0],
+        token_ids=_address(x),
+        positions=_address(batch.positions_T),
+        slots=_address(batch.slots_T),
+        decode_table=_address(batch.decode_table),
+        decode_lens=_address(batch.decode_lens_N),
+        decode_width=batch.decode_table.shape[1],
+        prefill_table=_address(batch.prefill_table),
+        prefill_lens=_address(batch.prefill_lens_P),
+        prefill_starts=_address(batch.prefill_starts),
+        prefill_width=batch.prefill_table.shape[1],
+    )
+
+
+def _address(tensor: Tensor) -> int:
+    if not tensor.is_contiguous():
+        raise ValueError(f"a tensor of shape {tuple(tensor.shape)} is not contiguous")
+    return tensor.data_ptr()

@@ -1,0 +1,499 @@
+"""Records the operations of a network, by calling it once with tensors that have no memory (meta tensors).
+
+While it records, the functions of inflight_kernels called with meta tensors are the methods of the recorder, which
+check their arguments and note an operation instead of computing one. Everything else that torch is asked to compute
+with such a tensor, but for views of it, raises Unsupported. So nothing of a network can be left out of a program: what
+C++ has no operation for, or has it with other options, is the reason why the network cannot run there.
+
+What a recording cannot show is a forward pass that takes another path for another batch. Therefore `record` compares
+the recordings of three batches: decodes, prefills, and both.
+
+Legend: T tokens, N decoding rows, P prefilling rows, K key/value heads, E head size.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+from inflight_kernels.cpu.batch import Batch
+from inflight_kernels.cpu.operations import (
+    DecodeAttention,
+    Embedding,
+    GatedLinear,
+    Linear,
+    Operation,
+    PrefillAttention,
+    RmsNorm,
+    RopeAndKvWrite,
+)
+from inflight_kernels.dispatch import recording
+
+STEP = 32
+"""Products read inputs in multiples of it."""
+MAX_HEAD_DIM = 256
+
+
+class Unsupported(Exception):
+    """C++ cannot compute a network; the message is the reason, as half a sentence."""
+
+
+@dataclass(frozen=True, slots=True)
+class Columns:
+    """Columns of a buffer of the recording, from `start` on."""
+
+    buffer: int
+    start: int
+
+
+@dataclass(frozen=True, slots=True)
+class Constant:
+    """A contiguous tensor that does not depend on the batch. Equal to another one if both are the same memory."""
+
+    tensor: Tensor = field(compare=False)
+    address: int
+    shape: torch.Size
+
+    @classmethod
+    def of(cls, tensor: Tensor) -> Constant:
+        return cls(tensor, tensor.data_ptr(), tensor.shape)
+
+
+NOWHERE = Columns(-1, 0)
+"""Of an operand that an operation does not have."""
+
+
+@dataclass(frozen=True, slots=True)
+class Weight:
+    """The weight or the bias of a linear layer. `gated`: gate above up, which are joined."""
+
+    constant: Constant
+    gated: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class CacheTensors:
+    keys: Constant
+    values: Constant
+
+
+Field = Columns | Constant | Weight | CacheTensors | float | None
+
+
+@dataclass(frozen=True, slots=True)
+class Recorded:
+    """One operation, with the fields of its structure, except for `kind` and those that follow from others."""
+
+    kind: type[Operation]
+    fields: Mapping[str, Field]
+    writes: tuple[str, ...]
+    """Names of the fields that it writes; of Columns, it reads the others."""
+
+    def columns(self, written: bool) -> list[Columns]:
+        """The columns that it writes, or reads."""
+        return [
+            value
+            for name, value in self.fields.items()
+            if isinstance(value, Columns) and value != NOWHERE and (name in self.writes) == written
+        ]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Recording:
+    """A network's operations in order, over buffers of a row for each token."""
+
+    operations: tuple[Recorded, ...]
+    widths: tuple[int, ...]
+    """Columns of each buffer, numbered in the order of their first use."""
+    input: int | None
+    """The buffer that holds the network's input; None if token ids are its input."""
+    output: Columns
+    output_size: int
+
+
+def record(network: Callable[[Tensor, Batch], Tensor], input_size: int | None = None) -> Recording:
+    """The operations of `network`, called with an input and a batch.
+
+    Its input is bfloat16 (T, input_size), or, with None, token ids (T,), int64. Raises Unsupported.
+    """
+    mixed, *others = (_record(network, input_size, batch) for batch in _batches())
+    for other, missing in zip(others, (PrefillAttention, DecodeAttention), strict=True):
+        expected = tuple(operation for operation in mixed.operations if operation.kind is not missing)
+        if other.operations != expected:
+            raise Unsupported("its forward pass takes different paths for decodes and for prefills")
+    return mixed
+
+
+def _batches() -> list[Batch]:
+    """Meta tensors of a batch with decodes and prefills, one of decodes, one of prefills."""
+
+    def empty(*shape: int, dtype: torch.dtype = torch.int32) -> Tensor:
+        return torch.empty(shape, dtype=dtype, device="meta")
+
+    def batch(num_decodes: int, num_prefills: int) -> Batch:
+        num_tokens = num_decodes + 5 * num_prefills
+        return Batch(
+            positions_T=empty(num_tokens, dtype=torch.int64),
+            slots_T=empty(num_tokens, dtype=torch.int64),
+            decode_table=empty(num_decodes, 7),
+            decode_lens_N=empty(num_decodes),
+            prefill_table=empty(num_prefills, 7),
+            prefill_lens_P=empty(num_prefills),
+            prefill_starts=empty(num_prefills + 1),
+        )
+
+    return [batch(3, 2), batch(3, 0), batch(0, 2)]
+
+
+@torch.inference_mode()
+def _record(network: Callable[[Tensor, Batch], Tensor], input_size: int | None, batch: Batch) -> Recording:
+    num_tokens = batch.positions_T.shape[0]
+    if input_size is None:
+        x = torch.empty(num_tokens, dtype=torch.int64, device="meta")
+    else:
+        x = torch.empty((num_tokens, input_size), dtype=torch.bfloat16, device="meta")
+    recorder = _Recorder(x, batch)
+    with recording(recorder), _TorchOperations(recorder):
+        try:
+            result = network(x, batch)
+            return recorder.finish(x if input_size else None, result)
+        except (RuntimeError, TypeError, AttributeError) as error:
+            # Values cannot be read while recording; torch says so in exceptions of several types.
+            raise Unsupported(f"its forward pass cannot be recorded: {' '.join(str(error).split())}") from error
+
+
+class _TorchOperations(TorchDispatchMode):
+    """Sees every operation of torch itself."""
+
+    def __init__(self, recorder: _Recorder) -> None:
+        super().__init__()
+        self._recorder = recorder
+
+    def __torch_dispatch__(
+        self, func: Any, types: Sequence[type], args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        kwargs = kwargs or {}
+        if func is torch.ops.aten.embedding.default:
+            return self._recorder.embedding(args[0], args[1])
+        # What is computed from constants is a constant. An empty tensor cannot be read before an operation writes it.
+        inputs = _meta_tensors((args, kwargs))
+        is_harmless = not inputs or func in _FACTORIES
+        if is_harmless or func.is_view:
+            result = func(*args, **kwargs)
+            # Some, such as `contiguous`, are a view of their input or a copy of it.
+            if is_harmless or set(map(_storage, inputs)).issuperset(map(_storage, _meta_tensors(result))):
+                return result
+        raise Unsupported(f"C++ has no operation {func.overloadpacket}")
+
+
+class _Recorder:
+    """The functions of inflight_kernels, as methods of the same names and arguments."""
+
+    def __init__(self, x: Tensor, batch: Batch) -> None:
+        self._batch = batch
+        self._x = x
+        self._num_tokens = batch.positions_T.shape[0]
+        self._num_decodes = batch.decode_table.shape[0]
+        self._operations: list[Recorded] = []
+        self._held: list[Tensor] = []
+        """Storages are identified by their addresses, which must not be used twice."""
+        self._values: dict[int, Columns] = {}
+        """Storage of a meta tensor -> where its first column lies, once something has written it."""
+        self._widths: list[int] = []
+        self._padded: Columns | None = None
+        """The newest value that is followed by zeros up to a multiple of 32 columns."""
+        if x.dim() == 2:
+            self._write(x)
+
+    def finish(self, x: Tensor | None, result: Tensor) -> Recording:
+        return Recording(
+            operations=tuple(self._operations),
+            widths=tuple(self._widths),
+            input=None if x is None else self._read(x, "input").buffer,
+            output=self._read(result, "the result"),
+            output_size=result.shape[1],
+        )
+
+    def __getattr__(self, name: str) -> Any:
+        raise Unsupported(f"C++ has no operation {name}")
+
+    def embedding(self, table: Tensor, token_ids: Tensor) -> Tensor:
+        if token_ids is not self._x:
+            raise Unsupported("C++ embeds the step's token ids only")
+        out = self._empty(self._num_tokens, table.shape[1])
+        constant = self._constant(table, "the embedding", table.shape)
+        self._note(Embedding, ("out",), out=self._write(out), table=constant, size=table.shape[1])
+        return out
+
+    def linear(self, x: Tensor, weight: Tensor, bias: Tensor | None = None, deterministic: bool = False) -> Tensor:
+        if deterministic:
+            raise Unsupported("C++ has no deterministic linear layer")
+        num_outputs, num_inputs = weight.shape
+        source = self._read(x, "the input of a linear layer")
+        padded = -(-num_inputs // STEP) * STEP
+        if padded != num_inputs and source != self._padded:
+            raise Unsupported(f"a linear layer has {num_inputs} inputs, which is not a multiple of {STEP}")
+        out = self._empty(self._num_tokens, num_outputs)
+        self._note(
+            Linear,
+            ("out",),
+            x=source,
+            out=self._write(out),
+            weight=Weight(self._constant(weight, "a weight", weight.shape)),
+            bias=None if bias is None else Weight(self._constant(bias, "a bias", (num_outputs,))),
+            num_inputs=padded,
+            num_outputs=num_outputs,
+        )
+        return out
+
+    def silu_and_mul(self, gate_up: Tensor) -> Tensor:
+        """Joined with the linear layer before it, whose result is not to be read by anything else."""
+        linear = self._operations[-1]
+        read = self._read(gate_up, "the input of silu_and_mul")
+        if linear.kind is not Linear or linear.fields["out"] != read or gate_up.shape[1] != self._widths[read.buffer]:
+            raise Unsupported("C++ computes silu_and_mul only of the whole result of a linear layer")
+        self._operations.pop()
+        self._forget(gate_up)
+        size = gate_up.shape[1] // 2
+        padded = -(-size // STEP) * STEP
+        out = self._empty(self._num_tokens, size)
+        gated = {
+            name: replace(value, gated=True) if isinstance(value, Weight) else value
+            for name, value in linear.fields.items()
+        }
+        # Columns beyond `size` become zeros, as silu(0) * 0 = 0, and the next linear layer may read them.
+        self._padded = self._write(out, padded)
+        gated |= {"out": self._padded, "num_outputs": padded}
+        self._note(GatedLinear, ("out",), **gated)
+        return out
+
+    def rms_norm(
+        self, x: Tensor, weight: Tensor, eps: float, residual: Tensor | None = None
+    ) -> Tensor | tuple[Tensor, Tensor]:
+        size = weight.shape[0]
+        if size % STEP:
+            raise Unsupported(f"a norm has {size} columns, which is not a multiple of {STEP}")
+        if x.shape[1:] != weight.shape:
+            raise Unsupported("a norm is not over the last dimension of its input alone")
+        source = self._read(x, "the input of a norm")
+        other = NOWHERE if residual is None else self._read(residual, "the residual of a norm")
+        out, total = self._empty(self._num_tokens, size), self._empty(self._num_tokens, size)
+        self._note(
+            RmsNorm,
+            ("out", "sum"),
+            x=source,
+            residual=other,
+            out=self._write(out),
+            sum=NOWHERE if residual is None else self._write(total),
+            weight=self._constant(weight, "a norm's weight", (size,)),
+            size=size,
+            eps=eps,
+        )
+        return out if residual is None else (out, total)
+
+    def rope_and_kv_write(
+        self,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        cos_sin: Tensor,
+        positions: Tensor,
+        k_cache: Tensor,
+        v_cache: Tensor,
+        slot_mapping: Tensor,
+        q_norm_weight: Tensor | None = None,
+        k_norm_weight: Tensor | None = None,
+        norm_eps: float = 1e-6,
+        k_scale: float = 1.0,
+        v_scale: float = 1.0,
+    ) -> Tensor:
+        head_dim = q.shape[2]
+        if positions is not self._batch.positions_T or slot_mapping is not self._batch.slots_T:
+            raise Unsupported("C++ rotates by the step's own positions and writes to its own cache slots only")
+        if (q_norm_weight is None) != (k_norm_weight is None):
+            raise Unsupported("C++ normalises either both queries and keys or neither of them")
+        cache = self._cache(k_cache, v_cache, head_dim, (k_scale, v_scale))
+        if k.shape[1:] != k_cache.shape[2:] or v.shape[1:] != v_cache.shape[2:]:
+            raise Unsupported("the cache has other heads than the keys and values")
+        queries = self._read(q, "the queries")
+        self._note(
+            RopeAndKvWrite,
+            ("queries",),
+            queries=queries,
+            keys=self._read(k, "the keys"),
+            values=self._read(v, "the values"),
+            cache=cache,
+            num_heads=q.shape[1],
+            cos_sin=self._constant(cos_sin, "cos_sin", (*cos_sin.shape,), torch.float32),
+            rotary_dim=cos_sin.shape[1],
+            query_norm=self._optional(q_norm_weight, "a norm's weight", (head_dim,)),
+            key_norm=self._optional(k_norm_weight, "a norm's weight", (head_dim,)),
+            norm_eps=norm_eps,
+        )
+        # In place: the result is where the queries were, which cannot be read any more.
+        for tensor in (q, k, v):
+            self._forget(tensor)
+        rotated = self._empty(*q.shape)
+        self._hold(rotated, queries)
+        return rotated
+
+    def decode_attention(
+        self,
+        q: Tensor,
+        k_cache: Tensor,
+        v_cache: Tensor,
+        block_table: Tensor,
+        seq_lens: Tensor,
+        scale: float,
+        sliding_window: int = 0,
+        out: Tensor | None = None,
+        scratch: Tensor | None = None,
+        *,
+        k_scale: float = 1.0,
+        v_scale: float = 1.0,
+        deterministic: bool = False,
+    ) -> Tensor:
+        if block_table is not self._batch.decode_table or seq_lens is not self._batch.decode_lens_N or deterministic:
+            raise Unsupported("C++ has decode attention to the step's own sequences only, and not deterministic")
+        cache = self._cache(k_cache, v_cache, q.shape[2], (k_scale, v_scale))
+        return self._attention(DecodeAttention, 0, self._num_decodes, q, cache, scale, sliding_window, out)
+
+    def prefill_attention(
+        self,
+        q: Tensor,
+        k_cache: Tensor,
+        v_cache: Tensor,
+        block_table: Tensor,
+        query_start_loc: Tensor,
+        seq_lens: Tensor,
+        max_query_len: int,
+        scale: float,
+        sliding_window: int = 0,
+        out: Tensor | None = None,
+        *,
+        k_scale: float = 1.0,
+        v_scale: float = 1.0,
+        deterministic: bool = False,
+    ) -> Tensor:
+        batch = self._batch
+        own = (block_table is batch.prefill_table, query_start_loc is batch.prefill_starts)
+        if not all(own) or seq_lens is not batch.prefill_lens_P or deterministic:
+            raise Unsupported("C++ has prefill attention to the step's own sequences only, and not deterministic")
+        cache = self._cache(k_cache, v_cache, q.shape[2], (k_scale, v_scale))
+        return self._attention(
+            PrefillAttention, self._num_decodes, self._num_tokens, q, cache, scale, sliding_window, out
+        )
+
+    def _attention(
+        self,
+        kind: type[Operation],
+        first: int,
+        end: int,
+        q: Tensor,
+        cache: CacheTensors,
+        scale: float,
+        sliding_window: int,
+        out: Tensor | None,
+    ) -> Tensor:
+        if out is None or out.shape != q.shape:
+            raise Unsupported("C++ writes the results of decode and prefill attention into one tensor")
+        rows = (first, end)
+        queries, num_heads = self._read(q, "the queries", rows), q.shape[1]
+        self._check_rows(out, "the result of attention", rows)
+        written = self._values.get(_storage(out)) or self._write(out)
+        self._note(
+            kind,
+            ("out",),
+            queries=queries,
+            out=written,
+            cache=cache,
+            num_heads=num_heads,
+            sliding_window=sliding_window,
+            scale=scale,
+        )
+        return out
+
+    # -- arguments -----------------------------------------------------------------------------------------------------
+
+    def _note(self, kind: type[Operation], writes: tuple[str, ...], **fields: Field) -> None:
+        self._operations.append(Recorded(kind, fields, writes))
+
+    def _empty(self, *shape: int) -> Tensor:
+        return torch.empty(shape, dtype=torch.bfloat16, device="meta")
+
+    def _hold(self, tensor: Tensor, columns: Columns) -> None:
+        self._held.append(tensor)
+        self._values[_storage(tensor)] = columns
+
+    def _forget(self, tensor: Tensor) -> None:
+        self._values.pop(_storage(tensor), None)
+
+    def _write(self, tensor: Tensor, width: int = 0) -> Columns:
+        """A new buffer for `tensor`, which an operation writes."""
+        self._widths.append(width or tensor.untyped_storage().nbytes() // tensor.element_size() // self._num_tokens)
+        columns = Columns(len(self._widths) - 1, 0)
+        self._hold(tensor, columns)
+        return columns
+
+    def _read(self, tensor: Tensor, what: str, rows: tuple[int, int] | None = None) -> Columns:
+        """Where `tensor` lies, all tokens of it or the given rows: (tokens, …), its other dimensions contiguous."""
+        if tensor.dtype != torch.bfloat16:
+            raise Unsupported(f"{what} is {tensor.dtype} and not torch.bfloat16")
+        whole = self._values.get(_storage(tensor)) if tensor.is_meta else None
+        if whole is None:
+            raise Unsupported(f"{what} is not the result of an operation of the step")
+        column = self._check_rows(tensor, what, rows or (0, self._num_tokens))
+        return Columns(whole.buffer, whole.start + column)
+
+    def _check_rows(self, tensor: Tensor, what: str, rows: tuple[int, int]) -> int:
+        """The first column of `tensor` in its storage. Raises Unsupported unless it consists of whole rows."""
+        width = tensor.untyped_storage().nbytes() // tensor.element_size() // self._num_tokens
+        first_row, column = divmod(tensor.storage_offset(), width)
+        is_by_row = tensor.stride(0) == width and tensor.select(0, 0).is_contiguous()
+        if not is_by_row or (first_row, first_row + tensor.shape[0]) != rows:
+            raise Unsupported(f"{what} is not laid out by tokens")
+        return column
+
+    def _constant(
+        self, tensor: Tensor, what: str, shape: Sequence[int], dtype: torch.dtype = torch.bfloat16
+    ) -> Constant:
+        if tensor.is_meta or tensor.shape != tuple(shape):
+            raise Unsupported(f"{what} is not a constant of shape {tuple(shape)}")
+        if tensor.dtype != dtype:
+            raise Unsupported(f"{what} is {tensor.dtype} and not {dtype}")
+        if not tensor.is_contiguous():
+            raise Unsupported(f"{what} is not contiguous")
+        self._held.append(tensor)
+        return Constant.of(tensor)
+
+    def _optional(self, tensor: Tensor | None, what: str, shape: Sequence[int]) -> Constant | None:
+        return None if tensor is None else self._constant(tensor, what, shape)
+
+    def _cache(self, keys: Tensor, values: Tensor, head_dim: int, scales: tuple[float, float]) -> CacheTensors:
+        if head_dim % STEP or head_dim > MAX_HEAD_DIM:
+            raise Unsupported(f"a head has {head_dim} elements, which is not a multiple of {STEP} up to {MAX_HEAD_DIM}")
+        if scales != (1.0, 1.0):
+            raise Unsupported("C++ has no scaled KV cache")
+        shape = (*keys.shape[:3], head_dim)
+        return CacheTensors(
+            self._constant(keys, "the cache of keys", shape), self._constant(values, "the cache of values", shape)
+        )
+
+
+_FACTORIES = frozenset(
+    {torch.ops.aten.empty.memory_format, torch.ops.aten.empty_like.default, torch.ops.aten.new_empty.default}
+)
+
+
+def _meta_tensors(values: object) -> list[Tensor]:
+    return [leaf for leaf in tree_leaves(values) if isinstance(leaf, Tensor) and leaf.is_meta]
+
+
+def _storage(tensor: Tensor) -> int:
+    return int(tensor.untyped_storage()._cdata)

@@ -1,0 +1,78 @@
+"""Packs the weights of a network's programs, each once, and frees the tensors that they were read into.
+
+A packed weight is laid out for products that read it once and in order; native/panels.h draws the layout.
+Legend: O output features, I input features.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from inflight_kernels.cpu.huge_pages import HugePageArena
+from inflight_kernels.cpu.library import NativeLibrary
+from inflight_kernels.cpu.recorder import STEP, Constant, Recording, Weight
+
+
+class WeightPacker:
+    def __init__(self, library: NativeLibrary, recordings: Iterable[Recording]) -> None:
+        """`recordings`: of all programs that are to be made."""
+        self._library = library
+        self._arena = HugePageArena()
+        self._packed: dict[Weight, Tensor] = {}
+        constants = {
+            value
+            for recording in recordings
+            for operation in recording.operations
+            for value in operation.fields.values()
+            if isinstance(value, Constant | Weight)
+        }
+        self._readers = Counter(_storage(value.constant if isinstance(value, Weight) else value) for value in constants)
+        """What still reads each storage. An embedding that is also the head is read as it is, so it stays."""
+
+    def pack(self, weight: Weight) -> Tensor:
+        """A weight as panels, a bias as it is; where gate and up are joined, both with zeros up to a multiple of 32."""
+        if weight not in self._packed:
+            tensor, storage = weight.constant.tensor, _storage(weight.constant)
+            self._packed[weight] = self._pack(tensor, weight.gated)
+            self._readers[storage] -= 1
+            if not self._readers[storage]:
+                # The network's parts still hold the tensor, but memory is to hold a weight only once.
+                tensor.untyped_storage().resize_(0)
+        return self._packed[weight]
+
+    def _pack(self, tensor: Tensor, gated: bool) -> Tensor:
+        if gated:
+            halves = tensor.view(2, tensor.shape[0] // 2, *tensor.shape[1:])
+            tensor = _pad(halves, 1).flatten(0, 1)
+        if tensor.dim() == 1:
+            return tensor.clone()
+        return pack_weight(self._library, _pad(tensor, 1), self._arena, gated=gated)
+
+
+def pack_weight(library: NativeLibrary, weight_OI: Tensor, arena: HugePageArena, *, gated: bool = False) -> Tensor:
+    """`weight_OI` as panels, taken from `arena`. It is bfloat16, and I is a multiple of 32. `gated`: gate above up,
+    whose panels are joined; O is then a multiple of 32."""
+    num_outputs, num_inputs = weight_OI.shape
+    if weight_OI.dtype != torch.bfloat16 or num_inputs % STEP or (gated and num_outputs % STEP):
+        raise ValueError(f"cannot pack {weight_OI.dtype} {tuple(weight_OI.shape)}: bfloat16, multiples of {STEP}")
+    packed = arena.take(library.functions.inflight_packed_size(num_outputs, num_inputs), torch.bfloat16)
+    weight_OI = weight_OI.contiguous()
+    library.functions.inflight_pack(
+        weight_OI.data_ptr(), num_outputs, num_inputs, gated, torch.get_num_threads(), packed.data_ptr()
+    )
+    return packed
+
+
+def _pad(tensor: Tensor, dim: int) -> Tensor:
+    """Zeros after the end of `dim`, up to a multiple of 32."""
+    more = -tensor.shape[dim] % STEP
+    return F.pad(tensor, (*(0, 0) * (tensor.dim() - 1 - dim), 0, more)) if more else tensor
+
+
+def _storage(constant: Constant) -> int:
+    return constant.tensor.untyped_storage().data_ptr()
