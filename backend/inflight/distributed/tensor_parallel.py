@@ -20,6 +20,7 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.distributed import FileStore, Store, TCPStore  # type: ignore[attr-defined]
 
+from inflight.distributed.mapping import Mapping
 from inflight.distributed.rank_group import RankGroup
 from inflight_kernels.cpu import (
     LibraryUnavailable,
@@ -41,13 +42,20 @@ class TensorParallelGroup:
     """A group of one. Calls are collective: every rank makes them in the same order."""
 
     rank = 0
+    """This rank's number within the group."""
     size = 1
 
     @staticmethod
-    def create(rank_group: RankGroup, device: torch.device, several_hosts: bool = False) -> TensorParallelGroup:
-        """Connect the ranks of `rank_group`; `device` is this rank's own. Collective."""
-        if rank_group.size == 1:
+    def create(
+        rank_group: RankGroup, mapping: Mapping, device: torch.device, several_hosts: bool = False
+    ) -> TensorParallelGroup:
+        """Connect the ranks that split layers with this one; `device` is this rank's own. Collective over `rank_group`,
+        whose world ranks `mapping` describes."""
+        assert rank_group.size == mapping.size
+        if mapping.tp == 1:
             return TensorParallelGroup()
+        # A second group needs a rendezvous of its own; EngineConfig refuses what would make one.
+        assert mapping.tensor_parallel_ranks(rank_group.rank) == tuple(range(rank_group.size))
         if device.type == "cpu" and not several_hosts:
             collectives = _share_memory(rank_group)
             if collectives is not None:

@@ -83,7 +83,7 @@ def _plan(options: ServeOptions, run_directory: Path) -> Plan:
     served = repository.write(
         source, run_directory / "models", checkpoint_folder=options.checkpoint, parameters=options.parameters
     )
-    if served.config is not None and served.config.tensor_parallel_size > 1:
+    if served.config is not None and served.config.num_ranks > 1:
         mpi.check_mpi(one_host=not served.config.mpi_hostfile)
     listeners = {
         "HTTP": (options.http_address, options.http_port),

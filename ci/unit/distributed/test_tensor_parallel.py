@@ -17,6 +17,7 @@ from rank_processes import PipeGroup, run_on_two_ranks
 from tiny_checkpoints import make_checkpoint
 
 from inflight.config import EngineConfig
+from inflight.distributed.mapping import Mapping
 from inflight.distributed.rank_group import RankGroup, SingleRank
 from inflight.distributed.tensor_parallel import TensorParallelGroup
 from inflight.errors import ConfigurationError
@@ -55,7 +56,7 @@ def config(folder: Path, **options: Any) -> EngineConfig:
 def use_collectives(rank_group: RankGroup, temporary: str, several_hosts: bool) -> dict[str, Any]:
     tempfile.tempdir = temporary
     cpu = torch.device("cpu")
-    group = TensorParallelGroup.create(rank_group, cpu, several_hosts)
+    group = TensorParallelGroup.create(rank_group, Mapping(2), cpu, several_hosts)
     x = torch.tensor([[1.0, 2.0], [3.0, 4.0]]) + 10 * rank_group.rank
     result = {
         "sum": group.all_reduce(x.clone()).tolist(),
@@ -170,7 +171,7 @@ def test_heads_that_do_not_split_are_refused(answers: list[dict[str, Any]]) -> N
 
 
 def test_a_group_of_one_exchanges_nothing() -> None:
-    group = TensorParallelGroup.create(SingleRank(), torch.device("cpu"))
+    group = TensorParallelGroup.create(SingleRank(), Mapping(), torch.device("cpu"))
     x = torch.ones(2, 3)
     assert group.all_reduce(x) is x
     assert group.all_gather(x) is x

@@ -10,7 +10,7 @@ from inflight.executor.wire.launch import Launch
 
 
 class UniProc:
-    """Implements LaunchCommand, for tensor_parallel_size 1."""
+    """Implements LaunchCommand, for an engine of one rank."""
 
     def __init__(self, program: Sequence[str] = WORKER) -> None:
         """`program`: arguments of the Python interpreter."""
