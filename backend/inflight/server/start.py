@@ -10,10 +10,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from inflight.config import EngineConfig
 from inflight.errors import ConfigurationError
+from inflight.numpy_check import check_numpy
 from inflight.server.backend_server import BackendServer
 from inflight.server.lost_model import is_supervised
 from inflight.server.tensors.dialects import DIALECTS, LLM
@@ -23,7 +22,7 @@ from inflight.server.text.tokenizer import Tokenizer
 def start_server(pb_utils: Any, args: Mapping[str, str]) -> BackendServer:
     """Read the configuration, launch the engine, start the threads. Raises ConfigurationError with one sentence."""
     _start_logging()
-    check_numpy()
+    check_numpy(Path("/proc/self/exe"))
     # Texts are tokenised one at a time; the library's own threads would only take cores from the ranks.
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
     model_config = json.loads(args["model_config"])
@@ -59,13 +58,6 @@ def start_server(pb_utils: Any, args: Mapping[str, str]) -> BackendServer:
 def _check_decoupled(model_config: Mapping[str, Any]) -> None:
     if not model_config.get("model_transaction_policy", {}).get("decoupled", False):
         raise ConfigurationError("config.pbtxt: set model_transaction_policy { decoupled: true }, streams need it")
-
-
-def check_numpy(version: str = np.__version__, stub: Path = Path("/proc/self/exe")) -> None:
-    """Stubs built before NumPy 2 die of their first text under it. They name the module that NumPy 2 has moved; those
-    built since put the name together at run time."""
-    if int(version.split(".")[0]) >= 2 and b"numpy.core.multiarray" in stub.read_bytes():
-        raise ConfigurationError(f"numpy {version} does not work with this tritonserver's Python stub: install numpy<2")
 
 
 def _start_logging() -> None:

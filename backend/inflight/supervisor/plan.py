@@ -79,9 +79,14 @@ def _plan(options: ServeOptions, run_directory: Path) -> Plan:
     pieces = installation.find(options.tritonserver)
     api_key = ApiKey.choose(open_apis=options.open_apis, file=options.api_key_file)
     _check_log_file(options.log_file)
-    source = options.model_repository or installation.find_model_repository()
+    source, parameters = options.model_repository, dict(options.parameters)
+    if source is None:
+        source = installation.find_model_repository()
+        if options.checkpoint is None:
+            # An absolute path tells clients on this machine where the tokenizer is.
+            parameters.setdefault("gpt_model_path", str(source / "llm" / "1" / "checkpoint"))
     served = repository.write(
-        source, run_directory / "models", checkpoint_folder=options.checkpoint, parameters=options.parameters
+        source, run_directory / "models", checkpoint_folder=options.checkpoint, parameters=parameters
     )
     if served.config is not None and served.config.num_ranks > 1:
         mpi.check_mpi(one_host=not served.config.mpi_hostfile)

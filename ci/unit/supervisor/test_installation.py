@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import errno
-import importlib.metadata
 import os
 import platform
 import re
@@ -37,13 +36,6 @@ def executable(path: Path, text: str = "#!/bin/sh\n") -> Path:
     path.write_text(text)
     path.chmod(path.stat().st_mode | stat.S_IXUSR)
     return path
-
-
-@pytest.mark.parametrize("version", ["2.0.0", "2.4.6"])
-def test_numpy_2_is_refused(monkeypatch: pytest.MonkeyPatch, version: str) -> None:
-    monkeypatch.setattr(importlib.metadata, "version", lambda name: version)
-    with pytest.raises(ConfigurationError, match=rf"numpy {version} .*pip install 'numpy<2'"):
-        installation.check_numpy()
 
 
 def test_an_old_glibc_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
