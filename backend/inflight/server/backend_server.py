@@ -27,11 +27,11 @@ from inflight.executor.executor import Executor
 from inflight.executor.front.front import SHUT_DOWN
 from inflight.request import Request
 from inflight.result import Response
-from inflight.server.lost_model import give_up, is_supervised
 from inflight.server.outcome import ended
 from inflight.server.preparation import Preparation
 from inflight.server.reply import Reply
 from inflight.server.request_builder import RequestBuilder
+from inflight.server.self_unload import is_supervised, unload_itself
 from inflight.server.tensors.client_request import ClientRequest
 from inflight.server.tensors.dialect import Dialect
 from inflight.server.tensors.request_parameters import read_parameters
@@ -101,7 +101,7 @@ class BackendServer:
         self._tokenizing = TokenizingThreads(self._submit)
         self._sending = SendingThread(executor, self._items, ResponsePace(rate), self._on_end)
         self._watch = WatchThread(
-            executor, self._items, config.cancellation_check_period_ms / 1000, self._on_engine_lost
+            executor, self._items, config.cancellation_check_period_ms / 1000, self._on_engine_down
         )
         self._signs = SignThread(instance)
 
@@ -232,7 +232,7 @@ class BackendServer:
     def _on_end(self, item: WorkItem, last: Response) -> None:
         self._metrics.record(ended(item, last))
 
-    def _on_engine_lost(self) -> None:
+    def _on_engine_down(self) -> None:
         """Where a supervisor loads the model again, end here and now: tritonserver calls finalize() only when the last
         client has closed its stream, and until then these ranks would stand in the way of the next ones."""
         reason = self._deaths[-1] if self._deaths else "its ranks are dead or silent"
@@ -245,7 +245,7 @@ class BackendServer:
             if not is_supervised():
                 logger.warning("model %s stays loaded and waits for its ranks to be relaunched", self._model_name)
                 return
-            give_up(self._pb_utils, self._model_name, reason)
+            unload_itself(self._pb_utils, self._model_name, reason)
         self._executor.shutdown()
         self._sending.finish()
 

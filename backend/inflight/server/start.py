@@ -14,7 +14,7 @@ from inflight.config import EngineConfig
 from inflight.errors import ConfigurationError
 from inflight.numpy_check import check_numpy
 from inflight.server.backend_server import BackendServer
-from inflight.server.lost_model import is_supervised
+from inflight.server.self_unload import is_supervised
 from inflight.server.tensors.dialects import DIALECTS, LLM
 from inflight.server.text.tokenizer import Tokenizer
 
@@ -34,7 +34,8 @@ def start_server(pb_utils: Any, args: Mapping[str, str]) -> BackendServer:
 
     from inflight.executor.executor import create_executor
 
-    # A supervisor loads the whole model again; without one the executor brings its ranks back by itself.
+    # With a supervisor a failed relaunch unloads the model, which is then loaded again as a whole; without one the
+    # executor keeps trying to relaunch its ranks.
     deaths: list[str] = []
     executor = create_executor(
         config, name=args["model_name"], keep_trying=not is_supervised(), on_engine_death=deaths.append

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from inflight.errors import ConfigurationError
-from inflight.run_directory import LOST, RUN_DIRECTORY
+from inflight.run_directory import RUN_DIRECTORY, UNLOADED
 from inflight.supervisor import installation, mpi, ports, repository
 from inflight.supervisor.api_key import ApiKey
 from inflight.supervisor.options import LOOPBACK, Endpoints, ServeOptions
@@ -101,7 +101,7 @@ def _plan(options: ServeOptions, run_directory: Path) -> Plan:
     addresses = {purpose: _reached_at(address, chosen[purpose]) for purpose, (address, _) in listeners.items()}
     backends, variables = pieces.lay_out(run_directory)
     prefix = f"inflight_{os.getpid()}_"
-    (run_directory / LOST).mkdir()
+    (run_directory / UNLOADED).mkdir()
     return Plan(
         options=options,
         run_directory=run_directory,

@@ -1,4 +1,4 @@
-"""TCP ports: which are free, and which are asked for but taken."""
+"""Chooses free TCP ports, and refuses ports that are taken."""
 
 from __future__ import annotations
 

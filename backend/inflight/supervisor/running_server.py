@@ -1,6 +1,6 @@
-"""One run of a server: tritonserver's processes, and everybody who looks after them until they are gone.
+"""One run of a server: tritonserver's processes, and the checks of them, of the stubs, the engines and the models.
 
-Knows how a server is asked, not what follows from the answers: that is the supervisor's.
+Knows how a server is checked; what follows from a failure is decided by the supervisor.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable, Iterator
 from functools import partial
 
-from inflight.run_directory import LOST, SIGNS
+from inflight.run_directory import SIGNS, UNLOADED
 from inflight.supervisor.admin import Admin
 from inflight.supervisor.canary import Canary
 from inflight.supervisor.health import Health
@@ -23,7 +23,7 @@ from inflight.supervisor.tritonserver import Tritonserver, ended
 
 
 class RunningServer:
-    """Starts at once."""
+    """The constructor starts tritonserver."""
 
     def __init__(self, plan: Plan, log: ServerLog, tell: Callable[[str], None]) -> None:
         self._plan, self._tell = plan, tell
@@ -32,7 +32,7 @@ class RunningServer:
         log.follow(self.process.output, self._hide_key)
         self._signs = StubSigns(plan.run_directory / SIGNS)
         self._health = Health(self.admin, plan.endpoints.http)
-        self._models = Models(self.admin, plan.repository.models, plan.run_directory / LOST)
+        self._models = Models(self.admin, plan.repository.models, plan.run_directory / UNLOADED)
         self._canaries = {model: self._canary(model) for model in plan.repository.answering}
 
     def is_ready(self) -> bool:
@@ -42,7 +42,7 @@ class RunningServer:
         return False
 
     def failure(self) -> str:
-        """What is wrong with the server as a whole; "" if nothing. Ask often: twice a second."""
+        """What is wrong with the server as a whole; "" if nothing. To be called about twice a second."""
         if self.process.returncode is not None:
             return f"tritonserver ended ({ended(self.process.returncode)})"
         if stub := self.process.killed_stub():
@@ -52,15 +52,15 @@ class RunningServer:
         if failure := self._health.failure():
             return failure
         if self._health.is_good:
-            # A server that may be dead itself would only keep this waiting.
+            # A server that may be dead itself would only make this wait.
             for model, canary in self._canaries.items():
                 if canary.is_dead():
                     return f"model {model} answers no request"
         return ""
 
-    def lost_models(self) -> Iterator[tuple[str, str]]:
-        """Each model that went down, once, with the reason. A server that does not answer cannot load it anyway."""
-        return self._models.lost() if self._health.is_good else iter(())
+    def models_down(self) -> Iterator[tuple[str, str]]:
+        """Each model that went down, once, with the reason. While the server does not answer, none: it could not load it."""
+        return self._models.down() if self._health.is_good else iter(())
 
     def load(self, model: str) -> Loading:
         """Begin to load a model that is down."""
@@ -69,7 +69,7 @@ class RunningServer:
         return self._models.load(model, self._plan.options.ready_timeout)
 
     def close(self) -> None:
-        """End whatever still waits for an answer of a server that is gone."""
+        """End all calls that still wait for an answer of a server that is gone."""
         self.admin.close()
 
     def _canary(self, model: str) -> Canary:

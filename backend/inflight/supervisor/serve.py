@@ -1,6 +1,7 @@
-"""`inflight serve`: from options to a running, watched tritonserver, and back to nothing.
+"""`inflight serve`: starts a tritonserver as the options say, watches it, and ends it.
 
-This is the supervisor's only door for the command line. Every expected failure becomes one sentence and an exit code.
+This is the only module of the supervisor that the command line imports. Every expected failure becomes one sentence and
+an exit code.
 """
 
 from __future__ import annotations
@@ -30,5 +31,5 @@ def serve(options: ServeOptions) -> int:
 
 
 def tell(line: str) -> None:
-    """Say something to whoever started us."""
+    """Print a line for the user who started the server."""
     print(f"inflight: {line}", file=sys.stderr, flush=True)

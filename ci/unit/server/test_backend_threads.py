@@ -25,7 +25,7 @@ from inflight.errors import (
     StepFailed,
 )
 from inflight.result import FinishReason, Response
-from inflight.run_directory import LOST, RUN_DIRECTORY
+from inflight.run_directory import RUN_DIRECTORY, UNLOADED
 from inflight.server.backend_server import BackendServer
 from inflight.server.tensors.dialects import LLM
 from inflight.server.threads.metric_families import OUTCOMES
@@ -293,9 +293,9 @@ def test_what_a_stop_string_ended_was_completed_whatever_comes_after(ask, server
 @pytest.fixture
 def notes(tmp_path: Path, monkeypatch) -> Path:
     """Where a supervisor looks for the models that were given up."""
-    (tmp_path / LOST).mkdir()
+    (tmp_path / UNLOADED).mkdir()
     monkeypatch.setenv(RUN_DIRECTORY, str(tmp_path))
-    return tmp_path / LOST
+    return tmp_path / UNLOADED
 
 
 def test_a_dead_engine_ends_every_request_and_gives_the_model_up(ask, server, executor: FakeExecutor, notes) -> None:
