@@ -80,6 +80,11 @@ class Executor(ABC):
         """True while the engine serves: every rank is alive and answers."""
 
     @abstractmethod
+    def is_relaunching(self) -> bool:
+        """True while lost ranks are being relaunched: requests are accepted and wait. After
+        worker_start_timeout_ms at the latest the launch has failed, and the engine is down."""
+
+    @abstractmethod
     def is_down(self) -> bool:
         """True if the ranks were lost and could not be relaunched: requests are refused until that succeeds."""
 

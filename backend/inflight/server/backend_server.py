@@ -96,6 +96,7 @@ class BackendServer:
             executor.get_latest_iteration_stats,
             executor.num_requests_in_flight,
             executor.num_requests_queued,
+            executor.is_relaunching,
         )
         rate = choose_rate(config.max_responses_per_second, executor.device, len(os.sched_getaffinity(0)))
         self._tokenizing = TokenizingThreads(self._submit)
@@ -146,7 +147,9 @@ class BackendServer:
             self._drain(drain_seconds)
 
     def _drain(self, drain_seconds: float) -> None:
-        if self._executor.is_ready() and not self._items.wait_until_empty(drain_seconds):
+        # A relaunch may still succeed; an engine that is down answers nothing any more.
+        may_answer = self._executor.is_ready() or self._executor.is_relaunching()
+        if may_answer and not self._items.wait_until_empty(drain_seconds):
             logger.warning("%d requests are still in flight after %g s: ending them", len(self._items), drain_seconds)
 
     def _refuse_all(self) -> None:

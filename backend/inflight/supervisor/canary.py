@@ -2,7 +2,8 @@
 
 While requests end or steps are computed, the engine works and is sent nothing. Otherwise it is sent a request of one
 token with the lowest priority. Any answer to it, also a refusal, shows that the engine works. The engine counts as hung
-only if there is no answer and no other sign of work either: in a long queue that request waits as long as it takes.
+only if there is no answer and no other sign of work either: in a long queue that request waits as long as it takes, and
+so it does while lost ranks are relaunched, which the stub shows and bounds by worker_start_timeout_ms.
 """
 
 from __future__ import annotations

@@ -59,7 +59,7 @@ class RunningServer:
         return ""
 
     def models_down(self) -> Iterator[tuple[str, str]]:
-        """Each model that went down, once, with the reason. While the server does not answer, none: it could not load it."""
+        """Each model that went down, once, with the reason. A server that does not answer could not load it."""
         return self._models.down() if self._health.is_good else iter(())
 
     def load(self, model: str) -> Loading:

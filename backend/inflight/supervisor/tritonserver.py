@@ -24,7 +24,7 @@ SCAN_PERIOD = 4.0
 
 
 class Tritonserver:
-    """The constructor starts it. It has a session of its own, so that Ctrl-C in a terminal reaches the supervisor alone."""
+    """Started by the constructor. It has a session of its own, so that Ctrl-C in a terminal does not reach it."""
 
     def __init__(self, command: Sequence[str], environment: Mapping[str, str], directory: Path) -> None:
         self._process = subprocess.Popen(
@@ -58,7 +58,7 @@ class Tritonserver:
         return self._process.poll()
 
     def killed_stub(self) -> str | None:
-        """Name of a stub that ended without tritonserver having ended it, or None. To be called about twice a second."""
+        """Name of a stub that tritonserver did not end but has ended, or None. To be called about twice a second."""
         now = time.monotonic()
         if now >= self._next_scan:
             self._next_scan = now + SCAN_PERIOD

@@ -240,8 +240,9 @@ def test_the_signs_of_work_are_the_models_own_series() -> None:
         'inflight_requests_total{model="llm2",outcome="completed",version="1"} 4.000000\n'
         'nv_trt_llm_general_metrics{general_type="iteration_counter",model="llm",version="1"} 7\n'
         'nv_trt_llm_request_metrics{model="llm",request_type="active",version="1"} 1\n'
+        'inflight_engine_relaunch_seconds_total{model="llm",version="1"} 0.5\n'
     )
-    assert [line.split()[-1] for line in metrics.find_signs(text, "llm")] == ["3.000000", "7"]
+    assert [line.split()[-1] for line in metrics.find_signs(text, "llm")] == ["3.000000", "7", "0.5"]
 
 
 class TestModels:
