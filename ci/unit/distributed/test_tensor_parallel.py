@@ -5,6 +5,7 @@ Run: pytest ci/unit/distributed/test_tensor_parallel.py
 
 from __future__ import annotations
 
+import contextlib
 import os
 import tempfile
 from pathlib import Path
@@ -146,6 +147,32 @@ def test_collectives_without_a_compiler(tmp_path: Path, monkeypatch: pytest.Monk
     monkeypatch.setenv("CXX", "no-such-compiler")
     for rank, answer in enumerate(run_on_two_ranks(use_collectives, str(tmp_path), False)):
         assert answer == {**COLLECTIVES, "rank": rank, "group": "TorchTensorParallelGroup"}
+
+
+def use_collectives_in_own_pid_namespaces(rank_group: RankGroup, temporary: str, pids: list[int]) -> list[Any]:
+    """As in containers that share the host's files but not its process ids: the leader's id means something else."""
+    answers = []
+    for pid in pids:
+        if rank_group.rank == 0:
+            os.getpid = lambda pid=pid: pid  # type: ignore[misc]
+        answers.append(use_collectives(rank_group, temporary, False))
+    return answers
+
+
+@pytest.mark.skipif(not library._find_compiler(), reason="there is no C++ compiler")
+def test_collectives_of_ranks_that_do_not_see_each_others_processes(tmp_path: Path) -> None:
+    # No process has the first id: the largest that Linux gives is one less. This process has the second one, and other
+    # files open.
+    pids = [2**22, os.getpid()]
+    temporary = tmp_path / "temporary"
+    temporary.mkdir()
+    with contextlib.ExitStack() as files:
+        for number in range(100):
+            files.enter_context((tmp_path / f"file{number}").open("w"))
+        answers = run_on_two_ranks(use_collectives_in_own_pid_namespaces, str(temporary), pids)
+    for rank, answer in enumerate(answers):
+        assert answer == [{**COLLECTIVES, "rank": rank, "group": "TorchTensorParallelGroup"}] * len(pids)
+    assert not any((tmp_path / f"file{number}").stat().st_size for number in range(100))
 
 
 def test_collectives_between_hosts(tmp_path: Path) -> None:
