@@ -128,7 +128,8 @@ def attach_executor(
 
 def _launcher(config: EngineConfig, address: EngineAddress | None) -> Launcher:
     from inflight.executor.launchers.mpi import Mpi
-    from inflight.executor.launchers.processes import ProcessLauncher
+    from inflight.executor.launchers.processes import LaunchCommand, ProcessLauncher
     from inflight.executor.launchers.uniproc import UniProc
 
-    return ProcessLauncher(config, Mpi(config) if config.launcher == "mpi" else UniProc(), address)
+    commands: dict[str, Callable[[], LaunchCommand]] = {"uniproc": UniProc, "mpi": lambda: Mpi(config)}
+    return ProcessLauncher(config, commands[config.launcher](), address)

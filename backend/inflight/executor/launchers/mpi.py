@@ -13,12 +13,14 @@ from pathlib import Path
 
 from inflight.config import EngineConfig
 from inflight.executor.launchers.python_command import WORKER, find_python, worker_environment
-from inflight.executor.wire.launch import LAUNCH, Launch
+from inflight.executor.wire.launch import LAUNCH, Launch, RankGroupKind
 from inflight.mpi_launcher import find_launcher, launcher_environment, launcher_options, misfit
 
 
 class Mpi:
     """Implements LaunchCommand, for any number of ranks."""
+
+    rank_group = RankGroupKind.MPI
 
     def __init__(self, config: EngineConfig, *, mpiexec: Path | None = None, program: Sequence[str] = WORKER) -> None:
         """`mpiexec`: the MPI launcher; None = the one of this environment or of PATH. `program`: arguments of the

@@ -13,11 +13,14 @@ from typing import Protocol
 from inflight.config import EngineConfig
 from inflight.executor.launchers.rank_processes import RankProcesses
 from inflight.executor.wire.address import EngineAddress
-from inflight.executor.wire.launch import Launch
+from inflight.executor.wire.launch import Launch, RankGroupKind
 
 
 class LaunchCommand(Protocol):
     """A command that starts all ranks of a launch."""
+
+    rank_group: RankGroupKind
+    """How these ranks join each other."""
 
     def command(self, launch: Launch) -> tuple[list[str], Mapping[str, str]]:
         """Command line and environment that start all ranks. Raises ConfigurationError."""
@@ -40,7 +43,8 @@ class ProcessLauncher:
         self._launch: ProcessLaunch | None = None
 
     def open(self) -> ProcessLaunch:
-        self._launch = ProcessLaunch(RankProcesses(self._config, self._command.command), self._command, self._address)
+        processes = RankProcesses(self._config, self._command.command, self._command.rank_group)
+        self._launch = ProcessLaunch(processes, self._command, self._address)
         return self._launch
 
     def pids(self) -> list[int]:

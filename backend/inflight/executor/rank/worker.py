@@ -21,7 +21,7 @@ from inflight.executor.rank.assembly import LoadedRunner, LoadRunner, load_model
 from inflight.executor.rank.callbacks import RankCallbacks
 from inflight.executor.rank.leader.leader_socket import LeaderSocket
 from inflight.executor.rank.parent_watch import die_with_parent
-from inflight.executor.wire.launch import LAUNCH, Launch
+from inflight.executor.wire.launch import LAUNCH, Launch, RankGroupKind
 from inflight.mpi_launcher import misfit
 
 logger = logging.getLogger("inflight.worker")
@@ -58,7 +58,7 @@ def main(load_runner: LoadRunner = load_model_runner) -> int:
 
 def _join(config: EngineConfig, launch: Launch) -> RankGroup:
     """Join the other ranks. Raises ConfigurationError if their number is not the configured one."""
-    if config.launcher == "uniproc":
+    if launch.rank_group is RankGroupKind.SINGLE:
         return SingleRank()
     from inflight.distributed.mpi import MpiRankGroup, library_version
 
