@@ -1,4 +1,4 @@
-"""The class that tritonserver calls, TritonPythonModel, and nothing else.
+"""The door through which tritonserver enters: TritonPythonModel, and nothing else.
 
 tritonserver imports this file as the bare module `model` in a stub process, sometimes twice; so nothing heavy is
 imported before initialize().

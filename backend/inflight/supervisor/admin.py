@@ -1,6 +1,6 @@
-"""Administrative calls to tritonserver over gRPC: health, loading and unloading models, and a request as a test.
+"""tritonserver's administration over gRPC: health, loading and unloading models, and one request to see it work.
 
-Every call but `generate` has a deadline; if the server does not answer, a call raises OSError. Knows no processes.
+Every call but `generate` has a deadline; a server that does not answer is an OSError. Knows nothing of processes.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ UNHEALTHY_STUB = "is not healthy"
 
 
 class Admin:
-    """Calls to one run of a server; the next run gets an Admin of its own."""
+    """One server's, for as long as it runs: the next one gets an Admin of its own."""
 
     def __init__(self, address: str, headers: Mapping[str, str], *, timeout: float = 5.0) -> None:
         """`address`: "host:port". `headers` go with every call; `timeout` in seconds."""

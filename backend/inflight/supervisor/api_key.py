@@ -1,8 +1,8 @@
-"""The key that protects those of tritonserver's APIs through which a client could take over the server.
+"""The key to those of tritonserver's APIs through which a client could take over the server.
 
 A model repository call can upload a model that is a Python program; shared memory, logging and traces reach memory and
-files. tritonserver takes the key only as an argument, which every user of the machine can read in /proc, so `hide`
-overwrites it there as soon as the server has read it.
+files. tritonserver takes the key only as an argument, which every user of the machine can read in /proc: `hide`
+writes over it there as soon as the server has read it.
 """
 
 from __future__ import annotations

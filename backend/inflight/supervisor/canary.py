@@ -1,9 +1,8 @@
-"""Detects an engine that has stopped working. tritonserver goes on calling a model ready whose stub or engine hangs.
+"""Whether an engine still works: a hung stub or engine goes on looking healthy and answers no request.
 
-While requests end or steps are computed, the engine works and is sent nothing. Otherwise it is sent a request of one
-token with the lowest priority. Any answer to it, also a refusal, shows that the engine works. The engine counts as hung
-only if there is no answer and no other sign of work either: in a long queue that request waits as long as it takes, and
-so it does while lost ranks are relaunched, which the stub shows and bounds by worker_start_timeout_ms.
+While requests end or steps are made the engine works and is left alone. Otherwise it is sent a request of one token,
+behind all others. Any answer of the engine to that is a sign of life, a refusal too. An engine counts as hung only if
+there is none and nothing else moves either: in a long queue, that request waits for as long as it takes.
 """
 
 from __future__ import annotations
@@ -16,7 +15,7 @@ LOOKS_PER_PERIOD = 4
 
 
 class Canary:
-    """Watches one engine of one run of a server."""
+    """Of one engine, while one server runs."""
 
     def __init__(
         self,
@@ -25,20 +24,20 @@ class Canary:
         period: float,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """`ask` sends the request and returns when it is answered; it raises OSError if no answer can come. `signs`
-        returns a value that changes whenever the engine has worked; it raises OSError if that cannot be known. `period`
-        in seconds; 0 = never look."""
+        """`ask` sends the request and returns at its answer; an OSError if there will be none. `signs` is something
+        that differs if the engine has worked; an OSError if that cannot be known. `period` in seconds, 0 = never look.
+        """
         self._ask, self._signs, self._period, self._clock = ask, signs, period, clock
         self._next_look = 0.0
         self._last_signs: object = None
         self._alive_at = clock()
         self._asked_at: float | None = None
-        """When the first request after the last sign of work was sent, or could not be sent."""
+        """When a request was first open, or tried, after the last sign of life."""
         self._asking: threading.Thread | None = None
         self._answered = threading.Event()
 
     def is_dead(self) -> bool:
-        """Whether the engine counts as hung. Looks for signs, and sends the request, if it is time to; never waits."""
+        """Look if it is time to, and ask if need be. Never waits for the answer."""
         now = self._clock()
         if not self._period or now < self._next_look:
             return False
@@ -46,7 +45,7 @@ class Canary:
         try:
             signs = self._signs()
         except OSError:
-            # Without the signs, a busy engine cannot be told from a hung one.
+            # Whoever cannot see the work must not call a busy engine dead.
             return False
         if signs != self._last_signs or self._answered.is_set():
             self._last_signs = signs

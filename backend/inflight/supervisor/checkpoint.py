@@ -1,4 +1,4 @@
-"""Checks whether a folder is a Hugging Face checkpoint, by file names and small JSON files only; loads nothing."""
+"""Is this folder a Hugging Face checkpoint? Looks at names and small JSON files only; loads nothing."""
 
 from __future__ import annotations
 

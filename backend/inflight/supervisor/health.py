@@ -1,6 +1,6 @@
-"""Whether a server answers, checked over every protocol that it serves: one may fail while another answers.
+"""Whether a server answers: asked over every protocol that it serves, for one may be dead while another answers.
 
-Knows nothing of models; canary.py checks whether an engine still works.
+Knows nothing of models; whether an engine still works is the canary's to find out.
 """
 
 from __future__ import annotations
@@ -12,8 +12,8 @@ from collections.abc import Callable
 from inflight.supervisor.admin import Admin
 
 PERIOD, TIMEOUT, STRIKES = 2.0, 1.0, 3
-"""Seconds between two checks, seconds that a check may take, and failed checks in a row after which the server counts
-as hung. A check takes about 2 ms of the supervisor's CPU time."""
+"""A server that fails so many checks in a row, this many seconds apart, counts as hung. A check costs the supervisor
+about 2 ms."""
 
 
 class Health:

@@ -1,4 +1,4 @@
-"""tritonserver's log: read line by line; the last lines are kept, and errors are shown to the user."""
+"""tritonserver's log: followed line by line, kept at its end, and told to people only where it matters."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The file that keeps tritonserver's whole log. When the disk is full, lines are lost, and nothing else happens."""
+"""The file that keeps tritonserver's whole log. A disk that is full costs lines of it, and nothing else."""
 
 from __future__ import annotations
 

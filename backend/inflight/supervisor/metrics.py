@@ -1,7 +1,7 @@
-"""What the engines are doing, read from /metrics: how many requests they hold, and whether they make progress.
+"""What the engines do, as /metrics tells: how many requests they hold, and whether anything moves.
 
-The model states that tritonserver reports do not show that: a model is UNLOADING for as long as any of its clients
-keeps a stream open, also an idle one; and it is READY while its stub hangs.
+tritonserver's own word is not enough: it calls a model UNLOADING for as long as any client that once asked it keeps its
+stream open, even if nothing is asked any more; and READY while its stub hangs.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import re
 import urllib.request
 
 TIMEOUT, SIGNS_TIMEOUT = 5.0, 0.5
-"""Seconds. Signs of work are looked for again and again, so a look must not wait long for a server that hangs."""
+"""Seconds. Whoever looks for signs of work looks again, and must not wait for a server that hangs."""
 
 IN_FLIGHT = re.compile(
     r"^nv_trt_llm_request_metrics\{[^}]*request_type=\"(?:active|waiting)\"[^}]*\} (\S+)$", re.MULTILINE
@@ -23,12 +23,12 @@ SIGNS = (
 
 
 def requests_in_flight(address: str) -> int | None:
-    """Requests active or waiting in all models; None if no model reports them. Raises OSError without an answer."""
+    """Requests active or waiting, all models together; None if no model tells. Raises OSError if there is no answer."""
     return count_in_flight(_read(address, TIMEOUT))
 
 
 def signs_of_work(address: str, model: str) -> tuple[str, ...]:
-    """A value that changes whenever `model` has worked. Raises OSError without an answer, or if it lacks the model."""
+    """Something that differs if `model` has worked since. Raises OSError if there is no answer, or nothing about it."""
     signs = find_signs(_read(address, SIGNS_TIMEOUT), model)
     if not signs:
         raise OSError(f"the metrics tell nothing of model {model}")

@@ -1,7 +1,7 @@
 """Models that went down without having been unloaded by the supervisor, and how they are loaded again.
 
-A stub that unloads its model leaves the reason in a file of the model's name, in the folder UNLOADED of the run
-directory. A model can also be unloaded by somebody else: through an open API, or by tritonserver itself.
+A stub that unloads its model says why in a file of its name, in the folder UNLOADED of the run directory. A model
+can also be unloaded by somebody else: through an API that was left open, or by tritonserver's own doing.
 """
 
 from __future__ import annotations
@@ -20,15 +20,15 @@ LOOK_PERIOD = 5.0
 LOOK_TIMEOUT = 0.5
 
 UNLOADED_GRACE = 10.0
-"""Seconds that a model must have been unloaded, without a note of its stub, before it is reported as down: the note may
-still be on its way, and somebody who unloads a model may be about to load it again."""
+"""Seconds that a model stays unloaded before it counts as lost for a reason that nobody tells: a stub that gives its
+model up needs a moment, and somebody who unloads a model may be about to load it again."""
 
 UNLOAD_GRACE = 5.0
-"""Longest wait in seconds for an unload to take effect."""
+"""Seconds for an unload to take hold, at most."""
 
 
 class Models:
-    """The models that one server was started with."""
+    """Those that one server was started with."""
 
     def __init__(
         self, admin: Admin, names: Collection[str], notes: Path, clock: Callable[[], float] = time.monotonic
@@ -41,7 +41,7 @@ class Models:
             note.unlink()
 
     def down(self) -> Iterator[tuple[str, str]]:
-        """Each model that is down, once, with the reason. Notes of stubs are read at every call."""
+        """Each model that is down, once, with the reason. A note is seen at once."""
         unloaded = self._unloaded()
         for note in sorted(self._notes.iterdir()):
             if note.name in self._names:
@@ -66,7 +66,7 @@ class Models:
         try:
             states = self._admin.states(LOOK_TIMEOUT)
         except OSError:
-            # A server that does not answer is detected elsewhere (health.py).
+            # A server that does not answer is not for this to see.
             return set()
         down = {name for name in self._names if not states.get(name, set()) & {"READY", "LOADING"}}
         self._down_since = {name: self._down_since.get(name, now) for name in down}
@@ -74,7 +74,7 @@ class Models:
 
 
 class Loading:
-    """One call to load a model, in a thread of its own, because it takes as long as the model takes to load."""
+    """A load under way, in a thread of its own: it takes as long as the model takes to load."""
 
     def __init__(self, admin: Admin, name: str, timeout: float) -> None:
         self._admin, self._name, self._timeout = admin, name, timeout
@@ -92,7 +92,7 @@ class Loading:
         return self._failure
 
     def _run(self) -> None:
-        """Wait until the unload has taken effect, because a load before that would change nothing; then load."""
+        """Once an unload has taken hold: a load before it would change nothing."""
         with contextlib.suppress(OSError):
             deadline = time.monotonic() + UNLOAD_GRACE
             while self._admin.is_model_ready(self._name) and time.monotonic() < deadline:

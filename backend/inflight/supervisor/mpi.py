@@ -1,4 +1,4 @@
-"""Checks that the MPI launcher and mpi4py's MPI library belong together, by running them before a server starts."""
+"""Do the MPI launcher and mpi4py's MPI library belong together? Asked by running them, before a server is started."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The options of `inflight serve`, and the addresses that it reports once the server is ready."""
+"""What `inflight serve` can be told, and what it tells once the server is ready. Not how either is used."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class Endpoints:
 
 @dataclass(frozen=True, kw_only=True)
 class ServeOptions:
-    """The options of `inflight serve`, with the defaults of the command."""
+    """What `inflight serve` can be told. Every field has the default of a bare `inflight serve`."""
 
     checkpoint: Path | None = None
     """Hugging Face checkpoint folder that the model `llm` serves; None = the one its repository names."""

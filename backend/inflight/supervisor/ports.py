@@ -1,4 +1,4 @@
-"""Chooses free TCP ports, and refuses ports that are taken."""
+"""TCP ports: which are free, and which are asked for but taken."""
 
 from __future__ import annotations
 

@@ -57,7 +57,7 @@ def is_alive(pid: int) -> bool:
 
 
 def is_zombie(pid: int) -> bool:
-    """True for a process that has ended and whose parent has not yet collected its exit status."""
+    """True for a process that has ended and that its parent has not yet asked about."""
     try:
         return _status(pid)[1] == "Z"
     except (OSError, IndexError, ValueError):

@@ -1,6 +1,6 @@
-"""One run of a server: tritonserver's processes, and the checks of them, of the stubs, the engines and the models.
+"""One run of a server: tritonserver's processes, and everybody who looks after them until they are gone.
 
-Knows how a server is checked; what follows from a failure is decided by the supervisor.
+Knows how a server is asked, not what follows from the answers: that is the supervisor's.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from inflight.supervisor.tritonserver import Tritonserver, ended
 
 
 class RunningServer:
-    """The constructor starts tritonserver."""
+    """Starts at once."""
 
     def __init__(self, plan: Plan, log: ServerLog, tell: Callable[[str], None]) -> None:
         self._plan, self._tell = plan, tell
@@ -42,7 +42,7 @@ class RunningServer:
         return False
 
     def failure(self) -> str:
-        """What is wrong with the server as a whole; "" if nothing. To be called about twice a second."""
+        """What is wrong with the server as a whole; "" if nothing. Ask often: twice a second."""
         if self.process.returncode is not None:
             return f"tritonserver ended ({ended(self.process.returncode)})"
         if stub := self.process.killed_stub():
@@ -52,14 +52,14 @@ class RunningServer:
         if failure := self._health.failure():
             return failure
         if self._health.is_good:
-            # A server that may be dead itself would only make this wait.
+            # A server that may be dead itself would only keep this waiting.
             for model, canary in self._canaries.items():
                 if canary.is_dead():
                     return f"model {model} answers no request"
         return ""
 
     def models_down(self) -> Iterator[tuple[str, str]]:
-        """Each model that went down, once, with the reason. A server that does not answer could not load it."""
+        """Each model that went down, once, with the reason. A server that does not answer cannot load it anyway."""
         return self._models.down() if self._health.is_good else iter(())
 
     def load(self, model: str) -> Loading:
@@ -69,7 +69,7 @@ class RunningServer:
         return self._models.load(model, self._plan.options.ready_timeout)
 
     def close(self) -> None:
-        """End all calls that still wait for an answer of a server that is gone."""
+        """End whatever still waits for an answer of a server that is gone."""
         self.admin.close()
 
     def _canary(self, model: str) -> Canary:

@@ -1,7 +1,6 @@
-"""`inflight serve`: starts a tritonserver as the options say, watches it, and ends it.
+"""`inflight serve`: from options to a running, watched tritonserver, and back to nothing.
 
-This is the only module of the supervisor that the command line imports. Every expected failure becomes one sentence and
-an exit code.
+This is the supervisor's only door for the command line. Every expected failure becomes one sentence and an exit code.
 """
 
 from __future__ import annotations
@@ -31,5 +30,5 @@ def serve(options: ServeOptions) -> int:
 
 
 def tell(line: str) -> None:
-    """Print a line for the user who started the server."""
+    """Say something to whoever started us."""
     print(f"inflight: {line}", file=sys.stderr, flush=True)

@@ -1,8 +1,8 @@
-"""A server's regions of shared memory. Prompts and answers pass through them, so only the server's user may read them.
+"""A server's regions of shared memory: prompts and answers pass through them, so they are its user's business alone.
 
-tritonserver makes each region readable by everybody, whatever the umask. A guard removes that permission as soon as the
-kernel reports a new region: mostly within 0.1 ms, at most 12 ms on two busy cores, so before any request. Another user
-who opens the region in between keeps it open.
+tritonserver makes each region readable by everybody, whatever the umask. A guard takes that away as soon as a region
+appears, which the kernel tells: within 0.1 ms as a rule, and 12 ms at most on two busy cores, so before any request.
+Another user who opens the region in between keeps it open.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ IN_ATTRIB, IN_CREATE = 0x004, 0x100
 """Events of inotify. tritonserver sets a region's mode in a second step, so that change must be seen as well."""
 
 POLL = 0.5
-"""Seconds between two checks if no inotify instance can be had."""
+"""Seconds between two looks where the kernel has no inotify left to give."""
 
 
 def remove(prefix: str) -> None:
@@ -33,7 +33,7 @@ def remove(prefix: str) -> None:
 
 
 def narrow(prefix: str) -> None:
-    """Take all permissions of other users from regions whose name begins with `prefix`."""
+    """Let nobody but this user open regions whose name begins with `prefix`."""
     for region in SHARED_MEMORY.glob(f"{prefix}*"):
         with contextlib.suppress(OSError):
             found = region.lstat()

@@ -1,4 +1,4 @@
-"""The signals that end a server: the first requests an orderly stop, the second an immediate one."""
+"""The signals that end a server: the first asks for a stop in good order, the second for one at once."""
 
 from __future__ import annotations
 

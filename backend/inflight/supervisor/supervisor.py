@@ -6,9 +6,9 @@
         ▼                 ▼                    ▼
      ConfigurationError  server dead or deaf, stub dead, engine hung: started again; model gone: loaded again
 
-tritonserver itself stays "ready" when a stub dies and never restarts one; it waits for ever for a client that keeps an
-idle stream open; and it leaves shared memory behind when it is killed. The supervisor handles all three. A server that
-has served once is restarted until it serves again, with growing pauses. Knows nothing of requests, tokens or ranks.
+tritonserver itself stays "ready" when a stub dies and never restarts one; it waits for ever on a client that keeps
+an idle stream open; and it leaves shared memory behind when it is killed. All that is mended here. A server that has
+served once is brought back for as long as it takes, with growing pauses. Knows nothing of requests, tokens or ranks.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from inflight.supervisor.signals import Signals, Stopped
 from inflight.supervisor.tritonserver import ended
 
 TICK = 0.5
-"""Seconds between two checks of the processes: a killed stub is noticed that late; the checks take 0.3 % of a core."""
+"""Seconds between two looks at the processes: what a killed stub costs in detection, and 0.3 % of a core."""
 
 IDLE_GRACE = 1.0
 """Seconds that the engine must have been idle: its gauges and its last responses lag behind it."""
@@ -101,7 +101,7 @@ class Supervisor:
     # Serving
 
     def _keep_serving(self) -> None:
-        """Restart and reload what fails. Returns at a signal."""
+        """Returns at a signal."""
         while not self._signals.wait(TICK):
             if (failure := self._server.failure()) and not self._restart(failure):
                 return
@@ -125,7 +125,7 @@ class Supervisor:
             return started
 
     def _load_again(self, model: str, reason: str) -> bool:
-        """Load until it serves; False at a signal. A server that fails meanwhile is handled by the next check of it."""
+        """Load until it serves; False at a signal. Leaves a dead server to the next look at it."""
         while True:
             if self._pause(f"model {model} went down ({reason}); loading it again"):
                 return False
@@ -143,7 +143,7 @@ class Supervisor:
                 return True
 
     def _pause(self, what: str) -> bool:
-        """Tell what failed and what is done about it, and wait until it is time to do it. True at a signal."""
+        """Say what failed and what follows, and wait before it is tried again. True at a signal."""
         seconds = self._backoff.failed()
         self._tell(what + (f" in {seconds:.0f} s" if seconds else ""))
         return self._signals.wait(seconds)
@@ -183,14 +183,14 @@ class Supervisor:
 
     @contextlib.contextmanager
     def _cleaned_up(self) -> Iterator[None]:
-        """Run a janitor beside the server; when this ends, the janitor has removed whatever the server left."""
+        """A janitor stands by for as long as there can be something to clean, and has cleaned when this ends."""
         program = [sys.executable, "-m", janitor.__name__, str(self._plan.run_directory), self._plan.prefix]
-        cleaner = subprocess.Popen(program, stdin=subprocess.PIPE, start_new_session=True)
+        attendant = subprocess.Popen(program, stdin=subprocess.PIPE, start_new_session=True)
         try:
             yield
         finally:
             self._kill()
-            cleaner.communicate()
+            attendant.communicate()
 
     def _kill(self) -> None:
         """End the server's every process at once and remove its shared memory."""

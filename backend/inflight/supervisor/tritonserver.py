@@ -1,6 +1,6 @@
 """One run of tritonserver: its process and the stubs it started.
 
-Knows how a server is started, watched and killed; the supervisor decides when.
+Knows how a server is started, watched and killed, not when: that is the supervisor's.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ ZOMBIE_GRACE = 1.0
 
 
 SCAN_PERIOD = 4.0
-"""Seconds between two searches for new stubs. They read all of /proc, which is most of an idle supervisor's work."""
+"""Seconds between two looks for new stubs: a walk through /proc, so it is what an idle supervisor costs."""
 
 
 class Tritonserver:
-    """Started by the constructor. It has a session of its own, so that Ctrl-C in a terminal does not reach it."""
+    """Starts at once. It has a session of its own, so that Ctrl-C in a terminal reaches the supervisor alone."""
 
     def __init__(self, command: Sequence[str], environment: Mapping[str, str], directory: Path) -> None:
         self._process = subprocess.Popen(
@@ -58,7 +58,7 @@ class Tritonserver:
         return self._process.poll()
 
     def killed_stub(self) -> str | None:
-        """Name of a stub that tritonserver did not end but has ended, or None. To be called about twice a second."""
+        """Name of a stub that ended without tritonserver having ended it, else None. Ask often: twice a second."""
         now = time.monotonic()
         if now >= self._next_scan:
             self._next_scan = now + SCAN_PERIOD
