@@ -46,7 +46,11 @@ class EngineConfig:
     executor: str = "auto"
     """How ranks are started: auto (uniproc for one rank, mpi for more), uniproc or mpi."""
     tensor_parallel_size: int = 1
-    """Number of ranks; every layer is split over all of them."""
+    """Ranks over which every layer is split."""
+    pipeline_parallel_size: int = 1
+    """Pipeline stages over which the layers are distributed; only 1 is supported."""
+    data_parallel_size: int = 1
+    """Replicas of the model in one engine; only 1 is supported."""
     gpu_device_ids: str = ""
     """Comma-separated device number of each rank; unset = the rank's own number."""
     mpi_hostfile: str = ""
@@ -116,7 +120,9 @@ class EngineConfig:
                 raise ConfigurationError(f"{key} must be at least 1, got {getattr(self, key)}")
         for key, largest in LARGEST.items():
             if getattr(self, key) > largest:
-                raise ConfigurationError(f"{key} must be at most {largest}, got {getattr(self, key)}")
+                raise ConfigurationError(
+                    f"{key} must be at most {largest}, got {getattr(self, key)}{ONE_FOR_NOW.get(key, '')}"
+                )
         for key in ("max_seq_len", "max_input_len", "max_queue_size", "max_tokens_in_paged_kv_cache", "num_threads"):
             if getattr(self, key) < 0:
                 raise ConfigurationError(f"{key} must not be negative, got {getattr(self, key)}")
@@ -136,7 +142,7 @@ class EngineConfig:
                 f"max_num_tokens ({self.max_num_tokens}) must be at least max_batch_size ({self.max_batch_size}): "
                 "every running sequence needs one token a step"
             )
-        if self.executor == "uniproc" and self.tensor_parallel_size > 1:
+        if self.executor == "uniproc" and self.num_ranks > 1:
             raise ConfigurationError("executor uniproc runs one rank; set executor to mpi for tensor_parallel_size > 1")
 
     @classmethod
@@ -171,11 +177,16 @@ class EngineConfig:
         return self.max_batch_size + self.max_queue_size if self.max_queue_size else 0
 
     @property
+    def num_ranks(self) -> int:
+        """Ranks of the engine; `distributed.mapping.Mapping` says which does what."""
+        return self.tensor_parallel_size * self.pipeline_parallel_size * self.data_parallel_size
+
+    @property
     def launcher(self) -> str:
         """How ranks are started: `executor`, with auto resolved to uniproc or mpi."""
         if self.executor != "auto":
             return self.executor
-        return "mpi" if self.tensor_parallel_size > 1 else "uniproc"
+        return "mpi" if self.num_ranks > 1 else "uniproc"
 
     def to_parameters(self) -> dict[str, str]:
         """The inverse of from_parameters: strings that read back to an equal configuration."""
@@ -184,6 +195,8 @@ class EngineConfig:
 
 POSITIVE_KEYS = (
     "tensor_parallel_size",
+    "pipeline_parallel_size",
+    "data_parallel_size",
     "max_batch_size",
     "max_num_tokens",
     "cancellation_check_period_ms",
@@ -195,6 +208,8 @@ POSITIVE_KEYS = (
 
 LARGEST = {
     "tensor_parallel_size": 2**12,
+    "pipeline_parallel_size": 1,
+    "data_parallel_size": 1,
     "max_batch_size": 2**14,
     "max_num_tokens": 2**24,
     "tokens_per_block": 2**16,
@@ -217,6 +232,12 @@ LARGEST = {
 }
 """Upper bounds of integer keys: above any sensible use, below what threads, timers and 64-bit integers can represent.
 Whether the memory suffices is checked where it is allocated."""
+
+ONE_FOR_NOW = {
+    "pipeline_parallel_size": ": this engine has no pipeline stages; set tensor_parallel_size to split the model",
+    "data_parallel_size": ": an engine serves one replica; start one server for each and balance requests over them",
+}
+"""Keys that accept 1 only -> the rest of the message for a larger value."""
 
 TRITONSERVER_KEYS = frozenset({"FORCE_CPU_ONLY_INPUT_TENSORS", "EXECUTION_ENV_PATH"})
 """Parameters that tritonserver's Python backend reads itself."""

@@ -13,11 +13,11 @@ from pathlib import Path
 RUN_DIRECTORY = "INFLIGHT_RUN_DIR"
 """Environment variable that holds its path."""
 
-LOST = "lost"
-"""Folder in it, with one file per model whose stub has given the model up; the file holds the reason."""
+UNLOADED = "unloaded"
+"""Folder in it, with one file per model whose stub has unloaded the model; the file holds the reason."""
 
 SIGNS = "signs"
-"""Folder in it: a file INSTANCE.PID whose time a stub renews for as long as it is alive."""
+"""Folder in it, with one file INSTANCE.PID per stub, whose modification time the stub renews while it is alive."""
 
 
 def run_directory() -> Path | None:

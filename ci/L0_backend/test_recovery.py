@@ -11,7 +11,7 @@ import signal
 from pathlib import Path
 
 from raw_stream import RawStream
-from server_metrics import OUTCOMES, Metrics, until
+from server_metrics import OUTCOMES, RELAUNCHING, Metrics, until
 from server_process import ServerProcess
 
 PROMPT = {"text_input": "Once upon a time", "max_tokens": 20, "end_id": -1}
@@ -76,6 +76,24 @@ def test_a_stub_that_hangs_is_started_again() -> None:
         assert stub not in server.stub_pids
         with RawStream(server.grpc_url) as stream:
             assert stream.ask(PROMPT).token_ids == before
+
+
+def test_ranks_that_load_for_longer_than_a_canary_waits_are_not_interrupted() -> None:
+    """The new rank is suspended while it loads, which takes as long as the test likes."""
+    with ServerProcess(canary_period=1.0) as server, RawStream(server.grpc_url) as stream:
+        before = stream.ask(PROMPT).token_ids
+        (old,) = ranks(server)
+        os.kill(old, signal.SIGKILL)
+        until(lambda: ranks(server) not in ([], [old]), "a rank is launched again")
+        (new,) = ranks(server)
+        os.kill(new, signal.SIGSTOP)
+        waiting = stream.send(PROMPT)
+        until(lambda: Metrics(server).of(RELAUNCHING) > 4 or "again" in server.told, "canaries had gone unanswered")
+        assert "again" not in server.told
+        os.kill(new, signal.SIGCONT)
+        stream.collect(waiting)
+        assert waiting.token_ids == before and waiting.num_finals == 1
+        assert "again" not in server.told
 
 
 def test_an_idle_server_is_tried_and_a_busy_one_left_alone() -> None:

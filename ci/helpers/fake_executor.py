@@ -50,6 +50,7 @@ class FakeExecutor(Executor):
         self.cancelled: list[int] = []
         self.stats: str | None = None
         self.ready = True
+        self.relaunching = False
         self.refusal: Exception | None = None
         self.is_shut_down = False
 
@@ -103,8 +104,11 @@ class FakeExecutor(Executor):
     def is_ready(self) -> bool:
         return self.ready and not self.is_shut_down
 
+    def is_relaunching(self) -> bool:
+        return self.relaunching and not self.is_shut_down
+
     def is_down(self) -> bool:
-        return not self.is_ready()
+        return not self.is_ready() and not self.is_relaunching()
 
     def shutdown(self) -> None:
         with self._changed:

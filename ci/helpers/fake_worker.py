@@ -132,7 +132,7 @@ def main(behaviour: str, folder: Path) -> int:
         return 1
     if behaviour == "exit" or (behaviour == "serve once" and num_launches > 1):
         return 3
-    if behaviour == "never ready":
+    if behaviour == "never ready" or (behaviour == "never ready again" and num_launches > 1):
         while True:
             zmq.Context.instance().socket(zmq.PULL).poll()
     if behaviour == "lose a rank":

@@ -12,6 +12,7 @@ from server_process import ServerProcess
 
 OUTCOMES = "inflight_requests_total"
 REQUESTS = "nv_trt_llm_request_metrics"
+RELAUNCHING = "inflight_engine_relaunch_seconds_total"
 KV_BLOCKS = "nv_trt_llm_kv_cache_block_metrics"
 
 DEADLINE = 60.0

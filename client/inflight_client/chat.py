@@ -53,15 +53,16 @@ def load_chat_template(folder: Path) -> ChatTemplate:
     return lay_out
 
 
-def tokenizer_folder(config: dict[str, Any], default: Path | None) -> Path | None:
-    """Folder of a served model's tokenizer, according to the model's configuration on the server; `default` if that
-    folder is not on this machine. Relative folders are relative to the server's and cannot be resolved here."""
+def tokenizer_folder(config: dict[str, Any]) -> Path | None:
+    """Folder of a served model's tokenizer, according to the model's configuration on the server; None if that folder
+    is not on this machine. A relative path starts at a folder of the server that is unknown here, so it gives None:
+    another checkpoint's template would make wrong prompts without an error."""
     parameters = config.get("parameters", {})
     for key in ("tokenizer_dir", "gpt_model_path"):
         text = parameters.get(key, {}).get("string_value", "")
         if text and Path(text).is_absolute() and Path(text).is_dir():
             return Path(text)
-    return default
+    return None
 
 
 class ChatSession:

@@ -16,7 +16,6 @@ import typer
 from inflight_client.terminal import (
     EXIT_USAGE,
     converse,
-    default_checkpoint,
     fail,
     failing_in_words,
     greet,
@@ -131,7 +130,7 @@ def chat(
         "stop_words": stop,
     }
     with failing_in_words(), connect(url, model) as client:
-        folder = tokenizer or tokenizer_folder(client.model_config(), default_checkpoint())
+        folder = tokenizer or tokenizer_folder(client.model_config())
         if folder is None:
             raise ChatError("the served checkpoint is not on this machine; name a copy of it with --tokenizer")
         converse(ChatSession(client, load_chat_template(folder), system=system, **options))

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import contextlib
-import importlib.util
 import os
 import sys
 from collections.abc import Iterable, Iterator
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import typer
@@ -137,14 +135,3 @@ def how_to_talk(*, grpc: str, http: str, metrics: str, model: str, prompt: str) 
 
   metrics: http://{metrics}/metrics      Ctrl-C stops the server
 """
-
-
-def default_checkpoint() -> Path | None:
-    """The checkpoint that comes with a source tree, or with an engine installed beside this client."""
-    engine = importlib.util.find_spec("inflight")
-    shipped = [Path(place) / "shipped" for place in (engine.submodule_search_locations or ())] if engine else []
-    for root in (Path(__file__).resolve().parents[2], *shipped):
-        folder = root / "model_repository" / "llm" / "1" / "checkpoint"
-        if folder.is_dir():
-            return folder
-    return None

@@ -21,6 +21,7 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.distributed import FileStore, Store, TCPStore  # type: ignore[attr-defined]
 
+from inflight.distributed.mapping import Mapping
 from inflight.distributed.rank_group import RankGroup
 from inflight_kernels.cpu import (
     LibraryUnavailable,
@@ -42,13 +43,20 @@ class TensorParallelGroup:
     """A group of one. Calls are collective: every rank makes them in the same order."""
 
     rank = 0
+    """This rank's number within the group."""
     size = 1
 
     @staticmethod
-    def create(rank_group: RankGroup, device: torch.device, several_hosts: bool = False) -> TensorParallelGroup:
-        """Connect the ranks of `rank_group`; `device` is this rank's own. Collective."""
-        if rank_group.size == 1:
+    def create(
+        rank_group: RankGroup, mapping: Mapping, device: torch.device, several_hosts: bool = False
+    ) -> TensorParallelGroup:
+        """Connect the ranks that split layers with this one; `device` is this rank's own. Collective over `rank_group`,
+        whose world ranks `mapping` describes."""
+        assert rank_group.size == mapping.size
+        if mapping.tp == 1:
             return TensorParallelGroup()
+        # A second group needs a rendezvous of its own; EngineConfig refuses what would make one.
+        assert mapping.tensor_parallel_ranks(rank_group.rank) == tuple(range(rank_group.size))
         if device.type == "cpu" and not several_hosts:
             collectives = _share_memory(rank_group)
             if collectives is not None:
@@ -137,10 +145,12 @@ class TorchTensorParallelGroup(TensorParallelGroup):
 
 
 def _share_memory(rank_group: RankGroup) -> SharedMemoryCollectives | None:
-    """Collectives over memory of the leader that every rank maps; None on all ranks if the leader cannot load the C++.
+    """Memory of the leader's that every rank has mapped; None on all of them where the leader has no compiler, or where
+    a rank cannot open the memory.
 
-    The memory has no name in the file system, so nothing is left behind when ranks are killed. The other ranks open it
-    through the leader's /proc/PID/fd, which the system allows to the same user only.
+    It never has a name, so nothing stays behind whenever ranks are killed; the others open it as a file of the leader's
+    process, which the system allows to the same user only. Behind what the collectives need it has one byte for each
+    rank, which the rank sets once it has mapped the memory: ranks cannot send anything to the leader otherwise.
     """
     if rank_group.rank == 0:
         try:
@@ -151,18 +161,59 @@ def _share_memory(rank_group: RankGroup) -> SharedMemoryCollectives | None:
             return None
         descriptor = os.memfd_create("inflight-ranks")
         os.fchmod(descriptor, 0o600)
-        os.ftruncate(descriptor, segment_bytes(library, rank_group.size))
-        rank_group.broadcast(f"/proc/{os.getpid()}/fd/{descriptor}".encode())
+        num_bytes = segment_bytes(library, rank_group.size)
+        os.ftruncate(descriptor, num_bytes + rank_group.size)
+        status = os.fstat(descriptor)
+        rank_group.broadcast(f"{status.st_dev} {status.st_ino} /proc/{os.getpid()}/fd/{descriptor}".encode())
     else:
-        path = rank_group.broadcast(None).decode()
-        if not path:
+        place = rank_group.broadcast(None).decode()
+        if not place:
             return None
-        library = load_collectives()  # the leader has compiled it
-        descriptor = os.open(path, os.O_RDWR | os.O_CLOEXEC)
-    memory = mmap.mmap(descriptor, segment_bytes(library, rank_group.size))
-    rank_group.barrier()  # the leader must not close the descriptor before the others have opened it
-    os.close(descriptor)
+        library = load_collectives()  # which the leader has compiled
+        num_bytes = segment_bytes(library, rank_group.size)
+        descriptor = _open_leaders_memory(place)
+    memory = mmap.mmap(descriptor, num_bytes + rank_group.size) if descriptor >= 0 else None
+    if memory is not None:
+        memory[num_bytes + rank_group.rank] = 1
+    rank_group.barrier()  # before the leader reads the bytes, and closes what the others are to open
+    if descriptor >= 0:
+        os.close(descriptor)
+    if rank_group.rank == 0:
+        assert memory is not None
+        absent = [rank for rank in range(rank_group.size) if not memory[num_bytes + rank]]
+        if absent:
+            logger.warning(
+                "the ranks sum through sockets, which takes many times as long: ranks %s cannot open the memory of "
+                "rank 0; start all ranks of this machine in one PID namespace (one container)",
+                ", ".join(map(str, absent)),
+            )
+        rank_group.broadcast(b"" if absent else b"all")
+        all_mapped = not absent
+    else:
+        all_mapped = rank_group.broadcast(None) != b""
+    if not all_mapped or memory is None:
+        return None
     return SharedMemoryCollectives(library, memory, rank_group.rank, rank_group.size)
+
+
+def _open_leaders_memory(place: str) -> int:
+    """A descriptor of the leader's memory; -1, with a warning, if this process cannot open it.
+
+    `place`: device and inode number of the memory, and its path. In another PID namespace the path leads nowhere, or to
+    a file of a process that has the same number there.
+    """
+    device, inode, path = place.split(" ", 2)
+    try:
+        descriptor = os.open(path, os.O_RDWR | os.O_CLOEXEC)
+    except OSError as error:
+        logger.warning("this rank cannot open the memory of rank 0: %s", error)
+        return -1
+    status = os.fstat(descriptor)
+    if (status.st_dev, status.st_ino) != (int(device), int(inode)):
+        logger.warning("this rank cannot open the memory of rank 0: %s is another file here", path)
+        os.close(descriptor)
+        return -1
+    return descriptor
 
 
 def _file_store(rank_group: RankGroup) -> tuple[str, Store]:

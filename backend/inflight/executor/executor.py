@@ -80,6 +80,11 @@ class Executor(ABC):
         """True while the engine serves: every rank is alive and answers."""
 
     @abstractmethod
+    def is_relaunching(self) -> bool:
+        """True while lost ranks are being relaunched: requests are accepted and wait. After
+        worker_start_timeout_ms at the latest the launch has failed, and the engine is down."""
+
+    @abstractmethod
     def is_down(self) -> bool:
         """True if the ranks were lost and could not be relaunched: requests are refused until that succeeds."""
 
@@ -123,7 +128,8 @@ def attach_executor(
 
 def _launcher(config: EngineConfig, address: EngineAddress | None) -> Launcher:
     from inflight.executor.launchers.mpi import Mpi
-    from inflight.executor.launchers.processes import ProcessLauncher
+    from inflight.executor.launchers.processes import LaunchCommand, ProcessLauncher
     from inflight.executor.launchers.uniproc import UniProc
 
-    return ProcessLauncher(config, Mpi(config) if config.launcher == "mpi" else UniProc(), address)
+    commands: dict[str, Callable[[], LaunchCommand]] = {"uniproc": UniProc, "mpi": lambda: Mpi(config)}
+    return ProcessLauncher(config, commands[config.launcher](), address)

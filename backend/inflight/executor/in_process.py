@@ -35,7 +35,7 @@ class InProcessExecutor(Front):
     def __init__(self, config: EngineConfig, load_runner: LoadRunner = load_model_runner) -> None:
         """Raises ConfigurationError for more than one rank, and for a wrong generation_config.json."""
         super().__init__(GenerationDefaults.load(config))
-        if config.tensor_parallel_size != 1:
+        if config.num_ranks != 1:
             raise ConfigurationError("tensor_parallel_size must be 1 for an engine inside this process")
         self._config = config
         self._load_runner = load_runner

@@ -55,7 +55,7 @@ def count_blocks(
     """
     limits: list[int] = []
     tokens, fraction = config.max_tokens_in_paged_kv_cache, config.kv_cache_free_gpu_mem_fraction
-    free_bytes = max(free_memory(device, group.size) - reserved_bytes, 0)
+    free_bytes = max(free_memory(device, config.num_ranks) - reserved_bytes, 0)
     if tokens:
         limits.append(tokens // shape.block_size)
     if tokens and not fraction:

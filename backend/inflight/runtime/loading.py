@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import torch
 
 from inflight.config import EngineConfig
+from inflight.distributed.mapping import Mapping
 from inflight.distributed.rank_group import RankGroup
 from inflight.distributed.tensor_parallel import TensorParallelGroup
 from inflight.errors import ConfigurationError
@@ -34,16 +35,17 @@ class LoadedEngine:
 
 def load_engine(config: EngineConfig, rank_group: RankGroup) -> LoadedEngine:
     """Raises ConfigurationError for a checkpoint or a configuration that does not fit."""
+    mapping = Mapping.of(config)
     device = choose_device(config, rank_group.rank)
-    torch.set_num_threads(count_threads(config, rank_group.size))
+    torch.set_num_threads(count_threads(config, mapping.size))
     if device.type == "cuda":
         torch.cuda.set_device(device)
     model = read_config(config)
     max_seq_len = _max_seq_len(config, model)
     if isinstance(model, ModelConfig):
-        _check_positions(max_seq_len, model.head_dim, rank_group.size)
+        _check_positions(max_seq_len, model.head_dim, mapping.size)
     dtype = choose_dtype(config, model.dtype)
-    group = TensorParallelGroup.create(rank_group, device, several_hosts=bool(config.mpi_hostfile))
+    group = TensorParallelGroup.create(rank_group, mapping, device, several_hosts=bool(config.mpi_hostfile))
     network = load_network(config, model, group, dtype, device, max_seq_len)
     shape = KVCacheShape(layers=network.cache_specs, block_size=config.tokens_per_block)
     reserved_bytes = _step_bytes(network, shape, config, device) if device.type == "cuda" else 0

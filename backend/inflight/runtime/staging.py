@@ -13,7 +13,7 @@ Array = npt.NDArray[Any]
 
 
 class Staging:
-    """Named arrays that only some steps have: `ship` copies them into new tensors, with one copy for each dtype."""
+    """Named arrays that only some steps have: `send` copies them into new tensors, with one copy for each dtype."""
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
@@ -23,15 +23,15 @@ class Staging:
         """`array` must not change afterwards: on a CPU its memory is what the step reads."""
         self._arrays[name] = array
 
-    def ship(self) -> dict[str, Tensor]:
+    def send(self) -> dict[str, Tensor]:
         if self._device.type == "cpu":
             return {name: torch.from_numpy(array) for name, array in self._arrays.items()}
-        shipped: dict[str, Tensor] = {}
+        sent: dict[str, Tensor] = {}
         for dtype in {array.dtype for array in self._arrays.values()}:
-            shipped.update(self._ship_dtype({n: a for n, a in self._arrays.items() if a.dtype == dtype}))
-        return shipped
+            sent.update(self._send_dtype({n: a for n, a in self._arrays.items() if a.dtype == dtype}))
+        return sent
 
-    def _ship_dtype(self, arrays: dict[str, Array]) -> dict[str, Tensor]:
+    def _send_dtype(self, arrays: dict[str, Array]) -> dict[str, Tensor]:
         packed = np.concatenate([array.reshape(-1) for array in arrays.values()])
         on_device = to_host_tensor(packed, self._device).to(self._device, non_blocking=True)
         parts: dict[str, Tensor] = {}

@@ -96,7 +96,7 @@ class StepPreparation:
         return StepInput(
             new_sequences=scheduled.new_sequences,
             scrubbed_block_ids=scrubbed_block_ids,
-            staged=staging.ship(),
+            staged=staging.send(),
             numbers=to_host_tensor(np.concatenate(parts), self._device),
             part_sizes=[len(part) for part in parts],
             num_decodes=batch.num_decodes,

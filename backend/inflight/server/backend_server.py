@@ -27,11 +27,11 @@ from inflight.executor.executor import Executor
 from inflight.executor.front.front import SHUT_DOWN
 from inflight.request import Request
 from inflight.result import Response
-from inflight.server.lost_model import give_up, is_supervised
 from inflight.server.outcome import ended
 from inflight.server.preparation import Preparation
 from inflight.server.reply import Reply
 from inflight.server.request_builder import RequestBuilder
+from inflight.server.self_unload import is_supervised, unload_itself
 from inflight.server.tensors.client_request import ClientRequest
 from inflight.server.tensors.dialect import Dialect
 from inflight.server.tensors.request_parameters import read_parameters
@@ -97,12 +97,13 @@ class BackendServer:
             executor.get_latest_iteration_stats,
             executor.num_requests_in_flight,
             executor.num_requests_queued,
+            executor.is_relaunching,
         )
         rate = choose_rate(config.max_responses_per_second, executor.device, len(os.sched_getaffinity(0)))
         self._tokenizing = TokenizingThreads(self._submit)
         self._sending = SendingThread(executor, self._items, ResponsePace(rate), self._on_end)
         self._watch = WatchThread(
-            executor, self._items, config.cancellation_check_period_ms / 1000, self._on_engine_lost
+            executor, self._items, config.cancellation_check_period_ms / 1000, self._on_engine_down
         )
         self._signs = SignThread(instance)
 
@@ -148,7 +149,9 @@ class BackendServer:
             self._drain(drain_seconds)
 
     def _drain(self, drain_seconds: float) -> None:
-        if self._executor.is_ready() and not self._items.wait_until_empty(drain_seconds):
+        # A relaunch may still succeed; an engine that is down answers nothing any more.
+        may_answer = self._executor.is_ready() or self._executor.is_relaunching()
+        if may_answer and not self._items.wait_until_empty(drain_seconds):
             logger.warning("%d requests are still in flight after %g s: ending them", len(self._items), drain_seconds)
 
     def _refuse_all(self) -> None:
@@ -236,7 +239,7 @@ class BackendServer:
     def _on_end(self, item: WorkItem, last: Response) -> None:
         self._metrics.record(ended(item, last))
 
-    def _on_engine_lost(self) -> None:
+    def _on_engine_down(self) -> None:
         """Under a supervisor, which loads the model again, end the engine at once: tritonserver calls finalize() only
         when the last client has closed its stream, and until then these ranks would occupy what the next ones need."""
         reason = self._deaths[-1] if self._deaths else "its ranks are dead or silent"
@@ -249,7 +252,7 @@ class BackendServer:
             if not is_supervised():
                 logger.warning("model %s stays loaded and waits for its ranks to be relaunched", self._model_name)
                 return
-            give_up(self._pb_utils, self._model_name, reason)
+            unload_itself(self._pb_utils, self._model_name, reason)
         self._executor.shutdown()
         self._sending.finish()
 

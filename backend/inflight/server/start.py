@@ -10,12 +10,11 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from inflight.config import EngineConfig
 from inflight.errors import ConfigurationError
+from inflight.numpy_check import check_numpy
 from inflight.server.backend_server import BackendServer
-from inflight.server.lost_model import is_supervised
+from inflight.server.self_unload import is_supervised
 from inflight.server.tensors.dialects import DIALECTS, LLM
 from inflight.server.text.tokenizer import Tokenizer
 
@@ -26,7 +25,7 @@ def start_server(pb_utils: Any, args: Mapping[str, str]) -> BackendServer:
     Raises ConfigurationError with one sentence, or another InflightError if the engine does not start.
     """
     _start_logging()
-    check_numpy()
+    check_numpy(Path("/proc/self/exe"))
     # Texts are tokenised one at a time, and the library's own threads would only take cores from the ranks.
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
     model_config = json.loads(args["model_config"])
@@ -38,7 +37,8 @@ def start_server(pb_utils: Any, args: Mapping[str, str]) -> BackendServer:
 
     from inflight.executor.executor import create_executor
 
-    # A supervisor loads the whole model again; without one the executor keeps relaunching its ranks.
+    # With a supervisor a failed relaunch unloads the model, which is then loaded again as a whole; without one the
+    # executor keeps relaunching its ranks.
     deaths: list[str] = []
     executor = create_executor(
         config, name=args["model_name"], keep_trying=not is_supervised(), on_engine_death=deaths.append
@@ -62,16 +62,6 @@ def start_server(pb_utils: Any, args: Mapping[str, str]) -> BackendServer:
 def _check_decoupled(model_config: Mapping[str, Any]) -> None:
     if not model_config.get("model_transaction_policy", {}).get("decoupled", False):
         raise ConfigurationError("config.pbtxt: set model_transaction_policy { decoupled: true }, streams need it")
-
-
-def check_numpy(version: str = np.__version__, stub: Path = Path("/proc/self/exe")) -> None:
-    """Raise ConfigurationError if the stub cannot work with this NumPy.
-
-    Stubs built before NumPy 2 crash at their first text under it. Their binary contains the name of a module that
-    NumPy 2 has moved; later stubs put the name together at run time.
-    """
-    if int(version.split(".")[0]) >= 2 and b"numpy.core.multiarray" in stub.read_bytes():
-        raise ConfigurationError(f"numpy {version} does not work with this tritonserver's Python stub: install numpy<2")
 
 
 def _start_logging() -> None:

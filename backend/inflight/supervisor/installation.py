@@ -7,7 +7,6 @@ sentence that names the remedy. Knows nothing of models, ports or processes.
 from __future__ import annotations
 
 import ctypes
-import importlib.metadata
 import importlib.util
 import os
 import platform
@@ -19,6 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from inflight.errors import ConfigurationError
+from inflight.numpy_check import check_numpy
 from inflight.supervisor.processes import STUB
 
 OLDEST_GLIBC = (2, 35)
@@ -75,7 +75,6 @@ class Installation:
 def find(tritonserver: Path | None = None) -> Installation:
     """Find and check the installation. `tritonserver`: the binary to use instead of the one found."""
     check_machine()
-    check_numpy()
     binary = find_tritonserver(tritonserver)
     root = binary.resolve().parent.parent
     python_backend = root / "backends" / "python"
@@ -84,10 +83,12 @@ def find(tritonserver: Path | None = None) -> Installation:
             f"{root} has no Python backend: install nvidia-pytriton or use NVIDIA's tritonserver image"
         )
     libraries = root.parents[1] / "nvidia_pytriton.libs"
+    stub = find_stub(root)
+    check_numpy(stub)
     return Installation(
         tritonserver=binary,
         python_backend=python_backend,
-        stub=find_stub(root),
+        stub=stub,
         libraries=libraries if libraries.is_dir() else None,
         libpython=find_libpython(),
         model_py=find_model_py(),
@@ -104,19 +105,6 @@ def check_machine() -> None:
     if name == "glibc" and tuple(int(part) for part in version.split(".")[:2]) < OLDEST_GLIBC:
         needed = ".".join(map(str, OLDEST_GLIBC))
         raise ConfigurationError(f"tritonserver needs glibc {needed} or newer, this system has {version}")
-
-
-def check_numpy() -> None:
-    """Raise unless tritonserver's stub can read text tensors with the installed numpy."""
-    try:
-        version = importlib.metadata.version("numpy")
-    except importlib.metadata.PackageNotFoundError:
-        raise ConfigurationError(f"numpy is not installed: {sys.executable} -m pip install 'numpy<2'") from None
-    if int(version.split(".")[0]) >= 2:
-        raise ConfigurationError(
-            f"numpy {version} is installed, but tritonserver's stub dies on its first text with numpy 2: "
-            f"{sys.executable} -m pip install 'numpy<2'"
-        )
 
 
 def find_tritonserver(wanted: Path | None = None) -> Path:
@@ -184,17 +172,17 @@ def find_libpython(folders: list[Path] | None = None) -> Path:
 
 def find_model_py() -> Path:
     """The backend's model.py."""
-    return _shipped("model.py", depth=1)
+    return _find_data("model.py", depth=1)
 
 
 def find_model_repository() -> Path:
     """The model repository that comes with inflight."""
-    return _shipped("model_repository", depth=2)
+    return _find_data("model_repository", depth=2)
 
 
-def _shipped(name: str, *, depth: int) -> Path:
-    """A file or folder that is `depth` folders above the package in a source tree, and inside the package in a
-    wheel."""
+def _find_data(name: str, *, depth: int) -> Path:
+    """A file or folder that comes with the package: `depth` folders above it in a source tree, in its folder `shipped`
+    in a wheel. Raises ConfigurationError."""
     package = Path(__file__).resolve().parents[1]
     for place in (package.parents[depth - 1], package / "shipped"):
         if (place / name).exists():

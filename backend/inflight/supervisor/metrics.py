@@ -15,8 +15,11 @@ TIMEOUT, SIGNS_TIMEOUT = 5.0, 0.5
 IN_FLIGHT = re.compile(
     r"^nv_trt_llm_request_metrics\{[^}]*request_type=\"(?:active|waiting)\"[^}]*\} (\S+)$", re.MULTILINE
 )
-SIGNS = r"^(?:inflight_requests_total|nv_trt_llm_general_metrics)\{{[^}}]*model=\"{model}\"[^}}]*\}} \S+$"
-"""Series that change with every request that ends and with every step."""
+SIGNS = (
+    r"^(?:inflight_requests_total|nv_trt_llm_general_metrics|inflight_engine_relaunch_seconds_total)"
+    r"\{{[^}}]*model=\"{model}\"[^}}]*\}} \S+$"
+)
+"""Series that change with every request that ends, with every step, and all the time while ranks are relaunched."""
 
 
 def requests_in_flight(address: str) -> int | None:

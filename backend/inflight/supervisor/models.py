@@ -1,6 +1,6 @@
 """Finds models that were unloaded, but not by the supervisor, and loads them again.
 
-A stub that unloads its own model writes the reason into a file with the model's name, in the folder LOST of the run
+A stub that unloads its own model writes the reason into a file with the model's name, in the folder UNLOADED of the run
 directory. A model can also be unloaded through an open API, or by tritonserver itself.
 """
 
@@ -21,8 +21,8 @@ LOOK_TIMEOUT = 0.5
 """Seconds for such a request."""
 
 UNLOADED_GRACE = 10.0
-"""Seconds after which an unloaded model without a file in LOST counts as lost: a stub may be about to write the file,
-and whoever unloaded the model may be about to load it again."""
+"""Seconds after which an unloaded model without a file in UNLOADED counts as down: a stub may be about to write the
+file, and whoever unloaded the model may be about to load it again."""
 
 UNLOAD_GRACE = 5.0
 """Most seconds to wait until an unload takes effect."""
@@ -34,15 +34,15 @@ class Models:
     def __init__(
         self, admin: Admin, names: Collection[str], notes: Path, clock: Callable[[], float] = time.monotonic
     ) -> None:
-        """`notes`: the folder LOST. Files of an earlier server are removed."""
+        """`notes`: the folder UNLOADED. Files of an earlier server are removed."""
         self._admin, self._names, self._notes, self._clock = admin, names, notes, clock
         self._next_look = 0.0
         self._down_since: dict[str, float] = {}
         for note in notes.iterdir():
             note.unlink()
 
-    def lost(self) -> Iterator[tuple[str, str]]:
-        """(model, reason) for each model that is down, once. One with a file in LOST is reported at once."""
+    def down(self) -> Iterator[tuple[str, str]]:
+        """(model, reason) for each model that is down, once. One with a file in UNLOADED is reported at once."""
         unloaded = self._unloaded()
         for note in sorted(self._notes.iterdir()):
             if note.name in self._names:

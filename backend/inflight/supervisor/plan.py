@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from inflight.errors import ConfigurationError
-from inflight.run_directory import LOST, RUN_DIRECTORY
+from inflight.run_directory import RUN_DIRECTORY, UNLOADED
 from inflight.supervisor import installation, mpi, ports, repository
 from inflight.supervisor.api_key import ApiKey
 from inflight.supervisor.options import LOOPBACK, Endpoints, ServeOptions
@@ -79,11 +79,16 @@ def _plan(options: ServeOptions, run_directory: Path) -> Plan:
     pieces = installation.find(options.tritonserver)
     api_key = ApiKey.choose(open_apis=options.open_apis, file=options.api_key_file)
     _check_log_file(options.log_file)
-    source = options.model_repository or installation.find_model_repository()
+    source, parameters = options.model_repository, dict(options.parameters)
+    if source is None:
+        source = installation.find_model_repository()
+        if options.checkpoint is None:
+            # An absolute path tells clients on this machine where the tokenizer is.
+            parameters.setdefault("gpt_model_path", str(source / "llm" / "1" / "checkpoint"))
     served = repository.write(
-        source, run_directory / "models", checkpoint_folder=options.checkpoint, parameters=options.parameters
+        source, run_directory / "models", checkpoint_folder=options.checkpoint, parameters=parameters
     )
-    if served.config is not None and served.config.tensor_parallel_size > 1:
+    if served.config is not None and served.config.num_ranks > 1:
         mpi.check_mpi(one_host=not served.config.mpi_hostfile)
     listeners = {
         "HTTP": (options.http_address, options.http_port),
@@ -96,7 +101,7 @@ def _plan(options: ServeOptions, run_directory: Path) -> Plan:
     addresses = {purpose: _reached_at(address, chosen[purpose]) for purpose, (address, _) in listeners.items()}
     backends, variables = pieces.lay_out(run_directory)
     prefix = f"inflight_{os.getpid()}_"
-    (run_directory / LOST).mkdir()
+    (run_directory / UNLOADED).mkdir()
     return Plan(
         options=options,
         run_directory=run_directory,

@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable, Iterator
 from functools import partial
 
-from inflight.run_directory import LOST, SIGNS
+from inflight.run_directory import SIGNS, UNLOADED
 from inflight.supervisor.admin import Admin
 from inflight.supervisor.canary import Canary
 from inflight.supervisor.health import Health
@@ -32,7 +32,7 @@ class RunningServer:
         log.follow(self.process.output, self._hide_key)
         self._signs = StubSigns(plan.run_directory / SIGNS)
         self._health = Health(self.admin, plan.endpoints.http)
-        self._models = Models(self.admin, plan.repository.models, plan.run_directory / LOST)
+        self._models = Models(self.admin, plan.repository.models, plan.run_directory / UNLOADED)
         self._canaries = {model: self._canary(model) for model in plan.repository.answering}
 
     def is_ready(self) -> bool:
@@ -58,10 +58,10 @@ class RunningServer:
                     return f"model {model} answers no request"
         return ""
 
-    def lost_models(self) -> Iterator[tuple[str, str]]:
+    def models_down(self) -> Iterator[tuple[str, str]]:
         """(model, reason) for each model that went down, once. None while the server does not answer, because it could
         not load a model then."""
-        return self._models.lost() if self._health.is_good else iter(())
+        return self._models.down() if self._health.is_good else iter(())
 
     def load(self, model: str) -> Loading:
         """Start to load a model that is down."""

@@ -106,7 +106,7 @@ class Supervisor:
         while not self._signals.wait(TICK):
             if (failure := self._server.failure()) and not self._restart(failure):
                 return
-            for model, reason in self._server.lost_models():
+            for model, reason in self._server.models_down():
                 if not self._load_again(model, reason):
                     return
 

@@ -13,6 +13,7 @@ from statistics import median
 
 import torch
 
+from inflight.distributed.mapping import Mapping
 from inflight.distributed.mpi import MPI, MpiRankGroup
 from inflight.distributed.tensor_parallel import TensorParallelGroup, TorchTensorParallelGroup
 
@@ -25,7 +26,7 @@ CALLS = 20
 def main() -> None:
     torch.set_num_threads(1)
     ranks, cpu = MpiRankGroup(), torch.device("cpu")
-    shared = TensorParallelGroup.create(ranks, cpu)
+    shared = TensorParallelGroup.create(ranks, Mapping(ranks.size), cpu)
     gloo = TorchTensorParallelGroup(ranks, cpu, several_hosts=False)
     found: dict[str, dict[int, float]] = defaultdict(dict)
     for kilobytes in KILOBYTES:

@@ -51,6 +51,27 @@ def test_kernel_equals_reference(form: str, index_dtype: torch.dtype, dtype: tor
         assert torch.equal(_bits(got), _bits(wanted))
 
 
+def test_layers_of_different_shapes_and_types(device: torch.device) -> None:
+    """Layers with other numbers of heads, another head size, keys wider than values, and another element size."""
+    shapes = [((4, 3, 16), (4, 3, 16)), ((4, 1, 16), (4, 1, 16)), ((4, 3, 32), (4, 3, 16)), ((4, 3, 16), (4, 3, 16))]
+    dtypes = [torch.float32, torch.float32, torch.float16, torch.float16]
+    caches = tuple(
+        [torch.randn(NUM_BLOCKS, *pair[which]).to(dtype) for pair, dtype in zip(shapes, dtypes, strict=True)]
+        for which in (0, 1)
+    )
+    before = [[cache.clone() for cache in side] for side in caches]
+    on_device = tuple([cache.to(device) for cache in side] for side in caches)
+    source, target = _pairs(torch.int64)
+    reference.copy_blocks(*caches, source, target)
+    gpu.copy_blocks(*on_device, source.to(device), target.to(device), config={"BLOCK_WORDS": 32, "num_warps": 1})
+    came_from = {5: 0, 4: 2, 1: 0}
+    for side, (wanted, got) in enumerate(zip(caches, on_device, strict=True)):
+        for layer, cache in enumerate(wanted):
+            for block in range(NUM_BLOCKS):
+                assert torch.equal(cache[block], before[side][layer][came_from.get(block, block)])
+            assert torch.equal(_bits(got[layer]), _bits(cache))
+
+
 def test_reference_copies_each_block_and_nothing_else() -> None:
     k_cache, v_cache = _caches(2, torch.float32)
     before = k_cache.clone()
@@ -72,8 +93,8 @@ def test_copies_that_depend_on_their_order_are_refused_where_they_can_be_seen() 
 def test_launcher_refuses_with_words() -> None:
     k_cache, v_cache = _caches(1, torch.float32)
     source, target = _pairs(torch.int32)
-    with pytest.raises(ValueError, match="must be alike"):
-        gpu.copy_blocks(k_cache, v_cache.half(), source, target)
+    with pytest.raises(ValueError, match="the same number of blocks"):
+        gpu.copy_blocks(k_cache, v_cache[:, :-1], source, target)
     with pytest.raises(ValueError, match="source must be"):
         gpu.copy_blocks(k_cache, v_cache, source.float(), target)
     with pytest.raises(ValueError, match="contiguous blocks"):

@@ -196,10 +196,10 @@ def test_chat_without_a_tokenizer_says_what_to_name(connect: Connect, tmp_path: 
 
 def test_the_servers_own_folder_is_taken_if_it_is_here(tmp_path: Path) -> None:
     config = {"parameters": {"gpt_model_path": {"string_value": str(tmp_path)}}}
-    assert tokenizer_folder(config, None) == tmp_path
+    assert tokenizer_folder(config) == tmp_path
     for elsewhere in ("checkpoint", "/nowhere/at/all", ""):
         config = {"parameters": {"gpt_model_path": {"string_value": elsewhere}}}
-        assert tokenizer_folder(config, tmp_path / "default") == tmp_path / "default"
+        assert tokenizer_folder(config) is None
 
 
 def test_the_default_checkpoint_can_chat() -> None:

@@ -5,6 +5,7 @@ Run: pytest ci/unit/distributed/test_tensor_parallel.py
 
 from __future__ import annotations
 
+import contextlib
 import os
 import tempfile
 from pathlib import Path
@@ -17,6 +18,7 @@ from rank_processes import PipeGroup, run_on_two_ranks
 from tiny_checkpoints import make_checkpoint
 
 from inflight.config import EngineConfig
+from inflight.distributed.mapping import Mapping
 from inflight.distributed.rank_group import RankGroup, SingleRank
 from inflight.distributed.tensor_parallel import TensorParallelGroup
 from inflight.errors import ConfigurationError
@@ -55,7 +57,7 @@ def config(folder: Path, **options: Any) -> EngineConfig:
 def use_collectives(rank_group: RankGroup, temporary: str, several_hosts: bool) -> dict[str, Any]:
     tempfile.tempdir = temporary
     cpu = torch.device("cpu")
-    group = TensorParallelGroup.create(rank_group, cpu, several_hosts)
+    group = TensorParallelGroup.create(rank_group, Mapping(2), cpu, several_hosts)
     x = torch.tensor([[1.0, 2.0], [3.0, 4.0]]) + 10 * rank_group.rank
     result = {
         "sum": group.all_reduce(x.clone()).tolist(),
@@ -147,6 +149,32 @@ def test_collectives_without_a_compiler(tmp_path: Path, monkeypatch: pytest.Monk
         assert answer == {**COLLECTIVES, "rank": rank, "group": "TorchTensorParallelGroup"}
 
 
+def use_collectives_in_own_pid_namespaces(rank_group: RankGroup, temporary: str, pids: list[int]) -> list[Any]:
+    """As in containers that share the host's files but not its process ids: the leader's id means something else."""
+    answers = []
+    for pid in pids:
+        if rank_group.rank == 0:
+            os.getpid = lambda pid=pid: pid  # type: ignore[misc]
+        answers.append(use_collectives(rank_group, temporary, False))
+    return answers
+
+
+@pytest.mark.skipif(not library._find_compiler(), reason="there is no C++ compiler")
+def test_collectives_of_ranks_that_do_not_see_each_others_processes(tmp_path: Path) -> None:
+    # No process has the first id: the largest that Linux gives is one less. This process has the second one, and other
+    # files open.
+    pids = [2**22, os.getpid()]
+    temporary = tmp_path / "temporary"
+    temporary.mkdir()
+    with contextlib.ExitStack() as files:
+        for number in range(100):
+            files.enter_context((tmp_path / f"file{number}").open("w"))
+        answers = run_on_two_ranks(use_collectives_in_own_pid_namespaces, str(temporary), pids)
+    for rank, answer in enumerate(answers):
+        assert answer == [{**COLLECTIVES, "rank": rank, "group": "TorchTensorParallelGroup"}] * len(pids)
+    assert not any((tmp_path / f"file{number}").stat().st_size for number in range(100))
+
+
 def test_collectives_between_hosts(tmp_path: Path) -> None:
     """The way ranks on several hosts meet: through a store on the leader's address."""
     for rank, answer in enumerate(run_on_two_ranks(use_collectives, str(tmp_path), True)):
@@ -170,7 +198,7 @@ def test_heads_that_do_not_split_are_refused(answers: list[dict[str, Any]]) -> N
 
 
 def test_a_group_of_one_exchanges_nothing() -> None:
-    group = TensorParallelGroup.create(SingleRank(), torch.device("cpu"))
+    group = TensorParallelGroup.create(SingleRank(), Mapping(), torch.device("cpu"))
     x = torch.ones(2, 3)
     assert group.all_reduce(x) is x
     assert group.all_gather(x) is x

@@ -32,7 +32,7 @@ WIRE_ENDS = frozenset({"front", "launchers", "rank"})
 KERNEL_USERS = frozenset({"runtime", "models", "layers", "distributed"})
 GROUND = "ground floor"
 ENTRANCES = {"inflight.worker": "executor"}
-"""Modules beside the ground floor that are doors into a room."""
+"""Modules beside the ground floor that belong to a room: entry points of its programs."""
 
 # fmt: off
 MPI_PICKLES = frozenset({

@@ -18,6 +18,7 @@ from tiny_checkpoints import COMPILED_CONFIGS, TinyCheckpoint, make_checkpoint, 
 from torch import Tensor
 
 from inflight.config import EngineConfig
+from inflight.distributed.mapping import Mapping
 from inflight.distributed.rank_group import SingleRank
 from inflight.distributed.tensor_parallel import TensorParallelGroup
 from inflight.errors import ConfigurationError
@@ -259,7 +260,7 @@ def random_decoder(heads: RandomHeads, dtype: torch.dtype) -> tuple[Decoder, KVC
         return (torch.randn(sizes, generator=generator) * scale).bfloat16().to(dtype)
 
     hidden = 64
-    group = TensorParallelGroup.create(SingleRank(), torch.device("cpu"), several_hosts=False)
+    group = TensorParallelGroup.create(SingleRank(), Mapping(), torch.device("cpu"))
     cos_sin = cos_sin_table(RopeConfig(original_max_positions=1024), heads.head_dim, 1024)
 
     def layer(window: int, num_kv_heads: int, inner: int, eps: float) -> DecoderLayer:

@@ -115,6 +115,40 @@ def test_what_fails_on_the_way_leaves_no_thread_that_answers_or_measures(
     assert not pb.Life.misuse
 
 
+def close_while_relaunching(backend: Backend, drain_seconds: float) -> threading.Thread:
+    """close() on a thread of its own, once it waits for the requests in flight."""
+    waits, wait = threading.Event(), backend.server._items.wait_until_empty
+
+    def waiting(timeout: float) -> bool:
+        waits.set()
+        return wait(timeout)
+
+    backend.server._items.wait_until_empty = waiting  # type: ignore[method-assign]
+    closing = threading.Thread(target=backend.server.close, args=(drain_seconds,))
+    closing.start()
+    assert waits.wait(LONG), "it does not wait for them"
+    return closing
+
+
+def test_requests_that_wait_for_a_relaunch_are_finished_before_the_end(backend: Backend) -> None:
+    backend.executor.ready, backend.executor.relaunching = False, True
+    sender = backend.ask()
+    closing = close_while_relaunching(backend, drain_seconds=LONG)
+    backend.executor.ready, backend.executor.relaunching = True, False
+    backend.executor.push(tokens(backend.executor.last.request_id, [33], FinishReason.LENGTH))
+    closing.join(LONG)
+    assert not backend.threads() and sender.num_finals == 1 and sender.error is None
+
+
+def test_a_relaunch_that_does_not_succeed_in_time_ends_every_request_once(backend: Backend) -> None:
+    backend.executor.ready, backend.executor.relaunching = False, True
+    senders = [backend.ask() for _ in range(3)]
+    closing = close_while_relaunching(backend, drain_seconds=0.01)
+    closing.join(LONG)
+    assert not backend.threads() and [sender.num_finals for sender in senders] == [1, 1, 1]
+    assert all("shut down" in str(sender.error) for sender in senders)
+
+
 @pytest.mark.parametrize("call", ["observe", "increment", "set"])
 def test_a_metric_that_the_server_never_takes_is_the_last(
     backend: Backend, monkeypatch: pytest.MonkeyPatch, call: str

@@ -29,7 +29,7 @@ from inflight.server.tensors.request_parameters import read_parameters
 from inflight.server.tensors.tensor_values import ReadLimits, read_word_ids
 from inflight.server.text.safe_text import safe_text
 
-CONFIG = Path(__file__).parents[3] / "model_repository" / "llm" / "config.pbtxt"
+REPOSITORY = Path(__file__).parents[3] / "model_repository"
 LIMITS = RequestLimits(vocab_size=300, max_seq_len=64, max_input_len=63, kv_cache_tokens=1000)
 READ_LIMITS = ReadLimits(max_text_bytes=1000, max_input_len=LIMITS.max_input_len, max_bytes_per_token=12)
 
@@ -45,18 +45,26 @@ def build(inputs: dict) -> Request:
 
 @pytest.fixture(scope="module")
 def model_config() -> model_config_pb2.ModelConfig:
-    return text_format.Parse(CONFIG.read_text(), model_config_pb2.ModelConfig())
+    return read_config("llm")
 
 
-def test_config_lists_the_dialects_inputs(model_config) -> None:
-    listed = [(t.name, model_config_pb2.DataType.Name(t.data_type), tuple(t.dims)) for t in model_config.input]
-    assert listed == [(t.name, t.dtype.config_name, t.dims) for t in LLM.inputs]
-    assert all(tensor.optional for tensor in model_config.input)
+def read_config(model: str) -> model_config_pb2.ModelConfig:
+    return text_format.Parse((REPOSITORY / model / "config.pbtxt").read_text(), model_config_pb2.ModelConfig())
 
 
-def test_config_lists_the_dialects_outputs(model_config) -> None:
-    listed = [(t.name, model_config_pb2.DataType.Name(t.data_type), tuple(t.dims)) for t in model_config.output]
-    assert listed == [(t.name, t.dtype.config_name, t.dims) for t in LLM.outputs]
+@pytest.mark.parametrize("dialect", DIALECTS.values(), ids=DIALECTS)
+def test_the_dialects_model_lists_its_inputs(dialect: Dialect) -> None:
+    inputs = read_config(dialect.name).input
+    listed = [(t.name, model_config_pb2.DataType.Name(t.data_type), tuple(t.dims)) for t in inputs]
+    assert listed == [(t.name, t.dtype.config_name, t.dims) for t in dialect.inputs]
+    assert all(tensor.optional for tensor in inputs)
+
+
+@pytest.mark.parametrize("dialect", DIALECTS.values(), ids=DIALECTS)
+def test_the_dialects_model_lists_its_outputs(dialect: Dialect) -> None:
+    outputs = read_config(dialect.name).output
+    listed = [(t.name, model_config_pb2.DataType.Name(t.data_type), tuple(t.dims)) for t in outputs]
+    assert listed == [(t.name, t.dtype.config_name, t.dims) for t in dialect.outputs]
 
 
 def test_config_writes_out_every_parameter_of_the_engine(model_config) -> None:

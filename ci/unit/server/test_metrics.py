@@ -33,6 +33,7 @@ def run(
     queued: int = 0,
     pb_utils=pb,
     updates: int = 1,
+    relaunching: bool = False,
 ) -> None:
     """One life of the thread: it updates as often as asked, the last time because it is stopped."""
     waiting = [stats.to_json()] if stats else []
@@ -47,7 +48,9 @@ def run(
         return looked[-1]
 
     period = 60.0 if updates == 1 else 0.001
-    thread = MetricsThread(pb_utils, labels, period, latest_stats, lambda: in_flight, lambda: queued)
+    thread = MetricsThread(
+        pb_utils, labels, period, latest_stats, lambda: in_flight, lambda: queued, lambda: relaunching
+    )
     for note in notes:
         thread.record(note)
     thread.start()
@@ -95,6 +98,13 @@ def test_an_idle_engine_has_no_active_requests() -> None:
 def test_what_another_front_keeps_busy_is_shown() -> None:
     run(stats=STATS, in_flight=0)
     assert value("nv_trt_llm_request_metrics", "active") == 3
+
+
+def test_the_time_of_a_relaunch_is_counted_while_it_lasts() -> None:
+    run(stats=STATS, updates=5, relaunching=True)
+    assert value("inflight_engine_relaunch_seconds_total") >= 5 * 0.001
+    run(stats=STATS, updates=5)
+    assert value("inflight_engine_relaunch_seconds_total") == 0
 
 
 def test_outcomes_are_counted_and_observed() -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import errno
-import importlib.metadata
 import os
 import platform
 import re
@@ -20,7 +19,7 @@ from typer.main import get_command
 from inflight.config import EngineConfig
 from inflight.errors import ConfigurationError
 from inflight.executor.launchers.mpi import Mpi
-from inflight.executor.wire.launch import Launch
+from inflight.executor.wire.launch import Launch, RankGroupKind
 from inflight.mpi_launcher import find_launcher, launcher_environment
 from inflight.supervisor import installation, mpi, ports
 from inflight.supervisor.log import ServerLog
@@ -37,13 +36,6 @@ def executable(path: Path, text: str = "#!/bin/sh\n") -> Path:
     path.write_text(text)
     path.chmod(path.stat().st_mode | stat.S_IXUSR)
     return path
-
-
-@pytest.mark.parametrize("version", ["2.0.0", "2.4.6"])
-def test_numpy_2_is_refused(monkeypatch: pytest.MonkeyPatch, version: str) -> None:
-    monkeypatch.setattr(importlib.metadata, "version", lambda name: version)
-    with pytest.raises(ConfigurationError, match=rf"numpy {version} .*pip install 'numpy<2'"):
-        installation.check_numpy()
 
 
 def test_an_old_glibc_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -141,7 +133,7 @@ class TestMpi:
             return subprocess.CompletedProcess(command, 0, "size 2 MPI\nsize 2 MPI\n", "")
 
         config = EngineConfig(tensor_parallel_size=2)
-        launched, _ = Mpi(config).command(Launch.of(Path("/nowhere"), config))
+        launched, _ = Mpi(config).command(Launch.of(Path("/nowhere"), config, RankGroupKind.MPI))
         monkeypatch.setattr(mpi.subprocess, "run", note)
         mpi.check_mpi()
         own = launched.index(sys.executable)

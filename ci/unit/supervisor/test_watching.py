@@ -240,8 +240,9 @@ def test_the_signs_of_work_are_the_models_own_series() -> None:
         'inflight_requests_total{model="llm2",outcome="completed",version="1"} 4.000000\n'
         'nv_trt_llm_general_metrics{general_type="iteration_counter",model="llm",version="1"} 7\n'
         'nv_trt_llm_request_metrics{model="llm",request_type="active",version="1"} 1\n'
+        'inflight_engine_relaunch_seconds_total{model="llm",version="1"} 0.5\n'
     )
-    assert [line.split()[-1] for line in metrics.find_signs(text, "llm")] == ["3.000000", "7"]
+    assert [line.split()[-1] for line in metrics.find_signs(text, "llm")] == ["3.000000", "7", "0.5"]
 
 
 class TestModels:
@@ -260,40 +261,40 @@ class TestModels:
         (tmp_path / "llm").write_text("of an earlier server")
         return Models(admin, ("llm", "ensemble"), tmp_path, clock)  # type: ignore[arg-type]
 
-    def lost(self, models: Models, clock: Clock, seconds: float) -> list[tuple[str, str]]:
+    def down(self, models: Models, clock: Clock, seconds: float) -> list[tuple[str, str]]:
         """All that is told in this time."""
         found: list[tuple[str, str]] = []
         for _ in range(round(seconds / TICK)):
             clock.now += TICK
-            found += models.lost()
+            found += models.down()
         return found
 
     def test_a_stubs_note_is_told_once_and_at_once(
         self, models: Models, admin: FakeAdmin, clock: Clock, tmp_path: Path
     ) -> None:
-        assert self.lost(models, clock, 10) == []
+        assert self.down(models, clock, 10) == []
         (tmp_path / "llm").write_text("rank 1 was killed\n")
         (tmp_path / "somebody else's").touch()
         admin.model_states["llm"] = {"UNAVAILABLE"}
-        assert self.lost(models, clock, TICK) == [("llm", "rank 1 was killed")]
+        assert self.down(models, clock, TICK) == [("llm", "rank 1 was killed")]
 
     @pytest.mark.parametrize("state", [{"UNAVAILABLE"}, {"UNLOADING"}, set()])
     def test_a_model_that_somebody_unloaded_is_told_after_a_while(
         self, models: Models, admin: FakeAdmin, clock: Clock, state: set[str]
     ) -> None:
-        assert self.lost(models, clock, 10) == []
+        assert self.down(models, clock, 10) == []
         admin.model_states["ensemble"] = state
-        assert self.lost(models, clock, UNLOADED_GRACE - LOOK_PERIOD) == []
-        told = self.lost(models, clock, 2 * LOOK_PERIOD + UNLOADED_GRACE)
+        assert self.down(models, clock, UNLOADED_GRACE - LOOK_PERIOD) == []
+        told = self.down(models, clock, 2 * LOOK_PERIOD + UNLOADED_GRACE)
         assert set(told) == {("ensemble", "it was unloaded, and not by this supervisor")}
 
     def test_a_model_that_is_being_loaded_is_not_lost(self, models: Models, admin: FakeAdmin, clock: Clock) -> None:
         admin.model_states["llm"] = {"LOADING"}
-        assert self.lost(models, clock, 60) == []
+        assert self.down(models, clock, 60) == []
 
     def test_a_deaf_server_has_not_lost_its_models(self, models: Models, admin: FakeAdmin, clock: Clock) -> None:
         admin.is_deaf = True
-        assert self.lost(models, clock, 60) == []
+        assert self.down(models, clock, 60) == []
 
     def test_a_load_that_fails_says_why(self, models: Models, admin: FakeAdmin) -> None:
         admin.refusal = "failed to load"

@@ -12,14 +12,16 @@ from inflight_kernels.dispatch import implementation
 def copy_blocks(
     k_cache: Tensor | Sequence[Tensor], v_cache: Tensor | Sequence[Tensor], source: Tensor, target: Tensor
 ) -> None:
-    """Copy block `source[i]` to block `target[i]` in every layer, keys and values, for all i, in one launch.
+    """Copy block `source[i]` to block `target[i]` in every layer, keys and values, for all i.
 
     For copy-on-write, and for beams that continue one parent: each refers to the parent's full blocks and needs a copy
     of the last one only. A cache is one tensor (num_blocks, block_size, Hkv, D), one of all layers (L, num_blocks,
-    block_size, Hkv, D), or one tensor per layer; all have the same shape, dtype and strides, and each block is
-    contiguous and a multiple of 16 bytes. `source` and `target` (N,), int32 or int64, are on the caches' device; a pair
-    with a negative number is skipped, so that a CUDA graph can be replayed for fewer pairs than it was captured with.
-    The first call with a cache uploads its addresses: make one before a capture.
+    block_size, Hkv, D), or one tensor per layer. All have the same number of blocks; layers, and the keys and values of
+    one, may differ in everything else. Each block is contiguous and a multiple of 16 bytes. A GPU needs one launch for
+    all caches whose blocks are equally long and equally far apart: mostly one in total. `source` and `target` (N,),
+    int32 or int64, are on the caches' device; a pair with a negative number is skipped, so that a CUDA graph can be
+    replayed for fewer pairs than it was captured with. The first call with a cache uploads its addresses: make one
+    before a capture.
 
     The copies run in no particular order. So no block may be the target of two pairs, or the target of one and the
     source of another (a swap needs a spare block); a pair of a block with itself does nothing. On a CPU this is checked

@@ -131,6 +131,9 @@ class Front(Executor):
     def is_ready(self) -> bool:
         return self._state is EngineState.READY
 
+    def is_relaunching(self) -> bool:
+        return self._state is EngineState.RELAUNCHING
+
     def is_down(self) -> bool:
         return self._state is EngineState.DOWN
 

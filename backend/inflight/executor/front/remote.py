@@ -1,7 +1,7 @@
 """A front of an engine in other processes: its launcher starts the ranks or finds them, it exchanges messages with
 their leader, and it starts or finds new ranks when they are lost.
 
-One thread does all of it and owns the socket and the launcher. One launch (`EngineLife`) passes through
+One thread does all of it and owns the socket and the launcher. One launch (`RunningLaunch`) passes through
 
     open ── Welcome ──> serve ── a process ends, or the heartbeat is overdue ──> lost: fail what is in flight, end what
       ^                                                                            is left of the ranks
@@ -29,7 +29,7 @@ from inflight.errors import ConfigurationError, InvalidRequest
 from inflight.executor.front.front import RANKS_LOST, SHUT_DOWN, EngineState, Front
 from inflight.executor.front.link import EngineLink
 from inflight.executor.front.watch import Watch
-from inflight.executor.wire.launcher import EngineLife, Launcher
+from inflight.executor.wire.launcher import Launcher, RunningLaunch
 from inflight.executor.wire.messages import (
     MAX_MESSAGE_BYTES,
     Cancel,
@@ -147,7 +147,7 @@ class RemoteFront(Front):
         backoff = Backoff()
         while True:
             try:
-                reason, has_served = self._live_once(backoff)
+                reason, has_served = self._run_launch(backoff)
             except Exception as error:
                 logger.exception("the front's thread failed")
                 reason, has_served = f"{type(error).__name__}: {error}", False
@@ -165,33 +165,33 @@ class RemoteFront(Front):
             self._relaunch_asked.clear()
             logger.info("trying to bring the engine's ranks back")
 
-    def _live_once(self, backoff: Backoff) -> tuple[str, bool]:
+    def _run_launch(self, backoff: Backoff) -> tuple[str, bool]:
         """Run one launch of the engine from start to end. Returns why it ended, and whether it ever served."""
         try:
-            life = self._open()
+            launch = self._open()
         except (OSError, ConfigurationError) as error:
             return f"the engine's ranks cannot be started: {error}", False
-        if life is None:
+        if launch is None:
             return self._launcher.absent, False
         watch = Watch(self._config)
         try:
-            with contextlib.closing(EngineLink(life.socket_path, self._front_id)) as link:
-                reason = self._pump(life, link, watch, backoff)
+            with contextlib.closing(EngineLink(launch.socket_path, self._front_id)) as link:
+                reason = self._pump(launch, link, watch, backoff)
                 if self._closing.is_set():
-                    self._leave(life, link)
+                    self._leave(launch, link)
                 elif watch.welcomed:
                     self._lose(EngineState.RELAUNCHING, RANKS_LOST, reason)
         finally:
-            life.end()
+            launch.end()
         return reason, watch.welcomed
 
-    def _open(self) -> EngineLife | None:
+    def _open(self) -> RunningLaunch | None:
         """The engine's next launch; None if none is found in time, or if this front is shut down."""
         deadline = time.monotonic() + self._config.worker_start_timeout_ms / 1000
-        life = self._launcher.open()
-        while life is None and time.monotonic() < deadline and not self._closing.wait(FIND_SECONDS):
-            life = self._launcher.open()
-        return life
+        launch = self._launcher.open()
+        while launch is None and time.monotonic() < deadline and not self._closing.wait(FIND_SECONDS):
+            launch = self._launcher.open()
+        return launch
 
     def _lose(self, state: EngineState, sentence: str, reason: str) -> None:
         num_lost = self._engine_lost(state, sentence)
@@ -199,30 +199,30 @@ class RemoteFront(Front):
         if self._on_engine_death is not None:
             self._on_engine_death(reason)
 
-    def _leave(self, life: EngineLife, link: EngineLink) -> None:
+    def _leave(self, launch: RunningLaunch, link: EngineLink) -> None:
         self._engine_lost(EngineState.CLOSED, SHUT_DOWN)
         link.send(Shutdown() if self._launcher.owns_ranks else Goodbye())
-        if not life.wait_for_end(SHUTDOWN_SECONDS):
+        if not launch.wait_for_end(SHUTDOWN_SECONDS):
             logger.info("the ranks did not leave within %g s: killing them", SHUTDOWN_SECONDS)
 
-    def _pump(self, life: EngineLife, link: EngineLink, watch: Watch, backoff: Backoff) -> str:
+    def _pump(self, launch: RunningLaunch, link: EngineLink, watch: Watch, backoff: Backoff) -> str:
         """Exchange messages until the engine ends or this front is shut down. Returns the reason."""
         poller = zmq.Poller()
         for source in (link.socket, self._wake_fd):
             poller.register(source, zmq.POLLIN)
         while not self._closing.is_set():
             if not watch.welcomed:
-                self._watch_all(life, poller)
+                self._watch_all(launch, poller)
             ready = self._wait(poller, watch)
             for message in link.receive_all():
                 watch.heard(message)
                 if isinstance(message, Welcome):
                     backoff.succeeded()
-                    life.serve()
-                    self._watch_all(life, poller)
+                    launch.publish()
+                    self._watch_all(launch, poller)
                 if fatal := self._hear(message, link):
                     return fatal
-            if reason := life.why_over(ready) or watch.overdue(has_joined=life.has_joined):
+            if reason := launch.end_reason(ready) or watch.overdue(has_joined=launch.has_joined):
                 self._hear_last_words(link)
                 return reason
             if watch.welcomed:
@@ -230,8 +230,8 @@ class RemoteFront(Front):
         return SHUT_DOWN
 
     @staticmethod
-    def _watch_all(life: EngineLife, poller: zmq.Poller) -> None:
-        for fd in life.fds():
+    def _watch_all(launch: RunningLaunch, poller: zmq.Poller) -> None:
+        for fd in launch.fds():
             poller.register(fd, zmq.POLLIN)
 
     def _wait(self, poller: zmq.Poller, watch: Watch) -> set[object]:

@@ -20,16 +20,16 @@ class AttachedLauncher:
         self._address = address
         self.absent = f"no engine called {address.link.name!r} serves here"
 
-    def open(self) -> AttachedLife | None:
+    def open(self) -> AttachedLaunch | None:
         socket_path = self._address.resolve()
-        return AttachedLife(self._address, socket_path) if socket_path is not None else None
+        return AttachedLaunch(self._address, socket_path) if socket_path is not None else None
 
     def pids(self) -> list[int]:
         return []
 
 
-class AttachedLife:
-    """Implements wire.launcher.EngineLife: one launch by another front."""
+class AttachedLaunch:
+    """Implements wire.launcher.RunningLaunch: one launch by another front."""
 
     has_joined = True
 
@@ -40,10 +40,10 @@ class AttachedLife:
     def fds(self) -> list[int]:
         return []
 
-    def serve(self) -> None:
+    def publish(self) -> None:
         """Nothing to do: the front that launched the ranks watches them and has set the address."""
 
-    def why_over(self, ready_fds: Collection[object]) -> str:
+    def end_reason(self, ready_fds: Collection[object]) -> str:
         return "" if self._address.resolve() == self.socket_path else "the engine's launch has ended"
 
     def wait_for_end(self, seconds: float) -> bool:

@@ -13,18 +13,20 @@ from pathlib import Path
 
 from inflight.config import EngineConfig
 from inflight.executor.launchers.python_command import WORKER, find_python, worker_environment
-from inflight.executor.wire.launch import LAUNCH, Launch
+from inflight.executor.wire.launch import LAUNCH, Launch, RankGroupKind
 from inflight.mpi_launcher import find_launcher, launcher_environment, launcher_options, misfit
 
 
 class Mpi:
     """Implements LaunchCommand, for any number of ranks."""
 
+    rank_group = RankGroupKind.MPI
+
     def __init__(self, config: EngineConfig, *, mpiexec: Path | None = None, program: Sequence[str] = WORKER) -> None:
         """`mpiexec`: the MPI launcher; None = the one of this environment or of PATH. `program`: arguments of the
         Python interpreter."""
         self._hostfile = config.mpi_hostfile
-        self._size = config.tensor_parallel_size
+        self._size = config.num_ranks
         self._mpiexec = mpiexec
         self._program = program
 

@@ -13,11 +13,14 @@ from typing import Protocol
 from inflight.config import EngineConfig
 from inflight.executor.launchers.rank_processes import RankProcesses
 from inflight.executor.wire.address import EngineAddress
-from inflight.executor.wire.launch import Launch
+from inflight.executor.wire.launch import Launch, RankGroupKind
 
 
 class LaunchCommand(Protocol):
-    """One way to start ranks with a command."""
+    """A command that starts all ranks of a launch."""
+
+    rank_group: RankGroupKind
+    """How these ranks join each other."""
 
     def command(self, launch: Launch) -> tuple[list[str], Mapping[str, str]]:
         """Command line and environment that start all ranks. Raises ConfigurationError."""
@@ -32,53 +35,54 @@ class ProcessLauncher:
     owns_ranks = True
     absent = "the engine's ranks were not started"
 
-    def __init__(self, config: EngineConfig, way: LaunchCommand, address: EngineAddress | None = None) -> None:
+    def __init__(self, config: EngineConfig, command: LaunchCommand, address: EngineAddress | None = None) -> None:
         """`address`: where other fronts find the engine; None = no other front can."""
         self._config = config
-        self._way = way
+        self._command = command
         self._address = address
-        self._life: ProcessLife | None = None
+        self._launch: ProcessLaunch | None = None
 
-    def open(self) -> ProcessLife:
-        self._life = ProcessLife(RankProcesses(self._config, self._way.command), self._way, self._address)
-        return self._life
+    def open(self) -> ProcessLaunch:
+        processes = RankProcesses(self._config, self._command.command, self._command.rank_group)
+        self._launch = ProcessLaunch(processes, self._command, self._address)
+        return self._launch
 
     def pids(self) -> list[int]:
-        return self._life.processes.pids() if self._life is not None else []
+        return self._launch.processes.pids() if self._launch is not None else []
 
 
-class ProcessLife:
-    """Implements wire.launcher.EngineLife: the processes of one launch."""
+class ProcessLaunch:
+    """Implements wire.launcher.RunningLaunch: the processes of one launch."""
 
-    def __init__(self, processes: RankProcesses, way: LaunchCommand, address: EngineAddress | None) -> None:
+    def __init__(self, processes: RankProcesses, command: LaunchCommand, address: EngineAddress | None) -> None:
         self.processes = processes
-        self._way = way
+        self._command = command
         self._address = address
-        self._serves = False
+        self._is_published = False
         self.socket_path: Path = processes.launch.socket_path
 
     def fds(self) -> list[int]:
-        """See EngineLife. The ranks are watched as well as mpiexec, which may notice a dead rank late and then exit
+        """See RunningLaunch. The ranks are watched as well as mpiexec, which may notice a dead rank late and then exit
         with code 0."""
         self.processes.watch_ranks()
         return self.processes.pidfds
 
     @property
     def has_joined(self) -> bool:
-        return self._serves or bool(self.processes.launch.rank_pids())
+        return self._is_published or bool(self.processes.launch.rank_pids())
 
-    def serve(self) -> None:
-        self._serves = True
+    def publish(self) -> None:
+        self._is_published = True
         if self._address is not None:
             self._address.point_to(self.socket_path)
 
-    def why_over(self, ready_fds: Collection[object]) -> str:
+    def end_reason(self, ready_fds: Collection[object]) -> str:
         launch = self.processes.launch
-        failure = "" if self._serves else launch.failure()
+        failure = "" if self._is_published else launch.failure()
         ended = [pidfd for pidfd in self.processes.pidfds if pidfd in ready_fds]
         if ended and not failure:
             why = self.processes.why_ended(ended[-1])  # of a rank rather than of mpiexec, which is watched first
-            return why if launch.failure() or launch.rank_pids() else self._way.explain(why)
+            return why if launch.failure() or launch.rank_pids() else self._command.explain(why)
         return failure
 
     def wait_for_end(self, seconds: float) -> bool:

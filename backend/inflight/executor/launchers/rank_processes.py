@@ -18,7 +18,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from inflight.config import EngineConfig
-from inflight.executor.wire.launch import LAUNCH, Launch
+from inflight.executor.wire.launch import LAUNCH, Launch, RankGroupKind
 from inflight.run_directory import run_directory
 
 MAX_PARENT_LENGTH = 70
@@ -32,10 +32,10 @@ class RankProcesses:
     """The constructor starts them. To be used from one thread, which must outlive the ranks: they are killed when it
     ends."""
 
-    def __init__(self, config: EngineConfig, command_of: CommandOf) -> None:
+    def __init__(self, config: EngineConfig, command_of: CommandOf, rank_group: RankGroupKind) -> None:
         """Raises OSError if the command cannot be run, and whatever `command_of` raises."""
         directory = tempfile.mkdtemp(prefix="engine-", dir=_parent_directory())
-        self.launch = Launch.of(Path(directory), config)
+        self.launch = Launch.of(Path(directory), config, rank_group)
         self._mark = f"{LAUNCH}={self.launch.to_environment()}".encode()
         self._pidfds: dict[int, int] = {}  # pidfd -> pid
         try:

@@ -6,11 +6,13 @@ import os
 from collections.abc import Mapping, Sequence
 
 from inflight.executor.launchers.python_command import WORKER, find_python, worker_environment
-from inflight.executor.wire.launch import Launch
+from inflight.executor.wire.launch import Launch, RankGroupKind
 
 
 class UniProc:
-    """Implements LaunchCommand, for tensor_parallel_size 1."""
+    """Implements LaunchCommand, for an engine of one rank."""
+
+    rank_group = RankGroupKind.SINGLE
 
     def __init__(self, program: Sequence[str] = WORKER) -> None:
         """`program`: arguments of the Python interpreter."""

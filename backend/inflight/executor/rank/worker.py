@@ -21,7 +21,7 @@ from inflight.executor.rank.assembly import LoadedRunner, LoadRunner, load_model
 from inflight.executor.rank.callbacks import RankCallbacks
 from inflight.executor.rank.leader.leader_socket import LeaderSocket
 from inflight.executor.rank.parent_watch import die_with_parent
-from inflight.executor.wire.launch import LAUNCH, Launch
+from inflight.executor.wire.launch import LAUNCH, Launch, RankGroupKind
 from inflight.mpi_launcher import misfit
 
 logger = logging.getLogger("inflight.worker")
@@ -58,14 +58,14 @@ def main(load_runner: LoadRunner = load_model_runner) -> int:
 
 def _join(config: EngineConfig, launch: Launch) -> RankGroup:
     """Join the other ranks. Raises ConfigurationError if their number is not the configured one."""
-    if config.launcher == "uniproc":
+    if launch.rank_group is RankGroupKind.SINGLE:
         return SingleRank()
     from inflight.distributed.mpi import MpiRankGroup, library_version
 
     group = MpiRankGroup(Path(launch.directory) if launch.on_fronts_host else None)
-    if group.size != config.tensor_parallel_size:
+    if group.size != config.num_ranks:
         raise ConfigurationError(
-            f"{config.tensor_parallel_size} ranks were launched but each finds itself in a group of {group.size}: "
+            f"{config.num_ranks} ranks were launched but each finds itself in a group of {group.size}: "
             f"{misfit(None, library_version())}"
         )
     return group

@@ -8,6 +8,7 @@ launch's private directory: which processes are ranks, and why one of them faile
 from __future__ import annotations
 
 import contextlib
+import enum
 import os
 import socket
 from pathlib import Path
@@ -23,6 +24,15 @@ FAILURE = "failure"
 RANK = "rank."
 
 
+class RankGroupKind(enum.Enum):
+    """How the ranks of a launch join each other: which RankGroup each of them makes."""
+
+    SINGLE = "single"
+    """There is one rank."""
+    MPI = "mpi"
+    """They are members of one MPI job."""
+
+
 class Launch(msgspec.Struct, frozen=True, kw_only=True):
     """One launch of an engine's ranks."""
 
@@ -30,15 +40,17 @@ class Launch(msgspec.Struct, frozen=True, kw_only=True):
     """Private (mode 0700) and created for this launch alone."""
     front_pid: int
     front_host: str
+    rank_group: RankGroupKind
     parameters: dict[str, str]
     """EngineConfig.to_parameters()."""
 
     @classmethod
-    def of(cls, directory: Path, config: EngineConfig) -> Launch:
+    def of(cls, directory: Path, config: EngineConfig, rank_group: RankGroupKind) -> Launch:
         return cls(
             directory=str(directory),
             front_pid=os.getpid(),
             front_host=socket.gethostname(),
+            rank_group=rank_group,
             parameters=config.to_parameters(),
         )
 

@@ -1,4 +1,4 @@
-"""The interface between a front and the code that starts ranks: a Launcher, and one launch of it, an EngineLife.
+"""The interface between a front and the code that starts ranks: a Launcher, and one launch of it, a RunningLaunch.
 
 A front uses both from a single thread, so no implementation needs a lock.
 """
@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Protocol
 
 
-class EngineLife(Protocol):
-    """The ranks of one launch as a front sees them, from the start (or from being found) to the end."""
+class RunningLaunch(Protocol):
+    """The ranks of one launch as a front sees them, from the moment it starts or finds them to their end."""
 
     socket_path: Path
     """Of the leader, which may not listen there yet."""
@@ -23,11 +23,11 @@ class EngineLife(Protocol):
     def has_joined(self) -> bool:
         """True once the ranks have found each other. After that they load the model, which may take long."""
 
-    def serve(self) -> None:
-        """Called when the leader has answered: from now on other fronts may find the engine."""
+    def publish(self) -> None:
+        """Called when the leader has answered: from now on other fronts can find the engine by its address."""
 
-    def why_over(self, ready_fds: Collection[object]) -> str:
-        """Why this launch has ended, as a sentence; empty if it has not. `ready_fds`: those of `fds` readable now."""
+    def end_reason(self, ready_fds: Collection[object]) -> str:
+        """Why this launch has ended, as a sentence; empty while it runs. `ready_fds`: those of `fds` readable now."""
 
     def wait_for_end(self, seconds: float) -> bool:
         """True if the ranks, which were told to end, do so within that time, or if this launcher does not own them."""
@@ -43,9 +43,9 @@ class Launcher(Protocol):
     """True if the ranks belong to this front: it ends them when it shuts down and relaunches them when they die."""
 
     absent: str
-    """Error message for the case that `open` finds no engine."""
+    """Error message for the case that `open` returns None."""
 
-    def open(self) -> EngineLife | None:
+    def open(self) -> RunningLaunch | None:
         """Start or find a launch. None if there is no engine to find yet. Raises ConfigurationError or OSError."""
 
     def pids(self) -> list[int]:

@@ -123,6 +123,12 @@ QUEUE_TIME = _histogram(
 END_TO_END = _histogram(
     "inflight_request_latency_seconds", "From a request's acceptance to its last response", LATENCY_BUCKETS
 )
+RELAUNCHING = Family(
+    name="inflight_engine_relaunch_seconds_total",
+    description="Time for which lost ranks were being relaunched",
+    kind="COUNTER",
+)
+"""The supervisor takes its growth for a sign of work: the ranks may load for minutes and answer nothing meanwhile."""
 OUTCOMES = Family(
     name="inflight_requests_total",
     description="Requests by how they ended",
@@ -142,6 +148,7 @@ FAMILIES = (
     TIME_PER_OUTPUT_TOKEN,
     QUEUE_TIME,
     END_TO_END,
+    RELAUNCHING,
     OUTCOMES,
 )
 

@@ -56,16 +56,18 @@ class MetricsThread:
         latest_stats: Callable[[], str | None],
         num_in_flight: Callable[[], int],
         num_queued: Callable[[], int],
+        is_relaunching: Callable[[], bool],
     ) -> None:
         """`labels`: added to every series, see `own_labels`. `period` in seconds. `latest_stats`: returns the newest
         statistics (JSON) since the last call, or None. `num_in_flight`, `num_queued`: requests of this server, and of
-        all fronts, as the Executor counts them."""
+        all fronts, as the Executor counts them. `is_relaunching`: see Executor."""
         self._pb_utils = pb_utils
         self._labels = labels
         self._period = period
         self._latest_stats = latest_stats
         self._num_in_flight = num_in_flight
         self._num_queued = num_queued
+        self._is_relaunching = is_relaunching
         self._notes: deque[Outcome] = deque(maxlen=100_000)
         self._metrics: dict[tuple[str, str], Any] = {}
         self._families: list[Any] = []
@@ -131,6 +133,8 @@ class MetricsThread:
                 self._call(family.name, family.series[0], "observe", value)
         for outcome, count in counts.items():
             self._call(mf.OUTCOMES.name, outcome, "increment", count)
+        if self._is_relaunching():
+            self._call(mf.RELAUNCHING.name, "", "increment", self._period)
         text = self._latest_stats()
         if text is not None:
             self._stats = IterationStats.from_json(text)

@@ -16,12 +16,12 @@ from inflight.server.work_items import WorkItems
 class WatchThread:
     """Cancels requests whose client has disconnected; reports once that a lost engine could not be relaunched."""
 
-    def __init__(self, executor: Executor, items: WorkItems, period: float, on_engine_lost: Callable[[], None]) -> None:
+    def __init__(self, executor: Executor, items: WorkItems, period: float, on_engine_down: Callable[[], None]) -> None:
         """`period` in seconds."""
         self._executor = executor
         self._items = items
         self._period = period
-        self._on_engine_lost = on_engine_lost
+        self._on_engine_down = on_engine_down
         self._engine_was_down = False
         self._stopping = threading.Event()
         self._thread = threading.Thread(target=self._run, name="inflight-watch", daemon=True)
@@ -49,5 +49,5 @@ class WatchThread:
                 self._executor.cancel_request(item.request.request_id)
         is_down = self._executor.is_down()
         if is_down and not self._engine_was_down:
-            self._on_engine_lost()
+            self._on_engine_down()
         self._engine_was_down = is_down

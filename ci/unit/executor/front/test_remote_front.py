@@ -16,6 +16,7 @@ from pathlib import Path
 
 import fake_worker
 import pytest
+from calls import until
 from fake_worker import FAILURE, LIMITS, MAX_IN_FLIGHT, Order
 
 from inflight import backoff
@@ -379,6 +380,26 @@ def test_shutdown_ends_a_start(launcher: Launcher, tmp_path: Path) -> None:
     assert not thread.is_alive()
     assert outcome
     assert launched(tmp_path) == []
+
+
+def test_shutdown_during_a_relaunch_answers_each_waiting_request_once(
+    launcher: Launcher, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The ranks load for as long as they are left alone."""
+    monkeypatch.setattr(remote, "SHUTDOWN_SECONDS", 0.2)
+    executor = launcher("never ready again")
+    executor.start()
+    assert not executor.is_relaunching()
+    submit(executor, Order.EXIT)
+    fetch(executor, 2)
+    until(lambda: len(list(tmp_path.iterdir())) == 2, "the ranks are launched again")
+    waiting = [submit(executor, Order.ANSWER) for _ in range(3)]
+    assert executor.is_relaunching() and not executor.is_ready() and not executor.is_down()
+    executor.shutdown()
+    assert [(each.request_id, each.error_code) for each in executor.await_responses(timeout=0)] == [
+        (request_id, "UNAVAILABLE") for request_id in waiting
+    ]
+    assert executor.await_responses() == [] and not executor.is_relaunching()
 
 
 FRONT = """

@@ -56,5 +56,5 @@ class TritonPythonModel:
         sender.send(flags=FINAL)
         self._count(-1)
         if text == "lose":
-            Path(os.environ["INFLIGHT_RUN_DIR"], "lost", self._name).write_text("rank 1 was killed")
+            Path(os.environ["INFLIGHT_RUN_DIR"], "unloaded", self._name).write_text("rank 1 was killed")
             pb_utils.unload_model(self._name)

@@ -1,4 +1,4 @@
-"""The backend as tritonserver drives it, over a fake pb_utils and an engine that the test plays."""
+"""Requests from their acceptance to their final response, as tritonserver drives the backend."""
 
 from __future__ import annotations
 
@@ -7,87 +7,24 @@ import sys
 import threading
 import weakref
 from pathlib import Path
-from types import SimpleNamespace
 
 import fake_pb_utils as pb
-import fake_tokenizer
 import pytest
 from fake_executor import FakeExecutor, tokens
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from played_backend import LONG, PROMPT, counted, finish
 
-from inflight.config import EngineConfig
 from inflight.errors import (
-    ConfigurationError,
     EngineUnavailable,
     QueueFull,
     RequestCancelled,
-    RequestTimedOut,
     StepFailed,
 )
 from inflight.result import FinishReason, Response
-from inflight.run_directory import LOST, RUN_DIRECTORY
 from inflight.server.backend_server import BackendServer
-from inflight.server.start import check_numpy
 from inflight.server.tensors.dialects import LLM
 from inflight.server.threads.metric_families import OUTCOMES
-
-LONG = 30.0
-"""Seconds after which a wait counts as a hang."""
-PROMPT = {"text_input": "hi", "max_tokens": 8}
-
-
-@pytest.fixture
-def executor() -> FakeExecutor:
-    return FakeExecutor()
-
-
-@pytest.fixture
-def senders(server: BackendServer):
-    """Every sender that `ask` made; at the end each must have had one final response and no misuse."""
-    made: list[pb.ResponseSender] = []
-    yield made
-    server.close(drain_seconds=0.0)
-    assert [sender.num_finals for sender in made] == [1] * len(made)
-    assert not [sender.misuse for sender in made if sender.misuse]
-    assert not pb.MetricFamily.misuse
-
-
-@pytest.fixture
-def server(executor: FakeExecutor) -> BackendServer:
-    pb.unloaded.clear()
-    pb.MetricFamily.metrics.clear()
-    server = BackendServer(
-        pb_utils=pb,
-        executor=executor,
-        tokenizer=fake_tokenizer.byte_tokenizer(),
-        dialect=LLM,
-        config=EngineConfig(cancellation_check_period_ms=3_600_000),
-        model_name="llm",
-        model_version="1",
-        instance="llm_0_0",
-    )
-    server.start()
-    return server
-
-
-@pytest.fixture
-def ask(server: BackendServer, senders: list[pb.ResponseSender]):
-    def ask(inputs: dict, **more) -> pb.ResponseSender:
-        request = pb.request(inputs, **more)
-        senders.append(request.sender)
-        server.accept(request)
-        server._tokenizing.join()
-        return request.sender
-
-    return ask
-
-
-def finish(executor: FakeExecutor, sender: pb.ResponseSender, text: bytes = b"ok") -> pb.ResponseSender:
-    """Let the engine end its newest request."""
-    executor.push(tokens(executor.last.request_id, list(text), FinishReason.LENGTH))
-    assert sender.finished.wait(LONG)
-    return sender
 
 
 def test_a_request_comes_and_goes(ask, executor: FakeExecutor) -> None:
@@ -230,19 +167,6 @@ def test_a_client_that_leaves_before_the_engine_knows_of_it_frees_the_engine(ask
     assert sender.finished.wait(LONG) and sender.error.code() == pb.TritonError.CANCELLED
 
 
-def test_an_engine_that_is_lost_while_a_request_is_taken_answers_it_once(ask, server, executor, senders) -> None:
-    def lose_first(request) -> None:
-        executor.shutdown()
-        server._sending.stop()
-        raise EngineUnavailable("the engine was shut down")
-
-    executor.enqueue_request = lose_first
-    sender = ask(PROMPT)
-    assert sender.error.code() == pb.TritonError.UNAVAILABLE and not sender.misuse
-    server.close()
-    assert counted("unavailable") == 1
-
-
 @pytest.mark.parametrize("ending", ["complete", "cancelled", "refused", "failed"])
 def test_nothing_holds_on_to_a_request_that_has_its_final_response(server, executor, ending) -> None:
     """tritonserver cannot unload the model while a response sender lives: no thread may keep its last one until the
@@ -292,145 +216,12 @@ def test_what_a_stop_string_ended_was_completed_whatever_comes_after(ask, server
     assert counted("completed") == 1 and sum(counted(each) for each in OUTCOMES.series) == 1
 
 
-@pytest.fixture
-def notes(tmp_path: Path, monkeypatch) -> Path:
-    """Where a supervisor looks for the models that were given up."""
-    (tmp_path / LOST).mkdir()
-    monkeypatch.setenv(RUN_DIRECTORY, str(tmp_path))
-    return tmp_path / LOST
-
-
-def test_a_dead_engine_ends_every_request_and_gives_the_model_up(ask, server, executor: FakeExecutor, notes) -> None:
-    senders = [ask({**PROMPT, "stream": True}) for _ in range(3)]
-    ids = list(executor.enqueued)
-    assert server.is_ready()
-    executor.ready = False
-    executor.push(*[Response.of_error(i, EngineUnavailable("a rank died")) for i in ids])
-    server._watch.look()
-    server._watch.look()
-    assert not server.is_ready() and pb.unloaded == ["llm"] and executor.is_shut_down
-    assert (notes / "llm").read_text() == "its ranks are dead or silent\n"
-    for sender in senders:
-        assert sender.finished.wait(LONG) and sender.error.code() == pb.TritonError.UNAVAILABLE
-    assert ask(PROMPT).error.code() == pb.TritonError.UNAVAILABLE
-
-
-@pytest.mark.parametrize("when", ["requests end", "the engine ends"])
-def test_an_engine_that_ends_while_the_model_is_unloaded_is_no_loss(
-    server: BackendServer, executor: FakeExecutor, notes: Path, monkeypatch: pytest.MonkeyPatch, when: str
-) -> None:
-    """The watching thread may look at any moment; to ask the server for an unload then has aborted it."""
-
-    def lose(*arguments: object) -> bool:
-        executor.ready = False
-        server._watch.look()
-        return True
-
-    if when == "requests end":
-        monkeypatch.setattr(server._items, "wait_until_empty", lose)
-    else:
-        monkeypatch.setattr(executor, "shutdown", lambda: (FakeExecutor.shutdown(executor), lose()))
-    server.close()
-    assert not pb.unloaded and not list(notes.iterdir())
-
-
-def test_numpy_2_is_refused_only_where_the_stub_cannot_read_with_it(tmp_path: Path) -> None:
-    old, new = tmp_path / "old", tmp_path / "new"
-    old.write_bytes(b"\0numpy.core.multiarray\0")
-    new.write_bytes(b"\0numpy._core\0")
-    check_numpy("2.1.0", new)
-    check_numpy("1.26.4", old)
-    with pytest.raises(ConfigurationError, match="install numpy<2"):
-        check_numpy("2.1.0", old)
-
-
-def test_without_a_supervisor_a_dead_engine_may_come_back(ask, server, executor, monkeypatch) -> None:
-    monkeypatch.delenv(RUN_DIRECTORY, raising=False)
-    executor.ready = False
-    server._watch.look()
-    assert not server.is_ready() and not pb.unloaded and not executor.is_shut_down
-    executor.ready = True
-    assert server.is_ready()
-    finish(executor, ask(PROMPT))
-
-
 def test_tokens_before_an_error_are_not_lost(ask, executor: FakeExecutor) -> None:
     sender = ask({**PROMPT, "stream": True})
     request_id = executor.last.request_id
     executor.push(tokens(request_id, [97]), Response.of_error(request_id, StepFailed("the step failed")))
     assert sender.finished.wait(LONG)
     assert sender.text == "a" and sender.error.message() == "the step failed [INTERNAL]"
-
-
-def test_closing_answers_what_is_left(ask, server: BackendServer, executor: FakeExecutor) -> None:
-    sender = ask(PROMPT)
-    server.close(drain_seconds=0.0)
-    assert sender.error.code() == pb.TritonError.UNAVAILABLE
-    late = ask(PROMPT)
-    assert late.error.code() == pb.TritonError.UNAVAILABLE
-
-
-@pytest.mark.parametrize("finish", [FinishReason.NOT_FINISHED, FinishReason.LENGTH], ids=["midway", "at the end"])
-@pytest.mark.parametrize("place", ["add", "_dialect", "_reply"])
-def test_a_failure_while_answering_harms_one_request(
-    ask, server, executor: FakeExecutor, monkeypatch, capsys, place, finish
-) -> None:
-    broken, sound = ask({**PROMPT, "stream": True}), ask({**PROMPT, "stream": True})
-    broken_id, sound_id = executor.enqueued
-
-    def explode(*arguments: object) -> None:
-        raise ValueError("canary prompt")
-
-    item = server._items.find(broken_id)
-    if place == "add":
-        monkeypatch.setattr(item, "add", explode)
-    elif place == "_dialect":
-        monkeypatch.setattr(item, "_dialect", SimpleNamespace(write=explode))
-    else:
-        unable = SimpleNamespace(**{**vars(pb), "Tensor": explode})
-        monkeypatch.setattr(item._reply, "_pb_utils", unable)
-    executor.push(tokens(broken_id, [97], finish), tokens(sound_id, [98], FinishReason.LENGTH))
-    assert broken.finished.wait(LONG) and sound.finished.wait(LONG)
-    if finish is FinishReason.NOT_FINISHED:
-        executor.push(tokens(broken_id, [], FinishReason.CANCELLED))
-    server.close()
-    assert broken.error.code() == pb.TritonError.INTERNAL and len(broken.responses) == 1 and not broken.misuse
-    assert "canary" not in broken.error.message() + capsys.readouterr().err
-    assert sound.text == "b"
-    assert [counted(outcome) for outcome in ("failed", "completed")] == [1, 1]
-    if finish is FinishReason.NOT_FINISHED:
-        assert executor.cancelled == [broken_id]
-
-
-def counted(outcome: str) -> float:
-    return pb.MetricFamily.metrics["inflight_requests_total", outcome].value
-
-
-def test_outcomes_reach_the_metrics(ask, server: BackendServer, executor: FakeExecutor) -> None:
-    finish(executor, ask(PROMPT))
-    ask({})
-    executor.refusal = QueueFull()
-    ask(PROMPT)
-    server.close()
-    assert [counted(outcome) for outcome in ("completed", "rejected", "queue_full")] == [1, 1, 1]
-
-
-@pytest.mark.parametrize(
-    ("last", "outcome"),
-    [
-        (RequestTimedOut("it waited longer than the time it was allotted"), "timed_out"),
-        (QueueFull(), "queue_full"),
-        (EngineUnavailable("the ranks died"), "unavailable"),
-        (RequestCancelled("stopped"), "cancelled"),
-        (StepFailed("the step failed"), "failed"),
-    ],
-)
-def test_errors_of_one_code_are_counted_apart(ask, server, executor: FakeExecutor, last, outcome) -> None:
-    sender = ask(PROMPT)
-    executor.push(Response.of_error(executor.last.request_id, last))
-    assert sender.finished.wait(LONG)
-    server.close()
-    assert counted(outcome) == 1 and sum(counted(each) for each in OUTCOMES.series) == 1
 
 
 ANYTHING = st.dictionaries(
