@@ -9,9 +9,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-import torch.nn.functional as F
 from torch import Tensor
 
+import inflight_kernels
 from inflight.distributed.tensor_parallel import TensorParallelGroup
 
 
@@ -23,7 +23,7 @@ class ColumnParallelLinear:
     bias_O: Tensor | None
 
     def __call__(self, x_TI: Tensor) -> Tensor:
-        return F.linear(x_TI, self.weight_OI, self.bias_O)
+        return inflight_kernels.linear(x_TI, self.weight_OI, self.bias_O)
 
 
 @dataclass(slots=True)
@@ -36,4 +36,4 @@ class RowParallelLinear:
     group: TensorParallelGroup
 
     def __call__(self, x_TI: Tensor) -> Tensor:
-        return self.group.all_reduce(F.linear(x_TI, self.weight_OI, self.bias_O))
+        return self.group.all_reduce(inflight_kernels.linear(x_TI, self.weight_OI, self.bias_O))

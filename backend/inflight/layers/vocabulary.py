@@ -11,6 +11,7 @@ from dataclasses import dataclass
 import torch.nn.functional as F
 from torch import Tensor
 
+import inflight_kernels
 from inflight.distributed.tensor_parallel import TensorParallelGroup
 
 
@@ -40,5 +41,5 @@ class VocabularyParallelHead:
     group: TensorParallelGroup
 
     def __call__(self, hidden_BD: Tensor) -> Tensor:
-        logits_BV = self.group.all_gather(F.linear(hidden_BD, self.weight_UD))
+        logits_BV = self.group.all_gather(inflight_kernels.linear(hidden_BD, self.weight_UD))
         return logits_BV[:, : self.vocab_size]
