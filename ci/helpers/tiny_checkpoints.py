@@ -10,7 +10,15 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import AutoModelForCausalLM, LlamaConfig, MistralConfig, PreTrainedConfig, Qwen2Config, Qwen3Config
+from transformers import (
+    AutoModelForCausalLM,
+    LlamaConfig,
+    MistralConfig,
+    PreTrainedConfig,
+    Qwen2Config,
+    Qwen3Config,
+)
+from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
 SIZES: dict[str, Any] = {
     "vocab_size": 203,
@@ -104,6 +112,12 @@ COMPILED_CONFIGS: dict[str, PreTrainedConfig] = {
         layer_types=["sliding_attention", "full_attention", "sliding_attention"],
     ),
 }
+
+
+def architecture_of(name: str) -> str:
+    """The class of transformers that computes `name` of CONFIGS."""
+    architecture: str = MODEL_FOR_CAUSAL_LM_MAPPING_NAMES[CONFIGS[name].model_type]
+    return architecture
 
 
 class NearTie(Exception):

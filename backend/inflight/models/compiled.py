@@ -6,6 +6,7 @@ import logging
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -15,8 +16,7 @@ from inflight.config import EngineConfig
 from inflight.errors import ConfigurationError
 from inflight.layers.attention import AttentionMetadata, CacheSpec, LayerCache
 from inflight.layers.decoder_layer import DecoderLayer
-from inflight.layers.mlp import GatedMLP
-from inflight.layers.vocabulary import VocabularyParallelEmbedding
+from inflight.layers.part import Part
 from inflight.models.compiled_parts import find_unknown
 from inflight.models.decoder import Decoder
 from inflight.models.network import Network
@@ -31,7 +31,7 @@ class CompiledDecoder:
     """Called like a Decoder."""
 
     cache_specs: tuple[CacheSpec, ...]
-    embedding: VocabularyParallelEmbedding
+    embedding: Part
     stack: DecoderStack
     head: PackedWeight
 
@@ -46,7 +46,7 @@ class CompiledDecoder:
             prefill_lens_P=metadata.prefill_seq_lens_P,
             prefill_starts=metadata.prefill_start_loc,
         )
-        return self.stack(self.embedding(token_ids_T), batch)
+        return self.stack(self.embedding(token_ids_T, metadata), batch)
 
     def logits(self, hidden_BD: Tensor) -> Tensor:
         """See Decoder."""
@@ -98,8 +98,9 @@ def compile_decoder(config: EngineConfig, decoder: Decoder, caches: Sequence[Lay
     layers = [_take_layer(library, layer, cache, arena) for layer, cache in zip(decoder.layers, caches, strict=True)]
     cos_sin = decoder.layers[0].attention.cos_sin
     stack = DecoderStack(library, shape, layers, norm_D=decoder.norm.weight_D, cos_sin=cos_sin)
-    head = PackedWeight.pack(library, decoder.head.weight_UD[: decoder.head.vocab_size], arena)
-    decoder.head.weight_UD = decoder.head.weight_UD.new_empty(0)
+    plain_head: Any = decoder.head
+    head = PackedWeight.pack(library, plain_head.weight_UD[: plain_head.vocab_size], arena)
+    plain_head.weight_UD = plain_head.weight_UD.new_empty(0)
     seconds = time.monotonic() - started
     logger.info("the layers are compiled and packed after %.1f s; products of %s", seconds, library.instructions)
     return CompiledDecoder(cache_specs=cache_specs, embedding=decoder.embedding, stack=stack, head=head)
@@ -107,12 +108,13 @@ def compile_decoder(config: EngineConfig, decoder: Decoder, caches: Sequence[Lay
 
 def _shape(layer: DecoderLayer) -> cpu.StackShape:
     attention = layer.attention
+    mlp: Any = layer.mlp
     return cpu.StackShape(
         hidden=layer.input_norm.weight_D.shape[0],
         num_heads=attention.num_heads,
         num_kv_heads=attention.num_kv_heads,
         head_dim=attention.head_dim,
-        intermediate=_padded(layer.mlp.down.weight_OI.shape[1]),
+        intermediate=_padded(mlp.down.weight.values_OI.shape[1]),
         scale=attention.scale,
         norm_eps=layer.input_norm.eps,
         head_norm_eps=attention.norm_eps,
@@ -123,35 +125,40 @@ def _padded(intermediate: int) -> int:
     return -(-intermediate // cpu.STEP) * cpu.STEP
 
 
-def _pad_mlp(mlp: GatedMLP) -> None:
+def _pad_mlp(mlp: Any) -> None:
     """Pad its intermediate size to a multiple that can be packed; the added features are 0, as silu(0) * 0 = 0."""
-    size = mlp.down.weight_OI.shape[1]
+    size = mlp.down.weight.values_OI.shape[1]
     more = _padded(size) - size
     if not more:
         return
-    mlp.gate_up.weight_OI = F.pad(mlp.gate_up.weight_OI.view(2, size, -1), (0, 0, 0, more)).flatten(0, 1)
+    gate_up = mlp.gate_up.weight
+    gate_up.values_OI = F.pad(gate_up.values_OI.view(2, size, -1), (0, 0, 0, more)).flatten(0, 1)
     if mlp.gate_up.bias_O is not None:
         mlp.gate_up.bias_O = F.pad(mlp.gate_up.bias_O.view(2, size), (0, more)).flatten()
-    mlp.down.weight_OI = F.pad(mlp.down.weight_OI, (0, more))
+    mlp.down.weight.values_OI = F.pad(mlp.down.weight.values_OI, (0, more))
 
 
 def _take_layer(library: NativeLibrary, layer: DecoderLayer, cache: LayerCache, arena: HugePageArena) -> LayerTensors:
-    attention, mlp = layer.attention, layer.mlp
+    attention = layer.attention
+    mlp: Any = layer.mlp
+    qkv: Any = layer.qkv
+    output: Any = layer.output
     _pad_mlp(mlp)
+    linears = (qkv, output, mlp.gate_up, mlp.down)
     packed = [
-        PackedWeight.pack(library, linear.weight_OI, arena, gated=linear is mlp.gate_up) for linear in layer.linears
+        PackedWeight.pack(library, linear.weight.values_OI, arena, gated=linear is mlp.gate_up) for linear in linears
     ]
-    for linear in layer.linears:
+    for linear in linears:
         # Memory is to hold it once.
-        linear.weight_OI = linear.weight_OI.new_empty(0)
+        linear.weight.values_OI = linear.weight.values_OI.new_empty(0)
     return LayerTensors(
         input_norm_D=layer.input_norm.weight_D,
         qkv=packed[0],
-        qkv_bias=layer.qkv.bias_O,
+        qkv_bias=qkv.bias_O,
         q_norm_E=attention.q_norm_E,
         k_norm_E=attention.k_norm_E,
         output=packed[1],
-        output_bias=layer.output.bias_O,
+        output_bias=output.bias_O,
         post_norm_D=layer.post_attention_norm.weight_D,
         gate_up=packed[2],
         gate_up_bias=mlp.gate_up.bias_O,

@@ -8,6 +8,7 @@ has one value for all of them stand against it. The embedding runs in torch and 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -18,19 +19,21 @@ from inflight.layers.linear import ColumnParallelLinear, RowParallelLinear
 from inflight.layers.mlp import GatedMLP
 from inflight.layers.rms_norm import RMSNorm
 from inflight.layers.vocabulary import VocabularyParallelHead
+from inflight.layers.weight import DenseWeight
 from inflight.models.decoder import Decoder
 
 KNOWN_ATTRIBUTES: dict[type, frozenset[str]] = {
     Decoder: frozenset({"embedding", "layers", "norm", "head"}),
     DecoderLayer: frozenset({"input_norm", "qkv", "attention", "output", "post_attention_norm", "mlp"}),
     Attention: frozenset(
-        {"num_heads", "num_kv_heads", "head_dim", "scale", "sliding_window", "cos_sin"}
+        {"num_heads", "num_kv_heads", "head_dim", "scale", "sliding_window", "cos_sin", "dtype"}
         | {"q_norm_E", "k_norm_E", "norm_eps"}
     ),
     GatedMLP: frozenset({"gate_up", "down"}),
     RMSNorm: frozenset({"weight_D", "eps"}),
-    ColumnParallelLinear: frozenset({"weight_OI", "bias_O"}),
-    RowParallelLinear: frozenset({"weight_OI", "bias_O", "group"}),
+    ColumnParallelLinear: frozenset({"weight", "bias_O"}),
+    RowParallelLinear: frozenset({"weight", "bias_O", "group"}),
+    DenseWeight: frozenset({"values_OI"}),
     VocabularyParallelHead: frozenset({"weight_UD", "vocab_size", "group"}),
     LayerCache: frozenset({"keys", "values"}),
     AttentionMetadata: frozenset(
@@ -67,15 +70,21 @@ def _parts(decoder: Decoder) -> Iterator[tuple[str, object, type]]:
         name = f"layers[{number}]"
         yield name, layer, DecoderLayer
         yield f"{name}.input_norm", layer.input_norm, RMSNorm
-        yield f"{name}.qkv", layer.qkv, ColumnParallelLinear
+        yield from _linear(f"{name}.qkv", layer.qkv, ColumnParallelLinear)
         yield f"{name}.attention", layer.attention, Attention
-        yield f"{name}.output", layer.output, RowParallelLinear
+        yield from _linear(f"{name}.output", layer.output, RowParallelLinear)
         yield f"{name}.post_attention_norm", layer.post_attention_norm, RMSNorm
         yield f"{name}.mlp", layer.mlp, GatedMLP
-        yield f"{name}.mlp.gate_up", layer.mlp.gate_up, ColumnParallelLinear
-        yield f"{name}.mlp.down", layer.mlp.down, RowParallelLinear
+        assert isinstance(layer.mlp, GatedMLP)
+        yield from _linear(f"{name}.mlp.gate_up", layer.mlp.gate_up, ColumnParallelLinear)
+        yield from _linear(f"{name}.mlp.down", layer.mlp.down, RowParallelLinear)
     yield "norm", decoder.norm, RMSNorm
     yield "head", decoder.head, VocabularyParallelHead
+
+
+def _linear(name: str, linear: Any, expected: type) -> Iterator[tuple[str, object, type]]:
+    yield name, linear, expected
+    yield f"{name}.weight", linear.weight, DenseWeight
 
 
 def _attributes(part_type: type) -> frozenset[str]:
@@ -96,6 +105,11 @@ def _find_difference(decoder: Decoder) -> str:
         for name in ("input_norm", "post_attention_norm"):
             if getattr(layer, name).eps != first.input_norm.eps:
                 return f"layers[{number}].{name}.eps is not that of the first norm"
-        if layer.mlp.down.weight_OI.shape != first.mlp.down.weight_OI.shape:
+        if _down_shape(layer) != _down_shape(first):
             return f"layers[{number}].mlp is not of the first layer's size"
     return "" if decoder.norm.eps == first.input_norm.eps else "norm.eps is not that of the first norm"
+
+
+def _down_shape(layer: Any) -> torch.Size:
+    shape: torch.Size = layer.mlp.down.weight.values_OI.shape
+    return shape

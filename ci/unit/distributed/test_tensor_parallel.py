@@ -25,7 +25,9 @@ from inflight_kernels.cpu import library
 
 pytestmark = pytest.mark.slow
 
-NAMES = ["llama-tied", "llama-biases", "llama-one-kv-head", "mistral-window", "qwen2", "qwen3-biases"]
+NAMES = [
+    *("llama-tied", "llama-biases", "llama-one-kv-head", "mistral-window", "qwen2", "qwen3-biases"),
+]
 LENGTHS = (1, 8, 21)
 NUM_TOKENS = 16
 COLLECTIVES = {

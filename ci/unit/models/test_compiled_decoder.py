@@ -27,6 +27,7 @@ from inflight.layers.mlp import GatedMLP
 from inflight.layers.rms_norm import RMSNorm
 from inflight.layers.rotary import RopeConfig, cos_sin_table
 from inflight.layers.vocabulary import VocabularyParallelEmbedding, VocabularyParallelHead
+from inflight.layers.weight import DenseWeight
 from inflight.models import compiled
 from inflight.models.compiled import CompiledDecoder
 from inflight.models.decoder import Decoder
@@ -261,7 +262,7 @@ def random_decoder(heads: RandomHeads, dtype: torch.dtype) -> tuple[Decoder, KVC
         qkv_size = (queries + 2 * heads.num_kv_heads) * heads.head_dim
         return DecoderLayer(
             input_norm=RMSNorm(1 + random(hidden, scale=0.1), 1e-6),
-            qkv=ColumnParallelLinear(random(qkv_size, hidden, scale=0.2), None),
+            qkv=ColumnParallelLinear(DenseWeight(random(qkv_size, hidden, scale=0.2)), None),
             attention=Attention(
                 num_heads=queries,
                 num_kv_heads=heads.num_kv_heads,
@@ -269,12 +270,13 @@ def random_decoder(heads: RandomHeads, dtype: torch.dtype) -> tuple[Decoder, KVC
                 scale=heads.head_dim**-0.5,
                 sliding_window=window,
                 cos_sin=cos_sin,
+                dtype=dtype,
             ),
-            output=RowParallelLinear(random(hidden, queries * heads.head_dim, scale=0.05), None, group),
+            output=RowParallelLinear(DenseWeight(random(hidden, queries * heads.head_dim, scale=0.05)), None, group),
             post_attention_norm=RMSNorm(1 + random(hidden, scale=0.1), 1e-6),
             mlp=GatedMLP(
-                gate_up=ColumnParallelLinear(random(2 * inner, hidden, scale=0.1), None),
-                down=RowParallelLinear(random(hidden, inner, scale=0.1), None, group),
+                gate_up=ColumnParallelLinear(DenseWeight(random(2 * inner, hidden, scale=0.1)), None),
+                down=RowParallelLinear(DenseWeight(random(hidden, inner, scale=0.1)), None, group),
             ),
         )
 

@@ -128,7 +128,7 @@ def test_layers_that_differ_are_refused(decoder: Decoder, path: str, value: floa
     ("path", "reason"),
     [
         ("layers.1.attention.cos_sin", "layers[1].attention.cos_sin is not that of the first layer"),
-        ("layers.2.mlp.down.weight_OI", "layers[2].mlp is not of the first layer's size"),
+        ("layers.2.mlp.down.weight.values_OI", "layers[2].mlp is not of the first layer's size"),
     ],
 )
 def test_tensors_that_differ_are_refused(decoder: Decoder, path: str, reason: str) -> None:

