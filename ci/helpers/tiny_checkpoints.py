@@ -12,8 +12,10 @@ from typing import Any
 import torch
 from transformers import (
     AutoModelForCausalLM,
+    GraniteConfig,
     LlamaConfig,
     MistralConfig,
+    Phi3Config,
     PreTrainedConfig,
     Qwen2Config,
     Qwen3Config,
@@ -60,6 +62,16 @@ def _qwen3(**changes: Any) -> PreTrainedConfig:
     return Qwen3Config(**{**SIZES, "head_dim": 16, **changes})
 
 
+def _phi3(partial_rotary_factor: float, **changes: Any) -> PreTrainedConfig:
+    rope = {"rope_type": "default", "rope_theta": 10000.0, "partial_rotary_factor": partial_rotary_factor}
+    return Phi3Config(**{**SIZES, "rope_parameters": rope, **changes})
+
+
+def _granite(**changes: Any) -> PreTrainedConfig:
+    scales = {"embedding_multiplier": 3.0, "residual_multiplier": 0.6, "attention_multiplier": 0.15}
+    return GraniteConfig(**{**SIZES, **scales, "logits_scaling": 1.7, **changes})
+
+
 CONFIGS: dict[str, PreTrainedConfig] = {
     "llama": _llama(),
     "llama-tied": _llama(tie_word_embeddings=True),
@@ -85,6 +97,10 @@ CONFIGS: dict[str, PreTrainedConfig] = {
         layer_types=["sliding_attention", "full_attention", "sliding_attention"],
     ),
     "qwen3-biases": _qwen3(attention_bias=True, tie_word_embeddings=True),
+    "phi3": _phi3(1.0),
+    "phi3-partial-window": _phi3(0.5, sliding_window=10, tie_word_embeddings=True),
+    "granite": _granite(),
+    "granite-biases": _granite(attention_bias=True, mlp_bias=True, embedding_multiplier=0.7),
 }
 
 COMPILED_CONFIGS: dict[str, PreTrainedConfig] = {

@@ -132,4 +132,4 @@ def test_any_values_work_or_are_refused_in_one_line(name: str, changes: dict[str
             return
     assert min(config.num_layers, config.num_heads, config.num_kv_heads, config.max_positions) >= 1
     if config.head_dim <= 4096:
-        assert torch.isfinite(cos_sin_table(config.rope, config.head_dim, 8)).all()
+        assert torch.isfinite(cos_sin_table(config.rope, config.rotary_dim, 8)).all()
