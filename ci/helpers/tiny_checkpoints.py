@@ -145,6 +145,8 @@ class TinyCheckpoint:
     folder: Path
     model: Any
     """transformers' own, float32, on the CPU."""
+    margin: float = 1e-4
+    """Relative difference of the two likeliest tokens' logits below which they are a near tie."""
 
     def expected(self, prompt: list[int], max_tokens: int) -> list[int]:
         """Greedy continuation; NearTie where the two likeliest tokens are too close for another order of additions."""
@@ -157,7 +159,7 @@ class TinyCheckpoint:
         )
         for scores in generated.scores:
             first, second = scores[0].topk(2).values.tolist()
-            if first - second < 1e-4 * abs(first):
+            if first - second < self.margin * abs(first):
                 raise NearTie
         tokens: list[int] = generated.sequences[0, len(prompt) :].tolist()
         return tokens

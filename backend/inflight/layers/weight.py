@@ -11,6 +11,7 @@ from typing import Protocol
 from torch import Tensor
 
 import inflight_kernels
+from inflight_kernels import Int4Weight
 
 
 class Weight(Protocol):
@@ -30,3 +31,14 @@ class DenseWeight:
     def multiply(self, x_TI: Tensor, bias_O: Tensor | None) -> Tensor:
         """See Weight."""
         return inflight_kernels.linear(x_TI, self.values_OI, bias_O)
+
+
+@dataclass(slots=True)
+class Int4Groups:
+    """4 bits per element; the elements of each group of inputs share a scale and a zero point for each output."""
+
+    packed: Int4Weight
+
+    def multiply(self, x_TI: Tensor, bias_O: Tensor | None) -> Tensor:
+        """See Weight. `x_TI` has the dtype that the weight is packed for."""
+        return inflight_kernels.int4_linear(x_TI, self.packed, bias_O)

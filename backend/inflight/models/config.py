@@ -18,6 +18,7 @@ from inflight.layers.rotary import FREQUENCIES, RopeConfig
 from inflight.models.config_file import ConfigValues, check_values, read_config_file
 from inflight.models.families import FAMILIES
 from inflight.models.family import DescribeFamily, Family
+from inflight.models.weight_formats import WeightFormat, choose_weight_format
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
@@ -46,6 +47,7 @@ class ModelConfig:
     sliding_windows: tuple[int, ...]
     """Per layer: number of last keys that a token attends to, itself included; 0 = all."""
     rope: RopeConfig
+    weight_format: WeightFormat
     max_position_embeddings: int
     max_positions: int
     """Longest sequence that the rotary embedding supports: above max_position_embeddings if rope scaling extends it."""
@@ -61,7 +63,6 @@ class ModelConfig:
         describe = _find_family(path, architecture)
         check_values(path, values)
         values = _values(read_hf_config(path))
-        refuse_quantized(path, values)
         _refuse_other_activations(path, values)
         family = describe(ConfigValues(path, values))
         rope = _rope(path, values)
@@ -82,6 +83,7 @@ class ModelConfig:
             tie_word_embeddings=bool(values.get("tie_word_embeddings", False)),
             sliding_windows=_sliding_windows(path, family, values),
             rope=rope,
+            weight_format=choose_weight_format(path, values.get("quantization_config")),
             max_position_embeddings=max_positions,
             max_positions=_max_positions(rope, max_positions),
             dtype=read_dtype(path, values.get("dtype") or values.get("torch_dtype")),
@@ -138,11 +140,12 @@ def _refuse_other_activations(path: Path, values: Mapping[str, Any]) -> None:
 
 
 def refuse_quantized(path: Path, values: Mapping[str, Any]) -> None:
-    """Raise ConfigurationError if the checkpoint's weights are quantized."""
+    """Raise ConfigurationError if the checkpoint's weights are quantized: transformers' code multiplies floats."""
     if values.get("quantization_config"):
         method = values["quantization_config"].get("quant_method", "unknown")
         raise ConfigurationError(
-            f"{path}: quantized checkpoints ({method}) are not supported; use the float16, bfloat16 or float32 one"
+            f"{path}: quantized checkpoints ({method}) are not supported with transformers' modelling code; "
+            "use the float16, bfloat16 or float32 one"
         )
 
 

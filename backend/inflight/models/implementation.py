@@ -17,7 +17,6 @@ from inflight.models.config import ModelConfig, NotNative
 from inflight.models.decoder import load_decoder
 from inflight.models.network import Network
 from inflight.models.transformers_config import TransformersConfig
-from inflight.models.weight_formats import DenseFormat
 from inflight.models.weights import WeightLoader
 
 logger = logging.getLogger(__name__)
@@ -63,7 +62,7 @@ def load_network(
     with Checkpoint(config.gpt_model_path) as checkpoint:
         if isinstance(model, ModelConfig):
             # One position more than a sequence can have: the next step may have been launched already when it ends.
-            loader = WeightLoader(checkpoint, DenseFormat(), group, dtype, device)
+            loader = WeightLoader(checkpoint, model.weight_format, group, dtype, device)
             return load_decoder(model, loader, max_seq_len + 1)
         from inflight.models.transformers_loading import load_transformers_decoder
 

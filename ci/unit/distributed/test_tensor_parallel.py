@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 import torch
+from awq_checkpoints import write_awq_checkpoint
 from model_driver import Driver, Work
 from rank_processes import PipeGroup, run_on_two_ranks
 from tiny_checkpoints import make_checkpoint
@@ -125,6 +126,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def expected(folder: Path) -> list[tuple[Path, list[tuple[list[int], list[int]]]]]:
     """Checkpoint folders, each with prompts and what transformers makes of them."""
     checkpoints = [make_checkpoint(folder / name, name) for name in NAMES]
+    checkpoints.append(write_awq_checkpoint(folder / "awq"))
     return [(c.folder, [c.prompt(length, NUM_TOKENS) for length in LENGTHS]) for c in checkpoints]
 
 
