@@ -11,7 +11,17 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import AutoModelForCausalLM, LlamaConfig, MistralConfig, PreTrainedConfig, Qwen2Config, Qwen3Config
+from transformers import (
+    AutoModelForCausalLM,
+    GraniteConfig,
+    LlamaConfig,
+    MistralConfig,
+    Phi3Config,
+    PreTrainedConfig,
+    Qwen2Config,
+    Qwen3Config,
+)
+from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
 SIZES: dict[str, Any] = {
     "vocab_size": 203,
@@ -53,6 +63,16 @@ def _qwen3(**changes: Any) -> PreTrainedConfig:
     return Qwen3Config(**{**SIZES, "head_dim": 16, **changes})
 
 
+def _phi3(partial_rotary_factor: float, **changes: Any) -> PreTrainedConfig:
+    rope = {"rope_type": "default", "rope_theta": 10000.0, "partial_rotary_factor": partial_rotary_factor}
+    return Phi3Config(**{**SIZES, "rope_parameters": rope, **changes})
+
+
+def _granite(**changes: Any) -> PreTrainedConfig:
+    scales = {"embedding_multiplier": 3.0, "residual_multiplier": 0.6, "attention_multiplier": 0.15}
+    return GraniteConfig(**{**SIZES, **scales, "logits_scaling": 1.7, **changes})
+
+
 CONFIGS: dict[str, PreTrainedConfig] = {
     "llama": _llama(),
     "llama-tied": _llama(tie_word_embeddings=True),
@@ -78,6 +98,10 @@ CONFIGS: dict[str, PreTrainedConfig] = {
         layer_types=["sliding_attention", "full_attention", "sliding_attention"],
     ),
     "qwen3-biases": _qwen3(attention_bias=True, tie_word_embeddings=True),
+    "phi3": _phi3(1.0),
+    "phi3-partial-window": _phi3(0.5, sliding_window=10, tie_word_embeddings=True),
+    "granite": _granite(),
+    "granite-biases": _granite(attention_bias=True, mlp_bias=True, embedding_multiplier=0.7),
 }
 
 COMPILED_CONFIGS: dict[str, PreTrainedConfig] = {
@@ -107,6 +131,12 @@ COMPILED_CONFIGS: dict[str, PreTrainedConfig] = {
 }
 
 
+def architecture_of(name: str) -> str:
+    """The class of transformers that computes `name` of CONFIGS."""
+    architecture: str = MODEL_FOR_CAUSAL_LM_MAPPING_NAMES[CONFIGS[name].model_type]
+    return architecture
+
+
 class NearTie(Exception):
     """Greedy decoding of this prompt depends on rounding."""
 
@@ -116,6 +146,8 @@ class TinyCheckpoint:
     folder: Path
     model: Any
     """transformers' own, float32, on the CPU."""
+    margin: float = 1e-4
+    """Relative difference of the two likeliest tokens' logits below which they are a near tie."""
 
     def expected(self, prompt: list[int], max_tokens: int) -> list[int]:
         """Greedy continuation; NearTie where the two likeliest tokens are too close for another order of additions."""
@@ -128,7 +160,7 @@ class TinyCheckpoint:
         )
         for scores in generated.scores:
             first, second = scores[0].topk(2).values.tolist()
-            if first - second < 1e-4 * abs(first):
+            if first - second < self.margin * abs(first):
                 raise NearTie
         tokens: list[int] = generated.sequences[0, len(prompt) :].tolist()
         return tokens

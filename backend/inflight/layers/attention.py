@@ -68,10 +68,22 @@ class Attention:
     sliding_window: int
     """Last keys that a token sees, itself included; 0 = all."""
     cos_sin: Tensor
-    """float32 (positions, head_dim), see rotary.py."""
+    """float32 (positions, rotated elements of a head), see rotary.py."""
+    dtype: torch.dtype
+    """Of the keys and values in the cache, which is that of the activations."""
     q_norm_E: Tensor | None = None
     k_norm_E: Tensor | None = None
     norm_eps: float = 1e-6
+
+    @property
+    def cache_spec(self) -> CacheSpec:
+        """What it stores for each token."""
+        return CacheSpec(
+            num_kv_heads=self.num_kv_heads,
+            head_dim=self.head_dim,
+            dtype=self.dtype,
+            sliding_window=self.sliding_window,
+        )
 
     def __call__(self, qkv_TC: Tensor, cache: LayerCache, metadata: AttentionMetadata) -> Tensor:
         """(T, (H + 2K) * E) to (T, H * E). Writes this step's keys and values to the cache first."""

@@ -1,4 +1,7 @@
-"""Root-mean-square normalisation as an object that holds its weight. Does not know where in the network it is used."""
+"""Root-mean-square normalisation as an object that holds its weight. Does not know where in the network it is used.
+
+Legend: T tokens, D hidden size.
+"""
 
 from __future__ import annotations
 
@@ -7,6 +10,7 @@ from dataclasses import dataclass
 from torch import Tensor
 
 import inflight_kernels
+from inflight.layers.attention import AttentionMetadata
 
 
 @dataclass(slots=True)
@@ -16,12 +20,12 @@ class RMSNorm:
     weight_D: Tensor
     eps: float
 
-    def __call__(self, hidden_TD: Tensor) -> Tensor:
+    def __call__(self, hidden_TD: Tensor, metadata: AttentionMetadata) -> Tensor:
         normed = inflight_kernels.rms_norm(hidden_TD, self.weight_D, self.eps)
         assert isinstance(normed, Tensor)
         return normed
 
-    def add(self, hidden_TD: Tensor, residual_TD: Tensor) -> tuple[Tensor, Tensor]:
+    def add(self, hidden_TD: Tensor, residual_TD: Tensor, metadata: AttentionMetadata) -> tuple[Tensor, Tensor]:
         """(normalised sum, sum) of hidden states and residual."""
         normed = inflight_kernels.rms_norm(hidden_TD, self.weight_D, self.eps, residual_TD)
         assert isinstance(normed, tuple)

@@ -1,6 +1,6 @@
 """Rotary position embedding: the table of cosines and sines, for each supported kind of scaling.
 
-Knows positions and frequencies, no tokens. Legend: R rotated pairs of a head (head_dim / 2), S positions.
+Knows positions and frequencies, no tokens. Legend: R rotated pairs of a head (rotary_dim / 2), S positions.
 """
 
 from __future__ import annotations
@@ -32,30 +32,33 @@ class RopeConfig:
     mscale_all_dim: float = 0.0
 
 
-def cos_sin_table(rope: RopeConfig, head_dim: int, num_positions: int) -> Tensor:
-    """float32 (num_positions, 2R): cosines in the first half of the columns, sines in the second."""
+def cos_sin_table(rope: RopeConfig, rotary_dim: int, num_positions: int) -> Tensor:
+    """float32 (num_positions, 2R): cosines in the first half of the columns, sines in the second.
+
+    `rotary_dim`: elements of a head that are rotated, its first ones.
+    """
     positions_S = torch.arange(num_positions, dtype=torch.float32)
-    frequencies, amplitude = FREQUENCIES[rope.kind](rope, head_dim, positions_S)
+    frequencies, amplitude = FREQUENCIES[rope.kind](rope, rotary_dim, positions_S)
     angles_SR = positions_S[:, None] * frequencies
     return torch.cat((angles_SR.cos() * amplitude, angles_SR.sin() * amplitude), dim=1)
 
 
-def _inverse(theta: float | Tensor, head_dim: int) -> Tensor:
-    """theta^(-2r / head_dim) for r < R."""
-    exponents_R = torch.arange(0, head_dim, 2, dtype=torch.float32) / head_dim
+def _inverse(theta: float | Tensor, rotary_dim: int) -> Tensor:
+    """theta^(-2r / rotary_dim) for r < R."""
+    exponents_R = torch.arange(0, rotary_dim, 2, dtype=torch.float32) / rotary_dim
     return 1.0 / (theta**exponents_R)
 
 
-def _default(rope: RopeConfig, head_dim: int, positions_S: Tensor) -> tuple[Tensor, float]:
-    return _inverse(rope.theta, head_dim), 1.0
+def _default(rope: RopeConfig, rotary_dim: int, positions_S: Tensor) -> tuple[Tensor, float]:
+    return _inverse(rope.theta, rotary_dim), 1.0
 
 
-def _linear(rope: RopeConfig, head_dim: int, positions_S: Tensor) -> tuple[Tensor, float]:
+def _linear(rope: RopeConfig, rotary_dim: int, positions_S: Tensor) -> tuple[Tensor, float]:
     """Positions divided by the factor."""
-    return _inverse(rope.theta, head_dim) / rope.factor, 1.0
+    return _inverse(rope.theta, rotary_dim) / rope.factor, 1.0
 
 
-def _dynamic(rope: RopeConfig, head_dim: int, positions_S: Tensor) -> tuple[Tensor, float]:
+def _dynamic(rope: RopeConfig, rotary_dim: int, positions_S: Tensor) -> tuple[Tensor, float]:
     """NTK-aware scaling whose base grows with the sequence length: (S, R). Each position is scaled for the sequence
     that ends with it.
 
@@ -65,13 +68,13 @@ def _dynamic(rope: RopeConfig, head_dim: int, positions_S: Tensor) -> tuple[Tens
     """
     length_S = (positions_S + 1).clamp(min=rope.original_max_positions)
     growth_S = rope.factor * length_S / rope.original_max_positions - (rope.factor - 1)
-    theta_S = rope.theta * growth_S ** (head_dim / (head_dim - 2))
-    return _inverse(theta_S[:, None], head_dim), 1.0
+    theta_S = rope.theta * growth_S ** (rotary_dim / (rotary_dim - 2))
+    return _inverse(theta_S[:, None], rotary_dim), 1.0
 
 
-def _llama3(rope: RopeConfig, head_dim: int, positions_S: Tensor) -> tuple[Tensor, float]:
+def _llama3(rope: RopeConfig, rotary_dim: int, positions_S: Tensor) -> tuple[Tensor, float]:
     """Llama 3.1: low frequencies are divided by the factor, high ones kept, those in between interpolated."""
-    inverse_R = _inverse(rope.theta, head_dim)
+    inverse_R = _inverse(rope.theta, rotary_dim)
     wavelength_R = 2 * math.pi / inverse_R
     turns_R = rope.original_max_positions / wavelength_R
     blend_R = (turns_R - rope.low_freq_factor) / (rope.high_freq_factor - rope.low_freq_factor)
@@ -79,21 +82,21 @@ def _llama3(rope: RopeConfig, head_dim: int, positions_S: Tensor) -> tuple[Tenso
     return (1 - blend_R) * inverse_R / rope.factor + blend_R * inverse_R, 1.0
 
 
-def _yarn(rope: RopeConfig, head_dim: int, positions_S: Tensor) -> tuple[Tensor, float]:
+def _yarn(rope: RopeConfig, rotary_dim: int, positions_S: Tensor) -> tuple[Tensor, float]:
     """YaRN (Peng et al. 2023): a ramp from unscaled to fully interpolated frequencies, and scaled attention scores."""
 
     def pair_that_turns(times: float) -> float:
         waves = rope.original_max_positions / (times * 2 * math.pi)
-        return head_dim * math.log(waves) / (2 * math.log(rope.theta))
+        return rotary_dim * math.log(waves) / (2 * math.log(rope.theta))
 
     low, high = pair_that_turns(rope.beta_fast), pair_that_turns(rope.beta_slow)
     if rope.truncate:
         low, high = math.floor(low), math.ceil(high)
-    low, high = max(low, 0), min(high, head_dim - 1)
+    low, high = max(low, 0), min(high, rotary_dim - 1)
     if low == high:
         high += 0.001
-    ramp_R = ((torch.arange(head_dim // 2, dtype=torch.float32) - low) / (high - low)).clamp(0.0, 1.0)
-    inverse_R = _inverse(rope.theta, head_dim)
+    ramp_R = ((torch.arange(rotary_dim // 2, dtype=torch.float32) - low) / (high - low)).clamp(0.0, 1.0)
+    inverse_R = _inverse(rope.theta, rotary_dim)
     return inverse_R / rope.factor * ramp_R + inverse_R * (1 - ramp_R), _yarn_amplitude(rope)
 
 

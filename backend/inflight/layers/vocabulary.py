@@ -13,6 +13,7 @@ from torch import Tensor
 
 import inflight_kernels
 from inflight.distributed.tensor_parallel import TensorParallelGroup
+from inflight.layers.attention import AttentionMetadata
 
 
 @dataclass(slots=True)
@@ -22,7 +23,7 @@ class VocabularyParallelEmbedding:
     weight_UD: Tensor
     group: TensorParallelGroup
 
-    def __call__(self, token_ids_T: Tensor) -> Tensor:
+    def __call__(self, token_ids_T: Tensor, metadata: AttentionMetadata) -> Tensor:
         if self.group.size == 1:
             return F.embedding(token_ids_T, self.weight_UD)
         size = self.weight_UD.shape[0]
@@ -34,7 +35,10 @@ class VocabularyParallelEmbedding:
 
 @dataclass(slots=True)
 class VocabularyParallelHead:
-    """Logits of the whole vocabulary, equal on every rank."""
+    """Logits of the whole vocabulary, equal on every rank.
+
+    It takes no metadata: what it is called with are the rows that sample and not the tokens of the step.
+    """
 
     weight_UD: Tensor
     vocab_size: int

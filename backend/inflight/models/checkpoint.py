@@ -40,23 +40,35 @@ class Checkpoint:
     def __contains__(self, name: str) -> bool:
         return name in self._file_of
 
-    def check(self, name: str, shape: tuple[int, ...]) -> None:
-        """Raise unless there is a tensor `name` of that shape. To be called before memory of that size is allocated."""
-        self._slice(name, shape)
+    def check(self, name: str, shape: tuple[int, ...], dtypes: tuple[str, ...] = FLOAT_DTYPES) -> None:
+        """Raise unless there is a tensor `name` of that shape and one of `dtypes`, as safetensors names them.
 
-    def copy_into(self, target: Tensor, name: str, shape: tuple[int, ...], dim: int = 0, start: int = 0) -> None:
-        """Copy the part of tensor `name` that begins at `start` in `dim` into `target`, converting its dtype.
-
-        `shape` is the expected shape of the whole tensor, and is checked. `target` has the shape of the part; in `dim`
-        it may extend beyond the tensor's end, and the elements beyond are left unchanged.
+        To be called before memory of that size is allocated.
         """
-        part = self._slice(name, shape)
-        stop = min(start + target.shape[dim], shape[dim])
-        if stop <= start:
+        self._slice(name, shape, dtypes)
+
+    def copy_into(
+        self,
+        target: Tensor,
+        name: str,
+        shape: tuple[int, ...],
+        starts: tuple[int, ...] = (0,),
+        dtypes: tuple[str, ...] = FLOAT_DTYPES,
+    ) -> None:
+        """Copy a block of tensor `name` into `target`, converting its dtype.
+
+        `shape` and `dtypes` are the whole tensor's expected shape and possible dtypes, and are checked. The block has
+        the shape of `target` and begins at `starts` in the first dimensions, at 0 in the others. It may extend beyond
+        the tensor's end; the elements of `target` beyond are left unchanged.
+        """
+        part = self._slice(name, shape, dtypes)
+        starts = (*starts, *(0,) * (len(shape) - len(starts)))
+        bounds = list(zip(starts, target.shape, shape, strict=True))
+        index = tuple(slice(start, min(start + size, end)) for start, size, end in bounds)
+        if any(found.stop <= found.start for found in index):
             return
-        index = (*(slice(None),) * dim, slice(start, stop))
         try:
-            target.narrow(dim, 0, stop - start).copy_(part[index])
+            target[tuple(slice(found.stop - found.start) for found in index)].copy_(part[index])
         except SafetensorError as error:
             raise self._broken(self._file_of[name], error) from None
 
@@ -77,11 +89,11 @@ class Checkpoint:
                 f"{', '.join(leftovers[:3])}{more}"
             )
 
-    def _slice(self, name: str, shape: tuple[int, ...]) -> Any:
+    def _slice(self, name: str, shape: tuple[int, ...], dtypes: tuple[str, ...]) -> Any:
         if name not in self._file_of:
             raise ConfigurationError(f"{self.folder}: the checkpoint has no tensor {name}")
         file_name = self._file_of[name]
-        part = self._open_slice(name)
+        part = self._open_slice(name, dtypes)
         found = tuple(part.get_shape())
         if found != shape:
             raise ConfigurationError(
@@ -90,16 +102,16 @@ class Checkpoint:
         self._read.add(name)
         return part
 
-    def _open_slice(self, name: str) -> Any:
+    def _open_slice(self, name: str, dtypes: tuple[str, ...] = FLOAT_DTYPES) -> Any:
         file_name = self._file_of[name]
         try:
             part = self._open(file_name).get_slice(name)
         except SafetensorError as error:
             raise self._broken(file_name, error) from None
-        if part.get_dtype() not in FLOAT_DTYPES:
+        if part.get_dtype() not in dtypes:
             raise ConfigurationError(
                 f"{self.folder / file_name}: tensor {name} is {part.get_dtype()}; "
-                f"only {', '.join(FLOAT_DTYPES)} weights are supported"
+                f"only {', '.join(dtypes)} weights are supported"
             )
         return part
 

@@ -15,8 +15,10 @@ import torch
 
 from inflight.errors import ConfigurationError
 from inflight.layers.rotary import FREQUENCIES, RopeConfig
-from inflight.models.config_file import check_values, read_config_file
-from inflight.models.families import FAMILIES, Family
+from inflight.models.config_file import ConfigValues, check_values, read_config_file
+from inflight.models.families import FAMILIES
+from inflight.models.family import DescribeFamily, Family
+from inflight.models.weight_formats import WeightFormat, choose_weight_format
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
@@ -30,6 +32,7 @@ class ModelConfig:
     """Configuration of one decoder. Sizes are of the whole network, not of one rank's part."""
 
     architecture: str
+    family: Family
     vocab_size: int
     hidden_size: int
     intermediate_size: int
@@ -37,15 +40,14 @@ class ModelConfig:
     num_heads: int
     num_kv_heads: int
     head_dim: int
+    rotary_dim: int
+    """Elements of each head that are rotated, its first ones."""
     rms_norm_eps: float
     tie_word_embeddings: bool
-    qkv_bias: bool
-    output_bias: bool
-    mlp_bias: bool
-    qk_norm: bool
     sliding_windows: tuple[int, ...]
     """Per layer: number of last keys that a token attends to, itself included; 0 = all."""
     rope: RopeConfig
+    weight_format: WeightFormat
     max_position_embeddings: int
     max_positions: int
     """Longest sequence that the rotary embedding supports: above max_position_embeddings if rope scaling extends it."""
@@ -57,16 +59,18 @@ class ModelConfig:
         """Read `checkpoint`/config.json; ConfigurationError says what is missing or not supported."""
         path = Path(checkpoint, "config.json")
         values = read_config_file(path)
-        architecture, family = _family(path, _architecture(path, values))
+        architecture = _architecture(path, values)
+        describe = _find_family(path, architecture)
         check_values(path, values)
         values = _values(read_hf_config(path))
-        refuse_quantized(path, values)
-        _refuse_what_is_not_computed(path, values)
+        _refuse_other_activations(path, values)
+        family = describe(ConfigValues(path, values))
         rope = _rope(path, values)
         num_heads, num_kv_heads, head_dim = _heads(path, values)
         max_positions = int(values["max_position_embeddings"])
         return cls(
             architecture=architecture,
+            family=family,
             vocab_size=int(values["vocab_size"]),
             hidden_size=int(values["hidden_size"]),
             intermediate_size=int(values["intermediate_size"]),
@@ -74,14 +78,12 @@ class ModelConfig:
             num_heads=num_heads,
             num_kv_heads=num_kv_heads,
             head_dim=head_dim,
+            rotary_dim=_rotary_dim(path, family, values, head_dim),
             rms_norm_eps=float(values["rms_norm_eps"]),
             tie_word_embeddings=bool(values.get("tie_word_embeddings", False)),
-            qkv_bias=_flag(family.qkv_bias, values),
-            output_bias=_flag(family.output_bias, values),
-            mlp_bias=_flag(family.mlp_bias, values),
-            qk_norm=family.qk_norm,
             sliding_windows=_sliding_windows(path, family, values),
             rope=rope,
+            weight_format=choose_weight_format(path, values.get("quantization_config")),
             max_position_embeddings=max_positions,
             max_positions=_max_positions(rope, max_positions),
             dtype=read_dtype(path, values.get("dtype") or values.get("torch_dtype")),
@@ -101,11 +103,11 @@ def _architecture(path: Path, values: Mapping[str, Any]) -> str:
     return str(architectures[0])
 
 
-def _family(path: Path, architecture: str) -> tuple[str, Family]:
+def _find_family(path: Path, architecture: str) -> DescribeFamily:
     if architecture not in FAMILIES:
         known = ", ".join(FAMILIES)
         raise NotNative(f"{path}: this engine has no layers of its own for {architecture}; it has them for {known}")
-    return architecture, FAMILIES[architecture]
+    return FAMILIES[architecture]
 
 
 def read_hf_config(path: Path) -> Any:
@@ -131,18 +133,19 @@ def _values(config: Any) -> dict[str, Any]:
     return values
 
 
-def _refuse_what_is_not_computed(path: Path, values: Mapping[str, Any]) -> None:
+def _refuse_other_activations(path: Path, values: Mapping[str, Any]) -> None:
     activation = values.get("hidden_act", "silu")
     if activation not in ("silu", "swish"):
         raise NotNative(f"{path}: hidden_act {activation!r} is not supported; only silu is")
 
 
 def refuse_quantized(path: Path, values: Mapping[str, Any]) -> None:
-    """Raise ConfigurationError if the checkpoint's weights are quantized."""
+    """Raise ConfigurationError if the checkpoint's weights are quantized: transformers' code multiplies floats."""
     if values.get("quantization_config"):
         method = values["quantization_config"].get("quant_method", "unknown")
         raise ConfigurationError(
-            f"{path}: quantized checkpoints ({method}) are not supported; use the float16, bfloat16 or float32 one"
+            f"{path}: quantized checkpoints ({method}) are not supported with transformers' modelling code; "
+            "use the float16, bfloat16 or float32 one"
         )
 
 
@@ -167,10 +170,6 @@ def _heads(path: Path, values: Mapping[str, Any]) -> tuple[int, int, int]:
     return num_heads, num_kv_heads, int(head_dim)
 
 
-def _flag(source: bool | str, values: Mapping[str, Any]) -> bool:
-    return bool(values.get(source, False)) if isinstance(source, str) else source
-
-
 def _sliding_windows(path: Path, family: Family, values: Mapping[str, Any]) -> tuple[int, ...]:
     num_layers = int(values["num_hidden_layers"])
     window = int(values.get("sliding_window") or 0)
@@ -193,16 +192,32 @@ def _sliding_windows(path: Path, family: Family, values: Mapping[str, Any]) -> t
     return tuple(window if kind == "sliding_attention" else 0 for kind in kinds)
 
 
+def _rope_parameters(values: Mapping[str, Any]) -> dict[str, Any]:
+    return {**(values.get("rope_scaling") or {}), **(values.get("rope_parameters") or {})}
+
+
+def _rotary_dim(path: Path, family: Family, values: Mapping[str, Any], head_dim: int) -> int:
+    """The number of a head's elements that are rotated."""
+    factor = float(_rope_parameters(values).get("partial_rotary_factor") or values.get("partial_rotary_factor") or 1.0)
+    if factor != 1.0 and not family.partial_rotary:
+        raise NotNative(f"{path}: partial_rotary_factor other than 1 is not supported for this architecture")
+    rotary_dim = int(head_dim * factor)
+    if rotary_dim % 2 or not 4 <= rotary_dim <= head_dim:
+        raise ConfigurationError(
+            f"{path}: partial_rotary_factor {factor} must leave an even number, from 4 to {head_dim}, of each head's "
+            f"elements to rotate, not {rotary_dim}"
+        )
+    return rotary_dim
+
+
 def _rope(path: Path, values: Mapping[str, Any]) -> RopeConfig:
     """From `rope_parameters` (transformers 5) or `rope_theta` and `rope_scaling` (before)."""
-    parameters = {**(values.get("rope_scaling") or {}), **(values.get("rope_parameters") or {})}
+    parameters = _rope_parameters(values)
     if any(isinstance(value, Mapping) for value in parameters.values()):
         raise NotNative(f"{path}: rotary parameters that differ between layers are not supported")
     kind = str(parameters.get("rope_type") or parameters.get("type") or "default")
     if kind not in FREQUENCIES:
         raise NotNative(f"{path}: rope type {kind!r} is not supported; these are: {', '.join(FREQUENCIES)}")
-    if float(parameters.get("partial_rotary_factor") or values.get("partial_rotary_factor") or 1.0) != 1.0:
-        raise NotNative(f"{path}: partial_rotary_factor other than 1 is not supported")
     original = parameters.get("original_max_position_embeddings") or values["max_position_embeddings"]
     if kind == "dynamic":
         original = values["max_position_embeddings"]

@@ -108,6 +108,30 @@ ROPE_RULES: dict[str, Rule] = {
 """Rules for the keys of `rope_parameters` and `rope_scaling`."""
 
 
+@dataclass(frozen=True, slots=True)
+class ConfigValues:
+    """Typed access to options of a config.json, with the defaults of transformers filled in.
+
+    A value of another type or out of range is a ConfigurationError that names the file and the key.
+    """
+
+    path: Path
+    values: Mapping[str, Any]
+
+    def flag(self, key: str) -> bool:
+        """True or false; false if the key is missing."""
+        return bool(self._checked(key, _FLAG) or False)
+
+    def scale(self, key: str) -> float:
+        """A positive factor; 1 if the key is missing."""
+        value = self._checked(key, _positive())
+        return 1.0 if value is None else float(value)
+
+    def _checked(self, key: str, rule: Rule) -> Any:
+        _check(self.path, "", {key: rule}, self.values)
+        return self.values.get(key)
+
+
 def read_config_file(path: Path) -> dict[str, Any]:
     """The unchecked values in `path`, a config.json. Raises ConfigurationError if it cannot be read."""
     try:

@@ -1,11 +1,11 @@
-"""The decoder of Llama, Mistral, Qwen2 and Qwen3: embedding, layers, norm and head, for one rank.
+"""The native decoder: embedding, layers, norm and head of one rank, composed of the parts that its family describes.
 
-ModelConfig holds the differences between them. Legend: T tokens, B rows that sample, D hidden size, V vocabulary.
+Legend: T tokens, B rows that sample, D hidden size, V vocabulary.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from torch import Tensor
@@ -13,11 +13,12 @@ from torch import Tensor
 from inflight.layers.attention import Attention, AttentionMetadata, CacheSpec, LayerCache
 from inflight.layers.decoder_layer import DecoderLayer
 from inflight.layers.mlp import GatedMLP
+from inflight.layers.part import Part, Scaled
 from inflight.layers.rms_norm import RMSNorm
 from inflight.layers.rotary import cos_sin_table
-from inflight.layers.vocabulary import VocabularyParallelEmbedding, VocabularyParallelHead
+from inflight.layers.vocabulary import VocabularyParallelHead
 from inflight.models.config import ModelConfig
-from inflight.models.weights import Columns, WeightLoader
+from inflight.models.weights import Section, WeightLoader
 
 NOT_WEIGHTS: tuple[str, ...] = ("rotary_emb.inv_freq",)
 """Endings of the names of tensors in old checkpoints that are not weights, but computed from config.json."""
@@ -25,33 +26,25 @@ NOT_WEIGHTS: tuple[str, ...] = ("rotary_emb.inv_freq",)
 
 @dataclass(slots=True, kw_only=True)
 class Decoder:
-    embedding: VocabularyParallelEmbedding
+    embedding: Part
     layers: Sequence[DecoderLayer]
     norm: RMSNorm
-    head: VocabularyParallelHead
+    head: Callable[[Tensor], Tensor]
 
     @property
     def cache_specs(self) -> tuple[CacheSpec, ...]:
         """See Network."""
-        return tuple(
-            CacheSpec(
-                num_kv_heads=layer.attention.num_kv_heads,
-                head_dim=layer.attention.head_dim,
-                dtype=layer.qkv.weight_OI.dtype,
-                sliding_window=layer.attention.sliding_window,
-            )
-            for layer in self.layers
-        )
+        return tuple(layer.attention.cache_spec for layer in self.layers)
 
     def forward(self, token_ids_T: Tensor, caches: Sequence[LayerCache], metadata: AttentionMetadata) -> Tensor:
         """Hidden states (T, D) after the last norm. Writes this step's keys and values into `caches`."""
-        hidden_TD = self.embedding(token_ids_T)
+        hidden_TD = self.embedding(token_ids_T, metadata)
         residual_TD: Tensor | None = None
         for layer, cache in zip(self.layers, caches, strict=True):
             hidden_TD, residual_TD = layer(hidden_TD, residual_TD, cache, metadata)
         if residual_TD is None:
-            return self.norm(hidden_TD)
-        return self.norm.add(hidden_TD, residual_TD)[0]
+            return self.norm(hidden_TD, metadata)
+        return self.norm.add(hidden_TD, residual_TD, metadata)[0]
 
     def logits(self, hidden_BD: Tensor) -> Tensor:
         """(B, V) of the tokens that sample, equal on every rank."""
@@ -63,30 +56,37 @@ def load_decoder(config: ModelConfig, loader: WeightLoader, num_positions: int) 
 
     Raises ConfigurationError if the checkpoint's tensors are not exactly those that `config` requires.
     """
-    heads = _heads_of_rank(config, loader)
-    cos_sin = cos_sin_table(config.rope, config.head_dim, num_positions).to(loader.device)
-    embedding = loader.vocabulary("model.embed_tokens", config.vocab_size, config.hidden_size)
-    layers = [_load_layer(config, loader, heads, cos_sin, number) for number in range(config.num_layers)]
-    norm = loader.norm("model.norm", config.hidden_size, config.rms_norm_eps)
+    family = config.family
+    features = _features_of_rank(config, loader)
+    cos_sin = cos_sin_table(config.rope, config.rotary_dim, num_positions).to(loader.device)
+    embedding = loader.by_vocabulary(family.embedding, config.vocab_size, config.hidden_size)
+    layers = [_load_layer(config, loader, features, cos_sin, number) for number in range(config.num_layers)]
+    norm = loader.norm(family.norm, "", config.hidden_size, config.rms_norm_eps)
     head_weight_UD = embedding.weight_UD
     ignored = NOT_WEIGHTS
     if config.tie_word_embeddings:
-        ignored = (*ignored, "lm_head.weight")
+        ignored = (*ignored, f"{family.head.name}.weight")
     else:
-        head_weight_UD = loader.vocabulary("lm_head", config.vocab_size, config.hidden_size).weight_UD
+        head_weight_UD = loader.by_vocabulary(family.head, config.vocab_size, config.hidden_size).weight_UD
     loader.checkpoint.refuse_leftovers(ignored)
     head = VocabularyParallelHead(head_weight_UD, config.vocab_size, loader.group)
-    return Decoder(embedding=embedding, layers=layers, norm=norm, head=head)
+    return Decoder(
+        embedding=_scaled(embedding, family.embedding_multiplier),
+        layers=layers,
+        norm=norm,
+        head=head if family.logits_multiplier == 1.0 else Scaled(head, family.logits_multiplier),
+    )
 
 
-@dataclass(frozen=True, slots=True)
-class RankHeads:
-    """The heads of one rank: query heads [query_start, query_start + num_query) and likewise key/value heads."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RankFeatures:
+    """What of each layer one rank computes."""
 
-    num_query: int
-    query_start: int
-    num_kv: int
-    kv_start: int
+    num_heads: int
+    num_kv_heads: int
+    queries: Section
+    keys_or_values: Section
+    intermediate: Section
 
 
 def num_local_kv_heads(num_kv_heads: int, num_ranks: int) -> int:
@@ -94,46 +94,62 @@ def num_local_kv_heads(num_kv_heads: int, num_ranks: int) -> int:
     return max(num_kv_heads // num_ranks, 1)
 
 
-def _heads_of_rank(config: ModelConfig, loader: WeightLoader) -> RankHeads:
-    rank, size = loader.group.rank, loader.group.size
-    num_query = loader.split("num_attention_heads", config.num_heads)
-    num_kv = num_local_kv_heads(config.num_kv_heads, size)
+def _features_of_rank(config: ModelConfig, loader: WeightLoader) -> RankFeatures:
+    rank, size, head_dim = loader.group.rank, loader.group.size, config.head_dim
+    num_heads = loader.split("num_attention_heads", config.num_heads)
+    num_kv_heads = num_local_kv_heads(config.num_kv_heads, size)
     if config.num_kv_heads >= size or size % config.num_kv_heads:
         loader.split("num_key_value_heads", config.num_kv_heads)
-    return RankHeads(num_query, rank * num_query, num_kv, rank * config.num_kv_heads // size)
+    first_kv_head = rank * config.num_kv_heads // size
+    return RankFeatures(
+        num_heads=num_heads,
+        num_kv_heads=num_kv_heads,
+        queries=Section(config.num_heads * head_dim, rank * num_heads * head_dim, num_heads * head_dim),
+        keys_or_values=Section(config.num_kv_heads * head_dim, first_kv_head * head_dim, num_kv_heads * head_dim),
+        intermediate=loader.even_section("intermediate_size", config.intermediate_size),
+    )
 
 
 def _load_layer(
-    config: ModelConfig, loader: WeightLoader, heads: RankHeads, cos_sin: Tensor, number: int
+    config: ModelConfig, loader: WeightLoader, features: RankFeatures, cos_sin: Tensor, number: int
 ) -> DecoderLayer:
-    prefix = f"model.layers.{number}"
-    attention, mlp = f"{prefix}.self_attn", f"{prefix}.mlp"
-    head_dim, hidden_size = config.head_dim, config.hidden_size
-    query_features, kv_features = config.num_heads * head_dim, config.num_kv_heads * head_dim
-    kv_start, kv_size = heads.kv_start * head_dim, heads.num_kv * head_dim
-    query = Columns(f"{attention}.q_proj", query_features, heads.query_start * head_dim, heads.num_query * head_dim)
-    key = Columns(f"{attention}.k_proj", kv_features, kv_start, kv_size)
-    value = Columns(f"{attention}.v_proj", kv_features, kv_start, kv_size)
-    gate = loader.columns(f"{mlp}.gate_proj", config.intermediate_size)
-    up = loader.columns(f"{mlp}.up_proj", config.intermediate_size)
+    family = config.family
+    attention, mlp, prefix = family.attention, family.mlp, f"{family.layers}.{number}."
+    hidden_size, eps = config.hidden_size, config.rms_norm_eps
+    head_norms = [
+        None if tensor is None else loader.vector(f"{prefix}{tensor.name}.weight", config.head_dim)
+        for tensor in (attention.q_norm, attention.k_norm)
+    ]
+    qkv_sections = (features.queries, features.keys_or_values, features.keys_or_values)
+    gate_up_sections = (features.intermediate, features.intermediate)
     return DecoderLayer(
-        input_norm=loader.norm(f"{prefix}.input_layernorm", hidden_size, config.rms_norm_eps),
-        qkv=loader.stacked([query, key, value], hidden_size, config.qkv_bias),
+        input_norm=loader.norm(attention.norm, prefix, hidden_size, eps),
+        qkv=loader.by_outputs(attention.qkv, prefix, qkv_sections, hidden_size),
         attention=Attention(
-            num_heads=heads.num_query,
-            num_kv_heads=heads.num_kv,
-            head_dim=head_dim,
-            scale=head_dim**-0.5,
+            num_heads=features.num_heads,
+            num_kv_heads=features.num_kv_heads,
+            head_dim=config.head_dim,
+            scale=config.head_dim**-0.5 if family.attention_scale is None else family.attention_scale,
             sliding_window=config.sliding_windows[number],
             cos_sin=cos_sin,
-            q_norm_E=loader.vector(f"{attention}.q_norm.weight", head_dim) if config.qk_norm else None,
-            k_norm_E=loader.vector(f"{attention}.k_norm.weight", head_dim) if config.qk_norm else None,
-            norm_eps=config.rms_norm_eps,
+            dtype=loader.dtype,
+            q_norm_E=head_norms[0],
+            k_norm_E=head_norms[1],
+            norm_eps=eps,
         ),
-        output=loader.rows(f"{attention}.o_proj", hidden_size, query_features, config.output_bias),
-        post_attention_norm=loader.norm(f"{prefix}.post_attention_layernorm", hidden_size, config.rms_norm_eps),
-        mlp=GatedMLP(
-            gate_up=loader.stacked([gate, up], hidden_size, config.mlp_bias),
-            down=loader.rows(f"{mlp}.down_proj", hidden_size, config.intermediate_size, config.mlp_bias),
+        output=_scaled(
+            loader.by_inputs(attention.output, prefix, hidden_size, features.queries), family.residual_multiplier
+        ),
+        post_attention_norm=loader.norm(mlp.norm, prefix, hidden_size, eps),
+        mlp=_scaled(
+            GatedMLP(
+                gate_up=loader.by_outputs(mlp.gate_up, prefix, gate_up_sections, hidden_size),
+                down=loader.by_inputs(mlp.down, prefix, hidden_size, features.intermediate),
+            ),
+            family.residual_multiplier,
         ),
     )
+
+
+def _scaled(part: Part, multiplier: float) -> Part:
+    return part if multiplier == 1.0 else Scaled(part, multiplier)

@@ -62,7 +62,8 @@ def load_network(
     with Checkpoint(config.gpt_model_path) as checkpoint:
         if isinstance(model, ModelConfig):
             # One position more than a sequence can have: the next step may have been launched already when it ends.
-            return load_decoder(model, WeightLoader(checkpoint, group, dtype, device), max_seq_len + 1)
+            loader = WeightLoader(checkpoint, model.weight_format, group, dtype, device)
+            return load_decoder(model, loader, max_seq_len + 1)
         from inflight.models.transformers_loading import load_transformers_decoder
 
         return load_transformers_decoder(model, checkpoint, dtype, device, max_seq_len)

@@ -1,4 +1,4 @@
-"""Loads one rank's weights: which slices of a checkpoint's tensors form a layer's weight. Knows no architecture.
+"""Loads one rank's weights: from what a family declares to the parts of a network. Knows no architecture.
 
 Legend: I input features, O output features, D hidden size. The weights of layers with a common input are stacked while
 they are read. All weights are copied: none is mapped from the files afterwards.
@@ -6,6 +6,7 @@ they are read. All weights are copied: none is mapped from the files afterwards.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -17,15 +18,15 @@ from inflight.layers.linear import ColumnParallelLinear, RowParallelLinear
 from inflight.layers.rms_norm import RMSNorm
 from inflight.layers.vocabulary import VocabularyParallelEmbedding
 from inflight.models.checkpoint import Checkpoint
+from inflight.models.family import NotSplit, SplitByInputs, SplitByOutputs, SplitByVocabulary
+from inflight.models.weight_formats import Block, WeightFormat
 
 
 @dataclass(frozen=True, slots=True)
-class Columns:
-    """A rank's consecutive output features of one tensor."""
+class Section:
+    """Features that belong together (queries, say), and those of them that this rank has."""
 
-    name: str
     num_features: int
-    """Of the whole tensor."""
     start: int
     size: int
 
@@ -35,6 +36,7 @@ class WeightLoader:
     """Reads a checkpoint's tensors as the parts of a network, on this rank's device and in its dtype."""
 
     checkpoint: Checkpoint
+    weight_format: WeightFormat
     group: TensorParallelGroup
     dtype: torch.dtype
     device: torch.device
@@ -47,57 +49,86 @@ class WeightLoader:
             )
         return value // self.group.size
 
-    def columns(self, name: str, num_features: int) -> Columns:
-        """This rank's even share of the output features of `name`."""
-        size = self.split(f"{name} features", num_features)
-        return Columns(name, num_features, self.group.rank * size, size)
+    def even_section(self, what: str, num_features: int) -> Section:
+        """This rank's even share of `num_features`."""
+        size = self.split(what, num_features)
+        return Section(num_features, self.group.rank * size, size)
 
-    def stacked(self, parts: list[Columns], num_inputs: int, bias: bool) -> ColumnParallelLinear:
-        """One layer with the output features of several tensors, concatenated."""
-        for part in parts:
-            self.checkpoint.check(f"{part.name}.weight", (part.num_features, num_inputs))
-        total = sum(part.size for part in parts)
-        weight_OI = self._empty(total, num_inputs)
-        bias_O = self._empty(total) if bias else None
-        row = 0
-        for part in parts:
-            rows = slice(row, row + part.size)
-            shape = (part.num_features, num_inputs)
-            self.checkpoint.copy_into(weight_OI[rows], f"{part.name}.weight", shape, start=part.start)
-            if bias_O is not None:
-                self.checkpoint.copy_into(bias_O[rows], f"{part.name}.bias", shape[:1], start=part.start)
-            row += part.size
-        return ColumnParallelLinear(weight_OI, bias_O)
+    def by_outputs(
+        self, tensors: SplitByOutputs, prefix: str, sections: Sequence[Section], num_inputs: int
+    ) -> ColumnParallelLinear:
+        """One layer with this rank's output features of every section. `prefix` is prepended to the tensors' names."""
+        blocks = [
+            Block(
+                name=f"{prefix}{name}",
+                num_outputs=num_outputs,
+                num_inputs=num_inputs,
+                outputs=outputs,
+                inputs=range(num_inputs),
+            )
+            for name, num_outputs, outputs in _rows(tensors.names, sections)
+        ]
+        weight = self.weight_format.read(self.checkpoint, blocks, self.dtype, self.device)
+        return ColumnParallelLinear(weight, self._stacked_bias(blocks) if tensors.bias else None)
 
-    def rows(self, name: str, num_features: int, num_inputs: int, bias: bool) -> RowParallelLinear:
-        """A layer with this rank's even share of the input features and all output features."""
-        size = self.split(f"{name} inputs", num_inputs)
-        shape = (num_features, num_inputs)
-        self.checkpoint.check(f"{name}.weight", shape)
-        weight_OI = self._empty(num_features, size)
-        self.checkpoint.copy_into(weight_OI, f"{name}.weight", shape, dim=1, start=self.group.rank * size)
-        bias_O = self.vector(f"{name}.bias", num_features) if bias else None
-        return RowParallelLinear(weight_OI, bias_O if self.group.rank == 0 else None, self.group)
+    def by_inputs(self, tensors: SplitByInputs, prefix: str, num_outputs: int, inputs: Section) -> RowParallelLinear:
+        """A layer with this rank's share of the input features and all output features."""
+        name = f"{prefix}{tensors.name}"
+        block = Block(
+            name=name,
+            num_outputs=num_outputs,
+            num_inputs=inputs.num_features,
+            outputs=range(num_outputs),
+            inputs=range(inputs.start, inputs.start + inputs.size),
+        )
+        weight = self.weight_format.read(self.checkpoint, [block], self.dtype, self.device)
+        bias_O = self.vector(f"{name}.bias", num_outputs) if tensors.bias else None
+        return RowParallelLinear(weight, bias_O if self.group.rank == 0 else None, self.group)
 
-    def norm(self, name: str, size: int, eps: float) -> RMSNorm:
-        return RMSNorm(self.vector(f"{name}.weight", size), eps)
+    def norm(self, tensor: NotSplit, prefix: str, size: int, eps: float) -> RMSNorm:
+        return RMSNorm(self.vector(f"{prefix}{tensor.name}.weight", size), eps)
 
     def vector(self, name: str, size: int) -> Tensor:
-        """A one-dimensional tensor, whole."""
+        """The one-dimensional tensor `name`, whole."""
         self.checkpoint.check(name, (size,))
         values = self._empty(size)
         self.checkpoint.copy_into(values, name, (size,))
         return values
 
-    def vocabulary(self, name: str, vocab_size: int, hidden_size: int) -> VocabularyParallelEmbedding:
+    def by_vocabulary(
+        self, tensor: SplitByVocabulary, vocab_size: int, hidden_size: int
+    ) -> VocabularyParallelEmbedding:
         """This rank's rows of a table with one row per token; the last rank's are padded with zeros."""
         size = -(-vocab_size // self.group.size)
-        shape = (vocab_size, hidden_size)
-        self.checkpoint.check(f"{name}.weight", shape)
+        name, shape = f"{tensor.name}.weight", (vocab_size, hidden_size)
+        self.checkpoint.check(name, shape)
         weight_UD = self._empty(size, hidden_size).zero_()
-        start = self.group.rank * size
-        self.checkpoint.copy_into(weight_UD, f"{name}.weight", shape, start=start)
+        self.checkpoint.copy_into(weight_UD, name, shape, (self.group.rank * size,))
         return VocabularyParallelEmbedding(weight_UD, self.group)
+
+    def _stacked_bias(self, blocks: Sequence[Block]) -> Tensor:
+        for block in blocks:
+            self.checkpoint.check(f"{block.name}.bias", (block.num_outputs,))
+        parts = [self._empty(len(block.outputs)) for block in blocks]
+        for block, part in zip(blocks, parts, strict=True):
+            self.checkpoint.copy_into(part, f"{block.name}.bias", (block.num_outputs,), (block.outputs.start,))
+        return torch.cat(parts)
 
     def _empty(self, *shape: int) -> Tensor:
         return torch.empty(shape, dtype=self.dtype, device=self.device)
+
+
+def _rows(names: Sequence[str], sections: Sequence[Section]) -> list[tuple[str, int, range]]:
+    """For each section: the tensor that holds it, the tensor's output features, and this rank's rows of it."""
+    if len(names) > 1:
+        return [
+            (name, section.num_features, range(section.start, section.start + section.size))
+            for name, section in zip(names, sections, strict=True)
+        ]
+    total = sum(section.num_features for section in sections)
+    rows, before = [], 0
+    for section in sections:
+        start = before + section.start
+        rows.append((names[0], total, range(start, start + section.size)))
+        before += section.num_features
+    return rows

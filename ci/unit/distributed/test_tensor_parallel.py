@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 import torch
+from awq_checkpoints import write_awq_checkpoint
 from model_driver import Driver, Work
 from rank_processes import PipeGroup, run_on_two_ranks
 from tiny_checkpoints import make_checkpoint
@@ -27,7 +28,10 @@ from inflight_kernels.cpu import library
 
 pytestmark = pytest.mark.slow
 
-NAMES = ["llama-tied", "llama-biases", "llama-one-kv-head", "mistral-window", "qwen2", "qwen3-biases"]
+NAMES = [
+    *("llama-tied", "llama-biases", "llama-one-kv-head", "mistral-window", "qwen2", "qwen3-biases"),
+    *("phi3-partial-window", "granite-biases"),
+]
 LENGTHS = (1, 8, 21)
 NUM_TOKENS = 16
 COLLECTIVES = {
@@ -124,6 +128,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def expected(folder: Path) -> list[tuple[Path, list[tuple[list[int], list[int]]]]]:
     """Checkpoint folders, each with prompts and what transformers makes of them."""
     checkpoints = [make_checkpoint(folder / name, name) for name in NAMES]
+    checkpoints.append(write_awq_checkpoint(folder / "awq"))
     return [(c.folder, [c.prompt(length, NUM_TOKENS) for length in LENGTHS]) for c in checkpoints]
 
 

@@ -22,13 +22,14 @@ from inflight.distributed.mapping import Mapping
 from inflight.distributed.rank_group import SingleRank
 from inflight.distributed.tensor_parallel import TensorParallelGroup
 from inflight.errors import ConfigurationError
-from inflight.layers.attention import Attention
+from inflight.layers.attention import Attention, AttentionMetadata
 from inflight.layers.decoder_layer import DecoderLayer
 from inflight.layers.linear import ColumnParallelLinear, RowParallelLinear
 from inflight.layers.mlp import GatedMLP
 from inflight.layers.rms_norm import RMSNorm
 from inflight.layers.rotary import RopeConfig, cos_sin_table
 from inflight.layers.vocabulary import VocabularyParallelEmbedding, VocabularyParallelHead
+from inflight.layers.weight import DenseWeight
 from inflight.models.compiled import CompiledNetwork, compile_network
 from inflight.models.decoder import Decoder
 from inflight.models.network import Network as NetworkProtocol
@@ -268,7 +269,7 @@ def random_decoder(heads: RandomHeads, dtype: torch.dtype) -> tuple[Decoder, KVC
         qkv_size = (queries + 2 * num_kv_heads) * heads.head_dim
         return DecoderLayer(
             input_norm=RMSNorm(1 + random(hidden, scale=0.1), eps),
-            qkv=ColumnParallelLinear(random(qkv_size, hidden, scale=0.2), None),
+            qkv=ColumnParallelLinear(DenseWeight(random(qkv_size, hidden, scale=0.2)), None),
             attention=Attention(
                 num_heads=queries,
                 num_kv_heads=num_kv_heads,
@@ -276,12 +277,13 @@ def random_decoder(heads: RandomHeads, dtype: torch.dtype) -> tuple[Decoder, KVC
                 scale=heads.head_dim**-0.5,
                 sliding_window=window,
                 cos_sin=cos_sin,
+                dtype=dtype,
             ),
-            output=RowParallelLinear(random(hidden, queries * heads.head_dim, scale=0.05), None, group),
+            output=RowParallelLinear(DenseWeight(random(hidden, queries * heads.head_dim, scale=0.05)), None, group),
             post_attention_norm=RMSNorm(1 + random(hidden, scale=0.1), 1e-6),
             mlp=GatedMLP(
-                gate_up=ColumnParallelLinear(random(2 * inner, hidden, scale=0.1), None),
-                down=RowParallelLinear(random(hidden, inner, scale=0.1), None, group),
+                gate_up=ColumnParallelLinear(DenseWeight(random(2 * inner, hidden, scale=0.1)), None),
+                down=RowParallelLinear(DenseWeight(random(hidden, inner, scale=0.1)), None, group),
             ),
         )
 
@@ -327,9 +329,10 @@ def test_heads_of_any_size_and_number(
 @needs_compiler
 def test_weights_are_in_memory_once() -> None:
     decoder, cache = random_decoder(HEADS[0], torch.bfloat16)
-    assert isinstance(decoder.layers[0].qkv, ColumnParallelLinear)
-    weights = [decoder.layers[0].qkv.weight_OI, decoder.head.weight_UD]
-    kept = [decoder.embedding.weight_UD, decoder.norm.weight_D]
+    qkv, head, embedding = decoder.layers[0].qkv, decoder.head, decoder.embedding
+    assert isinstance(qkv, ColumnParallelLinear) and isinstance(qkv.weight, DenseWeight)
+    assert isinstance(head, VocabularyParallelHead) and isinstance(embedding, VocabularyParallelEmbedding)
+    weights, kept = [qkv.weight.values_OI, head.weight_UD], [embedding.weight_UD, decoder.norm.weight_D]
     compile_alone(decoder, cache)
     assert [weight.untyped_storage().nbytes() for weight in weights] == [0, 0]
     assert all(tensor.untyped_storage().nbytes() for tensor in kept)
@@ -339,19 +342,22 @@ def test_weights_are_in_memory_once() -> None:
 def test_an_embedding_that_is_also_the_head_is_kept() -> None:
     plain, _ = random_decoder(HEADS[0], torch.bfloat16)
     decoder, cache = random_decoder(HEADS[0], torch.bfloat16)
+    tables = []
     for each in (plain, decoder):
+        assert isinstance(each.head, VocabularyParallelHead) and isinstance(each.embedding, VocabularyParallelEmbedding)
         each.head.weight_UD = each.embedding.weight_UD
+        tables.append(each.embedding.weight_UD)
     hidden_BD = torch.randn(3, 64).bfloat16()
     expected = plain.logits(hidden_BD)
     assert (compile_alone(decoder, cache).logits(hidden_BD) - expected).norm() < 0.02 * expected.norm()
-    assert torch.equal(decoder.embedding.weight_UD, plain.embedding.weight_UD)
+    assert torch.equal(*tables)
 
 
 class ShiftedNorm(RMSNorm):
     """A part with a computation of its own."""
 
-    def __call__(self, hidden_TD: Tensor) -> Tensor:
-        return super().__call__(hidden_TD) + 1
+    def __call__(self, hidden_TD: Tensor, metadata: AttentionMetadata) -> Tensor:
+        return super().__call__(hidden_TD, metadata) + 1
 
 
 @needs_compiler

@@ -14,25 +14,19 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tiny_checkpoints import CONFIGS
+from tiny_checkpoints import CONFIGS, architecture_of
 
 from inflight.errors import ConfigurationError
 from inflight.layers.rotary import FREQUENCIES, cos_sin_table
 from inflight.models.config import ModelConfig
 from inflight.models.config_file import MAX_LAYERS, MAX_SIZE, ROPE_RULES, RULES
 
-ARCHITECTURES = {
-    "llama": "LlamaForCausalLM",
-    "mistral": "MistralForCausalLM",
-    "qwen2": "Qwen2ForCausalLM",
-    "qwen3": "Qwen3ForCausalLM",
-}
 SIZES = [key for key, rule in RULES.items() if rule.words.startswith("a whole number from 1")]
 
 
 def write(folder: Path, name: str, changes: dict[str, Any]) -> Path:
     """config.json of CONFIGS[name], changed; null stays in the file."""
-    values = {**CONFIGS[name].to_dict(), "architectures": [ARCHITECTURES[name.partition("-")[0]]], **changes}
+    values = {**CONFIGS[name].to_dict(), "architectures": [architecture_of(name)], **changes}
     (folder / "config.json").write_text(json.dumps(values))
     return folder
 
@@ -138,4 +132,4 @@ def test_any_values_work_or_are_refused_in_one_line(name: str, changes: dict[str
             return
     assert min(config.num_layers, config.num_heads, config.num_kv_heads, config.max_positions) >= 1
     if config.head_dim <= 4096:
-        assert torch.isfinite(cos_sin_table(config.rope, config.head_dim, 8)).all()
+        assert torch.isfinite(cos_sin_table(config.rope, config.rotary_dim, 8)).all()

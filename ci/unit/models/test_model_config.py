@@ -11,25 +11,22 @@ from typing import Any
 
 import pytest
 import torch
-from tiny_checkpoints import CONFIGS
+from tiny_checkpoints import CONFIGS, architecture_of
 
 from inflight.config import EngineConfig
 from inflight.distributed.rank_group import SingleRank
 from inflight.errors import ConfigurationError
 from inflight.layers.rotary import RopeConfig, cos_sin_table
-from inflight.models.config import ModelConfig
+from inflight.models.config import ModelConfig, NotNative
 from inflight.models.families import FAMILIES
 from inflight.runtime import loading
 from inflight.runtime.model_runner import ModelRunner
-
-ARCHITECTURES = {"llama": "LlamaForCausalLM", "mistral": "MistralForCausalLM"}
-ARCHITECTURES |= {"qwen2": "Qwen2ForCausalLM", "qwen3": "Qwen3ForCausalLM"}
 
 
 def write(folder: Path, name: str = "llama", **changes: Any) -> Path:
     """config.json of CONFIGS[name], changed; a value of None takes the key out."""
     values = CONFIGS[name].to_dict()
-    values["architectures"] = [ARCHITECTURES[name.split("-")[0]]]
+    values["architectures"] = [architecture_of(name)]
     values.update(changes)
     (folder / "config.json").write_text(json.dumps({key: v for key, v in values.items() if v is not None}))
     return folder
@@ -45,7 +42,7 @@ def test_sizes(tmp_path: Path) -> None:
     config = ModelConfig.load(write(tmp_path, "qwen3", dtype="bfloat16"))
     assert (config.num_heads, config.num_kv_heads, config.head_dim, config.hidden_size) == (4, 2, 16, 48)
     assert config.dtype == torch.bfloat16
-    assert config.qk_norm and not config.qkv_bias and not config.tie_word_embeddings
+    assert not config.tie_word_embeddings
 
 
 def test_head_dim_follows_from_hidden_size(tmp_path: Path) -> None:
@@ -84,6 +81,37 @@ def test_windows_per_layer(tmp_path: Path) -> None:
     assert ModelConfig.load(write(tmp_path, "qwen3-window")).sliding_windows == (13, 0, 13)
     # Qwen2's sliding_window means nothing unless use_sliding_window says so.
     assert ModelConfig.load(write(tmp_path, "qwen2", sliding_window=9)).sliding_windows == (0, 0, 0)
+
+
+def test_a_part_of_each_head_is_rotated(tmp_path: Path) -> None:
+    config = ModelConfig.load(write(tmp_path, "phi3-partial-window"))
+    assert (config.head_dim, config.rotary_dim) == (12, 6)
+    assert ModelConfig.load(write(tmp_path, "phi3")).rotary_dim == 12
+
+
+@pytest.mark.parametrize("factor", [0.1, 0.6, 1.5])
+def test_a_part_of_a_head_that_cannot_be_rotated(tmp_path: Path, factor: float) -> None:
+    rope = {"rope_type": "default", "rope_theta": 1e4, "partial_rotary_factor": factor}
+    sentence = refusal(write(tmp_path, "phi3", rope_parameters=rope))
+    assert f"partial_rotary_factor {factor} must leave an even number, from 4 to 12" in sentence
+
+
+def test_longrope_is_left_to_transformers(tmp_path: Path) -> None:
+    rope = {"rope_type": "longrope", "rope_theta": 1e4, "short_factor": [1.0] * 6, "long_factor": [1.0] * 6}
+    with pytest.raises(NotNative, match="rope type 'longrope' is not supported"):
+        ModelConfig.load(write(tmp_path, "phi3", rope_parameters=rope))
+
+
+def test_factors_of_the_checkpoint(tmp_path: Path) -> None:
+    family = ModelConfig.load(write(tmp_path, "granite")).family
+    assert (family.attention_scale, family.embedding_multiplier, family.residual_multiplier) == (0.15, 3.0, 0.6)
+    assert family.logits_multiplier == 1 / 1.7
+
+
+@pytest.mark.parametrize("key", ["attention_multiplier", "embedding_multiplier", "residual_multiplier"])
+def test_a_factor_out_of_range(tmp_path: Path, key: str) -> None:
+    sentence = refusal(write(tmp_path, "granite", **{key: -1.0}))
+    assert sentence == f": {key} must be a number from 1e-06 to 1000000000, got -1.0"
 
 
 def test_unknown_architecture_is_told_the_known_ones(tmp_path: Path) -> None:

@@ -31,6 +31,7 @@ def load(checkpoint: TinyCheckpoint, device: str, **options: Any) -> ModelRunner
     config = EngineConfig(
         gpt_model_path=str(checkpoint.folder),
         device=device,
+        model_impl="native",  # or what is no longer native would pass, computed by transformers
         max_batch_size=8,
         max_num_tokens=256,
         tokens_per_block=BLOCK_SIZE,

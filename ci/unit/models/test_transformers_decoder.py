@@ -35,7 +35,7 @@ def checkpoint(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPath
 
 @pytest.fixture(scope="module")
 def runner(checkpoint: TinyCheckpoint, device: str) -> Iterator[ModelRunner]:
-    runner = load(checkpoint.folder, device=device)
+    runner = load(checkpoint.folder, device=device, model_impl="transformers")
     assert isinstance(runner._decoder, TransformersDecoder)
     yield runner
     runner.close()

@@ -115,4 +115,4 @@ def test_a_class_that_is_no_language_model_of_transformers(gpt2: TinyCheckpoint,
 
 def test_quantized_checkpoints_are_refused(gpt2: TinyCheckpoint) -> None:
     change_json(gpt2.folder, quantization_config={"quant_method": "gptq", "bits": 4})
-    assert "quantized checkpoints (gptq) are not supported" in refusal(gpt2.folder)
+    assert "quantized checkpoints (gptq) are not supported with transformers' modelling code" in refusal(gpt2.folder)

@@ -21,8 +21,12 @@ from inflight.config import EngineConfig
 from inflight.distributed.rank_group import SingleRank
 from inflight.distributed.tensor_parallel import TensorParallelGroup
 from inflight.errors import ConfigurationError
+from inflight.layers.linear import ColumnParallelLinear, RowParallelLinear
+from inflight.layers.weight import DenseWeight
 from inflight.models.checkpoint import Checkpoint
-from inflight.models.weights import WeightLoader
+from inflight.models.family import NotSplit, SplitByInputs, SplitByOutputs, SplitByVocabulary
+from inflight.models.weight_formats import DenseFormat
+from inflight.models.weights import Section, WeightLoader
 from inflight.runtime.model_runner import ModelRunner
 
 pytestmark = pytest.mark.slow
@@ -195,7 +199,7 @@ def test_no_memory_is_taken_for_sizes_that_the_tensors_do_not_have(
         return torch.zeros(shape, **options)
 
     change_config(folder, **values)
-    monkeypatch.setattr("inflight.models.weights.torch.empty", small)
+    monkeypatch.setattr(torch, "empty", small)
     assert f"tensor {tensor} has shape" in refusal(folder)
 
 
@@ -243,7 +247,16 @@ class FakeGroup(TensorParallelGroup):
 
 def loaders(checkpoint: Checkpoint, size: int) -> list[WeightLoader]:
     cpu = torch.device("cpu")
-    return [WeightLoader(checkpoint, FakeGroup(rank, size), torch.float32, cpu) for rank in range(size)]
+    return [WeightLoader(checkpoint, DenseFormat(), FakeGroup(rank, size), torch.float32, cpu) for rank in range(size)]
+
+
+def section(rank: WeightLoader, num_features: int) -> Section:
+    return rank.even_section("features", num_features)
+
+
+def values_of(linear: ColumnParallelLinear | RowParallelLinear) -> torch.Tensor:
+    assert isinstance(linear.weight, DenseWeight)
+    return linear.weight.values_OI
 
 
 def test_ranks_hold_the_whole_weight_between_them(folder: Path) -> None:
@@ -251,8 +264,8 @@ def test_ranks_hold_the_whole_weight_between_them(folder: Path) -> None:
     up, down = "model.layers.0.mlp.up_proj", "model.layers.0.mlp.down_proj"
     with Checkpoint(folder) as checkpoint:
         ranks = loaders(checkpoint, 4)
-        columns = [rank.stacked([rank.columns(up, 80)], 48, bias=False).weight_OI for rank in ranks]
-        rows = [rank.rows(down, 48, 80, bias=False).weight_OI for rank in ranks]
+        columns = [values_of(rank.by_outputs(SplitByOutputs((up,)), "", [section(rank, 80)], 48)) for rank in ranks]
+        rows = [values_of(rank.by_inputs(SplitByInputs(down), "", 48, section(rank, 80))) for rank in ranks]
     assert torch.equal(torch.cat(columns), weights[f"{up}.weight"])
     assert torch.equal(torch.cat(rows, dim=1), weights[f"{down}.weight"])
     assert all(weight.shape == (20, 48) for weight in columns)
@@ -263,7 +276,9 @@ def test_vocabulary_is_padded_with_zeros(folder: Path, size: int) -> None:
     """203 rows on `size` ranks; with 150, ranks beyond the last row hold zeros alone."""
     table = load_file(folder / "model.safetensors")["lm_head.weight"]
     with Checkpoint(folder) as checkpoint:
-        parts = [rank.vocabulary("lm_head", 203, 48).weight_UD for rank in loaders(checkpoint, size)]
+        parts = [
+            rank.by_vocabulary(SplitByVocabulary("lm_head"), 203, 48).weight_UD for rank in loaders(checkpoint, size)
+        ]
     assert len({part.shape for part in parts}) == 1
     whole = torch.cat(parts)
     assert torch.equal(whole[:203], table)
@@ -273,8 +288,9 @@ def test_vocabulary_is_padded_with_zeros(folder: Path, size: int) -> None:
 def test_only_the_leader_adds_the_bias(tmp_path: Path) -> None:
     folder = make_checkpoint(tmp_path, "llama-biases").folder
     with Checkpoint(folder) as checkpoint:
+        down = SplitByInputs("mlp.down_proj", bias=True)
         biases = [
-            rank.rows("model.layers.0.mlp.down_proj", 48, 80, bias=True).bias_O for rank in loaders(checkpoint, 2)
+            rank.by_inputs(down, "model.layers.0.", 48, section(rank, 80)).bias_O for rank in loaders(checkpoint, 2)
         ]
     assert biases[0] is not None
     assert biases[1] is None
@@ -282,7 +298,7 @@ def test_only_the_leader_adds_the_bias(tmp_path: Path) -> None:
 
 def test_weights_do_not_point_into_the_file(folder: Path) -> None:
     with Checkpoint(folder) as checkpoint:
-        norm = loaders(checkpoint, 1)[0].norm("model.norm", 48, 1e-6)
+        norm = loaders(checkpoint, 1)[0].norm(NotSplit("model.norm"), "", 48, 1e-6)
     before = norm.weight_D.clone()
     path = folder / "model.safetensors"
     content = path.read_bytes()

@@ -1,0 +1,38 @@
+"""The interface of the parts that a network is composed of, and a part that scales another one's output.
+
+Legend: T tokens, X and Y features.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from torch import Tensor
+
+from inflight.layers.attention import AttentionMetadata
+
+
+class Part(Protocol):
+    """Computes each token's features from its own features.
+
+    Every part is called with the step's metadata, so that one whose computation depends on the request of each token
+    (an adapter, say) fits in the place of one whose computation does not. A part that needs more than the token's
+    features, like attention, takes it between the two arguments.
+    """
+
+    def __call__(self, x_TX: Tensor, metadata: AttentionMetadata, /) -> Tensor:
+        """(T, X), or token ids (T,), to (T, Y)."""
+        ...
+
+
+@dataclass(slots=True)
+class Scaled:
+    """Another part's output times a constant."""
+
+    part: Callable[..., Tensor]
+    multiplier: float
+
+    def __call__(self, *inputs: Any) -> Tensor:
+        return self.part(*inputs) * self.multiplier

@@ -1,0 +1,44 @@
+"""The weight of a matrix product, in the format in which it is stored. The format decides which operation multiplies.
+
+Knows neither ranks nor checkpoints. Legend: T tokens, I input features, O output features.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Protocol
+
+from torch import Tensor
+
+import inflight_kernels
+from inflight_kernels import Int4Weight
+
+
+class Weight(Protocol):
+    """A matrix (O, I) in some format."""
+
+    def multiply(self, x_TI: Tensor, bias_O: Tensor | None) -> Tensor:
+        """x W^T + bias: (T, O) of the dtype of `x_TI`."""
+        ...
+
+
+@dataclass(slots=True)
+class DenseWeight:
+    """One float per element, of the dtype of the activations."""
+
+    values_OI: Tensor
+
+    def multiply(self, x_TI: Tensor, bias_O: Tensor | None) -> Tensor:
+        """See Weight."""
+        return inflight_kernels.linear(x_TI, self.values_OI, bias_O)
+
+
+@dataclass(slots=True)
+class Int4Groups:
+    """4 bits per element; the elements of each group of inputs share a scale and a zero point for each output."""
+
+    packed: Int4Weight
+
+    def multiply(self, x_TI: Tensor, bias_O: Tensor | None) -> Tensor:
+        """See Weight. `x_TI` has the dtype that the weight is packed for."""
+        return inflight_kernels.int4_linear(x_TI, self.packed, bias_O)

@@ -1,0 +1,239 @@
+"""Checkpoints with quantised weights: the same tokens as the network with the dequantised weights, in both ways to
+compute them and on each rank; formats and splits that are not supported are refused with a sentence.
+
+Run: pytest ci/unit/models/test_weight_formats.py
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from awq_checkpoints import GROUP_SIZE, QUANTIZATION, write_awq_checkpoint
+from model_driver import Driver, Work
+from safetensors.torch import load_file, save_file
+from tiny_checkpoints import TinyCheckpoint, make_prompt
+
+from inflight.config import EngineConfig
+from inflight.distributed.rank_group import SingleRank
+from inflight.distributed.tensor_parallel import TensorParallelGroup
+from inflight.errors import ConfigurationError
+from inflight.layers.weight import DenseWeight, Int4Groups, Weight
+from inflight.models import weight_formats
+from inflight.models.checkpoint import Checkpoint
+from inflight.models.config import ModelConfig
+from inflight.models.decoder import Decoder
+from inflight.models.family import SplitByInputs, SplitByOutputs
+from inflight.models.weight_formats import AwqFormat
+from inflight.models.weights import WeightLoader
+from inflight.runtime.model_runner import ModelRunner
+
+pytestmark = pytest.mark.slow
+
+NUM_TOKENS = 12
+
+
+@pytest.fixture(scope="module", autouse=True)
+def one_thread() -> Iterator[None]:
+    """Such small networks gain nothing from more."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.fixture(scope="module", params=[torch.float16, torch.bfloat16], ids=str)
+def dtype(request: pytest.FixtureRequest) -> torch.dtype:
+    found: torch.dtype = request.param
+    return found
+
+
+@pytest.fixture(scope="module")
+def checkpoint(dtype: torch.dtype, tmp_path_factory: pytest.TempPathFactory) -> TinyCheckpoint:
+    return write_awq_checkpoint(tmp_path_factory.mktemp("awq"), dtype)
+
+
+@pytest.fixture(params=[True, False], ids=["dequantised", "kept"])
+def dequantized(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[bool]:
+    """Whether weights are dequantised when they are read, as on a CPU, or kept in 4 bits, as on a GPU."""
+    if not request.param:
+        monkeypatch.setattr(weight_formats, "DEQUANTIZED_ON", frozenset())
+    yield bool(request.param)
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    return write_awq_checkpoint(tmp_path).folder
+
+
+def load(folder: Path, **options: Any) -> ModelRunner:
+    defaults: dict[str, Any] = {
+        "device": "cpu",
+        "num_threads": 1,
+        "max_batch_size": 8,
+        "max_seq_len": 64,
+        "max_tokens_in_paged_kv_cache": 512,
+        "cpu_compile": "false",  # it adds in another order
+    }
+    config = EngineConfig(gpt_model_path=str(folder), **{**defaults, **options})
+    return ModelRunner.load(config, SingleRank())
+
+
+def run(folder: Path, prompts: list[list[int]]) -> tuple[list[list[int]], list[list[float]]]:
+    """Tokens and their log probabilities of sequences that join one after the other, in chunks."""
+    works = [
+        Work(prompt=prompt, max_tokens=NUM_TOKENS, arrives=2 * place, chunk=9, log_probs=True)
+        for place, prompt in enumerate(prompts)
+    ]
+    with closing(load(folder)) as runner:
+        Driver(runner).run(works)
+    return [work.output for work in works], [work.output_log_probs for work in works]
+
+
+def refusal(folder: Path, **options: Any) -> str:
+    with pytest.raises(ConfigurationError) as caught:
+        load(folder, **options).close()
+    return str(caught.value)
+
+
+def change_quantization(folder: Path, **values: Any) -> None:
+    path = folder / "config.json"
+    config = json.loads(path.read_text())
+    config["quantization_config"].update(values)
+    path.write_text(json.dumps(config))
+
+
+def test_tokens_and_logits_are_those_of_the_dequantised_weights(checkpoint: TinyCheckpoint, dequantized: bool) -> None:
+    prompts = [make_prompt(length) for length in (1, 8, 21)]
+    tokens, log_probs = run(checkpoint.folder, prompts)
+    assert (tokens, log_probs) == run(checkpoint.folder.parent / "dense", prompts)
+    assert len({tuple(of_one) for of_one in tokens}) == len(prompts)
+
+
+def test_tokens_are_those_of_transformers(folder: Path, dequantized: bool, tmp_path: Path) -> None:
+    checkpoint = write_awq_checkpoint(tmp_path / "again")
+    pairs = [checkpoint.prompt(length, NUM_TOKENS) for length in (1, 8, 21)]
+    assert run(folder, [prompt for prompt, _ in pairs])[0] == [tokens for _, tokens in pairs]
+
+
+def test_the_format_decides_what_a_layer_holds(folder: Path, dequantized: bool) -> None:
+    with closing(load(folder)) as runner:
+        decoder = runner._decoder
+        assert isinstance(decoder, Decoder)
+        weights = [getattr(decoder.layers[0], name).weight for name in ("qkv", "output")]
+    assert [type(weight) for weight in weights] == [DenseWeight if dequantized else Int4Groups] * 2
+
+
+def test_a_layer_that_was_not_quantised_is_dense(folder: Path, dequantized: bool) -> None:
+    """Its tensors, not the configuration, say so."""
+    expected = run(folder, [make_prompt(8)])
+    tensors = load_file(folder / "model.safetensors")
+    dense = load_file(folder.parent / "dense" / "model.safetensors")
+    name = "model.layers.1.mlp.down_proj"
+    for kind in ("qweight", "qzeros", "scales"):
+        del tensors[f"{name}.{kind}"]
+    save_file({**tensors, f"{name}.weight": dense[f"{name}.weight"]}, folder / "model.safetensors")
+    assert run(folder, [make_prompt(8)]) == expected
+
+
+# -- ranks -------------------------------------------------------------------------------------------------------------
+
+
+class FakeGroup(TensorParallelGroup):
+    def __init__(self, rank: int, size: int) -> None:
+        self.rank, self.size = rank, size
+
+
+def ranks(checkpoint: Checkpoint, size: int) -> list[WeightLoader]:
+    cpu, awq = torch.device("cpu"), AwqFormat(GROUP_SIZE)
+    return [WeightLoader(checkpoint, awq, FakeGroup(rank, size), torch.float16, cpu) for rank in range(size)]
+
+
+def values_of(weight: Weight) -> torch.Tensor:
+    if isinstance(weight, Int4Groups):
+        return weight.packed.dequantize()
+    assert isinstance(weight, DenseWeight)
+    return weight.values_OI
+
+
+def test_ranks_hold_the_whole_weight_between_them(folder: Path, dequantized: bool) -> None:
+    dense = load_file(folder.parent / "dense" / "model.safetensors")
+    gate, up, down = (f"model.layers.0.mlp.{name}_proj" for name in ("gate", "up", "down"))
+    with Checkpoint(folder) as checkpoint:
+        loaders = ranks(checkpoint, 4)
+        section = [loader.even_section("intermediate_size", 128) for loader in loaders]
+        gate_up = [
+            values_of(loader.by_outputs(SplitByOutputs((gate, up)), "", [mine, mine], 64).weight)
+            for loader, mine in zip(loaders, section, strict=True)
+        ]
+        rows = [
+            values_of(loader.by_inputs(SplitByInputs(down), "", 64, mine).weight)
+            for loader, mine in zip(loaders, section, strict=True)
+        ]
+    assert torch.equal(torch.cat([part[:32] for part in gate_up]), dense[f"{gate}.weight"])
+    assert torch.equal(torch.cat([part[32:] for part in gate_up]), dense[f"{up}.weight"])
+    assert torch.equal(torch.cat(rows, dim=1), dense[f"{down}.weight"])
+
+
+def test_a_share_that_cuts_a_group_is_refused(folder: Path) -> None:
+    down = SplitByInputs("model.layers.0.mlp.down_proj")
+    with Checkpoint(folder) as checkpoint:
+        loader = ranks(checkpoint, 8)[0]
+        with pytest.raises(ConfigurationError) as caught:
+            loader.by_inputs(down, "", 64, loader.even_section("intermediate_size", 128))
+    assert str(caught.value) == (
+        f"{folder}: the 128 inputs of model.layers.0.mlp.down_proj are quantised in groups of 32, and one rank's share "
+        "of them, 16, is not a whole number of groups; choose another tensor_parallel_size"
+    )
+
+
+# -- refused -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"quant_method": "gptq"}, "quantized checkpoints (gptq) are not supported, except those of awq; use the"),
+        ({"bits": 8}, "not bits 8, version gemm and zero_point True"),
+        ({"version": "gemv"}, "not bits 4, version gemv and zero_point True"),
+        ({"zero_point": False}, "not bits 4, version gemm and zero_point False"),
+        ({"group_size": 48}, "quantization_config.group_size must be a multiple of 32, got 48"),
+        ({"group_size": -1}, "quantization_config.group_size must be a multiple of 32, got -1"),
+    ],
+)
+def test_other_formats(folder: Path, changes: dict[str, Any], words: str) -> None:
+    change_quantization(folder, **changes)
+    with pytest.raises(ConfigurationError) as caught:
+        ModelConfig.load(folder)
+    assert str(caught.value).startswith(f"{folder / 'config.json'}: ") and words in str(caught.value)
+
+
+def test_float32(folder: Path) -> None:
+    assert refusal(folder, dtype="float32") == (
+        f"{folder}: 4-bit weights are computed in float16 or bfloat16, not in float32; set dtype to one of them"
+    )
+
+
+def test_another_group_size_than_the_tensors_have(folder: Path) -> None:
+    change_quantization(folder, group_size=2 * GROUP_SIZE)
+    assert "qzeros has shape [2, 8], config.json asks for [1, 8]" in refusal(folder)
+
+
+def test_weights_of_another_type(folder: Path) -> None:
+    tensors = load_file(folder / "model.safetensors")
+    name = "model.layers.0.self_attn.q_proj.qweight"
+    save_file({**tensors, name: tensors[name].float()}, folder / "model.safetensors")
+    assert f"tensor {name} is F32; only I32 weights are supported" in refusal(folder)
+
+
+def test_a_quantised_checkpoint_without_its_configuration(folder: Path) -> None:
+    path = folder / "config.json"
+    config = json.loads(path.read_text())
+    assert config.pop("quantization_config") == QUANTIZATION
+    path.write_text(json.dumps(config))
+    assert refusal(folder) == f"{folder}: the checkpoint has no tensor model.layers.0.self_attn.q_proj.weight"
