@@ -36,8 +36,6 @@ from inflight.server.tensors.client_request import ClientRequest
 from inflight.server.tensors.dialect import Dialect
 from inflight.server.tensors.request_parameters import read_parameters
 from inflight.server.tensors.tensor_values import ReadLimits
-from inflight.server.text.safe_text import safe_text
-from inflight.server.text.tokenizer import Tokenizer
 from inflight.server.threads.metrics_thread import MetricsThread, Outcome, own_labels
 from inflight.server.threads.response_pace import ResponsePace, choose_rate
 from inflight.server.threads.sending_thread import SendingThread, log_failure
@@ -46,6 +44,8 @@ from inflight.server.threads.tokenizing_threads import TokenizingThreads, text_l
 from inflight.server.threads.watch_thread import WatchThread
 from inflight.server.work_item import WorkItem
 from inflight.server.work_items import WorkItems
+from inflight.text.safe_text import safe_text
+from inflight.text.tokenizer import Tokenizer
 
 logger = logging.getLogger(__name__)
 

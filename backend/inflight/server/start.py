@@ -17,7 +17,7 @@ from inflight.errors import ConfigurationError
 from inflight.server.backend_server import BackendServer
 from inflight.server.lost_model import is_supervised
 from inflight.server.tensors.dialects import DIALECTS, LLM
-from inflight.server.text.tokenizer import Tokenizer
+from inflight.text.tokenizer import Tokenizer
 
 
 def start_server(pb_utils: Any, args: Mapping[str, str]) -> BackendServer:

@@ -21,8 +21,8 @@ from inflight.server.reply import Reply
 from inflight.server.tensors.chunk import Chunk
 from inflight.server.tensors.client_request import ClientRequest
 from inflight.server.tensors.dialect import Dialect
-from inflight.server.text.detokenizer import Detokenizer
-from inflight.server.text.safe_text import safe_text
+from inflight.text.detokenizer import Detokenizer
+from inflight.text.safe_text import safe_text
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -25,6 +25,8 @@ BESIDE = {
     # The supervisor watches a server from outside; the ranks' collectives are used where ranks meet.
     "supervisor": frozenset[str](),
     "distributed": frozenset({"executor", "runtime", "models", "layers"}),
+    # Text is for whoever meets people: the server, and programs that use the engine as a library.
+    "text": frozenset({"server", "executor"}),
 }
 """Rooms off the stairs: who may import them. They import nothing but the ground floor themselves."""
 WIRE_ENDS = frozenset({"front", "launchers", "rank"})
@@ -141,6 +143,14 @@ def _executor_room(module: str) -> str:
     return parts[2] if parts[:2] == ["inflight", "executor"] and len(parts) > 2 else ""
 
 
+def ranks_know_no_text(source: Source) -> Iterator[str]:
+    """Only those who ask an engine turn text into tokens; `front` and the modules beside it are what they import."""
+    end = _executor_room(source.module)
+    if end in ("launchers", "rank", "wire"):
+        for each in source.imports_itself("inflight.text", "tokenizers"):
+            yield f"{source.path}:{each.line}: {end} imports {each.module}"
+
+
 def no_torch_in_the_batch_manager(source: Source) -> Iterator[str]:
     if source.room in ("batch_manager", GROUND):
         for each in source.imports_itself("torch", "inflight_kernels"):
@@ -224,6 +234,7 @@ def _is_on(call: ast.Call, keyword: str) -> bool:
 RULES: tuple[Callable[[Source], Iterator[str]], ...] = (
     one_way,
     ends_meet_in_the_wire,
+    ranks_know_no_text,
     no_torch_in_the_batch_manager,
     kernels_know_nobody,
     client_stands_alone,
@@ -277,6 +288,9 @@ def test_the_code_keeps_the_rule(rule: Callable[[Source], Iterator[str]]) -> Non
         (one_way, "inflight.executor.x", "import inflight_kernels"),
         (ends_meet_in_the_wire, "inflight.executor.front.x", "from inflight.executor.launchers.mpi import Mpi"),
         (ends_meet_in_the_wire, "inflight.executor.wire.x", "def f():\n    import inflight.executor.rank.worker"),
+        (one_way, "inflight.text.x", "from inflight.server.reply import Reply"),
+        (one_way, "inflight.batch_manager.x", "from inflight.text.tokenizer import Tokenizer"),
+        (ranks_know_no_text, "inflight.executor.rank.x", "from inflight.text.tokenizer import Tokenizer"),
         (no_torch_in_the_batch_manager, "inflight.batch_manager.x", "from torch import Tensor"),
         (no_torch_in_the_batch_manager, "inflight.stats", "import torch"),
         (kernels_know_nobody, "inflight_kernels.norm.gpu.x", "from inflight.request import Request"),
@@ -306,6 +320,7 @@ def test_a_breach_is_seen(rule: Callable[[Source], Iterator[str]], module: str, 
         ("inflight.executor.x", "from inflight.distributed.rank_group import RankGroup"),
         ("inflight.executor.front.x", "from inflight.executor.wire.launch import Launch"),
         ("inflight.models.x", "import inflight_kernels\nfrom inflight.config import EngineConfig"),
+        ("inflight.executor.front.x", "from inflight.text.detokenizer import Detokenizer"),
         ("inflight.worker", "from inflight.executor.rank.worker import main"),
         ("inflight.x", "from mpi4py import MPI\nMPI.COMM_WORLD.Bcast(x)"),
         ("inflight.x", "AutoConfig.from_pretrained(path, trust_remote_code=False)"),
@@ -332,7 +347,10 @@ def test_no_file_can_be_taken_for_the_language_or_the_server() -> None:
         # What every rank's loop loads: it runs with fake runners on machines without torch.
         (("inflight.batch_manager",), "torch transformers triton zmq mpi4py inflight_kernels"),
         # What tritonserver's stub loads: the ranks compute elsewhere.
-        (("inflight.server", "inflight.executor"), "torch transformers triton mpi4py inflight_kernels"),
+        (
+            ("inflight.server", "inflight.executor", "inflight.text"),
+            "torch transformers triton mpi4py inflight_kernels",
+        ),
     ],
     ids=["supervisor", "batch_manager", "stub"],
 )

@@ -16,8 +16,8 @@ import codecs
 from itertools import islice
 from typing import Protocol
 
-from inflight.server.text.byte_tokens import ByteLevel
-from inflight.server.text.tokenizer import Tokenizer
+from inflight.text.byte_tokens import ByteLevel
+from inflight.text.tokenizer import Tokenizer
 
 PROMPT_TOKENS = 8
 """Text tokens at a prompt's end that tell what an output continues: at most 3 begin a character, 4 make up another."""

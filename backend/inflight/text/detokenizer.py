@@ -6,8 +6,8 @@ were grouped on their way here: pieces put together equal the text of the same r
 
 from __future__ import annotations
 
-from inflight.server.text.stop_strings import StopStrings, StopStringSearch
-from inflight.server.text.text_decoder import TextDecoder
+from inflight.text.stop_strings import StopStrings, StopStringSearch
+from inflight.text.text_decoder import TextDecoder
 
 
 class Detokenizer:
