@@ -54,7 +54,8 @@ class Result(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """New tokens of one sequence of a request."""
 
     output_token_ids: list[int] = []
-    """Tokens generated since the previous Result of the sequence; never the prompt."""
+    """Tokens generated since the previous Result of the sequence, or all so far if the request asked for that; never
+    the prompt."""
     log_probs: list[float] = []
     """Natural log probability of each of these tokens under the model's raw distribution, if requested."""
     cum_log_prob: float = 0.0
@@ -64,6 +65,8 @@ class Result(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """Last Result of the request."""
     sequence_index: int = 0
     is_sequence_final: bool = False
+    decoding_iter: int = 0
+    """Iterations that have brought the sequence tokens so far."""
     perf_metrics: PerfMetrics | None = None
     """Always set on the final Result, because the histogram metrics are computed from it; None on the others."""
 
@@ -72,6 +75,8 @@ class Response(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """One answer to a request: a Result, or an error, which is always final."""
 
     request_id: int
+    client_id: str = ""
+    """The request's own `client_id`."""
     result: Result | None = None
     error: str = ""
     error_code: str = ""

@@ -1,4 +1,4 @@
-"""A caller of any Executor: sends requests, gathers what comes back, and holds that nobody gets two final responses."""
+"""A caller of any front: sends requests, gathers what comes back, and holds that nobody gets two final responses."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 from fakes import expected_output
 from harness import make_request
 
-from inflight.executor.executor import Executor
+from inflight.executor.front.front import Front
 from inflight.request import Request
 from inflight.result import FinishReason, Response
 
@@ -28,7 +28,7 @@ def until(condition: Callable[[], object], what: str) -> None:
 class Caller:
     """`tokens`, `finals`: what each request got so far, by id. `order`: who was answered first, second and so on."""
 
-    def __init__(self, executor: Executor) -> None:
+    def __init__(self, executor: Front) -> None:
         self.executor = executor
         self.requests: dict[int, Request] = {}
         self.tokens: dict[int, list[int]] = {}

@@ -37,5 +37,6 @@ class ActiveRequest:
             is_final=is_final,
             sequence_index=sequence.index,
             is_sequence_final=is_finished,
+            decoding_iter=sequence.num_decoding_iters,
             perf_metrics=sequence.perf_metrics() if is_final else None,
         )

@@ -42,3 +42,6 @@ class Callbacks:
     return_batch_manager_stats: ReturnBatchManagerStatsCallback | None = None
     wants_batch_manager_stats: Callable[[], bool] | None = None
     """Whether somebody would read the statistics of this iteration: otherwise they are not made. None = always."""
+    end_iteration: Callable[[], None] | None = None
+    """Called last in every iteration that leaves requests active or has completed one. Whoever keeps statistics of
+    every iteration asks GptManager.statistics and request_statistics for them."""

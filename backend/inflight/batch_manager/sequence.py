@@ -56,6 +56,7 @@ class Sequence:
         "num_allocated_blocks",
         "num_cached_blocks",
         "num_computed_tokens",
+        "num_decoding_iters",
         "num_missed_blocks",
         "num_pending",
         "num_prefill_tokens",
@@ -96,6 +97,8 @@ class Sequence:
         self.num_prefill_tokens = len(self.token_ids)
         """Tokens that are computed from the host's list before it decodes: those known when it took its row."""
         self.num_pending = 0
+        self.num_decoding_iters = len(request.generated_token_ids)
+        """Iterations that brought it tokens, on these ranks or on those before a replay."""
         self.log_probs: list[float] = []
         """One for each token that was generated here, if asked for."""
         self.cum_log_prob = request.cum_log_prob

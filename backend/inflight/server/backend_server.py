@@ -23,8 +23,7 @@ from typing import Any
 
 from inflight.config import EngineConfig
 from inflight.errors import EngineUnavailable, InflightError, InvalidRequest, QueueFull
-from inflight.executor.executor import Executor
-from inflight.executor.front.front import SHUT_DOWN
+from inflight.executor.front.front import SHUT_DOWN, Front
 from inflight.request import Request
 from inflight.result import Response
 from inflight.server.lost_model import give_up, is_supervised
@@ -60,7 +59,7 @@ class BackendServer:
         self,
         *,
         pb_utils: Any,
-        executor: Executor,
+        executor: Front,
         tokenizer: Tokenizer,
         dialect: Dialect,
         config: EngineConfig,
@@ -93,7 +92,7 @@ class BackendServer:
             pb_utils,
             own_labels(model_name, model_version),
             config.stats_check_period_ms / 1000,
-            executor.get_latest_iteration_stats,
+            executor.get_latest_batch_manager_stats,
             executor.num_requests_in_flight,
             executor.num_requests_queued,
         )

@@ -7,6 +7,7 @@ import logging
 import os
 import sys
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -33,14 +34,17 @@ def start_server(pb_utils: Any, args: Mapping[str, str]) -> BackendServer:
     logging.getLogger("inflight").setLevel(config.log_level)
     tokenizer = Tokenizer.load(config.tokenizer_dir, config.gpt_model_path)
 
-    from inflight.executor.executor import create_executor
+    from inflight.executor.executor import Executor
 
     # A supervisor loads the whole model again; without one the executor brings its ranks back by itself.
     deaths: list[str] = []
-    executor = create_executor(
-        config, name=args["model_name"], keep_trying=not is_supervised(), on_engine_death=deaths.append
+    executor = Executor(
+        # /metrics shows the newest state; nobody here would read the statistics of every iteration.
+        config=replace(config, iter_stats_max_iterations=0, request_stats_max_iterations=0),
+        name=args["model_name"],
+        keep_trying=not is_supervised(),
+        on_engine_death=deaths.append,
     )
-    executor.start()
     server = BackendServer(
         pb_utils=pb_utils,
         executor=executor,

@@ -1,6 +1,6 @@
 """The engine as a library: requests in, GenerationResults out, for programs without tritonserver.
 
-    with GenerationService(create_executor(config)) as service:
+    with GenerationService(InProcessExecutor(config)) as service:
         print(service.generate_async([1, 2, 3], max_tokens=16).result().token_ids)
 
 It starts and ends the executor and receives all of its responses. It handles tokens only; text belongs to the server
@@ -13,7 +13,7 @@ import threading
 from types import TracebackType
 from typing import Any
 
-from inflight.executor.executor import Executor
+from inflight.executor.front.front import Front
 from inflight.executor.front.generation_result import GenerationResult
 from inflight.request import Request, SamplingConfig
 from inflight.result import Response
@@ -22,7 +22,7 @@ from inflight.result import Response
 class GenerationService:
     """Safe to use from several threads."""
 
-    def __init__(self, executor: Executor) -> None:
+    def __init__(self, executor: Front) -> None:
         """Start the executor. Raises ConfigurationError."""
         self._executor = executor
         self._results: dict[int, GenerationResult] = {}

@@ -14,7 +14,7 @@ from collections.abc import Callable, Container
 from functools import partial
 
 from inflight.errors import EngineUnavailable, RequestCancelled, ResponseFailed
-from inflight.executor.executor import Executor
+from inflight.executor.front.front import Front
 from inflight.result import Response
 from inflight.server.threads.response_pace import ResponsePace
 from inflight.server.work_item import WorkItem
@@ -33,7 +33,7 @@ class SendingThread:
     """Started once, finished after the executor was shut down."""
 
     def __init__(
-        self, executor: Executor, items: WorkItems, pace: ResponsePace, on_end: Callable[[WorkItem, Response], None]
+        self, executor: Front, items: WorkItems, pace: ResponsePace, on_end: Callable[[WorkItem, Response], None]
     ) -> None:
         """`on_end(item, last)` is called once for each request, after the engine's `last` word on it."""
         self._executor = executor
