@@ -237,11 +237,13 @@ class Front(ABC):
 
     # -- statistics ----------------------------------------------------------------------------------------------------
 
-    def get_latest_iteration_stats(self) -> list[IterationStats]:
+    def get_latest_iteration_stats(self, timeout: float | None = 0.0) -> list[IterationStats]:
         """Statistics of the iterations since the last call, oldest first; at most the last `iter_stats_max_iterations`.
 
-        They arrive in batches, shortly after their iterations (half of `stats_check_period_ms` on a busy engine)."""
-        with self._lock:
+        Waits up to `timeout` seconds for the first (None = until the executor is shut down). They arrive in batches,
+        shortly after their iterations: half of `stats_check_period_ms` on a busy engine."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._statistics.iterations or self._state is EngineState.CLOSED, timeout)
             return self._statistics.take_iterations()
 
     def get_latest_request_stats(self) -> list[RequestStatsPerIteration]:
@@ -322,9 +324,10 @@ class Front(ABC):
     def _report_iterations(
         self, iterations: Iterable[IterationStats], requests: Iterable[RequestStatsPerIteration]
     ) -> None:
-        with self._lock:
+        with self._changed:
             self._statistics.iterations.extend(iterations)
             self._statistics.requests.extend(requests)
+            self._changed.notify_all()
 
     # -- checks --------------------------------------------------------------------------------------------------------
 
