@@ -10,6 +10,7 @@ import enum
 import msgspec
 
 from inflight.errors import InflightError
+from inflight.stats import hit_rate
 
 
 class FinishReason(enum.IntEnum):
@@ -49,6 +50,11 @@ class PerfMetrics(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
     kv_cache_reused_blocks: int = 0
     kv_cache_missed_blocks: int = 0
 
+    @property
+    def kv_cache_hit_rate(self) -> float:
+        """Reused blocks as a share of those looked for; 0 if none was."""
+        return hit_rate(self.kv_cache_reused_blocks, self.kv_cache_missed_blocks)
+
 
 class Result(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """New tokens of one sequence of a request."""
@@ -67,7 +73,7 @@ class Result(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     is_sequence_final: bool = False
     decoding_iter: int = 0
     """Iterations that have brought the sequence tokens so far."""
-    perf_metrics: PerfMetrics | None = None
+    request_perf_metrics: PerfMetrics | None = None
     """Always set on the final Result, because the histogram metrics are computed from it; None on the others."""
 
 
@@ -78,7 +84,8 @@ class Response(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     client_id: str = ""
     """The request's own `client_id`."""
     result: Result | None = None
-    error: str = ""
+    error_msg: str = ""
+    """One sentence for the person who can correct it; empty if there is a result."""
     error_code: str = ""
     """Name of a tritonserver error code: INVALID_ARGUMENT, UNAVAILABLE, CANCELLED, INTERNAL, ALREADY_EXISTS."""
     outcome: str = ""
@@ -86,7 +93,7 @@ class Response(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
     @classmethod
     def of_error(cls, request_id: int, error: InflightError) -> Response:
-        return cls(request_id=request_id, error=str(error), error_code=error.code, outcome=error.outcome)
+        return cls(request_id=request_id, error_msg=str(error), error_code=error.code, outcome=error.outcome)
 
     @property
     def is_final(self) -> bool:

@@ -104,7 +104,7 @@ def test_each_request_gets_its_own_responses(executor: Executor) -> None:
         assert len(tokens(responses)) == 8
     assert executor.get_num_responses_ready() == 0 and executor.num_requests_in_flight() == 0
     (response,) = executor.await_responses(ids[0])
-    assert response.has_error and "not in flight" in response.error
+    assert response.has_error and "not in flight" in response.error_msg
 
 
 def test_all_tokens_come_with_each_response_if_asked(executor: Executor) -> None:

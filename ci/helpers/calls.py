@@ -72,7 +72,7 @@ class Caller:
     def serve(self, *requests: Request) -> None:
         """Send, wait, and hold the tokens against what they must be."""
         for response in self.wait(*self.send(*requests)):
-            assert response.result is not None, response.error
+            assert response.result is not None, response.error_msg
             assert response.result.finish_reason is FinishReason.LENGTH
         for request in requests:
             expected = expected_output(request, self.executor.limits.max_seq_len)

@@ -76,7 +76,7 @@ class Engine:
     def tokens(self, request_id: int) -> list[int]:
         """All tokens of a request that ends well."""
         final = self.final(request_id)
-        assert final.result is not None, final.error
+        assert final.result is not None, final.error_msg
         mail = self._mail[request_id]
         return [token for response in mail if response.result for token in response.result.output_token_ids]
 
@@ -172,7 +172,7 @@ def receive_tokens(socket: Any, request_id: int) -> list[int]:
         message = decode_from_leader(socket.recv())
         for response in message.responses if isinstance(message, Responses) else []:
             assert response.request_id == request_id
-            assert response.result is not None, response.error
+            assert response.result is not None, response.error_msg
             tokens += response.result.output_token_ids
             if response.is_final:
                 return tokens

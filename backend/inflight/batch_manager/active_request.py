@@ -38,5 +38,5 @@ class ActiveRequest:
             sequence_index=sequence.index,
             is_sequence_final=is_finished,
             decoding_iter=sequence.num_decoding_iters,
-            perf_metrics=sequence.perf_metrics() if is_final else None,
+            request_perf_metrics=sequence.perf_metrics() if is_final else None,
         )

@@ -135,7 +135,7 @@ class WorkItem:
 
     def add(self, result: Result) -> None:
         """Merge new tokens into what is still to be delivered."""
-        self.perf_metrics = result.perf_metrics or self.perf_metrics
+        self.perf_metrics = result.request_perf_metrics or self.perf_metrics
         if self.is_finished:
             return
         num_before = self._detokenizer.num_tokens

@@ -112,7 +112,7 @@ def serve(executor: Executor, prompts: list[list[int]]) -> float:
         if not responses:
             raise TimeoutError("no response came")
         for response in responses:
-            assert response.result is not None, response.error
+            assert response.result is not None, response.error_msg
             num_tokens += len(response.result.output_token_ids)
             running -= response.is_final
     return num_tokens / (time.perf_counter() - start)

@@ -79,7 +79,7 @@ def test_a_waiting_request_is_cancelled_unserved(caller: Caller) -> None:
     (waiting,) = caller.send(caller.request())
     caller.executor.cancel_request(waiting)
     (response,) = caller.wait(waiting)
-    assert (response.error_code, response.error) == (
+    assert (response.error_code, response.error_msg) == (
         "CANCELLED",
         f"request Id {waiting} has been stopped. Request is ignored.",
     )

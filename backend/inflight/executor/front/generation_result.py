@@ -136,7 +136,7 @@ class GenerationResult:
                 self._error = _error_of(response)
             else:
                 self._sequences[response.result.sequence_index].add(response.result)
-                self._perf_metrics = response.result.perf_metrics
+                self._perf_metrics = response.result.request_perf_metrics
             self._done = response.is_final or all(sequence.is_finished for sequence in self._sequences)
             self._tell()
         if self._done and not response.is_final:
@@ -186,4 +186,4 @@ def _error_of(response: Response) -> InflightError:
     """The exception from which the response was made, found by its error code and outcome."""
     kinds: list[type[InflightError]] = [*RequestError.__subclasses__(), EngineUnavailable]
     wanted = (response.error_code, response.outcome)
-    return next((kind for kind in kinds if (kind.code, kind.outcome) == wanted), RequestError)(response.error)
+    return next((kind for kind in kinds if (kind.code, kind.outcome) == wanted), RequestError)(response.error_msg)

@@ -120,7 +120,7 @@ class SendingThread:
             last = Response.of_error(request_id, RequestCancelled("the request was cancelled"))
         elif last.error_code == RequestCancelled.code:
             last = Response.of_error(request_id, RequestCancelled(item.stopped_sentence))
-        item.fail(last.error_code or "INTERNAL", last.error or "the request ended without a result")
+        item.fail(last.error_code or "INTERNAL", last.error_msg or "the request ended without a result")
         if self._items.remove(item):
             try:
                 self._on_end(item, last)

@@ -98,7 +98,7 @@ def test_responses_of_a_request_end_with_its_final_one(front: ListFront) -> None
 
 
 def test_responses_to_unknown_requests_are_dropped(front: ListFront) -> None:
-    front.say(token(12345), Response(request_id=9, error="no", error_code="INTERNAL"))
+    front.say(token(12345), Response(request_id=9, error_msg="no", error_code="INTERNAL"))
     assert front.await_responses(timeout=0) == []
 
 
@@ -253,7 +253,7 @@ def test_awaiting_what_will_never_come_is_an_error_at_once(front: ListFront) -> 
     for request_id in (done, 4711):
         (response,) = front.await_responses(request_id)
         assert response.request_id == request_id and response.is_final
-        assert response.error_code == "INVALID_ARGUMENT" and "not in flight" in response.error
+        assert response.error_code == "INVALID_ARGUMENT" and "not in flight" in response.error_msg
     front.say(token(live))
     answers = front.await_responses([done, live])
     assert [[response.has_error for response in responses] for responses in answers] == [[True], [False]]

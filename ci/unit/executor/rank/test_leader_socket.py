@@ -198,7 +198,7 @@ def test_a_full_engine_refuses_whoever_comes_next(scene: Scene) -> None:
     second.send(Submit([make_request(4, 2)]))
     scene.serve_until(lambda: scene.responses(second))
     ((response,),) = scene.responses(second)
-    assert (response.error_code, response.error) == ("UNAVAILABLE", "Exceeds maximum queue size")
+    assert (response.error_code, response.error_msg) == ("UNAVAILABLE", "Exceeds maximum queue size")
 
 
 def test_cancel_shutdown_heartbeat_stats_and_last_words(scene: Scene) -> None:

@@ -21,7 +21,7 @@ class Clock:
 
 def answers(book: RequestBook, front: bytes = A) -> list[tuple[int, str, str]]:
     responses = book.collect_responses().get(front, [])
-    return [(response.request_id, response.error_code, response.error) for response in responses]
+    return [(response.request_id, response.error_code, response.error_msg) for response in responses]
 
 
 def end(book: RequestBook, request_id: int) -> None:
