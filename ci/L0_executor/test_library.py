@@ -165,7 +165,7 @@ def test_statistics_account_for_every_request(executor: Executor) -> None:
 
 
 def test_the_process_that_asks_is_no_rank(executor: Executor) -> None:
-    assert executor.can_enqueue_requests() and not executor.is_participant and executor.is_ready()
+    assert executor.can_enqueue_requests() and not executor.is_participant() and executor.is_ready()
 
 
 # -- GenerationExecutor ------------------------------------------------------------------------------------------------

@@ -32,8 +32,6 @@ FRONT = b""
 class InProcessExecutor(Front):
     """If the worker loop fails, the executor stays down: the device of this process may be unusable after that."""
 
-    is_participant = True
-
     def __init__(self, config: EngineConfig, load_runner: LoadRunner = load_model_runner) -> None:
         """Raises ConfigurationError for more than one rank, and for a wrong generation_config.json."""
         super().__init__(config, GenerationDefaults.load(config))
@@ -60,6 +58,9 @@ class InProcessExecutor(Front):
         if self._thread.ident is not None:
             self._thread.join()
         self._engine_lost(EngineState.CLOSED, SHUT_DOWN)
+
+    def is_participant(self) -> bool:
+        return True
 
     # -- Front -------------------------------------------------------------------------------------------------
 

@@ -10,10 +10,11 @@ from typing import Any
 from harness import Harness, SeveralSequences, make_request
 from msgspec import structs
 
-from inflight.batch_manager.statistics import MEMORY_NS, MemoryUsage
+from inflight.batch_manager.statistics import MEMORY_NS, MemoryUsage, batching_stats
 from inflight.batch_manager_stats import BatchManagerStats
 from inflight.config import SchedulerPolicy
 from inflight.result import FinishReason
+from inflight.scheduler_output import RowWork
 from inflight.stats import IterationStats, RequestStage, RequestStats, RequestStatsPerIteration
 
 MILLISECOND = 1_000_000
@@ -82,6 +83,16 @@ def test_the_step_is_counted_as_it_was_launched() -> None:
         assert batching.avg_num_decoded_tokens_per_iter == (1.0 if batching.num_gen_requests else 0.0)
     assert {stats.max_num_active_requests for stats in observer.iterations} == {4}
     assert {stats.max_num_tokens_runtime for stats in observer.iterations} == {16}
+
+
+def test_drafts_count_as_tokens_that_a_sequence_may_get() -> None:
+    plain = RowWork(row=0, start=9, num_tokens=1)
+    drafted = RowWork(row=1, start=9, num_tokens=4, token_ids=[1, 2, 3], num_sampled=4)
+    prompt = RowWork(row=2, start=0, num_tokens=5, token_ids=[1, 2, 3, 4, 5], num_sampled=0)
+    found = batching_stats([plain, drafted, prompt], num_paused=0, num_sequences=4)
+    assert found.avg_num_decoded_tokens_per_iter == 2.5
+    assert (found.num_scheduled_requests, found.num_context_requests, found.num_gen_requests) == (3, 1, 2)
+    assert (found.num_ctx_tokens, found.num_waiting_requests) == (5, 1)
 
 
 def test_blocks_are_counted_as_they_were_found() -> None:

@@ -136,7 +136,7 @@ def test_statistics_come_once_each(caller: Caller) -> None:
 def test_every_iteration_can_be_fetched_afterwards() -> None:
     config = EngineConfig(max_batch_size=2, max_num_tokens=64, request_stats_max_iterations=1000)
     with InProcessExecutor(config, load_fake_runner) as executor:
-        assert executor.is_participant
+        assert executor.is_participant()
         caller = Caller(executor)
         caller.serve(*(caller.request(3, 10) for _ in range(5)))
         stats: list[IterationStats] = []

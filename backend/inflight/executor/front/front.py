@@ -63,9 +63,6 @@ class Front(ABC):
     One lock protects all state. Nothing that may block is called while it is held.
     """
 
-    is_participant = False
-    """Whether this process is one of the engine's ranks."""
-
     def __init__(
         self, config: EngineConfig | None = None, generation_defaults: GenerationDefaults | None = None
     ) -> None:
@@ -73,6 +70,7 @@ class Front(ABC):
         self._generation_defaults = generation_defaults or GenerationDefaults()
         self._lock = threading.Lock()
         self._changed = threading.Condition(self._lock)
+        self._stats_arrived = threading.Condition(self._lock)  # apart: they arrive often, and few wait for them
         self._state = EngineState.STARTING
         self._limits: RequestLimits | None = None
         self._device = ""
@@ -134,6 +132,10 @@ class Front(ABC):
     def can_enqueue_requests(self) -> bool:
         """Whether this process may send requests: every front may, until it is shut down."""
         return self._state is not EngineState.CLOSED
+
+    def is_participant(self) -> bool:
+        """Whether this process is one of the engine's ranks."""
+        return False
 
     # -- requests ------------------------------------------------------------------------------------------------------
 
@@ -242,8 +244,10 @@ class Front(ABC):
 
         Waits up to `timeout` seconds for the first (None = until the executor is shut down). They arrive in batches,
         shortly after their iterations: half of `stats_check_period_ms` on a busy engine."""
-        with self._changed:
-            self._changed.wait_for(lambda: self._statistics.iterations or self._state is EngineState.CLOSED, timeout)
+        with self._stats_arrived:
+            self._stats_arrived.wait_for(
+                lambda: self._statistics.iterations or self._state is EngineState.CLOSED, timeout
+            )
             return self._statistics.take_iterations()
 
     def get_latest_request_stats(self) -> list[RequestStatsPerIteration]:
@@ -299,6 +303,7 @@ class Front(ABC):
                 self._responses.add(entry.fail(EngineUnavailable(sentence)))
             self._statistics.forget_state()
             self._changed.notify_all()
+            self._stats_arrived.notify_all()
             return len(lost)
 
     def _deliver(self, responses: Iterable[Response]) -> None:
@@ -324,10 +329,10 @@ class Front(ABC):
     def _report_iterations(
         self, iterations: Iterable[IterationStats], requests: Iterable[RequestStatsPerIteration]
     ) -> None:
-        with self._changed:
+        with self._stats_arrived:
             self._statistics.iterations.extend(iterations)
             self._statistics.requests.extend(requests)
-            self._changed.notify_all()
+            self._stats_arrived.notify_all()
 
     # -- checks --------------------------------------------------------------------------------------------------------
 

@@ -308,7 +308,7 @@ def test_all_generated_tokens_come_with_each_response_if_asked(front: ListFront)
 
 def test_a_front_is_a_context_manager() -> None:
     with ListFront() as front:
-        assert front.is_ready() and front.can_enqueue_requests() and not front.is_participant
+        assert front.is_ready() and front.can_enqueue_requests() and not front.is_participant()
         submit(front)
     assert not front.can_enqueue_requests()
     assert [response.error_code for response in front.await_responses()] == ["UNAVAILABLE"]
@@ -324,6 +324,24 @@ def test_iterations_are_kept_in_a_ring_and_told_once() -> None:
     assert front.get_latest_iteration_stats() == iterations[2:]
     assert front.get_latest_request_stats() == requests[3:]
     assert front.get_latest_iteration_stats() == [] and front.get_latest_request_stats() == []
+
+
+def test_iterations_can_be_waited_for_until_the_end(front: ListFront) -> None:
+    answers: list[list[int]] = []
+
+    def fetch() -> None:
+        while stats := front.get_latest_iteration_stats(timeout=None):
+            answers.append([each.iter for each in stats])
+            told.set()
+
+    told = threading.Event()
+    thread = threading.Thread(target=fetch)
+    thread.start()
+    front._report_iterations([iteration_stats(iter=1), iteration_stats(iter=2)], [])
+    assert told.wait(30)
+    front.shutdown()
+    thread.join(30)
+    assert not thread.is_alive() and answers == [[1, 2]]
 
 
 def test_the_newest_statistics_are_told_once(front: ListFront) -> None:
