@@ -109,6 +109,7 @@ class GenerationExecutor:
             # Outputs hold all tokens anyway.
             return_all_generated_tokens=False,
         )
+        self._executor.limits.validate(request)  # before a tokenizer reads its tokens
         result = GenerationResult(
             request,
             self._executor.cancel_request,

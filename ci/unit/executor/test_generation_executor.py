@@ -220,6 +220,8 @@ def test_wrong_requests_are_refused_at_once(executor: GenerationExecutor) -> Non
         executor.generate_async("", max_tokens=5)
     with pytest.raises(InvalidRequest, match="the prompt is empty"):
         executor.generate_async([], max_tokens=5)
+    with pytest.raises(InvalidRequest, match="outside the vocabulary"):
+        executor.generate_async([-1], max_tokens=5)
     with pytest.raises(InvalidRequest, match="stop must be a list"):
         executor.generate_async("A", max_tokens=5, stop="END")
     with pytest.raises(InvalidRequest, match="stop must be a list"):
