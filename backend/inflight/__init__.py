@@ -1,8 +1,17 @@
-"""inflight: an LLM backend for Triton Inference Server.
+"""inflight: an LLM backend for Triton Inference Server, and the same engine as a library.
+
+    from inflight import GenerationExecutor
+
+    with GenerationExecutor.create("path/to/checkpoint") as executor:
+        print(executor.generate("Once upon a time", max_tokens=32).text)
+
+`GenerationExecutor` takes text or token ids and gives results to wait for or to iterate over. `Executor` is the level
+below it: token ids in, responses out. Both are loaded when they are first used, because much else imports this package.
 
 The package reads downwards, and each folder imports only from those below it:
 
     server          tensors <-> Request/Response, inside tritonserver's stub process
+    text            text <-> tokens, for the server and for programs that use the engine as a library
     executor        how ranks are launched and reached
     batch_manager   the worker loop of every rank: GptManager, Scheduler, KVCacheManager
     runtime         one device: ModelRunner, Sampler
@@ -15,4 +24,94 @@ The files beside this one (request, result, config, stats, errors, …) are the 
 use. Of this package they import only each other.
 """
 
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from inflight.config import EngineConfig, SchedulerPolicy
+    from inflight.errors import (
+        ConfigurationError,
+        DuplicateRequest,
+        EngineUnavailable,
+        InflightError,
+        InvalidRequest,
+        QueueFull,
+        RequestCancelled,
+        RequestError,
+        RequestTimedOut,
+    )
+    from inflight.executor.executor import Executor
+    from inflight.executor.front.generation_result import GenerationResult
+    from inflight.executor.front.request_output import CompletionOutput, RequestOutput
+    from inflight.executor.generation_executor import GenerationExecutor
+    from inflight.executor.in_process import InProcessExecutor
+    from inflight.request import OutputConfig, Request, SamplingConfig
+    from inflight.result import FinishReason, Response, Result
+    from inflight.stats import IterationStats, RequestStage, RequestStats, RequestStatsPerIteration
+
 __version__ = "0.1.0"
+
+_HOMES = {
+    "inflight.config": ("EngineConfig", "SchedulerPolicy"),
+    "inflight.errors": (
+        "ConfigurationError",
+        "DuplicateRequest",
+        "EngineUnavailable",
+        "InflightError",
+        "InvalidRequest",
+        "QueueFull",
+        "RequestCancelled",
+        "RequestError",
+        "RequestTimedOut",
+    ),
+    "inflight.executor.executor": ("Executor",),
+    "inflight.executor.front.generation_result": ("GenerationResult",),
+    "inflight.executor.front.request_output": ("CompletionOutput", "RequestOutput"),
+    "inflight.executor.generation_executor": ("GenerationExecutor",),
+    "inflight.executor.in_process": ("InProcessExecutor",),
+    "inflight.request": ("OutputConfig", "Request", "SamplingConfig"),
+    "inflight.result": ("FinishReason", "Response", "Result"),
+    "inflight.stats": ("IterationStats", "RequestStage", "RequestStats", "RequestStatsPerIteration"),
+}
+"""Module -> its public names. Type checkers read the same from the imports above."""
+
+__all__ = [
+    "CompletionOutput",
+    "ConfigurationError",
+    "DuplicateRequest",
+    "EngineConfig",
+    "EngineUnavailable",
+    "Executor",
+    "FinishReason",
+    "GenerationExecutor",
+    "GenerationResult",
+    "InProcessExecutor",
+    "InflightError",
+    "InvalidRequest",
+    "IterationStats",
+    "OutputConfig",
+    "QueueFull",
+    "Request",
+    "RequestCancelled",
+    "RequestError",
+    "RequestOutput",
+    "RequestStage",
+    "RequestStats",
+    "RequestStatsPerIteration",
+    "RequestTimedOut",
+    "Response",
+    "Result",
+    "SamplingConfig",
+    "SchedulerPolicy",
+]
+
+
+def __getattr__(name: str) -> Any:
+    for module, names in _HOMES.items():
+        if name in names:
+            return getattr(import_module(module), name)
+    raise AttributeError(f"module 'inflight' has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return [*globals(), *__all__]

@@ -99,6 +99,10 @@ class EngineConfig:
     """Interval between checks whether the clients of requests have cancelled them."""
     stats_check_period_ms: int = 100
     """Interval between updates of the metrics."""
+    iter_stats_max_iterations: int = 1000
+    """Iterations whose statistics a program can fetch afterwards; 0 = none are made. The server keeps none."""
+    request_stats_max_iterations: int = 0
+    """Iterations for which the same of every request can be fetched; 0 = none are made. The server keeps none."""
     max_text_bytes: int = 1_048_576
     """Longest accepted text_input in bytes, checked before it is tokenised; less if max_input_len cannot hold it."""
     log_level: str = "INFO"
@@ -123,7 +127,7 @@ class EngineConfig:
                 raise ConfigurationError(
                     f"{key} must be at most {largest}, got {getattr(self, key)}{ONE_FOR_NOW.get(key, '')}"
                 )
-        for key in ("max_seq_len", "max_input_len", "max_queue_size", "max_tokens_in_paged_kv_cache", "num_threads"):
+        for key in NOT_NEGATIVE_KEYS:
             if getattr(self, key) < 0:
                 raise ConfigurationError(f"{key} must not be negative, got {getattr(self, key)}")
         if self.max_responses_per_second < -1:
@@ -206,6 +210,16 @@ POSITIVE_KEYS = (
     "worker_start_timeout_ms",
 )
 
+NOT_NEGATIVE_KEYS = (
+    "max_seq_len",
+    "max_input_len",
+    "max_queue_size",
+    "max_tokens_in_paged_kv_cache",
+    "num_threads",
+    "iter_stats_max_iterations",
+    "request_stats_max_iterations",
+)
+
 LARGEST = {
     "tensor_parallel_size": 2**12,
     "pipeline_parallel_size": 1,
@@ -214,6 +228,8 @@ LARGEST = {
     "max_num_tokens": 2**24,
     "tokens_per_block": 2**16,
     "num_threads": 2**10,
+    "iter_stats_max_iterations": 2**20,
+    "request_stats_max_iterations": 2**20,
     "max_tokens_in_paged_kv_cache": 2**48,
     **dict.fromkeys(
         (
@@ -270,8 +286,6 @@ UNSUPPORTED_KEYS: dict[str, tuple[str, ...] | None] = {
     "cuda_graph_mode": ("false", "true"),
     "cuda_graph_cache_size": None,
     "recv_poll_period_ms": None,
-    "iter_stats_max_iterations": None,
-    "request_stats_max_iterations": None,
     "lora_cache_optimal_adapter_size": None,
     "lora_cache_max_adapter_size": None,
     "lora_cache_gpu_memory_fraction": None,

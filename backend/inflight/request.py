@@ -50,8 +50,8 @@ class OutputConfig(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
 class Request(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """One prompt to be continued."""
 
-    request_id: int
-    """uint64, unique among the requests in flight of all fronts of the engine."""
+    request_id: int = 0
+    """uint64, unique among the requests in flight of all fronts of the engine. 0: Executor.enqueue_request draws it."""
     input_token_ids: list[int]
     max_tokens: int
     """At most this many new tokens, >= 1."""
@@ -70,7 +70,9 @@ class Request(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     allotted_time_ms: int = 0
     """The request is ended this long after the leader received it, whether it is waiting or active; 0 = no limit."""
     client_id: str = ""
-    """The client's own request id as tritonserver passed it; used in messages only."""
+    """The client's own id of the request. Every Response repeats it; the engine only uses it in messages."""
+    return_all_generated_tokens: bool = False
+    """True: each streamed Result holds all tokens generated so far, with their log probabilities, not only new ones."""
     cache_salt: str = ""
     """Cached prefixes are shared only between requests with the same salt."""
     num_return_sequences: int = 1

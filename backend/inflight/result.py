@@ -10,6 +10,7 @@ import enum
 import msgspec
 
 from inflight.errors import InflightError
+from inflight.stats import hit_rate
 
 
 class FinishReason(enum.IntEnum):
@@ -49,12 +50,18 @@ class PerfMetrics(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
     kv_cache_reused_blocks: int = 0
     kv_cache_missed_blocks: int = 0
 
+    @property
+    def kv_cache_hit_rate(self) -> float:
+        """Reused blocks as a share of those looked for; 0 if none was."""
+        return hit_rate(self.kv_cache_reused_blocks, self.kv_cache_missed_blocks)
+
 
 class Result(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """New tokens of one sequence of a request."""
 
     output_token_ids: list[int] = []
-    """Tokens generated since the previous Result of the sequence; never the prompt."""
+    """Tokens generated since the previous Result of the sequence, or all so far if the request asked for that; never
+    the prompt."""
     log_probs: list[float] = []
     """Natural log probability of each of these tokens under the model's raw distribution, if requested."""
     cum_log_prob: float = 0.0
@@ -64,7 +71,9 @@ class Result(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """Last Result of the request."""
     sequence_index: int = 0
     is_sequence_final: bool = False
-    perf_metrics: PerfMetrics | None = None
+    decoding_iter: int = 0
+    """Iterations that have brought the sequence tokens so far."""
+    request_perf_metrics: PerfMetrics | None = None
     """Always set on the final Result, because the histogram metrics are computed from it; None on the others."""
 
 
@@ -72,8 +81,11 @@ class Response(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """One answer to a request: a Result, or an error, which is always final."""
 
     request_id: int
+    client_id: str = ""
+    """The request's own `client_id`."""
     result: Result | None = None
-    error: str = ""
+    error_msg: str = ""
+    """One sentence for the person who can correct it; empty if there is a result."""
     error_code: str = ""
     """Name of a tritonserver error code: INVALID_ARGUMENT, UNAVAILABLE, CANCELLED, INTERNAL, ALREADY_EXISTS."""
     outcome: str = ""
@@ -81,7 +93,7 @@ class Response(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
     @classmethod
     def of_error(cls, request_id: int, error: InflightError) -> Response:
-        return cls(request_id=request_id, error=str(error), error_code=error.code, outcome=error.outcome)
+        return cls(request_id=request_id, error_msg=str(error), error_code=error.code, outcome=error.outcome)
 
     @property
     def is_final(self) -> bool:

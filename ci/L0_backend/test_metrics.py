@@ -13,8 +13,8 @@ from collections.abc import Callable
 from raw_stream import RawStream
 from server_process import ServerProcess
 
+from inflight.batch_manager_stats import BatchManagerStats
 from inflight.server.threads.metric_families import FAMILIES, STATISTICS_FAMILIES
-from inflight.stats import IterationStats
 
 SERIES = re.compile(r"^(?P<name>\w+)\{(?P<labels>[^}]*)\} (?P<value>\S+)$", re.MULTILINE)
 
@@ -64,7 +64,7 @@ def test_the_batch_managers_series_are_its_json_keys(server: ServerProcess, stre
     stream.ask({"text_input": "Once", "max_tokens": 100, "end_id": -1})
     metrics = read(server)
     series = [name for name, _ in metrics if name.startswith("nv_trt_llm_")]
-    assert len(series) == len(IterationStats.__struct_fields__)
+    assert len(series) == len(BatchManagerStats.__struct_fields__)
     assert set(series) == {family.name for family in STATISTICS_FAMILIES}
     for family in FAMILIES:
         name = family.name + ("_count" if family.kind == "HISTOGRAM" else "")

@@ -62,7 +62,7 @@ def test_a_step_that_fails_on_one_rank_alone_ends_all(start_ranks: StartRanks, m
     caller = Caller(executor)
     finals = caller.wait(*caller.send(*(caller.request([n], LONG) for n in range(6))))
     assert {response.error_code for response in finals} == {"UNAVAILABLE"}
-    assert all("fake" not in response.error for response in finals)
+    assert all("fake" not in response.error_msg for response in finals)
     monkeypatch.delenv(fake_rank.CRASH)
     until(executor.is_ready, "the ranks are back")
     caller.serve(caller.request())

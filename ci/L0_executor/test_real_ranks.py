@@ -240,9 +240,8 @@ def test_garbage_from_a_stranger_harms_nobody(shared_ranks: Engine) -> None:
 FRONT = """
 import sys
 from inflight.config import EngineConfig
-from inflight.executor.executor import create_executor
-executor = create_executor(EngineConfig.from_parameters(dict(item.split("=", 1) for item in sys.argv[1:])))
-executor.start()
+from inflight.executor.executor import Executor
+executor = Executor(config=EngineConfig.from_parameters(dict(item.split("=", 1) for item in sys.argv[1:])))
 print(*executor.engine_pids(), flush=True)
 sys.stdin.read()
 """

@@ -49,7 +49,7 @@ class Inflight:
         num_tokens = 0
         while num_running:
             for response in self._executor.await_responses():
-                assert response.result is not None, response.error
+                assert response.result is not None, response.error_msg
                 num_tokens += len(response.result.output_token_ids)
                 if response.is_final:
                     num_running += self._submit(next(waiting, None)) - 1
@@ -80,7 +80,7 @@ class Inflight:
         final = False
         while not final:
             for response in self._executor.await_responses():
-                assert response.result is not None, response.error
+                assert response.result is not None, response.error_msg
                 yield from response.result.output_token_ids
                 final = final or response.is_final
 

@@ -104,6 +104,8 @@ class EndlessLeader:
     def report_stats(self, json: str) -> None:
         self._next_stats = time.monotonic() + STATS_SECONDS
 
+    wants_iteration_stats = wants_request_stats = False
+
     def all_ranks_answered(self) -> None:
         return None
 

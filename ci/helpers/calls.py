@@ -1,4 +1,4 @@
-"""A caller of any Executor: sends requests, collects responses, asserts that no request gets two final responses."""
+"""A caller of any front: sends requests, collects responses, asserts that no request gets two final responses."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 from fakes import expected_output
 from harness import make_request
 
-from inflight.executor.executor import Executor
+from inflight.executor.front.front import Front
 from inflight.request import Request
 from inflight.result import FinishReason, Response
 
@@ -28,7 +28,7 @@ def until(condition: Callable[[], object], what: str) -> None:
 class Caller:
     """`tokens`, `finals`: what each request got so far, by id. `order`: the ids in the order of their answers."""
 
-    def __init__(self, executor: Executor) -> None:
+    def __init__(self, executor: Front) -> None:
         self.executor = executor
         self.requests: dict[int, Request] = {}
         self.tokens: dict[int, list[int]] = {}
@@ -72,7 +72,7 @@ class Caller:
     def serve(self, *requests: Request) -> None:
         """Send, wait, and compare the tokens with the expected ones."""
         for response in self.wait(*self.send(*requests)):
-            assert response.result is not None, response.error
+            assert response.result is not None, response.error_msg
             assert response.result.finish_reason is FinishReason.LENGTH
         for request in requests:
             expected = expected_output(request, self.executor.limits.max_seq_len)

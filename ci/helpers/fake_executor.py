@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import threading
+from collections.abc import Sequence
 
-from inflight.errors import EngineUnavailable
-from inflight.executor.executor import Executor
-from inflight.generation_defaults import GenerationDefaults
+from inflight.batch_manager_stats import BatchManagerStats
+from inflight.executor.front.front import SHUT_DOWN, EngineState, Front
 from inflight.request import Request, RequestLimits
 from inflight.result import FinishReason, Response, Result
-from inflight.stats import IterationStats
 
-STATS = IterationStats(
+STATS = BatchManagerStats(
     timestamp="11-21-2026 08:26:40.250000",
     iteration_counter=7,
     active_request_count=3,
@@ -35,71 +33,41 @@ STATS = IterationStats(
 )
 
 
-class FakeExecutor(Executor):
+class FakeExecutor(Front):
+    """A front without an engine behind it."""
+
     def __init__(self, vocab_size: int = 300, max_seq_len: int = 64) -> None:
-        self._limits = RequestLimits(
-            vocab_size=vocab_size,
-            max_seq_len=max_seq_len,
-            max_input_len=max_seq_len - 1,
-            kv_cache_tokens=10 * max_seq_len,
-        )
-        self._changed = threading.Condition()
-        self._waiting: list[Response] = []
-        self._next_id = 100
+        super().__init__()
         self.enqueued: dict[int, Request] = {}
+        """Requests in flight."""
         self.cancelled: list[int] = []
         self.stats: str | None = None
         self.ready = True
         self.relaunching = False
         self.refusal: Exception | None = None
-        self.is_shut_down = False
+        limits = RequestLimits(
+            vocab_size=vocab_size,
+            max_seq_len=max_seq_len,
+            max_input_len=max_seq_len - 1,
+            kv_cache_tokens=10 * max_seq_len,
+        )
+        self._engine_ready(limits, "cuda", max_in_flight=0)  # a device without a rate limit for responses
 
     @property
-    def limits(self) -> RequestLimits:
-        return self._limits
-
-    @property
-    def generation_defaults(self) -> GenerationDefaults:
-        return GenerationDefaults()
-
-    @property
-    def device(self) -> str:
-        return "cuda"  # a device without a rate limit for responses
+    def is_shut_down(self) -> bool:
+        return self._state is EngineState.CLOSED
 
     def start(self) -> None:
         self.ready = True
 
-    def next_request_id(self) -> int:
-        self._next_id += 1
-        return self._next_id
-
-    def enqueue_request(self, request: Request) -> None:
+    def enqueue_requests(self, requests: Sequence[Request]) -> list[int]:
         if self.refusal is not None:
             raise self.refusal
-        self._limits.validate(request)
-        if self.is_shut_down:
-            raise EngineUnavailable("the engine was shut down")
-        self.enqueued[request.request_id] = request
+        return super().enqueue_requests(requests)
 
-    def await_responses(self, timeout: float | None = None) -> list[Response]:
-        with self._changed:
-            self._changed.wait_for(lambda: self._waiting or self.is_shut_down, timeout)
-            responses, self._waiting = self._waiting, []
-            return responses
-
-    def cancel_request(self, request_id: int) -> None:
-        if request_id in self.enqueued:
-            self.cancelled.append(request_id)
-
-    def get_latest_iteration_stats(self) -> str | None:
+    def get_latest_batch_manager_stats(self) -> str | None:
         stats, self.stats = self.stats, None
         return stats
-
-    def num_requests_in_flight(self) -> int:
-        return len(self.enqueued)
-
-    def num_requests_queued(self) -> int:
-        return 0
 
     def is_ready(self) -> bool:
         return self.ready and not self.is_shut_down
@@ -111,11 +79,8 @@ class FakeExecutor(Executor):
         return not self.is_ready() and not self.is_relaunching()
 
     def shutdown(self) -> None:
-        with self._changed:
-            for request_id in list(self.enqueued):
-                self._push(Response.of_error(request_id, EngineUnavailable("the engine was shut down")))
-            self.is_shut_down = True
-            self._changed.notify_all()
+        self._engine_lost(EngineState.CLOSED, SHUT_DOWN)
+        self.enqueued.clear()
 
     @property
     def last(self) -> Request:
@@ -124,15 +89,28 @@ class FakeExecutor(Executor):
 
     def push(self, *responses: Response) -> None:
         """Make these responses available, all at once."""
-        with self._changed:
-            for response in responses:
-                self._push(response)
-            self._changed.notify_all()
+        for response in responses:
+            if response.is_final:
+                self.enqueued.pop(response.request_id, None)
+        self._deliver(responses)
 
-    def _push(self, response: Response) -> None:
-        self._waiting.append(response)
-        if response.is_final:
-            self.enqueued.pop(response.request_id, None)
+    # -- Front ---------------------------------------------------------------------------------------------------------
+
+    def _encode(self, request: Request) -> object:
+        return request
+
+    def _send_request(self, request_id: int, encoded: object) -> None:
+        assert isinstance(encoded, Request)
+        self.enqueued[request_id] = encoded
+
+    def _send_cancel(self, request_id: int) -> None:
+        self.cancelled.append(request_id)
+
+    def _drop_unsent(self) -> None:
+        """Everything was sent."""
+
+    def _wake(self) -> None:
+        """Nobody waits for what was sent."""
 
 
 def tokens(request_id: int, ids: list[int], finish: FinishReason = FinishReason.NOT_FINISHED) -> Response:

@@ -7,8 +7,8 @@ import functools
 import tokenizers
 from tokenizers import decoders, models, normalizers, pre_tokenizers, trainers
 
-from inflight.server.text.byte_tokens import alphabet
-from inflight.server.text.tokenizer import Tokenizer
+from inflight.text.byte_tokens import alphabet
+from inflight.text.tokenizer import Tokenizer
 
 END = "<end>"
 CORPUS = ["the cat sat on the mat and the dog ran away", "naïve café, größe 日本語 🙂 done", "a b c  d   e"]

@@ -9,9 +9,11 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable
+from typing import Any
 
 from inflight.request import Request
 from inflight.scheduler_output import LOG_PROBS, NewSequence, RowWork, SchedulerOutput, StepOutput
+from inflight.stats import InflightBatchingStats, IterationStats, KvCacheStats
 
 VOCAB_SIZE = 97
 EMPTY = -1
@@ -217,3 +219,17 @@ class FakeRunner:
         wanted = any(LOG_PROBS in row.new.outputs for row in rows)
         assert [row.new.row for row in rows] == scheduled.sampling_rows
         return StepOutput(token_ids=token_ids, log_probs=log_probs if wanted else None, errors=errors)
+
+
+def iteration_stats(**changes: Any) -> IterationStats:
+    """Statistics of an iteration, all zero but for `changes`."""
+
+    def zeros(kind: Any) -> dict[str, Any]:
+        return dict.fromkeys(kind.__struct_fields__, 0)
+
+    parts = {
+        "timestamp": "",
+        "kv_cache_stats": KvCacheStats(**zeros(KvCacheStats)),
+        "inflight_batching_stats": InflightBatchingStats(**zeros(InflightBatchingStats)),
+    }
+    return IterationStats(**{**zeros(IterationStats), **parts, **changes})

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from inflight.config import EngineConfig
-from inflight.executor.executor import create_executor
+from inflight.executor.executor import make_launcher
 from inflight.executor.front.remote import RemoteFront
 from inflight.executor.wire.messages import Responses, decode_from_leader
 from inflight.request import Request, SamplingConfig
@@ -35,9 +35,9 @@ class Engine:
             {"gpt_model_path": str(CHECKPOINT), "cpu_compile": "false", "log_level": "WARNING", **small, **parameters}
         )
         self.deaths = threading.Semaphore(0)
-        executor = create_executor(self.config, on_engine_death=lambda reason: self.deaths.release())
-        assert isinstance(executor, RemoteFront)
-        self.executor = executor
+        self.executor = RemoteFront(
+            self.config, make_launcher(self.config), on_engine_death=lambda reason: self.deaths.release()
+        )
         self._mail: dict[int, list[Response]] = {}
 
     def submit(self, prompt: list[int], max_tokens: int, seed: int | None = None, streaming: bool = False) -> int:
@@ -76,7 +76,7 @@ class Engine:
     def tokens(self, request_id: int) -> list[int]:
         """All tokens of a request that ends well."""
         final = self.final(request_id)
-        assert final.result is not None, final.error
+        assert final.result is not None, final.error_msg
         mail = self._mail[request_id]
         return [token for response in mail if response.result for token in response.result.output_token_ids]
 
@@ -172,7 +172,7 @@ def receive_tokens(socket: Any, request_id: int) -> list[int]:
         message = decode_from_leader(socket.recv())
         for response in message.responses if isinstance(message, Responses) else []:
             assert response.request_id == request_id
-            assert response.result is not None, response.error
+            assert response.result is not None, response.error_msg
             tokens += response.result.output_token_ids
             if response.is_final:
                 return tokens

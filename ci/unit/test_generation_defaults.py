@@ -16,7 +16,7 @@ from transformers import AutoModelForCausalLM
 
 from inflight.config import EngineConfig
 from inflight.errors import ConfigurationError, InvalidRequest
-from inflight.executor.front.generation_service import GenerationService
+from inflight.executor.generation_executor import GenerationExecutor
 from inflight.executor.in_process import InProcessExecutor
 from inflight.generation_defaults import GenerationDefaults
 from inflight.request import RequestLimits, SamplingConfig
@@ -72,11 +72,11 @@ def transformers_tokens(folder: Path, prompt: list[int]) -> list[int]:
 
 @pytest.mark.parametrize("values", SETTINGS.values(), ids=SETTINGS)
 def test_tokens_equal_those_of_transformers_with_the_same_file(checkpoint: TinyCheckpoint, values: dict) -> None:
-    with GenerationService(InProcessExecutor(write(checkpoint.folder, values))) as service:
+    with GenerationExecutor(InProcessExecutor(write(checkpoint.folder, values))) as executor:
         for length in (1, 9, 17):
             prompt = make_prompt(length)
             expected = transformers_tokens(checkpoint.folder, prompt)
-            assert service.generate_async(prompt, NUM_TOKENS).result().token_ids == expected
+            assert executor.generate_async(prompt, max_tokens=NUM_TOKENS).result().token_ids == expected
 
 
 @pytest.mark.parametrize("least", [{"min_new_tokens": 12}, {"min_length": 20}, {"min_length": 20, "min_new_tokens": 7}])
@@ -87,17 +87,17 @@ def test_an_output_is_as_long_as_transformers_makes_it(checkpoint: TinyCheckpoin
     config = write(checkpoint.folder, {"eos_token_id": end, **least})
     expected = transformers_tokens(checkpoint.folder, prompt)
     assert len(expected) > least.get("min_new_tokens", 11)
-    with GenerationService(InProcessExecutor(config)) as service:
-        assert service.generate_async(prompt, NUM_TOKENS, end_ids=[end]).result().token_ids == expected
+    with GenerationExecutor(InProcessExecutor(config)) as executor:
+        assert executor.generate_async(prompt, max_tokens=NUM_TOKENS, end_ids=[end]).result().token_ids == expected
 
 
 def test_a_library_user_may_say_some_of_it(checkpoint: TinyCheckpoint) -> None:
     config = write(checkpoint.folder, {"do_sample": True, "temperature": 0.5, "repetition_penalty": 1.3})
-    with GenerationService(InProcessExecutor(config)) as service:
-        said = service.sampling_config([1, 2], 8, top_p=0.9, seed=5)
+    with GenerationExecutor(InProcessExecutor(config)) as executor:
+        said = executor.sampling_config([1, 2], 8, top_p=0.9, seed=5)
         assert said == SamplingConfig(temperature=0.5, top_k=50, top_p=0.9, seed=5, repetition_penalty=1.3)
-        first, second = (service.generate_async([1, 2], 8, sampling_config=said).result() for _ in range(2))
-        assert first == second
+        first, second = (executor.generate_async([1, 2], max_tokens=8, sampling_config=said).result() for _ in range(2))
+        assert first.outputs == second.outputs
 
 
 def test_requests_of_clients_are_completed_too(tmp_path: Path) -> None:

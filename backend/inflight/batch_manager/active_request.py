@@ -38,5 +38,6 @@ class ActiveRequest:
             is_final=is_final,
             sequence_index=sequence.index,
             is_sequence_final=is_finished,
-            perf_metrics=sequence.perf_metrics() if is_final else None,
+            decoding_iter=sequence.num_decoding_iters,
+            request_perf_metrics=sequence.perf_metrics() if is_final else None,
         )

@@ -18,12 +18,14 @@ from inflight.batch_manager.active_request import ActiveRequest
 from inflight.batch_manager.callbacks import Callbacks
 from inflight.batch_manager.scheduler import Scheduler
 from inflight.batch_manager.sequence import Sequence
+from inflight.batch_manager.statistics import MemoryUsage, batching_stats, kv_cache_stats, request_stats
+from inflight.batch_manager_stats import BatchManagerStats
 from inflight.errors import DuplicateRequest, RequestError, StepFailed
 from inflight.request import Request, RequestLimits
 from inflight.result import FinishReason
 from inflight.runtime.runner import Runner
-from inflight.scheduler_output import SchedulerOutput
-from inflight.stats import IterationStats
+from inflight.scheduler_output import RowWork, SchedulerOutput
+from inflight.stats import IterationStats, RequestStatsPerIteration
 
 logger = logging.getLogger(__name__)
 
@@ -69,6 +71,11 @@ class GptManager:
         self._is_sampled = True  # the newest of them
         self._launched: SchedulerOutput | None = None  # what this iteration launched
         self._num_iterations = 0
+        # Of this iteration, for its statistics.
+        self._began_ns = 0
+        self._memory_usage = MemoryUsage(runner.memory_usage)
+        self._num_accepted = 0
+        self._completed: list[ActiveRequest] = []
         self._shutting_down = False
         self._terminated = False
 
@@ -95,6 +102,7 @@ class GptManager:
 
     def step(self) -> None:
         """One iteration."""
+        self._began_ns, self._num_accepted = self._clock(), 0
         if len(self._outstanding) == MAX_OUTSTANDING_STEPS or self._launched is None:
             self._collect_oldest()
         self._poll_stop_signals()
@@ -105,6 +113,7 @@ class GptManager:
             return
         self._launch()
         self._return_stats()
+        self._end_iteration()
 
     # -- its parts -----------------------------------------------------------------------------------------------------
 
@@ -152,6 +161,7 @@ class GptManager:
         self._num_active_sequences -= result.is_sequence_final
         if result.is_final:
             del self._active[active.request.request_id]
+            self._completed.append(active)
         self._callbacks.send_response(active.request.request_id, result, result.is_final, None)
 
     def _fail(self, active: ActiveRequest, error: RequestError) -> None:
@@ -159,12 +169,18 @@ class GptManager:
             self._scheduler.stop(sequence, FinishReason.CANCELLED)
         self._num_active_sequences -= active.num_open
         del self._active[active.request.request_id]
+        self._completed.append(active)
         self._callbacks.send_response(active.request.request_id, None, True, error)
 
     def _fetch_new_requests(self) -> None:
         was_idle = not self._active
+        if was_idle:
+            self._end_iteration()  # the callback may wait for as long as nobody asks for anything
         max_num_requests = max(self._scheduler.max_batch_size - self._num_active_sequences, 0)
-        for request in self._callbacks.get_inference_requests(max_num_requests):
+        requests = self._callbacks.get_inference_requests(max_num_requests)
+        if was_idle:
+            self._began_ns = self._clock()
+        for request in requests:
             if request.request_id == self._terminate_request_id:
                 self._terminated = True
                 return
@@ -188,6 +204,7 @@ class GptManager:
             self._scheduler.add(sequence)
         self._active[request.request_id] = active
         self._num_active_sequences += len(active.sequences)
+        self._num_accepted += 1
         for sequence in active.sequences if request.generated_token_ids else ():
             reason = sequence.reason_to_finish()
             if reason:
@@ -227,7 +244,12 @@ class GptManager:
     def _return_stats(self) -> None:
         send, is_wanted = self._callbacks.return_batch_manager_stats, self._callbacks.wants_batch_manager_stats
         if send is not None and self._active and (is_wanted is None or is_wanted()):
-            send(self.statistics().to_json())
+            send(BatchManagerStats.of(self.statistics()).to_json())
+
+    def _end_iteration(self) -> None:
+        if self._callbacks.end_iteration is not None and (self._active or self._completed):
+            self._callbacks.end_iteration()
+        self._completed.clear()
 
     # -- trouble -------------------------------------------------------------------------------------------------------
 
@@ -252,30 +274,37 @@ class GptManager:
     # -- numbers -------------------------------------------------------------------------------------------------------
 
     def statistics(self) -> IterationStats:
-        """The statistics now. The callback only gets those of iterations with active requests."""
-        kv_cache, num_active = self._scheduler.kv_cache, len(self._active)
-        rows = self._launched.rows if self._launched is not None and self._active else []
-        prefills = [work for work in rows if work.is_prefill]
-        cpu_memory, gpu_memory, pinned_memory = self._runner.memory_usage()
+        """The statistics now. Requests that wait on the leader are not known here."""
+        scheduler, now_ns = self._scheduler, self._clock()
+        cpu_memory, gpu_memory, pinned_memory = self._memory_usage.at(now_ns)
         return IterationStats(
             timestamp=self._wall_clock().strftime("%m-%d-%Y %H:%M:%S.%f"),
-            iteration_counter=self._num_iterations,
-            active_request_count=num_active,
-            max_request_count=self._scheduler.max_batch_size,
-            runtime_cpu_memory=cpu_memory,
-            runtime_gpu_memory=gpu_memory,
-            runtime_pinned_memory=pinned_memory,
-            max_kv_cache_blocks=kv_cache.num_blocks,
-            free_kv_cache_blocks=kv_cache.num_free_blocks,
-            used_kv_cache_blocks=kv_cache.num_used_blocks,
-            tokens_per_kv_cache_block=kv_cache.block_size,
-            reused_kv_cache_blocks=kv_cache.num_reused_blocks,
-            fraction_used_kv_cache_blocks=kv_cache.num_used_blocks / kv_cache.num_blocks,
-            scheduled_requests=len(rows),
-            context_requests=len(prefills),
-            generation_requests=len(rows) - len(prefills),
-            total_context_tokens=sum(work.num_tokens for work in prefills),
-            micro_batch_id=0,
-            paused_requests=self._scheduler.num_paused,
-            waiting_requests=self._num_active_sequences - len(rows),
+            iter=self._num_iterations,
+            iter_latency_ms=(now_ns - self._began_ns) / 1e6,
+            num_new_active_requests=self._num_accepted,
+            num_active_requests=len(self._active),
+            num_completed_requests=len(self._completed),
+            max_num_active_requests=scheduler.max_batch_size,
+            max_batch_size_static=scheduler.max_batch_size,
+            max_batch_size_runtime=scheduler.max_batch_size,
+            max_num_tokens_static=scheduler.max_num_tokens,
+            max_num_tokens_runtime=scheduler.max_num_tokens,
+            gpu_mem_usage=gpu_memory,
+            cpu_mem_usage=cpu_memory,
+            pinned_mem_usage=pinned_memory,
+            kv_cache_stats=kv_cache_stats(scheduler.kv_cache),
+            inflight_batching_stats=batching_stats(
+                self._launched_rows, num_paused=scheduler.num_paused, num_sequences=self._num_active_sequences
+            ),
         )
+
+    def request_statistics(self) -> RequestStatsPerIteration:
+        """Of every sequence that was active in this iteration, in order of acceptance; completed ones come first."""
+        rows = frozenset(work.row for work in self._launched_rows)
+        requests = [*self._completed, *self._active.values()]
+        found = [request_stats(sequence, rows) for active in requests for sequence in active.sequences]
+        return RequestStatsPerIteration(iter=self._num_iterations, request_stats=found)
+
+    @property
+    def _launched_rows(self) -> list[RowWork]:
+        return self._launched.rows if self._launched is not None and self._active else []

@@ -20,6 +20,10 @@ class KVCacheManager:
         self._enable_reuse = enable_reuse
         self.num_reused_blocks = 0
         """Blocks that were taken from the cache instead of computed, since the start."""
+        self.num_allocated_blocks = 0
+        """Empty blocks that sequences were given, since the start."""
+        self.num_missed_blocks = 0
+        """Full blocks of sequences that started, which were not in the cache, since the start."""
 
     @property
     def num_blocks(self) -> int:
@@ -80,6 +84,7 @@ class KVCacheManager:
         new_block_ids = self._pool.allocate(missing)
         sequence.block_ids.extend(new_block_ids)
         sequence.num_allocated_blocks += missing
+        self.num_allocated_blocks += missing
         return new_block_ids
 
     def _start_on(self, sequence: Sequence, computed_blocks: list[int]) -> None:
@@ -94,7 +99,9 @@ class KVCacheManager:
         """Count the full blocks that a sequence which is about to start did not find in the cache."""
         if self._enable_reuse:
             num_full = (len(sequence.token_ids) - 1) // self.block_size
-            sequence.num_missed_blocks += num_full - sequence.num_cached_blocks
+            num_missed = num_full - sequence.num_cached_blocks
+            sequence.num_missed_blocks += num_missed
+            self.num_missed_blocks += num_missed
 
     def cache_blocks(self, sequence: Sequence) -> None:
         """Enter the sequence's full blocks into the table of cached prefixes, as far as their tokens are known on the

@@ -60,7 +60,7 @@ class Scheduler:
         self.kv_cache = kv_cache
         self.max_batch_size = max_batch_size
         self.max_seq_len = max_seq_len
-        self._max_num_tokens = max_num_tokens
+        self.max_num_tokens = max_num_tokens
         self._policy = policy
         self._enable_chunked_context = enable_chunked_context
         self._waiting = WaitingQueue()  # by `order`: paused ones first
@@ -92,9 +92,9 @@ class Scheduler:
                 f"the request needs {needed} KV cache blocks, more than there are ({self.kv_cache.num_blocks}): "
                 "ask for fewer tokens"
             )
-        if not self._enable_chunked_context and sequence.num_prompt_tokens > self._max_num_tokens:
+        if not self._enable_chunked_context and sequence.num_prompt_tokens > self.max_num_tokens:
             raise InvalidRequest(
-                f"the prompt has {sequence.num_prompt_tokens} tokens, more than max_num_tokens {self._max_num_tokens} "
+                f"the prompt has {sequence.num_prompt_tokens} tokens, more than max_num_tokens {self.max_num_tokens} "
                 "allows without enable_chunked_context"
             )
         sequence.order = (1, -sequence.request.priority, self._num_arrived)
@@ -106,7 +106,7 @@ class Scheduler:
     def schedule(self, now_ns: int = 0) -> SchedulerOutput | None:
         """The next step, counted as launched, or None if nothing can run before `update` of an outstanding step."""
         # Decoding sequences come first: one token of the step is reserved for each before prompts get any.
-        step = _Step(self._max_num_tokens - self._num_decoding)
+        step = _Step(self.max_num_tokens - self._num_decoding)
         self._continue_running(step)
         if self._waiting:
             self._start_waiting(step, now_ns)
@@ -314,6 +314,7 @@ class Scheduler:
         if sequence.first_token_time_ns == 0:
             sequence.first_token_time_ns = now_ns
         sequence.last_token_time_ns = now_ns
+        sequence.num_decoding_iters += 1
         for index, token_id in enumerate(token_ids):
             sequence.token_ids.append(token_id)
             if log_probs is not None:

@@ -9,7 +9,6 @@ import logging
 import threading
 import time
 from collections import deque
-from collections.abc import Callable
 
 from inflight.config import EngineConfig
 from inflight.distributed.rank_group import SingleRank
@@ -22,6 +21,7 @@ from inflight.executor.wire.messages import NO_INPUT, RankInput
 from inflight.generation_defaults import GenerationDefaults
 from inflight.request import Request
 from inflight.result import Response
+from inflight.stats import IterationStats, RequestStatsPerIteration
 
 logger = logging.getLogger(__name__)
 
@@ -34,14 +34,12 @@ class InProcessExecutor(Front):
 
     def __init__(self, config: EngineConfig, load_runner: LoadRunner = load_model_runner) -> None:
         """Raises ConfigurationError for more than one rank, and for a wrong generation_config.json."""
-        super().__init__(GenerationDefaults.load(config))
+        super().__init__(config, GenerationDefaults.load(config))
         if config.num_ranks != 1:
             raise ConfigurationError("tensor_parallel_size must be 1 for an engine inside this process")
         self._config = config
         self._load_runner = load_runner
-        self._leader = _InProcessLeader(
-            config.max_in_flight, self._deliver, self._report_stats, stats_seconds=config.stats_check_period_ms / 2000
-        )
+        self._leader = _InProcessLeader(self, config.max_in_flight, stats_seconds=config.stats_check_period_ms / 2000)
         self._started = threading.Event()
         self._start_error: Exception | None = None
         self._thread = threading.Thread(target=self._run, name="inflight-engine", daemon=True)
@@ -60,6 +58,9 @@ class InProcessExecutor(Front):
         if self._thread.ident is not None:
             self._thread.join()
         self._engine_lost(EngineState.CLOSED, SHUT_DOWN)
+
+    def is_participant(self) -> bool:
+        return True
 
     # -- Front -------------------------------------------------------------------------------------------------
 
@@ -108,20 +109,14 @@ class InProcessExecutor(Front):
 class _InProcessLeader:
     """Implements rank.callbacks.Leader. Other threads append to `inbox`: a Request, or the id of one to cancel."""
 
-    def __init__(
-        self,
-        max_in_flight: int,
-        deliver: Callable[[list[Response]], None],
-        report_stats: Callable[[str, int], None],
-        *,
-        stats_seconds: float,
-    ) -> None:
-        """`stats_seconds`: shortest time between two reports of a busy engine's statistics."""
+    def __init__(self, front: InProcessExecutor, max_in_flight: int, *, stats_seconds: float) -> None:
+        """`stats_seconds`: shortest time between two reports of a busy engine's newest statistics."""
         self.inbox: deque[Request | int] = deque()
         self.news = threading.Event()
         self._book = RequestBook(max_in_flight)
-        self._deliver = deliver
-        self._report_stats = report_stats
+        self._front = front
+        self.wants_iteration_stats = front._statistics.wants_iterations
+        self.wants_request_stats = front._statistics.wants_requests
         self._stats_seconds = stats_seconds
         self._next_stats = 0.0
         self._shutdown = False
@@ -139,7 +134,7 @@ class _InProcessLeader:
             self.deliver_responses()
         if self._shutdown:
             self._book.stop_everything()
-        requests, stops = self._book.take(0 if self._shutdown else max_requests)
+        requests, stops = self._book.take(0) if self._shutdown else self._book.take(max_requests, is_idle=may_block)
         self.deliver_responses()
         if not (requests or stops or self._shutdown):
             return NO_INPUT
@@ -153,14 +148,19 @@ class _InProcessLeader:
 
     def report_stats(self, json: str) -> None:
         self._next_stats = time.monotonic() + self._stats_seconds
-        self._report_stats(json, self._book.num_queued)
+        self._front._report_stats(json, self._book.num_queued)
+
+    def report_iteration(self, stats: IterationStats | None, requests: RequestStatsPerIteration | None) -> None:
+        self._front._report_iterations(
+            [] if stats is None else [self._book.complete(stats)], [] if requests is None else [requests]
+        )
 
     def all_ranks_answered(self) -> None:
         return None
 
     def deliver_responses(self) -> None:
         for responses in self._book.collect_responses().values():
-            self._deliver(responses)
+            self._front._deliver(responses)
 
     def _read_inbox(self) -> None:
         self.news.clear()

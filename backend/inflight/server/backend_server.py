@@ -23,8 +23,7 @@ from typing import Any
 
 from inflight.config import EngineConfig
 from inflight.errors import EngineUnavailable, InflightError, InvalidRequest, QueueFull
-from inflight.executor.executor import Executor
-from inflight.executor.front.front import SHUT_DOWN
+from inflight.executor.front.front import SHUT_DOWN, Front
 from inflight.request import Request
 from inflight.result import Response
 from inflight.server.outcome import ended
@@ -36,8 +35,6 @@ from inflight.server.tensors.client_request import ClientRequest
 from inflight.server.tensors.dialect import Dialect
 from inflight.server.tensors.request_parameters import read_parameters
 from inflight.server.tensors.tensor_values import ReadLimits
-from inflight.server.text.safe_text import safe_text
-from inflight.server.text.tokenizer import Tokenizer
 from inflight.server.threads.metrics_thread import MetricsThread, Outcome, own_labels
 from inflight.server.threads.response_pace import ResponsePace, choose_rate
 from inflight.server.threads.sending_thread import SendingThread, log_failure
@@ -46,6 +43,8 @@ from inflight.server.threads.tokenizing_threads import TokenizingThreads, text_l
 from inflight.server.threads.watch_thread import WatchThread
 from inflight.server.work_item import WorkItem
 from inflight.server.work_items import WorkItems
+from inflight.text.safe_text import safe_text
+from inflight.text.tokenizer import Tokenizer
 
 logger = logging.getLogger(__name__)
 
@@ -61,7 +60,7 @@ class BackendServer:
         self,
         *,
         pb_utils: Any,
-        executor: Executor,
+        executor: Front,
         tokenizer: Tokenizer,
         dialect: Dialect,
         config: EngineConfig,
@@ -94,7 +93,7 @@ class BackendServer:
             pb_utils,
             own_labels(model_name, model_version),
             config.stats_check_period_ms / 1000,
-            executor.get_latest_iteration_stats,
+            executor.get_latest_batch_manager_stats,
             executor.num_requests_in_flight,
             executor.num_requests_queued,
             executor.is_relaunching,

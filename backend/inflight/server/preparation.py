@@ -8,10 +8,10 @@ from __future__ import annotations
 from inflight.request import Request
 from inflight.server.request_builder import RequestBuilder
 from inflight.server.tensors.client_request import ClientRequest
-from inflight.server.text.detokenizer import Detokenizer
-from inflight.server.text.text_decoder import make_text_decoder, prompt_text
-from inflight.server.text.tokenizer import Tokenizer
 from inflight.server.work_item import Prompt, WorkItem
+from inflight.text.detokenizer import Detokenizer
+from inflight.text.text_decoder import make_text_decoder, prompt_text
+from inflight.text.tokenizer import Tokenizer
 
 
 class Preparation:

@@ -11,7 +11,7 @@ from inflight.errors import InvalidRequest
 from inflight.generation_defaults import GenerationDefaults
 from inflight.request import OutputConfig, Request, RequestLimits, SamplingConfig
 from inflight.server.tensors.client_request import ClientRequest
-from inflight.server.text.tokenizer import Tokenizer
+from inflight.text.tokenizer import Tokenizer
 
 NEVER = -1
 """The value of end_id that means that no token ends the output."""

@@ -7,6 +7,7 @@ import logging
 import os
 import sys
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,7 @@ from inflight.numpy_check import check_numpy
 from inflight.server.backend_server import BackendServer
 from inflight.server.self_unload import is_supervised
 from inflight.server.tensors.dialects import DIALECTS, LLM
-from inflight.server.text.tokenizer import Tokenizer
+from inflight.text.tokenizer import Tokenizer
 
 
 def start_server(pb_utils: Any, args: Mapping[str, str]) -> BackendServer:
@@ -35,15 +36,18 @@ def start_server(pb_utils: Any, args: Mapping[str, str]) -> BackendServer:
     logging.getLogger("inflight").setLevel(config.log_level)
     tokenizer = Tokenizer.load(config.tokenizer_dir, config.gpt_model_path)
 
-    from inflight.executor.executor import create_executor
+    from inflight.executor.executor import Executor
 
     # With a supervisor a failed relaunch unloads the model, which is then loaded again as a whole; without one the
     # executor keeps relaunching its ranks.
     deaths: list[str] = []
-    executor = create_executor(
-        config, name=args["model_name"], keep_trying=not is_supervised(), on_engine_death=deaths.append
+    executor = Executor(
+        # /metrics shows the newest state; nobody here would read the statistics of every iteration.
+        config=replace(config, iter_stats_max_iterations=0, request_stats_max_iterations=0),
+        name=args["model_name"],
+        keep_trying=not is_supervised(),
+        on_engine_death=deaths.append,
     )
-    executor.start()
     server = BackendServer(
         pb_utils=pb_utils,
         executor=executor,

@@ -21,8 +21,8 @@ from inflight.server.reply import Reply
 from inflight.server.tensors.chunk import Chunk
 from inflight.server.tensors.client_request import ClientRequest
 from inflight.server.tensors.dialect import Dialect
-from inflight.server.text.detokenizer import Detokenizer
-from inflight.server.text.safe_text import safe_text
+from inflight.text.detokenizer import Detokenizer
+from inflight.text.safe_text import safe_text
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -136,7 +136,7 @@ class WorkItem:
 
     def add(self, result: Result) -> None:
         """Merge a result into the output that was not delivered yet."""
-        self.perf_metrics = result.perf_metrics or self.perf_metrics
+        self.perf_metrics = result.request_perf_metrics or self.perf_metrics
         if self.is_finished:
             return
         num_before = self._detokenizer.num_tokens

@@ -5,8 +5,8 @@ from __future__ import annotations
 import threading
 
 from inflight.errors import DuplicateRequest
-from inflight.server.text.safe_text import safe_text
 from inflight.server.work_item import WorkItem
+from inflight.text.safe_text import safe_text
 
 
 class WorkItems:

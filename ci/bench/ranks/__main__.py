@@ -15,14 +15,13 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from statistics import median
 from typing import Any
 
 from ci.bench.report import machine
 from inflight.config import EngineConfig
-from inflight.executor.executor import Executor, create_executor
+from inflight.executor.executor import Executor
 from inflight.executor.launchers.python_command import find_python, worker_environment
 from inflight.mpi_launcher import find_launcher, launcher_environment, launcher_options
 from inflight.request import Request
@@ -86,7 +85,7 @@ def measure_engines(checkpoint: Path, dtype: str, num_rounds: int) -> Rates:
 
         def start(**parameters: str) -> Executor:
             config = EngineConfig.from_parameters({**common, **small, **parameters})
-            return stack.enter_context(running(create_executor(config)))
+            return stack.enter_context(Executor(config=config))
 
         engines = {"one rank": start(num_threads="2"), "two ranks": start(**two)}
         os.environ["CXX"] = "none"  # what ranks do without a compiler
@@ -102,15 +101,6 @@ def measure_engines(checkpoint: Path, dtype: str, num_rounds: int) -> Rates:
     return rates
 
 
-@contextlib.contextmanager
-def running(executor: Executor) -> Iterator[Executor]:
-    executor.start()
-    try:
-        yield executor
-    finally:
-        executor.shutdown()
-
-
 def serve(executor: Executor, prompts: list[list[int]]) -> float:
     """New tokens per second of all prompts at a time."""
     start = time.perf_counter()
@@ -122,7 +112,7 @@ def serve(executor: Executor, prompts: list[list[int]]) -> float:
         if not responses:
             raise TimeoutError("no response came")
         for response in responses:
-            assert response.result is not None, response.error
+            assert response.result is not None, response.error_msg
             num_tokens += len(response.result.output_token_ids)
             running -= response.is_final
     return num_tokens / (time.perf_counter() - start)

@@ -38,7 +38,7 @@ def test_each_sequence_ends_once_and_the_request_with_the_last_of_them(streaming
         finals = [result.is_sequence_final for result in harness.results(1, index)]
         assert finals == [False] * (len(finals) - 1) + [True]
     assert [result.is_final for result in results] == [False] * (len(results) - 1) + [True]
-    assert [result.perf_metrics is not None for result in results] == [result.is_final for result in results]
+    assert [result.request_perf_metrics is not None for result in results] == [result.is_final for result in results]
 
 
 def test_a_stop_ends_all_sequences() -> None:

@@ -156,8 +156,8 @@ def test_perf_metrics_stand_on_the_final_result() -> None:
     ticks = iter(range(1, 1000))
     harness = Harness(block_size=4, clock=lambda: next(ticks))
     harness.serve(make_request(1, 9, 3, streaming=True))
-    assert all(result.perf_metrics is None for result, is_final, _ in harness.responses[1] if not is_final)
-    metrics = harness.final(1).perf_metrics
+    assert all(result.request_perf_metrics is None for result, is_final, _ in harness.responses[1] if not is_final)
+    metrics = harness.final(1).request_perf_metrics
     assert metrics is not None
     times = (metrics.arrival_time_ns, metrics.first_scheduled_time_ns)
     times += (metrics.first_token_time_ns, metrics.last_token_time_ns)
@@ -386,7 +386,7 @@ def test_prefixes_from_before_a_failing_step_are_forgotten() -> None:
     assert isinstance(harness.error(2), StepFailed)
     harness.serve(make_request(3, prompt, 2))
     assert harness.tokens(3) == harness.expected(3)
-    assert harness.final(3).perf_metrics.kv_cache_reused_blocks == 0
+    assert harness.final(3).request_perf_metrics.kv_cache_reused_blocks == 0
 
 
 def test_a_failing_step_leaves_the_loop_if_ranks_must_not_drift() -> None:
@@ -408,7 +408,7 @@ def test_a_row_that_cannot_go_on_ends_alone() -> None:
     for i in range(3):
         assert harness.tokens(i) == harness.expected(i)
     harness.serve(make_request(9, requests[3].input_token_ids, 2))
-    assert harness.final(9).perf_metrics.kv_cache_reused_blocks == 0, "what the row computed is not reused"
+    assert harness.final(9).request_perf_metrics.kv_cache_reused_blocks == 0, "what the row computed is not reused"
 
 
 # -- two halves --------------------------------------------------------------------------------------------------------

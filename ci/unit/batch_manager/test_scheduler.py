@@ -180,8 +180,8 @@ def test_prompt_of_a_cached_prefix_is_not_computed_again() -> None:
     assert_all_as_expected(harness, list(harness.requests.values()))
     step = harness.runner.launched[2]
     assert [(part.start, part.num_tokens) for part in prefills(step)] == [(16, 1), (0, 17)]
-    assert harness.final(2).perf_metrics.kv_cache_reused_blocks == 4
-    assert harness.final(3).perf_metrics.kv_cache_reused_blocks == 0
+    assert harness.final(2).request_perf_metrics.kv_cache_reused_blocks == 4
+    assert harness.final(3).request_perf_metrics.kv_cache_reused_blocks == 0
 
 
 def test_generated_tokens_are_reused_as_a_prefix_too() -> None:
@@ -189,7 +189,7 @@ def test_generated_tokens_are_reused_as_a_prefix_too() -> None:
     first = make_request(1, 4, 12)
     harness.serve(first)
     harness.serve(make_request(2, [*first.input_token_ids, *harness.tokens(1), 5], 3))
-    assert harness.final(2).perf_metrics.kv_cache_reused_blocks == 3
+    assert harness.final(2).request_perf_metrics.kv_cache_reused_blocks == 3
     assert harness.tokens(2) == harness.expected(2)
 
 

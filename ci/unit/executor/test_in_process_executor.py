@@ -10,6 +10,8 @@ from calls import Caller, until
 from fake_rank import MAX_SEQ_LEN, LoadedFakeRunner, load_fake_runner
 from harness import make_request
 
+from inflight.batch_manager.gpt_manager import GptManager
+from inflight.batch_manager_stats import BatchManagerStats
 from inflight.config import EngineConfig
 from inflight.distributed.rank_group import RankGroup
 from inflight.errors import ConfigurationError, DuplicateRequest, EngineUnavailable, InvalidRequest, QueueFull
@@ -77,7 +79,7 @@ def test_a_waiting_request_is_cancelled_unserved(caller: Caller) -> None:
     (waiting,) = caller.send(caller.request())
     caller.executor.cancel_request(waiting)
     (response,) = caller.wait(waiting)
-    assert (response.error_code, response.error) == (
+    assert (response.error_code, response.error_msg) == (
         "CANCELLED",
         f"request Id {waiting} has been stopped. Request is ignored.",
     )
@@ -126,9 +128,44 @@ def test_refusals_leave_nothing_in_flight(caller: Caller) -> None:
 
 def test_statistics_come_once_each(caller: Caller) -> None:
     caller.serve(caller.request(3, 20))
-    json = caller.executor.get_latest_iteration_stats()
-    assert json is not None and IterationStats.from_json(json).max_request_count == 4
-    assert caller.executor.get_latest_iteration_stats() is None
+    json = caller.executor.get_latest_batch_manager_stats()
+    assert json is not None and BatchManagerStats.from_json(json).max_request_count == 4
+    assert caller.executor.get_latest_batch_manager_stats() is None
+
+
+def test_every_iteration_can_be_fetched_afterwards() -> None:
+    config = EngineConfig(max_batch_size=2, max_num_tokens=64, request_stats_max_iterations=1000)
+    with InProcessExecutor(config, load_fake_runner) as executor:
+        assert executor.is_participant()
+        caller = Caller(executor)
+        caller.serve(*(caller.request(3, 10) for _ in range(5)))
+        stats: list[IterationStats] = []
+        until(lambda: stats.extend(executor.get_latest_iteration_stats()) or _is_idle(stats), "the last one came")
+        assert sum(each.num_completed_requests for each in stats) == 5
+        assert max(each.num_queued_requests for each in stats) > 0
+        assert any(each.new_active_requests_queue_latency_ms > 0 for each in stats)
+        requests = executor.get_latest_request_stats()
+        assert [each.iter for each in requests] == [each.iter for each in stats]
+        listed = {each.id for iteration in requests for each in iteration.request_stats}
+        assert listed == set(caller.finals)
+        assert executor.get_latest_iteration_stats() == []
+
+
+def _is_idle(stats: list[IterationStats]) -> bool:
+    return bool(stats) and stats[-1].num_active_requests == 0 and stats[-1].num_queued_requests == 0
+
+
+def test_statistics_that_nobody_keeps_are_not_made(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(GptManager, "request_statistics", lambda self: pytest.fail("nobody wants them"))
+    config = EngineConfig(iter_stats_max_iterations=0, stats_check_period_ms=3_600_000)
+    with InProcessExecutor(config, load_fake_runner) as executor:
+        made: list[bool] = []
+        make = GptManager.statistics
+        monkeypatch.setattr(GptManager, "statistics", lambda self: made.append(True) or make(self))
+        caller = Caller(executor)
+        caller.serve(caller.request(3, 20))
+    assert len(made) <= 2, "the newest state, when it is due and when the engine falls idle"
+    assert executor.get_latest_iteration_stats() == []
 
 
 def test_shutdown_answers_everybody_and_closes_the_door() -> None:

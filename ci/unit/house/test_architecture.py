@@ -15,6 +15,8 @@ from pathlib import Path
 
 import pytest
 
+import inflight
+
 ROOT = Path(__file__).resolve().parents[3]
 PACKAGES = {"inflight": "backend", "inflight_kernels": "kernels", "inflight_client": "client"}
 FOLDERS = ("backend", "kernels", "client", "ci")
@@ -25,8 +27,11 @@ BESIDE = {
     # The supervisor watches a server from outside; the ranks' collectives are used where ranks meet.
     "supervisor": frozenset[str](),
     "distributed": frozenset({"executor", "runtime", "models", "layers"}),
+    # Text is for whoever meets people: the server, and programs that use the engine as a library.
+    "text": frozenset({"server", "executor"}),
 }
 """Rooms off the stairs: who may import them. They import nothing but the ground floor themselves."""
+PUBLIC_NAMES = frozenset(inflight.__all__)
 WIRE_ENDS = frozenset({"front", "launchers", "rank"})
 """Rooms of the executor that meet only in its `wire`, which imports none of them."""
 KERNEL_USERS = frozenset({"runtime", "models", "layers", "distributed"})
@@ -82,11 +87,11 @@ class Source:
 
 
 def room_of(module: str) -> str:
-    """The room of a module of `inflight`; "" for any other module."""
+    """The room of a module of `inflight`; "" for the package itself (see `the_door_is_light`) and any other module."""
     if module in ENTRANCES:
         return ENTRANCES[module]
     parts = module.split(".")
-    if parts[0] != "inflight":
+    if parts[0] != "inflight" or module == "inflight":
         return ""
     return parts[1] if len(parts) > 1 and parts[1] in (*STAIRS, *BESIDE) else GROUND
 
@@ -139,6 +144,28 @@ def ends_meet_in_the_wire(source: Source) -> Iterator[str]:
 def _executor_room(module: str) -> str:
     parts = module.split(".")
     return parts[2] if parts[:2] == ["inflight", "executor"] and len(parts) > 2 else ""
+
+
+def ranks_know_no_text(source: Source) -> Iterator[str]:
+    """Only those who ask an engine turn text into tokens; `front` and the modules beside it are what they import."""
+    end = _executor_room(source.module)
+    if end in ("launchers", "rank", "wire"):
+        for each in source.imports_itself("inflight.text", "tokenizers"):
+            yield f"{source.path}:{each.line}: {end} imports {each.module}"
+
+
+def the_door_is_light(source: Source) -> Iterator[str]:
+    """The package offers names of its rooms to programs, and every module of it is imported through it: so it loads
+    nothing before a name is used, and no room goes through it to reach another."""
+    if source.module == "inflight":
+        for each in source.imports():
+            if each.at_import_time and each.module.split(".")[0] not in sys.stdlib_module_names:
+                yield f"{source.path}:{each.line}: inflight imports {each.module} when it is imported"
+    elif source.room != "ci":
+        for node in ast.walk(source.tree):
+            if isinstance(node, ast.ImportFrom) and node.module == "inflight" and not node.level:
+                for name in {alias.name for alias in node.names} & PUBLIC_NAMES:
+                    yield f"{source.path}:{node.lineno}: imports {name} from inflight instead of its module"
 
 
 def no_torch_in_the_batch_manager(source: Source) -> Iterator[str]:
@@ -224,6 +251,8 @@ def _is_on(call: ast.Call, keyword: str) -> bool:
 RULES: tuple[Callable[[Source], Iterator[str]], ...] = (
     one_way,
     ends_meet_in_the_wire,
+    ranks_know_no_text,
+    the_door_is_light,
     no_torch_in_the_batch_manager,
     kernels_know_nobody,
     client_stands_alone,
@@ -277,6 +306,11 @@ def test_the_code_keeps_the_rule(rule: Callable[[Source], Iterator[str]]) -> Non
         (one_way, "inflight.executor.x", "import inflight_kernels"),
         (ends_meet_in_the_wire, "inflight.executor.front.x", "from inflight.executor.launchers.mpi import Mpi"),
         (ends_meet_in_the_wire, "inflight.executor.wire.x", "def f():\n    import inflight.executor.rank.worker"),
+        (one_way, "inflight.text.x", "from inflight.server.reply import Reply"),
+        (one_way, "inflight.batch_manager.x", "from inflight.text.tokenizer import Tokenizer"),
+        (ranks_know_no_text, "inflight.executor.rank.x", "from inflight.text.tokenizer import Tokenizer"),
+        (the_door_is_light, "inflight", "from inflight.config import EngineConfig"),
+        (the_door_is_light, "inflight.batch_manager.x", "from inflight import Executor"),
         (no_torch_in_the_batch_manager, "inflight.batch_manager.x", "from torch import Tensor"),
         (no_torch_in_the_batch_manager, "inflight.stats", "import torch"),
         (kernels_know_nobody, "inflight_kernels.norm.gpu.x", "from inflight.request import Request"),
@@ -306,6 +340,12 @@ def test_a_breach_is_seen(rule: Callable[[Source], Iterator[str]], module: str, 
         ("inflight.executor.x", "from inflight.distributed.rank_group import RankGroup"),
         ("inflight.executor.front.x", "from inflight.executor.wire.launch import Launch"),
         ("inflight.models.x", "import inflight_kernels\nfrom inflight.config import EngineConfig"),
+        (
+            "inflight",
+            "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    from inflight.config import EngineConfig",
+        ),
+        ("inflight.x", "from inflight import config"),
+        ("inflight.executor.front.x", "from inflight.text.detokenizer import Detokenizer"),
         ("inflight.worker", "from inflight.executor.rank.worker import main"),
         ("inflight.x", "from mpi4py import MPI\nMPI.COMM_WORLD.Bcast(x)"),
         ("inflight.x", "AutoConfig.from_pretrained(path, trust_remote_code=False)"),
@@ -332,7 +372,10 @@ def test_no_file_can_be_taken_for_the_language_or_the_server() -> None:
         # What every rank's loop loads: it runs with fake runners on machines without torch.
         (("inflight.batch_manager",), "torch transformers triton zmq mpi4py inflight_kernels"),
         # What tritonserver's stub loads: the ranks compute elsewhere.
-        (("inflight.server", "inflight.executor"), "torch transformers triton mpi4py inflight_kernels"),
+        (
+            ("inflight.server", "inflight.executor", "inflight.text"),
+            "torch transformers triton mpi4py inflight_kernels",
+        ),
     ],
     ids=["supervisor", "batch_manager", "stub"],
 )

@@ -27,7 +27,7 @@ from inflight.server.tensors.dialect import Dialect, InputTensor, OutputTensor, 
 from inflight.server.tensors.dialects import DIALECTS, LLM
 from inflight.server.tensors.request_parameters import read_parameters
 from inflight.server.tensors.tensor_values import ReadLimits, read_word_ids
-from inflight.server.text.safe_text import safe_text
+from inflight.text.safe_text import safe_text
 
 REPOSITORY = Path(__file__).parents[3] / "model_repository"
 LIMITS = RequestLimits(vocab_size=300, max_seq_len=64, max_input_len=63, kv_cache_tokens=1000)

@@ -10,12 +10,12 @@ import msgspec
 import pytest
 from fake_executor import STATS
 
+from inflight.batch_manager_stats import BatchManagerStats
 from inflight.errors import InflightError
 from inflight.result import PerfMetrics
 from inflight.server.outcome import _of_perf_metrics
 from inflight.server.threads import metric_families as mf
 from inflight.server.threads.metrics_thread import MetricsThread, Outcome
-from inflight.stats import IterationStats
 
 
 @pytest.fixture(autouse=True)
@@ -28,7 +28,7 @@ def no_metrics_before():
 
 def run(
     *notes: Outcome,
-    stats: IterationStats | None = None,
+    stats: BatchManagerStats | None = None,
     in_flight: int = 1,
     queued: int = 0,
     pb_utils=pb,
@@ -65,7 +65,7 @@ def value(family: str, series: str = "") -> float:
 
 def test_the_statistics_and_the_series_are_the_same_set() -> None:
     shown = [name for family in mf.STATISTICS_FAMILIES for name in family.statistics.values()]
-    assert sorted(shown) == sorted(IterationStats.__struct_fields__)
+    assert sorted(shown) == sorted(BatchManagerStats.__struct_fields__)
     assert len(shown) == len(msgspec.json.decode(STATS.to_json()))
 
 

@@ -11,9 +11,9 @@ from inflight.result import FinishReason, Result
 from inflight.server.reply import Reply
 from inflight.server.tensors.client_request import ClientRequest
 from inflight.server.tensors.dialects import LLM
-from inflight.server.text.detokenizer import Detokenizer
-from inflight.server.text.text_decoder import make_text_decoder
 from inflight.server.work_item import Prompt, WorkItem
+from inflight.text.detokenizer import Detokenizer
+from inflight.text.text_decoder import make_text_decoder
 
 
 def make(client: ClientRequest, *, requested=None, echo: Prompt | None = None) -> tuple[WorkItem, pb.ResponseSender]:

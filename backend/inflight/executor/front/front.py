@@ -1,12 +1,14 @@
-"""State that every front keeps: requests in flight, responses not fetched yet, and the state of the engine.
+"""The Executor API, and the state behind it that every front keeps: requests in flight, responses not fetched yet, and
+the state of the engine.
 
     STARTING ──> READY ──> RELAUNCHING ──> DOWN         any ──> CLOSED
                    ^            │           │
                    └────────────┴───────────┘
 
 Each accepted request gets exactly one final response, whatever happens to the ranks. Requests in flight when the ranks
-are lost fail; requests that arrive during a relaunch wait for the new ranks. Does not know processes or sockets: a
-subclass sends requests to the leader and reports when the engine becomes ready and when it is lost.
+are lost fail; requests that arrive during a relaunch wait for the new ranks. Knows requests and responses; does not
+know tensors, text, tritonserver, processes or sockets: a subclass sends requests to the leader and reports when the
+engine becomes ready and when it is lost.
 """
 
 from __future__ import annotations
@@ -14,16 +16,24 @@ from __future__ import annotations
 import enum
 import secrets
 import threading
-from abc import abstractmethod
-from collections.abc import Iterable
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Sequence
+from types import TracebackType
+from typing import overload
 
-from inflight.errors import DuplicateRequest, EngineUnavailable, QueueFull, RequestCancelled
-from inflight.executor.executor import Executor
+from msgspec import structs
+from typing_extensions import Self
+
+from inflight.config import EngineConfig
+from inflight.errors import DuplicateRequest, EngineUnavailable, InvalidRequest, QueueFull, RequestCancelled
 from inflight.executor.front.journal import JournalEntry
+from inflight.executor.front.ready_responses import ReadyResponses
+from inflight.executor.front.statistics import FrontStatistics
 from inflight.executor.wire.messages import FRONT_ID_SHIFT, MAX_FRONT_ID
 from inflight.generation_defaults import GenerationDefaults
 from inflight.request import Request, RequestLimits
 from inflight.result import Response
+from inflight.stats import IterationStats, RequestStatsPerIteration
 
 RANKS_LOST = "the engine's ranks died while the request was in flight"
 NOT_AVAILABLE = "the engine is not available: its ranks are dead"
@@ -44,13 +54,23 @@ class EngineState(enum.Enum):
 ACCEPTING = (EngineState.READY, EngineState.RELAUNCHING)
 
 
-class Front(Executor):
-    """One lock protects all state. Nothing that may block is called while it is held."""
+class Front(ABC):
+    """One engine as a process sees it that sends requests to it. All methods are safe to use from several threads.
 
-    def __init__(self, generation_defaults: GenerationDefaults | None = None) -> None:
+    Each accepted request ends with exactly one final Response; if the ranks die, it is an error with the code
+    UNAVAILABLE. As a context manager it is started, unless it has been, and shut down at the end.
+
+    One lock protects all state. Nothing that may block is called while it is held.
+    """
+
+    def __init__(
+        self, config: EngineConfig | None = None, generation_defaults: GenerationDefaults | None = None
+    ) -> None:
+        """`config`: of this front; its statistics' rings are as long as it says."""
         self._generation_defaults = generation_defaults or GenerationDefaults()
         self._lock = threading.Lock()
         self._changed = threading.Condition(self._lock)
+        self._stats_arrived = threading.Condition(self._lock)  # apart: they arrive often, and few wait for them
         self._state = EngineState.STARTING
         self._limits: RequestLimits | None = None
         self._device = ""
@@ -58,46 +78,106 @@ class Front(Executor):
         self._front_id = _draw_front_id()
         self._num_ids = 0
         self._journal: dict[int, JournalEntry] = {}
-        self._responses: list[Response] = []
-        self._stats: str | None = None
-        self._num_queued = 0
+        self._responses = ReadyResponses()
+        self._statistics = FrontStatistics(config or EngineConfig())
 
-    # -- Executor ------------------------------------------------------------------------------------------------------
+    # -- the engine ----------------------------------------------------------------------------------------------------
+
+    @abstractmethod
+    def start(self) -> None:
+        """Launch or find the ranks and wait until they serve. To be called once.
+
+        Raises ConfigurationError with the reason that the ranks gave."""
+
+    @abstractmethod
+    def shutdown(self) -> None:
+        """End the ranks that this front started, and wait for their end; requests in flight get an UNAVAILABLE error.
+        Safe to call twice."""
+
+    def __enter__(self) -> Self:
+        if self._state is EngineState.STARTING:
+            self.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.shutdown()
 
     @property
     def limits(self) -> RequestLimits:
+        """Bounds on the requests that the engine can serve. Raises EngineUnavailable before it was ready."""
         if self._limits is None:
             raise EngineUnavailable(NOT_AVAILABLE)
         return self._limits
 
     @property
     def device(self) -> str:
+        """Device type of the ranks, cpu or cuda; known once they are ready."""
         return self._device
 
     @property
     def generation_defaults(self) -> GenerationDefaults:
+        """How the checkpoint wants tokens chosen where a request does not say."""
         return self._generation_defaults
 
-    def next_request_id(self) -> int:
-        with self._lock:
-            self._num_ids += 1
-            return self._front_id << FRONT_ID_SHIFT | self._num_ids
+    def is_ready(self) -> bool:
+        """True while the engine serves: every rank is alive and answers."""
+        return self._state is EngineState.READY
 
-    def enqueue_request(self, request: Request) -> None:
+    def is_relaunching(self) -> bool:
+        """True while lost ranks are being relaunched: requests are accepted and wait. After
+        worker_start_timeout_ms at the latest the launch has failed, and the engine is down."""
+        return self._state is EngineState.RELAUNCHING
+
+    def is_down(self) -> bool:
+        """True if the ranks were lost and could not be relaunched: requests are refused until that succeeds."""
+        return self._state is EngineState.DOWN
+
+    def can_enqueue_requests(self) -> bool:
+        """Whether this process may send requests: every front may, until it is shut down."""
+        return self._state is not EngineState.CLOSED
+
+    def is_participant(self) -> bool:
+        """Whether this process is one of the engine's ranks."""
+        return False
+
+    # -- requests ------------------------------------------------------------------------------------------------------
+
+    def next_request_id(self) -> int:
+        """A fresh id, unique among all fronts of the engine."""
+        with self._lock:
+            return self._draw_request_id()
+
+    def enqueue_request(self, request: Request) -> int:
+        """Send a request without waiting for the engine, and return its id: a fresh one if it has none.
+
+        Raises InvalidRequest (checked against `limits`), DuplicateRequest, QueueFull ("Exceeds maximum queue size") or
+        EngineUnavailable. After an exception there will be no Response.
+        """
+        return self.enqueue_requests([request])[0]
+
+    def enqueue_requests(self, requests: Sequence[Request]) -> list[int]:
+        """Send several requests, all or none, and return their ids in order. Raises what enqueue_request raises."""
         self._check_available()
-        self.limits.validate(request)
-        encoded = self._encode(request)
+        numbered = [request if request.request_id else self._number(request) for request in requests]
+        for request in numbered:
+            self.limits.validate(request)
+        encoded = [self._encode(request) for request in numbered]
+        request_ids = [request.request_id for request in numbered]
         with self._lock:
             self._check_available()
-            if request.request_id in self._journal:
-                raise DuplicateRequest(f"requestId {request.request_id} is already in progress, request is ignored.")
-            if self._max_in_flight and len(self._journal) >= self._max_in_flight:
+            self._check_free(request_ids)
+            if self._max_in_flight and len(self._journal) + len(numbered) > self._max_in_flight:
                 raise QueueFull()
-            self._journal[request.request_id] = JournalEntry(request)
-            self._send_request(request.request_id, encoded)
+            for request, message in zip(numbered, encoded, strict=True):
+                self._journal[request.request_id] = JournalEntry(request)
+                self._send_request(request.request_id, message)
         self._wake()
+        return request_ids
 
     def cancel_request(self, request_id: int) -> None:
+        """Ask for an early end. An active request ends with its tokens so far (CANCELLED); unknown ids are ignored."""
         with self._changed:
             if request_id not in self._journal:
                 return
@@ -105,37 +185,87 @@ class Front(Executor):
                 self._send_cancel(request_id)
             else:
                 # The request waits for a relaunch: no rank has received it.
-                del self._journal[request_id]
                 text = f"request Id {request_id} has been stopped. Request is ignored."
-                self._responses.append(Response.of_error(request_id, RequestCancelled(text)))
+                self._responses.add(self._journal.pop(request_id).fail(RequestCancelled(text)))
                 self._changed.notify_all()
         self._wake()
 
-    def await_responses(self, timeout: float | None = None) -> list[Response]:
-        with self._changed:
-            self._changed.wait_for(lambda: self._responses or self._state is EngineState.CLOSED, timeout)
-            responses, self._responses = self._responses, []
-            return responses
-
-    def get_latest_iteration_stats(self) -> str | None:
-        with self._lock:
-            stats, self._stats = self._stats, None
-            return stats
-
     def num_requests_in_flight(self) -> int:
+        """Accepted requests that have not received their final response."""
         return len(self._journal)
 
     def num_requests_queued(self) -> int:
-        return self._num_queued
+        """Requests of all fronts that were waiting, not active, when the newest statistics were sent."""
+        return self._statistics.num_queued
 
-    def is_ready(self) -> bool:
-        return self._state is EngineState.READY
+    # -- responses -----------------------------------------------------------------------------------------------------
 
-    def is_relaunching(self) -> bool:
-        return self._state is EngineState.RELAUNCHING
+    @overload
+    def await_responses(self, request_ids: int | None = None, timeout: float | None = None) -> list[Response]: ...
 
-    def is_down(self) -> bool:
-        return self._state is EngineState.DOWN
+    @overload
+    def await_responses(self, request_ids: Sequence[int], timeout: float | None = None) -> list[list[Response]]: ...
+
+    def await_responses(
+        self, request_ids: int | Sequence[int] | None = None, timeout: float | None = None
+    ) -> list[Response] | list[list[Response]]:
+        """Wait for responses and return all that have arrived; each is returned once.
+
+        Without `request_ids`: those of any request, at least one. With an id: those of this request, at least one. With
+        several ids: a list for each, in their order, once every one has some. After `timeout` seconds, or once the
+        executor is shut down, what there is, which may be []. A request that is not in flight and has no response left
+        is answered with an error at once, because nothing would ever arrive for it.
+        """
+        if request_ids is None:
+            with self._changed:
+                self._changed.wait_for(lambda: self._responses or self._state is EngineState.CLOSED, timeout)
+                return self._responses.take_all()
+        if isinstance(request_ids, int):
+            return self._await([request_ids], timeout)[0]
+        return self._await(request_ids, timeout)
+
+    def get_num_responses_ready(self, request_id: int | None = None) -> int:
+        """Responses that await_responses would return at once: of one request, or of all."""
+        with self._lock:
+            return self._responses.count(request_id)
+
+    def _await(self, request_ids: Sequence[int], timeout: float | None) -> list[list[Response]]:
+        with self._changed:
+            self._changed.wait_for(
+                lambda: all(id_ in self._responses or id_ not in self._journal for id_ in request_ids), timeout
+            )
+            return [self._take(request_id) for request_id in request_ids]
+
+    def _take(self, request_id: int) -> list[Response]:
+        if request_id in self._responses or request_id in self._journal:
+            return self._responses.take(request_id)
+        text = f"request Id {request_id} is not in flight: all of its responses were returned, or it was never sent"
+        return [Response.of_error(request_id, InvalidRequest(text))]
+
+    # -- statistics ----------------------------------------------------------------------------------------------------
+
+    def get_latest_iteration_stats(self, timeout: float | None = 0.0) -> list[IterationStats]:
+        """Statistics of the iterations since the last call, oldest first; at most the last `iter_stats_max_iterations`.
+
+        Waits up to `timeout` seconds for the first (None = until the executor is shut down). They arrive in batches,
+        shortly after their iterations: half of `stats_check_period_ms` on a busy engine."""
+        with self._stats_arrived:
+            self._stats_arrived.wait_for(
+                lambda: self._statistics.iterations or self._state is EngineState.CLOSED, timeout
+            )
+            return self._statistics.take_iterations()
+
+    def get_latest_request_stats(self) -> list[RequestStatsPerIteration]:
+        """The same of the requests in each iteration; at most the last `request_stats_max_iterations`: none unless that
+        is configured."""
+        with self._lock:
+            return self._statistics.take_requests()
+
+    def get_latest_batch_manager_stats(self) -> str | None:
+        """The newest statistics as the batch manager's JSON (see BatchManagerStats); None if none arrived since the
+        last call. Cheaper than those of every iteration."""
+        with self._lock:
+            return self._statistics.take_json()
 
     # -- for subclasses: sending to the leader -------------------------------------------------------------------------
 
@@ -174,9 +304,11 @@ class Front(Executor):
             self._state = state
             self._drop_unsent()
             lost, self._journal = self._journal, {}
-            self._responses += [Response.of_error(request_id, EngineUnavailable(sentence)) for request_id in lost]
-            self._stats, self._num_queued = None, 0
+            for entry in lost.values():
+                self._responses.add(entry.fail(EngineUnavailable(sentence)))
+            self._statistics.forget_state()
             self._changed.notify_all()
+            self._stats_arrived.notify_all()
             return len(lost)
 
     def _deliver(self, responses: Iterable[Response]) -> None:
@@ -187,24 +319,46 @@ class Front(Executor):
                     continue
                 if response.is_final:
                     del self._journal[response.request_id]
-                elif response.result is not None:
-                    entry.note(response.result)
-                self._responses.append(response)
+                self._responses.add(entry.note(response))
             self._changed.notify_all()
 
-    def _redraw_id(self) -> int:
+    def _redraw_id(self) -> None:
         """Draw another id for this front, used from now on."""
         with self._lock:
             self._front_id = _draw_front_id()
-            return self._front_id
 
     def _report_stats(self, json: str, num_queued: int) -> None:
         with self._lock:
-            self._stats, self._num_queued = json, num_queued
+            self._statistics.note(json, num_queued)
+
+    def _report_iterations(
+        self, iterations: Iterable[IterationStats], requests: Iterable[RequestStatsPerIteration]
+    ) -> None:
+        with self._stats_arrived:
+            self._statistics.iterations.extend(iterations)
+            self._statistics.requests.extend(requests)
+            self._stats_arrived.notify_all()
+
+    # -- checks --------------------------------------------------------------------------------------------------------
 
     def _check_available(self) -> None:
         if self._state not in ACCEPTING:
             raise EngineUnavailable(SHUT_DOWN if self._state is EngineState.CLOSED else NOT_AVAILABLE)
+
+    def _check_free(self, request_ids: list[int]) -> None:
+        """Raise DuplicateRequest if an id is in flight, or occurs twice. Called with the lock held."""
+        seen: set[int] = set()
+        for request_id in request_ids:
+            if request_id in self._journal or request_id in seen:
+                raise DuplicateRequest(f"requestId {request_id} is already in progress, request is ignored.")
+            seen.add(request_id)
+
+    def _number(self, request: Request) -> Request:
+        return structs.replace(request, request_id=self.next_request_id())
+
+    def _draw_request_id(self) -> int:
+        self._num_ids += 1
+        return self._front_id << FRONT_ID_SHIFT | self._num_ids
 
 
 def _draw_front_id() -> int:

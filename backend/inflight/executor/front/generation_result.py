@@ -1,84 +1,106 @@
-"""The future of a request for users of the library. It can also be iterated to receive partial results."""
+"""The future of a request for users of the library. It can also be iterated to receive partial outputs."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
 import threading
-from collections.abc import AsyncIterator, Callable, Iterator
-
-import msgspec
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Generator, Iterator, Sequence
 
 from inflight.errors import EngineUnavailable, InflightError, RequestError
+from inflight.executor.front.request_output import CompletionOutput, RequestOutput
+from inflight.executor.front.sequence_output import Seen, SequenceOutput
 from inflight.request import Request
-from inflight.result import FinishReason, Response, Result
-
-
-class CompletionOutput(msgspec.Struct, frozen=True, kw_only=True):
-    """One continuation of the prompt, as far as it is generated."""
-
-    index: int
-    token_ids: list[int]
-    """All generated tokens so far; never the prompt."""
-    log_probs: list[float]
-    """Log probability of each token, if the request asked for them."""
-    cum_log_prob: float
-    finish_reason: FinishReason
+from inflight.result import PerfMetrics, Response
 
 
 class GenerationResult:
-    """The answer to one request. Iterating over it, in a thread or in an event loop, yields the whole output so far
-    each time that it has grown; a request that does not stream yields one output. Any number of readers may wait.
+    """The answer to one request.
 
-    Tokens are copied for a reader when it looks, not for each response that arrives.
+    `result`, `aresult` and `await` wait for its end. Iterating over it, in a thread or in an event loop, yields the
+    whole output so far each time that it has grown, if the request streams, and the finished output last. Any number of
+    readers may wait and iterate; `text_diff` and `token_ids_diff` are what is new to the one who reads. Whoever waits
+    gets the request's InflightError if it fails.
+
+    Tokens are copied, and made into text, when a reader looks, not for each response that arrives.
     """
 
-    def __init__(self, request: Request, cancel: Callable[[int], None]) -> None:
+    def __init__(
+        self,
+        request: Request,
+        abort: Callable[[int], None],
+        *,
+        prompt: str | None = None,
+        streaming: bool | None = None,
+        sequences: Sequence[SequenceOutput] = (),
+    ) -> None:
+        """`abort(request_id)` asks the engine for an early end. `prompt`: the text, if that was given. `streaming`:
+        whether partial outputs are yielded, if not as `request` says. `sequences`: where the outputs grow; without
+        them there is no text."""
         self.request = request
-        self._cancel = cancel
+        self.prompt = prompt
+        self.streaming = request.streaming if streaming is None else streaming
+        self._abort = abort
+        self._sequences = sequences or [SequenceOutput(index) for index in range(request.num_return_sequences)]
         self._changed = threading.Condition()
         self._listeners: list[Callable[[], None]] = []
-        self._token_ids: list[int] = []
-        self._log_probs: list[float] = []
-        self._latest = Result()
         self._num_changes = 0
         self._done = False
         self._error: InflightError | None = None
+        self._perf_metrics: PerfMetrics | None = None
+
+    @property
+    def request_id(self) -> int:
+        return self.request.request_id
 
     @property
     def done(self) -> bool:
+        """Whether it has ended, well or with an error."""
         return self._done
 
-    def cancel(self) -> None:
-        """Ask for an early end; the result then holds the tokens generated until then."""
-        self._cancel(self.request.request_id)
+    @property
+    def outputs(self) -> list[CompletionOutput]:
+        """All continuations so far, without waiting. Does not raise the request's error."""
+        with self._changed:
+            return self._look([Seen()] * len(self._sequences)).outputs
 
-    def result(self, timeout: float | None = None) -> CompletionOutput:
-        """Wait for the final output. Raises TimeoutError after `timeout` seconds, or the request's InflightError."""
+    def abort(self) -> None:
+        """Ask for an early end; the result then holds the tokens generated until then."""
+        self._abort(self.request.request_id)
+
+    # -- waiting -------------------------------------------------------------------------------------------------------
+
+    def result(self, timeout: float | None = None) -> RequestOutput:
+        """Wait for the finished output. Raises TimeoutError after `timeout` seconds, or the request's InflightError."""
         with self._changed:
             if not self._changed.wait_for(lambda: self._done, timeout):
                 raise TimeoutError(f"request {self.request.request_id} is not done after {timeout} s")
-        return self._finished()
+            return self._finished([Seen()] * len(self._sequences))
 
-    async def aresult(self) -> CompletionOutput:
-        """The same for use in an event loop, without a timeout."""
-        async for _ in self:
-            pass
-        return self._finished()
+    async def aresult(self) -> RequestOutput:
+        """The same for use in an event loop, without a timeout: use asyncio.wait_for."""
+        async with contextlib.aclosing(self._outputs(partial=False)) as outputs:
+            return await anext(outputs)
 
-    def __iter__(self) -> Iterator[CompletionOutput]:
-        seen = 0
-        while True:
+    def __await__(self) -> Generator[None, None, RequestOutput]:
+        return self.aresult().__await__()
+
+    def __iter__(self) -> Iterator[RequestOutput]:
+        num_seen, seen, done = 0, [Seen()] * len(self._sequences), False
+        while not done:
             with self._changed:
-                self._changed.wait_for(lambda last=seen: self._num_changes > last)  # type: ignore[misc]
-                seen, output, done = self._num_changes, self._output(), self._done
-            if done:
-                yield self._finished()
-                return
+                self._changed.wait_for(lambda last=num_seen: self._has_news(last, self.streaming))  # type: ignore[misc]
+                num_seen, done = self._num_changes, self._done
+                output = self._finished(seen) if done else self._look(seen)
             yield output
 
-    async def __aiter__(self) -> AsyncIterator[CompletionOutput]:
-        loop, news, seen = asyncio.get_running_loop(), asyncio.Event(), 0
+    def __aiter__(self) -> AsyncIterator[RequestOutput]:
+        return self._outputs(partial=self.streaming)
+
+    async def _outputs(self, *, partial: bool) -> AsyncGenerator[RequestOutput, None]:
+        """The finished output, after partial ones if wanted."""
+        loop, news, num_seen, done = asyncio.get_running_loop(), asyncio.Event(), 0, False
+        seen = [Seen()] * len(self._sequences)
 
         def tell() -> None:
             # An abandoned iterator stays registered until it is garbage-collected, when its event loop may be closed.
@@ -88,51 +110,75 @@ class GenerationResult:
         with self._changed:
             self._listeners.append(tell)
         try:
-            while True:
+            while not done:
                 with self._changed:
                     news.clear()
-                    output = self._output() if self._num_changes > seen else None
-                    seen, done = self._num_changes, self._done
+                    output = None
+                    if self._has_news(num_seen, partial):
+                        num_seen, done = self._num_changes, self._done
+                        output = self._finished(seen) if done else self._look(seen)
                 if output is None:
                     await news.wait()
-                    continue
-                if done:
-                    yield self._finished()
-                    return
-                yield output
+                else:
+                    yield output
         finally:
             with self._changed:
                 self._listeners.remove(tell)
 
+    # -- the dispatcher's side -----------------------------------------------------------------------------------------
+
     def add(self, response: Response) -> None:
-        """Add a response of the engine and wake all readers."""
+        """Add a response of the engine and wake all readers. Once it is done, responses are ignored."""
         with self._changed:
+            if self._done:
+                return
             if response.result is None:
                 self._error = _error_of(response)
             else:
-                self._token_ids += response.result.output_token_ids
-                self._log_probs += response.result.log_probs
-                self._latest = response.result
-            self._done = response.is_final
-            self._num_changes += 1
-            self._changed.notify_all()
-            for tell in self._listeners:
-                tell()
+                self._sequences[response.result.sequence_index].add(response.result)
+                self._perf_metrics = response.result.request_perf_metrics
+            self._done = response.is_final or all(sequence.is_finished for sequence in self._sequences)
+            self._tell()
+        if self._done and not response.is_final:
+            # Stop strings have ended all sequences, of which the ranks know nothing.
+            self.abort()
 
-    def _finished(self) -> CompletionOutput:
+    def fail(self, error: InflightError) -> None:
+        """End it with an error that does not come from the engine."""
+        with self._changed:
+            if not self._done:
+                self._error, self._done = error, True
+                self._tell()
+
+    def _tell(self) -> None:
+        self._num_changes += 1
+        self._changed.notify_all()
+        for tell in self._listeners:
+            tell()
+
+    # -- looking, with the lock held -----------------------------------------------------------------------------------
+
+    def _has_news(self, num_seen: int, partial: bool) -> bool:
+        return self._done or (partial and self._num_changes > num_seen)
+
+    def _finished(self, seen: list[Seen]) -> RequestOutput:
         if self._error is not None:
             raise self._error
-        with self._changed:
-            return self._output()
+        return self._look(seen)
 
-    def _output(self) -> CompletionOutput:
-        """A copy of what has come. Called with the lock held."""
-        return CompletionOutput(
-            index=self._latest.sequence_index,
-            token_ids=list(self._token_ids),
-            log_probs=list(self._log_probs),
-            cum_log_prob=self._latest.cum_log_prob,
-            finish_reason=self._latest.finish_reason,
+    def _look(self, seen: list[Seen]) -> RequestOutput:
+        """A copy of what has come; `seen` is brought up to date."""
+        outputs = []
+        for index, sequence in enumerate(self._sequences):
+            output, seen[index] = sequence.look(seen[index])
+            outputs.append(output)
+        return RequestOutput(
+            request_id=self.request.request_id,
+            prompt=self.prompt,
+            prompt_token_ids=self.request.input_token_ids,
+            outputs=outputs,
+            finished=self._done,
+            request_perf_metrics=self._perf_metrics,
         )
 
 
@@ -140,4 +186,4 @@ def _error_of(response: Response) -> InflightError:
     """The exception from which the response was made, found by its error code and outcome."""
     kinds: list[type[InflightError]] = [*RequestError.__subclasses__(), EngineUnavailable]
     wanted = (response.error_code, response.outcome)
-    return next((kind for kind in kinds if (kind.code, kind.outcome) == wanted), RequestError)(response.error)
+    return next((kind for kind in kinds if (kind.code, kind.outcome) == wanted), RequestError)(response.error_msg)

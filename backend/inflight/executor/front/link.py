@@ -6,7 +6,6 @@ Each launch gets a new link, so that no message of dead ranks can arrive later. 
 from __future__ import annotations
 
 import logging
-import os
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -23,14 +22,14 @@ RECONNECT_MS = 20
 class EngineLink:
     """Connects in the background; a Hello is the first message that the leader receives."""
 
-    def __init__(self, path: Path, front_id: int) -> None:
+    def __init__(self, path: Path, hello: Hello) -> None:
         self._context = zmq.Context()
         self.socket = self._context.socket(zmq.DEALER)
         self.socket.setsockopt(zmq.SNDHWM, 0)
         self.socket.setsockopt(zmq.RCVHWM, 0)
         self.socket.setsockopt(zmq.RECONNECT_IVL, RECONNECT_MS)
         self.socket.connect(f"ipc://{path}")
-        self.send(Hello(front_id=front_id, pid=os.getpid()))
+        self.send(hello)
 
     def send(self, message: FromFront) -> None:
         self.send_encoded(encode(message))

@@ -37,6 +37,7 @@ from inflight.executor.wire.messages import (
     FromLeader,
     Goodbye,
     Hello,
+    Iterations,
     Occupied,
     Responses,
     Shutdown,
@@ -63,7 +64,7 @@ NOT_BACK = "the engine's ranks could not be brought back"
 
 
 class RemoteFront(Front):
-    """The Executor over a Launcher."""
+    """A front over a Launcher."""
 
     def __init__(
         self,
@@ -76,7 +77,7 @@ class RemoteFront(Front):
         """`keep_trying`: if False, only the first relaunch is automatic; once it has failed, the next try needs a call
         of relaunch(). `on_engine_death(reason)` is called on the front's thread after all requests in flight have
         failed; it must not block. Raises ConfigurationError for a wrong generation_config.json."""
-        super().__init__(GenerationDefaults.load(config))
+        super().__init__(config, GenerationDefaults.load(config))
         self._config = config
         self._launcher = launcher
         self._keep_trying = keep_trying
@@ -91,7 +92,7 @@ class RemoteFront(Front):
         self._relaunch_asked = threading.Event()
         self._thread = threading.Thread(target=self._run, name="inflight-front", daemon=True)
 
-    # -- Executor ------------------------------------------------------------------------------------------------------
+    # -- the engine ----------------------------------------------------------------------------------------------------
 
     def start(self) -> None:
         atexit.register(self.shutdown)
@@ -175,7 +176,7 @@ class RemoteFront(Front):
             return self._launcher.absent, False
         watch = Watch(self._config)
         try:
-            with contextlib.closing(EngineLink(launch.socket_path, self._front_id)) as link:
+            with contextlib.closing(EngineLink(launch.socket_path, self._hello())) as link:
                 reason = self._pump(launch, link, watch, backoff)
                 if self._closing.is_set():
                     self._leave(launch, link)
@@ -184,6 +185,14 @@ class RemoteFront(Front):
         finally:
             launch.end()
         return reason, watch.welcomed
+
+    def _hello(self) -> Hello:
+        return Hello(
+            front_id=self._front_id,
+            pid=os.getpid(),
+            wants_iteration_stats=self._statistics.wants_iterations,
+            wants_request_stats=self._statistics.wants_requests,
+        )
 
     def _open(self) -> RunningLaunch | None:
         """The engine's next launch; None if none is found in time, or if this front is shut down."""
@@ -265,11 +274,14 @@ class RemoteFront(Front):
             self._deliver(message.responses)
         elif isinstance(message, Stats):
             self._report_stats(message.json, message.num_queued)
+        elif isinstance(message, Iterations):
+            self._report_iterations(message.iteration_stats, message.request_stats)
         elif isinstance(message, Welcome):
             self._engine_ready(message.limits, message.device, message.max_in_flight)
             self._settled.set()
         elif isinstance(message, Occupied):
-            link.send(Hello(front_id=self._redraw_id(), pid=os.getpid()))
+            self._redraw_id()
+            link.send(self._hello())
         elif isinstance(message, Fatal):
             return message.reason
         return ""

@@ -12,11 +12,13 @@ from typing import Protocol
 
 from inflight.batch_manager.callbacks import Callbacks
 from inflight.batch_manager.gpt_manager import GptManager
+from inflight.batch_manager_stats import BatchManagerStats
 from inflight.distributed.rank_group import RankGroup
 from inflight.errors import RequestError
 from inflight.executor.wire.messages import NO_INPUT, RankInput, decode_rank_input, encode_rank_input
 from inflight.request import Request
 from inflight.result import FinishReason, Response, Result
+from inflight.stats import IterationStats, RequestStatsPerIteration
 
 
 class Leader(Protocol):
@@ -35,6 +37,17 @@ class Leader(Protocol):
 
     def report_stats(self, json: str) -> None:
         """Keep the newest statistics, to be sent to the fronts."""
+
+    @property
+    def wants_iteration_stats(self) -> bool:
+        """Whether a front keeps the statistics of every iteration."""
+
+    @property
+    def wants_request_stats(self) -> bool:
+        """Whether a front keeps the statistics of every request in every iteration."""
+
+    def report_iteration(self, stats: IterationStats | None, requests: RequestStatsPerIteration | None) -> None:
+        """Keep the statistics of the iteration that ends, those that are wanted, to be sent to such fronts."""
 
     def all_ranks_answered(self) -> None:
         """All ranks have passed a tick's barrier, so all are alive."""
@@ -57,6 +70,7 @@ class RankCallbacks:
             poll_stop_signals=self.poll_stop_signals,
             return_batch_manager_stats=None if leader is None else leader.report_stats,
             wants_batch_manager_stats=self.wants_batch_manager_stats,
+            end_iteration=None if leader is None else self.end_iteration,
         )
 
     def attach(self, manager: GptManager) -> None:
@@ -91,12 +105,21 @@ class RankCallbacks:
         self._stats_were_skipped = not wanted
         return wanted
 
+    def end_iteration(self) -> None:
+        leader, manager = self._leader, self._manager
+        assert leader is not None and manager is not None
+        if leader.wants_iteration_stats or leader.wants_request_stats:
+            leader.report_iteration(
+                manager.statistics() if leader.wants_iteration_stats else None,
+                manager.request_statistics() if leader.wants_request_stats else None,
+            )
+
     def _report_idle_stats(self) -> None:
         """Report the state in which the engine becomes idle; otherwise the fronts would keep showing an earlier one."""
         self._stats_were_skipped = False
         if self._leader is not None:
             assert self._manager is not None
-            self._leader.report_stats(self._manager.statistics().to_json())
+            self._leader.report_stats(BatchManagerStats.of(self._manager.statistics()).to_json())
 
     def _exchange(self, max_requests: int, may_block: bool) -> RankInput:
         if self._leader is None:

@@ -14,6 +14,7 @@ import os
 import sys
 from pathlib import Path
 
+from inflight.batch_manager_stats import BatchManagerStats
 from inflight.config import EngineConfig
 from inflight.distributed.rank_group import RankGroup, SingleRank
 from inflight.errors import ConfigurationError, InflightError
@@ -87,7 +88,7 @@ def _serve(config: EngineConfig, launch: Launch, group: RankGroup, runner: Loade
     rank.attach(manager)
     if leader is not None:
         # The manager reports nothing before the first request, but fronts show the KV cache's size from the start.
-        leader.report_stats(manager.statistics().to_json())
+        leader.report_stats(BatchManagerStats.of(manager.statistics()).to_json())
     logger.info("ready")
     try:
         manager.run()

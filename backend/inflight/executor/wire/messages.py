@@ -1,7 +1,7 @@
 """All messages between fronts and leader, and between leader and ranks: msgpack, one tagged struct per message.
 
     front -> leader    Hello, Submit, Cancel, Goodbye, Shutdown
-    leader -> front    Welcome, Occupied, Responses, Stats, Heartbeat, Fatal
+    leader -> front    Welcome, Occupied, Responses, Stats, Iterations, Heartbeat, Fatal
     leader -> ranks    RankInput
 
 Decoding checks every type, and no message can cause code to be loaded or run. Knows no socket.
@@ -15,6 +15,7 @@ import msgspec
 
 from inflight.request import Request, RequestLimits
 from inflight.result import FinishReason, Response
+from inflight.stats import IterationStats, RequestStatsPerIteration
 
 MAX_MESSAGE_BYTES = 64 * 1024 * 1024
 """The leader closes the connection of a sender of a longer message. A million prompt tokens take 5 MB."""
@@ -29,13 +30,17 @@ class BadMessage(Exception):
     """The bytes are not a valid message. The error text quotes none of them, as they may hold a prompt."""
 
 
-class Hello(msgspec.Struct, frozen=True, tag=True):
+class Hello(msgspec.Struct, frozen=True, tag=True, omit_defaults=True):
     """A front's first message."""
 
     front_id: int
     """1 to MAX_FRONT_ID: the upper 16 bits of the front's request ids. The front chooses it and keeps it over
     relaunches. If the leader numbered fronts in order of arrival, two fronts could swap numbers after a relaunch."""
     pid: int
+    wants_iteration_stats: bool = False
+    """Whether it keeps the statistics of every iteration; otherwise none are made for it."""
+    wants_request_stats: bool = False
+    """The same of every request in every iteration."""
 
 
 class Submit(msgspec.Struct, frozen=True, tag=True):
@@ -82,6 +87,13 @@ class Stats(msgspec.Struct, frozen=True, tag=True, omit_defaults=True):
     """Requests of all fronts waiting on the leader. The batch manager, which makes the JSON, does not know of them."""
 
 
+class Iterations(msgspec.Struct, frozen=True, tag=True, omit_defaults=True):
+    """Statistics of the iterations since the last such message, oldest first, for fronts that asked for them."""
+
+    iteration_stats: list[IterationStats] = []
+    request_stats: list[RequestStatsPerIteration] = []
+
+
 class Heartbeat(msgspec.Struct, frozen=True, tag=True):
     """Every rank has just answered a tick."""
 
@@ -93,7 +105,7 @@ class Fatal(msgspec.Struct, frozen=True, tag=True):
 
 
 FromFront = Hello | Submit | Cancel | Goodbye | Shutdown
-FromLeader = Welcome | Occupied | Responses | Stats | Heartbeat | Fatal
+FromLeader = Welcome | Occupied | Responses | Stats | Iterations | Heartbeat | Fatal
 
 
 class RankInput(msgspec.Struct, frozen=True, omit_defaults=True):

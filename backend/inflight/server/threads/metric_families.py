@@ -12,7 +12,7 @@ from datetime import datetime
 
 import msgspec
 
-from inflight.stats import IterationStats
+from inflight.batch_manager_stats import BatchManagerStats
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -27,7 +27,7 @@ class Family:
     series: tuple[str, ...] = ("",)
     buckets: tuple[float, ...] = ()
     statistics: Mapping[str, str] = field(default_factory=dict)
-    """series -> field of IterationStats, for gauges that show the latest statistics."""
+    """series -> field of BatchManagerStats, for gauges that show the latest statistics."""
 
 
 def _of_statistics(name: str, description: str, label: str, statistics: dict[str, str]) -> Family:
@@ -166,14 +166,14 @@ NONE_IN_FLIGHT = (
 """Statistics that are 0 while no request is in flight. The engine reports none then."""
 
 
-def when_idle(stats: IterationStats) -> IterationStats:
+def when_idle(stats: BatchManagerStats) -> BatchManagerStats:
     """The latest statistics, changed to what they are once all requests have ended: every block is free again."""
     nothing = dict.fromkeys(NONE_IN_FLIGHT, 0)
     return msgspec.structs.replace(stats, **nothing, free_kv_cache_blocks=stats.max_kv_cache_blocks)
 
 
-def statistic(stats: IterationStats, name: str) -> float:
-    """The value of a gauge for a field of IterationStats; a timestamp in microseconds since the epoch."""
+def statistic(stats: BatchManagerStats, name: str) -> float:
+    """The value of a gauge for a field of BatchManagerStats; a timestamp in microseconds since the epoch."""
     if name == "timestamp":
         return datetime.strptime(stats.timestamp, "%m-%d-%Y %H:%M:%S.%f").timestamp() * 1e6
     return float(getattr(stats, name))

@@ -15,10 +15,10 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
+from inflight.batch_manager_stats import BatchManagerStats
 from inflight.server.threads import metric_families as mf
 from inflight.server.threads.metric_families import Family
 from inflight.server.threads.sending_thread import log_failure
-from inflight.stats import IterationStats
 
 logger = logging.getLogger(__name__)
 
@@ -72,7 +72,7 @@ class MetricsThread:
         self._metrics: dict[tuple[str, str], Any] = {}
         self._families: list[Any] = []
         self._shown: dict[tuple[str, str], float] = {}
-        self._stats: IterationStats | None = None
+        self._stats: BatchManagerStats | None = None
         self._stopping = threading.Event()
         self._is_given_up = False
         """Whether `stop` has returned: pb_utils must not be touched any more."""
@@ -137,12 +137,12 @@ class MetricsThread:
             self._call(mf.RELAUNCHING.name, "", "increment", self._period)
         text = self._latest_stats()
         if text is not None:
-            self._stats = IterationStats.from_json(text)
+            self._stats = BatchManagerStats.from_json(text)
             self._show(self._stats, self._num_queued())
         elif self._stats is not None and self._num_in_flight() == 0:
             self._show(mf.when_idle(self._stats), 0)
 
-    def _show(self, stats: IterationStats, num_queued: int) -> None:
+    def _show(self, stats: BatchManagerStats, num_queued: int) -> None:
         for family in mf.STATISTICS_FAMILIES:
             for series, name in family.statistics.items():
                 self._set(family.name, series, mf.statistic(stats, name))

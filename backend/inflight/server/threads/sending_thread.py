@@ -15,7 +15,7 @@ from collections.abc import Callable, Container
 from functools import partial
 
 from inflight.errors import EngineUnavailable, RequestCancelled, ResponseFailed
-from inflight.executor.executor import Executor
+from inflight.executor.front.front import Front
 from inflight.result import Response
 from inflight.server.threads.response_pace import ResponsePace
 from inflight.server.work_item import WorkItem
@@ -34,7 +34,7 @@ class SendingThread:
     """Started once, finished after the executor was shut down."""
 
     def __init__(
-        self, executor: Executor, items: WorkItems, pace: ResponsePace, on_end: Callable[[WorkItem, Response], None]
+        self, executor: Front, items: WorkItems, pace: ResponsePace, on_end: Callable[[WorkItem, Response], None]
     ) -> None:
         """`on_end(item, last)` is called once for each request, after the engine's `last` response to it."""
         self._executor = executor
@@ -123,7 +123,7 @@ class SendingThread:
             last = Response.of_error(request_id, RequestCancelled("the request was cancelled"))
         elif last.error_code == RequestCancelled.code:
             last = Response.of_error(request_id, RequestCancelled(item.stopped_sentence))
-        item.fail(last.error_code or "INTERNAL", last.error or "the request ended without a result")
+        item.fail(last.error_code or "INTERNAL", last.error_msg or "the request ended without a result")
         if self._items.remove(item):
             try:
                 self._on_end(item, last)

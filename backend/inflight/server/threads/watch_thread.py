@@ -8,7 +8,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 
-from inflight.executor.executor import Executor
+from inflight.executor.front.front import Front
 from inflight.server.threads.sending_thread import log_failure
 from inflight.server.work_items import WorkItems
 
@@ -16,7 +16,7 @@ from inflight.server.work_items import WorkItems
 class WatchThread:
     """Cancels requests whose client has disconnected; reports once that a lost engine could not be relaunched."""
 
-    def __init__(self, executor: Executor, items: WorkItems, period: float, on_engine_down: Callable[[], None]) -> None:
+    def __init__(self, executor: Front, items: WorkItems, period: float, on_engine_down: Callable[[], None]) -> None:
         """`period` in seconds."""
         self._executor = executor
         self._items = items

@@ -5,12 +5,15 @@ from __future__ import annotations
 import threading
 
 import pytest
+from fakes import iteration_stats
 
+from inflight.config import EngineConfig
 from inflight.errors import DuplicateRequest, EngineUnavailable, InvalidRequest, QueueFull
 from inflight.executor.front.front import EngineState, Front
 from inflight.executor.wire.messages import FRONT_ID_SHIFT, MAX_FRONT_ID
 from inflight.request import Request, RequestLimits
 from inflight.result import FinishReason, Response, Result
+from inflight.stats import RequestStatsPerIteration
 
 LIMITS = RequestLimits(vocab_size=100, max_seq_len=16, max_input_len=15, kv_cache_tokens=160)
 LATER = RequestLimits(vocab_size=100, max_seq_len=8, max_input_len=7, kv_cache_tokens=80)
@@ -19,8 +22,8 @@ LATER = RequestLimits(vocab_size=100, max_seq_len=8, max_input_len=7, kv_cache_t
 class ListFront(Front):
     """Sends into lists."""
 
-    def __init__(self, max_in_flight: int = 0) -> None:
-        super().__init__()
+    def __init__(self, max_in_flight: int = 0, config: EngineConfig | None = None) -> None:
+        super().__init__(config)
         self.max_in_flight = max_in_flight
         self.sent: list[object] = []
         self.cancelled: list[int] = []
@@ -95,7 +98,7 @@ def test_responses_of_a_request_end_with_its_final_one(front: ListFront) -> None
 
 
 def test_responses_to_unknown_requests_are_dropped(front: ListFront) -> None:
-    front.say(token(12345), Response(request_id=9, error="no", error_code="INTERNAL"))
+    front.say(token(12345), Response(request_id=9, error_msg="no", error_code="INTERNAL"))
     assert front.await_responses(timeout=0) == []
 
 
@@ -192,12 +195,161 @@ def test_only_requests_in_flight_are_cancelled(front: ListFront) -> None:
     assert front.cancelled == [live]
 
 
+def test_a_request_without_an_id_is_given_one(front: ListFront) -> None:
+    first, second = front.enqueue_requests([Request(input_token_ids=[1], max_tokens=1) for _ in range(2)])
+    assert front.sent == [first, second] and first != second
+    assert front.enqueue_request(Request(request_id=7, input_token_ids=[1], max_tokens=1)) == 7
+
+
+def test_several_requests_are_sent_all_or_none() -> None:
+    front = ListFront(max_in_flight=2)
+    front.start()
+    good = Request(request_id=1, input_token_ids=[1], max_tokens=1)
+    others = {
+        InvalidRequest: [Request(request_id=2, input_token_ids=[], max_tokens=1)],
+        DuplicateRequest: [good],
+        QueueFull: [Request(request_id=number, input_token_ids=[1], max_tokens=1) for number in (2, 3)],
+    }
+    for error, requests in others.items():
+        with pytest.raises(error):
+            front.enqueue_requests([good, *requests])
+        assert front.sent == [] and front.num_requests_in_flight() == 0
+    assert front.enqueue_requests([]) == []
+
+
+def test_responses_can_be_awaited_for_one_request(front: ListFront) -> None:
+    first, second = submit(front), submit(front)
+    front.say(token(first), token(second), token(first, FinishReason.LENGTH))
+    assert [front.get_num_responses_ready(id_) for id_ in (first, second, None)] == [2, 1, 3]
+    assert [response.is_final for response in front.await_responses(first)] == [False, True]
+    assert [front.get_num_responses_ready(id_) for id_ in (first, second, None)] == [0, 1, 1]
+    assert [response.request_id for response in front.await_responses()] == [second]
+    assert front.await_responses(second, timeout=0) == []
+
+
+def test_several_requests_are_awaited_until_each_has_an_answer(front: ListFront) -> None:
+    ids = [submit(front) for _ in range(3)]
+    front.say(token(ids[0]), token(ids[0]))
+    answers: list[list[list[Response]]] = []
+    thread = threading.Thread(target=lambda: answers.append(front.await_responses(ids)))
+    thread.start()
+    front.say(token(ids[2]))
+    front.say(token(ids[1], FinishReason.LENGTH))
+    thread.join(30)
+    (answer,) = answers
+    assert [[response.request_id for response in responses] for responses in answer] == [
+        [ids[0], ids[0]],
+        [ids[1]],
+        [ids[2]],
+    ]
+    front.say(token(ids[0]))
+    assert [len(responses) for responses in front.await_responses([ids[2], ids[0]], timeout=0.01)] == [0, 1]
+
+
+def test_awaiting_what_will_never_come_is_an_error_at_once(front: ListFront) -> None:
+    live, done = submit(front), submit(front)
+    front.say(token(done, FinishReason.LENGTH))
+    assert len(front.await_responses(done)) == 1
+    for request_id in (done, 4711):
+        (response,) = front.await_responses(request_id)
+        assert response.request_id == request_id and response.is_final
+        assert response.error_code == "INVALID_ARGUMENT" and "not in flight" in response.error_msg
+    front.say(token(live))
+    answers = front.await_responses([done, live])
+    assert [[response.has_error for response in responses] for responses in answers] == [[True], [False]]
+
+
+def test_whoever_awaits_one_request_hears_that_its_ranks_are_lost(front: ListFront) -> None:
+    request_id = submit(front)
+    answers: list[list[Response]] = []
+    thread = threading.Thread(target=lambda: answers.append(front.await_responses(request_id)))
+    thread.start()
+    front.lose()
+    thread.join(30)
+    assert [[response.error_code for response in responses] for responses in answers] == [["UNAVAILABLE"]]
+
+
+def test_each_response_repeats_the_clients_id(front: ListFront) -> None:
+    ids = [
+        front.enqueue_request(Request(input_token_ids=[1], max_tokens=9, client_id=client_id))
+        for client_id in ("a", "", "c")
+    ]
+    front.say(*map(token, ids), token(ids[0], FinishReason.LENGTH))
+    front.lose()
+    heard = [(response.request_id, response.client_id) for response in front.await_responses()]
+    assert sorted(heard) == sorted(
+        [(ids[0], "a"), (ids[0], "a"), (ids[1], ""), (ids[1], ""), (ids[2], "c"), (ids[2], "c")]
+    )
+
+
+def test_all_generated_tokens_come_with_each_response_if_asked(front: ListFront) -> None:
+    request = Request(
+        input_token_ids=[1], max_tokens=9, streaming=True, return_all_generated_tokens=True, num_return_sequences=1
+    )
+    request_id = front.enqueue_request(request)
+
+    def say(tokens: list[int], sequence_index: int, is_final: bool = False) -> None:
+        result = Result(
+            output_token_ids=tokens,
+            log_probs=[-float(token) for token in tokens],
+            sequence_index=sequence_index,
+            is_final=is_final,
+        )
+        front.say(Response(request_id=request_id, result=result))
+
+    say([1], 0)
+    say([7], 1)
+    say([2, 3], 0)
+    say([4], 0, is_final=True)
+    results = [response.result for response in front.await_responses()]
+    assert [result.output_token_ids for result in results] == [[1], [7], [1, 2, 3], [1, 2, 3, 4]]
+    assert [result.log_probs for result in results] == [[-1.0], [-7.0], [-1.0, -2.0, -3.0], [-1.0, -2.0, -3.0, -4.0]]
+
+
+def test_a_front_is_a_context_manager() -> None:
+    with ListFront() as front:
+        assert front.is_ready() and front.can_enqueue_requests() and not front.is_participant()
+        submit(front)
+    assert not front.can_enqueue_requests()
+    assert [response.error_code for response in front.await_responses()] == ["UNAVAILABLE"]
+
+
+def test_iterations_are_kept_in_a_ring_and_told_once() -> None:
+    front = ListFront(config=EngineConfig(iter_stats_max_iterations=3, request_stats_max_iterations=2))
+    iterations = [iteration_stats(iter=number) for number in range(5)]
+    requests = [RequestStatsPerIteration(iter=number, request_stats=[]) for number in range(5)]
+    front._report_iterations(iterations[:2], requests[:2])
+    front._report_iterations(iterations[2:], requests[2:])
+    front.lose()
+    assert front.get_latest_iteration_stats() == iterations[2:]
+    assert front.get_latest_request_stats() == requests[3:]
+    assert front.get_latest_iteration_stats() == [] and front.get_latest_request_stats() == []
+
+
+def test_iterations_can_be_waited_for_until_the_end(front: ListFront) -> None:
+    answers: list[list[int]] = []
+
+    def fetch() -> None:
+        while stats := front.get_latest_iteration_stats(timeout=None):
+            answers.append([each.iter for each in stats])
+            told.set()
+
+    told = threading.Event()
+    thread = threading.Thread(target=fetch)
+    thread.start()
+    front._report_iterations([iteration_stats(iter=1), iteration_stats(iter=2)], [])
+    assert told.wait(30)
+    front.shutdown()
+    thread.join(30)
+    assert not thread.is_alive() and answers == [[1, 2]]
+
+
 def test_the_newest_statistics_are_told_once(front: ListFront) -> None:
-    assert front.get_latest_iteration_stats() is None
+    assert front.get_latest_batch_manager_stats() is None
     front._report_stats("1", 7)
     front._report_stats("2", 3)
-    assert front.get_latest_iteration_stats() == "2"
-    assert front.get_latest_iteration_stats() is None
+    assert front.get_latest_batch_manager_stats() == "2"
+    assert front.get_latest_batch_manager_stats() is None
     assert front.num_requests_queued() == 3
     front.lose()
     assert front.num_requests_queued() == 0

@@ -159,8 +159,8 @@ def test_statistics_arrive(launcher: Launcher) -> None:
     executor.start()
     submit(executor, Order.STATS)
     fetch(executor, 2)
-    assert executor.get_latest_iteration_stats() == '{"Iteration Counter": 2}'
-    assert executor.get_latest_iteration_stats() is None
+    assert executor.get_latest_batch_manager_stats() == '{"Iteration Counter": 2}'
+    assert executor.get_latest_batch_manager_stats() is None
 
 
 def test_nonsense_from_the_leader_is_dropped(launcher: Launcher) -> None:

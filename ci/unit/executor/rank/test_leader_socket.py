@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 import zmq
 from calls import until
+from fakes import iteration_stats
 from harness import make_request
 
 from inflight.executor.front.link import EngineLink
@@ -22,6 +23,7 @@ from inflight.executor.wire.messages import (
     Goodbye,
     Heartbeat,
     Hello,
+    Iterations,
     Occupied,
     RankInput,
     Responses,
@@ -32,6 +34,7 @@ from inflight.executor.wire.messages import (
 )
 from inflight.request import Request, RequestLimits
 from inflight.result import FinishReason, Response, Result
+from inflight.stats import RequestStatsPerIteration
 
 LIMITS = RequestLimits(vocab_size=97, max_seq_len=64, max_input_len=63, kv_cache_tokens=256)
 
@@ -47,8 +50,8 @@ class Scene:
         self.inputs: list[RankInput] = []
         self.room = 8
 
-    def front(self) -> EngineLink:
-        link = EngineLink(self.path, front_id=len(self.links) + 1)
+    def front(self, **wishes: bool) -> EngineLink:
+        link = EngineLink(self.path, Hello(front_id=len(self.links) + 1, pid=1, **wishes))
         self.links.append(link)
         self.heard[link] = []
         self.serve_until(lambda: any(isinstance(message, Welcome) for message in self.heard[link]))
@@ -97,7 +100,7 @@ def test_fronts_are_welcomed_with_the_limits(scene: Scene) -> None:
 
 def test_an_id_belongs_to_one_front_until_that_leaves(scene: Scene) -> None:
     first = scene.front()
-    second = EngineLink(scene.path, front_id=1)
+    second = EngineLink(scene.path, Hello(front_id=1, pid=1))
     scene.links.append(second)
     scene.heard[second] = []
     scene.serve_until(lambda: Occupied() in scene.heard[second])
@@ -142,6 +145,35 @@ def test_statistics_are_wanted_when_there_is_a_front_and_some_time_has_passed(sc
     assert not scene.server.wants_stats()
 
 
+def test_every_iteration_is_told_to_whoever_wants_that(scene: Scene) -> None:
+    plain = scene.front()
+    assert not scene.server.wants_iteration_stats and not scene.server.wants_request_stats
+    curious = scene.front(wants_iteration_stats=True)
+    thorough = scene.front(wants_iteration_stats=True, wants_request_stats=True)
+    assert scene.server.wants_iteration_stats and scene.server.wants_request_stats
+    plain.send(Submit([make_request(n, 2) for n in (1, 2)]))
+    scene.room = 1
+    scene.serve_until(lambda: len(scene.requests()) == 1)
+    scene.room = 0
+    for number in (1, 2):
+        requests = RequestStatsPerIteration(iter=number, request_stats=[])
+        scene.server.report_iteration(iteration_stats(iter=number), requests)
+
+    def heard(link: EngineLink) -> list[Iterations]:
+        return [message for message in scene.heard[link] if isinstance(message, Iterations)]
+
+    scene.serve_until(lambda: heard(curious) and heard(thorough))
+    (told,) = heard(curious)
+    assert [(stats.iter, stats.num_queued_requests) for stats in told.iteration_stats] == [(1, 1), (2, 1)]
+    assert told.request_stats == []
+    (told,) = heard(thorough)
+    assert [stats.iter for stats in told.request_stats] == [1, 2] and len(told.iteration_stats) == 2
+    assert heard(plain) == []
+    for link in (curious, thorough):
+        link.send(Goodbye())
+    scene.serve_until(lambda: not scene.server.wants_iteration_stats)
+
+
 def test_the_statistics_say_how_many_wait_on_the_leader(scene: Scene) -> None:
     link = scene.front()
     link.send(Submit([make_request(n, 2) for n in (1, 2, 3)]))
@@ -173,7 +205,7 @@ def test_a_full_engine_refuses_whoever_comes_next(scene: Scene) -> None:
     second.send(Submit([make_request(4, 2)]))
     scene.serve_until(lambda: scene.responses(second))
     ((response,),) = scene.responses(second)
-    assert (response.error_code, response.error) == ("UNAVAILABLE", "Exceeds maximum queue size")
+    assert (response.error_code, response.error_msg) == ("UNAVAILABLE", "Exceeds maximum queue size")
 
 
 def test_cancel_shutdown_heartbeat_stats_and_last_words(scene: Scene) -> None:

@@ -9,12 +9,12 @@ from harness import make_request
 from inflight.batch_manager.gpt_manager import GptManager
 from inflight.batch_manager.kv_cache_manager import KVCacheManager
 from inflight.batch_manager.scheduler import Scheduler
+from inflight.batch_manager_stats import BatchManagerStats
 from inflight.distributed.rank_group import SingleRank
 from inflight.executor.rank.callbacks import RankCallbacks
 from inflight.executor.wire.messages import NO_INPUT, RankInput
 from inflight.request import Request, RequestLimits
 from inflight.result import Response
-from inflight.stats import IterationStats
 
 
 class FakeLeader:
@@ -24,7 +24,7 @@ class FakeLeader:
         self.requests = requests
         self.wants = True
         self.responses: list[Response] = []
-        self.stats: list[IterationStats] = []
+        self.stats: list[BatchManagerStats] = []
 
     def next_input(self, max_requests: int, may_block: bool) -> RankInput:
         taken, self.requests = self.requests[:max_requests], self.requests[max_requests:]
@@ -39,7 +39,9 @@ class FakeLeader:
         return self.wants
 
     def report_stats(self, json: str) -> None:
-        self.stats.append(IterationStats.from_json(json))
+        self.stats.append(BatchManagerStats.from_json(json))
+
+    wants_iteration_stats = wants_request_stats = False
 
     def all_ranks_answered(self) -> None:
         return None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+from fakes import iteration_stats
 from harness import make_request
 
 from inflight.executor.rank.leader.request_book import RequestBook
@@ -20,7 +21,7 @@ class Clock:
 
 def answers(book: RequestBook, front: bytes = A) -> list[tuple[int, str, str]]:
     responses = book.collect_responses().get(front, [])
-    return [(response.request_id, response.error_code, response.error) for response in responses]
+    return [(response.request_id, response.error_code, response.error_msg) for response in responses]
 
 
 def end(book: RequestBook, request_id: int) -> None:
@@ -36,6 +37,45 @@ def test_requests_go_to_the_ranks_as_far_as_there_is_room() -> None:
     assert book.has_input
     assert [r.request_id for r in book.take(5)[0]] == [3]
     assert not book.has_input
+
+
+def test_a_negative_maximum_is_no_limit() -> None:
+    book = RequestBook()
+    for request_id in (1, 2, 3):
+        book.submit(A, make_request(request_id, 2, num_return_sequences=request_id))
+    assert [request.request_id for request in book.take(-1)[0]] == [1, 2, 3]
+
+
+def test_the_maximum_counts_sequences_and_the_head_is_not_overtaken() -> None:
+    book = RequestBook()
+    for request_id, width in ((1, 2), (2, 3), (3, 1)):
+        book.submit(A, make_request(request_id, 2, num_return_sequences=width))
+    assert [request.request_id for request in book.take(4)[0]] == [1]
+    assert book.take(2) == ([], {}), "the second waits for its three places, and the third behind it"
+    assert [request.request_id for request in book.take(4)[0]] == [2, 3]
+
+
+def test_an_idle_engine_takes_a_request_that_is_wider_than_all_its_places() -> None:
+    book = RequestBook()
+    for request_id in (1, 2):
+        book.submit(A, make_request(request_id, 2, num_return_sequences=9))
+    assert book.take(8) == ([], {})
+    assert [request.request_id for request in book.take(8, is_idle=True)[0]] == [1]
+
+
+def test_the_time_in_the_queue_is_added_up() -> None:
+    clock = Clock()
+    book = RequestBook(clock=clock)
+    book.submit(A, make_request(1, 2))
+    clock.now += 1.0
+    book.submit(A, make_request(2, 2))
+    book.submit(A, make_request(3, 2))
+    clock.now += 0.5
+    book.take(2)
+    stats = book.complete(iteration_stats())
+    assert (stats.num_queued_requests, stats.new_active_requests_queue_latency_ms) == (1, 2000.0)
+    book.take(0)
+    assert book.complete(iteration_stats()).new_active_requests_queue_latency_ms == 0.0
 
 
 def test_each_front_hears_only_of_its_own_requests() -> None:

@@ -39,7 +39,7 @@ RESULT = Result(
     log_probs=[-1.5, -2.0],
     finish_reason=FinishReason.STOP_WORDS,
     is_final=True,
-    perf_metrics=PerfMetrics(arrival_time_ns=2**62),
+    request_perf_metrics=PerfMetrics(arrival_time_ns=2**62),
 )
 
 
@@ -55,7 +55,9 @@ def test_what_a_front_says_arrives_as_it_was(message: Hello | Submit | Cancel | 
     [
         Occupied(),
         Welcome(limits=LIMITS, device="cpu", max_in_flight=9, pid=1),
-        Responses([Response(request_id=1, result=RESULT), Response(request_id=2, error="e", error_code="INTERNAL")]),
+        Responses(
+            [Response(request_id=1, result=RESULT), Response(request_id=2, error_msg="e", error_code="INTERNAL")]
+        ),
         Stats("{}", 3),
         Heartbeat(),
         Fatal("gone"),

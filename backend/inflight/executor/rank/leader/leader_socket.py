@@ -27,6 +27,7 @@ from inflight.executor.wire.messages import (
     Goodbye,
     Heartbeat,
     Hello,
+    Iterations,
     Occupied,
     RankInput,
     Responses,
@@ -39,6 +40,7 @@ from inflight.executor.wire.messages import (
 )
 from inflight.request import RequestLimits
 from inflight.result import Response
+from inflight.stats import IterationStats, RequestStatsPerIteration
 
 logger = logging.getLogger(__name__)
 
@@ -67,8 +69,12 @@ class LeaderSocket:
         self._tick_seconds = tick_seconds
         self._stats_seconds = stats_seconds
         self._book = RequestBook(max_in_flight)
-        self._fronts: dict[bytes, int] = {}
-        """ZeroMQ identity of each front -> its front id."""
+        self._fronts: dict[bytes, Hello] = {}
+        """ZeroMQ identity of each front -> how it introduced itself."""
+        self._iterations = Iterations()
+        """Statistics that fronts have asked for and that were not sent yet."""
+        self.wants_iteration_stats = False
+        self.wants_request_stats = False
         self._num_bad_messages = 0
         self._shutdown = False
         self._stats: str | None = None
@@ -91,7 +97,7 @@ class LeaderSocket:
                 break
             self._socket.poll(math.ceil(remaining * 1000))
             self._receive_all()
-        requests, stops = self._book.take(0 if self._shutdown else max_requests)
+        requests, stops = self._book.take(0) if self._shutdown else self._book.take(max_requests, is_idle=may_block)
         self._flush()
         tick = time.monotonic() >= self._next_tick
         if not (requests or stops or tick or self._shutdown):
@@ -106,6 +112,12 @@ class LeaderSocket:
 
     def report_stats(self, json: str) -> None:
         self._stats = self._latest_stats = json
+
+    def report_iteration(self, stats: IterationStats | None, requests: RequestStatsPerIteration | None) -> None:
+        if stats is not None:
+            self._iterations.iteration_stats.append(self._book.complete(stats))
+        if requests is not None:
+            self._iterations.request_stats.append(requests)
 
     def all_ranks_answered(self) -> None:
         self._next_tick = time.monotonic() + self._tick_seconds
@@ -174,12 +186,13 @@ class LeaderSocket:
     def _greet(self, front: bytes, hello: Hello) -> None:
         if not 1 <= hello.front_id <= MAX_FRONT_ID:
             raise BadMessage(f"front id {hello.front_id}")
-        if any(each != front and number == hello.front_id for each, number in self._fronts.items()):
+        if any(each != front and other.front_id == hello.front_id for each, other in self._fronts.items()):
             self._send(front, Occupied())
             return
         if front not in self._fronts:
             logger.info("front %d (process %d) connected", hello.front_id, hello.pid)
-        self._fronts[front] = hello.front_id
+        self._fronts[front] = hello
+        self._note_wishes()
         welcome = Welcome(
             limits=self._limits,
             device=self._device,
@@ -194,11 +207,28 @@ class LeaderSocket:
         """Send each front one message with all its responses, and the newest statistics if `everything` or if due."""
         for front, responses in self._book.collect_responses().items():
             self._send(front, Responses(responses))
-        if self._stats is not None and (everything or time.monotonic() >= self._next_stats):
-            stats, self._stats = Stats(self._stats, self._book.num_queued), None
+        has_stats = self._stats is not None or self._iterations.iteration_stats or self._iterations.request_stats
+        if has_stats and (everything or time.monotonic() >= self._next_stats):
             self._next_stats = time.monotonic() + self._stats_seconds
+            self._send_stats()
+
+    def _send_stats(self) -> None:
+        if self._stats is not None:
+            stats, self._stats = Stats(self._stats, self._book.num_queued), None
             for front in list(self._fronts):
                 self._send(front, stats)
+        iterations, self._iterations = self._iterations, Iterations()
+        for front, hello in list(self._fronts.items()):
+            wanted = Iterations(
+                iteration_stats=iterations.iteration_stats if hello.wants_iteration_stats else [],
+                request_stats=iterations.request_stats if hello.wants_request_stats else [],
+            )
+            if wanted != Iterations():
+                self._send(front, wanted)
+
+    def _note_wishes(self) -> None:
+        self.wants_iteration_stats = any(hello.wants_iteration_stats for hello in self._fronts.values())
+        self.wants_request_stats = any(hello.wants_request_stats for hello in self._fronts.values())
 
     def _send(self, front: bytes, message: FromLeader) -> None:
         try:
@@ -209,6 +239,7 @@ class LeaderSocket:
             self._part_from(front)
 
     def _part_from(self, front: bytes) -> None:
-        number = self._fronts.pop(front, 0)
-        logger.info("front %d disconnected", number)
+        hello = self._fronts.pop(front, None)
+        logger.info("front %d disconnected", hello.front_id if hello is not None else 0)
+        self._note_wishes()
         self._book.leave(front)

@@ -7,13 +7,17 @@ clock, here: a deadline that passes becomes a stop signal, which all ranks recei
 from __future__ import annotations
 
 import heapq
+import math
 import time
 from collections.abc import Callable, Iterable
+
+from msgspec import structs
 
 from inflight.errors import DuplicateRequest, InflightError, QueueFull, RequestCancelled, RequestTimedOut
 from inflight.executor.rank.leader.request_queue import RequestQueue
 from inflight.request import Request
 from inflight.result import FinishReason, Response
+from inflight.stats import IterationStats
 
 Front = bytes
 """The transport's identity of a front."""
@@ -32,6 +36,8 @@ class RequestBook:
         self._deadlines: dict[int, float] = {}  # of the requests in flight that have an allotted time
         self._deadline_heap: list[tuple[float, int]] = []  # the same, and stale entries
         self._outboxes: dict[Front, list[Response]] = {}
+        self._queued_since: dict[int, float] = {}  # clock time of arrival, of every waiting request
+        self._queue_seconds = 0.0  # that the requests of the last `take` had waited, added up
 
     @property
     def has_input(self) -> bool:
@@ -56,8 +62,9 @@ class RequestBook:
         else:
             self._fronts[request_id] = front
             self._queue.push(request)
+            now = self._queued_since[request_id] = self._clock()
             if request.allotted_time_ms > 0:
-                self._set_deadline(request_id, self._clock() + request.allotted_time_ms / 1000)
+                self._set_deadline(request_id, now + request.allotted_time_ms / 1000)
 
     def cancel(self, front: Front, request_ids: Iterable[int]) -> None:
         """Stop requests of `front`; those it does not have in flight are ignored."""
@@ -75,10 +82,24 @@ class RequestBook:
         for front in set(self._fronts.values()):
             self.cancel(front, [request_id for request_id, owner in self._fronts.items() if owner == front])
 
-    def take(self, max_requests: int) -> tuple[list[Request], dict[int, FinishReason]]:
-        """The ranks' input for this iteration: at most `max_requests` new requests, and stops of active requests."""
-        self._expire()
-        requests = [self._queue.pop() for _ in range(min(max_requests, len(self._queue)))]
+    def take(self, max_sequences: int, *, is_idle: bool = False) -> tuple[list[Request], dict[int, FinishReason]]:
+        """The ranks' input for this iteration: new requests, and stops of active requests.
+
+        The new requests have at most `max_sequences` sequences together; a negative number means no limit. The head of
+        the queue is never overtaken: if it has more sequences than there is room for, everybody waits behind it. An
+        idle engine takes the head whatever its width, as there will never be more room.
+        """
+        now = self._clock()
+        self._expire(now)
+        room = max_sequences if max_sequences >= 0 else math.inf
+        requests: list[Request] = []
+        while self._queue:
+            width = self._queue.head().num_return_sequences
+            if width > room and (requests or not is_idle):
+                break
+            room -= width
+            requests.append(self._queue.pop())
+        self._queue_seconds = sum(now - self._queued_since.pop(request.request_id) for request in requests)
         stops, self._stops = self._stops, {}
         return requests, stops
 
@@ -92,6 +113,14 @@ class RequestBook:
         if response.is_final:
             self._forget(request_id)
 
+    def complete(self, stats: IterationStats) -> IterationStats:
+        """`stats` with what only the leader knows of the iteration: who waits here, and how long the new ones did."""
+        return structs.replace(
+            stats,
+            num_queued_requests=len(self._queue),
+            new_active_requests_queue_latency_ms=self._queue_seconds * 1000,
+        )
+
     def collect_responses(self) -> dict[Front, list[Response]]:
         """All responses kept since the last call."""
         outboxes, self._outboxes = self._outboxes, {}
@@ -103,8 +132,7 @@ class RequestBook:
         if len(self._deadline_heap) > 64 + 2 * len(self._deadlines):
             self._deadline_heap = sorted((deadline, id_) for id_, deadline in self._deadlines.items())
 
-    def _expire(self) -> None:
-        now = self._clock()
+    def _expire(self, now: float) -> None:
         while self._deadline_heap and self._deadline_heap[0][0] <= now:
             deadline, request_id = heapq.heappop(self._deadline_heap)
             if self._deadlines.get(request_id) == deadline:
@@ -122,6 +150,7 @@ class RequestBook:
     def _forget(self, request_id: int) -> None:
         del self._fronts[request_id]
         self._deadlines.pop(request_id, None)
+        self._queued_since.pop(request_id, None)
         self._stops.pop(request_id, None)
 
     def _refuse(self, front: Front, request_id: int, error: InflightError) -> None:

@@ -27,13 +27,20 @@ class RequestQueue:
         self._waiting[request.request_id] = arrival
         heapq.heappush(self._heap, (-request.priority, arrival, request))
 
+    def head(self) -> Request:
+        """The next request, which stays. Raises IndexError if none is waiting."""
+        while True:
+            _, arrival, request = self._heap[0]
+            if self._waiting.get(request.request_id) == arrival:
+                return request
+            heapq.heappop(self._heap)
+
     def pop(self) -> Request:
         """Remove and return the next request. Raises IndexError if none is waiting."""
-        while True:
-            _, arrival, request = heapq.heappop(self._heap)
-            if self._waiting.get(request.request_id) == arrival:
-                del self._waiting[request.request_id]
-                return request
+        request = self.head()
+        heapq.heappop(self._heap)
+        del self._waiting[request.request_id]
+        return request
 
     def discard(self, request_id: int) -> bool:
         """Remove a request; False if it is not waiting."""

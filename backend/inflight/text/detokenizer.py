@@ -6,8 +6,8 @@ were grouped into responses: the pieces joined equal the text of the same reques
 
 from __future__ import annotations
 
-from inflight.server.text.stop_strings import StopStrings, StopStringSearch
-from inflight.server.text.text_decoder import TextDecoder
+from inflight.text.stop_strings import StopStrings, StopStringSearch
+from inflight.text.text_decoder import TextDecoder
 
 
 class Detokenizer:

@@ -17,8 +17,8 @@ from typing import Any
 import tokenizers
 
 from inflight.errors import ConfigurationError
-from inflight.server.text.byte_tokens import ByteFallback, ByteLevel, ByteTokens, NoBytes
-from inflight.server.text.token_bytes import max_bytes_per_token
+from inflight.text.byte_tokens import ByteFallback, ByteLevel, ByteTokens, NoBytes
+from inflight.text.token_bytes import max_bytes_per_token
 
 
 class Tokenizer:

@@ -9,10 +9,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenizers import models, pre_tokenizers
 
-from inflight.server.text.detokenizer import Detokenizer
-from inflight.server.text.stop_strings import StopStrings, StopStringSearch
-from inflight.server.text.text_decoder import ByteLevelDecoder, NeighbourDecoder, make_text_decoder, prompt_text
-from inflight.server.text.tokenizer import Tokenizer, TokenizerFailed
+from inflight.text.detokenizer import Detokenizer
+from inflight.text.stop_strings import StopStrings, StopStringSearch
+from inflight.text.text_decoder import ByteLevelDecoder, NeighbourDecoder, make_text_decoder, prompt_text
+from inflight.text.tokenizer import Tokenizer, TokenizerFailed
 
 SCRIPTS = [
     "the cat. ",

@@ -16,9 +16,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenizers import AddedToken, Regex, models, normalizers, pre_tokenizers
 
-from inflight.server.text.byte_tokens import alphabet
-from inflight.server.text.token_bytes import NFC_SHRINK, max_bytes_per_token
-from inflight.server.text.tokenizer import Tokenizer
+from inflight.text.byte_tokens import alphabet
+from inflight.text.token_bytes import NFC_SHRINK, max_bytes_per_token
+from inflight.text.tokenizer import Tokenizer
 
 WORDS = Regex(r"[^\s]+|\s+")
 

@@ -17,8 +17,8 @@ import codecs
 from itertools import islice
 from typing import Protocol
 
-from inflight.server.text.byte_tokens import ByteLevel
-from inflight.server.text.tokenizer import Tokenizer
+from inflight.text.byte_tokens import ByteLevel
+from inflight.text.tokenizer import Tokenizer
 
 PROMPT_TOKENS = 8
 """How many of the prompt's last text tokens are decoded before the output: up to 3 may be the start of an incomplete

@@ -1,6 +1,6 @@
 """The end tokens that a checkpoint's configuration files name.
 
-pytest ci/unit/server/test_end_tokens.py
+pytest ci/unit/text/test_end_tokens.py
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from inflight.errors import ConfigurationError
-from inflight.server.text.tokenizer import Tokenizer
+from inflight.text.tokenizer import Tokenizer
 
 TOKENIZER = Path(__file__).resolve().parents[3] / "model_repository" / "llm" / "1" / "checkpoint" / "tokenizer.json"
 FILES = ["config.json", "generation_config.json"]

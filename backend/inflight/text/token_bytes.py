@@ -13,7 +13,7 @@ from typing import Any
 
 import tokenizers
 
-from inflight.server.text.byte_tokens import ByteFallback, alphabet
+from inflight.text.byte_tokens import ByteFallback, alphabet
 
 NFC_SHRINK = 4
 """Composition makes UTF-8 at most 3.5 times shorter: U+0390 (2 bytes) may be written as three characters (7 bytes)."""

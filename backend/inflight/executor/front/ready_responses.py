@@ -1,0 +1,36 @@
+"""Responses that have arrived and were not fetched yet, by request. Knows no engine and takes no lock."""
+
+from __future__ import annotations
+
+from inflight.result import Response
+
+
+class ReadyResponses:
+    """Those of one request stay in order; requests come in the order in which the first of each arrived."""
+
+    def __init__(self) -> None:
+        self._by_request: dict[int, list[Response]] = {}
+
+    def __bool__(self) -> bool:
+        return bool(self._by_request)
+
+    def __contains__(self, request_id: int) -> bool:
+        return request_id in self._by_request
+
+    def add(self, response: Response) -> None:
+        self._by_request.setdefault(response.request_id, []).append(response)
+
+    def count(self, request_id: int | None = None) -> int:
+        """Of one request, or of all."""
+        if request_id is not None:
+            return len(self._by_request.get(request_id, ()))
+        return sum(map(len, self._by_request.values()))
+
+    def take(self, request_id: int) -> list[Response]:
+        """Those of one request, which are removed."""
+        return self._by_request.pop(request_id, [])
+
+    def take_all(self) -> list[Response]:
+        """All of them, which are removed."""
+        by_request, self._by_request = self._by_request, {}
+        return [response for responses in by_request.values() for response in responses]

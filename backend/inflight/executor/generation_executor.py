@@ -1,0 +1,365 @@
+"""The engine as a library: prompts as text or token ids in, results to wait for or to iterate over out.
+
+    with GenerationExecutor.create("path/to/checkpoint") as executor:
+        for output in executor.generate_async("Once upon a time", max_tokens=32, streaming=True):
+            print(output.text_diff, end="", flush=True)
+
+It is a front's only reader: one thread takes all responses and gives each to the result that waits for it. Knows text;
+does not know how ranks are started or reached.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import threading
+import time
+from collections.abc import AsyncIterator, Callable, Sequence
+from functools import partial
+from types import TracebackType
+from typing import Any, TypeVar, overload
+
+from msgspec import structs
+from typing_extensions import Self
+
+from inflight.config import EngineConfig
+from inflight.errors import EngineUnavailable, InflightError, InvalidRequest, QueueFull, ResponseFailed
+from inflight.executor import progress as bars
+from inflight.executor.executor import Executor, resolve_config
+from inflight.executor.front.front import SHUT_DOWN, Front
+from inflight.executor.front.generation_result import GenerationResult
+from inflight.executor.front.request_output import RequestOutput
+from inflight.executor.front.sequence_output import SequenceOutput
+from inflight.request import Request, SamplingConfig
+from inflight.result import Response
+from inflight.stats import IterationStats
+from inflight.text.detokenizer import Detokenizer
+from inflight.text.text_decoder import make_text_decoder
+from inflight.text.tokenizer import Tokenizer
+
+logger = logging.getLogger(__name__)
+
+STATS_SECONDS = 0.05
+"""Interval at which `aget_stats` looks for statistics: they come in batches at about this interval."""
+
+Prompt = str | list[int]
+T = TypeVar("T")
+
+
+class GenerationExecutor:
+    """Safe to use from several threads."""
+
+    def __init__(self, executor: Front, tokenizer: Tokenizer | None = None) -> None:
+        """Use `executor` alone from now on, start it unless it has been, and shut it down at the end. Without a
+        `tokenizer` prompts are token ids and outputs have no text. Raises ConfigurationError."""
+        self._executor = executor.__enter__()
+        self._tokenizer = tokenizer
+        self._lock = threading.Lock()
+        self._results: dict[int, GenerationResult] = {}
+        """Of requests in flight, by id."""
+        self._error: InflightError | None = None
+        """Why no result can be given out any more."""
+        self._thread = threading.Thread(target=self._dispatch, name="inflight-generation", daemon=True)
+        self._thread.start()
+
+    @classmethod
+    def create(
+        cls,
+        model_path: str | os.PathLike[str] | None = None,
+        config: EngineConfig | None = None,
+        *,
+        skip_tokenizer_init: bool = False,
+        progress: bool | None = None,
+        **options: Any,
+    ) -> Self:
+        """Launch an engine of one's own and wait until it serves.
+
+        `model_path`, `config` and further `options`: see Executor. `skip_tokenizer_init`: load no tokenizer, for
+        checkpoints that have none. `progress`: whether to show a bar while it loads; None = if standard error is a
+        terminal. Raises ConfigurationError.
+        """
+        config = resolve_config(model_path, config)
+        tokenizer = None
+        if not skip_tokenizer_init:
+            tokenizer = Tokenizer.load(config.tokenizer_dir or config.gpt_model_path, config.gpt_model_path)
+        with bars.loading(config.gpt_model_path, shown=progress):
+            executor = Executor(config=config, **options)
+        return cls(executor, tokenizer)
+
+    @property
+    def tokenizer(self) -> Tokenizer | None:
+        """What turns prompts into tokens and outputs into text, if there is one."""
+        return self._tokenizer
+
+    # -- requests ------------------------------------------------------------------------------------------------------
+
+    def submit(self, request: Request, *, prompt: str | None = None, stop: Sequence[str] = ()) -> GenerationResult:
+        """Send a request as it is and return at once.
+
+        `prompt`: the text that its tokens were made of, for the outputs. `stop`: texts that end a sequence and are cut
+        off, wherever the borders of tokens lie. Raises what Executor.enqueue_request raises.
+        """
+        streaming = request.streaming
+        request = structs.replace(
+            request,
+            request_id=request.request_id or self._executor.next_request_id(),
+            # Stop strings are found here, in text: tokens must come as they are generated to end the request.
+            streaming=request.streaming or bool(stop),
+            # Outputs hold all tokens anyway.
+            return_all_generated_tokens=False,
+        )
+        self._executor.limits.validate(request)  # before a tokenizer reads its tokens
+        result = GenerationResult(
+            request,
+            self._executor.cancel_request,
+            prompt=prompt,
+            streaming=streaming,
+            sequences=self._sequences(request, stop),
+        )
+        with self._lock:
+            if self._error is not None:
+                raise self._error
+            self._results.setdefault(request.request_id, result)
+        try:
+            self._executor.enqueue_request(request)
+        except BaseException:
+            if self._results.get(request.request_id) is result:
+                del self._results[request.request_id]
+            raise
+        return result
+
+    def generate_async(
+        self,
+        prompt: Prompt,
+        *,
+        max_tokens: int,
+        sampling_config: SamplingConfig | None = None,
+        streaming: bool = False,
+        stop: Sequence[str] = (),
+        end_ids: list[int] | None = None,
+        **options: Any,
+    ) -> GenerationResult:
+        """Send a prompt, text or token ids, and return at once.
+
+        `max_tokens`: of each sequence. `sampling_config`: how tokens are chosen; None = as the checkpoint has it (see
+        `sampling_config`). `streaming`: whether iterating over the result yields partial outputs. `stop`: see submit.
+        `end_ids`: tokens that end a sequence; None = the tokenizer's. `options`: further fields of Request. Raises what
+        Executor.enqueue_request raises, and InvalidRequest for text without a tokenizer.
+        """
+        token_ids = self._encode(prompt) if isinstance(prompt, str) else prompt
+        request = Request(
+            input_token_ids=token_ids,
+            max_tokens=max_tokens,
+            streaming=streaming,
+            sampling_config=sampling_config or self.sampling_config(token_ids, max_tokens),
+            end_ids=self._end_ids() if end_ids is None else end_ids,
+            **options,
+        )
+        return self.submit(request, prompt=prompt if isinstance(prompt, str) else None, stop=stop)
+
+    @overload
+    def generate(
+        self,
+        prompts: Prompt,
+        *,
+        max_tokens: int,
+        sampling_config: SamplingConfig | None = None,
+        progress: bool | None = None,
+        **options: Any,
+    ) -> RequestOutput: ...
+
+    @overload
+    def generate(
+        self,
+        prompts: list[str] | list[list[int]],
+        *,
+        max_tokens: int | list[int],
+        sampling_config: SamplingConfig | list[SamplingConfig] | None = None,
+        progress: bool | None = None,
+        **options: Any,
+    ) -> list[RequestOutput]: ...
+
+    def generate(
+        self,
+        prompts: Prompt | list[str] | list[list[int]],
+        *,
+        max_tokens: int | list[int],
+        sampling_config: SamplingConfig | list[SamplingConfig] | None = None,
+        progress: bool | None = None,
+        **options: Any,
+    ) -> RequestOutput | list[RequestOutput]:
+        """Send one prompt or a list of prompts and wait for the outputs, in the order of the prompts.
+
+        For a list, `max_tokens` and `sampling_config` may be lists of one for each prompt, and a bar is shown if
+        `progress` is true, or None and standard error is a terminal. `options`: see generate_async. If a request fails
+        its error is raised, and the others are aborted.
+        """
+        if isinstance(prompts, str) or (prompts and isinstance(prompts[0], int)):
+            single: Any = prompts
+            return self._generate([single], max_tokens, sampling_config, progress=False, options=options)[0]
+        several: Any = prompts
+        return self._generate(several, max_tokens, sampling_config, progress=progress, options=options)
+
+    def _generate(
+        self,
+        prompts: list[Prompt],
+        max_tokens: int | list[int],
+        sampling_config: SamplingConfig | list[SamplingConfig] | None,
+        *,
+        progress: bool | None,
+        options: dict[str, Any],
+    ) -> list[RequestOutput]:
+        lengths: list[Any] = _one_each("max_tokens", max_tokens, len(prompts))
+        configs = _one_each("sampling_config", sampling_config, len(prompts))
+        results: list[GenerationResult] = []
+        outputs: list[RequestOutput] = []
+        with bars.counting("Generating", len(prompts), shown=progress) as advance:
+            try:
+                for prompt, length, config in zip(prompts, lengths, configs, strict=True):
+                    send = partial(self.generate_async, prompt, max_tokens=length, sampling_config=config, **options)
+                    while (result := _unless_full(send, raise_if_full=len(outputs) == len(results))) is None:
+                        outputs.append(results[len(outputs)].result())
+                        advance()
+                    results.append(result)
+                for result in results[len(outputs) :]:
+                    outputs.append(result.result())
+                    advance()
+            except BaseException:
+                for result in results[len(outputs) :]:
+                    result.abort()
+                raise
+        return outputs
+
+    def abort_request(self, request: int | GenerationResult) -> None:
+        """Ask for an early end of a request, given by its id or its result. It ends with the tokens generated until
+        then; unknown ids are ignored."""
+        self._executor.cancel_request(request if isinstance(request, int) else request.request_id)
+
+    def sampling_config(self, prompt_token_ids: list[int], max_tokens: int, **said: Any) -> SamplingConfig:
+        """The checkpoint's own way to choose tokens, but for what is `said`: see GenerationDefaults."""
+        defaults = self._executor.generation_defaults
+        return defaults.sampling_config(num_prompt_tokens=len(prompt_token_ids), max_tokens=max_tokens, **said)
+
+    # -- statistics ----------------------------------------------------------------------------------------------------
+
+    def get_stats(self, timeout: float = 0.0) -> list[IterationStats]:
+        """Statistics of the iterations since the last call, oldest first, after waiting up to `timeout` seconds for the
+        first. At most the last `iter_stats_max_iterations`."""
+        return self._executor.get_latest_iteration_stats(timeout)
+
+    async def aget_stats(self, timeout: float | None = None) -> AsyncIterator[IterationStats]:
+        """The same one by one as they come, until the engine is shut down or none has come for `timeout` seconds."""
+        last = time.monotonic()
+        while True:
+            is_open = self._executor.can_enqueue_requests()
+            for stats in self.get_stats():
+                yield stats
+                last = time.monotonic()
+            if not is_open or (timeout is not None and time.monotonic() - last > timeout):
+                return
+            await asyncio.sleep(STATS_SECONDS)
+
+    # -- the end -------------------------------------------------------------------------------------------------------
+
+    def shutdown(self) -> None:
+        """Shut the engine down and wait for its end; requests in flight fail with EngineUnavailable."""
+        self._executor.shutdown()
+        self._thread.join()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.shutdown()
+
+    # -- text ----------------------------------------------------------------------------------------------------------
+
+    def _encode(self, prompt: str) -> list[int]:
+        if self._tokenizer is None:
+            raise InvalidRequest("the prompt is text and there is no tokenizer: give token ids")
+        if not prompt:
+            raise InvalidRequest("the prompt is empty: give at least one character")
+        return self._tokenizer.encode(prompt)
+
+    def _end_ids(self) -> list[int]:
+        if self._tokenizer is None:
+            return []
+        # Some checkpoints name an end token that their vocabulary does not reach: it can never be sampled.
+        return [token for token in self._tokenizer.end_ids if token < self._executor.limits.vocab_size]
+
+    def _sequences(self, request: Request, stop: Sequence[str]) -> list[SequenceOutput]:
+        tokenizer, indices = self._tokenizer, range(request.num_return_sequences)
+        if tokenizer is None:
+            if stop:
+                raise InvalidRequest("stop strings are looked for in text and there is no tokenizer: use stop_words")
+            return [SequenceOutput(index) for index in indices]
+        if isinstance(stop, str) or not all(stop):
+            raise InvalidRequest("stop must be a list of texts that are not empty")
+        min_tokens = request.sampling_config.min_tokens
+        return [
+            SequenceOutput(
+                index,
+                Detokenizer(make_text_decoder(tokenizer, request.input_token_ids), list(stop), min_tokens),
+                has_stop_strings=bool(stop),
+            )
+            for index in indices
+        ]
+
+    # -- the thread ----------------------------------------------------------------------------------------------------
+
+    def _dispatch(self) -> None:
+        error: InflightError = EngineUnavailable(SHUT_DOWN)
+        try:
+            while True:
+                is_open = self._executor.can_enqueue_requests()
+                responses = self._executor.await_responses(timeout=1.0)
+                for response in responses:
+                    self._give(response)
+                if not responses and not is_open:
+                    break
+        except Exception as reason:
+            logger.exception("the thread that hands out results failed")
+            error = EngineUnavailable(f"the thread that hands out results failed: {reason}")
+        self._fail_all(error)
+
+    def _give(self, response: Response) -> None:
+        result = self._results.get(response.request_id)
+        if result is None:
+            return
+        if response.is_final:
+            del self._results[response.request_id]
+        try:
+            result.add(response)
+        except Exception as error:
+            # It could not be made into text, or has no place in the result: this concerns nobody else.
+            result.fail(ResponseFailed(f"the output of request {response.request_id} could not be read: {error}"))
+            self._executor.cancel_request(response.request_id)
+
+    def _fail_all(self, error: InflightError) -> None:
+        with self._lock:
+            self._error = error
+            waiting, self._results = self._results, {}
+        for result in waiting.values():
+            result.fail(error)
+
+
+def _unless_full(send: Callable[[], GenerationResult], *, raise_if_full: bool) -> GenerationResult | None:
+    """What `send` returns; None if the queue is full. Raises QueueFull if nobody's end could be waited for."""
+    try:
+        return send()
+    except QueueFull:
+        if raise_if_full:
+            raise
+        return None
+
+
+def _one_each(name: str, value: T | list[T] | None, count: int) -> list[T | None]:
+    """`value` for each of `count` prompts, or the list of them."""
+    if not isinstance(value, list):
+        return [value] * count
+    if len(value) != count:
+        raise InvalidRequest(f"{name} has {len(value)} entries for {count} prompts")
+    return [*value]
