@@ -78,7 +78,7 @@ class BlockPool:
         return block_ids
 
     def share(self, block_ids: Iterable[int]) -> None:
-        """Hold cached blocks once more."""
+        """Hold blocks once more that somebody holds, or that are cached."""
         for block_id in block_ids:
             if self._ref_counts[block_id] == 0:
                 del self._evictable[block_id]

@@ -302,7 +302,9 @@ def test_an_id_may_be_used_again_after_its_final_response() -> None:
         (make_request(1, 4, 5, stop_words=[[]]), "stop_words"),
         (make_request(1, 4, 5, priority=3.0), "priority"),
         (make_request(1, 40, 20), "KV cache"),
-        (make_request(1, 4, 5, num_return_sequences=2), "num_return_sequences"),
+        (make_request(1, 4, 5, num_return_sequences=0), "num_return_sequences must be between 1 and max_batch_size 4"),
+        (make_request(1, 4, 5, num_return_sequences=5), "num_return_sequences must be between 1 and max_batch_size 4"),
+        (make_request(1, 4, 5, num_return_sequences=2, generated_token_ids=[1]), "of several sequences"),
     ],
 )
 def test_a_bad_request_is_refused_while_its_neighbours_finish(bad: object, words: str) -> None:
