@@ -1,5 +1,8 @@
 """One Triton request with its response sender, from execute() to its single final response.
 
+Each response carries tokens of one sequence. Of several sequences each is answered as it goes on, or, without
+streaming, when it ends; the request's final response is the last one of the sequence that ends last.
+
 Who may touch it: the thread of execute(), then the one that tokenises, and once it is handed to the engine the sending
 thread alone. Two exceptions: the thread of execute() may note a stop, and the watching thread calls `poll_cancelled`.
 tritonserver frees its side of a request with the final response, so asking afterwards whether it was cancelled would
@@ -10,7 +13,6 @@ from __future__ import annotations
 
 import threading
 import time
-from dataclasses import dataclass
 
 from msgspec import structs
 
@@ -18,19 +20,11 @@ from inflight.errors import RequestCancelled, RequestTimedOut
 from inflight.request import Request
 from inflight.result import FinishReason, PerfMetrics, Result
 from inflight.server.reply import Reply
+from inflight.server.sequence_output import SequenceOutput
 from inflight.server.tensors.chunk import Chunk
 from inflight.server.tensors.client_request import ClientRequest
 from inflight.server.tensors.dialect import Dialect
-from inflight.server.text.detokenizer import Detokenizer
 from inflight.server.text.safe_text import safe_text
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Prompt:
-    """What a non-streamed answer repeats before its own text."""
-
-    text: str = ""
-    token_ids: tuple[int, ...] = ()
 
 
 class WorkItem:
@@ -58,25 +52,16 @@ class WorkItem:
         """An answer to it could not be made."""
         self.accepted_ns = time.monotonic_ns()
         self.answered_ns = 0
-        self.num_output_tokens = 0
-        """Generated tokens that count: what follows a stop string does not."""
         self.perf_metrics: PerfMetrics | None = None
         self._dialect = dialect
-        self._detokenizer: Detokenizer
+        self._outputs: list[SequenceOutput] = []
         self._reply = reply
         self._requested = requested
         self._waits_for_text = client.input_ids is None and (requested is None or "text_output" in requested)
         self._lock = threading.Lock()
-        self._finish_reason = FinishReason.NOT_FINISHED
-        self._text = ""
-        self._token_ids: list[int] = []
-        self._log_probs: list[float] = []
-        self._cum_log_prob = 0.0
-        self._num_undelivered = 0
-        self._has_streamed = False
 
-    def prepare(self, request: Request, detokenizer: Detokenizer, echo: Prompt | None) -> None:
-        """Take what the engine will compute and what makes text of it. `echo`: None for streams.
+    def prepare(self, request: Request, outputs: list[SequenceOutput]) -> None:
+        """Take what the engine will compute, and an output for each of its sequences.
 
         Raises RequestTimedOut if the time it was allotted is over; what is left of it is the engine's.
         """
@@ -86,9 +71,7 @@ class WorkItem:
                 raise RequestTimedOut(f"request Id {self.shown_id} waited longer than the time it was allotted")
             request = structs.replace(request, allotted_time_ms=left)
         self.request = request
-        self._detokenizer = detokenizer
-        if echo is not None:
-            self._text, self._token_ids = echo.text, list(echo.token_ids)
+        self._outputs = outputs
 
     def check_wanted(self) -> None:
         """Raise RequestCancelled if its client has disconnected or has asked to stop it."""
@@ -105,19 +88,18 @@ class WorkItem:
     @property
     def is_finished(self) -> bool:
         """Nothing more will be added."""
-        return self._finish_reason is not FinishReason.NOT_FINISHED
+        return bool(self._outputs) and all(output.is_finished for output in self._outputs)
 
     @property
     def has_news(self) -> bool:
-        """There is something that its client should have: at once if it is a stream, at the end if not."""
-        if self.is_answered:
-            return False
-        return self.is_finished or (self.client.stream and not self.is_cancelled and self._has_something_to_show())
+        """There is something that its client should have: at once if it is a stream, at a sequence's end if not."""
+        return not self.is_answered and (self.is_finished or bool(self._with_news()))
 
     @property
     def can_wait(self) -> bool:
-        """Its client has had a first response, and the next one is not the last."""
-        return self._has_streamed and not self.is_finished
+        """Its client has had a first response of each sequence that has news, and the next ones are not the last."""
+        has_streamed = any(output.has_streamed for output in self._outputs)
+        return has_streamed and all(output.has_streamed and not output.is_finished for output in self._with_news())
 
     @property
     def is_completed(self) -> bool:
@@ -126,7 +108,20 @@ class WorkItem:
 
     @property
     def finish_reason(self) -> str:
-        return self._finish_reason.wire
+        """The first sequence's, unless the client or its time ended some other sequence early."""
+        reasons = [output.finish_reason for output in self._outputs]
+        early = [reason for reason in reasons if reason in (FinishReason.CANCELLED, FinishReason.TIMED_OUT)]
+        return (*early, *reasons, FinishReason.NOT_FINISHED)[0].wire
+
+    @property
+    def num_output_tokens(self) -> int:
+        """Generated tokens of all sequences that count: what follows a stop string does not."""
+        return sum(output.num_tokens for output in self._outputs)
+
+    @property
+    def longest_output(self) -> int:
+        """Generated tokens of its longest sequence."""
+        return max((output.num_tokens for output in self._outputs), default=0)
 
     @property
     def shown_id(self) -> str:
@@ -136,30 +131,21 @@ class WorkItem:
     def add(self, result: Result) -> None:
         """Merge new tokens into what is still to be delivered."""
         self.perf_metrics = result.perf_metrics or self.perf_metrics
-        if self.is_finished:
-            return
-        num_before = self._detokenizer.num_tokens
-        self._text += self._detokenizer.push(result.output_token_ids)
-        num_taken = self._detokenizer.num_tokens - num_before
-        self._token_ids += result.output_token_ids[:num_taken]
-        self._add_log_probs(result, num_taken)
-        self._num_undelivered += num_taken
-        self.num_output_tokens += num_taken
-        if result.is_final and not self._detokenizer.is_stopped:
-            self._text += self._detokenizer.flush()
-            self._finish_reason = result.finish_reason or FinishReason.LENGTH
-        if self._detokenizer.is_stopped:
-            self._finish_reason = FinishReason.STOP_WORDS
+        self._outputs[result.sequence_index].add(result)
 
     def deliver(self) -> None:
         """Send what has come, if there is news."""
         if not self.has_news:
             return
+        ready = self._with_news()
         if self.is_finished:
-            self._send_final(self._take_chunk())
+            last = ready.pop() if ready else self._outputs[-1]
+            for output in ready:
+                self._send(output)
+            self._send_final(self._take_chunk(last))
         else:
-            self._reply.send(self._dialect.write(self._take_chunk(), self.client, self._requested))
-            self._has_streamed = True
+            for output in ready:
+                self._send(output)
 
     def fail(self, code: str, message: str) -> None:
         """Send the final response as an error, unless one was sent."""
@@ -188,24 +174,19 @@ class WorkItem:
         self.is_answered = True
         self.answered_ns = time.monotonic_ns()
 
-    def _has_something_to_show(self) -> bool:
-        """A text client gains nothing from a token whose text is still held back; it goes with the next."""
-        return bool(self._text) if self._waits_for_text else self._num_undelivered > 0
+    def _with_news(self) -> list[SequenceOutput]:
+        """Sequences of which the client should have something now; none if it has left."""
+        if self.is_cancelled:
+            return []
+        return [output for output in self._outputs if self._is_news(output)]
 
-    def _add_log_probs(self, result: Result, num_taken: int) -> None:
-        log_probs = result.log_probs
-        self._log_probs += log_probs[:num_taken]
-        self._cum_log_prob = result.cum_log_prob - sum(log_probs[num_taken:])
+    def _is_news(self, output: SequenceOutput) -> bool:
+        if output.is_finished:
+            return not output.is_delivered
+        return self.client.stream and output.has_something_to_show(self._waits_for_text)
 
-    def _take_chunk(self) -> Chunk:
-        chunk = Chunk(
-            text=self._text,
-            token_ids=self._token_ids,
-            log_probs=self._log_probs,
-            cum_log_prob=self._cum_log_prob,
-            finish_reason=self._finish_reason.wire or self._dialect.unfinished,
-            num_input_tokens=len(self.request.input_token_ids),
-            num_output_tokens=self._num_undelivered,
-        )
-        self._text, self._token_ids, self._log_probs, self._num_undelivered = "", [], [], 0
-        return chunk
+    def _send(self, output: SequenceOutput) -> None:
+        self._reply.send(self._dialect.write(self._take_chunk(output), self.client, self._requested))
+
+    def _take_chunk(self, output: SequenceOutput) -> Chunk:
+        return output.take_chunk(len(self.request.input_token_ids), self._dialect.unfinished)

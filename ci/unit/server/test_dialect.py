@@ -78,7 +78,7 @@ def test_config_is_complete_for_a_decoupled_backend(model_config) -> None:
 def test_tables_name_fields_that_exist(dialect: Dialect) -> None:
     client_fields = {field.name for field in fields(ClientRequest)}
     for tensor in dialect.inputs:
-        assert tensor.field in client_fields
+        assert tensor.field in client_fields or (not tensor.field and tensor.neutral)
     for output in dialect.outputs:
         assert hasattr(Chunk(), output.value)
         assert not output.asked_by or output.asked_by in client_fields
@@ -355,14 +355,19 @@ def test_wrong_word_offsets_are_refused(array: list) -> None:
 
 
 def test_outputs_have_the_shapes_and_types_of_the_table() -> None:
-    client = ClientRequest(return_log_probs=True, return_num_input_tokens=True, return_num_output_tokens=True)
-    chunk = Chunk(text="é", token_ids=[1, 2], log_probs=[-1.0, -2.0], cum_log_prob=-3.0, finish_reason="stop")
+    client = ClientRequest(
+        return_log_probs=True, return_num_input_tokens=True, return_num_output_tokens=True, num_return_sequences=3
+    )
+    chunk = Chunk(
+        sequence_index=2, text="é", token_ids=[1, 2], log_probs=[-1.0, -2.0], cum_log_prob=-3.0, finish_reason="stop"
+    )
     written = LLM.write(chunk, client, None)
     assert {name: array.shape for name, array in written.items()} == {
         "text_output": (1,),
         "output_ids": (1, 2),
         "sequence_length": (1,),
         "finish_reason": (1,),
+        "sequence_index": (1,),
         "cum_log_probs": (1,),
         "output_log_probs": (1, 2),
         "num_input_tokens": (1,),
@@ -370,7 +375,7 @@ def test_outputs_have_the_shapes_and_types_of_the_table() -> None:
     }
     for output in LLM.outputs:
         assert written[output.name].dtype == output.dtype.numpy_type
-    assert written["text_output"][0] == "é".encode()
+    assert written["text_output"][0] == "é".encode() and written["sequence_index"][0] == 2
     assert set(LLM.write(chunk, ClientRequest(), None)) == {
         "text_output",
         "output_ids",

@@ -18,6 +18,9 @@ class JournalEntry:
     cum_log_prob: float = 0.0
 
     def note(self, result: Result) -> None:
-        """Record a result that is being delivered."""
+        """Record a result that is being delivered. A request of several sequences cannot be continued by other ranks:
+        nothing is recorded of it."""
+        if self.request.num_return_sequences > 1:
+            return
         self.output_token_ids += result.output_token_ids
         self.cum_log_prob = result.cum_log_prob
