@@ -30,6 +30,8 @@ class GenerationResult:
     """The answer to one request. Iterating over it, in a thread or in an event loop, yields the whole output so far
     each time that it has grown; a request that does not stream yields one output. Any number of readers may wait.
 
+    `result` and iteration are about the first sequence of the request; `outputs` holds all of them.
+
     Tokens are copied for a reader when it looks, not for each response that arrives.
     """
 
@@ -38,9 +40,7 @@ class GenerationResult:
         self._cancel = cancel
         self._changed = threading.Condition()
         self._listeners: list[Callable[[], None]] = []
-        self._token_ids: list[int] = []
-        self._log_probs: list[float] = []
-        self._latest = Result()
+        self._sequences = [_Sequence() for _ in range(request.num_return_sequences)]
         self._num_changes = 0
         self._done = False
         self._error: InflightError | None = None
@@ -48,6 +48,12 @@ class GenerationResult:
     @property
     def done(self) -> bool:
         return self._done
+
+    @property
+    def outputs(self) -> list[CompletionOutput]:
+        """What has come of each sequence, in the order of their indexes."""
+        with self._changed:
+            return [self._output(index) for index in range(len(self._sequences))]
 
     def cancel(self) -> None:
         """Ask for an early end; the result then holds the tokens generated until then."""
@@ -110,9 +116,7 @@ class GenerationResult:
             if response.result is None:
                 self._error = _error_of(response)
             else:
-                self._token_ids += response.result.output_token_ids
-                self._log_probs += response.result.log_probs
-                self._latest = response.result
+                self._sequences[response.result.sequence_index].add(response.result)
             self._done = response.is_final
             self._num_changes += 1
             self._changed.notify_all()
@@ -125,15 +129,30 @@ class GenerationResult:
         with self._changed:
             return self._output()
 
-    def _output(self) -> CompletionOutput:
-        """A copy of what has come. Called with the lock held."""
+    def _output(self, index: int = 0) -> CompletionOutput:
+        """A copy of what has come of a sequence. Called with the lock held."""
+        sequence = self._sequences[index]
         return CompletionOutput(
-            index=self._latest.sequence_index,
-            token_ids=list(self._token_ids),
-            log_probs=list(self._log_probs),
-            cum_log_prob=self._latest.cum_log_prob,
-            finish_reason=self._latest.finish_reason,
+            index=index,
+            token_ids=list(sequence.token_ids),
+            log_probs=list(sequence.log_probs),
+            cum_log_prob=sequence.latest.cum_log_prob,
+            finish_reason=sequence.latest.finish_reason,
         )
+
+
+class _Sequence:
+    """What has come of one sequence."""
+
+    def __init__(self) -> None:
+        self.token_ids: list[int] = []
+        self.log_probs: list[float] = []
+        self.latest = Result()
+
+    def add(self, result: Result) -> None:
+        self.token_ids += result.output_token_ids
+        self.log_probs += result.log_probs
+        self.latest = result
 
 
 def _error_of(response: Response) -> InflightError:

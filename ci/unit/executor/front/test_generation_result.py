@@ -24,7 +24,7 @@ from inflight.errors import (
 from inflight.executor.front.generation_result import GenerationResult
 from inflight.executor.front.generation_service import GenerationService
 from inflight.executor.in_process import InProcessExecutor
-from inflight.request import OutputConfig
+from inflight.request import OutputConfig, SamplingConfig
 from inflight.result import FinishReason, Response, Result
 
 LONG = MAX_SEQ_LEN - 100
@@ -43,6 +43,17 @@ def test_a_result_is_waited_for(service: GenerationService) -> None:
     assert output.finish_reason is FinishReason.LENGTH
     assert len(output.log_probs) == 12 and output.cum_log_prob == pytest.approx(sum(output.log_probs))
     assert generation.done and generation.result(timeout=0) == output
+
+
+def test_every_sequence_of_a_request_has_an_output(service: GenerationService) -> None:
+    sampling = SamplingConfig(seed=9)
+    generation = service.generate_async([1, 2, 3], 6, sampling_config=sampling, num_return_sequences=3, streaming=True)
+    first = generation.result()
+    outputs = generation.outputs
+    assert outputs[0] == first and [output.index for output in outputs] == [0, 1, 2]
+    expected = [expected_output(generation.request, MAX_SEQ_LEN, index) for index in range(3)]
+    assert [output.token_ids for output in outputs] == expected
+    assert all(output.finish_reason is FinishReason.LENGTH for output in outputs)
 
 
 def test_iterating_shows_it_grow(service: GenerationService) -> None:
@@ -110,8 +121,8 @@ def test_a_response_costs_what_it_brings_and_an_output_stays_as_it_was() -> None
     """What has come is not copied again for each response: of a long answer that would be most of the work."""
     generation = GenerationResult(make_request(1, 2), lambda request_id: None)
     generation.add(Response(request_id=1, result=Result(output_token_ids=[1, 2])))
-    kept = generation._token_ids
+    kept = generation._sequences[0].token_ids
     first = next(iter(generation))
     generation.add(Response(request_id=1, result=Result(output_token_ids=[3], is_final=True)))
-    assert generation._token_ids is kept
+    assert generation._sequences[0].token_ids is kept
     assert first.token_ids == [1, 2] and generation.result().token_ids == [1, 2, 3]
