@@ -315,11 +315,12 @@ class Scheduler:
             self._drop_finished()
         return progressed
 
-    def stop(self, sequence: Sequence, reason: FinishReason) -> None:
-        """End a sequence from outside, whatever its state, and free all it holds."""
+    def stop(self, sequence: Sequence, reason: FinishReason, *, trusted: bool = True) -> None:
+        """End a sequence from outside, whatever its state, and free all it holds. `trusted=False`: a sibling's values
+        were wrong, and the blocks that they share were too, so nothing of it may be reused."""
         if not sequence.is_finished:
             was_running = sequence.status is SequenceStatus.RUNNING
-            self._finish(sequence, reason)
+            self._finish(sequence, reason, trusted=trusted)
             if was_running:
                 self._drop_finished()
 
@@ -338,15 +339,15 @@ class Scheduler:
         self.kv_cache.reset()
         return lost
 
-    def _finish(self, sequence: Sequence, reason: FinishReason) -> None:
+    def _finish(self, sequence: Sequence, reason: FinishReason, *, trusted: bool = True) -> None:
         sequence.finish_reason = reason
-        self._end(sequence)
+        self._end(sequence, trusted=trusted)
 
     def _fail(self, sequence: Sequence, error: RequestError) -> None:
         sequence.error = error
         self._end(sequence, trusted=False)
 
-    def _end(self, sequence: Sequence, *, trusted: bool = True) -> None:
+    def _end(self, sequence: Sequence, *, trusted: bool) -> None:
         self._release(sequence, trusted=trusted)
         sequence.status = SequenceStatus.FINISHED
         sequence.siblings = ()

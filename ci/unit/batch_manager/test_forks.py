@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from fakes import expected_output
+from fakes import Row, expected_output
 from harness import Harness, make_request, prefills
 
 from inflight.batch_manager.active_request import ActiveRequest
@@ -252,3 +252,23 @@ def test_a_request_may_end_with_its_first_tokens(max_tokens: int) -> None:
     requests = [make_request(i, 6, max_tokens, seed=i, num_return_sequences=3) for i in range(5)]
     harness.serve(*requests)
     assert_all_as_expected(harness, *requests)
+
+
+@pytest.mark.parametrize("failing", [0, 1, 2])
+@pytest.mark.parametrize("num_tokens", [9, 12, 13])
+def test_nothing_that_a_failed_request_computed_is_reused(failing: int, num_tokens: int) -> None:
+    """Its sequences share blocks: if one of them is not finite, what the others hold is not trusted either."""
+    seed = sequence_seed(7, failing)
+
+    def not_finite(row: Row) -> str | None:
+        return "not finite" if row.new.sampling_config.seed == seed and len(row.token_ids) == num_tokens else None
+
+    harness = Harness(max_num_tokens=64, runner={"row_error": not_finite})
+    request = make_request(1, 8, 10, seed=7, num_return_sequences=3)
+    harness.serve(request)
+    assert str(harness.error(1)) == "not finite" and harness.kv_cache.num_used_blocks == 0
+    longer = [*request.input_token_ids, *expected_output(request, 64, 2)]
+    harness.serve(make_request(2, longer[:5], 1))
+    harness.serve(make_request(3, longer, 2))
+    metrics = harness.final(3).perf_metrics
+    assert metrics is not None and metrics.kv_cache_reused_blocks == 1, "what the second request computed"
