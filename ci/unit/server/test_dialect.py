@@ -30,7 +30,7 @@ from inflight.server.tensors.tensor_values import ReadLimits, read_word_ids
 from inflight.server.text.safe_text import safe_text
 
 CONFIG = Path(__file__).parents[3] / "model_repository" / "llm" / "config.pbtxt"
-LIMITS = RequestLimits(vocab_size=300, max_seq_len=64, max_input_len=63, kv_cache_tokens=1000)
+LIMITS = RequestLimits(vocab_size=300, max_seq_len=64, max_input_len=63, kv_cache_tokens=1000, max_batch_size=4)
 READ_LIMITS = ReadLimits(max_text_bytes=1000, max_input_len=LIMITS.max_input_len, max_bytes_per_token=12)
 
 
@@ -102,6 +102,11 @@ def test_every_field_of_a_prompt_is_read() -> None:
             "presence_penalty": -0.5,
             "frequency_penalty": 0.125,
             "min_tokens": 2,
+            "num_return_sequences": 3,
+            "beam_width": 1,
+            "length_penalty": 1.0,
+            "early_stopping": 0,
+            "beam_search_diversity_rate": 0.0,
             "stop_words": ["a", "", "b"],
             "bad_words": [""],
             "end_id": 4,
@@ -123,6 +128,7 @@ def test_every_field_of_a_prompt_is_read() -> None:
         presence_penalty=-0.5,
         frequency_penalty=0.125,
         min_tokens=2,
+        num_return_sequences=3,
         stop_words=["a", "b"],
         bad_words=[],
         end_id=4,
@@ -145,6 +151,12 @@ OK = {"text_input": "a", "max_tokens": 4}
     ("inputs", "sentence"),
     [
         ({"max_tokens": 4}, "text_input or input_ids is required"),
+        ({**OK, "num_return_sequences": 0}, "num_return_sequences must be between 1 and max_batch_size 4, got 0"),
+        ({**OK, "num_return_sequences": 5}, "num_return_sequences must be between 1 and max_batch_size 4, got 5"),
+        ({**OK, "beam_width": 2}, "beam_width is not supported by this model: leave it out"),
+        ({**OK, "length_penalty": 2.0}, "length_penalty is not supported by this model: leave it out"),
+        ({**OK, "early_stopping": 2}, "early_stopping is not supported by this model: leave it out"),
+        ({**OK, "beam_search_diversity_rate": 0.5}, "beam_search_diversity_rate is not supported by this model"),
         ({"text_input": "a"}, "max_tokens is required"),
         ({"text_input": "a", "input_ids": [1], "max_tokens": 4}, "text_input and input_ids exclude each other"),
         ({**OK, "text_input": ""}, "the prompt is empty"),
