@@ -96,10 +96,16 @@ class WorkItem:
         return not self.is_answered and (self.is_finished or bool(self._with_news()))
 
     @property
+    def num_responses_ready(self) -> int:
+        """Responses that `deliver` would send now, one for each sequence with news."""
+        return len(self._with_news()) if self.has_news else 0
+
+    @property
     def can_wait(self) -> bool:
         """Its client has had a first response of each sequence that has news, and the next ones are not the last."""
-        has_streamed = any(output.has_streamed for output in self._outputs)
-        return has_streamed and all(output.has_streamed and not output.is_finished for output in self._with_news())
+        if self.is_finished or not any(output.has_streamed for output in self._outputs):
+            return False
+        return all(output.has_streamed and not output.is_finished for output in self._with_news())
 
     @property
     def is_completed(self) -> bool:

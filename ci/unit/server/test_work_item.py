@@ -185,6 +185,22 @@ def test_each_sequence_has_its_own_stop_string_and_its_own_broken_characters() -
     assert by_sequence(sender, "finish_reason")[-2:] == [(1, "stop"), (0, "length")]
 
 
+def test_each_sequences_first_and_last_response_cannot_wait() -> None:
+    item, _ = make(ClientRequest(text="AB", stream=True, num_return_sequences=2))
+    waits = []
+    for result in (part(0, b"a"), part(0, b"b"), part(1, b"x"), part(1, b"y"), part(1, b"z", FinishReason.END_ID)):
+        item.add(result)
+        waits.append((item.num_responses_ready, item.can_wait))
+        item.deliver()
+    assert waits == [(1, False), (1, True), (1, False), (1, True), (1, False)]
+    item.add(part(0, b"c"))
+    assert item.can_wait
+    item.add(part(0, b"", FinishReason.LENGTH, final=True))
+    assert not item.can_wait and item.num_responses_ready == 1
+    item.deliver()
+    assert item.num_responses_ready == 0
+
+
 def test_a_request_that_was_stopped_counts_as_cancelled_although_a_sequence_had_ended() -> None:
     item, sender = make(ClientRequest(text="AB", num_return_sequences=2))
     item.add(part(0, b"ab", FinishReason.END_ID))

@@ -1,6 +1,6 @@
 """The one thread that answers requests which the engine has accepted.
 
-It takes every response that has come, merges those of the same request, and sends each request one response. While it
+It takes every response that has come, merges those of the same sequence, and sends one response for each. While it
 sends, more come: so a busy server sends fewer and larger responses, and an idle one every token at once. Where
 answering takes cores from the ranks, streams under way also wait for a pace; first and last responses never do.
 """
@@ -100,7 +100,7 @@ class SendingThread:
                 self._guard(item, partial(self._executor.cancel_request, request_id))
 
     def _send_ripe(self, touched: dict[int, WorkItem], last: Container[int]) -> None:
-        """One response to each request that the pace lets pass, and to those whose ids are in `last`; adds them to
+        """What is ready for each request that the pace lets pass, and for those whose ids are in `last`; adds them to
         `touched`. Only who could have waited counts: others would close the pace for as long as they come."""
         is_open = not self._pace.seconds_closed()
         ripe = [key for key, item in self._held.items() if is_open or key in last or not item.can_wait]
@@ -108,7 +108,7 @@ class SendingThread:
         for request_id in ripe:
             item = self._held.pop(request_id)
             touched[request_id] = item
-            num_paced += item.can_wait and item.has_news
+            num_paced += item.num_responses_ready if item.can_wait else 0
             self._guard(item, item.deliver)
         self._pace.count(num_paced)
 
