@@ -60,13 +60,23 @@ class KVCacheManager:
 
     def find_prefix(self, sequence: Sequence) -> Prefix:
         """The longest beginning of a sequence without blocks that is cached, or that a sibling has computed."""
+        source, num_shared = self._find_source(sequence), sequence.num_prefix_tokens
+        if source is not None and num_shared == len(sequence.token_ids) - 1:
+            return Prefix(num_shared, [], source)  # the longest that there can be: no block needs to be looked up
         block_ids = self._cached_blocks(sequence)
-        num_cached, num_tokens = len(block_ids) * self.block_size, sequence.num_prefix_tokens
-        if num_cached < num_tokens:
-            for sibling in sequence.siblings:
-                if sibling.status is SequenceStatus.RUNNING and sibling.num_computed_tokens >= num_tokens:
-                    return Prefix(num_tokens, [], sibling)
-        return Prefix(num_cached, block_ids)
+        num_cached = len(block_ids) * self.block_size
+        if source is None or num_shared <= num_cached:
+            return Prefix(num_cached, block_ids)
+        return Prefix(num_shared, [], source)
+
+    @staticmethod
+    def _find_source(sequence: Sequence) -> Sequence | None:
+        """The first running sibling that has computed the prompt."""
+        for sibling in sequence.siblings:
+            is_running = sibling.status is SequenceStatus.RUNNING
+            if is_running and 0 < sequence.num_prefix_tokens <= sibling.num_computed_tokens:
+                return sibling
+        return None
 
     def allocate_slots(
         self, sequence: Sequence, num_tokens: int, computed_blocks: list[int] | None = None

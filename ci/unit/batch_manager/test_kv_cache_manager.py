@@ -143,6 +143,17 @@ def test_a_sibling_shares_full_blocks_and_holds_the_one_that_the_prompt_ends_in(
     assert manager.num_used_blocks == 0
 
 
+def test_a_siblings_prompt_is_not_hashed_again() -> None:
+    manager = make_manager()
+    first, second = siblings()
+    start(manager, first)
+    run(first)
+    manager.fork(second, manager.find_prefix(second).source or second)
+    assert len(first.block_hashes) == 2 and second.block_hashes == first.block_hashes
+    manager.free(second)
+    manager.free(first)
+
+
 def test_a_held_block_goes_back_with_the_sequence_that_never_copied_it() -> None:
     manager = make_manager()
     first, second = siblings()
