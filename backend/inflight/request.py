@@ -76,7 +76,8 @@ class Request(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     cache_salt: str = ""
     """Cached prefixes are shared only between requests with the same salt."""
     num_return_sequences: int = 1
-    """Independent continuations of the prompt. Must be 1: more are not supported."""
+    """Independent continuations of the prompt, which is computed once for all of them. Each samples from a stream of
+    its own, see `sequence_seed`; greedy ones are all equal."""
     generated_token_ids: list[int] = []
     """Set when ranks take over a request from ranks that died: tokens that the client has already received. Generation
     continues after them with the tokens that the earlier ranks would have generated. They count as generated tokens,
@@ -96,6 +97,8 @@ class RequestLimits(msgspec.Struct, frozen=True, kw_only=True):
     """Prompt tokens of one request."""
     kv_cache_tokens: int
     """Tokens that the whole KV pool holds."""
+    max_batch_size: int = 1
+    """Sequences that run at once, and so the most that one request may have."""
     max_words: int = 2048
     """Maximum number of stop words, and of bad words, of one request: 1024, each with and without a leading space."""
     max_words_tokens: int = 32768
@@ -127,14 +130,22 @@ class RequestLimits(msgspec.Struct, frozen=True, kw_only=True):
         if not math.isfinite(request.cum_log_prob):
             raise InvalidRequest(f"cum_log_prob must be finite, got {request.cum_log_prob}")
         self.validate_sampling(request.sampling_config)
-        if request.num_return_sequences != 1:
-            raise InvalidRequest(f"num_return_sequences must be 1, got {request.num_return_sequences}")
+        self._validate_sequences(request)
         if not 0.0 <= request.priority <= 1.0:
             raise InvalidRequest(f"priority must be between 0 and 1, got {request.priority}")
 
     def longest(self, request: Request) -> int:
         """Most tokens that `request` can hold in the KV cache: its last token is sampled but never computed."""
         return min(len(request.input_token_ids) + request.max_tokens, self.max_seq_len) - 1
+
+    def _validate_sequences(self, request: Request) -> None:
+        num_sequences = request.num_return_sequences
+        if not 1 <= num_sequences <= self.max_batch_size:
+            raise InvalidRequest(
+                f"num_return_sequences must be between 1 and max_batch_size {self.max_batch_size}, got {num_sequences}"
+            )
+        if num_sequences > 1 and request.generated_token_ids:
+            raise InvalidRequest("generated_token_ids cannot be given for a request of several sequences")
 
     def _validate_token_ids(self, request: Request) -> None:
         low, high = min(request.input_token_ids), max(request.input_token_ids)

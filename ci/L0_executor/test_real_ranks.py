@@ -40,6 +40,7 @@ from inflight.executor.wire.messages import (
 )
 from inflight.request import Request
 from inflight.run_directory import RUN_DIRECTORY
+from inflight.sequence_seed import sequence_seed
 
 PROMPTS = [[10, 20, 30], list(range(40, 75)), [7], [90, 91, 90, 91, 90, 91]]
 LONG = 200
@@ -109,6 +110,15 @@ def test_tokens_do_not_depend_on_the_number_of_ranks(start_engine: StartEngine) 
     one, two = start_engine(dtype="float32"), start_engine(dtype="float32", tensor_parallel_size="2")
     assert two.generate(PROMPTS, 24) == one.generate(PROMPTS, 24)
     assert two.generate(PROMPTS, 24, seed=5) == one.generate(PROMPTS, 24, seed=5)
+
+
+def test_two_ranks_give_every_sequence_of_a_request_its_own_tokens(start_engine: StartEngine) -> None:
+    """Those of requests of their own on one rank; the prompts' blocks are shared and copied on both ranks."""
+    one, two = start_engine(dtype="float32"), start_engine(dtype="float32", tensor_parallel_size="2")
+    ids = [two.submit(prompt, 24, seed=5, streaming=True, num_return_sequences=3) for prompt in PROMPTS]
+    for index in range(3):
+        expected = one.generate(PROMPTS, 24, seed=sequence_seed(5, index))
+        assert [two.tokens(request_id, index) for request_id in ids] == expected
 
 
 def test_two_ranks_of_one_thread_serve_many_requests(start_engine: StartEngine) -> None:

@@ -8,13 +8,16 @@ import random
 from typing import Any
 
 from harness import Harness, make_request
+from msgspec import structs
 
 from inflight.config import SchedulerPolicy
 from inflight.scheduler_output import SchedulerOutput
 
 MAX_SEQ_LEN = 48
-SEEDS = (*range(60), 559)
-"""The last is rare: a sequence is paused and starts again within one step."""
+FORKING = range(1000, 1020)
+"""Histories in which some requests have several sequences."""
+SEEDS = (*range(60), 559, *FORKING)
+"""559 is rare: a sequence is paused and starts again within one step."""
 PREFIX = [(position * 11) % 97 for position in range(30)]
 
 
@@ -26,7 +29,11 @@ def digest_of_history(seed: int) -> str:
     for _ in range(60):
         for _ in range(rng.choice([0, 0, 0, 1, 1, 3])):
             num_requests += 1
-            harness.submit(_make_request(rng, num_requests))
+            request = _make_request(rng, num_requests)
+            if seed in FORKING:
+                num_sequences = rng.randint(1, min(4, harness.scheduler.max_batch_size))
+                request = structs.replace(request, num_return_sequences=num_sequences)
+            harness.submit(request)
         if num_requests and rng.random() < 0.1:
             harness.stops = {rng.randint(1, num_requests)}
         harness.step()
@@ -37,6 +44,8 @@ def digest_of_history(seed: int) -> str:
         for request_id, responses in harness.responses.items()
     ]  # fmt: skip
     decided = [_plain(step) for step in harness.runner.launched]
+    if seed in FORKING:
+        decided.append([step.block_copies for step in harness.runner.launched])
     text = json.dumps([decided, harness.maxima, harness.calls, answers, harness.kv_cache.num_reused_blocks])
     return hashlib.sha256(text.encode()).hexdigest()[:16]
 

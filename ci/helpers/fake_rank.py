@@ -32,6 +32,7 @@ class LoadedFakeRunner(FakeRunner):
             max_seq_len=MAX_SEQ_LEN,
             max_input_len=MAX_SEQ_LEN - 1,
             kv_cache_tokens=self.num_blocks * config.tokens_per_block,
+            max_batch_size=config.max_batch_size,
         )
         super().__init__(
             num_blocks=self.num_blocks,

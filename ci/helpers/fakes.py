@@ -13,6 +13,7 @@ from typing import Any
 
 from inflight.request import Request
 from inflight.scheduler_output import LOG_PROBS, NewSequence, RowWork, SchedulerOutput, StepOutput
+from inflight.sequence_seed import sequence_seed
 from inflight.stats import InflightBatchingStats, IterationStats, KvCacheStats
 
 VOCAB_SIZE = 97
@@ -47,7 +48,7 @@ def expected_output(request: Request, max_seq_len: int, sequence_index: int = 0)
     sampling, num_prompt = request.sampling_config, len(token_ids)
     while True:
         num_before = len(token_ids) - num_prompt
-        token_id = next_token(state, sampling.seed + sequence_index)
+        token_id = next_token(state, sequence_seed(sampling.seed, sequence_index))
         if num_before < sampling.min_tokens:
             token_id = mask_end(token_id, request.end_ids)
         token_ids.append(token_id)
@@ -158,6 +159,9 @@ class FakeRunner:
 
     def _copy_blocks(self, pairs: list[tuple[int, int]]) -> None:
         size = self.block_size
+        destinations = {destination for _, destination in pairs}
+        assert len(destinations) == len(pairs), "a block is copied to twice"
+        assert destinations.isdisjoint(source for source, _ in pairs), "copies depend on their order"
         for source, destination in pairs:
             block = self.memory[source * size : (source + 1) * size]
             self.memory[destination * size : (destination + 1) * size] = block

@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import Any
 
 from fakes import VOCAB_SIZE, FakeRunner, expected_output
-from msgspec import structs
 
 from inflight.batch_manager.callbacks import Callbacks
 from inflight.batch_manager.gpt_manager import GptManager
@@ -44,13 +43,6 @@ def decodes(step: SchedulerOutput) -> list[RowWork]:
     return [work for work in step.rows if not work.is_prefill]
 
 
-class SeveralSequences(RequestLimits, frozen=True, kw_only=True):
-    """Accepts requests of several sequences, which RequestLimits refuses for now although the loop supports them."""
-
-    def validate(self, request: Request) -> None:
-        super().validate(structs.replace(request, num_return_sequences=1))
-
-
 class Harness:
     """`queue` is what get_inference_requests returns, `stops` what the next poll_stop_signals returns."""
 
@@ -66,7 +58,6 @@ class Harness:
         enable_chunked_context: bool = True,
         enable_reuse: bool = True,
         hash_key: bytes = b"key",
-        limits: type[RequestLimits] = RequestLimits,
         runner: dict[str, Any] | None = None,
         **manager: Any,
     ) -> None:
@@ -102,14 +93,15 @@ class Harness:
             poll_stop_signals=self._poll_stop_signals,
             return_batch_manager_stats=self._return_stats,
         )
-        found = limits(
+        limits = RequestLimits(
             vocab_size=VOCAB_SIZE,
             max_seq_len=max_seq_len,
             max_input_len=max_seq_len - 1,
             kv_cache_tokens=num_blocks * block_size,
+            max_batch_size=max_batch_size,
         )
         self.manager = GptManager(
-            runner=self.runner, scheduler=self.scheduler, callbacks=self.callbacks, limits=found, **manager
+            runner=self.runner, scheduler=self.scheduler, callbacks=self.callbacks, limits=limits, **manager
         )
 
     def submit(self, *requests: Request) -> None:

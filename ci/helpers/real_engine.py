@@ -40,7 +40,14 @@ class Engine:
         )
         self._mail: dict[int, list[Response]] = {}
 
-    def submit(self, prompt: list[int], max_tokens: int, seed: int | None = None, streaming: bool = False) -> int:
+    def submit(
+        self,
+        prompt: list[int],
+        max_tokens: int,
+        seed: int | None = None,
+        streaming: bool = False,
+        num_return_sequences: int = 1,
+    ) -> int:
         sampling = SamplingConfig() if seed is None else SamplingConfig(temperature=1.0, seed=seed)
         request_id = self.executor.next_request_id()
         self.executor.enqueue_request(
@@ -50,6 +57,7 @@ class Engine:
                 max_tokens=max_tokens,
                 streaming=streaming,
                 sampling_config=sampling,
+                num_return_sequences=num_return_sequences,
             )
         )
         self._mail[request_id] = []
@@ -73,12 +81,13 @@ class Engine:
         assert [response.is_final for response in mail] == [False] * (len(mail) - 1) + [True]
         return mail[-1]
 
-    def tokens(self, request_id: int) -> list[int]:
-        """All tokens of a request that ends well."""
+    def tokens(self, request_id: int, sequence_index: int = 0) -> list[int]:
+        """All tokens of one sequence of a request that ends well."""
         final = self.final(request_id)
         assert final.result is not None, final.error_msg
-        mail = self._mail[request_id]
-        return [token for response in mail if response.result for token in response.result.output_token_ids]
+        results = [response.result for response in self._mail[request_id] if response.result]
+        mine = [result for result in results if result.sequence_index == sequence_index]
+        return [token for result in mine for token in result.output_token_ids]
 
     def generate(self, prompts: list[list[int]], max_tokens: int, seed: int | None = None) -> list[list[int]]:
         """Tokens of each prompt, all in flight at once."""

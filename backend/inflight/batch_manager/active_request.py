@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from inflight.batch_manager.sequence import Sequence
 from inflight.request import Request
-from inflight.result import Result
+from inflight.result import PerfMetrics, Result
 
 
 class ActiveRequest:
@@ -18,6 +18,10 @@ class ActiveRequest:
             Sequence(request, index=index, max_seq_len=max_seq_len, arrival_time_ns=arrival_time_ns)
             for index in range(request.num_return_sequences)
         ]
+        if len(self.sequences) > 1:
+            siblings = tuple(self.sequences)
+            for sequence in siblings:
+                sequence.siblings = siblings
         self.num_open = len(self.sequences)
         """Number of sequences without their final result."""
 
@@ -39,5 +43,23 @@ class ActiveRequest:
             sequence_index=sequence.index,
             is_sequence_final=is_finished,
             decoding_iter=sequence.num_decoding_iters,
-            request_perf_metrics=sequence.perf_metrics() if is_final else None,
+            request_perf_metrics=self._perf_metrics() if is_final else None,
+        )
+
+    def _perf_metrics(self) -> PerfMetrics:
+        """Of all its sequences: from the first start to the last token, with the blocks of all."""
+        accounts = [sequence.perf_metrics() for sequence in self.sequences]
+        if len(accounts) == 1:
+            return accounts[0]
+        starts = [account.first_scheduled_time_ns for account in accounts if account.first_scheduled_time_ns]
+        first_tokens = [account.first_token_time_ns for account in accounts if account.first_token_time_ns]
+        return PerfMetrics(
+            arrival_time_ns=accounts[0].arrival_time_ns,
+            first_scheduled_time_ns=min(starts, default=0),
+            first_token_time_ns=min(first_tokens, default=0),
+            last_token_time_ns=max(account.last_token_time_ns for account in accounts),
+            kv_cache_alloc_total_blocks=sum(account.kv_cache_alloc_total_blocks for account in accounts),
+            kv_cache_alloc_new_blocks=sum(account.kv_cache_alloc_new_blocks for account in accounts),
+            kv_cache_reused_blocks=sum(account.kv_cache_reused_blocks for account in accounts),
+            kv_cache_missed_blocks=sum(account.kv_cache_missed_blocks for account in accounts),
         )

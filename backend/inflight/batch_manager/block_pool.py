@@ -78,7 +78,7 @@ class BlockPool:
         return block_ids
 
     def share(self, block_ids: Iterable[int]) -> None:
-        """Add a reference to each of these cached blocks."""
+        """Add a reference to each of these blocks, which a sequence holds or which are cached."""
         for block_id in block_ids:
             if self._ref_counts[block_id] == 0:
                 del self._evictable[block_id]

@@ -166,7 +166,7 @@ class GptManager:
 
     def _fail(self, active: ActiveRequest, error: RequestError) -> None:
         for sequence in active.sequences:
-            self._scheduler.stop(sequence, FinishReason.CANCELLED)
+            self._scheduler.stop(sequence, FinishReason.CANCELLED, trusted=False)
         self._num_active_sequences -= active.num_open
         del self._active[active.request.request_id]
         self._completed.append(active)

@@ -1,13 +1,27 @@
 """The KV cache as sequences see it: blocks for their tokens, and reuse of prefixes that were computed before.
 
 Knows tokens and block ids, not the tensors or which sequences may run. Blocks of equal prefixes are shared between
-sequences with the same cache salt; a shared block is always full and is never written again.
+sequences with the same cache salt, and between the sequences of one request. A shared block is always full and is never
+written again: if a prompt ends within a block, each sequence of its request gets a copy of that block.
 """
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 from inflight.batch_manager.block_pool import BlockPool
-from inflight.batch_manager.sequence import Sequence
+from inflight.batch_manager.sequence import NO_BLOCK, Sequence, SequenceStatus
+
+
+@dataclass(frozen=True, slots=True)
+class Prefix:
+    """What a sequence without blocks may start on: cached blocks, or the prompt of a running sibling."""
+
+    num_tokens: int
+    block_ids: list[int]
+    """Cached blocks; empty if there is a source."""
+    source: Sequence | None = None
+    """The sibling, which holds the tokens once the steps launched so far and the one being scheduled are done."""
 
 
 class KVCacheManager:
@@ -40,15 +54,60 @@ class KVCacheManager:
     def num_blocks_for(self, num_tokens: int) -> int:
         return -(-num_tokens // self.block_size)
 
-    def num_blocks_taken(self, num_tokens: int, computed_blocks: list[int]) -> int:
-        """Free blocks that a sequence of `num_tokens` tokens takes, if it reuses the cached `computed_blocks`.
+    def num_blocks_taken(self, num_tokens: int, prefix: Prefix) -> int:
+        """Free blocks that a sequence of `num_tokens` tokens takes, if it starts on `prefix`.
 
-        A cached block that a running sequence holds costs nothing; one that no sequence holds counts as free.
+        A block that a running sequence holds costs nothing; a cached one that no sequence holds counts as free.
         """
-        return self.num_blocks_for(num_tokens) - len(computed_blocks) + self._pool.num_revived(computed_blocks)
+        num_shared = prefix.num_tokens // self.block_size
+        return self.num_blocks_for(num_tokens) - num_shared + self._pool.num_revived(prefix.block_ids)
 
-    def get_computed_blocks(self, sequence: Sequence) -> list[int]:
-        """Ids of the cached blocks of the longest prefix of a sequence, which holds no blocks yet.
+    def find_prefix(self, sequence: Sequence) -> Prefix:
+        """The longest beginning of a sequence without blocks that is cached, or that a sibling has computed."""
+        source, num_shared = self._find_source(sequence), sequence.num_prefix_tokens
+        if source is not None and num_shared == len(sequence.token_ids) - 1:
+            return Prefix(num_shared, [], source)  # the longest that there can be: no block needs to be looked up
+        block_ids = self._cached_blocks(sequence)
+        num_cached = len(block_ids) * self.block_size
+        if source is None or num_shared <= num_cached:
+            return Prefix(num_cached, block_ids)
+        return Prefix(num_shared, [], source)
+
+    @staticmethod
+    def _find_source(sequence: Sequence) -> Sequence | None:
+        """The first running sibling that has computed the prompt."""
+        for sibling in sequence.siblings:
+            is_running = sibling.status is SequenceStatus.RUNNING
+            if is_running and 0 < sequence.num_prefix_tokens <= sibling.num_computed_tokens:
+                return sibling
+        return None
+
+    def allocate_slots(
+        self, sequence: Sequence, num_tokens: int, computed_blocks: list[int] | None = None
+    ) -> list[int] | None:
+        """Room for `num_tokens` tokens after those computed: the new block ids, or None if memory is short.
+
+        A sequence without blocks starts on `computed_blocks` (a Prefix's): they become its first blocks and its
+        num_computed_tokens. With None returned nothing has changed.
+        """
+        if computed_blocks:
+            prefix = Prefix(len(computed_blocks) * self.block_size, computed_blocks)
+            if self.num_blocks_taken(prefix.num_tokens + num_tokens, prefix) > self._pool.num_free:
+                return None
+            self._start_on(sequence, computed_blocks)
+        missing = self.num_blocks_for(sequence.num_computed_tokens + num_tokens) - len(sequence.block_ids)
+        if missing <= 0:
+            return []
+        if missing > self._pool.num_free:
+            return None
+        new_block_ids = self._pool.allocate(missing)
+        sequence.block_ids.extend(new_block_ids)
+        sequence.num_allocated_blocks += missing
+        self.num_allocated_blocks += missing
+        return new_block_ids
+
+    def _cached_blocks(self, sequence: Sequence) -> list[int]:
+        """The longest cached prefix of a sequence without blocks, in blocks.
 
         At least one token is always left to compute, because its logits are what the next token is sampled from.
         """
@@ -62,30 +121,26 @@ class KVCacheManager:
             block_ids.append(block_id)
         return block_ids
 
-    def allocate_slots(
-        self, sequence: Sequence, num_tokens: int, computed_blocks: list[int] | None = None
-    ) -> list[int] | None:
-        """Allocate blocks for `num_tokens` tokens after those computed. Returns the new block ids, or None, and changes
-        nothing, if there are too few free blocks.
+    def fork(self, sequence: Sequence, source: Sequence) -> None:
+        """Let a sequence without blocks start, from the next step on, on the prompt that `source` has computed.
 
-        A sequence without blocks may start on `computed_blocks` (from get_computed_blocks): they become its first
-        blocks, and its num_computed_tokens covers them.
+        Full blocks are shared. The one in which the prompt's last token lies is held as `tail_block`, whatever becomes
+        of the source, until the sequence has a block of its own and the runner is told to copy it.
         """
-        if computed_blocks:
-            length = len(computed_blocks) * self.block_size + num_tokens
-            if self.num_blocks_taken(length, computed_blocks) > self._pool.num_free:
-                return None
-            self._start_on(sequence, computed_blocks)
-        missing = self.num_blocks_for(sequence.num_computed_tokens + num_tokens) - len(sequence.block_ids)
-        if missing <= 0:
-            return []
-        if missing > self._pool.num_free:
-            return None
-        new_block_ids = self._pool.allocate(missing)
-        sequence.block_ids.extend(new_block_ids)
-        sequence.num_allocated_blocks += missing
-        self.num_allocated_blocks += missing
-        return new_block_ids
+        num_full, num_left = divmod(sequence.num_prefix_tokens, self.block_size)
+        self._start_on(sequence, source.block_ids[:num_full])
+        if len(sequence.block_hashes) < num_full:
+            sequence.block_hashes = source.block_hashes[:num_full]
+        if num_left:
+            sequence.tail_block = source.block_ids[num_full]
+            self._pool.share([sequence.tail_block])
+            sequence.num_computed_tokens += num_left
+
+    def drop_tail(self, sequence: Sequence) -> None:
+        """The sequence's `tail_block` was copied, or is not needed any more."""
+        if sequence.tail_block != NO_BLOCK:
+            self._pool.free([sequence.tail_block])
+            sequence.tail_block = NO_BLOCK
 
     def _start_on(self, sequence: Sequence, computed_blocks: list[int]) -> None:
         self._pool.share(computed_blocks)
@@ -124,6 +179,7 @@ class KVCacheManager:
         else:
             self._pool.forget(sequence.block_ids)
         self._pool.free(sequence.block_ids)
+        self.drop_tail(sequence)
         sequence.block_ids = []
         sequence.num_cached_blocks = 0
         sequence.num_computed_tokens = 0
@@ -135,7 +191,8 @@ class KVCacheManager:
 
     def check(self, sequences: list[Sequence]) -> None:
         """Raise AssertionError unless used + free = total and `sequences` hold exactly the used blocks."""
-        self._pool.check([sequence.block_ids for sequence in sequences])
+        tails = [[sequence.tail_block] for sequence in sequences if sequence.tail_block != NO_BLOCK]
+        self._pool.check([*(sequence.block_ids for sequence in sequences), *tails])
 
     def _block_tokens(self, sequence: Sequence, index: int) -> list[int]:
         return sequence.token_ids[index * self.block_size : (index + 1) * self.block_size]

@@ -8,6 +8,10 @@ a launched step as done (`num_computed_tokens`, `num_pending`); the token that s
 and feeds the next one. If a sequence turns out to be finished, the results of its later steps are dropped. Its row and
 blocks may go to others at once, because the runner runs steps in the order they are launched.
 
+Of the sequences of one request the first to start computes the prompt. The others take rows in the step that contains
+the prompt's last chunk, or later, and fork from the first: its full blocks are shared, and the one that holds the
+prompt's last token is copied. From the next step on each computes that token, whose logits it needs, and later ones.
+
 Knows no tensors, no clock, no callbacks: the same calls lead to the same decisions on every rank.
 """
 
@@ -16,29 +20,17 @@ from __future__ import annotations
 import heapq
 from collections import deque
 
-from inflight.batch_manager.kv_cache_manager import KVCacheManager
-from inflight.batch_manager.sequence import Sequence, SequenceStatus
+from inflight.batch_manager.kv_cache_manager import KVCacheManager, Prefix
+from inflight.batch_manager.sequence import NO_BLOCK, Sequence, SequenceStatus
+from inflight.batch_manager.step import Step
 from inflight.batch_manager.waiting_queue import WaitingQueue
 from inflight.config import SchedulerPolicy
 from inflight.errors import InvalidRequest, RequestError, StepFailed
 from inflight.result import FinishReason
-from inflight.scheduler_output import LOG_PROBS, NO_SLOT, NewSequence, RowWork, SchedulerOutput, StepOutput
+from inflight.scheduler_output import NO_SLOT, RowWork, SchedulerOutput, StepOutput
 
 NONE: list[int] = []
 """Shared by all rows without new blocks or tokens from the host: nearly every row of every step. Never written to."""
-
-
-class _Step:
-    """A step while it is being scheduled."""
-
-    def __init__(self, budget: int) -> None:
-        self.budget = budget
-        """Tokens left for prompts."""
-        self.new_sequences: list[NewSequence] = []
-        self.rows: list[RowWork] = []
-        self.sampling: list[Sequence] = []
-        """Sequences that sample a token, in the order of SchedulerOutput.sampling_rows."""
-        self.prefilling: list[Sequence] = []
 
 
 class Scheduler:
@@ -106,24 +98,37 @@ class Scheduler:
     def schedule(self, now_ns: int = 0) -> SchedulerOutput | None:
         """The next step, counted as launched, or None if nothing can run before `update` of an outstanding step."""
         # Decoding sequences come first: one token of the step is reserved for each before prompts get any.
-        step = _Step(self.max_num_tokens - self._num_decoding)
+        step = Step(self.max_num_tokens - self._num_decoding)
         self._continue_running(step)
         if self._waiting:
             self._start_waiting(step, now_ns)
+        self._share(step)
         if not step.rows:
             if self._waiting and not self._running and not self._outstanding:
                 raise RuntimeError("the queue's head does not fit into an empty KV cache")
             return None
         output = SchedulerOutput(
-            new_sequences=step.new_sequences, rows=step.rows, samples_late=self._num_masked > 0 and bool(step.sampling)
+            new_sequences=step.new_sequences,
+            rows=step.rows,
+            block_copies=step.block_copies,
+            samples_late=self._num_masked > 0 and bool(step.sampling),
         )
         self._outstanding.append((output, step.sampling))
-        for sequence in step.prefilling:
-            self.kv_cache.cache_blocks(sequence)
-        # Only now: a prefix is shared from the next step on, so that no row reads a block that its own step writes.
         return output
 
-    def _continue_running(self, step: _Step) -> None:
+    def _share(self, step: Step) -> None:
+        """Share what the step computes. Called when the whole step is scheduled: a prefix is shared from the next step
+        on, so that no row reads a block that its own step writes, and a block that is copied is not reused in the step.
+        """
+        for sequence in step.prefilling:
+            self.kv_cache.cache_blocks(sequence)
+            self.kv_cache.drop_tail(sequence)
+        for sequence, source in step.forks:
+            self.kv_cache.fork(sequence, source)
+            self.kv_cache.count_missed(sequence)
+            self._num_missing_blocks += self._num_missing(sequence)
+
+    def _continue_running(self, step: Step) -> None:
         """Add the remaining work of every running sequence, a chunk of a prompt or one token, in order of their start.
 
         The sequence that is paused to free blocks is the last of the list, so never one that is already in the step.
@@ -150,12 +155,15 @@ class Scheduler:
                 new_block_ids = found
             self._add_row(sequence, num_tokens, new_block_ids, step)
 
-    def _add_row(self, sequence: Sequence, num_tokens: int, new_block_ids: list[int], step: _Step) -> None:
+    def _add_row(self, sequence: Sequence, num_tokens: int, new_block_ids: list[int], step: Step) -> None:
         start = sequence.num_computed_tokens
         sequence.num_computed_tokens = end = start + num_tokens
         token_ids, samples = NONE, True
         if start < sequence.num_prefill_tokens:
             token_ids, samples = sequence.token_ids[start:end], end == sequence.num_prefill_tokens
+            if not sequence.is_placed:
+                self._place(sequence, start, step)
+                new_block_ids = NONE
             step.budget -= num_tokens
             step.prefilling.append(sequence)
             self._num_decoding += samples
@@ -175,7 +183,7 @@ class Scheduler:
 
     # -- starting, pausing ---------------------------------------------------------------------------------------------
 
-    def _start_waiting(self, step: _Step, now_ns: int) -> None:
+    def _start_waiting(self, step: Step, now_ns: int) -> None:
         """Start the queue's head as long as there is a row, tokens are left in the step, and there are enough blocks.
 
         A head that found too few free blocks is not tried again before there are more, because a long prompt costs a
@@ -190,27 +198,27 @@ class Scheduler:
             sequence = self._waiting.head()
             if sequence.num_pending or (self._refused and self._refused[0] is sequence and room <= self._refused[1]):
                 break
-            computed_blocks = self.kv_cache.get_computed_blocks(sequence)
-            num_tokens = self._first_chunk(sequence, computed_blocks, step.budget)
+            prefix = self.kv_cache.find_prefix(sequence)
+            num_tokens = self._first_chunk(sequence, prefix, step.budget)
             if num_tokens == 0:
                 break
-            needed = self._num_blocks_to_start(sequence, computed_blocks)
+            needed = self._num_blocks_to_start(sequence, prefix)
             if needed > room:
                 self._refused = (sequence, room)
                 self._batch_quota = 0
                 break
-            self._start(self._waiting.pop(), computed_blocks, num_tokens, step, now_ns)
+            self._start(self._waiting.pop(), prefix, num_tokens, step, now_ns)
             room -= needed
 
     def _may_join(self) -> bool:
         return self._policy is not SchedulerPolicy.STATIC_BATCH or self._batch_quota > 0
 
-    def _first_chunk(self, sequence: Sequence, computed_blocks: list[int], budget: int) -> int:
+    def _first_chunk(self, sequence: Sequence, prefix: Prefix, budget: int) -> int:
         """Number of tokens of its first step; 0 if its prompt must not be chunked and does not fit into this step.
 
         Generated tokens can make a sequence longer than any step, so one that continues may always be chunked.
         """
-        remaining = len(sequence.token_ids) - len(computed_blocks) * self.kv_cache.block_size
+        remaining = len(sequence.token_ids) - prefix.num_tokens
         if remaining <= budget:
             return remaining
         continues = sequence.status is SequenceStatus.PAUSED or sequence.num_output_tokens > 0
@@ -219,17 +227,19 @@ class Scheduler:
     def _num_blocks_at_longest(self, sequence: Sequence) -> int:
         return self.kv_cache.num_blocks_for(sequence.max_length - 1)
 
-    def _num_blocks_to_start(self, sequence: Sequence, computed_blocks: list[int]) -> int:
+    def _num_missing(self, sequence: Sequence) -> int:
+        """Free blocks that a running sequence will take until it has its maximum length."""
+        return self._num_blocks_at_longest(sequence) - len(sequence.block_ids)
+
+    def _num_blocks_to_start(self, sequence: Sequence, prefix: Prefix) -> int:
         """Free blocks that it needs to start: for its maximum length or, where it may be paused, its present length."""
         length = sequence.max_length - 1
         if self._policy is SchedulerPolicy.MAX_UTILIZATION:
             length = min(length, len(sequence.token_ids) + 1)
-        return self.kv_cache.num_blocks_taken(length, computed_blocks)
+        return self.kv_cache.num_blocks_taken(length, prefix)
 
-    def _start(self, sequence: Sequence, computed_blocks: list[int], num_tokens: int, step: _Step, now_ns: int) -> None:
-        new_block_ids = self.kv_cache.allocate_slots(sequence, num_tokens, computed_blocks)
-        assert new_block_ids is not None, "there was room for it"
-        self.kv_cache.count_missed(sequence)
+    def _start(self, sequence: Sequence, prefix: Prefix, num_tokens: int, step: Step, now_ns: int) -> None:
+        """Give it a row and its first tokens of the step; who forks from a sibling gets them in the next step."""
         sequence.row = heapq.heappop(self._free_rows)
         sequence.status = SequenceStatus.RUNNING
         sequence.num_prefill_tokens = len(sequence.token_ids)
@@ -238,25 +248,24 @@ class Scheduler:
         self._num_started += 1
         self._running.append(sequence)
         self._batch_quota -= 1
-        self._num_missing_blocks += self._num_blocks_at_longest(sequence) - len(sequence.block_ids)
         self._num_masked += sequence.mask_slot != NO_SLOT
-        step.new_sequences.append(
-            NewSequence(
-                row=sequence.row,
-                token_ids=list(sequence.token_ids),
-                num_prompt_tokens=sequence.num_prompt_tokens,
-                block_ids=list(sequence.block_ids),
-                sampling_config=sequence.sampling_config,
-                end_ids=sequence.request.end_ids,
-                bad_words=sequence.request.bad_words,
-                outputs=(LOG_PROBS,) if sequence.wants_log_probs else (),
-                adapter_slot=sequence.adapter_slot,
-                mask_slot=sequence.mask_slot,
-            )
-        )
+        if prefix.source is not None:
+            step.forks.append((sequence, prefix.source))
+            return
+        new_block_ids = self.kv_cache.allocate_slots(sequence, num_tokens, prefix.block_ids)
+        assert new_block_ids is not None, "there was room for it"
+        self.kv_cache.count_missed(sequence)
+        self._num_missing_blocks += self._num_missing(sequence)
         self._add_row(sequence, num_tokens, NONE, step)
 
-    def _allocate(self, sequence: Sequence, num_tokens: int, step: _Step) -> list[int] | None:
+    def _place(self, sequence: Sequence, start: int, step: Step) -> None:
+        """Describe to the runner a sequence whose first row begins at position `start`."""
+        sequence.is_placed = True
+        if sequence.tail_block != NO_BLOCK:
+            step.block_copies.append((sequence.tail_block, sequence.block_ids[start // self.kv_cache.block_size]))
+        step.new_sequences.append(sequence.describe())
+
+    def _allocate(self, sequence: Sequence, num_tokens: int, step: Step) -> list[int] | None:
         """New blocks for a running sequence; None if the sequence itself had to be paused.
 
         If there are too few free blocks, sequences are paused, the last started first. Then fewer blocks are left free
@@ -297,7 +306,7 @@ class Scheduler:
                 some_finished = True
                 continue
             log_probs = output.log_probs[index] if sequence.wants_log_probs and output.log_probs is not None else None
-            reason = self._append(sequence, output.token_ids[index], log_probs, now_ns)
+            reason = sequence.append(output.token_ids[index], log_probs, now_ns)
             if reason:
                 self._finish(sequence, reason)
                 some_finished = True
@@ -307,29 +316,12 @@ class Scheduler:
             self._drop_finished()
         return progressed
 
-    def _append(
-        self, sequence: Sequence, token_ids: list[int], log_probs: list[float] | None, now_ns: int
-    ) -> FinishReason:
-        """Add the step's tokens, up to and including the one that ends the sequence."""
-        if sequence.first_token_time_ns == 0:
-            sequence.first_token_time_ns = now_ns
-        sequence.last_token_time_ns = now_ns
-        sequence.num_decoding_iters += 1
-        for index, token_id in enumerate(token_ids):
-            sequence.token_ids.append(token_id)
-            if log_probs is not None:
-                sequence.log_probs.append(log_probs[index])
-                sequence.cum_log_prob += log_probs[index]
-            reason = sequence.reason_to_finish()
-            if reason:
-                return reason
-        return FinishReason.NOT_FINISHED
-
-    def stop(self, sequence: Sequence, reason: FinishReason) -> None:
-        """Finish a sequence in any state, and free its row and blocks."""
+    def stop(self, sequence: Sequence, reason: FinishReason, *, trusted: bool = True) -> None:
+        """Finish a sequence in any state, and free its row and blocks. `trusted=False`: a sibling's values were wrong,
+        and so were those of the blocks that they share: none of its blocks may be reused."""
         if not sequence.is_finished:
             was_running = sequence.status is SequenceStatus.RUNNING
-            self._finish(sequence, reason)
+            self._finish(sequence, reason, trusted=trusted)
             if was_running:
                 self._drop_finished()
 
@@ -348,24 +340,28 @@ class Scheduler:
         self.kv_cache.reset()
         return lost
 
-    def _finish(self, sequence: Sequence, reason: FinishReason) -> None:
+    def _finish(self, sequence: Sequence, reason: FinishReason, *, trusted: bool = True) -> None:
         sequence.finish_reason = reason
-        self._release(sequence)
-        sequence.status = SequenceStatus.FINISHED
+        self._end(sequence, trusted=trusted)
 
     def _fail(self, sequence: Sequence, error: RequestError) -> None:
         sequence.error = error
-        self._release(sequence, trusted=False)
+        self._end(sequence, trusted=False)
+
+    def _end(self, sequence: Sequence, *, trusted: bool) -> None:
+        self._release(sequence, trusted=trusted)
         sequence.status = SequenceStatus.FINISHED
+        sequence.siblings = ()
 
     def _release(self, sequence: Sequence, *, trusted: bool = True) -> None:
         """Take back its blocks and its row, or its place in the queue."""
         if sequence.status is SequenceStatus.RUNNING:
             self._num_decoding -= sequence.is_decoding
-            self._num_missing_blocks -= self._num_blocks_at_longest(sequence) - len(sequence.block_ids)
+            self._num_missing_blocks -= self._num_missing(sequence)
             self._num_masked -= sequence.mask_slot != NO_SLOT
             heapq.heappush(self._free_rows, sequence.row)
             sequence.row = -1
+            sequence.is_placed = False
         else:
             self._waiting.discard(sequence)
         self.kv_cache.free(sequence, trusted=trusted)
@@ -382,7 +378,6 @@ class Scheduler:
         assert self.num_paused == sum(sequence.status is SequenceStatus.PAUSED for sequence in waiting)
         assert not any(sequence.block_ids or sequence.row >= 0 for sequence in waiting)
         assert self._num_decoding == sum(sequence.is_decoding for sequence in self._running)
-        missing = (self._num_blocks_at_longest(s) - len(s.block_ids) for s in self._running)
-        assert self._num_missing_blocks == sum(missing)
+        assert self._num_missing_blocks == sum(map(self._num_missing, self._running))
         assert self._num_masked == sum(sequence.mask_slot != NO_SLOT for sequence in self._running)
         self.kv_cache.check(self._running)

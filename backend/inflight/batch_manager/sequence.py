@@ -11,9 +11,12 @@ import enum
 import msgspec
 
 from inflight.errors import RequestError
-from inflight.request import MAX_SEED, Request, SamplingConfig
+from inflight.request import Request, SamplingConfig
 from inflight.result import FinishReason, PerfMetrics
-from inflight.scheduler_output import NO_SLOT
+from inflight.scheduler_output import LOG_PROBS, NO_SLOT, NewSequence
+from inflight.sequence_seed import sequence_seed
+
+NO_BLOCK = -1
 
 
 class SequenceStatus(enum.Enum):
@@ -49,6 +52,7 @@ class Sequence:
         "first_scheduled_time_ns",
         "first_token_time_ns",
         "index",
+        "is_placed",
         "last_token_time_ns",
         "log_probs",
         "mask_slot",
@@ -67,8 +71,10 @@ class Sequence:
         "order",
         "request",
         "row",
+        "siblings",
         "status",
         "stop_words",
+        "tail_block",
         "token_ids",
         "wants_log_probs",
     )
@@ -87,12 +93,16 @@ class Sequence:
         self.wants_log_probs = request.output_config.return_log_probs
         self.adapter_slot = NO_SLOT
         self.mask_slot = NO_SLOT
+        self.siblings: tuple[Sequence, ...] = ()
+        """All sequences of its request, itself included; empty for the only one, and once it is finished."""
 
         # Written by the Scheduler.
         self.status = SequenceStatus.WAITING
         self.order: tuple[int, float, int] = (0, 0.0, 0)
         """Place in the waiting queue, smallest first."""
         self.row = -1
+        self.is_placed = False
+        """The runner was told that this sequence holds the row."""
         self.num_computed_tokens = 0
         self.num_prefill_tokens = len(self.token_ids)
         """Tokens to prefill before it decodes: those that were known on the host when it got its row."""
@@ -115,6 +125,8 @@ class Sequence:
         """Hashes of its leading full blocks, as far as they were needed."""
         self.num_cached_blocks = 0
         """Number of leading blocks that were entered into the table of cached prefixes, or came from it."""
+        self.tail_block = NO_BLOCK
+        """A sibling's block, held until its content is copied into this sequence's own block behind `block_ids`."""
         self.num_allocated_blocks = 0
         self.num_reused_blocks = 0
         self.num_missed_blocks = 0
@@ -139,11 +151,47 @@ class Sequence:
 
     @property
     def sampling_config(self) -> SamplingConfig:
-        """The request's sampling configuration, with a different seed for each of its sequences."""
+        """The request's sampling configuration, with the seed of this sequence's own stream."""
         config = self.request.sampling_config
         if self.index == 0:
             return config
-        return msgspec.structs.replace(config, seed=(config.seed + self.index) & MAX_SEED)
+        return msgspec.structs.replace(config, seed=sequence_seed(config.seed, self.index))
+
+    @property
+    def num_prefix_tokens(self) -> int:
+        """Most leading tokens whose keys and values can be a sibling's: the prompt, but for one token to compute."""
+        return min(self.num_prompt_tokens, len(self.token_ids) - 1)
+
+    def append(self, token_ids: list[int], log_probs: list[float] | None, now_ns: int) -> FinishReason:
+        """Add a step's tokens up to the one that ends the sequence; that one belongs to the output as well."""
+        if self.first_token_time_ns == 0:
+            self.first_token_time_ns = now_ns
+        self.last_token_time_ns = now_ns
+        self.num_decoding_iters += 1
+        for index, token_id in enumerate(token_ids):
+            self.token_ids.append(token_id)
+            if log_probs is not None:
+                self.log_probs.append(log_probs[index])
+                self.cum_log_prob += log_probs[index]
+            reason = self.reason_to_finish()
+            if reason:
+                return reason
+        return FinishReason.NOT_FINISHED
+
+    def describe(self) -> NewSequence:
+        """All that the runner must know of it when it takes its row."""
+        return NewSequence(
+            row=self.row,
+            token_ids=list(self.token_ids),
+            num_prompt_tokens=self.num_prompt_tokens,
+            block_ids=list(self.block_ids),
+            sampling_config=self.sampling_config,
+            end_ids=self.request.end_ids,
+            bad_words=self.request.bad_words,
+            outputs=(LOG_PROBS,) if self.wants_log_probs else (),
+            adapter_slot=self.adapter_slot,
+            mask_slot=self.mask_slot,
+        )
 
     def reason_to_finish(self) -> FinishReason:
         """Why its newest token ends it, or NOT_FINISHED. End tokens count only after `min_tokens` others."""

@@ -35,6 +35,7 @@ from inflight.request import Request, SamplingConfig
 from inflight.result import Response
 from inflight.stats import IterationStats
 from inflight.text.detokenizer import Detokenizer
+from inflight.text.stop_strings import StopStrings
 from inflight.text.text_decoder import make_text_decoder
 from inflight.text.tokenizer import Tokenizer
 
@@ -299,10 +300,11 @@ class GenerationExecutor:
         if isinstance(stop, str) or not all(stop):
             raise InvalidRequest("stop must be a list of texts that are not empty")
         min_tokens = request.sampling_config.min_tokens
+        stop_strings = StopStrings(list(stop)) if stop else None
         return [
             SequenceOutput(
                 index,
-                Detokenizer(make_text_decoder(tokenizer, request.input_token_ids), list(stop), min_tokens),
+                Detokenizer(make_text_decoder(tokenizer, request.input_token_ids), stop_strings, min_tokens),
                 has_stop_strings=bool(stop),
             )
             for index in indices

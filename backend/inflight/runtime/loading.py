@@ -55,6 +55,7 @@ def load_engine(config: EngineConfig, rank_group: RankGroup) -> LoadedEngine:
         max_seq_len=max_seq_len,
         max_input_len=min(config.max_input_len or max_seq_len - 1, max_seq_len - 1),
         kv_cache_tokens=num_blocks * config.tokens_per_block,
+        max_batch_size=config.max_batch_size,
     )
     kv_cache = KVCache(shape, num_blocks, device)
     compiled = compile_network(config, network, kv_cache.layers, device)

@@ -21,12 +21,13 @@ def ended(item: WorkItem, last: Response) -> Outcome:
         (mf.END_TO_END, (item.answered_ns - item.accepted_ns) / 1e9),
     ]
     if item.perf_metrics is not None:
-        observations += _of_perf_metrics(item.perf_metrics, item.num_output_tokens)
+        observations += _of_perf_metrics(item.perf_metrics, item.longest_output)
     return Outcome(outcome=_BY_FINISH_REASON.get(item.finish_reason, "completed"), observations=observations)
 
 
 def _of_perf_metrics(perf: PerfMetrics, num_tokens: int) -> list[tuple[Family, float]]:
-    """Latencies in seconds. A request that was stopped before its first step or token lacks the corresponding ones."""
+    """Latencies in seconds. A request that was stopped before its first step or token lacks the corresponding ones.
+    `num_tokens`: of the longest sequence, because the sequences of a request are generated side by side."""
     observations: list[tuple[Family, float]] = []
     if perf.first_scheduled_time_ns:
         observations.append((mf.QUEUE_TIME, (perf.first_scheduled_time_ns - perf.arrival_time_ns) / 1e9))

@@ -7,9 +7,11 @@ from __future__ import annotations
 
 from inflight.request import Request
 from inflight.server.request_builder import RequestBuilder
+from inflight.server.sequence_output import Prompt, SequenceOutput
 from inflight.server.tensors.client_request import ClientRequest
-from inflight.server.work_item import Prompt, WorkItem
+from inflight.server.work_item import WorkItem
 from inflight.text.detokenizer import Detokenizer
+from inflight.text.stop_strings import StopStrings
 from inflight.text.text_decoder import make_text_decoder, prompt_text
 from inflight.text.tokenizer import Tokenizer
 
@@ -28,10 +30,19 @@ class Preparation:
         item.check_wanted()
         client = item.client
         request = self._builder.build(client, item.request.request_id, item.request.client_id)
-        decoder = make_text_decoder(self._tokenizer, request.input_token_ids)
-        detokenizer = Detokenizer(decoder, client.stop_words or [], request.sampling_config.min_tokens)
-        item.prepare(request, detokenizer, self._echo(client, request))
+        item.prepare(request, self._outputs(client, request))
         item.check_wanted()
+
+    def _outputs(self, client: ClientRequest, request: Request) -> list[SequenceOutput]:
+        echo = self._echo(client, request)
+        stop_strings = StopStrings(client.stop_words) if client.stop_words else None
+
+        def output(index: int) -> SequenceOutput:
+            decoder = make_text_decoder(self._tokenizer, request.input_token_ids)
+            detokenizer = Detokenizer(decoder, stop_strings, request.sampling_config.min_tokens)
+            return SequenceOutput(index, detokenizer, echo)
+
+        return [output(index) for index in range(request.num_return_sequences)]
 
     def _echo(self, client: ClientRequest, request: Request) -> Prompt | None:
         exclude = client.exclude_input_in_output

@@ -56,6 +56,7 @@ class RequestBuilder:
             allotted_time_ms=client.allotted_time_ms or 0,
             client_id=triton_id,
             cache_salt=client.cache_salt or "",
+            num_return_sequences=1 if client.num_return_sequences is None else client.num_return_sequences,
         )
         self._limits.validate(request)
         return request

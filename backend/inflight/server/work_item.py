@@ -1,5 +1,9 @@
 """One Triton request with its response sender, from execute() to its single final response.
 
+Each response carries tokens of one sequence. A stream gets responses of each of its sequences as they grow; without
+streaming each sequence is answered when it ends. The request's final response is the last one of the sequence that ends
+last.
+
 It belongs to one thread at a time: the thread of execute(), then a tokenising thread, and the sending thread once the
 engine has it. Two exceptions: the thread of execute() may set `is_stopped`, and the watch thread calls
 `poll_cancelled`. tritonserver frees its side of a request with the final response, so asking afterwards whether it was
@@ -10,7 +14,6 @@ from __future__ import annotations
 
 import threading
 import time
-from dataclasses import dataclass
 
 from msgspec import structs
 
@@ -18,19 +21,11 @@ from inflight.errors import RequestCancelled, RequestTimedOut
 from inflight.request import Request
 from inflight.result import FinishReason, PerfMetrics, Result
 from inflight.server.reply import Reply
+from inflight.server.sequence_output import SequenceOutput
 from inflight.server.tensors.chunk import Chunk
 from inflight.server.tensors.client_request import ClientRequest
 from inflight.server.tensors.dialect import Dialect
-from inflight.text.detokenizer import Detokenizer
 from inflight.text.safe_text import safe_text
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Prompt:
-    """The prompt as a non-streamed response repeats it before the generated text."""
-
-    text: str = ""
-    token_ids: tuple[int, ...] = ()
 
 
 class WorkItem:
@@ -58,25 +53,16 @@ class WorkItem:
         """Whether handling its output or sending a response has failed."""
         self.accepted_ns = time.monotonic_ns()
         self.answered_ns = 0
-        self.num_output_tokens = 0
-        """Generated tokens, without those that follow a stop string."""
         self.perf_metrics: PerfMetrics | None = None
         self._dialect = dialect
-        self._detokenizer: Detokenizer
+        self._outputs: list[SequenceOutput] = []
         self._reply = reply
         self._requested = requested
         self._waits_for_text = client.input_ids is None and (requested is None or "text_output" in requested)
         self._lock = threading.Lock()
-        self._finish_reason = FinishReason.NOT_FINISHED
-        self._text = ""
-        self._token_ids: list[int] = []
-        self._log_probs: list[float] = []
-        self._cum_log_prob = 0.0
-        self._num_undelivered = 0
-        self._has_streamed = False
 
-    def prepare(self, request: Request, detokenizer: Detokenizer, echo: Prompt | None) -> None:
-        """Set the request that the engine will get and the detokenizer of its output. `echo`: None for streams.
+    def prepare(self, request: Request, outputs: list[SequenceOutput]) -> None:
+        """Set the request that the engine will get, and an output for each of its sequences.
 
         The time that was spent before this call is taken off the request's allotted time. Raises RequestTimedOut if
         none is left.
@@ -87,9 +73,7 @@ class WorkItem:
                 raise RequestTimedOut(f"request Id {self.shown_id} waited longer than the time it was allotted")
             request = structs.replace(request, allotted_time_ms=left)
         self.request = request
-        self._detokenizer = detokenizer
-        if echo is not None:
-            self._text, self._token_ids = echo.text, list(echo.token_ids)
+        self._outputs = outputs
 
     def check_wanted(self) -> None:
         """Raise RequestCancelled if its client has disconnected or has asked to stop it."""
@@ -106,19 +90,24 @@ class WorkItem:
     @property
     def is_finished(self) -> bool:
         """Whether its output is complete: further results are ignored."""
-        return self._finish_reason is not FinishReason.NOT_FINISHED
+        return bool(self._outputs) and all(output.is_finished for output in self._outputs)
 
     @property
     def has_news(self) -> bool:
-        """Whether there is a response to send: new output if it is a stream, the whole output if not."""
-        if self.is_answered:
-            return False
-        return self.is_finished or (self.client.stream and not self.is_cancelled and self._has_something_to_show())
+        """Whether there is a response to send: new output if it is a stream, a whole sequence if not."""
+        return not self.is_answered and (self.is_finished or bool(self._with_news()))
+
+    @property
+    def num_responses_ready(self) -> int:
+        """Responses that `deliver` would send now, one for each sequence with news."""
+        return len(self._with_news()) if self.has_news else 0
 
     @property
     def can_wait(self) -> bool:
-        """Whether the next response may be delayed: it is neither the first of a stream nor the final one."""
-        return self._has_streamed and not self.is_finished
+        """Whether the next responses may be delayed: none of them is the first of a sequence, or the last."""
+        if self.is_finished or not any(output.has_streamed for output in self._outputs):
+            return False
+        return all(output.has_streamed and not output.is_finished for output in self._with_news())
 
     @property
     def is_completed(self) -> bool:
@@ -127,7 +116,20 @@ class WorkItem:
 
     @property
     def finish_reason(self) -> str:
-        return self._finish_reason.wire
+        """The first sequence's, unless the client or its time ended some other sequence early."""
+        reasons = [output.finish_reason for output in self._outputs]
+        early = [reason for reason in reasons if reason in (FinishReason.CANCELLED, FinishReason.TIMED_OUT)]
+        return (*early, *reasons, FinishReason.NOT_FINISHED)[0].wire
+
+    @property
+    def num_output_tokens(self) -> int:
+        """Generated tokens of all sequences that count: what follows a stop string does not."""
+        return sum(output.num_tokens for output in self._outputs)
+
+    @property
+    def longest_output(self) -> int:
+        """Generated tokens of its longest sequence."""
+        return max((output.num_tokens for output in self._outputs), default=0)
 
     @property
     def shown_id(self) -> str:
@@ -135,32 +137,23 @@ class WorkItem:
         return safe_text(self.request.client_id) or str(self.request.request_id)
 
     def add(self, result: Result) -> None:
-        """Merge a result into the output that was not delivered yet."""
+        """Merge a result into the output of its sequence that was not delivered yet."""
         self.perf_metrics = result.request_perf_metrics or self.perf_metrics
-        if self.is_finished:
-            return
-        num_before = self._detokenizer.num_tokens
-        self._text += self._detokenizer.push(result.output_token_ids)
-        num_taken = self._detokenizer.num_tokens - num_before
-        self._token_ids += result.output_token_ids[:num_taken]
-        self._add_log_probs(result, num_taken)
-        self._num_undelivered += num_taken
-        self.num_output_tokens += num_taken
-        if result.is_final and not self._detokenizer.is_stopped:
-            self._text += self._detokenizer.flush()
-            self._finish_reason = result.finish_reason or FinishReason.LENGTH
-        if self._detokenizer.is_stopped:
-            self._finish_reason = FinishReason.STOP_WORDS
+        self._outputs[result.sequence_index].add(result)
 
     def deliver(self) -> None:
         """Send one response with all undelivered output, if `has_news`."""
         if not self.has_news:
             return
+        ready = self._with_news()
         if self.is_finished:
-            self._send_final(self._take_chunk())
+            last = ready.pop() if ready else self._outputs[-1]
+            for output in ready:
+                self._send(output)
+            self._send_final(self._take_chunk(last))
         else:
-            self._reply.send(self._dialect.write(self._take_chunk(), self.client, self._requested))
-            self._has_streamed = True
+            for output in ready:
+                self._send(output)
 
     def fail(self, code: str, message: str) -> None:
         """Send the final response as an error, unless a final response was sent."""
@@ -189,24 +182,19 @@ class WorkItem:
         self.is_answered = True
         self.answered_ns = time.monotonic_ns()
 
-    def _has_something_to_show(self) -> bool:
-        """A token whose text is still held back is of no use to a client that reads text: it waits for the next one."""
-        return bool(self._text) if self._waits_for_text else self._num_undelivered > 0
+    def _with_news(self) -> list[SequenceOutput]:
+        """Outputs of which the client should get something now; none if it has left."""
+        if self.is_cancelled:
+            return []
+        return [output for output in self._outputs if self._is_news(output)]
 
-    def _add_log_probs(self, result: Result, num_taken: int) -> None:
-        log_probs = result.log_probs
-        self._log_probs += log_probs[:num_taken]
-        self._cum_log_prob = result.cum_log_prob - sum(log_probs[num_taken:])
+    def _is_news(self, output: SequenceOutput) -> bool:
+        if output.is_finished:
+            return not output.is_delivered
+        return self.client.stream and output.has_something_to_show(self._waits_for_text)
 
-    def _take_chunk(self) -> Chunk:
-        chunk = Chunk(
-            text=self._text,
-            token_ids=self._token_ids,
-            log_probs=self._log_probs,
-            cum_log_prob=self._cum_log_prob,
-            finish_reason=self._finish_reason.wire or self._dialect.unfinished,
-            num_input_tokens=len(self.request.input_token_ids),
-            num_output_tokens=self._num_undelivered,
-        )
-        self._text, self._token_ids, self._log_probs, self._num_undelivered = "", [], [], 0
-        return chunk
+    def _send(self, output: SequenceOutput) -> None:
+        self._reply.send(self._dialect.write(self._take_chunk(output), self.client, self._requested))
+
+    def _take_chunk(self, output: SequenceOutput) -> Chunk:
+        return output.take_chunk(len(self.request.input_token_ids), self._dialect.unfinished)

@@ -13,10 +13,10 @@ from inflight.text.text_decoder import TextDecoder
 class Detokenizer:
     """Text of one sequence."""
 
-    def __init__(self, decoder: TextDecoder, stop_strings: list[str], min_tokens: int = 0) -> None:
+    def __init__(self, decoder: TextDecoder, stop_strings: StopStrings | None = None, min_tokens: int = 0) -> None:
         """Stop strings are searched in the text that follows the first `min_tokens` tokens."""
         self._decoder = decoder
-        self._search = StopStringSearch(StopStrings(stop_strings)) if stop_strings else None
+        self._search = StopStringSearch(stop_strings) if stop_strings is not None else None
         self._min_tokens = min_tokens
         self.num_tokens = 0
         """Tokens decoded so far."""

@@ -4,17 +4,18 @@ from __future__ import annotations
 
 import pytest
 from fakes import Row
-from harness import Harness, SeveralSequences, make_request
+from harness import Harness, make_request
 
 from inflight.config import SchedulerPolicy
 from inflight.errors import StepFailed
 from inflight.result import FinishReason
+from inflight.sequence_seed import sequence_seed
 
 
 @pytest.mark.parametrize("policy", list(SchedulerPolicy))
 @pytest.mark.parametrize("streaming", [True, False])
 def test_each_sequence_has_its_own_tokens(policy: SchedulerPolicy, streaming: bool) -> None:
-    harness = Harness(limits=SeveralSequences, policy=policy, num_blocks=24)
+    harness = Harness(policy=policy, num_blocks=24)
     many = [make_request(i, 5 + i, 9, seed=10 * i, num_return_sequences=3, streaming=streaming) for i in range(3)]
     harness.serve(*many, make_request(9, 4, 6))
     for request in many:
@@ -27,10 +28,10 @@ def test_each_sequence_has_its_own_tokens(policy: SchedulerPolicy, streaming: bo
 
 @pytest.mark.parametrize("streaming", [True, False])
 def test_each_sequence_ends_once_and_the_request_with_the_last_of_them(streaming: bool) -> None:
-    plain = Harness(limits=SeveralSequences)
+    plain = Harness()
     plain.serve(make_request(1, 6, 12, num_return_sequences=3))
     ends_early = plain.tokens(1, 1)[3]
-    harness = Harness(limits=SeveralSequences)
+    harness = Harness()
     harness.serve(make_request(1, 6, 12, num_return_sequences=3, end_ids=[ends_early], streaming=streaming))
     results = [result for result, _, _ in harness.responses[1] if result is not None]
     assert len({len(harness.tokens(1, index)) for index in range(3)}) > 1, "not all were meant to be equally long"
@@ -42,7 +43,7 @@ def test_each_sequence_ends_once_and_the_request_with_the_last_of_them(streaming
 
 
 def test_a_stop_ends_all_sequences() -> None:
-    harness = Harness(limits=SeveralSequences)
+    harness = Harness()
     harness.submit(make_request(1, 4, 30, num_return_sequences=3), make_request(2, 4, 8))
     for _ in range(5):
         harness.step()
@@ -58,10 +59,12 @@ def test_a_stop_ends_all_sequences() -> None:
 
 
 def test_a_sequence_that_cannot_go_on_ends_its_request_alone() -> None:
-    def not_finite(row: Row) -> str | None:
-        return "logits are not finite" if row.new.sampling_config.seed == 101 and len(row.token_ids) == 9 else None
+    second = sequence_seed(100, 1)
 
-    harness = Harness(limits=SeveralSequences, runner={"row_error": not_finite})
+    def not_finite(row: Row) -> str | None:
+        return "logits are not finite" if row.new.sampling_config.seed == second and len(row.token_ids) == 9 else None
+
+    harness = Harness(runner={"row_error": not_finite})
     harness.submit(make_request(1, 5, 20, seed=100, num_return_sequences=3, streaming=True), make_request(2, 5, 20))
     while not harness.num_finals(1):
         harness.step()
@@ -77,7 +80,7 @@ def test_a_sequence_that_cannot_go_on_ends_its_request_alone() -> None:
 
 
 def test_a_failing_step_is_one_error_for_all_sequences() -> None:
-    harness = Harness(limits=SeveralSequences, max_batch_size=2, runner={"fail_collect": lambda step: step == 2})
+    harness = Harness(runner={"fail_collect": lambda step: step == 2})
     harness.serve(make_request(1, 5, 6, num_return_sequences=4))
     assert isinstance(harness.error(1), StepFailed) and harness.num_finals(1) == 1
     harness.serve(make_request(2, 5, 6))
@@ -85,7 +88,7 @@ def test_a_failing_step_is_one_error_for_all_sequences() -> None:
 
 
 def test_the_maximum_counts_sequences_that_are_not_finished() -> None:
-    harness = Harness(limits=SeveralSequences, max_batch_size=4)
+    harness = Harness(max_batch_size=4)
     harness.submit(make_request(1, 4, 8, num_return_sequences=3))
     harness.step()
     harness.step()

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import os
 
-from harness import Harness, SeveralSequences, make_request
+from harness import Harness, make_request
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
@@ -30,6 +30,7 @@ class Histories(RuleBasedStateMachine):
     def __init__(self) -> None:
         super().__init__()
         self.ranks: list[Harness] = []
+        self.max_batch_size = 1
         self.num_requests = 0
         self.stopped: set[int] = set()
         self.failing_steps: set[int] = set()
@@ -54,6 +55,7 @@ class Histories(RuleBasedStateMachine):
         reuse: bool,
     ) -> None:
         """A pool that holds the longest sequence and little more."""
+        self.max_batch_size = max_batch_size
         for rank in range(2):
             self.ranks.append(
                 Harness(
@@ -66,7 +68,6 @@ class Histories(RuleBasedStateMachine):
                     enable_chunked_context=chunked,
                     enable_reuse=reuse,
                     hash_key=bytes([rank]),
-                    limits=SeveralSequences,
                     runner={"fail_collect": self.failing_steps.__contains__},
                 )
             )
@@ -82,7 +83,7 @@ class Histories(RuleBasedStateMachine):
         stop_word=st.lists(st.integers(0, 96), max_size=1),
         salt=st.sampled_from(["", "a"]),
         seed=st.integers(0, 5),
-        num_sequences=st.sampled_from([1, 1, 1, 3]),
+        num_sequences=st.sampled_from([1, 1, 1, 2, 3, 6]),
     )
     def submit(
         self,
@@ -110,7 +111,7 @@ class Histories(RuleBasedStateMachine):
             stop_words=[stop_word] if stop_word else [],
             cache_salt=salt,
             seed=seed,
-            num_return_sequences=num_sequences,
+            num_return_sequences=min(num_sequences, self.max_batch_size),
         )
         for rank in self.ranks:
             rank.submit(request)

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 from fakes import VOCAB_SIZE
-from harness import Harness, SeveralSequences, make_request
+from harness import Harness, make_request
 from msgspec import structs
 
 from inflight.batch_manager.callbacks import Callbacks
@@ -31,7 +31,6 @@ def play(seed: int) -> tuple[Harness, list[str]]:
     """A random history, played to its end, and the calls of each of its iterations."""
     rng = random.Random(seed)
     harness = Harness(
-        limits=SeveralSequences,
         policy=rng.choice(list(SchedulerPolicy)),
         num_blocks=rng.choice((24, 64)),
         max_batch_size=rng.choice((1, 3, 4)),
@@ -210,9 +209,9 @@ def test_a_maximum_of_zero_takes_nobody() -> None:
     assert len(callbacks.get_inference_requests(1)) == 1
 
 
-def test_a_request_wider_than_the_batch_is_served_in_turns() -> None:
-    harness = Harness(limits=SeveralSequences, max_batch_size=2)
-    wide = make_request(1, 4, 6, seed=5, num_return_sequences=5)
+def test_a_request_as_wide_as_the_batch_and_another_are_served_in_turns() -> None:
+    harness = Harness(max_batch_size=2)
+    wide = make_request(1, 4, 6, seed=5, num_return_sequences=2)
     leader = QueueOnly(wide, make_request(2, 4, 3))
     rank = RankCallbacks(SingleRank(), leader)
     manager = GptManager(
@@ -231,12 +230,12 @@ def test_a_request_wider_than_the_batch_is_served_in_turns() -> None:
         for response in responses
         if response.request_id == 1 and response.result is not None
     }
-    assert tokens == {index: harness.expected(1, index) for index in range(5)}
+    assert tokens == {index: harness.expected(1, index) for index in range(2)}
     assert sorted(response.request_id for response in responses if response.is_final) == [1, 2]
 
 
 def test_a_request_of_several_sequences_that_is_stopped_has_one_final_response() -> None:
-    harness = Harness(limits=SeveralSequences)
+    harness = Harness()
     harness.submit(structs.replace(make_request(1, 4, 30, num_return_sequences=3), streaming=True))
     for _ in range(5):
         harness.step()

@@ -5,8 +5,9 @@ from __future__ import annotations
 import pytest
 from harness import make_request
 
-from inflight.batch_manager.kv_cache_manager import KVCacheManager
-from inflight.batch_manager.sequence import Sequence
+from inflight.batch_manager.active_request import ActiveRequest
+from inflight.batch_manager.kv_cache_manager import KVCacheManager, Prefix
+from inflight.batch_manager.sequence import NO_BLOCK, Sequence, SequenceStatus
 
 PROMPT = list(range(10))
 
@@ -21,12 +22,12 @@ def make_sequence(prompt: list[int] = PROMPT, **options: str) -> Sequence:
 
 def start(manager: KVCacheManager, sequence: Sequence) -> list[int]:
     """Compute the whole prompt in one step; returns the blocks that came from the cache."""
-    computed = manager.get_computed_blocks(sequence)
-    num_tokens = len(sequence.token_ids) - len(computed) * manager.block_size
-    assert manager.allocate_slots(sequence, num_tokens, computed) is not None
+    prefix = manager.find_prefix(sequence)
+    num_tokens = len(sequence.token_ids) - prefix.num_tokens
+    assert manager.allocate_slots(sequence, num_tokens, prefix.block_ids) is not None
     sequence.num_computed_tokens += num_tokens
     manager.cache_blocks(sequence)
-    return computed
+    return prefix.block_ids
 
 
 def test_a_sequence_gets_just_the_blocks_it_fills() -> None:
@@ -77,23 +78,23 @@ def test_a_freed_prefix_is_found_again_and_counted_as_free() -> None:
     blocks = first.block_ids[:2]
     manager.free(first)
     assert manager.num_free_blocks == 8 and first.block_ids == [] and first.num_computed_tokens == 0
-    computed = manager.get_computed_blocks(second)
-    assert computed == blocks
-    assert manager.num_blocks_taken(10, computed) == 3, "reviving two and allocating one"
+    prefix = manager.find_prefix(second)
+    assert prefix.block_ids == blocks
+    assert manager.num_blocks_taken(10, prefix) == 3, "reviving two and allocating one"
 
 
 def test_a_prefix_held_by_another_costs_nothing() -> None:
     manager = make_manager()
     first, second = make_sequence(), make_sequence()
     start(manager, first)
-    assert manager.num_blocks_taken(10, manager.get_computed_blocks(second)) == 1
+    assert manager.num_blocks_taken(10, manager.find_prefix(second)) == 1
 
 
 def test_salts_do_not_share() -> None:
     manager = make_manager()
     start(manager, make_sequence(cache_salt="alice"))
-    assert manager.get_computed_blocks(make_sequence(cache_salt="bob")) == []
-    assert len(manager.get_computed_blocks(make_sequence(cache_salt="alice"))) == 2
+    assert manager.find_prefix(make_sequence(cache_salt="bob")).block_ids == []
+    assert len(manager.find_prefix(make_sequence(cache_salt="alice")).block_ids) == 2
 
 
 def test_a_prefix_is_offered_only_as_far_as_its_tokens_are_known() -> None:
@@ -106,7 +107,95 @@ def test_a_prefix_is_offered_only_as_far_as_its_tokens_are_known() -> None:
     sequence.token_ids.append(7)
     manager.cache_blocks(sequence)
     assert sequence.num_cached_blocks == 2
-    assert manager.get_computed_blocks(make_sequence()) == sequence.block_ids[:2]
+    assert manager.find_prefix(make_sequence()).block_ids == sequence.block_ids[:2]
+
+
+def siblings(prompt: list[int] = PROMPT, count: int = 2) -> list[Sequence]:
+    return ActiveRequest(
+        make_request(1, prompt, 20, num_return_sequences=count), max_seq_len=64, arrival_time_ns=0
+    ).sequences
+
+
+def run(sequence: Sequence) -> None:
+    sequence.status = SequenceStatus.RUNNING
+
+
+@pytest.mark.parametrize("enable_reuse", [True, False])
+def test_a_sibling_shares_full_blocks_and_holds_the_one_that_the_prompt_ends_in(enable_reuse: bool) -> None:
+    manager = make_manager(enable_reuse=enable_reuse)
+    first, second = siblings()
+    start(manager, first)
+    run(first)
+    prefix = manager.find_prefix(second)
+    assert prefix == Prefix(9, [], first)
+    assert manager.num_blocks_taken(10, prefix) == 1
+    manager.fork(second, first)
+    new = manager.allocate_slots(second, 1)
+    assert new is not None and second.block_ids == [*first.block_ids[:2], *new]
+    assert second.tail_block == first.block_ids[2] != new[0] and second.num_computed_tokens == 9
+    manager.check([first, second])
+    manager.free(first)
+    manager.check([second])
+    assert manager.num_used_blocks == 4, "the block that is still to be copied stays"
+    manager.drop_tail(second)
+    manager.check([second])
+    manager.free(second)
+    assert manager.num_used_blocks == 0
+
+
+def test_a_siblings_prompt_is_not_hashed_again() -> None:
+    manager = make_manager()
+    first, second = siblings()
+    start(manager, first)
+    run(first)
+    manager.fork(second, manager.find_prefix(second).source or second)
+    assert len(first.block_hashes) == 2 and second.block_hashes == first.block_hashes
+    manager.free(second)
+    manager.free(first)
+
+
+def test_a_held_block_goes_back_with_the_sequence_that_never_copied_it() -> None:
+    manager = make_manager()
+    first, second = siblings()
+    start(manager, first)
+    manager.fork(second, first)
+    manager.free(first)
+    manager.free(second)
+    manager.check([])
+
+
+@pytest.mark.parametrize("length", [5, 9])
+def test_nothing_is_copied_where_the_last_token_begins_a_block(length: int) -> None:
+    manager = make_manager()
+    first, second = siblings(PROMPT[:length])
+    start(manager, first)
+    manager.fork(second, first)
+    assert second.tail_block == NO_BLOCK and second.block_ids == first.block_ids[:-1]
+
+
+def test_only_a_running_sibling_with_the_whole_prompt_is_a_source() -> None:
+    manager = make_manager(enable_reuse=False)
+    first, second = siblings()
+    manager.allocate_slots(first, 10)
+    run(first)
+    first.num_computed_tokens = 8
+    assert manager.find_prefix(second) == Prefix(0, [])
+    first.num_computed_tokens = 9
+    assert manager.find_prefix(second).source is first
+    first.status = SequenceStatus.PAUSED
+    assert manager.find_prefix(second) == Prefix(0, [])
+
+
+def test_a_longer_cached_prefix_goes_before_a_siblings_prompt() -> None:
+    manager = make_manager()
+    first, second = siblings(PROMPT[:6])
+    second.token_ids += [50, 51, 52]
+    start(manager, second)
+    cached = second.block_ids[:2]
+    manager.free(second)
+    start(manager, first)
+    run(first)
+    assert manager.find_prefix(second) == Prefix(8, cached)
 
 
 def test_distrusted_blocks_are_given_to_nobody() -> None:
@@ -114,7 +203,7 @@ def test_distrusted_blocks_are_given_to_nobody() -> None:
     sequence = make_sequence()
     start(manager, sequence)
     manager.free(sequence, trusted=False)
-    assert manager.get_computed_blocks(make_sequence()) == []
+    assert manager.find_prefix(make_sequence()).block_ids == []
     manager.check([])
 
 
@@ -129,8 +218,7 @@ def test_the_account_of_a_sequence() -> None:
     manager = make_manager()
     start(manager, make_sequence(PROMPT[:5]))
     sequence = make_sequence()
-    computed = manager.get_computed_blocks(sequence)
-    manager.allocate_slots(sequence, 6, computed)
+    manager.allocate_slots(sequence, 6, manager.find_prefix(sequence).block_ids)
     manager.count_missed(sequence)
     metrics = sequence.perf_metrics()
     assert metrics.kv_cache_reused_blocks == 1

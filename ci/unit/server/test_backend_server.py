@@ -182,7 +182,7 @@ def test_nothing_holds_on_to_a_request_that_has_its_final_response(server, execu
             request.sender.client_left = True
             server._watch.look()
         if ending == "failed":
-            server._items.find(executor.last.request_id)._detokenizer = None
+            server._items.find(executor.last.request_id)._outputs[0]._detokenizer = None
         if ending != "refused":
             executor.push(tokens(executor.last.request_id, [33], FinishReason.LENGTH))
         assert request.sender.finished.wait(LONG)

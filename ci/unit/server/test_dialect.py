@@ -30,7 +30,7 @@ from inflight.server.tensors.tensor_values import ReadLimits, read_word_ids
 from inflight.text.safe_text import safe_text
 
 REPOSITORY = Path(__file__).parents[3] / "model_repository"
-LIMITS = RequestLimits(vocab_size=300, max_seq_len=64, max_input_len=63, kv_cache_tokens=1000)
+LIMITS = RequestLimits(vocab_size=300, max_seq_len=64, max_input_len=63, kv_cache_tokens=1000, max_batch_size=4)
 READ_LIMITS = ReadLimits(max_text_bytes=1000, max_input_len=LIMITS.max_input_len, max_bytes_per_token=12)
 
 
@@ -86,7 +86,7 @@ def test_config_is_complete_for_a_decoupled_backend(model_config) -> None:
 def test_tables_name_fields_that_exist(dialect: Dialect) -> None:
     client_fields = {field.name for field in fields(ClientRequest)}
     for tensor in dialect.inputs:
-        assert tensor.field in client_fields
+        assert tensor.field in client_fields or (not tensor.field and tensor.neutral)
     for output in dialect.outputs:
         assert hasattr(Chunk(), output.value)
         assert not output.asked_by or output.asked_by in client_fields
@@ -110,6 +110,11 @@ def test_every_field_of_a_prompt_is_read() -> None:
             "presence_penalty": -0.5,
             "frequency_penalty": 0.125,
             "min_tokens": 2,
+            "num_return_sequences": 3,
+            "beam_width": 1,
+            "length_penalty": 1.0,
+            "early_stopping": 0,
+            "beam_search_diversity_rate": 0.0,
             "stop_words": ["a", "", "b"],
             "bad_words": [""],
             "end_id": 4,
@@ -131,6 +136,7 @@ def test_every_field_of_a_prompt_is_read() -> None:
         presence_penalty=-0.5,
         frequency_penalty=0.125,
         min_tokens=2,
+        num_return_sequences=3,
         stop_words=["a", "b"],
         bad_words=[],
         end_id=4,
@@ -153,6 +159,12 @@ OK = {"text_input": "a", "max_tokens": 4}
     ("inputs", "sentence"),
     [
         ({"max_tokens": 4}, "text_input or input_ids is required"),
+        ({**OK, "num_return_sequences": 0}, "num_return_sequences must be between 1 and max_batch_size 4, got 0"),
+        ({**OK, "num_return_sequences": 5}, "num_return_sequences must be between 1 and max_batch_size 4, got 5"),
+        ({**OK, "beam_width": 2}, "beam_width is not supported by this model: leave it out"),
+        ({**OK, "length_penalty": 2.0}, "length_penalty is not supported by this model: leave it out"),
+        ({**OK, "early_stopping": 2}, "early_stopping is not supported by this model: leave it out"),
+        ({**OK, "beam_search_diversity_rate": 0.5}, "beam_search_diversity_rate is not supported by this model"),
         ({"text_input": "a"}, "max_tokens is required"),
         ({"text_input": "a", "input_ids": [1], "max_tokens": 4}, "text_input and input_ids exclude each other"),
         ({**OK, "text_input": ""}, "the prompt is empty"),
@@ -363,14 +375,19 @@ def test_wrong_word_offsets_are_refused(array: list) -> None:
 
 
 def test_outputs_have_the_shapes_and_types_of_the_table() -> None:
-    client = ClientRequest(return_log_probs=True, return_num_input_tokens=True, return_num_output_tokens=True)
-    chunk = Chunk(text="é", token_ids=[1, 2], log_probs=[-1.0, -2.0], cum_log_prob=-3.0, finish_reason="stop")
+    client = ClientRequest(
+        return_log_probs=True, return_num_input_tokens=True, return_num_output_tokens=True, num_return_sequences=3
+    )
+    chunk = Chunk(
+        sequence_index=2, text="é", token_ids=[1, 2], log_probs=[-1.0, -2.0], cum_log_prob=-3.0, finish_reason="stop"
+    )
     written = LLM.write(chunk, client, None)
     assert {name: array.shape for name, array in written.items()} == {
         "text_output": (1,),
         "output_ids": (1, 2),
         "sequence_length": (1,),
         "finish_reason": (1,),
+        "sequence_index": (1,),
         "cum_log_probs": (1,),
         "output_log_probs": (1, 2),
         "num_input_tokens": (1,),
@@ -378,7 +395,7 @@ def test_outputs_have_the_shapes_and_types_of_the_table() -> None:
     }
     for output in LLM.outputs:
         assert written[output.name].dtype == output.dtype.numpy_type
-    assert written["text_output"][0] == "é".encode()
+    assert written["text_output"][0] == "é".encode() and written["sequence_index"][0] == 2
     assert set(LLM.write(chunk, ClientRequest(), None)) == {
         "text_output",
         "output_ids",

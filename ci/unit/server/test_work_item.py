@@ -9,10 +9,12 @@ import pytest
 from inflight.request import Request
 from inflight.result import FinishReason, Result
 from inflight.server.reply import Reply
+from inflight.server.sequence_output import Prompt, SequenceOutput
 from inflight.server.tensors.client_request import ClientRequest
 from inflight.server.tensors.dialects import LLM
-from inflight.server.work_item import Prompt, WorkItem
+from inflight.server.work_item import WorkItem
 from inflight.text.detokenizer import Detokenizer
+from inflight.text.stop_strings import StopStrings
 from inflight.text.text_decoder import make_text_decoder
 
 
@@ -27,7 +29,12 @@ def make(client: ClientRequest, *, requested=None, echo: Prompt | None = None) -
         requested=requested,
     )
     request = Request(request_id=1, input_token_ids=[65, 66], max_tokens=100)
-    item.prepare(request, Detokenizer(make_text_decoder(tokenizer, [65, 66]), client.stop_words or []), echo)
+    stop_strings = StopStrings(client.stop_words) if client.stop_words else None
+    outputs = [
+        SequenceOutput(index, Detokenizer(make_text_decoder(tokenizer, [65, 66]), stop_strings), echo)
+        for index in range(client.num_return_sequences or 1)
+    ]
+    item.prepare(request, outputs)
     return item, sender
 
 
@@ -104,6 +111,129 @@ def test_a_stop_string_ends_the_request_before_the_engine_does() -> None:
     assert last["output_log_probs"] == [[-2.0, -4.0]] and last["cum_log_probs"] == [-8.0]
     assert last["num_output_tokens"] == [2] and last["finish_reason"] == "stop"
     assert sender.num_finals == 1 and not sender.misuse and item.num_output_tokens == 4
+
+
+def part(index: int, text: bytes, finish: FinishReason = FinishReason.NOT_FINISHED, *, final: bool = False) -> Result:
+    """New tokens of one sequence of several."""
+    ends = finish is not FinishReason.NOT_FINISHED
+    return Result(
+        output_token_ids=list(text),
+        finish_reason=finish,
+        is_final=final,
+        sequence_index=index,
+        is_sequence_final=ends,
+    )
+
+
+def by_sequence(sender: pb.ResponseSender, name: str) -> list[tuple[int, str]]:
+    return [(response["sequence_index"][0], response[name]) for response in sender.responses]
+
+
+def test_each_response_of_a_stream_holds_one_sequence() -> None:
+    item, sender = make(ClientRequest(text="AB", stream=True, num_return_sequences=3))
+    for index, text in ((0, b"a"), (1, b"x"), (0, b"b")):
+        item.add(part(index, text))
+    item.deliver()
+    item.add(part(1, b"y", FinishReason.END_ID))
+    item.deliver()
+    item.add(part(2, "é".encode(), FinishReason.LENGTH))
+    item.deliver()
+    assert not item.is_finished and not sender.num_finals
+    item.add(part(0, b"c", FinishReason.LENGTH, final=True))
+    item.deliver()
+    item.deliver()
+    assert by_sequence(sender, "text_output") == [(0, "ab"), (1, "x"), (1, "y"), (2, "é"), (0, "c")]
+    assert by_sequence(sender, "finish_reason") == [(0, ""), (1, ""), (1, "stop"), (2, "length"), (0, "length")]
+    assert sender.num_finals == 1 and not sender.misuse
+    assert (item.num_output_tokens, item.longest_output) == (7, 3)
+
+
+def test_without_streaming_each_sequence_is_answered_when_it_ends() -> None:
+    item, sender = make(ClientRequest(text="AB", num_return_sequences=3), echo=Prompt(text="AB", token_ids=(65, 66)))
+    item.add(part(0, b"ab"))
+    item.deliver()
+    assert not sender.responses
+    item.add(part(1, b"xy", FinishReason.END_ID))
+    item.deliver()
+    assert by_sequence(sender, "text_output") == [(1, "ABxy")] and not sender.num_finals
+    item.add(part(0, b"c", FinishReason.LENGTH))
+    item.add(part(2, b"z", FinishReason.LENGTH, final=True))
+    item.deliver()
+    assert by_sequence(sender, "text_output") == [(1, "ABxy"), (0, "ABabc"), (2, "ABz")]
+    assert sender.responses[1]["output_ids"] == [[65, 66, 97, 98, 99]]
+    assert sender.num_finals == 1 and not sender.misuse
+
+
+def test_each_sequence_has_its_own_stop_string_and_its_own_broken_characters() -> None:
+    item, sender = make(ClientRequest(text="AB", stream=True, stop_words=["--"], num_return_sequences=2))
+    for byte in b"a-", b"\xc3":
+        item.add(part(0, byte))
+        item.add(part(1, byte))
+    item.add(part(0, b"-b"))
+    item.deliver()
+    assert not item.is_answered, "the other one goes on"
+    item.add(part(0, b"more"))
+    item.add(part(1, b"\xa9"))
+    item.deliver()
+    item.add(part(1, b"--"))
+    item.deliver()
+    texts = {index: "".join(text for i, text in by_sequence(sender, "text_output") if i == index) for index in (0, 1)}
+    assert texts == {0: "a-\N{REPLACEMENT CHARACTER}-bmore", 1: "a-é"}
+    item.add(part(0, b"", FinishReason.LENGTH, final=True))
+    item.deliver()
+    assert sender.num_finals == 1 and not sender.misuse
+    assert by_sequence(sender, "finish_reason")[-2:] == [(1, "stop"), (0, "length")]
+
+
+def test_each_sequences_first_and_last_response_cannot_wait() -> None:
+    item, _ = make(ClientRequest(text="AB", stream=True, num_return_sequences=2))
+    waits = []
+    for result in (part(0, b"a"), part(0, b"b"), part(1, b"x"), part(1, b"y"), part(1, b"z", FinishReason.END_ID)):
+        item.add(result)
+        waits.append((item.num_responses_ready, item.can_wait))
+        item.deliver()
+    assert waits == [(1, False), (1, True), (1, False), (1, True), (1, False)]
+    item.add(part(0, b"c"))
+    assert item.can_wait
+    item.add(part(0, b"", FinishReason.LENGTH, final=True))
+    assert not item.can_wait and item.num_responses_ready == 1
+    item.deliver()
+    assert item.num_responses_ready == 0
+
+
+def test_a_request_that_was_stopped_counts_as_cancelled_although_a_sequence_had_ended() -> None:
+    item, sender = make(ClientRequest(text="AB", num_return_sequences=2))
+    item.add(part(0, b"ab", FinishReason.END_ID))
+    item.deliver()
+    item.add(part(1, b"x", FinishReason.CANCELLED, final=True))
+    item.deliver()
+    assert item.finish_reason == "cancelled" and sender.num_finals == 1
+    assert by_sequence(sender, "finish_reason") == [(0, "stop"), (1, "cancelled")]
+
+
+def test_an_error_after_a_sequence_was_answered_is_the_only_final_response() -> None:
+    item, sender = make(ClientRequest(text="AB", num_return_sequences=2))
+    item.add(part(0, b"ab", FinishReason.END_ID))
+    item.deliver()
+    item.fail("INTERNAL", "the step failed")
+    item.deliver()
+    assert sender.num_finals == 1 and not sender.misuse
+    assert len(sender.responses) == 2 and sender.error.message().startswith("the step failed")
+
+
+def test_a_client_that_left_gets_nothing_more_of_any_sequence() -> None:
+    item, sender = make(ClientRequest(text="AB", stream=True, num_return_sequences=2))
+    item.add(part(0, b"a"))
+    item.deliver()
+    sender.client_left = True
+    item.poll_cancelled()
+    item.add(part(1, b"x"))
+    item.deliver()
+    for index in (0, 1):
+        item.add(part(index, b"", FinishReason.CANCELLED, final=index == 1))
+    item.deliver()
+    assert len(sender.responses) == 2 and sender.num_finals == 1
+    assert sender.error.code() == pb.TritonError.CANCELLED
 
 
 def test_a_stop_request_answers_with_what_there_is() -> None:

@@ -63,7 +63,7 @@ def stream(
     tokenizer: Tokenizer, ids: list[int], stop: tuple[str, ...] = (), prompt: tuple[int, ...] = (), step: int = 1
 ):
     """The pieces of an output whose tokens come `step` at a time, and the detokenizer that made them."""
-    detokenizer = Detokenizer(make_text_decoder(tokenizer, list(prompt)), list(stop))
+    detokenizer = Detokenizer(make_text_decoder(tokenizer, list(prompt)), StopStrings(list(stop)))
     pieces = [detokenizer.push(ids[start : start + step]) for start in range(0, len(ids), step)]
     return [*pieces, detokenizer.flush()], detokenizer
 
@@ -201,6 +201,6 @@ def test_a_stop_string_across_tokens_leaves_the_rest_untaken() -> None:
 
 def test_stop_strings_wait_for_min_tokens() -> None:
     tokenizer = fake_tokenizer.byte_tokenizer()
-    detokenizer = Detokenizer(make_text_decoder(tokenizer, []), ["."], min_tokens=3)
+    detokenizer = Detokenizer(make_text_decoder(tokenizer, []), StopStrings(["."]), min_tokens=3)
     assert detokenizer.push(list(b"a..b.c")) == "a..b"
     assert detokenizer.is_stopped and detokenizer.num_tokens == 5

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 class Chunk:
     """All output of one sequence that was not delivered before."""
 
+    sequence_index: int = 0
     text: str = ""
     token_ids: list[int] = field(default_factory=list)
     log_probs: list[float] = field(default_factory=list)

@@ -25,6 +25,7 @@ class ClientRequest:
     presence_penalty: float | None = None
     frequency_penalty: float | None = None
     min_tokens: int | None = None
+    num_return_sequences: int | None = None
 
     stop_words: list[str] | None = None
     """Strings that end the output, also where they begin or end inside a token."""

@@ -14,6 +14,11 @@ def _scalar(name: str, dtype: TensorType, field: str = "") -> InputTensor:
     return InputTensor(name=name, dtype=dtype, dims=(1,), field=field or name)
 
 
+def _unsupported(name: str, dtype: TensorType, *neutral: int | float) -> InputTensor:
+    """Refused unless it holds a value that asks for nothing."""
+    return InputTensor(name=name, dtype=dtype, dims=(1,), neutral=neutral)
+
+
 LLM = Dialect(
     name="llm",
     required=(("text_input", "input_ids"), ("max_tokens",)),
@@ -31,6 +36,11 @@ LLM = Dialect(
         _scalar("presence_penalty", TensorType.FP32),
         _scalar("frequency_penalty", TensorType.FP32),
         _scalar("min_tokens", TensorType.INT32),
+        _scalar("num_return_sequences", TensorType.INT32),
+        _unsupported("beam_width", TensorType.INT32, 1),
+        _unsupported("length_penalty", TensorType.FP32, 0.0, 1.0),
+        _unsupported("early_stopping", TensorType.INT32, 0, 1),
+        _unsupported("beam_search_diversity_rate", TensorType.FP32, 0.0),
         InputTensor(name="stop_words", dtype=TensorType.STRING, dims=(-1,), field="stop_words", read=read_words),
         InputTensor(name="bad_words", dtype=TensorType.STRING, dims=(-1,), field="bad_words", read=read_words),
         _scalar("end_id", TensorType.INT32),
@@ -46,6 +56,13 @@ LLM = Dialect(
         OutputTensor(name="output_ids", dtype=TensorType.INT32, dims=(-1, -1), value="token_ids"),
         OutputTensor(name="sequence_length", dtype=TensorType.INT32, dims=(-1,), value="sequence_length"),
         OutputTensor(name="finish_reason", dtype=TensorType.STRING, dims=(-1,), value="finish_reason"),
+        OutputTensor(
+            name="sequence_index",
+            dtype=TensorType.INT32,
+            dims=(1,),
+            value="sequence_index",
+            asked_by="num_return_sequences",
+        ),
         OutputTensor(
             name="cum_log_probs", dtype=TensorType.FP32, dims=(-1,), value="cum_log_prob", asked_by="return_log_probs"
         ),

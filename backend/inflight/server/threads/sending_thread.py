@@ -1,9 +1,9 @@
 """The only thread that sends responses to requests which the engine has accepted.
 
-It takes all responses of the engine that have arrived, merges those of the same request, and sends one response to each
-request. More arrive while it sends, so a busy server sends fewer and larger responses, and an idle one sends every
-token at once. Where sending takes CPU time from the ranks, streams are also subject to a rate limit; their first and
-last responses are not.
+It takes all responses of the engine that have arrived, merges those of the same sequence, and sends one response for
+each sequence. More arrive while it sends, so a busy server sends fewer and larger responses, and an idle one sends
+every token at once. Where sending takes CPU time from the ranks, streams are also subject to a rate limit; their first
+and last responses are not.
 """
 
 from __future__ import annotations
@@ -111,7 +111,7 @@ class SendingThread:
         for request_id in ripe:
             item = self._held.pop(request_id)
             touched[request_id] = item
-            num_paced += item.can_wait and item.has_news
+            num_paced += item.num_responses_ready if item.can_wait else 0
             self._guard(item, item.deliver)
         self._pace.count(num_paced)
 

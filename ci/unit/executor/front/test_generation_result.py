@@ -23,6 +23,7 @@ from inflight.executor.front.generation_result import GenerationResult
 from inflight.executor.front.sequence_output import SequenceOutput
 from inflight.result import FinishReason, Response, Result
 from inflight.text.detokenizer import Detokenizer
+from inflight.text.stop_strings import StopStrings
 from inflight.text.text_decoder import make_text_decoder
 from inflight.text.tokenizer import Tokenizer
 
@@ -46,7 +47,9 @@ class Generation:
             streaming=streaming,
             sequences=[
                 SequenceOutput(
-                    index, Detokenizer(make_text_decoder(tokenizer, []), stop or []), has_stop_strings=bool(stop)
+                    index,
+                    Detokenizer(make_text_decoder(tokenizer, []), StopStrings(stop) if stop else None),
+                    has_stop_strings=bool(stop),
                 )
                 for index in range(num_sequences)
             ],

@@ -7,7 +7,7 @@ from dataclasses import replace
 from itertools import count
 from typing import Any
 
-from harness import Harness, SeveralSequences, make_request
+from harness import Harness, make_request
 from msgspec import structs
 
 from inflight.batch_manager.statistics import MEMORY_NS, MemoryUsage, batching_stats
@@ -176,7 +176,7 @@ def test_a_request_without_a_row_is_queued_and_a_paused_one_is_paused() -> None:
 
 
 def test_each_sequence_of_a_request_is_told_apart() -> None:
-    observer = Observer(limits=SeveralSequences)
+    observer = Observer()
     observer.harness.serve(make_request(1, 5, 6, num_return_sequences=3))
     found: dict[int, RequestStage] = defaultdict(lambda: RequestStage.QUEUED)
     for stats in observer.requests[-1].request_stats:
