@@ -249,7 +249,8 @@ class ModelRunner:
             return None
         sampling = logits.sampling
         sampled = self._sampler(logits.logits_SV, sampling, self._state)
-        self._state.end(sampling.rows_S, sampling.lengths_S, sampled.token_ids_S)
+        decays = sampling.needs.top_p_decays
+        self._state.end(sampling.rows_S, sampling.lengths_S, sampled.token_ids_S, top_p_decays=decays)
         return sampled if self._stream is None else _to_pinned(sampled)
 
 

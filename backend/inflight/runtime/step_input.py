@@ -14,6 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from inflight.runtime.repeated_ngrams import stage_ngrams
 from inflight.runtime.row_table import RowTable
 from inflight.runtime.sampling_input import SamplingNeeds, find_needs, stage_restrictions
 from inflight.runtime.staging import Array, Staging, to_host_tensor
@@ -61,6 +62,8 @@ class StepInput:
     """Places in `sampling_rows` in the order of the answers; None = as they are."""
     needs: SamplingNeeds | None
     """None = no row samples."""
+    ngram_extent: tuple[int, int]
+    """See stage_ngrams."""
 
 
 class StepPreparation:
@@ -87,10 +90,13 @@ class StepPreparation:
         batch = _Batch(scheduled.rows, self._sizes)
         staging = Staging(self._device)
         self._stage_changes(scheduled, staging)
-        needs = None
+        needs, ngram_extent = None, (0, 0)
         if len(batch.sampling_rows):
-            needs = find_needs(self._table, batch.sampling_rows)
-            stage_restrictions(staging, self._table, batch.sampling_rows, batch.sampling_lengths, self._vocab_size)
+            rows, lengths = batch.sampling_rows, batch.sampling_lengths
+            needs = find_needs(self._table, rows)
+            stage_restrictions(staging, self._table, rows, lengths, self._vocab_size)
+            if needs.repeats_no_ngram:
+                ngram_extent = stage_ngrams(staging, self._table, rows, lengths)
         parts = batch.parts(padding_row=self._table.num_rows)
         return StepInput(
             new_sequences=scheduled.new_sequences,
@@ -108,6 +114,7 @@ class StepPreparation:
             sampling_rows=batch.sampling_rows.tolist(),
             answer_order=batch.answer_order(),
             needs=needs,
+            ngram_extent=ngram_extent,
         )
 
     def _stage_changes(self, scheduled: SchedulerOutput, staging: Staging) -> None:

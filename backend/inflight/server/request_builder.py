@@ -7,6 +7,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+from msgspec import structs
+
 from inflight.errors import InvalidRequest
 from inflight.generation_defaults import GenerationDefaults
 from inflight.request import OutputConfig, Request, RequestLimits, SamplingConfig
@@ -25,6 +27,10 @@ SAMPLING_FIELDS = (
     "presence_penalty",
     "frequency_penalty",
     "min_tokens",
+    "no_repeat_ngram_size",
+    "top_p_decay",
+    "top_p_min",
+    "top_p_reset_ids",
 )
 """Of ClientRequest: what it says of how tokens are chosen."""
 
@@ -69,7 +75,27 @@ class RequestBuilder:
 
     def _sampling_config(self, client: ClientRequest, num_prompt_tokens: int, max_tokens: int) -> SamplingConfig:
         said = {name: getattr(client, name) for name in SAMPLING_FIELDS}
-        return self._defaults.sampling_config(num_prompt_tokens=num_prompt_tokens, max_tokens=max_tokens, **said)
+        config = self._defaults.sampling_config(num_prompt_tokens=num_prompt_tokens, max_tokens=max_tokens, **said)
+        bias, dense = self._logit_bias(client), client.embedding_bias or b""
+        return structs.replace(config, logit_bias=bias, embedding_bias=dense) if bias or dense else config
+
+    def _logit_bias(self, client: ClientRequest) -> dict[int, float]:
+        """Of token ids, and of every token of a word, as TensorRT-LLM's preprocessing has it; they add up."""
+        ids, values = client.logit_bias_ids or [], client.logit_bias_values or []
+        words, weights = client.embedding_bias_words or [], client.embedding_bias_weights or []
+        if len(ids) != len(values):
+            raise InvalidRequest(f"logit_bias_ids has {len(ids)} entries and logit_bias_values {len(values)}")
+        if len(words) != len(weights):
+            raise InvalidRequest(
+                f"embedding_bias_words has {len(words)} entries and embedding_bias_weights {len(weights)}"
+            )
+        bias = dict(zip(ids, values, strict=True))
+        if len(bias) != len(ids):
+            raise InvalidRequest("logit_bias_ids names a token twice")
+        for word, weight in zip(words, weights, strict=True):
+            for token in set(self._tokenizer.encode_plain(word)):
+                bias[token] = bias.get(token, 0.0) + weight
+        return bias
 
     def _end_ids(self, client: ClientRequest) -> list[int]:
         self._check_token_id("pad_id", client.pad_id)

@@ -102,6 +102,15 @@ def test_every_field_of_a_prompt_is_read() -> None:
             "presence_penalty": -0.5,
             "frequency_penalty": 0.125,
             "min_tokens": 2,
+            "no_repeat_ngram_size": 3,
+            "top_p_decay": 0.5,
+            "top_p_min": 0.125,
+            "top_p_reset_ids": 6,
+            "logit_bias_ids": [1, 2],
+            "logit_bias_values": [0.5, -0.25],
+            "embedding_bias": [1.0, 2.0],
+            "embedding_bias_words": ["a", ""],
+            "embedding_bias_weights": [3.0, 4.0],
             "stop_words": ["a", "", "b"],
             "bad_words": [""],
             "end_id": 4,
@@ -123,6 +132,15 @@ def test_every_field_of_a_prompt_is_read() -> None:
         presence_penalty=-0.5,
         frequency_penalty=0.125,
         min_tokens=2,
+        no_repeat_ngram_size=3,
+        top_p_decay=0.5,
+        top_p_min=0.125,
+        top_p_reset_ids=6,
+        logit_bias_ids=[1, 2],
+        logit_bias_values=[0.5, -0.25],
+        embedding_bias=np.array([1, 2], "<f4").tobytes(),
+        embedding_bias_words=["a", ""],
+        embedding_bias_weights=[3.0, 4.0],
         stop_words=["a", "b"],
         bad_words=[],
         end_id=4,
@@ -180,6 +198,24 @@ OK = {"text_input": "a", "max_tokens": 4}
         ({**OK, "stop_words": ["x" * 10_000_000]}, "stop_words holds 10000000 bytes, more than"),
         ({**OK, "stop_words": [b"\xc3"]}, "stop_words is not valid UTF-8"),
         ({**OK, "bad_words": ["x"] * 1025}, "bad_words has 1025 entries"),
+        ({**OK, "no_repeat_ngram_size": -1}, "no_repeat_ngram_size must be between 0"),
+        ({**OK, "no_repeat_ngram_size": 65}, "no_repeat_ngram_size must be between 0"),
+        ({**OK, "top_p_decay": 0.0}, "top_p_decay must be above 0"),
+        ({**OK, "top_p_decay": 1.5}, "top_p_decay must be above 0"),
+        ({**OK, "top_p_min": 0.0}, "top_p_min must be above 0"),
+        ({**OK, "top_p_reset_ids": 300}, "top_p_reset_ids must be -1"),
+        ({**OK, "top_p_reset_ids": -2}, "top_p_reset_ids must be -1"),
+        ({**OK, "logit_bias_ids": [1]}, "logit_bias_ids has 1 entries and logit_bias_values 0"),
+        ({**OK, "logit_bias_ids": [1, 1], "logit_bias_values": [1.0, 2.0]}, "logit_bias_ids names a token twice"),
+        ({**OK, "logit_bias_ids": [300], "logit_bias_values": [1.0]}, "logit_bias holds a token id outside"),
+        ({**OK, "logit_bias_ids": [-1], "logit_bias_values": [1.0]}, "logit_bias holds a token id outside"),
+        ({**OK, "logit_bias_ids": [1], "logit_bias_values": [float("nan")]}, "logit_bias must hold numbers between"),
+        ({**OK, "logit_bias_ids": [1], "logit_bias_values": [float("-inf")]}, "logit_bias must hold numbers between"),
+        ({**OK, "logit_bias_ids": [1] * 5000, "logit_bias_values": [1.0]}, "logit_bias_ids has 5000 entries"),
+        ({**OK, "embedding_bias": [1.0, 2.0]}, "embedding_bias must hold one float32 for each of the 300 tokens"),
+        ({**OK, "embedding_bias": [float("nan")] * 300}, "embedding_bias must hold numbers between"),
+        ({**OK, "embedding_bias": np.zeros((2, 150), np.float32)}, "embedding_bias must be one row"),
+        ({**OK, "embedding_bias_words": ["a"]}, "embedding_bias_words has 1 entries and embedding_bias_weights 0"),
         ({**OK, "unheard_of": 1}, "an input tensor that this model does not have"),
     ],
 )
@@ -188,6 +224,22 @@ def test_a_wrong_value_is_one_clear_sentence(inputs: dict, sentence: str) -> Non
         build(inputs)
     assert caught.value.code == "INVALID_ARGUMENT"
     assert len(str(caught.value)) < 256
+
+
+def test_biases_of_tokens_and_words_add_up() -> None:
+    asked = {
+        **OK,
+        "logit_bias_ids": [97, 5],
+        "logit_bias_values": [1.0, 2.0],
+        "embedding_bias_words": ["aba", "", "b"],
+        "embedding_bias_weights": [0.5, 9.0, 0.25],
+    }
+    assert build(asked).sampling_config.logit_bias == {97: 1.5, 5: 2.0, 98: 0.75}
+
+
+def test_an_empty_bias_asks_for_nothing() -> None:
+    empty = np.empty(0, np.float32)
+    assert build({**OK, "embedding_bias": empty}).sampling_config == build(OK).sampling_config
 
 
 def test_a_stop_request_needs_no_prompt() -> None:

@@ -25,6 +25,17 @@ class ClientRequest:
     presence_penalty: float | None = None
     frequency_penalty: float | None = None
     min_tokens: int | None = None
+    no_repeat_ngram_size: int | None = None
+    top_p_decay: float | None = None
+    top_p_min: float | None = None
+    top_p_reset_ids: int | None = None
+    logit_bias_ids: list[int] | None = None
+    logit_bias_values: list[float] | None = None
+    embedding_bias: bytes | None = None
+    """Little-endian float32 for each token of the vocabulary; b"" = none."""
+    embedding_bias_words: list[str] | None = None
+    embedding_bias_weights: list[float] | None = None
+    """Added to every token of the word at the same place."""
 
     stop_words: list[str] | None = None
     """Text that ends the output, wherever its tokens' borders lie."""

@@ -6,12 +6,23 @@ users expect besides (min_p, finish_reason). No batch dimension: config.pbtxt ha
 
 from __future__ import annotations
 
-from inflight.server.tensors.dialect import Dialect, InputTensor, OutputTensor, TensorType
-from inflight.server.tensors.tensor_values import read_prompt, read_token_ids, read_words
+from inflight.server.tensors.dialect import Dialect, InputTensor, OutputTensor, Reader, TensorType
+from inflight.server.tensors.tensor_values import (
+    read_float32_bytes,
+    read_numbers,
+    read_prompt,
+    read_texts,
+    read_token_ids,
+    read_words,
+)
 
 
 def _scalar(name: str, dtype: TensorType, field: str = "") -> InputTensor:
     return InputTensor(name=name, dtype=dtype, dims=(1,), field=field or name)
+
+
+def _row(name: str, dtype: TensorType, read: Reader) -> InputTensor:
+    return InputTensor(name=name, dtype=dtype, dims=(-1,), field=name, read=read)
 
 
 LLM = Dialect(
@@ -31,6 +42,15 @@ LLM = Dialect(
         _scalar("presence_penalty", TensorType.FP32),
         _scalar("frequency_penalty", TensorType.FP32),
         _scalar("min_tokens", TensorType.INT32),
+        _scalar("no_repeat_ngram_size", TensorType.INT32),
+        _scalar("top_p_decay", TensorType.FP32),
+        _scalar("top_p_min", TensorType.FP32),
+        _scalar("top_p_reset_ids", TensorType.INT32),
+        _row("logit_bias_ids", TensorType.INT32, read_numbers),
+        _row("logit_bias_values", TensorType.FP32, read_numbers),
+        _row("embedding_bias", TensorType.FP32, read_float32_bytes),
+        _row("embedding_bias_words", TensorType.STRING, read_texts),
+        _row("embedding_bias_weights", TensorType.FP32, read_numbers),
         InputTensor(name="stop_words", dtype=TensorType.STRING, dims=(-1,), field="stop_words", read=read_words),
         InputTensor(name="bad_words", dtype=TensorType.STRING, dims=(-1,), field="bad_words", read=read_words),
         _scalar("end_id", TensorType.INT32),

@@ -14,9 +14,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from inflight.errors import InvalidRequest
+from inflight.request import MAX_BIASED_TOKENS
 
 Array = NDArray[Any]
-Value = bool | int | float | str | list[int] | list[str] | list[list[int]]
+Value = bool | int | float | str | bytes | list[int] | list[float] | list[str] | list[list[int]]
 
 MAX_WORDS = 1024
 """Entries of one stop or bad word list."""
@@ -79,6 +80,33 @@ def read_words(name: str, array: Array, limits: ReadLimits) -> Value:
     if total > MAX_WORDS_BYTES:
         raise InvalidRequest(f"{name} holds {total} bytes, more than {MAX_WORDS_BYTES}")
     return [_text(name, word, MAX_WORDS_BYTES) for word in raw if word]
+
+
+def read_texts(name: str, array: Array, limits: ReadLimits) -> Value:
+    """A list of texts as they are, shape [n] or [1, n]: another tensor's entries belong to them, one by one."""
+    _check_row(name, array, MAX_WORDS)
+    raw = [word if isinstance(word, bytes) else str(word).encode() for word in array.reshape(-1)]
+    return [_text(name, word, MAX_WORDS_BYTES) for word in raw]
+
+
+def read_numbers(name: str, array: Array, limits: ReadLimits) -> Value:
+    """A short list of numbers, shape [n] or [1, n]."""
+    _check_row(name, array, MAX_BIASED_TOKENS)
+    numbers: list[float] = array.reshape(-1).tolist()
+    return numbers
+
+
+def read_float32_bytes(name: str, array: Array, limits: ReadLimits) -> Value:
+    """One row of float32, shape [n] or [1, n], as little-endian bytes; an empty tensor asks for nothing."""
+    _check_row(name, array, None)
+    return array.astype("<f4").tobytes()
+
+
+def _check_row(name: str, array: Array, most: int | None) -> None:
+    if array.ndim > 1 and math.prod(array.shape[:-1]) != 1:
+        raise InvalidRequest(f"{name} must be one row, got shape {list(array.shape)}")
+    if most is not None and array.size > most:
+        raise InvalidRequest(f"{name} has {array.size} entries, more than {most}")
 
 
 def read_word_ids(name: str, array: Array, limits: ReadLimits) -> Value:
