@@ -21,6 +21,8 @@ MAX_BIAS = 1e30
 """Largest magnitude of a logit bias: no sum or product of the sampler that it takes part in overflows."""
 MAX_BIASED_TOKENS = 4096
 """Entries of `SamplingConfig.logit_bias`."""
+MAX_LOG_PROBS = 20
+"""Of `OutputConfig.num_log_probs`."""
 MAX_NGRAM_SIZE = 64
 """Of `SamplingConfig.no_repeat_ngram_size`: every step compares so many tokens at each place of the text."""
 
@@ -65,10 +67,36 @@ class SamplingConfig(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
     Bytes, because a list of so many numbers would take the loop milliseconds to decode."""
 
 
+class AdditionalModelOutput(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """A tensor inside the network that a request wants to see."""
+
+    name: str
+    """One of `RequestLimits.model_outputs`."""
+    gather_context: bool = False
+    """Of the prompt's tokens, too: as a tensor of its own, whose name is `name` behind context_."""
+
+
 class OutputConfig(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """What a rank must report besides the tokens."""
+    """What a rank must report besides the tokens, all of it under the model's raw distribution: before biases,
+    penalties, temperature and filters.
+
+    All but the first come as `Result.tensors`, in float32 where not said otherwise. Of what is asked of the prompt, its
+    own tokens are computed even where their keys and values are in the cache: such a request reuses no prefix.
+    """
 
     return_log_probs: bool = False
+    """Of each generated token, in `Result.log_probs`."""
+    num_log_probs: int = 0
+    """So many of the likeliest tokens at each generated one: top_token_ids (int32) and top_log_probs, (tokens, n),
+    falling. With `return_prompt_log_probs` also prompt_top_token_ids and prompt_top_log_probs, (prompt - 1, n)."""
+    return_prompt_log_probs: bool = False
+    """prompt_log_probs, (prompt - 1,): of each prompt token but the first, given those before it."""
+    return_context_logits: bool = False
+    """context_logits, (prompt, vocabulary): behind each prompt token."""
+    return_generation_logits: bool = False
+    """generation_logits, (tokens, vocabulary): those that each generated token was chosen by."""
+    additional_model_outputs: list[AdditionalModelOutput] = []
+    """Tensors of the network by name, (tokens, features)."""
 
 
 class Request(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -118,6 +146,12 @@ class RequestLimits(msgspec.Struct, frozen=True, kw_only=True):
     """Prompt tokens of one request."""
     kv_cache_tokens: int
     """Tokens that the whole KV pool holds."""
+    hidden_size: int = 0
+    """Features of a hidden state."""
+    model_outputs: list[str] = []
+    """Names that `AdditionalModelOutput` may have."""
+    max_tensor_bytes: int = 2**28
+    """Of all tensors that one request asks for: they are held on the host until it takes them."""
     max_words: int = 2048
     """Maximum number of stop words, and of bad words, of one request: 1024, each with and without a leading space."""
     max_words_tokens: int = 32768
@@ -150,6 +184,7 @@ class RequestLimits(msgspec.Struct, frozen=True, kw_only=True):
             raise InvalidRequest(f"cum_log_prob must be finite, got {request.cum_log_prob}")
         self.validate_sampling(request.sampling_config)
         self._validate_biases(request.sampling_config)
+        self._validate_outputs(request)
         if request.num_return_sequences != 1:
             raise InvalidRequest(f"num_return_sequences must be 1, got {request.num_return_sequences}")
         if not 0.0 <= request.priority <= 1.0:
@@ -177,6 +212,35 @@ class RequestLimits(msgspec.Struct, frozen=True, kw_only=True):
                 raise InvalidRequest(
                     f"{name} has {len(words)} entries of up to {longest} tokens: more than {self.max_words_tokens}"
                 )
+
+    def tensor_bytes(self, request: Request) -> int:
+        """Of all tensors that `request` asks for if it ends with its last token."""
+        config, num_prompt = request.output_config, len(request.input_token_ids)
+        num_generated = min(request.max_tokens, self.max_seq_len - num_prompt) * request.num_return_sequences
+        outputs = config.additional_model_outputs
+        num_contexts = sum(output.gather_context for output in outputs)
+        of_prompt = config.return_context_logits * self.vocab_size + num_contexts * self.hidden_size
+        of_prompt += config.return_prompt_log_probs * (1 + 2 * config.num_log_probs)
+        of_sample = config.return_generation_logits * self.vocab_size + len(outputs) * self.hidden_size
+        of_sample += 2 * config.num_log_probs
+        return 4 * (num_prompt * of_prompt + num_generated * of_sample)
+
+    def _validate_outputs(self, request: Request) -> None:
+        config = request.output_config
+        if not 0 <= config.num_log_probs <= MAX_LOG_PROBS:
+            raise InvalidRequest(f"num_log_probs must be between 0 and {MAX_LOG_PROBS}, got {config.num_log_probs}")
+        names = [output.name for output in config.additional_model_outputs]
+        if not set(names) <= set(self.model_outputs):
+            offered = ", ".join(self.model_outputs) or "none"
+            raise InvalidRequest(f"additional_outputs names what this model does not offer; it offers: {offered}")
+        if len(set(names)) != len(names):
+            raise InvalidRequest("additional_outputs names an output twice")
+        num_bytes = self.tensor_bytes(request)
+        if num_bytes > self.max_tensor_bytes:
+            raise InvalidRequest(
+                f"the logits, log probabilities and hidden states asked for take {num_bytes} bytes, more than "
+                f"max_tensor_bytes_per_request {self.max_tensor_bytes}: ask for fewer of them or for fewer tokens"
+            )
 
     def _validate_biases(self, sampling: SamplingConfig) -> None:
         if not -1 <= sampling.top_p_reset_ids < self.vocab_size:

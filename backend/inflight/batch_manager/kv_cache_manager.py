@@ -46,9 +46,10 @@ class KVCacheManager:
     def get_computed_blocks(self, sequence: Sequence) -> list[int]:
         """The longest cached prefix of a sequence without blocks, in blocks.
 
-        At least one token is always left to compute, because its logits are what the next token is sampled from.
+        At least one token is always left to compute, because its logits are what the next token is sampled from. Of a
+        sequence that wants to know more of its prompt all tokens are.
         """
-        if not self._enable_reuse:
+        if not self._enable_reuse or (sequence.gathered is not None and sequence.gathered.needs_prompt):
             return []
         block_ids: list[int] = []
         for index in range((len(sequence.token_ids) - 1) // self.block_size):

@@ -22,7 +22,7 @@ from inflight.batch_manager.waiting_queue import WaitingQueue
 from inflight.config import SchedulerPolicy
 from inflight.errors import InvalidRequest, RequestError, StepFailed
 from inflight.result import FinishReason
-from inflight.scheduler_output import LOG_PROBS, NO_SLOT, NewSequence, RowWork, SchedulerOutput, StepOutput
+from inflight.scheduler_output import NO_SLOT, NewSequence, RowWork, SchedulerOutput, StepOutput
 
 NONE: list[int] = []
 """Shared by all rows without new blocks or tokens from the host: nearly every row of every step. Never written to."""
@@ -39,6 +39,8 @@ class _Step:
         self.sampling: list[Sequence] = []
         """Who gets a token: the order of SchedulerOutput.sampling_rows."""
         self.prefilling: list[Sequence] = []
+        self.gathering: dict[int, Sequence] = {}
+        """By row, those that ask for tensors."""
 
 
 class Scheduler:
@@ -66,7 +68,7 @@ class Scheduler:
         self._waiting = WaitingQueue()  # by `order`: paused ones first
         self._running: list[Sequence] = []  # in the order they started
         self._free_rows = list(range(max_batch_size))
-        self._outstanding: deque[tuple[SchedulerOutput, list[Sequence]]] = deque()
+        self._outstanding: deque[tuple[SchedulerOutput, _Step]] = deque()
         self._num_arrived = 0
         self._num_started = 0
         self._batch_quota = 0  # sequences that may still join the static batch
@@ -117,7 +119,7 @@ class Scheduler:
         output = SchedulerOutput(
             new_sequences=step.new_sequences, rows=step.rows, samples_late=self._num_masked > 0 and bool(step.sampling)
         )
-        self._outstanding.append((output, step.sampling))
+        self._outstanding.append((output, step))
         for sequence in step.prefilling:
             self.kv_cache.cache_blocks(sequence)
         # Only now: a prefix is shared from the next step on, so that within one nobody reads what another writes.
@@ -162,6 +164,8 @@ class Scheduler:
         if samples:
             sequence.num_pending += 1
             step.sampling.append(sequence)
+        if sequence.gathered is not None:
+            step.gathering[sequence.row] = sequence
         step.rows.append(
             RowWork(
                 row=sequence.row,
@@ -249,7 +253,8 @@ class Scheduler:
                 sampling_config=sequence.sampling_config,
                 end_ids=sequence.request.end_ids,
                 bad_words=sequence.request.bad_words,
-                outputs=(LOG_PROBS,) if sequence.wants_log_probs else (),
+                outputs=sequence.outputs,
+                num_log_probs=sequence.request.output_config.num_log_probs,
                 adapter_slot=sequence.adapter_slot,
                 mask_slot=sequence.mask_slot,
             )
@@ -279,10 +284,15 @@ class Scheduler:
 
     def update(self, scheduled: SchedulerOutput, output: StepOutput, now_ns: int = 0) -> list[Sequence]:
         """Take in the oldest outstanding step. Returns who got tokens, ended or failed, in the order of the rows."""
-        expected, sequences = self._outstanding.popleft()
+        expected, step = self._outstanding.popleft()
+        sequences = step.sampling
         assert scheduled is expected, "steps must be updated in the order they were scheduled"
         assert len(sequences) == len(output.token_ids), "a step must answer every sampling row"
-        rows = scheduled.sampling_rows if output.errors else []
+        rows = scheduled.sampling_rows if output.errors or output.tensors else []
+        for row, tensors in output.tensors.items():
+            gathered = step.gathering[row].gathered
+            if gathered is not None and not step.gathering[row].is_finished:
+                gathered.add_prompt(tensors)
         progressed: list[Sequence] = []
         some_finished = False
         block_size = self.kv_cache.block_size
@@ -296,7 +306,11 @@ class Scheduler:
                 some_finished = True
                 continue
             log_probs = output.log_probs[index] if sequence.wants_log_probs and output.log_probs is not None else None
+            num_before = len(sequence.token_ids)
             reason = self._append(sequence, output.token_ids[index], log_probs, now_ns)
+            if sequence.gathered is not None and rows and rows[index] in output.tensors:
+                num_tokens = len(sequence.token_ids) - num_before
+                sequence.gathered.add_generated(output.tensors[rows[index]], num_tokens)
             if reason:
                 self._finish(sequence, reason)
                 some_finished = True

@@ -10,10 +10,11 @@ import enum
 
 import msgspec
 
+from inflight.batch_manager.gathered_tensors import GatheredTensors
 from inflight.errors import RequestError
 from inflight.request import MAX_SEED, Request, SamplingConfig
 from inflight.result import FinishReason, PerfMetrics
-from inflight.scheduler_output import NO_SLOT
+from inflight.scheduler_output import LOG_PROBS, NO_SLOT
 
 
 class SequenceStatus(enum.Enum):
@@ -48,6 +49,7 @@ class Sequence:
         "finish_reason",
         "first_scheduled_time_ns",
         "first_token_time_ns",
+        "gathered",
         "index",
         "last_token_time_ns",
         "log_probs",
@@ -84,6 +86,10 @@ class Sequence:
         self.end_ids = frozenset(request.end_ids)
         self.stop_words = _by_last_token(request.stop_words)
         self.wants_log_probs = request.output_config.return_log_probs
+        self.gathered = GatheredTensors.wanted_by(
+            request.output_config, self.num_prompt_tokens, with_prompt=index == 0 and not request.generated_token_ids
+        )
+        """Tensors that it asks for; None = none."""
         self.adapter_slot = NO_SLOT
         self.mask_slot = NO_SLOT
 
@@ -133,6 +139,12 @@ class Sequence:
     def is_decoding(self) -> bool:
         """All tokens that were known when it took its row are computed, or will be once the launched steps are done."""
         return self.num_computed_tokens >= self.num_prefill_tokens
+
+    @property
+    def outputs(self) -> tuple[str, ...]:
+        """What the runner must report of it besides its tokens."""
+        log_probs = (LOG_PROBS,) if self.wants_log_probs else ()
+        return log_probs if self.gathered is None else (*log_probs, *self.gathered.outputs)
 
     @property
     def sampling_config(self) -> SamplingConfig:

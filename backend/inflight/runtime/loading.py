@@ -20,6 +20,7 @@ from inflight.models.transformers_config import TransformersConfig
 from inflight.request import RequestLimits
 from inflight.runtime.device import choose_device, choose_dtype, count_threads, free_memory, gib, give_back_memory
 from inflight.runtime.kv_cache import KVCache, KVCacheShape, count_blocks
+from inflight.scheduler_output import HIDDEN_STATES
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,11 +48,16 @@ def load_engine(config: EngineConfig, rank_group: RankGroup) -> LoadedEngine:
     shape = KVCacheShape(layers=network.cache_specs, block_size=config.tokens_per_block)
     reserved_bytes = _step_bytes(network, shape, config, device) if device.type == "cuda" else 0
     num_blocks = count_blocks(config, shape, group, device, reserved_bytes, max_seq_len)
+    # Not every network of transformers says it, and what has no known size cannot be limited.
+    hidden_size = model.hidden_size if isinstance(model, ModelConfig) else getattr(model.hf_config, "hidden_size", 0)
     limits = RequestLimits(
         vocab_size=model.vocab_size,
         max_seq_len=max_seq_len,
         max_input_len=min(config.max_input_len or max_seq_len - 1, max_seq_len - 1),
         kv_cache_tokens=num_blocks * config.tokens_per_block,
+        hidden_size=hidden_size,
+        model_outputs=[HIDDEN_STATES] if hidden_size else [],
+        max_tensor_bytes=config.max_tensor_bytes_per_request,
     )
     kv_cache = KVCache(shape, num_blocks, device)
     if should_compile(config, network, device):

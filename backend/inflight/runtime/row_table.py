@@ -26,8 +26,9 @@ FLOAT_FIELDS = (
 
 # fmt: off
 (
-    RANDOM, TOP_K, TOP_P, MIN_P, TOP_P_DECAYS, PENALISED, BIASED, RESTRICTED, NO_REPEATED_NGRAM, WANTS_LOG_PROBS
-) = (1 << bit for bit in range(10))
+    RANDOM, TOP_K, TOP_P, MIN_P, TOP_P_DECAYS, PENALISED, BIASED, RESTRICTED, NO_REPEATED_NGRAM, WANTS_LOG_PROBS,
+    WANTS_TENSORS,
+) = (1 << bit for bit in range(11))
 # fmt: on
 """What a row needs of the sampler. RESTRICTED: some tokens may be impossible, because of bad words, or because end
 tokens must wait for min_tokens."""
@@ -117,6 +118,8 @@ def _needs(new: NewSequence) -> int:
         needs |= RESTRICTED
     if LOG_PROBS in new.outputs:
         needs |= WANTS_LOG_PROBS
+    if set(new.outputs) - {LOG_PROBS}:
+        needs |= WANTS_TENSORS
     return needs
 
 

@@ -15,15 +15,16 @@ import torch
 from torch import Tensor
 
 from inflight.runtime.repeated_ngrams import stage_ngrams
-from inflight.runtime.row_table import RowTable
+from inflight.runtime.row_table import WANTS_TENSORS, RowTable
 from inflight.runtime.sampling_input import SamplingNeeds, find_needs, stage_restrictions
 from inflight.runtime.staging import Array, Staging, to_host_tensor
 from inflight.runtime.step_sizes import StepSizes
+from inflight.runtime.step_tensors import NO_PLAN, PROMPT_OUTPUTS, SAMPLE_OUTPUTS, TensorPlan, plan_tensors
 from inflight.scheduler_output import LOG_PROBS, NO_SLOT, NewSequence, RowWork, SchedulerOutput
 
 LAST_SAMPLED = -1
 """In place of a token id: the token that the row sampled last, which the device knows."""
-SERVED_OUTPUTS = frozenset({LOG_PROBS})
+SERVED_OUTPUTS = PROMPT_OUTPUTS | SAMPLE_OUTPUTS | {LOG_PROBS}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,6 +65,7 @@ class StepInput:
     """None = no row samples."""
     ngram_extent: tuple[int, int]
     """See stage_ngrams."""
+    tensor_plan: TensorPlan
 
 
 class StepPreparation:
@@ -97,6 +99,9 @@ class StepPreparation:
             stage_restrictions(staging, self._table, rows, lengths, self._vocab_size)
             if needs.repeats_no_ngram:
                 ngram_extent = stage_ngrams(staging, self._table, rows, lengths)
+        tensor_plan = NO_PLAN
+        if (self._table.needs[batch.rows] & WANTS_TENSORS).any():
+            tensor_plan = plan_tensors(staging, self._table, batch.works, batch.first_tokens())
         parts = batch.parts(padding_row=self._table.num_rows)
         return StepInput(
             new_sequences=scheduled.new_sequences,
@@ -115,6 +120,7 @@ class StepPreparation:
             answer_order=batch.answer_order(),
             needs=needs,
             ngram_extent=ngram_extent,
+            tensor_plan=tensor_plan,
         )
 
     def _stage_changes(self, scheduled: SchedulerOutput, staging: Staging) -> None:
@@ -145,7 +151,7 @@ class _Batch:
             self._order = np.argsort(is_long, kind="stable")
             columns = columns[self._order]
             rows = [rows[index] for index in self._order]
-        self._works = rows
+        self.works = rows
         self.counts, self.rows, starts, num_sampled = columns.T
         self.seq_lens = starts + self.counts
         if num_sampled.max(initial=0) > 1:
@@ -165,19 +171,24 @@ class _Batch:
         order: list[int] = np.argsort(self._order[self._samples]).tolist()
         return order
 
+    def first_tokens(self) -> Array:
+        """Where each row's tokens start among the step's, padding counted."""
+        longer = self.counts[self.num_singles :]
+        return np.concatenate([np.arange(self.num_singles), self.num_decodes + np.cumsum(longer) - longer])
+
     def parts(self, padding_row: int) -> list[Array]:
         """See StepInput.numbers."""
         rows = self._pad(self.rows, padding_row)
         counts = self._pad(self.counts, 0)
         if not self.num_prefills:
-            token_ids = _token_ids(self._works, self.num_decodes) if self._works and self._has_host_tokens() else _EMPTY
+            token_ids = _token_ids(self.works, self.num_decodes) if self.works and self._has_host_tokens() else _EMPTY
             sampled = _EMPTY if self._samples.all() else self._sampled(np.arange(1, len(self.rows) + 1))
             return [rows, counts, token_ids, _EMPTY, _EMPTY, _EMPTY, sampled, self._sampling_rows(sampled, padding_row)]
         sizes = np.maximum(counts, 1)  # a padded row has a token, too
         ends = np.cumsum(sizes)
         token_rows = np.repeat(np.arange(len(rows)), sizes)
         offsets = np.arange(self.num_tokens) - np.repeat(ends - sizes, sizes)
-        token_ids = _token_ids(self._works, self.num_tokens, self.num_singles, self.num_decodes)
+        token_ids = _token_ids(self.works, self.num_tokens, self.num_singles, self.num_decodes)
         start_loc = np.concatenate([_ZERO, np.cumsum(self.counts[self.num_singles :])])
         real_ends = np.concatenate([ends[: self.num_singles], ends[self.num_decodes :]])
         sampled = self._sampled(real_ends)
@@ -186,7 +197,7 @@ class _Batch:
         ]  # fmt: skip
 
     def _has_host_tokens(self) -> bool:
-        return any(work.token_ids for work in self._works)
+        return any(work.token_ids for work in self.works)
 
     def _pad(self, values: Array, filler: int) -> Array:
         """Padding between the rows of one token and the longer ones."""

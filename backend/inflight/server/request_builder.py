@@ -11,7 +11,7 @@ from msgspec import structs
 
 from inflight.errors import InvalidRequest
 from inflight.generation_defaults import GenerationDefaults
-from inflight.request import OutputConfig, Request, RequestLimits, SamplingConfig
+from inflight.request import AdditionalModelOutput, OutputConfig, Request, RequestLimits, SamplingConfig
 from inflight.server.tensors.client_request import ClientRequest
 from inflight.server.text.tokenizer import Tokenizer
 
@@ -54,7 +54,7 @@ class RequestBuilder:
             # Stop strings are found in text, by the server side: it must see tokens as they come to end the request.
             streaming=client.stream or bool(client.stop_words),
             sampling_config=self._sampling_config(client, len(input_token_ids), client.max_tokens),
-            output_config=OutputConfig(return_log_probs=client.return_log_probs),
+            output_config=self._output_config(client),
             end_ids=self._end_ids(client),
             stop_words=client.stop_word_ids or [],
             bad_words=self._bad_words(client),
@@ -65,6 +65,22 @@ class RequestBuilder:
         )
         self._limits.validate(request)
         return request
+
+    @staticmethod
+    def _output_config(client: ClientRequest) -> OutputConfig:
+        names = client.additional_outputs or []
+        if client.gather_context and not names:
+            raise InvalidRequest("gather_context needs additional_outputs: the names of what is to be gathered")
+        return OutputConfig(
+            return_log_probs=client.return_log_probs,
+            num_log_probs=client.num_log_probs or 0,
+            return_prompt_log_probs=client.return_prompt_log_probs,
+            return_context_logits=client.return_context_logits,
+            return_generation_logits=client.return_generation_logits,
+            additional_model_outputs=[
+                AdditionalModelOutput(name=name, gather_context=client.gather_context) for name in names
+            ],
+        )
 
     def _prompt(self, client: ClientRequest) -> list[int]:
         if client.input_ids is not None:

@@ -12,6 +12,7 @@ import threading
 import time
 from dataclasses import dataclass
 
+import numpy as np
 from msgspec import structs
 
 from inflight.errors import RequestCancelled, RequestTimedOut
@@ -21,8 +22,12 @@ from inflight.server.reply import Reply
 from inflight.server.tensors.chunk import Chunk
 from inflight.server.tensors.client_request import ClientRequest
 from inflight.server.tensors.dialect import Dialect
+from inflight.server.tensors.tensor_values import Array
 from inflight.server.text.detokenizer import Detokenizer
 from inflight.server.text.safe_text import safe_text
+
+OF_PROMPT = ("prompt_", "context_")
+"""Beginnings of the names of tensors whose first dimension are the prompt's tokens, not the generated ones."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -73,6 +78,7 @@ class WorkItem:
         self._log_probs: list[float] = []
         self._cum_log_prob = 0.0
         self._num_undelivered = 0
+        self._arrays: dict[str, list[Array]] = {}
         self._has_streamed = False
 
     def prepare(self, request: Request, detokenizer: Detokenizer, echo: Prompt | None) -> None:
@@ -143,6 +149,7 @@ class WorkItem:
         num_taken = self._detokenizer.num_tokens - num_before
         self._token_ids += result.output_token_ids[:num_taken]
         self._add_log_probs(result, num_taken)
+        self._add_tensors(result, num_taken)
         self._num_undelivered += num_taken
         self.num_output_tokens += num_taken
         if result.is_final and not self._detokenizer.is_stopped:
@@ -197,6 +204,13 @@ class WorkItem:
         self._log_probs += log_probs[:num_taken]
         self._cum_log_prob = result.cum_log_prob - sum(log_probs[num_taken:])
 
+    def _add_tensors(self, result: Result, num_taken: int) -> None:
+        for tensor in result.tensors:
+            array = tensor.array()
+            if not tensor.name.startswith(OF_PROMPT):
+                array = array[:num_taken]
+            self._arrays.setdefault(tensor.name, []).append(array)
+
     def _take_chunk(self) -> Chunk:
         chunk = Chunk(
             text=self._text,
@@ -206,6 +220,8 @@ class WorkItem:
             finish_reason=self._finish_reason.wire or self._dialect.unfinished,
             num_input_tokens=len(self.request.input_token_ids),
             num_output_tokens=self._num_undelivered,
+            **{name: np.concatenate(arrays) for name, arrays in self._arrays.items()},
         )
+        self._arrays = {}
         self._text, self._token_ids, self._log_probs, self._num_undelivered = "", [], [], 0
         return chunk

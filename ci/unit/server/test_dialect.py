@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import fields
+from dataclasses import fields, replace
 from pathlib import Path
 
 import fake_pb_utils as pb
@@ -117,6 +117,12 @@ def test_every_field_of_a_prompt_is_read() -> None:
             "pad_id": 5,
             "exclude_input_in_output": False,
             "return_log_probs": True,
+            "num_log_probs": 4,
+            "return_prompt_log_probs": True,
+            "return_context_logits": True,
+            "return_generation_logits": True,
+            "additional_outputs": ["hidden_states"],
+            "gather_context": True,
         }
     )
     assert client == ClientRequest(
@@ -147,6 +153,12 @@ def test_every_field_of_a_prompt_is_read() -> None:
         pad_id=5,
         exclude_input_in_output=False,
         return_log_probs=True,
+        num_log_probs=4,
+        return_prompt_log_probs=True,
+        return_context_logits=True,
+        return_generation_logits=True,
+        additional_outputs=["hidden_states"],
+        gather_context=True,
     )
 
 
@@ -216,6 +228,10 @@ OK = {"text_input": "a", "max_tokens": 4}
         ({**OK, "embedding_bias": [float("nan")] * 300}, "embedding_bias must hold numbers between"),
         ({**OK, "embedding_bias": np.zeros((2, 150), np.float32)}, "embedding_bias must be one row"),
         ({**OK, "embedding_bias_words": ["a"]}, "embedding_bias_words has 1 entries and embedding_bias_weights 0"),
+        ({**OK, "num_log_probs": 21}, "num_log_probs must be between 0 and 20, got 21"),
+        ({**OK, "num_log_probs": -1}, "num_log_probs must be between 0 and 20, got -1"),
+        ({**OK, "additional_outputs": ["attention"]}, "additional_outputs names what this model does not offer"),
+        ({**OK, "gather_context": True}, "gather_context needs additional_outputs"),
         ({**OK, "unheard_of": 1}, "an input tensor that this model does not have"),
     ],
 )
@@ -407,8 +423,30 @@ def test_wrong_word_offsets_are_refused(array: list) -> None:
 
 
 def test_outputs_have_the_shapes_and_types_of_the_table() -> None:
-    client = ClientRequest(return_log_probs=True, return_num_input_tokens=True, return_num_output_tokens=True)
-    chunk = Chunk(text="é", token_ids=[1, 2], log_probs=[-1.0, -2.0], cum_log_prob=-3.0, finish_reason="stop")
+    client = ClientRequest(
+        return_log_probs=True,
+        return_num_input_tokens=True,
+        return_num_output_tokens=True,
+        num_log_probs=3,
+        return_prompt_log_probs=True,
+        return_context_logits=True,
+        return_generation_logits=True,
+        additional_outputs=["hidden_states"],
+        gather_context=True,
+    )
+    plain = Chunk(text="é", token_ids=[1, 2], log_probs=[-1.0, -2.0], cum_log_prob=-3.0, finish_reason="stop")
+    chunk = replace(
+        plain,
+        top_token_ids=np.zeros((2, 3), np.int32),
+        top_log_probs=np.zeros((2, 3), np.float32),
+        prompt_log_probs=np.zeros(4, np.float32),
+        prompt_top_token_ids=np.zeros((4, 3), np.int32),
+        prompt_top_log_probs=np.zeros((4, 3), np.float32),
+        context_logits=np.zeros((5, 300), np.float32),
+        generation_logits=np.zeros((2, 300), np.float32),
+        hidden_states=np.zeros((2, 8), np.float32),
+        context_hidden_states=np.zeros((5, 8), np.float32),
+    )
     written = LLM.write(chunk, client, None)
     assert {name: array.shape for name, array in written.items()} == {
         "text_output": (1,),
@@ -417,6 +455,15 @@ def test_outputs_have_the_shapes_and_types_of_the_table() -> None:
         "finish_reason": (1,),
         "cum_log_probs": (1,),
         "output_log_probs": (1, 2),
+        "top_token_ids": (1, 2, 3),
+        "top_log_probs": (1, 2, 3),
+        "prompt_log_probs": (4,),
+        "prompt_top_token_ids": (4, 3),
+        "prompt_top_log_probs": (4, 3),
+        "context_logits": (5, 300),
+        "generation_logits": (1, 2, 300),
+        "hidden_states": (1, 2, 8),
+        "context_hidden_states": (5, 8),
         "num_input_tokens": (1,),
         "num_output_tokens": (1,),
     }
@@ -430,6 +477,16 @@ def test_outputs_have_the_shapes_and_types_of_the_table() -> None:
         "finish_reason",
     }
     assert set(LLM.write(chunk, client, frozenset({"text_output"}))) == {"text_output"}
+    assert set(LLM.write(plain, client, None)) == {
+        "text_output",
+        "output_ids",
+        "sequence_length",
+        "finish_reason",
+        "cum_log_probs",
+        "output_log_probs",
+        "num_input_tokens",
+        "num_output_tokens",
+    }, "a later chunk of a stream has nothing of the prompt"
 
 
 @given(st.text(max_size=400))

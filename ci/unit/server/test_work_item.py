@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import fake_pb_utils as pb
 import fake_tokenizer
+import numpy as np
 import pytest
 
 from inflight.request import Request
-from inflight.result import FinishReason, Result
+from inflight.result import FinishReason, NamedTensor, Result
 from inflight.server.reply import Reply
 from inflight.server.tensors.client_request import ClientRequest
 from inflight.server.tensors.dialects import LLM
@@ -104,6 +105,28 @@ def test_a_stop_string_ends_the_request_before_the_engine_does() -> None:
     assert last["output_log_probs"] == [[-2.0, -4.0]] and last["cum_log_probs"] == [-8.0]
     assert last["num_output_tokens"] == [2] and last["finish_reason"] == "stop"
     assert sender.num_finals == 1 and not sender.misuse and item.num_output_tokens == 4
+
+
+def test_tensors_go_with_their_tokens() -> None:
+    """Those of the prompt once; of the output as many as there are tokens, up to a stop string's last."""
+    client = ClientRequest(text="AB", stream=True, stop_words=["..."], num_log_probs=2, return_context_logits=True)
+    item, sender = make(client)
+
+    def top(text: bytes) -> list[NamedTensor]:
+        pairs = np.array([[byte, byte + 1] for byte in text], dtype=np.int32)
+        return [NamedTensor.of("top_token_ids", pairs), NamedTensor.of("top_log_probs", -pairs.astype(np.float32))]
+
+    of_prompt = NamedTensor.of("context_logits", np.eye(2, dtype=np.float32))
+    item.add(result(b"x", tensors=[of_prompt, *top(b"x")]))
+    item.add(result(b"y", tensors=top(b"y")))
+    item.deliver()
+    item.add(result(b"...zz", tensors=top(b"...zz")))
+    item.deliver()
+    first, last = sender.responses
+    assert first["context_logits"] == [[1, 0], [0, 1]] and "context_logits" not in last
+    assert first["top_token_ids"] == [[[0x78, 0x79], [0x79, 0x7A]]]
+    assert first["top_log_probs"] == [[[-0x78, -0x79], [-0x79, -0x7A]]]
+    assert last["top_token_ids"] == [[[0x2E, 0x2F]] * 3]
 
 
 def test_a_stop_request_answers_with_what_there_is() -> None:

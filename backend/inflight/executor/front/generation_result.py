@@ -11,7 +11,7 @@ import msgspec
 
 from inflight.errors import EngineUnavailable, InflightError, RequestError
 from inflight.request import Request
-from inflight.result import FinishReason, Response, Result
+from inflight.result import Array, FinishReason, Response, Result, join_tensors
 
 
 class CompletionOutput(msgspec.Struct, frozen=True, kw_only=True):
@@ -40,6 +40,7 @@ class GenerationResult:
         self._listeners: list[Callable[[], None]] = []
         self._token_ids: list[int] = []
         self._log_probs: list[float] = []
+        self._with_tensors: list[Result] = []
         self._latest = Result()
         self._num_changes = 0
         self._done = False
@@ -48,6 +49,12 @@ class GenerationResult:
     @property
     def done(self) -> bool:
         return self._done
+
+    def tensors(self) -> dict[str, Array]:
+        """By name, what OutputConfig asked for, as far as it has come; see Result.tensors. Joined at each call."""
+        with self._changed:
+            found = list(self._with_tensors)
+        return join_tensors(found)
 
     def cancel(self) -> None:
         """Ask for an early end; the result then holds the tokens generated until then."""
@@ -112,6 +119,8 @@ class GenerationResult:
             else:
                 self._token_ids += response.result.output_token_ids
                 self._log_probs += response.result.log_probs
+                if response.result.tensors:
+                    self._with_tensors.append(response.result)
                 self._latest = response.result
             self._done = response.is_final
             self._num_changes += 1

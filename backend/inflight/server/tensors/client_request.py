@@ -49,6 +49,14 @@ class ClientRequest:
 
     exclude_input_in_output: bool | None = None
     return_log_probs: bool = False
+    num_log_probs: int | None = None
+    return_prompt_log_probs: bool = False
+    return_context_logits: bool = False
+    return_generation_logits: bool = False
+    additional_outputs: list[str] | None = None
+    """Names of tensors of the network."""
+    gather_context: bool = False
+    """Those of the prompt's tokens, too."""
     return_num_input_tokens: bool = False
     return_num_output_tokens: bool = False
 

@@ -25,6 +25,10 @@ def _row(name: str, dtype: TensorType, read: Reader) -> InputTensor:
     return InputTensor(name=name, dtype=dtype, dims=(-1,), field=name, read=read)
 
 
+def _array(name: str, dtype: TensorType, rank: int, asked_by: str) -> OutputTensor:
+    return OutputTensor(name=name, dtype=dtype, dims=(-1,) * rank, value=name, asked_by=asked_by)
+
+
 LLM = Dialect(
     name="llm",
     required=(("text_input", "input_ids"), ("max_tokens",)),
@@ -57,6 +61,14 @@ LLM = Dialect(
         _scalar("pad_id", TensorType.INT32),
         _scalar("exclude_input_in_output", TensorType.BOOL),
         _scalar("return_log_probs", TensorType.BOOL),
+        _scalar("num_log_probs", TensorType.INT32),
+        _scalar("return_prompt_log_probs", TensorType.BOOL),
+        _scalar("return_context_logits", TensorType.BOOL),
+        _scalar("return_generation_logits", TensorType.BOOL),
+        InputTensor(
+            name="additional_outputs", dtype=TensorType.STRING, dims=(-1,), field="additional_outputs", read=read_words
+        ),
+        _scalar("gather_context", TensorType.BOOL),
         _scalar("return_num_input_tokens", TensorType.BOOL),
         _scalar("return_num_output_tokens", TensorType.BOOL),
         _scalar("stop", TensorType.BOOL),
@@ -76,6 +88,15 @@ LLM = Dialect(
             value="log_probs",
             asked_by="return_log_probs",
         ),
+        _array("top_token_ids", TensorType.INT32, 3, "num_log_probs"),
+        _array("top_log_probs", TensorType.FP32, 3, "num_log_probs"),
+        _array("prompt_log_probs", TensorType.FP32, 1, "return_prompt_log_probs"),
+        _array("prompt_top_token_ids", TensorType.INT32, 2, "return_prompt_log_probs"),
+        _array("prompt_top_log_probs", TensorType.FP32, 2, "return_prompt_log_probs"),
+        _array("context_logits", TensorType.FP32, 2, "return_context_logits"),
+        _array("generation_logits", TensorType.FP32, 3, "return_generation_logits"),
+        _array("hidden_states", TensorType.FP32, 3, "additional_outputs"),
+        _array("context_hidden_states", TensorType.FP32, 2, "gather_context"),
         OutputTensor(
             name="num_input_tokens",
             dtype=TensorType.INT32,

@@ -139,7 +139,10 @@ def _text(name: str, value: bytes | str, max_bytes: int) -> str:
 
 
 def to_array(value: object, numpy_type: type, rank: int) -> Array:
-    """A value as a tensor of one sequence: shape (1, ..., 1, n) with `rank` dimensions; text becomes UTF-8 bytes."""
+    """A value as a tensor of one sequence: shape (1, ..., 1, n) with `rank` dimensions. Text becomes UTF-8 bytes;
+    an array keeps its own dimensions as the last ones."""
+    if isinstance(value, np.ndarray):
+        return value.astype(numpy_type, copy=False).reshape((1,) * (rank - value.ndim) + value.shape)
     if isinstance(value, str):
         return np.array([value.encode("utf-8", "replace")], dtype=np.object_).reshape((1,) * rank)
     return np.array(value, dtype=numpy_type).reshape((1,) * (rank - 1) + (-1,))

@@ -35,7 +35,7 @@ from inflight.executor.wire.messages import (
     Submit,
     Welcome,
     decode_from_front,
-    encode,
+    encode_frames,
 )
 from inflight.request import RequestLimits
 from inflight.result import Response
@@ -202,7 +202,7 @@ class LeaderSocket:
 
     def _send(self, front: bytes, message: FromLeader) -> None:
         try:
-            self._socket.send_multipart([front, encode(message)], zmq.NOBLOCK)
+            self._socket.send_multipart([front, *encode_frames(message)], zmq.NOBLOCK)
         except zmq.ZMQError as error:
             if error.errno not in (zmq.EHOSTUNREACH, zmq.EAGAIN):
                 raise
