@@ -16,7 +16,7 @@ from inflight.executor.executor import create_executor
 from inflight.executor.front.remote import RemoteFront
 from inflight.executor.wire.messages import Responses, decode_from_leader
 from inflight.request import Request, SamplingConfig
-from inflight.result import Response
+from inflight.result import Array, Response, join_tensors
 
 CHECKPOINT = Path(__file__).parents[2] / "model_repository" / "llm" / "1" / "checkpoint"
 
@@ -40,8 +40,12 @@ class Engine:
         self.executor = executor
         self._mail: dict[int, list[Response]] = {}
 
-    def submit(self, prompt: list[int], max_tokens: int, seed: int | None = None, streaming: bool = False) -> int:
+    def submit(
+        self, prompt: list[int], max_tokens: int, seed: int | None = None, streaming: bool = False, **options: Any
+    ) -> int:
+        """`options`: further fields of Request."""
         sampling = SamplingConfig() if seed is None else SamplingConfig(temperature=1.0, seed=seed)
+        options.setdefault("sampling_config", sampling)
         request_id = self.executor.next_request_id()
         self.executor.enqueue_request(
             Request(
@@ -49,7 +53,7 @@ class Engine:
                 input_token_ids=prompt,
                 max_tokens=max_tokens,
                 streaming=streaming,
-                sampling_config=sampling,
+                **options,
             )
         )
         self._mail[request_id] = []
@@ -79,6 +83,11 @@ class Engine:
         assert final.result is not None, final.error
         mail = self._mail[request_id]
         return [token for response in mail if response.result for token in response.result.output_token_ids]
+
+    def tensors(self, request_id: int) -> dict[str, Array]:
+        """All tensors of a request that ends well."""
+        self.tokens(request_id)
+        return join_tensors(response.result for response in self._mail[request_id] if response.result)
 
     def generate(self, prompts: list[list[int]], max_tokens: int, seed: int | None = None) -> list[list[int]]:
         """Tokens of each prompt, all in flight at once."""

@@ -55,7 +55,7 @@ KINDS: dict[str, dict[str, Any]] = {
     },
     "bad words": {"sampling_config": SamplingConfig(), "bad_words": [[9], [10, 11]], "output_config": EVERYTHING},
 }
-NUM_TOKENS = 20
+NUM_TOKENS = 14
 
 
 @pytest.fixture(scope="module")
@@ -67,6 +67,7 @@ def serve(checkpoint: TinyCheckpoint, **changes: Any) -> GenerationService:
     config = EngineConfig(
         gpt_model_path=str(checkpoint.folder),
         device="cpu",
+        num_threads=1,
         max_seq_len=64,
         tokens_per_block=4,
         **{"max_batch_size": 8, "max_num_tokens": 64, "max_tokens_in_paged_kv_cache": 512, **changes},
@@ -89,29 +90,32 @@ def alone(checkpoint: TinyCheckpoint) -> dict[str, GenerationResult]:
 
 
 @pytest.mark.parametrize(
-    "changes",
+    ("changes", "num_times"),
     [
-        {},
-        {"max_num_tokens": 9, "max_batch_size": 7},
-        {
-            "max_tokens_in_paged_kv_cache": 88,
-            "batch_scheduler_policy": SchedulerPolicy.MAX_UTILIZATION,
-            "max_num_tokens": 12,
-        },
-        {"max_batch_size": 2, "enable_kv_cache_reuse": False},
+        ({}, 2),
+        ({"max_num_tokens": 9, "max_batch_size": 7}, 1),
+        (
+            {
+                "max_tokens_in_paged_kv_cache": 88,
+                "batch_scheduler_policy": SchedulerPolicy.MAX_UTILIZATION,
+                "max_num_tokens": 12,
+            },
+            2,
+        ),
+        ({"max_batch_size": 2, "enable_kv_cache_reuse": False}, 1),
     ],
     ids=["together", "in chunks", "paused", "in turns"],
 )
 def test_each_request_is_answered_as_it_is_alone(
-    checkpoint: TinyCheckpoint, alone: dict[str, GenerationResult], changes: dict[str, Any]
+    checkpoint: TinyCheckpoint, alone: dict[str, GenerationResult], changes: dict[str, Any], num_times: int
 ) -> None:
     with serve(checkpoint, **changes) as service:
-        twice = [
+        results = [
             (kind, service.generate_async(prompt_of(kind), NUM_TOKENS, **options))
-            for _ in range(2)
+            for _ in range(num_times)
             for kind, options in KINDS.items()
         ]
-        for kind, result in twice:
+        for kind, result in results:
             assert result.result().token_ids == alone[kind].result().token_ids, kind
             found, wanted = result.tensors(), alone[kind].tensors()
             assert set(found) == set(wanted), kind
