@@ -24,13 +24,18 @@ TOP_LOG_PROBS = "top_log_probs"
 """The likeliest tokens beside each sampled one. This and all below come in `StepOutput.tensors`."""
 GENERATION_LOGITS = "generation_logits"
 HIDDEN_STATES = "hidden_states"
-"""What the head makes logits of: after the last layer and its norm."""
+"""What the head makes logits of: after the last layer and its norm. `layer_output` names those behind a layer."""
 PROMPT_LOG_PROBS = "prompt_log_probs"
 PROMPT_TOP_LOG_PROBS = "prompt_top_log_probs"
 CONTEXT = "context_"
 """Before the name of an output that is wanted of the prompt's tokens: context_logits, context_hidden_states."""
 
 Array = npt.NDArray[Any]
+
+
+def layer_output(number: int) -> str:
+    """Name of the hidden states behind layer `number`, counted from 0, before any norm."""
+    return f"{HIDDEN_STATES}.{number}"
 
 
 def top_names(output: str) -> tuple[str, str]:

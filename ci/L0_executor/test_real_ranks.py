@@ -118,7 +118,10 @@ OUTPUTS = OutputConfig(
     return_prompt_log_probs=True,
     return_context_logits=True,
     return_generation_logits=True,
-    additional_model_outputs=[AdditionalModelOutput(name="hidden_states", gather_context=True)],
+    additional_model_outputs=[
+        AdditionalModelOutput(name="hidden_states", gather_context=True),
+        AdditionalModelOutput(name="hidden_states.1"),
+    ],
 )
 SAMPLINGS = [
     SamplingConfig(no_repeat_ngram_size=2, logit_bias={7: 12.0, 8: 12.0}),

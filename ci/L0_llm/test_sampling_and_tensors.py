@@ -33,7 +33,7 @@ EVERYTHING = {
     "return_prompt_log_probs": True,
     "return_context_logits": True,
     "return_generation_logits": True,
-    "additional_outputs": ["hidden_states"],
+    "additional_outputs": ["hidden_states", "hidden_states.0"],
     "gather_context": True,
 }
 
@@ -100,7 +100,8 @@ def test_tensors_are_those_of_transformers(stream: RawStream, model: Any, stream
     tokens = torch.tensor([PROMPT + asked.token_ids])
     with torch.inference_mode():
         found = model(tokens, output_hidden_states=True)
-    logits, hidden = found.logits[0, :-1], found.hidden_states[-1][0, :-1]
+    logits = found.logits[0, :-1]
+    hidden = torch.cat([found.hidden_states[-1], found.hidden_states[1]], dim=-1)[0, :-1]
     log_probs, first = logits.log_softmax(-1), len(PROMPT) - 1
     of_prompt = log_probs[:first].gather(1, tokens[0, 1 : first + 1, None])[:, 0]
     close = {"rtol": 0, "atol": 2e-3}

@@ -18,9 +18,9 @@ from torch import Tensor
 from inflight.config import EngineConfig
 from inflight.distributed.rank_group import RankGroup
 from inflight.distributed.tensor_parallel import TensorParallelGroup
-from inflight.models.network import Network
+from inflight.models.network import LayeredNetwork, Network
 from inflight.request import RequestLimits, SamplingConfig
-from inflight.runtime.batch_layout import lay_out
+from inflight.runtime.batch_layout import BatchLayout, lay_out
 from inflight.runtime.device import keep_freed_memory, pinned_memory, resident_memory
 from inflight.runtime.kv_cache import KVCache
 from inflight.runtime.loading import load_engine
@@ -32,7 +32,15 @@ from inflight.runtime.staging import InputBuffer
 from inflight.runtime.step_input import StepInput, StepPreparation
 from inflight.runtime.step_sizes import StepSizes
 from inflight.runtime.step_tensors import StepTensors, by_row, of_prompts, of_samples, pinned_copy
-from inflight.scheduler_output import LOG_PROBS, NewSequence, RowWork, SchedulerOutput, StepOutput
+from inflight.scheduler_output import (
+    HIDDEN_STATES,
+    LOG_PROBS,
+    NewSequence,
+    RowWork,
+    SchedulerOutput,
+    StepOutput,
+    layer_output,
+)
 
 Runs = TypeVar("Runs", bound="ModelRunner")
 
@@ -45,7 +53,8 @@ class Logits:
 
     step: StepInput
     logits_SV: Tensor
-    hidden_SD: Tensor
+    hidden: dict[str, Tensor]
+    """(S, D) by name."""
     sampling: SamplingInput
 
 
@@ -110,7 +119,12 @@ class ModelRunner:
         sizes = StepSizes.of(device.type, max_batch_size)
         self._table = RowTable(max_batch_size, max_blocks, kv_cache.filler_block)
         self._preparation = StepPreparation(
-            self._table, block_size=block_size, vocab_size=limits.vocab_size, sizes=sizes, device=device
+            self._table,
+            block_size=block_size,
+            vocab_size=limits.vocab_size,
+            sizes=sizes,
+            device=device,
+            model_outputs=limits.model_outputs,
         )
         self._input = InputBuffer(self._preparation.capacity(max_num_tokens), device)
         self._state = RowState(self._table, limits.max_seq_len, limits.vocab_size, device)
@@ -254,16 +268,25 @@ class ModelRunner:
             return Forwarded(logits=None, prompt_tensors=[])
         parts = self._input.load(step.numbers, step.part_sizes)
         layout = lay_out(step, parts, self._state, self.block_size)
-        hidden_TD = self._decoder.forward(layout.token_ids_T, self._kv_cache.layers, layout.metadata)
-        of_prompt = of_prompts(step.tensor_plan, step.staged, hidden_TD, self._decoder.logits, self._to_host)
+        hidden = self._run_network(step, layout)
+        of_prompt = of_prompts(step.tensor_plan, step.staged, hidden, self._decoder.logits, self._to_host)
         if layout.sampling is None:
             return Forwarded(logits=None, prompt_tensors=of_prompt)
-        hidden_SD = hidden_TD
         if layout.sampling_tokens_S is not None:
-            hidden_SD = hidden_TD.index_select(0, layout.sampling_tokens_S)
-        logits_SV = self._decoder.logits(hidden_SD)
-        logits = Logits(step=step, logits_SV=logits_SV, hidden_SD=hidden_SD, sampling=layout.sampling)
+            hidden = {name: states_TD.index_select(0, layout.sampling_tokens_S) for name, states_TD in hidden.items()}
+        logits_SV = self._decoder.logits(hidden[HIDDEN_STATES])
+        logits = Logits(step=step, logits_SV=logits_SV, hidden=hidden, sampling=layout.sampling)
         return Forwarded(logits=logits, prompt_tensors=of_prompt)
+
+    def _run_network(self, step: StepInput, layout: BatchLayout) -> dict[str, Tensor]:
+        """Hidden states (T, D) by name: the last ones, and those of layers that are asked for."""
+        inputs = (layout.token_ids_T, self._kv_cache.layers, layout.metadata)
+        wanted = step.tensor_plan.layers
+        if not wanted:
+            return {HIDDEN_STATES: self._decoder.forward(*inputs)}
+        assert isinstance(self._decoder, LayeredNetwork), "a layer that is not offered was not refused"
+        hidden_TD, of_layers = self._decoder.forward_layers(*inputs, wanted)
+        return {HIDDEN_STATES: hidden_TD, **{layer_output(number): found for number, found in of_layers.items()}}
 
     @torch.inference_mode()
     def _sample(self, forwarded: Future[Forwarded]) -> StepResult:
@@ -272,7 +295,7 @@ class ModelRunner:
         if logits is None:
             return StepResult(sampled=None, tensors=StepTensors(prompts=first_half.prompt_tensors, samples={}))
         step, sampling = logits.step, logits.sampling
-        of_sample = of_samples(step.tensor_plan, step.staged, logits.logits_SV, logits.hidden_SD, self._to_host)
+        of_sample = of_samples(step.tensor_plan, step.staged, logits.logits_SV, logits.hidden, self._to_host)
         sampled = self._sampler(logits.logits_SV, sampling, self._state)
         decays = sampling.needs.top_p_decays
         self._state.end(sampling.rows_S, sampling.lengths_S, sampled.token_ids_S, top_p_decays=decays)

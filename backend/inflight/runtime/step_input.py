@@ -8,6 +8,7 @@ Legend: T tokens of the step, N rows of one token and P longer ones, B = N + P, 
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 import numpy as np
@@ -19,12 +20,11 @@ from inflight.runtime.row_table import WANTS_TENSORS, RowTable
 from inflight.runtime.sampling_input import SamplingNeeds, find_needs, stage_restrictions
 from inflight.runtime.staging import Array, Staging, to_host_tensor
 from inflight.runtime.step_sizes import StepSizes
-from inflight.runtime.step_tensors import NO_PLAN, PROMPT_OUTPUTS, SAMPLE_OUTPUTS, TensorPlan, plan_tensors
-from inflight.scheduler_output import LOG_PROBS, NO_SLOT, NewSequence, RowWork, SchedulerOutput
+from inflight.runtime.step_tensors import NO_PLAN, TensorPlan, plan_tensors, served_outputs
+from inflight.scheduler_output import NO_SLOT, NewSequence, RowWork, SchedulerOutput
 
 LAST_SAMPLED = -1
 """In place of a token id: the token that the row sampled last, which the device knows."""
-SERVED_OUTPUTS = PROMPT_OUTPUTS | SAMPLE_OUTPUTS | {LOG_PROBS}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -72,13 +72,22 @@ class StepPreparation:
     """Makes StepInputs, one after the other, and keeps the RowTable up to date."""
 
     def __init__(
-        self, table: RowTable, *, block_size: int, vocab_size: int, sizes: StepSizes, device: torch.device
+        self,
+        table: RowTable,
+        *,
+        block_size: int,
+        vocab_size: int,
+        sizes: StepSizes,
+        device: torch.device,
+        model_outputs: Iterable[str] = (),
     ) -> None:
+        """`model_outputs`: names of the tensors inside the network that rows may ask for."""
         self._table = table
         self._block_size = block_size
         self._vocab_size = vocab_size
         self._sizes = sizes
         self._device = device
+        self._served_outputs = served_outputs(model_outputs)
 
     def capacity(self, max_num_tokens: int) -> int:
         """Most numbers that a StepInput of so many tokens has."""
@@ -88,7 +97,7 @@ class StepPreparation:
 
     def prepare(self, scheduled: SchedulerOutput, scrubbed_block_ids: list[int]) -> StepInput:
         """Raises ValueError, and changes nothing, if the step asks for what is not served."""
-        _refuse_unserved(scheduled)
+        self._refuse_unserved(scheduled)
         batch = _Batch(scheduled.rows, self._sizes)
         staging = Staging(self._device)
         self._stage_changes(scheduled, staging)
@@ -122,6 +131,16 @@ class StepPreparation:
             ngram_extent=ngram_extent,
             tensor_plan=tensor_plan,
         )
+
+    def _refuse_unserved(self, scheduled: SchedulerOutput) -> None:
+        for new in scheduled.new_sequences:
+            unknown = set(new.outputs) - self._served_outputs
+            if unknown:
+                raise ValueError(f"outputs {sorted(unknown)} are not served, only {sorted(self._served_outputs)}")
+            if new.adapter_slot != NO_SLOT:
+                raise ValueError(f"adapters are not served, but row {new.row} names slot {new.adapter_slot}")
+            if new.mask_slot != NO_SLOT:
+                raise ValueError(f"token masks are not served, but row {new.row} names slot {new.mask_slot}")
 
     def _stage_changes(self, scheduled: SchedulerOutput, staging: Staging) -> None:
         self._table.update(scheduled, staging)
@@ -236,14 +255,3 @@ def _token_ids(works: list[RowWork], num_tokens: int, num_singles: int | None = 
         if work.token_ids:
             token_ids[end - len(work.token_ids) : end] = work.token_ids
     return token_ids
-
-
-def _refuse_unserved(scheduled: SchedulerOutput) -> None:
-    for new in scheduled.new_sequences:
-        unknown = set(new.outputs) - SERVED_OUTPUTS
-        if unknown:
-            raise ValueError(f"outputs {sorted(unknown)} are not served, only {sorted(SERVED_OUTPUTS)}")
-        if new.adapter_slot != NO_SLOT:
-            raise ValueError(f"adapters are not served, but row {new.row} names slot {new.adapter_slot}")
-        if new.mask_slot != NO_SLOT:
-            raise ValueError(f"token masks are not served, but row {new.row} names slot {new.mask_slot}")

@@ -24,19 +24,23 @@ from inflight.scheduler_output import (
     CONTEXT,
     GENERATION_LOGITS,
     HIDDEN_STATES,
+    LOG_PROBS,
     PROMPT_LOG_PROBS,
     PROMPT_TOP_LOG_PROBS,
     TOP_LOG_PROBS,
     NewSequence,
     RowTensors,
     RowWork,
+    layer_output,
     top_names,
 )
 
 CONTEXT_LOGITS = CONTEXT + "logits"
-CONTEXT_HIDDEN_STATES = CONTEXT + HIDDEN_STATES
-PROMPT_OUTPUTS = frozenset({PROMPT_LOG_PROBS, PROMPT_TOP_LOG_PROBS, CONTEXT_LOGITS, CONTEXT_HIDDEN_STATES})
-SAMPLE_OUTPUTS = frozenset({TOP_LOG_PROBS, GENERATION_LOGITS, HIDDEN_STATES})
+LAYER = layer_output(0).removesuffix("0")
+"""Beginning of the name of a layer's output."""
+PROMPT_OUTPUTS = frozenset({PROMPT_LOG_PROBS, PROMPT_TOP_LOG_PROBS, CONTEXT_LOGITS})
+SAMPLE_OUTPUTS = frozenset({TOP_LOG_PROBS, GENERATION_LOGITS})
+"""What every network has; see `served_outputs`."""
 HEAD_ROWS = 256
 """Most prompt tokens whose logits exist on the device at a time: 128 MiB for a vocabulary of 128k."""
 
@@ -78,6 +82,13 @@ class TensorPlan:
     samples: list[SamplePart]
     """In the order of the sampling rows."""
 
+    @property
+    def layers(self) -> frozenset[int]:
+        """Those whose output is asked for."""
+        parts: list[PromptPart | SamplePart] = [*self.prompts, *self.samples]
+        names = {name.removeprefix(CONTEXT) for part in parts for name in part.outputs}
+        return frozenset(int(name.removeprefix(LAYER)) for name in names if name.startswith(LAYER))
+
 
 NO_PLAN = TensorPlan(prompts=[], samples=[])
 
@@ -95,8 +106,14 @@ class StepTensors:
 # -- on the host, before the step --------------------------------------------------------------------------------------
 
 
-def wants_tensors(new: NewSequence) -> bool:
-    return not (PROMPT_OUTPUTS | SAMPLE_OUTPUTS).isdisjoint(new.outputs)
+def served_outputs(model_outputs: Iterable[str]) -> frozenset[str]:
+    """Names that a row may ask for, of a network that offers `model_outputs`."""
+    of_model = frozenset(model_outputs)
+    return PROMPT_OUTPUTS | SAMPLE_OUTPUTS | {LOG_PROBS} | of_model | {CONTEXT + name for name in of_model}
+
+
+def is_of_prompt(output: str) -> bool:
+    return output in PROMPT_OUTPUTS or output.startswith(CONTEXT)
 
 
 def plan_tensors(staging: Staging, table: RowTable, works: list[RowWork], places: Array) -> TensorPlan:
@@ -110,7 +127,7 @@ def plan_tensors(staging: Staging, table: RowTable, works: list[RowWork], places
     targets: list[int] = []
     for work, place in asking:
         new = _sequence(table, work.row)
-        outputs = PROMPT_OUTPUTS.intersection(new.outputs)
+        outputs = frozenset(filter(is_of_prompt, new.outputs))
         num_tokens = min(work.start + work.num_tokens, new.num_prompt_tokens) - work.start
         if not outputs or num_tokens <= 0:
             continue
@@ -140,7 +157,7 @@ def _plan_samples(staging: Staging, table: RowTable, works: list[RowWork]) -> li
         if not table.needs[work.row] & WANTS_TENSORS:
             continue
         new = _sequence(table, work.row)
-        outputs = SAMPLE_OUTPUTS.intersection(new.outputs)
+        outputs = frozenset(name for name in new.outputs if name != LOG_PROBS and not is_of_prompt(name))
         if outputs:
             samples.append(SamplePart(row=work.row, outputs=outputs, num_log_probs=new.num_log_probs))
         for name in outputs:
@@ -167,39 +184,40 @@ def _sequence(table: RowTable, row: int) -> NewSequence:
 def of_prompts(
     plan: TensorPlan,
     staged: Tensors,
-    hidden_TD: Tensor,
+    hidden: Tensors,
     head: Callable[[Tensor], Tensor],
     to_host: Callable[[Tensor], Tensor],
 ) -> list[list[Tensors]]:
     """What is asked about prompts; see StepTensors.prompts.
 
-    `head` makes logits of hidden states; every rank calls it equally often. Each piece goes `to_host` before the next
+    `hidden`: the step's hidden states (T, D) by name. `head` makes logits of the last ones; every rank calls it equally
+    often. Each piece goes `to_host` before the next
     one is computed, so that the device need not hold the logits of a long prompt.
     """
     found: list[list[Tensors]] = []
     for part in plan.prompts:
-        hidden_CD = hidden_TD[part.place : part.place + part.num_tokens]
+        of_part = {name: states_TD[part.place : part.place + part.num_tokens] for name, states_TD in hidden.items()}
         targets_C = None
         if part.num_targets:
             targets_C = staged["prompt_targets"][part.first_target : part.first_target + part.num_targets]
         pieces: list[Tensors] = []
         for start in range(0, part.num_tokens, HEAD_ROWS):
             piece_targets = None if targets_C is None else targets_C[start : start + HEAD_ROWS]
-            tensors = _of_piece(part, hidden_CD[start : start + HEAD_ROWS], piece_targets, head)
+            of_piece = {name: states_CD[start : start + HEAD_ROWS] for name, states_CD in of_part.items()}
+            tensors = _of_piece(part, of_piece, piece_targets, head)
             pieces.append({name: to_host(tensor) for name, tensor in tensors.items()})
         found.append(pieces)
     return found
 
 
-def _of_piece(
-    part: PromptPart, hidden_CD: Tensor, targets_C: Tensor | None, head: Callable[[Tensor], Tensor]
-) -> Tensors:
+def _of_piece(part: PromptPart, hidden: Tensors, targets_C: Tensor | None, head: Callable[[Tensor], Tensor]) -> Tensors:
     tensors: Tensors = {}
-    if CONTEXT_HIDDEN_STATES in part.outputs:
-        tensors[CONTEXT_HIDDEN_STATES] = hidden_CD.float().clone()
-    if part.outputs == {CONTEXT_HIDDEN_STATES}:
+    for name, states_CD in hidden.items():
+        if CONTEXT + name in part.outputs:
+            tensors[CONTEXT + name] = states_CD.float().clone()
+    if PROMPT_OUTPUTS.isdisjoint(part.outputs):
         return tensors
-    logits_CV = head(hidden_CD).float()
+    logits_CV = head(hidden[HIDDEN_STATES]).float()
     if CONTEXT_LOGITS in part.outputs:
         tensors[CONTEXT_LOGITS] = logits_CV
     if targets_C is not None and len(targets_C):
@@ -216,10 +234,10 @@ def of_samples(
     plan: TensorPlan,
     staged: Tensors,
     logits_SV: Tensor,
-    hidden_SD: Tensor,
+    hidden: Tensors,
     to_host: Callable[[Tensor], Tensor],
 ) -> Tensors:
-    """What is asked about sampled tokens; see StepTensors.samples."""
+    """What is asked about sampled tokens; see StepTensors.samples. `hidden`: of the S rows (S, D), by name."""
     tensors: Tensors = {}
     if not plan.samples:
         return tensors
@@ -227,8 +245,9 @@ def of_samples(
         tensors.update(_top(logits_SV.index_select(0, staged[_places(TOP_LOG_PROBS)]).float(), TOP_LOG_PROBS))
     if _places(GENERATION_LOGITS) in staged:
         tensors[GENERATION_LOGITS] = logits_SV.index_select(0, staged[_places(GENERATION_LOGITS)]).float()
-    if _places(HIDDEN_STATES) in staged:
-        tensors[HIDDEN_STATES] = hidden_SD.index_select(0, staged[_places(HIDDEN_STATES)]).float()
+    for name, states_SD in hidden.items():
+        if _places(name) in staged:
+            tensors[name] = states_SD.index_select(0, staged[_places(name)]).float()
     return {name: to_host(tensor) for name, tensor in tensors.items()}
 
 

@@ -211,6 +211,16 @@ class WorkItem:
                 array = array[:num_taken]
             self._arrays.setdefault(tensor.name, []).append(array)
 
+    def _joined_arrays(self) -> dict[str, Array]:
+        """Fields of Chunk. Outputs of the network are one array, their features side by side in the order asked for."""
+        joined = {name: np.concatenate(arrays) for name, arrays in self._arrays.items()}
+        for name, prefix in (("hidden_states", ""), ("context_hidden_states", "context_")):
+            names = [prefix + output for output in self.client.additional_outputs or ()]
+            parts = [joined.pop(each) for each in names if each in joined]
+            if parts:
+                joined[name] = np.concatenate(parts, axis=1)
+        return joined
+
     def _take_chunk(self) -> Chunk:
         chunk = Chunk(
             text=self._text,
@@ -220,7 +230,7 @@ class WorkItem:
             finish_reason=self._finish_reason.wire or self._dialect.unfinished,
             num_input_tokens=len(self.request.input_token_ids),
             num_output_tokens=self._num_undelivered,
-            **{name: np.concatenate(arrays) for name, arrays in self._arrays.items()},
+            **self._joined_arrays(),
         )
         self._arrays = {}
         self._text, self._token_ids, self._log_probs, self._num_undelivered = "", [], [], 0

@@ -6,6 +6,7 @@ Run: pytest ci/unit/runtime/test_step_tensors.py
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -19,12 +20,13 @@ from inflight.distributed.rank_group import SingleRank
 from inflight.request import SamplingConfig
 from inflight.runtime import step_sizes, step_tensors
 from inflight.runtime.model_runner import ModelRunner
-from inflight.runtime.step_tensors import PROMPT_OUTPUTS, SAMPLE_OUTPUTS
+from inflight.runtime.step_tensors import LOG_PROBS, served_outputs
 from inflight.scheduler_output import Array
+from inflight_kernels import cpu
 
 pytestmark = pytest.mark.slow
 
-ALL = (*sorted(PROMPT_OUTPUTS), *sorted(SAMPLE_OUTPUTS))
+ALL = tuple(sorted(served_outputs(["hidden_states"]) - {LOG_PROBS}))
 TOLERANCE = {"rtol": 0, "atol": 3e-5}
 
 
@@ -92,9 +94,7 @@ def check(checkpoint: TinyCheckpoint, work: Work, names: set[str]) -> None:
         torch.testing.assert_close(torch.from_numpy(found[name].copy()), wanted[name], **TOLERANCE, msg=lambda m: m)
 
 
-EVERYTHING = {
-    *PROMPT_OUTPUTS, *SAMPLE_OUTPUTS, "top_token_ids", "prompt_top_token_ids"
-}  # fmt: skip
+EVERYTHING = {*ALL, "top_token_ids", "prompt_top_token_ids"}
 
 
 def test_each_row_gets_what_it_asked_for_and_no_other_anything(runner: ModelRunner, checkpoint: TinyCheckpoint) -> None:
@@ -156,6 +156,78 @@ def test_a_row_that_starts_again_tells_nothing_of_its_output_twice(
     assert found["generation_logits"].shape[0] == len(work.output) == 8
     np.testing.assert_allclose(found["generation_logits"], wanted["generation_logits"].numpy(), rtol=0, atol=3e-5)
     np.testing.assert_allclose(found["context_logits"][9:], wanted["context_logits"].numpy(), rtol=0, atol=3e-5)
+
+
+def layer_outputs(checkpoint: TinyCheckpoint, token_ids: list[int]) -> list[torch.Tensor]:
+    """Of each layer, (tokens, features), by transformers."""
+    outputs: list[torch.Tensor] = []
+    hooks = [
+        layer.register_forward_hook(lambda module, arguments, output: outputs.append(output))
+        for layer in checkpoint.model.model.layers
+    ]
+    with torch.inference_mode():
+        checkpoint.model(torch.tensor([token_ids]))
+    for hook in hooks:
+        hook.remove()
+    return [output[0] for output in outputs]
+
+
+def test_layers_tell_what_they_put_out(runner: ModelRunner, checkpoint: TinyCheckpoint) -> None:
+    """Some of one row's, others of another's, beside one that asks for none."""
+    if runner.limits.model_outputs == ["hidden_states"]:
+        with pytest.raises(ValueError, match=r"outputs \['hidden_states.1'\] are not served"):
+            Driver(runner).run([Work(prompt=[5], outputs=("hidden_states.1",))])
+        return
+    assert runner.limits.model_outputs == ["hidden_states", "hidden_states.0", "hidden_states.1", "hidden_states.2"]
+    first = Work(
+        prompt=make_prompt(9),
+        max_tokens=5,
+        outputs=("hidden_states.0", "hidden_states.2", "context_hidden_states.0", "context_hidden_states.2"),
+        chunk=4,
+    )
+    second = Work(prompt=make_prompt(6), max_tokens=6, outputs=("hidden_states.1", "hidden_states"), arrives=1)
+    silent = Work(prompt=make_prompt(11), max_tokens=7)
+    Driver(runner).run([silent, first, second])
+    for work, numbers in ((first, (0, 2)), (second, (1,))):
+        outputs = layer_outputs(checkpoint, work.token_ids)
+        found = joined(work)
+        for number in numbers:
+            wanted = outputs[number][:-1].numpy()
+            of_output = found[f"hidden_states.{number}"]
+            np.testing.assert_allclose(of_output, wanted[len(work.prompt) - 1 :], rtol=0, atol=3e-5)
+            if work is first:
+                of_prompt = found[f"context_hidden_states.{number}"]
+                np.testing.assert_allclose(of_prompt, wanted[: len(work.prompt)], rtol=0, atol=3e-5)
+    assert silent.output == checkpoint.expected(silent.prompt, 7) and not silent.tensors
+
+
+def test_compiled_layers_give_the_tensors_of_torch(tmp_path: Path) -> None:
+    if cpu.unsupported_reason():
+        pytest.skip(cpu.unsupported_reason())
+    wide = make_checkpoint(tmp_path, "llama-wide", torch.bfloat16)
+    found: list[dict[str, Array]] = []
+    for compiled in ("true", "false"):
+        config = EngineConfig(
+            gpt_model_path=str(wide.folder),
+            device="cpu",
+            dtype="bfloat16",
+            cpu_compile=compiled,
+            num_threads=1,
+            max_batch_size=8,
+            max_num_tokens=64,
+            max_seq_len=64,
+            max_tokens_in_paged_kv_cache=512,
+        )
+        runner = ModelRunner.load(config, SingleRank())
+        assert ("hidden_states.0" in runner.limits.model_outputs) == (compiled == "false")
+        work = Work(prompt=make_prompt(19), max_tokens=6, outputs=ALL, num_log_probs=3, chunk=7)
+        Driver(runner).run([Work(prompt=make_prompt(5), max_tokens=9), work])
+        found.append(joined(work))
+        runner.close()
+    assert set(found[0]) == set(found[1]) == EVERYTHING
+    for name in EVERYTHING:
+        if not name.endswith("token_ids"):  # those of nearly equal logits change places with the last bit
+            np.testing.assert_allclose(found[0][name], found[1][name], rtol=0, atol=0.3, err_msg=name)
 
 
 def test_a_step_nobody_asks_anything_of_computes_nothing_more(

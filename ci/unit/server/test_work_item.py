@@ -129,6 +129,19 @@ def test_tensors_go_with_their_tokens() -> None:
     assert last["top_token_ids"] == [[[0x2E, 0x2F]] * 3]
 
 
+def test_outputs_of_the_network_lie_side_by_side_in_the_order_asked_for() -> None:
+    client = ClientRequest(text="AB", additional_outputs=["hidden_states.1", "hidden_states"], gather_context=True)
+    item, sender = make(client)
+    last, layer = np.full((1, 2), 7, np.float32), np.full((1, 2), 1, np.float32)
+    tensors = [NamedTensor.of("hidden_states", last), NamedTensor.of("hidden_states.1", layer)]
+    of_prompt = [NamedTensor.of(f"context_{tensor.name}", tensor.array()) for tensor in tensors]
+    item.add(result(b"x", FinishReason.LENGTH, tensors=[*of_prompt, *tensors]))
+    item.deliver()
+    (response,) = sender.responses
+    assert response["hidden_states"] == [[[1, 1, 7, 7]]]
+    assert response["context_hidden_states"] == [[1, 1, 7, 7]]
+
+
 def test_a_stop_request_answers_with_what_there_is() -> None:
     item, sender = make(ClientRequest(text="AB"))
     item.add(result(b"abc", FinishReason.CANCELLED))
