@@ -69,7 +69,9 @@ class NamedTensor(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
     def of(cls, name: str, array: Array) -> NamedTensor:
         """Of an array of one of the two types."""
         dtype: Literal["float32", "int32"] = "int32" if array.dtype == np.int32 else "float32"
-        return cls(name=name, dtype=dtype, shape=array.shape, data=array.astype(f"<{dtype[0]}4").tobytes())
+        return cls(
+            name=name, dtype=dtype, shape=array.shape, data=np.ascontiguousarray(array, f"<{dtype[0]}4").tobytes()
+        )
 
     def array(self) -> Array:
         """Read-only. Raises ValueError if `data` does not have as many numbers as `shape`."""

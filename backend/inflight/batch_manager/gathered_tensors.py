@@ -72,7 +72,11 @@ class GatheredTensors:
         """All that no earlier Result had; of the prompt once it is complete, or with the last Result."""
         found = {**self._prompt, **self._generated}
         self._prompt, self._generated = {}, {}
-        return [NamedTensor.of(name, np.concatenate(arrays)) for name, arrays in sorted(found.items())]
+        return [NamedTensor.of(name, _joined(arrays)) for name, arrays in sorted(found.items())]
+
+
+def _joined(arrays: list[Array]) -> Array:
+    return arrays[0] if len(arrays) == 1 else np.concatenate(arrays)
 
 
 def output_names(config: OutputConfig) -> tuple[tuple[str, ...], tuple[str, ...]]:

@@ -285,7 +285,8 @@ def by_row(plan: TensorPlan, tensors: StepTensors) -> dict[int, RowTensors]:
         generated: dict[str, Array] = {}
         for name in _tensor_names(sample.outputs):
             place = taken[name] = taken.get(name, -1) + 1
-            generated[name] = _cut(name, tensors.samples[name][place : place + 1].numpy(), sample)
+            # Copied: a view would keep the whole step's array, on a GPU in pinned memory, until its request has ended.
+            generated[name] = _cut(name, tensors.samples[name][place : place + 1].numpy(), sample).copy()
         former = rows.get(sample.row, RowTensors())
         rows[sample.row] = RowTensors(
             prompt_start=former.prompt_start,

@@ -202,7 +202,8 @@ class LeaderSocket:
 
     def _send(self, front: bytes, message: FromLeader) -> None:
         try:
-            self._socket.send_multipart([front, *encode_frames(message)], zmq.NOBLOCK)
+            # Long frames are not copied: this is the loop's thread, and tensors may have hundreds of megabytes.
+            self._socket.send_multipart([front, *encode_frames(message)], zmq.NOBLOCK, copy=False)
         except zmq.ZMQError as error:
             if error.errno not in (zmq.EHOSTUNREACH, zmq.EAGAIN):
                 raise
