@@ -105,6 +105,8 @@ class EngineConfig:
     """Iterations for which the same of every request can be fetched; 0 = none are made. The server keeps none."""
     max_text_bytes: int = 1_048_576
     """Longest accepted text_input in bytes, checked before it is tokenised; less if max_input_len cannot hold it."""
+    max_tensor_bytes_per_request: int = 268_435_456
+    """Most bytes of logits, log probabilities and hidden states that one request may ask for."""
     log_level: str = "INFO"
     """Level of the ranks' log: DEBUG, INFO, WARNING or ERROR."""
 
@@ -206,6 +208,7 @@ POSITIVE_KEYS = (
     "cancellation_check_period_ms",
     "stats_check_period_ms",
     "max_text_bytes",
+    "max_tensor_bytes_per_request",
     "worker_heartbeat_timeout_ms",
     "worker_start_timeout_ms",
 )
@@ -231,6 +234,7 @@ LARGEST = {
     "iter_stats_max_iterations": 2**20,
     "request_stats_max_iterations": 2**20,
     "max_tokens_in_paged_kv_cache": 2**48,
+    "max_tensor_bytes_per_request": 2**48,
     **dict.fromkeys(
         (
             "max_seq_len",

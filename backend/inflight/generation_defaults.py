@@ -35,7 +35,6 @@ NOT_HONOURED: dict[str, object] = {
     "diversity_penalty": 0,
     "penalty_alpha": 0,
     "dola_layers": None,
-    "no_repeat_ngram_size": 0,
     "encoder_no_repeat_ngram_size": 0,
     "encoder_repetition_penalty": 1,
     "top_h": None,
@@ -70,6 +69,7 @@ class GenerationDefaults(msgspec.Struct, frozen=True, kw_only=True):
     top_p: float | None = None
     min_p: float | None = None
     repetition_penalty: float | None = None
+    no_repeat_ngram_size: int | None = None
     min_new_tokens: int | None = None
     min_length: int | None = None
     """Prompt included; min_new_tokens goes first."""
@@ -102,6 +102,10 @@ class GenerationDefaults(msgspec.Struct, frozen=True, kw_only=True):
         presence_penalty: float | None = None,
         frequency_penalty: float | None = None,
         min_tokens: int | None = None,
+        no_repeat_ngram_size: int | None = None,
+        top_p_decay: float | None = None,
+        top_p_min: float | None = None,
+        top_p_reset_ids: int | None = None,
     ) -> SamplingConfig:
         """Every default resolved for a request that says this; values out of range are left for RequestLimits.
 
@@ -113,16 +117,21 @@ class GenerationDefaults(msgspec.Struct, frozen=True, kw_only=True):
         temperature = _first(temperature, self.temperature, 1.0)
         top_k = _first(top_k, self.top_k, TOP_K_OF_SAMPLING if self.do_sample else 0)
         is_greedy = not samples or 0 <= temperature < MIN_TEMPERATURE or top_k == 1
+        nothing = SamplingConfig()
         return SamplingConfig(
             temperature=0.0 if is_greedy else temperature,
             top_k=top_k,
             top_p=_first(top_p, self.top_p, 1.0),
+            top_p_decay=_first(top_p_decay, nothing.top_p_decay),
+            top_p_min=_first(top_p_min, nothing.top_p_min),
+            top_p_reset_ids=_first(top_p_reset_ids, nothing.top_p_reset_ids),
             min_p=_first(min_p, self.min_p, 0.0),
             seed=_first(seed, 0 if is_greedy else secrets.randbits(64)),
             repetition_penalty=_first(repetition_penalty, self.repetition_penalty, 1.0),
             presence_penalty=presence_penalty or 0.0,
             frequency_penalty=frequency_penalty or 0.0,
             min_tokens=self._min_tokens(min_tokens, num_prompt_tokens, max_tokens),
+            no_repeat_ngram_size=_first(no_repeat_ngram_size, self.no_repeat_ngram_size, 0),
         )
 
     def _min_tokens(self, said: int | None, num_prompt_tokens: int, max_tokens: int) -> int:
@@ -166,7 +175,7 @@ def _read(path: Path) -> GenerationDefaults:
 def _check_type(path: Path, key: str, value: object) -> None:
     if key == "do_sample":
         fits, wanted = isinstance(value, bool), "true or false"
-    elif key in ("top_k", "min_new_tokens", "min_length"):
+    elif key in ("top_k", "min_new_tokens", "min_length", "no_repeat_ngram_size"):
         fits, wanted = isinstance(value, int) and not isinstance(value, bool), "a whole number"
     else:
         fits, wanted = isinstance(value, int | float) and not isinstance(value, bool), "a number"

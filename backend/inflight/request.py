@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 
 import msgspec
+import numpy as np
 
 from inflight.errors import InvalidRequest
 
@@ -16,6 +17,14 @@ MAX_SEED = 2**64 - 1
 MIN_TEMPERATURE = 1e-5
 """Smallest temperature of random sampling. Below it the likeliest token is drawn anyway, and far below it
 1 / temperature overflows."""
+MAX_BIAS = 1e30
+"""Largest magnitude of a logit bias: no sum or product of the sampler that it takes part in overflows."""
+MAX_BIASED_TOKENS = 4096
+"""Entries of `SamplingConfig.logit_bias`."""
+MAX_LOG_PROBS = 20
+"""Of `OutputConfig.num_log_probs`."""
+MAX_NGRAM_SIZE = 64
+"""Of `SamplingConfig.no_repeat_ngram_size`: every step compares so many tokens at each place of the text."""
 
 
 class SamplingConfig(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -27,6 +36,14 @@ class SamplingConfig(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
     """Keep the k likeliest tokens; 0 keeps all."""
     top_p: float = 1.0
     """Keep the smallest set of likeliest tokens whose mass reaches p; 1 keeps all."""
+    top_p_decay: float = 1.0
+    """After each generated token p becomes max(p * top_p_decay, top_p_min), as in TensorRT-LLM (factual-nucleus
+    sampling, Lee et al. 2022); 1 leaves p as it is."""
+    top_p_min: float = 1e-6
+    """The least that p decays to."""
+    top_p_reset_ids: int = -1
+    """A generated token with this id sets p back to `top_p` instead; -1 = none. One id, in spite of its name in
+    TensorRT-LLM."""
     min_p: float = 0.0
     """Drop tokens less likely than min_p times the likeliest; 0 keeps all."""
     seed: int = 0
@@ -39,12 +56,47 @@ class SamplingConfig(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
     """Subtracted from a token's logit once for each of its occurrences in the output."""
     min_tokens: int = 0
     """End tokens are not sampled before this many tokens have been generated."""
+    no_repeat_ngram_size: int = 0
+    """No run of so many tokens of prompt and output occurs twice: the token that would complete the second is not
+    sampled, as by transformers' NoRepeatNGramLogitsProcessor; 0 = off."""
+    logit_bias: dict[int, float] = {}
+    """Added to the logits of these token ids, before penalties and temperature (TensorRT-LLM and vLLM agree in that).
+    Log probabilities that are returned do not contain it."""
+    embedding_bias: bytes = b""
+    """The same for the whole vocabulary, besides `logit_bias`: one little-endian float32 for each token. Empty = none.
+    Bytes, because a list of so many numbers would take the loop milliseconds to decode."""
+
+
+class AdditionalModelOutput(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """A tensor inside the network that a request wants to see."""
+
+    name: str
+    """One of `RequestLimits.model_outputs`."""
+    gather_context: bool = False
+    """Of the prompt's tokens, too: as a tensor of its own, whose name is `name` behind context_."""
 
 
 class OutputConfig(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """What a rank must report besides the tokens."""
+    """What a rank must report besides the tokens, all of it under the model's raw distribution: before biases,
+    penalties, temperature and filters.
+
+    All but the first come as `Result.tensors`, in float32 where not said otherwise. Of what is asked of the prompt, its
+    own tokens are computed even where their keys and values are in the cache: such a request reuses no prefix.
+    """
 
     return_log_probs: bool = False
+    """Of each generated token, in `Result.log_probs`."""
+    num_log_probs: int = 0
+    """So many of the likeliest tokens at each generated one: top_token_ids (int32) and top_log_probs, (tokens, n),
+    falling. With `return_prompt_log_probs` also prompt_top_token_ids and prompt_top_log_probs, (prompt - 1, n)."""
+    return_prompt_log_probs: bool = False
+    """prompt_log_probs, (prompt - 1,): of each prompt token but the first, given those before it."""
+    return_context_logits: bool = False
+    """context_logits, (prompt, vocabulary): behind each prompt token."""
+    return_generation_logits: bool = False
+    """generation_logits, (tokens, vocabulary): those that each generated token was chosen by."""
+    additional_model_outputs: list[AdditionalModelOutput] = []
+    """Tensors of the network by name, (tokens, features)."""
 
 
 class Request(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -99,6 +151,12 @@ class RequestLimits(msgspec.Struct, frozen=True, kw_only=True):
     """Tokens that the whole KV pool holds."""
     max_batch_size: int = 1
     """Sequences that run at once, and so the most that one request may have."""
+    hidden_size: int = 0
+    """Features of a hidden state."""
+    model_outputs: list[str] = []
+    """Names that `AdditionalModelOutput` may have."""
+    max_tensor_bytes: int = 2**28
+    """Of all tensors that one request asks for: they are held on the host until it takes them."""
     max_words: int = 2048
     """Maximum number of stop words, and of bad words, of one request: 1024, each with and without a leading space."""
     max_words_tokens: int = 32768
@@ -131,6 +189,8 @@ class RequestLimits(msgspec.Struct, frozen=True, kw_only=True):
             raise InvalidRequest(f"cum_log_prob must be finite, got {request.cum_log_prob}")
         self.validate_sampling(request.sampling_config)
         self._validate_sequences(request)
+        self._validate_biases(request.sampling_config)
+        self._validate_outputs(request)
         if not 0.0 <= request.priority <= 1.0:
             raise InvalidRequest(f"priority must be between 0 and 1, got {request.priority}")
 
@@ -166,6 +226,58 @@ class RequestLimits(msgspec.Struct, frozen=True, kw_only=True):
                     f"{name} has {len(words)} entries of up to {longest} tokens: more than {self.max_words_tokens}"
                 )
 
+    def tensor_bytes(self, request: Request) -> int:
+        """Of all tensors that `request` asks for if it ends with its last token."""
+        config, num_prompt = request.output_config, len(request.input_token_ids)
+        num_generated = min(request.max_tokens, self.max_seq_len - num_prompt) * request.num_return_sequences
+        outputs = config.additional_model_outputs
+        num_contexts = sum(output.gather_context for output in outputs)
+        of_prompt = config.return_context_logits * self.vocab_size + num_contexts * self.hidden_size
+        of_prompt += config.return_prompt_log_probs * (1 + 2 * config.num_log_probs)
+        of_sample = config.return_generation_logits * self.vocab_size + len(outputs) * self.hidden_size
+        of_sample += 2 * config.num_log_probs
+        return 4 * (num_prompt * of_prompt + num_generated * of_sample)
+
+    def _validate_outputs(self, request: Request) -> None:
+        config = request.output_config
+        if not 0 <= config.num_log_probs <= MAX_LOG_PROBS:
+            raise InvalidRequest(f"num_log_probs must be between 0 and {MAX_LOG_PROBS}, got {config.num_log_probs}")
+        names = [output.name for output in config.additional_model_outputs]
+        if not set(names) <= set(self.model_outputs):
+            offered = ", ".join(self.model_outputs) or "none"
+            raise InvalidRequest(f"additional_outputs names what this model does not offer; it offers: {offered}")
+        if len(set(names)) != len(names):
+            raise InvalidRequest("additional_outputs names an output twice")
+        num_bytes = self.tensor_bytes(request)
+        if num_bytes > self.max_tensor_bytes:
+            raise InvalidRequest(
+                f"the logits, log probabilities and hidden states asked for take {num_bytes} bytes, more than "
+                f"max_tensor_bytes_per_request {self.max_tensor_bytes}: ask for fewer of them or for fewer tokens"
+            )
+
+    def _validate_biases(self, sampling: SamplingConfig) -> None:
+        if not -1 <= sampling.top_p_reset_ids < self.vocab_size:
+            raise InvalidRequest(
+                f"top_p_reset_ids must be -1 (none) or a token id below {self.vocab_size}, got "
+                f"{sampling.top_p_reset_ids}"
+            )
+        if len(sampling.logit_bias) > MAX_BIASED_TOKENS:
+            raise InvalidRequest(f"logit_bias names {len(sampling.logit_bias)} tokens, more than {MAX_BIASED_TOKENS}")
+        if any(not 0 <= token < self.vocab_size for token in sampling.logit_bias):
+            raise InvalidRequest(f"logit_bias holds a token id outside [0, {self.vocab_size})")
+        # Written so that NaN is refused.
+        if not all(abs(bias) <= MAX_BIAS for bias in sampling.logit_bias.values()):
+            raise InvalidRequest(f"logit_bias must hold numbers between -{MAX_BIAS:g} and {MAX_BIAS:g}")
+        if not sampling.embedding_bias:
+            return
+        if len(sampling.embedding_bias) != 4 * self.vocab_size:
+            raise InvalidRequest(
+                f"embedding_bias must hold one float32 for each of the {self.vocab_size} tokens of the vocabulary, "
+                f"got {len(sampling.embedding_bias)} bytes"
+            )
+        if not (np.abs(np.frombuffer(sampling.embedding_bias, dtype="<f4")) <= MAX_BIAS).all():
+            raise InvalidRequest(f"embedding_bias must hold numbers between -{MAX_BIAS:g} and {MAX_BIAS:g}")
+
     @staticmethod
     def validate_sampling(sampling: SamplingConfig) -> None:
         """Raise InvalidRequest, with one sentence, if a value is out of its range."""
@@ -178,12 +290,20 @@ class RequestLimits(msgspec.Struct, frozen=True, kw_only=True):
             ),
             ("top_k", sampling.top_k, 0 <= sampling.top_k < 2**31, "between 0 (off) and 2147483647"),
             ("top_p", sampling.top_p, 0.0 < sampling.top_p <= 1.0, "above 0 and at most 1"),
+            ("top_p_decay", sampling.top_p_decay, 0.0 < sampling.top_p_decay <= 1.0, "above 0 and at most 1"),
+            ("top_p_min", sampling.top_p_min, 0.0 < sampling.top_p_min <= 1.0, "above 0 and at most 1"),
             ("min_p", sampling.min_p, 0.0 <= sampling.min_p <= 1.0, "between 0 and 1"),
             ("seed", sampling.seed, 0 <= sampling.seed <= MAX_SEED, "an unsigned 64-bit integer"),
             ("repetition_penalty", sampling.repetition_penalty, 0.0 < sampling.repetition_penalty < math.inf, "> 0"),
             ("presence_penalty", sampling.presence_penalty, math.isfinite(sampling.presence_penalty), "finite"),
             ("frequency_penalty", sampling.frequency_penalty, math.isfinite(sampling.frequency_penalty), "finite"),
             ("min_tokens", sampling.min_tokens, sampling.min_tokens >= 0, ">= 0"),
+            (
+                "no_repeat_ngram_size",
+                sampling.no_repeat_ngram_size,
+                0 <= sampling.no_repeat_ngram_size <= MAX_NGRAM_SIZE,
+                f"between 0 (off) and {MAX_NGRAM_SIZE}",
+            ),
         )
         for name, value, holds, rule in checks:
             if not holds:

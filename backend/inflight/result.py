@@ -6,11 +6,17 @@ A request ends with exactly one Response whose `is_final` is true: it holds the 
 from __future__ import annotations
 
 import enum
+from collections.abc import Iterable
+from typing import Any, Literal
 
 import msgspec
+import numpy as np
+import numpy.typing as npt
 
 from inflight.errors import InflightError
 from inflight.stats import hit_rate
+
+Array = npt.NDArray[Any]
 
 
 class FinishReason(enum.IntEnum):
@@ -56,6 +62,28 @@ class PerfMetrics(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
         return hit_rate(self.kv_cache_reused_blocks, self.kv_cache_missed_blocks)
 
 
+class NamedTensor(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """An array among a Result's values. Between processes its numbers are a frame of their own, behind the message."""
+
+    name: str
+    dtype: Literal["float32", "int32"]
+    shape: tuple[int, ...]
+    data: bytes = b""
+    """Row by row, little-endian."""
+
+    @classmethod
+    def of(cls, name: str, array: Array) -> NamedTensor:
+        """Of an array of one of the two types."""
+        dtype: Literal["float32", "int32"] = "int32" if array.dtype == np.int32 else "float32"
+        return cls(
+            name=name, dtype=dtype, shape=array.shape, data=np.ascontiguousarray(array, f"<{dtype[0]}4").tobytes()
+        )
+
+    def array(self) -> Array:
+        """Read-only. Raises ValueError if `data` does not have as many numbers as `shape`."""
+        return np.frombuffer(self.data, dtype=f"<{self.dtype[0]}4").reshape(self.shape)
+
+
 class Result(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """New tokens of one sequence of a request."""
 
@@ -64,6 +92,10 @@ class Result(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     the prompt."""
     log_probs: list[float] = []
     """Natural log probability of each of these tokens under the model's raw distribution, if requested."""
+    tensors: list[NamedTensor] = []
+    """What OutputConfig asked for besides. Their first dimension are tokens: of the prompt for those whose names begin
+    with prompt_ or context_, which come with the first Result that follows the prompt's last step; for the others
+    exactly the tokens of this Result."""
     cum_log_prob: float = 0.0
     """Sum over the whole sequence so far."""
     finish_reason: FinishReason = FinishReason.NOT_FINISHED
@@ -75,6 +107,15 @@ class Result(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """Iterations that have brought the sequence tokens so far."""
     request_perf_metrics: PerfMetrics | None = None
     """Always set on the final Result, because the histogram metrics are computed from it; None on the others."""
+
+
+def join_tensors(results: Iterable[Result]) -> dict[str, Array]:
+    """By name, the tensors of all results of one sequence, one behind the other."""
+    found: dict[str, list[Array]] = {}
+    for result in results:
+        for tensor in result.tensors:
+            found.setdefault(tensor.name, []).append(tensor.array())
+    return {name: np.concatenate(arrays) for name, arrays in found.items()}
 
 
 class Response(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):

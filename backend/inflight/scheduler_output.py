@@ -7,7 +7,11 @@ the scheduler sends the difference, never the state: a sequence in full when it 
 
 from __future__ import annotations
 
+from dataclasses import dataclass, field
+from typing import Any
+
 import msgspec
+import numpy.typing as npt
 
 from inflight.request import SamplingConfig
 
@@ -15,6 +19,28 @@ NO_SLOT = -1
 """Index that means no adapter or no mask."""
 LOG_PROBS = "log_probs"
 """Name of the output that `StepOutput.log_probs` holds."""
+
+TOP_LOG_PROBS = "top_log_probs"
+"""The likeliest tokens beside each sampled one. This and all below come in `StepOutput.tensors`."""
+GENERATION_LOGITS = "generation_logits"
+HIDDEN_STATES = "hidden_states"
+"""What the head makes logits of: after the last layer and its norm. `layer_output` names those behind a layer."""
+PROMPT_LOG_PROBS = "prompt_log_probs"
+PROMPT_TOP_LOG_PROBS = "prompt_top_log_probs"
+CONTEXT = "context_"
+"""Before the name of an output that is wanted of the prompt's tokens: context_logits, context_hidden_states."""
+
+Array = npt.NDArray[Any]
+
+
+def layer_output(number: int) -> str:
+    """Name of the hidden states behind layer `number`, counted from 0, before any norm."""
+    return f"{HIDDEN_STATES}.{number}"
+
+
+def top_names(output: str) -> tuple[str, str]:
+    """Names of the two tensors of TOP_LOG_PROBS or PROMPT_TOP_LOG_PROBS: token ids, log probabilities."""
+    return output.replace("log_probs", "token_ids"), output
 
 
 class NewSequence(msgspec.Struct, frozen=True, kw_only=True):
@@ -31,6 +57,8 @@ class NewSequence(msgspec.Struct, frozen=True, kw_only=True):
     bad_words: list[list[int]] = []
     outputs: tuple[str, ...] = ()
     """Names of what is wanted besides the tokens, such as LOG_PROBS. A runner refuses a name that it does not serve."""
+    num_log_probs: int = 0
+    """Alternatives of TOP_LOG_PROBS and PROMPT_TOP_LOG_PROBS."""
     adapter_slot: int = NO_SLOT
     """Which of the runner's adapters the row's tokens go through. Refused by a runner without adapters."""
     mask_slot: int = NO_SLOT
@@ -86,6 +114,18 @@ class SchedulerOutput(msgspec.Struct, frozen=True, kw_only=True):
         return [work.row for work in self.rows if work.num_sampled]
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RowTensors:
+    """What one step found of the tensors that a row asked for. The first dimension of each array are tokens."""
+
+    prompt_start: int = 0
+    """Position of the first token that `prompt` is of."""
+    num_prompt_tokens: int = 0
+    prompt: dict[str, Array] = field(default_factory=dict)
+    """Of log probabilities there is one less where the prompt's last token is among them: nothing follows it."""
+    generated: dict[str, Array] = field(default_factory=dict)
+
+
 class StepOutput(msgspec.Struct, frozen=True, kw_only=True):
     """What a step found, one entry for each of SchedulerOutput.sampling_rows, on the host."""
 
@@ -93,5 +133,7 @@ class StepOutput(msgspec.Struct, frozen=True, kw_only=True):
     """New tokens of each row: one, or several under speculation; empty where `errors` names the row."""
     log_probs: list[list[float]] | None = None
     """Log probabilities of those tokens; None if no row of the step asked."""
+    tensors: dict[int, RowTensors] = {}
+    """Row -> what it asked for. Rows that do not sample in the step may be among them."""
     errors: dict[int, str] = {}
     """Row -> sentence, for a row that cannot go on (its logits were not finite)."""

@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+import numpy as np
 import pytest
 import zmq
 from real_engine import (
@@ -38,7 +39,7 @@ from inflight.executor.wire.messages import (
     decode_from_leader,
     encode,
 )
-from inflight.request import Request
+from inflight.request import AdditionalModelOutput, OutputConfig, Request, SamplingConfig
 from inflight.run_directory import RUN_DIRECTORY
 from inflight.sequence_seed import sequence_seed
 
@@ -119,6 +120,50 @@ def test_two_ranks_give_every_sequence_of_a_request_its_own_tokens(start_engine:
     for index in range(3):
         expected = one.generate(PROMPTS, 24, seed=sequence_seed(5, index))
         assert [two.tokens(request_id, index) for request_id in ids] == expected
+
+
+OUTPUTS = OutputConfig(
+    return_log_probs=True,
+    num_log_probs=3,
+    return_prompt_log_probs=True,
+    return_context_logits=True,
+    return_generation_logits=True,
+    additional_model_outputs=[
+        AdditionalModelOutput(name="hidden_states", gather_context=True),
+        AdditionalModelOutput(name="hidden_states.1"),
+    ],
+)
+SAMPLINGS = [
+    SamplingConfig(no_repeat_ngram_size=2, logit_bias={7: 12.0, 8: 12.0}),
+    SamplingConfig(temperature=1.0, seed=3, top_p=0.95, top_p_decay=0.9, top_p_min=0.3, top_p_reset_ids=11),
+    SamplingConfig(temperature=0.7, seed=4, repetition_penalty=1.2),
+]
+
+
+def test_tensors_and_choices_do_not_depend_on_the_number_of_ranks(start_engine: StartEngine) -> None:
+    """Streamed and not, beside requests that ask for nothing; the numbers come through the socket as they are."""
+    found = []
+    for num_ranks in ("1", "2"):
+        engine = start_engine(dtype="float32", tensor_parallel_size=num_ranks, max_num_tokens="16")
+        asked = [
+            engine.submit(prompt, 12, streaming=index == 0, sampling_config=sampling, output_config=OUTPUTS)
+            for index, (prompt, sampling) in enumerate(zip(PROMPTS, SAMPLINGS, strict=False))
+        ]
+        silent = [engine.submit(prompt, 12) for prompt in PROMPTS]
+        found.append(
+            ([engine.tokens(id_) for id_ in (*asked, *silent)], [engine.tensors(id_) for id_ in (*asked, *silent)])
+        )
+    (tokens, tensors), (tokens_of_two, tensors_of_two) = found
+    assert tokens_of_two == tokens
+    for one, two in zip(tensors, tensors_of_two, strict=True):
+        assert set(two) == set(one)
+        for name, array in one.items():
+            np.testing.assert_allclose(two[name], array, rtol=0, atol=1e-3, err_msg=name)
+    limits = engine.executor.limits
+    assert tensors[0]["context_logits"].shape == (len(PROMPTS[0]), limits.vocab_size)
+    assert tensors[0]["generation_logits"].shape == (12, limits.vocab_size)
+    assert tensors[0]["hidden_states"].shape == (12, limits.hidden_size)
+    assert all(not each for each in tensors[len(SAMPLINGS) :])
 
 
 def test_two_ranks_of_one_thread_serve_many_requests(start_engine: StartEngine) -> None:

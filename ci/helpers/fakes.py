@@ -11,8 +11,19 @@ from collections import deque
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
+from msgspec import structs
+
 from inflight.request import Request
-from inflight.scheduler_output import LOG_PROBS, NewSequence, RowWork, SchedulerOutput, StepOutput
+from inflight.scheduler_output import (
+    LOG_PROBS,
+    Array,
+    NewSequence,
+    RowTensors,
+    RowWork,
+    SchedulerOutput,
+    StepOutput,
+)
 from inflight.sequence_seed import sequence_seed
 from inflight.stats import InflightBatchingStats, IterationStats, KvCacheStats
 
@@ -64,6 +75,10 @@ def mask_end(token_id: int, end_ids: list[int]) -> int:
     while token_id in end_ids:
         token_id = (token_id + 1) % VOCAB_SIZE
     return token_id
+
+
+def _as_array(tokens: list[int]) -> Array:
+    return np.array(tokens, dtype=np.float32)[:, None]
 
 
 class Row:
@@ -136,6 +151,7 @@ class FakeRunner:
         if scheduled.samples_late:
             assert not self._outstanding, "the host does not know yet what the masks depend on"
         output = self._sample([self.rows[part.row] for part in scheduled.rows if part.num_sampled], scheduled)
+        output = structs.replace(output, tensors=self._tensors(scheduled))
         failed = RuntimeError(f"step {step} failed") if self._fail_collect(step) else None
         self._outstanding.append((step, failed or output))
 
@@ -204,6 +220,24 @@ class FakeRunner:
         for position, token_id in enumerate(token_ids, start):
             state = fold(state, token_id)
             self.memory[row.slot(position, self.block_size)] = state
+
+    def _tensors(self, scheduled: SchedulerOutput) -> dict[int, RowTensors]:
+        """Of each output that a row asks for, the tokens that it is of."""
+        found: dict[int, RowTensors] = {}
+        for part in scheduled.rows:
+            row = self.rows[part.row]
+            of_prompt = [name for name in row.new.outputs if name.startswith(("prompt_", "context_"))]
+            of_samples = [name for name in row.new.outputs if name not in (LOG_PROBS, *of_prompt)]
+            tokens = row.token_ids[part.start : min(part.start + part.num_tokens, row.new.num_prompt_tokens)]
+            sampled = row.token_ids[-1:] if part.num_sampled else []
+            if (of_prompt and tokens) or (of_samples and sampled):
+                found[part.row] = RowTensors(
+                    prompt_start=part.start,
+                    num_prompt_tokens=len(tokens) if of_prompt else 0,
+                    prompt={name: _as_array(tokens) for name in of_prompt if tokens},
+                    generated={name: _as_array(sampled) for name in of_samples if sampled},
+                )
+        return found
 
     def _sample(self, rows: list[Row], scheduled: SchedulerOutput) -> StepOutput:
         token_ids: list[list[int]] = []

@@ -13,7 +13,7 @@ from inflight.batch_manager.scheduler import Scheduler
 from inflight.config import SchedulerPolicy
 from inflight.errors import RequestError
 from inflight.request import OutputConfig, Request, RequestLimits, SamplingConfig
-from inflight.result import FinishReason, Result
+from inflight.result import FinishReason, Result, join_tensors
 from inflight.scheduler_output import RowWork, SchedulerOutput
 
 Response = tuple[Result | None, bool, RequestError | None]
@@ -26,6 +26,8 @@ def make_request(request_id: int, prompt: list[int] | int, max_tokens: int = 5, 
     sampling = {key: options.pop(key) for key in ("seed", "min_tokens") if key in options}
     if options.pop("log_probs", False):
         options["output_config"] = OutputConfig(return_log_probs=True)
+    if options.pop("logits", False):
+        options["output_config"] = OutputConfig(return_context_logits=True, return_generation_logits=True)
     return Request(
         request_id=request_id,
         input_token_ids=prompt,
@@ -133,6 +135,11 @@ class Harness:
     def results(self, request_id: int, sequence_index: int = 0) -> list[Result]:
         found = [result for result, _, _ in self.responses[request_id]]
         return [result for result in found if result is not None and result.sequence_index == sequence_index]
+
+    def tensors(self, request_id: int, sequence_index: int = 0) -> dict[str, list[int]]:
+        """By name, the tokens that they are of, see FakeRunner."""
+        joined = join_tensors(self.results(request_id, sequence_index))
+        return {name: array[:, 0].astype(int).tolist() for name, array in joined.items()}
 
     def expected(self, request_id: int, sequence_index: int = 0) -> list[int]:
         return expected_output(self.requests[request_id], self.max_seq_len, sequence_index)

@@ -12,7 +12,7 @@ from typing import Any
 
 from inflight.request import SamplingConfig
 from inflight.runtime.model_runner import ModelRunner, StepHandle
-from inflight.scheduler_output import LOG_PROBS, NewSequence, RowWork, SchedulerOutput, StepOutput
+from inflight.scheduler_output import LOG_PROBS, NewSequence, RowTensors, RowWork, SchedulerOutput, StepOutput
 
 GREEDY = SamplingConfig()
 
@@ -38,6 +38,9 @@ class Work:
     end_ids: list[int] = field(default_factory=list)
     bad_words: list[list[int]] = field(default_factory=list)
     log_probs: bool = False
+    outputs: tuple[str, ...] = ()
+    """Names of tensors that it asks for."""
+    num_log_probs: int = 0
     pauses_at: int = 0
     """Number of output tokens after which its blocks are taken away and it starts again; 0 = never."""
     shares: Work | None = None
@@ -46,6 +49,8 @@ class Work:
 
     output: list[int] = field(default_factory=list)
     output_log_probs: list[float] = field(default_factory=list)
+    tensors: list[RowTensors] = field(default_factory=list)
+    """As they came, step by step."""
     error: str = ""
     row: int = -1
     blocks: list[int] = field(default_factory=list)
@@ -71,7 +76,7 @@ class Driver:
         self._free_blocks = list(range(runner.num_blocks))
         random.Random(seed).shuffle(self._free_blocks)
         self._free_rows = [6, 1, 4, 0, 5, 3, 2, 7]
-        self._outstanding: deque[tuple[Any, list[Work]]] = deque()
+        self._outstanding: deque[tuple[Any, list[Work], dict[int, Work]]] = deque()
 
     def run(self, works: list[Work]) -> list[list[int]]:
         """Compute all of `works` together; their outputs."""
@@ -118,7 +123,8 @@ class Driver:
         scheduled = SchedulerOutput(new_sequences=new_sequences, rows=rows)
         if rows:
             self.num_steps += 1
-            self._outstanding.append((launch(self.runner, scheduled), sampling))
+            by_row = {work.row: work for work in running}
+            self._outstanding.append((launch(self.runner, scheduled), sampling, by_row))
         if len(self._outstanding) >= self._max_outstanding or not rows:
             self._collect()
 
@@ -136,7 +142,8 @@ class Driver:
             sampling_config=work.sampling,
             end_ids=work.end_ids,
             bad_words=work.bad_words,
-            outputs=(LOG_PROBS,) if work.log_probs else (),
+            outputs=((LOG_PROBS,) if work.log_probs else ()) + work.outputs,
+            num_log_probs=work.num_log_probs,
         )
 
     def _blocks_for(self, work: Work, num_tokens: int) -> list[int]:
@@ -174,9 +181,12 @@ class Driver:
     def _collect(self) -> None:
         if not self._outstanding:
             return
-        handle, works = self._outstanding.popleft()
+        handle, works, by_row = self._outstanding.popleft()
         output: StepOutput = self.runner.collect(handle)
         assert len(output.token_ids) == len(works)
+        for row, tensors in output.tensors.items():
+            assert by_row[row].outputs
+            by_row[row].tensors.append(tensors)
         for index, work in enumerate(works):
             work.num_pending -= 1
             if work.row in output.errors:

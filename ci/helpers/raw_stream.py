@@ -21,8 +21,9 @@ DEADLINE = 60.0
 """Seconds without any response after which a request counts as hung."""
 
 _TYPES = {
-    **dict.fromkeys(("text_input", "stop_words", "bad_words"), "BYTES"),
-    **dict.fromkeys(("temperature", "top_p", "min_p"), "FP32"),
+    **dict.fromkeys(("text_input", "stop_words", "bad_words", "embedding_bias_words", "additional_outputs"), "BYTES"),
+    **dict.fromkeys(("temperature", "top_p", "min_p", "top_p_decay", "top_p_min"), "FP32"),
+    **dict.fromkeys(("logit_bias_values", "embedding_bias", "embedding_bias_weights"), "FP32"),
     **dict.fromkeys(("repetition_penalty", "presence_penalty", "frequency_penalty"), "FP32"),
     "seed": "UINT64",
 }

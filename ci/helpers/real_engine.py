@@ -16,7 +16,7 @@ from inflight.executor.executor import make_launcher
 from inflight.executor.front.remote import RemoteFront
 from inflight.executor.wire.messages import Responses, decode_from_leader
 from inflight.request import Request, SamplingConfig
-from inflight.result import Response
+from inflight.result import Array, Response, join_tensors
 
 CHECKPOINT = Path(__file__).parents[2] / "model_repository" / "llm" / "1" / "checkpoint"
 
@@ -41,14 +41,11 @@ class Engine:
         self._mail: dict[int, list[Response]] = {}
 
     def submit(
-        self,
-        prompt: list[int],
-        max_tokens: int,
-        seed: int | None = None,
-        streaming: bool = False,
-        num_return_sequences: int = 1,
+        self, prompt: list[int], max_tokens: int, seed: int | None = None, streaming: bool = False, **options: Any
     ) -> int:
+        """`options`: further fields of Request."""
         sampling = SamplingConfig() if seed is None else SamplingConfig(temperature=1.0, seed=seed)
+        options.setdefault("sampling_config", sampling)
         request_id = self.executor.next_request_id()
         self.executor.enqueue_request(
             Request(
@@ -56,8 +53,7 @@ class Engine:
                 input_token_ids=prompt,
                 max_tokens=max_tokens,
                 streaming=streaming,
-                sampling_config=sampling,
-                num_return_sequences=num_return_sequences,
+                **options,
             )
         )
         self._mail[request_id] = []
@@ -88,6 +84,11 @@ class Engine:
         results = [response.result for response in self._mail[request_id] if response.result]
         mine = [result for result in results if result.sequence_index == sequence_index]
         return [token for result in mine for token in result.output_token_ids]
+
+    def tensors(self, request_id: int) -> dict[str, Array]:
+        """All tensors of a request that ends well."""
+        self.tokens(request_id)
+        return join_tensors(response.result for response in self._mail[request_id] if response.result)
 
     def generate(self, prompts: list[list[int]], max_tokens: int, seed: int | None = None) -> list[list[int]]:
         """Tokens of each prompt, all in flight at once."""

@@ -55,6 +55,7 @@ SETTINGS = {
     "nothing": {},
     "greedy with a penalty": {"repetition_penalty": 1.3},
     "a penalty below one": {"repetition_penalty": 0.8},
+    "no run of two tokens twice": {"repetition_penalty": 0.6, "no_repeat_ngram_size": 2},
     "greedy whatever else is there": {"do_sample": False, "temperature": 0.3, "top_p": 0.5, "repetition_penalty": 1.1},
     # Sampling from one token is no matter of chance.
     "one likeliest token": {"do_sample": True, "top_k": 1, "repetition_penalty": 1.3},
@@ -159,6 +160,8 @@ def test_an_old_checkpoint_says_it_in_its_config_json(tmp_path: Path) -> None:
         ({"temperature": True}, "temperature must be a number, got true"),
         ({"top_k": 1.5}, "top_k must be a whole number, got 1.5"),
         ({"do_sample": 1}, "do_sample must be true or false, got 1"),
+        ({"no_repeat_ngram_size": 0.5}, "no_repeat_ngram_size must be a whole number, got 0.5"),
+        ({"no_repeat_ngram_size": 99}, "generation_config.json: no_repeat_ngram_size must be between 0"),
         ({"min_length": [1]}, r"min_length must be a whole number, got \[1\]"),
         ({"temperature": -1}, "generation_config.json: temperature must be 0"),
         ({"top_p": 1.5}, "generation_config.json: top_p must be above 0"),
@@ -183,8 +186,11 @@ def test_what_is_not_honoured_is_told_once(
 ) -> None:
     monkeypatch.setattr(logging.getLogger("inflight"), "propagate", True)
     caplog.set_level(logging.WARNING, "inflight")
-    load(tmp_path, {"num_beams": 4, "no_repeat_ngram_size": 3, "max_new_tokens": 7, "typical_p": 1.0, "my_own": 1})
+    load(
+        tmp_path,
+        {"num_beams": 4, "encoder_no_repeat_ngram_size": 3, "max_new_tokens": 7, "typical_p": 1.0, "my_own": 1},
+    )
     (told,) = caplog.messages
-    assert told.endswith("asks for what this engine does not do: num_beams 4, no_repeat_ngram_size 3")
+    assert told.endswith("asks for what this engine does not do: num_beams 4, encoder_no_repeat_ngram_size 3")
     load(tmp_path, {"max_length": 4096, "num_beams": 1, "do_sample": True, "suppress_tokens": []})
     assert len(caplog.messages) == 1

@@ -39,7 +39,7 @@ def test_an_unknown_name_is_an_attribute_error() -> None:
     ("statement", "heavy"),
     [
         ("import inflight", "msgspec zmq tokenizers torch numpy rich transformers"),
-        ("from inflight import Request, SamplingConfig", "zmq tokenizers torch numpy rich transformers"),
+        ("from inflight import Request, SamplingConfig", "zmq tokenizers torch rich transformers"),
         ("from inflight import Executor", "tokenizers torch rich transformers mpi4py"),
         ("from inflight import GenerationExecutor, EngineConfig", "torch rich transformers mpi4py"),
     ],

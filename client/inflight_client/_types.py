@@ -26,6 +26,13 @@ class GenerationOptions(TypedDict, total=False):
     repetition_penalty: float | None
     presence_penalty: float | None
     frequency_penalty: float | None
+    no_repeat_ngram_size: int | None
+    """No run of so many tokens occurs twice in prompt and answer."""
+    top_p_decay: float | None
+    """After each token top_p becomes max(top_p * top_p_decay, top_p_min)."""
+    top_p_min: float | None
+    top_p_reset_ids: int | None
+    """Token that sets top_p back."""
     stop_words: Sequence[str] | None
     """The answer ends before the first occurrence of one of these strings."""
     bad_words: Sequence[str] | None

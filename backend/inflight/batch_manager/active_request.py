@@ -37,6 +37,7 @@ class ActiveRequest:
         return Result(
             output_token_ids=sequence.token_ids[sequence.num_prompt_tokens + start :],
             log_probs=sequence.log_probs[num_log_probs:],
+            tensors=[] if sequence.gathered is None else sequence.gathered.take(),
             cum_log_prob=sequence.cum_log_prob,
             finish_reason=sequence.finish_reason,
             is_final=is_final,

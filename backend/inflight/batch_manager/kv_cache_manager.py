@@ -63,7 +63,12 @@ class KVCacheManager:
         return self.num_blocks_for(num_tokens) - num_shared + self._pool.num_revived(prefix.block_ids)
 
     def find_prefix(self, sequence: Sequence) -> Prefix:
-        """The longest beginning of a sequence without blocks that is cached, or that a sibling has computed."""
+        """The longest prefix of a sequence without blocks that is cached, or that a sibling has computed.
+
+        It is empty for a sequence that asks for tensors of its prompt: they come from computing it.
+        """
+        if sequence.gathered is not None and sequence.gathered.needs_prompt:
+            return Prefix(0, [])
         source, num_shared = self._find_source(sequence), sequence.num_prefix_tokens
         if source is not None and num_shared == len(sequence.token_ids) - 1:
             return Prefix(num_shared, [], source)  # the longest that there can be: no block needs to be looked up

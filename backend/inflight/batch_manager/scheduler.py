@@ -58,7 +58,7 @@ class Scheduler:
         self._waiting = WaitingQueue()  # by `order`: paused ones first
         self._running: list[Sequence] = []  # in the order they started
         self._free_rows = list(range(max_batch_size))
-        self._outstanding: deque[tuple[SchedulerOutput, list[Sequence]]] = deque()
+        self._outstanding: deque[tuple[SchedulerOutput, Step]] = deque()
         self._num_arrived = 0
         self._num_started = 0
         self._batch_quota = 0  # sequences that may still join the static batch
@@ -113,7 +113,7 @@ class Scheduler:
             block_copies=step.block_copies,
             samples_late=self._num_masked > 0 and bool(step.sampling),
         )
-        self._outstanding.append((output, step.sampling))
+        self._outstanding.append((output, step))
         return output
 
     def _share(self, step: Step) -> None:
@@ -170,6 +170,8 @@ class Scheduler:
         if samples:
             sequence.num_pending += 1
             step.sampling.append(sequence)
+        if sequence.gathered is not None:
+            step.gathering[sequence.row] = sequence
         step.rows.append(
             RowWork(
                 row=sequence.row,
@@ -289,10 +291,15 @@ class Scheduler:
     def update(self, scheduled: SchedulerOutput, output: StepOutput, now_ns: int = 0) -> list[Sequence]:
         """Apply the results of the oldest outstanding step. Returns the sequences that got tokens, finished or failed,
         in the order of the rows."""
-        expected, sequences = self._outstanding.popleft()
+        expected, step = self._outstanding.popleft()
+        sequences = step.sampling
         assert scheduled is expected, "steps must be updated in the order they were scheduled"
         assert len(sequences) == len(output.token_ids), "a step must answer every sampling row"
-        rows = scheduled.sampling_rows if output.errors else []
+        rows = scheduled.sampling_rows if output.errors or output.tensors else []
+        for row, tensors in output.tensors.items():
+            gathered = step.gathering[row].gathered
+            if gathered is not None and not step.gathering[row].is_finished:
+                gathered.add_prompt(tensors)
         progressed: list[Sequence] = []
         some_finished = False
         block_size = self.kv_cache.block_size
@@ -306,7 +313,11 @@ class Scheduler:
                 some_finished = True
                 continue
             log_probs = output.log_probs[index] if sequence.wants_log_probs and output.log_probs is not None else None
+            num_before = len(sequence.token_ids)
             reason = sequence.append(output.token_ids[index], log_probs, now_ns)
+            if sequence.gathered is not None and rows and rows[index] in output.tensors:
+                num_tokens = len(sequence.token_ids) - num_before
+                sequence.gathered.add_generated(output.tensors[rows[index]], num_tokens)
             if reason:
                 self._finish(sequence, reason)
                 some_finished = True

@@ -10,6 +10,7 @@ import enum
 
 import msgspec
 
+from inflight.batch_manager.gathered_tensors import GatheredTensors
 from inflight.errors import RequestError
 from inflight.request import Request, SamplingConfig
 from inflight.result import FinishReason, PerfMetrics
@@ -51,6 +52,7 @@ class Sequence:
         "finish_reason",
         "first_scheduled_time_ns",
         "first_token_time_ns",
+        "gathered",
         "index",
         "is_placed",
         "last_token_time_ns",
@@ -91,6 +93,10 @@ class Sequence:
         self.end_ids = frozenset(request.end_ids)
         self.stop_words = _by_last_token(request.stop_words)
         self.wants_log_probs = request.output_config.return_log_probs
+        self.gathered = GatheredTensors.wanted_by(
+            request.output_config, self.num_prompt_tokens, with_prompt=index == 0 and not request.generated_token_ids
+        )
+        """Tensors that it asks for; None = none."""
         self.adapter_slot = NO_SLOT
         self.mask_slot = NO_SLOT
         self.siblings: tuple[Sequence, ...] = ()
@@ -150,6 +156,12 @@ class Sequence:
         return self.num_computed_tokens >= self.num_prefill_tokens
 
     @property
+    def outputs(self) -> tuple[str, ...]:
+        """What the runner must report of it besides its tokens."""
+        log_probs = (LOG_PROBS,) if self.wants_log_probs else ()
+        return log_probs if self.gathered is None else (*log_probs, *self.gathered.outputs)
+
+    @property
     def sampling_config(self) -> SamplingConfig:
         """The request's sampling configuration, with the seed of this sequence's own stream."""
         config = self.request.sampling_config
@@ -188,7 +200,8 @@ class Sequence:
             sampling_config=self.sampling_config,
             end_ids=self.request.end_ids,
             bad_words=self.request.bad_words,
-            outputs=(LOG_PROBS,) if self.wants_log_probs else (),
+            outputs=self.outputs,
+            num_log_probs=self.request.output_config.num_log_probs,
             adapter_slot=self.adapter_slot,
             mask_slot=self.mask_slot,
         )

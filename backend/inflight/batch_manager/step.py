@@ -9,7 +9,7 @@ from inflight.scheduler_output import NewSequence, RowWork
 class Step:
     """What becomes a SchedulerOutput, and whose it is."""
 
-    __slots__ = ("block_copies", "budget", "forks", "new_sequences", "prefilling", "rows", "sampling")
+    __slots__ = ("block_copies", "budget", "forks", "gathering", "new_sequences", "prefilling", "rows", "sampling")
 
     def __init__(self, budget: int) -> None:
         self.budget = budget
@@ -20,5 +20,7 @@ class Step:
         self.sampling: list[Sequence] = []
         """Who gets a token: the order of SchedulerOutput.sampling_rows."""
         self.prefilling: list[Sequence] = []
+        self.gathering: dict[int, Sequence] = {}
+        """By row, those that ask for tensors."""
         self.forks: list[tuple[Sequence, Sequence]] = []
         """Sequences that took a row to continue the prompt of a sibling, each with that sibling."""

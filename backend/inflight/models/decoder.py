@@ -38,13 +38,26 @@ class Decoder:
 
     def forward(self, token_ids_T: Tensor, caches: Sequence[LayerCache], metadata: AttentionMetadata) -> Tensor:
         """Hidden states (T, D) after the last norm. Writes this step's keys and values into `caches`."""
+        return self.forward_layers(token_ids_T, caches, metadata, frozenset())[0]
+
+    @property
+    def num_layers(self) -> int:
+        return len(self.layers)
+
+    def forward_layers(
+        self, token_ids_T: Tensor, caches: Sequence[LayerCache], metadata: AttentionMetadata, wanted: frozenset[int]
+    ) -> tuple[Tensor, dict[int, Tensor]]:
+        """See LayeredNetwork."""
         hidden_TD = self.embedding(token_ids_T, metadata)
         residual_TD: Tensor | None = None
-        for layer, cache in zip(self.layers, caches, strict=True):
+        outputs: dict[int, Tensor] = {}
+        for number, (layer, cache) in enumerate(zip(self.layers, caches, strict=True)):
             hidden_TD, residual_TD = layer(hidden_TD, residual_TD, cache, metadata)
+            if number in wanted:
+                outputs[number] = hidden_TD + residual_TD
         if residual_TD is None:
-            return self.norm(hidden_TD, metadata)
-        return self.norm.add(hidden_TD, residual_TD, metadata)[0]
+            return self.norm(hidden_TD, metadata), outputs
+        return self.norm.add(hidden_TD, residual_TD, metadata)[0], outputs
 
     def logits(self, hidden_BD: Tensor) -> Tensor:
         """(B, V) of the tokens that sample, equal on every rank."""

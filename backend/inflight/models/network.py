@@ -6,7 +6,7 @@ Legend: T tokens, B rows that sample, D hidden size, V vocabulary.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 from torch import Tensor
 
@@ -27,4 +27,19 @@ class Network(Protocol):
 
     def logits(self, hidden_BD: Tensor) -> Tensor:
         """Logits (B, V) of the rows that sample, equal on every rank."""
+        ...
+
+
+@runtime_checkable
+class LayeredNetwork(Network, Protocol):
+    """A Network that can tell what its layers put out."""
+
+    @property
+    def num_layers(self) -> int: ...
+
+    def forward_layers(
+        self, token_ids_T: Tensor, caches: Sequence[LayerCache], metadata: AttentionMetadata, wanted: frozenset[int]
+    ) -> tuple[Tensor, dict[int, Tensor]]:
+        """What `forward` gives, and by number the outputs (T, D) of the `wanted` layers: what the next one begins with,
+        equal on every rank."""
         ...

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from inflight.layers.attention import AttentionMetadata
+from inflight.runtime.repeated_ngrams import find_ngrams
 from inflight.runtime.row_state import RowState
 from inflight.runtime.sampling_input import SamplingInput, find_restrictions
 from inflight.runtime.step_input import StepInput
@@ -54,7 +55,13 @@ def lay_out(step: StepInput, parts: list[Tensor], state: RowState, block_size: i
         if len(sampled_S):
             rows_S, lengths_S = sampling_rows_S, lengths_S.index_select(0, sampled_S)
         restrictions = find_restrictions(step.staged, rows_S, lengths_S)
-        sampling = SamplingInput(rows_S=rows_S, lengths_S=lengths_S, needs=step.needs, restrictions=restrictions)
+        sampling = SamplingInput(
+            rows_S=rows_S,
+            lengths_S=lengths_S,
+            needs=step.needs,
+            restrictions=restrictions,
+            ngrams=find_ngrams(step.staged, step.ngram_extent, rows_S, lengths_S),
+        )
     return BatchLayout(
         token_ids_T=token_ids_T,
         metadata=metadata,

@@ -15,11 +15,12 @@ from inflight.layers.attention import AttentionMetadata
 from inflight.models.compiled import compile_network
 from inflight.models.config import ModelConfig
 from inflight.models.implementation import load_network, read_config
-from inflight.models.network import Network
+from inflight.models.network import LayeredNetwork, Network
 from inflight.models.transformers_config import TransformersConfig
 from inflight.request import RequestLimits
 from inflight.runtime.device import choose_device, choose_dtype, count_threads, free_memory, gib, give_back_memory
 from inflight.runtime.kv_cache import KVCache, KVCacheShape, count_blocks
+from inflight.scheduler_output import HIDDEN_STATES, layer_output
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,17 +51,22 @@ def load_engine(config: EngineConfig, rank_group: RankGroup) -> LoadedEngine:
     shape = KVCacheShape(layers=network.cache_specs, block_size=config.tokens_per_block)
     reserved_bytes = _step_bytes(network, shape, config, device) if device.type == "cuda" else 0
     num_blocks = count_blocks(config, shape, group, device, reserved_bytes, max_seq_len)
+    kv_cache = KVCache(shape, num_blocks, device)
+    compiled = compile_network(config, network, kv_cache.layers, device)
+    if compiled is not network:
+        give_back_memory()
+    # Not every network of transformers says it, and what has no known size cannot be limited.
+    hidden_size = model.hidden_size if isinstance(model, ModelConfig) else getattr(model.hf_config, "hidden_size", 0)
     limits = RequestLimits(
         vocab_size=model.vocab_size,
         max_seq_len=max_seq_len,
         max_input_len=min(config.max_input_len or max_seq_len - 1, max_seq_len - 1),
         kv_cache_tokens=num_blocks * config.tokens_per_block,
         max_batch_size=config.max_batch_size,
+        hidden_size=hidden_size,
+        model_outputs=_model_outputs(compiled) if hidden_size else [],
+        max_tensor_bytes=config.max_tensor_bytes_per_request,
     )
-    kv_cache = KVCache(shape, num_blocks, device)
-    compiled = compile_network(config, network, kv_cache.layers, device)
-    if compiled is not network:
-        give_back_memory()
     return LoadedEngine(
         decoder=compiled,
         kv_cache=kv_cache,
@@ -68,6 +74,12 @@ def load_engine(config: EngineConfig, rank_group: RankGroup) -> LoadedEngine:
         group=group,
         device=device,
     )
+
+
+def _model_outputs(network: Network) -> list[str]:
+    """Names of the tensors inside it that a request may ask for."""
+    num_layers = network.num_layers if isinstance(network, LayeredNetwork) else 0
+    return [HIDDEN_STATES, *map(layer_output, range(num_layers))]
 
 
 def _max_seq_len(config: EngineConfig, model: ModelConfig | TransformersConfig) -> int:

@@ -18,9 +18,9 @@ from torch import Tensor
 from inflight.config import EngineConfig
 from inflight.distributed.rank_group import RankGroup
 from inflight.distributed.tensor_parallel import TensorParallelGroup
-from inflight.models.network import Network
+from inflight.models.network import LayeredNetwork, Network
 from inflight.request import RequestLimits, SamplingConfig
-from inflight.runtime.batch_layout import lay_out
+from inflight.runtime.batch_layout import BatchLayout, lay_out
 from inflight.runtime.device import keep_freed_memory, pinned_memory, resident_memory
 from inflight.runtime.kv_cache import KVCache
 from inflight.runtime.loading import load_engine
@@ -31,7 +31,16 @@ from inflight.runtime.sampling_input import SamplingInput
 from inflight.runtime.staging import InputBuffer
 from inflight.runtime.step_input import StepInput, StepPreparation
 from inflight.runtime.step_sizes import StepSizes
-from inflight.scheduler_output import LOG_PROBS, NewSequence, RowWork, SchedulerOutput, StepOutput
+from inflight.runtime.step_tensors import StepTensors, by_row, of_prompts, of_samples, pinned_copy
+from inflight.scheduler_output import (
+    HIDDEN_STATES,
+    LOG_PROBS,
+    NewSequence,
+    RowWork,
+    SchedulerOutput,
+    StepOutput,
+    layer_output,
+)
 
 Runs = TypeVar("Runs", bound="ModelRunner")
 
@@ -42,8 +51,25 @@ NOT_FINITE = "the model's logits are not finite: its weights or its numeric rang
 class Logits:
     """The result of a step's first half and input of its second, on the device."""
 
+    step: StepInput
     logits_SV: Tensor
+    hidden: dict[str, Tensor]
+    """(S, D) by name."""
     sampling: SamplingInput
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Forwarded:
+    logits: Logits | None
+    """None = no row samples."""
+    prompt_tensors: list[list[dict[str, Tensor]]]
+    """See StepTensors."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepResult:
+    sampled: SampledTokens | None
+    tensors: StepTensors
 
 
 @dataclass(slots=True, kw_only=True)
@@ -51,10 +77,10 @@ class StepHandle:
     """A step that was started."""
 
     step: StepInput
-    forwarded: Future[Logits | None] | None
-    """A result of None = no row samples. Dropped when the second half is started, because logits are large."""
-    sampled: Future[SampledTokens | None] | None = None
-    """The sampled tokens on the host; on a GPU valid only after `done`. None = the second half was not started."""
+    forwarded: Future[Forwarded] | None
+    """Dropped when the second half is started, because logits are large."""
+    sampled: Future[StepResult] | None = None
+    """On the host; on a GPU valid only after `done`. None = the second half was not started."""
     done: torch.cuda.Event | None = None
 
 
@@ -93,7 +119,12 @@ class ModelRunner:
         sizes = StepSizes.of(device.type, max_batch_size)
         self._table = RowTable(max_batch_size, max_blocks, kv_cache.filler_block)
         self._preparation = StepPreparation(
-            self._table, block_size=block_size, vocab_size=limits.vocab_size, sizes=sizes, device=device
+            self._table,
+            block_size=block_size,
+            vocab_size=limits.vocab_size,
+            sizes=sizes,
+            device=device,
+            model_outputs=limits.model_outputs,
         )
         self._input = InputBuffer(self._preparation.capacity(max_num_tokens), device)
         self._state = RowState(self._table, limits.max_seq_len, limits.vocab_size, device)
@@ -189,11 +220,12 @@ class ModelRunner:
         """Wait for a step; see Runner."""
         if handle.sampled is None:
             raise RuntimeError("a step was collected before its second half was started")
-        sampled = handle.sampled.result()
+        result = handle.sampled.result()
         if handle.done is not None:
             handle.done.synchronize()
+        sampled, tensors = result.sampled, by_row(handle.step.tensor_plan, result.tensors)
         if sampled is None:
-            return StepOutput(token_ids=[])
+            return StepOutput(token_ids=[], tensors=tensors)
         rows = handle.step.sampling_rows
         order = handle.step.answer_order or range(len(rows))
         finite: list[bool] = sampled.is_finite_S.tolist()
@@ -208,6 +240,7 @@ class ModelRunner:
         return StepOutput(
             token_ids=[[token_ids[index]] if finite[index] else [] for index in order],
             log_probs=log_probs,
+            tensors=tensors,
             errors=errors,
         )
 
@@ -226,41 +259,55 @@ class ModelRunner:
     # -- a step, on the device's side ----------------------------------------------------------------------------------
 
     @torch.inference_mode()
-    def _forward(self, step: StepInput) -> Logits | None:
+    def _forward(self, step: StepInput) -> Forwarded:
         self._kv_cache.scrub(step.scrubbed_block_ids)
         if "copied_from" in step.staged:
             self._kv_cache.copy_blocks(step.staged["copied_from"], step.staged["copied_to"])
         self._state.begin(step.new_sequences, step.staged)
         if not step.num_tokens:
-            return None
+            return Forwarded(logits=None, prompt_tensors=[])
         parts = self._input.load(step.numbers, step.part_sizes)
         layout = lay_out(step, parts, self._state, self.block_size)
-        hidden_TD = self._decoder.forward(layout.token_ids_T, self._kv_cache.layers, layout.metadata)
+        hidden = self._run_network(step, layout)
+        of_prompt = of_prompts(step.tensor_plan, step.staged, hidden, self._decoder.logits, self._to_host)
         if layout.sampling is None:
-            return None
+            return Forwarded(logits=None, prompt_tensors=of_prompt)
         if layout.sampling_tokens_S is not None:
-            hidden_TD = hidden_TD.index_select(0, layout.sampling_tokens_S)
-        return Logits(logits_SV=self._decoder.logits(hidden_TD), sampling=layout.sampling)
+            hidden = {name: states_TD.index_select(0, layout.sampling_tokens_S) for name, states_TD in hidden.items()}
+        logits_SV = self._decoder.logits(hidden[HIDDEN_STATES])
+        logits = Logits(step=step, logits_SV=logits_SV, hidden=hidden, sampling=layout.sampling)
+        return Forwarded(logits=logits, prompt_tensors=of_prompt)
+
+    def _run_network(self, step: StepInput, layout: BatchLayout) -> dict[str, Tensor]:
+        """Hidden states (T, D) by name: the last ones, and those of layers that are asked for."""
+        inputs = (layout.token_ids_T, self._kv_cache.layers, layout.metadata)
+        wanted = step.tensor_plan.layers
+        if not wanted:
+            return {HIDDEN_STATES: self._decoder.forward(*inputs)}
+        assert isinstance(self._decoder, LayeredNetwork), "a layer that is not offered was not refused"
+        hidden_TD, of_layers = self._decoder.forward_layers(*inputs, wanted)
+        return {HIDDEN_STATES: hidden_TD, **{layer_output(number): found for number, found in of_layers.items()}}
 
     @torch.inference_mode()
-    def _sample(self, forwarded: Future[Logits | None]) -> SampledTokens | None:
-        logits = forwarded.result()
+    def _sample(self, forwarded: Future[Forwarded]) -> StepResult:
+        first_half = forwarded.result()
+        logits = first_half.logits
         if logits is None:
-            return None
-        sampling = logits.sampling
+            return StepResult(sampled=None, tensors=StepTensors(prompts=first_half.prompt_tensors, samples={}))
+        step, sampling = logits.step, logits.sampling
+        of_sample = of_samples(step.tensor_plan, step.staged, logits.logits_SV, logits.hidden, self._to_host)
         sampled = self._sampler(logits.logits_SV, sampling, self._state)
-        self._state.end(sampling.rows_S, sampling.lengths_S, sampled.token_ids_S)
-        return sampled if self._stream is None else _to_pinned(sampled)
+        decays = sampling.needs.top_p_decays
+        self._state.end(sampling.rows_S, sampling.lengths_S, sampled.token_ids_S, top_p_decays=decays)
+        return StepResult(
+            sampled=SampledTokens(
+                token_ids_S=self._to_host(sampled.token_ids_S),
+                log_probs_S=None if sampled.log_probs_S is None else self._to_host(sampled.log_probs_S),
+                is_finite_S=self._to_host(sampled.is_finite_S),
+            ),
+            tensors=StepTensors(prompts=first_half.prompt_tensors, samples=of_sample),
+        )
 
-
-def _to_pinned(sampled: SampledTokens) -> SampledTokens:
-    """Start copies to pinned host memory, without waiting for them."""
-
-    def copy(values: Tensor) -> Tensor:
-        host = torch.empty(values.shape, dtype=values.dtype, pin_memory=True)
-        return host.copy_(values, non_blocking=True)
-
-    log_probs_S = None if sampled.log_probs_S is None else copy(sampled.log_probs_S)
-    return SampledTokens(
-        token_ids_S=copy(sampled.token_ids_S), log_probs_S=log_probs_S, is_finite_S=copy(sampled.is_finite_S)
-    )
+    def _to_host(self, values: Tensor) -> Tensor:
+        """On the host; on a GPU once the step is done."""
+        return values if self._stream is None else pinned_copy(values)

@@ -7,10 +7,12 @@ counts are allocated when the first row needs them.
 
 from __future__ import annotations
 
+import numpy as np
 import torch
 from torch import Tensor
 
-from inflight.runtime.row_table import FLOAT_FIELDS, RowTable, is_penalised
+from inflight.runtime.row_table import FLOAT_FIELDS, RowTable, is_biased, is_penalised, needs_history
+from inflight.runtime.staging import to_host_tensor
 from inflight.scheduler_output import NewSequence
 
 
@@ -33,15 +35,20 @@ class RowState:
         self.top_k_R = zeros(self._num_rows, dtype=torch.int32)
         self.floats_FR = zeros(len(FLOAT_FIELDS), self._num_rows, dtype=torch.float32)
         """float32 (F, R), in the order of FLOAT_FIELDS."""
+        self.top_p_reset_R = zeros(self._num_rows)
+        """Token that sets top_p back; -1 = none."""
         i32 = torch.int32
         self.no_prefills = (zeros(0, 0, dtype=i32), zeros(0, dtype=i32), zeros(1, dtype=i32))
         """Empty block table, lengths and starts, for the prefills of a step without any."""
         self.history: Tensor | None = None
-        """int64 (R, max_seq_len + 1), all tokens of rows with bad words."""
+        """int64 (R, max_seq_len + 1), all tokens of rows with bad words or no_repeat_ngram_size."""
         self.prompt_mask_RV: Tensor | None = None
         """bool, the tokens of the prompt; rows with penalties only."""
         self.output_counts_RV: Tensor | None = None
         """int32, how often each token was generated so far; meaningful for rows with penalties only."""
+        self.bias_RV: Tensor | None = None
+        """float32, added to the logits; 0 in rows without a bias."""
+        self._biased_rows: set[int] = set()  # those that are not 0
 
     def begin(self, new_sequences: list[NewSequence], staged: dict[str, Tensor]) -> None:
         """Apply the changes that a step brings: new sequences with their sampling, entries of the block table."""
@@ -53,12 +60,18 @@ class RowState:
             self.seeds_R.index_copy_(0, rows, staged["placed_seeds"])
             self.top_k_R.index_copy_(0, rows, staged["placed_top_k"])
             self.floats_FR.index_copy_(1, rows, staged["placed_floats"])
+            self.top_p_reset_R.index_copy_(0, rows, staged["placed_top_p_reset"])
         if "changed_blocks" in staged:
             self.block_table.view(-1).index_copy_(0, staged["changed_blocks"], staged["changed_block_ids"])
 
-    def end(self, rows_S: Tensor, lengths_S: Tensor, token_ids_S: Tensor) -> None:
-        """Record the sampled tokens, each at position `lengths_S` of its row."""
+    def end(self, rows_S: Tensor, lengths_S: Tensor, token_ids_S: Tensor, *, top_p_decays: bool = False) -> None:
+        """Record the sampled tokens, each at position `lengths_S` of its row.
+
+        `top_p_decays`: whether the top_p of any of the rows does, see SamplingConfig.
+        """
         self.last_token_R.index_copy_(0, rows_S, token_ids_S)
+        if top_p_decays:
+            self._decay_top_p(rows_S, token_ids_S)
         if self.history is not None:
             self.history[rows_S, lengths_S] = token_ids_S
         if self.output_counts_RV is not None:
@@ -66,9 +79,19 @@ class RowState:
             ones = torch.ones_like(token_ids_S, dtype=torch.int32)
             self.output_counts_RV.index_put_((rows_S, token_ids_S), ones, accumulate=True)
 
+    def _decay_top_p(self, rows_S: Tensor, token_ids_S: Tensor) -> None:
+        """The same as row_table.current_top_p. Rows without decay (1, and a smaller minimum) keep theirs."""
+        fields = dict(zip(FLOAT_FIELDS, self.floats_FR.index_select(1, rows_S).unbind(0), strict=True))
+        decayed_S = torch.maximum(fields["top_p"] * fields["top_p_decay"], fields["top_p_min"])
+        is_reset_S = token_ids_S == self.top_p_reset_R.index_select(0, rows_S)
+        top_p_S = torch.where(is_reset_S, fields["initial_top_p"], decayed_S)
+        self.floats_FR[FLOAT_FIELDS.index("top_p")].index_copy_(0, rows_S, top_p_S)
+
     def _place(self, sequence: NewSequence) -> None:
-        if sequence.bad_words:
+        if needs_history(sequence):
             self._place_history(sequence)
+        if is_biased(sequence.sampling_config) or sequence.row in self._biased_rows:
+            self._place_bias(sequence)
         if is_penalised(sequence.sampling_config):
             self._place_counts(sequence)
 
@@ -88,6 +111,24 @@ class RowState:
         mask_V, counts_V = self.prompt_mask_RV[sequence.row], self.output_counts_RV[sequence.row]
         mask_V.zero_().index_fill_(0, prompt, True)
         counts_V.zero_().index_add_(0, output, torch.ones_like(output, dtype=torch.int32))
+
+    def _place_bias(self, sequence: NewSequence) -> None:
+        if self.bias_RV is None:
+            shape = (self._num_rows, self._vocab_size)
+            self.bias_RV = torch.zeros(shape, dtype=torch.float32, device=self._device)
+        sampling, bias_V = sequence.sampling_config, self.bias_RV[sequence.row]
+        self._biased_rows.discard(sequence.row)
+        if sampling.embedding_bias:
+            dense = to_host_tensor(np.frombuffer(sampling.embedding_bias, dtype="<f4").copy(), self._device)
+            bias_V.copy_(dense, non_blocking=True)
+        else:
+            bias_V.zero_()
+        if sampling.logit_bias:
+            values = to_host_tensor(np.array(list(sampling.logit_bias.values()), dtype=np.float32), self._device)
+            # No token twice: the order of the sums does not matter.
+            bias_V.index_add_(0, self._to_device(list(sampling.logit_bias)), values.to(self._device, non_blocking=True))
+        if is_biased(sampling):
+            self._biased_rows.add(sequence.row)
 
     def _to_device(self, token_ids: list[int]) -> Tensor:
         tokens = torch.tensor(token_ids, dtype=torch.int64, pin_memory=self._device.type == "cuda")

@@ -18,9 +18,18 @@ FLOAT_FIELDS = (
     "repetition_penalty",
     "presence_penalty",
     "frequency_penalty",
+    "initial_top_p",
+    "top_p_decay",
+    "top_p_min",
 )
+"""Of a row in RowState.floats_FR. `top_p` is the one of the token to come, `initial_top_p` the request's."""
 
-RANDOM, TOP_K, TOP_P, MIN_P, PENALISED, RESTRICTED, WANTS_LOG_PROBS = (1 << bit for bit in range(7))
+# fmt: off
+(
+    RANDOM, TOP_K, TOP_P, MIN_P, TOP_P_DECAYS, PENALISED, BIASED, RESTRICTED, NO_REPEATED_NGRAM, WANTS_LOG_PROBS,
+    WANTS_TENSORS,
+) = (1 << bit for bit in range(11))
+# fmt: on
 """Bits for the features of the sampler that a row needs. RESTRICTED: some tokens may be forbidden, because of bad words
 or because end tokens are not allowed before min_tokens."""
 
@@ -73,8 +82,9 @@ class RowTable:
         # The kernels take the seed's 64 bits as a signed number.
         staging.add("placed_seeds", np.array([s.seed - (s.seed >> 63 << 64) for s in samplings], dtype=np.int64))
         staging.add("placed_top_k", np.array([s.top_k for s in samplings], dtype=np.int32))
-        floats = [[getattr(sampling, name) for sampling in samplings] for name in FLOAT_FIELDS]
-        staging.add("placed_floats", np.array(floats, dtype=np.float32))
+        staging.add("placed_top_p_reset", np.array([s.top_p_reset_ids for s in samplings], dtype=np.int64))
+        floats = [_floats(new) for new in scheduled.new_sequences]
+        staging.add("placed_floats", np.array(floats, dtype=np.float32).T.copy())
 
     def _place(self, new: NewSequence, places: list[int], block_ids: list[int]) -> None:
         row, former = new.row, self._block_ids[new.row]
@@ -96,14 +106,59 @@ def _needs(new: NewSequence) -> int:
         # Greedy sampling takes the most likely token, which every filter keeps, so it needs no filter.
         needs |= RANDOM
         needs |= TOP_K * (sampling.top_k > 0) | TOP_P * (sampling.top_p < 1) | MIN_P * (sampling.min_p > 0)
+        if top_p_decays(sampling):
+            needs |= TOP_P | TOP_P_DECAYS
     if is_penalised(sampling):
         needs |= PENALISED
+    if is_biased(sampling):
+        needs |= BIASED
+    if sampling.no_repeat_ngram_size:
+        needs |= NO_REPEATED_NGRAM
     if new.bad_words or (new.end_ids and sampling.min_tokens):
         needs |= RESTRICTED
     if LOG_PROBS in new.outputs:
         needs |= WANTS_LOG_PROBS
+    if set(new.outputs) - {LOG_PROBS}:
+        needs |= WANTS_TENSORS
     return needs
 
 
 def is_penalised(sampling: SamplingConfig) -> bool:
     return sampling.repetition_penalty != 1 or sampling.presence_penalty != 0 or sampling.frequency_penalty != 0
+
+
+def is_biased(sampling: SamplingConfig) -> bool:
+    return bool(sampling.logit_bias or sampling.embedding_bias)
+
+
+def needs_history(new: NewSequence) -> bool:
+    """Whether the device must know all tokens of the row."""
+    return bool(new.bad_words or new.sampling_config.no_repeat_ngram_size)
+
+
+def top_p_decays(sampling: SamplingConfig) -> bool:
+    return sampling.top_p_decay < 1 or sampling.top_p_min > sampling.top_p
+
+
+def current_top_p(new: NewSequence) -> np.float32:
+    """top_p of the token to come, after the generated ones that are known.
+
+    In float32 and one token after the other, as RowState.end does it on the device: a row that starts again, after a
+    pause or on other ranks, must filter with the same number to the last bit.
+    """
+    sampling = new.sampling_config
+    initial, decay, least = map(np.float32, (sampling.top_p, sampling.top_p_decay, sampling.top_p_min))
+    top_p = initial
+    for token_id in new.token_ids[new.num_prompt_tokens :]:
+        top_p = initial if token_id == sampling.top_p_reset_ids else np.maximum(top_p * decay, least)
+        if top_p == least and sampling.top_p_reset_ids < 0:
+            break
+    return top_p
+
+
+def _floats(new: NewSequence) -> list[float]:
+    """Values of FLOAT_FIELDS."""
+    sampling = new.sampling_config
+    top_p = current_top_p(new) if top_p_decays(sampling) else sampling.top_p
+    values = {"top_p": float(top_p), "initial_top_p": sampling.top_p}
+    return [values[name] if name in values else getattr(sampling, name) for name in FLOAT_FIELDS]

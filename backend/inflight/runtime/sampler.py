@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 import inflight_kernels
+from inflight.runtime.repeated_ngrams import count_repeating
 from inflight.runtime.row_state import RowState
 from inflight.runtime.row_table import FLOAT_FIELDS
 from inflight.runtime.sampling_input import NO_TOKEN, Restrictions, SamplingInput
@@ -35,9 +36,7 @@ class Sampler:
         self._no_seeds_R = torch.zeros(max_rows, dtype=torch.int64, device=device)
 
     def __call__(self, logits_SV: Tensor, sampling: SamplingInput, state: RowState) -> SampledTokens:
-        allowed_SV = None
-        if sampling.restrictions is not None:
-            allowed_SV = allowed_tokens(logits_SV, sampling.restrictions, state.history)
+        allowed_SV = find_allowed(logits_SV, sampling, state.history)
         token_ids_S, log_probs_S = self._sample(logits_SV, sampling, state, allowed_SV)
         return SampledTokens(
             # Logits of NaN may give any number, and the next step uses it as an index before the host sees the error.
@@ -64,6 +63,10 @@ class Sampler:
                 penalties = {name: fields[name] for name in fields if name.endswith("_penalty")}
                 penalties["prompt_mask"] = state.prompt_mask_RV.index_select(0, rows_S)
                 penalties["output_counts"] = state.output_counts_RV.index_select(0, rows_S)
+        bias_SV = None
+        if needs.is_biased:
+            assert state.bias_RV is not None
+            bias_SV = state.bias_RV.index_select(0, rows_S)
         return inflight_kernels.sample(
             logits_SV,
             temperature_S,
@@ -73,6 +76,7 @@ class Sampler:
             seeds_S,
             sampling.lengths_S,
             **penalties,
+            logit_bias=bias_SV,
             allowed_mask=allowed_SV,
             all_greedy=not needs.is_random,
             any_top_k=needs.any_top_k,
@@ -82,19 +86,33 @@ class Sampler:
         )
 
 
-def allowed_tokens(logits_SV: Tensor, restrictions: Restrictions, history: Tensor | None) -> Tensor:
-    """bool (S, V): False for the tokens that are forbidden now. `history`: int64 (rows, positions), on the device."""
+def find_allowed(logits_SV: Tensor, sampling: SamplingInput, history: Tensor | None) -> Tensor | None:
+    """bool (S, V): False for the tokens that are forbidden now; None = all are allowed.
+
+    `history`: int64 (rows, positions), on the device.
+    """
+    if sampling.restrictions is None and sampling.ngrams is None:
+        return None
+    times_SV = torch.zeros(logits_SV.shape, dtype=torch.int32, device=logits_SV.device)
+    if sampling.restrictions is not None:
+        _count_restricted(sampling.restrictions, history, times_SV)
+    if sampling.ngrams is not None:
+        assert history is not None
+        count_repeating(sampling.ngrams, history, times_SV)
+    return times_SV == 0
+
+
+def _count_restricted(restrictions: Restrictions, history: Tensor | None, times_SV: Tensor) -> None:
+    """Add to `times_SV`, for each token, how many restrictions apply to it."""
     applies_X = torch.ones_like(restrictions.places_X, dtype=torch.int32)
     if restrictions.beginnings_XL is not None:
         assert history is not None and restrictions.rows_X is not None and restrictions.lengths_X is not None
         beginnings_XL = restrictions.beginnings_XL
         longest = beginnings_XL.shape[1]
-        offsets_L = torch.arange(-longest, 0, device=logits_SV.device)
+        offsets_L = torch.arange(-longest, 0, device=times_SV.device)
         places_XL = restrictions.lengths_X[:, None] + offsets_L
         before_XL = history[restrictions.rows_X[:, None], places_XL.clamp(min=0)]
         matches_XL = (before_XL == beginnings_XL) & (places_XL >= 0)
         applies_X = (matches_XL | (beginnings_XL == NO_TOKEN)).all(1).int()
     # Several restrictions may forbid the same token; a sum does not depend on their order.
-    times_SV = torch.zeros(logits_SV.shape, dtype=torch.int32, device=logits_SV.device)
     times_SV.view(-1).index_add_(0, restrictions.places_X, applies_X)
-    return times_SV == 0

@@ -10,13 +10,17 @@ from dataclasses import dataclass
 import numpy as np
 from torch import Tensor
 
+from inflight.runtime.repeated_ngrams import RepeatedNgrams
 from inflight.runtime.row_table import (
+    BIASED,
     MIN_P,
+    NO_REPEATED_NGRAM,
     PENALISED,
     RANDOM,
     RESTRICTED,
     TOP_K,
     TOP_P,
+    TOP_P_DECAYS,
     WANTS_LOG_PROBS,
     RowTable,
 )
@@ -34,7 +38,10 @@ class SamplingNeeds:
     any_top_k: bool
     any_top_p: bool
     any_min_p: bool
+    top_p_decays: bool
     is_penalised: bool
+    is_biased: bool
+    repeats_no_ngram: bool
     log_probs: bool
 
 
@@ -62,6 +69,7 @@ class SamplingInput:
     """int64, tokens of the row so far: the position of the token that is sampled."""
     needs: SamplingNeeds
     restrictions: Restrictions | None
+    ngrams: RepeatedNgrams | None
 
 
 def find_needs(table: RowTable, rows: Array) -> SamplingNeeds:
@@ -72,7 +80,10 @@ def find_needs(table: RowTable, rows: Array) -> SamplingNeeds:
         any_top_k=bool(needs & TOP_K),
         any_top_p=bool(needs & TOP_P),
         any_min_p=bool(needs & MIN_P),
+        top_p_decays=bool(needs & TOP_P_DECAYS),
         is_penalised=bool(needs & PENALISED),
+        is_biased=bool(needs & BIASED),
+        repeats_no_ngram=bool(needs & NO_REPEATED_NGRAM),
         log_probs=bool(needs & WANTS_LOG_PROBS),
     )
 

@@ -9,21 +9,23 @@ Legend: T tokens of the step, N rows of one token and P longer ones, B = N + P, 
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from inflight.runtime.row_table import RowTable
+from inflight.runtime.repeated_ngrams import stage_ngrams
+from inflight.runtime.row_table import WANTS_TENSORS, RowTable
 from inflight.runtime.sampling_input import SamplingNeeds, find_needs, stage_restrictions
 from inflight.runtime.staging import Array, Staging, to_host_tensor
 from inflight.runtime.step_sizes import StepSizes
-from inflight.scheduler_output import LOG_PROBS, NO_SLOT, NewSequence, RowWork, SchedulerOutput
+from inflight.runtime.step_tensors import NO_PLAN, TensorPlan, plan_tensors, served_outputs
+from inflight.scheduler_output import NO_SLOT, NewSequence, RowWork, SchedulerOutput
 
 LAST_SAMPLED = -1
 """Stands for the token that the row sampled last, whose id only the device knows."""
-SERVED_OUTPUTS = frozenset({LOG_PROBS})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,19 +64,31 @@ class StepInput:
     """Indices into `sampling_rows` in the order of the SchedulerOutput's rows; None = the same order."""
     needs: SamplingNeeds | None
     """None = no row samples."""
+    ngram_extent: tuple[int, int]
+    """See stage_ngrams."""
+    tensor_plan: TensorPlan
 
 
 class StepPreparation:
     """Makes StepInputs, one after the other, and keeps the RowTable up to date."""
 
     def __init__(
-        self, table: RowTable, *, block_size: int, vocab_size: int, sizes: StepSizes, device: torch.device
+        self,
+        table: RowTable,
+        *,
+        block_size: int,
+        vocab_size: int,
+        sizes: StepSizes,
+        device: torch.device,
+        model_outputs: Iterable[str] = (),
     ) -> None:
+        """`model_outputs`: names of the tensors inside the network that rows may ask for."""
         self._table = table
         self._block_size = block_size
         self._vocab_size = vocab_size
         self._sizes = sizes
         self._device = device
+        self._served_outputs = served_outputs(model_outputs)
 
     def capacity(self, max_num_tokens: int) -> int:
         """Upper bound of the length of StepInput.numbers for a step of up to `max_num_tokens` tokens."""
@@ -84,14 +98,20 @@ class StepPreparation:
 
     def prepare(self, scheduled: SchedulerOutput, scrubbed_block_ids: list[int]) -> StepInput:
         """Raises ValueError, and changes nothing, if the step asks for something that is not supported."""
-        _refuse_unserved(scheduled)
+        self._refuse_unserved(scheduled)
         batch = _Batch(scheduled.rows, self._sizes)
         staging = Staging(self._device)
         self._stage_changes(scheduled, staging)
-        needs = None
+        needs, ngram_extent = None, (0, 0)
         if len(batch.sampling_rows):
-            needs = find_needs(self._table, batch.sampling_rows)
-            stage_restrictions(staging, self._table, batch.sampling_rows, batch.sampling_lengths, self._vocab_size)
+            rows, lengths = batch.sampling_rows, batch.sampling_lengths
+            needs = find_needs(self._table, rows)
+            stage_restrictions(staging, self._table, rows, lengths, self._vocab_size)
+            if needs.repeats_no_ngram:
+                ngram_extent = stage_ngrams(staging, self._table, rows, lengths)
+        tensor_plan = NO_PLAN
+        if (self._table.needs[batch.rows] & WANTS_TENSORS).any():
+            tensor_plan = plan_tensors(staging, self._table, batch.works, batch.first_tokens())
         parts = batch.parts(padding_row=self._table.num_rows)
         return StepInput(
             new_sequences=scheduled.new_sequences,
@@ -109,7 +129,19 @@ class StepPreparation:
             sampling_rows=batch.sampling_rows.tolist(),
             answer_order=batch.answer_order(),
             needs=needs,
+            ngram_extent=ngram_extent,
+            tensor_plan=tensor_plan,
         )
+
+    def _refuse_unserved(self, scheduled: SchedulerOutput) -> None:
+        for new in scheduled.new_sequences:
+            unknown = set(new.outputs) - self._served_outputs
+            if unknown:
+                raise ValueError(f"outputs {sorted(unknown)} are not served, only {sorted(self._served_outputs)}")
+            if new.adapter_slot != NO_SLOT:
+                raise ValueError(f"adapters are not served, but row {new.row} names slot {new.adapter_slot}")
+            if new.mask_slot != NO_SLOT:
+                raise ValueError(f"token masks are not served, but row {new.row} names slot {new.mask_slot}")
 
     def _stage_changes(self, scheduled: SchedulerOutput, staging: Staging) -> None:
         self._table.update(scheduled, staging)
@@ -139,7 +171,7 @@ class _Batch:
             self._order = np.argsort(is_long, kind="stable")
             columns = columns[self._order]
             rows = [rows[index] for index in self._order]
-        self._works = rows
+        self.works = rows
         self.counts, self.rows, starts, num_sampled = columns.T
         self.seq_lens = starts + self.counts
         if num_sampled.max(initial=0) > 1:
@@ -159,19 +191,24 @@ class _Batch:
         order: list[int] = np.argsort(self._order[self._samples]).tolist()
         return order
 
+    def first_tokens(self) -> Array:
+        """Where each row's tokens start among the step's, padding counted."""
+        longer = self.counts[self.num_singles :]
+        return np.concatenate([np.arange(self.num_singles), self.num_decodes + np.cumsum(longer) - longer])
+
     def parts(self, padding_row: int) -> list[Array]:
         """See StepInput.numbers."""
         rows = self._pad(self.rows, padding_row)
         counts = self._pad(self.counts, 0)
         if not self.num_prefills:
-            token_ids = _token_ids(self._works, self.num_decodes) if self._works and self._has_host_tokens() else _EMPTY
+            token_ids = _token_ids(self.works, self.num_decodes) if self.works and self._has_host_tokens() else _EMPTY
             sampled = _EMPTY if self._samples.all() else self._sampled(np.arange(1, len(self.rows) + 1))
             return [rows, counts, token_ids, _EMPTY, _EMPTY, _EMPTY, sampled, self._sampling_rows(sampled, padding_row)]
         sizes = np.maximum(counts, 1)  # a padding row also has one token
         ends = np.cumsum(sizes)
         token_rows = np.repeat(np.arange(len(rows)), sizes)
         offsets = np.arange(self.num_tokens) - np.repeat(ends - sizes, sizes)
-        token_ids = _token_ids(self._works, self.num_tokens, self.num_singles, self.num_decodes)
+        token_ids = _token_ids(self.works, self.num_tokens, self.num_singles, self.num_decodes)
         start_loc = np.concatenate([_ZERO, np.cumsum(self.counts[self.num_singles :])])
         real_ends = np.concatenate([ends[: self.num_singles], ends[self.num_decodes :]])
         sampled = self._sampled(real_ends)
@@ -180,7 +217,7 @@ class _Batch:
         ]  # fmt: skip
 
     def _has_host_tokens(self) -> bool:
-        return any(work.token_ids for work in self._works)
+        return any(work.token_ids for work in self.works)
 
     def _pad(self, values: Array, filler: int) -> Array:
         """Insert padding between the rows of one token and the longer ones."""
@@ -219,14 +256,3 @@ def _token_ids(works: list[RowWork], num_tokens: int, num_singles: int | None = 
         if work.token_ids:
             token_ids[end - len(work.token_ids) : end] = work.token_ids
     return token_ids
-
-
-def _refuse_unserved(scheduled: SchedulerOutput) -> None:
-    for new in scheduled.new_sequences:
-        unknown = set(new.outputs) - SERVED_OUTPUTS
-        if unknown:
-            raise ValueError(f"outputs {sorted(unknown)} are not served, only {sorted(SERVED_OUTPUTS)}")
-        if new.adapter_slot != NO_SLOT:
-            raise ValueError(f"adapters are not served, but row {new.row} names slot {new.adapter_slot}")
-        if new.mask_slot != NO_SLOT:
-            raise ValueError(f"token masks are not served, but row {new.row} names slot {new.mask_slot}")

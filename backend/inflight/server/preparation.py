@@ -40,7 +40,7 @@ class Preparation:
         def output(index: int) -> SequenceOutput:
             decoder = make_text_decoder(self._tokenizer, request.input_token_ids)
             detokenizer = Detokenizer(decoder, stop_strings, request.sampling_config.min_tokens)
-            return SequenceOutput(index, detokenizer, echo)
+            return SequenceOutput(index, detokenizer, echo, client.additional_outputs or ())
 
         return [output(index) for index in range(request.num_return_sequences)]
 

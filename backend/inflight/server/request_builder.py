@@ -7,9 +7,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+from msgspec import structs
+
 from inflight.errors import InvalidRequest
 from inflight.generation_defaults import GenerationDefaults
-from inflight.request import OutputConfig, Request, RequestLimits, SamplingConfig
+from inflight.request import AdditionalModelOutput, OutputConfig, Request, RequestLimits, SamplingConfig
 from inflight.server.tensors.client_request import ClientRequest
 from inflight.text.tokenizer import Tokenizer
 
@@ -25,6 +27,10 @@ SAMPLING_FIELDS = (
     "presence_penalty",
     "frequency_penalty",
     "min_tokens",
+    "no_repeat_ngram_size",
+    "top_p_decay",
+    "top_p_min",
+    "top_p_reset_ids",
 )
 """The fields of ClientRequest that set how tokens are sampled."""
 
@@ -48,7 +54,7 @@ class RequestBuilder:
             # The stub finds stop strings in text: it needs every token at once so that it can end the request early.
             streaming=client.stream or bool(client.stop_words),
             sampling_config=self._sampling_config(client, len(input_token_ids), client.max_tokens),
-            output_config=OutputConfig(return_log_probs=client.return_log_probs),
+            output_config=self._output_config(client),
             end_ids=self._end_ids(client),
             stop_words=client.stop_word_ids or [],
             bad_words=self._bad_words(client),
@@ -61,6 +67,22 @@ class RequestBuilder:
         self._limits.validate(request)
         return request
 
+    @staticmethod
+    def _output_config(client: ClientRequest) -> OutputConfig:
+        names = client.additional_outputs or []
+        if client.gather_context and not names:
+            raise InvalidRequest("gather_context needs additional_outputs: the names of what is to be gathered")
+        return OutputConfig(
+            return_log_probs=client.return_log_probs,
+            num_log_probs=client.num_log_probs or 0,
+            return_prompt_log_probs=client.return_prompt_log_probs,
+            return_context_logits=client.return_context_logits,
+            return_generation_logits=client.return_generation_logits,
+            additional_model_outputs=[
+                AdditionalModelOutput(name=name, gather_context=client.gather_context) for name in names
+            ],
+        )
+
     def _prompt(self, client: ClientRequest) -> list[int]:
         if client.input_ids is not None:
             return client.input_ids
@@ -70,7 +92,27 @@ class RequestBuilder:
 
     def _sampling_config(self, client: ClientRequest, num_prompt_tokens: int, max_tokens: int) -> SamplingConfig:
         said = {name: getattr(client, name) for name in SAMPLING_FIELDS}
-        return self._defaults.sampling_config(num_prompt_tokens=num_prompt_tokens, max_tokens=max_tokens, **said)
+        config = self._defaults.sampling_config(num_prompt_tokens=num_prompt_tokens, max_tokens=max_tokens, **said)
+        bias, dense = self._logit_bias(client), client.embedding_bias or b""
+        return structs.replace(config, logit_bias=bias, embedding_bias=dense) if bias or dense else config
+
+    def _logit_bias(self, client: ClientRequest) -> dict[int, float]:
+        """Of token ids, and of every token of a word, as TensorRT-LLM's preprocessing has it; they add up."""
+        ids, values = client.logit_bias_ids or [], client.logit_bias_values or []
+        words, weights = client.embedding_bias_words or [], client.embedding_bias_weights or []
+        if len(ids) != len(values):
+            raise InvalidRequest(f"logit_bias_ids has {len(ids)} entries and logit_bias_values {len(values)}")
+        if len(words) != len(weights):
+            raise InvalidRequest(
+                f"embedding_bias_words has {len(words)} entries and embedding_bias_weights {len(weights)}"
+            )
+        bias = dict(zip(ids, values, strict=True))
+        if len(bias) != len(ids):
+            raise InvalidRequest("logit_bias_ids names a token twice")
+        for word, weight in zip(words, weights, strict=True):
+            for token in set(self._tokenizer.encode_plain(word)):
+                bias[token] = bias.get(token, 0.0) + weight
+        return bias
 
     def _end_ids(self, client: ClientRequest) -> list[int]:
         self._check_token_id("pad_id", client.pad_id)

@@ -5,16 +5,23 @@ Tokens become text here, and a stop string ends the sequence. Knows no response 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+
+import numpy as np
 
 from inflight.result import FinishReason, Result
 from inflight.server.tensors.chunk import Chunk
+from inflight.server.tensors.tensor_values import Array
 from inflight.text.detokenizer import Detokenizer
+
+OF_PROMPT = ("prompt_", "context_")
+"""Prefixes of the names of tensors whose first dimension is the prompt's tokens, not the generated ones."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Prompt:
-    """What a non-streamed answer repeats before its own text."""
+    """The prompt as a non-streamed response repeats it before the generated text."""
 
     text: str = ""
     token_ids: tuple[int, ...] = ()
@@ -23,17 +30,22 @@ class Prompt:
 class SequenceOutput:
     """One continuation of a prompt on its way to the client."""
 
-    def __init__(self, index: int, detokenizer: Detokenizer, echo: Prompt | None) -> None:
-        """`echo`: None for streams."""
+    def __init__(
+        self, index: int, detokenizer: Detokenizer, echo: Prompt | None, network_outputs: Sequence[str] = ()
+    ) -> None:
+        """`echo`: None for streams. `network_outputs`: names of the outputs of the network that the client asked for,
+        in its order."""
         self._index = index
+        self._network_outputs = network_outputs
+        self._arrays: dict[str, list[Array]] = {}
         self._detokenizer = detokenizer
         self.finish_reason = FinishReason.NOT_FINISHED
         self.num_tokens = 0
-        """Generated tokens that count: what follows a stop string does not."""
+        """Generated tokens, without those that follow a stop string."""
         self.has_streamed = False
-        """A chunk of it was taken before its last one."""
+        """Whether a chunk before its last one was taken."""
         self.is_delivered = False
-        """Its last chunk was taken."""
+        """Whether its last chunk was taken."""
         self._text = "" if echo is None else echo.text
         self._token_ids = [] if echo is None else list(echo.token_ids)
         self._log_probs: list[float] = []
@@ -42,15 +54,15 @@ class SequenceOutput:
 
     @property
     def is_finished(self) -> bool:
-        """Nothing more will be added."""
+        """Whether it is complete: further results are ignored."""
         return self.finish_reason is not FinishReason.NOT_FINISHED
 
     def has_something_to_show(self, waits_for_text: bool) -> bool:
-        """A text client gains nothing from a token whose text is still held back; it goes with the next."""
+        """A token whose text is still held back is of no use to a client that reads text: it waits for the next one."""
         return bool(self._text) if waits_for_text else self._num_undelivered > 0
 
     def add(self, result: Result) -> None:
-        """Merge new tokens into what is still to be delivered."""
+        """Merge a result into what was not delivered yet."""
         if self.is_finished:
             return
         num_before = self._detokenizer.num_tokens
@@ -59,6 +71,7 @@ class SequenceOutput:
         self._token_ids += result.output_token_ids[:num_taken]
         self._log_probs += result.log_probs[:num_taken]
         self._cum_log_prob = result.cum_log_prob - sum(result.log_probs[num_taken:])
+        self._add_tensors(result, num_taken)
         self._num_undelivered += num_taken
         self.num_tokens += num_taken
         if result.is_sequence_final and not self._detokenizer.is_stopped:
@@ -78,8 +91,27 @@ class SequenceOutput:
             finish_reason=self.finish_reason.wire or unfinished,
             num_input_tokens=num_input_tokens,
             num_output_tokens=self._num_undelivered,
+            **self._joined_arrays(),
         )
+        self._arrays = {}
         self._text, self._token_ids, self._log_probs, self._num_undelivered = "", [], [], 0
         self.has_streamed = self.has_streamed or not self.is_finished
         self.is_delivered = self.is_finished
         return chunk
+
+    def _add_tensors(self, result: Result, num_taken: int) -> None:
+        for tensor in result.tensors:
+            array = tensor.array()
+            if not tensor.name.startswith(OF_PROMPT):
+                array = array[:num_taken]
+            self._arrays.setdefault(tensor.name, []).append(array)
+
+    def _joined_arrays(self) -> dict[str, Array]:
+        """Fields of Chunk. Outputs of the network are one array, their features side by side in the order asked for."""
+        joined = {name: np.concatenate(arrays) for name, arrays in self._arrays.items()}
+        for name, prefix in (("hidden_states", ""), ("context_hidden_states", "context_")):
+            names = [prefix + output for output in self._network_outputs]
+            parts = [joined.pop(each) for each in names if each in joined]
+            if parts:
+                joined[name] = np.concatenate(parts, axis=1)
+        return joined

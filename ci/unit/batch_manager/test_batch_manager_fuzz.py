@@ -84,6 +84,7 @@ class Histories(RuleBasedStateMachine):
         salt=st.sampled_from(["", "a"]),
         seed=st.integers(0, 5),
         num_sequences=st.sampled_from([1, 1, 1, 2, 3, 6]),
+        logits=st.sampled_from([False, False, True]),
     )
     def submit(
         self,
@@ -98,6 +99,7 @@ class Histories(RuleBasedStateMachine):
         salt: str,
         seed: int,
         num_sequences: int,
+        logits: bool,
     ) -> None:
         self.num_requests += 1
         request = make_request(
@@ -112,6 +114,7 @@ class Histories(RuleBasedStateMachine):
             cache_salt=salt,
             seed=seed,
             num_return_sequences=min(num_sequences, self.max_batch_size),
+            logits=logits,
         )
         for rank in self.ranks:
             rank.submit(request)
@@ -169,6 +172,20 @@ class Histories(RuleBasedStateMachine):
                 assert request_id in self.stopped and tokens == expected[: len(tokens)]
             else:
                 assert tokens == expected
+            self.check_tensors(rank, request_id, index)
+
+    def check_tensors(self, rank: Harness, request_id: int, index: int) -> None:
+        """Every token of the output once, and of the prompt once if there is an output; nothing unless asked."""
+        request, tokens = rank.requests[request_id], rank.tokens(request_id, index)
+        found = rank.tensors(request_id, index)
+        if not request.output_config.return_context_logits:
+            assert found == {}
+            return
+        assert found.get("generation_logits", []) == tokens
+        prompt = found.get("context_logits", [])
+        assert prompt == request.input_token_ids[: len(prompt)]
+        if tokens and index == 0:
+            assert len(prompt) == len(request.input_token_ids)
 
 
 TestHistories = Histories.TestCase

@@ -9,18 +9,23 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from model_driver import Driver, Work
 from safetensors.torch import load_file, save_file
-from tiny_checkpoints import TinyCheckpoint, make_checkpoint, make_prompt
+from tiny_checkpoints import SIZES, TinyCheckpoint, make_checkpoint, make_prompt
+from transformers import NoRepeatNGramLogitsProcessor, SequenceBiasLogitsProcessor
 
 from inflight.config import EngineConfig
 from inflight.distributed.rank_group import SingleRank
 from inflight.request import MAX_SEED, SamplingConfig
 from inflight.runtime.model_runner import ModelRunner
-from inflight.runtime.sampler import allowed_tokens
-from inflight.runtime.sampling_input import NO_TOKEN, Restrictions
+from inflight.runtime.repeated_ngrams import RepeatedNgrams
+from inflight.runtime.row_table import current_top_p
+from inflight.runtime.sampler import find_allowed
+from inflight.runtime.sampling_input import NO_TOKEN, Restrictions, SamplingInput, SamplingNeeds
+from inflight.scheduler_output import NewSequence
 
 pytestmark = pytest.mark.slow
 
@@ -182,8 +187,160 @@ def test_allowed_tokens_by_hand() -> None:
         rows_X=torch.tensor([0, 0, 0, 0, 1, 1]),
         lengths_X=torch.tensor([3, 3, 3, 3, 1, 1]),
     )
-    allowed = allowed_tokens(torch.zeros(2, 5), restrictions, history)
+    allowed = find_allowed(torch.zeros(2, 5), asking(restrictions=restrictions), history)
+    assert allowed is not None
     assert allowed.tolist() == [[False, False, True, True, True], [True, True, True, False, True]]
+
+
+def asking(restrictions: Restrictions | None = None, ngrams: RepeatedNgrams | None = None) -> SamplingInput:
+    needs = SamplingNeeds(**dict.fromkeys(SamplingNeeds.__dataclass_fields__, False))
+    none = torch.empty(0, dtype=torch.int64)
+    return SamplingInput(rows_S=none, lengths_S=none, needs=needs, restrictions=restrictions, ngrams=ngrams)
+
+
+def test_repeated_ngrams_against_transformers() -> None:
+    """Rows of several sizes and lengths in one step; what stands behind a row's text is not looked at."""
+    generator = torch.Generator().manual_seed(1)
+    history = torch.randint(0, 4, (9, 40), generator=generator)
+    sizes, lengths = [1, 2, 3, 2, 4, 3, 7], [3, 2, 30, 39, 25, 3, 33]
+    ngrams = RepeatedNgrams(
+        owners_K=torch.arange(7),
+        rows_K=torch.arange(7) + 1,
+        lengths_K=torch.tensor(lengths),
+        sizes_K=torch.tensor(sizes),
+        largest=max(sizes),
+        width=max(lengths),
+    )
+    allowed = find_allowed(torch.zeros(8, 6), asking(ngrams=ngrams), history)
+    assert allowed is not None
+    for row, (size, length) in enumerate(zip(sizes, lengths, strict=True)):
+        scores = NoRepeatNGramLogitsProcessor(size)(history[row + 1 : row + 2, :length], torch.zeros(1, 6))
+        assert allowed[row].tolist() == (scores[0] == 0).tolist(), (size, length)
+    assert allowed[7].all()
+
+
+@pytest.mark.parametrize("size", [1, 2, 3])
+@pytest.mark.parametrize("pauses_at", [0, 6])
+def test_no_ngram_is_repeated(runner: ModelRunner, checkpoint: TinyCheckpoint, size: int, pauses_at: int) -> None:
+    """Prompt and output together, where only five tokens are likely; beside a row that may repeat itself."""
+    likely = dict.fromkeys((11, 12, 13, 14, 15), 60.0)
+    prompt = [11, 12, 11, 11, 13, 7]
+
+    def change(logits: torch.Tensor, output: list[int]) -> None:
+        logits[list(likely)] += 60.0
+        ids = torch.tensor([prompt + output])
+        logits.copy_(NoRepeatNGramLogitsProcessor(size)(ids, logits[None])[0])
+
+    expected = greedy(checkpoint, prompt, 20, change)
+    free = greedy(checkpoint, prompt, 20, lambda logits, output: logits.index_add_(0, *as_tensors(likely)))
+    assert expected != free
+    sampling = SamplingConfig(logit_bias=likely, no_repeat_ngram_size=size)
+    work = Work(prompt=prompt, max_tokens=20, sampling=sampling, pauses_at=pauses_at, bad_words=[[200, 200]])
+    other = Work(prompt=prompt, max_tokens=20, sampling=SamplingConfig(logit_bias=likely))
+    Driver(runner).run([other, work])
+    assert work.output == expected
+    assert other.output == free
+
+
+# -- biases ------------------------------------------------------------------------------------------------------------
+
+
+def as_tensors(bias: dict[int, float]) -> tuple[torch.Tensor, torch.Tensor]:
+    return torch.tensor(list(bias)), torch.tensor(list(bias.values()))
+
+
+@pytest.mark.parametrize("pauses_at", [0, 4])
+def test_biases_are_added_before_penalties(runner: ModelRunner, checkpoint: TinyCheckpoint, pauses_at: int) -> None:
+    """Of some tokens, as by transformers' SequenceBias, and of the whole vocabulary; a row without is left alone."""
+    prompt = make_prompt(12)
+    plain = checkpoint.expected(prompt, 12)
+    sparse = {plain[0]: -30.0, 17: 3.25, 18: 3.0, 202: 2.5}
+    dense = np.linspace(-2, 2, SIZES["vocab_size"], dtype="<f4")
+    processor = SequenceBiasLogitsProcessor({(token,): bias for token, bias in sparse.items()})
+
+    def change(logits: torch.Tensor, output: list[int]) -> None:
+        logits += torch.from_numpy(dense)
+        logits.copy_(processor(torch.tensor([prompt + output]), logits[None])[0])
+        for token in set(prompt + output):
+            logits[token] *= 1 / 1.7 if logits[token] > 0 else 1.7
+
+    expected = greedy(checkpoint, prompt, 12, change)
+    assert plain[0] not in expected
+    sampling = SamplingConfig(logit_bias=sparse, embedding_bias=dense.tobytes(), repetition_penalty=1.7)
+    work = Work(prompt=prompt, max_tokens=12, sampling=sampling, pauses_at=pauses_at, log_probs=True)
+    other = Work(prompt=prompt, max_tokens=12)
+    Driver(runner).run([other, work])
+    assert work.output == expected
+    assert other.output == plain
+    with torch.inference_mode():
+        raw = checkpoint.model(torch.tensor([work.token_ids])).logits[0, 11:-1].log_softmax(-1)
+    of_output = raw.gather(1, torch.tensor(work.output)[:, None])[:, 0]
+    torch.testing.assert_close(torch.tensor(work.output_log_probs), of_output, rtol=0, atol=2e-5)
+
+
+def test_a_bias_leaves_its_row_with_its_sequence(runner: ModelRunner, checkpoint: TinyCheckpoint) -> None:
+    """Whoever takes the row next, beside a biased one, is not biased."""
+    prompt = make_prompt(9)
+    plain = checkpoint.expected(prompt, 8)
+    biased = SamplingConfig(logit_bias={plain[0]: -50.0})
+    works = [Work(prompt=prompt, max_tokens=2, sampling=biased) for _ in range(4)]
+    driver = Driver(runner)
+    driver.run(works)
+    assert all(work.output[0] != plain[0] for work in works)
+    beside = Work(prompt=prompt, max_tokens=8, sampling=biased)
+    again = [Work(prompt=prompt, max_tokens=8) for _ in range(7)]
+    driver.run([beside, *again])
+    assert {work.row for work in works} <= {work.row for work in again}
+    assert all(work.output == plain for work in again)
+
+
+# -- a top_p that decays -----------------------------------------------------------------------------------------------
+
+
+def decaying(**changes: Any) -> SamplingConfig:
+    values = {"temperature": 1.4, "top_p": 0.95, "top_p_decay": 0.7, "top_p_min": 0.15, "seed": 8, **changes}
+    return SamplingConfig(**values)
+
+
+def test_top_p_decays_and_is_reset(runner: ModelRunner) -> None:
+    """Each token is the one that a request with that very top_p gets at that place."""
+    prompt = make_prompt(10)
+    free = run(runner, prompt=prompt, max_tokens=24, sampling=decaying())
+    reset = next(token for place, token in enumerate(free) if place >= 3)
+    sampling = decaying(top_p_reset_ids=reset)
+    output = run(runner, prompt=prompt, max_tokens=24, sampling=sampling)
+    assert reset in output[:-1]
+    top_p, seen = 0.95, []
+    for place, token in enumerate(output):
+        seen.append(top_p)
+        fixed = decaying(top_p=top_p, top_p_decay=1.0, top_p_min=1e-6)
+        work = Work(prompt=prompt, output=output[:place], max_tokens=place + 1, sampling=fixed)
+        assert Driver(runner).run([work])[0][-1] == token, place
+        top_p = 0.95 if token == reset else max(float(np.float32(top_p) * np.float32(0.7)), 0.15)
+    assert len(set(seen)) > 3 and seen.count(0.95) > 1
+
+
+def test_a_decayed_top_p_survives_pauses_chunks_and_neighbours(runner: ModelRunner) -> None:
+    def work(**options: Any) -> Work:
+        return Work(prompt=make_prompt(10), max_tokens=16, sampling=decaying(top_p_reset_ids=reset), **options)
+
+    reset = run(runner, prompt=make_prompt(10), max_tokens=4, sampling=decaying())[2]
+    alone = Driver(runner).run([work()])[0]
+    assert alone != run(runner, prompt=make_prompt(10), max_tokens=16, sampling=decaying(top_p_decay=1.0))
+    steady = Work(prompt=make_prompt(6), max_tokens=20, sampling=SamplingConfig(temperature=1.0, top_p=0.8, seed=4))
+    expected = Driver(runner).run([Work(prompt=make_prompt(6), max_tokens=20, sampling=steady.sampling)])[0]
+    works = [work(pauses_at=5), work(chunk=3), work(output=alone[:7]), work(arrives=3)]
+    Driver(runner).run([steady, *works])
+    assert [each.output for each in works] == [alone] * 4
+    assert steady.output == expected
+
+
+def test_host_and_device_decay_top_p_to_the_same_bits(runner: ModelRunner) -> None:
+    sampling = decaying(top_p=0.999, top_p_decay=0.937, top_p_min=0.01)
+    output = run(runner, prompt=make_prompt(10), max_tokens=30, sampling=sampling)
+    held = runner._state.floats_FR[1]
+    new = NewSequence(row=0, token_ids=[1, *output], num_prompt_tokens=1, block_ids=[], sampling_config=sampling)
+    assert current_top_p(new) in held.tolist()
 
 
 # -- randomness --------------------------------------------------------------------------------------------------------

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import fields
+from dataclasses import fields, replace
 from pathlib import Path
 
 import fake_pb_utils as pb
@@ -115,12 +115,27 @@ def test_every_field_of_a_prompt_is_read() -> None:
             "length_penalty": 1.0,
             "early_stopping": 0,
             "beam_search_diversity_rate": 0.0,
+            "no_repeat_ngram_size": 3,
+            "top_p_decay": 0.5,
+            "top_p_min": 0.125,
+            "top_p_reset_ids": 6,
+            "logit_bias_ids": [1, 2],
+            "logit_bias_values": [0.5, -0.25],
+            "embedding_bias": [1.0, 2.0],
+            "embedding_bias_words": ["a", ""],
+            "embedding_bias_weights": [3.0, 4.0],
             "stop_words": ["a", "", "b"],
             "bad_words": [""],
             "end_id": 4,
             "pad_id": 5,
             "exclude_input_in_output": False,
             "return_log_probs": True,
+            "num_log_probs": 4,
+            "return_prompt_log_probs": True,
+            "return_context_logits": True,
+            "return_generation_logits": True,
+            "additional_outputs": ["hidden_states"],
+            "gather_context": True,
         }
     )
     assert client == ClientRequest(
@@ -137,12 +152,27 @@ def test_every_field_of_a_prompt_is_read() -> None:
         frequency_penalty=0.125,
         min_tokens=2,
         num_return_sequences=3,
+        no_repeat_ngram_size=3,
+        top_p_decay=0.5,
+        top_p_min=0.125,
+        top_p_reset_ids=6,
+        logit_bias_ids=[1, 2],
+        logit_bias_values=[0.5, -0.25],
+        embedding_bias=np.array([1, 2], "<f4").tobytes(),
+        embedding_bias_words=["a", ""],
+        embedding_bias_weights=[3.0, 4.0],
         stop_words=["a", "b"],
         bad_words=[],
         end_id=4,
         pad_id=5,
         exclude_input_in_output=False,
         return_log_probs=True,
+        num_log_probs=4,
+        return_prompt_log_probs=True,
+        return_context_logits=True,
+        return_generation_logits=True,
+        additional_outputs=["hidden_states"],
+        gather_context=True,
     )
 
 
@@ -200,6 +230,28 @@ OK = {"text_input": "a", "max_tokens": 4}
         ({**OK, "stop_words": ["x" * 10_000_000]}, "stop_words holds 10000000 bytes, more than"),
         ({**OK, "stop_words": [b"\xc3"]}, "stop_words is not valid UTF-8"),
         ({**OK, "bad_words": ["x"] * 1025}, "bad_words has 1025 entries"),
+        ({**OK, "no_repeat_ngram_size": -1}, "no_repeat_ngram_size must be between 0"),
+        ({**OK, "no_repeat_ngram_size": 65}, "no_repeat_ngram_size must be between 0"),
+        ({**OK, "top_p_decay": 0.0}, "top_p_decay must be above 0"),
+        ({**OK, "top_p_decay": 1.5}, "top_p_decay must be above 0"),
+        ({**OK, "top_p_min": 0.0}, "top_p_min must be above 0"),
+        ({**OK, "top_p_reset_ids": 300}, "top_p_reset_ids must be -1"),
+        ({**OK, "top_p_reset_ids": -2}, "top_p_reset_ids must be -1"),
+        ({**OK, "logit_bias_ids": [1]}, "logit_bias_ids has 1 entries and logit_bias_values 0"),
+        ({**OK, "logit_bias_ids": [1, 1], "logit_bias_values": [1.0, 2.0]}, "logit_bias_ids names a token twice"),
+        ({**OK, "logit_bias_ids": [300], "logit_bias_values": [1.0]}, "logit_bias holds a token id outside"),
+        ({**OK, "logit_bias_ids": [-1], "logit_bias_values": [1.0]}, "logit_bias holds a token id outside"),
+        ({**OK, "logit_bias_ids": [1], "logit_bias_values": [float("nan")]}, "logit_bias must hold numbers between"),
+        ({**OK, "logit_bias_ids": [1], "logit_bias_values": [float("-inf")]}, "logit_bias must hold numbers between"),
+        ({**OK, "logit_bias_ids": [1] * 5000, "logit_bias_values": [1.0]}, "logit_bias_ids has 5000 entries"),
+        ({**OK, "embedding_bias": [1.0, 2.0]}, "embedding_bias must hold one float32 for each of the 300 tokens"),
+        ({**OK, "embedding_bias": [float("nan")] * 300}, "embedding_bias must hold numbers between"),
+        ({**OK, "embedding_bias": np.zeros((2, 150), np.float32)}, "embedding_bias must be one row"),
+        ({**OK, "embedding_bias_words": ["a"]}, "embedding_bias_words has 1 entries and embedding_bias_weights 0"),
+        ({**OK, "num_log_probs": 21}, "num_log_probs must be between 0 and 20, got 21"),
+        ({**OK, "num_log_probs": -1}, "num_log_probs must be between 0 and 20, got -1"),
+        ({**OK, "additional_outputs": ["attention"]}, "additional_outputs names what this model does not offer"),
+        ({**OK, "gather_context": True}, "gather_context needs additional_outputs"),
         ({**OK, "unheard_of": 1}, "an input tensor that this model does not have"),
     ],
 )
@@ -208,6 +260,22 @@ def test_a_wrong_value_is_one_clear_sentence(inputs: dict, sentence: str) -> Non
         build(inputs)
     assert caught.value.code == "INVALID_ARGUMENT"
     assert len(str(caught.value)) < 256
+
+
+def test_biases_of_tokens_and_words_add_up() -> None:
+    asked = {
+        **OK,
+        "logit_bias_ids": [97, 5],
+        "logit_bias_values": [1.0, 2.0],
+        "embedding_bias_words": ["aba", "", "b"],
+        "embedding_bias_weights": [0.5, 9.0, 0.25],
+    }
+    assert build(asked).sampling_config.logit_bias == {97: 1.5, 5: 2.0, 98: 0.75}
+
+
+def test_an_empty_bias_asks_for_nothing() -> None:
+    empty = np.empty(0, np.float32)
+    assert build({**OK, "embedding_bias": empty}).sampling_config == build(OK).sampling_config
 
 
 def test_a_stop_request_needs_no_prompt() -> None:
@@ -376,10 +444,31 @@ def test_wrong_word_offsets_are_refused(array: list) -> None:
 
 def test_outputs_have_the_shapes_and_types_of_the_table() -> None:
     client = ClientRequest(
-        return_log_probs=True, return_num_input_tokens=True, return_num_output_tokens=True, num_return_sequences=3
+        return_log_probs=True,
+        return_num_input_tokens=True,
+        return_num_output_tokens=True,
+        num_log_probs=3,
+        return_prompt_log_probs=True,
+        return_context_logits=True,
+        return_generation_logits=True,
+        additional_outputs=["hidden_states"],
+        gather_context=True,
+        num_return_sequences=3,
     )
-    chunk = Chunk(
+    plain = Chunk(
         sequence_index=2, text="é", token_ids=[1, 2], log_probs=[-1.0, -2.0], cum_log_prob=-3.0, finish_reason="stop"
+    )
+    chunk = replace(
+        plain,
+        top_token_ids=np.zeros((2, 3), np.int32),
+        top_log_probs=np.zeros((2, 3), np.float32),
+        prompt_log_probs=np.zeros(4, np.float32),
+        prompt_top_token_ids=np.zeros((4, 3), np.int32),
+        prompt_top_log_probs=np.zeros((4, 3), np.float32),
+        context_logits=np.zeros((5, 300), np.float32),
+        generation_logits=np.zeros((2, 300), np.float32),
+        hidden_states=np.zeros((2, 8), np.float32),
+        context_hidden_states=np.zeros((5, 8), np.float32),
     )
     written = LLM.write(chunk, client, None)
     assert {name: array.shape for name, array in written.items()} == {
@@ -390,6 +479,15 @@ def test_outputs_have_the_shapes_and_types_of_the_table() -> None:
         "sequence_index": (1,),
         "cum_log_probs": (1,),
         "output_log_probs": (1, 2),
+        "top_token_ids": (1, 2, 3),
+        "top_log_probs": (1, 2, 3),
+        "prompt_log_probs": (4,),
+        "prompt_top_token_ids": (4, 3),
+        "prompt_top_log_probs": (4, 3),
+        "context_logits": (5, 300),
+        "generation_logits": (1, 2, 300),
+        "hidden_states": (1, 2, 8),
+        "context_hidden_states": (5, 8),
         "num_input_tokens": (1,),
         "num_output_tokens": (1,),
     }
@@ -403,6 +501,17 @@ def test_outputs_have_the_shapes_and_types_of_the_table() -> None:
         "finish_reason",
     }
     assert set(LLM.write(chunk, client, frozenset({"text_output"}))) == {"text_output"}
+    assert set(LLM.write(plain, client, None)) == {
+        "text_output",
+        "output_ids",
+        "sequence_length",
+        "finish_reason",
+        "sequence_index",
+        "cum_log_probs",
+        "output_log_probs",
+        "num_input_tokens",
+        "num_output_tokens",
+    }, "a later chunk of a stream has nothing of the prompt"
 
 
 @given(st.text(max_size=400))

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import fake_pb_utils as pb
 import fake_tokenizer
+import numpy as np
 import pytest
 
 from inflight.request import Request
-from inflight.result import FinishReason, Result
+from inflight.result import FinishReason, NamedTensor, Result
 from inflight.server.reply import Reply
 from inflight.server.sequence_output import Prompt, SequenceOutput
 from inflight.server.tensors.client_request import ClientRequest
@@ -31,7 +32,12 @@ def make(client: ClientRequest, *, requested=None, echo: Prompt | None = None) -
     request = Request(request_id=1, input_token_ids=[65, 66], max_tokens=100)
     stop_strings = StopStrings(client.stop_words) if client.stop_words else None
     outputs = [
-        SequenceOutput(index, Detokenizer(make_text_decoder(tokenizer, [65, 66]), stop_strings), echo)
+        SequenceOutput(
+            index,
+            Detokenizer(make_text_decoder(tokenizer, [65, 66]), stop_strings),
+            echo,
+            client.additional_outputs or (),
+        )
         for index in range(client.num_return_sequences or 1)
     ]
     item.prepare(request, outputs)
@@ -234,6 +240,41 @@ def test_a_client_that_left_gets_nothing_more_of_any_sequence() -> None:
     item.deliver()
     assert len(sender.responses) == 2 and sender.num_finals == 1
     assert sender.error.code() == pb.TritonError.CANCELLED
+
+
+def test_tensors_go_with_their_tokens() -> None:
+    """Those of the prompt once; of the output as many as there are tokens, up to a stop string's last."""
+    client = ClientRequest(text="AB", stream=True, stop_words=["..."], num_log_probs=2, return_context_logits=True)
+    item, sender = make(client)
+
+    def top(text: bytes) -> list[NamedTensor]:
+        pairs = np.array([[byte, byte + 1] for byte in text], dtype=np.int32)
+        return [NamedTensor.of("top_token_ids", pairs), NamedTensor.of("top_log_probs", -pairs.astype(np.float32))]
+
+    of_prompt = NamedTensor.of("context_logits", np.eye(2, dtype=np.float32))
+    item.add(result(b"x", tensors=[of_prompt, *top(b"x")]))
+    item.add(result(b"y", tensors=top(b"y")))
+    item.deliver()
+    item.add(result(b"...zz", tensors=top(b"...zz")))
+    item.deliver()
+    first, last = sender.responses
+    assert first["context_logits"] == [[1, 0], [0, 1]] and "context_logits" not in last
+    assert first["top_token_ids"] == [[[0x78, 0x79], [0x79, 0x7A]]]
+    assert first["top_log_probs"] == [[[-0x78, -0x79], [-0x79, -0x7A]]]
+    assert last["top_token_ids"] == [[[0x2E, 0x2F]] * 3]
+
+
+def test_outputs_of_the_network_lie_side_by_side_in_the_order_asked_for() -> None:
+    client = ClientRequest(text="AB", additional_outputs=["hidden_states.1", "hidden_states"], gather_context=True)
+    item, sender = make(client)
+    last, layer = np.full((1, 2), 7, np.float32), np.full((1, 2), 1, np.float32)
+    tensors = [NamedTensor.of("hidden_states", last), NamedTensor.of("hidden_states.1", layer)]
+    of_prompt = [NamedTensor.of(f"context_{tensor.name}", tensor.array()) for tensor in tensors]
+    item.add(result(b"x", FinishReason.LENGTH, tensors=[*of_prompt, *tensors]))
+    item.deliver()
+    (response,) = sender.responses
+    assert response["hidden_states"] == [[[1, 1, 7, 7]]]
+    assert response["context_hidden_states"] == [[1, 1, 7, 7]]
 
 
 def test_a_stop_request_answers_with_what_there_is() -> None:

@@ -11,7 +11,7 @@ from inflight.errors import EngineUnavailable, InflightError, RequestError
 from inflight.executor.front.request_output import CompletionOutput, RequestOutput
 from inflight.executor.front.sequence_output import Seen, SequenceOutput
 from inflight.request import Request
-from inflight.result import PerfMetrics, Response
+from inflight.result import Array, PerfMetrics, Response, Result, join_tensors
 
 
 class GenerationResult:
@@ -44,6 +44,7 @@ class GenerationResult:
         self._sequences = sequences or [SequenceOutput(index) for index in range(request.num_return_sequences)]
         self._changed = threading.Condition()
         self._listeners: list[Callable[[], None]] = []
+        self._with_tensors: list[Result] = []
         self._num_changes = 0
         self._done = False
         self._error: InflightError | None = None
@@ -63,6 +64,13 @@ class GenerationResult:
         """All continuations so far, without waiting. Does not raise the request's error."""
         with self._changed:
             return self._look([Seen()] * len(self._sequences)).outputs
+
+    def tensors(self, sequence_index: int = 0) -> dict[str, Array]:
+        """By name, the tensors that OutputConfig asked for of one sequence, as far as they have come; see
+        Result.tensors. They are joined at each call."""
+        with self._changed:
+            found = [result for result in self._with_tensors if result.sequence_index == sequence_index]
+        return join_tensors(found)
 
     def abort(self) -> None:
         """Ask for an early end; the result then holds the tokens generated until then."""
@@ -136,6 +144,8 @@ class GenerationResult:
                 self._error = _error_of(response)
             else:
                 self._sequences[response.result.sequence_index].add(response.result)
+                if response.result.tensors:
+                    self._with_tensors.append(response.result)
                 self._perf_metrics = response.result.request_perf_metrics
             self._done = response.is_final or all(sequence.is_finished for sequence in self._sequences)
             self._tell()

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import zmq
 
-from inflight.executor.wire.messages import BadMessage, FromFront, FromLeader, Hello, decode_from_leader, encode
+from inflight.executor.wire.messages import BadMessage, FromFront, FromLeader, Hello, decode_frames, encode
 
 logger = logging.getLogger(__name__)
 
@@ -42,11 +42,11 @@ class EngineLink:
         """Every message that has arrived; invalid ones are logged and skipped."""
         while True:
             try:
-                frame = self.socket.recv(zmq.NOBLOCK)
+                frames = self.socket.recv_multipart(zmq.NOBLOCK)
             except zmq.Again:
                 return
             try:
-                yield decode_from_leader(frame)
+                yield decode_frames(frames)
             except BadMessage as error:
                 logger.warning("the leader sent %s", error)
 

@@ -4,17 +4,22 @@
     leader -> front    Welcome, Occupied, Responses, Stats, Iterations, Heartbeat, Fatal
     leader -> ranks    RankInput
 
+A message is one frame. Responses that hold tensors have their numbers behind it, a frame for each tensor: numbers that
+nobody looks at on their way are not packed into a message and out of it again.
+
 Decoding checks every type, and no message can cause code to be loaded or run. Knows no socket.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import TypeVar
 
 import msgspec
+from msgspec import structs
 
 from inflight.request import Request, RequestLimits
-from inflight.result import FinishReason, Response
+from inflight.result import FinishReason, NamedTensor, Response
 from inflight.stats import IterationStats, RequestStatsPerIteration
 
 MAX_MESSAGE_BYTES = 64 * 1024 * 1024
@@ -129,6 +134,51 @@ _rank_input = msgspec.msgpack.Decoder(RankInput)
 
 def encode(message: FromFront | FromLeader) -> bytes:
     return _encoder.encode(message)
+
+
+def encode_frames(message: FromLeader) -> list[bytes]:
+    """The message, and behind it the numbers of its tensors."""
+    tensors = _tensors(message)
+    if not tensors:
+        return [_encoder.encode(message)]
+    bare = _with_tensors(message, iter([structs.replace(tensor, data=b"") for tensor in tensors]))
+    return [_encoder.encode(bare), *(tensor.data for tensor in tensors)]
+
+
+def decode_frames(frames: list[bytes]) -> FromLeader:
+    """The inverse. Raises BadMessage, also where frames and tensors do not fit together."""
+    message, numbers = decode_from_leader(frames[0]), frames[1:]
+    tensors = _tensors(message)
+    if len(tensors) != len(numbers):
+        raise BadMessage(f"{len(numbers)} frames of numbers for {len(tensors)} tensors")
+    if not tensors:
+        return message
+    filled = [structs.replace(tensor, data=data) for tensor, data in zip(tensors, numbers, strict=True)]
+    for tensor in filled:
+        try:
+            tensor.array()
+        except (TypeError, ValueError):
+            raise BadMessage(f"{len(tensor.data)} bytes that are not a tensor") from None
+    return _with_tensors(message, iter(filled))
+
+
+def _tensors(message: FromLeader) -> list[NamedTensor]:
+    if not isinstance(message, Responses):
+        return []
+    results = (response.result for response in message.responses)
+    return [tensor for result in results if result is not None for tensor in result.tensors]
+
+
+def _with_tensors(message: FromLeader, tensors: Iterator[NamedTensor]) -> FromLeader:
+    """The same Responses with other tensors, as many and in the same order."""
+    assert isinstance(message, Responses)
+    responses: list[Response] = []
+    for response in message.responses:
+        if response.result is not None and response.result.tensors:
+            result = structs.replace(response.result, tensors=[next(tensors) for _ in response.result.tensors])
+            response = structs.replace(response, result=result)
+        responses.append(response)
+    return Responses(responses)
 
 
 def decode_from_front(frame: bytes) -> FromFront:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from inflight.server.tensors.tensor_values import Array
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Chunk:
@@ -20,6 +22,17 @@ class Chunk:
     num_input_tokens: int = 0
     num_output_tokens: int = 0
     """Generated tokens in this chunk."""
+
+    # None where the chunk has nothing of it. Their first dimension are tokens.
+    top_token_ids: Array | None = None
+    top_log_probs: Array | None = None
+    generation_logits: Array | None = None
+    hidden_states: Array | None = None
+    prompt_log_probs: Array | None = None
+    prompt_top_token_ids: Array | None = None
+    prompt_top_log_probs: Array | None = None
+    context_logits: Array | None = None
+    context_hidden_states: Array | None = None
 
     @property
     def sequence_length(self) -> int:

@@ -26,6 +26,17 @@ class ClientRequest:
     frequency_penalty: float | None = None
     min_tokens: int | None = None
     num_return_sequences: int | None = None
+    no_repeat_ngram_size: int | None = None
+    top_p_decay: float | None = None
+    top_p_min: float | None = None
+    top_p_reset_ids: int | None = None
+    logit_bias_ids: list[int] | None = None
+    logit_bias_values: list[float] | None = None
+    embedding_bias: bytes | None = None
+    """Little-endian float32 for each token of the vocabulary; b"" = none."""
+    embedding_bias_words: list[str] | None = None
+    embedding_bias_weights: list[float] | None = None
+    """Added to every token of the word at the same place."""
 
     stop_words: list[str] | None = None
     """Strings that end the output, also where they begin or end inside a token."""
@@ -39,6 +50,14 @@ class ClientRequest:
 
     exclude_input_in_output: bool | None = None
     return_log_probs: bool = False
+    num_log_probs: int | None = None
+    return_prompt_log_probs: bool = False
+    return_context_logits: bool = False
+    return_generation_logits: bool = False
+    additional_outputs: list[str] | None = None
+    """Names of tensors of the network."""
+    gather_context: bool = False
+    """Those of the prompt's tokens, too."""
     return_num_input_tokens: bool = False
     return_num_output_tokens: bool = False
 

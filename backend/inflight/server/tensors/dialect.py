@@ -71,8 +71,10 @@ class OutputTensor:
     asked_by: str = ""
     """Boolean field of ClientRequest that switches it on; empty = always on."""
 
-    def to_array(self, chunk: Chunk, batched: bool) -> Array:
-        return to_array(getattr(chunk, self.value), self.dtype.numpy_type, len(self.dims) + batched)
+    def to_array(self, chunk: Chunk, batched: bool) -> Array | None:
+        """None if the chunk has nothing of it."""
+        value = getattr(chunk, self.value)
+        return None if value is None else to_array(value, self.dtype.numpy_type, len(self.dims) + batched)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -114,12 +116,13 @@ class Dialect:
     def write(self, chunk: Chunk, client: ClientRequest, requested: frozenset[str] | None) -> dict[str, Array]:
         """Chunk -> output tensors by name. `requested`: names of the outputs to write; None = all that the request's
         flags switch on."""
-        return {
+        arrays = {
             tensor.name: tensor.to_array(chunk, self.batched)
             for tensor in self.outputs
             if (requested is None or tensor.name in requested)
             and (not tensor.asked_by or getattr(client, tensor.asked_by))
         }
+        return {name: array for name, array in arrays.items() if array is not None}
 
     def _check_required(self, arrays: Mapping[str, Array]) -> None:
         for group in self.required:

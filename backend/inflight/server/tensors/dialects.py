@@ -6,8 +6,15 @@ users of vLLM expect besides (min_p, finish_reason). No batch dimension: config.
 
 from __future__ import annotations
 
-from inflight.server.tensors.dialect import Dialect, InputTensor, OutputTensor, TensorType
-from inflight.server.tensors.tensor_values import read_prompt, read_token_ids, read_words
+from inflight.server.tensors.dialect import Dialect, InputTensor, OutputTensor, Reader, TensorType
+from inflight.server.tensors.tensor_values import (
+    read_float32_bytes,
+    read_numbers,
+    read_prompt,
+    read_texts,
+    read_token_ids,
+    read_words,
+)
 
 
 def _scalar(name: str, dtype: TensorType, field: str = "") -> InputTensor:
@@ -17,6 +24,14 @@ def _scalar(name: str, dtype: TensorType, field: str = "") -> InputTensor:
 def _unsupported(name: str, dtype: TensorType, *neutral: int | float) -> InputTensor:
     """Refused unless it holds a value that asks for nothing."""
     return InputTensor(name=name, dtype=dtype, dims=(1,), neutral=neutral)
+
+
+def _row(name: str, dtype: TensorType, read: Reader) -> InputTensor:
+    return InputTensor(name=name, dtype=dtype, dims=(-1,), field=name, read=read)
+
+
+def _array(name: str, dtype: TensorType, rank: int, asked_by: str) -> OutputTensor:
+    return OutputTensor(name=name, dtype=dtype, dims=(-1,) * rank, value=name, asked_by=asked_by)
 
 
 LLM = Dialect(
@@ -41,12 +56,29 @@ LLM = Dialect(
         _unsupported("length_penalty", TensorType.FP32, 0.0, 1.0),
         _unsupported("early_stopping", TensorType.INT32, 0, 1),
         _unsupported("beam_search_diversity_rate", TensorType.FP32, 0.0),
+        _scalar("no_repeat_ngram_size", TensorType.INT32),
+        _scalar("top_p_decay", TensorType.FP32),
+        _scalar("top_p_min", TensorType.FP32),
+        _scalar("top_p_reset_ids", TensorType.INT32),
+        _row("logit_bias_ids", TensorType.INT32, read_numbers),
+        _row("logit_bias_values", TensorType.FP32, read_numbers),
+        _row("embedding_bias", TensorType.FP32, read_float32_bytes),
+        _row("embedding_bias_words", TensorType.STRING, read_texts),
+        _row("embedding_bias_weights", TensorType.FP32, read_numbers),
         InputTensor(name="stop_words", dtype=TensorType.STRING, dims=(-1,), field="stop_words", read=read_words),
         InputTensor(name="bad_words", dtype=TensorType.STRING, dims=(-1,), field="bad_words", read=read_words),
         _scalar("end_id", TensorType.INT32),
         _scalar("pad_id", TensorType.INT32),
         _scalar("exclude_input_in_output", TensorType.BOOL),
         _scalar("return_log_probs", TensorType.BOOL),
+        _scalar("num_log_probs", TensorType.INT32),
+        _scalar("return_prompt_log_probs", TensorType.BOOL),
+        _scalar("return_context_logits", TensorType.BOOL),
+        _scalar("return_generation_logits", TensorType.BOOL),
+        InputTensor(
+            name="additional_outputs", dtype=TensorType.STRING, dims=(-1,), field="additional_outputs", read=read_words
+        ),
+        _scalar("gather_context", TensorType.BOOL),
         _scalar("return_num_input_tokens", TensorType.BOOL),
         _scalar("return_num_output_tokens", TensorType.BOOL),
         _scalar("stop", TensorType.BOOL),
@@ -73,6 +105,15 @@ LLM = Dialect(
             value="log_probs",
             asked_by="return_log_probs",
         ),
+        _array("top_token_ids", TensorType.INT32, 3, "num_log_probs"),
+        _array("top_log_probs", TensorType.FP32, 3, "num_log_probs"),
+        _array("prompt_log_probs", TensorType.FP32, 1, "return_prompt_log_probs"),
+        _array("prompt_top_token_ids", TensorType.INT32, 2, "return_prompt_log_probs"),
+        _array("prompt_top_log_probs", TensorType.FP32, 2, "return_prompt_log_probs"),
+        _array("context_logits", TensorType.FP32, 2, "return_context_logits"),
+        _array("generation_logits", TensorType.FP32, 3, "return_generation_logits"),
+        _array("hidden_states", TensorType.FP32, 3, "additional_outputs"),
+        _array("context_hidden_states", TensorType.FP32, 2, "gather_context"),
         OutputTensor(
             name="num_input_tokens",
             dtype=TensorType.INT32,

@@ -14,9 +14,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from inflight.errors import InvalidRequest
+from inflight.request import MAX_BIASED_TOKENS
 
 Array = NDArray[Any]
-Value = bool | int | float | str | list[int] | list[str] | list[list[int]]
+Value = bool | int | float | str | bytes | list[int] | list[float] | list[str] | list[list[int]]
 
 MAX_WORDS = 1024
 """Entries of one stop or bad word list."""
@@ -82,6 +83,33 @@ def read_words(name: str, array: Array, limits: ReadLimits) -> Value:
     return [_text(name, word, MAX_WORDS_BYTES) for word in raw if word]
 
 
+def read_texts(name: str, array: Array, limits: ReadLimits) -> Value:
+    """A list of texts as they are, shape [n] or [1, n]: another tensor's entries belong to them, one by one."""
+    _check_row(name, array, MAX_WORDS)
+    raw = [word if isinstance(word, bytes) else str(word).encode() for word in array.reshape(-1)]
+    return [_text(name, word, MAX_WORDS_BYTES) for word in raw]
+
+
+def read_numbers(name: str, array: Array, limits: ReadLimits) -> Value:
+    """A short list of numbers, shape [n] or [1, n]."""
+    _check_row(name, array, MAX_BIASED_TOKENS)
+    numbers: list[float] = array.reshape(-1).tolist()
+    return numbers
+
+
+def read_float32_bytes(name: str, array: Array, limits: ReadLimits) -> Value:
+    """One row of float32, shape [n] or [1, n], as little-endian bytes; an empty tensor asks for nothing."""
+    _check_row(name, array, None)
+    return array.astype("<f4").tobytes()
+
+
+def _check_row(name: str, array: Array, most: int | None) -> None:
+    if array.ndim > 1 and math.prod(array.shape[:-1]) != 1:
+        raise InvalidRequest(f"{name} must be one row, got shape {list(array.shape)}")
+    if most is not None and array.size > most:
+        raise InvalidRequest(f"{name} has {array.size} entries, more than {most}")
+
+
 def read_word_ids(name: str, array: Array, limits: ReadLimits) -> Value:
     """TensorRT-LLM's word list, shape [2, n] or [1, 2, n]: row 0 holds the tokens of all words one after the other,
     row 1 the end offset of each word, padded with -1."""
@@ -113,7 +141,10 @@ def _text(name: str, value: bytes | str, max_bytes: int) -> str:
 
 
 def to_array(value: object, numpy_type: type, rank: int) -> Array:
-    """A value as a tensor of one sequence: shape (1, ..., 1, n) with `rank` dimensions. Text becomes UTF-8 bytes."""
+    """A value as a tensor of one sequence: shape (1, ..., 1, n) with `rank` dimensions. Text becomes UTF-8 bytes;
+    an array keeps its own dimensions as the last ones."""
+    if isinstance(value, np.ndarray):
+        return value.astype(numpy_type, copy=False).reshape((1,) * (rank - value.ndim) + value.shape)
     if isinstance(value, str):
         return np.array([value.encode("utf-8", "replace")], dtype=np.object_).reshape((1,) * rank)
     return np.array(value, dtype=numpy_type).reshape((1,) * (rank - 1) + (-1,))

@@ -36,7 +36,7 @@ from inflight.executor.wire.messages import (
     Submit,
     Welcome,
     decode_from_front,
-    encode,
+    encode_frames,
 )
 from inflight.request import RequestLimits
 from inflight.result import Response
@@ -232,7 +232,8 @@ class LeaderSocket:
 
     def _send(self, front: bytes, message: FromLeader) -> None:
         try:
-            self._socket.send_multipart([front, encode(message)], zmq.NOBLOCK)
+            # Long frames are not copied: this is the loop's thread, and tensors may have hundreds of megabytes.
+            self._socket.send_multipart([front, *encode_frames(message)], zmq.NOBLOCK, copy=False)
         except zmq.ZMQError as error:
             if error.errno not in (zmq.EHOSTUNREACH, zmq.EAGAIN):
                 raise

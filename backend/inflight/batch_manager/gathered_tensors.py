@@ -1,0 +1,95 @@
+"""Tensors that one sequence asked for, as its steps bring them, until a Result takes them along. numpy, no torch."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from inflight.request import OutputConfig
+from inflight.result import NamedTensor
+from inflight.scheduler_output import (
+    CONTEXT,
+    GENERATION_LOGITS,
+    PROMPT_LOG_PROBS,
+    PROMPT_TOP_LOG_PROBS,
+    TOP_LOG_PROBS,
+    Array,
+    RowTensors,
+)
+
+
+class GatheredTensors:
+    """Of a sequence that asks for any.
+
+    A sequence that was paused computes its prompt again, and steps of before the pause may still come in: what is of
+    prompt tokens that are known already is dropped.
+    """
+
+    __slots__ = ("_generated", "_num_prompt_gathered", "_num_prompt_tokens", "_of_prompt", "_of_samples", "_prompt")
+
+    def __init__(self, of_prompt: tuple[str, ...], of_samples: tuple[str, ...], num_prompt_tokens: int) -> None:
+        """Names of the outputs that are wanted of the prompt's tokens and of the generated ones."""
+        self._of_prompt = of_prompt
+        self._of_samples = of_samples
+        self._num_prompt_tokens = num_prompt_tokens if of_prompt else 0
+        self._num_prompt_gathered = 0
+        self._prompt: dict[str, list[Array]] = {}
+        self._generated: dict[str, list[Array]] = {}
+
+    @classmethod
+    def wanted_by(cls, config: OutputConfig, num_prompt_tokens: int, *, with_prompt: bool) -> GatheredTensors | None:
+        """None if `config` asks for nothing. `with_prompt`: False for a sequence whose prompt another one answers for,
+        or whose client has had that part before the ranks were lost."""
+        of_prompt, of_samples = output_names(config)
+        if not with_prompt:
+            of_prompt = ()
+        return cls(of_prompt, of_samples, num_prompt_tokens) if of_prompt or of_samples else None
+
+    @property
+    def needs_prompt(self) -> bool:
+        """Whether tokens of the prompt must still be computed for what is asked of them."""
+        return self._num_prompt_gathered < self._num_prompt_tokens
+
+    @property
+    def outputs(self) -> tuple[str, ...]:
+        """Names of what is still to be asked of the runner."""
+        return (*(self._of_prompt if self.needs_prompt else ()), *self._of_samples)
+
+    def add_prompt(self, tensors: RowTensors) -> None:
+        """Take in what a step found of the prompt."""
+        known = self._num_prompt_gathered - tensors.prompt_start
+        if not 0 <= known < tensors.num_prompt_tokens:
+            return
+        for name, array in tensors.prompt.items():
+            self._prompt.setdefault(name, []).append(array[known:])
+        self._num_prompt_gathered += tensors.num_prompt_tokens - known
+
+    def add_generated(self, tensors: RowTensors, num_tokens: int) -> None:
+        """Take in what a step found of the tokens that it sampled, the first `num_tokens` of which were kept."""
+        for name, array in tensors.generated.items():
+            self._generated.setdefault(name, []).append(array[:num_tokens])
+
+    def take(self) -> list[NamedTensor]:
+        """All that no earlier Result had; of the prompt once it is complete, or with the last Result."""
+        found = {**self._prompt, **self._generated}
+        self._prompt, self._generated = {}, {}
+        return [NamedTensor.of(name, _joined(arrays)) for name, arrays in sorted(found.items())]
+
+
+def _joined(arrays: list[Array]) -> Array:
+    return arrays[0] if len(arrays) == 1 else np.concatenate(arrays)
+
+
+def output_names(config: OutputConfig) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """Names of the outputs that a runner must give: of the prompt's tokens, of the sampled ones."""
+    of_prompt = {
+        PROMPT_LOG_PROBS: config.return_prompt_log_probs,
+        PROMPT_TOP_LOG_PROBS: config.return_prompt_log_probs and config.num_log_probs > 0,
+        f"{CONTEXT}logits": config.return_context_logits,
+        **{f"{CONTEXT}{output.name}": output.gather_context for output in config.additional_model_outputs},
+    }
+    of_samples = {
+        TOP_LOG_PROBS: config.num_log_probs > 0,
+        GENERATION_LOGITS: config.return_generation_logits,
+        **{output.name: True for output in config.additional_model_outputs},
+    }
+    return tuple(n for n, wanted in of_prompt.items() if wanted), tuple(n for n, wanted in of_samples.items() if wanted)
