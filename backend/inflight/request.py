@@ -11,6 +11,7 @@ import math
 import msgspec
 
 from inflight.errors import InvalidRequest
+from inflight.guided_decoding import GuidedDecodingParams
 
 MAX_SEED = 2**64 - 1
 MIN_TEMPERATURE = 1e-5
@@ -65,6 +66,10 @@ class Request(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """The sequence ends as soon as its last tokens equal one of these."""
     bad_words: list[list[int]] = []
     """Token sequences that must not occur in the output: their last token is not sampled after the others."""
+    guided_decoding_params: GuidedDecodingParams | None = None
+    """The grammar that the output follows; None = any output. An output that is cut by `max_tokens` is the beginning of
+    one that does. Needs `end_ids`, which are sampled only where the grammar may end, and then whatever `min_tokens` and
+    `bad_words` leave; where these leave nothing that the grammar allows, the grammar alone decides."""
     priority: float = 0.5
     """0 to 1; higher ones start first, equal ones in order of arrival."""
     allotted_time_ms: int = 0
@@ -125,6 +130,10 @@ class RequestLimits(msgspec.Struct, frozen=True, kw_only=True):
         if not math.isfinite(request.cum_log_prob):
             raise InvalidRequest(f"cum_log_prob must be finite, got {request.cum_log_prob}")
         self.validate_sampling(request.sampling_config)
+        if request.guided_decoding_params is not None:
+            request.guided_decoding_params.validate()
+            if not request.end_ids:
+                raise InvalidRequest("guided decoding needs an end token: set end_id to a token, not to -1")
         if request.num_return_sequences != 1:
             raise InvalidRequest(f"num_return_sequences must be 1, got {request.num_return_sequences}")
         if not 0.0 <= request.priority <= 1.0:

@@ -22,7 +22,7 @@ from inflight.batch_manager.waiting_queue import WaitingQueue
 from inflight.config import SchedulerPolicy
 from inflight.errors import InvalidRequest, RequestError, StepFailed
 from inflight.result import FinishReason
-from inflight.scheduler_output import LOG_PROBS, NO_SLOT, NewSequence, RowWork, SchedulerOutput, StepOutput
+from inflight.scheduler_output import LOG_PROBS, NewSequence, RowWork, SchedulerOutput, StepOutput
 
 NONE: list[int] = []
 """Shared by all rows without new blocks or tokens from the host: nearly every row of every step. Never written to."""
@@ -74,7 +74,7 @@ class Scheduler:
         # Updated incrementally, so that a step need not go through all sequences.
         self._num_decoding = 0
         self._num_missing_blocks = 0  # blocks that running sequences still need to reach their maximum length
-        self._num_masked = 0
+        self._num_guided = 0
 
     @property
     def num_running(self) -> int:
@@ -115,7 +115,7 @@ class Scheduler:
                 raise RuntimeError("the queue's head does not fit into an empty KV cache")
             return None
         output = SchedulerOutput(
-            new_sequences=step.new_sequences, rows=step.rows, samples_late=self._num_masked > 0 and bool(step.sampling)
+            new_sequences=step.new_sequences, rows=step.rows, samples_late=self._num_guided > 0 and bool(step.sampling)
         )
         self._outstanding.append((output, step.sampling))
         for sequence in step.prefilling:
@@ -239,7 +239,7 @@ class Scheduler:
         self._running.append(sequence)
         self._batch_quota -= 1
         self._num_missing_blocks += self._num_blocks_at_longest(sequence) - len(sequence.block_ids)
-        self._num_masked += sequence.mask_slot != NO_SLOT
+        self._num_guided += sequence.is_guided
         step.new_sequences.append(
             NewSequence(
                 row=sequence.row,
@@ -251,7 +251,7 @@ class Scheduler:
                 bad_words=sequence.request.bad_words,
                 outputs=(LOG_PROBS,) if sequence.wants_log_probs else (),
                 adapter_slot=sequence.adapter_slot,
-                mask_slot=sequence.mask_slot,
+                guided_decoding_params=sequence.request.guided_decoding_params,
             )
         )
         self._add_row(sequence, num_tokens, NONE, step)
@@ -283,7 +283,7 @@ class Scheduler:
         expected, sequences = self._outstanding.popleft()
         assert scheduled is expected, "steps must be updated in the order they were scheduled"
         assert len(sequences) == len(output.token_ids), "a step must answer every sampling row"
-        rows = scheduled.sampling_rows if output.errors else []
+        rows = scheduled.sampling_rows if output.errors or output.refused else []
         progressed: list[Sequence] = []
         some_finished = False
         block_size = self.kv_cache.block_size
@@ -292,8 +292,9 @@ class Scheduler:
             if sequence.status is SequenceStatus.FINISHED:
                 continue
             progressed.append(sequence)
-            if rows and rows[index] in output.errors:
-                self._fail(sequence, StepFailed(output.errors[rows[index]]))
+            error = _row_error(output, rows[index]) if rows else None
+            if error is not None:
+                self._fail(sequence, error)
                 some_finished = True
                 continue
             log_probs = output.log_probs[index] if sequence.wants_log_probs and output.log_probs is not None else None
@@ -362,7 +363,7 @@ class Scheduler:
         if sequence.status is SequenceStatus.RUNNING:
             self._num_decoding -= sequence.is_decoding
             self._num_missing_blocks -= self._num_blocks_at_longest(sequence) - len(sequence.block_ids)
-            self._num_masked -= sequence.mask_slot != NO_SLOT
+            self._num_guided -= sequence.is_guided
             heapq.heappush(self._free_rows, sequence.row)
             sequence.row = -1
         else:
@@ -383,5 +384,11 @@ class Scheduler:
         assert self._num_decoding == sum(sequence.is_decoding for sequence in self._running)
         missing = (self._num_blocks_at_longest(s) - len(s.block_ids) for s in self._running)
         assert self._num_missing_blocks == sum(missing)
-        assert self._num_masked == sum(sequence.mask_slot != NO_SLOT for sequence in self._running)
+        assert self._num_guided == sum(sequence.is_guided for sequence in self._running)
         self.kv_cache.check(self._running)
+
+
+def _row_error(output: StepOutput, row: int) -> RequestError | None:
+    if row in output.refused:
+        return InvalidRequest(output.refused[row])
+    return StepFailed(output.errors[row]) if row in output.errors else None

@@ -49,9 +49,9 @@ class Sequence:
         "first_scheduled_time_ns",
         "first_token_time_ns",
         "index",
+        "is_guided",
         "last_token_time_ns",
         "log_probs",
-        "mask_slot",
         "max_length",
         "num_allocated_blocks",
         "num_cached_blocks",
@@ -85,7 +85,7 @@ class Sequence:
         self.stop_words = _by_last_token(request.stop_words)
         self.wants_log_probs = request.output_config.return_log_probs
         self.adapter_slot = NO_SLOT
-        self.mask_slot = NO_SLOT
+        self.is_guided = request.guided_decoding_params is not None
 
         # Written by the Scheduler.
         self.status = SequenceStatus.WAITING

@@ -228,5 +228,3 @@ def _refuse_unserved(scheduled: SchedulerOutput) -> None:
             raise ValueError(f"outputs {sorted(unknown)} are not served, only {sorted(SERVED_OUTPUTS)}")
         if new.adapter_slot != NO_SLOT:
             raise ValueError(f"adapters are not served, but row {new.row} names slot {new.adapter_slot}")
-        if new.mask_slot != NO_SLOT:
-            raise ValueError(f"token masks are not served, but row {new.row} names slot {new.mask_slot}")

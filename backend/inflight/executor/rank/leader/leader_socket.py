@@ -39,9 +39,12 @@ from inflight.executor.wire.messages import (
 )
 from inflight.request import RequestLimits
 from inflight.result import Response
+from inflight.runtime.guided.grammars import Grammars
 
 logger = logging.getLogger(__name__)
 
+GRAMMAR_POLL_MS = 5
+"""How often a grammar is looked after that is being compiled while nothing else happens."""
 LINGER_MS = 1000
 """Time to transmit messages that are still queued when the socket is closed."""
 
@@ -56,6 +59,7 @@ class LeaderSocket:
         limits: RequestLimits,
         device: str,
         max_in_flight: int = 0,
+        grammars: Grammars | None = None,
         tick_seconds: float = 1.0,
         stats_seconds: float = 0.05,
     ) -> None:
@@ -66,7 +70,7 @@ class LeaderSocket:
         self._max_in_flight = max_in_flight
         self._tick_seconds = tick_seconds
         self._stats_seconds = stats_seconds
-        self._book = RequestBook(max_in_flight)
+        self._book = RequestBook(max_in_flight, grammars=grammars)
         self._fronts: dict[bytes, int] = {}
         """ZeroMQ identity of each front -> its front id."""
         self._num_bad_messages = 0
@@ -89,8 +93,9 @@ class LeaderSocket:
             remaining = self._next_tick - time.monotonic()
             if remaining <= 0:
                 break
-            self._socket.poll(math.ceil(remaining * 1000))
+            self._socket.poll(GRAMMAR_POLL_MS if self._book.awaits_grammars else math.ceil(remaining * 1000))
             self._receive_all()
+            self._book.poll_grammars()
         requests, stops = self._book.take(0 if self._shutdown else max_requests)
         self._flush()
         tick = time.monotonic() >= self._next_tick
