@@ -27,6 +27,8 @@ CHECKPOINT = Path(__file__).parents[3] / "model_repository/llm/1/checkpoint"
 END = 2
 PROMPTS = [[1, 20, 30], list(range(40, 90)), [7, 8]]
 TOKENIZER = Tokenizer.load(CHECKPOINT)
+WORDY = [[i] for i in range(7, 2048) if not set(TOKENIZER.token(i) or "x") <= set('{}[]":,.0123456789') or i > 106]
+"""All but single signs. Otherwise a model that has never seen JSON fills the first string with stories."""
 
 
 def load(**parameters: str) -> GenerationService:
@@ -56,6 +58,8 @@ def start(service: GenerationService, seed: int, name: str = "", **options: Any)
     """`name`: of a guide; "" = none. Seed 0 is greedy."""
     if name:
         options = {"guided_decoding_params": GUIDES[name][0], **options}
+    if name == "json":
+        options = {"bad_words": WORDY, **options}
     sampling = SamplingConfig(temperature=1.0 if seed else 0.0, seed=seed)
     options = {"max_tokens": 250, "end_ids": [END], "sampling_config": sampling, **options}
     return service.generate_async(PROMPTS[seed % 3], **options)
@@ -78,7 +82,7 @@ def check(name: str, result: GenerationResult) -> bool:
 @pytest.mark.parametrize("name", GUIDES)
 def test_every_output_parses(service: GenerationService, name: str) -> None:
     results = [start(service, seed, name) for seed in range(16)]
-    assert sum(check(name, result) for result in results) >= (1 if name == "json" else 12)
+    assert sum(check(name, result) for result in results) >= (8 if name == "json" else 12)
 
 
 def test_free_rows_beside_guided_ones_get_the_tokens_that_they_get_alone(service: GenerationService) -> None:
