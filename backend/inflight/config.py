@@ -278,7 +278,7 @@ UNSUPPORTED_KEYS: dict[str, tuple[str, ...] | None] = {
     "lookahead_ngram_size": (),
     "lookahead_verification_set_size": (),
     "lora_prefetch_dir": (),
-    "guided_decoding_backend": (),
+    "guided_decoding_backend": ("xgrammar",),
     "xgrammar_tokenizer_info_path": (),
     "speculative_decoding_fast_logits": ("false",),
     "gpu_weights_percent": ("1", "1.0"),

@@ -12,6 +12,7 @@ import msgspec
 import numpy as np
 
 from inflight.errors import InvalidRequest
+from inflight.guided_decoding import GuidedDecodingParams
 
 MAX_SEED = 2**64 - 1
 MIN_TEMPERATURE = 1e-5
@@ -117,6 +118,10 @@ class Request(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """The sequence ends as soon as its last tokens equal one of these."""
     bad_words: list[list[int]] = []
     """Token sequences that must not occur in the output: their last token is not sampled after the others."""
+    guided_decoding_params: GuidedDecodingParams | None = None
+    """The grammar that the output follows; None = any output. An output that is cut by `max_tokens` is the beginning of
+    one that does. Needs `end_ids`, which are sampled only where the grammar may end, and then whatever `min_tokens` and
+    `bad_words` leave; where these leave nothing that the grammar allows, the grammar alone decides."""
     priority: float = 0.5
     """0 to 1; higher ones start first, equal ones in order of arrival."""
     allotted_time_ms: int = 0
@@ -191,6 +196,10 @@ class RequestLimits(msgspec.Struct, frozen=True, kw_only=True):
         self._validate_sequences(request)
         self._validate_biases(request.sampling_config)
         self._validate_outputs(request)
+        if request.guided_decoding_params is not None:
+            request.guided_decoding_params.validate()
+            if not request.end_ids:
+                raise InvalidRequest("guided decoding needs an end token: set end_id to a token, not to -1")
         if not 0.0 <= request.priority <= 1.0:
             raise InvalidRequest(f"priority must be between 0 and 1, got {request.priority}")
 

@@ -13,10 +13,11 @@ from typing import Any
 import msgspec
 import numpy.typing as npt
 
+from inflight.guided_decoding import GuidedDecodingParams
 from inflight.request import SamplingConfig
 
 NO_SLOT = -1
-"""Index that means no adapter or no mask."""
+"""Index that means no adapter."""
 LOG_PROBS = "log_probs"
 """Name of the output that `StepOutput.log_probs` holds."""
 
@@ -61,9 +62,8 @@ class NewSequence(msgspec.Struct, frozen=True, kw_only=True):
     """Alternatives of TOP_LOG_PROBS and PROMPT_TOP_LOG_PROBS."""
     adapter_slot: int = NO_SLOT
     """Which of the runner's adapters the row's tokens go through. Refused by a runner without adapters."""
-    mask_slot: int = NO_SLOT
-    """Which of the runner's token masks holds for every token that the row samples; its content may change between the
-    two halves of each step. Refused by a runner without masks."""
+    guided_decoding_params: GuidedDecodingParams | None = None
+    """The grammar that `token_ids` after the prompt, and every token that the row samples, follow."""
 
 
 class RowWork(msgspec.Struct, frozen=True, kw_only=True, gc=False):
@@ -130,10 +130,13 @@ class StepOutput(msgspec.Struct, frozen=True, kw_only=True):
     """What a step found, one entry for each of SchedulerOutput.sampling_rows, on the host."""
 
     token_ids: list[list[int]]
-    """New tokens of each row: one, or several under speculation; empty where `errors` names the row."""
+    """New tokens of each row: one, or several under speculation; empty where `errors` or `refused` names the
+    row."""
     log_probs: list[list[float]] | None = None
     """Log probabilities of those tokens; None if no row of the step asked."""
     tensors: dict[int, RowTensors] = {}
     """Row -> what it asked for. Rows that do not sample in the step may be among them."""
     errors: dict[int, str] = {}
     """Row -> sentence, for a row that cannot go on (its logits were not finite)."""
+    refused: dict[int, str] = {}
+    """Row -> sentence, for a row that cannot go on because of what its request asks (its grammar takes too long)."""

@@ -47,6 +47,7 @@ class NullRunner:
 
     device_type = "cpu"
     block_size = BLOCK_SIZE
+    grammars = None
 
     def __init__(self, max_batch_size: int) -> None:
         self.num_blocks = max_batch_size * 80

@@ -27,6 +27,7 @@ class LoadedFakeRunner(FakeRunner):
     def __init__(self, config: EngineConfig, crash_step: int = -1) -> None:
         self.num_blocks = 4 * MAX_SEQ_LEN // config.tokens_per_block
         self.device_type = "cpu"
+        self.grammars = None
         self.limits = RequestLimits(
             vocab_size=VOCAB_SIZE,
             max_seq_len=MAX_SEQ_LEN,

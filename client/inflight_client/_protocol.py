@@ -35,6 +35,8 @@ _DTYPES: dict[str, Any] = {
     "bad_words": np.object_,
     "end_id": np.int32,
     "pad_id": np.int32,
+    "guided_decoding_guide_type": np.object_,
+    "guided_decoding_guide": np.object_,
     "exclude_input_in_output": np.bool_,
     "return_log_probs": np.bool_,
     "return_num_input_tokens": np.bool_,

@@ -40,6 +40,10 @@ class GenerationOptions(TypedDict, total=False):
     end_id: int | None
     """Token that ends the answer; -1 for none."""
     pad_id: int | None
+    guided_decoding_guide_type: str | None
+    """json, json_schema, regex, ebnf_grammar or structural_tag: what the answer follows."""
+    guided_decoding_guide: str | None
+    """The schema, expression, grammar or tags; left out for json."""
     exclude_input_in_output: bool
     """Leave the prompt out of the text; default True."""
     return_log_probs: bool

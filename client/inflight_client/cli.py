@@ -48,6 +48,9 @@ TopP = Annotated[float | None, typer.Option("--top-p", help="Total probability o
 MinP = Annotated[float | None, typer.Option("--min-p", help="Drop tokens below this fraction of the likeliest.")]
 Seed = Annotated[int | None, typer.Option("--seed", help="The same seed gives the same text.")]
 Repetition = Annotated[float | None, typer.Option("--repetition-penalty", help="Above 1 repeats less.")]
+JsonSchema = Annotated[
+    Path | None, typer.Option("--json-schema", help="File with a JSON schema that the text follows.", dir_okay=False)
+]
 Stop = Annotated[list[str] | None, typer.Option("--stop", help="End where this text appears; may be repeated.")]
 
 
@@ -76,6 +79,7 @@ def generate(
     seed: Seed = None,
     repetition_penalty: Repetition = None,
     stop: Stop = None,
+    json_schema: JsonSchema = None,
     timeout: Timeout = None,
     stats: Annotated[bool, typer.Option("--stats", help="Print number of tokens and time, on stderr.")] = False,
 ) -> None:
@@ -90,6 +94,12 @@ def generate(
         "repetition_penalty": repetition_penalty,
         "stop_words": stop,
     }
+    if json_schema is not None:
+        try:
+            schema = json_schema.read_text(encoding="utf-8")
+        except (OSError, UnicodeDecodeError) as error:
+            raise fail(f"--json-schema {json_schema} cannot be read: {error}", EXIT_USAGE) from None
+        options |= {"guided_decoding_guide_type": "json_schema", "guided_decoding_guide": schema}
     text = sys.stdin.read() if prompt == "-" else prompt
     started = time.monotonic()
     with failing_in_words(), connect(url, model, timeout) as client, client.stream(text, **options) as stream:

@@ -27,7 +27,7 @@ from inflight.batch_manager.waiting_queue import WaitingQueue
 from inflight.config import SchedulerPolicy
 from inflight.errors import InvalidRequest, RequestError, StepFailed
 from inflight.result import FinishReason
-from inflight.scheduler_output import NO_SLOT, RowWork, SchedulerOutput, StepOutput
+from inflight.scheduler_output import RowWork, SchedulerOutput, StepOutput
 
 NONE: list[int] = []
 """Shared by all rows without new blocks or tokens from the host: nearly every row of every step. Never written to."""
@@ -66,7 +66,7 @@ class Scheduler:
         # Updated incrementally, so that a step need not go through all sequences.
         self._num_decoding = 0
         self._num_missing_blocks = 0  # blocks that running sequences still need to reach their maximum length
-        self._num_masked = 0
+        self._num_guided = 0
 
     @property
     def num_running(self) -> int:
@@ -111,7 +111,7 @@ class Scheduler:
             new_sequences=step.new_sequences,
             rows=step.rows,
             block_copies=step.block_copies,
-            samples_late=self._num_masked > 0 and bool(step.sampling),
+            samples_late=self._num_guided > 0 and bool(step.sampling),
         )
         self._outstanding.append((output, step))
         return output
@@ -250,7 +250,7 @@ class Scheduler:
         self._num_started += 1
         self._running.append(sequence)
         self._batch_quota -= 1
-        self._num_masked += sequence.mask_slot != NO_SLOT
+        self._num_guided += sequence.is_guided
         if prefix.source is not None:
             step.forks.append((sequence, prefix.source))
             return
@@ -295,7 +295,7 @@ class Scheduler:
         sequences = step.sampling
         assert scheduled is expected, "steps must be updated in the order they were scheduled"
         assert len(sequences) == len(output.token_ids), "a step must answer every sampling row"
-        rows = scheduled.sampling_rows if output.errors or output.tensors else []
+        rows = scheduled.sampling_rows if output.errors or output.refused or output.tensors else []
         for row, tensors in output.tensors.items():
             gathered = step.gathering[row].gathered
             if gathered is not None and not step.gathering[row].is_finished:
@@ -308,8 +308,9 @@ class Scheduler:
             if sequence.status is SequenceStatus.FINISHED:
                 continue
             progressed.append(sequence)
-            if rows and rows[index] in output.errors:
-                self._fail(sequence, StepFailed(output.errors[rows[index]]))
+            error = _row_error(output, rows[index]) if rows else None
+            if error is not None:
+                self._fail(sequence, error)
                 some_finished = True
                 continue
             log_probs = output.log_probs[index] if sequence.wants_log_probs and output.log_probs is not None else None
@@ -369,7 +370,7 @@ class Scheduler:
         if sequence.status is SequenceStatus.RUNNING:
             self._num_decoding -= sequence.is_decoding
             self._num_missing_blocks -= self._num_missing(sequence)
-            self._num_masked -= sequence.mask_slot != NO_SLOT
+            self._num_guided -= sequence.is_guided
             heapq.heappush(self._free_rows, sequence.row)
             sequence.row = -1
             sequence.is_placed = False
@@ -390,5 +391,11 @@ class Scheduler:
         assert not any(sequence.block_ids or sequence.row >= 0 for sequence in waiting)
         assert self._num_decoding == sum(sequence.is_decoding for sequence in self._running)
         assert self._num_missing_blocks == sum(map(self._num_missing, self._running))
-        assert self._num_masked == sum(sequence.mask_slot != NO_SLOT for sequence in self._running)
+        assert self._num_guided == sum(sequence.is_guided for sequence in self._running)
         self.kv_cache.check(self._running)
+
+
+def _row_error(output: StepOutput, row: int) -> RequestError | None:
+    if row in output.refused:
+        return InvalidRequest(output.refused[row])
+    return StepFailed(output.errors[row]) if row in output.errors else None

@@ -54,10 +54,10 @@ class Sequence:
         "first_token_time_ns",
         "gathered",
         "index",
+        "is_guided",
         "is_placed",
         "last_token_time_ns",
         "log_probs",
-        "mask_slot",
         "max_length",
         "num_allocated_blocks",
         "num_cached_blocks",
@@ -98,7 +98,7 @@ class Sequence:
         )
         """Tensors that it asks for; None = none."""
         self.adapter_slot = NO_SLOT
-        self.mask_slot = NO_SLOT
+        self.is_guided = request.guided_decoding_params is not None
         self.siblings: tuple[Sequence, ...] = ()
         """All sequences of its request, itself included; empty for the only one, and once it is finished."""
 
@@ -203,7 +203,7 @@ class Sequence:
             outputs=self.outputs,
             num_log_probs=self.request.output_config.num_log_probs,
             adapter_slot=self.adapter_slot,
-            mask_slot=self.mask_slot,
+            guided_decoding_params=self.request.guided_decoding_params,
         )
 
     def reason_to_finish(self) -> FinishReason:

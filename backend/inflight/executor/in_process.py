@@ -21,10 +21,13 @@ from inflight.executor.wire.messages import NO_INPUT, RankInput
 from inflight.generation_defaults import GenerationDefaults
 from inflight.request import Request
 from inflight.result import Response
+from inflight.runtime.guided.grammars import Grammars
 from inflight.stats import IterationStats, RequestStatsPerIteration
 
 logger = logging.getLogger(__name__)
 
+GRAMMAR_POLL_SECONDS = 0.005
+"""How often a grammar is looked after that is being compiled while nothing else happens."""
 FRONT = b""
 """Name of the only front, for the RequestBook."""
 
@@ -97,6 +100,7 @@ class InProcessExecutor(Front):
             self._started.set()
 
     def _serve(self, runner: LoadedRunner) -> None:
+        self._leader.use(runner.grammars)
         rank = RankCallbacks(SingleRank(), self._leader)
         manager = make_manager(self._config, runner, rank.callbacks, raise_on_step_failure=False)
         rank.attach(manager)
@@ -113,6 +117,7 @@ class _InProcessLeader:
         """`stats_seconds`: shortest time between two reports of a busy engine's newest statistics."""
         self.inbox: deque[Request | int] = deque()
         self.news = threading.Event()
+        self._max_in_flight = max_in_flight
         self._book = RequestBook(max_in_flight)
         self._front = front
         self.wants_iteration_stats = front._statistics.wants_iterations
@@ -120,6 +125,10 @@ class _InProcessLeader:
         self._stats_seconds = stats_seconds
         self._next_stats = 0.0
         self._shutdown = False
+
+    def use(self, grammars: Grammars | None) -> None:
+        """Before the first request: the grammars that requests may ask for."""
+        self._book = RequestBook(self._max_in_flight, grammars=grammars)
 
     def shut_down(self) -> None:
         self._shutdown = True
@@ -129,8 +138,9 @@ class _InProcessLeader:
         self.deliver_responses()
         self._read_inbox()
         while may_block and not self._book.has_input and not self._shutdown:
-            self.news.wait()
+            self.news.wait(GRAMMAR_POLL_SECONDS if self._book.awaits_grammars else None)
             self._read_inbox()
+            self._book.poll_grammars()
             self.deliver_responses()
         if self._shutdown:
             self._book.stop_everything()

@@ -16,12 +16,15 @@ import torch
 from torch import Tensor
 
 from inflight.config import EngineConfig
-from inflight.distributed.rank_group import RankGroup
+from inflight.distributed.rank_group import RankGroup, SingleRank
 from inflight.distributed.tensor_parallel import TensorParallelGroup
 from inflight.models.network import LayeredNetwork, Network
 from inflight.request import RequestLimits, SamplingConfig
 from inflight.runtime.batch_layout import BatchLayout, lay_out
 from inflight.runtime.device import keep_freed_memory, pinned_memory, resident_memory
+from inflight.runtime.guided.grammars import Grammars
+from inflight.runtime.guided.guidance import Guidance, GuidedRow
+from inflight.runtime.guided.token_mask import StepMask
 from inflight.runtime.kv_cache import KVCache
 from inflight.runtime.loading import load_engine
 from inflight.runtime.row_state import RowState
@@ -81,6 +84,10 @@ class StepHandle:
     """Dropped when the second half is started, because logits are large."""
     sampled: Future[StepResult] | None = None
     """On the host; on a GPU valid only after `done`. None = the second half was not started."""
+    guided: list[GuidedRow]
+    """Its sampling rows that follow grammars."""
+    refused: dict[int, str]
+    """Row -> sentence, of those that found no mask; known after `sample`."""
     done: torch.cuda.Event | None = None
 
 
@@ -99,8 +106,11 @@ class ModelRunner:
         group: TensorParallelGroup,
         device: torch.device,
         thread: ThreadPoolExecutor,
+        rank_group: RankGroup | None = None,
+        grammars: Grammars | None = None,
     ) -> None:
-        """`thread`: the one that the network was loaded on.
+        """`thread`: the one that the network was loaded on. `grammars`: on the leader; None = none can be followed.
+        `rank_group`: None = a single rank.
 
         On a CPU only this thread computes. OpenMP creates a team of threads for every thread that computes, and if the
         teams together have more threads than there are cores, they sleep at each barrier instead of spinning: a step of
@@ -129,6 +139,8 @@ class ModelRunner:
         self._input = InputBuffer(self._preparation.capacity(max_num_tokens), device)
         self._state = RowState(self._table, limits.max_seq_len, limits.vocab_size, device)
         self._sampler = Sampler(max_batch_size, device)
+        self.grammars = grammars
+        self._guidance = Guidance(rank_group or SingleRank(), grammars, limits.vocab_size)
         self._scrubbed: list[int] = []
         if device.type == "cuda":
             # Weights and caches were filled on another stream.
@@ -159,6 +171,8 @@ class ModelRunner:
             group=engine.group,
             device=engine.device,
             thread=thread,
+            rank_group=rank_group,
+            grammars=_grammars(config, engine.limits.vocab_size) if rank_group.rank == 0 else None,
         )
         runner.warmup()
         return runner
@@ -196,13 +210,17 @@ class ModelRunner:
         """Start a step; see Runner. The host's part is done when this returns, while the device still computes."""
         step = self._preparation.prepare(scheduled, self._scrubbed)
         self._scrubbed = []
-        return StepHandle(step=step, forwarded=self._start(self._forward, step))
+        guided = self._guidance.begin(scheduled.new_sequences, step.sampling_rows)
+        return StepHandle(step=step, forwarded=self._start(self._forward, step), guided=guided, refused={})
 
     def sample(self, handle: StepHandle) -> None:
         """Start a step's second half; see Runner."""
         assert handle.forwarded is not None, "a step was sampled twice"
         forwarded, handle.forwarded = handle.forwarded, None
-        handle.sampled = self._start(self._sample, forwarded)
+        mask = None
+        if handle.guided:
+            mask, handle.refused = self._guidance.mask(handle.guided)
+        handle.sampled = self._start(self._sample, forwarded, mask)
         if self._stream is not None:
             handle.done = torch.cuda.Event()  # type: ignore[no-untyped-call]
             handle.done.record(self._stream)
@@ -235,13 +253,19 @@ class ModelRunner:
             values: list[float] = sampled.log_probs_S.tolist()
             log_probs = [[values[index]] if finite[index] else [] for index in order]
         errors = {rows[index]: NOT_FINITE for index in order if not finite[index]}
+        refused = handle.refused
+        self._guidance.advance(handle.guided, token_ids)
+        has_token = finite
+        if refused:
+            has_token = [is_finite and row not in refused for is_finite, row in zip(finite, rows, strict=False)]
         for row in errors:
             self._scrubbed += self._table.block_ids(row)
         return StepOutput(
-            token_ids=[[token_ids[index]] if finite[index] else [] for index in order],
+            token_ids=[[token_ids[index]] if has_token[index] else [] for index in order],
             log_probs=log_probs,
             tensors=tensors,
             errors=errors,
+            refused=refused,
         )
 
     def memory_usage(self) -> tuple[int, int, int]:
@@ -250,7 +274,9 @@ class ModelRunner:
         return resident_memory(), device_bytes, pinned_memory(self._device)
 
     def close(self) -> None:
-        """Wait for all launched steps and leave the group."""
+        """Wait for all launched steps, end the grammars' processes and leave the group."""
+        if self.grammars is not None:
+            self.grammars.close()
         self._thread.shutdown(wait=True)
         if self._stream is not None:
             self._stream.synchronize()
@@ -289,14 +315,15 @@ class ModelRunner:
         return {HIDDEN_STATES: hidden_TD, **{layer_output(number): found for number, found in of_layers.items()}}
 
     @torch.inference_mode()
-    def _sample(self, forwarded: Future[Forwarded]) -> StepResult:
+    def _sample(self, forwarded: Future[Forwarded], mask: StepMask | None) -> StepResult:
         first_half = forwarded.result()
         logits = first_half.logits
         if logits is None:
             return StepResult(sampled=None, tensors=StepTensors(prompts=first_half.prompt_tensors, samples={}))
         step, sampling = logits.step, logits.sampling
         of_sample = of_samples(step.tensor_plan, step.staged, logits.logits_SV, logits.hidden, self._to_host)
-        sampled = self._sampler(logits.logits_SV, sampling, self._state)
+        token_mask = None if mask is None else mask.to(self._device)
+        sampled = self._sampler(logits.logits_SV, sampling, self._state, token_mask)
         decays = sampling.needs.top_p_decays
         self._state.end(sampling.rows_S, sampling.lengths_S, sampled.token_ids_S, top_p_decays=decays)
         return StepResult(
@@ -311,3 +338,7 @@ class ModelRunner:
     def _to_host(self, values: Tensor) -> Tensor:
         """On the host; on a GPU once the step is done."""
         return values if self._stream is None else pinned_copy(values)
+
+
+def _grammars(config: EngineConfig, vocab_size: int) -> Grammars:
+    return Grammars(config.tokenizer_dir or config.gpt_model_path, vocab_size, config.max_batch_size)

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 import inflight_kernels
+from inflight.runtime.guided.token_mask import TokenMask
 from inflight.runtime.repeated_ngrams import count_repeating
 from inflight.runtime.row_state import RowState
 from inflight.runtime.row_table import FLOAT_FIELDS
@@ -35,8 +36,13 @@ class Sampler:
         self._no_top_k_R = torch.zeros(max_rows, dtype=torch.int32, device=device)
         self._no_seeds_R = torch.zeros(max_rows, dtype=torch.int64, device=device)
 
-    def __call__(self, logits_SV: Tensor, sampling: SamplingInput, state: RowState) -> SampledTokens:
+    def __call__(
+        self, logits_SV: Tensor, sampling: SamplingInput, state: RowState, mask: TokenMask | None = None
+    ) -> SampledTokens:
+        """`mask`: of the rows that follow grammars; None = no row does."""
         allowed_SV = find_allowed(logits_SV, sampling, state.history)
+        if mask is not None:
+            allowed_SV = mask.restrict(allowed_SV, logits_SV.shape)
         token_ids_S, log_probs_S = self._sample(logits_SV, sampling, state, allowed_SV)
         return SampledTokens(
             # Logits of NaN may give any number, and the next step uses it as an index before the host sees the error.

@@ -140,8 +140,6 @@ class StepPreparation:
                 raise ValueError(f"outputs {sorted(unknown)} are not served, only {sorted(self._served_outputs)}")
             if new.adapter_slot != NO_SLOT:
                 raise ValueError(f"adapters are not served, but row {new.row} names slot {new.adapter_slot}")
-            if new.mask_slot != NO_SLOT:
-                raise ValueError(f"token masks are not served, but row {new.row} names slot {new.mask_slot}")
 
     def _stage_changes(self, scheduled: SchedulerOutput, staging: Staging) -> None:
         self._table.update(scheduled, staging)

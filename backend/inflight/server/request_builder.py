@@ -11,6 +11,7 @@ from msgspec import structs
 
 from inflight.errors import InvalidRequest
 from inflight.generation_defaults import GenerationDefaults
+from inflight.guided_decoding import GuidedDecodingParams, GuideType
 from inflight.request import AdditionalModelOutput, OutputConfig, Request, RequestLimits, SamplingConfig
 from inflight.server.tensors.client_request import ClientRequest
 from inflight.text.tokenizer import Tokenizer
@@ -58,6 +59,7 @@ class RequestBuilder:
             end_ids=self._end_ids(client),
             stop_words=client.stop_word_ids or [],
             bad_words=self._bad_words(client),
+            guided_decoding_params=_guided_decoding(client),
             priority=0.5 if client.priority is None else client.priority,
             allotted_time_ms=client.allotted_time_ms or 0,
             client_id=triton_id,
@@ -134,6 +136,20 @@ class RequestBuilder:
         spellings = [*words, *(f" {word.lstrip()}" for word in words if word.strip())]
         encoded = (self._tokenizer.encode_plain(spelling) for spelling in spellings)
         return _distinct([*(client.bad_word_ids or ()), *encoded])
+
+
+def _guided_decoding(client: ClientRequest) -> GuidedDecodingParams | None:
+    """Empty texts count as unset: clients that fill every tensor send them."""
+    if not client.guide_type:
+        if client.guide:
+            raise InvalidRequest("guided_decoding_guide needs guided_decoding_guide_type")
+        return None
+    try:
+        guide_type = GuideType(client.guide_type)
+    except ValueError:
+        known = ", ".join(each.value for each in GuideType)
+        raise InvalidRequest(f"guided_decoding_guide_type must be one of {known}") from None
+    return GuidedDecodingParams(guide_type=guide_type, guide=client.guide or "")
 
 
 def _distinct(words: Iterable[list[int]]) -> list[list[int]]:

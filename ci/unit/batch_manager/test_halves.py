@@ -6,14 +6,14 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+from fakes import VOCAB_SIZE
 from harness import Harness, make_request
+from msgspec.structs import replace as replace_output
 
-from inflight.batch_manager import active_request
-from inflight.batch_manager.sequence import Sequence
 from inflight.config import SchedulerPolicy
-from inflight.errors import StepFailed
-from inflight.request import Request
-from inflight.scheduler_output import NO_SLOT
+from inflight.errors import InvalidRequest, StepFailed
+from inflight.guided_decoding import GuidedDecodingParams, GuideType
+from inflight.scheduler_output import StepOutput
 
 
 def log_halves(harness: Harness, monkeypatch: pytest.MonkeyPatch) -> list[str]:
@@ -40,23 +40,19 @@ def test_a_step_is_sampled_at_once_and_before_the_step_before_is_collected(monke
     ]
 
 
-def give_masks(monkeypatch: pytest.MonkeyPatch, *request_ids: int) -> None:
-    def sequence(request: Request, **options: Any) -> Sequence:
-        made = Sequence(request, **options)
-        made.mask_slot = 0 if request.request_id in request_ids else NO_SLOT
-        return made
-
-    monkeypatch.setattr(active_request, "Sequence", sequence)
+GUIDED: dict[str, Any] = {
+    "guided_decoding_params": GuidedDecodingParams(guide_type=GuideType.JSON),
+    "end_ids": [VOCAB_SIZE - 1],
+}
 
 
 def test_a_step_whose_masks_depend_on_the_token_before_is_sampled_when_that_is_known(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Its network runs all the same while the step before is brought to the host."""
-    give_masks(monkeypatch, 1)
     harness = Harness()
     log = log_halves(harness, monkeypatch)
-    harness.serve(make_request(1, 4, 3))
+    harness.serve(make_request(1, 4, 3, **GUIDED))
     assert log == [
         *("forward 0", "sample 0", "forward 1", "collect 0", "sample 1"),
         *("forward 2", "collect 1", "sample 2", "collect 2"),
@@ -64,11 +60,10 @@ def test_a_step_whose_masks_depend_on_the_token_before_is_sampled_when_that_is_k
     assert harness.tokens(1) == harness.expected(1)
 
 
-def test_masks_of_some_hold_up_nobody_else_for_longer_than_they_live(monkeypatch: pytest.MonkeyPatch) -> None:
-    give_masks(monkeypatch, 1, 4)
+def test_masks_of_some_hold_up_nobody_else_for_longer_than_they_live() -> None:
     harness = Harness(policy=SchedulerPolicy.MAX_UTILIZATION, num_blocks=10)
-    requests = [make_request(i, 6, 4 + 3 * i, streaming=True) for i in range(1, 7)]
-    harness.submit(*requests)
+    options: dict[int, dict[str, Any]] = {1: GUIDED, 4: GUIDED}
+    harness.submit(*(make_request(i, 6, 4 + 3 * i, streaming=True, **options.get(i, {})) for i in range(1, 7)))
     for _ in range(9):
         harness.step()
     harness.stops = {4}
@@ -80,15 +75,30 @@ def test_masks_of_some_hold_up_nobody_else_for_longer_than_they_live(monkeypatch
 
 
 @pytest.mark.parametrize("step", range(7))
-def test_a_step_that_fails_while_another_waits_to_be_sampled(monkeypatch: pytest.MonkeyPatch, step: int) -> None:
-    give_masks(monkeypatch, 1)
+def test_a_step_that_fails_while_another_waits_to_be_sampled(step: int) -> None:
     harness = Harness(runner={"fail_collect": lambda number: number == step})
-    harness.serve(make_request(1, 4, 7), make_request(2, 4, 7))
+    harness.serve(make_request(1, 4, 7, **GUIDED), make_request(2, 4, 7))
     failed = [request_id for request_id in (1, 2) if isinstance(harness.responses[request_id][-1][2], StepFailed)]
     assert failed
     for request_id in (1, 2):
         assert harness.num_finals(request_id) == 1
         assert request_id in failed or harness.tokens(request_id) == harness.expected(request_id)
-    monkeypatch.undo()
     harness.serve(make_request(3, 4, 7))
     assert harness.tokens(3) == harness.expected(3)
+
+
+def test_a_row_that_is_refused_ends_its_request_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    harness = Harness()
+    collect = harness.runner.collect
+
+    def refusing(handle: int) -> StepOutput:
+        """The row of the first request is refused in the third step, and has no token."""
+        output = collect(handle)
+        if handle != 2:
+            return output
+        return replace_output(output, token_ids=[[], *output.token_ids[1:]], refused={0: "too slow"})
+
+    monkeypatch.setattr(harness.runner, "collect", refusing)
+    harness.serve(make_request(1, 4, 7, **GUIDED), make_request(2, 4, 7))
+    assert isinstance(harness.error(1), InvalidRequest) and str(harness.error(1)) == "too slow"
+    assert harness.tokens(2) == harness.expected(2) and harness.num_finals(1) == 1

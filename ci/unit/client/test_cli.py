@@ -56,6 +56,20 @@ def test_generate_streams_the_answer(connect: Connect) -> None:
     assert inputs["max_tokens"].tolist() == [5]
     assert inputs["stop_words"].tolist() == [b"a", b"b"]
     assert inputs["stream"].tolist() == [True]
+    assert "guided_decoding_guide" not in inputs
+
+
+def test_generate_sends_a_json_schema(connect: Connect, tmp_path: Path) -> None:
+    transport = MockTransport(two_pieces)
+    connect(transport)
+    file = tmp_path / "schema.json"
+    file.write_text('{"type": "object"}')
+    assert run("generate", "go on", "--json-schema", str(file)).exit_code == 0
+    inputs = transport.calls[0].inputs
+    assert inputs["guided_decoding_guide_type"].tolist() == [b"json_schema"]
+    assert inputs["guided_decoding_guide"].tolist() == [b'{"type": "object"}']
+    missing = run("generate", "go on", "--json-schema", str(tmp_path / "none"))
+    assert missing.exit_code == 2 and "cannot be read" in missing.stderr
 
 
 def test_generate_reads_standard_input(connect: Connect) -> None:

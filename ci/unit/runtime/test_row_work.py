@@ -161,7 +161,6 @@ def test_a_single_token_of_a_chunk_samples_nothing(runner: ModelRunner, checkpoi
     [
         ({"outputs": ("log_probs", "logits")}, {}, r"outputs \['logits'\] are not served"),
         ({"adapter_slot": 0}, {}, "adapters are not served"),
-        ({"mask_slot": 2}, {}, "token masks are not served"),
         ({}, {"num_sampled": 2}, "drafts are not served"),
     ],
 )

@@ -13,6 +13,7 @@ from inflight.batch_manager.scheduler import Scheduler
 from inflight.config import EngineConfig
 from inflight.distributed.rank_group import RankGroup
 from inflight.request import RequestLimits
+from inflight.runtime.guided.grammars import Grammars
 from inflight.runtime.runner import Runner
 
 
@@ -24,6 +25,8 @@ class LoadedRunner(Runner, Protocol):
     """cpu or cuda."""
     num_blocks: int
     block_size: int
+    grammars: Grammars | None
+    """On the leader, if requests may ask for guided decoding."""
 
 
 LoadRunner = Callable[[EngineConfig, RankGroup], LoadedRunner]

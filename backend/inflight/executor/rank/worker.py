@@ -80,6 +80,7 @@ def _serve(config: EngineConfig, launch: Launch, group: RankGroup, runner: Loade
             limits=runner.limits,
             device=runner.device_type,
             max_in_flight=config.max_in_flight,
+            grammars=runner.grammars,
             tick_seconds=min(MAX_TICK_SECONDS, config.worker_heartbeat_timeout_ms / 1000 / TICKS_PER_TIMEOUT),
             stats_seconds=config.stats_check_period_ms / 2000,
         )

@@ -48,6 +48,9 @@ class ClientRequest:
     """-1: no token ends the output; None: the checkpoint's own end tokens do."""
     pad_id: int | None = None
 
+    guide_type: str | None = None
+    guide: str | None = None
+
     exclude_input_in_output: bool | None = None
     return_log_probs: bool = False
     num_log_probs: int | None = None

@@ -69,6 +69,8 @@ LLM = Dialect(
         InputTensor(name="bad_words", dtype=TensorType.STRING, dims=(-1,), field="bad_words", read=read_words),
         _scalar("end_id", TensorType.INT32),
         _scalar("pad_id", TensorType.INT32),
+        _scalar("guided_decoding_guide_type", TensorType.STRING, "guide_type"),
+        _scalar("guided_decoding_guide", TensorType.STRING, "guide"),
         _scalar("exclude_input_in_output", TensorType.BOOL),
         _scalar("return_log_probs", TensorType.BOOL),
         _scalar("num_log_probs", TensorType.INT32),

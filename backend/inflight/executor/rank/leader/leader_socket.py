@@ -40,10 +40,13 @@ from inflight.executor.wire.messages import (
 )
 from inflight.request import RequestLimits
 from inflight.result import Response
+from inflight.runtime.guided.grammars import Grammars
 from inflight.stats import IterationStats, RequestStatsPerIteration
 
 logger = logging.getLogger(__name__)
 
+GRAMMAR_POLL_MS = 5
+"""How often a grammar is looked after that is being compiled while nothing else happens."""
 LINGER_MS = 1000
 """Time to transmit messages that are still queued when the socket is closed."""
 
@@ -58,6 +61,7 @@ class LeaderSocket:
         limits: RequestLimits,
         device: str,
         max_in_flight: int = 0,
+        grammars: Grammars | None = None,
         tick_seconds: float = 1.0,
         stats_seconds: float = 0.05,
     ) -> None:
@@ -68,7 +72,7 @@ class LeaderSocket:
         self._max_in_flight = max_in_flight
         self._tick_seconds = tick_seconds
         self._stats_seconds = stats_seconds
-        self._book = RequestBook(max_in_flight)
+        self._book = RequestBook(max_in_flight, grammars=grammars)
         self._fronts: dict[bytes, Hello] = {}
         """ZeroMQ identity of each front -> how it introduced itself."""
         self._iterations = Iterations()
@@ -95,8 +99,9 @@ class LeaderSocket:
             remaining = self._next_tick - time.monotonic()
             if remaining <= 0:
                 break
-            self._socket.poll(math.ceil(remaining * 1000))
+            self._socket.poll(GRAMMAR_POLL_MS if self._book.awaits_grammars else math.ceil(remaining * 1000))
             self._receive_all()
+            self._book.poll_grammars()
         requests, stops = self._book.take(0) if self._shutdown else self._book.take(max_requests, is_idle=may_block)
         self._flush()
         tick = time.monotonic() >= self._next_tick

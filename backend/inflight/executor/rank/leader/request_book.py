@@ -1,7 +1,8 @@
 """The leader's book of all fronts' requests in flight and of the responses to be sent. Knows no socket, rank or model.
 
-A request is waiting (in the queue), active (handed to the ranks) or forgotten. Of all ranks only the leader reads the
-clock, here: a deadline that passes becomes a stop signal, which all ranks receive in the same iteration.
+A request is waiting (in the queue, or before that for its grammar), active (handed to the ranks) or forgotten. Of all
+ranks only the leader reads the clock, here: a deadline that passes becomes a stop signal, which all ranks receive in
+the same iteration.
 """
 
 from __future__ import annotations
@@ -13,10 +14,20 @@ from collections.abc import Callable, Iterable
 
 from msgspec import structs
 
-from inflight.errors import DuplicateRequest, InflightError, QueueFull, RequestCancelled, RequestTimedOut
+from inflight.errors import (
+    DuplicateRequest,
+    InflightError,
+    InvalidRequest,
+    QueueFull,
+    RequestCancelled,
+    RequestTimedOut,
+)
 from inflight.executor.rank.leader.request_queue import RequestQueue
+from inflight.guided_decoding import GuidedDecodingParams
 from inflight.request import Request
 from inflight.result import FinishReason, Response
+from inflight.runtime.guided.grammar import GrammarState
+from inflight.runtime.guided.grammars import Grammars
 from inflight.stats import IterationStats
 
 Front = bytes
@@ -26,11 +37,20 @@ Front = bytes
 class RequestBook:
     """To be used from one thread."""
 
-    def __init__(self, max_in_flight: int = 0, clock: Callable[[], float] = time.monotonic) -> None:
-        """`max_in_flight`: waiting and active requests of all fronts together; 0 = no limit. `clock`: seconds."""
+    def __init__(
+        self,
+        max_in_flight: int = 0,
+        clock: Callable[[], float] = time.monotonic,
+        grammars: Grammars | None = None,
+    ) -> None:
+        """`max_in_flight`: waiting and active requests of all fronts together; 0 = no limit. `clock`: seconds.
+        `grammars`: None = requests with a grammar are refused."""
         self._max_in_flight = max_in_flight
         self._clock = clock
         self._queue = RequestQueue()
+        self._grammars = grammars
+        self._guided: dict[int, GuidedDecodingParams] = {}  # of every waiting or active request that leases a grammar
+        self._compiling: dict[int, Request] = {}  # those of them whose grammars are not ready
         self._fronts: dict[int, Front] = {}  # request id -> front, of every waiting or active request
         self._stops: dict[int, FinishReason] = {}
         self._deadlines: dict[int, float] = {}  # of the requests in flight that have an allotted time
@@ -51,7 +71,12 @@ class RequestBook:
     @property
     def num_queued(self) -> int:
         """Requests in flight that are waiting."""
-        return len(self._queue)
+        return len(self._queue) + len(self._compiling)
+
+    @property
+    def awaits_grammars(self) -> bool:
+        """Whether requests wait for grammars: `poll_grammars` is to be called often."""
+        return bool(self._compiling)
 
     def submit(self, front: Front, request: Request) -> None:
         request_id = request.request_id
@@ -59,12 +84,31 @@ class RequestBook:
             self._refuse(front, request_id, DuplicateRequest(f"requestId {request_id} is already in progress"))
         elif self._max_in_flight and len(self._fronts) >= self._max_in_flight:
             self._refuse(front, request_id, QueueFull())
-        else:
+        elif self._leases_grammar(front, request):
             self._fronts[request_id] = front
-            self._queue.push(request)
-            now = self._queued_since[request_id] = self._clock()
+            self._queued_since[request_id] = self._clock()
+            if request_id in self._guided:
+                self._compiling[request_id] = request
+            else:
+                self._queue.push(request)
             if request.allotted_time_ms > 0:
-                self._set_deadline(request_id, now + request.allotted_time_ms / 1000)
+                self._set_deadline(request_id, self._queued_since[request_id] + request.allotted_time_ms / 1000)
+
+    def _leases_grammar(self, front: Front, request: Request) -> bool:
+        """Lease the request's grammar, if it has one, until it is forgotten; False if the request had to be refused."""
+        params = request.guided_decoding_params
+        if params is None:
+            return True
+        try:
+            if self._grammars is None:
+                raise InvalidRequest("guided decoding is not supported by this engine")
+            params.validate()
+        except InvalidRequest as error:
+            self._refuse(front, request.request_id, error)
+            return False
+        self._grammars.lease(params)
+        self._guided[request.request_id] = params
+        return True
 
     def cancel(self, front: Front, request_ids: Iterable[int]) -> None:
         """Stop requests of `front`; those it does not have in flight are ignored."""
@@ -89,6 +133,7 @@ class RequestBook:
         the queue is never overtaken: if it has more sequences than there is room for, everybody waits behind it. An
         idle engine takes the head whatever its width, as there will never be more room.
         """
+        self.poll_grammars()
         now = self._clock()
         self._expire(now)
         room = max_sequences if max_sequences >= 0 else math.inf
@@ -102,6 +147,25 @@ class RequestBook:
         self._queue_seconds = sum(now - self._queued_since.pop(request.request_id) for request in requests)
         stops, self._stops = self._stops, {}
         return requests, stops
+
+    def poll_grammars(self) -> None:
+        """Queue the requests whose grammars have become ready, in order of arrival, and refuse those of broken ones and
+        those whose time is over."""
+        if self._grammars is None or not self._compiling:
+            return
+        self._expire(self._clock())
+        self._grammars.poll()
+        for request_id, request in list(self._compiling.items()):
+            grammar = self._grammars.find(self._guided[request_id])
+            if grammar is None or grammar.state is GrammarState.COMPILING:
+                continue
+            del self._compiling[request_id]
+            if grammar.state is GrammarState.READY:
+                self._queue.push(request)
+            else:
+                front, reason = self._fronts[request_id], grammar.reason
+                self._forget(request_id)
+                self._refuse(front, request_id, InvalidRequest(reason))
 
     def respond(self, response: Response) -> None:
         """Keep a response of the ranks for the front that sent the request."""
@@ -140,7 +204,7 @@ class RequestBook:
                 self._stop(request_id, FinishReason.TIMED_OUT, RequestTimedOut(text))
 
     def _stop(self, request_id: int, reason: FinishReason, error_if_waiting: InflightError) -> None:
-        if self._queue.discard(request_id):
+        if self._compiling.pop(request_id, None) is not None or self._queue.discard(request_id):
             front = self._fronts[request_id]
             self._forget(request_id)
             self._refuse(front, request_id, error_if_waiting)
@@ -152,6 +216,9 @@ class RequestBook:
         self._deadlines.pop(request_id, None)
         self._queued_since.pop(request_id, None)
         self._stops.pop(request_id, None)
+        params = self._guided.pop(request_id, None)
+        if params is not None and self._grammars is not None:
+            self._grammars.release(params)
 
     def _refuse(self, front: Front, request_id: int, error: InflightError) -> None:
         self._outboxes.setdefault(front, []).append(Response.of_error(request_id, error))

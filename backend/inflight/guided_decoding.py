@@ -1,0 +1,101 @@
+"""What a request asks of guided decoding: output that follows a grammar. Its bounds are checked here, without a parser.
+
+The names are TensorRT-LLM's. XGrammar compiles the grammars; see inflight.runtime.guided.
+"""
+
+from __future__ import annotations
+
+import json
+from enum import Enum
+
+import msgspec
+
+from inflight.errors import InvalidRequest
+
+MAX_GUIDE_BYTES = 8192
+MAX_NESTING = 32
+"""Depth of the brackets in a guide."""
+
+
+class GuideType(str, Enum):
+    """What `GuidedDecodingParams.guide` is."""
+
+    JSON = "json"
+    """Any JSON object. Without a guide."""
+    JSON_SCHEMA = "json_schema"
+    """A JSON schema; properties that it does not name are not generated."""
+    REGEX = "regex"
+    """A regular expression, which the whole output matches."""
+    EBNF_GRAMMAR = "ebnf_grammar"
+    """A grammar in GBNF, whose first rule is `root`."""
+    STRUCTURAL_TAG = "structural_tag"
+    """XGrammar's JSON description of tags in free text, and of the content of each."""
+
+
+class GuidedDecodingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """Equal ones share one compiled grammar."""
+
+    guide_type: GuideType
+    guide: str = ""
+    """Text of the schema, expression, grammar or tags; empty for GuideType.JSON."""
+
+    def validate(self) -> None:
+        """Raise InvalidRequest, with one sentence, if it is outside the bounds or certainly no such guide."""
+        name = self.guide_type.value
+        if self.guide_type is GuideType.JSON:
+            if self.guide:
+                raise InvalidRequest("guided decoding of type json takes no guide: use json_schema for a schema")
+            return
+        if not self.guide:
+            raise InvalidRequest(f"guided decoding of type {name} needs a guide")
+        num_bytes = len(self.guide.encode("utf-8", "surrogatepass"))
+        if num_bytes > MAX_GUIDE_BYTES:
+            raise InvalidRequest(f"the guide has {num_bytes} bytes, more than {MAX_GUIDE_BYTES}")
+        if "\0" in self.guide:
+            raise InvalidRequest("the guide holds a null character")
+        is_json = self.guide_type in (GuideType.JSON_SCHEMA, GuideType.STRUCTURAL_TAG)
+        depth = _json_nesting(self.guide) if is_json else _nesting(self.guide, self.guide_type)
+        if depth > MAX_NESTING:
+            raise InvalidRequest(f"the guide is nested {depth} levels deep, more than {MAX_NESTING}")
+        if is_json:
+            self._check_json()
+
+    def _check_json(self) -> None:
+        try:
+            value = json.loads(self.guide)
+        except ValueError:
+            raise InvalidRequest(f"the guide of type {self.guide_type.value} is not valid JSON") from None
+        if not isinstance(value, dict):
+            raise InvalidRequest(f"the guide of type {self.guide_type.value} must be a JSON object")
+
+
+def _json_nesting(text: str) -> int:
+    """Depth of the brackets outside strings."""
+    return _deepest(text, opening="[{", closing="]}", quotes='"', sets=False)
+
+
+def _nesting(text: str, guide_type: GuideType) -> int:
+    """Depth of the parentheses outside character sets and, in a grammar, outside literals."""
+    quotes = '"' if guide_type is GuideType.EBNF_GRAMMAR else ""
+    return _deepest(text, opening="(", closing=")", quotes=quotes, sets=True)
+
+
+def _deepest(text: str, *, opening: str, closing: str, quotes: str, sets: bool) -> int:
+    depth = deepest = 0
+    until = ""  # what ends the literal or the set that the character is in
+    characters = iter(text)
+    for character in characters:
+        if character == "\\":
+            next(characters, None)
+        elif until:
+            until = "" if character == until else until
+        elif character in quotes:
+            until = character
+        elif sets and character == "[":
+            until = "]"
+        elif character in opening:
+            depth += 1
+            deepest = max(deepest, depth)
+        elif character in closing:
+            depth -= 1
+    return deepest

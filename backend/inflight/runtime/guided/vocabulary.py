@@ -1,0 +1,46 @@
+"""The bytes of a checkpoint's tokens, as XGrammar needs them, read from its tokenizer.json."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import tokenizers
+import xgrammar
+
+
+def load_tokenizer_info(folder: Path, vocab_size: int) -> xgrammar.TokenizerInfo:
+    """`vocab_size`: the model's, which may be more or less than the tokenizer's.
+
+    A special token spells no text: it is given no bytes, so that no grammar allows it. Raises ValueError with the
+    reason why the tokenizer cannot be used.
+    """
+    path = folder / "tokenizer.json"
+    if not path.is_file():
+        raise ValueError("the checkpoint has no tokenizer.json")
+    backend = tokenizers.Tokenizer.from_file(str(path))
+    kinds = [] if backend.decoder is None else _kinds(json.loads(backend.decoder.__getstate__()))
+    if "ByteLevel" in kinds:
+        vocab_type = xgrammar.VocabType.BYTE_LEVEL
+    elif "ByteFallback" in kinds or "Metaspace" in kinds:
+        vocab_type = xgrammar.VocabType.BYTE_FALLBACK
+    else:
+        raise ValueError("the checkpoint's tokenizer writes its tokens in a way that no grammar can follow")
+    tokens = [""] * vocab_size
+    for token, token_id in backend.get_vocab(with_added_tokens=True).items():
+        if token_id < vocab_size:
+            tokens[token_id] = token
+    special = [token_id for token_id, token in backend.get_added_tokens_decoder().items() if token.special]
+    for token_id in special:
+        if token_id < vocab_size:
+            tokens[token_id] = ""
+    # The library wants an end token; each matcher gets its request's own.
+    return xgrammar.TokenizerInfo(tokens, vocab_type, vocab_size=vocab_size, stop_token_ids=special[:1])
+
+
+def _kinds(part: dict[str, Any]) -> list[str]:
+    """Types of a decoder's parts."""
+    if part["type"] != "Sequence":
+        return [part["type"]]
+    return [kind for inner in part["decoders"] for kind in _kinds(inner)]

@@ -1,0 +1,57 @@
+"""Outputs that follow grammars, through tritonserver: streamed and whole, beside free ones, and refusals.
+
+pytest ci/L0_llm/test_guided.py
+"""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from guides import BOMBS, GUIDES, PERSON, is_person
+
+from inflight_client import Client, InvalidRequest
+
+PROMPT = "Once upon a time there was a little duck named"
+
+
+def test_a_streamed_answer_follows_its_json_schema(client: Client) -> None:
+    free = client.generate(PROMPT, max_tokens=24, temperature=0.0).text
+    for seed in range(4):
+        stream = client.stream(
+            PROMPT,
+            max_tokens=400,
+            temperature=1.0,
+            seed=seed,
+            guided_decoding_guide_type="json_schema",
+            guided_decoding_guide=json.dumps(PERSON),
+        )
+        pieces = [chunk.text for chunk in stream]
+        assert stream.completion.finish_reason == "stop" and len(pieces) > 1
+        assert is_person("".join(pieces))
+    assert client.generate(PROMPT, max_tokens=24, temperature=0.0).text == free
+
+
+@pytest.mark.parametrize("name", ["regex", "ebnf_grammar", "structural_tag"])
+def test_every_type_is_served(client: Client, name: str) -> None:
+    params, follows = GUIDES[name]
+    answer = client.generate(
+        PROMPT, max_tokens=200, guided_decoding_guide_type=name, guided_decoding_guide=params.guide, temperature=0.0
+    )
+    assert answer.finish_reason == "stop" and follows(answer.text)
+
+
+@pytest.mark.parametrize(
+    ("guide_type", "guide", "words"),
+    [
+        ("xml", "", "must be one of json, json_schema"),
+        ("json_schema", "{", "not valid JSON"),
+        ("regex", BOMBS["nested repetitions"].guide, "too ambiguous"),
+        ("", "x", "needs guided_decoding_guide_type"),
+    ],
+)
+def test_what_cannot_be_followed_is_an_invalid_argument(
+    client: Client, guide_type: str, guide: str, words: str
+) -> None:
+    with pytest.raises(InvalidRequest, match=words):
+        client.generate(PROMPT, guided_decoding_guide_type=guide_type, guided_decoding_guide=guide)

@@ -1,0 +1,204 @@
+"""Compiled grammars in processes of their own: bombs are refused, the cache is bounded, nothing is left behind."""
+
+from __future__ import annotations
+
+import os
+import random
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+from guides import BOMBS, GUIDES, guide
+
+from inflight.guided_decoding import GuidedDecodingParams, GuideType
+from inflight.runtime.guided import grammar as grammar_module
+from inflight.runtime.guided import grammars as grammars_module
+from inflight.runtime.guided.grammar import Grammar, GrammarState, Matcher
+from inflight.runtime.guided.grammars import Grammars
+
+pytestmark = pytest.mark.slow
+
+CHECKPOINT = Path(__file__).parents[3] / "model_repository/llm/1/checkpoint"
+VOCAB_SIZE, END = 2048, 2
+
+
+@pytest.fixture(scope="module")
+def shared() -> Iterator[Grammars]:
+    grammars = Grammars(CHECKPOINT, VOCAB_SIZE, 4)
+    yield grammars
+    pid = grammars._server.pid if grammars._server else 0
+    grammars.close()
+    assert not Path(f"/proc/{pid}").exists()
+
+
+@pytest.fixture
+def grammars(shared: Grammars) -> Iterator[Grammars]:
+    """Every lease must have been given back."""
+    yield shared
+    leased = [each.params for each in shared._grammars.values() for _ in range(each.num_leases)]
+    for params in [*leased, *shared._waiting.keys()]:
+        shared.release(params)
+    assert not leased
+
+
+def wait(grammars: Grammars) -> None:
+    deadline = time.monotonic() + 60
+    while grammars.poll():
+        assert time.monotonic() < deadline
+        time.sleep(0.002)
+
+
+def compiled(grammars: Grammars, params: GuidedDecodingParams) -> Grammar:
+    grammars.lease(params)
+    wait(grammars)
+    found = grammars.find(params)
+    assert found is not None
+    return found
+
+
+def tokens_of(bits: bytes) -> list[int]:
+    found: list[int] = np.flatnonzero(np.unpackbits(np.frombuffer(bits, dtype=np.uint8), bitorder="little")).tolist()
+    return found
+
+
+def walk(grammar: Grammar, matcher: Matcher, seed: int, num_tokens: int = 30) -> list[int]:
+    choose = random.Random(seed)
+    walked: list[int] = []
+    while len(walked) < num_tokens and (not walked or walked[-1] != END):
+        mask = grammar.wait(matcher)
+        assert not mask.error
+        walked.append(choose.choice(tokens_of(mask.bits)))
+        grammar.advance(matcher, walked[-1])
+    return walked
+
+
+@pytest.mark.parametrize("name", GUIDES)
+def test_each_kind_compiles_and_allows_whole_tokens_only(grammars: Grammars, name: str) -> None:
+    params, _ = GUIDES[name]
+    grammar = compiled(grammars, params)
+    assert grammar.state is GrammarState.READY, grammar.reason
+    matcher = grammar.make_matcher([], [END])
+    first = grammar.wait(matcher)
+    assert len(first.bits) == VOCAB_SIZE // 8 and END not in tokens_of(first.bits)
+    assert not set(tokens_of(first.bits)) & {0, 1, 3, 4, 5, 6}, "special tokens spell no text"
+    walk(grammar, matcher, seed=1)
+    grammar.close_matcher(matcher)
+    grammars.release(params)
+
+
+@pytest.mark.parametrize("name", BOMBS)
+def test_a_bomb_is_refused_in_a_sentence(grammars: Grammars, name: str) -> None:
+    grammar = compiled(grammars, BOMBS[name])
+    assert grammar.state is GrammarState.BROKEN
+    assert "gramm" in grammar.reason or "guide" in grammar.reason
+    grammars.release(BOMBS[name])
+    assert grammars.find(BOMBS[name]) is None, "it is not kept"
+
+
+def test_a_matcher_that_starts_in_the_middle_goes_on_like_one_that_went_there(grammars: Grammars) -> None:
+    params, _ = GUIDES["json_schema"]
+    grammar = compiled(grammars, params)
+    matcher = grammar.make_matcher([], [END])
+    tokens = walk(grammar, matcher, seed=3, num_tokens=20)
+    replayed = grammar.make_matcher(tokens, [END])
+    assert grammar.wait(replayed).bits == grammar.wait(matcher).bits
+    grammar.close_matcher(matcher)
+    grammar.close_matcher(matcher)
+    grammar.advance(matcher, tokens[0])
+    assert grammar.num_matchers == 1
+    grammars.release(params)
+    assert grammar.num_matchers == 0, "the last request has ended"
+
+
+def test_equal_parameters_share_one_grammar(grammars: Grammars) -> None:
+    params = guide(GuideType.REGEX, "[ab]{3}")
+    grammars.lease(params)
+    grammars.lease(guide(GuideType.REGEX, "[ab]{3}"))
+    wait(grammars)
+    grammar = grammars.find(params)
+    assert grammar is not None and grammar.num_leases == 2
+    grammars.release(params)
+    grammars.release(params)
+    assert compiled(grammars, params) is grammar, "it was kept"
+    grammars.release(params)
+
+
+def test_a_slow_token_ends_its_grammar_and_no_other(grammars: Grammars, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The limit is lowered to nothing: any mask takes longer."""
+    slow, fine = guide(GuideType.REGEX, "[0-9]{5}"), guide(GuideType.REGEX, "[a-f]{5}")
+    other, grammar = compiled(grammars, fine), compiled(grammars, slow)
+    kept = other.make_matcher([], [END])
+    other.wait(kept)
+    with monkeypatch.context() as patch:
+        patch.setattr(grammar_module, "MASK_SECONDS", -1.0)
+        mask = grammar.wait(grammar.make_matcher([], [END]))
+    assert "too ambiguous" in mask.error and grammar.state is GrammarState.BROKEN
+    assert walk(other, kept, seed=1, num_tokens=3)
+    grammars.release(slow)
+    grammars.release(fine)
+
+
+def test_a_process_that_is_killed_is_replaced(grammars: Grammars) -> None:
+    params = guide(GuideType.REGEX, "[xyz]{4}")
+    grammar = compiled(grammars, params)
+    pid = int((grammar._clock >> 3) ^ -1)
+    os.kill(pid, 9)
+    assert "ended" in grammar.wait(grammar.make_matcher([], [END])).error
+    grammars.release(params)
+    assert compiled(grammars, params).state is GrammarState.READY
+    grammars.release(params)
+
+
+def test_the_server_is_started_again_if_it_ends(grammars: Grammars) -> None:
+    assert grammars._server is not None
+    grammars._server.kill()
+    grammars._server.wait()
+    params = guide(GuideType.REGEX, "again")
+    assert compiled(grammars, params).state is GrammarState.READY
+    grammars.release(params)
+
+
+def test_the_cache_is_bounded_in_entries_and_bytes(grammars: Grammars, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(grammars, "_max_grammars", 3)
+    every = [guide(GuideType.REGEX, f"[a-z]{{{n}}}") for n in range(1, 7)]
+    for params in every:
+        compiled(grammars, params)
+        grammars.release(params)
+        assert len(grammars) <= 3
+    assert grammars.find(every[-1]) is not None and grammars.find(every[0]) is None
+    for params in every:
+        grammars.lease(params)
+    deadline = time.monotonic() + 60
+    while sum(each.state is GrammarState.READY for each in grammars._grammars.values()) < 3:
+        grammars.poll()
+        assert time.monotonic() < deadline
+    for _ in range(50):
+        assert grammars.poll(), "the others wait for room"
+        assert len(grammars) == 3
+    for params in every:
+        grammars.release(params)
+    monkeypatch.setattr(grammars_module, "MAX_BYTES", 0)
+    grammars.lease(every[0])
+    if grammars.find(every[0]) is None:
+        wait(grammars)
+        assert sum(each.num_bytes > 0 for each in grammars._grammars.values()) <= 1, "nothing unused is kept"
+    grammars.release(every[0])
+
+
+def test_one_that_nobody_waits_for_any_more_is_not_compiled(grammars: Grammars) -> None:
+    every = [guide(GuideType.REGEX, f"[0-9]{{{n}}}") for n in range(20, 26)]
+    for params in every:
+        grammars.lease(params)
+    grammars.poll()
+    for params in every:
+        grammars.release(params)
+    assert not grammars.poll() and not any(grammars.find(params) for params in every)
+
+
+def test_a_checkpoint_without_a_tokenizer_is_refused(tmp_path: Path) -> None:
+    grammars = Grammars(tmp_path, VOCAB_SIZE, 4)
+    grammar = compiled(grammars, guide(GuideType.JSON))
+    assert grammar.state is GrammarState.BROKEN and "has no tokenizer.json" in grammar.reason
+    grammars.close()

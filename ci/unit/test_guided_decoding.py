@@ -1,0 +1,61 @@
+"""Bounds of what a client may send as a grammar, checked before anything parses it."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from inflight.errors import InvalidRequest
+from inflight.guided_decoding import MAX_GUIDE_BYTES, MAX_NESTING, GuidedDecodingParams, GuideType
+from inflight.request import Request, RequestLimits
+
+LIMITS = RequestLimits(vocab_size=100, max_seq_len=64, max_input_len=63, kv_cache_tokens=1000)
+
+
+def params(guide_type: str, guide: str = "") -> GuidedDecodingParams:
+    return GuidedDecodingParams(guide_type=GuideType(guide_type), guide=guide)
+
+
+@pytest.mark.parametrize(
+    ("guide_type", "guide"),
+    [
+        ("json", ""),
+        ("json_schema", '{"type": "object"}'),
+        ("json_schema", json.dumps({"const": "[" * 100})),
+        ("json_schema", "[" * 0 + '{"a":' * (MAX_NESTING - 1) + "{}" + "}" * (MAX_NESTING - 1)),
+        ("regex", r"[(((]\(\(" + "(" * MAX_NESTING + "a" + ")" * MAX_NESTING),
+        ("regex", "a" * MAX_GUIDE_BYTES),
+        ("ebnf_grammar", 'root ::= "' + "(" * 100 + '"'),
+        ("structural_tag", '{"type": "structural_tag", "format": {"type": "any_text"}}'),
+    ],
+)
+def test_what_is_within_the_bounds_passes(guide_type: str, guide: str) -> None:
+    params(guide_type, guide).validate()
+
+
+@pytest.mark.parametrize(
+    ("guide_type", "guide", "words"),
+    [
+        ("json", "{}", "takes no guide"),
+        ("regex", "", "needs a guide"),
+        ("regex", "a" * (MAX_GUIDE_BYTES + 1), "8193 bytes, more than 8192"),
+        ("regex", "ä" * MAX_GUIDE_BYTES, "16384 bytes, more than 8192"),
+        ("regex", "(" * 33 + ")" * 33, "nested 33 levels deep, more than 32"),
+        ("ebnf_grammar", "root ::= " + "(" * 4000, "levels deep"),
+        ("json_schema", "[" * 8000, "levels deep"),
+        ("json_schema", '{"type": ', "not valid JSON"),
+        ("json_schema", "[]", "must be a JSON object"),
+        ("structural_tag", "7", "must be a JSON object"),
+        ("regex", "a\0b", "null character"),
+    ],
+)
+def test_what_is_outside_is_refused_in_a_sentence(guide_type: str, guide: str, words: str) -> None:
+    with pytest.raises(InvalidRequest, match=words):
+        params(guide_type, guide).validate()
+
+
+def test_a_request_with_a_grammar_needs_an_end_token() -> None:
+    request = Request(request_id=1, input_token_ids=[1], max_tokens=5, guided_decoding_params=params("json"))
+    with pytest.raises(InvalidRequest, match="needs an end token"):
+        LIMITS.validate(request)
