@@ -111,7 +111,7 @@ def test_a_replay_goes_on_with_the_same_tokens(service: GenerationExecutor, name
 
 
 def test_an_output_that_max_tokens_cuts(service: GenerationExecutor) -> None:
-    output = start(service, 1, "json", max_tokens=4).result(timeout=60)
+    output = start(service, 2, "json", max_tokens=4).result(timeout=60)
     assert output.finish_reason is FinishReason.LENGTH and len(output.token_ids) == 4
     assert text(output.token_ids).lstrip().startswith("{")
 
