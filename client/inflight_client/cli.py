@@ -19,6 +19,8 @@ from inflight_client.terminal import (
     fail,
     failing_in_words,
     greet,
+    write_log_probs,
+    write_sequences,
     write_stream,
     write_summary,
 )
@@ -77,6 +79,14 @@ def generate(
     repetition_penalty: Repetition = None,
     stop: Stop = None,
     timeout: Timeout = None,
+    num_return_sequences: Annotated[
+        int,
+        typer.Option("--num-return-sequences", help="Independent continuations, printed one after the other.", min=1),
+    ] = 1,
+    log_probs: Annotated[
+        int | None,
+        typer.Option("--log-probs", help="Print each token's log probability and so many alternatives.", min=0),
+    ] = None,
     stats: Annotated[bool, typer.Option("--stats", help="Print number of tokens and time, on stderr.")] = False,
 ) -> None:
     """Continue a text, streamed to the terminal. Ctrl-C cancels."""
@@ -90,10 +100,20 @@ def generate(
         "repetition_penalty": repetition_penalty,
         "stop_words": stop,
     }
+    if num_return_sequences > 1:
+        options["num_return_sequences"] = num_return_sequences
+    if log_probs is not None:
+        options["return_log_probs"] = True
+        options["num_log_probs"] = log_probs
     text = sys.stdin.read() if prompt == "-" else prompt
     started = time.monotonic()
     with failing_in_words(), connect(url, model, timeout) as client, client.stream(text, **options) as stream:
-        write_stream(chunk.text for chunk in stream)
+        if num_return_sequences > 1:
+            write_sequences(stream)
+        else:
+            write_stream(chunk.text for chunk in stream)
+        if log_probs is not None:
+            write_log_probs(stream.completion)
         if stats:
             write_summary(stream.completion, time.monotonic() - started)
 
