@@ -64,18 +64,22 @@ def write_stream(pieces: Iterable[str]) -> None:
 
 
 def write_sequences(chunks: Iterable[Chunk]) -> None:
-    """Print each sequence under its index, in the order of the indices, as soon as it and those before it are whole."""
+    """Print each sequence under its index, in the order of the indices, as soon as it and those before it are
+    whole; if the answer is interrupted, the rest as far as it has come."""
     texts: dict[int, list[str]] = {}
     finished: set[int] = set()
     shown = 0
-    for chunk in chunks:
-        texts.setdefault(chunk.sequence_index, []).append(chunk.text)
-        if chunk.finish_reason is not None:
-            finished.add(chunk.sequence_index)
-        while shown in finished:
-            _write_index(shown)
-            typer.echo("".join(texts.pop(shown)))
-            shown += 1
+    try:
+        for chunk in chunks:
+            texts.setdefault(chunk.sequence_index, []).append(chunk.text)
+            if chunk.finish_reason is not None:
+                finished.add(chunk.sequence_index)
+            while shown in finished:
+                _write_sequence(shown, texts.pop(shown))
+                shown += 1
+    finally:
+        for index in sorted(texts):
+            _write_sequence(index, texts[index])
 
 
 def write_log_probs(completion: Completion) -> None:
@@ -88,6 +92,11 @@ def write_log_probs(completion: Completion) -> None:
         for token, log_prob, top in zip(sequence.token_ids, sequence.log_probs, tops, strict=True):
             alternatives = "".join(f"   {other.token_id} {other.log_prob:.3f}" for other in top)
             typer.echo(f"{token:7d} {log_prob:9.3f}{alternatives}")
+
+
+def _write_sequence(index: int, pieces: list[str]) -> None:
+    _write_index(index)
+    typer.echo("".join(pieces))
 
 
 def _write_index(index: int) -> None:

@@ -73,6 +73,18 @@ def test_generate_prints_several_sequences_in_order(connect: Connect) -> None:
     assert transport.calls[0].inputs["num_return_sequences"].tolist() == [2]
 
 
+def test_interrupted_sequences_are_printed_as_far_as_they_have_come(connect: Connect) -> None:
+    def break_off(call: Call) -> Iterator[Reply]:
+        yield text_reply("whole", finish_reason="stop", sequence_index=1)
+        yield text_reply("half", sequence_index=0)
+        raise RequestRefused("too busy")
+
+    connect(MockTransport(break_off))
+    result = run("generate", "x", "--num-return-sequences", "2")
+    assert (result.stdout, result.exit_code) == ("[sequence 0]\nhalf\n[sequence 1]\nwhole\n", 1)
+    assert result.stderr == "inflight: too busy\n"
+
+
 def test_generate_prints_log_probabilities_and_alternatives(connect: Connect) -> None:
     def with_log_probs(call: Call) -> Iterator[Reply]:
         outputs = {
