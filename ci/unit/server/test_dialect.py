@@ -250,7 +250,10 @@ OK = {"text_input": "a", "max_tokens": 4}
         ({**OK, "embedding_bias_words": ["a"]}, "embedding_bias_words has 1 entries and embedding_bias_weights 0"),
         ({**OK, "num_log_probs": 21}, "num_log_probs must be between 0 and 20, got 21"),
         ({**OK, "num_log_probs": -1}, "num_log_probs must be between 0 and 20, got -1"),
-        ({**OK, "additional_outputs": ["attention"]}, "additional_outputs names 'attention', which this model does not offer"),
+        (
+            {**OK, "additional_outputs": ["attention"]},
+            "additional_outputs names 'attention', which this model does not offer",
+        ),
         ({**OK, "gather_context": True}, "gather_context needs additional_outputs"),
         ({**OK, "unheard_of": 1}, "an input tensor that this model does not have"),
     ],
