@@ -252,9 +252,12 @@ class RequestLimits(msgspec.Struct, frozen=True, kw_only=True):
         if not 0 <= config.num_log_probs <= MAX_LOG_PROBS:
             raise InvalidRequest(f"num_log_probs must be between 0 and {MAX_LOG_PROBS}, got {config.num_log_probs}")
         names = [output.name for output in config.additional_model_outputs]
-        if not set(names) <= set(self.model_outputs):
+        unknown = [name for name in names if name not in self.model_outputs]
+        if unknown:
             offered = ", ".join(self.model_outputs) or "none"
-            raise InvalidRequest(f"additional_outputs names what this model does not offer; it offers: {offered}")
+            raise InvalidRequest(
+                f"additional_outputs names {unknown[0][:80]!r}, which this model does not offer; it offers: {offered}"
+            )
         if len(set(names)) != len(names):
             raise InvalidRequest("additional_outputs names an output twice")
         num_bytes = self.tensor_bytes(request)
@@ -272,8 +275,9 @@ class RequestLimits(msgspec.Struct, frozen=True, kw_only=True):
             )
         if len(sampling.logit_bias) > MAX_BIASED_TOKENS:
             raise InvalidRequest(f"logit_bias names {len(sampling.logit_bias)} tokens, more than {MAX_BIASED_TOKENS}")
-        if any(not 0 <= token < self.vocab_size for token in sampling.logit_bias):
-            raise InvalidRequest(f"logit_bias holds a token id outside [0, {self.vocab_size})")
+        for token in sampling.logit_bias:
+            if not 0 <= token < self.vocab_size:
+                raise InvalidRequest(f"logit_bias names token id {token}, which is outside [0, {self.vocab_size})")
         # Written so that NaN is refused.
         if not all(abs(bias) <= MAX_BIAS for bias in sampling.logit_bias.values()):
             raise InvalidRequest(f"logit_bias must hold numbers between -{MAX_BIAS:g} and {MAX_BIAS:g}")

@@ -121,7 +121,10 @@ def test_tensors_are_those_of_transformers(stream: RawStream, model: Any, stream
 @pytest.mark.parametrize(
     ("inputs", "sentence"),
     [
-        ({"additional_outputs": ["attention"]}, "additional_outputs names what this model does not offer"),
+        (
+            {"additional_outputs": ["attention"]},
+            "additional_outputs names 'attention', which this model does not offer",
+        ),
         ({"num_log_probs": 21}, "num_log_probs must be between 0 and 20, got 21"),
         ({"embedding_bias": np.zeros(3, np.float32)}, "embedding_bias must hold one float32 for each of the"),
         ({"no_repeat_ngram_size": -1}, "no_repeat_ngram_size must be between 0"),

@@ -38,7 +38,7 @@ from inflight_client._transport import (
     ReplyStream,
     Transport,
 )
-from inflight_client._types import Chunk, Completion, GenerationOptions
+from inflight_client._types import Chunk, Completion, GeneratedSequence, GenerationOptions, TokenLogProb
 
 __all__ = [
     "AsyncClient",
@@ -57,6 +57,7 @@ __all__ = [
     "ConnectError",
     "ConnectionLost",
     "DeadlineExceeded",
+    "GeneratedSequence",
     "GenerationOptions",
     "GrpcTransport",
     "InvalidRequest",
@@ -69,6 +70,7 @@ __all__ = [
     "RequestError",
     "RequestRefused",
     "ServerFailure",
+    "TokenLogProb",
     "Transport",
     "TransportError",
     "Unavailable",

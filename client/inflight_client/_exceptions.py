@@ -105,7 +105,13 @@ _BY_CODE: dict[str, type[ClientError]] = {
 _CODED = re.compile(rf"(?P<sentence>.*) \[(?P<code>{'|'.join(_BY_CODE)})\]", re.DOTALL)
 
 # gRPC reports UNAVAILABLE both when the server says so and when there is no server; only the message differs.
-_NO_CONNECTION = ("failed to connect", "connection refused", "dns resolution failed", "name resolution")
+_NO_CONNECTION = (
+    "failed to connect",
+    "connection refused",
+    "dns resolution failed",
+    "name resolution",
+    "errors resolving",
+)
 _BROKEN_CONNECTION = (
     "socket closed",
     "connection reset",

@@ -22,14 +22,23 @@ from inflight_client._transport import Call, Reply, strings
 Handler = Callable[[Call], Iterable[Reply]]
 
 
-def text_reply(text: str, *, token_ids: Sequence[int] = (), finish_reason: str = "", final: bool = False) -> Reply:
-    """A reply as the model `llm` sends it."""
+def text_reply(
+    text: str,
+    *,
+    token_ids: Sequence[int] = (),
+    finish_reason: str = "",
+    sequence_index: int | None = None,
+    final: bool = False,
+) -> Reply:
+    """A reply as the model `llm` sends it; with the index of a sequence to requests that ask for several."""
     outputs = {
         "text_output": strings((text,)),
         "output_ids": np.array([list(token_ids)], np.int32),
         "sequence_length": np.array([len(token_ids)], np.int32),
         "finish_reason": strings((finish_reason,)),
     }
+    if sequence_index is not None:
+        outputs["sequence_index"] = np.array([sequence_index], np.int32)
     return Reply(outputs=outputs, final=final)
 
 

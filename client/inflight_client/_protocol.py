@@ -12,7 +12,7 @@ import numpy as np
 
 from inflight_client._exceptions import InvalidRequest
 from inflight_client._transport import Array, Call, Reply, strings
-from inflight_client._types import Chunk
+from inflight_client._types import Chunk, TokenLogProb, TopLogProbs
 
 DEFAULT_MODEL = "llm"
 
@@ -39,12 +39,17 @@ _DTYPES: dict[str, Any] = {
     "guided_decoding_guide": np.object_,
     "exclude_input_in_output": np.bool_,
     "return_log_probs": np.bool_,
+    "num_log_probs": np.int32,
+    "return_prompt_log_probs": np.bool_,
+    "num_return_sequences": np.int32,
+    "logit_bias": np.float32,
     "return_num_input_tokens": np.bool_,
     "return_num_output_tokens": np.bool_,
     "stream": np.bool_,
     "stop": np.bool_,
 }
-"""Data types of all optional inputs; the name of an input is also that of the option."""
+"""Data types of all optional inputs; the name of an input is also that of the option. Only `logit_bias` becomes two
+tensors, `logit_bias_ids` and `logit_bias_values`."""
 
 _DEFAULTS: dict[str, object] = {
     "max_tokens": 128,
@@ -74,7 +79,11 @@ def generation_call(
     """
     inputs = {"text_input": strings((_text("prompt", prompt),))} if isinstance(prompt, str) else _token_ids(prompt)
     for name, value in {**_DEFAULTS, **options, "stream": stream}.items():
-        if value is not None:
+        if value is None:
+            continue
+        if name == "logit_bias":
+            inputs |= _logit_bias(value)
+        else:
             inputs[name] = _tensor(name, value)
     return Call(model=model, inputs=inputs, request_id=request_id or new_request_id(), timeout=timeout)
 
@@ -83,6 +92,12 @@ def stop_call(request_id: str, *, model: str, timeout: float | None) -> Call:
     """The call that stops the request with that id, whichever client sent it."""
     inputs = {"stop": np.ones(1, np.bool_)}
     return Call(model=model, inputs=inputs, request_id=request_id, timeout=timeout)
+
+
+def num_sequences(call: Call) -> int:
+    """Sequences that the answer to `call` has; 1 also for a number that the server is going to refuse."""
+    number = _scalar(call.inputs, "num_return_sequences")
+    return 1 if number is None else max(1, int(number))
 
 
 def chunk_from_reply(reply: Reply) -> Chunk | None:
@@ -106,6 +121,10 @@ def chunk_from_reply(reply: Reply) -> Chunk | None:
         cum_log_probs=None if cum_log_probs is None else float(cum_log_probs),
         num_input_tokens=None if num_input_tokens is None else int(num_input_tokens),
         num_output_tokens=len(token_ids) if num_output_tokens is None else int(num_output_tokens),
+        sequence_index=int(_scalar(outputs, "sequence_index") or 0),
+        top_log_probs=_top_log_probs(outputs, "top_token_ids", "top_log_probs"),
+        prompt_log_probs=tuple(float(value) for value in _flat(outputs, "prompt_log_probs")),
+        prompt_top_log_probs=_top_log_probs(outputs, "prompt_top_token_ids", "prompt_top_log_probs"),
     )
 
 
@@ -126,6 +145,18 @@ def _tensor(name: str, value: object) -> Array:
     if dtype is np.float32:
         return np.array([value], np.float32)
     return _integers(name, [value], dtype)
+
+
+def _logit_bias(value: object) -> dict[str, Array]:
+    if not isinstance(value, Mapping):
+        raise InvalidRequest(f"logit_bias must map token ids to numbers, got {value!r}")
+    for bias in value.values():
+        if not isinstance(bias, (int, float, np.number)) or isinstance(bias, bool):
+            raise InvalidRequest(f"logit_bias must map token ids to numbers, got the bias {bias!r}")
+    return {
+        "logit_bias_ids": _integers("a token id of logit_bias", list(value), np.int32),
+        "logit_bias_values": np.array(list(value.values()), np.float32),
+    }
 
 
 def _token_ids(prompt: Sequence[int]) -> dict[str, Array]:
@@ -155,6 +186,14 @@ def _text(name: str, value: object) -> str:
 
 def _flat(outputs: Mapping[str, Array], name: str) -> list[Any]:
     return outputs[name].reshape(-1).tolist() if name in outputs else []
+
+
+def _top_log_probs(outputs: Mapping[str, Array], ids: str, values: str) -> TopLogProbs:
+    """The two tensors, whose last dimension is `num_log_probs`, as pairs for each token."""
+    if ids not in outputs or not outputs[ids].size:
+        return ()
+    rows = zip(*(outputs[name].reshape(-1, outputs[name].shape[-1]).tolist() for name in (ids, values)), strict=True)
+    return tuple(tuple(TokenLogProb(*pair) for pair in zip(*row, strict=True)) for row in rows)
 
 
 def _scalar(outputs: Mapping[str, Array], name: str) -> Any:

@@ -20,11 +20,11 @@ from inflight_client._types import Chunk, Completion, CompletionBuilder
 class _Answer:
     """The part of an answer that has arrived."""
 
-    def __init__(self, request_id: str) -> None:
+    def __init__(self, request_id: str, num_sequences: int) -> None:
         self.request_id = request_id
         self.is_final = False
-        self.is_ending = False
-        """The last chunk has arrived; at most an empty final reply follows, without delay."""
+        self._num_sequences = num_sequences
+        self._finished: set[int] = set()
         self._builder = CompletionBuilder(request_id)
 
     def take(self, reply: Reply) -> Chunk | None:
@@ -32,8 +32,14 @@ class _Answer:
         chunk = chunk_from_reply(reply)
         if chunk is not None:
             self._builder.add(chunk)
-        self.is_ending = self.is_final or (chunk is not None and chunk.finish_reason is not None)
+            if chunk.finish_reason is not None:
+                self._finished.add(chunk.sequence_index)
         return chunk
+
+    @property
+    def is_ending(self) -> bool:
+        """The last chunk of every sequence has arrived; at most an empty final reply follows, without delay."""
+        return self.is_final or len(self._finished) == self._num_sequences
 
     def check_complete(self) -> None:
         """Raise ConnectionLost if the answer ended without a final reply."""
@@ -47,7 +53,7 @@ class _Answer:
 
 
 class CompletionStream(Iterator[Chunk]):
-    """Chunks of one answer, in order.
+    """Chunks of one answer, in order; those of several sequences come interleaved.
 
     with client.stream("Once upon a time") as stream:    # leaving early cancels the request
         for chunk in stream:
@@ -55,10 +61,10 @@ class CompletionStream(Iterator[Chunk]):
     stream.completion                                    # all that came, joined
     """
 
-    def __init__(self, replies: ReplyStream, request_id: str) -> None:
+    def __init__(self, replies: ReplyStream, request_id: str, num_sequences: int = 1) -> None:
         self._replies = replies
         self._iterator = iter(replies)
-        self._answer = _Answer(request_id)
+        self._answer = _Answer(request_id, num_sequences)
         self._closed = False
 
     @property
@@ -121,10 +127,10 @@ class AsyncCompletionStream(AsyncIterator[Chunk]):
             print(chunk.text, end="", flush=True)
     """
 
-    def __init__(self, replies: AsyncReplyStream, request_id: str) -> None:
+    def __init__(self, replies: AsyncReplyStream, request_id: str, num_sequences: int = 1) -> None:
         self._replies = replies
         self._iterator = replies.__aiter__()
-        self._answer = _Answer(request_id)
+        self._answer = _Answer(request_id, num_sequences)
         self._closed = False
 
     @property

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TypeVar
+from typing import NamedTuple, TypeVar
 
 from typing_extensions import TypedDict
 
@@ -48,38 +48,107 @@ class GenerationOptions(TypedDict, total=False):
     """Leave the prompt out of the text; default True."""
     return_log_probs: bool
     """Fill `log_probs` and `cum_log_probs`."""
+    num_log_probs: int | None
+    """Fill `top_log_probs` with so many of the most likely tokens in the place of each generated one."""
+    return_prompt_log_probs: bool
+    """Fill `prompt_log_probs`; with `num_log_probs` also `prompt_top_log_probs`."""
+    num_return_sequences: int | None
+    """Independent continuations of the prompt; each chunk names its own by `sequence_index`."""
+    logit_bias: Mapping[int, float] | None
+    """Token ids and what is added to their logits."""
+
+
+class TokenLogProb(NamedTuple):
+    """A token and its natural log probability."""
+
+    token_id: int
+    log_prob: float
+
+
+TopLogProbs = tuple[tuple[TokenLogProb, ...], ...]
+"""The `num_log_probs` most likely tokens in the place of each token, the likeliest first."""
 
 
 @dataclass(frozen=True)
 class Chunk:
-    """One response of a stream: text and tokens since the previous one. A busy server joins several tokens into one."""
+    """One response of a stream: text and tokens of one sequence since its previous one. A busy server joins several
+    tokens into one."""
 
     text: str = ""
     token_ids: tuple[int, ...] = ()
     finish_reason: str | None = None
-    """"stop", "length", "cancelled" … on the last chunk, None before."""
+    """"stop", "length", "cancelled" … on the last chunk of the sequence, None before."""
     log_probs: tuple[float, ...] = ()
     """Natural log probability of each token, if requested."""
     cum_log_probs: float | None = None
-    """Sum of the log probabilities of the answer so far, if requested."""
+    """Sum of the log probabilities of the sequence so far, if requested."""
     num_input_tokens: int | None = None
     """Tokens of the prompt."""
     num_output_tokens: int = 0
-    """Tokens generated since the previous chunk."""
+    """Tokens generated since the previous chunk of the sequence."""
+    sequence_index: int = 0
+    """The sequence that text and tokens belong to, below `num_return_sequences`."""
+    top_log_probs: TopLogProbs = ()
+    """For each token the most likely ones in its place, if requested."""
+    prompt_log_probs: tuple[float, ...] = ()
+    """On the first chunk of sequence 0, if requested: the log probability of each prompt token but the first."""
+    prompt_top_log_probs: TopLogProbs = ()
+    """The most likely tokens in the places of those, if both are requested."""
+
+
+@dataclass(frozen=True)
+class GeneratedSequence:
+    """One continuation of the prompt."""
+
+    text: str = ""
+    token_ids: tuple[int, ...] = ()
+    finish_reason: str | None = None
+    num_output_tokens: int = 0
+    log_probs: tuple[float, ...] = ()
+    cum_log_probs: float | None = None
+    top_log_probs: TopLogProbs = ()
 
 
 @dataclass(frozen=True)
 class Completion:
-    """A whole answer."""
+    """A whole answer. `text`, `token_ids` and so on are those of its first sequence, which mostly is the only one."""
 
-    text: str
-    token_ids: tuple[int, ...] = ()
-    finish_reason: str | None = None
+    sequences: tuple[GeneratedSequence, ...]
+    """All `num_return_sequences` of them, in the order of their indices; of an unfinished answer those that have begun,
+    at least one."""
     num_input_tokens: int | None = None
-    num_output_tokens: int = 0
-    log_probs: tuple[float, ...] = ()
-    cum_log_probs: float | None = None
+    prompt_log_probs: tuple[float, ...] = ()
+    prompt_top_log_probs: TopLogProbs = ()
     request_id: str = field(default="", compare=False)
+
+    @property
+    def text(self) -> str:
+        return self.sequences[0].text
+
+    @property
+    def token_ids(self) -> tuple[int, ...]:
+        return self.sequences[0].token_ids
+
+    @property
+    def finish_reason(self) -> str | None:
+        return self.sequences[0].finish_reason
+
+    @property
+    def log_probs(self) -> tuple[float, ...]:
+        return self.sequences[0].log_probs
+
+    @property
+    def cum_log_probs(self) -> float | None:
+        return self.sequences[0].cum_log_probs
+
+    @property
+    def top_log_probs(self) -> TopLogProbs:
+        return self.sequences[0].top_log_probs
+
+    @property
+    def num_output_tokens(self) -> int:
+        """Generated tokens of all sequences together."""
+        return sum(sequence.num_output_tokens for sequence in self.sequences)
 
 
 @dataclass
@@ -94,16 +163,30 @@ class CompletionBuilder:
 
     def build(self) -> Completion:
         chunks = self._chunks
+        sequences: list[list[Chunk]] = [[]]
+        for chunk in chunks:
+            while len(sequences) <= chunk.sequence_index:
+                sequences.append([])
+            sequences[chunk.sequence_index].append(chunk)
         return Completion(
-            text="".join(chunk.text for chunk in chunks),
-            token_ids=tuple(token for chunk in chunks for token in chunk.token_ids),
-            finish_reason=_last(chunk.finish_reason for chunk in chunks),
+            sequences=tuple(_joined(of_one) for of_one in sequences),
             num_input_tokens=_last(chunk.num_input_tokens for chunk in chunks),
-            num_output_tokens=sum(chunk.num_output_tokens for chunk in chunks),
-            log_probs=tuple(value for chunk in chunks for value in chunk.log_probs),
-            cum_log_probs=_last(chunk.cum_log_probs for chunk in chunks),
+            prompt_log_probs=tuple(value for chunk in chunks for value in chunk.prompt_log_probs),
+            prompt_top_log_probs=tuple(top for chunk in chunks for top in chunk.prompt_top_log_probs),
             request_id=self.request_id,
         )
+
+
+def _joined(chunks: list[Chunk]) -> GeneratedSequence:
+    return GeneratedSequence(
+        text="".join(chunk.text for chunk in chunks),
+        token_ids=tuple(token for chunk in chunks for token in chunk.token_ids),
+        finish_reason=_last(chunk.finish_reason for chunk in chunks),
+        num_output_tokens=sum(chunk.num_output_tokens for chunk in chunks),
+        log_probs=tuple(value for chunk in chunks for value in chunk.log_probs),
+        cum_log_probs=_last(chunk.cum_log_probs for chunk in chunks),
+        top_log_probs=tuple(top for chunk in chunks for top in chunk.top_log_probs),
+    )
 
 
 _T = TypeVar("_T")

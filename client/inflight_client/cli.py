@@ -19,6 +19,8 @@ from inflight_client.terminal import (
     fail,
     failing_in_words,
     greet,
+    write_log_probs,
+    write_sequences,
     write_stream,
     write_summary,
 )
@@ -81,6 +83,14 @@ def generate(
     stop: Stop = None,
     json_schema: JsonSchema = None,
     timeout: Timeout = None,
+    num_return_sequences: Annotated[
+        int,
+        typer.Option("--num-return-sequences", help="Independent continuations, printed one after the other.", min=1),
+    ] = 1,
+    log_probs: Annotated[
+        int | None,
+        typer.Option("--log-probs", help="Print each token's log probability and so many alternatives.", min=0),
+    ] = None,
     stats: Annotated[bool, typer.Option("--stats", help="Print number of tokens and time, on stderr.")] = False,
 ) -> None:
     """Continue a text, streamed to the terminal. Ctrl-C cancels."""
@@ -100,10 +110,20 @@ def generate(
         except (OSError, UnicodeDecodeError) as error:
             raise fail(f"--json-schema {json_schema} cannot be read: {error}", EXIT_USAGE) from None
         options |= {"guided_decoding_guide_type": "json_schema", "guided_decoding_guide": schema}
+    if num_return_sequences > 1:
+        options["num_return_sequences"] = num_return_sequences
+    if log_probs is not None:
+        options["return_log_probs"] = True
+        options["num_log_probs"] = log_probs
     text = sys.stdin.read() if prompt == "-" else prompt
     started = time.monotonic()
     with failing_in_words(), connect(url, model, timeout) as client, client.stream(text, **options) as stream:
-        write_stream(chunk.text for chunk in stream)
+        if num_return_sequences > 1:
+            write_sequences(stream)
+        else:
+            write_stream(chunk.text for chunk in stream)
+        if log_probs is not None:
+            write_log_probs(stream.completion)
         if stats:
             write_summary(stream.completion, time.monotonic() - started)
 

@@ -14,7 +14,7 @@ from inflight_client._exceptions import ClientError, InvalidRequest
 
 if TYPE_CHECKING:
     from inflight_client._client import Client
-    from inflight_client._types import Completion
+    from inflight_client._types import Chunk, Completion
     from inflight_client.chat import ChatSession
 
 EXIT_FAILED = 1
@@ -49,22 +49,66 @@ def fail(sentence: str, code: int = EXIT_FAILED) -> typer.Exit:
 
 
 def write_stream(pieces: Iterable[str]) -> None:
-    """Print each piece as it arrives, then a newline, also if the answer is interrupted."""
+    """Print each piece as it arrives, then a newline, also if the answer is interrupted after its first piece."""
+    begun = False
     try:
         for piece in pieces:
             typer.echo(piece, nl=False)
             sys.stdout.flush()
-    except (ClientError, KeyboardInterrupt):
-        typer.echo()
+            begun = True
+    except (ClientError, KeyboardInterrupt) as error:
+        if begun or isinstance(error, KeyboardInterrupt):
+            typer.echo()
         raise
     typer.echo()
+
+
+def write_sequences(chunks: Iterable[Chunk]) -> None:
+    """Print each sequence under its index, in the order of the indices, as soon as it and those before it are
+    whole; if the answer is interrupted, the rest as far as it has come."""
+    texts: dict[int, list[str]] = {}
+    finished: set[int] = set()
+    shown = 0
+    try:
+        for chunk in chunks:
+            texts.setdefault(chunk.sequence_index, []).append(chunk.text)
+            if chunk.finish_reason is not None:
+                finished.add(chunk.sequence_index)
+            while shown in finished:
+                _write_sequence(shown, texts.pop(shown))
+                shown += 1
+    finally:
+        for index in sorted(texts):
+            _write_sequence(index, texts[index])
+
+
+def write_log_probs(completion: Completion) -> None:
+    """Print a line for each token: its id and log probability, then the most likely tokens in its place."""
+    for index, sequence in enumerate(completion.sequences):
+        if len(completion.sequences) > 1:
+            _write_index(index)
+        typer.secho("  token  log prob" + ("   most likely" if sequence.top_log_probs else ""), dim=True)
+        tops = sequence.top_log_probs or ((),) * len(sequence.token_ids)
+        for token, log_prob, top in zip(sequence.token_ids, sequence.log_probs, tops, strict=True):
+            alternatives = "".join(f"   {other.token_id} {other.log_prob:.3f}" for other in top)
+            typer.echo(f"{token:7d} {log_prob:9.3f}{alternatives}")
+
+
+def _write_sequence(index: int, pieces: list[str]) -> None:
+    _write_index(index)
+    typer.echo("".join(pieces))
+
+
+def _write_index(index: int) -> None:
+    typer.secho(f"[sequence {index}]", bold=True)
 
 
 def write_summary(completion: Completion, seconds: float) -> None:
     counts = f"{completion.num_output_tokens} tokens in {seconds:.2f} s"
     if completion.num_input_tokens is not None:
         counts = f"{completion.num_input_tokens} prompt tokens, {counts}"
-    typer.secho(f"{counts}, ended by {completion.finish_reason or 'the server'}", dim=True, err=True)
+    reasons = ", ".join(sequence.finish_reason or "the server" for sequence in completion.sequences)
+    typer.secho(f"{counts}, ended by {reasons}", dim=True, err=True)
 
 
 def converse(session: ChatSession) -> None:

@@ -130,7 +130,7 @@ def asking(config: OutputConfig, num_prompt: int = 5, max_tokens: int = 10) -> R
         (OutputConfig(num_log_probs=-1), "num_log_probs must be between 0 and 20, got -1"),
         (
             OutputConfig(additional_model_outputs=[AdditionalModelOutput(name="attention")]),
-            "additional_outputs names what this model does not offer; it offers: hidden_states",
+            "additional_outputs names 'attention', which this model does not offer; it offers: hidden_states",
         ),
         (
             OutputConfig(additional_model_outputs=[AdditionalModelOutput(name="hidden_states")] * 2),

@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from typer.testing import CliRunner, Result
 
@@ -70,6 +71,57 @@ def test_generate_sends_a_json_schema(connect: Connect, tmp_path: Path) -> None:
     assert inputs["guided_decoding_guide"].tolist() == [b'{"type": "object"}']
     missing = run("generate", "go on", "--json-schema", str(tmp_path / "none"))
     assert missing.exit_code == 2 and "cannot be read" in missing.stderr
+
+
+def test_generate_prints_several_sequences_in_order(connect: Connect) -> None:
+    def interleaved(call: Call) -> Iterator[Reply]:
+        yield text_reply("b", token_ids=(1,), sequence_index=1)
+        yield text_reply(" more", token_ids=(2,), finish_reason="length", sequence_index=1)
+        yield text_reply("a", token_ids=(3,), finish_reason="stop", sequence_index=0, final=True)
+
+    transport = MockTransport(interleaved)
+    connect(transport)
+    result = run("generate", "x", "--num-return-sequences", "2", "--stats")
+    assert (result.exit_code, result.stdout) == (0, "[sequence 0]\na\n[sequence 1]\nb more\n")
+    assert "3 tokens" in result.stderr and "ended by stop, length" in result.stderr
+    assert transport.calls[0].inputs["num_return_sequences"].tolist() == [2]
+
+
+def test_interrupted_sequences_are_printed_as_far_as_they_have_come(connect: Connect) -> None:
+    def break_off(call: Call) -> Iterator[Reply]:
+        yield text_reply("whole", finish_reason="stop", sequence_index=1)
+        yield text_reply("half", sequence_index=0)
+        raise RequestRefused("too busy")
+
+    connect(MockTransport(break_off))
+    result = run("generate", "x", "--num-return-sequences", "2")
+    assert (result.stdout, result.exit_code) == ("[sequence 0]\nhalf\n[sequence 1]\nwhole\n", 1)
+    assert result.stderr == "inflight: too busy\n"
+
+
+def test_generate_prints_log_probabilities_and_alternatives(connect: Connect) -> None:
+    def with_log_probs(call: Call) -> Iterator[Reply]:
+        outputs = {
+            **text_reply("a", token_ids=(3,), finish_reason="stop").outputs,
+            "output_log_probs": np.array([[-1.5]], np.float32),
+            "top_token_ids": np.array([[[7, 3]]], np.int32),
+            "top_log_probs": np.array([[[-0.5, -1.5]]], np.float32),
+        }
+        yield Reply(outputs=outputs, final=True)
+
+    transport = MockTransport(with_log_probs)
+    connect(transport)
+    result = run("generate", "x", "--log-probs", "2")
+    assert result.exit_code == 0
+    assert result.stdout.splitlines()[0] == "a"
+    assert result.stdout.splitlines()[-1].split() == ["3", "-1.500", "7", "-0.500", "3", "-1.500"]
+    inputs = transport.calls[0].inputs
+    assert (inputs["return_log_probs"].tolist(), inputs["num_log_probs"].tolist()) == ([True], [2])
+
+
+def test_an_error_before_the_first_piece_prints_no_empty_line(connect: Connect) -> None:
+    connect(MockTransport(refusing))
+    assert run("generate", "x").stdout == ""
 
 
 def test_generate_reads_standard_input(connect: Connect) -> None:

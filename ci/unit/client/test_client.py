@@ -52,6 +52,52 @@ def test_async_generate_gives_the_same() -> None:
     assert asyncio.run(client.generate("count")) == Client(transport=MockTransport(three_words)).generate("count")
 
 
+def two_sequences(call: Call) -> Iterator[Reply]:
+    yield text_reply("a", token_ids=(1,), sequence_index=1)
+    yield text_reply("one", token_ids=(2, 3), finish_reason="stop", sequence_index=0)
+    yield text_reply("b", token_ids=(4,), finish_reason="length", sequence_index=1)
+    yield Reply(final=True)
+
+
+def test_each_sequence_is_joined_from_its_own_replies() -> None:
+    transport = MockTransport(two_sequences)
+    stream = Client(transport=transport).stream("x", num_return_sequences=2)
+    assert [chunk.sequence_index for chunk in stream] == [1, 0, 1]
+    completion = stream.completion
+    assert transport.calls[0].inputs["num_return_sequences"].tolist() == [2]
+    assert [(s.text, s.token_ids, s.finish_reason) for s in completion.sequences] == [
+        ("one", (2, 3), "stop"),
+        ("ab", (1, 4), "length"),
+    ]
+    assert (completion.text, completion.finish_reason, completion.num_output_tokens) == ("one", "stop", 4)
+    remote = AsyncClient(transport=AsyncMockTransport(two_sequences))
+    assert asyncio.run(remote.generate("x", num_return_sequences=2)) == completion
+
+
+@pytest.mark.parametrize(("chunks", "cancelled"), [(1, True), (2, True), (3, False)])
+def test_an_answer_of_several_sequences_is_cancelled_until_all_have_ended(chunks: int, cancelled: bool) -> None:
+    transport = MockTransport(two_sequences)
+    with Client(transport=transport).stream("x", num_return_sequences=2) as stream:
+        for _ in range(chunks):
+            next(stream)
+    assert transport.streams[0].cancelled is cancelled
+
+
+def test_an_answer_without_any_reply_has_one_empty_sequence() -> None:
+    stream = Client(transport=MockTransport(endless)).stream("x", num_return_sequences=2**31 - 1)
+    assert [sequence.text for sequence in stream.completion.sequences] == [""]
+
+
+def test_biases_travel_as_ids_and_values() -> None:
+    transport = MockTransport(three_words)
+    Client(transport=transport).generate("x", logit_bias={5: 1, 7: -100.0})
+    inputs = transport.calls[0].inputs
+    assert "logit_bias" not in inputs
+    ids, values = inputs["logit_bias_ids"], inputs["logit_bias_values"]
+    assert (ids.dtype, ids.tolist()) == (np.int32, [5, 7])
+    assert (values.dtype, values.tolist()) == (np.float32, [1.0, -100.0])
+
+
 def test_final_flag_on_the_last_data_reply_ends_the_stream() -> None:
     transport = MockTransport(lambda call: [text_reply("all", finish_reason="length", final=True)])
     assert [chunk.finish_reason for chunk in Client(transport=transport).stream("x")] == ["length"]
@@ -110,6 +156,10 @@ def test_token_ids_travel_as_input_ids() -> None:
         ({"temperature": "hot"}, "temperature"),
         ({"stop_words": [1]}, "stop_words"),
         ({"stop_words": ["\ud800"]}, "stop_words"),
+        ({"logit_bias": [5]}, "logit_bias must map token ids to numbers, got \\[5\\]"),
+        ({"logit_bias": {5: "much"}}, "logit_bias must map token ids to numbers, got the bias 'much'"),
+        ({"logit_bias": {"5": 1.0}}, "a token id of logit_bias must be a whole number, got '5'"),
+        ({"num_return_sequences": 1.5}, "num_return_sequences must be a whole number"),
     ],
 )
 def test_values_that_no_tensor_holds_are_refused_before_sending(options: dict[str, object], word: str) -> None:

@@ -25,6 +25,7 @@ from inflight_client._exceptions import error_from_message, error_from_status
 from inflight_client._grpc import _decode, _encode
 from inflight_client._protocol import chunk_from_reply, generation_call
 from inflight_client._transport import strings
+from inflight_client._types import TokenLogProb
 
 
 @pytest.mark.parametrize(
@@ -37,6 +38,7 @@ from inflight_client._transport import strings
         ("NOT_FOUND", "Request for unknown model: 'llm' has no available versions", Unavailable),
         ("UNAVAILABLE", "Exceeds maximum queue size", RequestRefused),
         ("UNAVAILABLE", "failed to connect to all addresses; last error: UNKNOWN: Connection refused", ConnectError),
+        ("UNAVAILABLE", "errors resolving http://localhost:8000: Misformatted domain name", ConnectError),
         ("UNAVAILABLE", "Socket closed", ConnectionLost),
         ("CANCELLED", "Request was cancelled", Cancelled),
         ("DEADLINE_EXCEEDED", "Deadline Exceeded", DeadlineExceeded),
@@ -124,6 +126,32 @@ def test_counts_come_from_their_own_tensors_where_there_are_some() -> None:
     chunk = chunk_from_reply(Reply(outputs={**outputs, "num_input_tokens": np.array([9], np.int32)}))
     assert chunk is not None
     assert (chunk.num_input_tokens, chunk.num_output_tokens) == (9, 3)
+
+
+def test_alternatives_become_pairs_for_each_token() -> None:
+    outputs = {
+        "output_ids": np.array([[4, 5]], np.int32),
+        "sequence_index": np.array([3], np.int32),
+        "top_token_ids": np.array([[[4, 1], [2, 5]]], np.int32),
+        "top_log_probs": np.array([[[-0.5, -1.0], [-0.25, -2.0]]], np.float32),
+        "prompt_log_probs": np.array([-3.0], np.float32),
+        "prompt_top_token_ids": np.array([[9, 8]], np.int32),
+        "prompt_top_log_probs": np.array([[-0.5, -1.0]], np.float32),
+    }
+    chunk = chunk_from_reply(Reply(outputs=outputs))
+    assert chunk is not None and chunk.sequence_index == 3
+    assert chunk.top_log_probs == (
+        (TokenLogProb(4, -0.5), TokenLogProb(1, -1.0)),
+        (TokenLogProb(2, -0.25), TokenLogProb(5, -2.0)),
+    )
+    assert chunk.prompt_log_probs == (-3.0,)
+    assert chunk.prompt_top_log_probs == ((TokenLogProb(9, -0.5), TokenLogProb(8, -1.0)),)
+
+
+def test_empty_tensors_of_alternatives_are_none_at_all() -> None:
+    empty = {"top_token_ids": np.zeros((1, 0, 2), np.int32), "top_log_probs": np.zeros((1, 0, 2), np.float32)}
+    chunk = chunk_from_reply(Reply(outputs=empty))
+    assert chunk is not None and chunk.top_log_probs == ()
 
 
 def test_bytes_that_are_not_text_do_not_break_the_client() -> None:
