@@ -54,12 +54,18 @@ serve: $(READY) ## serve the default model until Ctrl-C, and stream one completi
 
 test: unit kernels L0 ## run every test; builds .venv first if needed
 
+# Tests that load no network and start no process run side by side, a worker per core. The slow ones use all cores.
 unit: $(READY) ## run the tests that need no server
+ifeq ($(strip $(ARGS)),)
+	$(BIN)/python -m pytest ci/unit -m "not slow" --numprocesses auto --dist loadfile $(DURATIONS)
+	$(BIN)/python -m pytest ci/unit -m slow $(DURATIONS)
+else
 	$(BIN)/python -m pytest ci/unit $(DURATIONS) $(ARGS)
+endif
 
 # A process of its own, because triton's interpreter, which runs the kernels, is switched on for a whole process.
 kernels: $(READY) ## run the kernels' tests
-	$(BIN)/python -m pytest ci/kernels $(DURATIONS) $(ARGS)
+	$(BIN)/python -m pytest ci/kernels --numprocesses auto --dist worksteal $(DURATIONS) $(ARGS)
 
 L0: $(READY) ## run the tests against a real tritonserver
 	$(BIN)/python -m pytest ci/L0_* $(DURATIONS) $(ARGS)
