@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from inflight_kernels.cpu.buffers import share_buffers
 from inflight_kernels.cpu.operations import Linear, RmsNorm
-from inflight_kernels.cpu.recorder import NOWHERE, Columns, Recorded, Recording
+from inflight_kernels.cpu.recording import NOWHERE, Columns, Recorded, Recording
 
 
 @st.composite

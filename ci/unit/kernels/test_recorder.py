@@ -17,7 +17,8 @@ from torch import Tensor
 import inflight_kernels
 from inflight_kernels.cpu import Batch, Recording, Unsupported, record
 from inflight_kernels.cpu.operations import GatedLinear, Linear, RmsNorm
-from inflight_kernels.cpu.recorder import Columns, _Recorder
+from inflight_kernels.cpu.recorder import _Recorder
+from inflight_kernels.cpu.recording import Columns
 
 SIZE, HEADS, KV_HEADS, HEAD_DIM = 64, 2, 1, 32
 CACHE = torch.zeros(3, 4, KV_HEADS, HEAD_DIM, dtype=torch.bfloat16)

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections import defaultdict
 
 from inflight_kernels.cpu.operations import RmsNorm
-from inflight_kernels.cpu.recorder import Recording
+from inflight_kernels.cpu.recording import Recording
 
 
 def share_buffers(recording: Recording) -> tuple[dict[int, int], list[int]]:

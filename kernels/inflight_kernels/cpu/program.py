@@ -12,7 +12,7 @@ from inflight_kernels.cpu.batch import Batch
 from inflight_kernels.cpu.buffers import share_buffers
 from inflight_kernels.cpu.library import NativeLibrary
 from inflight_kernels.cpu.operations import KINDS, Cache, NativeBatch, NativeProgram, Operation, Value
-from inflight_kernels.cpu.recorder import NOWHERE, CacheTensors, Columns, Constant, Field, Recorded, Recording, Weight
+from inflight_kernels.cpu.recording import NOWHERE, CacheTensors, Columns, Constant, Field, Recorded, Recording, Weight
 from inflight_kernels.cpu.weight_packer import WeightPacker
 
 PACKED_AT_ONCE = 32 * 2**20

@@ -15,7 +15,8 @@ from torch import Tensor
 
 from inflight_kernels.cpu.huge_pages import HugePageArena
 from inflight_kernels.cpu.library import NativeLibrary
-from inflight_kernels.cpu.recorder import STEP, Constant, Recording, Weight
+from inflight_kernels.cpu.recorder import STEP
+from inflight_kernels.cpu.recording import Constant, Recording, Weight
 
 
 class WeightPacker:
