@@ -17,12 +17,14 @@ MAX_SEED = 2**64 - 1
 MIN_TEMPERATURE = 1e-5
 """Smallest temperature of random sampling. Below it the likeliest token is drawn anyway, and far below it
 1 / temperature overflows."""
-MAX_BIAS = 1e30
-"""Largest magnitude of a logit bias: no sum or product of the sampler that it takes part in overflows."""
-MAX_PENALTY = 1e20
+MAX_BIAS = float(np.float32(1e30))
+"""Largest magnitude of a logit bias: no sum or product of the sampler that it takes part in overflows. As a client of
+the server can send it: the float32 next to 1e30 is larger than that."""
+MAX_PENALTY = float(np.float32(1e20))
 """Largest magnitude of presence and frequency penalties, for the same reason: the latter are multiplied by counts."""
 MAX_REPETITION_PENALTY = 1e6
-"""Largest repetition penalty, and the inverse of the smallest: for the same reason, as it multiplies biased logits."""
+MIN_REPETITION_PENALTY = float(np.float32(1e-6))
+"""Bounds of repetition penalties: for the same reason, as they multiply and divide biased logits."""
 MAX_BIASED_TOKENS = 4096
 """Entries of `SamplingConfig.logit_bias`."""
 MAX_LOG_PROBS = 20
@@ -301,8 +303,8 @@ class RequestLimits(msgspec.Struct, frozen=True, kw_only=True):
             (
                 "repetition_penalty",
                 sampling.repetition_penalty,
-                1 / MAX_REPETITION_PENALTY <= sampling.repetition_penalty <= MAX_REPETITION_PENALTY,
-                f"between {1 / MAX_REPETITION_PENALTY:g} and {MAX_REPETITION_PENALTY:g}",
+                MIN_REPETITION_PENALTY <= sampling.repetition_penalty <= MAX_REPETITION_PENALTY,
+                f"between {MIN_REPETITION_PENALTY:g} and {MAX_REPETITION_PENALTY:g}",
             ),
             *(
                 (name, value, abs(value) <= MAX_PENALTY, f"between -{MAX_PENALTY:g} and {MAX_PENALTY:g}")

@@ -4,11 +4,20 @@ from __future__ import annotations
 
 import math
 
+import numpy as np
 import pytest
 import torch
 
 from inflight.errors import InvalidRequest
-from inflight.request import MAX_BIAS, MAX_PENALTY, MAX_REPETITION_PENALTY, RequestLimits, SamplingConfig
+from inflight.request import (
+    MAX_BIAS,
+    MAX_PENALTY,
+    MAX_REPETITION_PENALTY,
+    MIN_REPETITION_PENALTY,
+    Request,
+    RequestLimits,
+    SamplingConfig,
+)
 from inflight_kernels.sampling.reference import process_logits
 
 
@@ -25,7 +34,7 @@ def test_repetition_penalties_that_overflow_in_float32_are_refused(value: float)
         RequestLimits.validate_sampling(SamplingConfig(repetition_penalty=value))
 
 
-@pytest.mark.parametrize("repetition", [MAX_REPETITION_PENALTY, 1 / MAX_REPETITION_PENALTY])
+@pytest.mark.parametrize("repetition", [MAX_REPETITION_PENALTY, MIN_REPETITION_PENALTY])
 @pytest.mark.parametrize("sign", [1.0, -1.0])
 def test_logits_stay_finite_at_all_bounds_together(repetition: float, sign: float) -> None:
     RequestLimits.validate_sampling(
@@ -44,3 +53,16 @@ def test_logits_stay_finite_at_all_bounds_together(repetition: float, sign: floa
         allowed_mask=None,
     )
     assert x.isfinite().all()
+
+
+def test_bounds_can_be_sent_as_float32() -> None:
+    limits = RequestLimits(vocab_size=9, max_seq_len=9, max_input_len=8, kv_cache_tokens=99)
+    for bias, penalty, repetition in ((1e30, 1e20, 1e6), (-1e30, -1e20, 1e-6)):
+        sampling = SamplingConfig(
+            logit_bias={3: float(np.float32(bias))},
+            embedding_bias=np.full(9, bias, "<f4").tobytes(),
+            presence_penalty=float(np.float32(penalty)),
+            frequency_penalty=float(np.float32(penalty)),
+            repetition_penalty=float(np.float32(repetition)),
+        )
+        limits.validate(Request(input_token_ids=[1], max_tokens=1, sampling_config=sampling))
