@@ -18,8 +18,14 @@ MAX_SEED = 2**64 - 1
 MIN_TEMPERATURE = 1e-5
 """Smallest temperature of random sampling. Below it the likeliest token is drawn anyway, and far below it
 1 / temperature overflows."""
-MAX_BIAS = 1e30
-"""Largest magnitude of a logit bias: no sum or product of the sampler that it takes part in overflows."""
+MAX_BIAS = float(np.float32(1e30))
+"""Largest magnitude of a logit bias: no sum or product of the sampler that it takes part in overflows. As a client of
+the server can send it: the float32 next to 1e30 is larger than that."""
+MAX_PENALTY = float(np.float32(1e20))
+"""Largest magnitude of presence and frequency penalties, for the same reason: the latter are multiplied by counts."""
+MAX_REPETITION_PENALTY = 1e6
+MIN_REPETITION_PENALTY = float(np.float32(1e-6))
+"""Bounds of repetition penalties: for the same reason, as they multiply and divide biased logits."""
 MAX_BIASED_TOKENS = 4096
 """Entries of `SamplingConfig.logit_bias`."""
 MAX_LOG_PROBS = 20
@@ -307,9 +313,19 @@ class RequestLimits(msgspec.Struct, frozen=True, kw_only=True):
             ("top_p_min", sampling.top_p_min, 0.0 < sampling.top_p_min <= 1.0, "above 0 and at most 1"),
             ("min_p", sampling.min_p, 0.0 <= sampling.min_p <= 1.0, "between 0 and 1"),
             ("seed", sampling.seed, 0 <= sampling.seed <= MAX_SEED, "an unsigned 64-bit integer"),
-            ("repetition_penalty", sampling.repetition_penalty, 0.0 < sampling.repetition_penalty < math.inf, "> 0"),
-            ("presence_penalty", sampling.presence_penalty, math.isfinite(sampling.presence_penalty), "finite"),
-            ("frequency_penalty", sampling.frequency_penalty, math.isfinite(sampling.frequency_penalty), "finite"),
+            (
+                "repetition_penalty",
+                sampling.repetition_penalty,
+                MIN_REPETITION_PENALTY <= sampling.repetition_penalty <= MAX_REPETITION_PENALTY,
+                f"between {MIN_REPETITION_PENALTY:g} and {MAX_REPETITION_PENALTY:g}",
+            ),
+            *(
+                (name, value, abs(value) <= MAX_PENALTY, f"between -{MAX_PENALTY:g} and {MAX_PENALTY:g}")
+                for name, value in (
+                    ("presence_penalty", sampling.presence_penalty),
+                    ("frequency_penalty", sampling.frequency_penalty),
+                )
+            ),
             ("min_tokens", sampling.min_tokens, sampling.min_tokens >= 0, ">= 0"),
             (
                 "no_repeat_ngram_size",

@@ -24,7 +24,14 @@ from msgspec import structs
 from typing_extensions import Self
 
 from inflight.config import EngineConfig
-from inflight.errors import EngineUnavailable, InflightError, InvalidRequest, QueueFull, ResponseFailed
+from inflight.errors import (
+    DuplicateRequest,
+    EngineUnavailable,
+    InflightError,
+    InvalidRequest,
+    QueueFull,
+    ResponseFailed,
+)
 from inflight.executor import progress as bars
 from inflight.executor.executor import Executor, resolve_config
 from inflight.executor.front.front import SHUT_DOWN, Front
@@ -121,12 +128,14 @@ class GenerationExecutor:
         with self._lock:
             if self._error is not None:
                 raise self._error
-            self._results.setdefault(request.request_id, result)
+            if request.request_id in self._results:
+                # The executor may have forgotten a request whose last response is still on its way to its result.
+                raise DuplicateRequest(f"requestId {request.request_id} is already in progress, request is ignored.")
+            self._results[request.request_id] = result
         try:
             self._executor.enqueue_request(request)
         except BaseException:
-            if self._results.get(request.request_id) is result:
-                del self._results[request.request_id]
+            self._results.pop(request.request_id, None)
             raise
         return result
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import io
 import sys
+import threading
 from collections.abc import Iterator
 from itertools import pairwise
 from typing import Any
@@ -17,7 +18,14 @@ from fake_tokenizer import byte_tokenizer
 from fakes import VOCAB_SIZE, expected_output
 
 from inflight.config import EngineConfig
-from inflight.errors import ConfigurationError, EngineUnavailable, InvalidRequest, QueueFull, ResponseFailed
+from inflight.errors import (
+    ConfigurationError,
+    DuplicateRequest,
+    EngineUnavailable,
+    InvalidRequest,
+    QueueFull,
+    ResponseFailed,
+)
 from inflight.executor import progress
 from inflight.executor.front.generation_result import GenerationResult
 from inflight.executor.generation_executor import GenerationExecutor
@@ -145,6 +153,23 @@ def test_a_request_is_submitted_as_it_is(executor: GenerationExecutor) -> None:
         Request(input_token_ids=[1, 2], max_tokens=9, streaming=True, return_all_generated_tokens=True)
     )
     assert [output.token_ids for output in everything][-1] == expected(everything)
+
+
+def test_an_id_whose_last_response_is_on_its_way_is_still_in_flight(monkeypatch: pytest.MonkeyPatch) -> None:
+    fake = FakeExecutor()
+    with GenerationExecutor(fake, byte_tokenizer()) as executor:
+        handed_out, give = threading.Event(), executor._give
+        monkeypatch.setattr(executor, "_give", lambda response: handed_out.wait(60) and give(response))
+        request = Request(request_id=7, input_token_ids=[1], max_tokens=1)
+        generation = executor.submit(request)
+        fake.push(tokens(7, [65], FinishReason.LENGTH))
+        with pytest.raises(DuplicateRequest):
+            executor.submit(request)
+        handed_out.set()
+        assert generation.result().text == "A"
+        again = executor.submit(request)
+        fake.push(tokens(7, [66], FinishReason.LENGTH))
+        assert again.result().text == "B"
 
 
 # -- lists -------------------------------------------------------------------------------------------------------------

@@ -248,6 +248,7 @@ OK = {"text_input": "a", "max_tokens": 4}
         ({**OK, "embedding_bias": [float("nan")] * 300}, "embedding_bias must hold numbers between"),
         ({**OK, "embedding_bias": np.zeros((2, 150), np.float32)}, "embedding_bias must be one row"),
         ({**OK, "embedding_bias_words": ["a"]}, "embedding_bias_words has 1 entries and embedding_bias_weights 0"),
+        ({**OK, "embedding_bias_words": ["x" * 10_000] * 2}, "embedding_bias_words holds 20000 bytes, more than 16384"),
         ({**OK, "num_log_probs": 21}, "num_log_probs must be between 0 and 20, got 21"),
         ({**OK, "num_log_probs": -1}, "num_log_probs must be between 0 and 20, got -1"),
         (

@@ -13,8 +13,9 @@ from fake_executor import FakeExecutor, tokens
 from inflight.config import EngineConfig
 from inflight.result import FinishReason
 from inflight.server.backend_server import BackendServer
+from inflight.server.tensors.client_request import ClientRequest
 from inflight.server.tensors.dialects import LLM
-from inflight.server.threads.tokenizing_threads import MAX_SHORT_LENGTH
+from inflight.server.threads.tokenizing_threads import MAX_SHORT_LENGTH, text_length
 
 LONG = 30.0
 """Seconds after which a wait counts as a hang."""
@@ -113,6 +114,11 @@ def test_execute_waits_for_no_tokenizer_and_short_requests_wait_for_no_long_one(
     gate.open()
     server._tokenizing.join()
     assert len(executor.last.input_token_ids) == len(LONG_TEXT)
+
+
+def test_every_text_that_is_tokenised_makes_a_request_long() -> None:
+    texts = {"stop_words": ["xx"], "bad_words": ["xxx"], "embedding_bias_words": ["xxxx"]}
+    assert text_length(ClientRequest(text="x", **texts)) == 1 + 2 + 2 * 3 + 4
 
 
 def test_requests_of_one_length_reach_the_engine_in_the_order_in_which_they_came(ask, gate, executor, server) -> None:

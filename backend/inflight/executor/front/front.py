@@ -29,7 +29,7 @@ from inflight.errors import DuplicateRequest, EngineUnavailable, InvalidRequest,
 from inflight.executor.front.journal import JournalEntry
 from inflight.executor.front.ready_responses import ReadyResponses
 from inflight.executor.front.statistics import FrontStatistics
-from inflight.executor.wire.messages import FRONT_ID_SHIFT, MAX_FRONT_ID
+from inflight.executor.wire.messages import FRONT_ID_SHIFT, MAX_FRONT_ID, as_received
 from inflight.generation_defaults import GenerationDefaults
 from inflight.request import Request, RequestLimits
 from inflight.result import Response
@@ -160,7 +160,7 @@ class Front(ABC):
     def enqueue_requests(self, requests: Sequence[Request]) -> list[int]:
         """Send several requests, all or none, and return their ids in order. Raises what enqueue_request raises."""
         self._check_available()
-        numbered = [request if request.request_id else self._number(request) for request in requests]
+        numbered = [self._number(as_received(request)) for request in requests]
         for request in numbered:
             self.limits.validate(request)
         encoded = [self._encode(request) for request in numbered]
@@ -354,7 +354,7 @@ class Front(ABC):
             seen.add(request_id)
 
     def _number(self, request: Request) -> Request:
-        return structs.replace(request, request_id=self.next_request_id())
+        return request if request.request_id else structs.replace(request, request_id=self.next_request_id())
 
     def _draw_request_id(self) -> int:
         self._num_ids += 1

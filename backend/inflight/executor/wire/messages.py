@@ -18,6 +18,7 @@ from typing import TypeVar
 import msgspec
 from msgspec import structs
 
+from inflight.errors import InvalidRequest
 from inflight.request import Request, RequestLimits
 from inflight.result import FinishReason, NamedTensor, Response
 from inflight.stats import IterationStats, RequestStatsPerIteration
@@ -130,10 +131,20 @@ _encoder = msgspec.msgpack.Encoder()
 _from_front: msgspec.msgpack.Decoder[FromFront] = msgspec.msgpack.Decoder(FromFront)
 _from_leader: msgspec.msgpack.Decoder[FromLeader] = msgspec.msgpack.Decoder(FromLeader)
 _rank_input = msgspec.msgpack.Decoder(RankInput)
+_request = msgspec.msgpack.Decoder(Request)
 
 
 def encode(message: FromFront | FromLeader) -> bytes:
     return _encoder.encode(message)
+
+
+def as_received(request: Request) -> Request:
+    """A copy of the request as every rank will decode it. Raises InvalidRequest if a field has a wrong type: programs
+    can make such a Request, and the leader would drop its message, so that nobody ever answered it."""
+    try:
+        return _request.decode(_encoder.encode(request))
+    except (TypeError, OverflowError, msgspec.ValidationError) as error:
+        raise InvalidRequest(f"a field of the request has a wrong type: {error}") from None
 
 
 def encode_frames(message: FromLeader) -> list[bytes]:

@@ -20,9 +20,9 @@ Array = NDArray[Any]
 Value = bool | int | float | str | bytes | list[int] | list[float] | list[str] | list[list[int]]
 
 MAX_WORDS = 1024
-"""Entries of one stop or bad word list."""
+"""Entries of one list of words: stop, bad or biased ones."""
 MAX_WORDS_BYTES = 16_384
-"""Bytes of one stop or bad word list: the memory of its automaton grows in proportion."""
+"""Bytes of such a list: the memory of an automaton of stop words, and the time to tokenise the others, grow with it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -74,20 +74,13 @@ def read_token_ids(name: str, array: Array, limits: ReadLimits) -> Value:
 
 def read_words(name: str, array: Array, limits: ReadLimits) -> Value:
     """A list of texts, shape [n] or [1, n]. Empty texts are dropped: clients send [""] for an empty list."""
-    if array.size > MAX_WORDS:
-        raise InvalidRequest(f"{name} has {array.size} entries, more than {MAX_WORDS}")
-    raw = [word if isinstance(word, bytes) else str(word).encode() for word in array.reshape(-1)]
-    total = sum(map(len, raw))
-    if total > MAX_WORDS_BYTES:
-        raise InvalidRequest(f"{name} holds {total} bytes, more than {MAX_WORDS_BYTES}")
-    return [_text(name, word, MAX_WORDS_BYTES) for word in raw if word]
+    return [text for text in _words(name, array) if text]
 
 
 def read_texts(name: str, array: Array, limits: ReadLimits) -> Value:
     """A list of texts as they are, shape [n] or [1, n]: another tensor's entries belong to them, one by one."""
-    _check_row(name, array, MAX_WORDS)
-    raw = [word if isinstance(word, bytes) else str(word).encode() for word in array.reshape(-1)]
-    return [_text(name, word, MAX_WORDS_BYTES) for word in raw]
+    _check_row(name, array, None)
+    return _words(name, array)
 
 
 def read_numbers(name: str, array: Array, limits: ReadLimits) -> Value:
@@ -101,6 +94,16 @@ def read_float32_bytes(name: str, array: Array, limits: ReadLimits) -> Value:
     """One row of float32, shape [n] or [1, n], as little-endian bytes; an empty tensor asks for nothing."""
     _check_row(name, array, None)
     return array.astype("<f4").tobytes()
+
+
+def _words(name: str, array: Array) -> list[str]:
+    if array.size > MAX_WORDS:
+        raise InvalidRequest(f"{name} has {array.size} entries, more than {MAX_WORDS}")
+    raw = [word if isinstance(word, bytes) else str(word).encode() for word in array.reshape(-1)]
+    total = sum(map(len, raw))
+    if total > MAX_WORDS_BYTES:
+        raise InvalidRequest(f"{name} holds {total} bytes, more than {MAX_WORDS_BYTES}")
+    return [_text(name, word, MAX_WORDS_BYTES) for word in raw]
 
 
 def _check_row(name: str, array: Array, most: int | None) -> None:

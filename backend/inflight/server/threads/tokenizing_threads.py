@@ -82,5 +82,5 @@ class _Lane:
 
 def text_length(client: ClientRequest) -> int:
     """Number of characters and token ids to process. Bad words count twice, because they are tokenised twice."""
-    words = [*(client.stop_words or ()), *2 * (client.bad_words or [])]
+    words = [*(client.stop_words or ()), *2 * (client.bad_words or []), *(client.embedding_bias_words or ())]
     return len(client.text or "") + len(client.input_ids or ()) + sum(map(len, words))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from typing import Any
 
 import pytest
 from fakes import iteration_stats
@@ -11,7 +12,7 @@ from inflight.config import EngineConfig
 from inflight.errors import DuplicateRequest, EngineUnavailable, InvalidRequest, QueueFull
 from inflight.executor.front.front import EngineState, Front
 from inflight.executor.wire.messages import FRONT_ID_SHIFT, MAX_FRONT_ID
-from inflight.request import Request, RequestLimits
+from inflight.request import OutputConfig, Request, RequestLimits, SamplingConfig
 from inflight.result import FinishReason, Response, Result
 from inflight.stats import RequestStatsPerIteration
 
@@ -121,6 +122,27 @@ def test_an_id_may_be_used_again_after_its_end(front: ListFront) -> None:
 def test_invalid_requests_reach_nobody(front: ListFront) -> None:
     with pytest.raises(InvalidRequest, match="outside the vocabulary"):
         submit(front, prompt=(100,))
+    assert front.sent == []
+    assert front.num_requests_in_flight() == 0
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"cache_salt": None},
+        {"streaming": 1},
+        {"input_token_ids": [1.5]},
+        {"num_return_sequences": 1.5},
+        {"request_id": 2**64},
+        {"sampling_config": SamplingConfig(min_tokens=2**70)},
+        {"output_config": OutputConfig(return_log_probs=None)},  # type: ignore[arg-type]
+    ],
+)
+def test_a_field_of_a_wrong_type_is_refused_as_no_leader_would_answer_it(
+    front: ListFront, fields: dict[str, Any]
+) -> None:
+    with pytest.raises(InvalidRequest, match="wrong type"):
+        front.enqueue_request(Request(**{"input_token_ids": [1], "max_tokens": 2, **fields}))
     assert front.sent == []
     assert front.num_requests_in_flight() == 0
 

@@ -1,0 +1,68 @@
+"""Bounds on what a request may ask for."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+import torch
+
+from inflight.errors import InvalidRequest
+from inflight.request import (
+    MAX_BIAS,
+    MAX_PENALTY,
+    MAX_REPETITION_PENALTY,
+    MIN_REPETITION_PENALTY,
+    Request,
+    RequestLimits,
+    SamplingConfig,
+)
+from inflight_kernels.sampling.reference import process_logits
+
+
+@pytest.mark.parametrize("name", ["presence_penalty", "frequency_penalty"])
+@pytest.mark.parametrize("value", [math.nan, math.inf, 3e38, -3e38, 1e300])
+def test_penalties_that_overflow_in_float32_are_refused(name: str, value: float) -> None:
+    with pytest.raises(InvalidRequest, match=f"{name} must be between"):
+        RequestLimits.validate_sampling(SamplingConfig(**{name: value}))
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf, 0.0, -1.0, 1e-40, 1e300])
+def test_repetition_penalties_that_overflow_in_float32_are_refused(value: float) -> None:
+    with pytest.raises(InvalidRequest, match="repetition_penalty must be between"):
+        RequestLimits.validate_sampling(SamplingConfig(repetition_penalty=value))
+
+
+@pytest.mark.parametrize("repetition", [MAX_REPETITION_PENALTY, MIN_REPETITION_PENALTY])
+@pytest.mark.parametrize("sign", [1.0, -1.0])
+def test_logits_stay_finite_at_all_bounds_together(repetition: float, sign: float) -> None:
+    RequestLimits.validate_sampling(
+        SamplingConfig(
+            repetition_penalty=repetition, presence_penalty=sign * MAX_PENALTY, frequency_penalty=MAX_PENALTY
+        )
+    )
+    x = process_logits(
+        torch.tensor([[1e4, -1e4, 0.0]]),
+        repetition_penalty=torch.tensor([repetition]),
+        presence_penalty=torch.tensor([sign * MAX_PENALTY]),
+        frequency_penalty=torch.tensor([sign * MAX_PENALTY]),
+        prompt_mask=torch.tensor([[True, True, True]]),
+        output_counts=torch.full((1, 3), 2**31 - 1, dtype=torch.int32),
+        logit_bias=torch.tensor([[MAX_BIAS, -MAX_BIAS, 0.0]]) * 2,
+        allowed_mask=None,
+    )
+    assert x.isfinite().all()
+
+
+def test_bounds_can_be_sent_as_float32() -> None:
+    limits = RequestLimits(vocab_size=9, max_seq_len=9, max_input_len=8, kv_cache_tokens=99)
+    for bias, penalty, repetition in ((1e30, 1e20, 1e6), (-1e30, -1e20, 1e-6)):
+        sampling = SamplingConfig(
+            logit_bias={3: float(np.float32(bias))},
+            embedding_bias=np.full(9, bias, "<f4").tobytes(),
+            presence_penalty=float(np.float32(penalty)),
+            frequency_penalty=float(np.float32(penalty)),
+            repetition_penalty=float(np.float32(repetition)),
+        )
+        limits.validate(Request(input_token_ids=[1], max_tokens=1, sampling_config=sampling))
