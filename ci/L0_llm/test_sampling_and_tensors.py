@@ -6,6 +6,7 @@ pytest ci/L0_llm/test_sampling_and_tensors.py
 from __future__ import annotations
 
 import json
+import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -134,3 +135,16 @@ def test_what_cannot_be_done_is_refused_with_a_sentence(
     stream: RawStream, inputs: dict[str, Any], sentence: str
 ) -> None:
     assert sentence in stream.ask({**OK, **inputs}).error
+
+
+def test_a_large_response_is_whole_over_grpc_and_http(server: ServerProcess, stream: RawStream) -> None:
+    """Its final response is one of its own and empty, so that one that does not fit can still end in an error."""
+    prompt = (PROMPT * 200)[:200]
+    asked = {**OK, "input_ids": np.array(prompt, np.int32), "return_context_logits": True}
+    logits = arrays(stream.ask(asked), "context_logits")
+    assert logits.shape == (200, 2048) and logits.nbytes > 2**20
+    body = {"input_ids": prompt, "max_tokens": 2, "return_context_logits": True, "exclude_input_in_output": True}
+    request = urllib.request.Request(f"{server.http_url}/v2/models/llm/generate", json.dumps(body).encode())
+    with urllib.request.urlopen(request, timeout=60) as response:
+        answer = json.load(response)
+    assert len(answer["output_ids"]) == 2 and len(answer["context_logits"]) == 200 * 2048

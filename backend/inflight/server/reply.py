@@ -17,6 +17,10 @@ from inflight.server.tensors.tensor_values import Array
 
 logger = logging.getLogger(__name__)
 
+LARGE = 2**20
+"""Bytes of tensors from which a response may not fit into /dev/shm, through which tritonserver gets it (Docker gives a
+container 64 MB). A response that cannot be sent closes its sender if it is marked as final, and the client would wait
+for ever: so it is sent before the final one, which is then empty, and a failure can still be answered by an error."""
 _TRITON_NAMES = {"INVALID_ARGUMENT": "INVALID_ARG"}
 """Codes whose constant in pb_utils.TritonError has another name."""
 
@@ -31,15 +35,16 @@ class Reply:
     def send(self, arrays: Mapping[str, Array], final: bool = False) -> None:
         """One response with these output tensors.
 
-        Raises pb_utils' exception if the response cannot be made, or is not final and cannot be sent: then the client
-        has received nothing of it.
+        Raises pb_utils' exception if the response cannot be made, or is large or not final and cannot be sent: then the
+        client has received nothing of it.
         """
         tensors = [self._pb_utils.Tensor(name, array) for name, array in arrays.items()]
         response = self._pb_utils.InferenceResponse(tensors)
-        if final:
-            self._send_final(response)
-        else:
+        is_large = sum(array.nbytes for array in arrays.values()) >= LARGE
+        if is_large or not final:
             self._sender.send(response, flags=0)
+        if final:
+            self._send_final(*(() if is_large else (response,)))
 
     def fail(self, code: str, message: str) -> None:
         """Send the final response as an error `message [code]`, with the constant of TritonError that `code` names."""
