@@ -62,6 +62,8 @@ class EngineConfig:
 
     max_batch_size: int = 64
     """Sequences in one step (tritonserver's own max_batch_size stays 0)."""
+    max_beam_width: int = 0
+    """Beams of a request; 0 = max_batch_size."""
     max_num_tokens: int = 2048
     """Tokens in one step, prompt chunks included."""
     max_seq_len: int = 0
@@ -214,6 +216,7 @@ POSITIVE_KEYS = (
 )
 
 NOT_NEGATIVE_KEYS = (
+    "max_beam_width",
     "max_seq_len",
     "max_input_len",
     "max_queue_size",
@@ -228,6 +231,7 @@ LARGEST = {
     "pipeline_parallel_size": 1,
     "data_parallel_size": 1,
     "max_batch_size": 2**14,
+    "max_beam_width": 2**14,
     "max_num_tokens": 2**24,
     "tokens_per_block": 2**16,
     "num_threads": 2**10,
@@ -263,7 +267,6 @@ TRITONSERVER_KEYS = frozenset({"FORCE_CPU_ONLY_INPUT_TENSORS", "EXECUTION_ENV_PA
 """Parameters that tritonserver's Python backend reads itself."""
 
 UNSUPPORTED_KEYS: dict[str, tuple[str, ...] | None] = {
-    "max_beam_width": ("1",),
     "decoding_mode": ("auto", "top_k", "top_p", "top_k_top_p"),
     "enable_trt_overlap": ("false",),
     "kv_cache_host_memory_bytes": ("0",),

@@ -33,6 +33,8 @@ NOT_HONOURED: dict[str, object] = {
     "num_beam_groups": 1,
     "num_return_sequences": 1,
     "diversity_penalty": 0,
+    "length_penalty": 1,
+    "early_stopping": False,
     "penalty_alpha": 0,
     "dola_layers": None,
     "encoder_no_repeat_ngram_size": 0,
@@ -106,14 +108,19 @@ class GenerationDefaults(msgspec.Struct, frozen=True, kw_only=True):
         top_p_decay: float | None = None,
         top_p_min: float | None = None,
         top_p_reset_ids: int | None = None,
+        beam_width: int | None = None,
+        length_penalty: float | None = None,
+        early_stopping: int | None = None,
     ) -> SamplingConfig:
         """Every default resolved for a request that says this; values out of range are left for RequestLimits.
 
         top_k 1 and a temperature that is 0, or too small to divide by, are greedy too; top_p <= 0 counts as not given.
-        A sampled request without a seed gets a fresh one. Raises InvalidRequest if min_tokens is above `max_tokens`.
+        A request for beams that names none of these is not sampled, whatever the file says. A sampled request without
+        a seed gets a fresh one. Raises InvalidRequest if min_tokens is above `max_tokens`.
         """
         top_p = top_p if top_p is not None and top_p > 0 else None
-        samples = any((temperature, top_k, top_p, min_p)) or bool(self.do_sample)
+        searches = (beam_width or 1) > 1
+        samples = any((temperature, top_k, top_p, min_p)) or (bool(self.do_sample) and not searches)
         temperature = _first(temperature, self.temperature, 1.0)
         top_k = _first(top_k, self.top_k, TOP_K_OF_SAMPLING if self.do_sample else 0)
         is_greedy = not samples or 0 <= temperature < MIN_TEMPERATURE or top_k == 1
@@ -128,6 +135,9 @@ class GenerationDefaults(msgspec.Struct, frozen=True, kw_only=True):
             min_p=_first(min_p, self.min_p, 0.0),
             seed=_first(seed, 0 if is_greedy else secrets.randbits(64)),
             repetition_penalty=_first(repetition_penalty, self.repetition_penalty, 1.0),
+            beam_width=_first(beam_width, nothing.beam_width),
+            length_penalty=_first(length_penalty, nothing.length_penalty),
+            early_stopping=_first(early_stopping, nothing.early_stopping),
             presence_penalty=presence_penalty or 0.0,
             frequency_penalty=frequency_penalty or 0.0,
             min_tokens=self._min_tokens(min_tokens, num_prompt_tokens, max_tokens),

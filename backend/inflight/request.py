@@ -66,6 +66,14 @@ class SamplingConfig(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
     no_repeat_ngram_size: int = 0
     """No run of so many tokens of prompt and output occurs twice: the token that would complete the second is not
     sampled, as by transformers' NoRepeatNGramLogitsProcessor; 0 = off."""
+    beam_width: int = 1
+    """Above 1: beam search as transformers' `generate(num_beams=...)` does it, with so many beams, of which the
+    `num_return_sequences` best hypotheses are returned at the end."""
+    length_penalty: float = 1.0
+    """Of beam search: hypotheses are ranked by their log probability divided by length ** length_penalty."""
+    early_stopping: int = 0
+    """Of beam search, once there are `beam_width` hypotheses. 1: stop; 0: stop if the best beam has a lower score at
+    its present length than the worst of them; any other number: only if it cannot get a higher one at any length."""
     logit_bias: dict[int, float] = {}
     """Added to the logits of these token ids, before penalties and temperature (TensorRT-LLM and vLLM agree in that).
     Log probabilities that are returned do not contain it."""
@@ -140,13 +148,19 @@ class Request(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """Cached prefixes are shared only between requests with the same salt."""
     num_return_sequences: int = 1
     """Independent continuations of the prompt, which is computed once for all of them. Each samples from a stream of
-    its own, see `sequence_seed`; greedy ones are all equal."""
+    its own, see `sequence_seed`; greedy ones are all equal. Of a beam search: how many of its hypotheses are returned,
+    at most `beam_width`."""
     generated_token_ids: list[int] = []
     """Set when ranks take over a request from ranks that died: tokens that the client has already received. Generation
     continues after them with the tokens that the earlier ranks would have generated. They count as generated tokens,
     not as prompt, wherever that matters, and are not returned again."""
     cum_log_prob: float = 0.0
     """Sum of the log probabilities of `generated_token_ids`."""
+
+    @property
+    def num_sequences(self) -> int:
+        """Rows of a batch that it takes: one for each of its sequences, or beams."""
+        return max(self.num_return_sequences, self.sampling_config.beam_width)
 
 
 class RequestLimits(msgspec.Struct, frozen=True, kw_only=True):
@@ -162,6 +176,8 @@ class RequestLimits(msgspec.Struct, frozen=True, kw_only=True):
     """Tokens that the whole KV pool holds."""
     max_batch_size: int = 1
     """Sequences that run at once, and so the most that one request may have."""
+    max_beam_width: int = 0
+    """Beams of one request; 0 = max_batch_size."""
     hidden_size: int = 0
     """Features of a hidden state."""
     model_outputs: list[str] = []
@@ -200,6 +216,8 @@ class RequestLimits(msgspec.Struct, frozen=True, kw_only=True):
             raise InvalidRequest(f"cum_log_prob must be finite, got {request.cum_log_prob}")
         self.validate_sampling(request.sampling_config)
         self._validate_sequences(request)
+        if request.sampling_config.beam_width > 1:
+            self._validate_beams(request)
         self._validate_biases(request.sampling_config)
         self._validate_outputs(request)
         if request.guided_decoding_params is not None:
@@ -221,6 +239,46 @@ class RequestLimits(msgspec.Struct, frozen=True, kw_only=True):
             )
         if num_sequences > 1 and request.generated_token_ids:
             raise InvalidRequest("generated_token_ids cannot be given for a request of several sequences")
+
+    def _validate_beams(self, request: Request) -> None:
+        """What has no meaning for a beam, or is not done, is refused."""
+        sampling, width = request.sampling_config, request.sampling_config.beam_width
+        name, most = "max_batch_size", self.max_batch_size
+        if 0 < self.max_beam_width < most:
+            name, most = "max_beam_width", self.max_beam_width
+        if width > most:
+            raise InvalidRequest(f"beam_width must be between 1 and {name} {most}, got {width}")
+        if request.num_return_sequences > width:
+            raise InvalidRequest(
+                f"num_return_sequences ({request.num_return_sequences}) must not be above beam_width ({width})"
+            )
+        if request.streaming:
+            raise InvalidRequest(
+                "a beam search cannot be streamed, because any beam may still be given up: stream must be false"
+            )
+        if sampling.temperature > 0:
+            raise InvalidRequest("beam search does not sample: leave out temperature, top_k, top_p and min_p")
+        if width * max(2, 1 + len(set(request.end_ids))) > self.vocab_size:
+            raise InvalidRequest(f"beam_width {width} is too large for a vocabulary of {self.vocab_size} tokens")
+        output = request.output_config
+        refused = {
+            "repetition_penalty": sampling.repetition_penalty != 1,
+            "presence_penalty": sampling.presence_penalty != 0,
+            "frequency_penalty": sampling.frequency_penalty != 0,
+            "logit_bias": bool(sampling.logit_bias),
+            "embedding_bias": bool(sampling.embedding_bias),
+            "stop_words": bool(request.stop_words),
+            "guided_decoding_guide_type": request.guided_decoding_params is not None,
+            "generated_token_ids": bool(request.generated_token_ids),
+            "num_log_probs": output.num_log_probs > 0,
+            "return_prompt_log_probs": output.return_prompt_log_probs,
+            "return_context_logits": output.return_context_logits,
+            "return_generation_logits": output.return_generation_logits,
+            "additional_outputs": bool(output.additional_model_outputs),
+        }
+        for name, is_asked in refused.items():
+            if is_asked:
+                raise InvalidRequest(f"{name} is not supported together with beam_width above 1")
 
     def _validate_token_ids(self, request: Request) -> None:
         low, high = min(request.input_token_ids), max(request.input_token_ids)
@@ -327,6 +385,8 @@ class RequestLimits(msgspec.Struct, frozen=True, kw_only=True):
                 )
             ),
             ("min_tokens", sampling.min_tokens, sampling.min_tokens >= 0, ">= 0"),
+            ("beam_width", sampling.beam_width, sampling.beam_width >= 1, ">= 1"),
+            ("length_penalty", sampling.length_penalty, abs(sampling.length_penalty) <= 8, "between -8 and 8"),
             (
                 "no_repeat_ngram_size",
                 sampling.no_repeat_ngram_size,

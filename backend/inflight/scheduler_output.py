@@ -23,6 +23,9 @@ LOG_PROBS = "log_probs"
 
 TOP_LOG_PROBS = "top_log_probs"
 """The likeliest tokens beside each sampled one. This and all below come in `StepOutput.tensors`."""
+BEAM_LOG_PROBS = "beam_log_probs"
+"""The likeliest tokens of those that are allowed, equal ones by token id: what a beam search chooses from. A row that
+asks for it is told each token by the host, and what it sampled itself is not used."""
 GENERATION_LOGITS = "generation_logits"
 HIDDEN_STATES = "hidden_states"
 """What the head makes logits of: after the last layer and its norm. `layer_output` names those behind a layer."""
@@ -40,7 +43,7 @@ def layer_output(number: int) -> str:
 
 
 def top_names(output: str) -> tuple[str, str]:
-    """Names of the two tensors of TOP_LOG_PROBS or PROMPT_TOP_LOG_PROBS: token ids, log probabilities."""
+    """Names of the two tensors of an output whose name ends with log_probs: token ids, log probabilities."""
     return output.replace("log_probs", "token_ids"), output
 
 
@@ -59,7 +62,7 @@ class NewSequence(msgspec.Struct, frozen=True, kw_only=True):
     outputs: tuple[str, ...] = ()
     """Names of what is wanted besides the tokens, such as LOG_PROBS. A runner refuses a name that it does not serve."""
     num_log_probs: int = 0
-    """Alternatives of TOP_LOG_PROBS and PROMPT_TOP_LOG_PROBS."""
+    """Alternatives of TOP_LOG_PROBS and PROMPT_TOP_LOG_PROBS, or of BEAM_LOG_PROBS."""
     adapter_slot: int = NO_SLOT
     """Which of the runner's adapters the row's tokens go through. Refused by a runner without adapters."""
     guided_decoding_params: GuidedDecodingParams | None = None
@@ -86,10 +89,14 @@ class RowWork(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """Number of last tokens after which a token is sampled: 0 for a chunk of a prompt that is not the last, otherwise
     1; more if drafts are to be verified."""
 
+    is_chosen: bool = False
+    """Its token was chosen by the host among the candidates of its last step, or of another row's: it decodes, although
+    all its tokens are known."""
+
     @property
     def is_prefill(self) -> bool:
         """All its tokens were known when the sequence took the row: the prompt's, and those from before a pause."""
-        return len(self.token_ids) == self.num_tokens
+        return len(self.token_ids) == self.num_tokens and not self.is_chosen
 
 
 class SchedulerOutput(msgspec.Struct, frozen=True, kw_only=True):

@@ -122,6 +122,28 @@ def test_two_ranks_give_every_sequence_of_a_request_its_own_tokens(start_engine:
         assert [two.tokens(request_id, index) for request_id in ids] == expected
 
 
+def test_beams_do_not_depend_on_the_number_of_ranks(start_engine: StartEngine) -> None:
+    """Each rank chooses for itself, and forks the same blocks; beside greedy and sampled requests."""
+    found = []
+    for num_ranks in ("1", "2"):
+        engine = start_engine(dtype="float32", tensor_parallel_size=num_ranks, max_num_tokens="16")
+        searches = [
+            engine.submit(
+                prompt,
+                20,
+                sampling_config=SamplingConfig(beam_width=2 + index % 2, length_penalty=float(index)),
+                num_return_sequences=2,
+                end_ids=list(range(0, 400, 7)),
+            )
+            for index, prompt in enumerate(PROMPTS)
+        ]
+        others = [engine.submit(prompt, 20, seed=seed) for prompt in PROMPTS for seed in (None, 5)]
+        tokens = [engine.tokens(id_, index) for id_ in searches for index in range(2)]
+        found.append((tokens, [engine.tokens(id_) for id_ in others]))
+    assert found[1] == found[0]
+    assert len({tuple(tokens) for tokens in found[0][0]}) == 2 * len(PROMPTS)
+
+
 OUTPUTS = OutputConfig(
     return_log_probs=True,
     num_log_probs=3,

@@ -7,6 +7,7 @@ overwritten, shared wrongly or not yet written is found in the step that reads i
 
 from __future__ import annotations
 
+import math
 from collections import deque
 from collections.abc import Callable
 from typing import Any
@@ -14,8 +15,10 @@ from typing import Any
 import numpy as np
 from msgspec import structs
 
+from inflight.batch_manager.beam_search import Beam, BeamSearch, Candidates, num_candidates
 from inflight.request import Request
 from inflight.scheduler_output import (
+    BEAM_LOG_PROBS,
     LOG_PROBS,
     Array,
     NewSequence,
@@ -23,6 +26,7 @@ from inflight.scheduler_output import (
     RowWork,
     SchedulerOutput,
     StepOutput,
+    top_names,
 )
 from inflight.sequence_seed import sequence_seed
 from inflight.stats import InflightBatchingStats, IterationStats, KvCacheStats
@@ -71,6 +75,38 @@ def expected_output(request: Request, max_seq_len: int, sequence_index: int = 0)
             return output
 
 
+def candidates(state: int, count: int, forbidden: list[int]) -> Candidates:
+    """The likeliest tokens after `state`, all different; forbidden ones are impossible."""
+    order = [(next_token(state, 0) + place * 31) % VOCAB_SIZE for place in range(VOCAB_SIZE)]
+    allowed = [token for token in order if token not in forbidden]
+    log_probs = [-0.25 - place * (1 + (state >> 40) % 13) / 16 for place in range(len(allowed))]
+    impossible = [token for token in order if token in forbidden]
+    return Candidates(
+        token_ids=[*allowed, *impossible][:count], log_probs=[*log_probs, *([-math.inf] * len(impossible))][:count]
+    )
+
+
+def expected_beams(request: Request, max_seq_len: int) -> list[Beam]:
+    """The hypotheses that a beam search must be answered with: the same choices, on states instead of memory."""
+    sampling, num_prompt = request.sampling_config, len(request.input_token_ids)
+    search = BeamSearch(
+        width=sampling.beam_width,
+        length_penalty=sampling.length_penalty,
+        early_stopping=sampling.early_stopping,
+        end_ids=frozenset(request.end_ids),
+        max_tokens=min(request.max_tokens, max_seq_len - num_prompt),
+    )
+    count = num_candidates(sampling.beam_width, len(request.end_ids))
+    while not search.is_done:
+        found = {}
+        for beam in search.beams:
+            state = states_of([*request.input_token_ids, *beam.token_ids])[-1]
+            forbidden = request.end_ids if len(beam.token_ids) < sampling.min_tokens else []
+            found[beam.slot] = candidates(state, count, forbidden)
+        search.advance(found)
+    return search.results(request.num_return_sequences)
+
+
 def mask_end(token_id: int, end_ids: list[int]) -> int:
     while token_id in end_ids:
         token_id = (token_id + 1) % VOCAB_SIZE
@@ -89,6 +125,10 @@ class Row:
         self.token_ids = list(new.token_ids)
         self.num_computed: int | None = None
         self.block_ids = list(new.block_ids)
+
+    @property
+    def is_beam(self) -> bool:
+        return BEAM_LOG_PROBS in self.new.outputs
 
     def slot(self, position: int, block_size: int) -> int:
         return self.block_ids[position // block_size] * block_size + position % block_size
@@ -188,7 +228,8 @@ class FakeRunner:
         assert len(rows) == len(set(rows)), "a row twice in one step"
         assert all(0 <= row < self.max_batch_size for row in rows)
         assert 1 <= scheduled.num_tokens <= self.max_num_tokens, "max_num_tokens was exceeded"
-        assert {new.row for new in scheduled.new_sequences} <= {part.row for part in scheduled.rows if part.is_prefill}
+        from_host = {part.row for part in scheduled.rows if part.is_prefill or part.is_chosen}
+        assert {new.row for new in scheduled.new_sequences} <= from_host
         assert all(part.num_tokens - len(part.token_ids) in (0, 1) for part in scheduled.rows)
 
     def _take_in(self, part: RowWork) -> list[int]:
@@ -196,6 +237,9 @@ class FakeRunner:
         row = self.rows[part.row]
         row.block_ids.extend(part.new_block_ids)
         token_ids = part.token_ids
+        if part.is_chosen and row.num_computed is not None:
+            assert row.num_computed == len(row.token_ids), "a beam's token was not waited for"
+            row.token_ids.extend(token_ids)
         if not token_ids:
             assert row.num_computed == len(row.token_ids) - 1, "a decode needs the token that the row sampled last"
             token_ids = row.token_ids[-1:]
@@ -235,9 +279,23 @@ class FakeRunner:
                     prompt_start=part.start,
                     num_prompt_tokens=len(tokens) if of_prompt else 0,
                     prompt={name: _as_array(tokens) for name in of_prompt if tokens},
-                    generated={name: _as_array(sampled) for name in of_samples if sampled},
+                    generated=self._candidates(row)
+                    if row.is_beam
+                    else {name: _as_array(sampled) for name in of_samples if sampled},
                 )
         return found
+
+    def _candidates(self, row: Row) -> dict[str, Array]:
+        assert row.num_computed is not None
+        state = self.memory[row.slot(row.num_computed - 1, self.block_size)]
+        new = row.new
+        is_early = len(row.token_ids) - new.num_prompt_tokens < new.sampling_config.min_tokens
+        found = candidates(state, new.num_log_probs, new.end_ids if is_early else [])
+        names = top_names(BEAM_LOG_PROBS)
+        return {
+            names[0]: np.array([found.token_ids], dtype=np.int32),
+            names[1]: np.array([found.log_probs], dtype=np.float32),
+        }
 
     def _sample(self, rows: list[Row], scheduled: SchedulerOutput) -> StepOutput:
         token_ids: list[list[int]] = []
@@ -248,7 +306,8 @@ class FakeRunner:
             token_id = next_token(state, row.new.sampling_config.seed)
             if len(row.token_ids) - row.new.num_prompt_tokens < row.new.sampling_config.min_tokens:
                 token_id = mask_end(token_id, row.new.end_ids)
-            row.token_ids.append(token_id)
+            if not row.is_beam:
+                row.token_ids.append(token_id)
             error = self._row_error(row)
             if error is not None:
                 errors[row.new.row] = error

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from fakes import VOCAB_SIZE, FakeRunner, expected_output
+from fakes import VOCAB_SIZE, FakeRunner, expected_beams, expected_output
 
+from inflight.batch_manager.beam_search import Beam
 from inflight.batch_manager.callbacks import Callbacks
 from inflight.batch_manager.gpt_manager import GptManager
 from inflight.batch_manager.kv_cache_manager import KVCacheManager
@@ -23,7 +24,8 @@ def make_request(request_id: int, prompt: list[int] | int, max_tokens: int = 5, 
     """`prompt`: tokens, or how many of them; options of SamplingConfig go there."""
     if isinstance(prompt, int):
         prompt = [(request_id * 31 + position * 7) % VOCAB_SIZE for position in range(prompt)]
-    sampling = {key: options.pop(key) for key in ("seed", "min_tokens") if key in options}
+    names = ("seed", "min_tokens", "beam_width", "length_penalty", "early_stopping")
+    sampling = {key: options.pop(key) for key in names if key in options}
     if options.pop("log_probs", False):
         options["output_config"] = OutputConfig(return_log_probs=True)
     if options.pop("logits", False):
@@ -143,6 +145,9 @@ class Harness:
 
     def expected(self, request_id: int, sequence_index: int = 0) -> list[int]:
         return expected_output(self.requests[request_id], self.max_seq_len, sequence_index)
+
+    def expected_beams(self, request_id: int) -> list[Beam]:
+        return expected_beams(self.requests[request_id], self.max_seq_len)
 
     def final(self, request_id: int) -> Result:
         result, is_final, error = self.responses[request_id][-1]

@@ -25,6 +25,7 @@ _TYPES = {
     **dict.fromkeys(("temperature", "top_p", "min_p", "top_p_decay", "top_p_min"), "FP32"),
     **dict.fromkeys(("logit_bias_values", "embedding_bias", "embedding_bias_weights"), "FP32"),
     **dict.fromkeys(("repetition_penalty", "presence_penalty", "frequency_penalty"), "FP32"),
+    **dict.fromkeys(("length_penalty", "beam_search_diversity_rate"), "FP32"),
     "seed": "UINT64",
 }
 _NUMPY = {"BYTES": np.object_, "FP32": np.float32, "UINT64": np.uint64, "BOOL": np.bool_, "INT32": np.int32}

@@ -194,3 +194,11 @@ def test_what_is_not_honoured_is_told_once(
     assert told.endswith("asks for what this engine does not do: num_beams 4, encoder_no_repeat_ngram_size 3")
     load(tmp_path, {"max_length": 4096, "num_beams": 1, "do_sample": True, "suppress_tokens": []})
     assert len(caplog.messages) == 1
+
+
+def test_a_search_for_beams_does_not_sample_unless_told(tmp_path: Path) -> None:
+    defaults = load(tmp_path, {"do_sample": True, "temperature": 0.5})
+    said = {"num_prompt_tokens": 2, "max_tokens": 8, "beam_width": 3}
+    config = defaults.sampling_config(**said)
+    assert (config.temperature, config.beam_width, config.length_penalty, config.early_stopping) == (0.0, 3, 1.0, 0)
+    assert defaults.sampling_config(**said, top_p=0.5).temperature == 0.5, "which is refused for beams"

@@ -2,28 +2,40 @@
 
 from __future__ import annotations
 
+from inflight.batch_manager.beam_group import BeamGroup
 from inflight.batch_manager.sequence import Sequence
 from inflight.request import Request
 from inflight.result import PerfMetrics, Result
 
 
 class ActiveRequest:
-    """Owns `num_return_sequences` sequences. It ends when all of them have ended, or when one of them fails."""
+    """Owns `num_return_sequences` sequences, or the beams of a search, which end together. It ends when all of them
+    have ended, or when one of them fails."""
 
-    __slots__ = ("num_open", "request", "sequences")
+    __slots__ = ("_num_silent", "num_open", "request", "sequences")
 
     def __init__(self, request: Request, *, max_seq_len: int, arrival_time_ns: int) -> None:
         self.request = request
         self.sequences = [
             Sequence(request, index=index, max_seq_len=max_seq_len, arrival_time_ns=arrival_time_ns)
-            for index in range(request.num_return_sequences)
+            for index in range(request.num_sequences)
         ]
-        if len(self.sequences) > 1:
+        if request.sampling_config.beam_width > 1:
+            group = BeamGroup(tuple(self.sequences), request.num_return_sequences)
+            for sequence in self.sequences:
+                sequence.beams = group
+        elif len(self.sequences) > 1:
             siblings = tuple(self.sequences)
             for sequence in siblings:
                 sequence.siblings = siblings
         self.num_open = len(self.sequences)
         """Number of sequences without their final result."""
+        self._num_silent = len(self.sequences) - request.num_return_sequences  # beams that are not returned
+
+    @property
+    def queued(self) -> list[Sequence]:
+        """Those that wait for rows by themselves: of a beam search the first."""
+        return self.sequences[:1] if self.sequences[0].beams is not None else self.sequences
 
     def next_result(self, sequence: Sequence) -> Result:
         """A Result with the tokens of one of its sequences that no earlier Result held. A sequence that has finished
@@ -33,7 +45,9 @@ class ActiveRequest:
         sequence.num_returned_log_probs = len(sequence.log_probs)
         is_finished = sequence.is_finished
         self.num_open -= is_finished
-        is_final = self.num_open == 0
+        is_final = self.num_open == self._num_silent
+        if is_final:
+            self.num_open = 0
         return Result(
             output_token_ids=sequence.token_ids[sequence.num_prompt_tokens + start :],
             log_probs=sequence.log_probs[num_log_probs:],

@@ -143,7 +143,7 @@ class GptManager:
 
     def _finish(self, sequence: Sequence, reason: FinishReason) -> None:
         self._scheduler.stop(sequence, reason)
-        self._ready[sequence] = None
+        self._ready.update(dict.fromkeys(sequence.returned))
 
     def _return_responses(self) -> None:
         ready, self._ready = self._ready, {}
@@ -157,8 +157,9 @@ class GptManager:
                 self._respond(active, sequence)
 
     def _respond(self, active: ActiveRequest, sequence: Sequence) -> None:
+        num_before = active.num_open
         result = active.next_result(sequence)
-        self._num_active_sequences -= result.is_sequence_final
+        self._num_active_sequences -= num_before - active.num_open
         if result.is_final:
             del self._active[active.request.request_id]
             self._completed.append(active)
@@ -200,7 +201,7 @@ class GptManager:
             )
         self._limits.validate(request)
         active = ActiveRequest(request, max_seq_len=self._scheduler.max_seq_len, arrival_time_ns=self._clock())
-        for sequence in active.sequences:
+        for sequence in active.queued:
             self._scheduler.add(sequence)
         self._active[request.request_id] = active
         self._num_active_sequences += len(active.sequences)

@@ -111,6 +111,10 @@ class KVCacheManager:
         self.num_allocated_blocks += missing
         return new_block_ids
 
+    def num_missing(self, sequence: Sequence, num_tokens: int) -> int:
+        """Free blocks that `allocate_slots` would take for `num_tokens` more tokens of a sequence that has started."""
+        return max(self.num_blocks_for(sequence.num_computed_tokens + num_tokens) - len(sequence.block_ids), 0)
+
     def _cached_blocks(self, sequence: Sequence) -> list[int]:
         """The longest cached prefix of a sequence without blocks, in blocks.
 
@@ -129,12 +133,14 @@ class KVCacheManager:
     def fork(self, sequence: Sequence, source: Sequence) -> None:
         """Let a sequence without blocks start, from the next step on, on the prompt that `source` has computed.
 
-        Full blocks are shared. The one in which the prompt's last token lies is held as `tail_block`, whatever becomes
+        A beam goes on with all that the source has computed, generated tokens included. Full blocks are shared. The one
+        in which the last token lies is held as `tail_block`, whatever becomes
         of the source, until the sequence has a block of its own and the runner is told to copy it.
         """
-        num_full, num_left = divmod(sequence.num_prefix_tokens, self.block_size)
+        num_shared = sequence.num_prefix_tokens if sequence.beams is None else source.num_computed_tokens
+        num_full, num_left = divmod(num_shared, self.block_size)
         self._start_on(sequence, source.block_ids[:num_full])
-        if len(sequence.block_hashes) < num_full:
+        if sequence.beams is not None or len(sequence.block_hashes) < num_full:
             sequence.block_hashes = source.block_hashes[:num_full]
         if num_left:
             sequence.tail_block = source.block_ids[num_full]

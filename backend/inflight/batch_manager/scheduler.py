@@ -12,6 +12,10 @@ Of the sequences of one request the first to start computes the prompt. The othe
 the prompt's last chunk, or later, and fork from the first: its full blocks are shared, and the one that holds the
 prompt's last token is copied. From the next step on each computes that token, whose logits it needs, and later ones.
 
+The beams of one search start, pause and end together (see BeamGroup). A step brings each of them its likeliest tokens;
+when all have theirs, `update` chooses the next beams. One that continues another's text shares its full blocks and
+copies the last one, and every beam's token goes to the runner with its next row: it is never scheduled ahead.
+
 Knows no tensors, no clock, no callbacks: the same calls lead to the same decisions on every rank.
 """
 
@@ -20,6 +24,7 @@ from __future__ import annotations
 import heapq
 from collections import deque
 
+from inflight.batch_manager.beam_group import BeamGroup, Move
 from inflight.batch_manager.kv_cache_manager import KVCacheManager, Prefix
 from inflight.batch_manager.sequence import NO_BLOCK, Sequence, SequenceStatus
 from inflight.batch_manager.step import Step
@@ -27,7 +32,7 @@ from inflight.batch_manager.waiting_queue import WaitingQueue
 from inflight.config import SchedulerPolicy
 from inflight.errors import InvalidRequest, RequestError, StepFailed
 from inflight.result import FinishReason
-from inflight.scheduler_output import RowWork, SchedulerOutput, StepOutput
+from inflight.scheduler_output import RowTensors, RowWork, SchedulerOutput, StepOutput
 
 NONE: list[int] = []
 """Shared by all rows without new blocks or tokens from the host: nearly every row of every step. Never written to."""
@@ -56,7 +61,7 @@ class Scheduler:
         self._policy = policy
         self._enable_chunked_context = enable_chunked_context
         self._waiting = WaitingQueue()  # by `order`: paused ones first
-        self._running: list[Sequence] = []  # in the order they started
+        self._running: list[Sequence] = []  # in the order they started; of beams the leader only
         self._free_rows = list(range(max_batch_size))
         self._outstanding: deque[tuple[SchedulerOutput, Step]] = deque()
         self._num_arrived = 0
@@ -70,6 +75,7 @@ class Scheduler:
 
     @property
     def num_running(self) -> int:
+        """A beam search counts once, here and in `num_paused`."""
         return len(self._running)
 
     @property
@@ -77,8 +83,9 @@ class Scheduler:
         return self._waiting.num_paused
 
     def add(self, sequence: Sequence) -> None:
-        """Put a sequence into the queue. Raises InvalidRequest if it could never run, even alone."""
-        needed = self._num_blocks_at_longest(sequence)
+        """Put a sequence into the queue, or a beam search by its leader. Raises InvalidRequest if it could never run,
+        even alone."""
+        needed = self._num_blocks_at_longest(sequence) * len(sequence.members)
         if needed > self.kv_cache.num_blocks:
             raise InvalidRequest(
                 f"the request needs {needed} KV cache blocks, more than there are ({self.kv_cache.num_blocks}): "
@@ -138,6 +145,9 @@ class Scheduler:
         while index < len(running):
             sequence = running[index]
             index += 1
+            if sequence.beams is not None:
+                self._continue_beams(sequence.beams, step)
+                continue
             length = len(sequence.token_ids) + sequence.num_pending
             if length >= sequence.max_length:
                 continue  # an outstanding step samples its last token
@@ -155,10 +165,31 @@ class Scheduler:
                 new_block_ids = found
             self._add_row(sequence, num_tokens, new_block_ids, step)
 
+    def _continue_beams(self, group: BeamGroup, step: Step) -> None:
+        """Add what is due of a beam search. If blocks are short it is paused before any of its rows is in the step."""
+        budget, num_missing = step.budget, 0
+        work: list[tuple[Sequence, int]] = []
+        for beam in group.due():
+            num_tokens = len(beam.token_ids) - beam.num_computed_tokens
+            if not beam.is_decoding:
+                num_tokens = min(num_tokens, budget)
+                budget -= num_tokens
+            if num_tokens:
+                work.append((beam, num_tokens))
+                num_missing += self.kv_cache.num_missing(beam, num_tokens)
+        while num_missing > self.kv_cache.num_free_blocks:
+            if self._pause_last(step) is group.leader:
+                return
+        for beam, num_tokens in work:
+            new_block_ids = self.kv_cache.allocate_slots(beam, num_tokens)
+            assert new_block_ids is not None, "there was room for it"
+            self._num_missing_blocks -= len(new_block_ids)
+            self._add_row(beam, num_tokens, new_block_ids, step)
+
     def _add_row(self, sequence: Sequence, num_tokens: int, new_block_ids: list[int], step: Step) -> None:
         start = sequence.num_computed_tokens
         sequence.num_computed_tokens = end = start + num_tokens
-        token_ids, samples = NONE, True
+        token_ids, samples, is_chosen = NONE, True, False
         if start < sequence.num_prefill_tokens:
             token_ids, samples = sequence.token_ids[start:end], end == sequence.num_prefill_tokens
             if not sequence.is_placed:
@@ -167,6 +198,12 @@ class Scheduler:
             step.budget -= num_tokens
             step.prefilling.append(sequence)
             self._num_decoding += samples
+        elif sequence.beams is not None:
+            token_ids, is_chosen = sequence.token_ids[start:end], True
+            if not sequence.is_placed:
+                self._place(sequence, start, step)
+                new_block_ids = NONE
+                step.prefilling.append(sequence)
         if samples:
             sequence.num_pending += 1
             step.sampling.append(sequence)
@@ -180,6 +217,7 @@ class Scheduler:
                 token_ids=token_ids,
                 new_block_ids=new_block_ids,
                 num_sampled=int(samples),
+                is_chosen=is_chosen,
             )
         )
 
@@ -198,18 +236,27 @@ class Scheduler:
             room -= self._num_missing_blocks
         while self._waiting and self._free_rows and step.budget > 0 and self._may_join():
             sequence = self._waiting.head()
-            if sequence.num_pending or (self._refused and self._refused[0] is sequence and room <= self._refused[1]):
+            if len(self._free_rows) < len(sequence.members):
+                break
+            if sequence.has_pending or (self._refused and self._refused[0] is sequence and room <= self._refused[1]):
                 break
             prefix = self.kv_cache.find_prefix(sequence)
             num_tokens = self._first_chunk(sequence, prefix, step.budget)
             if num_tokens == 0:
                 break
-            needed = self._num_blocks_to_start(sequence, prefix)
+            if sequence.beams is None:
+                needed = self._num_blocks_to_start(sequence, prefix)
+            else:
+                needed = self._num_blocks_to_start_beams(sequence.beams)
             if needed > room:
                 self._refused = (sequence, room)
                 self._batch_quota = 0
                 break
-            self._start(self._waiting.pop(), prefix, num_tokens, step, now_ns)
+            self._waiting.pop()
+            if sequence.beams is None:
+                self._start(sequence, prefix, num_tokens, step, now_ns)
+            else:
+                self._start_beams(sequence.beams, step, now_ns)
             room -= needed
 
     def _may_join(self) -> bool:
@@ -240,17 +287,19 @@ class Scheduler:
             length = min(length, len(sequence.token_ids) + 1)
         return self.kv_cache.num_blocks_taken(length, prefix)
 
+    def _num_blocks_to_start_beams(self, group: BeamGroup) -> int:
+        """All beams may part within the prompt's last block, so each counts as if it shared nothing but `prefix`."""
+        live = group.live
+        needed = sum(self._num_blocks_to_start(beam, self.kv_cache.find_prefix(beam)) for beam in live)
+        if self._policy is not SchedulerPolicy.MAX_UTILIZATION:
+            needed += self._num_blocks_at_longest(group.leader) * (len(group.sequences) - len(live))
+        return needed
+
     def _start(self, sequence: Sequence, prefix: Prefix, num_tokens: int, step: Step, now_ns: int) -> None:
         """Give it a row and its first tokens of the step; who forks from a sibling gets them in the next step."""
-        sequence.row = heapq.heappop(self._free_rows)
-        sequence.status = SequenceStatus.RUNNING
-        sequence.num_prefill_tokens = len(sequence.token_ids)
-        sequence.first_scheduled_time_ns = sequence.first_scheduled_time_ns or now_ns
-        sequence.order = (0, 0.0, self._num_started)  # its place in the queue, should it be paused
-        self._num_started += 1
+        self._take_row(sequence, now_ns)
         self._running.append(sequence)
         self._batch_quota -= 1
-        self._num_guided += sequence.is_guided
         if prefix.source is not None:
             step.forks.append((sequence, prefix.source))
             return
@@ -259,6 +308,29 @@ class Scheduler:
         self.kv_cache.count_missed(sequence)
         self._num_missing_blocks += self._num_missing(sequence)
         self._add_row(sequence, num_tokens, NONE, step)
+
+    def _start_beams(self, group: BeamGroup, step: Step, now_ns: int) -> None:
+        """Give a row to each of its sequences, and to those that hold a beam the blocks that are cached of it."""
+        live = group.live
+        for sequence in group.sequences:
+            self._take_row(sequence, now_ns)
+            if sequence in live:
+                self.kv_cache.allocate_slots(sequence, 0, self.kv_cache.find_prefix(sequence).block_ids)
+                self.kv_cache.count_missed(sequence)
+            self._num_missing_blocks += self._num_missing(sequence)
+        self._running.append(group.leader)
+        self._batch_quota -= 1
+        group.restart()
+        self._continue_beams(group, step)
+
+    def _take_row(self, sequence: Sequence, now_ns: int) -> None:
+        sequence.row = heapq.heappop(self._free_rows)
+        sequence.status = SequenceStatus.RUNNING
+        sequence.num_prefill_tokens = len(sequence.token_ids)
+        sequence.first_scheduled_time_ns = sequence.first_scheduled_time_ns or now_ns
+        sequence.order = (0, 0.0, self._num_started)  # its place in the queue, should it be paused
+        self._num_started += 1
+        self._num_guided += sequence.is_guided
 
     def _place(self, sequence: Sequence, start: int, step: Step) -> None:
         """Describe to the runner a sequence whose first row begins at position `start`."""
@@ -274,17 +346,22 @@ class Scheduler:
         than the last one paused had held, so it starts again in this step only if others hold part of its blocks.
         """
         while (new_block_ids := self.kv_cache.allocate_slots(sequence, num_tokens)) is None:
-            if self._policy is not SchedulerPolicy.MAX_UTILIZATION:
-                raise RuntimeError("a started sequence found no KV cache block that was reserved for it")
-            victim = self._running.pop()
-            step.budget += victim.is_decoding  # the token that was kept for it
-            self._release(victim)
-            victim.status = SequenceStatus.PAUSED
-            self._waiting.push(victim)
-            if victim is sequence:
+            if self._pause_last(step) is sequence:
                 return None
         self._num_missing_blocks -= len(new_block_ids)
         return new_block_ids
+
+    def _pause_last(self, step: Step) -> Sequence:
+        """Pause the sequence that started last, with all beams of its search, and return it."""
+        if self._policy is not SchedulerPolicy.MAX_UTILIZATION:
+            raise RuntimeError("a started sequence found no KV cache block that was reserved for it")
+        victim = self._running.pop()
+        for member in victim.members:
+            step.budget += member.is_decoding  # the token that was kept for it
+            self._release(member)
+            member.status = SequenceStatus.PAUSED
+        self._waiting.push(victim)
+        return victim
 
     # -- outcomes ------------------------------------------------------------------------------------------------------
 
@@ -296,16 +373,20 @@ class Scheduler:
         assert scheduled is expected, "steps must be updated in the order they were scheduled"
         assert len(sequences) == len(output.token_ids), "a step must answer every sampling row"
         rows = scheduled.sampling_rows if output.errors or output.refused or output.tensors else []
-        for row, tensors in output.tensors.items():
-            gathered = step.gathering[row].gathered
-            if gathered is not None and not step.gathering[row].is_finished:
-                gathered.add_prompt(tensors)
+        for row, sequence in step.gathering.items():
+            if row in output.tensors and sequence.gathered is not None and not sequence.is_finished:
+                sequence.gathered.add_prompt(output.tensors[row])
         progressed: list[Sequence] = []
         some_finished = False
         block_size = self.kv_cache.block_size
         for index, sequence in enumerate(sequences):
             sequence.num_pending -= 1
             if sequence.status is SequenceStatus.FINISHED:
+                continue
+            if sequence.beams is not None and rows[index] not in output.errors and rows[index] not in output.refused:
+                ended = self._choose_beams(sequence, sequence.beams, output.tensors[rows[index]], now_ns)
+                progressed += ended
+                some_finished = some_finished or bool(ended)
                 continue
             progressed.append(sequence)
             error = _row_error(output, rows[index]) if rows else None
@@ -328,9 +409,49 @@ class Scheduler:
             self._drop_finished()
         return progressed
 
+    def _choose_beams(self, beam: Sequence, group: BeamGroup, found: RowTensors, now_ns: int) -> tuple[Sequence, ...]:
+        """Take what a step found for one beam, and go on if that was missing. Returns who is answered, at the end."""
+        if not group.add(beam, found):
+            return ()
+        moves = group.choose()
+        if group.search.is_done:
+            self._end(beam, trusted=True)
+            group.conclude(now_ns)
+            return group.returned
+        if beam.status is SequenceStatus.RUNNING:
+            self._move_beams(group, moves)
+        else:
+            for child, _ in moves:
+                child.block_hashes = []
+        group.apply(now_ns)
+        return ()
+
+    def _move_beams(self, group: BeamGroup, moves: list[Move]) -> None:
+        """Let each that moves hold the blocks of the one whose text it takes over; parents stay where they are."""
+        live = group.live
+        for sequence in group.sequences:
+            if sequence not in live or any(sequence is child for child, _ in moves):
+                self._num_decoding -= sequence.is_decoding
+                self._num_missing_blocks -= self._num_missing(sequence)
+                self.kv_cache.free(sequence)
+                sequence.num_prefill_tokens = sequence.num_prompt_tokens
+                self._num_missing_blocks += self._num_missing(sequence)
+                sequence.is_placed = False
+            elif sequence.needs_history:
+                sequence.is_placed = False
+        for child, parent in moves:
+            self._num_missing_blocks -= self._num_missing(child)
+            self.kv_cache.fork(child, parent)
+            child.num_prefill_tokens = child.num_computed_tokens
+            self._num_decoding += 1
+            self._num_missing_blocks += self._num_missing(child)
+
     def stop(self, sequence: Sequence, reason: FinishReason, *, trusted: bool = True) -> None:
-        """Finish a sequence in any state, and free its row and blocks. `trusted=False`: a sibling's values were wrong,
-        and so were those of the blocks that they share: none of its blocks may be reused."""
+        """Finish a sequence in any state, with all beams of its search, and free its row and blocks.
+
+        `trusted=False`: a sibling's values were wrong, and so were those of the blocks that they share: none of its
+        blocks may be reused.
+        """
         if not sequence.is_finished:
             was_running = sequence.status is SequenceStatus.RUNNING
             self._finish(sequence, reason, trusted=trusted)
@@ -343,7 +464,7 @@ class Scheduler:
         Returns these sequences: all running ones, and the paused ones with a token still on the device. The others
         have nothing in the KV cache and stay in the queue. All cached prefixes are forgotten.
         """
-        pending = sorted((sequence for sequence in self._waiting if sequence.num_pending), key=lambda s: s.order)
+        pending = sorted((sequence for sequence in self._waiting if sequence.has_pending), key=lambda s: s.order)
         lost = [*self._running, *pending]
         self._outstanding.clear()
         for sequence in lost:
@@ -355,15 +476,18 @@ class Scheduler:
     def _finish(self, sequence: Sequence, reason: FinishReason, *, trusted: bool = True) -> None:
         sequence.finish_reason = reason
         self._end(sequence, trusted=trusted)
+        if sequence.beams is not None:
+            sequence.beams.conclude(reason=reason)
 
     def _fail(self, sequence: Sequence, error: RequestError) -> None:
         sequence.error = error
         self._end(sequence, trusted=False)
 
     def _end(self, sequence: Sequence, *, trusted: bool) -> None:
-        self._release(sequence, trusted=trusted)
-        sequence.status = SequenceStatus.FINISHED
-        sequence.siblings = ()
+        for member in sequence.members:
+            self._release(member, trusted=trusted)
+            member.status = SequenceStatus.FINISHED
+            member.siblings = ()
 
     def _release(self, sequence: Sequence, *, trusted: bool = True) -> None:
         """Take back its blocks and its row, or its place in the queue."""
@@ -374,7 +498,7 @@ class Scheduler:
             heapq.heappush(self._free_rows, sequence.row)
             sequence.row = -1
             sequence.is_placed = False
-        else:
+        elif sequence is sequence.members[0]:
             self._waiting.discard(sequence)
         self.kv_cache.free(sequence, trusted=trusted)
 
@@ -383,16 +507,17 @@ class Scheduler:
 
     def check(self) -> None:
         """Raise AssertionError unless rows, blocks and counts agree with the states of the sequences."""
-        assert sorted([*self._free_rows, *(s.row for s in self._running)]) == list(range(self.max_batch_size))
-        assert all(sequence.status is SequenceStatus.RUNNING for sequence in self._running)
+        running = [member for sequence in self._running for member in sequence.members]
+        assert sorted([*self._free_rows, *(s.row for s in running)]) == list(range(self.max_batch_size))
+        assert all(sequence.status is SequenceStatus.RUNNING for sequence in running)
         waiting = list(self._waiting)
         assert len(waiting) == len(self._waiting)
         assert self.num_paused == sum(sequence.status is SequenceStatus.PAUSED for sequence in waiting)
-        assert not any(sequence.block_ids or sequence.row >= 0 for sequence in waiting)
-        assert self._num_decoding == sum(sequence.is_decoding for sequence in self._running)
-        assert self._num_missing_blocks == sum(map(self._num_missing, self._running))
-        assert self._num_guided == sum(sequence.is_guided for sequence in self._running)
-        self.kv_cache.check(self._running)
+        assert not any(member.block_ids or member.row >= 0 for sequence in waiting for member in sequence.members)
+        assert self._num_decoding == sum(sequence.is_decoding for sequence in running)
+        assert self._num_missing_blocks == sum(map(self._num_missing, running))
+        assert self._num_guided == sum(sequence.is_guided for sequence in running)
+        self.kv_cache.check(running)
 
 
 def _row_error(output: StepOutput, row: int) -> RequestError | None:

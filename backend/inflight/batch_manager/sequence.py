@@ -7,15 +7,20 @@ GptManager makes responses from it. Times are recorded for the client and never 
 from __future__ import annotations
 
 import enum
+from typing import TYPE_CHECKING
 
 import msgspec
 
+from inflight.batch_manager.beam_search import num_candidates
 from inflight.batch_manager.gathered_tensors import GatheredTensors
 from inflight.errors import RequestError
 from inflight.request import Request, SamplingConfig
 from inflight.result import FinishReason, PerfMetrics
-from inflight.scheduler_output import LOG_PROBS, NO_SLOT, NewSequence
+from inflight.scheduler_output import BEAM_LOG_PROBS, LOG_PROBS, NO_SLOT, NewSequence
 from inflight.sequence_seed import sequence_seed
+
+if TYPE_CHECKING:
+    from inflight.batch_manager.beam_group import BeamGroup
 
 NO_BLOCK = -1
 
@@ -44,6 +49,7 @@ class Sequence:
     __slots__ = (
         "adapter_slot",
         "arrival_time_ns",
+        "beams",
         "block_hashes",
         "block_ids",
         "cum_log_prob",
@@ -102,6 +108,9 @@ class Sequence:
         self.siblings: tuple[Sequence, ...] = ()
         """All sequences of its request, itself included; empty for the only one, and once it is finished."""
 
+        self.beams: BeamGroup | None = None
+        """The beam search that it is part of. It then has no siblings."""
+
         # Written by the Scheduler.
         self.status = SequenceStatus.WAITING
         self.order: tuple[int, float, int] = (0, 0.0, 0)
@@ -158,16 +167,45 @@ class Sequence:
     @property
     def outputs(self) -> tuple[str, ...]:
         """What the runner must report of it besides its tokens."""
+        if self.beams is not None:
+            return (BEAM_LOG_PROBS,)
         log_probs = (LOG_PROBS,) if self.wants_log_probs else ()
         return log_probs if self.gathered is None else (*log_probs, *self.gathered.outputs)
+
+    @property
+    def members(self) -> tuple[Sequence, ...]:
+        """Those that start, pause and end together with it, in the order of their rows."""
+        return (self,) if self.beams is None else self.beams.sequences
+
+    @property
+    def returned(self) -> tuple[Sequence, ...]:
+        """Those that are answered when it ends."""
+        return (self,) if self.beams is None else self.beams.returned
+
+    @property
+    def has_pending(self) -> bool:
+        """Whether a launched step has results for it, or for a member of its group, that the host does not know."""
+        return self.num_pending > 0 if self.beams is None else self.beams.has_pending
 
     @property
     def sampling_config(self) -> SamplingConfig:
         """The request's sampling configuration, with the seed of this sequence's own stream."""
         config = self.request.sampling_config
-        if self.index == 0:
+        if self.index == 0 or self.beams is not None:
             return config
         return msgspec.structs.replace(config, seed=sequence_seed(config.seed, self.index))
+
+    @property
+    def num_alternatives(self) -> int:
+        """How many of the likeliest tokens are wanted."""
+        if self.beams is None:
+            return self.request.output_config.num_log_probs
+        return num_candidates(len(self.beams.sequences), len(self.end_ids))
+
+    @property
+    def needs_history(self) -> bool:
+        """Whether the tokens that are allowed next depend on all those before."""
+        return bool(self.request.bad_words or self.request.sampling_config.no_repeat_ngram_size)
 
     @property
     def num_prefix_tokens(self) -> int:
@@ -201,7 +239,7 @@ class Sequence:
             end_ids=self.request.end_ids,
             bad_words=self.request.bad_words,
             outputs=self.outputs,
-            num_log_probs=self.request.output_config.num_log_probs,
+            num_log_probs=self.num_alternatives,
             adapter_slot=self.adapter_slot,
             guided_decoding_params=self.request.guided_decoding_params,
         )

@@ -48,7 +48,7 @@ def kv_cache_stats(kv_cache: KVCacheManager) -> KvCacheStats:
 def batching_stats(rows: list[RowWork], *, num_paused: int, num_sequences: int) -> InflightBatchingStats:
     """`rows`: of the step that the iteration launched, if any. `num_sequences`: accepted and not finished."""
     # Nearly all rows of a full step bring the token that they sampled last, and sample one: these are not looked at.
-    special = [work for work in rows if work.token_ids]
+    special = [work for work in rows if work.token_ids and not work.is_chosen]
     prefills = [work for work in special if work.is_prefill]
     drafted = [work for work in special if not work.is_prefill]
     num_decodes = len(rows) - len(prefills)

@@ -20,6 +20,7 @@ class Step:
         self.sampling: list[Sequence] = []
         """Who gets a token: the order of SchedulerOutput.sampling_rows."""
         self.prefilling: list[Sequence] = []
+        """Who computes tokens of its prompt, or takes a row."""
         self.gathering: dict[int, Sequence] = {}
         """By row, those that ask for tensors."""
         self.forks: list[tuple[Sequence, Sequence]] = []

@@ -63,6 +63,7 @@ def load_engine(config: EngineConfig, rank_group: RankGroup) -> LoadedEngine:
         max_input_len=min(config.max_input_len or max_seq_len - 1, max_seq_len - 1),
         kv_cache_tokens=num_blocks * config.tokens_per_block,
         max_batch_size=config.max_batch_size,
+        max_beam_width=config.max_beam_width,
         hidden_size=hidden_size,
         model_outputs=_model_outputs(compiled) if hidden_size else [],
         max_tensor_bytes=config.max_tensor_bytes_per_request,

@@ -29,7 +29,7 @@ from inflight.runtime.kv_cache import KVCache
 from inflight.runtime.loading import load_engine
 from inflight.runtime.row_state import RowState
 from inflight.runtime.row_table import RowTable
-from inflight.runtime.sampler import SampledTokens, Sampler
+from inflight.runtime.sampler import SampledTokens, Sampler, find_allowed
 from inflight.runtime.sampling_input import SamplingInput
 from inflight.runtime.staging import InputBuffer
 from inflight.runtime.step_input import StepInput, StepPreparation
@@ -321,7 +321,14 @@ class ModelRunner:
         if logits is None:
             return StepResult(sampled=None, tensors=StepTensors(prompts=first_half.prompt_tensors, samples={}))
         step, sampling = logits.step, logits.sampling
-        of_sample = of_samples(step.tensor_plan, step.staged, logits.logits_SV, logits.hidden, self._to_host)
+        of_sample = of_samples(
+            step.tensor_plan,
+            step.staged,
+            logits.logits_SV,
+            logits.hidden,
+            self._to_host,
+            lambda: find_allowed(logits.logits_SV, sampling, self._state.history),
+        )
         token_mask = None if mask is None else mask.to(self._device)
         sampled = self._sampler(logits.logits_SV, sampling, self._state, token_mask)
         decays = sampling.needs.top_p_decays

@@ -21,6 +21,7 @@ from inflight.request import MAX_LOG_PROBS
 from inflight.runtime.row_table import WANTS_TENSORS, RowTable
 from inflight.runtime.staging import Array, Staging
 from inflight.scheduler_output import (
+    BEAM_LOG_PROBS,
     CONTEXT,
     GENERATION_LOGITS,
     HIDDEN_STATES,
@@ -39,7 +40,7 @@ CONTEXT_LOGITS = CONTEXT + "logits"
 LAYER = layer_output(0).removesuffix("0")
 """Beginning of the name of a layer's output."""
 PROMPT_OUTPUTS = frozenset({PROMPT_LOG_PROBS, PROMPT_TOP_LOG_PROBS, CONTEXT_LOGITS})
-SAMPLE_OUTPUTS = frozenset({TOP_LOG_PROBS, GENERATION_LOGITS})
+SAMPLE_OUTPUTS = frozenset({TOP_LOG_PROBS, BEAM_LOG_PROBS, GENERATION_LOGITS})
 """What every network has; see `served_outputs`."""
 HEAD_ROWS = 256
 """Most prompt tokens whose logits exist on the device at a time: 128 MiB for a vocabulary of 128k."""
@@ -236,13 +237,22 @@ def of_samples(
     logits_SV: Tensor,
     hidden: Tensors,
     to_host: Callable[[Tensor], Tensor],
+    find_allowed: Callable[[], Tensor | None],
 ) -> Tensors:
-    """What is asked about sampled tokens; see StepTensors.samples. `hidden`: of the S rows (S, D), by name."""
+    """What is asked about sampled tokens; see StepTensors.samples. `hidden`: of the S rows (S, D), by name.
+
+    `find_allowed` gives the tokens that may be sampled, bool (S, V), or None for all; called only if a beam asks.
+    """
     tensors: Tensors = {}
     if not plan.samples:
         return tensors
     if _places(TOP_LOG_PROBS) in staged:
         tensors.update(_top(logits_SV.index_select(0, staged[_places(TOP_LOG_PROBS)]).float(), TOP_LOG_PROBS))
+    if _places(BEAM_LOG_PROBS) in staged:
+        places_K, allowed_SV = staged[_places(BEAM_LOG_PROBS)], find_allowed()
+        allowed_KV = None if allowed_SV is None else allowed_SV.index_select(0, places_K)
+        count = max(part.num_log_probs for part in plan.samples if BEAM_LOG_PROBS in part.outputs)
+        tensors.update(_candidates(logits_SV.index_select(0, places_K).float(), allowed_KV, count))
     if _places(GENERATION_LOGITS) in staged:
         tensors[GENERATION_LOGITS] = logits_SV.index_select(0, staged[_places(GENERATION_LOGITS)]).float()
     for name, states_SD in hidden.items():
@@ -260,6 +270,26 @@ def _top(logits_KV: Tensor, output: str) -> Tensors:
     values_KN, ids_KN = logits_KV.topk(min(MAX_LOG_PROBS, logits_KV.shape[1]), dim=1)
     ids, log_probs = top_names(output)
     return {ids: ids_KN.int(), log_probs: values_KN - logits_KV.logsumexp(1, keepdim=True)}
+
+
+def _candidates(logits_KV: Tensor, allowed_KV: Tensor | None, count: int) -> Tensors:
+    """The likeliest allowed tokens, falling, and their log probabilities, (K, count).
+
+    As in transformers' beam search the log probabilities are those of the raw distribution, and forbidden tokens get
+    -inf afterwards. Every value is made into a different integer, its order first and then the token's, so that
+    the result for one row does not depend on how many are sought for another.
+    """
+    log_probs_KV = torch.log_softmax(logits_KV, dim=1)
+    if allowed_KV is not None:
+        log_probs_KV = log_probs_KV.masked_fill(~allowed_KV, float("-inf"))
+    vocab_size = logits_KV.shape[1]
+    # Floats are ordered as their bits are, negative ones the other way around; + 0.0 makes 0.0 of -0.0.
+    bits_KV = (log_probs_KV + 0.0).view(torch.int32)
+    order_KV = (bits_KV ^ ((bits_KV >> 31) & 0x7FFFFFFF)).long()
+    keys_KV = order_KV * 2**32 + torch.arange(vocab_size - 1, -1, -1, device=logits_KV.device)
+    ids_KN = vocab_size - 1 - keys_KV.topk(min(count, vocab_size), dim=1).values.remainder(2**32)
+    ids, log_probs = top_names(BEAM_LOG_PROBS)
+    return {ids: ids_KN.int(), log_probs: log_probs_KV.gather(1, ids_KN)}
 
 
 def pinned_copy(values: Tensor) -> Tensor:
@@ -299,11 +329,13 @@ def by_row(plan: TensorPlan, tensors: StepTensors) -> dict[int, RowTensors]:
 
 def _tensor_names(outputs: Iterable[str]) -> list[str]:
     return [
-        name for output in sorted(outputs) for name in (top_names(output) if output == TOP_LOG_PROBS else (output,))
+        name
+        for output in sorted(outputs)
+        for name in (top_names(output) if output in (TOP_LOG_PROBS, BEAM_LOG_PROBS) else (output,))
     ]
 
 
 def _cut(name: str, array: Array, part: PromptPart | SamplePart) -> Array:
     """Of the alternatives, as many as its row wants."""
-    is_top = name in (*top_names(TOP_LOG_PROBS), *top_names(PROMPT_TOP_LOG_PROBS))
+    is_top = any(name in top_names(output) for output in (TOP_LOG_PROBS, PROMPT_TOP_LOG_PROBS, BEAM_LOG_PROBS))
     return array[:, : part.num_log_probs] if is_top else array

@@ -32,6 +32,9 @@ SAMPLING_FIELDS = (
     "top_p_decay",
     "top_p_min",
     "top_p_reset_ids",
+    "beam_width",
+    "length_penalty",
+    "early_stopping",
 )
 """The fields of ClientRequest that set how tokens are sampled."""
 
@@ -47,6 +50,8 @@ class RequestBuilder:
     def build(self, client: ClientRequest, request_id: int, triton_id: str) -> Request:
         """Raises InvalidRequest with one sentence."""
         assert client.max_tokens is not None
+        if (client.beam_width or 1) > 1 and client.stop_words:
+            raise InvalidRequest("stop_words is not supported together with beam_width above 1")
         input_token_ids = self._prompt(client)
         request = Request(
             request_id=request_id,

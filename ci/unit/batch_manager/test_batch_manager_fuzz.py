@@ -73,6 +73,9 @@ class Histories(RuleBasedStateMachine):
             )
 
     @rule(
+        beam_width=st.sampled_from([1, 1, 1, 2, 3, 4]),
+        length_penalty=st.sampled_from([1.0, 0.0, -1.0, 2.0]),
+        early_stopping=st.integers(0, 2),
         shared=st.integers(0, 30),
         tail=st.lists(st.integers(0, 96), min_size=1, max_size=8),
         max_tokens=st.integers(1, 30),
@@ -88,6 +91,9 @@ class Histories(RuleBasedStateMachine):
     )
     def submit(
         self,
+        beam_width: int,
+        length_penalty: float,
+        early_stopping: int,
         shared: int,
         tail: list[int],
         max_tokens: int,
@@ -102,22 +108,34 @@ class Histories(RuleBasedStateMachine):
         logits: bool,
     ) -> None:
         self.num_requests += 1
+        prompt = [*PREFIX[:shared], *tail]
+        beam_width = self.possible_width(beam_width, len(prompt) + max_tokens, end_ids)
+        beams = {"beam_width": beam_width, "length_penalty": length_penalty, "early_stopping": early_stopping}
+        most = self.max_batch_size if beam_width == 1 else beam_width
         request = make_request(
             self.num_requests,
-            [*PREFIX[:shared], *tail],
+            prompt,
             max_tokens,
-            streaming=streaming,
+            **beams,
+            streaming=streaming and beam_width == 1,
             priority=priority,
             end_ids=end_ids,
             min_tokens=min_tokens,
-            stop_words=[stop_word] if stop_word else [],
+            stop_words=[stop_word] if stop_word and beam_width == 1 else [],
             cache_salt=salt,
             seed=seed,
-            num_return_sequences=min(num_sequences, self.max_batch_size),
-            logits=logits,
+            num_return_sequences=min(num_sequences, most),
+            logits=logits and beam_width == 1,
         )
         for rank in self.ranks:
             rank.submit(request)
+
+    def possible_width(self, beam_width: int, length: int, end_ids: list[int]) -> int:
+        """`beam_width`, or 1 where so many beams would be refused."""
+        kv_cache = self.ranks[0].kv_cache
+        num_blocks = beam_width * kv_cache.num_blocks_for(min(length, MAX_SEQ_LEN) - 1)
+        fits = beam_width <= self.max_batch_size and num_blocks <= kv_cache.num_blocks
+        return beam_width if fits and beam_width * (1 + len(end_ids)) <= 97 else 1
 
     @precondition(lambda self: self.num_requests > 0)
     @rule(choice=st.integers(0, 1000))
@@ -160,6 +178,9 @@ class Histories(RuleBasedStateMachine):
     def check_answer(self, rank: Harness, request_id: int) -> None:
         assert rank.num_finals(request_id) == 1
         _, _, error = rank.responses[request_id][-1]
+        if rank.requests[request_id].sampling_config.beam_width > 1:
+            self.check_beams(rank, request_id)
+            return
         for index in range(rank.requests[request_id].num_return_sequences):
             tokens, expected = rank.tokens(request_id, index), rank.expected(request_id, index)
             results = rank.results(request_id, index)
@@ -173,6 +194,24 @@ class Histories(RuleBasedStateMachine):
             else:
                 assert tokens == expected
             self.check_tensors(rank, request_id, index)
+
+    def check_beams(self, rank: Harness, request_id: int) -> None:
+        """One result for each hypothesis that is returned, or one error."""
+        results, errors = zip(*((result, error) for result, _, error in rank.responses[request_id]), strict=True)
+        if errors[-1] is not None:
+            assert results == (None,) and isinstance(errors[-1], StepFailed) and self.failing_steps
+            return
+        request = rank.requests[request_id]
+        assert sorted(result.sequence_index for result in results) == list(range(request.num_return_sequences))
+        assert all(result.is_sequence_final for result in results)
+        if results[0].finish_reason is FinishReason.CANCELLED:
+            assert request_id in self.stopped
+            return
+        for result, beam in zip(
+            sorted(results, key=lambda r: r.sequence_index), rank.expected_beams(request_id), strict=True
+        ):
+            assert result.output_token_ids == beam.token_ids
+            assert result.cum_log_prob == float(beam.total) and result.finish_reason is beam.reason
 
     def check_tensors(self, rank: Harness, request_id: int, index: int) -> None:
         """Every token of the output once, and of the prompt once if there is an output; nothing unless asked."""

@@ -53,6 +53,11 @@ KINDS: dict[str, dict[str, Any]] = {
         "output_config": OutputConfig(additional_model_outputs=[HIDDEN]),
         "streaming": True,
     },
+    "beams": {
+        "sampling_config": SamplingConfig(beam_width=2, no_repeat_ngram_size=3),
+        "output_config": OutputConfig(return_log_probs=True),
+        "num_return_sequences": 2,
+    },
     "bad words": {"sampling_config": SamplingConfig(), "bad_words": [[9], [10, 11]], "output_config": EVERYTHING},
 }
 NUM_TOKENS = 14

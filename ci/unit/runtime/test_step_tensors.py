@@ -76,6 +76,8 @@ def expected(checkpoint: TinyCheckpoint, work: Work) -> dict[str, torch.Tensor]:
         "hidden_states": hidden[length - 1 :],
         "top_log_probs": top.values[length - 1 :],
         "top_token_ids": top.indices[length - 1 :].int(),
+        "beam_log_probs": top.values[length - 1 :],
+        "beam_token_ids": top.indices[length - 1 :].int(),
     }
 
 
@@ -94,7 +96,7 @@ def check(checkpoint: TinyCheckpoint, work: Work, names: set[str]) -> None:
         torch.testing.assert_close(torch.from_numpy(found[name].copy()), wanted[name], **TOLERANCE, msg=lambda m: m)
 
 
-EVERYTHING = {*ALL, "top_token_ids", "prompt_top_token_ids"}
+EVERYTHING = {*ALL, "top_token_ids", "prompt_top_token_ids", "beam_token_ids"}
 
 
 def test_each_row_gets_what_it_asked_for_and_no_other_anything(runner: ModelRunner, checkpoint: TinyCheckpoint) -> None:
@@ -241,3 +243,24 @@ def test_a_step_nobody_asks_anything_of_computes_nothing_more(
     work = Work(prompt=make_prompt(9), max_tokens=4, log_probs=True)
     Driver(runner).run([work])
     assert len(work.output) == 4 and work.tensors == []
+
+
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+def test_candidates_have_one_order_whatever_else_is_sought(device: str) -> None:
+    """Equal values by token id, forbidden tokens last with -inf; a row's first ones do not depend on the count."""
+    if device == "cuda" and not torch.cuda.is_available():
+        pytest.skip("no GPU")
+    generator = torch.Generator().manual_seed(0)
+    logits = (torch.randn(6, 203, generator=generator) * 2).round().to(device)
+    logits[5] = -90.0
+    logits[5, 7] = 90.0
+    allowed = (torch.rand(6, 203, generator=generator) < 0.3).to(device)
+    for mask in (None, allowed):
+        log_probs = logits.log_softmax(1)
+        if mask is not None:
+            log_probs = log_probs.masked_fill(~mask, -torch.inf)
+        values, ids = log_probs.sort(dim=1, descending=True, stable=True)
+        for count in (1, 4, 150, 500):
+            found = step_tensors._candidates(logits, mask, count)
+            assert found["beam_token_ids"].tolist() == ids[:, :count].tolist()
+            assert torch.equal(found["beam_log_probs"], values[:, :count])

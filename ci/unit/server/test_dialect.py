@@ -111,9 +111,9 @@ def test_every_field_of_a_prompt_is_read() -> None:
             "frequency_penalty": 0.125,
             "min_tokens": 2,
             "num_return_sequences": 3,
-            "beam_width": 1,
-            "length_penalty": 1.0,
-            "early_stopping": 0,
+            "beam_width": 4,
+            "length_penalty": 0.5,
+            "early_stopping": 2,
             "beam_search_diversity_rate": 0.0,
             "no_repeat_ngram_size": 3,
             "top_p_decay": 0.5,
@@ -152,6 +152,9 @@ def test_every_field_of_a_prompt_is_read() -> None:
         frequency_penalty=0.125,
         min_tokens=2,
         num_return_sequences=3,
+        beam_width=4,
+        length_penalty=0.5,
+        early_stopping=2,
         no_repeat_ngram_size=3,
         top_p_decay=0.5,
         top_p_min=0.125,
@@ -183,6 +186,7 @@ def test_a_leading_dimension_of_one_is_harmless(shape: tuple[int, ...]) -> None:
 
 
 OK = {"text_input": "a", "max_tokens": 4}
+BEAMS = {"beam_width": 2}
 
 
 @pytest.mark.parametrize(
@@ -191,9 +195,20 @@ OK = {"text_input": "a", "max_tokens": 4}
         ({"max_tokens": 4}, "text_input or input_ids is required"),
         ({**OK, "num_return_sequences": 0}, "num_return_sequences must be between 1 and max_batch_size 4, got 0"),
         ({**OK, "num_return_sequences": 5}, "num_return_sequences must be between 1 and max_batch_size 4, got 5"),
-        ({**OK, "beam_width": 2}, "beam_width is not supported by this model: leave it out"),
-        ({**OK, "length_penalty": 2.0}, "length_penalty is not supported by this model: leave it out"),
-        ({**OK, "early_stopping": 2}, "early_stopping is not supported by this model: leave it out"),
+        ({**OK, "beam_width": 0}, "beam_width must be >= 1, got 0"),
+        ({**OK, "beam_width": 5}, "beam_width must be between 1 and max_batch_size 4, got 5"),
+        ({**OK, **BEAMS, "num_return_sequences": 3}, r"num_return_sequences \(3\) must not be above beam_width \(2\)"),
+        ({**OK, **BEAMS, "length_penalty": 9.0}, "length_penalty must be between -8 and 8, got 9.0"),
+        ({**OK, **BEAMS, "stream": True}, "a beam search cannot be streamed"),
+        ({**OK, **BEAMS, "temperature": 0.5}, "beam search does not sample: leave out temperature, top_k, top_p"),
+        ({**OK, **BEAMS, "repetition_penalty": 1.5}, "repetition_penalty is not supported together with beam_width"),
+        ({**OK, **BEAMS, "presence_penalty": 0.5}, "presence_penalty is not supported together with beam_width"),
+        ({**OK, **BEAMS, "frequency_penalty": 0.5}, "frequency_penalty is not supported together with beam_width"),
+        ({**OK, **BEAMS, "stop_words": ["x"]}, "stop_words is not supported together with beam_width above 1"),
+        ({**OK, **BEAMS, "num_log_probs": 2}, "num_log_probs is not supported together with beam_width above 1"),
+        ({**OK, **BEAMS, "return_prompt_log_probs": True}, "return_prompt_log_probs is not supported together with"),
+        ({**OK, **BEAMS, "return_context_logits": True}, "return_context_logits is not supported together with"),
+        ({**OK, **BEAMS, "return_generation_logits": True}, "return_generation_logits is not supported together with"),
         ({**OK, "beam_search_diversity_rate": 0.5}, "beam_search_diversity_rate is not supported by this model"),
         ({"text_input": "a"}, "max_tokens is required"),
         ({"text_input": "a", "input_ids": [1], "max_tokens": 4}, "text_input and input_ids exclude each other"),

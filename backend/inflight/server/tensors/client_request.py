@@ -26,6 +26,9 @@ class ClientRequest:
     frequency_penalty: float | None = None
     min_tokens: int | None = None
     num_return_sequences: int | None = None
+    beam_width: int | None = None
+    length_penalty: float | None = None
+    early_stopping: int | None = None
     no_repeat_ngram_size: int | None = None
     top_p_decay: float | None = None
     top_p_min: float | None = None

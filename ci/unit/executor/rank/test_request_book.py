@@ -53,6 +53,8 @@ def test_the_maximum_counts_sequences_and_the_head_is_not_overtaken() -> None:
     assert [request.request_id for request in book.take(4)[0]] == [1]
     assert book.take(2) == ([], {}), "the second waits for its three places, and the third behind it"
     assert [request.request_id for request in book.take(4)[0]] == [2, 3]
+    book.submit(A, make_request(4, 2, beam_width=3))
+    assert book.take(2) == ([], {}) and len(book.take(3)[0]) == 1, "each beam takes a place"
 
 
 def test_an_idle_engine_takes_a_request_that_is_wider_than_all_its_places() -> None:

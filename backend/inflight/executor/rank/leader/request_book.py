@@ -139,7 +139,7 @@ class RequestBook:
         room = max_sequences if max_sequences >= 0 else math.inf
         requests: list[Request] = []
         while self._queue:
-            width = self._queue.head().num_return_sequences
+            width = self._queue.head().num_sequences
             if width > room and (requests or not is_idle):
                 break
             room -= width
