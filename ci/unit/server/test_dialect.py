@@ -206,6 +206,10 @@ BEAMS = {"beam_width": 2}
         ({**OK, **BEAMS, "frequency_penalty": 0.5}, "frequency_penalty is not supported together with beam_width"),
         ({**OK, **BEAMS, "stop_words": ["x"]}, "stop_words is not supported together with beam_width above 1"),
         ({**OK, **BEAMS, "num_log_probs": 2}, "num_log_probs is not supported together with beam_width above 1"),
+        (
+            {**OK, **BEAMS, "guided_decoding_guide_type": "json", "end_id": 2},
+            "guided_decoding_guide_type is not supported together with beam_width above 1",
+        ),
         ({**OK, **BEAMS, "return_prompt_log_probs": True}, "return_prompt_log_probs is not supported together with"),
         ({**OK, **BEAMS, "return_context_logits": True}, "return_context_logits is not supported together with"),
         ({**OK, **BEAMS, "return_generation_logits": True}, "return_generation_logits is not supported together with"),
