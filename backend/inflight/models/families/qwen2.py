@@ -2,34 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from inflight.models.config_file import ConfigValues
-from inflight.models.family import (
-    AttentionTensors,
-    Family,
-    MLPTensors,
-    NotSplit,
-    SplitByInputs,
-    SplitByOutputs,
-    SplitByVocabulary,
-)
+from inflight.models.families.llama import with_llamas_tensors
+from inflight.models.family import Family
 
 
 def describe(config: ConfigValues) -> Family:
     """See Family."""
-    return Family(
-        embedding=SplitByVocabulary("model.embed_tokens"),
-        layers="model.layers",
-        attention=AttentionTensors(
-            norm=NotSplit("input_layernorm"),
-            qkv=SplitByOutputs(("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"), bias=True),
-            output=SplitByInputs("self_attn.o_proj"),
-        ),
-        mlp=MLPTensors(
-            norm=NotSplit("post_attention_layernorm"),
-            gate_up=SplitByOutputs(("mlp.gate_proj", "mlp.up_proj")),
-            down=SplitByInputs("mlp.down_proj"),
-        ),
-        norm=NotSplit("model.norm"),
-        head=SplitByVocabulary("lm_head"),
-        windowed_layers="layer_types",
-    )
+    return replace(with_llamas_tensors(qkv_bias=True), windowed_layers="layer_types")
