@@ -383,17 +383,18 @@ class Scheduler:
             sequence.num_pending -= 1
             if sequence.status is SequenceStatus.FINISHED:
                 continue
-            if sequence.beams is not None and rows[index] not in output.errors and rows[index] not in output.refused:
+            error = _row_error(output, rows[index]) if rows else None
+            if error is not None:
+                self._fail(sequence, error)
+                progressed.append(sequence)
+                some_finished = True
+                continue
+            if sequence.beams is not None:
                 ended = self._choose_beams(sequence, sequence.beams, output.tensors[rows[index]], now_ns)
                 progressed += ended
                 some_finished = some_finished or bool(ended)
                 continue
             progressed.append(sequence)
-            error = _row_error(output, rows[index]) if rows else None
-            if error is not None:
-                self._fail(sequence, error)
-                some_finished = True
-                continue
             log_probs = output.log_probs[index] if sequence.wants_log_probs and output.log_probs is not None else None
             num_before = len(sequence.token_ids)
             reason = sequence.append(output.token_ids[index], log_probs, now_ns)
