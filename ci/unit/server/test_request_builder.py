@@ -1,0 +1,226 @@
+"""Requests built from tensors: defaults, and a sentence for every wrong value."""
+
+from __future__ import annotations
+
+import fake_tokenizer
+import msgspec
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from hypothesis.extra import numpy as arrays
+from llm_tensors import BEAMS, LIMITS, OK, READ_LIMITS, build, read
+
+from inflight.errors import InvalidRequest
+from inflight.generation_defaults import GenerationDefaults
+from inflight.request import Request, SamplingConfig
+from inflight.server.request_builder import RequestBuilder
+from inflight.server.tensors.client_request import ClientRequest
+from inflight.server.tensors.dialect import TensorType
+from inflight.server.tensors.dialects import LLM
+
+
+@pytest.mark.parametrize(
+    ("inputs", "sentence"),
+    [
+        ({"max_tokens": 4}, "text_input or input_ids is required"),
+        ({**OK, "num_return_sequences": 0}, "num_return_sequences must be between 1 and max_batch_size 4, got 0"),
+        ({**OK, "num_return_sequences": 5}, "num_return_sequences must be between 1 and max_batch_size 4, got 5"),
+        ({**OK, "beam_width": 0}, "beam_width must be >= 1, got 0"),
+        ({**OK, "beam_width": 5}, "beam_width must be between 1 and max_batch_size 4, got 5"),
+        ({**OK, **BEAMS, "num_return_sequences": 3}, r"num_return_sequences \(3\) must not be above beam_width \(2\)"),
+        ({**OK, **BEAMS, "length_penalty": 9.0}, "length_penalty must be between -8 and 8, got 9.0"),
+        ({**OK, **BEAMS, "stream": True}, "a beam search cannot be streamed"),
+        ({**OK, **BEAMS, "temperature": 0.5}, "beam search does not sample: leave out temperature, top_k, top_p"),
+        ({**OK, **BEAMS, "repetition_penalty": 1.5}, "repetition_penalty is not supported together with beam_width"),
+        ({**OK, **BEAMS, "presence_penalty": 0.5}, "presence_penalty is not supported together with beam_width"),
+        ({**OK, **BEAMS, "frequency_penalty": 0.5}, "frequency_penalty is not supported together with beam_width"),
+        ({**OK, **BEAMS, "stop_words": ["x"]}, "stop_words is not supported together with beam_width above 1"),
+        ({**OK, **BEAMS, "num_log_probs": 2}, "num_log_probs is not supported together with beam_width above 1"),
+        (
+            {**OK, **BEAMS, "guided_decoding_guide_type": "json", "end_id": 2},
+            "guided_decoding_guide_type is not supported together with beam_width above 1",
+        ),
+        ({**OK, **BEAMS, "return_prompt_log_probs": True}, "return_prompt_log_probs is not supported together with"),
+        ({**OK, **BEAMS, "return_context_logits": True}, "return_context_logits is not supported together with"),
+        ({**OK, **BEAMS, "return_generation_logits": True}, "return_generation_logits is not supported together with"),
+        ({**OK, "beam_search_diversity_rate": 0.5}, "beam_search_diversity_rate is not supported by this model"),
+        ({"text_input": "a"}, "max_tokens is required"),
+        ({"text_input": "a", "input_ids": [1], "max_tokens": 4}, "text_input and input_ids exclude each other"),
+        ({**OK, "text_input": ""}, "the prompt is empty"),
+        ({"input_ids": [], "max_tokens": 4}, "the prompt is empty"),
+        ({"input_ids": [1] * 64, "max_tokens": 4}, "the prompt has 64 tokens, more than max_input_len 63"),
+        ({**OK, "text_input": "é" * 379}, "the prompt has 758 bytes, which make more than max_input_len 63 tokens"),
+        ({**OK, "text_input": "é" * 378}, "the prompt has 756 tokens, more than max_input_len 63"),
+        ({"input_ids": np.zeros((2, 3), np.int32), "max_tokens": 4}, "input_ids must be one row"),
+        ({**OK, "text_input": b"\xff\xfe"}, "text_input is not valid UTF-8 at byte 0"),
+        ({**OK, "text_input": "a" * 1001}, "text_input has 1001 bytes, more than 1000"),
+        ({**OK, "text_input": "a" * 64}, "the prompt has 64 tokens, more than max_input_len 63"),
+        ({**OK, "text_input": ["a", "b"]}, r"text_input must hold exactly one value, got shape \[2\]"),
+        ({**OK, "max_tokens": [1, 2]}, "max_tokens must hold exactly one value"),
+        ({**OK, "max_tokens": 0}, "max_tokens must be between 1 and"),
+        ({**OK, "max_tokens": -1}, "max_tokens must be between 1 and"),
+        ({**OK, "max_tokens": 2**31 - 1}, "max_tokens must be between 1 and"),
+        ({**OK, "temperature": float("nan")}, "temperature must be a finite number, got nan"),
+        ({**OK, "temperature": float("inf")}, "temperature must be a finite number, got inf"),
+        ({**OK, "temperature": -1.0}, "temperature must be"),
+        ({**OK, "top_p": 1.5}, "top_p must be"),
+        ({**OK, "top_p": float("nan")}, "top_p must be a finite number"),
+        ({**OK, "top_k": -1}, "top_k must be"),
+        ({**OK, "min_p": 2.0}, "min_p must be"),
+        ({**OK, "repetition_penalty": 0.0}, "repetition_penalty must be"),
+        ({**OK, "min_tokens": -1}, "min_tokens must be"),
+        ({**OK, "min_tokens": 5}, "min_tokens .5. must not be above max_tokens .4."),
+        ({"input_ids": [1, 300], "max_tokens": 4}, "token id 300 is outside the vocabulary"),
+        ({"input_ids": [-1], "max_tokens": 4}, "token id -1 is outside the vocabulary"),
+        ({**OK, "end_id": 300}, "end_id must be -1"),
+        ({**OK, "end_id": -2}, "end_id must be -1"),
+        ({**OK, "pad_id": 300}, "pad_id must be -1"),
+        ({**OK, "stop_words": ["x"] * 100_000}, "stop_words has 100000 entries, more than 1024"),
+        ({**OK, "stop_words": ["x" * 10_000_000]}, "stop_words holds 10000000 bytes, more than"),
+        ({**OK, "stop_words": [b"\xc3"]}, "stop_words is not valid UTF-8"),
+        ({**OK, "bad_words": ["x"] * 1025}, "bad_words has 1025 entries"),
+        ({**OK, "no_repeat_ngram_size": -1}, "no_repeat_ngram_size must be between 0"),
+        ({**OK, "no_repeat_ngram_size": 65}, "no_repeat_ngram_size must be between 0"),
+        ({**OK, "top_p_decay": 0.0}, "top_p_decay must be above 0"),
+        ({**OK, "top_p_decay": 1.5}, "top_p_decay must be above 0"),
+        ({**OK, "top_p_min": 0.0}, "top_p_min must be above 0"),
+        ({**OK, "top_p_reset_ids": 300}, "top_p_reset_ids must be -1"),
+        ({**OK, "top_p_reset_ids": -2}, "top_p_reset_ids must be -1"),
+        ({**OK, "logit_bias_ids": [1]}, "logit_bias_ids has 1 entries and logit_bias_values 0"),
+        ({**OK, "logit_bias_ids": [1, 1], "logit_bias_values": [1.0, 2.0]}, "logit_bias_ids names a token twice"),
+        ({**OK, "logit_bias_ids": [300], "logit_bias_values": [1.0]}, "logit_bias names token id"),
+        ({**OK, "logit_bias_ids": [-1], "logit_bias_values": [1.0]}, "logit_bias names token id"),
+        ({**OK, "logit_bias_ids": [1], "logit_bias_values": [float("nan")]}, "logit_bias must hold numbers between"),
+        ({**OK, "logit_bias_ids": [1], "logit_bias_values": [float("-inf")]}, "logit_bias must hold numbers between"),
+        ({**OK, "logit_bias_ids": [1] * 5000, "logit_bias_values": [1.0]}, "logit_bias_ids has 5000 entries"),
+        ({**OK, "embedding_bias": [1.0, 2.0]}, "embedding_bias must hold one float32 for each of the 300 tokens"),
+        ({**OK, "embedding_bias": [float("nan")] * 300}, "embedding_bias must hold numbers between"),
+        ({**OK, "embedding_bias": np.zeros((2, 150), np.float32)}, "embedding_bias must be one row"),
+        ({**OK, "embedding_bias_words": ["a"]}, "embedding_bias_words has 1 entries and embedding_bias_weights 0"),
+        ({**OK, "embedding_bias_words": ["x" * 10_000] * 2}, "embedding_bias_words holds 20000 bytes, more than 16384"),
+        ({**OK, "num_log_probs": 21}, "num_log_probs must be between 0 and 20, got 21"),
+        ({**OK, "num_log_probs": -1}, "num_log_probs must be between 0 and 20, got -1"),
+        (
+            {**OK, "additional_outputs": ["attention"]},
+            "additional_outputs names 'attention', which this model does not offer",
+        ),
+        ({**OK, "gather_context": True}, "gather_context needs additional_outputs"),
+        ({**OK, "unheard_of": 1}, "an input tensor that this model does not have"),
+    ],
+)
+def test_a_wrong_value_is_one_clear_sentence(inputs: dict, sentence: str) -> None:
+    with pytest.raises(InvalidRequest, match=sentence) as caught:
+        build(inputs)
+    assert caught.value.code == "INVALID_ARGUMENT"
+    assert len(str(caught.value)) < 256
+
+
+def test_biases_of_tokens_and_words_add_up() -> None:
+    asked = {
+        **OK,
+        "logit_bias_ids": [97, 5],
+        "logit_bias_values": [1.0, 2.0],
+        "embedding_bias_words": ["aba", "", "b"],
+        "embedding_bias_weights": [0.5, 9.0, 0.25],
+    }
+    assert build(asked).sampling_config.logit_bias == {97: 1.5, 5: 2.0, 98: 0.75}
+
+
+def test_an_empty_bias_asks_for_nothing() -> None:
+    empty = np.empty(0, np.float32)
+    assert build({**OK, "embedding_bias": empty}).sampling_config == build(OK).sampling_config
+
+
+def test_a_stop_request_needs_no_prompt() -> None:
+    assert read({"stop": True}).stop
+
+
+@given(data=st.data())
+@settings(max_examples=500, deadline=None)
+def test_whatever_the_tensors_hold_is_read_or_refused(data) -> None:
+    """Any shape and any value of the right type: never another exception than InvalidRequest."""
+    inputs = {}
+    for tensor in data.draw(st.lists(st.sampled_from(LLM.inputs), unique_by=lambda t: t.name)):
+        shape = data.draw(arrays.array_shapes(min_dims=0, max_dims=3, min_side=0, max_side=3))
+        if tensor.dtype is TensorType.STRING:
+            values = data.draw(
+                st.lists(st.binary(max_size=5), min_size=int(np.prod(shape)), max_size=int(np.prod(shape)))
+            )
+            inputs[tensor.name] = np.array([*values, None], dtype=object)[:-1].reshape(shape)
+        else:
+            inputs[tensor.name] = data.draw(arrays.arrays(np.dtype(tensor.dtype.numpy_type), shape))
+    try:
+        client = LLM.read(inputs, READ_LIMITS)
+        if not client.stop:
+            RequestBuilder(fake_tokenizer.byte_tokenizer(), LIMITS, GenerationDefaults()).build(client, 1, "")
+    except InvalidRequest as error:
+        assert str(error)
+
+
+@pytest.mark.parametrize(
+    "given_values",
+    [{}, {"temperature": 0.0}, {"top_k": 1}, {"temperature": 0.0, "top_p": 0.9}, {"top_p": 0.0}, {"top_k": 0}],
+)
+def test_greedy_unless_something_asks_for_sampling(given_values: dict) -> None:
+    sampling = build({**OK, **given_values}).sampling_config
+    assert sampling.temperature == 0.0 and sampling.seed == 0
+
+
+@pytest.mark.parametrize("given_values", [{"temperature": 0.7}, {"top_p": 0.9}, {"top_k": 5}, {"min_p": 0.1}])
+def test_any_sampling_value_samples_with_a_fresh_seed(given_values: dict) -> None:
+    first, second = (build({**OK, **given_values}).sampling_config for _ in range(2))
+    assert first.temperature == pytest.approx(given_values.get("temperature", 1.0))
+    assert first.seed != second.seed
+
+
+def test_a_given_seed_is_kept() -> None:
+    assert build({**OK, "temperature": 1.0, "seed": 2**64 - 1}).sampling_config.seed == 2**64 - 1
+
+
+def test_end_tokens_are_the_checkpoints_unless_said() -> None:
+    tokenizer = fake_tokenizer.byte_tokenizer()
+    assert build(OK).end_ids == tokenizer.end_ids != []
+    assert build({**OK, "end_id": -1}).end_ids == []
+    assert build({**OK, "end_id": 7}).end_ids == [7]
+
+
+def test_stop_strings_need_every_token_as_it_comes() -> None:
+    assert not build(OK).streaming
+    assert build({**OK, "stop_words": ["x"]}).streaming
+    assert build({**OK, "stream": True}).streaming
+
+
+def test_a_temperature_too_small_to_divide_by_is_greedy() -> None:
+    assert build({**OK, "temperature": 1e-39, "top_p": 0.9}).sampling_config.temperature == 0.0
+    sampling = SamplingConfig(temperature=1e-39)
+    with pytest.raises(InvalidRequest, match="temperature must be 0"):
+        LIMITS.validate(Request(request_id=1, input_token_ids=[1], max_tokens=4, sampling_config=sampling))
+
+
+def test_end_tokens_lie_in_the_vocabulary() -> None:
+    """A checkpoint may name one that does not; a place in another row's logits must never come of it."""
+    limits = msgspec.structs.replace(LIMITS, vocab_size=256)
+    tokenizer = fake_tokenizer.byte_tokenizer()
+    assert tokenizer.end_ids == [256]
+    client = ClientRequest(input_ids=[1], max_tokens=4, min_tokens=2)
+    assert RequestBuilder(tokenizer, limits, GenerationDefaults()).build(client, 1, "").end_ids == []
+    for wrong in (-1, 256):
+        with pytest.raises(InvalidRequest, match="end_ids holds a token id outside"):
+            limits.validate(Request(request_id=1, input_token_ids=[1], max_tokens=4, end_ids=[wrong]))
+
+
+def test_many_bad_words_are_fine_and_long_ones_are_too() -> None:
+    many = [f"{n:04d}" for n in range(1024)]
+    assert len(build({**OK, "bad_words": many}).bad_words) == 2048
+    assert len(build({**OK, "bad_words": ["x" * 10_000]}).bad_words) == 2
+    with pytest.raises(InvalidRequest, match=r"bad_words has 402 entries of up to 10001 tokens"):
+        build({**OK, "bad_words": ["x" * 10_000, *many[:200]]})
+
+
+def test_a_word_of_whitespace_bans_no_other() -> None:
+    assert build({**OK, "bad_words": ["\n"]}).bad_words == [[10]]
+
+
+def test_bad_words_are_banned_with_and_without_a_space_before() -> None:
+    assert build({**OK, "bad_words": ["ab"]}).bad_words == [list(b"ab"), list(b" ab")]
