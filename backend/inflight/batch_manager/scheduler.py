@@ -24,6 +24,7 @@ from __future__ import annotations
 import heapq
 from collections import deque
 
+from inflight.batch_manager.admission import Admission
 from inflight.batch_manager.beam_group import BeamGroup, Move
 from inflight.batch_manager.kv_cache_manager import KVCacheManager, Prefix
 from inflight.batch_manager.sequence import NO_BLOCK, Sequence, SequenceStatus
@@ -58,16 +59,14 @@ class Scheduler:
         self.max_batch_size = max_batch_size
         self.max_seq_len = max_seq_len
         self.max_num_tokens = max_num_tokens
-        self._policy = policy
         self._enable_chunked_context = enable_chunked_context
+        self._admission = Admission(kv_cache, policy, enable_chunked_context)
         self._waiting = WaitingQueue()  # by `order`: paused ones first
         self._running: list[Sequence] = []  # in the order they started; of beams the leader only
         self._free_rows = list(range(max_batch_size))
         self._outstanding: deque[tuple[SchedulerOutput, Step]] = deque()
         self._num_arrived = 0
         self._num_started = 0
-        self._batch_quota = 0  # sequences that may still join the static batch
-        self._refused: tuple[Sequence, int] | None = None  # the queue's head, and the free blocks that were too few
         # Updated incrementally, so that a step need not go through all sequences.
         self._num_decoding = 0
         self._num_missing_blocks = 0  # blocks that running sequences still need to reach their maximum length
@@ -85,7 +84,7 @@ class Scheduler:
     def add(self, sequence: Sequence) -> None:
         """Put a sequence into the queue, or a beam search by its leader. Raises InvalidRequest if it could never run,
         even alone."""
-        needed = self._num_blocks_at_longest(sequence) * len(sequence.members)
+        needed = self._admission.blocks_at_longest(sequence) * len(sequence.members)
         if needed > self.kv_cache.num_blocks:
             raise InvalidRequest(
                 f"the request needs {needed} KV cache blocks, more than there are ({self.kv_cache.num_blocks}): "
@@ -224,82 +223,41 @@ class Scheduler:
     # -- starting, pausing ---------------------------------------------------------------------------------------------
 
     def _start_waiting(self, step: Step, now_ns: int) -> None:
-        """Start the queue's head as long as there is a row, tokens are left in the step, and there are enough blocks.
-
-        A head that found too few free blocks is not tried again before there are more, because a long prompt costs a
-        look-up for each of its blocks.
-        """
-        if self._policy is SchedulerPolicy.STATIC_BATCH and not self._running:
-            self._batch_quota = len(self._waiting)
-        room = self.kv_cache.num_free_blocks
-        if self._policy is not SchedulerPolicy.MAX_UTILIZATION:
-            room -= self._num_missing_blocks
-        while self._waiting and self._free_rows and step.budget > 0 and self._may_join():
+        """Start the queue's head as long as there is a row, tokens are left in the step, and there are enough blocks."""
+        admission = self._admission
+        if not self._running:
+            admission.open_batch(len(self._waiting))
+        room = admission.room(self._num_missing_blocks)
+        while self._waiting and self._free_rows and step.budget > 0 and admission.is_open:
             sequence = self._waiting.head()
             if len(self._free_rows) < len(sequence.members):
                 break
-            if sequence.has_pending or (self._refused and self._refused[0] is sequence and room <= self._refused[1]):
+            if sequence.has_pending or admission.is_refused(sequence, room):
                 break
             prefix = self.kv_cache.find_prefix(sequence)
-            num_tokens = self._first_chunk(sequence, prefix, step.budget)
+            num_tokens = admission.first_chunk(sequence, prefix, step.budget)
             if num_tokens == 0:
                 break
-            if sequence.beams is None:
-                needed = self._num_blocks_to_start(sequence, prefix)
-            else:
-                needed = self._num_blocks_to_start_beams(sequence.beams)
+            needed = admission.blocks_to_start(sequence, prefix)
             if needed > room:
-                self._refused = (sequence, room)
-                self._batch_quota = 0
+                admission.refuse(sequence, room)
                 break
             self._waiting.pop()
+            admission.note_start()
             if sequence.beams is None:
                 self._start(sequence, prefix, num_tokens, step, now_ns)
             else:
                 self._start_beams(sequence.beams, step, now_ns)
             room -= needed
 
-    def _may_join(self) -> bool:
-        return self._policy is not SchedulerPolicy.STATIC_BATCH or self._batch_quota > 0
-
-    def _first_chunk(self, sequence: Sequence, prefix: Prefix, budget: int) -> int:
-        """Number of tokens of its first step; 0 if its prompt must not be chunked and does not fit into this step.
-
-        Generated tokens can make a sequence longer than any step, so one that continues may always be chunked.
-        """
-        remaining = len(sequence.token_ids) - prefix.num_tokens
-        if remaining <= budget:
-            return remaining
-        continues = sequence.status is SequenceStatus.PAUSED or sequence.num_output_tokens > 0
-        return budget if self._enable_chunked_context or continues else 0
-
-    def _num_blocks_at_longest(self, sequence: Sequence) -> int:
-        return self.kv_cache.num_blocks_for(sequence.max_length - 1)
-
     def _num_missing(self, sequence: Sequence) -> int:
         """Free blocks that a running sequence will take until it has its maximum length."""
-        return self._num_blocks_at_longest(sequence) - len(sequence.block_ids)
-
-    def _num_blocks_to_start(self, sequence: Sequence, prefix: Prefix) -> int:
-        """Free blocks that it needs to start: for its maximum length or, where it may be paused, its present length."""
-        length = sequence.max_length - 1
-        if self._policy is SchedulerPolicy.MAX_UTILIZATION:
-            length = min(length, len(sequence.token_ids) + 1)
-        return self.kv_cache.num_blocks_taken(length, prefix)
-
-    def _num_blocks_to_start_beams(self, group: BeamGroup) -> int:
-        """All beams may part within the prompt's last block, so each counts as if it shared nothing but `prefix`."""
-        live = group.live
-        needed = sum(self._num_blocks_to_start(beam, self.kv_cache.find_prefix(beam)) for beam in live)
-        if self._policy is not SchedulerPolicy.MAX_UTILIZATION:
-            needed += self._num_blocks_at_longest(group.leader) * (len(group.sequences) - len(live))
-        return needed
+        return self._admission.blocks_at_longest(sequence) - len(sequence.block_ids)
 
     def _start(self, sequence: Sequence, prefix: Prefix, num_tokens: int, step: Step, now_ns: int) -> None:
         """Give it a row and its first tokens of the step; who forks from a sibling gets them in the next step."""
         self._take_row(sequence, now_ns)
         self._running.append(sequence)
-        self._batch_quota -= 1
         if prefix.source is not None:
             step.forks.append((sequence, prefix.source))
             return
@@ -319,7 +277,6 @@ class Scheduler:
                 self.kv_cache.count_missed(sequence)
             self._num_missing_blocks += self._num_missing(sequence)
         self._running.append(group.leader)
-        self._batch_quota -= 1
         group.restart()
         self._continue_beams(group, step)
 
@@ -353,7 +310,7 @@ class Scheduler:
 
     def _pause_last(self, step: Step) -> Sequence:
         """Pause the sequence that started last, with all beams of its search, and return it."""
-        if self._policy is not SchedulerPolicy.MAX_UTILIZATION:
+        if not self._admission.may_pause:
             raise RuntimeError("a started sequence found no KV cache block that was reserved for it")
         victim = self._running.pop()
         for member in victim.members:
