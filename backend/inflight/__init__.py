@@ -45,8 +45,10 @@ if TYPE_CHECKING:
     from inflight.executor.front.request_output import CompletionOutput, RequestOutput
     from inflight.executor.generation_executor import GenerationExecutor
     from inflight.executor.in_process import InProcessExecutor
-    from inflight.request import OutputConfig, Request, SamplingConfig
+    from inflight.output_config import OutputConfig
+    from inflight.request import Request
     from inflight.result import FinishReason, Response, Result
+    from inflight.sampling_config import SamplingConfig
     from inflight.stats import IterationStats, RequestStage, RequestStats, RequestStatsPerIteration
 
 __version__ = "0.1.0"
@@ -69,7 +71,9 @@ _HOMES = {
     "inflight.executor.front.request_output": ("CompletionOutput", "RequestOutput"),
     "inflight.executor.generation_executor": ("GenerationExecutor",),
     "inflight.executor.in_process": ("InProcessExecutor",),
-    "inflight.request": ("OutputConfig", "Request", "SamplingConfig"),
+    "inflight.output_config": ("OutputConfig",),
+    "inflight.request": ("Request",),
+    "inflight.sampling_config": ("SamplingConfig",),
     "inflight.result": ("FinishReason", "Response", "Result"),
     "inflight.stats": ("IterationStats", "RequestStage", "RequestStats", "RequestStatsPerIteration"),
 }

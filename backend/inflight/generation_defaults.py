@@ -17,7 +17,7 @@ import msgspec
 
 from inflight.config import EngineConfig
 from inflight.errors import ConfigurationError, InvalidRequest
-from inflight.request import MIN_TEMPERATURE, RequestLimits, SamplingConfig
+from inflight.sampling_config import MIN_TEMPERATURE, SamplingConfig
 
 logger = logging.getLogger(__name__)
 
@@ -197,6 +197,6 @@ def _check_ranges(path: Path, defaults: GenerationDefaults) -> None:
     """By the rules for requests, so that no request is refused for what it did not say."""
     sampling = defaults.sampling_config(num_prompt_tokens=0, max_tokens=2**31, temperature=defaults.temperature)
     try:
-        RequestLimits.validate_sampling(sampling)
+        sampling.validate()
     except InvalidRequest as error:
         raise ConfigurationError(f"{path}: {error}") from None

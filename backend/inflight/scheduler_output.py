@@ -14,7 +14,7 @@ import msgspec
 import numpy.typing as npt
 
 from inflight.guided_decoding import GuidedDecodingParams
-from inflight.request import SamplingConfig
+from inflight.sampling_config import SamplingConfig
 
 NO_SLOT = -1
 """Index that means no adapter."""

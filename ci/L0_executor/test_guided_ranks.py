@@ -16,8 +16,9 @@ from guides import BOMBS, GUIDES
 from real_engine import CHECKPOINT, Engine, wait_for_end
 
 from inflight.guided_decoding import GuidedDecodingParams
-from inflight.request import Request, SamplingConfig
+from inflight.request import Request
 from inflight.run_directory import RUN_DIRECTORY
+from inflight.sampling_config import SamplingConfig
 from inflight.text.tokenizer import Tokenizer
 
 PROMPT, END = [10, 20, 30], 2

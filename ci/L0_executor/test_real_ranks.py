@@ -39,8 +39,10 @@ from inflight.executor.wire.messages import (
     decode_from_leader,
     encode,
 )
-from inflight.request import AdditionalModelOutput, OutputConfig, Request, SamplingConfig
+from inflight.output_config import AdditionalModelOutput, OutputConfig
+from inflight.request import Request
 from inflight.run_directory import RUN_DIRECTORY
+from inflight.sampling_config import SamplingConfig
 from inflight.sequence_seed import sequence_seed
 
 PROMPTS = [[10, 20, 30], list(range(40, 75)), [7], [90, 91, 90, 91, 90, 91]]

@@ -26,7 +26,8 @@ from inflight.distributed.rank_group import SingleRank
 from inflight.executor.rank.assembly import make_manager
 from inflight.executor.rank.callbacks import RankCallbacks
 from inflight.executor.wire.messages import NO_INPUT, RankInput
-from inflight.request import Request, RequestLimits
+from inflight.request import Request
+from inflight.request_limits import RequestLimits
 from inflight.result import Response
 from inflight.runtime.row_table import RowTable
 from inflight.runtime.step_input import StepInput, StepPreparation

@@ -6,7 +6,8 @@ from collections.abc import Sequence
 
 from inflight.batch_manager_stats import BatchManagerStats
 from inflight.executor.front.front import SHUT_DOWN, EngineState, Front
-from inflight.request import Request, RequestLimits
+from inflight.request import Request
+from inflight.request_limits import RequestLimits
 from inflight.result import FinishReason, Response, Result
 
 STATS = BatchManagerStats(

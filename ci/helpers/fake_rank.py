@@ -15,7 +15,7 @@ from inflight.config import EngineConfig
 from inflight.distributed.rank_group import RankGroup
 from inflight.errors import ConfigurationError
 from inflight.executor.rank.worker import main
-from inflight.request import RequestLimits
+from inflight.request_limits import RequestLimits
 
 MAX_SEQ_LEN = 20_000
 FAILURE, CRASH = "INFLIGHT_FAKE_FAILURE", "INFLIGHT_FAKE_CRASH"

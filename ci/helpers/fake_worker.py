@@ -32,7 +32,8 @@ from inflight.executor.wire.messages import (
     decode_from_front,
     encode,
 )
-from inflight.request import Request, RequestLimits
+from inflight.request import Request
+from inflight.request_limits import RequestLimits
 from inflight.result import FinishReason, Response, Result
 
 LIMITS = RequestLimits(vocab_size=100, max_seq_len=64, max_input_len=63, kv_cache_tokens=640)

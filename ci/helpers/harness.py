@@ -13,8 +13,11 @@ from inflight.batch_manager.kv_cache_manager import KVCacheManager
 from inflight.batch_manager.scheduler import Scheduler
 from inflight.config import SchedulerPolicy
 from inflight.errors import RequestError
-from inflight.request import OutputConfig, Request, RequestLimits, SamplingConfig
+from inflight.output_config import OutputConfig
+from inflight.request import Request
+from inflight.request_limits import RequestLimits
 from inflight.result import FinishReason, Result, join_tensors
+from inflight.sampling_config import SamplingConfig
 from inflight.scheduler_output import RowWork, SchedulerOutput
 
 Response = tuple[Result | None, bool, RequestError | None]

@@ -6,7 +6,8 @@ import fake_pb_utils as pb
 import fake_tokenizer
 
 from inflight.generation_defaults import GenerationDefaults
-from inflight.request import Request, RequestLimits
+from inflight.request import Request
+from inflight.request_limits import RequestLimits
 from inflight.server.request_builder import RequestBuilder
 from inflight.server.tensors.client_request import ClientRequest
 from inflight.server.tensors.dialects import LLM

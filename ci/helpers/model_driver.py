@@ -10,8 +10,8 @@ from collections import deque
 from dataclasses import dataclass, field
 from typing import Any
 
-from inflight.request import SamplingConfig
 from inflight.runtime.model_runner import ModelRunner, StepHandle
+from inflight.sampling_config import SamplingConfig
 from inflight.scheduler_output import LOG_PROBS, NewSequence, RowTensors, RowWork, SchedulerOutput, StepOutput
 
 GREEDY = SamplingConfig()

@@ -15,8 +15,9 @@ from inflight.config import EngineConfig
 from inflight.executor.executor import make_launcher
 from inflight.executor.front.remote import RemoteFront
 from inflight.executor.wire.messages import Responses, decode_from_leader
-from inflight.request import Request, SamplingConfig
+from inflight.request import Request
 from inflight.result import Array, Response, join_tensors
+from inflight.sampling_config import SamplingConfig
 
 CHECKPOINT = Path(__file__).parents[2] / "model_repository" / "llm" / "1" / "checkpoint"
 

@@ -19,7 +19,8 @@ from inflight.errors import ConfigurationError, InvalidRequest
 from inflight.executor.generation_executor import GenerationExecutor
 from inflight.executor.in_process import InProcessExecutor
 from inflight.generation_defaults import GenerationDefaults
-from inflight.request import RequestLimits, SamplingConfig
+from inflight.request_limits import RequestLimits
+from inflight.sampling_config import SamplingConfig
 from inflight.server.request_builder import RequestBuilder
 from inflight.server.tensors.client_request import ClientRequest
 

@@ -8,7 +8,8 @@ import pytest
 
 from inflight.errors import InvalidRequest
 from inflight.guided_decoding import MAX_GUIDE_BYTES, MAX_NESTING, GuidedDecodingParams, GuideType
-from inflight.request import Request, RequestLimits
+from inflight.request import Request
+from inflight.request_limits import RequestLimits
 
 LIMITS = RequestLimits(vocab_size=100, max_seq_len=64, max_input_len=63, kv_cache_tokens=1000)
 

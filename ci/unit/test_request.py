@@ -9,13 +9,13 @@ import pytest
 import torch
 
 from inflight.errors import InvalidRequest
-from inflight.request import (
+from inflight.request import Request
+from inflight.request_limits import RequestLimits
+from inflight.sampling_config import (
     MAX_BIAS,
     MAX_PENALTY,
     MAX_REPETITION_PENALTY,
     MIN_REPETITION_PENALTY,
-    Request,
-    RequestLimits,
     SamplingConfig,
 )
 from inflight_kernels.sampling.reference import process_logits
@@ -25,23 +25,21 @@ from inflight_kernels.sampling.reference import process_logits
 @pytest.mark.parametrize("value", [math.nan, math.inf, 3e38, -3e38, 1e300])
 def test_penalties_that_overflow_in_float32_are_refused(name: str, value: float) -> None:
     with pytest.raises(InvalidRequest, match=f"{name} must be between"):
-        RequestLimits.validate_sampling(SamplingConfig(**{name: value}))
+        SamplingConfig(**{name: value}).validate()
 
 
 @pytest.mark.parametrize("value", [math.nan, math.inf, 0.0, -1.0, 1e-40, 1e300])
 def test_repetition_penalties_that_overflow_in_float32_are_refused(value: float) -> None:
     with pytest.raises(InvalidRequest, match="repetition_penalty must be between"):
-        RequestLimits.validate_sampling(SamplingConfig(repetition_penalty=value))
+        SamplingConfig(repetition_penalty=value).validate()
 
 
 @pytest.mark.parametrize("repetition", [MAX_REPETITION_PENALTY, MIN_REPETITION_PENALTY])
 @pytest.mark.parametrize("sign", [1.0, -1.0])
 def test_logits_stay_finite_at_all_bounds_together(repetition: float, sign: float) -> None:
-    RequestLimits.validate_sampling(
-        SamplingConfig(
-            repetition_penalty=repetition, presence_penalty=sign * MAX_PENALTY, frequency_penalty=MAX_PENALTY
-        )
-    )
+    SamplingConfig(
+        repetition_penalty=repetition, presence_penalty=sign * MAX_PENALTY, frequency_penalty=MAX_PENALTY
+    ).validate()
     x = process_logits(
         torch.tensor([[1e4, -1e4, 0.0]]),
         repetition_penalty=torch.tensor([repetition]),

@@ -1,7 +1,7 @@
 """Whether the head of the queue may start: the policy's rules, and how many KV blocks a sequence needs.
 
-GUARANTEED_NO_EVICT and STATIC_BATCH reserve the blocks of a sequence at its longest, so that one that has started always
-finds its blocks. MAX_UTILIZATION reserves those of the next step only, and sequences may have to be paused. STATIC_BATCH
+GUARANTEED_NO_EVICT and STATIC_BATCH reserve the blocks of a sequence at its longest: one that has started always finds
+its blocks. MAX_UTILIZATION reserves those of the next step only, and sequences may have to be paused. STATIC_BATCH
 lets nobody join before the whole batch has ended. Knows no rows and no steps.
 """
 

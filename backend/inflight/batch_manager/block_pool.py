@@ -4,9 +4,10 @@ Knows no sequence and no tensor. A block is *used* while its reference count is 
 block whose content is still known stays in the table of cached prefixes until its memory is needed; those are
 given away last, least recently freed first.
 
-The table is keyed by a hash of (hash of the block before, token ids), starting from a hash of the cache salt. The hash
-is BLAKE2b with a secret key, so that a client can neither aim at another's blocks nor fill one bucket; on a hit the
-token ids themselves are compared, so that even a collision is only a miss.
+The table is keyed by a hash of (hash of the block before, token ids), starting from a hash of what else a
+request's blocks depend on, such as its cache salt. The hash is BLAKE2b with a secret key, so that a client can neither
+aim at another's blocks nor fill one bucket; on a hit the token ids themselves are compared, so that even a collision is
+only a miss.
 """
 
 from __future__ import annotations
@@ -44,9 +45,9 @@ class BlockPool:
     def num_used(self) -> int:
         return self.num_blocks - self.num_free
 
-    def hash_salt(self, salt: str) -> bytes:
-        """The parent hash of the first block of a request with this cache salt."""
-        return blake2b(salt.encode(), digest_size=HASH_BYTES, key=self._hash_key, person=b"salt").digest()
+    def hash_root(self, identity: bytes) -> bytes:
+        """The parent hash of the first block of a request with this `Request.prefix_identity`."""
+        return blake2b(identity, digest_size=HASH_BYTES, key=self._hash_key, person=b"salt").digest()
 
     def hash_block(self, parent: bytes, token_ids: list[int]) -> bytes:
         """Hash of a full block that holds `token_ids` after the prefix whose hash is `parent`."""

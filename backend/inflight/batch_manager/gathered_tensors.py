@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from inflight.request import OutputConfig
+from inflight.output_config import OutputConfig
 from inflight.result import NamedTensor
 from inflight.scheduler_output import (
     CONTEXT,

@@ -21,7 +21,8 @@ from inflight.batch_manager.sequence import Sequence
 from inflight.batch_manager.statistics import MemoryUsage, batching_stats, kv_cache_stats, request_stats
 from inflight.batch_manager_stats import BatchManagerStats
 from inflight.errors import DuplicateRequest, RequestError, StepFailed
-from inflight.request import Request, RequestLimits
+from inflight.request import Request
+from inflight.request_limits import RequestLimits
 from inflight.result import FinishReason
 from inflight.runtime.runner import Runner
 from inflight.scheduler_output import RowWork, SchedulerOutput

@@ -212,6 +212,6 @@ class KVCacheManager:
         """Hash of a full block; each is computed once, because tokens never change."""
         hashes = sequence.block_hashes
         while len(hashes) <= index:
-            parent = hashes[-1] if hashes else self._pool.hash_salt(sequence.request.cache_salt)
+            parent = hashes[-1] if hashes else self._pool.hash_root(sequence.request.prefix_identity)
             hashes.append(self._pool.hash_block(parent, self._block_tokens(sequence, len(hashes))))
         return hashes[index]

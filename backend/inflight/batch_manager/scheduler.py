@@ -223,7 +223,7 @@ class Scheduler:
     # -- starting, pausing ---------------------------------------------------------------------------------------------
 
     def _start_waiting(self, step: Step, now_ns: int) -> None:
-        """Start the queue's head as long as there is a row, tokens are left in the step, and there are enough blocks."""
+        """Start the queue's head while there is a row, tokens are left in the step, and there are enough blocks."""
         admission = self._admission
         if not self._running:
             admission.open_batch(len(self._waiting))

@@ -14,8 +14,9 @@ import msgspec
 from inflight.batch_manager.beam_search import num_candidates
 from inflight.batch_manager.gathered_tensors import GatheredTensors
 from inflight.errors import RequestError
-from inflight.request import Request, SamplingConfig
+from inflight.request import Request
 from inflight.result import FinishReason, PerfMetrics
+from inflight.sampling_config import SamplingConfig
 from inflight.scheduler_output import BEAM_LOG_PROBS, LOG_PROBS, NO_SLOT, NewSequence
 from inflight.sequence_seed import sequence_seed
 

@@ -38,8 +38,9 @@ from inflight.executor.front.front import SHUT_DOWN, Front
 from inflight.executor.front.generation_result import GenerationResult
 from inflight.executor.front.request_output import RequestOutput
 from inflight.executor.front.sequence_output import SequenceOutput
-from inflight.request import Request, SamplingConfig
+from inflight.request import Request
 from inflight.result import Response
+from inflight.sampling_config import SamplingConfig
 from inflight.stats import IterationStats
 from inflight.text.detokenizer import Detokenizer
 from inflight.text.stop_strings import StopStrings

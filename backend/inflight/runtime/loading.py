@@ -17,7 +17,7 @@ from inflight.models.config import ModelConfig
 from inflight.models.implementation import load_network, read_config
 from inflight.models.network import LayeredNetwork, Network
 from inflight.models.transformers_config import TransformersConfig
-from inflight.request import RequestLimits
+from inflight.request_limits import RequestLimits
 from inflight.runtime.device import choose_device, choose_dtype, count_threads, free_memory, gib, give_back_memory
 from inflight.runtime.kv_cache import KVCache, KVCacheShape, count_blocks
 from inflight.scheduler_output import HIDDEN_STATES, layer_output

@@ -19,7 +19,7 @@ from inflight.config import EngineConfig
 from inflight.distributed.rank_group import RankGroup, SingleRank
 from inflight.distributed.tensor_parallel import TensorParallelGroup
 from inflight.models.network import LayeredNetwork, Network
-from inflight.request import RequestLimits, SamplingConfig
+from inflight.request_limits import RequestLimits
 from inflight.runtime.batch_layout import BatchLayout, lay_out
 from inflight.runtime.device import keep_freed_memory, pinned_memory, resident_memory
 from inflight.runtime.guided.grammars import Grammars
@@ -35,6 +35,7 @@ from inflight.runtime.staging import InputBuffer
 from inflight.runtime.step_input import StepInput, StepPreparation
 from inflight.runtime.step_sizes import StepSizes
 from inflight.runtime.step_tensors import StepTensors, by_row, of_prompts, of_samples, pinned_copy
+from inflight.sampling_config import SamplingConfig
 from inflight.scheduler_output import (
     HIDDEN_STATES,
     LOG_PROBS,

@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from inflight.request import SamplingConfig
 from inflight.runtime.staging import Staging
+from inflight.sampling_config import SamplingConfig
 from inflight.scheduler_output import LOG_PROBS, NewSequence, SchedulerOutput
 
 FLOAT_FIELDS = (

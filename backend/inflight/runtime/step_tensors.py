@@ -17,7 +17,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from inflight.request import MAX_LOG_PROBS
+from inflight.output_config import MAX_LOG_PROBS
 from inflight.runtime.row_table import WANTS_TENSORS, RowTable
 from inflight.runtime.staging import Array, Staging
 from inflight.scheduler_output import (

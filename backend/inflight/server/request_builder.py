@@ -12,7 +12,10 @@ from msgspec import structs
 from inflight.errors import InvalidRequest
 from inflight.generation_defaults import GenerationDefaults
 from inflight.guided_decoding import GuidedDecodingParams, GuideType
-from inflight.request import AdditionalModelOutput, OutputConfig, Request, RequestLimits, SamplingConfig
+from inflight.output_config import AdditionalModelOutput, OutputConfig
+from inflight.request import Request
+from inflight.request_limits import RequestLimits
+from inflight.sampling_config import SamplingConfig
 from inflight.server.tensors.client_request import ClientRequest
 from inflight.text.tokenizer import Tokenizer
 

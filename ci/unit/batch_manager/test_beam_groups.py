@@ -92,7 +92,7 @@ def check_hashes(harness: Harness) -> None:
     pool, size = harness.kv_cache._pool, harness.kv_cache.block_size
     for active in harness.manager._active.values():
         for sequence in active.sequences:
-            parent = pool.hash_salt("")
+            parent = pool.hash_root(b"")
             for index, block_hash in enumerate(sequence.block_hashes):
                 parent = pool.hash_block(parent, sequence.token_ids[index * size : (index + 1) * size])
                 assert block_hash == parent, "a prefix would be reused for another text"

@@ -91,13 +91,13 @@ def test_equal_hash_with_other_tokens_is_a_miss(monkeypatch: pytest.MonkeyPatch)
 
 def test_hashes_depend_on_parent_tokens_salt_and_key() -> None:
     pool, other = BlockPool(1, hash_key=b"k"), BlockPool(1, hash_key=b"other")
-    root = pool.hash_salt("")
+    root = pool.hash_root(b"")
     names = {
         pool.hash_block(root, [1, 2]),
         pool.hash_block(root, [1, 3]),
         pool.hash_block(pool.hash_block(root, [1, 2]), [1, 2]),
-        pool.hash_block(pool.hash_salt("salt"), [1, 2]),
-        other.hash_block(other.hash_salt(""), [1, 2]),
+        pool.hash_block(pool.hash_root(b"salt"), [1, 2]),
+        other.hash_block(other.hash_root(b""), [1, 2]),
     }
     assert len(names) == 5
 

@@ -8,7 +8,9 @@ from harness import Harness, make_request
 
 from inflight.config import SchedulerPolicy
 from inflight.errors import InvalidRequest
-from inflight.request import AdditionalModelOutput, OutputConfig, Request, RequestLimits
+from inflight.output_config import AdditionalModelOutput, OutputConfig
+from inflight.request import Request
+from inflight.request_limits import RequestLimits
 from inflight.scheduler_output import LOG_PROBS
 
 

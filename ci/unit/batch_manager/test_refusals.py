@@ -6,7 +6,8 @@ import pytest
 from harness import Harness, make_request
 
 from inflight.errors import DuplicateRequest, InvalidRequest
-from inflight.request import Request, SamplingConfig
+from inflight.request import Request
+from inflight.sampling_config import SamplingConfig
 
 
 def test_a_duplicate_is_refused_and_the_first_lives_on() -> None:

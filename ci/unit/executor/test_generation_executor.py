@@ -30,8 +30,10 @@ from inflight.executor import progress
 from inflight.executor.front.generation_result import GenerationResult
 from inflight.executor.generation_executor import GenerationExecutor
 from inflight.executor.in_process import InProcessExecutor
-from inflight.request import OutputConfig, Request, SamplingConfig
+from inflight.output_config import OutputConfig
+from inflight.request import Request
 from inflight.result import FinishReason, Response
+from inflight.sampling_config import SamplingConfig
 from inflight.stats import IterationStats
 
 LONG = MAX_SEQ_LEN - 100

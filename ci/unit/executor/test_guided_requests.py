@@ -17,8 +17,8 @@ from inflight.errors import InvalidRequest, RequestTimedOut
 from inflight.executor.front.generation_result import GenerationResult
 from inflight.executor.generation_executor import GenerationExecutor
 from inflight.executor.in_process import InProcessExecutor
-from inflight.request import SamplingConfig
 from inflight.result import FinishReason
+from inflight.sampling_config import SamplingConfig
 from inflight.text.tokenizer import Tokenizer
 
 pytestmark = pytest.mark.slow

@@ -16,7 +16,8 @@ from inflight.config import EngineConfig, SchedulerPolicy
 from inflight.executor.front.generation_result import GenerationResult
 from inflight.executor.generation_executor import GenerationExecutor
 from inflight.executor.in_process import InProcessExecutor
-from inflight.request import AdditionalModelOutput, OutputConfig, SamplingConfig
+from inflight.output_config import AdditionalModelOutput, OutputConfig
+from inflight.sampling_config import SamplingConfig
 
 pytestmark = pytest.mark.slow
 

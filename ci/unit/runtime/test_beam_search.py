@@ -19,8 +19,10 @@ from transformers import AutoModelForCausalLM
 from inflight.batch_manager.callbacks import Callbacks
 from inflight.config import SchedulerPolicy
 from inflight.errors import RequestError
-from inflight.request import OutputConfig, Request, SamplingConfig
+from inflight.output_config import OutputConfig
+from inflight.request import Request
 from inflight.result import FinishReason
+from inflight.sampling_config import SamplingConfig
 
 pytestmark = pytest.mark.slow
 

@@ -19,9 +19,11 @@ from inflight.batch_manager.scheduler import Scheduler
 from inflight.config import EngineConfig, SchedulerPolicy
 from inflight.distributed.rank_group import SingleRank
 from inflight.errors import RequestError
-from inflight.request import OutputConfig, Request, SamplingConfig
+from inflight.output_config import OutputConfig
+from inflight.request import Request
 from inflight.result import Result
 from inflight.runtime.model_runner import ModelRunner, StepHandle
+from inflight.sampling_config import SamplingConfig
 from inflight.scheduler_output import SchedulerOutput
 
 pytestmark = pytest.mark.slow

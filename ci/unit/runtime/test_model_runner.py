@@ -19,12 +19,12 @@ from inflight.distributed.rank_group import SingleRank
 from inflight.distributed.tensor_parallel import TensorParallelGroup
 from inflight.errors import ConfigurationError
 from inflight.layers.attention import CacheSpec
-from inflight.request import SamplingConfig
 from inflight.runtime import kv_cache
 from inflight.runtime.device import choose_device, count_threads
 from inflight.runtime.kv_cache import KVCache, KVCacheShape, count_blocks
 from inflight.runtime.model_runner import ModelRunner
 from inflight.runtime.runner import Runner
+from inflight.sampling_config import SamplingConfig
 from inflight.scheduler_output import NewSequence, RowWork, SchedulerOutput
 
 pytestmark = pytest.mark.slow

@@ -17,10 +17,10 @@ from inflight.config import EngineConfig
 from inflight.distributed.rank_group import SingleRank
 from inflight.layers.attention import AttentionMetadata
 from inflight.models.decoder import Decoder
-from inflight.request import SamplingConfig
 from inflight.runtime import step_sizes
 from inflight.runtime.model_runner import ModelRunner
 from inflight.runtime.step_sizes import StepSizes
+from inflight.sampling_config import SamplingConfig
 from inflight.scheduler_output import NewSequence, RowWork, SchedulerOutput
 
 pytestmark = pytest.mark.slow

@@ -19,12 +19,12 @@ from transformers import NoRepeatNGramLogitsProcessor, SequenceBiasLogitsProcess
 
 from inflight.config import EngineConfig
 from inflight.distributed.rank_group import SingleRank
-from inflight.request import MAX_SEED, SamplingConfig
 from inflight.runtime.model_runner import ModelRunner
 from inflight.runtime.repeated_ngrams import RepeatedNgrams
 from inflight.runtime.row_table import current_top_p
 from inflight.runtime.sampler import find_allowed
 from inflight.runtime.sampling_input import NO_TOKEN, Restrictions, SamplingInput, SamplingNeeds
+from inflight.sampling_config import MAX_SEED, SamplingConfig
 from inflight.scheduler_output import NewSequence
 
 pytestmark = pytest.mark.slow

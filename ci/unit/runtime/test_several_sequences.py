@@ -16,7 +16,9 @@ from tiny_checkpoints import make_checkpoint, make_prompt
 from inflight.batch_manager.callbacks import Callbacks
 from inflight.config import SchedulerPolicy
 from inflight.errors import RequestError
-from inflight.request import OutputConfig, Request, SamplingConfig
+from inflight.output_config import OutputConfig
+from inflight.request import Request
+from inflight.sampling_config import SamplingConfig
 from inflight.sequence_seed import sequence_seed
 
 pytestmark = pytest.mark.slow

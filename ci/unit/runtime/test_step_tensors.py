@@ -17,10 +17,10 @@ from tiny_checkpoints import TinyCheckpoint, make_checkpoint, make_prompt
 
 from inflight.config import EngineConfig
 from inflight.distributed.rank_group import SingleRank
-from inflight.request import SamplingConfig
 from inflight.runtime import step_sizes, step_tensors
 from inflight.runtime.model_runner import ModelRunner
 from inflight.runtime.step_tensors import LOG_PROBS, served_outputs
+from inflight.sampling_config import SamplingConfig
 from inflight.scheduler_output import Array
 from inflight_kernels import cpu
 

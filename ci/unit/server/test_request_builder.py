@@ -13,7 +13,8 @@ from llm_tensors import BEAMS, LIMITS, OK, READ_LIMITS, build, read
 
 from inflight.errors import InvalidRequest
 from inflight.generation_defaults import GenerationDefaults
-from inflight.request import Request, SamplingConfig
+from inflight.request import Request
+from inflight.sampling_config import SamplingConfig
 from inflight.server.request_builder import RequestBuilder
 from inflight.server.tensors.client_request import ClientRequest
 from inflight.server.tensors.dialect import TensorType

@@ -31,7 +31,8 @@ from inflight.executor.front.ready_responses import ReadyResponses
 from inflight.executor.front.statistics import FrontStatistics
 from inflight.executor.wire.messages import FRONT_ID_SHIFT, MAX_FRONT_ID, as_received
 from inflight.generation_defaults import GenerationDefaults
-from inflight.request import Request, RequestLimits
+from inflight.request import Request
+from inflight.request_limits import RequestLimits
 from inflight.result import Response
 from inflight.stats import IterationStats, RequestStatsPerIteration
 

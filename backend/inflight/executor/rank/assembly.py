@@ -12,7 +12,7 @@ from inflight.batch_manager.kv_cache_manager import KVCacheManager
 from inflight.batch_manager.scheduler import Scheduler
 from inflight.config import EngineConfig
 from inflight.distributed.rank_group import RankGroup
-from inflight.request import RequestLimits
+from inflight.request_limits import RequestLimits
 from inflight.runtime.guided.grammars import Grammars
 from inflight.runtime.runner import Runner
 

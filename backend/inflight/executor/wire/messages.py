@@ -19,7 +19,8 @@ import msgspec
 from msgspec import structs
 
 from inflight.errors import InvalidRequest
-from inflight.request import Request, RequestLimits
+from inflight.request import Request
+from inflight.request_limits import RequestLimits
 from inflight.result import FinishReason, NamedTensor, Response
 from inflight.stats import IterationStats, RequestStatsPerIteration
 

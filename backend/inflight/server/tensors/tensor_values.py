@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from inflight.errors import InvalidRequest
-from inflight.request import MAX_BIASED_TOKENS
+from inflight.sampling_config import MAX_BIASED_TOKENS
 
 Array = NDArray[Any]
 Value = bool | int | float | str | bytes | list[int] | list[float] | list[str] | list[list[int]]

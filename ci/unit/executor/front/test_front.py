@@ -12,8 +12,11 @@ from inflight.config import EngineConfig
 from inflight.errors import DuplicateRequest, EngineUnavailable, InvalidRequest, QueueFull
 from inflight.executor.front.front import EngineState, Front
 from inflight.executor.wire.messages import FRONT_ID_SHIFT, MAX_FRONT_ID
-from inflight.request import OutputConfig, Request, RequestLimits, SamplingConfig
+from inflight.output_config import OutputConfig
+from inflight.request import Request
+from inflight.request_limits import RequestLimits
 from inflight.result import FinishReason, Response, Result
+from inflight.sampling_config import SamplingConfig
 from inflight.stats import RequestStatsPerIteration
 
 LIMITS = RequestLimits(vocab_size=100, max_seq_len=16, max_input_len=15, kv_cache_tokens=160)

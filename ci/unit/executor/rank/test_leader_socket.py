@@ -32,7 +32,8 @@ from inflight.executor.wire.messages import (
     Submit,
     Welcome,
 )
-from inflight.request import Request, RequestLimits
+from inflight.request import Request
+from inflight.request_limits import RequestLimits
 from inflight.result import FinishReason, Response, Result
 from inflight.stats import RequestStatsPerIteration
 

@@ -13,7 +13,8 @@ from inflight.batch_manager_stats import BatchManagerStats
 from inflight.distributed.rank_group import SingleRank
 from inflight.executor.rank.callbacks import RankCallbacks
 from inflight.executor.wire.messages import NO_INPUT, RankInput
-from inflight.request import Request, RequestLimits
+from inflight.request import Request
+from inflight.request_limits import RequestLimits
 from inflight.result import Response
 
 

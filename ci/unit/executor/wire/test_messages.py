@@ -32,7 +32,7 @@ from inflight.executor.wire.messages import (
     encode_frames,
     encode_rank_input,
 )
-from inflight.request import RequestLimits
+from inflight.request_limits import RequestLimits
 from inflight.result import FinishReason, NamedTensor, PerfMetrics, Response, Result
 
 LIMITS = RequestLimits(vocab_size=97, max_seq_len=64, max_input_len=63, kv_cache_tokens=256)

@@ -38,7 +38,7 @@ from inflight.executor.wire.messages import (
     decode_from_front,
     encode_frames,
 )
-from inflight.request import RequestLimits
+from inflight.request_limits import RequestLimits
 from inflight.result import Response
 from inflight.runtime.guided.grammars import Grammars
 from inflight.stats import IterationStats, RequestStatsPerIteration

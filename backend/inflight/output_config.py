@@ -1,0 +1,40 @@
+"""What a request wants to know besides its tokens: an immutable value."""
+
+from __future__ import annotations
+
+import msgspec
+
+MAX_LOG_PROBS = 20
+"""Of `OutputConfig.num_log_probs`."""
+
+
+class AdditionalModelOutput(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """A tensor inside the network that a request wants to see."""
+
+    name: str
+    """One of `RequestLimits.model_outputs`."""
+    gather_context: bool = False
+    """Of the prompt's tokens, too: as a tensor of its own, whose name is `name` behind context_."""
+
+
+class OutputConfig(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """What a rank must report besides the tokens, all of it under the model's raw distribution: before biases,
+    penalties, temperature and filters.
+
+    All but the first come as `Result.tensors`, in float32 where not said otherwise. Of what is asked of the prompt, its
+    own tokens are computed even where their keys and values are in the cache: such a request reuses no prefix.
+    """
+
+    return_log_probs: bool = False
+    """Of each generated token, in `Result.log_probs`."""
+    num_log_probs: int = 0
+    """So many of the likeliest tokens at each generated one: top_token_ids (int32) and top_log_probs, (tokens, n),
+    falling. With `return_prompt_log_probs` also prompt_top_token_ids and prompt_top_log_probs, (prompt - 1, n)."""
+    return_prompt_log_probs: bool = False
+    """prompt_log_probs, (prompt - 1,): of each prompt token but the first, given those before it."""
+    return_context_logits: bool = False
+    """context_logits, (prompt, vocabulary): behind each prompt token."""
+    return_generation_logits: bool = False
+    """generation_logits, (tokens, vocabulary): those that each generated token was chosen by."""
+    additional_model_outputs: list[AdditionalModelOutput] = []
+    """Tensors of the network by name, (tokens, features)."""

@@ -1,0 +1,206 @@
+"""What a running engine can serve: the bounds that every request is checked against, by its front and by every rank."""
+
+from __future__ import annotations
+
+import math
+
+import msgspec
+import numpy as np
+
+from inflight.errors import InvalidRequest
+from inflight.output_config import MAX_LOG_PROBS
+from inflight.request import Request
+from inflight.sampling_config import MAX_BIAS, MAX_BIASED_TOKENS, SamplingConfig
+
+
+class RequestLimits(msgspec.Struct, frozen=True, kw_only=True):
+    """Bounds on requests that a running engine can serve. The leader announces them to its fronts; the server side and
+    every rank check requests against them."""
+
+    vocab_size: int
+    max_seq_len: int
+    """Prompt plus new tokens of one sequence."""
+    max_input_len: int
+    """Prompt tokens of one request."""
+    kv_cache_tokens: int
+    """Tokens that the whole KV pool holds."""
+    max_batch_size: int = 1
+    """Sequences that run at once, and so the most that one request may have."""
+    max_beam_width: int = 0
+    """Beams of one request; 0 = max_batch_size."""
+    hidden_size: int = 0
+    """Features of a hidden state."""
+    model_outputs: list[str] = []
+    """Names that `AdditionalModelOutput` may have."""
+    max_tensor_bytes: int = 2**28
+    """Of all tensors that one request asks for: they are held on the host until it takes them."""
+    max_words: int = 2048
+    """Maximum number of stop words, and of bad words, of one request: 1024, each with and without a leading space."""
+    max_words_tokens: int = 32768
+    """Maximum number of words times the length of the longest: every step compares each word with its row's end."""
+
+    def validate(self, request: Request) -> None:
+        """Raise InvalidRequest with the reason if `request` can never be served."""
+        tokens = request.input_token_ids
+        if not tokens:
+            raise InvalidRequest("the prompt is empty: give at least one token")
+        if len(tokens) > self.max_input_len:
+            raise InvalidRequest(f"the prompt has {len(tokens)} tokens, more than max_input_len {self.max_input_len}")
+        if not 1 <= request.max_tokens < 2**31 - 1:
+            raise InvalidRequest(f"max_tokens must be between 1 and {2**31 - 2}, got {request.max_tokens}")
+        if len(tokens) >= self.max_seq_len:
+            raise InvalidRequest(
+                f"the prompt has {len(tokens)} tokens and leaves no room for a new one within max_seq_len "
+                f"{self.max_seq_len}"
+            )
+        num_generated = len(request.generated_token_ids)
+        if num_generated > min(request.max_tokens, self.max_seq_len - len(tokens)):
+            raise InvalidRequest(f"generated_token_ids has {num_generated} tokens, more than the request can generate")
+        if self.longest(request) > self.kv_cache_tokens:
+            raise InvalidRequest(
+                f"the request needs room for {self.longest(request)} tokens, more than the whole KV cache holds "
+                f"({self.kv_cache_tokens}): ask for fewer tokens"
+            )
+        self._validate_token_ids(request)
+        if not math.isfinite(request.cum_log_prob):
+            raise InvalidRequest(f"cum_log_prob must be finite, got {request.cum_log_prob}")
+        request.sampling_config.validate()
+        self._validate_sequences(request)
+        if request.sampling_config.beam_width > 1:
+            self._validate_beams(request)
+        self._validate_biases(request.sampling_config)
+        self._validate_outputs(request)
+        if request.guided_decoding_params is not None:
+            request.guided_decoding_params.validate()
+            if not request.end_ids:
+                raise InvalidRequest("guided decoding needs an end token: set end_id to a token, not to -1")
+        if not 0.0 <= request.priority <= 1.0:
+            raise InvalidRequest(f"priority must be between 0 and 1, got {request.priority}")
+
+    def longest(self, request: Request) -> int:
+        """Most tokens that `request` can hold in the KV cache: its last token is sampled but never computed."""
+        return min(len(request.input_token_ids) + request.max_tokens, self.max_seq_len) - 1
+
+    def _validate_sequences(self, request: Request) -> None:
+        num_sequences = request.num_return_sequences
+        if not 1 <= num_sequences <= self.max_batch_size:
+            raise InvalidRequest(
+                f"num_return_sequences must be between 1 and max_batch_size {self.max_batch_size}, got {num_sequences}"
+            )
+        if num_sequences > 1 and request.generated_token_ids:
+            raise InvalidRequest("generated_token_ids cannot be given for a request of several sequences")
+
+    def _validate_beams(self, request: Request) -> None:
+        """What has no meaning for a beam, or is not done, is refused."""
+        sampling, width = request.sampling_config, request.sampling_config.beam_width
+        name, most = "max_batch_size", self.max_batch_size
+        if 0 < self.max_beam_width < most:
+            name, most = "max_beam_width", self.max_beam_width
+        if width > most:
+            raise InvalidRequest(f"beam_width must be between 1 and {name} {most}, got {width}")
+        if request.num_return_sequences > width:
+            raise InvalidRequest(
+                f"num_return_sequences ({request.num_return_sequences}) must not be above beam_width ({width})"
+            )
+        if request.streaming:
+            raise InvalidRequest(
+                "a beam search cannot be streamed, because any beam may still be given up: stream must be false"
+            )
+        if sampling.temperature > 0:
+            raise InvalidRequest("beam search does not sample: leave out temperature, top_k, top_p and min_p")
+        if width * max(2, 1 + len(set(request.end_ids))) > self.vocab_size:
+            raise InvalidRequest(f"beam_width {width} is too large for a vocabulary of {self.vocab_size} tokens")
+        output = request.output_config
+        refused = {
+            "repetition_penalty": sampling.repetition_penalty != 1,
+            "presence_penalty": sampling.presence_penalty != 0,
+            "frequency_penalty": sampling.frequency_penalty != 0,
+            "logit_bias": bool(sampling.logit_bias),
+            "embedding_bias": bool(sampling.embedding_bias),
+            "stop_words": bool(request.stop_words),
+            "guided_decoding_guide_type": request.guided_decoding_params is not None,
+            "generated_token_ids": bool(request.generated_token_ids),
+            "num_log_probs": output.num_log_probs > 0,
+            "return_prompt_log_probs": output.return_prompt_log_probs,
+            "return_context_logits": output.return_context_logits,
+            "return_generation_logits": output.return_generation_logits,
+            "additional_outputs": bool(output.additional_model_outputs),
+        }
+        for name, is_asked in refused.items():
+            if is_asked:
+                raise InvalidRequest(f"{name} is not supported together with beam_width above 1")
+
+    def _validate_token_ids(self, request: Request) -> None:
+        low, high = min(request.input_token_ids), max(request.input_token_ids)
+        if low < 0 or high >= self.vocab_size:
+            wrong = low if low < 0 else high
+            raise InvalidRequest(f"token id {wrong} is outside the vocabulary [0, {self.vocab_size})")
+        for name, token_ids in (("end_ids", request.end_ids), ("generated_token_ids", request.generated_token_ids)):
+            if any(not 0 <= token < self.vocab_size for token in token_ids):
+                raise InvalidRequest(f"{name} holds a token id outside [0, {self.vocab_size})")
+        for name, words in (("stop_words", request.stop_words), ("bad_words", request.bad_words)):
+            if len(words) > self.max_words:
+                raise InvalidRequest(f"{name} has {len(words)} entries, more than {self.max_words}")
+            if any(not word or min(word) < 0 or max(word) >= self.vocab_size for word in words):
+                raise InvalidRequest(f"{name} holds an empty entry or a token id outside [0, {self.vocab_size})")
+            longest = max(map(len, words), default=0)
+            if len(words) * longest > self.max_words_tokens:
+                raise InvalidRequest(
+                    f"{name} has {len(words)} entries of up to {longest} tokens: more than {self.max_words_tokens}"
+                )
+
+    def tensor_bytes(self, request: Request) -> int:
+        """Of all tensors that `request` asks for if it ends with its last token."""
+        config, num_prompt = request.output_config, len(request.input_token_ids)
+        num_generated = min(request.max_tokens, self.max_seq_len - num_prompt) * request.num_return_sequences
+        outputs = config.additional_model_outputs
+        num_contexts = sum(output.gather_context for output in outputs)
+        of_prompt = config.return_context_logits * self.vocab_size + num_contexts * self.hidden_size
+        of_prompt += config.return_prompt_log_probs * (1 + 2 * config.num_log_probs)
+        of_sample = config.return_generation_logits * self.vocab_size + len(outputs) * self.hidden_size
+        of_sample += 2 * config.num_log_probs
+        return 4 * (num_prompt * of_prompt + num_generated * of_sample)
+
+    def _validate_outputs(self, request: Request) -> None:
+        config = request.output_config
+        if not 0 <= config.num_log_probs <= MAX_LOG_PROBS:
+            raise InvalidRequest(f"num_log_probs must be between 0 and {MAX_LOG_PROBS}, got {config.num_log_probs}")
+        names = [output.name for output in config.additional_model_outputs]
+        unknown = [name for name in names if name not in self.model_outputs]
+        if unknown:
+            offered = ", ".join(self.model_outputs) or "none"
+            raise InvalidRequest(
+                f"additional_outputs names {unknown[0][:80]!r}, which this model does not offer; it offers: {offered}"
+            )
+        if len(set(names)) != len(names):
+            raise InvalidRequest("additional_outputs names an output twice")
+        num_bytes = self.tensor_bytes(request)
+        if num_bytes > self.max_tensor_bytes:
+            raise InvalidRequest(
+                f"the logits, log probabilities and hidden states asked for take {num_bytes} bytes, more than "
+                f"max_tensor_bytes_per_request {self.max_tensor_bytes}: ask for fewer of them or for fewer tokens"
+            )
+
+    def _validate_biases(self, sampling: SamplingConfig) -> None:
+        if not -1 <= sampling.top_p_reset_ids < self.vocab_size:
+            raise InvalidRequest(
+                f"top_p_reset_ids must be -1 (none) or a token id below {self.vocab_size}, got "
+                f"{sampling.top_p_reset_ids}"
+            )
+        if len(sampling.logit_bias) > MAX_BIASED_TOKENS:
+            raise InvalidRequest(f"logit_bias names {len(sampling.logit_bias)} tokens, more than {MAX_BIASED_TOKENS}")
+        for token in sampling.logit_bias:
+            if not 0 <= token < self.vocab_size:
+                raise InvalidRequest(f"logit_bias names token id {token}, which is outside [0, {self.vocab_size})")
+        # Written so that NaN is refused.
+        if not all(abs(bias) <= MAX_BIAS for bias in sampling.logit_bias.values()):
+            raise InvalidRequest(f"logit_bias must hold numbers between -{MAX_BIAS:g} and {MAX_BIAS:g}")
+        if not sampling.embedding_bias:
+            return
+        if len(sampling.embedding_bias) != 4 * self.vocab_size:
+            raise InvalidRequest(
+                f"embedding_bias must hold one float32 for each of the {self.vocab_size} tokens of the vocabulary, "
+                f"got {len(sampling.embedding_bias)} bytes"
+            )
+        if not (np.abs(np.frombuffer(sampling.embedding_bias, dtype="<f4")) <= MAX_BIAS).all():
+            raise InvalidRequest(f"embedding_bias must hold numbers between -{MAX_BIAS:g} and {MAX_BIAS:g}")
