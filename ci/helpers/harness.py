@@ -42,6 +42,14 @@ def make_request(request_id: int, prompt: list[int] | int, max_tokens: int = 5, 
     )
 
 
+def drafts_for(request: Request, kind: str, max_seq_len: int, sequence_index: int = 0) -> list[int]:
+    """Of what a request must be answered with: all of it ("right"), or with wrong tokens from the middle or the
+    beginning on."""
+    tokens = expected_output(request, max_seq_len, sequence_index)
+    num_right = {"right": len(tokens), "half right": len(tokens) // 2, "wrong": 0}[kind]
+    return [*tokens[:num_right], *((token + 1) % VOCAB_SIZE for token in tokens[num_right:])]
+
+
 def prefills(step: SchedulerOutput) -> list[RowWork]:
     return [work for work in step.rows if work.is_prefill]
 

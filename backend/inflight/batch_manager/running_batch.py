@@ -53,6 +53,18 @@ class RunningBatch:
         """A sequence that has a row now has its first blocks, or will have them with its first step."""
         self.num_missing_blocks += self.num_missing(sequence)
 
+    def share(self, prefilling: list[Sequence], forks: list[tuple[Sequence, Sequence]]) -> None:
+        """Share what a step computes. Called when the whole step is scheduled: a prefix is shared from the next step
+        on, so that no row reads a block that its own step writes, and a block that is copied is not reused in the step.
+        """
+        for sequence in prefilling:
+            self._kv_cache.cache_blocks(sequence)
+            self._kv_cache.drop_tail(sequence)
+        for sequence, source in forks:
+            self._kv_cache.fork(sequence, source)
+            self._kv_cache.count_missed(sequence)
+            self.count_blocks(sequence)
+
     def release(self, sequence: Sequence) -> None:
         """Take back the row of a running sequence, which still has its blocks. `drop_finished` follows if it ended."""
         self.num_decoding -= sequence.is_decoding

@@ -28,10 +28,11 @@ from inflight.batch_manager.beam_group import BeamGroup
 from inflight.batch_manager.kv_cache_manager import KVCacheManager, Prefix
 from inflight.batch_manager.running_batch import RunningBatch
 from inflight.batch_manager.sequence import Sequence, SequenceStatus
+from inflight.batch_manager.speculation import DraftCount, Speculation
 from inflight.batch_manager.step import NONE, Step
 from inflight.batch_manager.waiting_queue import WaitingQueue
 from inflight.config import SchedulerPolicy
-from inflight.errors import InvalidRequest, RequestError, StepFailed
+from inflight.errors import InvalidRequest, RequestError
 from inflight.result import FinishReason
 from inflight.scheduler_output import RowTensors, SchedulerOutput, StepOutput
 
@@ -62,6 +63,8 @@ class Scheduler:
         self._batch = RunningBatch(kv_cache, max_batch_size)
         self._outstanding: deque[tuple[SchedulerOutput, Step]] = deque()
         self._num_arrived = 0
+        self.draft_count = DraftCount()
+        """Of what `update` has found since GptManager's iteration began."""
 
     @property
     def num_running(self) -> int:
@@ -99,7 +102,7 @@ class Scheduler:
         self._continue_running(step)
         if self._waiting:
             self._start_waiting(step, now_ns)
-        self._share(step)
+        self._batch.share(step.prefilling, step.forks)
         if not step.rows:
             if self._waiting and not self._batch and not self._outstanding:
                 raise RuntimeError("the queue's head does not fit into an empty KV cache")
@@ -112,18 +115,6 @@ class Scheduler:
         )
         self._outstanding.append((output, step))
         return output
-
-    def _share(self, step: Step) -> None:
-        """Share what the step computes. Called when the whole step is scheduled: a prefix is shared from the next step
-        on, so that no row reads a block that its own step writes, and a block that is copied is not reused in the step.
-        """
-        for sequence in step.prefilling:
-            self.kv_cache.cache_blocks(sequence)
-            self.kv_cache.drop_tail(sequence)
-        for sequence, source in step.forks:
-            self.kv_cache.fork(sequence, source)
-            self.kv_cache.count_missed(sequence)
-            self._batch.count_blocks(sequence)
 
     def _continue_running(self, step: Step) -> None:
         """Add the remaining work of every running sequence, a chunk of a prompt or one token, in order of their start.
@@ -142,18 +133,40 @@ class Scheduler:
             if length >= sequence.max_length:
                 continue  # an outstanding step samples its last token
             start = sequence.num_computed_tokens
-            num_tokens = length - start
+            num_tokens, drafts = length - start, NONE
             if start < sequence.num_prefill_tokens:
                 num_tokens = min(num_tokens, step.budget)
                 if num_tokens == 0:
                     continue
+            elif sequence.speculation is not None:
+                if sequence.speculation.is_verifying:
+                    continue
+                drafts = self._propose(sequence, sequence.speculation, step)
+                num_tokens += len(drafts)
             new_block_ids = NONE
             if start + num_tokens > len(sequence.block_ids) * block_size:
                 found = self._allocate(sequence, num_tokens, step)
                 if found is None:
                     continue
                 new_block_ids = found
-            step.add(sequence, num_tokens, new_block_ids)
+            step.add(sequence, num_tokens, new_block_ids, drafts)
+
+    def _propose(self, sequence: Sequence, speculation: Speculation, step: Step) -> list[int]:
+        """Drafts for a decoding sequence, as far as they take nothing that another sequence may need: none while
+        sequences wait, at most half of what is left for prompts, and no block for which one might have to be paused.
+        """
+        if self._waiting:
+            return NONE
+        length = len(sequence.token_ids) + sequence.num_pending
+        most = min(step.num_places, step.budget // 2, sequence.max_length - 1 - length)
+        if self._admission.may_pause:
+            num_spare = max(self.kv_cache.num_free_blocks - self.max_batch_size, 0)
+            most = min(most, (len(sequence.block_ids) + num_spare) * self.kv_cache.block_size - length)
+        if most <= 0:
+            return NONE
+        return speculation.propose(
+            sequence.token_ids, sequence.num_prompt_tokens, num_pending=sequence.num_pending, most=most
+        )
 
     def _continue_beams(self, group: BeamGroup, step: Step) -> None:
         """Add what is due of a beam search. If blocks are short it is paused before any of its rows is in the step."""
@@ -274,7 +287,7 @@ class Scheduler:
             sequence.num_pending -= 1
             if sequence.status is SequenceStatus.FINISHED:
                 continue
-            error = _row_error(output, rows[index]) if rows else None
+            error = output.error(rows[index]) if rows else None
             if error is not None:
                 self._fail(sequence, error)
                 progressed.append(sequence)
@@ -289,6 +302,10 @@ class Scheduler:
             log_probs = output.log_probs[index] if sequence.wants_log_probs and output.log_probs is not None else None
             num_before = len(sequence.token_ids)
             reason = sequence.append(output.token_ids[index], log_probs, now_ns)
+            if index in step.drafts:
+                num_accepted = min(len(sequence.token_ids) - num_before, len(output.token_ids[index]) - 1)
+                sequence.take_back(step.drafts[index], num_accepted)
+                self.draft_count.add(step.drafts[index], num_accepted)
             if sequence.gathered is not None and rows and rows[index] in output.tensors:
                 num_tokens = len(sequence.token_ids) - num_before
                 sequence.gathered.add_generated(output.tensors[rows[index]], num_tokens)
@@ -376,9 +393,3 @@ class Scheduler:
         assert self.num_paused == sum(sequence.status is SequenceStatus.PAUSED for sequence in waiting)
         assert not any(member.block_ids or member.row >= 0 for sequence in waiting for member in sequence.members)
         self._batch.check()
-
-
-def _row_error(output: StepOutput, row: int) -> RequestError | None:
-    if row in output.refused:
-        return InvalidRequest(output.refused[row])
-    return StepFailed(output.errors[row]) if row in output.errors else None

@@ -18,9 +18,11 @@ class Step:
         "_block_size",
         "block_copies",
         "budget",
+        "drafts",
         "forks",
         "gathering",
         "new_sequences",
+        "num_places",
         "prefilling",
         "rows",
         "sampling",
@@ -29,11 +31,15 @@ class Step:
     def __init__(self, budget: int, batch: RunningBatch, block_size: int) -> None:
         self.budget = budget
         """Tokens left for prompts."""
+        self.num_places = batch.num_free_rows
+        """Rows that no sequence has: as many drafts may take their places in the batch. So a full batch has none."""
         self.new_sequences: list[NewSequence] = []
         self.rows: list[RowWork] = []
         self.block_copies: list[tuple[int, int]] = []
         self.sampling: list[Sequence] = []
         """Who gets a token: the order of SchedulerOutput.sampling_rows."""
+        self.drafts: dict[int, int] = {}
+        """Index in `sampling` -> number of drafts that are verified."""
         self.prefilling: list[Sequence] = []
         """Who computes tokens of its prompt, or takes a row."""
         self.gathering: dict[int, Sequence] = {}
@@ -43,8 +49,9 @@ class Step:
         self._batch = batch
         self._block_size = block_size
 
-    def add(self, sequence: Sequence, num_tokens: int, new_block_ids: list[int]) -> None:
-        """Let a running sequence that has the blocks for it compute its next `num_tokens` tokens."""
+    def add(self, sequence: Sequence, num_tokens: int, new_block_ids: list[int], drafts: list[int] = NONE) -> None:
+        """Let a running sequence that has the blocks for it compute its next `num_tokens` tokens, the last of which are
+        `drafts`."""
         start = sequence.num_computed_tokens
         sequence.num_computed_tokens = end = start + num_tokens
         token_ids, samples, is_chosen = NONE, True, False
@@ -62,6 +69,15 @@ class Step:
                 self._place(sequence, start)
                 new_block_ids = NONE
                 self.prefilling.append(sequence)
+        elif sequence.speculation is not None:
+            token_ids, is_chosen = drafts, not sequence.num_pending
+            if is_chosen:
+                token_ids = [sequence.token_ids[start], *drafts]
+            if drafts:
+                sequence.speculation.is_verifying = True
+                self.drafts[len(self.sampling)] = len(drafts)
+                self.budget -= len(drafts)
+                self.num_places -= len(drafts)
         if samples:
             sequence.num_pending += 1
             self.sampling.append(sequence)
@@ -74,7 +90,7 @@ class Step:
                 num_tokens=num_tokens,
                 token_ids=token_ids,
                 new_block_ids=new_block_ids,
-                num_sampled=int(samples),
+                num_sampled=int(samples) + len(drafts),
                 is_chosen=is_chosen,
             )
         )
