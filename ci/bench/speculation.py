@@ -2,6 +2,9 @@
 
 The network has the shape of the other benchmarks' and computes as much, but its embedding and head are made so that
 each token has one successor: its greedy text is a chain that a prompt can hold, or hold nearly, or not at all.
+
+Besides the wall clock it reports the CPU time of the process, which other processes hardly change if the engine has one
+thread (`--threads 1`). It counts the host's work as if none were done while a step runs.
 """
 
 from __future__ import annotations
@@ -16,7 +19,7 @@ from collections import defaultdict
 from itertools import pairwise
 from pathlib import Path
 from statistics import median
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from rich.console import Console
@@ -24,7 +27,7 @@ from rich.table import Table
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from ci.bench.checkpoint import TOKENIZER_FILES, VOCAB_SIZE, make_checkpoint
-from ci.bench.engines import engine_parameters
+from ci.bench.engines import THREADS, engine_parameters
 from ci.bench.report import machine
 from inflight.config import EngineConfig
 from inflight.executor.in_process import InProcessExecutor
@@ -34,9 +37,9 @@ from inflight.speculative_decoding import NGramDecodingConfig
 
 ROOT = Path(__file__).resolve().parents[2]
 SEED = 7
-NUM_TOKENS = 256
+NUM_TOKENS = {1: 256, 16: 96}
+"""By the number of requests at a time."""
 EDIT_EVERY = 12
-BATCHES = (1, 16)
 LOOKUP, PLAIN = NGramDecodingConfig(), NGramDecodingConfig(max_draft_len=0)
 CASES = {
     "copy": "the output is a part of the prompt",
@@ -81,9 +84,9 @@ class Texts:
         self._successors = successors()
         self._rng = random.Random(SEED)
 
-    def prompt(self, case: str) -> list[int]:
+    def prompt(self, case: str, num_tokens: int) -> list[int]:
         start = self._rng.randrange(VOCAB_SIZE)
-        text = self._chain(start, NUM_TOKENS + 1)
+        text = self._chain(start, num_tokens + 1)
         if case == "copy":
             return [*text, start]
         if case == "edit":
@@ -102,15 +105,29 @@ class Texts:
         return self._rng.randrange(VOCAB_SIZE)
 
 
+class Run(NamedTuple):
+    rate: float
+    """Output tokens per second, from the last request's first token on."""
+    cpu_rate: float
+    """The same per second of the process's CPU time."""
+    outputs: list[list[int]]
+    acceptance_rate: float
+    """Accepted drafts of those verified."""
+
+
 class Engine:
-    def __init__(self, checkpoint: Path) -> None:
-        parameters = {**engine_parameters(checkpoint), "max_batch_size": "64"}
+    def __init__(self, checkpoint: Path, num_threads: int) -> None:
+        parameters = {
+            **engine_parameters(checkpoint),
+            "max_batch_size": "64",
+            "num_threads": str(num_threads),
+            "max_tokens_in_paged_kv_cache": "32768",
+        }
         self._executor = InProcessExecutor(EngineConfig.from_parameters(parameters))
         self._executor.start()
 
-    def run(self, prompts: list[list[int]], ngram_config: NGramDecodingConfig) -> tuple[float, list[list[int]], float]:
-        """Output tokens per second after the last request's first one, the outputs, and drafts accepted of those
-        verified."""
+    def run(self, prompts: list[list[int]], ngram_config: NGramDecodingConfig) -> Run:
+        num_tokens = NUM_TOKENS[len(prompts)]
         outputs: dict[int, list[int]] = {}
         for prompt in prompts:
             request_id = self._executor.next_request_id()
@@ -119,12 +136,12 @@ class Engine:
                 Request(
                     request_id=request_id,
                     input_token_ids=prompt,
-                    max_tokens=NUM_TOKENS,
+                    max_tokens=num_tokens,
                     streaming=True,
                     ngram_config=ngram_config,
                 )
             )
-        num_running, start, num_before = len(prompts), 0.0, 0
+        num_running, start, cpu_start, num_before = len(prompts), 0.0, 0.0, 0
         metrics: list[PerfMetrics] = []
         while num_running:
             for response in self._executor.await_responses():
@@ -134,54 +151,55 @@ class Engine:
                 if response.result.request_perf_metrics is not None:
                     metrics.append(response.result.request_perf_metrics)
             if not start and all(outputs.values()):
-                start, num_before = time.perf_counter(), sum(map(len, outputs.values()))
-        seconds = time.perf_counter() - start
+                start, cpu_start = time.perf_counter(), time.process_time()
+                num_before = sum(map(len, outputs.values()))
+        seconds, cpu_seconds = time.perf_counter() - start, time.process_time() - cpu_start
         num_drafts = sum(each.total_draft_tokens for each in metrics)
         rate = sum(each.total_accepted_draft_tokens for each in metrics) / num_drafts if num_drafts else 0.0
-        return (len(prompts) * NUM_TOKENS - num_before) / seconds, list(outputs.values()), rate
+        num_new = len(prompts) * num_tokens - num_before
+        return Run(num_new / seconds, num_new / cpu_seconds, list(outputs.values()), rate)
 
     def close(self) -> None:
         self._executor.shutdown()
 
 
 def measure(engine: Engine, num_rounds: int, cases: list[str]) -> list[dict[str, Any]]:
-    texts, rates, acceptance = Texts(), defaultdict(list), defaultdict(list)
-    num_equal: dict[tuple[str, int], list[bool]] = defaultdict(list)
+    texts, found = Texts(), defaultdict(list)
     for number in range(num_rounds):
         for case in cases:
-            for batch in BATCHES:
-                prompts = [texts.prompt(case) for _ in range(batch)]
+            for batch, num_tokens in NUM_TOKENS.items():
+                prompts = [texts.prompt(case, num_tokens) for _ in range(batch)]
                 modes = (LOOKUP, PLAIN) if number % 2 else (PLAIN, LOOKUP)
-                found = {mode.max_draft_len > 0: engine.run(prompts, mode) for mode in modes}
-                key = (case, batch)
-                rates[key].append((found[True][0], found[False][0]))
-                acceptance[key].append(found[True][2])
-                num_equal[key].append(found[True][1] == found[False][1])
-                print(f"round {number + 1}: {case} x {batch}: {found[True][0]:.1f} / {found[False][0]:.1f}", flush=True)
+                runs = {mode.max_draft_len: engine.run(prompts, mode) for mode in modes}
+                ours, plain = runs[LOOKUP.max_draft_len], runs[PLAIN.max_draft_len]
+                found[case, batch].append((ours, plain))
+                rates = f"{ours.rate:.1f} / {plain.rate:.1f}, CPU {ours.cpu_rate:.1f} / {plain.cpu_rate:.1f}"
+                print(f"round {number + 1}: {case} x {batch}: {rates}", flush=True)
     return [
         {
             "case": case,
             "batch": batch,
-            "lookup": round(median(with_lookup for with_lookup, _ in rates[case, batch]), 1),
-            "plain": round(median(plain for _, plain in rates[case, batch]), 1),
-            "ratio": round(median(ours / plain for ours, plain in rates[case, batch]), 2),
-            "acceptance_rate": round(median(acceptance[case, batch]), 2),
-            "same_tokens": all(num_equal[case, batch]),
+            "lookup": round(median(ours.rate for ours, _ in pairs), 1),
+            "plain": round(median(plain.rate for _, plain in pairs), 1),
+            "ratio": round(median(ours.rate / plain.rate for ours, plain in pairs), 2),
+            "ratio of CPU": round(median(ours.cpu_rate / plain.cpu_rate for ours, plain in pairs), 2),
+            "accepted": round(median(ours.acceptance_rate for ours, _ in pairs), 2),
+            "same tokens": sum(ours.outputs == plain.outputs for ours, plain in pairs) == len(pairs),
         }
-        for case in cases
-        for batch in BATCHES
+        for (case, batch), pairs in found.items()
     ]
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--threads", type=int, default=THREADS)
     parser.add_argument("--cases", nargs="+", choices=list(CASES), default=list(CASES))
     parser.add_argument("--checkpoint", type=Path, default=ROOT / "build" / "bench-135m", help="made if missing")
     parser.add_argument("--results", type=Path, default=ROOT / "ci" / "bench" / "results")
     options = parser.parse_args()
     source = make_checkpoint(options.checkpoint, ROOT / "model_repository" / "llm" / "1" / "checkpoint")
-    engine = Engine(make_chain_checkpoint(source.with_name(f"{source.name}-chain"), source))
+    engine = Engine(make_chain_checkpoint(source.with_name(f"{source.name}-chain"), source), options.threads)
     rows = measure(engine, options.rounds, options.cases)
     engine.close()
     table = Table(title="prompt lookup, output tokens per second, medians of interleaved rounds")

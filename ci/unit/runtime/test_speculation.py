@@ -175,3 +175,35 @@ def test_cached_prefixes_hold_accepted_tokens_only(folder: Path, plain: dict[tup
     metrics = metrics_of(engine.results, 20)
     assert metrics.kv_cache_reused_blocks == (len(prompt) - 1) // 4
     assert engine.tokens(20) == tokens_of(serve(folder, [second])[20, 0])
+
+
+def test_sampled_tokens_behind_accepted_drafts_have_their_distribution(folder: Path) -> None:
+    """Chi-square over many seeds, of the third token: biases force the first two, which are drafted, with a third."""
+    prompt, forced = make_prompt(9, seed=1), [7, 8]
+    sampling = {"temperature": 1.5, "top_k": 6, "logit_bias": {7: 600.0, 8: 300.0}, "no_repeat_ngram_size": 1}
+    draft = ExternalDraftTokensConfig(tokens=[*forced, 9])
+    engine = Engine(
+        folder, policy=SchedulerPolicy.GUARANTEED_NO_EVICT, num_blocks=100, max_num_tokens=24, max_batch_size=12
+    )
+    for number in range(1, 121):
+        seeded = {**sampling, "seed": 1000 * number}
+        request = make_request(
+            number, prompt, 3, sampling=seeded, num_return_sequences=4, external_draft_tokens_config=draft
+        )
+        engine.serve([request])
+        assert metrics_of(engine.results, number).total_accepted_draft_tokens >= 4
+    engine.runner.close()
+    texts = [tokens_of(results) for results in engine.results.values()]
+    assert len(texts) == 480 and all(text[:2] == forced for text in texts)
+
+    output = OutputConfig(return_generation_logits=True)
+    probe = serve(folder, [make_request(1, [*prompt, *forced], 1, output_config=output)])
+    logits = join_tensors(probe[1, 0])["generation_logits"][0].astype(np.float64)
+    logits[[*prompt, *forced]] = -np.inf
+    likeliest = np.argsort(logits)[-6:]
+    weights = np.exp((logits[likeliest] - logits.max()) / 1.5)
+    expected = len(texts) * weights / weights.sum()
+    thirds = [text[2] for text in texts]
+    assert set(thirds) <= set(likeliest.tolist())
+    observed = np.array([thirds.count(token) for token in likeliest.tolist()])
+    assert ((observed - expected) ** 2 / expected).sum() < 20.5, "as in all but 0.1 % of fair draws among six"
