@@ -144,8 +144,8 @@ class RequestLimits(msgspec.Struct, frozen=True, kw_only=True):
             raise InvalidRequest(f"draft_input_ids holds a token id outside [0, {self.vocab_size})")
         if request.guided_decoding_params is not None or sampling.follows_each_token:
             raise InvalidRequest(
-                "draft_input_ids is not supported together with penalties, top_p_decay, a beam_width above 1 or guided "
-                "decoding, which follow every single token"
+                "draft_input_ids is not supported together with top_p_decay, a beam_width above 1 or guided decoding, "
+                "which follow every single token"
             )
 
     def _validate_token_ids(self, request: Request) -> None:

@@ -77,14 +77,7 @@ class SamplingConfig(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
     @property
     def follows_each_token(self) -> bool:
         """Whether a row has state that every sampled token changes: no step can then sample several in a row."""
-        return (
-            self.beam_width > 1
-            or self.repetition_penalty != 1
-            or self.presence_penalty != 0
-            or self.frequency_penalty != 0
-            or self.top_p_decay < 1
-            or self.top_p_min > self.top_p
-        )
+        return self.beam_width > 1 or self.top_p_decay < 1 or self.top_p_min > self.top_p
 
     def validate(self) -> None:
         """Raise InvalidRequest, with one sentence, if a value is out of its range."""

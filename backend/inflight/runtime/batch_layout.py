@@ -14,7 +14,7 @@ from torch import Tensor
 from inflight.layers.attention import AttentionMetadata
 from inflight.runtime.repeated_ngrams import find_ngrams
 from inflight.runtime.row_state import RowState
-from inflight.runtime.sampling_input import SamplingInput, find_restrictions
+from inflight.runtime.sampling_input import SamplingInput, find_counted, find_restrictions
 from inflight.runtime.step_input import StepInput
 
 
@@ -63,6 +63,7 @@ def lay_out(step: StepInput, parts: list[Tensor], state: RowState, block_size: i
             needs=step.needs,
             restrictions=restrictions,
             ngrams=find_ngrams(step.staged, step.ngram_extent, rows_S, lengths_S),
+            counted=find_counted(step.staged),
         )
     return BatchLayout(
         token_ids_T=token_ids_T,

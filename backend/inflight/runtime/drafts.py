@@ -16,9 +16,9 @@ from collections.abc import Iterable
 
 import numpy as np
 
-from inflight.runtime.row_table import RowTable, needs_history
+from inflight.runtime.row_table import PENALISED, RowTable, needs_history
 from inflight.runtime.staging import Array, Staging
-from inflight.scheduler_output import RowWork
+from inflight.scheduler_output import RowWork, SchedulerOutput
 
 
 def find_drafts(works: list[RowWork], max_places: int) -> dict[int, list[int]]:
@@ -84,6 +84,34 @@ def stage_drafts(staging: Staging, table: RowTable, works: list[RowWork]) -> Non
         staging.add("draft_rows", np.array(rows, dtype=np.int64))
         staging.add("draft_positions", np.array(positions, dtype=np.int64))
         staging.add("draft_tokens", np.array(tokens, dtype=np.int64))
+
+
+def stage_counted(staging: Staging, table: RowTable, sampling_rows: Array, drafts: dict[int, list[int]]) -> None:
+    """Send, for rows with penalties, which drafts count as output in the place of each of their tokens."""
+    places: list[int] = []
+    tokens: list[int] = []
+    num_before: dict[int, int] = {}
+    for place, row in enumerate(sampling_rows.tolist()):
+        if row in drafts and table.needs[row] & PENALISED:
+            before = num_before.get(row, 0)
+            num_before[row] = before + 1
+            places += [place] * before
+            tokens += drafts[row][:before]
+    if places:
+        staging.add("counted_places", np.array(places, dtype=np.int64))
+        staging.add("counted_tokens", np.array(tokens, dtype=np.int64))
+
+
+def stage_rejected(staging: Staging, scheduled: SchedulerOutput, rejected: dict[int, list[int]]) -> None:
+    """Send the tokens that rows with penalties sampled behind their accepted drafts, to be counted no longer, and take
+    them out of `rejected` (row -> tokens). A row that is placed anew has new counts."""
+    for new in scheduled.new_sequences:
+        rejected.pop(new.row, None)
+    found = [(row, token) for row in [work.row for work in scheduled.rows] for token in rejected.pop(row, [])]
+    if found:
+        rows, tokens = zip(*found, strict=True)
+        staging.add("rejected_rows", np.array(rows, dtype=np.int64))
+        staging.add("rejected_tokens", np.array(tokens, dtype=np.int64))
 
 
 def accepted(

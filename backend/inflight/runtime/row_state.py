@@ -63,6 +63,11 @@ class RowState:
             self.top_p_reset_R.index_copy_(0, rows, staged["placed_top_p_reset"])
         if "known_rows" in staged:
             self.lengths_R.index_copy_(0, staged["known_rows"], staged["known_lengths"])
+        if "rejected_rows" in staged and self.output_counts_RV is not None:
+            less = torch.full_like(staged["rejected_rows"], -1, dtype=torch.int32)
+            self.output_counts_RV.index_put_(
+                (staged["rejected_rows"], staged["rejected_tokens"]), less, accumulate=True
+            )
         if "draft_rows" in staged:
             assert self.history is not None
             self.history[staged["draft_rows"], staged["draft_positions"]] = staged["draft_tokens"]

@@ -17,9 +17,16 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from inflight.runtime.drafts import find_drafts, spread, stage_drafts, stage_lengths
+from inflight.runtime.drafts import (
+    find_drafts,
+    spread,
+    stage_counted,
+    stage_drafts,
+    stage_lengths,
+    stage_rejected,
+)
 from inflight.runtime.repeated_ngrams import stage_ngrams
-from inflight.runtime.row_table import WANTS_TENSORS, RowTable
+from inflight.runtime.row_table import PENALISED, WANTS_TENSORS, RowTable
 from inflight.runtime.sampling_input import SamplingNeeds, find_needs, stage_restrictions
 from inflight.runtime.staging import Array, Staging, to_host_tensor
 from inflight.runtime.step_sizes import StepSizes
@@ -93,6 +100,7 @@ class StepPreparation:
         self._sizes = sizes
         self._device = device
         self._served_outputs = served_outputs(model_outputs)
+        self._rejected: dict[int, list[int]] = {}  # row -> tokens that its counts hold, although it does not have them
         self._uncertain_rows: set[int] = set()  # those whose length the device does not know: they have verified drafts
 
     def capacity(self, max_num_tokens: int) -> int:
@@ -110,7 +118,10 @@ class StepPreparation:
         self._stage_changes(scheduled, staging)
         if self._uncertain_rows:
             stage_lengths(staging, scheduled.rows, self._uncertain_rows)
+        if self._rejected:
+            stage_rejected(staging, scheduled, self._rejected)
         if drafts:
+            stage_counted(staging, self._table, batch.sampling_rows, drafts)
             stage_drafts(staging, self._table, scheduled.rows)
             self._uncertain_rows.update(drafts)
         needs, ngram_extent = None, (0, 0)
@@ -144,6 +155,11 @@ class StepPreparation:
             ngram_extent=ngram_extent,
             tensor_plan=tensor_plan,
         )
+
+    def note_rejected(self, row: int, token_ids: list[int]) -> None:
+        """The row has sampled these behind its accepted drafts."""
+        if self._table.needs[row] & PENALISED and token_ids:
+            self._rejected[row] = token_ids
 
     def _refuse_unserved(self, scheduled: SchedulerOutput) -> None:
         for new in scheduled.new_sequences:

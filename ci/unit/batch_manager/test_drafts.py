@@ -191,9 +191,6 @@ def test_the_token_on_the_device_is_guessed_too() -> None:
 @pytest.mark.parametrize(
     "sampling",
     [
-        {"repetition_penalty": 1.1},
-        {"presence_penalty": 0.1},
-        {"frequency_penalty": 0.1},
         {"top_p_decay": 0.9},
         {"top_p_min": 0.5, "top_p": 0.2},
         {"beam_width": 2},

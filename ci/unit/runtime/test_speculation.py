@@ -45,6 +45,7 @@ def make_request(number: int, prompt: list[int], max_tokens: int, **options: Any
 
 
 RANDOM = {"temperature": 0.8, "top_k": 40, "top_p": 0.95, "min_p": 0.01, "seed": 5}
+PENALISED = {"repetition_penalty": 1.3, "presence_penalty": 0.4, "frequency_penalty": 0.2}
 ALL_TENSORS = OutputConfig(
     return_log_probs=True, num_log_probs=3, return_context_logits=True, return_generation_logits=True
 )
@@ -58,6 +59,8 @@ REQUESTS = [
     make_request(7, make_prompt(17, seed=7), 20, output_config=ALL_TENSORS, sampling=RANDOM),
     make_request(8, make_prompt(8, seed=8) * 3, 38, streaming=True),
     make_request(9, make_prompt(21, seed=2), 20, sampling={**RANDOM, "seed": 6}, num_return_sequences=3),
+    make_request(11, make_prompt(15, seed=11), 40, sampling=PENALISED),
+    make_request(12, make_prompt(6, seed=12), 40, sampling={**RANDOM, **PENALISED, "logit_bias": {3: 30.0, 7: 30.0}}),
     make_request(10, make_prompt(6, seed=10), 50, sampling={"logit_bias": {3: 90.0, 7: 90.0}}),  # only these two tokens
 ]
 
@@ -129,7 +132,7 @@ def test_drafts_change_nothing_but_the_number_of_steps(
 def test_some_requests_with_drafts_beside_others_without(
     folder: Path, plain: dict[tuple[int, int], list[Result]]
 ) -> None:
-    kinds = ["right", "none", "half right", "lookup", "none", "wrong", "right", "none", "none", "lookup"]
+    kinds = "right,none,half right,lookup,none,wrong,right,none,none,right,lookup,lookup".split(",")
     requests = [
         request if kind == "none" else with_drafts(request, kind, plain)
         for request, kind in zip(REQUESTS, kinds, strict=True)
@@ -156,7 +159,7 @@ def test_right_drafts_save_steps_and_are_reported(folder: Path, plain: dict[tupl
 
 
 def test_text_that_repeats_itself_is_looked_up(folder: Path, plain: dict[tuple[int, int], list[Result]]) -> None:
-    found = serve(folder, [with_drafts(REQUESTS[9], "lookup", plain)])
+    found = serve(folder, [with_drafts(REQUESTS[-1], "lookup", plain)])
     check_equal(found, {(10, 0): plain[10, 0]})
     assert metrics_of(found, 10).total_accepted_draft_tokens > 10
     assert found[10, 0][-1].decoding_iter < 40

@@ -93,7 +93,6 @@ from inflight.speculative_decoding import ExternalDraftTokensConfig, NGramDecodi
         ({**OK, "draft_input_ids": [-1]}, "draft_input_ids holds a token id outside"),
         ({**OK, "draft_input_ids": [1] * 64}, "draft_input_ids has 64 entries, more than 63"),
         ({**OK, "draft_input_ids": np.zeros((2, 3), np.int32)}, "draft_input_ids must be one row"),
-        ({**OK, "draft_input_ids": [1], "repetition_penalty": 1.5}, "draft_input_ids is not supported together with"),
         ({**OK, "draft_input_ids": [1], "top_p_decay": 0.5}, "draft_input_ids is not supported together with"),
         ({**OK, **BEAMS, "draft_input_ids": [1]}, "draft_input_ids is not supported together with"),
         (
