@@ -304,7 +304,7 @@ class Scheduler:
             reason = sequence.append(output.token_ids[index], log_probs, now_ns)
             if index in step.drafts:
                 num_accepted = min(len(sequence.token_ids) - num_before, len(output.token_ids[index]) - 1)
-                sequence.take_back(step.drafts[index], num_accepted)
+                sequence.take_back(step.drafts[index], num_accepted, len(self._batch))
                 self.draft_count.add(step.drafts[index], num_accepted)
             if sequence.gathered is not None and rows and rows[index] in output.tensors:
                 num_tokens = len(sequence.token_ids) - num_before

@@ -244,11 +244,11 @@ class Sequence:
                 return reason
         return FinishReason.NOT_FINISHED
 
-    def take_back(self, num_drafts: int, num_accepted: int) -> None:
+    def take_back(self, num_drafts: int, num_accepted: int, num_running: int) -> None:
         """A step has verified drafts, and its tokens were appended. What it computed behind the last accepted one does
-        not count: later tokens will take these slots."""
+        not count: later tokens will take these slots. `num_running`: sequences in the batch."""
         assert self.speculation is not None
-        self.speculation.account(num_drafts, num_accepted, len(self.token_ids))
+        self.speculation.account(num_drafts, num_accepted, len(self.token_ids), num_running)
         if self.status is SequenceStatus.RUNNING:
             self.num_computed_tokens = len(self.token_ids) - 1
 

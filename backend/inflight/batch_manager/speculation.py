@@ -16,10 +16,13 @@ NO_DRAFTS: list[int] = []
 """Never written to."""
 
 FIRST_DRAFT_LEN = 4
-STEP_COST, DRAFT_COST, TOKEN_GAIN = 5, 1, 5
-"""A step that verifies costs its sequence the step behind it, which waits for the host, and a fifth of a step for each
-draft, as measured on a CPU; on a GPU less. Each accepted draft saves a step."""
-MIN_SCORE, MAX_SCORE = -12, 20
+TOKEN_GAIN, STEP_COST, DRAFT_COST = 5, 5, 1
+"""In fifths of a step. Each accepted draft saves a step. One that verifies costs its sequence the step behind it, which
+waits for the host, and a fifth of a step for each draft, more beside many sequences: so it is on two CPU cores, where
+16 rows take four times as long as one. A GPU computes drafts at less cost."""
+SEQUENCES_OF_DRAFT_COST = 8
+"""So many more sequences in the batch add another DRAFT_COST."""
+MIN_SCORE, MAX_SCORE = -10, 20
 """Speculation rests when gains minus costs have fallen to the first; above the second no more is saved up, so that it
 rests soon where the text stops repeating itself."""
 FIRST_REST, MAX_REST = 32, 1024
@@ -90,8 +93,8 @@ class Speculation:
             return NO_DRAFTS
         return self._index.continuation(token_ids, num_pending + count)[num_pending:]
 
-    def account(self, num_drafts: int, num_accepted: int, num_tokens: int) -> None:
-        """A step has verified drafts; its sequence now has `num_tokens` tokens."""
+    def account(self, num_drafts: int, num_accepted: int, num_tokens: int, num_running: int = 1) -> None:
+        """A step has verified drafts; its sequence now has `num_tokens` tokens, and is one of `num_running`."""
         self.is_verifying = False
         self.num_draft_tokens += num_drafts
         self.num_accepted_tokens += num_accepted
@@ -99,7 +102,8 @@ class Speculation:
             return
         full = num_accepted == num_drafts
         self._draft_len = min(2 * num_drafts if full else max(num_accepted + 1, 2), self._max_draft_len)
-        gain = TOKEN_GAIN * num_accepted - STEP_COST - DRAFT_COST * num_drafts
+        draft_cost = DRAFT_COST * (1 + num_running // SEQUENCES_OF_DRAFT_COST)
+        gain = TOKEN_GAIN * num_accepted - STEP_COST - draft_cost * num_drafts
         self._score = min(self._score + gain, MAX_SCORE)
         if self._score > 0:
             self._rest = FIRST_REST

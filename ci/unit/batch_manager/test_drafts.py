@@ -169,6 +169,14 @@ def test_lookup_that_never_succeeds_rests_longer_and_longer() -> None:
     assert max(rests) >= 8 * FIRST_REST / 2 and rests == sorted(rests)
 
 
+def test_lookup_rests_sooner_beside_many_sequences() -> None:
+    text = [1, 2, 3] * 20
+    for num_running, goes_on in ((1, True), (7, True), (16, False)):
+        speculation = lookup()
+        speculation.account(4, 0, len(text), num_running)
+        assert bool(speculation.propose(text, 6, 0, 64)) == goes_on
+
+
 def test_lookup_goes_on_after_a_rest_once_it_succeeds() -> None:
     speculation, text = lookup(), [1, 2, 3] * 400
     for _ in range(2):

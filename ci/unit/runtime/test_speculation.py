@@ -132,10 +132,10 @@ def test_drafts_change_nothing_but_the_number_of_steps(
 def test_some_requests_with_drafts_beside_others_without(
     folder: Path, plain: dict[tuple[int, int], list[Result]]
 ) -> None:
-    kinds = "right,none,half right,lookup,none,wrong,right,none,none,right,lookup,lookup".split(",")
+    kinds = ["right", "none", "half right", "lookup", "none", "wrong", "right", "none", "none", "right", "lookup"]
     requests = [
         request if kind == "none" else with_drafts(request, kind, plain)
-        for request, kind in zip(REQUESTS, kinds, strict=True)
+        for request, kind in zip(REQUESTS, [*kinds, "lookup"], strict=True)
     ]
     check_equal(serve(folder, requests), plain)
 
