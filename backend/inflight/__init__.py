@@ -49,6 +49,7 @@ if TYPE_CHECKING:
     from inflight.request import Request
     from inflight.result import FinishReason, Response, Result
     from inflight.sampling_config import SamplingConfig
+    from inflight.speculative_decoding import ExternalDraftTokensConfig, NGramDecodingConfig
     from inflight.stats import IterationStats, RequestStage, RequestStats, RequestStatsPerIteration
 
 __version__ = "0.1.0"
@@ -74,6 +75,7 @@ _HOMES = {
     "inflight.output_config": ("OutputConfig",),
     "inflight.request": ("Request",),
     "inflight.sampling_config": ("SamplingConfig",),
+    "inflight.speculative_decoding": ("ExternalDraftTokensConfig", "NGramDecodingConfig"),
     "inflight.result": ("FinishReason", "Response", "Result"),
     "inflight.stats": ("IterationStats", "RequestStage", "RequestStats", "RequestStatsPerIteration"),
 }
@@ -86,6 +88,7 @@ __all__ = [
     "EngineConfig",
     "EngineUnavailable",
     "Executor",
+    "ExternalDraftTokensConfig",
     "FinishReason",
     "GenerationExecutor",
     "GenerationResult",
@@ -93,6 +96,7 @@ __all__ = [
     "InflightError",
     "InvalidRequest",
     "IterationStats",
+    "NGramDecodingConfig",
     "OutputConfig",
     "QueueFull",
     "Request",

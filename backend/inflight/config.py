@@ -16,6 +16,7 @@ from enum import Enum
 from pathlib import Path
 
 from inflight.errors import ConfigurationError
+from inflight.speculative_decoding import MAX_DRAFT_LEN, MAX_NGRAM_SIZE, NGramDecodingConfig
 
 
 class SchedulerPolicy(str, Enum):
@@ -85,6 +86,11 @@ class EngineConfig:
     """Fraction of the memory free after loading; 0 = 0.9 on a GPU; on a CPU 0.2, at most 4 GiB and a full batch."""
     enable_kv_cache_reuse: bool = True
     """Share the KV blocks of equal prefixes between requests with the same cache salt."""
+
+    max_draft_len: int = 0
+    """Prompt lookup: draft tokens that a step verifies for a sequence, unless its request says; 0 = none."""
+    max_matching_ngram_size: int = 3
+    """Prompt lookup: most of the last tokens that are looked up in earlier text, unless the request says."""
 
     cpu_compile: str = "auto"
     """Layers in C++: auto (one bfloat16 rank, a CPU with AVX-512 for bfloat16, g++ at hand), true or false."""
@@ -185,6 +191,13 @@ class EngineConfig:
         return self.max_batch_size + self.max_queue_size if self.max_queue_size else 0
 
     @property
+    def ngram_config(self) -> NGramDecodingConfig:
+        """Prompt lookup of requests that do not say."""
+        return NGramDecodingConfig(
+            max_draft_len=self.max_draft_len, max_matching_ngram_size=self.max_matching_ngram_size
+        )
+
+    @property
     def num_ranks(self) -> int:
         """Ranks of the engine; `distributed.mapping.Mapping` says which does what."""
         return self.tensor_parallel_size * self.pipeline_parallel_size * self.data_parallel_size
@@ -213,6 +226,7 @@ POSITIVE_KEYS = (
     "max_tensor_bytes_per_request",
     "worker_heartbeat_timeout_ms",
     "worker_start_timeout_ms",
+    "max_matching_ngram_size",
 )
 
 NOT_NEGATIVE_KEYS = (
@@ -224,6 +238,7 @@ NOT_NEGATIVE_KEYS = (
     "num_threads",
     "iter_stats_max_iterations",
     "request_stats_max_iterations",
+    "max_draft_len",
 )
 
 LARGEST = {
@@ -237,6 +252,8 @@ LARGEST = {
     "num_threads": 2**10,
     "iter_stats_max_iterations": 2**20,
     "request_stats_max_iterations": 2**20,
+    "max_draft_len": MAX_DRAFT_LEN,
+    "max_matching_ngram_size": MAX_NGRAM_SIZE,
     "max_tokens_in_paged_kv_cache": 2**48,
     "max_tensor_bytes_per_request": 2**48,
     **dict.fromkeys(

@@ -11,6 +11,7 @@ import msgspec
 from inflight.guided_decoding import GuidedDecodingParams
 from inflight.output_config import OutputConfig
 from inflight.sampling_config import SamplingConfig
+from inflight.speculative_decoding import ExternalDraftTokensConfig, NGramDecodingConfig
 
 
 class Request(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -35,6 +36,11 @@ class Request(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """The grammar that the output follows; None = any output. An output that is cut by `max_tokens` is the beginning of
     one that does. Needs `end_ids`, which are sampled only where the grammar may end, and then whatever `min_tokens` and
     `bad_words` leave; where these leave nothing that the grammar allows, the grammar alone decides."""
+    ngram_config: NGramDecodingConfig | None = None
+    """Prompt lookup; None = as the engine's configuration has it. It changes no token, so a request that samples in a
+    way that it does not serve (a decaying top_p, beams, a grammar) is computed without."""
+    external_draft_tokens_config: ExternalDraftTokensConfig | None = None
+    """What the client expects the output to begin with."""
     priority: float = 0.5
     """0 to 1; higher ones start first, equal ones in order of arrival."""
     allotted_time_ms: int = 0

@@ -74,6 +74,7 @@ class RequestLimits(msgspec.Struct, frozen=True, kw_only=True):
             request.guided_decoding_params.validate()
             if not request.end_ids:
                 raise InvalidRequest("guided decoding needs an end token: set end_id to a token, not to -1")
+        self._validate_drafts(request)
         if not 0.0 <= request.priority <= 1.0:
             raise InvalidRequest(f"priority must be between 0 and 1, got {request.priority}")
 
@@ -129,6 +130,23 @@ class RequestLimits(msgspec.Struct, frozen=True, kw_only=True):
         for name, is_asked in refused.items():
             if is_asked:
                 raise InvalidRequest(f"{name} is not supported together with beam_width above 1")
+
+    def _validate_drafts(self, request: Request) -> None:
+        """Prompt lookup is a way to compute, which any request may leave open; drafts are given to be verified."""
+        if request.ngram_config is not None:
+            request.ngram_config.validate()
+        if request.external_draft_tokens_config is None:
+            return
+        tokens, sampling = request.external_draft_tokens_config.tokens, request.sampling_config
+        if len(tokens) > self.max_seq_len:
+            raise InvalidRequest(f"draft_input_ids has {len(tokens)} tokens, more than max_seq_len {self.max_seq_len}")
+        if any(not 0 <= token < self.vocab_size for token in tokens):
+            raise InvalidRequest(f"draft_input_ids holds a token id outside [0, {self.vocab_size})")
+        if request.guided_decoding_params is not None or sampling.follows_each_token:
+            raise InvalidRequest(
+                "draft_input_ids is not supported together with top_p_decay, a beam_width above 1 or guided decoding, "
+                "which follow every single token"
+            )
 
     def _validate_token_ids(self, request: Request) -> None:
         low, high = min(request.input_token_ids), max(request.input_token_ids)

@@ -55,6 +55,14 @@ class PerfMetrics(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
     kv_cache_alloc_new_blocks: int = 0
     kv_cache_reused_blocks: int = 0
     kv_cache_missed_blocks: int = 0
+    total_draft_tokens: int = 0
+    """Draft tokens that steps have verified."""
+    total_accepted_draft_tokens: int = 0
+
+    @property
+    def acceptance_rate(self) -> float:
+        """Accepted drafts as a share of those verified; 0 if none was."""
+        return self.total_accepted_draft_tokens / self.total_draft_tokens if self.total_draft_tokens else 0.0
 
     @property
     def kv_cache_hit_rate(self) -> float:

@@ -74,6 +74,11 @@ class SamplingConfig(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
     """The same for the whole vocabulary, besides `logit_bias`: one little-endian float32 for each token. Empty = none.
     Bytes, because a list of so many numbers would take the loop milliseconds to decode."""
 
+    @property
+    def follows_each_token(self) -> bool:
+        """Whether a row has state that every sampled token changes: no step can then sample several in a row."""
+        return self.beam_width > 1 or self.top_p_decay < 1 or self.top_p_min > self.top_p
+
     def validate(self) -> None:
         """Raise InvalidRequest, with one sentence, if a value is out of its range."""
         checks = (

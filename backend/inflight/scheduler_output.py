@@ -13,6 +13,7 @@ from typing import Any
 import msgspec
 import numpy.typing as npt
 
+from inflight.errors import InvalidRequest, RequestError, StepFailed
 from inflight.guided_decoding import GuidedDecodingParams
 from inflight.sampling_config import SamplingConfig
 
@@ -87,11 +88,16 @@ class RowWork(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """Appended to the row's block table."""
     num_sampled: int = 1
     """Number of last tokens after which a token is sampled: 0 for a chunk of a prompt that is not the last, otherwise
-    1; more if drafts are to be verified."""
+    1; `num_tokens` if all but the first are drafts to be verified. `is_chosen` is then set for the row's next work."""
 
     is_chosen: bool = False
-    """Its token was chosen by the host among the candidates of its last step, or of another row's: it decodes, although
-    all its tokens are known."""
+    """It decodes, although the host knows all its tokens: a beam, whose token was chosen among the candidates of its
+    last step, or of another row's; or a row that follows drafts, of which the host has seen how many were accepted."""
+
+    @property
+    def drafts(self) -> list[int]:
+        """Those of its tokens that are guessed: each is kept if it equals what is sampled after the one before."""
+        return self.token_ids[1 - self.num_sampled :] if self.num_sampled > 1 else []
 
     @property
     def is_prefill(self) -> bool:
@@ -137,13 +143,20 @@ class StepOutput(msgspec.Struct, frozen=True, kw_only=True):
     """What a step found, one entry for each of SchedulerOutput.sampling_rows, on the host."""
 
     token_ids: list[list[int]]
-    """New tokens of each row: one, or several under speculation; empty where `errors` or `refused` names the
-    row."""
+    """New tokens of each row: one, and before it the drafts that were accepted; empty where `errors` or `refused` names
+    the row."""
     log_probs: list[list[float]] | None = None
     """Log probabilities of those tokens; None if no row of the step asked."""
     tensors: dict[int, RowTensors] = {}
-    """Row -> what it asked for. Rows that do not sample in the step may be among them."""
+    """Row -> what it asked for. Rows that do not sample in the step may be among them. Of a row with drafts they are of
+    every place that was sampled, also behind the last new token."""
     errors: dict[int, str] = {}
     """Row -> sentence, for a row that cannot go on (its logits were not finite)."""
     refused: dict[int, str] = {}
     """Row -> sentence, for a row that cannot go on because of what its request asks (its grammar takes too long)."""
+
+    def error(self, row: int) -> RequestError | None:
+        """Why a row cannot go on."""
+        if row in self.refused:
+            return InvalidRequest(self.refused[row])
+        return StepFailed(self.errors[row]) if row in self.errors else None

@@ -1,7 +1,7 @@
 """The Executor's statistics: of every iteration, and of every request in it.
 
 Fields have TensorRT-LLM's names in snake case. What this engine has no part for is left out: encoder and cross
-attention, static batches, speculative decoding, a tuner of batch sizes, disaggregated serving. Where TensorRT-LLM
+attention, static batches, a tuner of batch sizes, disaggregated serving. Where TensorRT-LLM
 counts requests of a batch, a request of several sequences counts once for each of them, as it does there.
 """
 
@@ -55,6 +55,23 @@ class InflightBatchingStats(msgspec.Struct, frozen=True, kw_only=True):
     """Tokens that a decoding sequence gets in this step, on average; 0 without such sequences."""
 
 
+class SpecDecodingStats(msgspec.Struct, frozen=True, kw_only=True):
+    """Drafts whose step's results came in during the iteration."""
+
+    num_draft_tokens: int
+    """Drafts that were verified."""
+    num_accepted_tokens: int
+    """Of these, the ones that the output has."""
+    num_requests_with_draft_tokens: int
+    """Sequences that had any."""
+    acceptance_length: float
+    """Tokens that one of these got from its step, on average: the accepted drafts and one more."""
+    iter_latency_ms: float = 0.0
+    """Time that a draft model took: always 0, as there is none."""
+    draft_overhead: float = 0.0
+    """Its share of the iteration's time: always 0."""
+
+
 class IterationStats(msgspec.Struct, frozen=True, kw_only=True):
     """The end of one iteration that launched a step or answered a request's end. Memory in bytes, times in ms."""
 
@@ -84,6 +101,8 @@ class IterationStats(msgspec.Struct, frozen=True, kw_only=True):
     pinned_mem_usage: int
     kv_cache_stats: KvCacheStats
     inflight_batching_stats: InflightBatchingStats
+    spec_decoding_stats: SpecDecodingStats | None = None
+    """None if the iteration got no results of drafts."""
 
 
 class RequestStage(enum.IntEnum):

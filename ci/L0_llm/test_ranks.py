@@ -18,6 +18,7 @@ from server_process import ServerProcess
 from workload import alone, mixed_requests, together
 
 from inflight_client import Client, ClientError, Completion, CompletionStream, Unavailable
+from inflight_client._types import GenerationOptions
 
 HEARTBEAT = 3.0
 """Seconds of silence after which ranks count as hung, here."""
@@ -116,6 +117,22 @@ def test_two_ranks_give_the_tokens_of_one(client: Client, remote: Client, two_ra
     expected = alone(client, requests)
     assert together(remote, requests, 12) == [expected[asked] for asked in requests]
     assert sorted(rank_pids(two_ranks)) == [0, 1]
+
+
+def test_drafts_change_no_token_and_are_reported(client: Client, remote: Client) -> None:
+    """On one rank and on two: looked up in the prompt, and given as what comes out without them."""
+    prompt = "Tom has a red ball. Tom has a red ball. Tom has a red"
+    for options in ({}, {"temperature": 0.8, "seed": 3}):
+        asked: GenerationOptions = {"max_tokens": 40, "end_id": -1, "return_perf_metrics": True, **options}
+        plain = client.generate(prompt, **asked)
+        assert plain.total_draft_tokens == plain.total_accepted_draft_tokens == 0
+        for service in (client, remote):
+            given = service.generate(prompt, **asked, draft_input_ids=plain.token_ids)
+            looked_up = service.generate(prompt, **asked, max_draft_len=4, max_matching_ngram_size=1)
+            assert given.token_ids == looked_up.token_ids == plain.token_ids
+            assert given.total_draft_tokens == given.total_accepted_draft_tokens == 38, "all but the first and the last"
+            assert looked_up.total_draft_tokens and looked_up.total_accepted_draft_tokens is not None
+            assert looked_up.total_accepted_draft_tokens <= looked_up.total_draft_tokens
 
 
 @pytest.mark.parametrize(

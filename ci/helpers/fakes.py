@@ -125,6 +125,8 @@ class Row:
         self.token_ids = list(new.token_ids)
         self.num_computed: int | None = None
         self.block_ids = list(new.block_ids)
+        self.sampled: list[int] = []  # tokens of the latest step
+        self.is_uncertain = False  # how many tokens it has
 
     @property
     def is_beam(self) -> bool:
@@ -190,7 +192,7 @@ class FakeRunner:
         (step, scheduled), self._unsampled = self._unsampled, None
         if scheduled.samples_late:
             assert not self._outstanding, "the host does not know yet what the masks depend on"
-        output = self._sample([self.rows[part.row] for part in scheduled.rows if part.num_sampled], scheduled)
+        output = self._sample(scheduled)
         output = structs.replace(output, tensors=self._tensors(scheduled))
         failed = RuntimeError(f"step {step} failed") if self._fail_collect(step) else None
         self._outstanding.append((step, failed or output))
@@ -237,19 +239,25 @@ class FakeRunner:
         row = self.rows[part.row]
         row.block_ids.extend(part.new_block_ids)
         token_ids = part.token_ids
-        if part.is_chosen and row.num_computed is not None:
+        if part.is_chosen and row.is_beam and row.num_computed is not None:
             assert row.num_computed == len(row.token_ids), "a beam's token was not waited for"
             row.token_ids.extend(token_ids)
-        if not token_ids:
+        if row.is_uncertain:
+            assert part.is_chosen or part.is_prefill, "only the host knows how many drafts were accepted"
+        row.is_uncertain = part.num_sampled > 1
+        if len(token_ids) < part.num_tokens:
             assert row.num_computed == len(row.token_ids) - 1, "a decode needs the token that the row sampled last"
-            token_ids = row.token_ids[-1:]
+            token_ids = [row.token_ids[-1], *token_ids]
+        if part.num_sampled > 1:
+            assert part.num_sampled == part.num_tokens, "drafts follow one token"
+            row.token_ids.extend(part.drafts)
         assert len(token_ids) == part.num_tokens
         assert token_ids == row.token_ids[part.start : part.start + part.num_tokens], "foreign tokens"
         if row.num_computed is not None:
             assert part.start == row.num_computed, "a position was skipped or computed twice"
         row.num_computed = part.start + part.num_tokens
         is_last = row.num_computed == len(row.token_ids)
-        assert part.num_sampled == is_last, "a row samples exactly at its last known token"
+        assert bool(part.num_sampled) == is_last, "a row samples exactly at its last known tokens"
         assert row.num_computed <= len(row.block_ids) * self.block_size, "the block table is too short"
         return token_ids
 
@@ -273,7 +281,7 @@ class FakeRunner:
             of_prompt = [name for name in row.new.outputs if name.startswith(("prompt_", "context_"))]
             of_samples = [name for name in row.new.outputs if name not in (LOG_PROBS, *of_prompt)]
             tokens = row.token_ids[part.start : min(part.start + part.num_tokens, row.new.num_prompt_tokens)]
-            sampled = row.token_ids[-1:] if part.num_sampled else []
+            sampled = row.sampled if part.num_sampled else []
             if (of_prompt and tokens) or (of_samples and sampled):
                 found[part.row] = RowTensors(
                     prompt_start=part.start,
@@ -297,25 +305,37 @@ class FakeRunner:
             names[1]: np.array([found.log_probs], dtype=np.float32),
         }
 
-    def _sample(self, rows: list[Row], scheduled: SchedulerOutput) -> StepOutput:
+    def _sample(self, scheduled: SchedulerOutput) -> StepOutput:
         token_ids: list[list[int]] = []
         errors: dict[int, str] = {}
-        for row in rows:
-            assert row.num_computed is not None
-            state = self.memory[row.slot(row.num_computed - 1, self.block_size)]
-            token_id = next_token(state, row.new.sampling_config.seed)
-            if len(row.token_ids) - row.new.num_prompt_tokens < row.new.sampling_config.min_tokens:
-                token_id = mask_end(token_id, row.new.end_ids)
-            if not row.is_beam:
-                row.token_ids.append(token_id)
+        parts = [part for part in scheduled.rows if part.num_sampled]
+        rows = [self.rows[part.row] for part in parts]
+        for part, row in zip(parts, rows, strict=True):
+            self._sample_row(part, row)
             error = self._row_error(row)
             if error is not None:
                 errors[row.new.row] = error
-            token_ids.append([] if error is not None else [token_id])
+            token_ids.append([] if error is not None else row.sampled)
         log_probs = [[log_prob_of(t) for t in tokens] for tokens in token_ids]
         wanted = any(LOG_PROBS in row.new.outputs for row in rows)
         assert [row.new.row for row in rows] == scheduled.sampling_rows
         return StepOutput(token_ids=token_ids, log_probs=log_probs if wanted else None, errors=errors)
+
+    def _sample_row(self, part: RowWork, row: Row) -> None:
+        """Sample after each of its last tokens, until one is not followed by what was guessed."""
+        row.sampled, end = [], part.start + part.num_tokens
+        first = end - part.num_sampled
+        for place in range(first, end):
+            state = self.memory[row.slot(place, self.block_size)]
+            token_id = next_token(state, row.new.sampling_config.seed)
+            if place + 1 - row.new.num_prompt_tokens < row.new.sampling_config.min_tokens:
+                token_id = mask_end(token_id, row.new.end_ids)
+            row.sampled.append(token_id)
+            if row.token_ids[place + 1 : place + 2] != [token_id]:
+                break
+        if not row.is_beam:
+            row.token_ids[first + 1 :] = row.sampled
+            row.num_computed = first + len(row.sampled)
 
 
 def iteration_stats(**changes: Any) -> IterationStats:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from fakes import VOCAB_SIZE, FakeRunner, expected_beams, expected_output
+from msgspec import structs
 
 from inflight.batch_manager.beam_search import Beam
 from inflight.batch_manager.callbacks import Callbacks
@@ -19,6 +20,7 @@ from inflight.request_limits import RequestLimits
 from inflight.result import FinishReason, Result, join_tensors
 from inflight.sampling_config import SamplingConfig
 from inflight.scheduler_output import RowWork, SchedulerOutput
+from inflight.speculative_decoding import ExternalDraftTokensConfig
 
 Response = tuple[Result | None, bool, RequestError | None]
 
@@ -40,6 +42,21 @@ def make_request(request_id: int, prompt: list[int] | int, max_tokens: int = 5, 
         sampling_config=SamplingConfig(**sampling),
         **options,
     )
+
+
+def drafts_for(request: Request, kind: str, max_seq_len: int, sequence_index: int = 0) -> list[int]:
+    """Of what a request must be answered with: all of it ("right"), or with wrong tokens from the middle or the
+    beginning on."""
+    tokens = expected_output(request, max_seq_len, sequence_index)
+    num_right = {"right": len(tokens), "half right": len(tokens) // 2, "wrong": 0}[kind]
+    return [*tokens[:num_right], *((token + 1) % VOCAB_SIZE for token in tokens[num_right:])]
+
+
+def drafted(number: int, prompt: int, max_tokens: int, kind: str = "right", **options: Any) -> Request:
+    """A request with drafts, right or wrong ones as `drafts_for` makes them."""
+    request = make_request(number, prompt, max_tokens, **options)
+    tokens = drafts_for(structs.replace(request, end_ids=[], stop_words=[]), kind, 64)
+    return structs.replace(request, external_draft_tokens_config=ExternalDraftTokensConfig(tokens=tokens))
 
 
 def prefills(step: SchedulerOutput) -> list[RowWork]:

@@ -37,9 +37,13 @@ _DTYPES: dict[str, Any] = {
     "pad_id": np.int32,
     "guided_decoding_guide_type": np.object_,
     "guided_decoding_guide": np.object_,
+    "max_draft_len": np.int32,
+    "max_matching_ngram_size": np.int32,
+    "draft_input_ids": np.int32,
     "exclude_input_in_output": np.bool_,
     "return_log_probs": np.bool_,
     "num_log_probs": np.int32,
+    "return_perf_metrics": np.bool_,
     "return_prompt_log_probs": np.bool_,
     "num_return_sequences": np.int32,
     "logit_bias": np.float32,
@@ -83,6 +87,8 @@ def generation_call(
             continue
         if name == "logit_bias":
             inputs |= _logit_bias(value)
+        elif name == "draft_input_ids":
+            inputs[name] = _drafts(value)
         else:
             inputs[name] = _tensor(name, value)
     return Call(model=model, inputs=inputs, request_id=request_id or new_request_id(), timeout=timeout)
@@ -125,6 +131,8 @@ def chunk_from_reply(reply: Reply) -> Chunk | None:
         top_log_probs=_top_log_probs(outputs, "top_token_ids", "top_log_probs"),
         prompt_log_probs=tuple(float(value) for value in _flat(outputs, "prompt_log_probs")),
         prompt_top_log_probs=_top_log_probs(outputs, "prompt_top_token_ids", "prompt_top_log_probs"),
+        total_draft_tokens=_count(outputs, "total_draft_tokens"),
+        total_accepted_draft_tokens=_count(outputs, "total_accepted_draft_tokens"),
     )
 
 
@@ -157,6 +165,12 @@ def _logit_bias(value: object) -> dict[str, Array]:
         "logit_bias_ids": _integers("a token id of logit_bias", list(value), np.int32),
         "logit_bias_values": np.array(list(value.values()), np.float32),
     }
+
+
+def _drafts(value: object) -> Array:
+    if isinstance(value, str) or not isinstance(value, Sequence):
+        raise InvalidRequest(f"draft_input_ids must be a list of token ids, got {value!r}")
+    return _integers("draft_input_ids", list(value), np.int32)
 
 
 def _token_ids(prompt: Sequence[int]) -> dict[str, Array]:
@@ -198,6 +212,11 @@ def _top_log_probs(outputs: Mapping[str, Array], ids: str, values: str) -> TopLo
 
 def _scalar(outputs: Mapping[str, Array], name: str) -> Any:
     return next(iter(_flat(outputs, name)), None)
+
+
+def _count(outputs: Mapping[str, Array], name: str) -> int | None:
+    value = _scalar(outputs, name)
+    return None if value is None else int(value)
 
 
 def _string(outputs: Mapping[str, Array], name: str) -> str:

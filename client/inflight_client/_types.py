@@ -44,12 +44,21 @@ class GenerationOptions(TypedDict, total=False):
     """json, json_schema, regex, ebnf_grammar or structural_tag: what the answer follows."""
     guided_decoding_guide: str | None
     """The schema, expression, grammar or tags; left out for json."""
+    max_draft_len: int | None
+    """Prompt lookup: what followed the last tokens where they stood before is verified, so many tokens in a step; 0 for
+    none. Changes no token; faster where the answer repeats parts of the prompt."""
+    max_matching_ngram_size: int | None
+    """Of the last tokens, how many are looked up at most."""
+    draft_input_ids: Sequence[int] | None
+    """What the answer is expected to begin with. Changes no token; faster as far as it is right."""
     exclude_input_in_output: bool
     """Leave the prompt out of the text; default True."""
     return_log_probs: bool
     """Fill `log_probs` and `cum_log_probs`."""
     num_log_probs: int | None
     """Fill `top_log_probs` with so many of the most likely tokens in the place of each generated one."""
+    return_perf_metrics: bool
+    """Fill `total_draft_tokens` and `total_accepted_draft_tokens`."""
     return_prompt_log_probs: bool
     """Fill `prompt_log_probs`; with `num_log_probs` also `prompt_top_log_probs`."""
     num_return_sequences: int | None
@@ -94,6 +103,10 @@ class Chunk:
     """On the first chunk of sequence 0, if requested: the log probability of each prompt token but the first."""
     prompt_top_log_probs: TopLogProbs = ()
     """The most likely tokens in the places of those, if both are requested."""
+    total_draft_tokens: int | None = None
+    """On the last chunk, if `return_perf_metrics` is set: draft tokens that were verified for the whole request."""
+    total_accepted_draft_tokens: int | None = None
+    """Of these, the ones that became output."""
 
 
 @dataclass(frozen=True)
@@ -119,6 +132,8 @@ class Completion:
     num_input_tokens: int | None = None
     prompt_log_probs: tuple[float, ...] = ()
     prompt_top_log_probs: TopLogProbs = ()
+    total_draft_tokens: int | None = None
+    total_accepted_draft_tokens: int | None = None
     request_id: str = field(default="", compare=False)
 
     @property
@@ -173,6 +188,8 @@ class CompletionBuilder:
             num_input_tokens=_last(chunk.num_input_tokens for chunk in chunks),
             prompt_log_probs=tuple(value for chunk in chunks for value in chunk.prompt_log_probs),
             prompt_top_log_probs=tuple(top for chunk in chunks for top in chunk.prompt_top_log_probs),
+            total_draft_tokens=_last(chunk.total_draft_tokens for chunk in chunks),
+            total_accepted_draft_tokens=_last(chunk.total_accepted_draft_tokens for chunk in chunks),
             request_id=self.request_id,
         )
 

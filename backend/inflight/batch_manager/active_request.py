@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from inflight.batch_manager.beam_group import BeamGroup
-from inflight.batch_manager.sequence import Sequence
+from inflight.batch_manager.sequence import NO_LOOKUP, Sequence
 from inflight.request import Request
 from inflight.result import PerfMetrics, Result
+from inflight.speculative_decoding import NGramDecodingConfig
 
 
 class ActiveRequest:
@@ -14,10 +15,23 @@ class ActiveRequest:
 
     __slots__ = ("_num_silent", "num_open", "request", "sequences")
 
-    def __init__(self, request: Request, *, max_seq_len: int, arrival_time_ns: int) -> None:
+    def __init__(
+        self,
+        request: Request,
+        *,
+        max_seq_len: int,
+        arrival_time_ns: int,
+        ngram_config: NGramDecodingConfig = NO_LOOKUP,
+    ) -> None:
         self.request = request
         self.sequences = [
-            Sequence(request, index=index, max_seq_len=max_seq_len, arrival_time_ns=arrival_time_ns)
+            Sequence(
+                request,
+                index=index,
+                max_seq_len=max_seq_len,
+                arrival_time_ns=arrival_time_ns,
+                ngram_config=ngram_config,
+            )
             for index in range(request.num_sequences)
         ]
         if request.sampling_config.beam_width > 1:
@@ -77,4 +91,6 @@ class ActiveRequest:
             kv_cache_alloc_new_blocks=sum(account.kv_cache_alloc_new_blocks for account in accounts),
             kv_cache_reused_blocks=sum(account.kv_cache_reused_blocks for account in accounts),
             kv_cache_missed_blocks=sum(account.kv_cache_missed_blocks for account in accounts),
+            total_draft_tokens=sum(account.total_draft_tokens for account in accounts),
+            total_accepted_draft_tokens=sum(account.total_accepted_draft_tokens for account in accounts),
         )

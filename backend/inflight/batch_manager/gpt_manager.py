@@ -17,8 +17,14 @@ from typing import Any
 from inflight.batch_manager.active_request import ActiveRequest
 from inflight.batch_manager.callbacks import Callbacks
 from inflight.batch_manager.scheduler import Scheduler
-from inflight.batch_manager.sequence import Sequence
-from inflight.batch_manager.statistics import MemoryUsage, batching_stats, kv_cache_stats, request_stats
+from inflight.batch_manager.sequence import NO_LOOKUP, Sequence
+from inflight.batch_manager.statistics import (
+    MemoryUsage,
+    batching_stats,
+    kv_cache_stats,
+    request_stats,
+    spec_decoding_stats,
+)
 from inflight.batch_manager_stats import BatchManagerStats
 from inflight.errors import DuplicateRequest, RequestError, StepFailed
 from inflight.request import Request
@@ -26,6 +32,7 @@ from inflight.request_limits import RequestLimits
 from inflight.result import FinishReason
 from inflight.runtime.runner import Runner
 from inflight.scheduler_output import RowWork, SchedulerOutput
+from inflight.speculative_decoding import NGramDecodingConfig
 from inflight.stats import IterationStats, RequestStatsPerIteration
 
 logger = logging.getLogger(__name__)
@@ -44,12 +51,15 @@ class GptManager:
         scheduler: Scheduler,
         callbacks: Callbacks,
         limits: RequestLimits,
+        ngram_config: NGramDecodingConfig = NO_LOOKUP,
         terminate_request_id: int | None = None,
         raise_on_step_failure: bool = False,
         clock: Callable[[], int] = time.monotonic_ns,
         wall_clock: Callable[[], datetime] = datetime.now,
     ) -> None:
-        """`terminate_request_id`: a request with this id ends the loop at once; active requests get no response.
+        """`ngram_config`: prompt lookup of requests that do not say.
+
+        `terminate_request_id`: a request with this id ends the loop at once; active requests get no response.
 
         `raise_on_step_failure`: let a step's exception leave the loop instead of failing the requests in it. For more
         than one rank, where an exception on one rank alone would let the ranks drift apart. `clock`: steady, in ns.
@@ -61,6 +71,7 @@ class GptManager:
         self._scheduler = scheduler
         self._callbacks = callbacks
         self._limits = limits
+        self._ngram_config = ngram_config
         self._terminate_request_id = terminate_request_id
         self._raise_on_step_failure = raise_on_step_failure
         self._clock = clock
@@ -104,6 +115,7 @@ class GptManager:
     def step(self) -> None:
         """One iteration."""
         self._began_ns, self._num_accepted = self._clock(), 0
+        self._scheduler.draft_count.reset()
         if len(self._outstanding) == MAX_OUTSTANDING_STEPS or self._launched is None:
             self._collect_oldest()
         self._poll_stop_signals()
@@ -201,7 +213,12 @@ class GptManager:
                 "Will not be added."
             )
         self._limits.validate(request)
-        active = ActiveRequest(request, max_seq_len=self._scheduler.max_seq_len, arrival_time_ns=self._clock())
+        active = ActiveRequest(
+            request,
+            max_seq_len=self._scheduler.max_seq_len,
+            arrival_time_ns=self._clock(),
+            ngram_config=self._ngram_config,
+        )
         for sequence in active.queued:
             self._scheduler.add(sequence)
         self._active[request.request_id] = active
@@ -298,6 +315,7 @@ class GptManager:
             inflight_batching_stats=batching_stats(
                 self._launched_rows, num_paused=scheduler.num_paused, num_sequences=self._num_active_sequences
             ),
+            spec_decoding_stats=spec_decoding_stats(scheduler.draft_count),
         )
 
     def request_statistics(self) -> RequestStatsPerIteration:

@@ -21,22 +21,20 @@ Knows no tensors, no clock, no callbacks: the same calls lead to the same decisi
 
 from __future__ import annotations
 
-import heapq
 from collections import deque
 
 from inflight.batch_manager.admission import Admission
-from inflight.batch_manager.beam_group import BeamGroup, Move
+from inflight.batch_manager.beam_group import BeamGroup
 from inflight.batch_manager.kv_cache_manager import KVCacheManager, Prefix
-from inflight.batch_manager.sequence import NO_BLOCK, Sequence, SequenceStatus
-from inflight.batch_manager.step import Step
+from inflight.batch_manager.running_batch import RunningBatch
+from inflight.batch_manager.sequence import Sequence, SequenceStatus
+from inflight.batch_manager.speculation import DraftCount, Speculation
+from inflight.batch_manager.step import NONE, Step
 from inflight.batch_manager.waiting_queue import WaitingQueue
 from inflight.config import SchedulerPolicy
-from inflight.errors import InvalidRequest, RequestError, StepFailed
+from inflight.errors import InvalidRequest, RequestError
 from inflight.result import FinishReason
-from inflight.scheduler_output import RowTensors, RowWork, SchedulerOutput, StepOutput
-
-NONE: list[int] = []
-"""Shared by all rows without new blocks or tokens from the host: nearly every row of every step. Never written to."""
+from inflight.scheduler_output import RowTensors, SchedulerOutput, StepOutput
 
 
 class Scheduler:
@@ -62,20 +60,16 @@ class Scheduler:
         self._enable_chunked_context = enable_chunked_context
         self._admission = Admission(kv_cache, policy, enable_chunked_context)
         self._waiting = WaitingQueue()  # by `order`: paused ones first
-        self._running: list[Sequence] = []  # in the order they started; of beams the leader only
-        self._free_rows = list(range(max_batch_size))
+        self._batch = RunningBatch(kv_cache, max_batch_size)
         self._outstanding: deque[tuple[SchedulerOutput, Step]] = deque()
         self._num_arrived = 0
-        self._num_started = 0
-        # Updated incrementally, so that a step need not go through all sequences.
-        self._num_decoding = 0
-        self._num_missing_blocks = 0  # blocks that running sequences still need to reach their maximum length
-        self._num_guided = 0
+        self.draft_count = DraftCount()
+        """Of what `update` has found since GptManager's iteration began."""
 
     @property
     def num_running(self) -> int:
         """A beam search counts once, here and in `num_paused`."""
-        return len(self._running)
+        return len(self._batch)
 
     @property
     def num_paused(self) -> int:
@@ -104,42 +98,30 @@ class Scheduler:
     def schedule(self, now_ns: int = 0) -> SchedulerOutput | None:
         """The next step, counted as launched, or None if nothing can run before `update` of an outstanding step."""
         # Decoding sequences come first: one token of the step is reserved for each before prompts get any.
-        step = Step(self.max_num_tokens - self._num_decoding)
+        step = Step(self.max_num_tokens - self._batch.num_decoding, self._batch, self.kv_cache.block_size)
         self._continue_running(step)
         if self._waiting:
             self._start_waiting(step, now_ns)
-        self._share(step)
+        self._batch.share(step.prefilling, step.forks)
         if not step.rows:
-            if self._waiting and not self._running and not self._outstanding:
+            if self._waiting and not self._batch and not self._outstanding:
                 raise RuntimeError("the queue's head does not fit into an empty KV cache")
             return None
         output = SchedulerOutput(
             new_sequences=step.new_sequences,
             rows=step.rows,
             block_copies=step.block_copies,
-            samples_late=self._num_guided > 0 and bool(step.sampling),
+            samples_late=self._batch.num_guided > 0 and bool(step.sampling),
         )
         self._outstanding.append((output, step))
         return output
-
-    def _share(self, step: Step) -> None:
-        """Share what the step computes. Called when the whole step is scheduled: a prefix is shared from the next step
-        on, so that no row reads a block that its own step writes, and a block that is copied is not reused in the step.
-        """
-        for sequence in step.prefilling:
-            self.kv_cache.cache_blocks(sequence)
-            self.kv_cache.drop_tail(sequence)
-        for sequence, source in step.forks:
-            self.kv_cache.fork(sequence, source)
-            self.kv_cache.count_missed(sequence)
-            self._num_missing_blocks += self._num_missing(sequence)
 
     def _continue_running(self, step: Step) -> None:
         """Add the remaining work of every running sequence, a chunk of a prompt or one token, in order of their start.
 
         The sequence that is paused to free blocks is the last of the list, so never one that is already in the step.
         """
-        running, block_size = self._running, self.kv_cache.block_size
+        running, block_size = self._batch.sequences, self.kv_cache.block_size
         index = 0
         while index < len(running):
             sequence = running[index]
@@ -151,18 +133,40 @@ class Scheduler:
             if length >= sequence.max_length:
                 continue  # an outstanding step samples its last token
             start = sequence.num_computed_tokens
-            num_tokens = length - start
+            num_tokens, drafts = length - start, NONE
             if start < sequence.num_prefill_tokens:
                 num_tokens = min(num_tokens, step.budget)
                 if num_tokens == 0:
                     continue
+            elif sequence.speculation is not None:
+                if sequence.speculation.is_verifying:
+                    continue
+                drafts = self._propose(sequence, sequence.speculation, step)
+                num_tokens += len(drafts)
             new_block_ids = NONE
             if start + num_tokens > len(sequence.block_ids) * block_size:
                 found = self._allocate(sequence, num_tokens, step)
                 if found is None:
                     continue
                 new_block_ids = found
-            self._add_row(sequence, num_tokens, new_block_ids, step)
+            step.add(sequence, num_tokens, new_block_ids, drafts)
+
+    def _propose(self, sequence: Sequence, speculation: Speculation, step: Step) -> list[int]:
+        """Drafts for a decoding sequence, as far as they take nothing that another sequence may need: none while
+        sequences wait, at most half of what is left for prompts, and no block for which one might have to be paused.
+        """
+        if self._waiting:
+            return NONE
+        length = len(sequence.token_ids) + sequence.num_pending
+        most = min(step.num_places, step.budget // 2, sequence.max_length - 1 - length)
+        if self._admission.may_pause:
+            num_spare = max(self.kv_cache.num_free_blocks - self.max_batch_size, 0)
+            most = min(most, (len(sequence.block_ids) + num_spare) * self.kv_cache.block_size - length)
+        if most <= 0:
+            return NONE
+        return speculation.propose(
+            sequence.token_ids, sequence.num_prompt_tokens, num_pending=sequence.num_pending, most=most
+        )
 
     def _continue_beams(self, group: BeamGroup, step: Step) -> None:
         """Add what is due of a beam search. If blocks are short it is paused before any of its rows is in the step."""
@@ -182,55 +186,20 @@ class Scheduler:
         for beam, num_tokens in work:
             new_block_ids = self.kv_cache.allocate_slots(beam, num_tokens)
             assert new_block_ids is not None, "there was room for it"
-            self._num_missing_blocks -= len(new_block_ids)
-            self._add_row(beam, num_tokens, new_block_ids, step)
-
-    def _add_row(self, sequence: Sequence, num_tokens: int, new_block_ids: list[int], step: Step) -> None:
-        start = sequence.num_computed_tokens
-        sequence.num_computed_tokens = end = start + num_tokens
-        token_ids, samples, is_chosen = NONE, True, False
-        if start < sequence.num_prefill_tokens:
-            token_ids, samples = sequence.token_ids[start:end], end == sequence.num_prefill_tokens
-            if not sequence.is_placed:
-                self._place(sequence, start, step)
-                new_block_ids = NONE
-            step.budget -= num_tokens
-            step.prefilling.append(sequence)
-            self._num_decoding += samples
-        elif sequence.beams is not None:
-            token_ids, is_chosen = sequence.token_ids[start:end], True
-            if not sequence.is_placed:
-                self._place(sequence, start, step)
-                new_block_ids = NONE
-                step.prefilling.append(sequence)
-        if samples:
-            sequence.num_pending += 1
-            step.sampling.append(sequence)
-        if sequence.gathered is not None:
-            step.gathering[sequence.row] = sequence
-        step.rows.append(
-            RowWork(
-                row=sequence.row,
-                start=start,
-                num_tokens=num_tokens,
-                token_ids=token_ids,
-                new_block_ids=new_block_ids,
-                num_sampled=int(samples),
-                is_chosen=is_chosen,
-            )
-        )
+            self._batch.num_missing_blocks -= len(new_block_ids)
+            step.add(beam, num_tokens, new_block_ids)
 
     # -- starting, pausing ---------------------------------------------------------------------------------------------
 
     def _start_waiting(self, step: Step, now_ns: int) -> None:
         """Start the queue's head while there is a row, tokens are left in the step, and there are enough blocks."""
         admission = self._admission
-        if not self._running:
+        if not self._batch:
             admission.open_batch(len(self._waiting))
-        room = admission.room(self._num_missing_blocks)
-        while self._waiting and self._free_rows and step.budget > 0 and admission.is_open:
+        room = admission.room(self._batch.num_missing_blocks)
+        while self._waiting and self._batch.num_free_rows and step.budget > 0 and admission.is_open:
             sequence = self._waiting.head()
-            if len(self._free_rows) < len(sequence.members):
+            if self._batch.num_free_rows < len(sequence.members):
                 break
             if sequence.has_pending or admission.is_refused(sequence, room):
                 break
@@ -250,51 +219,29 @@ class Scheduler:
                 self._start_beams(sequence.beams, step, now_ns)
             room -= needed
 
-    def _num_missing(self, sequence: Sequence) -> int:
-        """Free blocks that a running sequence will take until it has its maximum length."""
-        return self._admission.blocks_at_longest(sequence) - len(sequence.block_ids)
-
     def _start(self, sequence: Sequence, prefix: Prefix, num_tokens: int, step: Step, now_ns: int) -> None:
         """Give it a row and its first tokens of the step; who forks from a sibling gets them in the next step."""
-        self._take_row(sequence, now_ns)
-        self._running.append(sequence)
+        self._batch.start(sequence, now_ns)
         if prefix.source is not None:
             step.forks.append((sequence, prefix.source))
             return
         new_block_ids = self.kv_cache.allocate_slots(sequence, num_tokens, prefix.block_ids)
         assert new_block_ids is not None, "there was room for it"
         self.kv_cache.count_missed(sequence)
-        self._num_missing_blocks += self._num_missing(sequence)
-        self._add_row(sequence, num_tokens, NONE, step)
+        self._batch.count_blocks(sequence)
+        step.add(sequence, num_tokens, NONE)
 
     def _start_beams(self, group: BeamGroup, step: Step, now_ns: int) -> None:
-        """Give a row to each of its sequences, and to those that hold a beam the blocks that are cached of it."""
+        """Start its sequences together, those that hold a beam on the blocks that are cached of it."""
         live = group.live
+        self._batch.start(group.leader, now_ns)
         for sequence in group.sequences:
-            self._take_row(sequence, now_ns)
             if sequence in live:
                 self.kv_cache.allocate_slots(sequence, 0, self.kv_cache.find_prefix(sequence).block_ids)
                 self.kv_cache.count_missed(sequence)
-            self._num_missing_blocks += self._num_missing(sequence)
-        self._running.append(group.leader)
+            self._batch.count_blocks(sequence)
         group.restart()
         self._continue_beams(group, step)
-
-    def _take_row(self, sequence: Sequence, now_ns: int) -> None:
-        sequence.row = heapq.heappop(self._free_rows)
-        sequence.status = SequenceStatus.RUNNING
-        sequence.num_prefill_tokens = len(sequence.token_ids)
-        sequence.first_scheduled_time_ns = sequence.first_scheduled_time_ns or now_ns
-        sequence.order = (0, 0.0, self._num_started)  # its place in the queue, should it be paused
-        self._num_started += 1
-        self._num_guided += sequence.is_guided
-
-    def _place(self, sequence: Sequence, start: int, step: Step) -> None:
-        """Describe to the runner a sequence whose first row begins at position `start`."""
-        sequence.is_placed = True
-        if sequence.tail_block != NO_BLOCK:
-            step.block_copies.append((sequence.tail_block, sequence.block_ids[start // self.kv_cache.block_size]))
-        step.new_sequences.append(sequence.describe())
 
     def _allocate(self, sequence: Sequence, num_tokens: int, step: Step) -> list[int] | None:
         """New blocks for a running sequence; None if the sequence itself had to be paused.
@@ -305,14 +252,14 @@ class Scheduler:
         while (new_block_ids := self.kv_cache.allocate_slots(sequence, num_tokens)) is None:
             if self._pause_last(step) is sequence:
                 return None
-        self._num_missing_blocks -= len(new_block_ids)
+        self._batch.num_missing_blocks -= len(new_block_ids)
         return new_block_ids
 
     def _pause_last(self, step: Step) -> Sequence:
         """Pause the sequence that started last, with all beams of its search, and return it."""
         if not self._admission.may_pause:
             raise RuntimeError("a started sequence found no KV cache block that was reserved for it")
-        victim = self._running.pop()
+        victim = self._batch.sequences.pop()
         for member in victim.members:
             step.budget += member.is_decoding  # the token that was kept for it
             self._release(member)
@@ -340,7 +287,7 @@ class Scheduler:
             sequence.num_pending -= 1
             if sequence.status is SequenceStatus.FINISHED:
                 continue
-            error = _row_error(output, rows[index]) if rows else None
+            error = output.error(rows[index]) if rows else None
             if error is not None:
                 self._fail(sequence, error)
                 progressed.append(sequence)
@@ -355,6 +302,10 @@ class Scheduler:
             log_probs = output.log_probs[index] if sequence.wants_log_probs and output.log_probs is not None else None
             num_before = len(sequence.token_ids)
             reason = sequence.append(output.token_ids[index], log_probs, now_ns)
+            if index in step.drafts:
+                num_accepted = min(len(sequence.token_ids) - num_before, len(output.token_ids[index]) - 1)
+                sequence.take_back(step.drafts[index], num_accepted, len(self._batch))
+                self.draft_count.add(step.drafts[index], num_accepted)
             if sequence.gathered is not None and rows and rows[index] in output.tensors:
                 num_tokens = len(sequence.token_ids) - num_before
                 sequence.gathered.add_generated(output.tensors[rows[index]], num_tokens)
@@ -364,7 +315,7 @@ class Scheduler:
             elif len(sequence.token_ids) > (sequence.num_cached_blocks + 1) * block_size:
                 self.kv_cache.cache_blocks(sequence)
         if some_finished:
-            self._drop_finished()
+            self._batch.drop_finished()
         return progressed
 
     def _choose_beams(self, beam: Sequence, group: BeamGroup, found: RowTensors, now_ns: int) -> tuple[Sequence, ...]:
@@ -377,32 +328,12 @@ class Scheduler:
             group.conclude(now_ns)
             return group.returned
         if beam.status is SequenceStatus.RUNNING:
-            self._move_beams(group, moves)
+            self._batch.move_beams(group, moves)
         else:
             for child, _ in moves:
                 child.block_hashes = []
         group.apply(now_ns)
         return ()
-
-    def _move_beams(self, group: BeamGroup, moves: list[Move]) -> None:
-        """Let each that moves hold the blocks of the one whose text it takes over; parents stay where they are."""
-        live = group.live
-        for sequence in group.sequences:
-            if sequence not in live or any(sequence is child for child, _ in moves):
-                self._num_decoding -= sequence.is_decoding
-                self._num_missing_blocks -= self._num_missing(sequence)
-                self.kv_cache.free(sequence)
-                sequence.num_prefill_tokens = sequence.num_prompt_tokens
-                self._num_missing_blocks += self._num_missing(sequence)
-                sequence.is_placed = False
-            elif sequence.needs_history:
-                sequence.is_placed = False
-        for child, parent in moves:
-            self._num_missing_blocks -= self._num_missing(child)
-            self.kv_cache.fork(child, parent)
-            child.num_prefill_tokens = child.num_computed_tokens
-            self._num_decoding += 1
-            self._num_missing_blocks += self._num_missing(child)
 
     def stop(self, sequence: Sequence, reason: FinishReason, *, trusted: bool = True) -> None:
         """Finish a sequence in any state, with all beams of its search, and free its row and blocks.
@@ -414,7 +345,7 @@ class Scheduler:
             was_running = sequence.status is SequenceStatus.RUNNING
             self._finish(sequence, reason, trusted=trusted)
             if was_running:
-                self._drop_finished()
+                self._batch.drop_finished()
 
     def abandon(self, error: RequestError) -> list[Sequence]:
         """Drop all outstanding steps, because one failed, and fail the sequences that depend on them.
@@ -423,11 +354,11 @@ class Scheduler:
         have nothing in the KV cache and stay in the queue. All cached prefixes are forgotten.
         """
         pending = sorted((sequence for sequence in self._waiting if sequence.has_pending), key=lambda s: s.order)
-        lost = [*self._running, *pending]
+        lost = [*self._batch.sequences, *pending]
         self._outstanding.clear()
         for sequence in lost:
             self._fail(sequence, error)
-        self._drop_finished()
+        self._batch.drop_finished()
         self.kv_cache.reset()
         return lost
 
@@ -450,35 +381,15 @@ class Scheduler:
     def _release(self, sequence: Sequence, *, trusted: bool = True) -> None:
         """Take back its blocks and its row, or its place in the queue."""
         if sequence.status is SequenceStatus.RUNNING:
-            self._num_decoding -= sequence.is_decoding
-            self._num_missing_blocks -= self._num_missing(sequence)
-            self._num_guided -= sequence.is_guided
-            heapq.heappush(self._free_rows, sequence.row)
-            sequence.row = -1
-            sequence.is_placed = False
+            self._batch.release(sequence)
         elif sequence is sequence.members[0]:
             self._waiting.discard(sequence)
         self.kv_cache.free(sequence, trusted=trusted)
 
-    def _drop_finished(self) -> None:
-        self._running = [sequence for sequence in self._running if not sequence.is_finished]
-
     def check(self) -> None:
         """Raise AssertionError unless rows, blocks and counts agree with the states of the sequences."""
-        running = [member for sequence in self._running for member in sequence.members]
-        assert sorted([*self._free_rows, *(s.row for s in running)]) == list(range(self.max_batch_size))
-        assert all(sequence.status is SequenceStatus.RUNNING for sequence in running)
         waiting = list(self._waiting)
         assert len(waiting) == len(self._waiting)
         assert self.num_paused == sum(sequence.status is SequenceStatus.PAUSED for sequence in waiting)
         assert not any(member.block_ids or member.row >= 0 for sequence in waiting for member in sequence.members)
-        assert self._num_decoding == sum(sequence.is_decoding for sequence in running)
-        assert self._num_missing_blocks == sum(map(self._num_missing, running))
-        assert self._num_guided == sum(sequence.is_guided for sequence in running)
-        self.kv_cache.check(running)
-
-
-def _row_error(output: StepOutput, row: int) -> RequestError | None:
-    if row in output.refused:
-        return InvalidRequest(output.refused[row])
-    return StepFailed(output.errors[row]) if row in output.errors else None
+        self._batch.check()

@@ -13,17 +13,20 @@ import msgspec
 
 from inflight.batch_manager.beam_search import num_candidates
 from inflight.batch_manager.gathered_tensors import GatheredTensors
+from inflight.batch_manager.speculation import Speculation
 from inflight.errors import RequestError
 from inflight.request import Request
 from inflight.result import FinishReason, PerfMetrics
 from inflight.sampling_config import SamplingConfig
 from inflight.scheduler_output import BEAM_LOG_PROBS, LOG_PROBS, NO_SLOT, NewSequence
 from inflight.sequence_seed import sequence_seed
+from inflight.speculative_decoding import NGramDecodingConfig
 
 if TYPE_CHECKING:
     from inflight.batch_manager.beam_group import BeamGroup
 
 NO_BLOCK = -1
+NO_LOOKUP = NGramDecodingConfig(max_draft_len=0)
 
 
 class SequenceStatus(enum.Enum):
@@ -81,6 +84,7 @@ class Sequence:
         "request",
         "row",
         "siblings",
+        "speculation",
         "status",
         "stop_words",
         "tail_block",
@@ -88,7 +92,16 @@ class Sequence:
         "wants_log_probs",
     )
 
-    def __init__(self, request: Request, *, max_seq_len: int, index: int = 0, arrival_time_ns: int = 0) -> None:
+    def __init__(
+        self,
+        request: Request,
+        *,
+        max_seq_len: int,
+        index: int = 0,
+        arrival_time_ns: int = 0,
+        ngram_config: NGramDecodingConfig = NO_LOOKUP,
+    ) -> None:
+        """`ngram_config`: the engine's, for a request without one."""
         self.request = request
         self.index = index
         """Which of the request's continuations this is."""
@@ -106,6 +119,8 @@ class Sequence:
         """Tensors that it asks for; None = none."""
         self.adapter_slot = NO_SLOT
         self.is_guided = request.guided_decoding_params is not None
+        self.speculation = Speculation.wanted_by(request, ngram_config)
+        """None = no step verifies drafts for it."""
         self.siblings: tuple[Sequence, ...] = ()
         """All sequences of its request, itself included; empty for the only one, and once it is finished."""
 
@@ -229,6 +244,14 @@ class Sequence:
                 return reason
         return FinishReason.NOT_FINISHED
 
+    def take_back(self, num_drafts: int, num_accepted: int, num_running: int) -> None:
+        """A step has verified drafts, and its tokens were appended. What it computed behind the last accepted one does
+        not count: later tokens will take these slots. `num_running`: sequences in the batch."""
+        assert self.speculation is not None
+        self.speculation.account(num_drafts, num_accepted, len(self.token_ids), num_running)
+        if self.status is SequenceStatus.RUNNING:
+            self.num_computed_tokens = len(self.token_ids) - 1
+
     def describe(self) -> NewSequence:
         """All that the runner must know of it when it takes its row."""
         return NewSequence(
@@ -275,6 +298,8 @@ class Sequence:
             kv_cache_alloc_new_blocks=self.num_allocated_blocks,
             kv_cache_reused_blocks=self.num_reused_blocks,
             kv_cache_missed_blocks=self.num_missed_blocks,
+            total_draft_tokens=self.speculation.num_draft_tokens if self.speculation is not None else 0,
+            total_accepted_draft_tokens=self.speculation.num_accepted_tokens if self.speculation is not None else 0,
         )
 
 

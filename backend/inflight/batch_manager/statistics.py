@@ -9,8 +9,9 @@ from collections.abc import Callable
 
 from inflight.batch_manager.kv_cache_manager import KVCacheManager
 from inflight.batch_manager.sequence import Sequence, SequenceStatus
+from inflight.batch_manager.speculation import DraftCount
 from inflight.scheduler_output import RowWork
-from inflight.stats import InflightBatchingStats, KvCacheStats, RequestStage, RequestStats
+from inflight.stats import InflightBatchingStats, KvCacheStats, RequestStage, RequestStats, SpecDecodingStats
 
 MEMORY_NS = 50_000_000
 """Shortest time between two looks at the memory: one reads files of the system, which takes longer than the rest."""
@@ -48,7 +49,7 @@ def kv_cache_stats(kv_cache: KVCacheManager) -> KvCacheStats:
 def batching_stats(rows: list[RowWork], *, num_paused: int, num_sequences: int) -> InflightBatchingStats:
     """`rows`: of the step that the iteration launched, if any. `num_sequences`: accepted and not finished."""
     # Nearly all rows of a full step bring the token that they sampled last, and sample one: these are not looked at.
-    special = [work for work in rows if work.token_ids and not work.is_chosen]
+    special = [work for work in rows if work.token_ids and (not work.is_chosen or work.num_sampled > 1)]
     prefills = [work for work in special if work.is_prefill]
     drafted = [work for work in special if not work.is_prefill]
     num_decodes = len(rows) - len(prefills)
@@ -62,6 +63,18 @@ def batching_stats(rows: list[RowWork], *, num_paused: int, num_sequences: int) 
         num_ctx_tokens=sum(work.num_tokens for work in prefills),
         micro_batch_id=0,
         avg_num_decoded_tokens_per_iter=num_decoded / num_decodes if num_decodes else 0.0,
+    )
+
+
+def spec_decoding_stats(count: DraftCount) -> SpecDecodingStats | None:
+    """None if the iteration got no results of drafts."""
+    if not count.num_sequences:
+        return None
+    return SpecDecodingStats(
+        num_draft_tokens=count.num_draft_tokens,
+        num_accepted_tokens=count.num_accepted_tokens,
+        num_requests_with_draft_tokens=count.num_sequences,
+        acceptance_length=1 + count.num_accepted_tokens / count.num_sequences,
     )
 
 

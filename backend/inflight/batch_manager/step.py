@@ -2,26 +2,102 @@
 
 from __future__ import annotations
 
-from inflight.batch_manager.sequence import Sequence
+from inflight.batch_manager.running_batch import RunningBatch
+from inflight.batch_manager.sequence import NO_BLOCK, Sequence
 from inflight.scheduler_output import NewSequence, RowWork
+
+NONE: list[int] = []
+"""Shared by all rows without new blocks or tokens from the host: nearly every row of every step. Never written to."""
 
 
 class Step:
     """What becomes a SchedulerOutput, and whose it is."""
 
-    __slots__ = ("block_copies", "budget", "forks", "gathering", "new_sequences", "prefilling", "rows", "sampling")
+    __slots__ = (
+        "_batch",
+        "_block_size",
+        "block_copies",
+        "budget",
+        "drafts",
+        "forks",
+        "gathering",
+        "new_sequences",
+        "num_places",
+        "prefilling",
+        "rows",
+        "sampling",
+    )
 
-    def __init__(self, budget: int) -> None:
+    def __init__(self, budget: int, batch: RunningBatch, block_size: int) -> None:
         self.budget = budget
         """Tokens left for prompts."""
+        self.num_places = batch.num_free_rows
+        """Rows that no sequence has: as many drafts may take their places in the batch. So a full batch has none."""
         self.new_sequences: list[NewSequence] = []
         self.rows: list[RowWork] = []
         self.block_copies: list[tuple[int, int]] = []
         self.sampling: list[Sequence] = []
         """Who gets a token: the order of SchedulerOutput.sampling_rows."""
+        self.drafts: dict[int, int] = {}
+        """Index in `sampling` -> number of drafts that are verified."""
         self.prefilling: list[Sequence] = []
         """Who computes tokens of its prompt, or takes a row."""
         self.gathering: dict[int, Sequence] = {}
         """By row, those that ask for tensors."""
         self.forks: list[tuple[Sequence, Sequence]] = []
         """Sequences that took a row to continue the prompt of a sibling, each with that sibling."""
+        self._batch = batch
+        self._block_size = block_size
+
+    def add(self, sequence: Sequence, num_tokens: int, new_block_ids: list[int], drafts: list[int] = NONE) -> None:
+        """Let a running sequence that has the blocks for it compute its next `num_tokens` tokens, the last of which are
+        `drafts`."""
+        start = sequence.num_computed_tokens
+        sequence.num_computed_tokens = end = start + num_tokens
+        token_ids, samples, is_chosen = NONE, True, False
+        if start < sequence.num_prefill_tokens:
+            token_ids, samples = sequence.token_ids[start:end], end == sequence.num_prefill_tokens
+            if not sequence.is_placed:
+                self._place(sequence, start)
+                new_block_ids = NONE
+            self.budget -= num_tokens
+            self.prefilling.append(sequence)
+            self._batch.num_decoding += samples
+        elif sequence.beams is not None:
+            token_ids, is_chosen = sequence.token_ids[start:end], True
+            if not sequence.is_placed:
+                self._place(sequence, start)
+                new_block_ids = NONE
+                self.prefilling.append(sequence)
+        elif sequence.speculation is not None:
+            token_ids, is_chosen = drafts, not sequence.num_pending
+            if is_chosen:
+                token_ids = [sequence.token_ids[start], *drafts]
+            if drafts:
+                sequence.speculation.is_verifying = True
+                self.drafts[len(self.sampling)] = len(drafts)
+                self.budget -= len(drafts)
+                self.num_places -= len(drafts)
+        if samples:
+            sequence.num_pending += 1
+            self.sampling.append(sequence)
+        if sequence.gathered is not None:
+            self.gathering[sequence.row] = sequence
+        self.rows.append(
+            RowWork(
+                row=sequence.row,
+                start=start,
+                num_tokens=num_tokens,
+                token_ids=token_ids,
+                new_block_ids=new_block_ids,
+                num_sampled=int(samples) + len(drafts),
+                is_chosen=is_chosen,
+            )
+        )
+
+    def _place(self, sequence: Sequence, start: int) -> None:
+        """Describe to the runner a sequence whose first row begins at position `start`."""
+        sequence.is_placed = True
+        if sequence.tail_block != NO_BLOCK:
+            self.block_copies.append((sequence.tail_block, sequence.block_ids[start // self._block_size]))
+        self.new_sequences.append(sequence.describe())

@@ -14,7 +14,7 @@ from torch import Tensor
 from inflight.layers.attention import AttentionMetadata
 from inflight.runtime.repeated_ngrams import find_ngrams
 from inflight.runtime.row_state import RowState
-from inflight.runtime.sampling_input import SamplingInput, find_restrictions
+from inflight.runtime.sampling_input import SamplingInput, find_counted, find_restrictions
 from inflight.runtime.step_input import StepInput
 
 
@@ -37,8 +37,10 @@ def lay_out(step: StepInput, parts: list[Tensor], state: RowState, block_size: i
     rows_B, counts_B, host_tokens_T, places_T, offsets_T, start_loc, sampled_S, sampling_rows_S = parts
     lengths_B = state.lengths_R.index_select(0, rows_B)
     seq_lens_B = lengths_B + counts_B
+    # A row that verifies drafts stands here several times. Its length is then the host's to tell, see runtime.drafts.
     state.lengths_R.index_copy_(0, rows_B, seq_lens_B)
-    if step.num_prefills:
+    has_longer_rows = len(places_T) > 0
+    if has_longer_rows:
         positions_T = lengths_B.index_select(0, places_T) + offsets_T
         rows_T = rows_B.index_select(0, places_T)
     else:
@@ -51,7 +53,7 @@ def lay_out(step: StepInput, parts: list[Tensor], state: RowState, block_size: i
     sampling = None
     if step.needs is not None:
         # A token samples the one at the next position, which is the row's length where a row brings a single token.
-        rows_S, lengths_S = rows_T, positions_T + 1 if step.num_prefills else seq_lens_B
+        rows_S, lengths_S = rows_T, positions_T + 1 if has_longer_rows else seq_lens_B
         if len(sampled_S):
             rows_S, lengths_S = sampling_rows_S, lengths_S.index_select(0, sampled_S)
         restrictions = find_restrictions(step.staged, rows_S, lengths_S)
@@ -61,6 +63,7 @@ def lay_out(step: StepInput, parts: list[Tensor], state: RowState, block_size: i
             needs=step.needs,
             restrictions=restrictions,
             ngrams=find_ngrams(step.staged, step.ngram_extent, rows_S, lengths_S),
+            counted=find_counted(step.staged),
         )
     return BatchLayout(
         token_ids_T=token_ids_T,

@@ -7,7 +7,7 @@ token that a row samples stays on the device and feeds the row's next step. Know
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any, TypeVar
@@ -22,6 +22,7 @@ from inflight.models.network import LayeredNetwork, Network
 from inflight.request_limits import RequestLimits
 from inflight.runtime.batch_layout import BatchLayout, lay_out
 from inflight.runtime.device import keep_freed_memory, pinned_memory, resident_memory
+from inflight.runtime.drafts import accepted
 from inflight.runtime.guided.grammars import Grammars
 from inflight.runtime.guided.guidance import Guidance, GuidedRow
 from inflight.runtime.guided.token_mask import StepMask
@@ -40,6 +41,7 @@ from inflight.scheduler_output import (
     HIDDEN_STATES,
     LOG_PROBS,
     NewSequence,
+    RowTensors,
     RowWork,
     SchedulerOutput,
     StepOutput,
@@ -246,12 +248,14 @@ class ModelRunner:
         if sampled is None:
             return StepOutput(token_ids=[], tensors=tensors)
         rows = handle.step.sampling_rows
-        order = handle.step.answer_order or range(len(rows))
+        order: Sequence[int] = handle.step.answer_order or range(len(rows))
         finite: list[bool] = sampled.is_finite_S.tolist()
         token_ids: list[int] = sampled.token_ids_S.tolist()
+        values: list[float] | None = None if sampled.log_probs_S is None else sampled.log_probs_S.tolist()
+        if handle.step.drafts:
+            return self._collect_drafts(handle, order, token_ids, finite, values, tensors)
         log_probs = None
-        if sampled.log_probs_S is not None:
-            values: list[float] = sampled.log_probs_S.tolist()
+        if values is not None:
             log_probs = [[values[index]] if finite[index] else [] for index in order]
         errors = {rows[index]: NOT_FINITE for index in order if not finite[index]}
         refused = handle.refused
@@ -267,6 +271,38 @@ class ModelRunner:
             tensors=tensors,
             errors=errors,
             refused=refused,
+        )
+
+    def _collect_drafts(
+        self,
+        handle: StepHandle,
+        order: Sequence[int],
+        token_ids: list[int],
+        finite: list[bool],
+        values: list[float] | None,
+        tensors: dict[int, RowTensors],
+    ) -> StepOutput:
+        """The same for a step that verifies drafts. What is behind the accepted ones cannot fail a row."""
+        rows, errors = handle.step.sampling_rows, {}
+        tokens: list[list[int]] = []
+        log_probs: list[list[float]] = []
+        self._guidance.advance(handle.guided, token_ids)
+        for places, kept in accepted(handle.step.drafts, rows, order, token_ids):
+            row = rows[places[0]]
+            if not all(finite[place] for place in places):
+                self._scrubbed += self._table.block_ids(row)
+            if not all(finite[place] for place in kept):
+                errors[row] = NOT_FINITE
+            self._preparation.note_rejected(row, [token_ids[place] for place in places[len(kept) :]])
+            has_token = row not in errors and row not in handle.refused
+            tokens.append([token_ids[place] for place in kept] if has_token else [])
+            log_probs.append([values[place] for place in kept] if values is not None and row not in errors else [])
+        return StepOutput(
+            token_ids=tokens,
+            log_probs=None if values is None else log_probs,
+            tensors=tensors,
+            errors=errors,
+            refused=handle.refused,
         )
 
     def memory_usage(self) -> tuple[int, int, int]:

@@ -61,6 +61,16 @@ class RowState:
             self.top_k_R.index_copy_(0, rows, staged["placed_top_k"])
             self.floats_FR.index_copy_(1, rows, staged["placed_floats"])
             self.top_p_reset_R.index_copy_(0, rows, staged["placed_top_p_reset"])
+        if "known_rows" in staged:
+            self.lengths_R.index_copy_(0, staged["known_rows"], staged["known_lengths"])
+        if "rejected_rows" in staged and self.output_counts_RV is not None:
+            less = torch.full_like(staged["rejected_rows"], -1, dtype=torch.int32)
+            self.output_counts_RV.index_put_(
+                (staged["rejected_rows"], staged["rejected_tokens"]), less, accumulate=True
+            )
+        if "draft_rows" in staged:
+            assert self.history is not None
+            self.history[staged["draft_rows"], staged["draft_positions"]] = staged["draft_tokens"]
         if "changed_blocks" in staged:
             self.block_table.view(-1).index_copy_(0, staged["changed_blocks"], staged["changed_block_ids"])
 

@@ -68,7 +68,10 @@ class Sampler:
                 assert state.prompt_mask_RV is not None and state.output_counts_RV is not None
                 penalties = {name: fields[name] for name in fields if name.endswith("_penalty")}
                 penalties["prompt_mask"] = state.prompt_mask_RV.index_select(0, rows_S)
-                penalties["output_counts"] = state.output_counts_RV.index_select(0, rows_S)
+                counts_SV = penalties["output_counts"] = state.output_counts_RV.index_select(0, rows_S)
+                if sampling.counted is not None:
+                    ones = torch.ones_like(sampling.counted[0], dtype=torch.int32)
+                    counts_SV.index_put_(sampling.counted, ones, accumulate=True)
         bias_SV = None
         if needs.is_biased:
             assert state.bias_RV is not None

@@ -70,6 +70,8 @@ class SamplingInput:
     needs: SamplingNeeds
     restrictions: Restrictions | None
     ngrams: RepeatedNgrams | None
+    counted: tuple[Tensor, Tensor] | None = None
+    """int64 each: indices among the S, and the drafts that count as output there besides those of RowState."""
 
 
 def find_needs(table: RowTable, rows: Array) -> SamplingNeeds:
@@ -123,6 +125,12 @@ def find_restrictions(arrays: dict[str, Tensor], rows_S: Tensor, lengths_S: Tens
         rows_X=None if owners_X is None else rows_S.index_select(0, owners_X),
         lengths_X=None if owners_X is None else lengths_S.index_select(0, owners_X),
     )
+
+
+def find_counted(arrays: dict[str, Tensor]) -> tuple[Tensor, Tensor] | None:
+    """Drafts that count as output, see `drafts.stage_counted`."""
+    places = arrays.get("counted_places")
+    return None if places is None else (places, arrays["counted_tokens"])
 
 
 def _forbidden(sequence: NewSequence, length: int) -> list[list[int]]:

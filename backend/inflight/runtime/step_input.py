@@ -1,10 +1,11 @@
 """The host's half of a step's preparation: turns a SchedulerOutput into arrays of numbers. Knows no network.
 
 Rows are put into batch order here: first those that bring a single token, which attention treats as decodes even if it
-is a prompt's token, then the longer ones, the prefills. The slots of tokens in the cache are computed on the device,
-see BatchLayout.
+is a prompt's token, then the longer ones, the prefills. A row that verifies drafts takes a place among the former for
+each of its tokens, see `inflight.runtime.drafts`. The slots of tokens in the cache are computed on the device, see
+BatchLayout.
 
-Legend: T tokens of the step, N rows of one token and P longer ones, B = N + P, S rows that sample.
+Legend: T tokens of the step, N places of one token and P longer rows, B = N + P, S tokens that sample.
 """
 
 from __future__ import annotations
@@ -16,8 +17,16 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from inflight.runtime.drafts import (
+    find_drafts,
+    spread,
+    stage_counted,
+    stage_drafts,
+    stage_lengths,
+    stage_rejected,
+)
 from inflight.runtime.repeated_ngrams import stage_ngrams
-from inflight.runtime.row_table import WANTS_TENSORS, RowTable
+from inflight.runtime.row_table import PENALISED, WANTS_TENSORS, RowTable
 from inflight.runtime.sampling_input import SamplingNeeds, find_needs, stage_restrictions
 from inflight.runtime.staging import Array, Staging, to_host_tensor
 from inflight.runtime.step_sizes import StepSizes
@@ -41,11 +50,11 @@ class StepInput:
     """int64, on the host: eight parts, one after the other. A part that a step does not need is empty.
 
     1. (B) row of each place in the batch
-    2. (B) its number of tokens; 0 for padding
+    2. (B) its number of tokens, up to the one in this place; 0 for padding
     3. (T) token ids, LAST_SAMPLED where the host does not know the id; empty if it knows none
-    4. (T) place in the batch of each token's row; this and the next two are empty if no row is longer than one token
+    4. (T) place in the batch of each token's row; this and the next are empty if every row brings one token
     5. (T) index of each token in its row
-    6. (P + 1) offset of each longer row's tokens, counted from the first longer row
+    6. (P + 1) offset of each longer row's tokens, counted from the first longer row; empty if there is none
     7. (S) indices of those of the T tokens that sample; this and the next are empty if all of them do
     8. (S) the rows that sample
     """
@@ -59,9 +68,11 @@ class StepInput:
     prefill_blocks: int
     max_prefill_len: int
     sampling_rows: list[int]
-    """The rows that sample, without padding, in batch order."""
+    """The rows that sample, without padding, in batch order; one that verifies drafts as often as it samples."""
     answer_order: list[int] | None
     """Indices into `sampling_rows` in the order of the SchedulerOutput's rows; None = the same order."""
+    drafts: dict[int, list[int]]
+    """Row -> those that it verifies."""
     needs: SamplingNeeds | None
     """None = no row samples."""
     ngram_extent: tuple[int, int]
@@ -89,6 +100,8 @@ class StepPreparation:
         self._sizes = sizes
         self._device = device
         self._served_outputs = served_outputs(model_outputs)
+        self._rejected: dict[int, list[int]] = {}  # row -> tokens that its counts hold, although it does not have them
+        self._uncertain_rows: set[int] = set()  # those whose length the device does not know: they have verified drafts
 
     def capacity(self, max_num_tokens: int) -> int:
         """Upper bound of the length of StepInput.numbers for a step of up to `max_num_tokens` tokens."""
@@ -99,9 +112,18 @@ class StepPreparation:
     def prepare(self, scheduled: SchedulerOutput, scrubbed_block_ids: list[int]) -> StepInput:
         """Raises ValueError, and changes nothing, if the step asks for something that is not supported."""
         self._refuse_unserved(scheduled)
-        batch = _Batch(scheduled.rows, self._sizes)
+        drafts = find_drafts(scheduled.rows, self._table.num_rows)
+        batch = _Batch(scheduled.rows, self._sizes, verifies=bool(drafts))
         staging = Staging(self._device)
         self._stage_changes(scheduled, staging)
+        if self._uncertain_rows:
+            stage_lengths(staging, scheduled.rows, self._uncertain_rows)
+        if self._rejected:
+            stage_rejected(staging, scheduled, self._rejected)
+        if drafts:
+            stage_counted(staging, self._table, batch.sampling_rows, drafts)
+            stage_drafts(staging, self._table, scheduled.rows)
+            self._uncertain_rows.update(drafts)
         needs, ngram_extent = None, (0, 0)
         if len(batch.sampling_rows):
             rows, lengths = batch.sampling_rows, batch.sampling_lengths
@@ -128,10 +150,16 @@ class StepPreparation:
             max_prefill_len=int(batch.counts[batch.num_singles :].max(initial=0)),
             sampling_rows=batch.sampling_rows.tolist(),
             answer_order=batch.answer_order(),
+            drafts=drafts,
             needs=needs,
             ngram_extent=ngram_extent,
             tensor_plan=tensor_plan,
         )
+
+    def note_rejected(self, row: int, token_ids: list[int]) -> None:
+        """The row has sampled these behind its accepted drafts."""
+        if self._table.needs[row] & PENALISED and token_ids:
+            self._rejected[row] = token_ids
 
     def _refuse_unserved(self, scheduled: SchedulerOutput) -> None:
         for new in scheduled.new_sequences:
@@ -158,7 +186,11 @@ class StepPreparation:
 class _Batch:
     """The rows of one step in batch order. Its arrays hold no padding."""
 
-    def __init__(self, rows: list[RowWork], sizes: StepSizes) -> None:
+    def __init__(self, rows: list[RowWork], sizes: StepSizes, *, verifies: bool = False) -> None:
+        """`verifies`: whether rows bring drafts."""
+        offsets: Array | None = None
+        if verifies:
+            rows, offsets = spread(rows)
         numbers = [(work.num_tokens, work.row, work.start, work.num_sampled) for work in rows]
         columns = np.array(numbers, dtype=np.int64).reshape(-1, 4)
         is_long = columns[:, 0] > 1
@@ -169,11 +201,12 @@ class _Batch:
             self._order = np.argsort(is_long, kind="stable")
             columns = columns[self._order]
             rows = [rows[index] for index in self._order]
+            if offsets is not None:
+                offsets = offsets[self._order]
         self.works = rows
         self.counts, self.rows, starts, num_sampled = columns.T
         self.seq_lens = starts + self.counts
-        if num_sampled.max(initial=0) > 1:
-            raise ValueError("drafts are not served, but a row samples more than one token")
+        self._draft_offsets = offsets
         self._samples = num_sampled > 0
         self.sampling_rows, self.sampling_lengths = self.rows, self.seq_lens
         if not self._samples.all():
@@ -198,7 +231,7 @@ class _Batch:
         """See StepInput.numbers."""
         rows = self._pad(self.rows, padding_row)
         counts = self._pad(self.counts, 0)
-        if not self.num_prefills:
+        if not self.num_prefills and self._draft_offsets is None:
             token_ids = _token_ids(self.works, self.num_decodes) if self.works and self._has_host_tokens() else _EMPTY
             sampled = _EMPTY if self._samples.all() else self._sampled(np.arange(1, len(self.rows) + 1))
             return [rows, counts, token_ids, _EMPTY, _EMPTY, _EMPTY, sampled, self._sampling_rows(sampled, padding_row)]
@@ -206,8 +239,14 @@ class _Batch:
         ends = np.cumsum(sizes)
         token_rows = np.repeat(np.arange(len(rows)), sizes)
         offsets = np.arange(self.num_tokens) - np.repeat(ends - sizes, sizes)
+        if self._draft_offsets is not None:
+            offsets[: self.num_singles] += self._draft_offsets[: self.num_singles]
+            counts = counts.copy()
+            counts[: self.num_singles] += self._draft_offsets[: self.num_singles]
         token_ids = _token_ids(self.works, self.num_tokens, self.num_singles, self.num_decodes)
-        start_loc = np.concatenate([_ZERO, np.cumsum(self.counts[self.num_singles :])])
+        start_loc = _EMPTY
+        if self.num_prefills:
+            start_loc = np.concatenate([_ZERO, np.cumsum(self.counts[self.num_singles :])])
         real_ends = np.concatenate([ends[: self.num_singles], ends[self.num_decodes :]])
         sampled = self._sampled(real_ends)
         return [

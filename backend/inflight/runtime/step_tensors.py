@@ -68,7 +68,7 @@ class PromptPart:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SamplePart:
-    """A row whose sampled token is asked about."""
+    """A row whose sampled token is asked about; one that verifies drafts is named once for each of its tokens."""
 
     row: int
     outputs: frozenset[str]
@@ -318,6 +318,8 @@ def by_row(plan: TensorPlan, tensors: StepTensors) -> dict[int, RowTensors]:
             # Copied: a view would keep the whole step's array, on a GPU in pinned memory, until its request has ended.
             generated[name] = _cut(name, tensors.samples[name][place : place + 1].numpy(), sample).copy()
         former = rows.get(sample.row, RowTensors())
+        if former.generated:  # of a token before this one, in a row with drafts
+            generated = {name: np.concatenate([former.generated[name], generated[name]]) for name in generated}
         rows[sample.row] = RowTensors(
             prompt_start=former.prompt_start,
             num_prompt_tokens=former.num_prompt_tokens,

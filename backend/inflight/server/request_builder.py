@@ -17,6 +17,7 @@ from inflight.request import Request
 from inflight.request_limits import RequestLimits
 from inflight.sampling_config import SamplingConfig
 from inflight.server.tensors.client_request import ClientRequest
+from inflight.speculative_decoding import DEFAULT_NGRAM_SIZE, ExternalDraftTokensConfig, NGramDecodingConfig
 from inflight.text.tokenizer import Tokenizer
 
 NEVER = -1
@@ -68,6 +69,10 @@ class RequestBuilder:
             stop_words=client.stop_word_ids or [],
             bad_words=self._bad_words(client),
             guided_decoding_params=_guided_decoding(client),
+            ngram_config=_ngram_config(client),
+            external_draft_tokens_config=(
+                ExternalDraftTokensConfig(tokens=client.draft_input_ids) if client.draft_input_ids else None
+            ),
             priority=0.5 if client.priority is None else client.priority,
             allotted_time_ms=client.allotted_time_ms or 0,
             client_id=triton_id,
@@ -158,6 +163,18 @@ def _guided_decoding(client: ClientRequest) -> GuidedDecodingParams | None:
         known = ", ".join(each.value for each in GuideType)
         raise InvalidRequest(f"guided_decoding_guide_type must be one of {known}") from None
     return GuidedDecodingParams(guide_type=guide_type, guide=client.guide or "")
+
+
+def _ngram_config(client: ClientRequest) -> NGramDecodingConfig | None:
+    """None = as the engine's configuration has it."""
+    max_draft_len, size = client.max_draft_len, client.max_matching_ngram_size
+    if max_draft_len is None:
+        if size is not None:
+            raise InvalidRequest("max_matching_ngram_size needs max_draft_len")
+        return None
+    return NGramDecodingConfig(
+        max_draft_len=max_draft_len, max_matching_ngram_size=DEFAULT_NGRAM_SIZE if size is None else size
+    )
 
 
 def _distinct(words: Iterable[list[int]]) -> list[list[int]]:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
@@ -106,7 +107,7 @@ class SequenceOutput:
                 array = array[:num_taken]
             self._arrays.setdefault(tensor.name, []).append(array)
 
-    def _joined_arrays(self) -> dict[str, Array]:
+    def _joined_arrays(self) -> dict[str, Any]:
         """Fields of Chunk. Outputs of the network are one array, their features side by side in the order asked for."""
         joined = {name: np.concatenate(arrays) for name, arrays in self._arrays.items()}
         for name, prefix in (("hidden_states", ""), ("context_hidden_states", "context_")):

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import threading
 import time
+from dataclasses import replace
 
 from msgspec import structs
 
@@ -150,7 +151,7 @@ class WorkItem:
             last = ready.pop() if ready else self._outputs[-1]
             for output in ready:
                 self._send(output)
-            self._send_final(self._take_chunk(last))
+            self._send_final(replace(self._take_chunk(last), perf_metrics=self.perf_metrics))
         else:
             for output in ready:
                 self._send(output)

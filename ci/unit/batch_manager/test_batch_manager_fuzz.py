@@ -11,14 +11,16 @@ from __future__ import annotations
 
 import os
 
-from harness import Harness, make_request
+from harness import Harness, drafts_for, make_request
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+from msgspec import structs
 
 from inflight.config import SchedulerPolicy
 from inflight.errors import StepFailed
 from inflight.result import FinishReason
+from inflight.speculative_decoding import ExternalDraftTokensConfig, NGramDecodingConfig
 
 MAX_SEQ_LEN = 40
 PREFIX = [(position * 11) % 97 for position in range(30)]
@@ -88,6 +90,8 @@ class Histories(RuleBasedStateMachine):
         seed=st.integers(0, 5),
         num_sequences=st.sampled_from([1, 1, 1, 2, 3, 6]),
         logits=st.sampled_from([False, False, True]),
+        drafts=st.sampled_from([None, None, "right", "half right", "wrong"]),
+        lookup=st.sampled_from([None, 1, 2, 8]),
     )
     def submit(
         self,
@@ -106,6 +110,8 @@ class Histories(RuleBasedStateMachine):
         seed: int,
         num_sequences: int,
         logits: bool,
+        drafts: str | None,
+        lookup: int | None,
     ) -> None:
         self.num_requests += 1
         prompt = [*PREFIX[:shared], *tail]
@@ -126,7 +132,11 @@ class Histories(RuleBasedStateMachine):
             seed=seed,
             num_return_sequences=min(num_sequences, most),
             logits=logits and beam_width == 1,
+            ngram_config=NGramDecodingConfig(max_draft_len=lookup or 0, max_matching_ngram_size=1),
         )
+        if drafts is not None and beam_width == 1:
+            tokens = drafts_for(request, drafts, MAX_SEQ_LEN)
+            request = structs.replace(request, external_draft_tokens_config=ExternalDraftTokensConfig(tokens=tokens))
         for rank in self.ranks:
             rank.submit(request)
 

@@ -7,7 +7,7 @@ from dataclasses import replace
 from itertools import count
 from typing import Any
 
-from harness import Harness, make_request
+from harness import Harness, drafted, make_request
 from msgspec import structs
 
 from inflight.batch_manager.statistics import MEMORY_NS, MemoryUsage, batching_stats
@@ -93,6 +93,17 @@ def test_drafts_count_as_tokens_that_a_sequence_may_get() -> None:
     assert found.avg_num_decoded_tokens_per_iter == 2.5
     assert (found.num_scheduled_requests, found.num_context_requests, found.num_gen_requests) == (3, 1, 2)
     assert (found.num_ctx_tokens, found.num_waiting_requests) == (5, 1)
+
+
+def test_iterations_report_their_drafts() -> None:
+    observer = Observer(max_batch_size=8, max_num_tokens=32)
+    observer.harness.serve(drafted(1, 5, 20), make_request(2, 5, 20))
+    found = [stats.spec_decoding_stats for stats in observer.iterations if stats.spec_decoding_stats is not None]
+    assert [each.num_draft_tokens for each in found] == [each.num_accepted_tokens for each in found]
+    assert sum(each.num_draft_tokens for each in found) == 16
+    assert all(each.num_requests_with_draft_tokens == 1 for each in found)
+    assert [each.acceptance_length for each in found] == [1 + each.num_accepted_tokens for each in found]
+    assert observer.iterations[0].spec_decoding_stats is None
 
 
 def test_blocks_are_counted_as_they_were_found() -> None:

@@ -25,7 +25,7 @@ from inflight_client._exceptions import error_from_message, error_from_status
 from inflight_client._grpc import _decode, _encode
 from inflight_client._protocol import chunk_from_reply, generation_call
 from inflight_client._transport import strings
-from inflight_client._types import TokenLogProb
+from inflight_client._types import CompletionBuilder, TokenLogProb
 
 
 @pytest.mark.parametrize(
@@ -126,6 +126,28 @@ def test_counts_come_from_their_own_tensors_where_there_are_some() -> None:
     chunk = chunk_from_reply(Reply(outputs={**outputs, "num_input_tokens": np.array([9], np.int32)}))
     assert chunk is not None
     assert (chunk.num_input_tokens, chunk.num_output_tokens) == (9, 3)
+
+
+def test_drafts_are_one_row_of_token_ids() -> None:
+    call = generation_call(
+        "x", {"draft_input_ids": (3, 4), "max_draft_len": 8}, model="llm", stream=False, timeout=None, request_id=None
+    )
+    assert call.inputs["draft_input_ids"].tolist() == [3, 4] and call.inputs["draft_input_ids"].dtype == np.int32
+    assert call.inputs["max_draft_len"].tolist() == [8]
+    for wrong in ("34", 5, [1.5]):
+        with pytest.raises(InvalidRequest, match="draft_input_ids must be"):
+            generation_call("x", {"draft_input_ids": wrong}, model="llm", stream=False, timeout=None, request_id=None)
+
+
+def test_counts_of_drafts_are_those_of_the_last_chunk() -> None:
+    outputs = {"total_draft_tokens": np.array([9], np.int32), "total_accepted_draft_tokens": np.array([7], np.int32)}
+    builder = CompletionBuilder()
+    for reply in ({"text_output": strings(("a",))}, {"text_output": strings(("b",)), **outputs}):
+        chunk = chunk_from_reply(Reply(outputs=reply))
+        assert chunk is not None
+        builder.add(chunk)
+    completion = builder.build()
+    assert (completion.total_draft_tokens, completion.total_accepted_draft_tokens) == (9, 7)
 
 
 def test_alternatives_become_pairs_for_each_token() -> None:

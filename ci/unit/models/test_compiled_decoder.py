@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from compiled_network import BLOCK_SIZE, INSTRUCTIONS, Network, Step, config_of, needs_compiler
@@ -210,6 +211,30 @@ def runner(checkpoint: TinyCheckpoint) -> Iterator[ModelRunner]:
     assert isinstance(runner._decoder, CompiledNetwork)
     yield runner
     runner.close()
+
+
+@needs_compiler
+@pytest.mark.parametrize("instruction", [Instruction.VDPBF16PS, Instruction.FMA])
+def test_rows_that_decode_have_the_same_bits_alone_and_together(
+    runner: ModelRunner, instruction: Instruction, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Neither the other rows nor the threads change a sum; so drafts, which are such rows, change no token."""
+    assert isinstance(runner._decoder, CompiledNetwork)
+    force(instruction, runner._decoder, monkeypatch)
+
+    def works() -> list[Work]:
+        lengths = (1, 130, 200)
+        return [Work(prompt=make_prompt(n), max_tokens=6, chunk=1, outputs=("generation_logits",)) for n in lengths]
+
+    together, alone = works(), works()
+    Driver(runner).run(together)
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 1)
+    for work in alone:
+        Driver(runner).run([work])
+    for mine, theirs in zip(alone, together, strict=True):
+        assert mine.output == theirs.output
+        for found, expected in zip(mine.tensors, theirs.tensors, strict=True):
+            assert np.array_equal(found.generated["generation_logits"], expected.generated["generation_logits"])
 
 
 def assert_likeliest(checkpoint: TinyCheckpoint, prompt: list[int], tokens: list[int]) -> None:

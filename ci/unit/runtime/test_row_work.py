@@ -161,7 +161,7 @@ def test_a_single_token_of_a_chunk_samples_nothing(runner: ModelRunner, checkpoi
     [
         ({"outputs": ("log_probs", "logits")}, {}, r"outputs \['logits'\] are not served"),
         ({"adapter_slot": 0}, {}, "adapters are not served"),
-        ({}, {"num_sampled": 2}, "drafts are not served"),
+        ({}, {"num_sampled": 2}, "not a token and its drafts"),
     ],
 )
 def test_what_the_runner_does_not_serve_is_refused(
@@ -173,6 +173,15 @@ def test_what_the_runner_does_not_serve_is_refused(
     part = RowWork(row=1, start=0, num_tokens=6, token_ids=prompt, **work)
     with pytest.raises(ValueError, match=words):
         runner.forward(SchedulerOutput(new_sequences=[asking], rows=[part]))
+    assert run(runner, [RowWork(row=0, start=6, num_tokens=1)]) == expected[1:], "nothing was started"
+
+
+def test_more_drafts_than_the_batch_has_places_are_refused(runner: ModelRunner, checkpoint: TinyCheckpoint) -> None:
+    prompt, expected = checkpoint.prompt(6, 2)
+    run(runner, [whole(0, prompt)], [new_sequence(0, prompt, [60, 61, 62, 63])])
+    too_many = RowWork(row=0, start=6, num_tokens=9, token_ids=[1] * 8, num_sampled=9)
+    with pytest.raises(ValueError, match="9 places of a batch of 8"):
+        runner.forward(SchedulerOutput(new_sequences=[], rows=[too_many]))
     assert run(runner, [RowWork(row=0, start=6, num_tokens=1)]) == expected[1:], "nothing was started"
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import fields, replace
+from operator import attrgetter
 from pathlib import Path
 
 import numpy as np
@@ -13,6 +14,7 @@ from tritonclient.grpc import model_config_pb2
 
 from inflight.config import EngineConfig
 from inflight.errors import InvalidRequest
+from inflight.result import PerfMetrics
 from inflight.server.tensors.chunk import Chunk
 from inflight.server.tensors.client_request import ClientRequest
 from inflight.server.tensors.dialect import Dialect, InputTensor, OutputTensor, TensorType
@@ -67,7 +69,7 @@ def test_tables_name_fields_that_exist(dialect: Dialect) -> None:
     for tensor in dialect.inputs:
         assert tensor.field in client_fields or (not tensor.field and tensor.neutral)
     for output in dialect.outputs:
-        assert hasattr(Chunk(), output.value)
+        assert attrgetter(output.value)(Chunk(perf_metrics=PerfMetrics())) is not output
         assert not output.asked_by or output.asked_by in client_fields
     names = {tensor.name for tensor in dialect.inputs}
     assert len(names) == len(dialect.inputs)
@@ -206,11 +208,41 @@ def test_wrong_word_offsets_are_refused(array: list) -> None:
         read_word_ids("stop_words_list", np.array(array, np.int32), READ_LIMITS)
 
 
+PERF_METRICS = (
+    "arrival_time_ns",
+    "first_scheduled_time_ns",
+    "first_token_time_ns",
+    "last_token_time_ns",
+    "kv_cache_alloc_total_blocks",
+    "kv_cache_alloc_new_blocks",
+    "kv_cache_reused_blocks",
+    "acceptance_rate",
+    "total_accepted_draft_tokens",
+    "total_draft_tokens",
+)
+
+
+@pytest.mark.parametrize(
+    ("name", "array", "words"),
+    [
+        ("draft_logits", np.zeros((2, 300), np.float32), "accepted if it is what the model samples"),
+        ("draft_acceptance_threshold", np.array([0.5], np.float32), "accepted if it is what the model samples"),
+        ("lookahead_window_size", np.array([4], np.int32), "set max_draft_len"),
+    ],
+)
+def test_other_ways_to_speculate_are_refused_with_the_reason(name: str, array: np.ndarray, words: str) -> None:
+    prompt = {"text_input": np.array([b"a"], np.object_), "max_tokens": np.array([1], np.int32)}
+    with pytest.raises(InvalidRequest, match=f"{name} is not supported: .*{words}"):
+        LLM.read({**prompt, name: array}, READ_LIMITS)
+    LLM.read({**prompt, name: array[:0]}, READ_LIMITS)
+
+
 def test_outputs_have_the_shapes_and_types_of_the_table() -> None:
     client = ClientRequest(
         return_log_probs=True,
         return_num_input_tokens=True,
         return_num_output_tokens=True,
+        return_perf_metrics=True,
         num_log_probs=3,
         return_prompt_log_probs=True,
         return_context_logits=True,
@@ -233,6 +265,7 @@ def test_outputs_have_the_shapes_and_types_of_the_table() -> None:
         generation_logits=np.zeros((2, 300), np.float32),
         hidden_states=np.zeros((2, 8), np.float32),
         context_hidden_states=np.zeros((5, 8), np.float32),
+        perf_metrics=PerfMetrics(arrival_time_ns=2**40, total_draft_tokens=4, total_accepted_draft_tokens=3),
     )
     written = LLM.write(chunk, client, None)
     assert {name: array.shape for name, array in written.items()} == {
@@ -254,7 +287,9 @@ def test_outputs_have_the_shapes_and_types_of_the_table() -> None:
         "context_hidden_states": (5, 8),
         "num_input_tokens": (1,),
         "num_output_tokens": (1,),
+        **dict.fromkeys(PERF_METRICS, (1,)),
     }
+    assert written["arrival_time_ns"] == [2**40] and written["acceptance_rate"] == [0.75]
     for output in LLM.outputs:
         assert written[output.name].dtype == output.dtype.numpy_type
     assert written["text_output"][0] == "é".encode() and written["sequence_index"][0] == 2

@@ -19,6 +19,7 @@ from inflight.server.request_builder import RequestBuilder
 from inflight.server.tensors.client_request import ClientRequest
 from inflight.server.tensors.dialect import TensorType
 from inflight.server.tensors.dialects import LLM
+from inflight.speculative_decoding import ExternalDraftTokensConfig, NGramDecodingConfig
 
 
 @pytest.mark.parametrize(
@@ -83,6 +84,21 @@ from inflight.server.tensors.dialects import LLM
         ({**OK, "bad_words": ["x"] * 1025}, "bad_words has 1025 entries"),
         ({**OK, "no_repeat_ngram_size": -1}, "no_repeat_ngram_size must be between 0"),
         ({**OK, "no_repeat_ngram_size": 65}, "no_repeat_ngram_size must be between 0"),
+        ({**OK, "max_draft_len": -1}, r"max_draft_len must be between 0 \(off\) and 64, got -1"),
+        ({**OK, "max_draft_len": 65}, r"max_draft_len must be between 0 \(off\) and 64, got 65"),
+        ({**OK, "max_matching_ngram_size": 2}, "max_matching_ngram_size needs max_draft_len"),
+        ({**OK, "max_draft_len": 4, "max_matching_ngram_size": 0}, "max_matching_ngram_size must be between 1 and 16"),
+        ({**OK, "max_draft_len": 4, "max_matching_ngram_size": 17}, "max_matching_ngram_size must be between 1 and 16"),
+        ({**OK, "draft_input_ids": [300]}, "draft_input_ids holds a token id outside"),
+        ({**OK, "draft_input_ids": [-1]}, "draft_input_ids holds a token id outside"),
+        ({**OK, "draft_input_ids": [1] * 64}, "draft_input_ids has 64 entries, more than 63"),
+        ({**OK, "draft_input_ids": np.zeros((2, 3), np.int32)}, "draft_input_ids must be one row"),
+        ({**OK, "draft_input_ids": [1], "top_p_decay": 0.5}, "draft_input_ids is not supported together with"),
+        ({**OK, **BEAMS, "draft_input_ids": [1]}, "draft_input_ids is not supported together with"),
+        (
+            {**OK, "draft_input_ids": [1], "guided_decoding_guide_type": "json", "end_id": 2},
+            "draft_input_ids is not supported together with",
+        ),
         ({**OK, "top_p_decay": 0.0}, "top_p_decay must be above 0"),
         ({**OK, "top_p_decay": 1.5}, "top_p_decay must be above 0"),
         ({**OK, "top_p_min": 0.0}, "top_p_min must be above 0"),
@@ -225,3 +241,13 @@ def test_a_word_of_whitespace_bans_no_other() -> None:
 
 def test_bad_words_are_banned_with_and_without_a_space_before() -> None:
     assert build({**OK, "bad_words": ["ab"]}).bad_words == [list(b"ab"), list(b" ab")]
+
+
+def test_drafts_and_prompt_lookup_reach_the_request() -> None:
+    request = build({**OK, "max_draft_len": 5, "draft_input_ids": [3, 4]})
+    assert request.ngram_config == NGramDecodingConfig(max_draft_len=5, max_matching_ngram_size=3)
+    assert request.external_draft_tokens_config == ExternalDraftTokensConfig(tokens=[3, 4])
+    request = build({**OK, "max_draft_len": 0, "max_matching_ngram_size": 2, "draft_input_ids": np.zeros(0, np.int32)})
+    assert request.ngram_config == NGramDecodingConfig(max_draft_len=0, max_matching_ngram_size=2)
+    assert request.external_draft_tokens_config is None
+    assert build(OK).ngram_config is None, "the engine's own"

@@ -55,7 +55,7 @@ class Program:
         threads = torch.get_num_threads()
         native_batch = _native_batch(x, batch)
         program, step = ctypes.addressof(self._native), ctypes.addressof(native_batch)
-        num_bytes = self._functions.inflight_workspace_bytes(program, step, threads)
+        num_bytes = self._functions.inflight_workspace_bytes(program, step)
         if num_bytes > self._workspace.numel():
             self._workspace = self._workspace.new_empty(0)  # before the next one is taken
             # Contexts grow chunk by chunk: not a new workspace for each of them.

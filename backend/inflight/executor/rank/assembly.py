@@ -64,5 +64,6 @@ def make_manager(
         scheduler=scheduler,
         callbacks=callbacks,
         limits=runner.limits,
+        ngram_config=config.ngram_config,
         raise_on_step_failure=raise_on_step_failure,
     )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from inflight.result import PerfMetrics
 from inflight.server.tensors.tensor_values import Array
 
 
@@ -22,6 +23,9 @@ class Chunk:
     num_input_tokens: int = 0
     num_output_tokens: int = 0
     """Generated tokens in this chunk."""
+
+    perf_metrics: PerfMetrics | None = None
+    """Of the whole request, on its last chunk; None if its sequences were ended before the ranks had reported them."""
 
     # None where the chunk has nothing of it. Their first dimension are tokens.
     top_token_ids: Array | None = None

@@ -54,6 +54,10 @@ class ClientRequest:
     guide_type: str | None = None
     guide: str | None = None
 
+    max_draft_len: int | None = None
+    max_matching_ngram_size: int | None = None
+    draft_input_ids: list[int] | None = None
+
     exclude_input_in_output: bool | None = None
     return_log_probs: bool = False
     num_log_probs: int | None = None
@@ -66,6 +70,7 @@ class ClientRequest:
     """Those of the prompt's tokens, too."""
     return_num_input_tokens: bool = False
     return_num_output_tokens: bool = False
+    return_perf_metrics: bool = False
 
     priority: float | None = None
     allotted_time_ms: int | None = None

@@ -67,13 +67,15 @@ class OutputTensor:
     dtype: TensorType
     dims: tuple[int, ...]
     value: str
-    """Attribute of Chunk."""
+    """Attribute of Chunk, or behind a dot of one of its attributes."""
     asked_by: str = ""
     """Boolean field of ClientRequest that switches it on; empty = always on."""
 
     def to_array(self, chunk: Chunk, batched: bool) -> Array | None:
         """None if the chunk has nothing of it."""
-        value = getattr(chunk, self.value)
+        value: object = chunk
+        for name in self.value.split("."):
+            value = None if value is None else getattr(value, name)
         return None if value is None else to_array(value, self.dtype.numpy_type, len(self.dims) + batched)
 
 

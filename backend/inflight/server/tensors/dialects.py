@@ -6,8 +6,13 @@ users of vLLM expect besides (min_p, finish_reason). No batch dimension: config.
 
 from __future__ import annotations
 
+from inflight.errors import InvalidRequest
 from inflight.server.tensors.dialect import Dialect, InputTensor, OutputTensor, Reader, TensorType
 from inflight.server.tensors.tensor_values import (
+    Array,
+    ReadLimits,
+    Value,
+    read_drafts,
     read_float32_bytes,
     read_numbers,
     read_prompt,
@@ -24,6 +29,27 @@ def _scalar(name: str, dtype: TensorType, field: str = "") -> InputTensor:
 def _unsupported(name: str, dtype: TensorType, *neutral: int | float) -> InputTensor:
     """Refused unless it holds a value that asks for nothing."""
     return InputTensor(name=name, dtype=dtype, dims=(1,), neutral=neutral)
+
+
+def _refused(name: str, dtype: TensorType, rank: int, reason: str) -> InputTensor:
+    """Refused with `reason` unless it is empty."""
+
+    def read(name: str, array: Array, _: ReadLimits) -> Value:
+        if array.size:
+            raise InvalidRequest(f"{name} is not supported: {reason}")
+        return False
+
+    return InputTensor(name=name, dtype=dtype, dims=(-1,) * rank, read=read, neutral=(False,))
+
+
+def _metric(name: str, dtype: TensorType, value: str = "") -> OutputTensor:
+    return OutputTensor(
+        name=name, dtype=dtype, dims=(1,), value=f"perf_metrics.{value or name}", asked_by="return_perf_metrics"
+    )
+
+
+NO_THRESHOLD = "drafts never change the output, so each is accepted if it is what the model samples"
+NO_LOOKAHEAD = "set max_draft_len for drafts from earlier text"
 
 
 def _row(name: str, dtype: TensorType, read: Reader) -> InputTensor:
@@ -71,6 +97,14 @@ LLM = Dialect(
         _scalar("pad_id", TensorType.INT32),
         _scalar("guided_decoding_guide_type", TensorType.STRING, "guide_type"),
         _scalar("guided_decoding_guide", TensorType.STRING, "guide"),
+        _scalar("max_draft_len", TensorType.INT32),
+        _scalar("max_matching_ngram_size", TensorType.INT32),
+        _row("draft_input_ids", TensorType.INT32, read_drafts),
+        _refused("draft_logits", TensorType.FP32, 2, NO_THRESHOLD),
+        _refused("draft_acceptance_threshold", TensorType.FP32, 1, NO_THRESHOLD),
+        _refused("lookahead_window_size", TensorType.INT32, 1, NO_LOOKAHEAD),
+        _refused("lookahead_ngram_size", TensorType.INT32, 1, NO_LOOKAHEAD),
+        _refused("lookahead_verification_set_size", TensorType.INT32, 1, NO_LOOKAHEAD),
         _scalar("exclude_input_in_output", TensorType.BOOL),
         _scalar("return_log_probs", TensorType.BOOL),
         _scalar("num_log_probs", TensorType.INT32),
@@ -83,6 +117,7 @@ LLM = Dialect(
         _scalar("gather_context", TensorType.BOOL),
         _scalar("return_num_input_tokens", TensorType.BOOL),
         _scalar("return_num_output_tokens", TensorType.BOOL),
+        _scalar("return_perf_metrics", TensorType.BOOL),
         _scalar("stop", TensorType.BOOL),
     ),
     outputs=(
@@ -130,6 +165,16 @@ LLM = Dialect(
             value="num_output_tokens",
             asked_by="return_num_output_tokens",
         ),
+        _metric("arrival_time_ns", TensorType.INT64),
+        _metric("first_scheduled_time_ns", TensorType.INT64),
+        _metric("first_token_time_ns", TensorType.INT64),
+        _metric("last_token_time_ns", TensorType.INT64),
+        _metric("kv_cache_alloc_total_blocks", TensorType.INT32),
+        _metric("kv_cache_alloc_new_blocks", TensorType.INT32),
+        _metric("kv_cache_reused_blocks", TensorType.INT32),
+        _metric("acceptance_rate", TensorType.FP32),
+        _metric("total_accepted_draft_tokens", TensorType.INT32),
+        _metric("total_draft_tokens", TensorType.INT32),
     ),
 )
 

@@ -72,6 +72,13 @@ def read_token_ids(name: str, array: Array, limits: ReadLimits) -> Value:
     return ids
 
 
+def read_drafts(name: str, array: Array, limits: ReadLimits) -> Value:
+    """One row of token ids, shape [n] or [1, n], which may be empty."""
+    _check_row(name, array, limits.max_input_len)
+    ids: list[int] = array.reshape(-1).tolist()
+    return ids
+
+
 def read_words(name: str, array: Array, limits: ReadLimits) -> Value:
     """A list of texts, shape [n] or [1, n]. Empty texts are dropped: clients send [""] for an empty list."""
     return [text for text in _words(name, array) if text]

@@ -11,20 +11,35 @@ namespace inflight {
 
 constexpr int64_t CONTEXT_AT_ONCE = 64, MAX_PARTS = 64;
 
-/// The number of parts that the context of each row is divided into.
-inline int64_t count_parts(const Attention& op, const Batch& batch, int64_t num_threads) {
-  int64_t longest = 0;
-  for (int64_t row = 0; row < batch.num_decodes; ++row) longest = std::max<int64_t>(longest, batch.decode_lens[row]);
-  const int64_t useful = ceil_div(4 * num_threads, std::max<int64_t>(batch.num_decodes * op.cache.num_kv_heads, 1));
-  return std::max<int64_t>(std::min({useful, ceil_div(longest, 2 * CONTEXT_AT_ONCE), MAX_PARTS}), 1);
+/// The keys that a row's token sees end at its length; this is the first.
+inline int64_t first_key(const Attention& op, int64_t length) {
+  return op.sliding_window ? std::max<int64_t>(length - op.sliding_window, 0) : 0;
+}
+
+/// Keys in each part of a context of `num_keys`. It depends on nothing else: a row's sums have one order, and so the
+/// same bits, whatever other rows and however many threads there are.
+inline int64_t part_length(int64_t num_keys) {
+  return std::max(2 * CONTEXT_AT_ONCE, round_up(ceil_div(num_keys, MAX_PARTS), CONTEXT_AT_ONCE));
+}
+
+inline int64_t count_parts(int64_t num_keys) { return ceil_div(num_keys, part_length(num_keys)); }
+
+/// The parts of the row that has most.
+inline int64_t most_parts(const Attention& op, const Batch& batch) {
+  int64_t most = 1;
+  for (int64_t row = 0; row < batch.num_decodes; ++row) {
+    const int64_t length = batch.decode_lens[row];
+    most = std::max(most, count_parts(length - first_key(op, length)));
+  }
+  return most;
 }
 
 /// Floats of one head's result of a part: head_dim weighted values, then the maximum and the sum of weights.
 inline int64_t part_size(const Attention& op) { return op.cache.head_dim + 16; }
 
 /// Floats that the operation needs for all results of its parts.
-inline int64_t count_part_floats(const Attention& op, const Batch& batch, int64_t num_threads) {
-  return batch.num_decodes * op.num_heads * count_parts(op, batch, num_threads) * part_size(op);
+inline int64_t count_part_floats(const Attention& op, const Batch& batch) {
+  return batch.num_decodes * op.num_heads * most_parts(op, batch) * part_size(op);
 }
 
 /// Dot products of one query with 16 keys. Results for keys from `count` on are meaningless.
@@ -148,27 +163,29 @@ inline void merge_parts(const float* parts, int64_t num_parts, int64_t stride, i
 
 inline void run_decode(const Attention& op, const Run& step) {
   const Batch& batch = step.batch;
-  const int64_t num_parts = count_parts(op, batch, omp_get_num_threads()), num_kv_heads = op.cache.num_kv_heads;
-  const int64_t size = part_size(op), of_head = num_parts * size, head_dim = op.cache.head_dim;
+  const int64_t most = most_parts(op, batch), num_kv_heads = op.cache.num_kv_heads, num_rows = batch.num_decodes;
+  const int64_t size = part_size(op), of_head = most * size, head_dim = op.cache.head_dim;
   const auto merge = [&](int64_t row, int64_t head) {
+    const int64_t length = batch.decode_lens[row],
+                  num_parts = std::max<int64_t>(count_parts(length - first_key(op, length)), 1);
     merge_parts(step.parts + (row * op.num_heads + head) * of_head, num_parts, size, head_dim,
                 step.at(op.out) + row * step.stride(op.out) + head * head_dim);
   };
-  share(batch.num_decodes * num_kv_heads * num_parts, [&](int64_t item) {
-    const int64_t part = item % num_parts, kv_head = item / num_parts % num_kv_heads;
-    const int64_t row = item / num_parts / num_kv_heads, head = kv_head * op.queries_per_key();
-    const int64_t length = batch.decode_lens[row];
-    const int64_t first = op.sliding_window ? std::max<int64_t>(length - op.sliding_window, 0) : 0;
-    const int64_t begin = first + (length - first) * part / num_parts;
-    const int64_t end = first + (length - first) * (part + 1) / num_parts;
+  share(num_rows * num_kv_heads * most, [&](int64_t item) {
+    const int64_t kv_head = item % num_kv_heads, row = item / num_kv_heads % num_rows;
+    const int64_t part = item / num_kv_heads / num_rows, head = kv_head * op.queries_per_key();
+    const int64_t length = batch.decode_lens[row], first = first_key(op, length);
+    const int64_t begin = first + part * part_length(length - first);
+    if (part > 0 && begin >= length) return;
+    const int64_t end = std::min(begin + part_length(length - first), length);
     attend_part(op, batch.decode_table + row * batch.decode_width, begin, end, kv_head,
                 step.at(op.queries) + row * step.stride(op.queries) + head * head_dim,
                 step.parts + (row * op.num_heads + head) * of_head + part * size, of_head);
-    if (num_parts > 1) return;
+    if (most > 1) return;
     for (int64_t query = 0; query < op.queries_per_key(); ++query) merge(row, head + query);
   });
-  if (num_parts == 1) return;
-  share(batch.num_decodes * op.num_heads, [&](int64_t item) { merge(item / op.num_heads, item % op.num_heads); });
+  if (most == 1) return;
+  share(num_rows * op.num_heads, [&](int64_t item) { merge(item / op.num_heads, item % op.num_heads); });
 }
 
 }  // namespace inflight

@@ -46,8 +46,7 @@ struct Workspace {
   int64_t num_bytes = 0;
 
   /// `start` may be null where only `num_bytes` matters.
-  Workspace(const Program& program, const Batch& batch, int64_t num_threads, char* start, Bf16* out)
-      : buffers(program.num_buffers) {
+  Workspace(const Program& program, const Batch& batch, char* start, Bf16* out) : buffers(program.num_buffers) {
     const auto take = [&](int64_t bytes) {
       char* taken = start ? start + num_bytes : nullptr;
       num_bytes += round_up(bytes, 4096);
@@ -61,7 +60,7 @@ struct Workspace {
     for (int64_t i = 0; i < program.num_operations; ++i) {
       const Kind* operation = program.operations[i];
       if (*operation == Kind::DECODE_ATTENTION)
-        part_floats = std::max(part_floats, count_part_floats(as<Attention>(operation), batch, num_threads));
+        part_floats = std::max(part_floats, count_part_floats(as<Attention>(operation), batch));
       if (*operation == Kind::PREFILL_ATTENTION)
         packed_elements = std::max(packed_elements, count_packed(as<Attention>(operation), batch, program));
     }
@@ -81,15 +80,15 @@ extern "C" {
 bool inflight_request_tiles() { return request_tiles(); }
 
 /// Bytes of the workspace that `inflight_run` needs for a batch.
-int64_t inflight_workspace_bytes(const Program* program, const Batch* batch, int64_t num_threads) {
-  return Workspace(*program, *batch, num_threads, nullptr, nullptr).num_bytes;
+int64_t inflight_workspace_bytes(const Program* program, const Batch* batch) {
+  return Workspace(*program, *batch, nullptr, nullptr).num_bytes;
 }
 
 /// All operations of a program. `x` (num_tokens, width of its buffer) is the input, if that is not the token ids; `out`
 /// (num_tokens, width of its buffer) takes the result.
 void inflight_run(const Program* program, const Batch* batch, int64_t num_threads, const Bf16* x, Bf16* out,
                   char* workspace) {
-  const Workspace work(*program, *batch, num_threads, workspace, out);
+  const Workspace work(*program, *batch, workspace, out);
   const Run step{*program, *batch, work.buffers.data(), work.parts, work.packed};
   if (program->input >= 0)
     std::memcpy(work.buffers[program->input], x, batch->num_tokens * program->widths[program->input] * sizeof(Bf16));

@@ -1,0 +1,108 @@
+"""Who runs: the sequences that have started, their rows, and the counts that a step would have to sum over them.
+
+The Scheduler decides who starts and ends; here is the account of it. Knows no steps and no queue.
+"""
+
+from __future__ import annotations
+
+import heapq
+
+from inflight.batch_manager.beam_group import BeamGroup, Move
+from inflight.batch_manager.kv_cache_manager import KVCacheManager
+from inflight.batch_manager.sequence import Sequence, SequenceStatus
+
+
+class RunningBatch:
+    def __init__(self, kv_cache: KVCacheManager, max_batch_size: int) -> None:
+        self._kv_cache = kv_cache
+        self._max_batch_size = max_batch_size
+        self.sequences: list[Sequence] = []
+        """In the order they started; of beams the leader only."""
+        self.num_decoding = 0
+        self.num_missing_blocks = 0
+        """Blocks that running sequences still need to reach their maximum length."""
+        self.num_guided = 0
+        self._free_rows = list(range(max_batch_size))
+        self._num_started = 0
+
+    def __len__(self) -> int:
+        """A beam search counts once."""
+        return len(self.sequences)
+
+    @property
+    def num_free_rows(self) -> int:
+        return len(self._free_rows)
+
+    def num_missing(self, sequence: Sequence) -> int:
+        """Free blocks that a running sequence will take until it has its maximum length."""
+        return self._kv_cache.num_blocks_for(sequence.max_length - 1) - len(sequence.block_ids)
+
+    def start(self, sequence: Sequence, now_ns: int) -> None:
+        """Give it, and every beam of its search, a row."""
+        for member in sequence.members:
+            member.row = heapq.heappop(self._free_rows)
+            member.status = SequenceStatus.RUNNING
+            member.num_prefill_tokens = len(member.token_ids)
+            member.first_scheduled_time_ns = member.first_scheduled_time_ns or now_ns
+            member.order = (0, 0.0, self._num_started)  # its place in the queue, should it be paused
+            self._num_started += 1
+            self.num_guided += member.is_guided
+        self.sequences.append(sequence)
+
+    def count_blocks(self, sequence: Sequence) -> None:
+        """A sequence that has a row now has its first blocks, or will have them with its first step."""
+        self.num_missing_blocks += self.num_missing(sequence)
+
+    def share(self, prefilling: list[Sequence], forks: list[tuple[Sequence, Sequence]]) -> None:
+        """Share what a step computes. Called when the whole step is scheduled: a prefix is shared from the next step
+        on, so that no row reads a block that its own step writes, and a block that is copied is not reused in the step.
+        """
+        for sequence in prefilling:
+            self._kv_cache.cache_blocks(sequence)
+            self._kv_cache.drop_tail(sequence)
+        for sequence, source in forks:
+            self._kv_cache.fork(sequence, source)
+            self._kv_cache.count_missed(sequence)
+            self.count_blocks(sequence)
+
+    def release(self, sequence: Sequence) -> None:
+        """Take back the row of a running sequence, which still has its blocks. `drop_finished` follows if it ended."""
+        self.num_decoding -= sequence.is_decoding
+        self.num_missing_blocks -= self.num_missing(sequence)
+        self.num_guided -= sequence.is_guided
+        heapq.heappush(self._free_rows, sequence.row)
+        sequence.row = -1
+        sequence.is_placed = False
+
+    def drop_finished(self) -> None:
+        self.sequences = [sequence for sequence in self.sequences if not sequence.is_finished]
+
+    def move_beams(self, group: BeamGroup, moves: list[Move]) -> None:
+        """Let each that moves hold the blocks of the one whose text it takes over; parents stay where they are."""
+        live = group.live
+        for sequence in group.sequences:
+            if sequence not in live or any(sequence is child for child, _ in moves):
+                self.num_decoding -= sequence.is_decoding
+                self.num_missing_blocks -= self.num_missing(sequence)
+                self._kv_cache.free(sequence)
+                sequence.num_prefill_tokens = sequence.num_prompt_tokens
+                self.num_missing_blocks += self.num_missing(sequence)
+                sequence.is_placed = False
+            elif sequence.needs_history:
+                sequence.is_placed = False
+        for child, parent in moves:
+            self.num_missing_blocks -= self.num_missing(child)
+            self._kv_cache.fork(child, parent)
+            child.num_prefill_tokens = child.num_computed_tokens
+            self.num_decoding += 1
+            self.num_missing_blocks += self.num_missing(child)
+
+    def check(self) -> None:
+        """Raise AssertionError unless rows, blocks and counts agree with the states of the sequences."""
+        running = [member for sequence in self.sequences for member in sequence.members]
+        assert sorted([*self._free_rows, *(s.row for s in running)]) == list(range(self._max_batch_size))
+        assert all(sequence.status is SequenceStatus.RUNNING for sequence in running)
+        assert self.num_decoding == sum(sequence.is_decoding for sequence in running)
+        assert self.num_missing_blocks == sum(map(self.num_missing, running))
+        assert self.num_guided == sum(sequence.is_guided for sequence in running)
+        self._kv_cache.check(running)

@@ -1,0 +1,221 @@
+"""`python -m ci.bench.speculation`: prompt lookup against the same requests without it, interleaved.
+
+The network has the shape of the other benchmarks' and computes as much, but its embedding and head are made so that
+each token has one successor: its greedy text is a chain that a prompt can hold, or hold nearly, or not at all.
+
+Besides the wall clock it reports the CPU time of the process, which other processes hardly change if the engine has one
+thread (`--threads 1`). It counts the host's work as if none were done while a step runs.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import random
+import shutil
+import sys
+import time
+from collections import defaultdict
+from itertools import pairwise
+from pathlib import Path
+from statistics import median
+from typing import Any, NamedTuple
+
+import torch
+from rich.console import Console
+from rich.table import Table
+from transformers import AutoConfig, AutoModelForCausalLM
+
+from ci.bench.checkpoint import TOKENIZER_FILES, VOCAB_SIZE, make_checkpoint
+from ci.bench.engines import THREADS, engine_parameters
+from ci.bench.report import machine
+from inflight.config import EngineConfig
+from inflight.executor.in_process import InProcessExecutor
+from inflight.request import Request
+from inflight.result import PerfMetrics
+from inflight.speculative_decoding import NGramDecodingConfig
+
+ROOT = Path(__file__).resolve().parents[2]
+SEED = 7
+NUM_TOKENS = {1: 256, 16: 96}
+"""By the number of requests at a time."""
+EDIT_EVERY = 12
+LOOKUP, PLAIN = NGramDecodingConfig(), NGramDecodingConfig(max_draft_len=0)
+CASES = {
+    "copy": "the output is a part of the prompt",
+    "edit": f"the same, but every {EDIT_EVERY}th token differs",
+    "new": "no token of the output is in the prompt",
+    "misleading": "every pair of tokens of the output is in the prompt, followed by another token",
+}
+
+
+def successors() -> list[int]:
+    """Of each token; all tokens are one cycle."""
+    order = list(range(VOCAB_SIZE))
+    random.Random(SEED).shuffle(order)
+    found = [0] * VOCAB_SIZE
+    for token, following in zip(order, [*order[1:], order[0]], strict=True):
+        found[token] = following
+    return found
+
+
+def make_chain_checkpoint(folder: Path, source: Path) -> Path:
+    """`source` with an embedding that outweighs the layers, and a head in which each token has the weights of the
+    embedding of the one before it."""
+    if not Path(folder, TOKENIZER_FILES[-1]).exists():
+        config = AutoConfig.from_pretrained(source, tie_word_embeddings=False)
+        model = AutoModelForCausalLM.from_pretrained(source, config=config, dtype=torch.bfloat16)
+        torch.manual_seed(SEED)
+        embedding = torch.randn(VOCAB_SIZE, config.hidden_size, dtype=torch.bfloat16)
+        head = torch.empty_like(embedding)
+        head[torch.tensor(successors())] = embedding
+        model.model.embed_tokens.weight.data = embedding
+        model.lm_head.weight = torch.nn.Parameter(head)
+        model.save_pretrained(folder)
+        for name in TOKENIZER_FILES:
+            shutil.copy(Path(source, name), folder)
+    return folder
+
+
+class Texts:
+    """Prompts, new ones in every round."""
+
+    def __init__(self) -> None:
+        self._successors = successors()
+        self._rng = random.Random(SEED)
+
+    def prompt(self, case: str, num_tokens: int) -> list[int]:
+        start = self._rng.randrange(VOCAB_SIZE)
+        text = self._chain(start, num_tokens + 1)
+        if case == "copy":
+            return [*text, start]
+        if case == "edit":
+            return [*(self._other() if place % EDIT_EVERY == 5 else token for place, token in enumerate(text)), start]
+        if case == "new":
+            return [self._other() for _ in text] + [start]
+        return [token for pair in pairwise(text) for token in (*pair, self._other())] + [start]
+
+    def _chain(self, token: int, length: int) -> list[int]:
+        found = [token]
+        while len(found) < length:
+            found.append(self._successors[found[-1]])
+        return found
+
+    def _other(self) -> int:
+        return self._rng.randrange(VOCAB_SIZE)
+
+
+class Run(NamedTuple):
+    rate: float
+    """Output tokens per second, from the last request's first token on."""
+    cpu_rate: float
+    """The same per second of the process's CPU time."""
+    outputs: list[list[int]]
+    acceptance_rate: float
+    """Accepted drafts of those verified."""
+
+
+class Engine:
+    def __init__(self, checkpoint: Path, num_threads: int) -> None:
+        parameters = {
+            **engine_parameters(checkpoint),
+            "max_batch_size": "64",
+            "num_threads": str(num_threads),
+            "max_tokens_in_paged_kv_cache": "32768",
+        }
+        self._executor = InProcessExecutor(EngineConfig.from_parameters(parameters))
+        self._executor.start()
+
+    def run(self, prompts: list[list[int]], ngram_config: NGramDecodingConfig) -> Run:
+        num_tokens = NUM_TOKENS[len(prompts)]
+        outputs: dict[int, list[int]] = {}
+        for prompt in prompts:
+            request_id = self._executor.next_request_id()
+            outputs[request_id] = []
+            self._executor.enqueue_request(
+                Request(
+                    request_id=request_id,
+                    input_token_ids=prompt,
+                    max_tokens=num_tokens,
+                    streaming=True,
+                    ngram_config=ngram_config,
+                )
+            )
+        num_running, start, cpu_start, num_before = len(prompts), 0.0, 0.0, 0
+        metrics: list[PerfMetrics] = []
+        while num_running:
+            for response in self._executor.await_responses():
+                assert response.result is not None, response.error_msg
+                outputs[response.request_id] += response.result.output_token_ids
+                num_running -= response.is_final
+                if response.result.request_perf_metrics is not None:
+                    metrics.append(response.result.request_perf_metrics)
+            if not start and all(outputs.values()):
+                start, cpu_start = time.perf_counter(), time.process_time()
+                num_before = sum(map(len, outputs.values()))
+        seconds, cpu_seconds = time.perf_counter() - start, time.process_time() - cpu_start
+        num_drafts = sum(each.total_draft_tokens for each in metrics)
+        rate = sum(each.total_accepted_draft_tokens for each in metrics) / num_drafts if num_drafts else 0.0
+        num_new = len(prompts) * num_tokens - num_before
+        return Run(num_new / seconds, num_new / cpu_seconds, list(outputs.values()), rate)
+
+    def close(self) -> None:
+        self._executor.shutdown()
+
+
+def measure(engine: Engine, num_rounds: int, cases: list[str]) -> list[dict[str, Any]]:
+    texts, found = Texts(), defaultdict(list)
+    for number in range(num_rounds):
+        for case in cases:
+            for batch, num_tokens in NUM_TOKENS.items():
+                prompts = [texts.prompt(case, num_tokens) for _ in range(batch)]
+                modes = (LOOKUP, PLAIN) if number % 2 else (PLAIN, LOOKUP)
+                runs = {mode.max_draft_len: engine.run(prompts, mode) for mode in modes}
+                ours, plain = runs[LOOKUP.max_draft_len], runs[PLAIN.max_draft_len]
+                found[case, batch].append((ours, plain))
+                rates = f"{ours.rate:.1f} / {plain.rate:.1f}, CPU {ours.cpu_rate:.1f} / {plain.cpu_rate:.1f}"
+                print(f"round {number + 1}: {case} x {batch}: {rates}", flush=True)
+    return [
+        {
+            "case": case,
+            "batch": batch,
+            "lookup": round(median(ours.rate for ours, _ in pairs), 1),
+            "plain": round(median(plain.rate for _, plain in pairs), 1),
+            "ratio": round(median(ours.rate / plain.rate for ours, plain in pairs), 2),
+            "ratio of CPU": round(median(ours.cpu_rate / plain.cpu_rate for ours, plain in pairs), 2),
+            "accepted": round(median(ours.acceptance_rate for ours, _ in pairs), 2),
+            "same tokens": sum(ours.outputs == plain.outputs for ours, plain in pairs) == len(pairs),
+        }
+        for (case, batch), pairs in found.items()
+    ]
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--threads", type=int, default=THREADS)
+    parser.add_argument("--cases", nargs="+", choices=list(CASES), default=list(CASES))
+    parser.add_argument("--checkpoint", type=Path, default=ROOT / "build" / "bench-135m", help="made if missing")
+    parser.add_argument("--results", type=Path, default=ROOT / "ci" / "bench" / "results")
+    options = parser.parse_args()
+    source = make_checkpoint(options.checkpoint, ROOT / "model_repository" / "llm" / "1" / "checkpoint")
+    engine = Engine(make_chain_checkpoint(source.with_name(f"{source.name}-chain"), source), options.threads)
+    rows = measure(engine, options.rounds, options.cases)
+    engine.close()
+    table = Table(title="prompt lookup, output tokens per second, medians of interleaved rounds")
+    for heading in rows[0]:
+        table.add_column(heading, justify="left" if heading == "case" else "right")
+    for row in rows:
+        table.add_row(*(f"{value:,}" if isinstance(value, float) else str(value) for value in row.values()))
+    Console(width=100).print(table)
+    found = machine()
+    options.results.mkdir(parents=True, exist_ok=True)
+    path = options.results / f"speculation-{found['date'].replace(' ', '-').replace(':', '')}.json"
+    path.write_text(json.dumps({"machine": found, "cases": rows}, indent=1) + "\n")
+    print(f"kept in {path}")
+    print(json.dumps(rows))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

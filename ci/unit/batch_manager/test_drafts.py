@@ -1,0 +1,219 @@
+"""What the scheduler does with drafts: tokens stay what they are, nobody else loses anything, and it stops in vain."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+from typing import Any
+
+import pytest
+from harness import Harness, drafted, make_request
+from msgspec import structs
+
+from inflight.batch_manager.speculation import FIRST_REST, Speculation
+from inflight.config import SchedulerPolicy
+from inflight.guided_decoding import GuidedDecodingParams, GuideType
+from inflight.request import Request
+from inflight.result import FinishReason
+from inflight.sampling_config import SamplingConfig
+from inflight.scheduler_output import RowWork
+from inflight.speculative_decoding import NGramDecodingConfig
+
+OFF = NGramDecodingConfig(max_draft_len=0)
+
+
+def works(harness: Harness, row: int) -> list[RowWork | None]:
+    """Of each step, what one row does in it."""
+    return [next((work for work in step.rows if work.row == row), None) for step in harness.runner.launched]
+
+
+def num_drafts(harness: Harness) -> list[int]:
+    return [sum(len(work.drafts) for work in step.rows) for step in harness.runner.launched]
+
+
+def test_right_drafts_are_verified_as_many_at_a_time_as_rows_are_free() -> None:
+    harness = Harness(max_batch_size=8, max_num_tokens=32)
+    harness.serve(drafted(1, 5, 20))
+    assert harness.tokens(1) == harness.expected(1)
+    assert num_drafts(harness) == [0, 7, 7, 2], "the prompt's step samples the first token, each verifying one more"
+    metrics = harness.final(1).request_perf_metrics
+    assert metrics is not None and metrics.total_draft_tokens == metrics.total_accepted_draft_tokens == 16
+
+
+def test_a_verifying_step_follows_a_token_that_only_the_device_knows() -> None:
+    """The step behind the prompt's is launched before the host knows the first token; the next ones are not."""
+    harness = Harness(max_batch_size=8, max_num_tokens=32)
+    harness.serve(drafted(1, 5, 20))
+    first, *later = [work for work in works(harness, 0)[1:] if work is not None]
+    assert len(first.token_ids) == first.num_tokens - 1 and not first.is_chosen
+    assert all(len(work.token_ids) == work.num_tokens and work.is_chosen for work in later)
+
+
+def test_other_sequences_are_in_every_step() -> None:
+    harness = Harness(max_batch_size=8, max_num_tokens=32)
+    harness.serve(make_request(1, 4, 20), drafted(2, 4, 20, "half right"))
+    assert harness.tokens(2) == harness.expected(2) and harness.tokens(1) == harness.expected(1)
+    plain = works(harness, 0)
+    assert None not in plain[:20]
+
+
+def test_wrong_drafts_are_given_up_with_the_first_token() -> None:
+    harness = Harness(max_batch_size=8, max_num_tokens=32)
+    harness.serve(drafted(1, 5, 20, "wrong"))
+    assert harness.tokens(1) == harness.expected(1)
+    assert sum(num_drafts(harness)) == 7, "those that were launched before the first token was known"
+    metrics = harness.final(1).request_perf_metrics
+    assert metrics is not None and (metrics.total_draft_tokens, metrics.total_accepted_draft_tokens) == (7, 0)
+
+
+def test_a_full_batch_verifies_nothing() -> None:
+    harness = Harness(max_batch_size=2)
+    harness.serve(drafted(1, 4, 12), drafted(2, 4, 12))
+    assert not any(num_drafts(harness))
+
+
+def test_who_waits_comes_before_drafts() -> None:
+    """Three fit into the memory at once: while a fourth waits for it, the free rows verify nothing."""
+    harness = Harness(max_batch_size=8, num_blocks=12, block_size=4, max_num_tokens=32)
+    harness.submit(*(drafted(number, 4, 12) for number in range(1, 5)))
+    for _ in range(4):
+        harness.step()
+    assert harness.scheduler.num_running == 3 and not any(num_drafts(harness))
+    harness.run_until_idle()
+    assert any(num_drafts(harness)) and all(harness.tokens(n) == harness.expected(n) for n in range(1, 5))
+
+
+def test_drafts_leave_half_of_a_step_to_prompts() -> None:
+    harness = Harness(max_batch_size=8, max_num_tokens=9, num_blocks=64)
+    harness.submit(drafted(1, 4, 30))
+    harness.step()
+    harness.submit(make_request(2, 40, 4))
+    harness.run_until_idle()
+    for step in harness.runner.launched[1:]:
+        chunks = [work.num_tokens for work in step.rows if work.is_prefill]
+        assert not chunks or sum(chunks) >= 4
+
+
+def test_drafts_never_pause_anyone() -> None:
+    """Memory for two at their longest, and no spare block for every row of the batch."""
+    harness = Harness(
+        policy=SchedulerPolicy.MAX_UTILIZATION, max_batch_size=8, num_blocks=12, block_size=4, max_num_tokens=32
+    )
+    harness.submit(drafted(1, 4, 20), drafted(2, 4, 20))
+    while harness.queue or harness.manager.num_active_requests:
+        harness.step()
+        assert harness.scheduler.num_paused == 0
+    assert any(num_drafts(harness)), "within blocks that a sequence holds anyway"
+
+
+def test_an_end_token_among_accepted_drafts_ends_the_output() -> None:
+    harness = Harness(max_batch_size=8, max_num_tokens=32)
+    free = harness.serve(make_request(1, 5, 20))[1]
+    harness.submit(
+        drafted(2, free_prompt(1), 20, stop_words=[free[4:6]]),
+        drafted(3, free_prompt(1), 20, end_ids=[free[8]]),
+    )
+    harness.run_until_idle()
+    assert harness.tokens(2) == free[:6] and harness.reason(2) is FinishReason.STOP_WORDS
+    assert harness.tokens(3) == free[:9] and harness.reason(3) is FinishReason.END_ID
+    metrics = harness.final(3).request_perf_metrics
+    assert metrics is not None and metrics.total_accepted_draft_tokens <= 8, "what is behind the end does not count"
+
+
+def free_prompt(request_id: int) -> Any:
+    return make_request(request_id, 5).input_token_ids
+
+
+@pytest.mark.parametrize("num_steps", range(1, 6))
+def test_a_sequence_is_stopped_while_its_drafts_are_verified(num_steps: int) -> None:
+    harness = Harness(max_batch_size=8, max_num_tokens=32)
+    harness.submit(drafted(1, 5, 40), make_request(2, 4, 12))
+    for _ in range(num_steps):
+        harness.step()
+    harness.stops = {1}
+    harness.run_until_idle()
+    tokens = harness.tokens(1)
+    assert tokens == harness.expected(1)[: len(tokens)] and harness.reason(1) is FinishReason.CANCELLED
+    assert harness.tokens(2) == harness.expected(2) and harness.kv_cache.num_free_blocks == 64
+
+
+# -- whether it pays ---------------------------------------------------------------------------------------------------
+
+
+def lookup(max_draft_len: int = 8) -> Speculation:
+    return Speculation(NGramDecodingConfig(max_draft_len=max_draft_len, max_matching_ngram_size=2), [])
+
+
+def test_drafts_become_longer_while_all_are_accepted() -> None:
+    speculation, text = lookup(), [1, 2, 3] * 20
+    lengths = []
+    for _ in range(4):
+        drafts = speculation.propose(text, 6, 0, 64)
+        assert drafts == [1, 2, 3, 1, 2, 3, 1, 2][: len(drafts)]
+        lengths.append(len(drafts))
+        speculation.account(len(drafts), len(drafts), len(text))
+    assert lengths == [4, 8, 8, 8]
+    speculation.account(8, 2, len(text))
+    assert len(speculation.propose(text, 6, 0, 64)) == 3
+
+
+def test_lookup_that_never_succeeds_rests_longer_and_longer() -> None:
+    speculation, text, attempts = lookup(), [1, 2], []
+    for number in range(2000):
+        drafts = speculation.propose(text, 2, 0, 64)
+        if drafts:
+            attempts.append(number)
+            speculation.account(len(drafts), 0, len(text))
+        text += [5, 6] if number % 2 else [6, 7]
+    assert 2 < len(attempts) < 12
+    rests = [after - before for before, after in pairwise(attempts)]
+    assert max(rests) >= 8 * FIRST_REST / 2 and rests == sorted(rests)
+
+
+def test_lookup_rests_sooner_beside_many_sequences() -> None:
+    text = [1, 2, 3] * 20
+    for num_running, goes_on in ((1, True), (7, True), (16, False)):
+        speculation = lookup()
+        speculation.account(4, 0, len(text), num_running)
+        assert bool(speculation.propose(text, 6, 0, 64)) == goes_on
+
+
+def test_lookup_goes_on_after_a_rest_once_it_succeeds() -> None:
+    speculation, text = lookup(), [1, 2, 3] * 400
+    for _ in range(2):
+        speculation.account(4, 0, 100)
+    assert not speculation.propose(text[: 100 + FIRST_REST - 1], 6, 0, 64)
+    num_tokens = 100 + FIRST_REST
+    for _ in range(10):
+        drafts = speculation.propose(text[:num_tokens], 6, 0, 64)
+        assert drafts
+        speculation.account(len(drafts), len(drafts), num_tokens)
+        num_tokens += len(drafts) + 1
+
+
+def test_the_token_on_the_device_is_guessed_too() -> None:
+    speculation, text = lookup(), [1, 2, 3, 4, 5, 6, 7, 1, 2]
+    assert speculation.propose(text, 7, 1, 64) == [4, 5, 6, 7]
+    assert speculation.propose(text, 7, 0, 2) == [3, 4]
+
+
+@pytest.mark.parametrize(
+    "sampling",
+    [
+        {"top_p_decay": 0.9},
+        {"top_p_min": 0.5, "top_p": 0.2},
+        {"beam_width": 2},
+    ],
+)
+def test_what_follows_every_token_is_not_guessed(sampling: dict[str, Any]) -> None:
+    request = Request(input_token_ids=[1], max_tokens=4, sampling_config=SamplingConfig(**sampling))
+    assert Speculation.wanted_by(request, NGramDecodingConfig()) is None
+
+
+def test_a_request_decides_over_the_engines_default() -> None:
+    request = Request(input_token_ids=[1], max_tokens=4)
+    assert Speculation.wanted_by(request, OFF) is None
+    assert Speculation.wanted_by(request, NGramDecodingConfig()) is not None
+    assert Speculation.wanted_by(structs.replace(request, ngram_config=OFF), NGramDecodingConfig()) is None
+    assert Speculation.wanted_by(structs.replace(request, ngram_config=NGramDecodingConfig()), OFF) is not None
+    guided = structs.replace(request, guided_decoding_params=GuidedDecodingParams(guide_type=GuideType.JSON))
+    assert Speculation.wanted_by(guided, NGramDecodingConfig()) is None

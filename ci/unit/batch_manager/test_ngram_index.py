@@ -1,0 +1,48 @@
+"""NGramIndex: the same as a scan of the whole text, however it was taken in."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from inflight.batch_manager import ngram_index
+from inflight.batch_manager.ngram_index import NGramIndex
+
+TEXTS = st.lists(st.integers(0, 3), min_size=1, max_size=40)
+
+
+def scan(text: list[int], max_size: int, count: int) -> list[int]:
+    """From the last occurrence of the longest run of last tokens, which may overlap the end."""
+    for size in range(max_size, min(2, max_size) - 1, -1):
+        for end in range(len(text) - 1, size - 1, -1):
+            if text[end - size : end] == text[-size:]:
+                following = text[end:]
+                return [following[i % len(following)] for i in range(count)]
+    return []
+
+
+@given(text=TEXTS, max_size=st.integers(1, 5), count=st.integers(1, 9), piece=st.integers(1, 7))
+def test_a_continuation_is_what_followed_last_time(text: list[int], max_size: int, count: int, piece: int) -> None:
+    index = NGramIndex(max_size)
+    for end in range(1, len(text), piece):
+        index.extend(text[:end])
+    index.extend(text)
+    assert index.continuation(text, count) == scan(text, max_size, count)
+
+
+def test_a_new_text_has_no_continuation() -> None:
+    index = NGramIndex(3)
+    index.extend(list(range(50)))
+    assert index.continuation(list(range(50)), 4) == []
+
+
+def test_a_long_text_is_taken_in_piece_by_piece(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ngram_index, "INDEXED_AT_ONCE", 10)
+    text = [*range(30), 20, 21, 22]
+    index = NGramIndex(3)
+    found = []
+    for _ in range(4):
+        index.extend(text)
+        found.append(index.continuation(text, 2))
+    assert found == [[], [], [23, 24], [23, 24]]
