@@ -35,6 +35,9 @@ class Request(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """The grammar that the output follows; None = any output. An output that is cut by `max_tokens` is the beginning of
     one that does. Needs `end_ids`, which are sampled only where the grammar may end, and then whatever `min_tokens` and
     `bad_words` leave; where these leave nothing that the grammar allows, the grammar alone decides."""
+    logits_post_processor_name: str = ""
+    """One of the engine's logits post-processors (see inflight.logits_post_processor), which changes the logits of each
+    of the request's tokens before it is chosen; "" = none. It comes before biases, penalties and a grammar."""
     priority: float = 0.5
     """0 to 1; higher ones start first, equal ones in order of arrival."""
     allotted_time_ms: int = 0

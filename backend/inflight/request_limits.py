@@ -32,6 +32,8 @@ class RequestLimits(msgspec.Struct, frozen=True, kw_only=True):
     """Features of a hidden state."""
     model_outputs: list[str] = []
     """Names that `AdditionalModelOutput` may have."""
+    logits_post_processors: list[str] = []
+    """Names that `Request.logits_post_processor_name` may have."""
     max_tensor_bytes: int = 2**28
     """Of all tensors that one request asks for: they are held on the host until it takes them."""
     max_words: int = 2048
@@ -74,6 +76,12 @@ class RequestLimits(msgspec.Struct, frozen=True, kw_only=True):
             request.guided_decoding_params.validate()
             if not request.end_ids:
                 raise InvalidRequest("guided decoding needs an end token: set end_id to a token, not to -1")
+        name = request.logits_post_processor_name
+        if name and name not in self.logits_post_processors:
+            known = ", ".join(self.logits_post_processors) or "none"
+            raise InvalidRequest(
+                f"logits_post_processor_name is {name[:80]!r}, which this engine does not have; it has: {known}"
+            )
         if not 0.0 <= request.priority <= 1.0:
             raise InvalidRequest(f"priority must be between 0 and 1, got {request.priority}")
 
@@ -119,6 +127,7 @@ class RequestLimits(msgspec.Struct, frozen=True, kw_only=True):
             "embedding_bias": bool(sampling.embedding_bias),
             "stop_words": bool(request.stop_words),
             "guided_decoding_guide_type": request.guided_decoding_params is not None,
+            "logits_post_processor_name": bool(request.logits_post_processor_name),
             "generated_token_ids": bool(request.generated_token_ids),
             "num_log_probs": output.num_log_probs > 0,
             "return_prompt_log_probs": output.return_prompt_log_probs,

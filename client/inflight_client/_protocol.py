@@ -37,6 +37,7 @@ _DTYPES: dict[str, Any] = {
     "pad_id": np.int32,
     "guided_decoding_guide_type": np.object_,
     "guided_decoding_guide": np.object_,
+    "logits_post_processor_name": np.object_,
     "exclude_input_in_output": np.bool_,
     "return_log_probs": np.bool_,
     "num_log_probs": np.int32,

@@ -44,6 +44,8 @@ class GenerationOptions(TypedDict, total=False):
     """json, json_schema, regex, ebnf_grammar or structural_tag: what the answer follows."""
     guided_decoding_guide: str | None
     """The schema, expression, grammar or tags; left out for json."""
+    logits_post_processor_name: str | None
+    """One of the server's functions that change logits."""
     exclude_input_in_output: bool
     """Leave the prompt out of the text; default True."""
     return_log_probs: bool

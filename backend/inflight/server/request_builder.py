@@ -68,6 +68,7 @@ class RequestBuilder:
             stop_words=client.stop_word_ids or [],
             bad_words=self._bad_words(client),
             guided_decoding_params=_guided_decoding(client),
+            logits_post_processor_name=client.logits_post_processor_name or "",
             priority=0.5 if client.priority is None else client.priority,
             allotted_time_ms=client.allotted_time_ms or 0,
             client_id=triton_id,

@@ -53,6 +53,8 @@ class ClientRequest:
 
     guide_type: str | None = None
     guide: str | None = None
+    logits_post_processor_name: str | None = None
+    """Empty, as by clients that fill every tensor, counts as unset."""
 
     exclude_input_in_output: bool | None = None
     return_log_probs: bool = False

@@ -71,6 +71,7 @@ LLM = Dialect(
         _scalar("pad_id", TensorType.INT32),
         _scalar("guided_decoding_guide_type", TensorType.STRING, "guide_type"),
         _scalar("guided_decoding_guide", TensorType.STRING, "guide"),
+        _scalar("logits_post_processor_name", TensorType.STRING),
         _scalar("exclude_input_in_output", TensorType.BOOL),
         _scalar("return_log_probs", TensorType.BOOL),
         _scalar("num_log_probs", TensorType.INT32),
