@@ -43,6 +43,7 @@ class RequestLimits(msgspec.Struct, frozen=True, kw_only=True):
 
     def validate(self, request: Request) -> None:
         """Raise InvalidRequest with the reason if `request` can never be served."""
+        self.validate_queueing(request)
         tokens = request.input_token_ids
         if not tokens:
             raise InvalidRequest("the prompt is empty: give at least one token")
@@ -67,7 +68,8 @@ class RequestLimits(msgspec.Struct, frozen=True, kw_only=True):
         if not math.isfinite(request.cum_log_prob):
             raise InvalidRequest(f"cum_log_prob must be finite, got {request.cum_log_prob}")
         request.sampling_config.validate()
-        self._validate_sequences(request)
+        if request.num_return_sequences > 1 and request.generated_token_ids:
+            raise InvalidRequest("generated_token_ids cannot be given for a request of several sequences")
         if request.sampling_config.beam_width > 1:
             self._validate_beams(request)
         self._validate_biases(request.sampling_config)
@@ -82,30 +84,33 @@ class RequestLimits(msgspec.Struct, frozen=True, kw_only=True):
             raise InvalidRequest(
                 f"logits_post_processor_name is {name[:80]!r}, which this engine does not have; it has: {known}"
             )
+
+    def validate_queueing(self, request: Request) -> None:
+        """The part of `validate` that queues depend on: the leader needs it before the ranks validate the rest."""
+        if not 0 <= request.request_id < 2**64:
+            raise InvalidRequest(f"request_id must be between 0 and {2**64 - 1}, got {request.request_id}")
         if not 0.0 <= request.priority <= 1.0:
             raise InvalidRequest(f"priority must be between 0 and 1, got {request.priority}")
-
-    def longest(self, request: Request) -> int:
-        """Most tokens that `request` can hold in the KV cache: its last token is sampled but never computed."""
-        return min(len(request.input_token_ids) + request.max_tokens, self.max_seq_len) - 1
-
-    def _validate_sequences(self, request: Request) -> None:
+        if request.allotted_time_ms < 0:
+            raise InvalidRequest(f"allotted_time_ms must not be negative, got {request.allotted_time_ms}")
         num_sequences = request.num_return_sequences
         if not 1 <= num_sequences <= self.max_batch_size:
             raise InvalidRequest(
                 f"num_return_sequences must be between 1 and max_batch_size {self.max_batch_size}, got {num_sequences}"
             )
-        if num_sequences > 1 and request.generated_token_ids:
-            raise InvalidRequest("generated_token_ids cannot be given for a request of several sequences")
-
-    def _validate_beams(self, request: Request) -> None:
-        """What has no meaning for a beam, or is not done, is refused."""
-        sampling, width = request.sampling_config, request.sampling_config.beam_width
-        name, most = "max_batch_size", self.max_batch_size
+        name, most, width = "max_batch_size", self.max_batch_size, request.sampling_config.beam_width
         if 0 < self.max_beam_width < most:
             name, most = "max_beam_width", self.max_beam_width
         if width > most:
             raise InvalidRequest(f"beam_width must be between 1 and {name} {most}, got {width}")
+
+    def longest(self, request: Request) -> int:
+        """Most tokens that `request` can hold in the KV cache: its last token is sampled but never computed."""
+        return min(len(request.input_token_ids) + request.max_tokens, self.max_seq_len) - 1
+
+    def _validate_beams(self, request: Request) -> None:
+        """What has no meaning for a beam, or is not done, is refused."""
+        sampling, width = request.sampling_config, request.sampling_config.beam_width
         if request.num_return_sequences > width:
             raise InvalidRequest(
                 f"num_return_sequences ({request.num_return_sequences}) must not be above beam_width ({width})"
