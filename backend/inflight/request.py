@@ -45,7 +45,8 @@ class Request(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     client_id: str = ""
     """The client's own id of the request. Every Response repeats it; the engine only uses it in messages."""
     return_all_generated_tokens: bool = False
-    """True: each streamed Result holds all tokens generated so far, with their log probabilities, not only new ones."""
+    """True: each streamed Result holds all tokens generated so far, with their log probabilities, not only new ones.
+    Those of a beam search do so in any case, because beams are given up for others."""
     cache_salt: str = ""
     """Cached prefixes are shared only between requests with the same salt."""
     num_return_sequences: int = 1

@@ -115,9 +115,11 @@ class RequestLimits(msgspec.Struct, frozen=True, kw_only=True):
             raise InvalidRequest(
                 f"num_return_sequences ({request.num_return_sequences}) must not be above beam_width ({width})"
             )
-        if request.streaming:
+        widths, num_tokens = sampling.beam_width_array, self.longest(request) + 1 - len(request.input_token_ids)
+        if widths and request.num_return_sequences > widths[min(num_tokens, len(widths)) - 1]:
             raise InvalidRequest(
-                "a beam search cannot be streamed, because any beam may still be given up: stream must be false"
+                f"num_return_sequences ({request.num_return_sequences}) must not be above the last number of beams in "
+                "beam_width_array"
             )
         if sampling.temperature > 0:
             raise InvalidRequest("beam search does not sample: leave out temperature, top_k, top_p and min_p")
@@ -130,7 +132,6 @@ class RequestLimits(msgspec.Struct, frozen=True, kw_only=True):
             "frequency_penalty": sampling.frequency_penalty != 0,
             "logit_bias": bool(sampling.logit_bias),
             "embedding_bias": bool(sampling.embedding_bias),
-            "stop_words": bool(request.stop_words),
             "guided_decoding_guide_type": request.guided_decoding_params is not None,
             "logits_post_processor_name": bool(request.logits_post_processor_name),
             "generated_token_ids": bool(request.generated_token_ids),

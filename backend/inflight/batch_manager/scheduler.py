@@ -368,7 +368,8 @@ class Scheduler:
         return progressed
 
     def _choose_beams(self, beam: Sequence, group: BeamGroup, found: RowTensors, now_ns: int) -> tuple[Sequence, ...]:
-        """Take what a step found for one beam, and go on if that was missing. Returns who is answered, at the end."""
+        """Take what a step found for one beam, and go on if that was missing. Returns who is answered: at the end, and
+        of a stream after each choice."""
         if not group.add(beam, found):
             return ()
         moves = group.choose()
@@ -382,7 +383,7 @@ class Scheduler:
             for child, _ in moves:
                 child.block_hashes = []
         group.apply(now_ns)
-        return ()
+        return group.streamed
 
     def _move_beams(self, group: BeamGroup, moves: list[Move]) -> None:
         """Let each that moves hold the blocks of the one whose text it takes over; parents stay where they are."""

@@ -38,6 +38,8 @@ SAMPLING_FIELDS = (
     "beam_width",
     "length_penalty",
     "early_stopping",
+    "beam_width_array",
+    "beam_search_diversity_rate",
 )
 """The fields of ClientRequest that set how tokens are sampled."""
 

@@ -59,6 +59,11 @@ KINDS: dict[str, dict[str, Any]] = {
         "output_config": OutputConfig(return_log_probs=True),
         "num_return_sequences": 2,
     },
+    "streamed beams": {
+        "sampling_config": SamplingConfig(beam_width=2, beam_width_array=[1, 2], beam_search_diversity_rate=0.25),
+        "output_config": OutputConfig(return_log_probs=True),
+        "streaming": True,
+    },
     "bad words": {"sampling_config": SamplingConfig(), "bad_words": [[9], [10, 11]], "output_config": EVERYTHING},
 }
 NUM_TOKENS = 14

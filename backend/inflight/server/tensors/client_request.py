@@ -29,6 +29,8 @@ class ClientRequest:
     beam_width: int | None = None
     length_penalty: float | None = None
     early_stopping: int | None = None
+    beam_width_array: list[int] | None = None
+    beam_search_diversity_rate: float | None = None
     no_repeat_ngram_size: int | None = None
     top_p_decay: float | None = None
     top_p_min: float | None = None
