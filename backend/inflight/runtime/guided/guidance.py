@@ -86,6 +86,9 @@ class Guidance:
         """Take in the tokens of a step, by place; the masks of the step after it are computed from now on."""
         for each in rows:
             each.companion.advance(token_ids[each.place])
+        for grammar in {id(each.companion.grammar): each.companion.grammar for each in rows}.values():
+            if grammar is not None:
+                grammar.send()
 
     def _guide(self, new: NewSequence) -> Guide | None:
         if new.guided_decoding_params is None:
