@@ -138,7 +138,7 @@ class BeamSearch:
         if token_id in self._end_ids:
             return FinishReason.END_ID
         words = self._stop_words.get(token_id, []) if length >= self._min_tokens else []
-        if any(len(word) <= length and [*beam.token_ids, token_id][-len(word) :] == word for word in words):
+        if any([*beam.token_ids, token_id][-len(word) :] == word for word in words):
             return FinishReason.STOP_WORDS
         return FinishReason.LENGTH if length >= self._max_tokens else FinishReason.NOT_FINISHED
 

@@ -284,11 +284,17 @@ def test_the_last_width_holds_for_all_later_steps() -> None:
     assert widths == [1, 3, 2, 2, 2]
 
 
-def test_a_stop_word_ends_a_hypothesis() -> None:
-    found = search(stop_words={4: [[1, 4], [7, 1, 4]]}, min_tokens=2, max_tokens=9)
+def test_a_stop_word_ends_a_hypothesis_unless_it_comes_too_early() -> None:
+    found = search(stop_words={4: [[4, 4], [7, 1, 4], [4]]}, min_tokens=2, max_tokens=9)
     found.advance({0: Candidates(token_ids=[1, 4, 2, 3], log_probs=[-1.0, -1.1, -5.0, -6.0])})
-    assert not found.hypotheses, "its first token is no part of the output"
+    assert not found.hypotheses and [beam.token_ids for beam in found.beams] == [[1], [4]]
     ended = Candidates(token_ids=[4, 3, 2, 1], log_probs=[-0.1, -1.0, -2.0, -3.0])
     found.advance({beam.slot: ended for beam in found.beams})
-    (hypothesis,) = found.hypotheses
-    assert hypothesis.token_ids == [1, 4] and hypothesis.reason is FinishReason.STOP_WORDS
+    assert [beam.token_ids for beam in found.hypotheses] == [[1, 4], [4, 4]]
+    assert all(beam.reason is FinishReason.STOP_WORDS for beam in found.hypotheses)
+
+
+def test_the_first_token_of_a_stop_word_is_in_the_output() -> None:
+    found = search(stop_words={4: [[1, 4]]}, max_tokens=9)
+    found.advance({0: Candidates(token_ids=[4, 1, 2, 3], log_probs=[-1.0, -1.1, -5.0, -6.0])})
+    assert not found.hypotheses, "what stands before it is the prompt"
