@@ -53,6 +53,7 @@ class InProcessExecutor(Front):
         self._config = config
         self._load_runner = load_runner
         if logits_post_processors is not None:
+            assert load_runner is load_model_runner, "another runner does not take them"
             self._load_runner = partial(load_model_runner, post_processors=logits_post_processors)
         self._leader = _InProcessLeader(self, config.max_in_flight, stats_seconds=config.stats_check_period_ms / 2000)
         self._started = threading.Event()
