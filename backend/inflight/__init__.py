@@ -45,6 +45,7 @@ if TYPE_CHECKING:
     from inflight.executor.front.request_output import CompletionOutput, RequestOutput
     from inflight.executor.generation_executor import GenerationExecutor
     from inflight.executor.in_process import InProcessExecutor
+    from inflight.logits_post_processor import LogitsPostProcessorConfig
     from inflight.output_config import OutputConfig
     from inflight.request import Request
     from inflight.result import FinishReason, Response, Result
@@ -72,6 +73,7 @@ _HOMES = {
     "inflight.executor.front.request_output": ("CompletionOutput", "RequestOutput"),
     "inflight.executor.generation_executor": ("GenerationExecutor",),
     "inflight.executor.in_process": ("InProcessExecutor",),
+    "inflight.logits_post_processor": ("LogitsPostProcessorConfig",),
     "inflight.output_config": ("OutputConfig",),
     "inflight.request": ("Request",),
     "inflight.sampling_config": ("SamplingConfig",),
@@ -96,6 +98,7 @@ __all__ = [
     "InflightError",
     "InvalidRequest",
     "IterationStats",
+    "LogitsPostProcessorConfig",
     "NGramDecodingConfig",
     "OutputConfig",
     "QueueFull",

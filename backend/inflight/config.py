@@ -115,6 +115,12 @@ class EngineConfig:
     """Longest accepted text_input in bytes, checked before it is tokenised; less if max_input_len cannot hold it."""
     max_tensor_bytes_per_request: int = 268_435_456
     """Most bytes of logits, log probabilities and hidden states that one request may ask for."""
+    logits_post_processors: str = ""
+    """Functions that requests may name to change their logits: name=module:attribute, comma-separated."""
+    logits_post_processor_batched: str = ""
+    """module:attribute of the function for all requests that name batched; unset = none."""
+    logits_post_processor_replicate: bool = True
+    """Every rank calls these functions; false = the leader alone does, and sends the logits to the others."""
     log_level: str = "INFO"
     """Level of the ranks' log: DEBUG, INFO, WARNING or ERROR."""
 

@@ -111,6 +111,8 @@ class GenerationDefaults(msgspec.Struct, frozen=True, kw_only=True):
         beam_width: int | None = None,
         length_penalty: float | None = None,
         early_stopping: int | None = None,
+        beam_width_array: list[int] | None = None,
+        beam_search_diversity_rate: float | None = None,
     ) -> SamplingConfig:
         """Every default resolved for a request that says this; values out of range are left for RequestLimits.
 
@@ -138,6 +140,8 @@ class GenerationDefaults(msgspec.Struct, frozen=True, kw_only=True):
             beam_width=_first(beam_width, nothing.beam_width),
             length_penalty=_first(length_penalty, nothing.length_penalty),
             early_stopping=_first(early_stopping, nothing.early_stopping),
+            beam_width_array=_first(beam_width_array, nothing.beam_width_array),
+            beam_search_diversity_rate=_first(beam_search_diversity_rate, nothing.beam_search_diversity_rate),
             presence_penalty=presence_penalty or 0.0,
             frequency_penalty=frequency_penalty or 0.0,
             min_tokens=self._min_tokens(min_tokens, num_prompt_tokens, max_tokens),

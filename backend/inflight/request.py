@@ -41,6 +41,9 @@ class Request(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     way that it does not serve (a decaying top_p, beams, a grammar) is computed without."""
     external_draft_tokens_config: ExternalDraftTokensConfig | None = None
     """What the client expects the output to begin with."""
+    logits_post_processor_name: str = ""
+    """One of the engine's logits post-processors (see inflight.logits_post_processor), which changes the logits of each
+    of the request's tokens before it is chosen; "" = none. It comes before biases, penalties and a grammar."""
     priority: float = 0.5
     """0 to 1; higher ones start first, equal ones in order of arrival."""
     allotted_time_ms: int = 0
@@ -48,7 +51,8 @@ class Request(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     client_id: str = ""
     """The client's own id of the request. Every Response repeats it; the engine only uses it in messages."""
     return_all_generated_tokens: bool = False
-    """True: each streamed Result holds all tokens generated so far, with their log probabilities, not only new ones."""
+    """True: each streamed Result holds all tokens generated so far, with their log probabilities, not only new ones.
+    Those of a beam search do so in any case, because beams are given up for others."""
     cache_salt: str = ""
     """Cached prefixes are shared only between requests with the same salt."""
     num_return_sequences: int = 1
@@ -61,6 +65,15 @@ class Request(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     not as prompt, wherever that matters, and are not returned again."""
     cum_log_prob: float = 0.0
     """Sum of the log probabilities of `generated_token_ids`."""
+
+    @property
+    def follows_each_token(self) -> bool:
+        """Whether what tokens are chosen by must see each of them before the next, so that no drafts can be verified."""
+        return (
+            self.guided_decoding_params is not None
+            or bool(self.logits_post_processor_name)
+            or self.sampling_config.follows_each_token
+        )
 
     @property
     def num_sequences(self) -> int:

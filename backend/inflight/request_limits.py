@@ -32,6 +32,8 @@ class RequestLimits(msgspec.Struct, frozen=True, kw_only=True):
     """Features of a hidden state."""
     model_outputs: list[str] = []
     """Names that `AdditionalModelOutput` may have."""
+    logits_post_processors: list[str] = []
+    """Names that `Request.logits_post_processor_name` may have."""
     max_tensor_bytes: int = 2**28
     """Of all tensors that one request asks for: they are held on the host until it takes them."""
     max_words: int = 2048
@@ -41,6 +43,7 @@ class RequestLimits(msgspec.Struct, frozen=True, kw_only=True):
 
     def validate(self, request: Request) -> None:
         """Raise InvalidRequest with the reason if `request` can never be served."""
+        self.validate_queueing(request)
         tokens = request.input_token_ids
         if not tokens:
             raise InvalidRequest("the prompt is empty: give at least one token")
@@ -65,7 +68,8 @@ class RequestLimits(msgspec.Struct, frozen=True, kw_only=True):
         if not math.isfinite(request.cum_log_prob):
             raise InvalidRequest(f"cum_log_prob must be finite, got {request.cum_log_prob}")
         request.sampling_config.validate()
-        self._validate_sequences(request)
+        if request.num_return_sequences > 1 and request.generated_token_ids:
+            raise InvalidRequest("generated_token_ids cannot be given for a request of several sequences")
         if request.sampling_config.beam_width > 1:
             self._validate_beams(request)
         self._validate_biases(request.sampling_config)
@@ -75,37 +79,48 @@ class RequestLimits(msgspec.Struct, frozen=True, kw_only=True):
             if not request.end_ids:
                 raise InvalidRequest("guided decoding needs an end token: set end_id to a token, not to -1")
         self._validate_drafts(request)
+        name = request.logits_post_processor_name
+        if name and name not in self.logits_post_processors:
+            known = ", ".join(self.logits_post_processors) or "none"
+            raise InvalidRequest(
+                f"logits_post_processor_name is {name[:80]!r}, which this engine does not have; it has: {known}"
+            )
+
+    def validate_queueing(self, request: Request) -> None:
+        """The part of `validate` that queues depend on: the leader needs it before the ranks validate the rest."""
+        if not 0 <= request.request_id < 2**64:
+            raise InvalidRequest(f"request_id must be between 0 and {2**64 - 1}, got {request.request_id}")
         if not 0.0 <= request.priority <= 1.0:
             raise InvalidRequest(f"priority must be between 0 and 1, got {request.priority}")
-
-    def longest(self, request: Request) -> int:
-        """Most tokens that `request` can hold in the KV cache: its last token is sampled but never computed."""
-        return min(len(request.input_token_ids) + request.max_tokens, self.max_seq_len) - 1
-
-    def _validate_sequences(self, request: Request) -> None:
+        if request.allotted_time_ms < 0:
+            raise InvalidRequest(f"allotted_time_ms must not be negative, got {request.allotted_time_ms}")
         num_sequences = request.num_return_sequences
         if not 1 <= num_sequences <= self.max_batch_size:
             raise InvalidRequest(
                 f"num_return_sequences must be between 1 and max_batch_size {self.max_batch_size}, got {num_sequences}"
             )
-        if num_sequences > 1 and request.generated_token_ids:
-            raise InvalidRequest("generated_token_ids cannot be given for a request of several sequences")
-
-    def _validate_beams(self, request: Request) -> None:
-        """What has no meaning for a beam, or is not done, is refused."""
-        sampling, width = request.sampling_config, request.sampling_config.beam_width
-        name, most = "max_batch_size", self.max_batch_size
+        name, most, width = "max_batch_size", self.max_batch_size, request.sampling_config.beam_width
         if 0 < self.max_beam_width < most:
             name, most = "max_beam_width", self.max_beam_width
         if width > most:
             raise InvalidRequest(f"beam_width must be between 1 and {name} {most}, got {width}")
+
+    def longest(self, request: Request) -> int:
+        """Most tokens that `request` can hold in the KV cache: its last token is sampled but never computed."""
+        return min(len(request.input_token_ids) + request.max_tokens, self.max_seq_len) - 1
+
+    def _validate_beams(self, request: Request) -> None:
+        """What has no meaning for a beam, or is not done, is refused."""
+        sampling, width = request.sampling_config, request.sampling_config.beam_width
         if request.num_return_sequences > width:
             raise InvalidRequest(
                 f"num_return_sequences ({request.num_return_sequences}) must not be above beam_width ({width})"
             )
-        if request.streaming:
+        widths, num_tokens = sampling.beam_width_array, self.longest(request) + 1 - len(request.input_token_ids)
+        if widths and request.num_return_sequences > widths[min(num_tokens, len(widths)) - 1]:
             raise InvalidRequest(
-                "a beam search cannot be streamed, because any beam may still be given up: stream must be false"
+                f"num_return_sequences ({request.num_return_sequences}) must not be above the last number of beams in "
+                "beam_width_array"
             )
         if sampling.temperature > 0:
             raise InvalidRequest("beam search does not sample: leave out temperature, top_k, top_p and min_p")
@@ -118,8 +133,8 @@ class RequestLimits(msgspec.Struct, frozen=True, kw_only=True):
             "frequency_penalty": sampling.frequency_penalty != 0,
             "logit_bias": bool(sampling.logit_bias),
             "embedding_bias": bool(sampling.embedding_bias),
-            "stop_words": bool(request.stop_words),
             "guided_decoding_guide_type": request.guided_decoding_params is not None,
+            "logits_post_processor_name": bool(request.logits_post_processor_name),
             "generated_token_ids": bool(request.generated_token_ids),
             "num_log_probs": output.num_log_probs > 0,
             "return_prompt_log_probs": output.return_prompt_log_probs,
@@ -137,15 +152,15 @@ class RequestLimits(msgspec.Struct, frozen=True, kw_only=True):
             request.ngram_config.validate()
         if request.external_draft_tokens_config is None:
             return
-        tokens, sampling = request.external_draft_tokens_config.tokens, request.sampling_config
+        tokens = request.external_draft_tokens_config.tokens
         if len(tokens) > self.max_seq_len:
             raise InvalidRequest(f"draft_input_ids has {len(tokens)} tokens, more than max_seq_len {self.max_seq_len}")
         if any(not 0 <= token < self.vocab_size for token in tokens):
             raise InvalidRequest(f"draft_input_ids holds a token id outside [0, {self.vocab_size})")
-        if request.guided_decoding_params is not None or sampling.follows_each_token:
+        if request.follows_each_token:
             raise InvalidRequest(
-                "draft_input_ids is not supported together with top_p_decay, a beam_width above 1 or guided decoding, "
-                "which follow every single token"
+                "draft_input_ids is not supported together with top_p_decay, a beam_width above 1, guided decoding or "
+                "a logits post-processor, which follow every single token"
             )
 
     def _validate_token_ids(self, request: Request) -> None:

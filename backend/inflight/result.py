@@ -96,8 +96,8 @@ class Result(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """New tokens of one sequence of a request."""
 
     output_token_ids: list[int] = []
-    """Tokens generated since the previous Result of the sequence, or all so far if the request asked for that; never
-    the prompt."""
+    """Tokens generated since the previous Result of the sequence, or all so far if the request asked for that or for
+    beams; never the prompt."""
     log_probs: list[float] = []
     """Natural log probability of each of these tokens under the model's raw distribution, if requested."""
     tensors: list[NamedTensor] = []

@@ -23,6 +23,10 @@ MIN_REPETITION_PENALTY = float(np.float32(1e-6))
 """Bounds of repetition penalties: for the same reason, as they multiply and divide biased logits."""
 MAX_BIASED_TOKENS = 4096
 """Entries of `SamplingConfig.logit_bias`."""
+MAX_DIVERSITY_RATE = 1e6
+"""Of beam search: times the number of beams it is a small float32."""
+MAX_BEAM_WIDTHS = 1024
+"""Entries of `SamplingConfig.beam_width_array`."""
 MAX_NGRAM_SIZE = 64
 """Of `SamplingConfig.no_repeat_ngram_size`: every step compares so many tokens at each place of the text."""
 
@@ -62,6 +66,13 @@ class SamplingConfig(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
     beam_width: int = 1
     """Above 1: beam search as transformers' `generate(num_beams=...)` does it, with so many beams, of which the
     `num_return_sequences` best hypotheses are returned at the end."""
+    beam_width_array: list[int] = []
+    """How many beams go on after each step, each at most `beam_width`; the last entry holds for all later steps, as in
+    TensorRT-LLM's variable-beam-width search. Empty = always `beam_width`, which stays the number of hypotheses."""
+    beam_search_diversity_rate: float = 0.0
+    """Of beam search, as in TensorRT-LLM: a continuation of the beam of rank r (0 is the best) is chosen as if its log
+    probability were greater by r times this, which keeps continuations of the best beams from crowding out all others.
+    Scores do not contain it. It is not the `diversity_penalty` of groups of beams."""
     length_penalty: float = 1.0
     """Of beam search: hypotheses are ranked by their log probability divided by length ** length_penalty."""
     early_stopping: int = 0
@@ -109,6 +120,19 @@ class SamplingConfig(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
             ),
             ("min_tokens", self.min_tokens, self.min_tokens >= 0, ">= 0"),
             ("beam_width", self.beam_width, self.beam_width >= 1, ">= 1"),
+            (
+                "beam_width_array",
+                self.beam_width_array,
+                len(self.beam_width_array) <= MAX_BEAM_WIDTHS
+                and all(1 <= width <= self.beam_width for width in self.beam_width_array),
+                f"at most {MAX_BEAM_WIDTHS} numbers between 1 and beam_width {self.beam_width}",
+            ),
+            (
+                "beam_search_diversity_rate",
+                self.beam_search_diversity_rate,
+                0 <= self.beam_search_diversity_rate <= MAX_DIVERSITY_RATE,
+                f"between 0 and {MAX_DIVERSITY_RATE:g}",
+            ),
             ("length_penalty", self.length_penalty, abs(self.length_penalty) <= 8, "between -8 and 8"),
             (
                 "no_repeat_ngram_size",
@@ -119,4 +143,4 @@ class SamplingConfig(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
         )
         for name, value, holds, rule in checks:
             if not holds:
-                raise InvalidRequest(f"{name} must be {rule}, got {value}")
+                raise InvalidRequest(f"{name} must be {rule}, got {str(value)[:80]}")

@@ -48,6 +48,14 @@ def top_names(output: str) -> tuple[str, str]:
     return output.replace("log_probs", "token_ids"), output
 
 
+class PostProcessing(msgspec.Struct, frozen=True):
+    """Which logits post-processor a row goes through, and what that is told of the request."""
+
+    name: str
+    request_id: int
+    client_id: str = ""
+
+
 class NewSequence(msgspec.Struct, frozen=True, kw_only=True):
     """A sequence that takes a row in this step: everything the runner must know of it."""
 
@@ -68,6 +76,7 @@ class NewSequence(msgspec.Struct, frozen=True, kw_only=True):
     """Which of the runner's adapters the row's tokens go through. Refused by a runner without adapters."""
     guided_decoding_params: GuidedDecodingParams | None = None
     """The grammar that `token_ids` after the prompt, and every token that the row samples, follow."""
+    post_processing: PostProcessing | None = None
 
 
 class RowWork(msgspec.Struct, frozen=True, kw_only=True, gc=False):
@@ -115,7 +124,8 @@ class SchedulerOutput(msgspec.Struct, frozen=True, kw_only=True):
     """(source, destination) blocks, copied before anything else of the step is computed: for sequences that diverge
     within a block. No destination appears twice, and none is a source."""
     samples_late: bool = False
-    """True if sampling needs, on the host, the tokens of the previous step, because a row's mask depends on them."""
+    """True if sampling needs, on the host, the tokens of the previous step, because a row's mask or its logits
+    post-processor depends on them."""
 
     @property
     def num_tokens(self) -> int:
@@ -151,7 +161,7 @@ class StepOutput(msgspec.Struct, frozen=True, kw_only=True):
     """Row -> what it asked for. Rows that do not sample in the step may be among them. Of a row with drafts they are of
     every place that was sampled, also behind the last new token."""
     errors: dict[int, str] = {}
-    """Row -> sentence, for a row that cannot go on (its logits were not finite)."""
+    """Row -> sentence, for a row that cannot go on (its logits were not finite, or their post-processor failed)."""
     refused: dict[int, str] = {}
     """Row -> sentence, for a row that cannot go on because of what its request asks (its grammar takes too long)."""
 

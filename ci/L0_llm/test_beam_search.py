@@ -42,6 +42,21 @@ def test_the_best_hypotheses_are_answered_with_their_log_probabilities(server: S
     wait_for_rest(server)
 
 
+def test_a_streamed_search_sends_all_so_far_and_ends_with_the_hypotheses(server: ServerProcess) -> None:
+    with RawStream(server.grpc_url) as raw:
+        options = {**BEAMS, "beam_width_array": [1, 2, 4], "beam_search_diversity_rate": 0.25}
+        whole, streamed = raw.ask(options), raw.ask({**options, "stream": True})
+        assert not streamed.error and streamed.num_finals == 1
+        last = {int(response["sequence_index"][0]): response for response in streamed.responses}
+        for index, response in enumerate(whole.responses):
+            for name in ("output_ids", "text_output", "cum_log_probs", "finish_reason"):
+                assert last[index][name].tolist() == response[name].tolist()
+        best = [r for r in streamed.responses if int(r["sequence_index"][0]) == 0]
+        lengths = [response["output_ids"].shape[1] for response in best]
+        assert lengths == sorted(lengths) and lengths[-1] == 12
+    wait_for_rest(server)
+
+
 def test_a_search_that_is_stopped_answers_with_the_best_so_far(server: ServerProcess) -> None:
     with RawStream(server.grpc_url) as raw, RawStream(server.grpc_url) as other:
         answer = raw.send({**BEAMS, "max_tokens": 1500}, request_id="beams")
@@ -56,11 +71,11 @@ def test_a_search_that_is_stopped_answers_with_the_best_so_far(server: ServerPro
 
 def test_what_cannot_be_done_is_refused_with_a_sentence(server: ServerProcess) -> None:
     with RawStream(server.grpc_url) as raw:
-        assert "a beam search cannot be streamed" in raw.ask({**BEAMS, "stream": True}).error
         assert "beam search does not sample" in raw.ask({**BEAMS, "temperature": 0.7}).error
         assert (
             "beam_width must be between 1 and max_batch_size 64, got 65" in raw.ask({**BEAMS, "beam_width": 65}).error
         )
         error = raw.ask({**BEAMS, "num_return_sequences": 5}).error
         assert "num_return_sequences (5) must not be above beam_width (4)" in error
-        assert "beam_search_diversity_rate" in raw.ask({**BEAMS, "beam_search_diversity_rate": 0.5}).error
+        error = raw.ask({**BEAMS, "beam_search_diversity_rate": -1.0}).error
+        assert "beam_search_diversity_rate must be between 0 and" in error

@@ -95,6 +95,10 @@ def expected_beams(request: Request, max_seq_len: int) -> list[Beam]:
         early_stopping=sampling.early_stopping,
         end_ids=frozenset(request.end_ids),
         max_tokens=min(request.max_tokens, max_seq_len - num_prompt),
+        widths=sampling.beam_width_array,
+        diversity_rate=sampling.beam_search_diversity_rate,
+        stop_words={word[-1]: [word] for word in request.stop_words},
+        min_tokens=sampling.min_tokens,
     )
     count = num_candidates(sampling.beam_width, len(request.end_ids))
     while not search.is_done:
@@ -348,5 +352,6 @@ def iteration_stats(**changes: Any) -> IterationStats:
         "timestamp": "",
         "kv_cache_stats": KvCacheStats(**zeros(KvCacheStats)),
         "inflight_batching_stats": InflightBatchingStats(**zeros(InflightBatchingStats)),
+        "spec_decoding_stats": None,
     }
     return IterationStats(**{**zeros(IterationStats), **parts, **changes})

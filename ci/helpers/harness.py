@@ -29,7 +29,8 @@ def make_request(request_id: int, prompt: list[int] | int, max_tokens: int = 5, 
     """`prompt`: tokens, or how many of them; options of SamplingConfig go there."""
     if isinstance(prompt, int):
         prompt = [(request_id * 31 + position * 7) % VOCAB_SIZE for position in range(prompt)]
-    names = ("seed", "min_tokens", "beam_width", "length_penalty", "early_stopping")
+    beams = ("beam_width", "length_penalty", "early_stopping", "beam_width_array", "beam_search_diversity_rate")
+    names = ("seed", "min_tokens", *beams)
     sampling = {key: options.pop(key) for key in names if key in options}
     if options.pop("log_probs", False):
         options["output_config"] = OutputConfig(return_log_probs=True)

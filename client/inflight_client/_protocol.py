@@ -40,6 +40,7 @@ _DTYPES: dict[str, Any] = {
     "max_draft_len": np.int32,
     "max_matching_ngram_size": np.int32,
     "draft_input_ids": np.int32,
+    "logits_post_processor_name": np.object_,
     "exclude_input_in_output": np.bool_,
     "return_log_probs": np.bool_,
     "num_log_probs": np.int32,

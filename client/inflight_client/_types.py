@@ -51,6 +51,8 @@ class GenerationOptions(TypedDict, total=False):
     """Of the last tokens, how many are looked up at most."""
     draft_input_ids: Sequence[int] | None
     """What the answer is expected to begin with. Changes no token; faster as far as it is right."""
+    logits_post_processor_name: str | None
+    """One of the server's functions that change logits."""
     exclude_input_in_output: bool
     """Leave the prompt out of the text; default True."""
     return_log_probs: bool

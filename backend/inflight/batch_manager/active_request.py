@@ -52,21 +52,19 @@ class ActiveRequest:
         return self.sequences[:1] if self.sequences[0].beams is not None else self.sequences
 
     def next_result(self, sequence: Sequence) -> Result:
-        """A Result with the tokens of one of its sequences that no earlier Result held. A sequence that has finished
-        must be passed only once."""
-        start, num_log_probs = sequence.num_returned_tokens, sequence.num_returned_log_probs
-        sequence.num_returned_tokens = sequence.num_output_tokens
-        sequence.num_returned_log_probs = len(sequence.log_probs)
+        """A Result with the tokens of one of its sequences that no earlier Result held, or of a beam search with all. A
+        sequence that has finished must be passed only once."""
         is_finished = sequence.is_finished
+        token_ids, log_probs, cum_log_prob = _beam(sequence) if sequence.beams is not None else _news(sequence)
         self.num_open -= is_finished
         is_final = self.num_open == self._num_silent
         if is_final:
             self.num_open = 0
         return Result(
-            output_token_ids=sequence.token_ids[sequence.num_prompt_tokens + start :],
-            log_probs=sequence.log_probs[num_log_probs:],
+            output_token_ids=token_ids,
+            log_probs=log_probs,
             tensors=[] if sequence.gathered is None else sequence.gathered.take(),
-            cum_log_prob=sequence.cum_log_prob,
+            cum_log_prob=cum_log_prob,
             finish_reason=sequence.finish_reason,
             is_final=is_final,
             sequence_index=sequence.index,
@@ -94,3 +92,21 @@ class ActiveRequest:
             total_draft_tokens=sum(account.total_draft_tokens for account in accounts),
             total_accepted_draft_tokens=sum(account.total_accepted_draft_tokens for account in accounts),
         )
+
+
+def _news(sequence: Sequence) -> tuple[list[int], list[float], float]:
+    """(tokens, their log probabilities, the sum of all), without those that were returned before."""
+    start, num_log_probs = sequence.num_returned_tokens, sequence.num_returned_log_probs
+    sequence.num_returned_tokens = sequence.num_output_tokens
+    sequence.num_returned_log_probs = len(sequence.log_probs)
+    new_tokens = sequence.token_ids[sequence.num_prompt_tokens + start :]
+    return new_tokens, sequence.log_probs[num_log_probs:], sequence.cum_log_prob
+
+
+def _beam(sequence: Sequence) -> tuple[list[int], list[float], float]:
+    """The same of the hypothesis that a finished sequence of a search holds, or that has its rank now."""
+    assert sequence.beams is not None
+    if sequence.is_finished:
+        return sequence.token_ids[sequence.num_prompt_tokens :], sequence.log_probs, sequence.cum_log_prob
+    beam = sequence.beams.standing[sequence.index]
+    return beam.token_ids, beam.log_probs if sequence.wants_log_probs else [], float(beam.total)

@@ -33,7 +33,14 @@ class BeamGroup:
             early_stopping=sampling.early_stopping,
             end_ids=leader.end_ids,
             max_tokens=leader.max_length - leader.num_prompt_tokens,
+            widths=sampling.beam_width_array,
+            diversity_rate=sampling.beam_search_diversity_rate,
+            stop_words=leader.stop_words,
+            min_tokens=sampling.min_tokens,
         )
+        self._is_streamed = leader.request.streaming
+        self.standing: list[Beam] = []
+        """Of a search that is streamed: what it would be answered with if it ended now, the best first."""
         self._arrived: dict[int, Candidates] = {}
 
     @property
@@ -44,6 +51,11 @@ class BeamGroup:
     def live(self) -> list[Sequence]:
         """Those that hold a beam, in order of their slots."""
         return [self.sequences[slot] for slot in sorted(beam.slot for beam in self.search.beams)]
+
+    @property
+    def streamed(self) -> tuple[Sequence, ...]:
+        """Those that are answered with their place in `standing`."""
+        return self.returned[: len(self.standing)]
 
     @property
     def has_pending(self) -> bool:
@@ -79,6 +91,8 @@ class BeamGroup:
                 sequence.token_ids.append(beam.token_ids[-1])
             else:
                 sequence.token_ids = [*sequence.request.input_token_ids, *beam.token_ids]
+        if self._is_streamed:
+            self.standing = self.search.results(len(self.returned))
 
     def conclude(self, now_ns: int = 0, reason: FinishReason = FinishReason.NOT_FINISHED) -> None:
         """Give the sequences that are returned the best hypotheses. `reason`: why the search was ended from outside.

@@ -1,14 +1,19 @@
 """The numbers of one beam search: which beams go on, which are finished, and when there is nothing left to improve.
 
 The algorithm is that of transformers' `generate(num_beams=w)` for one prompt. Sums and scores are float32 as there, so
-that the same log probabilities lead to the same beams. Knows no blocks, rows or tensors: a beam is named by its *slot*,
-0 <= slot < width, and a child stays in the slot of its parent if it is the parent's best.
+that the same log probabilities lead to the same beams. A diversity rate and widths that change from step to step are
+TensorRT-LLM's: the rate orders the continuations of all beams and is part of no sum or score, and a step's width is the
+number of beams that go on, and of the best continuations among which hypotheses may end.
+
+Knows no blocks, rows or tensors: a beam is named by its *slot*, 0 <= slot < width, and a child stays in the slot of its
+parent if it is the parent's best.
 
 All ranks choose alike, because they sample from the same gathered logits, as for every other token.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -61,9 +66,20 @@ class BeamSearch:
     """`beams` are those that go on, the best first. At the beginning there is one, the prompt, in slot 0."""
 
     def __init__(
-        self, *, width: int, length_penalty: float, early_stopping: int, end_ids: frozenset[int], max_tokens: int
+        self,
+        *,
+        width: int,
+        length_penalty: float,
+        early_stopping: int,
+        end_ids: frozenset[int],
+        max_tokens: int,
+        widths: Sequence[int] = (),
+        diversity_rate: float = 0.0,
+        stop_words: Mapping[int, list[list[int]]] | None = None,
+        min_tokens: int = 0,
     ) -> None:
-        """`max_tokens`: length of the longest hypothesis."""
+        """`max_tokens`: length of the longest hypothesis. `widths`: see SamplingConfig.beam_width_array. `stop_words`:
+        by their last token; they end no text of fewer than `min_tokens` tokens."""
         self.beams = [Beam()]
         self.hypotheses: list[Beam] = []
         """At most `width`, the best first."""
@@ -73,20 +89,25 @@ class BeamSearch:
         self._early_stopping = early_stopping
         self._end_ids = end_ids
         self._max_tokens = max_tokens
+        self._widths = widths or (width,)
+        self._diversity_rate = np.float32(diversity_rate)
+        self._stop_words = stop_words or {}
+        self._min_tokens = min_tokens
 
     def advance(self, candidates: dict[int, Candidates]) -> None:
         """Choose the next beams. `candidates`: of each of `beams`, by slot."""
         length = len(self.beams[0].token_ids) + 1
-        found = self._best(candidates)
-        ended = [self._reason(token_id, length) for _, _, token_id, _ in found]
-        for place, (total, beam, token_id, log_prob) in enumerate(found[: self._width]):
+        width = self._widths[min(length, len(self._widths)) - 1]
+        found = self._best(candidates, width)
+        ended = [self._reason(beam, token_id, length) for _, beam, token_id, _ in found]
+        for place, (total, beam, token_id, log_prob) in enumerate(found[:width]):
             if ended[place]:
                 self._keep(_grown(beam, 0, token_id, log_prob, total, ended[place]))
-        going_on = [choice for choice, reason in zip(found, ended, strict=True) if not reason][: self._width]
+        going_on = [choice for choice, reason in zip(found, ended, strict=True) if not reason][:width]
         if not going_on:
             self.is_done = True
             return
-        best = going_on[0][0]
+        best = max(total for total, _, _, _ in going_on)
         self.beams = self._placed(going_on)
         is_full = len(self.hypotheses) == self._width
         self.is_done = is_full and (self._early_stopping == WHEN_FULL or not self._can_improve(best, length))
@@ -96,10 +117,11 @@ class BeamSearch:
         unfinished = sorted(self.beams, key=lambda beam: -beam.score(self._length_penalty))
         return [*self.hypotheses, *unfinished][:count]
 
-    def _best(self, candidates: dict[int, Candidates]) -> list[tuple[np.float32, Beam, int, float]]:
+    def _best(self, candidates: dict[int, Candidates], width: int) -> list[tuple[np.float32, Beam, int, float]]:
         """(sum, parent, token, its log probability) of the likeliest continuations of all beams, the best first.
 
-        Equal sums are ordered by the parent's rank and the token. A token of probability 0 continues nothing.
+        To a sum counts the diversity that its parent's rank adds. Equal ones are ordered by this rank and the token. A
+        token of probability 0 continues nothing.
         """
         choices = [
             (beam.total + np.float32(log_prob), rank, token_id, log_prob)
@@ -107,13 +129,17 @@ class BeamSearch:
             for token_id, log_prob in zip(candidates[beam.slot].token_ids, candidates[beam.slot].log_probs, strict=True)
             if log_prob > -np.inf
         ]
-        choices.sort(key=lambda choice: (-choice[0], choice[1], choice[2]))
-        kept = choices[: num_candidates(self._width, len(self._end_ids))]
+        bonus = [self._diversity_rate * np.float32(rank) for rank in range(len(self.beams))]
+        choices.sort(key=lambda choice: (-(choice[0] + bonus[choice[1]]), choice[1], choice[2]))
+        kept = choices[: num_candidates(width, len(self._end_ids))]
         return [(total, self.beams[rank], token_id, log_prob) for total, rank, token_id, log_prob in kept]
 
-    def _reason(self, token_id: int, length: int) -> FinishReason:
+    def _reason(self, beam: Beam, token_id: int, length: int) -> FinishReason:
         if token_id in self._end_ids:
             return FinishReason.END_ID
+        words = self._stop_words.get(token_id, []) if length >= self._min_tokens else []
+        if any([*beam.token_ids, token_id][-len(word) :] == word for word in words):
+            return FinishReason.STOP_WORDS
         return FinishReason.LENGTH if length >= self._max_tokens else FinishReason.NOT_FINISHED
 
     def _keep(self, hypothesis: Beam) -> None:

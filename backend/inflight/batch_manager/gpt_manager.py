@@ -118,13 +118,17 @@ class GptManager:
         self._scheduler.draft_count.reset()
         if len(self._outstanding) == MAX_OUTSTANDING_STEPS or self._launched is None:
             self._collect_oldest()
+        self._launched = None
+        if self._outstanding and self._outstanding[-1][0].samples_late:
+            self._launch()  # first of all: the device has nothing queued behind a step that was sampled only now
         self._poll_stop_signals()
         self._return_responses()
         if not self._shutting_down:
             self._fetch_new_requests()
         if self._terminated:
             return
-        self._launch()
+        if self._launched is None:
+            self._launch()
         self._return_stats()
         self._end_iteration()
 

@@ -319,7 +319,8 @@ class Scheduler:
         return progressed
 
     def _choose_beams(self, beam: Sequence, group: BeamGroup, found: RowTensors, now_ns: int) -> tuple[Sequence, ...]:
-        """Take what a step found for one beam, and go on if that was missing. Returns who is answered, at the end."""
+        """Take what a step found for one beam, and go on if that was missing. Returns who is answered: at the end, and
+        of a stream after each choice."""
         if not group.add(beam, found):
             return ()
         moves = group.choose()
@@ -333,7 +334,7 @@ class Scheduler:
             for child, _ in moves:
                 child.block_hashes = []
         group.apply(now_ns)
-        return ()
+        return group.streamed
 
     def stop(self, sequence: Sequence, reason: FinishReason, *, trusted: bool = True) -> None:
         """Finish a sequence in any state, with all beams of its search, and free its row and blocks.

@@ -18,7 +18,7 @@ from inflight.errors import RequestError
 from inflight.request import Request
 from inflight.result import FinishReason, PerfMetrics
 from inflight.sampling_config import SamplingConfig
-from inflight.scheduler_output import BEAM_LOG_PROBS, LOG_PROBS, NO_SLOT, NewSequence
+from inflight.scheduler_output import BEAM_LOG_PROBS, LOG_PROBS, NO_SLOT, NewSequence, PostProcessing
 from inflight.sequence_seed import sequence_seed
 from inflight.speculative_decoding import NGramDecodingConfig
 
@@ -118,7 +118,9 @@ class Sequence:
         )
         """Tensors that it asks for; None = none."""
         self.adapter_slot = NO_SLOT
-        self.is_guided = request.guided_decoding_params is not None
+        self.is_guided = request.guided_decoding_params is not None or bool(request.logits_post_processor_name)
+        """Whether it samples only once the host knows its last token, which a grammar's mask or a logits post-processor
+        depends on."""
         self.speculation = Speculation.wanted_by(request, ngram_config)
         """None = no step verifies drafts for it."""
         self.siblings: tuple[Sequence, ...] = ()
@@ -266,7 +268,15 @@ class Sequence:
             num_log_probs=self.num_alternatives,
             adapter_slot=self.adapter_slot,
             guided_decoding_params=self.request.guided_decoding_params,
+            post_processing=self._post_processing,
         )
+
+    @property
+    def _post_processing(self) -> PostProcessing | None:
+        request = self.request
+        if not request.logits_post_processor_name:
+            return None
+        return PostProcessing(request.logits_post_processor_name, request.request_id, request.client_id)
 
     def reason_to_finish(self) -> FinishReason:
         """Why its newest token ends it, or NOT_FINISHED. End tokens count only after `min_tokens` others."""

@@ -34,6 +34,7 @@ from inflight.errors import (
 )
 from inflight.executor import progress as bars
 from inflight.executor.executor import Executor, resolve_config
+from inflight.executor.front.beam_output import BeamOutput
 from inflight.executor.front.front import SHUT_DOWN, Front
 from inflight.executor.front.generation_result import GenerationResult
 from inflight.executor.front.request_output import RequestOutput
@@ -109,6 +110,8 @@ class GenerationExecutor:
         `prompt`: the text that its tokens were made of, for the outputs. `stop`: texts that end a sequence and are cut
         off, wherever the borders of tokens lie. Raises what Executor.enqueue_request raises.
         """
+        if stop and request.sampling_config.beam_width > 1:
+            raise InvalidRequest("stop is not supported together with beam_width above 1: use stop_words")
         streaming = request.streaming
         request = structs.replace(
             request,
@@ -303,22 +306,22 @@ class GenerationExecutor:
 
     def _sequences(self, request: Request, stop: Sequence[str]) -> list[SequenceOutput]:
         tokenizer, indices = self._tokenizer, range(request.num_return_sequences)
+        has_beams = request.sampling_config.beam_width > 1
         if tokenizer is None:
             if stop:
                 raise InvalidRequest("stop strings are looked for in text and there is no tokenizer: use stop_words")
-            return [SequenceOutput(index) for index in indices]
+            return [BeamOutput(index) if has_beams else SequenceOutput(index) for index in indices]
         if isinstance(stop, str) or not all(stop):
             raise InvalidRequest("stop must be a list of texts that are not empty")
         min_tokens = request.sampling_config.min_tokens
         stop_strings = StopStrings(list(stop)) if stop else None
-        return [
-            SequenceOutput(
-                index,
-                Detokenizer(make_text_decoder(tokenizer, request.input_token_ids), stop_strings, min_tokens),
-                has_stop_strings=bool(stop),
-            )
-            for index in indices
-        ]
+
+        def make_detokenizer() -> Detokenizer:
+            return Detokenizer(make_text_decoder(tokenizer, request.input_token_ids), stop_strings, min_tokens)
+
+        if has_beams:
+            return [BeamOutput(index, make_detokenizer) for index in indices]
+        return [SequenceOutput(index, make_detokenizer(), has_stop_strings=bool(stop)) for index in indices]
 
     # -- the thread ----------------------------------------------------------------------------------------------------
 

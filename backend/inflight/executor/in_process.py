@@ -9,6 +9,7 @@ import logging
 import threading
 import time
 from collections import deque
+from functools import partial
 
 from inflight.config import EngineConfig
 from inflight.distributed.rank_group import SingleRank
@@ -19,6 +20,7 @@ from inflight.executor.rank.callbacks import RankCallbacks
 from inflight.executor.rank.leader.request_book import RequestBook
 from inflight.executor.wire.messages import NO_INPUT, RankInput
 from inflight.generation_defaults import GenerationDefaults
+from inflight.logits_post_processor import LogitsPostProcessorConfig
 from inflight.request import Request
 from inflight.result import Response
 from inflight.runtime.guided.grammars import Grammars
@@ -35,13 +37,24 @@ FRONT = b""
 class InProcessExecutor(Front):
     """If the worker loop fails, the executor stays down: the device of this process may be unusable after that."""
 
-    def __init__(self, config: EngineConfig, load_runner: LoadRunner = load_model_runner) -> None:
-        """Raises ConfigurationError for more than one rank, and for a wrong generation_config.json."""
+    def __init__(
+        self,
+        config: EngineConfig,
+        load_runner: LoadRunner = load_model_runner,
+        *,
+        logits_post_processors: LogitsPostProcessorConfig | None = None,
+    ) -> None:
+        """`logits_post_processors`: functions of this program, in place of those that `config` names; they are called
+        on the engine's threads. Raises ConfigurationError for more than one rank, and for a wrong
+        generation_config.json."""
         super().__init__(config, GenerationDefaults.load(config))
         if config.num_ranks != 1:
             raise ConfigurationError("tensor_parallel_size must be 1 for an engine inside this process")
         self._config = config
         self._load_runner = load_runner
+        if logits_post_processors is not None:
+            assert load_runner is load_model_runner, "another runner does not take them"
+            self._load_runner = partial(load_model_runner, post_processors=logits_post_processors)
         self._leader = _InProcessLeader(self, config.max_in_flight, stats_seconds=config.stats_check_period_ms / 2000)
         self._started = threading.Event()
         self._start_error: Exception | None = None

@@ -13,11 +13,13 @@ from dataclasses import dataclass
 from typing import Any, TypeVar
 
 import torch
+from msgspec import structs
 from torch import Tensor
 
 from inflight.config import EngineConfig
 from inflight.distributed.rank_group import RankGroup, SingleRank
 from inflight.distributed.tensor_parallel import TensorParallelGroup
+from inflight.logits_post_processor import LogitsPostProcessorConfig
 from inflight.models.network import LayeredNetwork, Network
 from inflight.request_limits import RequestLimits
 from inflight.runtime.batch_layout import BatchLayout, lay_out
@@ -28,6 +30,7 @@ from inflight.runtime.guided.guidance import Guidance, GuidedRow
 from inflight.runtime.guided.token_mask import StepMask
 from inflight.runtime.kv_cache import KVCache
 from inflight.runtime.loading import load_engine
+from inflight.runtime.logits_post_processing import LogitsPostProcessing, ProcessedRow, sentences
 from inflight.runtime.row_state import RowState
 from inflight.runtime.row_table import RowTable
 from inflight.runtime.sampler import SampledTokens, Sampler, find_allowed
@@ -89,6 +92,8 @@ class StepHandle:
     """On the host; on a GPU valid only after `done`. None = the second half was not started."""
     guided: list[GuidedRow]
     """Its sampling rows that follow grammars."""
+    processed: list[ProcessedRow]
+    """Those that have logits post-processors."""
     refused: dict[int, str]
     """Row -> sentence, of those that found no mask; known after `sample`."""
     done: torch.cuda.Event | None = None
@@ -111,9 +116,10 @@ class ModelRunner:
         thread: ThreadPoolExecutor,
         rank_group: RankGroup | None = None,
         grammars: Grammars | None = None,
+        post_processors: LogitsPostProcessorConfig | None = None,
     ) -> None:
         """`thread`: the one that the network was loaded on. `grammars`: on the leader; None = none can be followed.
-        `rank_group`: None = a single rank.
+        `rank_group`: None = a single rank. `post_processors`: what `limits` names; None = nothing.
 
         On a CPU only this thread computes. OpenMP creates a team of threads for every thread that computes, and if the
         teams together have more threads than there are cores, they sleep at each barrier instead of spinning: a step of
@@ -144,6 +150,7 @@ class ModelRunner:
         self._sampler = Sampler(max_batch_size, device)
         self.grammars = grammars
         self._guidance = Guidance(rank_group or SingleRank(), grammars, limits.vocab_size)
+        self._post_processing = LogitsPostProcessing(post_processors or LogitsPostProcessorConfig(), group)
         self._scrubbed: list[int] = []
         if device.type == "cuda":
             # Weights and caches were filled on another stream.
@@ -152,11 +159,19 @@ class ModelRunner:
         self._thread = thread
 
     @classmethod
-    def load(cls: type[Runs], config: EngineConfig, rank_group: RankGroup) -> Runs:
+    def load(
+        cls: type[Runs],
+        config: EngineConfig,
+        rank_group: RankGroup,
+        post_processors: LogitsPostProcessorConfig | None = None,
+    ) -> Runs:
         """Read this rank's part of the checkpoint and allocate the KV cache. Collective.
 
-        Raises ConfigurationError for a checkpoint or a configuration that cannot be served.
+        `post_processors`: logits post-processors in place of those that `config` names. Raises ConfigurationError for a
+        checkpoint or a configuration that cannot be served.
         """
+        if post_processors is None:
+            post_processors = LogitsPostProcessorConfig.load(config, is_leader=rank_group.rank == 0)
         keep_freed_memory()
         thread = ThreadPoolExecutor(1, "inflight-step")
         try:
@@ -168,7 +183,7 @@ class ModelRunner:
             decoder=engine.decoder,
             kv_cache=engine.kv_cache,
             block_size=config.tokens_per_block,
-            limits=engine.limits,
+            limits=structs.replace(engine.limits, logits_post_processors=post_processors.names),
             max_batch_size=config.max_batch_size,
             max_num_tokens=config.max_num_tokens,
             group=engine.group,
@@ -176,6 +191,7 @@ class ModelRunner:
             thread=thread,
             rank_group=rank_group,
             grammars=_grammars(config, engine.limits.vocab_size) if rank_group.rank == 0 else None,
+            post_processors=post_processors,
         )
         runner.warmup()
         return runner
@@ -214,7 +230,9 @@ class ModelRunner:
         step = self._preparation.prepare(scheduled, self._scrubbed)
         self._scrubbed = []
         guided = self._guidance.begin(scheduled.new_sequences, step.sampling_rows)
-        return StepHandle(step=step, forwarded=self._start(self._forward, step), guided=guided, refused={})
+        processed = self._post_processing.begin(scheduled.new_sequences, step.sampling_rows)
+        forwarded = self._start(self._forward, step)
+        return StepHandle(step=step, forwarded=forwarded, guided=guided, processed=processed, refused={})
 
     def sample(self, handle: StepHandle) -> None:
         """Start a step's second half; see Runner."""
@@ -223,7 +241,7 @@ class ModelRunner:
         mask = None
         if handle.guided:
             mask, handle.refused = self._guidance.mask(handle.guided)
-        handle.sampled = self._start(self._sample, forwarded, mask)
+        handle.sampled = self._start(self._sample, forwarded, mask, handle.processed)
         if self._stream is not None:
             handle.done = torch.cuda.Event()  # type: ignore[no-untyped-call]
             handle.done.record(self._stream)
@@ -258,13 +276,16 @@ class ModelRunner:
         if values is not None:
             log_probs = [[values[index]] if finite[index] else [] for index in order]
         errors = {rows[index]: NOT_FINITE for index in order if not finite[index]}
-        refused = handle.refused
-        self._guidance.advance(handle.guided, token_ids)
-        has_token = finite
-        if refused:
-            has_token = [is_finite and row not in refused for is_finite, row in zip(finite, rows, strict=False)]
         for row in errors:
             self._scrubbed += self._table.block_ids(row)
+        if sampled.faults_P is not None:
+            errors = {**sentences(handle.processed, sampled.faults_P.tolist()), **errors}
+        refused = handle.refused
+        self._guidance.advance(handle.guided, token_ids)
+        self._post_processing.advance(handle.processed, token_ids)
+        has_token = finite
+        if refused or errors:
+            has_token = [row not in errors and row not in refused for row in rows]
         return StepOutput(
             token_ids=[[token_ids[index]] if has_token[index] else [] for index in order],
             log_probs=log_probs,
@@ -352,7 +373,9 @@ class ModelRunner:
         return {HIDDEN_STATES: hidden_TD, **{layer_output(number): found for number, found in of_layers.items()}}
 
     @torch.inference_mode()
-    def _sample(self, forwarded: Future[Forwarded], mask: StepMask | None) -> StepResult:
+    def _sample(
+        self, forwarded: Future[Forwarded], mask: StepMask | None, processed_rows: list[ProcessedRow]
+    ) -> StepResult:
         first_half = forwarded.result()
         logits = first_half.logits
         if logits is None:
@@ -367,7 +390,8 @@ class ModelRunner:
             lambda: find_allowed(logits.logits_SV, sampling, self._state.history),
         )
         token_mask = None if mask is None else mask.to(self._device)
-        sampled = self._sampler(logits.logits_SV, sampling, self._state, token_mask)
+        processed = self._post_processing.apply(processed_rows, logits.logits_SV) if processed_rows else None
+        sampled = self._sampler(logits.logits_SV, sampling, self._state, token_mask, processed)
         decays = sampling.needs.top_p_decays
         self._state.end(sampling.rows_S, sampling.lengths_S, sampled.token_ids_S, top_p_decays=decays)
         return StepResult(
@@ -375,6 +399,7 @@ class ModelRunner:
                 token_ids_S=self._to_host(sampled.token_ids_S),
                 log_probs_S=None if sampled.log_probs_S is None else self._to_host(sampled.log_probs_S),
                 is_finite_S=self._to_host(sampled.is_finite_S),
+                faults_P=None if sampled.faults_P is None else self._to_host(sampled.faults_P),
             ),
             tensors=StepTensors(prompts=first_half.prompt_tensors, samples=of_sample),
         )

@@ -12,6 +12,7 @@ from torch import Tensor
 
 import inflight_kernels
 from inflight.runtime.guided.token_mask import TokenMask
+from inflight.runtime.logits_post_processing import ProcessedLogits
 from inflight.runtime.repeated_ngrams import count_repeating
 from inflight.runtime.row_state import RowState
 from inflight.runtime.row_table import FLOAT_FIELDS
@@ -26,6 +27,8 @@ class SampledTokens:
     """float32, natural logarithms under the model's raw distribution; None if no row asked for them."""
     is_finite_S: Tensor
     """bool; False = the row's logits hold NaN or infinity and its token is meaningless."""
+    faults_P: Tensor | None = None
+    """int8, of the rows with logits post-processors; see ProcessedLogits."""
 
 
 class Sampler:
@@ -37,19 +40,30 @@ class Sampler:
         self._no_seeds_R = torch.zeros(max_rows, dtype=torch.int64, device=device)
 
     def __call__(
-        self, logits_SV: Tensor, sampling: SamplingInput, state: RowState, mask: TokenMask | None = None
+        self,
+        logits_SV: Tensor,
+        sampling: SamplingInput,
+        state: RowState,
+        mask: TokenMask | None = None,
+        processed: ProcessedLogits | None = None,
     ) -> SampledTokens:
-        """`mask`: of the rows that follow grammars; None = no row does."""
+        """`mask`: of the rows that follow grammars; None = no row does. `processed`: what tokens are chosen from in
+        place of `logits_SV`, if a row has a logits post-processor."""
         allowed_SV = find_allowed(logits_SV, sampling, state.history)
         if mask is not None:
             allowed_SV = mask.restrict(allowed_SV, logits_SV.shape)
-        token_ids_S, log_probs_S = self._sample(logits_SV, sampling, state, allowed_SV)
+        chosen_from_SV = logits_SV if processed is None else processed.logits_SV
+        token_ids_S, log_probs_S = self._sample(chosen_from_SV, sampling, state, allowed_SV)
+        # Logits of NaN may give any number, and the next step uses it as an index before the host sees the error.
+        token_ids_S.clamp_(0, logits_SV.shape[1] - 1)
+        if processed is not None and sampling.needs.log_probs:
+            log_probs_S = processed.with_own_log_probs(log_probs_S, token_ids_S, logits_SV)
         return SampledTokens(
-            # Logits of NaN may give any number, and the next step uses it as an index before the host sees the error.
-            token_ids_S=token_ids_S.clamp_(0, logits_SV.shape[1] - 1),
+            token_ids_S=token_ids_S,
             log_probs_S=log_probs_S if sampling.needs.log_probs else None,
             # The maximum is NaN if any logit is.
             is_finite_S=torch.isfinite(logits_SV.amax(1)),
+            faults_P=None if processed is None else processed.faults(allowed_SV),
         )
 
     def _sample(

@@ -6,6 +6,7 @@ All the work that grows with a request's text is done here. Knows work items; no
 from __future__ import annotations
 
 from inflight.request import Request
+from inflight.server.beam_output import BeamOutput
 from inflight.server.request_builder import RequestBuilder
 from inflight.server.sequence_output import Prompt, SequenceOutput
 from inflight.server.tensors.client_request import ClientRequest
@@ -37,10 +38,14 @@ class Preparation:
         echo = self._echo(client, request)
         stop_strings = StopStrings(client.stop_words) if client.stop_words else None
 
-        def output(index: int) -> SequenceOutput:
+        def make_detokenizer() -> Detokenizer:
             decoder = make_text_decoder(self._tokenizer, request.input_token_ids)
-            detokenizer = Detokenizer(decoder, stop_strings, request.sampling_config.min_tokens)
-            return SequenceOutput(index, detokenizer, echo, client.additional_outputs or ())
+            return Detokenizer(decoder, stop_strings, request.sampling_config.min_tokens)
+
+        def output(index: int) -> SequenceOutput:
+            if request.sampling_config.beam_width > 1:
+                return BeamOutput(index, make_detokenizer, echo)
+            return SequenceOutput(index, make_detokenizer(), echo, client.additional_outputs or ())
 
         return [output(index) for index in range(request.num_return_sequences)]
 

@@ -39,6 +39,8 @@ SAMPLING_FIELDS = (
     "beam_width",
     "length_penalty",
     "early_stopping",
+    "beam_width_array",
+    "beam_search_diversity_rate",
 )
 """The fields of ClientRequest that set how tokens are sampled."""
 
@@ -73,6 +75,7 @@ class RequestBuilder:
             external_draft_tokens_config=(
                 ExternalDraftTokensConfig(tokens=client.draft_input_ids) if client.draft_input_ids else None
             ),
+            logits_post_processor_name=client.logits_post_processor_name or "",
             priority=0.5 if client.priority is None else client.priority,
             allotted_time_ms=client.allotted_time_ms or 0,
             client_id=triton_id,

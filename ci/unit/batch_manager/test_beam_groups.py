@@ -149,6 +149,65 @@ def test_other_requests_have_streams_of_their_own_beside_beams() -> None:
     assert harness.tokens(1, 1) == harness.expected(1, 1) and sequence_seed(3, 1) != 3
 
 
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"beam_width_array": [1, 3, 2]},
+        {"beam_width_array": [3, 1, 1, 3]},
+        {"beam_search_diversity_rate": 0.75},
+        {"beam_width_array": [2, 3], "beam_search_diversity_rate": 1.5, "end_ids": [3, 40], "min_tokens": 2},
+        {"stop_words": [[token] for token in range(0, 97, 5)]},
+    ],
+)
+@pytest.mark.parametrize("policy", [SchedulerPolicy.GUARANTEED_NO_EVICT, SchedulerPolicy.MAX_UTILIZATION])
+def test_beams_of_all_kinds_move_their_blocks_rightly(options: dict[str, Any], policy: SchedulerPolicy) -> None:
+    harness = Harness(num_blocks=30, max_batch_size=8, policy=policy)
+    names = range(2, 5)
+    searches = [beam_request(i, 3 + i, 18, num_return_sequences=2, **options) for i in names]
+    harness.serve(make_request(1, 8, 40), *searches)
+    for request_id in names:
+        check(harness, request_id)
+    assert harness.tokens(1) == harness.expected(1) and harness.kv_cache.num_used_blocks == 0
+
+
+def test_a_stream_holds_what_the_search_would_end_with() -> None:
+    harness = Harness(max_batch_size=8)
+    harness.submit(beam_request(1, streaming=True, log_probs=True), beam_request(2, streaming=False))
+    searches: list[list[list[int]]] = []
+    while not harness.num_finals(1):
+        num_before = len(harness.responses.get(1, []))
+        harness.step()
+        results = [result for result, _, _ in harness.responses.get(1, [])[num_before:] if result is not None]
+        assert [result.sequence_index for result in results] == list(range(len(results)))
+        assert all(len(result.log_probs) == len(result.output_token_ids) for result in results)
+        assert all(result.cum_log_prob == pytest.approx(sum(result.log_probs), abs=1e-4) for result in results)
+        if results:
+            searches.append([result.output_token_ids for result in results])
+    assert [len(tokens[0]) for tokens in searches[:-1]] == list(range(1, 8)), "one response of each after each choice"
+    given_up = [
+        old
+        for before, now in itertools.pairwise(searches)
+        for old, new in zip(before, now, strict=True)
+        if new[: len(old)] != old
+    ]
+    assert given_up, "otherwise each response would only add to the one before"
+    assert searches[-1] == [beam.token_ids for beam in harness.expected_beams(1)]
+    harness.run_until_idle()
+    assert len(harness.responses[2]) == 3 and harness.kv_cache.num_used_blocks == 0
+
+
+def test_a_stream_that_is_stopped_ends_with_what_it_held() -> None:
+    harness = Harness()
+    harness.submit(beam_request(1, max_tokens=40, streaming=True))
+    for _ in range(9):
+        harness.step()
+    held = {index: harness.results(1, index)[-1].output_token_ids for index in range(3)}
+    harness.stops = {1}
+    harness.run_until_idle()
+    assert {index: harness.results(1, index)[-1].output_token_ids for index in range(3)} == held
+    assert harness.num_finals(1) == 1 and harness.reason(1) is FinishReason.CANCELLED
+
+
 def search(**options: Any) -> BeamSearch:
     return BeamSearch(
         **{
@@ -201,3 +260,41 @@ def test_forbidden_tokens_leave_fewer_beams_or_none() -> None:
     empty = Candidates(token_ids=[1, 2, 3, 4, 5, 6], log_probs=[nothing] * 6)
     found.advance({beam.slot: empty for beam in found.beams})
     assert found.is_done and [beam.token_ids for beam in found.results(3)] == [[1], [2]]
+
+
+def test_diversity_lifts_continuations_of_lower_beams_and_no_score() -> None:
+    """Sums -1 and -2, then the best continuations have -1.1, -1.2, -2.9, -3.9, and a rate of 2 lifts the last two."""
+    tokens, near, far = [1, 2, 3, 4], [-0.1, -0.2, -9.0, -9.0], [-0.9, -1.9, -9.0, -9.0]
+    for rate, expected in ((0.0, [[1, 1], [1, 2]]), (1.75, [[1, 1], [2, 1]]), (2.0, [[2, 1], [1, 1]])):
+        found = search(diversity_rate=rate)
+        found.advance({0: Candidates(token_ids=tokens, log_probs=[-1.0, -2.0, -9.0, -9.0])})
+        found.advance({0: Candidates(token_ids=tokens, log_probs=near), 1: Candidates(token_ids=tokens, log_probs=far)})
+        assert [beam.token_ids for beam in found.beams] == expected
+        assert [beam.total for beam in found.beams] == pytest.approx([sum(beam.log_probs) for beam in found.beams])
+
+
+def test_the_last_width_holds_for_all_later_steps() -> None:
+    found = search(width=3, widths=[1, 3, 2], max_tokens=9)
+    tokens, log_probs = list(range(1, 7)), [-float(place) for place in range(1, 7)]
+    widths = []
+    for _ in range(5):
+        found.advance({beam.slot: Candidates(token_ids=tokens, log_probs=log_probs) for beam in found.beams})
+        widths.append(len(found.beams))
+        assert len({beam.slot for beam in found.beams}) == len(found.beams)
+    assert widths == [1, 3, 2, 2, 2]
+
+
+def test_a_stop_word_ends_a_hypothesis_unless_it_comes_too_early() -> None:
+    found = search(stop_words={4: [[4, 4], [7, 1, 4], [4]]}, min_tokens=2, max_tokens=9)
+    found.advance({0: Candidates(token_ids=[1, 4, 2, 3], log_probs=[-1.0, -1.1, -5.0, -6.0])})
+    assert not found.hypotheses and [beam.token_ids for beam in found.beams] == [[1], [4]]
+    ended = Candidates(token_ids=[4, 3, 2, 1], log_probs=[-0.1, -1.0, -2.0, -3.0])
+    found.advance({beam.slot: ended for beam in found.beams})
+    assert [beam.token_ids for beam in found.hypotheses] == [[1, 4], [4, 4]]
+    assert all(beam.reason is FinishReason.STOP_WORDS for beam in found.hypotheses)
+
+
+def test_the_first_token_of_a_stop_word_is_in_the_output() -> None:
+    found = search(stop_words={4: [[1, 4]]}, max_tokens=9)
+    found.advance({0: Candidates(token_ids=[4, 1, 2, 3], log_probs=[-1.0, -1.1, -5.0, -6.0])})
+    assert not found.hypotheses, "what stands before it is the prompt"

@@ -13,7 +13,7 @@ from msgspec.structs import replace as replace_output
 from inflight.config import SchedulerPolicy
 from inflight.errors import InvalidRequest, StepFailed
 from inflight.guided_decoding import GuidedDecodingParams, GuideType
-from inflight.scheduler_output import StepOutput
+from inflight.scheduler_output import SchedulerOutput, StepOutput
 
 
 def log_halves(harness: Harness, monkeypatch: pytest.MonkeyPatch) -> list[str]:
@@ -57,6 +57,27 @@ def test_a_step_whose_masks_depend_on_the_token_before_is_sampled_when_that_is_k
         *("forward 0", "sample 0", "forward 1", "collect 0", "sample 1"),
         *("forward 2", "collect 1", "sample 2", "collect 2"),
     ]
+    assert harness.tokens(1) == harness.expected(1)
+
+
+def test_behind_such_a_step_the_next_one_is_started_before_anybody_is_answered(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Otherwise the device would wait for the host's other work in every step."""
+    harness = Harness()
+    forward = harness.runner.forward
+
+    def logged(scheduled: SchedulerOutput) -> int:
+        harness.calls.append("forward")
+        return forward(scheduled)
+
+    monkeypatch.setattr(harness.runner, "forward", logged)
+    harness.submit(make_request(1, 4, 8, streaming=True, **GUIDED))
+    for _ in range(3):
+        harness.step()
+    harness.calls.clear()
+    harness.step()
+    assert harness.calls[:2] == ["forward", "poll"] and harness.calls.count("forward") == 1
+    assert "send 1" in harness.calls and "get" in harness.calls
+    harness.run_until_idle()
     assert harness.tokens(1) == harness.expected(1)
 
 

@@ -40,6 +40,7 @@ def test_an_id_may_be_used_again_after_its_final_response() -> None:
         (make_request(1, [-1, 5]), "vocabulary"),
         (make_request(1, 4, 5, stop_words=[[]]), "stop_words"),
         (make_request(1, 4, 5, priority=3.0), "priority"),
+        (make_request(1, 4, 5, allotted_time_ms=-1), "allotted_time_ms must not be negative, got -1"),
         (make_request(1, 40, 20), "KV cache"),
         (make_request(1, 4, 5, num_return_sequences=0), "num_return_sequences must be between 1 and max_batch_size 4"),
         (make_request(1, 4, 5, num_return_sequences=5), "num_return_sequences must be between 1 and max_batch_size 4"),

@@ -126,6 +126,7 @@ def test_no_architecture(tmp_path: Path) -> None:
 
 REFUSED: list[tuple[str, dict[str, Any]]] = [
     ("hidden_act 'gelu' is not supported", {"hidden_act": "gelu"}),
+    ("hidden_act '' is not the name of an activation", {"hidden_act": ""}),
     ("quantized checkpoints (gptq) are not supported", {"quantization_config": {"quant_method": "gptq", "bits": 4}}),
     (
         "rope type 'longrope' is not supported; these are: default, linear, dynamic, llama3, yarn",

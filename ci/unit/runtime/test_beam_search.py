@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,7 @@ import pytest
 import torch
 from network_engine import Engine
 from tiny_checkpoints import make_checkpoint, make_prompt
-from transformers import AutoModelForCausalLM
+from transformers import AutoModelForCausalLM, StoppingCriteria, StoppingCriteriaList
 
 from inflight.batch_manager.callbacks import Callbacks
 from inflight.config import SchedulerPolicy
@@ -51,6 +52,7 @@ def engine(folder: Path) -> Iterator[Engine]:
 def beam_request(number: int, length: int, width: int, **options: Any) -> Request:
     """`options` of SamplingConfig, and others of Request."""
     names = ("length_penalty", "early_stopping", "min_tokens", "no_repeat_ngram_size")
+    names += ("beam_width_array", "beam_search_diversity_rate")
     sampling = {name: options.pop(name) for name in names if name in options}
     return Request(
         request_id=number,
@@ -83,6 +85,20 @@ def all_kinds() -> list[Request]:
     return requests
 
 
+def ends_with(request: Request, tokens: list[int], place: int) -> bool:
+    """Whether the token at `place` completes a stop word."""
+    return any(tokens[max(place + 1 - len(word), 0) : place + 1] == word for word in request.stop_words)
+
+
+class EndsWith(StoppingCriteria):  # type: ignore[misc]
+    def __init__(self, request: Request, num_prompt: int) -> None:
+        self.request, self.num_prompt = request, num_prompt
+
+    def __call__(self, input_ids: Any, scores: Any, **options: Any) -> Any:
+        rows = [row[self.num_prompt :] for row in input_ids.tolist()]
+        return torch.tensor([ends_with(self.request, row, len(row) - 1) for row in rows])
+
+
 def by_transformers(network: Any, request: Request) -> list[tuple[list[int], float]]:
     """Tokens and score of each hypothesis. Computed as generate() does it with these arguments."""
     sampling, num_prompt = request.sampling_config, len(request.input_token_ids)
@@ -98,13 +114,14 @@ def by_transformers(network: Any, request: Request) -> list[tuple[list[int], flo
         no_repeat_ngram_size=sampling.no_repeat_ngram_size,
         bad_words_ids=request.bad_words or None,
         eos_token_id=request.end_ids or None,
+        stopping_criteria=StoppingCriteriaList([EndsWith(request, num_prompt)]) if request.stop_words else None,
         pad_token_id=request.end_ids[0] if request.end_ids else 0,
         output_scores=True,
         return_dict_in_generate=True,
     )
     hypotheses = []
     for row, score in zip(found.sequences[:, num_prompt:].tolist(), found.sequences_scores.tolist(), strict=True):
-        ends = [place for place, token in enumerate(row) if token in request.end_ids]
+        ends = [place for place, token in enumerate(row) if token in request.end_ids or ends_with(request, row, place)]
         hypotheses.append((row[: ends[0] + 1] if ends else row, score))
     return hypotheses
 
@@ -119,8 +136,11 @@ def check(engine: Engine, network: Any, request: Request) -> None:
         assert result.cum_log_prob / len(tokens) ** length_penalty == pytest.approx(score, abs=2e-4, rel=1e-4)
         assert math.isclose(sum(result.log_probs), result.cum_log_prob, abs_tol=1e-4)
         assert len(result.log_probs) == len(tokens)
-        ended = tokens[-1] in request.end_ids
-        assert result.finish_reason is (FinishReason.END_ID if ended else FinishReason.LENGTH)
+        if ends_with(request, tokens, len(tokens) - 1):
+            assert result.finish_reason is FinishReason.STOP_WORDS
+        else:
+            ended = tokens[-1] in request.end_ids
+            assert result.finish_reason is (FinishReason.END_ID if ended else FinishReason.LENGTH)
     finals = [result.is_final for index in range(len(expected)) for result in engine.results[request.request_id, index]]
     assert sum(finals) == 1
 
@@ -156,6 +176,80 @@ def test_forbidden_tokens_are_forbidden_in_every_beam(engine: Engine, network: A
     for request in requests:
         check(engine, network, request)
     assert engine.tokens(101) != tokens
+
+
+def test_stop_words_end_hypotheses_as_a_stopping_criterion_does(engine: Engine, network: Any) -> None:
+    plain = [beam_request(120 + number, 5 + number, 3, end_ids=[], max_tokens=16) for number in range(6)]
+    engine.serve(plain)
+    requests = []
+    for request in plain:
+        tokens = [engine.tokens(request.request_id, index) for index in range(3)]
+        words = [tokens[0][4:6], tokens[1][7:8], tokens[2][9:12], [202, 1]]
+        fields = {**_fields(request), "request_id": request.request_id + 10, "stop_words": words}
+        requests.append(Request(**fields))
+    engine.serve(requests)
+    for request in requests:
+        check(engine, network, request)
+    assert any(
+        engine.results[request.request_id, 0][0].finish_reason is FinishReason.STOP_WORDS for request in requests
+    )
+
+
+@dataclass
+class Text:
+    tokens: list[int]
+    total: float
+
+    def score(self, request: Request) -> float:
+        return float(self.total / len(self.tokens) ** request.sampling_config.length_penalty)
+
+
+def by_definition(network: Any, request: Request) -> list[Text]:
+    """The hypotheses of a search with widths and a diversity rate: every text computed anew, every choice sorted whole.
+
+    `early_stopping` must be 2: then what is left undone after an early end could not have changed the best hypotheses.
+    """
+    sampling, ends = request.sampling_config, set(request.end_ids)
+    beams, done = [Text([], 0.0)], []
+    for step in range(request.max_tokens):
+        width = sampling.beam_width_array[min(step, len(sampling.beam_width_array) - 1)]
+        texts = torch.tensor([[*request.input_token_ids, *beam.tokens] for beam in beams])
+        with torch.inference_mode():
+            log_probs = network(texts).logits[:, -1].log_softmax(1).tolist()
+        children = [
+            (rank * sampling.beam_search_diversity_rate, Text([*beam.tokens, token], beam.total + log_prob))
+            for rank, (beam, row) in enumerate(zip(beams, log_probs, strict=True))
+            for token, log_prob in enumerate(row)
+        ]
+        children.sort(key=lambda child: -(child[0] + child[1].total))
+        ordered = [text for _, text in children[: (1 + len(ends)) * width if ends else 2 * width]]
+        last = step == request.max_tokens - 1
+        done += [text for text in ordered[:width] if last or text.tokens[-1] in ends]
+        done = sorted(done, key=lambda text: -text.score(request))[: sampling.beam_width]
+        beams = [text for text in ordered if text.tokens[-1] not in ends][:width]
+    return done[: request.num_return_sequences]
+
+
+def test_widths_and_diversity_are_what_their_definition_says(engine: Engine, network: Any) -> None:
+    kinds: list[dict[str, Any]] = [
+        {"beam_width_array": [1, 2, 4]},
+        {"beam_width_array": [4, 2], "num_return_sequences": 2},
+        {"beam_width_array": [4], "beam_search_diversity_rate": 0.5},
+        {"beam_width_array": [4], "beam_search_diversity_rate": 3.0},
+        {"beam_width_array": [3, 1, 4], "beam_search_diversity_rate": 1.0, "length_penalty": 0.0},
+    ]
+    requests = [
+        beam_request(140 + number, 4 + number, 4, early_stopping=2, max_tokens=9, **{"end_ids": ends, **kind})
+        for number, (kind, ends) in enumerate((kind, ends) for kind in kinds for ends in ([], [7, 100]))
+    ]
+    engine.serve(requests)
+    for request in requests:
+        expected = by_definition(network, request)
+        for index, text in enumerate(expected):
+            (result,) = engine.results[request.request_id, index]
+            assert result.output_token_ids == text.tokens, (request.request_id, index)
+            assert result.cum_log_prob == pytest.approx(text.total, abs=1e-3)
+    assert engine.kv_cache.num_used_blocks == 0
 
 
 def _fields(request: Request) -> dict[str, Any]:

@@ -215,7 +215,8 @@ class Front(ABC):
         Without `request_ids`: those of any request, at least one. With an id: those of this request, at least one. With
         several ids: a list for each, in their order, once every one has some. After `timeout` seconds, or once the
         executor is shut down, what there is, which may be []. A request that is not in flight and has no response left
-        is answered with an error at once, because nothing would ever arrive for it.
+        is answered with an error at once, because nothing would ever arrive for it. Raises InvalidRequest if an id is
+        given twice: only one of the two could get its responses.
         """
         if request_ids is None:
             with self._changed:
@@ -223,6 +224,8 @@ class Front(ABC):
                 return self._responses.take_all()
         if isinstance(request_ids, int):
             return self._await([request_ids], timeout)[0]
+        if len(set(request_ids)) < len(request_ids):
+            raise InvalidRequest("an id is given twice among those whose responses are awaited")
         return self._await(request_ids, timeout)
 
     def get_num_responses_ready(self, request_id: int | None = None) -> int:

@@ -56,8 +56,11 @@ class JournalEntry:
         delivered = self.sequences.get(result.sequence_index)
         if delivered is None:
             delivered = self.sequences[result.sequence_index] = Delivered()
-        delivered.token_ids += result.output_token_ids
         delivered.cum_log_prob = result.cum_log_prob
+        if self.request.sampling_config.beam_width > 1:  # each result holds everything
+            delivered.token_ids, delivered.log_probs = list(result.output_token_ids), list(result.log_probs)
+            return delivered
+        delivered.token_ids += result.output_token_ids
         if self.request.return_all_generated_tokens:
             delivered.log_probs += result.log_probs
         return delivered

@@ -8,7 +8,8 @@ from inflight.result import FinishReason, PerfMetrics
 
 
 class CompletionOutput(msgspec.Struct, frozen=True, kw_only=True):
-    """One continuation of the prompt, as far as it is generated. "New" means since the same reader's last look."""
+    """One continuation of the prompt, as far as it is generated. "New" means since the same reader's last look; of a
+    beam search everything is, because beams are given up for others."""
 
     index: int
     """Which of the request's sequences this is."""

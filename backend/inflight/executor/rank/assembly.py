@@ -12,6 +12,7 @@ from inflight.batch_manager.kv_cache_manager import KVCacheManager
 from inflight.batch_manager.scheduler import Scheduler
 from inflight.config import EngineConfig
 from inflight.distributed.rank_group import RankGroup
+from inflight.logits_post_processor import LogitsPostProcessorConfig
 from inflight.request_limits import RequestLimits
 from inflight.runtime.guided.grammars import Grammars
 from inflight.runtime.runner import Runner
@@ -33,12 +34,16 @@ LoadRunner = Callable[[EngineConfig, RankGroup], LoadedRunner]
 """Collective: called once on every rank. Raises ConfigurationError."""
 
 
-def load_model_runner(config: EngineConfig, rank_group: RankGroup) -> LoadedRunner:
-    """Load the ModelRunner. Its import, here and not above, takes seconds, which the launch and the join need not wait
-    for."""
+def load_model_runner(
+    config: EngineConfig, rank_group: RankGroup, post_processors: LogitsPostProcessorConfig | None = None
+) -> LoadedRunner:
+    """Load the ModelRunner. `post_processors`: in place of those that `config` names.
+
+    Its import, here and not above, takes seconds, which the launch and the join need not wait for.
+    """
     from inflight.runtime.model_runner import ModelRunner
 
-    return ModelRunner.load(config, rank_group)
+    return ModelRunner.load(config, rank_group, post_processors)
 
 
 def make_manager(

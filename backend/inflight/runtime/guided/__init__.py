@@ -19,6 +19,9 @@ clock (a grammar that was too slow) reaches all ranks alike. The other ranks do 
 *A request waits on the leader until its grammar is compiled*, outside the queue, so it delays no other request; it then
 enters the queue and with it the ranks' broadcast input. Nothing is compiled on the worker loop.
 
+*What is said to all rows of a grammar travels in one packet*, and so do their masks, unless they take the process
+longer than a few milliseconds: otherwise the leader's worker loop would be woken once for each row.
+
 *A matcher belongs to a row.* It is made when a sequence takes the row, from all its known output tokens, and gets each
 token when the step that sampled it is collected. So a sequence that was paused, or whose first ranks died, needs no
 more: it takes a row again, with its tokens. The results of a step that was launched before its row was given to another

@@ -69,7 +69,7 @@ class Matcher:
 
 
 class Grammar:
-    """Nothing here waits for the process except `wait`."""
+    """Nothing here waits for the process except `wait`. What is said to several matchers travels together."""
 
     def __init__(self, params: GuidedDecodingParams, connection: socket.socket) -> None:
         """`connection`: to its process, which may not exist yet."""
@@ -81,9 +81,12 @@ class Grammar:
         self.num_leases = 0
         """Requests in flight that use it."""
         self._socket = connection
+        self._unsaid: list[ToGrammar] = []
+        self._num_unsaid_tokens = 0
         self._unsent: deque[bytes] = deque()
         self._matchers: dict[int, Matcher] = {}
         self._num_made = 0
+        self._num_missing = 0  # of all matchers
         self._pidfd = -1
         self._clock = 0  # of the process's CPU time
         self._since = time.monotonic()  # it was asked for what is waited for
@@ -98,23 +101,26 @@ class Grammar:
         matcher = Matcher(self._num_made)
         self._matchers[matcher.number] = matcher
         first, rest = token_ids[:MAX_TOKENS_PER_PACKET], token_ids[MAX_TOKENS_PER_PACKET:]
-        self._send(Advance(matcher.number, first, end_ids, wants_mask=not rest))
+        self._say(Advance(matcher.number, first, end_ids, wants_mask=not rest), len(first))
         while rest:
             first, rest = rest[:MAX_TOKENS_PER_PACKET], rest[MAX_TOKENS_PER_PACKET:]
-            self._send(Advance(matcher.number, first, wants_mask=not rest))
+            self._say(Advance(matcher.number, first, wants_mask=not rest), len(first))
         self._expect(matcher)
+        self.send()
         return matcher
 
     def advance(self, matcher: Matcher, token_id: int) -> None:
-        """The output's next token; the mask of the one after it is asked for."""
+        """The output's next token; the mask of the one after it is asked for, once `send` is called."""
         if matcher.number in self._matchers:
-            self._send(Advance(matcher.number, [token_id]))
+            self._say(Advance(matcher.number, [token_id]), 1)
             self._expect(matcher)
 
     def close_matcher(self, matcher: Matcher) -> None:
         """Forget a matcher; later tokens of it are ignored. May be called again."""
         if self._matchers.pop(matcher.number, None) is not None:
-            self._send(Close(matcher.number))
+            self._num_missing -= matcher.num_missing
+            self._say(Close(matcher.number), 0)
+            self.send()
 
     def close_matchers(self) -> None:
         """Forget all matchers: no request uses the grammar any more."""
@@ -128,7 +134,7 @@ class Grammar:
     def wait(self, matcher: Matcher) -> Mask:
         """The newest mask of a matcher, once it has come; one with an error if the process took too long or ended."""
         while matcher.num_missing and self.state is not GrammarState.BROKEN:
-            self._flush()
+            self.send()
             poll = select.poll()
             poll.register(self._socket, select.POLLIN | (select.POLLOUT if self._unsent else 0))
             poll.poll(TICK_MS)
@@ -140,8 +146,9 @@ class Grammar:
         return matcher.mask
 
     def _expect(self, matcher: Matcher) -> None:
-        if not any(each.num_missing for each in self._matchers.values()):
+        if not self._num_missing:
             self._start_clock()
+        self._num_missing += 1
         matcher.num_missing += 1
 
     # -- the process ---------------------------------------------------------------------------------------------------
@@ -175,12 +182,15 @@ class Grammar:
         elif isinstance(message, Refused):
             self.fail(message.reason)
         else:
-            matcher = self._matchers.get(message.matcher)
-            if matcher is not None:
-                matcher.num_missing -= 1
-                matcher.mask = message
-            self._debt = max(self._debt + self._cpu_seconds() - self._cpu_since - MASK_ALLOWANCE, 0.0)
-            self._start_clock()  # the process goes on with the next mask
+            for mask in message:
+                matcher = self._matchers.get(mask.matcher)
+                if matcher is not None:
+                    matcher.num_missing -= 1
+                    self._num_missing -= 1
+                    matcher.mask = mask
+            taken = self._cpu_seconds() - self._cpu_since
+            self._debt = max(self._debt + taken - MASK_ALLOWANCE * len(message), 0.0)
+            self._start_clock()  # the process goes on with the next masks
             if self._debt > MASK_SECONDS:
                 self.fail(TOO_LONG_TO_FOLLOW)
 
@@ -207,11 +217,21 @@ class Grammar:
         if is_late or self._cpu_seconds() - self._cpu_since > seconds:
             self.fail(reason)
 
-    def _send(self, message: ToGrammar) -> None:
-        self._unsent.append(encode(message))
-        self._flush()
+    def _say(self, message: ToGrammar, num_tokens: int) -> None:
+        """Keep a message for `send`."""
+        if self._num_unsaid_tokens + num_tokens + 1 > MAX_TOKENS_PER_PACKET:
+            self._pack()
+        self._unsaid.append(message)
+        self._num_unsaid_tokens += num_tokens + 1
 
-    def _flush(self) -> None:
+    def _pack(self) -> None:
+        if self._unsaid:
+            self._unsent.append(encode(self._unsaid))
+            self._unsaid, self._num_unsaid_tokens = [], 0
+
+    def send(self) -> None:
+        """Send what was said to matchers, as far as the process takes it in."""
+        self._pack()
         while self._unsent and self.state is not GrammarState.BROKEN:
             try:
                 self._socket.send(self._unsent[0])
@@ -238,4 +258,5 @@ class Grammar:
             self._pidfd = -1
         self._socket.close()
         self._matchers.clear()
+        self._unsaid.clear()
         self._unsent.clear()

@@ -17,6 +17,7 @@ import signal
 import socket
 import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -26,11 +27,12 @@ from inflight.guided_decoding import GuidedDecodingParams, GuideType
 from inflight.runtime.guided.messages import (
     MAX_PACKET,
     Advance,
+    Close,
     Compiled,
-    FromGrammar,
     Mask,
     Refused,
     Started,
+    ToGrammar,
     decode_compile,
     decode_to_grammar,
     encode,
@@ -46,6 +48,10 @@ TRIAL_SECONDS = 1.0
 """CPU time of the whole trial walk above which a grammar is refused."""
 MAX_TRIAL_STEP_SECONDS = 0.05
 """CPU time of one token of the trial walk above which a grammar is refused."""
+SOON_SECONDS = 0.005
+"""CPU time after which masks are sent even if others of the same step are still to be found."""
+MASK_FRAME = 256
+"""Bytes of a mask's message besides its bits, at most."""
 MAX_WHITESPACE = 8
 """Characters of whitespace in a row between the parts of a JSON text; without a limit, weak models write no others."""
 ANY_OBJECT = '{"type": "object"}'
@@ -103,17 +109,35 @@ def _live(leader: socket.socket, params: GuidedDecodingParams, info: xgrammar.To
         return
     leader.send(encode(Compiled(num_bytes)))
     while packet := leader.recv(MAX_PACKET):
-        message = decode_to_grammar(packet)
-        if not isinstance(message, Advance):
+        for masks in _answers(matchers, decode_to_grammar(packet)):
+            leader.send(encode(masks))
+
+
+def _answers(matchers: Matchers, messages: list[ToGrammar]) -> Iterator[list[Mask]]:
+    """The masks that `messages` ask for, together as far as a packet holds them and none waits long for another."""
+    masks: list[Mask] = []
+    num_bytes, since = 0, time.process_time()
+    for message in messages:
+        if isinstance(message, Close):
             matchers.close(message.matcher)
             continue
-        answer: FromGrammar | None = None
         try:
-            answer = matchers.advance(message)
+            mask = matchers.advance(message)
         except (MemoryError, RuntimeError):
-            answer = Mask(message.matcher, b"", TOO_LARGE)
-        if answer is not None:
-            leader.send(encode(answer))
+            mask = Mask(message.matcher, b"", TOO_LARGE)
+        if mask is None:
+            continue
+        size = len(mask.bits) + MASK_FRAME
+        if masks and num_bytes + size > MAX_PACKET:
+            yield masks
+            masks, num_bytes = [], 0
+        masks.append(mask)
+        num_bytes += size
+        if time.process_time() - since > SOON_SECONDS:
+            yield masks
+            masks, num_bytes, since = [], 0, time.process_time()
+    if masks:
+        yield masks
 
 
 class GrammarRefused(Exception):

@@ -1,8 +1,4 @@
-"""Which rows follow grammars, and their masks: one on every rank, with the matchers on the leader alone.
-
-A row's matcher is made when a sequence takes the row and closed when another one takes it. A step keeps the matchers of
-its rows from its launch on, so its tokens never reach the matcher of a sequence that took a row later.
-"""
+"""Which rows follow grammars, and their masks: one on every rank, with the matchers on the leader alone."""
 
 from __future__ import annotations
 
@@ -16,6 +12,7 @@ from inflight.runtime.guided.grammar import CRASHED, Grammar, Matcher
 from inflight.runtime.guided.grammars import Grammars
 from inflight.runtime.guided.messages import Mask
 from inflight.runtime.guided.token_mask import StepMask
+from inflight.runtime.row_companions import AccompaniedRow, RowCompanions
 from inflight.scheduler_output import NewSequence
 
 
@@ -40,14 +37,7 @@ class Guide:
             self.grammar.close_matcher(self.matcher)
 
 
-@dataclass(frozen=True, slots=True)
-class GuidedRow:
-    """A row of a step."""
-
-    place: int
-    """Among the rows that sample in the step."""
-    row: int
-    guide: Guide
+GuidedRow = AccompaniedRow[Guide]
 
 
 class StepMasks(msgspec.Struct, frozen=True):
@@ -60,8 +50,6 @@ class StepMasks(msgspec.Struct, frozen=True):
 
 
 _masks = msgspec.msgpack.Decoder(StepMasks)
-NO_ROWS: list[GuidedRow] = []
-"""Shared by all steps without grammars. Never written to."""
 
 
 class Guidance:
@@ -70,20 +58,11 @@ class Guidance:
         self._group = group
         self._grammars = grammars
         self._everything = b"\xff" * (-(-vocab_size // 32) * 4)
-        self._guides: dict[int, Guide] = {}
+        self._rows = RowCompanions(self._guide, Guide.close)
 
     def begin(self, new_sequences: list[NewSequence], sampling_rows: list[int]) -> list[GuidedRow]:
-        """Take in the sequences that get a row in a step; return those of its sampling rows that follow grammars."""
-        for new in new_sequences:
-            former = self._guides.pop(new.row, None)
-            if former is not None:
-                former.close()
-            if new.guided_decoding_params is not None:
-                self._guides[new.row] = self._guide(new)
-        if not self._guides:
-            return NO_ROWS
-        guides = self._guides
-        return [GuidedRow(place, row, guides[row]) for place, row in enumerate(sampling_rows) if row in guides]
+        """See RowCompanions."""
+        return self._rows.begin(new_sequences, sampling_rows)
 
     def mask(self, rows: list[GuidedRow]) -> tuple[StepMask, dict[int, str]]:
         """The masks of a step, and row -> sentence for those that have none. Collective.
@@ -91,7 +70,7 @@ class Guidance:
         Waits for the grammars, each within the limits of its time.
         """
         if self._group.rank == 0:
-            masks = [each.guide.wait() for each in rows]
+            masks = [each.companion.wait() for each in rows]
             told = StepMasks(
                 bits=[self._everything if mask.error else mask.bits for mask in masks],
                 errors=[mask.error for mask in masks],
@@ -106,10 +85,14 @@ class Guidance:
     def advance(self, rows: list[GuidedRow], token_ids: Sequence[int]) -> None:
         """Take in the tokens of a step, by place; the masks of the step after it are computed from now on."""
         for each in rows:
-            each.guide.advance(token_ids[each.place])
+            each.companion.advance(token_ids[each.place])
+        for grammar in {id(each.companion.grammar): each.companion.grammar for each in rows}.values():
+            if grammar is not None:
+                grammar.send()
 
-    def _guide(self, new: NewSequence) -> Guide:
-        assert new.guided_decoding_params is not None
+    def _guide(self, new: NewSequence) -> Guide | None:
+        if new.guided_decoding_params is None:
+            return None
         grammar = None if self._grammars is None else self._grammars.find(new.guided_decoding_params)
         if grammar is None:
             return Guide()

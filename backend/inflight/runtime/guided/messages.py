@@ -1,8 +1,8 @@
-"""What the leader rank and the processes of grammars tell each other: msgpack, one struct per packet.
+"""What the leader rank and the processes of grammars tell each other, in msgpack.
 
 leader -> first process      Compile, with the socket of the new process
-leader -> grammar            Advance, Close
-grammar -> leader            Started, then Compiled or Refused, then a Mask for each Advance that asks for one
+leader -> grammar            lists of Advance and Close: those of all rows of a step in one packet
+grammar -> leader            Started, then Compiled or Refused, then lists of Masks, one for each Advance that asks
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from inflight.guided_decoding import GuidedDecodingParams
 MAX_PACKET = 128 * 1024
 """Bytes; the system's socket buffers hold one packet of this size in any case."""
 MAX_TOKENS_PER_PACKET = 8192
+"""Of all that a packet says to matchers, each message counted as one token more."""
 
 
 class Compile(msgspec.Struct, frozen=True, tag=True):
@@ -57,11 +58,11 @@ class Mask(msgspec.Struct, frozen=True, tag=True):
 
 
 ToGrammar = Advance | Close
-FromGrammar = Started | Compiled | Refused | Mask
+FromGrammar = Started | Compiled | Refused | list[Mask]
 
 _encoder = msgspec.msgpack.Encoder()
 _compile = msgspec.msgpack.Decoder(Compile)
-_to_grammar: msgspec.msgpack.Decoder[ToGrammar] = msgspec.msgpack.Decoder(ToGrammar)
+_to_grammar = msgspec.msgpack.Decoder(list[ToGrammar])
 _from_grammar: msgspec.msgpack.Decoder[FromGrammar] = msgspec.msgpack.Decoder(FromGrammar)
 
 encode = _encoder.encode

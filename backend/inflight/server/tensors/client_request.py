@@ -29,6 +29,8 @@ class ClientRequest:
     beam_width: int | None = None
     length_penalty: float | None = None
     early_stopping: int | None = None
+    beam_width_array: list[int] | None = None
+    beam_search_diversity_rate: float | None = None
     no_repeat_ngram_size: int | None = None
     top_p_decay: float | None = None
     top_p_min: float | None = None
@@ -53,6 +55,8 @@ class ClientRequest:
 
     guide_type: str | None = None
     guide: str | None = None
+    logits_post_processor_name: str | None = None
+    """Empty, as by clients that fill every tensor, counts as unset."""
 
     max_draft_len: int | None = None
     max_matching_ngram_size: int | None = None

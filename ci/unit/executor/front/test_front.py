@@ -252,6 +252,21 @@ def test_responses_can_be_awaited_for_one_request(front: ListFront) -> None:
     assert front.await_responses(second, timeout=0) == []
 
 
+def test_an_id_is_not_awaited_twice_in_one_call(front: ListFront) -> None:
+    first = submit(front)
+    front.say(token(first))
+    with pytest.raises(InvalidRequest, match="an id is given twice"):
+        front.await_responses([first, first])
+    assert len(front.await_responses(first)) == 1, "its response is still there"
+
+
+@pytest.mark.parametrize(("request_id", "sentence"), [(-1, "request_id must be between 0"), (2**64, "wrong type")])
+def test_an_id_that_is_no_uint64_is_refused(front: ListFront, request_id: int, sentence: str) -> None:
+    with pytest.raises(InvalidRequest, match=sentence):
+        front.enqueue_request(Request(request_id=request_id, input_token_ids=[1], max_tokens=1))
+    assert front.sent == [] and front.num_requests_in_flight() == 0
+
+
 def test_several_requests_are_awaited_until_each_has_an_answer(front: ListFront) -> None:
     ids = [submit(front) for _ in range(3)]
     front.say(token(ids[0]), token(ids[0]))

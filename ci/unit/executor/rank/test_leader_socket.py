@@ -126,6 +126,29 @@ def test_a_front_that_says_goodbye_has_its_requests_cancelled(scene: Scene) -> N
     scene.serve_until(lambda: scene.stops() == {1: FinishReason.CANCELLED})
 
 
+def test_what_the_queue_cannot_take_is_refused_before_it_delays_others(scene: Scene) -> None:
+    """A raw front may send anything that is a Request."""
+    link = scene.front()
+    wrong = {
+        1: {"num_return_sequences": 10**9},
+        2: {"num_return_sequences": -5},
+        3: {"priority": float("nan")},
+        4: {"allotted_time_ms": -1},
+        5: {"beam_width": 10**9},
+        -6: {},
+    }
+    for request_id, fields in wrong.items():
+        link.send(Submit([make_request(request_id, 2, **fields)]))
+    link.send(Submit([make_request(7, 2)]))
+
+    def answers() -> dict[int, str]:
+        return {each.request_id: each.error_code for batch in scene.responses(link) for each in batch}
+
+    scene.serve_until(lambda: scene.requests() and len(answers()) == len(wrong))
+    assert [request.request_id for request in scene.requests()] == [7]
+    assert answers() == dict.fromkeys(wrong, "INVALID_ARGUMENT")
+
+
 def test_a_front_that_comes_late_hears_the_latest_statistics(scene: Scene) -> None:
     early = scene.front()
     for json in ("{}", '{"Iteration Counter": 1}'):

@@ -72,7 +72,7 @@ class LeaderSocket:
         self._max_in_flight = max_in_flight
         self._tick_seconds = tick_seconds
         self._stats_seconds = stats_seconds
-        self._book = RequestBook(max_in_flight, grammars=grammars)
+        self._book = RequestBook(max_in_flight, grammars=grammars, limits=limits)
         self._fronts: dict[bytes, Hello] = {}
         """ZeroMQ identity of each front -> how it introduced itself."""
         self._iterations = Iterations()

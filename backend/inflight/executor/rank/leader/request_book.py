@@ -25,6 +25,7 @@ from inflight.errors import (
 from inflight.executor.rank.leader.request_queue import RequestQueue
 from inflight.guided_decoding import GuidedDecodingParams
 from inflight.request import Request
+from inflight.request_limits import RequestLimits
 from inflight.result import FinishReason, Response
 from inflight.runtime.guided.grammar import GrammarState
 from inflight.runtime.guided.grammars import Grammars
@@ -42,10 +43,13 @@ class RequestBook:
         max_in_flight: int = 0,
         clock: Callable[[], float] = time.monotonic,
         grammars: Grammars | None = None,
+        limits: RequestLimits | None = None,
     ) -> None:
         """`max_in_flight`: waiting and active requests of all fronts together; 0 = no limit. `clock`: seconds.
-        `grammars`: None = requests with a grammar are refused."""
+        `grammars`: None = requests with a grammar are refused. `limits`: None = every front has validated its
+        requests."""
         self._max_in_flight = max_in_flight
+        self._limits = limits
         self._clock = clock
         self._queue = RequestQueue()
         self._grammars = grammars
@@ -84,7 +88,7 @@ class RequestBook:
             self._refuse(front, request_id, DuplicateRequest(f"requestId {request_id} is already in progress"))
         elif self._max_in_flight and len(self._fronts) >= self._max_in_flight:
             self._refuse(front, request_id, QueueFull())
-        elif self._leases_grammar(front, request):
+        elif self._is_valid(front, request) and self._leases_grammar(front, request):
             self._fronts[request_id] = front
             self._queued_since[request_id] = self._clock()
             if request_id in self._guided:
@@ -93,6 +97,16 @@ class RequestBook:
                 self._queue.push(request)
             if request.allotted_time_ms > 0:
                 self._set_deadline(request_id, self._queued_since[request_id] + request.allotted_time_ms / 1000)
+
+    def _is_valid(self, front: Front, request: Request) -> bool:
+        """Whether the queue can take it; False if it had to be refused. A front may be any program of this user."""
+        try:
+            if self._limits is not None:
+                self._limits.validate_queueing(request)
+        except InvalidRequest as error:
+            self._refuse(front, request.request_id, error)
+            return False
+        return True
 
     def _leases_grammar(self, front: Front, request: Request) -> bool:
         """Lease the request's grammar, if it has one, until it is forgotten; False if the request had to be refused."""
