@@ -109,6 +109,8 @@ class EngineConfig:
     """Longest accepted text_input in bytes, checked before it is tokenised; less if max_input_len cannot hold it."""
     max_tensor_bytes_per_request: int = 268_435_456
     """Most bytes of logits, log probabilities and hidden states that one request may ask for."""
+    max_prompt_embedding_bytes: int = 33_554_432
+    """Most bytes of the embeddings (prompt_embedding_table, prompt_embeds) that one request may bring; at most 48 MiB."""
     log_level: str = "INFO"
     """Level of the ranks' log: DEBUG, INFO, WARNING or ERROR."""
 
@@ -224,6 +226,7 @@ NOT_NEGATIVE_KEYS = (
     "num_threads",
     "iter_stats_max_iterations",
     "request_stats_max_iterations",
+    "max_prompt_embedding_bytes",
 )
 
 LARGEST = {
@@ -239,6 +242,7 @@ LARGEST = {
     "request_stats_max_iterations": 2**20,
     "max_tokens_in_paged_kv_cache": 2**48,
     "max_tensor_bytes_per_request": 2**48,
+    "max_prompt_embedding_bytes": 48 * 2**20,  # a message to the leader may have 64 MiB
     **dict.fromkeys(
         (
             "max_seq_len",

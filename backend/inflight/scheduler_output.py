@@ -14,6 +14,7 @@ import msgspec
 import numpy.typing as npt
 
 from inflight.guided_decoding import GuidedDecodingParams
+from inflight.prompt_tuning import EmbeddingTable
 from inflight.sampling_config import SamplingConfig
 
 NO_SLOT = -1
@@ -67,6 +68,8 @@ class NewSequence(msgspec.Struct, frozen=True, kw_only=True):
     """Which of the runner's adapters the row's tokens go through. Refused by a runner without adapters."""
     guided_decoding_params: GuidedDecodingParams | None = None
     """The grammar that `token_ids` after the prompt, and every token that the row samples, follow."""
+    embedding_table: EmbeddingTable | None = None
+    """The embeddings of the prompt's token ids beyond the vocabulary, from its size on."""
 
 
 class RowWork(msgspec.Struct, frozen=True, kw_only=True, gc=False):

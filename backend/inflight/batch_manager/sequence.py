@@ -231,6 +231,7 @@ class Sequence:
 
     def describe(self) -> NewSequence:
         """All that the runner must know of it when it takes its row."""
+        tuning = self.request.prompt_tuning_config
         return NewSequence(
             row=self.row,
             token_ids=list(self.token_ids),
@@ -243,6 +244,7 @@ class Sequence:
             num_log_probs=self.num_alternatives,
             adapter_slot=self.adapter_slot,
             guided_decoding_params=self.request.guided_decoding_params,
+            embedding_table=None if tuning is None else tuning.embedding_table,
         )
 
     def reason_to_finish(self) -> FinishReason:

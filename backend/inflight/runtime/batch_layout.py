@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from inflight.layers.attention import AttentionMetadata
+from inflight.runtime.prompt_embeddings import find_embeddings
 from inflight.runtime.repeated_ngrams import find_ngrams
 from inflight.runtime.row_state import RowState
 from inflight.runtime.sampling_input import SamplingInput, find_restrictions
@@ -97,6 +98,7 @@ def _metadata(
         prefill_seq_lens_P=prefill_lens,
         prefill_start_loc=prefill_start_loc,
         max_prefill_len=step.max_prefill_len,
+        given=find_embeddings(step.staged),
     )
 
 

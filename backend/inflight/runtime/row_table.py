@@ -6,7 +6,9 @@ A row is a place in the running batch.
 from __future__ import annotations
 
 import numpy as np
+from msgspec import structs
 
+from inflight.prompt_tuning import EmbeddingTable
 from inflight.runtime.staging import Staging
 from inflight.sampling_config import SamplingConfig
 from inflight.scheduler_output import LOG_PROBS, NewSequence, SchedulerOutput
@@ -45,6 +47,8 @@ class RowTable:
         self.sequences: list[NewSequence | None] = [None] * num_rows
         self.needs = np.zeros(num_rows, dtype=np.int64)
         """For each row, the bits RANDOM to WANTS_LOG_PROBS."""
+        self.embedding_tables: dict[int, EmbeddingTable] = {}
+        """By row, of those whose prompts have tokens of their own and are not yet computed."""
         self._block_ids: list[list[int]] = [[] for _ in range(num_rows)]
         self._former_block_ids: list[list[int]] = [[] for _ in range(num_rows)]
 
@@ -97,6 +101,11 @@ class RowTable:
         block_ids += [self.filler_block] * (num_written - len(new.block_ids))
         self.sequences[row] = new
         self.needs[row] = _needs(new)
+        self.embedding_tables.pop(row, None)
+        if new.embedding_table is not None:
+            # Held apart, because a table is large and of no use once the prompt is computed.
+            self.embedding_tables[row] = new.embedding_table
+            self.sequences[row] = structs.replace(new, embedding_table=None)
 
 
 def _needs(new: NewSequence) -> int:

@@ -16,6 +16,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from inflight.runtime.prompt_embeddings import stage_embeddings
 from inflight.runtime.repeated_ngrams import stage_ngrams
 from inflight.runtime.row_table import WANTS_TENSORS, RowTable
 from inflight.runtime.sampling_input import SamplingNeeds, find_needs, stage_restrictions
@@ -113,6 +114,8 @@ class StepPreparation:
         if (self._table.needs[batch.rows] & WANTS_TENSORS).any():
             tensor_plan = plan_tensors(staging, self._table, batch.works, batch.first_tokens())
         parts = batch.parts(padding_row=self._table.num_rows)
+        if self._table.embedding_tables:
+            stage_embeddings(staging, self._table, batch.works, batch.first_tokens(), parts[2], self._vocab_size)
         return StepInput(
             new_sequences=scheduled.new_sequences,
             scrubbed_block_ids=scrubbed_block_ids,
