@@ -42,10 +42,12 @@ if TYPE_CHECKING:
     )
     from inflight.executor.executor import Executor
     from inflight.executor.front.generation_result import GenerationResult
+    from inflight.executor.front.prompt_adapters import PromptAdapterRequest
     from inflight.executor.front.request_output import CompletionOutput, RequestOutput
     from inflight.executor.generation_executor import GenerationExecutor
     from inflight.executor.in_process import InProcessExecutor
     from inflight.output_config import OutputConfig
+    from inflight.prompt_tuning import EmbeddingTable, PromptTuningConfig
     from inflight.request import Request
     from inflight.result import FinishReason, Response, Result
     from inflight.sampling_config import SamplingConfig
@@ -68,10 +70,12 @@ _HOMES = {
     ),
     "inflight.executor.executor": ("Executor",),
     "inflight.executor.front.generation_result": ("GenerationResult",),
+    "inflight.executor.front.prompt_adapters": ("PromptAdapterRequest",),
     "inflight.executor.front.request_output": ("CompletionOutput", "RequestOutput"),
     "inflight.executor.generation_executor": ("GenerationExecutor",),
     "inflight.executor.in_process": ("InProcessExecutor",),
     "inflight.output_config": ("OutputConfig",),
+    "inflight.prompt_tuning": ("EmbeddingTable", "PromptTuningConfig"),
     "inflight.request": ("Request",),
     "inflight.sampling_config": ("SamplingConfig",),
     "inflight.result": ("FinishReason", "Response", "Result"),
@@ -83,6 +87,7 @@ __all__ = [
     "CompletionOutput",
     "ConfigurationError",
     "DuplicateRequest",
+    "EmbeddingTable",
     "EngineConfig",
     "EngineUnavailable",
     "Executor",
@@ -94,6 +99,8 @@ __all__ = [
     "InvalidRequest",
     "IterationStats",
     "OutputConfig",
+    "PromptAdapterRequest",
+    "PromptTuningConfig",
     "QueueFull",
     "Request",
     "RequestCancelled",

@@ -110,7 +110,7 @@ class EngineConfig:
     max_tensor_bytes_per_request: int = 268_435_456
     """Most bytes of logits, log probabilities and hidden states that one request may ask for."""
     max_prompt_embedding_bytes: int = 33_554_432
-    """Most bytes of the embeddings (prompt_embedding_table, prompt_embeds) that one request may bring; at most 48 MiB."""
+    """Most bytes of embeddings (prompt_embedding_table, prompt_embeds) that one request may bring; at most 48 MiB."""
     log_level: str = "INFO"
     """Level of the ranks' log: DEBUG, INFO, WARNING or ERROR."""
 

@@ -181,9 +181,7 @@ class TinyCheckpoint:
         embedded = self.model.get_input_embeddings()(token_ids.clamp(max=SIZES["vocab_size"] - 1))
         return torch.where(own[..., None] < 0, embedded, rows)
 
-    def prompt(
-        self, length: int, max_tokens: int, table: EmbeddingTable | None = None
-    ) -> tuple[list[int], list[int]]:
+    def prompt(self, length: int, max_tokens: int, table: EmbeddingTable | None = None) -> tuple[list[int], list[int]]:
         """A prompt whose greedy continuation does not depend on rounding, and that continuation. With a `table` about
         half of its tokens are rows of that."""
         for seed in range(20):

@@ -36,8 +36,11 @@ from inflight.executor import progress as bars
 from inflight.executor.executor import Executor, resolve_config
 from inflight.executor.front.front import SHUT_DOWN, Front
 from inflight.executor.front.generation_result import GenerationResult
+from inflight.executor.front.prompt import Prompt, PromptReader
+from inflight.executor.front.prompt_adapters import PromptAdapterRequest
 from inflight.executor.front.request_output import RequestOutput
 from inflight.executor.front.sequence_output import SequenceOutput
+from inflight.prompt_tuning import EmbeddingTable, PromptTuningConfig
 from inflight.request import Request
 from inflight.result import Response
 from inflight.sampling_config import SamplingConfig
@@ -52,7 +55,6 @@ logger = logging.getLogger(__name__)
 STATS_SECONDS = 0.05
 """Interval at which `aget_stats` looks for statistics: they come in batches at about this interval."""
 
-Prompt = str | list[int]
 T = TypeVar("T")
 
 
@@ -64,6 +66,7 @@ class GenerationExecutor:
         `tokenizer` prompts are token ids and outputs have no text. Raises ConfigurationError."""
         self._executor = executor.__enter__()
         self._tokenizer = tokenizer
+        self._prompts = PromptReader(tokenizer)
         self._lock = threading.Lock()
         self._results: dict[int, GenerationResult] = {}
         """Of requests in flight, by id."""
@@ -103,11 +106,19 @@ class GenerationExecutor:
 
     # -- requests ------------------------------------------------------------------------------------------------------
 
-    def submit(self, request: Request, *, prompt: str | None = None, stop: Sequence[str] = ()) -> GenerationResult:
+    def submit(
+        self,
+        request: Request,
+        *,
+        prompt: str | None = None,
+        stop: Sequence[str] = (),
+        arrival_time: float | None = None,
+    ) -> GenerationResult:
         """Send a request as it is and return at once.
 
         `prompt`: the text that its tokens were made of, for the outputs. `stop`: texts that end a sequence and are cut
-        off, wherever the borders of tokens lie. Raises what Executor.enqueue_request raises.
+        off, wherever the borders of tokens lie. `arrival_time`: repeated in the outputs. Raises what
+        Executor.enqueue_request raises.
         """
         streaming = request.streaming
         request = structs.replace(
@@ -125,6 +136,7 @@ class GenerationExecutor:
             prompt=prompt,
             streaming=streaming,
             sequences=self._sequences(request, stop),
+            arrival_time=arrival_time,
         )
         with self._lock:
             if self._error is not None:
@@ -149,25 +161,40 @@ class GenerationExecutor:
         streaming: bool = False,
         stop: Sequence[str] = (),
         end_ids: list[int] | None = None,
+        query_token_ids: list[int] | None = None,
+        prompt_tuning_config: PromptTuningConfig | None = None,
+        prompt_adapter_request: PromptAdapterRequest | None = None,
+        arrival_time: float | None = None,
         **options: Any,
     ) -> GenerationResult:
-        """Send a prompt, text or token ids, and return at once.
+        """Send a prompt, text, token ids or embeddings, and return at once.
 
         `max_tokens`: of each sequence. `sampling_config`: how tokens are chosen; None = as the checkpoint has it (see
         `sampling_config`). `streaming`: whether iterating over the result yields partial outputs. `stop`: see submit.
-        `end_ids`: tokens that end a sequence; None = the tokenizer's. `options`: further fields of Request. Raises what
-        Executor.enqueue_request raises, and InvalidRequest for text without a tokenizer.
+        `end_ids`: tokens that end a sequence; None = the tokenizer's. `query_token_ids`: tokens to stand behind the
+        prompt, their context, which queries share in the cache. `prompt_tuning_config`: embeddings of token ids beyond
+        the vocabulary. `prompt_adapter_request`: a soft prompt to stand before the prompt. `arrival_time`: of the
+        request at the program, on a clock of its own; repeated in the outputs, it decides nothing. `options`: further
+        fields of Request. Raises what Executor.enqueue_request raises, and InvalidRequest for text without a tokenizer.
         """
-        token_ids = self._encode(prompt) if isinstance(prompt, str) else prompt
+        token_ids, tuning = self._prompts.read(
+            prompt,
+            self._executor.limits.vocab_size,
+            adapter=prompt_adapter_request,
+            query_token_ids=query_token_ids,
+            tuning=prompt_tuning_config,
+        )
         request = Request(
             input_token_ids=token_ids,
             max_tokens=max_tokens,
             streaming=streaming,
             sampling_config=sampling_config or self.sampling_config(token_ids, max_tokens),
             end_ids=self._end_ids() if end_ids is None else end_ids,
+            prompt_tuning_config=tuning,
             **options,
         )
-        return self.submit(request, prompt=prompt if isinstance(prompt, str) else None, stop=stop)
+        text = prompt if isinstance(prompt, str) else None
+        return self.submit(request, prompt=text, stop=stop, arrival_time=arrival_time)
 
     @overload
     def generate(
@@ -183,7 +210,7 @@ class GenerationExecutor:
     @overload
     def generate(
         self,
-        prompts: list[str] | list[list[int]],
+        prompts: list[str] | list[list[int]] | list[EmbeddingTable],
         *,
         max_tokens: int | list[int],
         sampling_config: SamplingConfig | list[SamplingConfig] | None = None,
@@ -193,7 +220,7 @@ class GenerationExecutor:
 
     def generate(
         self,
-        prompts: Prompt | list[str] | list[list[int]],
+        prompts: Prompt | list[str] | list[list[int]] | list[EmbeddingTable],
         *,
         max_tokens: int | list[int],
         sampling_config: SamplingConfig | list[SamplingConfig] | None = None,
@@ -206,7 +233,7 @@ class GenerationExecutor:
         `progress` is true, or None and standard error is a terminal. `options`: see generate_async. If a request fails
         its error is raised, and the others are aborted.
         """
-        if isinstance(prompts, str) or (prompts and isinstance(prompts[0], int)):
+        if isinstance(prompts, str | EmbeddingTable) or (prompts and isinstance(prompts[0], int)):
             single: Any = prompts
             return self._generate([single], max_tokens, sampling_config, progress=False, options=options)[0]
         several: Any = prompts
@@ -287,13 +314,6 @@ class GenerationExecutor:
         self.shutdown()
 
     # -- text ----------------------------------------------------------------------------------------------------------
-
-    def _encode(self, prompt: str) -> list[int]:
-        if self._tokenizer is None:
-            raise InvalidRequest("the prompt is text and there is no tokenizer: give token ids")
-        if not prompt:
-            raise InvalidRequest("the prompt is empty: give at least one character")
-        return self._tokenizer.encode(prompt)
 
     def _end_ids(self) -> list[int]:
         if self._tokenizer is None:

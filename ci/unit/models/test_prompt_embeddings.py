@@ -6,6 +6,7 @@ Run: pytest ci/unit/models/test_prompt_embeddings.py
 from __future__ import annotations
 
 from collections.abc import Iterator
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,6 @@ from compiled_network import Network, Step, needs_compiler
 from model_driver import Driver, Work
 from rank_processes import PipeGroup, run_on_two_ranks
 from tiny_checkpoints import (
-    CONFIGS,
     SIZES,
     TinyCheckpoint,
     make_checkpoint,
@@ -88,14 +88,10 @@ def tables(runner: ModelRunner) -> list[EmbeddingTable]:
 
 @pytest.fixture(scope="module")
 def pairs(checkpoint: TinyCheckpoint, tables: list[EmbeddingTable]) -> list[tuple[list[int], list[int]]]:
-    return [
-        checkpoint.prompt(length, NUM_TOKENS, table) for length, table in zip((2, 13, 33), tables, strict=True)
-    ]
+    return [checkpoint.prompt(length, NUM_TOKENS, table) for length, table in zip((2, 13, 33), tables, strict=True)]
 
 
-def works(
-    pairs: list[tuple[list[int], list[int]]], tables: list[EmbeddingTable], **options: Any
-) -> list[Work]:
+def works(pairs: list[tuple[list[int], list[int]]], tables: list[EmbeddingTable], **options: Any) -> list[Work]:
     return [
         Work(prompt=prompt, max_tokens=NUM_TOKENS, embedding_table=table, **options)
         for (prompt, _), table in zip(pairs, tables, strict=True)
@@ -136,7 +132,7 @@ def test_penalties_and_repeated_ngrams_look_at_the_vocabulary_only(
     alone = [Driver(runner).run([work])[0] for work in works(pairs, tables, sampling=sampling)]
     assert Driver(runner).run(works(pairs, tables, sampling=sampling)) == alone
     assert alone != [tokens for _, tokens in pairs]
-    pairs_of_tokens = [list(zip(tokens, tokens[1:], strict=False)) for tokens in alone]
+    pairs_of_tokens = [list(pairwise(tokens)) for tokens in alone]
     assert all(len(set(found)) == len(found) for found in pairs_of_tokens)
 
 

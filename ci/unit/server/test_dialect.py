@@ -13,6 +13,7 @@ from tritonclient.grpc import model_config_pb2
 
 from inflight.config import EngineConfig
 from inflight.errors import InvalidRequest
+from inflight.prompt_tuning import EmbeddingTable
 from inflight.server.tensors.chunk import Chunk
 from inflight.server.tensors.client_request import ClientRequest
 from inflight.server.tensors.dialect import Dialect, InputTensor, OutputTensor, TensorType
@@ -115,6 +116,9 @@ def test_every_field_of_a_prompt_is_read() -> None:
             "return_generation_logits": True,
             "additional_outputs": ["hidden_states"],
             "gather_context": True,
+            "prompt_embedding_table": np.array([[1, 2]], np.float16),
+            "prompt_vocab_size": 1,
+            "prompt_table_extra_ids": np.array([2**64 - 1], np.uint64),
         }
     )
     assert client == ClientRequest(
@@ -155,6 +159,9 @@ def test_every_field_of_a_prompt_is_read() -> None:
         return_generation_logits=True,
         additional_outputs=["hidden_states"],
         gather_context=True,
+        prompt_embedding_table=EmbeddingTable.of(np.array([[1, 2]], np.float16)),
+        prompt_vocab_size=1,
+        prompt_table_extra_ids=[2**64 - 1],
     )
 
 

@@ -33,13 +33,15 @@ class GenerationResult:
         prompt: str | None = None,
         streaming: bool | None = None,
         sequences: Sequence[SequenceOutput] = (),
+        arrival_time: float | None = None,
     ) -> None:
         """`abort(request_id)` asks the engine for an early end. `prompt`: the text, if that was given. `streaming`:
         whether partial outputs are yielded, if not as `request` says. `sequences`: where the outputs grow; without
-        them there is no text."""
+        them there is no text. `arrival_time`: repeated in the outputs."""
         self.request = request
         self.prompt = prompt
         self.streaming = request.streaming if streaming is None else streaming
+        self._arrival_time = arrival_time
         self._abort = abort
         self._sequences = sequences or [SequenceOutput(index) for index in range(request.num_return_sequences)]
         self._changed = threading.Condition()
@@ -189,6 +191,7 @@ class GenerationResult:
             outputs=outputs,
             finished=self._done,
             request_perf_metrics=self._perf_metrics,
+            arrival_time=self._arrival_time,
         )
 
 

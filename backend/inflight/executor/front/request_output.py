@@ -40,6 +40,8 @@ class RequestOutput(msgspec.Struct, frozen=True, kw_only=True):
     """Whether nothing will be added to any of them."""
     request_perf_metrics: PerfMetrics | None = None
     """Set once the engine has ended the request; stays None if a stop string ended it first."""
+    arrival_time: float | None = None
+    """As the request's program gave it."""
 
     @property
     def text(self) -> str:
