@@ -10,13 +10,14 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from tiny_checkpoints import SIZES, TinyCheckpoint, make_checkpoint, make_prompt
+from tiny_checkpoints import SIZES, TinyCheckpoint, make_checkpoint, make_prompt, make_table
 
 from inflight.config import EngineConfig, SchedulerPolicy
 from inflight.executor.front.generation_result import GenerationResult
 from inflight.executor.generation_executor import GenerationExecutor
 from inflight.executor.in_process import InProcessExecutor
 from inflight.output_config import AdditionalModelOutput, OutputConfig
+from inflight.prompt_tuning import PromptTuningConfig
 from inflight.sampling_config import SamplingConfig
 
 pytestmark = pytest.mark.slow
@@ -60,6 +61,10 @@ KINDS: dict[str, dict[str, Any]] = {
         "num_return_sequences": 2,
     },
     "bad words": {"sampling_config": SamplingConfig(), "bad_words": [[9], [10, 11]], "output_config": EVERYTHING},
+    "soft prompt": {
+        "sampling_config": SamplingConfig(temperature=0.9, seed=6, repetition_penalty=1.1, no_repeat_ngram_size=3),
+        "prompt_tuning_config": PromptTuningConfig(embedding_table=make_table(5)),
+    },
 }
 NUM_TOKENS = 14
 
@@ -82,7 +87,7 @@ def serve(checkpoint: TinyCheckpoint, **changes: Any) -> GenerationExecutor:
 
 
 def prompt_of(kind: str) -> list[int]:
-    return make_prompt(8 + len(kind))
+    return make_prompt(8 + len(kind), num_own=5 if kind == "soft prompt" else 0)
 
 
 @pytest.fixture(scope="module")
