@@ -114,7 +114,9 @@ class RequestLimits(msgspec.Struct, frozen=True, kw_only=True):
                 "a beam search cannot be streamed, because any beam may still be given up: stream must be false"
             )
         if sampling.temperature > 0:
-            raise InvalidRequest("beam search does not sample: leave out temperature, top_k, top_p and min_p")
+            raise InvalidRequest(
+                "beam search does not sample: leave out temperature, top_k, top_p, min_p and typical_p"
+            )
         if width * max(2, 1 + len(set(request.end_ids))) > self.vocab_size:
             raise InvalidRequest(f"beam_width {width} is too large for a vocabulary of {self.vocab_size} tokens")
         output = request.output_config

@@ -77,4 +77,6 @@ class ActiveRequest:
             kv_cache_alloc_new_blocks=sum(account.kv_cache_alloc_new_blocks for account in accounts),
             kv_cache_reused_blocks=sum(account.kv_cache_reused_blocks for account in accounts),
             kv_cache_missed_blocks=sum(account.kv_cache_missed_blocks for account in accounts),
+            first_iter=min((account.first_iter for account in accounts if account.first_iter), default=0),
+            last_iter=max(account.last_iter for account in accounts),
         )

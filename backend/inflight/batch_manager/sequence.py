@@ -57,12 +57,14 @@ class Sequence:
         "end_ids",
         "error",
         "finish_reason",
+        "first_iter",
         "first_scheduled_time_ns",
         "first_token_time_ns",
         "gathered",
         "index",
         "is_guided",
         "is_placed",
+        "last_iter",
         "last_token_time_ns",
         "log_probs",
         "max_length",
@@ -146,6 +148,11 @@ class Sequence:
         self.num_allocated_blocks = 0
         self.num_reused_blocks = 0
         self.num_missed_blocks = 0
+
+        # Written by the GptManager.
+        self.first_iter = 0
+        self.last_iter = 0
+        """Numbers of the iterations that brought its first and its last token so far; 0 = none has."""
 
         # Written by the ActiveRequest.
         self.num_returned_tokens = len(request.generated_token_ids)
@@ -277,6 +284,8 @@ class Sequence:
             kv_cache_alloc_new_blocks=self.num_allocated_blocks,
             kv_cache_reused_blocks=self.num_reused_blocks,
             kv_cache_missed_blocks=self.num_missed_blocks,
+            first_iter=self.first_iter if self.beams is None else 0,
+            last_iter=self.last_iter,
         )
 
 

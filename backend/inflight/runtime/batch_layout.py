@@ -62,6 +62,7 @@ def lay_out(step: StepInput, parts: list[Tensor], state: RowState, block_size: i
             needs=step.needs,
             restrictions=restrictions,
             ngrams=find_ngrams(step.staged, step.ngram_extent, rows_S, lengths_S),
+            typical_K=step.staged.get("typical_owners"),
         )
     return BatchLayout(
         token_ids_T=token_ids_T,

@@ -23,14 +23,15 @@ FLOAT_FIELDS = (
     "initial_top_p",
     "top_p_decay",
     "top_p_min",
+    "typical_p",
 )
 """Of a row in RowState.floats_FR. `top_p` is the one of the token to come, `initial_top_p` the request's."""
 
 # fmt: off
 (
     RANDOM, TOP_K, TOP_P, MIN_P, TOP_P_DECAYS, PENALISED, BIASED, RESTRICTED, NO_REPEATED_NGRAM, WANTS_LOG_PROBS,
-    WANTS_TENSORS,
-) = (1 << bit for bit in range(11))
+    WANTS_TENSORS, TYPICAL_P,
+) = (1 << bit for bit in range(12))
 # fmt: on
 """Bits for the features of the sampler that a row needs. RESTRICTED: some tokens may be forbidden, because of bad words
 or because end tokens are not allowed before min_tokens."""
@@ -115,6 +116,7 @@ def _needs(new: NewSequence) -> int:
         # Greedy sampling takes the most likely token, which every filter keeps, so it needs no filter.
         needs |= RANDOM
         needs |= TOP_K * (sampling.top_k > 0) | TOP_P * (sampling.top_p < 1) | MIN_P * (sampling.min_p > 0)
+        needs |= TYPICAL_P * (sampling.typical_p < 1)
         if top_p_decays(sampling):
             needs |= TOP_P | TOP_P_DECAYS
     if is_penalised(sampling):

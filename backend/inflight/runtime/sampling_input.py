@@ -21,6 +21,7 @@ from inflight.runtime.row_table import (
     TOP_K,
     TOP_P,
     TOP_P_DECAYS,
+    TYPICAL_P,
     WANTS_LOG_PROBS,
     RowTable,
 )
@@ -70,6 +71,8 @@ class SamplingInput:
     needs: SamplingNeeds
     restrictions: Restrictions | None
     ngrams: RepeatedNgrams | None
+    typical_K: Tensor | None = None
+    """int64, which of the S rows have a typical_p."""
 
 
 def find_needs(table: RowTable, rows: Array) -> SamplingNeeds:
@@ -86,6 +89,13 @@ def find_needs(table: RowTable, rows: Array) -> SamplingNeeds:
         repeats_no_ngram=bool(needs & NO_REPEATED_NGRAM),
         log_probs=bool(needs & WANTS_LOG_PROBS),
     )
+
+
+def stage_typical(staging: Staging, table: RowTable, rows: Array) -> None:
+    """Add those of the sampling `rows` (S,) that have a typical_p to the staged arrays."""
+    typical = np.flatnonzero(table.needs[rows] & TYPICAL_P)
+    if len(typical):
+        staging.add("typical_owners", typical)
 
 
 def stage_restrictions(staging: Staging, table: RowTable, rows: Array, lengths: Array, vocab_size: int) -> None:

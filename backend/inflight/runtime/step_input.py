@@ -19,7 +19,7 @@ from torch import Tensor
 from inflight.runtime.prompt_embeddings import stage_embeddings
 from inflight.runtime.repeated_ngrams import stage_ngrams
 from inflight.runtime.row_table import WANTS_TENSORS, RowTable
-from inflight.runtime.sampling_input import SamplingNeeds, find_needs, stage_restrictions
+from inflight.runtime.sampling_input import SamplingNeeds, find_needs, stage_restrictions, stage_typical
 from inflight.runtime.staging import Array, Staging, to_host_tensor
 from inflight.runtime.step_sizes import StepSizes
 from inflight.runtime.step_tensors import NO_PLAN, TensorPlan, plan_tensors, served_outputs
@@ -107,6 +107,7 @@ class StepPreparation:
         if len(batch.sampling_rows):
             rows, lengths = batch.sampling_rows, batch.sampling_lengths
             needs = find_needs(self._table, rows)
+            stage_typical(staging, self._table, rows)
             stage_restrictions(staging, self._table, rows, lengths, self._vocab_size)
             if needs.repeats_no_ngram:
                 ngram_extent = stage_ngrams(staging, self._table, rows, lengths)

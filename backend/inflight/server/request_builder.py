@@ -27,6 +27,7 @@ SAMPLING_FIELDS = (
     "top_k",
     "top_p",
     "min_p",
+    "typical_p",
     "seed",
     "repetition_penalty",
     "presence_penalty",

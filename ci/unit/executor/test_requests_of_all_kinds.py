@@ -61,6 +61,7 @@ KINDS: dict[str, dict[str, Any]] = {
         "num_return_sequences": 2,
     },
     "bad words": {"sampling_config": SamplingConfig(), "bad_words": [[9], [10, 11]], "output_config": EVERYTHING},
+    "typical": {"sampling_config": SamplingConfig(temperature=1.3, typical_p=0.4, top_p=0.95, seed=8)},
     "soft prompt": {
         "sampling_config": SamplingConfig(temperature=0.9, seed=6, repetition_penalty=1.1, no_repeat_ngram_size=3),
         "prompt_tuning_config": PromptTuningConfig(embedding_table=make_table(5)),

@@ -15,7 +15,15 @@ import torch
 from model_driver import Driver, Work
 from safetensors.torch import load_file, save_file
 from tiny_checkpoints import SIZES, TinyCheckpoint, make_checkpoint, make_prompt
-from transformers import NoRepeatNGramLogitsProcessor, SequenceBiasLogitsProcessor
+from transformers import (
+    MinPLogitsWarper,
+    NoRepeatNGramLogitsProcessor,
+    SequenceBiasLogitsProcessor,
+    TemperatureLogitsWarper,
+    TopKLogitsWarper,
+    TopPLogitsWarper,
+    TypicalLogitsWarper,
+)
 
 from inflight.config import EngineConfig
 from inflight.distributed.rank_group import SingleRank
@@ -116,6 +124,45 @@ def test_penalties(
     Driver(runner).run([other, work])
     assert work.output == expected
     assert other.output == checkpoint.expected(other.prompt, 14)
+
+
+# -- typical sampling --------------------------------------------------------------------------------------------------
+
+
+def test_typical_p_draws_from_what_transformers_keeps(runner: ModelRunner, checkpoint: TinyCheckpoint) -> None:
+    """Each request alone, among others that use other filters or none, and after a pause: the same tokens."""
+    samplings = [
+        SamplingConfig(temperature=1.5, typical_p=0.3, seed=seed, **options)
+        for seed, options in enumerate(({}, {"top_k": 30}, {"top_p": 0.8, "frequency_penalty": 0.4}, {"min_p": 0.05}))
+    ]
+    others = [SamplingConfig(), SamplingConfig(temperature=1.5, top_p=0.7, seed=9)]
+    alone = [run(runner, prompt=make_prompt(12), max_tokens=12, sampling=each) for each in (*samplings, *others)]
+    for pauses_at in (0, 5):
+        batch = [
+            Work(prompt=make_prompt(12), max_tokens=12, sampling=each, pauses_at=pauses_at, arrives=place)
+            for place, each in enumerate((*others, *samplings))
+        ]
+        found = Driver(runner).run(batch)
+        assert found[2:] + found[:2] == alone
+    for sampling, output in zip(samplings, alone, strict=False):
+        with torch.no_grad():
+            logits = checkpoint.model(torch.tensor([make_prompt(12) + output])).logits[0, 11:-1]
+        num_kept = []
+        for place, scores_V in enumerate(logits):
+            for token in set(output[:place]):
+                scores_V[token] -= sampling.frequency_penalty * output[:place].count(token)
+            scores = TemperatureLogitsWarper(sampling.temperature)(None, scores_V[None])
+            if sampling.top_k:
+                scores = TopKLogitsWarper(sampling.top_k)(None, scores)
+            if sampling.top_p < 1:
+                scores = TopPLogitsWarper(sampling.top_p)(None, scores)
+            if sampling.min_p:
+                scores = MinPLogitsWarper(sampling.min_p)(None, scores)
+            kept = TypicalLogitsWarper(sampling.typical_p)(None, scores)[0] > float("-inf")
+            assert kept[output[place]]
+            num_kept.append(int(kept.sum()))
+        assert max(num_kept) < SIZES["vocab_size"] / 3
+        assert len(set(num_kept)) > 2
 
 
 # -- restrictions ------------------------------------------------------------------------------------------------------

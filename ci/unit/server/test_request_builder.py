@@ -73,6 +73,8 @@ EXTRA = np.array([7, 8], np.uint64)
         ({**OK, "top_p": float("nan")}, "top_p must be a finite number"),
         ({**OK, "top_k": -1}, "top_k must be"),
         ({**OK, "min_p": 2.0}, "min_p must be"),
+        ({**OK, "typical_p": 0.0}, "typical_p must be above 0 and at most 1"),
+        ({**OK, "typical_p": 1.5}, "typical_p must be above 0 and at most 1"),
         ({**OK, "repetition_penalty": 0.0}, "repetition_penalty must be"),
         ({**OK, "min_tokens": -1}, "min_tokens must be"),
         ({**OK, "min_tokens": 5}, "min_tokens .5. must not be above max_tokens .4."),
@@ -205,7 +207,9 @@ def test_greedy_unless_something_asks_for_sampling(given_values: dict) -> None:
     assert sampling.temperature == 0.0 and sampling.seed == 0
 
 
-@pytest.mark.parametrize("given_values", [{"temperature": 0.7}, {"top_p": 0.9}, {"top_k": 5}, {"min_p": 0.1}])
+@pytest.mark.parametrize(
+    "given_values", [{"temperature": 0.7}, {"top_p": 0.9}, {"top_k": 5}, {"min_p": 0.1}, {"typical_p": 0.5}]
+)
 def test_any_sampling_value_samples_with_a_fresh_seed(given_values: dict) -> None:
     first, second = (build({**OK, **given_values}).sampling_config for _ in range(2))
     assert first.temperature == pytest.approx(given_values.get("temperature", 1.0))

@@ -22,6 +22,7 @@ class ClientRequest:
     top_k: int | None = None
     top_p: float | None = None
     min_p: float | None = None
+    typical_p: float | None = None
     seed: int | None = None
     repetition_penalty: float | None = None
     presence_penalty: float | None = None

@@ -56,6 +56,7 @@ LLM = Dialect(
         _scalar("top_k", TensorType.INT32),
         _scalar("top_p", TensorType.FP32),
         _scalar("min_p", TensorType.FP32),
+        _scalar("typical_p", TensorType.FP32),
         _scalar("seed", TensorType.UINT64),
         _scalar("repetition_penalty", TensorType.FP32),
         _scalar("presence_penalty", TensorType.FP32),
