@@ -39,15 +39,14 @@ from inflight.executor.front.generation_result import GenerationResult
 from inflight.executor.front.prompt import Prompt, PromptReader
 from inflight.executor.front.prompt_adapters import PromptAdapterRequest
 from inflight.executor.front.request_output import RequestOutput
-from inflight.executor.front.sequence_output import SequenceOutput
+from inflight.executor.front.sequence_output import make_sequences
+from inflight.executor.postprocess.messages import Piece
+from inflight.executor.postprocess.workers import StartWorkers, plan_workers
 from inflight.prompt_tuning import EmbeddingTable, PromptTuningConfig
 from inflight.request import Request
 from inflight.result import Response
 from inflight.sampling_config import SamplingConfig
 from inflight.stats import IterationStats
-from inflight.text.detokenizer import Detokenizer
-from inflight.text.stop_strings import StopStrings
-from inflight.text.text_decoder import make_text_decoder
 from inflight.text.tokenizer import Tokenizer
 
 logger = logging.getLogger(__name__)
@@ -61,10 +60,18 @@ T = TypeVar("T")
 class GenerationExecutor:
     """Safe to use from several threads."""
 
-    def __init__(self, executor: Front, tokenizer: Tokenizer | None = None) -> None:
+    def __init__(
+        self, executor: Front, tokenizer: Tokenizer | None = None, *, start_workers: StartWorkers | None = None
+    ) -> None:
         """Use `executor` alone from now on, start it unless it has been, and shut it down at the end. Without a
-        `tokenizer` prompts are token ids and outputs have no text. Raises ConfigurationError."""
-        self._executor = executor.__enter__()
+        `tokenizer` prompts are token ids and outputs have no text. `start_workers`: of processes that make the text;
+        None = the threads that read it do. Raises ConfigurationError."""
+        self._workers = None if start_workers is None else start_workers(self._give, self._fail)
+        try:
+            self._executor = executor.__enter__()
+        except BaseException:
+            self._end_workers()
+            raise
         self._tokenizer = tokenizer
         self._prompts = PromptReader(tokenizer)
         self._lock = threading.Lock()
@@ -82,22 +89,26 @@ class GenerationExecutor:
         config: EngineConfig | None = None,
         *,
         skip_tokenizer_init: bool = False,
+        num_postprocess_workers: int = 0,
         progress: bool | None = None,
         **options: Any,
     ) -> Self:
         """Launch an engine of one's own and wait until it serves.
 
         `model_path`, `config` and further `options`: see Executor. `skip_tokenizer_init`: load no tokenizer, for
-        checkpoints that have none. `progress`: whether to show a bar while it loads; None = if standard error is a
-        terminal. Raises ConfigurationError.
+        checkpoints that have none. `num_postprocess_workers`: processes that make text of tokens, with a tokenizer;
+        0 = the threads that read results do. `progress`: whether to show a bar while it loads; None = if standard error
+        is a terminal. Raises ConfigurationError.
         """
         config = resolve_config(model_path, config)
-        tokenizer = None
+        tokenizer, start_workers = None, None
         if not skip_tokenizer_init:
-            tokenizer = Tokenizer.load(config.tokenizer_dir or config.gpt_model_path, config.gpt_model_path)
+            tokenizer_dir = config.tokenizer_dir or config.gpt_model_path
+            tokenizer = Tokenizer.load(tokenizer_dir, config.gpt_model_path)
+            start_workers = plan_workers(num_postprocess_workers, tokenizer_dir, config.gpt_model_path)
         with bars.loading(config.gpt_model_path, shown=progress):
             executor = Executor(config=config, **options)
-        return cls(executor, tokenizer)
+        return cls(executor, tokenizer, start_workers=start_workers)
 
     @property
     def tokenizer(self) -> Tokenizer | None:
@@ -135,7 +146,7 @@ class GenerationExecutor:
             self._executor.cancel_request,
             prompt=prompt,
             streaming=streaming,
-            sequences=self._sequences(request, stop),
+            sequences=make_sequences(request, stop, self._tokenizer, reads_text=self._workers is None),
             arrival_time=arrival_time,
         )
         with self._lock:
@@ -145,10 +156,14 @@ class GenerationExecutor:
                 # The executor may have forgotten a request whose last response is still on its way to its result.
                 raise DuplicateRequest(f"requestId {request.request_id} is already in progress, request is ignored.")
             self._results[request.request_id] = result
+        if self._workers is not None:
+            self._workers.open(request, stop)
         try:
             self._executor.enqueue_request(request)
         except BaseException:
             self._results.pop(request.request_id, None)
+            if self._workers is not None:
+                self._workers.forget(request.request_id)
             raise
         return result
 
@@ -321,25 +336,6 @@ class GenerationExecutor:
         # Some checkpoints name an end token that their vocabulary does not reach: it can never be sampled.
         return [token for token in self._tokenizer.end_ids if token < self._executor.limits.vocab_size]
 
-    def _sequences(self, request: Request, stop: Sequence[str]) -> list[SequenceOutput]:
-        tokenizer, indices = self._tokenizer, range(request.num_return_sequences)
-        if tokenizer is None:
-            if stop:
-                raise InvalidRequest("stop strings are looked for in text and there is no tokenizer: use stop_words")
-            return [SequenceOutput(index) for index in indices]
-        if isinstance(stop, str) or not all(stop):
-            raise InvalidRequest("stop must be a list of texts that are not empty")
-        min_tokens = request.sampling_config.min_tokens
-        stop_strings = StopStrings(list(stop)) if stop else None
-        return [
-            SequenceOutput(
-                index,
-                Detokenizer(make_text_decoder(tokenizer, request.input_token_ids), stop_strings, min_tokens),
-                has_stop_strings=bool(stop),
-            )
-            for index in indices
-        ]
-
     # -- the thread ----------------------------------------------------------------------------------------------------
 
     def _dispatch(self) -> None:
@@ -348,27 +344,42 @@ class GenerationExecutor:
             while True:
                 is_open = self._executor.can_enqueue_requests()
                 responses = self._executor.await_responses(timeout=1.0)
-                for response in responses:
-                    self._give(response)
+                if self._workers is not None:
+                    self._workers.put(responses)
+                else:
+                    for response in responses:
+                        self._give(response)
                 if not responses and not is_open:
                     break
         except Exception as reason:
             logger.exception("the thread that hands out results failed")
             error = EngineUnavailable(f"the thread that hands out results failed: {reason}")
+        self._end_workers()
         self._fail_all(error)
 
-    def _give(self, response: Response) -> None:
+    def _end_workers(self) -> None:
+        if self._workers is not None:
+            self._workers.close()
+
+    def _give(self, response: Response, piece: Piece | None = None) -> None:
         result = self._results.get(response.request_id)
         if result is None:
             return
         if response.is_final:
             del self._results[response.request_id]
         try:
-            result.add(response)
+            result.add(response, piece)
         except Exception as error:
             # It could not be made into text, or has no place in the result: this concerns nobody else.
             result.fail(ResponseFailed(f"the output of request {response.request_id} could not be read: {error}"))
             self._executor.cancel_request(response.request_id)
+
+    def _fail(self, request_id: int, reason: str) -> None:
+        """Fail one request whose text cannot be made."""
+        result = self._results.pop(request_id, None)
+        if result is not None:
+            result.fail(ResponseFailed(f"the output of request {request_id} could not be read: {reason}"))
+            self._executor.cancel_request(request_id)
 
     def _fail_all(self, error: InflightError) -> None:
         with self._lock:

@@ -10,6 +10,7 @@ from collections.abc import AsyncGenerator, AsyncIterator, Callable, Generator, 
 from inflight.errors import EngineUnavailable, InflightError, RequestError
 from inflight.executor.front.request_output import CompletionOutput, RequestOutput
 from inflight.executor.front.sequence_output import Seen, SequenceOutput
+from inflight.executor.postprocess.messages import Piece
 from inflight.request import Request
 from inflight.result import Array, PerfMetrics, Response, Result, join_tensors
 
@@ -137,15 +138,18 @@ class GenerationResult:
 
     # -- the dispatcher's side -----------------------------------------------------------------------------------------
 
-    def add(self, response: Response) -> None:
-        """Add a response of the engine and wake all readers. Once it is done, responses are ignored."""
+    def add(self, response: Response, piece: Piece | None = None) -> None:
+        """Add a response of the engine and wake all readers. Once it is done, responses are ignored. `piece`: the text
+        of its tokens, if a postprocessing worker has made it. Raises ValueError if that could not."""
+        if piece is not None and piece.error:
+            raise ValueError(piece.error)
         with self._changed:
             if self._done:
                 return
             if response.result is None:
                 self._error = _error_of(response)
             else:
-                self._sequences[response.result.sequence_index].add(response.result)
+                self._sequences[response.result.sequence_index].add(response.result, piece)
                 if response.result.tensors:
                     self._with_tensors.append(response.result)
                 self._perf_metrics = response.result.request_perf_metrics

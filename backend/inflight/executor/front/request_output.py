@@ -26,6 +26,8 @@ class CompletionOutput(msgspec.Struct, frozen=True, kw_only=True):
     """Their sum; 0 if the request did not ask for them."""
     finish_reason: FinishReason
     """NOT_FINISHED while it grows; `.wire` is the text that clients of the server receive."""
+    decoding_iter: int = 0
+    """Iterations of the engine that have brought it tokens so far."""
 
 
 class RequestOutput(msgspec.Struct, frozen=True, kw_only=True):

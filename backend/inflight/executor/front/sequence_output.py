@@ -1,16 +1,24 @@
 """One sequence of a request as it grows in the caller's process: tokens, and text made of them when it is needed.
 
 Text is made when somebody looks, on the thread that looks; only a sequence with stop strings is read as it comes,
-because they may end it. Takes no lock and knows no readers but for the place up to which each has seen.
+because they may end it. Or it comes with the tokens, from a postprocessing worker. Takes no lock and knows no readers
+but for the place up to which each has seen.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
+from inflight.errors import InvalidRequest
 from inflight.executor.front.request_output import CompletionOutput
+from inflight.executor.postprocess.messages import NOT_STOPPED, Piece
+from inflight.request import Request
 from inflight.result import FinishReason, Result
 from inflight.text.detokenizer import Detokenizer
+from inflight.text.stop_strings import StopStrings
+from inflight.text.text_decoder import make_text_decoder
+from inflight.text.tokenizer import Tokenizer
 
 
 class Seen(NamedTuple):
@@ -34,11 +42,13 @@ class SequenceOutput:
         self._log_probs: list[float] = []
         self._cumulative_logprob = 0.0
         self._finish_reason = FinishReason.NOT_FINISHED
+        self._decoding_iter = 0
         self._text = ""
         self._is_flushed = False
 
-    def add(self, result: Result) -> None:
-        """Take new tokens. What follows a stop string is dropped."""
+    def add(self, result: Result, piece: Piece | None = None) -> None:
+        """Take new tokens, and the `piece` of text that they complete if this sequence has no detokenizer. What follows
+        a stop string is dropped."""
         if self.is_finished:
             return
         self._token_ids += result.output_token_ids
@@ -46,6 +56,11 @@ class SequenceOutput:
         self._cumulative_logprob = result.cum_log_prob
         self._finish_reason = result.finish_reason
         self.is_finished = result.is_sequence_final or result.is_final
+        self._decoding_iter = result.decoding_iter
+        if piece is not None:
+            self._text += piece.text
+            if piece.stopped_after != NOT_STOPPED:
+                self._stop_after(piece.stopped_after)
         if self._has_stop_strings:
             self._read()
 
@@ -61,6 +76,7 @@ class SequenceOutput:
             log_probs=list(self._log_probs),
             cumulative_logprob=self._cumulative_logprob,
             finish_reason=self._finish_reason,
+            decoding_iter=self._decoding_iter,
         )
         return output, Seen(len(self._token_ids), len(self._text))
 
@@ -81,3 +97,29 @@ class SequenceOutput:
         del self._token_ids[num_tokens:], self._log_probs[num_tokens:]
         self._finish_reason = FinishReason.STOP_WORDS
         self.is_finished = self._is_flushed = True
+
+
+def make_sequences(
+    request: Request, stop: Sequence[str], tokenizer: Tokenizer | None, *, reads_text: bool
+) -> list[SequenceOutput]:
+    """Those of a request. `stop`: texts that end one. `reads_text`: whether text is made here; False = it comes with
+    the tokens. Raises InvalidRequest."""
+    indices = range(request.num_return_sequences)
+    if tokenizer is None:
+        if stop:
+            raise InvalidRequest("stop strings are looked for in text and there is no tokenizer: use stop_words")
+        return [SequenceOutput(index) for index in indices]
+    if isinstance(stop, str) or not all(stop):
+        raise InvalidRequest("stop must be a list of texts that are not empty")
+    if not reads_text:
+        return [SequenceOutput(index) for index in indices]
+    min_tokens = request.sampling_config.min_tokens
+    stop_strings = StopStrings(list(stop)) if stop else None
+    return [
+        SequenceOutput(
+            index,
+            Detokenizer(make_text_decoder(tokenizer, request.input_token_ids), stop_strings, min_tokens),
+            has_stop_strings=bool(stop),
+        )
+        for index in indices
+    ]
