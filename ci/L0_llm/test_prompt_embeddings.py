@@ -23,7 +23,8 @@ from inflight_client import Client, InvalidRequest
 TEXT = "Once upon a time"
 NUM_TOKENS = 16
 VOCAB_SIZE = 2048
-TABLE = np.random.default_rng(5).normal(0, 0.05, (6, 256)).astype(np.float16)
+BEAR = "A big bear"
+"""Its embeddings, put before the text, make the story one of a bear."""
 
 
 @pytest.fixture
@@ -39,7 +40,16 @@ def model() -> Any:
 
 @pytest.fixture(scope="module")
 def text_ids() -> list[int]:
-    ids: list[int] = AutoTokenizer.from_pretrained(CHECKPOINT)(TEXT)["input_ids"]
+    return encode(TEXT)
+
+
+@pytest.fixture(scope="module")
+def table(model: Any) -> Any:
+    return embed(model, encode(BEAR)).half().numpy()
+
+
+def encode(text: str) -> list[int]:
+    ids: list[int] = AutoTokenizer.from_pretrained(CHECKPOINT)(text)["input_ids"]
     return ids
 
 
@@ -64,19 +74,19 @@ def test_a_prompt_of_embeddings(client: Client, model: Any, text_ids: list[int])
     assert answer.num_input_tokens == len(text_ids)
 
 
-def test_a_table_before_a_text_and_among_ids(client: Client, model: Any, text_ids: list[int]) -> None:
-    own = torch.from_numpy(TABLE).float()
+def test_a_table_before_a_text_and_among_ids(client: Client, model: Any, text_ids: list[int], table: Any) -> None:
+    own = torch.from_numpy(table).float()
     before = continue_embeddings(model, torch.cat([own, embed(model, text_ids)]))
     for _ in range(2):
-        answer = client.generate(TEXT, max_tokens=NUM_TOKENS, end_id=-1, prompt_embedding_table=TABLE)
+        answer = client.generate(TEXT, max_tokens=NUM_TOKENS, end_id=-1, prompt_embedding_table=table)
         assert answer.token_ids == before
-    among = [*text_ids, VOCAB_SIZE + 4, text_ids[0], VOCAB_SIZE]
-    rows = torch.cat([embed(model, text_ids), own[[4]], embed(model, text_ids[:1]), own[[0]]])
+    among = [*text_ids, VOCAB_SIZE + 2, text_ids[0], VOCAB_SIZE]
+    rows = torch.cat([embed(model, text_ids), own[[2]], embed(model, text_ids[:1]), own[[0]]])
     answer = client.generate(
         among,
         max_tokens=NUM_TOKENS,
         end_id=-1,
-        prompt_embedding_table=TABLE,
+        prompt_embedding_table=table,
         prompt_table_extra_ids=[7],
         exclude_input_in_output=False,
     )
@@ -84,9 +94,9 @@ def test_a_table_before_a_text_and_among_ids(client: Client, model: Any, text_id
     assert answer.text.startswith(TEXT)
 
 
-def test_what_cannot_be_served_is_refused(client: Client) -> None:
+def test_what_cannot_be_served_is_refused(client: Client, table: Any) -> None:
     for rows, sentence in (
-        (TABLE[:, :255], "have 255 features, but those of this model have 256"),
+        (table[:, :255], "have 255 features, but those of this model have 256"),
         (np.full((1, 256), 1e9), "must be finite numbers"),
         (np.zeros((2**17, 256), np.float16), "more than max_prompt_embedding_bytes"),
     ):
@@ -94,13 +104,13 @@ def test_what_cannot_be_served_is_refused(client: Client) -> None:
             client.generate(TEXT, max_tokens=2, prompt_embedding_table=rows)
 
 
-def test_the_command_line_sends_a_table(server: ServerProcess, client: Client, tmp_path: Path) -> None:
-    np.save(tmp_path / "table.npy", TABLE)
+def test_the_command_line_sends_a_table(server: ServerProcess, client: Client, table: Any, tmp_path: Path) -> None:
+    np.save(tmp_path / "table.npy", table)
     command = [sys.executable, "-m", "inflight_client.cli", "generate", TEXT, "--url", server.grpc_url]
     command += ["--max-tokens", str(NUM_TOKENS), "--prompt-table", str(tmp_path / "table.npy")]
     printed = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True).stdout
-    assert printed.rstrip("\n") == client.generate(TEXT, max_tokens=NUM_TOKENS, prompt_embedding_table=TABLE).text
-    assert printed.rstrip("\n") != client.generate(TEXT, max_tokens=NUM_TOKENS).text
+    assert printed.rstrip("\n") == client.generate(TEXT, max_tokens=NUM_TOKENS, prompt_embedding_table=table).text
+    assert "bear" in printed and "bear" not in client.generate(TEXT, max_tokens=NUM_TOKENS).text
 
 
 def test_typical_sampling(client: Client, model: Any, text_ids: list[int]) -> None:
