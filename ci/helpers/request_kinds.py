@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 from guides import guide
-from safetensors import safe_open
+from safetensors import deserialize
 
 from inflight.guided_decoding import GuideType
 from inflight.output_config import AdditionalModelOutput, OutputConfig
@@ -81,9 +81,9 @@ def _sampling(feature: str, **options: Any) -> RequestKind:
 
 def _rows(text: str, dtype: str) -> Array:
     """Embeddings of a text's tokens."""
-    with safe_open(CHECKPOINT / "model.safetensors", "np") as weights:
-        rows: Array = weights.get_tensor("model.embed_tokens.weight")[TOKENIZER.encode_plain(text)]
-    return rows.astype(dtype)
+    weight = dict(deserialize((CHECKPOINT / "model.safetensors").read_bytes()))["model.embed_tokens.weight"]
+    table = EmbeddingTable(dtype="bfloat16", shape=tuple(weight["shape"]), data=bytes(weight["data"]))
+    return table.rows(np.array(TOKENIZER.encode_plain(text))).astype(dtype)
 
 
 WORDS = "[a-z ]{60,80}"
