@@ -39,6 +39,7 @@ class SamplingNeeds:
     any_top_k: bool
     any_top_p: bool
     any_min_p: bool
+    any_typical_p: bool
     top_p_decays: bool
     is_penalised: bool
     is_biased: bool
@@ -83,6 +84,7 @@ def find_needs(table: RowTable, rows: Array) -> SamplingNeeds:
         any_top_k=bool(needs & TOP_K),
         any_top_p=bool(needs & TOP_P),
         any_min_p=bool(needs & MIN_P),
+        any_typical_p=bool(needs & TYPICAL_P),
         top_p_decays=bool(needs & TOP_P_DECAYS),
         is_penalised=bool(needs & PENALISED),
         is_biased=bool(needs & BIASED),
@@ -93,9 +95,7 @@ def find_needs(table: RowTable, rows: Array) -> SamplingNeeds:
 
 def stage_typical(staging: Staging, table: RowTable, rows: Array) -> None:
     """Add those of the sampling `rows` (S,) that have a typical_p to the staged arrays."""
-    typical = np.flatnonzero(table.needs[rows] & TYPICAL_P)
-    if len(typical):
-        staging.add("typical_owners", typical)
+    staging.add("typical_owners", np.flatnonzero(table.needs[rows] & TYPICAL_P))
 
 
 def stage_restrictions(staging: Staging, table: RowTable, rows: Array, lengths: Array, vocab_size: int) -> None:

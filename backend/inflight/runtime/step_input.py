@@ -107,7 +107,8 @@ class StepPreparation:
         if len(batch.sampling_rows):
             rows, lengths = batch.sampling_rows, batch.sampling_lengths
             needs = find_needs(self._table, rows)
-            stage_typical(staging, self._table, rows)
+            if needs.any_typical_p:
+                stage_typical(staging, self._table, rows)
             stage_restrictions(staging, self._table, rows, lengths, self._vocab_size)
             if needs.repeats_no_ngram:
                 ngram_extent = stage_ngrams(staging, self._table, rows, lengths)
