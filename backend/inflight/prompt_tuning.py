@@ -63,9 +63,9 @@ class EmbeddingTable(msgspec.Struct, frozen=True, kw_only=True):
     def num_rows(self) -> int:
         return self.shape[0]
 
-    def validate(self) -> None:
-        """Raise InvalidRequest, with one sentence, unless it holds as many finite numbers as its shape says."""
-        bits, magnitude, infinity = _BITS[self.dtype]
+    def check_shape(self) -> None:
+        """Raise InvalidRequest, with one sentence, unless it holds as many numbers as its shape says."""
+        bits = _BITS[self.dtype][0]
         num_rows, num_features = self.shape
         if num_rows < 1 or num_features < 1:
             raise InvalidRequest(f"the embeddings must have at least one row and one feature, got {list(self.shape)}")
@@ -74,6 +74,11 @@ class EmbeddingTable(msgspec.Struct, frozen=True, kw_only=True):
             raise InvalidRequest(
                 f"the embeddings have {len(self.data)} bytes, but {list(self.shape)} of {self.dtype} take {expected}"
             )
+
+    def validate(self) -> None:
+        """The same, and unless all of them are finite."""
+        self.check_shape()
+        bits, magnitude, infinity = _BITS[self.dtype]
         words = np.frombuffer(self.data, bits)
         for start in range(0, len(words), _PIECE):
             if (words[start : start + _PIECE] & magnitude).max() >= infinity:

@@ -9,7 +9,7 @@ import numpy as np
 
 from inflight.errors import InvalidRequest
 from inflight.output_config import MAX_LOG_PROBS
-from inflight.prompt_tuning import PromptTuningConfig
+from inflight.prompt_tuning import EmbeddingTable, PromptTuningConfig
 from inflight.request import Request
 from inflight.sampling_config import MAX_BIAS, MAX_BIASED_TOKENS, SamplingConfig
 
@@ -139,8 +139,9 @@ class RequestLimits(msgspec.Struct, frozen=True, kw_only=True):
             if is_asked:
                 raise InvalidRequest(f"{name} is not supported together with beam_width above 1")
 
-    def _validate_prompt_tuning(self, request: Request, tuning: PromptTuningConfig) -> None:
-        table, extra_ids = tuning.embedding_table, tuning.input_token_extra_ids
+    def check_table(self, table: EmbeddingTable) -> None:
+        """Raise InvalidRequest unless the table fits the network and has no more bytes than it may, whatever its
+        numbers are. Before a token is made for each of its rows."""
         if not self.embedding_size:
             raise InvalidRequest("this model takes no embeddings: leave out prompt_embedding_table and prompt_embeds")
         if len(table.data) > self.max_prompt_embedding_bytes:
@@ -148,11 +149,16 @@ class RequestLimits(msgspec.Struct, frozen=True, kw_only=True):
                 f"the embeddings have {len(table.data)} bytes, more than max_prompt_embedding_bytes "
                 f"{self.max_prompt_embedding_bytes}"
             )
-        table.validate()
+        table.check_shape()
         if table.shape[1] != self.embedding_size:
             raise InvalidRequest(
                 f"the embeddings have {table.shape[1]} features, but those of this model have {self.embedding_size}"
             )
+
+    def _validate_prompt_tuning(self, request: Request, tuning: PromptTuningConfig) -> None:
+        self.check_table(tuning.embedding_table)
+        tuning.embedding_table.validate()
+        extra_ids = tuning.input_token_extra_ids
         if extra_ids and len(extra_ids) != len(request.input_token_ids):
             raise InvalidRequest(
                 f"prompt_table_extra_ids has {len(extra_ids)} entries for {len(request.input_token_ids)} prompt tokens"

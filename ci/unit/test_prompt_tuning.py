@@ -89,6 +89,7 @@ def test_the_same_in_bfloat16(wrong: int) -> None:
         (request(EmbeddingTable.of(ROWS[:0])), "at least one row"),
         (request(structs.replace(TABLE, shape=(2, 4))), r"have 24 bytes, but \[2, 4\] of float32 take 32"),
         (request(structs.replace(TABLE, shape=(-2, -3))), "at least one row"),
+        (request(structs.replace(TABLE, shape=(2**40, 3))), "have 24 bytes, but"),
         (request(extra_ids=[1]), "prompt_table_extra_ids has 1 entries for 3 prompt tokens"),
         (request(extra_ids=[0, 0, 2**64]), "prompt_table_extra_ids must hold unsigned"),
         (request(extra_ids=[0, 0, -1]), "prompt_table_extra_ids must hold unsigned"),

@@ -66,11 +66,11 @@ class GenerationExecutor:
         """Use `executor` alone from now on, start it unless it has been, and shut it down at the end. Without a
         `tokenizer` prompts are token ids and outputs have no text. `start_workers`: of processes that make the text;
         None = the threads that read it do. Raises ConfigurationError."""
-        self._workers = None if start_workers is None else start_workers(self._give, self._fail)
+        self._executor = executor.__enter__()
         try:
-            self._executor = executor.__enter__()
+            self._workers = None if start_workers is None else start_workers(self._give, self._fail)
         except BaseException:
-            self._end_workers()
+            executor.shutdown()
             raise
         self._tokenizer = tokenizer
         self._prompts = PromptReader(tokenizer)
@@ -194,7 +194,7 @@ class GenerationExecutor:
         """
         token_ids, tuning = self._prompts.read(
             prompt,
-            self._executor.limits.vocab_size,
+            self._executor.limits,
             adapter=prompt_adapter_request,
             query_token_ids=query_token_ids,
             tuning=prompt_tuning_config,

@@ -99,7 +99,10 @@ class RequestBuilder:
     def _prompt(self, client: ClientRequest) -> tuple[PromptTuningConfig | None, list[int]]:
         """The embeddings that it brings, if any, and its tokens."""
         table = client.prompt_embedding_table or client.prompt_embeds
-        own = [] if table is None else virtual_tokens(table, self._limits.vocab_size)
+        own: list[int] = []
+        if table is not None:
+            self._limits.check_table(table)
+            own = virtual_tokens(table, self._limits.vocab_size)
         if client.input_ids is not None:
             token_ids = client.input_ids
         elif client.prompt_embeds is not None:

@@ -115,8 +115,10 @@ def test_the_end_of_a_worker_fails_its_requests_and_no_others() -> None:
 def test_workers_without_a_tokenizer_do_not_start(tmp_path: Path) -> None:
     start = plan_workers(1, str(tmp_path), str(tmp_path))
     assert start is not None
+    executor = FakeExecutor()
     with pytest.raises(ConfigurationError, match=r"a postprocessing worker did not start: .* ended with code 1"):
-        GenerationExecutor(FakeExecutor(), start_workers=start)
+        GenerationExecutor(executor, start_workers=start)
+    assert executor.is_shut_down
 
 
 @pytest.mark.parametrize("number", [-1, 65])

@@ -121,6 +121,9 @@ EXTRA = np.array([7, 8], np.uint64)
         ({**OK, "prompt_embedding_table": np.zeros((2, 2, 2), np.float16)}, r"must have shape \[rows, features\]"),
         ({**OK, "prompt_embedding_table": np.zeros(2, np.float16)}, r"must have shape \[rows, features\]"),
         ({**OK, "prompt_embedding_table": np.zeros((0, 2), np.float16)}, "at least one row"),
+        # No byte, but so many rows that a token for each would fill the memory.
+        ({**OK, "prompt_embedding_table": np.zeros((2**40, 0), np.float16)}, "at least one row and one feature"),
+        ({"prompt_embeds": np.zeros((2**40, 0), np.float32), "max_tokens": 4}, "at least one row and one"),
         ({**OK, "prompt_embedding_table": np.full((2, 2), np.inf, np.float16)}, "must be finite numbers"),
         ({**OK, "prompt_embedding_table": np.zeros((2**24, 2), np.float16)}, "more than max_prompt_embedding_bytes"),
         ({"input_ids": [302], "max_tokens": 4, **TABLE}, "token id 302 is outside the vocabulary and the rows"),

@@ -10,6 +10,7 @@ from typing import NamedTuple
 from inflight.errors import InvalidRequest
 from inflight.executor.front.prompt_adapters import PromptAdapterRequest, PromptAdapters
 from inflight.prompt_tuning import EmbeddingTable, PromptTuningConfig, virtual_tokens
+from inflight.request_limits import RequestLimits
 from inflight.text.tokenizer import Tokenizer
 
 Prompt = str | list[int] | EmbeddingTable
@@ -33,7 +34,7 @@ class PromptReader:
     def read(
         self,
         prompt: Prompt,
-        vocab_size: int,
+        limits: RequestLimits,
         *,
         adapter: PromptAdapterRequest | None = None,
         query_token_ids: list[int] | None = None,
@@ -50,14 +51,16 @@ class PromptReader:
                 "a prompt of embeddings, prompt_adapter_request and prompt_tuning_config exclude each other"
             )
         query = query_token_ids or []
-        if isinstance(prompt, EmbeddingTable):
-            tuning = PromptTuningConfig(embedding_table=prompt)
-            return ReadPrompt(virtual_tokens(prompt, vocab_size) + query, tuning)
-        token_ids = self._encode(prompt) if isinstance(prompt, str) else prompt
+        table = prompt if isinstance(prompt, EmbeddingTable) else None
+        token_ids: list[int] = []
+        if not isinstance(prompt, EmbeddingTable):
+            token_ids = self._encode(prompt) if isinstance(prompt, str) else prompt
         if adapter is not None:
             table = self._adapters.load(adapter)
+        if table is not None:
+            limits.check_table(table)
             tuning = PromptTuningConfig(embedding_table=table)
-            token_ids = virtual_tokens(table, vocab_size) + token_ids
+            token_ids = virtual_tokens(table, limits.vocab_size) + token_ids
         return ReadPrompt(token_ids + query if query else token_ids, tuning)
 
     def _encode(self, prompt: str) -> list[int]:
