@@ -42,11 +42,13 @@ if TYPE_CHECKING:
     )
     from inflight.executor.executor import Executor
     from inflight.executor.front.generation_result import GenerationResult
+    from inflight.executor.front.prompt_adapters import PromptAdapterRequest
     from inflight.executor.front.request_output import CompletionOutput, RequestOutput
     from inflight.executor.generation_executor import GenerationExecutor
     from inflight.executor.in_process import InProcessExecutor
     from inflight.logits_post_processor import LogitsPostProcessorConfig
     from inflight.output_config import OutputConfig
+    from inflight.prompt_tuning import EmbeddingTable, PromptTuningConfig
     from inflight.request import Request
     from inflight.result import FinishReason, Response, Result
     from inflight.sampling_config import SamplingConfig
@@ -70,11 +72,13 @@ _HOMES = {
     ),
     "inflight.executor.executor": ("Executor",),
     "inflight.executor.front.generation_result": ("GenerationResult",),
+    "inflight.executor.front.prompt_adapters": ("PromptAdapterRequest",),
     "inflight.executor.front.request_output": ("CompletionOutput", "RequestOutput"),
     "inflight.executor.generation_executor": ("GenerationExecutor",),
     "inflight.executor.in_process": ("InProcessExecutor",),
     "inflight.logits_post_processor": ("LogitsPostProcessorConfig",),
     "inflight.output_config": ("OutputConfig",),
+    "inflight.prompt_tuning": ("EmbeddingTable", "PromptTuningConfig"),
     "inflight.request": ("Request",),
     "inflight.sampling_config": ("SamplingConfig",),
     "inflight.speculative_decoding": ("ExternalDraftTokensConfig", "NGramDecodingConfig"),
@@ -87,6 +91,7 @@ __all__ = [
     "CompletionOutput",
     "ConfigurationError",
     "DuplicateRequest",
+    "EmbeddingTable",
     "EngineConfig",
     "EngineUnavailable",
     "Executor",
@@ -101,6 +106,8 @@ __all__ = [
     "LogitsPostProcessorConfig",
     "NGramDecodingConfig",
     "OutputConfig",
+    "PromptAdapterRequest",
+    "PromptTuningConfig",
     "QueueFull",
     "Request",
     "RequestCancelled",

@@ -121,6 +121,8 @@ class EngineConfig:
     """module:attribute of the function for all requests that name batched; unset = none."""
     logits_post_processor_replicate: bool = True
     """Every rank calls these functions; false = the leader alone does, and sends the logits to the others."""
+    max_prompt_embedding_bytes: int = 33_554_432
+    """Most bytes of embeddings (prompt_embedding_table, prompt_embeds) that one request may bring; at most 48 MiB."""
     log_level: str = "INFO"
     """Level of the ranks' log: DEBUG, INFO, WARNING or ERROR."""
 
@@ -245,6 +247,7 @@ NOT_NEGATIVE_KEYS = (
     "iter_stats_max_iterations",
     "request_stats_max_iterations",
     "max_draft_len",
+    "max_prompt_embedding_bytes",
 )
 
 LARGEST = {
@@ -262,6 +265,7 @@ LARGEST = {
     "max_matching_ngram_size": MAX_NGRAM_SIZE,
     "max_tokens_in_paged_kv_cache": 2**48,
     "max_tensor_bytes_per_request": 2**48,
+    "max_prompt_embedding_bytes": 48 * 2**20,  # a message to the leader may have 64 MiB
     **dict.fromkeys(
         (
             "max_seq_len",

@@ -1,8 +1,8 @@
 """How a checkpoint wants its tokens chosen where a request does not say: its generation_config.json.
 
 What transformers' generate() would do with the same file, with the words of a request in place of its arguments. A
-request that sets any of temperature, top_k, top_p and min_p is sampled, and so is each one if the file says do_sample;
-all others are greedy. Every front completes its requests here, so that the ranks need to know of no default.
+request that sets any of temperature, top_k, top_p, min_p and typical_p is sampled, and so is each one if the file says
+do_sample; all others are greedy. Every front completes its requests here, so that the ranks need to know of no default.
 """
 
 from __future__ import annotations
@@ -40,7 +40,6 @@ NOT_HONOURED: dict[str, object] = {
     "encoder_no_repeat_ngram_size": 0,
     "encoder_repetition_penalty": 1,
     "top_h": None,
-    "typical_p": 1,
     "epsilon_cutoff": 0,
     "eta_cutoff": 0,
     "bad_words_ids": None,
@@ -70,6 +69,7 @@ class GenerationDefaults(msgspec.Struct, frozen=True, kw_only=True):
     top_k: int | None = None
     top_p: float | None = None
     min_p: float | None = None
+    typical_p: float | None = None
     repetition_penalty: float | None = None
     no_repeat_ngram_size: int | None = None
     min_new_tokens: int | None = None
@@ -99,6 +99,7 @@ class GenerationDefaults(msgspec.Struct, frozen=True, kw_only=True):
         top_k: int | None = None,
         top_p: float | None = None,
         min_p: float | None = None,
+        typical_p: float | None = None,
         seed: int | None = None,
         repetition_penalty: float | None = None,
         presence_penalty: float | None = None,
@@ -122,7 +123,7 @@ class GenerationDefaults(msgspec.Struct, frozen=True, kw_only=True):
         """
         top_p = top_p if top_p is not None and top_p > 0 else None
         searches = (beam_width or 1) > 1
-        samples = any((temperature, top_k, top_p, min_p)) or (bool(self.do_sample) and not searches)
+        samples = any((temperature, top_k, top_p, min_p, typical_p)) or (bool(self.do_sample) and not searches)
         temperature = _first(temperature, self.temperature, 1.0)
         top_k = _first(top_k, self.top_k, TOP_K_OF_SAMPLING if self.do_sample else 0)
         is_greedy = not samples or 0 <= temperature < MIN_TEMPERATURE or top_k == 1
@@ -135,6 +136,7 @@ class GenerationDefaults(msgspec.Struct, frozen=True, kw_only=True):
             top_p_min=_first(top_p_min, nothing.top_p_min),
             top_p_reset_ids=_first(top_p_reset_ids, nothing.top_p_reset_ids),
             min_p=_first(min_p, self.min_p, 0.0),
+            typical_p=_first(typical_p, self.typical_p, 1.0),
             seed=_first(seed, 0 if is_greedy else secrets.randbits(64)),
             repetition_penalty=_first(repetition_penalty, self.repetition_penalty, 1.0),
             beam_width=_first(beam_width, nothing.beam_width),

@@ -10,6 +10,7 @@ import msgspec
 
 from inflight.guided_decoding import GuidedDecodingParams
 from inflight.output_config import OutputConfig
+from inflight.prompt_tuning import PromptTuningConfig
 from inflight.sampling_config import SamplingConfig
 from inflight.speculative_decoding import ExternalDraftTokensConfig, NGramDecodingConfig
 
@@ -65,10 +66,12 @@ class Request(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     not as prompt, wherever that matters, and are not returned again."""
     cum_log_prob: float = 0.0
     """Sum of the log probabilities of `generated_token_ids`."""
+    prompt_tuning_config: PromptTuningConfig | None = None
+    """Embeddings of tokens of its own, whose ids in `input_token_ids` begin at the size of the vocabulary."""
 
     @property
     def follows_each_token(self) -> bool:
-        """Whether what tokens are chosen by must see each of them before the next, so that no drafts can be verified."""
+        """Whether what tokens are chosen by must see each of them before the next: no drafts can be verified then."""
         return (
             self.guided_decoding_params is not None
             or bool(self.logits_post_processor_name)
@@ -84,4 +87,8 @@ class Request(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     def prefix_identity(self) -> bytes:
         """What the keys and values of its tokens depend on besides the tokens, and who may share them: only requests
         with equal ones share cached prefixes."""
-        return self.cache_salt.encode()
+        identity = self.cache_salt.encode()
+        if self.prompt_tuning_config is not None:
+            # No text contains the byte 0xff, so no salt is like it. What follows has the same length in every request.
+            identity += b"\xffP" + self.prompt_tuning_config.digest()
+        return identity

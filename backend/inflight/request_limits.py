@@ -9,6 +9,7 @@ import numpy as np
 
 from inflight.errors import InvalidRequest
 from inflight.output_config import MAX_LOG_PROBS
+from inflight.prompt_tuning import EmbeddingTable, PromptTuningConfig
 from inflight.request import Request
 from inflight.sampling_config import MAX_BIAS, MAX_BIASED_TOKENS, SamplingConfig
 
@@ -30,6 +31,10 @@ class RequestLimits(msgspec.Struct, frozen=True, kw_only=True):
     """Beams of one request; 0 = max_batch_size."""
     hidden_size: int = 0
     """Features of a hidden state."""
+    embedding_size: int = 0
+    """Features of a row of a PromptTuningConfig; 0 = the network takes none."""
+    max_prompt_embedding_bytes: int = 2**25
+    """Of the table of a PromptTuningConfig: it is broadcast with its request."""
     model_outputs: list[str] = []
     """Names that `AdditionalModelOutput` may have."""
     logits_post_processors: list[str] = []
@@ -64,6 +69,8 @@ class RequestLimits(msgspec.Struct, frozen=True, kw_only=True):
                 f"the request needs room for {self.longest(request)} tokens, more than the whole KV cache holds "
                 f"({self.kv_cache_tokens}): ask for fewer tokens"
             )
+        if request.prompt_tuning_config is not None:
+            self._validate_prompt_tuning(request, request.prompt_tuning_config)
         self._validate_token_ids(request)
         if not math.isfinite(request.cum_log_prob):
             raise InvalidRequest(f"cum_log_prob must be finite, got {request.cum_log_prob}")
@@ -123,7 +130,9 @@ class RequestLimits(msgspec.Struct, frozen=True, kw_only=True):
                 "beam_width_array"
             )
         if sampling.temperature > 0:
-            raise InvalidRequest("beam search does not sample: leave out temperature, top_k, top_p and min_p")
+            raise InvalidRequest(
+                "beam search does not sample: leave out temperature, top_k, top_p, min_p and typical_p"
+            )
         if width * max(2, 1 + len(set(request.end_ids))) > self.vocab_size:
             raise InvalidRequest(f"beam_width {width} is too large for a vocabulary of {self.vocab_size} tokens")
         output = request.output_config
@@ -163,11 +172,46 @@ class RequestLimits(msgspec.Struct, frozen=True, kw_only=True):
                 "a logits post-processor, which follow every single token"
             )
 
+    def check_table(self, table: EmbeddingTable) -> None:
+        """Raise InvalidRequest unless the table fits the network and has no more bytes than it may, whatever its
+        numbers are. Before a token is made for each of its rows."""
+        if not self.embedding_size:
+            raise InvalidRequest("this model takes no embeddings: leave out prompt_embedding_table and prompt_embeds")
+        if len(table.data) > self.max_prompt_embedding_bytes:
+            raise InvalidRequest(
+                f"the embeddings have {len(table.data)} bytes, more than max_prompt_embedding_bytes "
+                f"{self.max_prompt_embedding_bytes}"
+            )
+        table.check_shape()
+        if table.shape[1] != self.embedding_size:
+            raise InvalidRequest(
+                f"the embeddings have {table.shape[1]} features, but those of this model have {self.embedding_size}"
+            )
+
+    def _validate_prompt_tuning(self, request: Request, tuning: PromptTuningConfig) -> None:
+        self.check_table(tuning.embedding_table)
+        tuning.embedding_table.validate()
+        extra_ids = tuning.input_token_extra_ids
+        if extra_ids and len(extra_ids) != len(request.input_token_ids):
+            raise InvalidRequest(
+                f"prompt_table_extra_ids has {len(extra_ids)} entries for {len(request.input_token_ids)} prompt tokens"
+            )
+        if extra_ids and not (min(extra_ids) >= 0 and max(extra_ids) < 2**64):
+            raise InvalidRequest("prompt_table_extra_ids must hold unsigned 64-bit integers")
+        if request.output_config.return_prompt_log_probs:
+            raise InvalidRequest(
+                "return_prompt_log_probs is not supported together with embeddings of the request's own: "
+                "their tokens have no probability"
+            )
+
     def _validate_token_ids(self, request: Request) -> None:
         low, high = min(request.input_token_ids), max(request.input_token_ids)
-        if low < 0 or high >= self.vocab_size:
+        tuning = request.prompt_tuning_config
+        end = self.vocab_size + (0 if tuning is None else tuning.embedding_table.num_rows)
+        if low < 0 or high >= end:
             wrong = low if low < 0 else high
-            raise InvalidRequest(f"token id {wrong} is outside the vocabulary [0, {self.vocab_size})")
+            where = "the vocabulary" if tuning is None else "the vocabulary and the rows of prompt_embedding_table"
+            raise InvalidRequest(f"token id {wrong} is outside {where} [0, {end})")
         for name, token_ids in (("end_ids", request.end_ids), ("generated_token_ids", request.generated_token_ids)):
             if any(not 0 <= token < self.vocab_size for token in token_ids):
                 raise InvalidRequest(f"{name} holds a token id outside [0, {self.vocab_size})")

@@ -45,7 +45,11 @@ _WIRE = {
 
 
 class PerfMetrics(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """Timestamps of one request on the leader's monotonic clock, in nanoseconds, and its use of KV blocks."""
+    """Timestamps of one request on the leader's monotonic clock, in nanoseconds, and its use of KV blocks.
+
+    Of several sequences: from the first start to the last token, with the blocks of all. TensorRT-LLM's fields of
+    disaggregated serving (kvCacheTransferStart, kvCacheTransferEnd, kvCacheSize) have no meaning here.
+    """
 
     arrival_time_ns: int = 0
     first_scheduled_time_ns: int = 0
@@ -55,6 +59,11 @@ class PerfMetrics(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
     kv_cache_alloc_new_blocks: int = 0
     kv_cache_reused_blocks: int = 0
     kv_cache_missed_blocks: int = 0
+    first_iter: int = 0
+    """Number of the iteration that brought the first token, as in IterationStats; 0 for beams, which have theirs all at
+    once."""
+    last_iter: int = 0
+    """Of the one that brought the last token."""
     total_draft_tokens: int = 0
     """Draft tokens that steps have verified."""
     total_accepted_draft_tokens: int = 0

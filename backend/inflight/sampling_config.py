@@ -50,6 +50,9 @@ class SamplingConfig(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
     TensorRT-LLM."""
     min_p: float = 0.0
     """Drop tokens less likely than min_p times the likeliest; 0 keeps all."""
+    typical_p: float = 1.0
+    """Of what the filters above keep, keep the tokens whose information is closest to the expected one until their mass
+    reaches p, as transformers' TypicalLogitsWarper (locally typical sampling, Meister et al. 2022); 1 keeps all."""
     seed: int = 0
     """Key of the request's own random stream, 0 <= seed < 2**64."""
     repetition_penalty: float = 1.0
@@ -104,6 +107,7 @@ class SamplingConfig(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
             ("top_p_decay", self.top_p_decay, 0.0 < self.top_p_decay <= 1.0, "above 0 and at most 1"),
             ("top_p_min", self.top_p_min, 0.0 < self.top_p_min <= 1.0, "above 0 and at most 1"),
             ("min_p", self.min_p, 0.0 <= self.min_p <= 1.0, "between 0 and 1"),
+            ("typical_p", self.typical_p, 0.0 < self.typical_p <= 1.0, "above 0 and at most 1"),
             ("seed", self.seed, 0 <= self.seed <= MAX_SEED, "an unsigned 64-bit integer"),
             (
                 "repetition_penalty",

@@ -15,6 +15,7 @@ import numpy.typing as npt
 
 from inflight.errors import InvalidRequest, RequestError, StepFailed
 from inflight.guided_decoding import GuidedDecodingParams
+from inflight.prompt_tuning import EmbeddingTable
 from inflight.sampling_config import SamplingConfig
 
 NO_SLOT = -1
@@ -77,6 +78,8 @@ class NewSequence(msgspec.Struct, frozen=True, kw_only=True):
     guided_decoding_params: GuidedDecodingParams | None = None
     """The grammar that `token_ids` after the prompt, and every token that the row samples, follow."""
     post_processing: PostProcessing | None = None
+    embedding_table: EmbeddingTable | None = None
+    """The embeddings of the prompt's token ids beyond the vocabulary, from its size on."""
 
 
 class RowWork(msgspec.Struct, frozen=True, kw_only=True, gc=False):

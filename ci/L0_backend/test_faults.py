@@ -21,7 +21,7 @@ FAULTS = {
     "prompt of too many bytes": ({**PROMPT, "text_input": "x" * 2_000_000}, "text_input has 2000000 bytes"),
     "empty prompt": ({**PROMPT, "text_input": ""}, "the prompt is empty"),
     "no tokens": ({"input_ids": [], "max_tokens": 4}, "the prompt is empty"),
-    "no prompt": ({"max_tokens": 4, "top_k": 1}, "text_input or input_ids is required"),
+    "no prompt": ({"max_tokens": 4, "top_k": 1}, "text_input or input_ids or prompt_embeds is required"),
     "two prompts": ({**PROMPT, "input_ids": [5]}, "exclude each other"),
     "no max_tokens": ({"text_input": "a"}, "max_tokens is required"),
     "max_tokens 0": ({**PROMPT, "max_tokens": 0}, "max_tokens must be"),

@@ -13,6 +13,7 @@ from torch import Tensor
 from inflight.config import EngineConfig
 from inflight.distributed.rank_group import SingleRank
 from inflight.layers.attention import AttentionMetadata
+from inflight.layers.given_embeddings import GivenEmbeddings
 from inflight.models import network
 from inflight.runtime import loading
 from inflight.runtime.kv_cache import KVCache
@@ -59,7 +60,7 @@ class Step:
     def contexts(self) -> list[int]:
         return [*self.decodes, *(before + count for before, count in self.prefills)]
 
-    def metadata(self) -> AttentionMetadata:
+    def metadata(self, given: GivenEmbeddings | None = None) -> AttentionMetadata:
         """The step's metadata; block ids are in scrambled order."""
         counts = [1] * len(self.decodes) + [count for _, count in self.prefills]
         width = -(-max(self.contexts) // BLOCK_SIZE)
@@ -83,6 +84,7 @@ class Step:
             prefill_seq_lens_P=lens[num_decodes:],
             prefill_start_loc=starts,
             max_prefill_len=max(counts[num_decodes:], default=0),
+            given=given,
         )
 
 
@@ -105,9 +107,9 @@ class Network:
                 tensor.copy_(torch.randn(tensor.shape, generator=generator).bfloat16())
 
     @torch.inference_mode()
-    def logits(self, step: Step) -> Tensor:
+    def logits(self, step: Step, given: GivenEmbeddings | None = None) -> Tensor:
         self.fill_cache()
-        metadata = step.metadata()
+        metadata = step.metadata(given)
         token_ids = torch.randint(0, 203, metadata.positions_T.shape, generator=torch.Generator().manual_seed(2))
         hidden_TD = self.decoder.forward(token_ids, self.cache.layers, metadata)
         return self.decoder.logits(hidden_TD).float()

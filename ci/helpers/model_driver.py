@@ -10,6 +10,7 @@ from collections import deque
 from dataclasses import dataclass, field
 from typing import Any
 
+from inflight.prompt_tuning import EmbeddingTable
 from inflight.runtime.model_runner import ModelRunner, StepHandle
 from inflight.sampling_config import SamplingConfig
 from inflight.scheduler_output import LOG_PROBS, NewSequence, RowTensors, RowWork, SchedulerOutput, StepOutput
@@ -41,6 +42,8 @@ class Work:
     outputs: tuple[str, ...] = ()
     """Names of tensors that it asks for."""
     num_log_probs: int = 0
+    embedding_table: EmbeddingTable | None = None
+    """Of the ids of its prompt beyond the vocabulary."""
     pauses_at: int = 0
     """Number of output tokens after which its blocks are taken away and it starts again; 0 = never."""
     shares: Work | None = None
@@ -144,6 +147,7 @@ class Driver:
             bad_words=work.bad_words,
             outputs=((LOG_PROBS,) if work.log_probs else ()) + work.outputs,
             num_log_probs=work.num_log_probs,
+            embedding_table=work.embedding_table,
         )
 
     def _blocks_for(self, work: Work, num_tokens: int) -> list[int]:

@@ -12,9 +12,11 @@ from typing import Any
 
 import numpy as np
 from guides import guide
+from safetensors import deserialize
 
 from inflight.guided_decoding import GuideType
 from inflight.output_config import AdditionalModelOutput, OutputConfig
+from inflight.prompt_tuning import Array, EmbeddingTable, PromptTuningConfig
 from inflight.sampling_config import SamplingConfig
 from inflight.text.tokenizer import Tokenizer
 
@@ -63,8 +65,8 @@ class RequestKind:
 
     def inputs(self) -> dict[str, Any]:
         """All tensors of the request."""
-        prompt = np.array(self.prompt, np.int32)
-        usual = {"input_ids": prompt, "max_tokens": NUM_TOKENS, "temperature": 0.0, "end_id": -1}
+        prompt = {} if "prompt_embeds" in self.tensors else {"input_ids": np.array(self.prompt, np.int32)}
+        usual = {**prompt, "max_tokens": NUM_TOKENS, "temperature": 0.0, "end_id": -1}
         return {**usual, "exclude_input_in_output": True, **self.tensors}
 
 
@@ -77,12 +79,22 @@ def _sampling(feature: str, **options: Any) -> RequestKind:
     )
 
 
+def _rows(text: str, dtype: str) -> Array:
+    """Embeddings of a text's tokens."""
+    weight = dict(deserialize((CHECKPOINT / "model.safetensors").read_bytes()))["model.embed_tokens.weight"]
+    table = EmbeddingTable(dtype="bfloat16", shape=tuple(weight["shape"]), data=bytes(weight["data"]))
+    return table.rows(np.array(TOKENIZER.encode_plain(text))).astype(dtype)
+
+
 WORDS = "[a-z ]{60,80}"
+_TABLE, _EMBEDS = _rows("A big bear", "f2"), _rows("The frog was very hungry. One day, he met a bird", "f4")
+_OWN_TOKENS = list(range(VOCAB_SIZE, VOCAB_SIZE + len(_TABLE)))
 _BIAS = np.sin(np.arange(VOCAB_SIZE, dtype="<f4"))
 
 KINDS = (
     RequestKind(feature="greedy", equals_greedy=True),
     _sampling("temperature, top_k, top_p, min_p, seed", temperature=1.1, top_k=40, top_p=0.9, min_p=0.02, seed=2**63),
+    _sampling("typical_p", typical_p=0.3, temperature=1.4, top_p=0.95, seed=12),
     _sampling("top_p that decays", temperature=1.2, top_p=0.9, top_p_decay=0.8, top_p_min=0.2, seed=5),
     _sampling(
         "penalties", repetition_penalty=1.3, presence_penalty=0.4, frequency_penalty=0.2, temperature=0.9, seed=8
@@ -134,6 +146,27 @@ KINDS = (
         fields={"output_config": OutputConfig(additional_model_outputs=[HIDDEN])},
         tensors={"additional_outputs": ["hidden_states"], "gather_context": True},
         exceptions=NOT_REUSED,
+    ),
+    RequestKind(
+        feature="prompt embedding table",
+        prompt=[*PROMPT[:6], *_OWN_TOKENS, *PROMPT[6:], _OWN_TOKENS[-1]],
+        fields={"prompt_tuning_config": PromptTuningConfig(embedding_table=EmbeddingTable.of(_TABLE))},
+        tensors={"prompt_embedding_table": _TABLE, "prompt_vocab_size": len(_TABLE)},
+    ),
+    RequestKind(
+        feature="prompt embeddings",
+        prompt=list(range(VOCAB_SIZE, VOCAB_SIZE + len(_EMBEDS))),
+        fields={
+            "prompt_tuning_config": PromptTuningConfig(embedding_table=EmbeddingTable.of(_EMBEDS)),
+            "sampling_config": SamplingConfig(temperature=0.9, seed=13, repetition_penalty=1.2, no_repeat_ngram_size=2),
+        },
+        tensors={
+            "prompt_embeds": _EMBEDS,
+            "temperature": 0.9,
+            "seed": np.array([13], np.uint64),
+            "repetition_penalty": 1.2,
+            "no_repeat_ngram_size": 2,
+        },
     ),
     RequestKind(
         feature="several sequences",

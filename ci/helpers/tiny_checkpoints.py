@@ -23,6 +23,8 @@ from transformers import (
 )
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
+from inflight.prompt_tuning import EmbeddingTable
+
 SIZES: dict[str, Any] = {
     "vocab_size": 203,
     "hidden_size": 48,
@@ -149,10 +151,17 @@ class TinyCheckpoint:
     margin: float = 1e-4
     """Relative difference of the two likeliest tokens' logits below which they are a near tie."""
 
-    def expected(self, prompt: list[int], max_tokens: int) -> list[int]:
-        """Greedy continuation; NearTie where the two likeliest tokens are too close for another order of additions."""
+    def expected(self, prompt: list[int], max_tokens: int, table: EmbeddingTable | None = None) -> list[int]:
+        """Greedy continuation; NearTie where the two likeliest tokens are too close for another order of additions.
+
+        `table`: embeddings of the ids beyond the vocabulary.
+        """
+        token_ids = torch.tensor([prompt])
+        inputs, start = {"input_ids": token_ids}, len(prompt)
+        if table is not None:
+            inputs, start = {"inputs_embeds": self._embed(token_ids, table)}, 0
         generated = self.model.generate(
-            torch.tensor([prompt]),
+            **inputs,
             max_new_tokens=max_tokens,
             do_sample=False,
             output_scores=True,
@@ -162,15 +171,23 @@ class TinyCheckpoint:
             first, second = scores[0].topk(2).values.tolist()
             if first - second < self.margin * abs(first):
                 raise NearTie
-        tokens: list[int] = generated.sequences[0, len(prompt) :].tolist()
+        tokens: list[int] = generated.sequences[0, start:].tolist()
         return tokens
 
-    def prompt(self, length: int, max_tokens: int) -> tuple[list[int], list[int]]:
-        """A prompt whose greedy continuation does not depend on rounding, and that continuation."""
+    @torch.inference_mode()
+    def _embed(self, token_ids: torch.Tensor, table: EmbeddingTable) -> torch.Tensor:
+        own = token_ids - SIZES["vocab_size"]
+        rows = torch.from_numpy(table.rows(own.clamp(min=0).numpy()))
+        embedded = self.model.get_input_embeddings()(token_ids.clamp(max=SIZES["vocab_size"] - 1))
+        return torch.where(own[..., None] < 0, embedded, rows)
+
+    def prompt(self, length: int, max_tokens: int, table: EmbeddingTable | None = None) -> tuple[list[int], list[int]]:
+        """A prompt whose greedy continuation does not depend on rounding, and that continuation. With a `table` about
+        half of its tokens are rows of that."""
         for seed in range(20):
             try:
-                prompt = make_prompt(length, seed)
-                return prompt, self.expected(prompt, max_tokens)
+                prompt = make_prompt(length, seed, 0 if table is None else table.num_rows)
+                return prompt, self.expected(prompt, max_tokens, table)
             except NearTie:
                 continue
         raise NearTie
@@ -196,7 +213,14 @@ def write_checkpoint(
     return TinyCheckpoint(folder, model)
 
 
-def make_prompt(length: int, seed: int = 0) -> list[int]:
+def make_prompt(length: int, seed: int = 0, num_own: int = 0) -> list[int]:
+    """Random token ids; with `num_own` above 0, every other one is one of so many ids beyond the vocabulary."""
     generator = torch.Generator().manual_seed(1000 * seed + length)
     tokens: list[int] = torch.randint(1, SIZES["vocab_size"], (length,), generator=generator).tolist()
-    return tokens
+    return [SIZES["vocab_size"] + token % num_own if num_own and i % 2 else token for i, token in enumerate(tokens)]
+
+
+def make_table(num_rows: int, num_features: int = SIZES["hidden_size"], seed: int = 0) -> EmbeddingTable:
+    """Random embeddings of the size of a checkpoint's own."""
+    generator = torch.Generator().manual_seed(seed)
+    return EmbeddingTable.of((0.2 * torch.randn(num_rows, num_features, generator=generator)).numpy())

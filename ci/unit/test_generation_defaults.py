@@ -61,6 +61,7 @@ SETTINGS = {
     # Sampling from one token is no matter of chance.
     "one likeliest token": {"do_sample": True, "top_k": 1, "repetition_penalty": 1.3},
     "hardly any mass": {"do_sample": True, "top_p": 1e-6},
+    "the most typical token": {"do_sample": True, "typical_p": 1e-6, "temperature": 0.7, "top_k": 0},
     "as likely as the likeliest": {"do_sample": True, "min_p": 1.0, "temperature": 0.5, "top_k": 0},
 }
 
@@ -189,7 +190,7 @@ def test_what_is_not_honoured_is_told_once(
     caplog.set_level(logging.WARNING, "inflight")
     load(
         tmp_path,
-        {"num_beams": 4, "encoder_no_repeat_ngram_size": 3, "max_new_tokens": 7, "typical_p": 1.0, "my_own": 1},
+        {"num_beams": 4, "encoder_no_repeat_ngram_size": 3, "max_new_tokens": 7, "eta_cutoff": 0.0, "my_own": 1},
     )
     (told,) = caplog.messages
     assert told.endswith("asks for what this engine does not do: num_beams 4, encoder_no_repeat_ngram_size 3")

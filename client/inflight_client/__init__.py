@@ -38,7 +38,7 @@ from inflight_client._transport import (
     ReplyStream,
     Transport,
 )
-from inflight_client._types import Chunk, Completion, GeneratedSequence, GenerationOptions, TokenLogProb
+from inflight_client._types import Chunk, Completion, GeneratedSequence, GenerationOptions, Prompt, TokenLogProb
 
 __all__ = [
     "AsyncClient",
@@ -65,6 +65,7 @@ __all__ = [
     "MockTransport",
     "ModelNotFound",
     "NotReady",
+    "Prompt",
     "Reply",
     "ReplyStream",
     "RequestError",

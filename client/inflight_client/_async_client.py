@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Sequence
 from types import TracebackType
 from typing import Any
 
@@ -16,7 +15,7 @@ from inflight_client._grpc import DEFAULT_URL, AsyncGrpcTransport
 from inflight_client._protocol import DEFAULT_MODEL, generation_call, num_sequences, stop_call
 from inflight_client._stream import AsyncCompletionStream
 from inflight_client._transport import AsyncTransport
-from inflight_client._types import Completion, GenerationOptions
+from inflight_client._types import Completion, GenerationOptions, Prompt
 
 
 class AsyncClient:
@@ -44,7 +43,7 @@ class AsyncClient:
 
     async def generate(
         self,
-        prompt: str | Sequence[int],
+        prompt: Prompt,
         *,
         timeout: float | None = None,
         request_id: str | None = None,
@@ -61,7 +60,7 @@ class AsyncClient:
 
     def stream(
         self,
-        prompt: str | Sequence[int],
+        prompt: Prompt,
         *,
         timeout: float | None = None,
         request_id: str | None = None,
@@ -109,7 +108,7 @@ class AsyncClient:
 
     def _open(
         self,
-        prompt: str | Sequence[int],
+        prompt: Prompt,
         options: dict[str, object],
         *,
         stream: bool,

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
 from types import TracebackType
 from typing import Any
 
@@ -14,7 +13,7 @@ from inflight_client._grpc import DEFAULT_URL, GrpcTransport
 from inflight_client._protocol import DEFAULT_MODEL, generation_call, num_sequences, stop_call
 from inflight_client._stream import CompletionStream
 from inflight_client._transport import Transport
-from inflight_client._types import Completion, GenerationOptions
+from inflight_client._types import Completion, GenerationOptions, Prompt
 
 CONTROL_TIMEOUT = 5.0
 """Timeout in seconds of calls that ask for a model's readiness or configuration."""
@@ -47,7 +46,7 @@ class Client:
 
     def generate(
         self,
-        prompt: str | Sequence[int],
+        prompt: Prompt,
         *,
         timeout: float | None = None,
         request_id: str | None = None,
@@ -64,7 +63,7 @@ class Client:
 
     def stream(
         self,
-        prompt: str | Sequence[int],
+        prompt: Prompt,
         *,
         timeout: float | None = None,
         request_id: str | None = None,
@@ -112,7 +111,7 @@ class Client:
 
     def _open(
         self,
-        prompt: str | Sequence[int],
+        prompt: Prompt,
         options: dict[str, object],
         *,
         stream: bool,

@@ -12,7 +12,7 @@ import numpy as np
 
 from inflight_client._exceptions import InvalidRequest
 from inflight_client._transport import Array, Call, Reply, strings
-from inflight_client._types import Chunk, TokenLogProb, TopLogProbs
+from inflight_client._types import Chunk, Prompt, TokenLogProb, TopLogProbs
 
 DEFAULT_MODEL = "llm"
 
@@ -23,6 +23,7 @@ _DTYPES: dict[str, Any] = {
     "top_k": np.int32,
     "top_p": np.float32,
     "min_p": np.float32,
+    "typical_p": np.float32,
     "seed": np.uint64,
     "repetition_penalty": np.float32,
     "presence_penalty": np.float32,
@@ -48,6 +49,8 @@ _DTYPES: dict[str, Any] = {
     "return_prompt_log_probs": np.bool_,
     "num_return_sequences": np.int32,
     "logit_bias": np.float32,
+    "prompt_embedding_table": np.float16,
+    "prompt_table_extra_ids": np.uint64,
     "return_num_input_tokens": np.bool_,
     "return_num_output_tokens": np.bool_,
     "stream": np.bool_,
@@ -70,7 +73,7 @@ def new_request_id() -> str:
 
 
 def generation_call(
-    prompt: str | Sequence[int],
+    prompt: Prompt,
     options: Mapping[str, object],
     *,
     model: str,
@@ -78,11 +81,11 @@ def generation_call(
     timeout: float | None,
     request_id: str | None,
 ) -> Call:
-    """The call that asks `model` to continue `prompt`, a text or token ids.
+    """The call that asks `model` to continue `prompt`.
 
     Raises InvalidRequest for values that no tensor can hold, TypeError for unknown options.
     """
-    inputs = {"text_input": strings((_text("prompt", prompt),))} if isinstance(prompt, str) else _token_ids(prompt)
+    inputs = _prompt(prompt)
     for name, value in {**_DEFAULTS, **options, "stream": stream}.items():
         if value is None:
             continue
@@ -90,6 +93,10 @@ def generation_call(
             inputs |= _logit_bias(value)
         elif name == "draft_input_ids":
             inputs[name] = _drafts(value)
+        elif name == "prompt_embedding_table":
+            inputs[name] = _embeddings(name, value, np.float16)
+        elif name == "prompt_table_extra_ids":
+            inputs[name] = _integers(name, list(np.atleast_1d(np.asarray(value)).tolist()), np.uint64)
         else:
             inputs[name] = _tensor(name, value)
     return Call(model=model, inputs=inputs, request_id=request_id or new_request_id(), timeout=timeout)
@@ -174,8 +181,24 @@ def _drafts(value: object) -> Array:
     return _integers("draft_input_ids", list(value), np.int32)
 
 
-def _token_ids(prompt: Sequence[int]) -> dict[str, Array]:
+def _prompt(prompt: Prompt) -> dict[str, Array]:
+    if isinstance(prompt, str):
+        return {"text_input": strings((_text("prompt", prompt),))}
+    if isinstance(prompt, np.ndarray) and prompt.ndim > 1:
+        return {"prompt_embeds": _embeddings("prompt_embeds", prompt, np.float32)}
     return {"input_ids": _integers("input_ids", list(prompt), np.int32)}
+
+
+def _embeddings(name: str, value: object, dtype: Any) -> Array:
+    """A matrix of numbers; those too large for `dtype` become infinity, which the server refuses."""
+    try:
+        with np.errstate(over="ignore"):
+            rows = np.asarray(value).astype(dtype)
+    except (TypeError, ValueError):
+        raise InvalidRequest(f"{name} must be an array of numbers") from None
+    if rows.ndim != 2:
+        raise InvalidRequest(f"{name} must have two dimensions, rows and features, got shape {list(rows.shape)}")
+    return rows
 
 
 def _integers(name: str, values: list[Any], dtype: Any) -> Array:

@@ -4,9 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
+import numpy.typing as npt
 from typing_extensions import TypedDict
+
+Matrix = npt.NDArray[Any]
+Prompt = str | Sequence[int] | Matrix
+"""A text, token ids, or the embeddings of the whole prompt, (tokens, features), sent in float32."""
 
 
 class GenerationOptions(TypedDict, total=False):
@@ -21,6 +26,7 @@ class GenerationOptions(TypedDict, total=False):
     top_k: int | None
     top_p: float | None
     min_p: float | None
+    typical_p: float | None
     seed: int | None
     """0 <= seed < 2**64; the same seed gives the same text."""
     repetition_penalty: float | None
@@ -67,6 +73,11 @@ class GenerationOptions(TypedDict, total=False):
     """Independent continuations of the prompt; each chunk names its own by `sequence_index`."""
     logit_bias: Mapping[int, float] | None
     """Token ids and what is added to their logits."""
+    prompt_embedding_table: Matrix | None
+    """Embeddings, (rows, features), sent in float16: of the prompt's token ids from the size of the vocabulary on, or
+    to stand before a text."""
+    prompt_table_extra_ids: Sequence[int] | None
+    """One for each token of the prompt, or one for all rows: only requests with equal ones share cached prefixes."""
 
 
 class TokenLogProb(NamedTuple):

@@ -53,6 +53,10 @@ Repetition = Annotated[float | None, typer.Option("--repetition-penalty", help="
 JsonSchema = Annotated[
     Path | None, typer.Option("--json-schema", help="File with a JSON schema that the text follows.", dir_okay=False)
 ]
+PromptTable = Annotated[
+    Path | None,
+    typer.Option("--prompt-table", help="NumPy file (.npy) of embeddings to stand before the text.", dir_okay=False),
+]
 Stop = Annotated[list[str] | None, typer.Option("--stop", help="End where this text appears; may be repeated.")]
 
 
@@ -82,6 +86,7 @@ def generate(
     repetition_penalty: Repetition = None,
     stop: Stop = None,
     json_schema: JsonSchema = None,
+    prompt_table: PromptTable = None,
     timeout: Timeout = None,
     num_return_sequences: Annotated[
         int,
@@ -110,6 +115,13 @@ def generate(
         except (OSError, UnicodeDecodeError) as error:
             raise fail(f"--json-schema {json_schema} cannot be read: {error}", EXIT_USAGE) from None
         options |= {"guided_decoding_guide_type": "json_schema", "guided_decoding_guide": schema}
+    if prompt_table is not None:
+        import numpy as np
+
+        try:
+            options["prompt_embedding_table"] = np.load(prompt_table, allow_pickle=False)
+        except (OSError, ValueError, EOFError) as error:
+            raise fail(f"--prompt-table {prompt_table} cannot be read: {error}", EXIT_USAGE) from None
     if num_return_sequences > 1:
         options["num_return_sequences"] = num_return_sequences
     if log_probs is not None:

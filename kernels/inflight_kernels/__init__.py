@@ -23,7 +23,7 @@ from inflight_kernels.moe import fused_moe, route_experts
 from inflight_kernels.norm import rms_norm, rms_norm_quantized
 from inflight_kernels.quantization import quantize_per_token
 from inflight_kernels.rope import rope_and_kv_write
-from inflight_kernels.sampling import philox_uniform, sample
+from inflight_kernels.sampling import philox_uniform, sample, typical_mask
 
 __all__ = [
     "Int4Weight",
@@ -48,4 +48,5 @@ __all__ = [
     "scaled_linear",
     "silu_and_mul",
     "silu_and_mul_quantized",
+    "typical_mask",
 ]

@@ -91,6 +91,8 @@ class ActiveRequest:
             kv_cache_missed_blocks=sum(account.kv_cache_missed_blocks for account in accounts),
             total_draft_tokens=sum(account.total_draft_tokens for account in accounts),
             total_accepted_draft_tokens=sum(account.total_accepted_draft_tokens for account in accounts),
+            first_iter=min((account.first_iter for account in accounts if account.first_iter), default=0),
+            last_iter=max(account.last_iter for account in accounts),
         )
 
 

@@ -145,6 +145,10 @@ class GptManager:
             return
         progressed = self._scheduler.update(scheduled, output, self._clock())
         self._ready.update(dict.fromkeys(progressed))
+        number = self._num_iterations - len(self._outstanding)
+        for sequence in progressed:
+            sequence.first_iter = sequence.first_iter or number
+            sequence.last_iter = number
         self._sample()
 
     def _poll_stop_signals(self) -> None:

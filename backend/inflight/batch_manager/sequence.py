@@ -60,12 +60,14 @@ class Sequence:
         "end_ids",
         "error",
         "finish_reason",
+        "first_iter",
         "first_scheduled_time_ns",
         "first_token_time_ns",
         "gathered",
         "index",
         "is_guided",
         "is_placed",
+        "last_iter",
         "last_token_time_ns",
         "log_probs",
         "max_length",
@@ -164,6 +166,11 @@ class Sequence:
         self.num_reused_blocks = 0
         self.num_missed_blocks = 0
 
+        # Written by the GptManager.
+        self.first_iter = 0
+        self.last_iter = 0
+        """Numbers of the iterations that brought its first and its last token so far; 0 = none has."""
+
         # Written by the ActiveRequest.
         self.num_returned_tokens = len(request.generated_token_ids)
         """Generated tokens that the client has: those of earlier Results, and those delivered before a replay."""
@@ -256,6 +263,7 @@ class Sequence:
 
     def describe(self) -> NewSequence:
         """All that the runner must know of it when it takes its row."""
+        tuning = self.request.prompt_tuning_config
         return NewSequence(
             row=self.row,
             token_ids=list(self.token_ids),
@@ -269,6 +277,7 @@ class Sequence:
             adapter_slot=self.adapter_slot,
             guided_decoding_params=self.request.guided_decoding_params,
             post_processing=self._post_processing,
+            embedding_table=None if tuning is None else tuning.embedding_table,
         )
 
     @property
@@ -310,6 +319,8 @@ class Sequence:
             kv_cache_missed_blocks=self.num_missed_blocks,
             total_draft_tokens=self.speculation.num_draft_tokens if self.speculation is not None else 0,
             total_accepted_draft_tokens=self.speculation.num_accepted_tokens if self.speculation is not None else 0,
+            first_iter=self.first_iter if self.beams is None else 0,
+            last_iter=self.last_iter,
         )
 
 

@@ -74,9 +74,11 @@ class Speculation:
         ngram = default if request.ngram_config is None else request.ngram_config
         external = request.external_draft_tokens_config
         given = [] if external is None else external.tokens
-        if not given and not ngram.max_draft_len:
+        # Ids beyond the vocabulary, of embeddings that the prompt brings, are no tokens that could follow.
+        looks_up = ngram.max_draft_len > 0 and request.prompt_tuning_config is None
+        if not given and not looks_up:
             return None
-        return cls(ngram if ngram.max_draft_len else None, given)
+        return cls(ngram if looks_up else None, given)
 
     def propose(self, token_ids: list[int], num_prompt_tokens: int, num_pending: int, most: int) -> list[int]:
         """At most `most` tokens that may follow `token_ids` and `num_pending` more, which are still on the device and

@@ -34,18 +34,19 @@ from inflight.errors import (
 )
 from inflight.executor import progress as bars
 from inflight.executor.executor import Executor, resolve_config
-from inflight.executor.front.beam_output import BeamOutput
 from inflight.executor.front.front import SHUT_DOWN, Front
 from inflight.executor.front.generation_result import GenerationResult
+from inflight.executor.front.prompt import Prompt, PromptReader
+from inflight.executor.front.prompt_adapters import PromptAdapterRequest
 from inflight.executor.front.request_output import RequestOutput
-from inflight.executor.front.sequence_output import SequenceOutput
+from inflight.executor.front.sequence_outputs import make_sequences
+from inflight.executor.postprocess.messages import Piece
+from inflight.executor.postprocess.workers import StartWorkers, plan_workers
+from inflight.prompt_tuning import EmbeddingTable, PromptTuningConfig
 from inflight.request import Request
 from inflight.result import Response
 from inflight.sampling_config import SamplingConfig
 from inflight.stats import IterationStats
-from inflight.text.detokenizer import Detokenizer
-from inflight.text.stop_strings import StopStrings
-from inflight.text.text_decoder import make_text_decoder
 from inflight.text.tokenizer import Tokenizer
 
 logger = logging.getLogger(__name__)
@@ -53,18 +54,26 @@ logger = logging.getLogger(__name__)
 STATS_SECONDS = 0.05
 """Interval at which `aget_stats` looks for statistics: they come in batches at about this interval."""
 
-Prompt = str | list[int]
 T = TypeVar("T")
 
 
 class GenerationExecutor:
     """Safe to use from several threads."""
 
-    def __init__(self, executor: Front, tokenizer: Tokenizer | None = None) -> None:
+    def __init__(
+        self, executor: Front, tokenizer: Tokenizer | None = None, *, start_workers: StartWorkers | None = None
+    ) -> None:
         """Use `executor` alone from now on, start it unless it has been, and shut it down at the end. Without a
-        `tokenizer` prompts are token ids and outputs have no text. Raises ConfigurationError."""
+        `tokenizer` prompts are token ids and outputs have no text. `start_workers`: of processes that make the text;
+        None = the threads that read it do. Raises ConfigurationError."""
         self._executor = executor.__enter__()
+        try:
+            self._workers = None if start_workers is None else start_workers(self._give, self._fail)
+        except BaseException:
+            executor.shutdown()
+            raise
         self._tokenizer = tokenizer
+        self._prompts = PromptReader(tokenizer)
         self._lock = threading.Lock()
         self._results: dict[int, GenerationResult] = {}
         """Of requests in flight, by id."""
@@ -80,22 +89,26 @@ class GenerationExecutor:
         config: EngineConfig | None = None,
         *,
         skip_tokenizer_init: bool = False,
+        num_postprocess_workers: int = 0,
         progress: bool | None = None,
         **options: Any,
     ) -> Self:
         """Launch an engine of one's own and wait until it serves.
 
         `model_path`, `config` and further `options`: see Executor. `skip_tokenizer_init`: load no tokenizer, for
-        checkpoints that have none. `progress`: whether to show a bar while it loads; None = if standard error is a
-        terminal. Raises ConfigurationError.
+        checkpoints that have none. `num_postprocess_workers`: processes that make text of tokens, with a tokenizer;
+        0 = the threads that read results do. `progress`: whether to show a bar while it loads; None = if standard error
+        is a terminal. Raises ConfigurationError.
         """
         config = resolve_config(model_path, config)
-        tokenizer = None
+        tokenizer, start_workers = None, None
         if not skip_tokenizer_init:
-            tokenizer = Tokenizer.load(config.tokenizer_dir or config.gpt_model_path, config.gpt_model_path)
+            tokenizer_dir = config.tokenizer_dir or config.gpt_model_path
+            tokenizer = Tokenizer.load(tokenizer_dir, config.gpt_model_path)
+            start_workers = plan_workers(num_postprocess_workers, tokenizer_dir, config.gpt_model_path)
         with bars.loading(config.gpt_model_path, shown=progress):
             executor = Executor(config=config, **options)
-        return cls(executor, tokenizer)
+        return cls(executor, tokenizer, start_workers=start_workers)
 
     @property
     def tokenizer(self) -> Tokenizer | None:
@@ -104,11 +117,19 @@ class GenerationExecutor:
 
     # -- requests ------------------------------------------------------------------------------------------------------
 
-    def submit(self, request: Request, *, prompt: str | None = None, stop: Sequence[str] = ()) -> GenerationResult:
+    def submit(
+        self,
+        request: Request,
+        *,
+        prompt: str | None = None,
+        stop: Sequence[str] = (),
+        arrival_time: float | None = None,
+    ) -> GenerationResult:
         """Send a request as it is and return at once.
 
         `prompt`: the text that its tokens were made of, for the outputs. `stop`: texts that end a sequence and are cut
-        off, wherever the borders of tokens lie. Raises what Executor.enqueue_request raises.
+        off, wherever the borders of tokens lie. `arrival_time`: repeated in the outputs. Raises what
+        Executor.enqueue_request raises.
         """
         if stop and request.sampling_config.beam_width > 1:
             raise InvalidRequest("stop is not supported together with beam_width above 1: use stop_words")
@@ -127,7 +148,8 @@ class GenerationExecutor:
             self._executor.cancel_request,
             prompt=prompt,
             streaming=streaming,
-            sequences=self._sequences(request, stop),
+            sequences=make_sequences(request, stop, self._tokenizer, reads_text=self._workers is None),
+            arrival_time=arrival_time,
         )
         with self._lock:
             if self._error is not None:
@@ -136,10 +158,14 @@ class GenerationExecutor:
                 # The executor may have forgotten a request whose last response is still on its way to its result.
                 raise DuplicateRequest(f"requestId {request.request_id} is already in progress, request is ignored.")
             self._results[request.request_id] = result
+        if self._workers is not None:
+            self._workers.open(request, stop)
         try:
             self._executor.enqueue_request(request)
         except BaseException:
             self._results.pop(request.request_id, None)
+            if self._workers is not None:
+                self._workers.forget(request.request_id)
             raise
         return result
 
@@ -152,25 +178,40 @@ class GenerationExecutor:
         streaming: bool = False,
         stop: Sequence[str] = (),
         end_ids: list[int] | None = None,
+        query_token_ids: list[int] | None = None,
+        prompt_tuning_config: PromptTuningConfig | None = None,
+        prompt_adapter_request: PromptAdapterRequest | None = None,
+        arrival_time: float | None = None,
         **options: Any,
     ) -> GenerationResult:
-        """Send a prompt, text or token ids, and return at once.
+        """Send a prompt, text, token ids or embeddings, and return at once.
 
         `max_tokens`: of each sequence. `sampling_config`: how tokens are chosen; None = as the checkpoint has it (see
         `sampling_config`). `streaming`: whether iterating over the result yields partial outputs. `stop`: see submit.
-        `end_ids`: tokens that end a sequence; None = the tokenizer's. `options`: further fields of Request. Raises what
-        Executor.enqueue_request raises, and InvalidRequest for text without a tokenizer.
+        `end_ids`: tokens that end a sequence; None = the tokenizer's. `query_token_ids`: tokens to stand behind the
+        prompt, their context, which queries share in the cache. `prompt_tuning_config`: embeddings of token ids beyond
+        the vocabulary. `prompt_adapter_request`: a soft prompt to stand before the prompt. `arrival_time`: of the
+        request at the program, on a clock of its own; repeated in the outputs, it decides nothing. `options`: further
+        fields of Request. Raises what Executor.enqueue_request raises, and InvalidRequest for text without a tokenizer.
         """
-        token_ids = self._encode(prompt) if isinstance(prompt, str) else prompt
+        token_ids, tuning = self._prompts.read(
+            prompt,
+            self._executor.limits,
+            adapter=prompt_adapter_request,
+            query_token_ids=query_token_ids,
+            tuning=prompt_tuning_config,
+        )
         request = Request(
             input_token_ids=token_ids,
             max_tokens=max_tokens,
             streaming=streaming,
             sampling_config=sampling_config or self.sampling_config(token_ids, max_tokens),
             end_ids=self._end_ids() if end_ids is None else end_ids,
+            prompt_tuning_config=tuning,
             **options,
         )
-        return self.submit(request, prompt=prompt if isinstance(prompt, str) else None, stop=stop)
+        text = prompt if isinstance(prompt, str) else None
+        return self.submit(request, prompt=text, stop=stop, arrival_time=arrival_time)
 
     @overload
     def generate(
@@ -186,7 +227,7 @@ class GenerationExecutor:
     @overload
     def generate(
         self,
-        prompts: list[str] | list[list[int]],
+        prompts: list[str] | list[list[int]] | list[EmbeddingTable],
         *,
         max_tokens: int | list[int],
         sampling_config: SamplingConfig | list[SamplingConfig] | None = None,
@@ -196,7 +237,7 @@ class GenerationExecutor:
 
     def generate(
         self,
-        prompts: Prompt | list[str] | list[list[int]],
+        prompts: Prompt | list[str] | list[list[int]] | list[EmbeddingTable],
         *,
         max_tokens: int | list[int],
         sampling_config: SamplingConfig | list[SamplingConfig] | None = None,
@@ -209,7 +250,7 @@ class GenerationExecutor:
         `progress` is true, or None and standard error is a terminal. `options`: see generate_async. If a request fails
         its error is raised, and the others are aborted.
         """
-        if isinstance(prompts, str) or (prompts and isinstance(prompts[0], int)):
+        if isinstance(prompts, str | EmbeddingTable) or (prompts and isinstance(prompts[0], int)):
             single: Any = prompts
             return self._generate([single], max_tokens, sampling_config, progress=False, options=options)[0]
         several: Any = prompts
@@ -291,37 +332,11 @@ class GenerationExecutor:
 
     # -- text ----------------------------------------------------------------------------------------------------------
 
-    def _encode(self, prompt: str) -> list[int]:
-        if self._tokenizer is None:
-            raise InvalidRequest("the prompt is text and there is no tokenizer: give token ids")
-        if not prompt:
-            raise InvalidRequest("the prompt is empty: give at least one character")
-        return self._tokenizer.encode(prompt)
-
     def _end_ids(self) -> list[int]:
         if self._tokenizer is None:
             return []
         # Some checkpoints name an end token that their vocabulary does not reach: it can never be sampled.
         return [token for token in self._tokenizer.end_ids if token < self._executor.limits.vocab_size]
-
-    def _sequences(self, request: Request, stop: Sequence[str]) -> list[SequenceOutput]:
-        tokenizer, indices = self._tokenizer, range(request.num_return_sequences)
-        has_beams = request.sampling_config.beam_width > 1
-        if tokenizer is None:
-            if stop:
-                raise InvalidRequest("stop strings are looked for in text and there is no tokenizer: use stop_words")
-            return [BeamOutput(index) if has_beams else SequenceOutput(index) for index in indices]
-        if isinstance(stop, str) or not all(stop):
-            raise InvalidRequest("stop must be a list of texts that are not empty")
-        min_tokens = request.sampling_config.min_tokens
-        stop_strings = StopStrings(list(stop)) if stop else None
-
-        def make_detokenizer() -> Detokenizer:
-            return Detokenizer(make_text_decoder(tokenizer, request.input_token_ids), stop_strings, min_tokens)
-
-        if has_beams:
-            return [BeamOutput(index, make_detokenizer) for index in indices]
-        return [SequenceOutput(index, make_detokenizer(), has_stop_strings=bool(stop)) for index in indices]
 
     # -- the thread ----------------------------------------------------------------------------------------------------
 
@@ -331,27 +346,42 @@ class GenerationExecutor:
             while True:
                 is_open = self._executor.can_enqueue_requests()
                 responses = self._executor.await_responses(timeout=1.0)
-                for response in responses:
-                    self._give(response)
+                if self._workers is not None:
+                    self._workers.put(responses)
+                else:
+                    for response in responses:
+                        self._give(response)
                 if not responses and not is_open:
                     break
         except Exception as reason:
             logger.exception("the thread that hands out results failed")
             error = EngineUnavailable(f"the thread that hands out results failed: {reason}")
+        self._end_workers()
         self._fail_all(error)
 
-    def _give(self, response: Response) -> None:
+    def _end_workers(self) -> None:
+        if self._workers is not None:
+            self._workers.close()
+
+    def _give(self, response: Response, piece: Piece | None = None) -> None:
         result = self._results.get(response.request_id)
         if result is None:
             return
         if response.is_final:
             del self._results[response.request_id]
         try:
-            result.add(response)
+            result.add(response, piece)
         except Exception as error:
             # It could not be made into text, or has no place in the result: this concerns nobody else.
             result.fail(ResponseFailed(f"the output of request {response.request_id} could not be read: {error}"))
             self._executor.cancel_request(response.request_id)
+
+    def _fail(self, request_id: int, reason: str) -> None:
+        """Fail one request whose text cannot be made."""
+        result = self._results.pop(request_id, None)
+        if result is not None:
+            result.fail(ResponseFailed(f"the output of request {request_id} could not be read: {reason}"))
+            self._executor.cancel_request(request_id)
 
     def _fail_all(self, error: InflightError) -> None:
         with self._lock:

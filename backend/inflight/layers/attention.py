@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 import inflight_kernels
+from inflight.layers.given_embeddings import GivenEmbeddings
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,6 +37,8 @@ class AttentionMetadata:
     """int32 (P + 1), index of each prefill's first token, counted from the first prefill token."""
     max_prefill_len: int
     """Tokens of the longest chunk."""
+    given: GivenEmbeddings | None = None
+    """Embeddings that requests bring for some of the tokens; None = for none."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -24,6 +24,10 @@ class VocabularyParallelEmbedding:
     group: TensorParallelGroup
 
     def __call__(self, token_ids_T: Tensor, metadata: AttentionMetadata) -> Tensor:
+        hidden_TD = self._look_up(token_ids_T)
+        return hidden_TD if metadata.given is None else metadata.given.put_into(hidden_TD)
+
+    def _look_up(self, token_ids_T: Tensor) -> Tensor:
         if self.group.size == 1:
             return F.embedding(token_ids_T, self.weight_UD)
         size = self.weight_UD.shape[0]

@@ -17,6 +17,7 @@ from torch import Tensor
 from inflight.config import EngineConfig
 from inflight.errors import ConfigurationError
 from inflight.layers.attention import AttentionMetadata, CacheSpec, LayerCache
+from inflight.layers.given_embeddings import GivenEmbeddings
 from inflight.models.decoder import Decoder
 from inflight.models.network import Network
 from inflight_kernels import cpu
@@ -37,6 +38,7 @@ class CompiledNetwork:
 
     def forward(self, token_ids_T: Tensor, caches: Sequence[LayerCache], metadata: AttentionMetadata) -> Tensor:
         """See Network; `caches` are those that it was compiled for."""
+        given_T, given_rows = (None, None) if metadata.given is None else _given(metadata.given, len(token_ids_T))
         batch = Batch(
             positions_T=metadata.positions_T,
             slots_T=metadata.slot_mapping_T,
@@ -45,6 +47,8 @@ class CompiledNetwork:
             prefill_table=metadata.prefill_block_table,
             prefill_lens_P=metadata.prefill_seq_lens_P,
             prefill_starts=metadata.prefill_start_loc,
+            given_T=given_T,
+            given_rows=given_rows,
         )
         return self.hidden_states(token_ids_T, batch)
 
@@ -116,6 +120,13 @@ def _metadata(batch: Batch) -> AttentionMetadata:
         prefill_start_loc=batch.prefill_starts,
         max_prefill_len=batch.positions_T.shape[0],
     )
+
+
+def _given(given: GivenEmbeddings, num_tokens: int) -> tuple[Tensor, Tensor]:
+    """For each token the number of its row, or -1; and the rows."""
+    given_T = torch.full((num_tokens,), -1)
+    given_T[given.places_G] = torch.arange(len(given.places_G))
+    return given_T, given.rows_GD.bfloat16()
 
 
 def _is_bfloat16(network: Network) -> bool:

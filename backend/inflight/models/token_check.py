@@ -5,15 +5,19 @@ Knows no architecture. Legend: T tokens, V vocabulary.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import logging
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from inflight.layers.attention import AttentionMetadata, CacheSpec, LayerCache
+from inflight.layers.given_embeddings import GivenEmbeddings
 from inflight.models.inspection import Unfit, try_token_ids
 from inflight.models.transformers_decoder import PAGED_ATTENTION, TransformersDecoder
+
+logger = logging.getLogger(__name__)
 
 LENGTHS = (7, 5)
 """Lengths of the sequences in tokens."""
@@ -67,6 +71,28 @@ def check_tokens(network: Any, decoder: TransformersDecoder, max_seq_len: int, d
         raise Unfit(
             f"with paged attention its logits are off by {error:.0%}: it keeps state or mixes tokens outside attention"
         )
+
+
+@torch.inference_mode()
+def find_embedding_size(network: Any, decoder: TransformersDecoder, max_seq_len: int, device: torch.device) -> int:
+    """Features of the embeddings that the network takes instead of token ids.
+
+    0 if it gives other hidden states for the embeddings of a short sequence than for its ids, or fails: some networks
+    need the ids for more than their embeddings.
+    """
+    length = min(LENGTHS[0], max_seq_len)
+    token_ids_T = try_token_ids(network, length, device)[0]
+    caches = [_cache(spec, -(-length // BLOCK_SIZE), device) for spec in decoder.cache_specs]
+    metadata = _metadata([], [_Chunk(0, 0, length)], torch.arange(len(caches[0].keys), device=device).int()[None])
+    expected_TD = decoder.forward(token_ids_T, caches, metadata)
+    try:
+        rows_TE = decoder.embedding(token_ids_T)
+        given = GivenEmbeddings(places_G=torch.arange(length, device=device), rows_GD=rows_TE.float())
+        found_TD = decoder.forward(torch.zeros_like(token_ids_T), caches, replace(metadata, given=given))
+    except Exception as error:  # whatever the class raises
+        logger.info("the network takes no embeddings: %s", error)
+        return 0
+    return int(rows_TE.shape[1]) if torch.equal(found_TD, expected_TD) else 0
 
 
 def _cache(spec: CacheSpec, num_blocks: int, device: torch.device) -> LayerCache:

@@ -59,6 +59,10 @@ class TransformersDecoder:
     """The highest position. When a sequence ends, its next step may have been launched already; that token, whose
     result is discarded, is computed at this position."""
     cos_sin: Tensor
+    embedding: nn.Module
+    """Token ids to what the backbone takes as `inputs_embeds`."""
+    embedding_size: int = 0
+    """Features of that; 0 = the backbone does not give the same with it as with token ids."""
 
     @classmethod
     def assemble(
@@ -79,6 +83,7 @@ class TransformersDecoder:
             head=make_head(network, backbone),
             last_position=max_seq_len - 1,
             cos_sin=torch.tensor([[1.0] * pairs + [0.0] * pairs], device=device),
+            embedding=network.get_input_embeddings(),
         )
 
     def forward(self, token_ids_T: Tensor, caches: Sequence[LayerCache], metadata: AttentionMetadata) -> Tensor:
@@ -91,9 +96,12 @@ class TransformersDecoder:
             no_positions_T=torch.zeros_like(metadata.positions_T),
         )
         positions_T = metadata.positions_T.clamp(max=self.last_position)
+        inputs = {"input_ids": token_ids_T[None]}
+        if metadata.given is not None:
+            inputs = {"inputs_embeds": metadata.given.put_into(self.embedding(token_ids_T))[None]}
         token = _STEP.set(step)
         try:
-            output = self.backbone(input_ids=token_ids_T[None], position_ids=positions_T[None], use_cache=False)
+            output = self.backbone(**inputs, position_ids=positions_T[None], use_cache=False)
         finally:
             _STEP.reset(token)
         hidden_TD: Tensor = output.last_hidden_state[0]

@@ -13,7 +13,7 @@ from transformers.utils.logging import disable_progress_bar
 from inflight.errors import ConfigurationError
 from inflight.models.checkpoint import Checkpoint
 from inflight.models.inspection import Unfit, inspect_network
-from inflight.models.token_check import check_tokens
+from inflight.models.token_check import check_tokens, find_embedding_size
 from inflight.models.transformers_config import TransformersConfig
 from inflight.models.transformers_decoder import TransformersDecoder
 
@@ -35,6 +35,7 @@ def load_transformers_decoder(
         findings = inspect_network(network, max_seq_len, device)
         decoder = TransformersDecoder.assemble(network, findings.backbone, findings.cache_specs, max_seq_len, device)
         check_tokens(network, decoder, max_seq_len, device)
+        decoder.embedding_size = find_embedding_size(network, decoder, max_seq_len, device)
     except Unfit as reason:
         raise ConfigurationError(f"{checkpoint.folder}: {config.architecture} cannot be served: {reason}") from None
     except Exception as error:

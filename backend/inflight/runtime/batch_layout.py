@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from inflight.layers.attention import AttentionMetadata
+from inflight.runtime.prompt_embeddings import find_embeddings
 from inflight.runtime.repeated_ngrams import find_ngrams
 from inflight.runtime.row_state import RowState
 from inflight.runtime.sampling_input import SamplingInput, find_counted, find_restrictions
@@ -64,6 +65,7 @@ def lay_out(step: StepInput, parts: list[Tensor], state: RowState, block_size: i
             restrictions=restrictions,
             ngrams=find_ngrams(step.staged, step.ngram_extent, rows_S, lengths_S),
             counted=find_counted(step.staged),
+            typical_K=step.staged.get("typical_owners"),
         )
     return BatchLayout(
         token_ids_T=token_ids_T,
@@ -100,6 +102,7 @@ def _metadata(
         prefill_seq_lens_P=prefill_lens,
         prefill_start_loc=prefill_start_loc,
         max_prefill_len=step.max_prefill_len,
+        given=find_embeddings(step.staged),
     )
 
 

@@ -65,6 +65,8 @@ def load_engine(config: EngineConfig, rank_group: RankGroup) -> LoadedEngine:
         max_batch_size=config.max_batch_size,
         max_beam_width=config.max_beam_width,
         hidden_size=hidden_size,
+        embedding_size=model.hidden_size if isinstance(model, ModelConfig) else getattr(network, "embedding_size", 0),
+        max_prompt_embedding_bytes=config.max_prompt_embedding_bytes,
         model_outputs=_model_outputs(compiled) if hidden_size else [],
         max_tensor_bytes=config.max_tensor_bytes_per_request,
     )

@@ -86,5 +86,8 @@ def count_repeating(ngrams: RepeatedNgrams, history: Tensor, times_SV: Tensor) -
         # What is rolled in from the other end lies before the first place that is asked about.
         is_equal_KW = text_KW.roll(distance, 1) == last_K1
         repeats_KW &= is_equal_KW | (distance >= sizes_K1)
-    places_KW = ngrams.owners_K[:, None] * times_SV.shape[1] + text_KW
+    # A prompt may hold ids beyond the vocabulary, which are never sampled.
+    vocab_size = times_SV.shape[1]
+    repeats_KW &= text_KW < vocab_size
+    places_KW = ngrams.owners_K[:, None] * vocab_size + text_KW.clamp(max=vocab_size - 1)
     times_SV.view(-1).index_add_(0, places_KW.view(-1), repeats_KW.view(-1).int())

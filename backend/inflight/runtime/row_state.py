@@ -116,7 +116,9 @@ class RowState:
             shape = (self._num_rows, self._vocab_size)
             self.prompt_mask_RV = torch.zeros(shape, dtype=torch.bool, device=self._device)
             self.output_counts_RV = torch.zeros(shape, dtype=torch.int32, device=self._device)
-        prompt = self._to_device(sequence.token_ids[: sequence.num_prompt_tokens])
+        # A penalty is for tokens that can be sampled: a prompt may hold ids beyond the vocabulary.
+        prompt_ids = sequence.token_ids[: sequence.num_prompt_tokens]
+        prompt = self._to_device([token for token in prompt_ids if token < self._vocab_size])
         output = self._to_device(sequence.token_ids[sequence.num_prompt_tokens :])
         mask_V, counts_V = self.prompt_mask_RV[sequence.row], self.output_counts_RV[sequence.row]
         mask_V.zero_().index_fill_(0, prompt, True)

@@ -6,7 +6,9 @@ A row is a place in the running batch.
 from __future__ import annotations
 
 import numpy as np
+from msgspec import structs
 
+from inflight.prompt_tuning import EmbeddingTable
 from inflight.runtime.staging import Staging
 from inflight.sampling_config import SamplingConfig
 from inflight.scheduler_output import LOG_PROBS, NewSequence, SchedulerOutput
@@ -21,14 +23,15 @@ FLOAT_FIELDS = (
     "initial_top_p",
     "top_p_decay",
     "top_p_min",
+    "typical_p",
 )
 """Of a row in RowState.floats_FR. `top_p` is the one of the token to come, `initial_top_p` the request's."""
 
 # fmt: off
 (
     RANDOM, TOP_K, TOP_P, MIN_P, TOP_P_DECAYS, PENALISED, BIASED, RESTRICTED, NO_REPEATED_NGRAM, WANTS_LOG_PROBS,
-    WANTS_TENSORS,
-) = (1 << bit for bit in range(11))
+    WANTS_TENSORS, TYPICAL_P,
+) = (1 << bit for bit in range(12))
 # fmt: on
 """Bits for the features of the sampler that a row needs. RESTRICTED: some tokens may be forbidden, because of bad words
 or because end tokens are not allowed before min_tokens."""
@@ -45,6 +48,8 @@ class RowTable:
         self.sequences: list[NewSequence | None] = [None] * num_rows
         self.needs = np.zeros(num_rows, dtype=np.int64)
         """For each row, the bits RANDOM to WANTS_LOG_PROBS."""
+        self.embedding_tables: dict[int, EmbeddingTable] = {}
+        """By row, of those whose prompts have tokens of their own and are not yet computed."""
         self._block_ids: list[list[int]] = [[] for _ in range(num_rows)]
         self._former_block_ids: list[list[int]] = [[] for _ in range(num_rows)]
 
@@ -97,6 +102,11 @@ class RowTable:
         block_ids += [self.filler_block] * (num_written - len(new.block_ids))
         self.sequences[row] = new
         self.needs[row] = _needs(new)
+        self.embedding_tables.pop(row, None)
+        if new.embedding_table is not None:
+            # Held apart, because a table is large and of no use once the prompt is computed.
+            self.embedding_tables[row] = new.embedding_table
+            self.sequences[row] = structs.replace(new, embedding_table=None)
 
 
 def _needs(new: NewSequence) -> int:
@@ -106,6 +116,7 @@ def _needs(new: NewSequence) -> int:
         # Greedy sampling takes the most likely token, which every filter keeps, so it needs no filter.
         needs |= RANDOM
         needs |= TOP_K * (sampling.top_k > 0) | TOP_P * (sampling.top_p < 1) | MIN_P * (sampling.min_p > 0)
+        needs |= TYPICAL_P * (sampling.typical_p < 1)
         if top_p_decays(sampling):
             needs |= TOP_P | TOP_P_DECAYS
     if is_penalised(sampling):

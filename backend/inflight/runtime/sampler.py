@@ -90,6 +90,17 @@ class Sampler:
         if needs.is_biased:
             assert state.bias_RV is not None
             bias_SV = state.bias_RV.index_select(0, rows_S)
+        if sampling.typical_K is not None:
+            allowed_SV = _keep_typical(
+                sampling.typical_K,
+                (logits_SV, temperature_S, top_k_S, top_p_S, min_p_S, fields["typical_p"]),
+                allowed_SV,
+                **penalties,
+                logit_bias=bias_SV,
+            )
+            # The mask has applied the other filters of these rows: of what it keeps they would drop more.
+            top_k_S, min_p_S = (values.index_fill(0, sampling.typical_K, 0) for values in (top_k_S, min_p_S))
+            top_p_S = top_p_S.index_fill(0, sampling.typical_K, 1)
         return inflight_kernels.sample(
             logits_SV,
             temperature_S,
@@ -107,6 +118,21 @@ class Sampler:
             any_min_p=needs.any_min_p,
             with_logprobs=needs.log_probs,
         )
+
+
+def _keep_typical(
+    rows_K: Tensor, arguments: tuple[Tensor, ...], allowed_SV: Tensor | None, **options: Tensor | None
+) -> Tensor:
+    """bool (S, V): the tokens that are allowed, and of the rows `rows_K` only those that their typical_p keeps.
+
+    `arguments` and `options`, of all S rows: those of `inflight_kernels.typical_mask`.
+    """
+    options["allowed_mask"] = allowed_SV
+    given = {name: values.index_select(0, rows_K) for name, values in options.items() if values is not None}
+    kept_KV = inflight_kernels.typical_mask(*(values.index_select(0, rows_K) for values in arguments), **given)
+    if allowed_SV is None:
+        allowed_SV = torch.ones(arguments[0].shape, dtype=torch.bool, device=rows_K.device)
+    return allowed_SV.index_copy(0, rows_K, kept_KV)
 
 
 def find_allowed(logits_SV: Tensor, sampling: SamplingInput, history: Tensor | None) -> Tensor | None:

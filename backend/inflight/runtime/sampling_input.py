@@ -21,6 +21,7 @@ from inflight.runtime.row_table import (
     TOP_K,
     TOP_P,
     TOP_P_DECAYS,
+    TYPICAL_P,
     WANTS_LOG_PROBS,
     RowTable,
 )
@@ -38,6 +39,7 @@ class SamplingNeeds:
     any_top_k: bool
     any_top_p: bool
     any_min_p: bool
+    any_typical_p: bool
     top_p_decays: bool
     is_penalised: bool
     is_biased: bool
@@ -72,6 +74,8 @@ class SamplingInput:
     ngrams: RepeatedNgrams | None
     counted: tuple[Tensor, Tensor] | None = None
     """int64 each: indices among the S, and the drafts that count as output there besides those of RowState."""
+    typical_K: Tensor | None = None
+    """int64, which of the S rows have a typical_p."""
 
 
 def find_needs(table: RowTable, rows: Array) -> SamplingNeeds:
@@ -82,12 +86,18 @@ def find_needs(table: RowTable, rows: Array) -> SamplingNeeds:
         any_top_k=bool(needs & TOP_K),
         any_top_p=bool(needs & TOP_P),
         any_min_p=bool(needs & MIN_P),
+        any_typical_p=bool(needs & TYPICAL_P),
         top_p_decays=bool(needs & TOP_P_DECAYS),
         is_penalised=bool(needs & PENALISED),
         is_biased=bool(needs & BIASED),
         repeats_no_ngram=bool(needs & NO_REPEATED_NGRAM),
         log_probs=bool(needs & WANTS_LOG_PROBS),
     )
+
+
+def stage_typical(staging: Staging, table: RowTable, rows: Array) -> None:
+    """Add those of the sampling `rows` (S,) that have a typical_p to the staged arrays."""
+    staging.add("typical_owners", np.flatnonzero(table.needs[rows] & TYPICAL_P))
 
 
 def stage_restrictions(staging: Staging, table: RowTable, rows: Array, lengths: Array, vocab_size: int) -> None:

@@ -25,9 +25,10 @@ from inflight.runtime.drafts import (
     stage_lengths,
     stage_rejected,
 )
+from inflight.runtime.prompt_embeddings import stage_embeddings
 from inflight.runtime.repeated_ngrams import stage_ngrams
 from inflight.runtime.row_table import PENALISED, WANTS_TENSORS, RowTable
-from inflight.runtime.sampling_input import SamplingNeeds, find_needs, stage_restrictions
+from inflight.runtime.sampling_input import SamplingNeeds, find_needs, stage_restrictions, stage_typical
 from inflight.runtime.staging import Array, Staging, to_host_tensor
 from inflight.runtime.step_sizes import StepSizes
 from inflight.runtime.step_tensors import NO_PLAN, TensorPlan, plan_tensors, served_outputs
@@ -128,6 +129,8 @@ class StepPreparation:
         if len(batch.sampling_rows):
             rows, lengths = batch.sampling_rows, batch.sampling_lengths
             needs = find_needs(self._table, rows)
+            if needs.any_typical_p:
+                stage_typical(staging, self._table, rows)
             stage_restrictions(staging, self._table, rows, lengths, self._vocab_size)
             if needs.repeats_no_ngram:
                 ngram_extent = stage_ngrams(staging, self._table, rows, lengths)
@@ -135,6 +138,8 @@ class StepPreparation:
         if (self._table.needs[batch.rows] & WANTS_TENSORS).any():
             tensor_plan = plan_tensors(staging, self._table, batch.works, batch.first_tokens())
         parts = batch.parts(padding_row=self._table.num_rows)
+        if self._table.embedding_tables:
+            stage_embeddings(staging, self._table, batch.works, batch.first_tokens(), parts[2], self._vocab_size)
         return StepInput(
             new_sequences=scheduled.new_sequences,
             scrubbed_block_ids=scrubbed_block_ids,

@@ -87,6 +87,7 @@ class BackendServer:
             max_text_bytes=config.max_text_bytes,
             max_input_len=executor.limits.max_input_len,
             max_bytes_per_token=tokenizer.max_bytes_per_token,
+            max_prompt_embedding_bytes=executor.limits.max_prompt_embedding_bytes,
         )
         self._items = WorkItems()
         self._metrics = MetricsThread(

@@ -13,6 +13,7 @@ from inflight.errors import InvalidRequest
 from inflight.generation_defaults import GenerationDefaults
 from inflight.guided_decoding import GuidedDecodingParams, GuideType
 from inflight.output_config import AdditionalModelOutput, OutputConfig
+from inflight.prompt_tuning import PromptTuningConfig, virtual_tokens
 from inflight.request import Request
 from inflight.request_limits import RequestLimits
 from inflight.sampling_config import SamplingConfig
@@ -27,6 +28,7 @@ SAMPLING_FIELDS = (
     "top_k",
     "top_p",
     "min_p",
+    "typical_p",
     "seed",
     "repetition_penalty",
     "presence_penalty",
@@ -58,7 +60,7 @@ class RequestBuilder:
         assert client.max_tokens is not None
         if (client.beam_width or 1) > 1 and client.stop_words:
             raise InvalidRequest("stop_words is not supported together with beam_width above 1")
-        input_token_ids = self._prompt(client)
+        tuning, input_token_ids = self._prompt(client)
         request = Request(
             request_id=request_id,
             input_token_ids=input_token_ids,
@@ -81,6 +83,7 @@ class RequestBuilder:
             client_id=triton_id,
             cache_salt=client.cache_salt or "",
             num_return_sequences=1 if client.num_return_sequences is None else client.num_return_sequences,
+            prompt_tuning_config=tuning,
         )
         self._limits.validate(request)
         return request
@@ -101,12 +104,43 @@ class RequestBuilder:
             ],
         )
 
-    def _prompt(self, client: ClientRequest) -> list[int]:
+    def _prompt(self, client: ClientRequest) -> tuple[PromptTuningConfig | None, list[int]]:
+        """The embeddings that it brings, if any, and its tokens."""
+        table = client.prompt_embedding_table or client.prompt_embeds
+        own: list[int] = []
+        if table is not None:
+            self._limits.check_table(table)
+            own = virtual_tokens(table, self._limits.vocab_size)
         if client.input_ids is not None:
-            return client.input_ids
-        if not client.text:
+            token_ids = client.input_ids
+        elif client.prompt_embeds is not None:
+            token_ids = own
+        elif client.text:
+            token_ids = own + self._tokenizer.encode(client.text)
+        else:
             raise InvalidRequest("the prompt is empty: give at least one character")
-        return self._tokenizer.encode(client.text)
+        return self._prompt_tuning(client, token_ids), token_ids
+
+    def _prompt_tuning(self, client: ClientRequest, token_ids: list[int]) -> PromptTuningConfig | None:
+        table, extra_ids = client.prompt_embedding_table, client.prompt_table_extra_ids
+        if client.prompt_embeds is not None:
+            if table is not None or extra_ids is not None or client.prompt_vocab_size is not None:
+                raise InvalidRequest("prompt_embeds are the whole prompt: leave out prompt_embedding_table")
+            return PromptTuningConfig(embedding_table=client.prompt_embeds)
+        if table is None:
+            if extra_ids is not None or client.prompt_vocab_size is not None:
+                raise InvalidRequest(
+                    "prompt_vocab_size and prompt_table_extra_ids need prompt_embedding_table: send all or none"
+                )
+            return None
+        if client.prompt_vocab_size not in (None, table.num_rows):
+            raise InvalidRequest(
+                f"prompt_vocab_size must be the number of rows of prompt_embedding_table, {table.num_rows}, "
+                f"got {client.prompt_vocab_size}"
+            )
+        if extra_ids is not None and len(extra_ids) == 1:
+            extra_ids = [extra_ids[0] if token >= self._limits.vocab_size else 0 for token in token_ids]
+        return PromptTuningConfig(embedding_table=table, input_token_extra_ids=extra_ids or [])
 
     def _sampling_config(self, client: ClientRequest, num_prompt_tokens: int, max_tokens: int) -> SamplingConfig:
         said = {name: getattr(client, name) for name in SAMPLING_FIELDS}

@@ -60,6 +60,25 @@ def test_every_request_begins_once_and_completes_once() -> None:
     assert numbers == sorted(numbers) and numbers[-1] == observer.harness.runner.num_launches
 
 
+def test_perf_metrics_name_the_iterations_of_the_first_and_the_last_token() -> None:
+    harness = Observer(max_num_tokens=16, max_batch_size=4).harness
+    harness.serve(make_request(1, 6, 8), make_request(2, 40, 4, num_return_sequences=2))
+    launched = harness.runner.launched
+    for request_id, num_tokens, sequences in ((1, 8, 1), (2, 4, 2)):
+        metrics = harness.final(request_id).request_perf_metrics
+        assert metrics is not None
+        rows = {
+            new.row
+            for step in launched
+            for new in step.new_sequences
+            if new.num_prompt_tokens == (6, 40)[request_id - 1]
+        }
+        assert len(rows) == sequences
+        sampled = [number for number, step in enumerate(launched, start=1) if rows & set(step.sampling_rows)]
+        assert metrics.first_iter == sampled[0]
+        assert metrics.last_iter in sampled and metrics.last_iter >= metrics.first_iter + num_tokens - 1
+
+
 def test_an_idle_engine_has_no_iterations() -> None:
     observer = Observer()
     observer.harness.serve(make_request(1, 4, 2))

@@ -73,6 +73,20 @@ def test_generate_sends_a_json_schema(connect: Connect, tmp_path: Path) -> None:
     assert missing.exit_code == 2 and "cannot be read" in missing.stderr
 
 
+def test_generate_sends_a_table_of_embeddings(connect: Connect, tmp_path: Path) -> None:
+    transport = MockTransport(two_pieces)
+    connect(transport)
+    np.save(tmp_path / "table.npy", np.array([[1.0, 2.0]]))
+    assert run("generate", "go on", "--prompt-table", str(tmp_path / "table.npy")).exit_code == 0
+    sent = transport.calls[0].inputs["prompt_embedding_table"]
+    assert (sent.dtype, sent.tolist()) == (np.float16, [[1.0, 2.0]])
+    (tmp_path / "broken.npy").write_bytes(b"")
+    np.save(tmp_path / "objects.npy", np.array([{}], dtype=object))
+    for name in ("none.npy", "broken.npy", "objects.npy"):
+        failed = run("generate", "go on", "--prompt-table", str(tmp_path / name))
+        assert failed.exit_code == 2 and "cannot be read" in failed.stderr
+
+
 def test_generate_prints_several_sequences_in_order(connect: Connect) -> None:
     def interleaved(call: Call) -> Iterator[Reply]:
         yield text_reply("b", token_ids=(1,), sequence_index=1)

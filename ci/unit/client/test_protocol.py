@@ -176,6 +176,24 @@ def test_empty_tensors_of_alternatives_are_none_at_all() -> None:
     assert chunk is not None and chunk.top_log_probs == ()
 
 
+def test_embeddings_are_sent_in_the_types_of_their_tensors() -> None:
+    options = {"prompt_embedding_table": [[1, 2.5], [3, 1e9]], "prompt_table_extra_ids": [2**64 - 1]}
+    inputs = generation_call("go", options, model="llm", stream=True, timeout=None, request_id=None).inputs
+    assert inputs["prompt_embedding_table"].dtype == np.float16
+    assert inputs["prompt_embedding_table"].tolist() == [[1, 2.5], [3, float("inf")]]
+    assert inputs["prompt_table_extra_ids"].tolist() == [2**64 - 1]
+    rows = np.ones((3, 2))
+    inputs = generation_call(rows, {}, model="llm", stream=True, timeout=None, request_id=None).inputs
+    assert inputs["prompt_embeds"].dtype == np.float32 and inputs["prompt_embeds"].shape == (3, 2)
+    assert "text_input" not in inputs and "input_ids" not in inputs
+    ids = generation_call(np.array([1, 2]), {}, model="llm", stream=True, timeout=None, request_id=None).inputs
+    assert ids["input_ids"].tolist() == [1, 2]
+    with pytest.raises(InvalidRequest, match="must have two dimensions"):
+        generation_call(
+            "go", {"prompt_embedding_table": [1.0]}, model="llm", stream=True, timeout=None, request_id=None
+        )
+
+
 def test_bytes_that_are_not_text_do_not_break_the_client() -> None:
     outputs = {"text_output": np.array([b"caf\xc3"], np.object_)}
     chunk = chunk_from_reply(Reply(outputs=outputs))

@@ -311,7 +311,7 @@ def test_an_output_that_cannot_be_read_fails_alone() -> None:
     with GenerationExecutor(fake, byte_tokenizer()) as executor:
         broken, sound = (executor.generate_async([1], max_tokens=9) for _ in range(2))
         (sequence,) = broken._sequences
-        sequence.add = lambda result: 1 / 0
+        sequence.add = lambda *arguments: 1 / 0
         fake.push(tokens(broken.request_id, [5]), tokens(sound.request_id, [65], FinishReason.LENGTH))
         with pytest.raises(ResponseFailed, match="division by zero"):
             broken.result()

@@ -15,8 +15,17 @@ import torch
 from model_driver import Driver, Work
 from safetensors.torch import load_file, save_file
 from tiny_checkpoints import SIZES, TinyCheckpoint, make_checkpoint, make_prompt
-from transformers import NoRepeatNGramLogitsProcessor, SequenceBiasLogitsProcessor
+from transformers import (
+    MinPLogitsWarper,
+    NoRepeatNGramLogitsProcessor,
+    SequenceBiasLogitsProcessor,
+    TemperatureLogitsWarper,
+    TopKLogitsWarper,
+    TopPLogitsWarper,
+    TypicalLogitsWarper,
+)
 
+import inflight_kernels
 from inflight.config import EngineConfig
 from inflight.distributed.rank_group import SingleRank
 from inflight.runtime.model_runner import ModelRunner
@@ -118,6 +127,47 @@ def test_penalties(
     assert other.output == checkpoint.expected(other.prompt, 14)
 
 
+# -- typical sampling --------------------------------------------------------------------------------------------------
+
+
+def test_typical_p_draws_from_what_transformers_keeps(runner: ModelRunner, checkpoint: TinyCheckpoint) -> None:
+    """Each request alone, among others that use other filters or none, and after a pause: the same tokens."""
+    samplings = [
+        SamplingConfig(temperature=1.5, typical_p=0.3, seed=seed, **options)
+        for seed, options in enumerate(({}, {"top_k": 30}, {"top_p": 0.8, "frequency_penalty": 0.4}, {"min_p": 0.05}))
+    ]
+    others = [SamplingConfig(), SamplingConfig(temperature=1.5, top_p=0.7, seed=9)]
+    alone = [run(runner, prompt=make_prompt(12), max_tokens=12, sampling=each) for each in (*samplings, *others)]
+    for pauses_at in (0, 5):
+        batch = [
+            Work(prompt=make_prompt(12), max_tokens=12, sampling=each, pauses_at=pauses_at, arrives=place)
+            for place, each in enumerate((*others, *samplings))
+        ]
+        found = Driver(runner).run(batch)
+        assert found[2:] + found[:2] == alone
+    for sampling, output in zip(samplings, alone, strict=False):
+        with torch.no_grad():
+            logits = checkpoint.model(torch.tensor([make_prompt(12) + output])).logits[0, 11:-1]
+        num_kept = []
+        for place, scores_V in enumerate(logits):
+            for token in set(output[:place]):
+                scores_V[token] -= sampling.frequency_penalty * output[:place].count(token)
+            scores = TemperatureLogitsWarper(sampling.temperature)(None, scores_V[None])
+            if sampling.top_k:
+                scores = TopKLogitsWarper(sampling.top_k)(None, scores)
+            if sampling.top_p < 1:
+                scores = TopPLogitsWarper(sampling.top_p)(None, scores)
+            if sampling.min_p:
+                scores = MinPLogitsWarper(sampling.min_p)(None, scores)
+            kept = TypicalLogitsWarper(sampling.typical_p)(None, scores)[0] > float("-inf")
+            probs = scores[0].masked_fill(~kept, float("-inf")).softmax(0)
+            uniform = inflight_kernels.philox_uniform(torch.tensor([sampling.seed]), torch.tensor([12 + place]))
+            assert output[place] == int((probs.cumsum(0) <= uniform).sum())
+            num_kept.append(int(kept.sum()))
+        assert max(num_kept) < SIZES["vocab_size"] / 3
+        assert len(set(num_kept)) > 2
+
+
 # -- restrictions ------------------------------------------------------------------------------------------------------
 
 
@@ -198,8 +248,10 @@ def asking(restrictions: Restrictions | None = None, ngrams: RepeatedNgrams | No
     return SamplingInput(rows_S=none, lengths_S=none, needs=needs, restrictions=restrictions, ngrams=ngrams)
 
 
-def test_repeated_ngrams_against_transformers() -> None:
-    """Rows of several sizes and lengths in one step; what stands behind a row's text is not looked at."""
+@pytest.mark.parametrize("vocab_size", [6, 3])
+def test_repeated_ngrams_against_transformers(vocab_size: int) -> None:
+    """Rows of several sizes and lengths in one step; what stands behind a row's text is not looked at. A text may hold
+    ids beyond the vocabulary, as prompts do that bring embeddings of their own: these forbid nobody's token."""
     generator = torch.Generator().manual_seed(1)
     history = torch.randint(0, 4, (9, 40), generator=generator)
     sizes, lengths = [1, 2, 3, 2, 4, 3, 7], [3, 2, 30, 39, 25, 3, 33]
@@ -211,11 +263,11 @@ def test_repeated_ngrams_against_transformers() -> None:
         largest=max(sizes),
         width=max(lengths),
     )
-    allowed = find_allowed(torch.zeros(8, 6), asking(ngrams=ngrams), history)
+    allowed = find_allowed(torch.zeros(8, vocab_size), asking(ngrams=ngrams), history)
     assert allowed is not None
     for row, (size, length) in enumerate(zip(sizes, lengths, strict=True)):
         scores = NoRepeatNGramLogitsProcessor(size)(history[row + 1 : row + 2, :length], torch.zeros(1, 6))
-        assert allowed[row].tolist() == (scores[0] == 0).tolist(), (size, length)
+        assert allowed[row].tolist() == (scores[0, :vocab_size] == 0).tolist(), (size, length)
     assert allowed[7].all()
 
 

@@ -14,6 +14,7 @@ from tritonclient.grpc import model_config_pb2
 
 from inflight.config import EngineConfig
 from inflight.errors import InvalidRequest
+from inflight.prompt_tuning import EmbeddingTable
 from inflight.result import PerfMetrics
 from inflight.server.tensors.chunk import Chunk
 from inflight.server.tensors.client_request import ClientRequest
@@ -86,6 +87,7 @@ def test_every_field_of_a_prompt_is_read() -> None:
             "top_k": 3,
             "top_p": 0.75,
             "min_p": 0.25,
+            "typical_p": 0.375,
             "seed": 2**64 - 1,
             "repetition_penalty": 1.5,
             "presence_penalty": -0.5,
@@ -118,6 +120,9 @@ def test_every_field_of_a_prompt_is_read() -> None:
             "return_generation_logits": True,
             "additional_outputs": ["hidden_states"],
             "gather_context": True,
+            "prompt_embedding_table": np.array([[1, 2]], np.float16),
+            "prompt_vocab_size": 1,
+            "prompt_table_extra_ids": np.array([2**64 - 1], np.uint64),
         }
     )
     assert client == ClientRequest(
@@ -128,6 +133,7 @@ def test_every_field_of_a_prompt_is_read() -> None:
         top_k=3,
         top_p=0.75,
         min_p=0.25,
+        typical_p=0.375,
         seed=2**64 - 1,
         repetition_penalty=1.5,
         presence_penalty=-0.5,
@@ -160,6 +166,9 @@ def test_every_field_of_a_prompt_is_read() -> None:
         return_generation_logits=True,
         additional_outputs=["hidden_states"],
         gather_context=True,
+        prompt_embedding_table=EmbeddingTable.of(np.array([[1, 2]], np.float16)),
+        prompt_vocab_size=1,
+        prompt_table_extra_ids=[2**64 - 1],
     )
 
 

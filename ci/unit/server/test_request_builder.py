@@ -21,11 +21,15 @@ from inflight.server.tensors.dialect import TensorType
 from inflight.server.tensors.dialects import LLM
 from inflight.speculative_decoding import ExternalDraftTokensConfig, NGramDecodingConfig
 
+TABLE = {"prompt_embedding_table": np.array([[1, 2], [3, 4]], np.float16)}
+EMBEDS = {"prompt_embeds": np.array([[[1, 2], [3, 4], [5, 6]]], np.float32)}
+EXTRA = np.array([7, 8], np.uint64)
+
 
 @pytest.mark.parametrize(
     ("inputs", "sentence"),
     [
-        ({"max_tokens": 4}, "text_input or input_ids is required"),
+        ({"max_tokens": 4}, "text_input or input_ids or prompt_embeds is required"),
         ({**OK, "num_return_sequences": 0}, "num_return_sequences must be between 1 and max_batch_size 4, got 0"),
         ({**OK, "num_return_sequences": 5}, "num_return_sequences must be between 1 and max_batch_size 4, got 5"),
         ({**OK, "beam_width": 0}, "beam_width must be >= 1, got 0"),
@@ -76,6 +80,8 @@ from inflight.speculative_decoding import ExternalDraftTokensConfig, NGramDecodi
         ({**OK, "top_p": float("nan")}, "top_p must be a finite number"),
         ({**OK, "top_k": -1}, "top_k must be"),
         ({**OK, "min_p": 2.0}, "min_p must be"),
+        ({**OK, "typical_p": 0.0}, "typical_p must be above 0 and at most 1"),
+        ({**OK, "typical_p": 1.5}, "typical_p must be above 0 and at most 1"),
         ({**OK, "repetition_penalty": 0.0}, "repetition_penalty must be"),
         ({**OK, "min_tokens": -1}, "min_tokens must be"),
         ({**OK, "min_tokens": 5}, "min_tokens .5. must not be above max_tokens .4."),
@@ -129,6 +135,23 @@ from inflight.speculative_decoding import ExternalDraftTokensConfig, NGramDecodi
             "additional_outputs names 'attention', which this model does not offer",
         ),
         ({**OK, "gather_context": True}, "gather_context needs additional_outputs"),
+        ({**OK, "prompt_vocab_size": 2}, "need prompt_embedding_table"),
+        ({**OK, "prompt_table_extra_ids": EXTRA}, "need prompt_embedding_table"),
+        ({**OK, **TABLE, "prompt_vocab_size": 3}, "must be the number of rows of prompt_embedding_table, 2, got 3"),
+        ({**OK, **TABLE, "prompt_table_extra_ids": EXTRA}, "prompt_table_extra_ids has 2 entries for 3 prompt tokens"),
+        ({**OK, "prompt_embedding_table": np.zeros((2, 3), np.float16)}, "have 3 features, but those of this model"),
+        ({**OK, "prompt_embedding_table": np.zeros((2, 2, 2), np.float16)}, r"must have shape \[rows, features\]"),
+        ({**OK, "prompt_embedding_table": np.zeros(2, np.float16)}, r"must have shape \[rows, features\]"),
+        ({**OK, "prompt_embedding_table": np.zeros((0, 2), np.float16)}, "at least one row"),
+        # No byte, but so many rows that a token for each would fill the memory.
+        ({**OK, "prompt_embedding_table": np.zeros((2**40, 0), np.float16)}, "at least one row and one feature"),
+        ({"prompt_embeds": np.zeros((2**40, 0), np.float32), "max_tokens": 4}, "at least one row and one"),
+        ({**OK, "prompt_embedding_table": np.full((2, 2), np.inf, np.float16)}, "must be finite numbers"),
+        ({**OK, "prompt_embedding_table": np.zeros((2**24, 2), np.float16)}, "more than max_prompt_embedding_bytes"),
+        ({"input_ids": [302], "max_tokens": 4, **TABLE}, "token id 302 is outside the vocabulary and the rows"),
+        ({**OK, **EMBEDS}, "text_input and prompt_embeds exclude each other"),
+        ({**EMBEDS, **TABLE, "max_tokens": 4}, "prompt_embeds are the whole prompt: leave out prompt_embedding_table"),
+        ({**OK, **TABLE, "return_prompt_log_probs": True}, "return_prompt_log_probs is not supported together with"),
         ({**OK, "unheard_of": 1}, "an input tensor that this model does not have"),
     ],
 )
@@ -148,6 +171,25 @@ def test_biases_of_tokens_and_words_add_up() -> None:
         "embedding_bias_weights": [0.5, 9.0, 0.25],
     }
     assert build(asked).sampling_config.logit_bias == {97: 1.5, 5: 2.0, 98: 0.75}
+
+
+def test_embeddings_of_a_table_stand_before_a_text_and_where_the_ids_say() -> None:
+    request = build({**OK, "text_input": "ab", **TABLE, "prompt_vocab_size": 2, "prompt_table_extra_ids": EXTRA[:1]})
+    assert request.input_token_ids == [300, 301, 97, 98]
+    tuning = request.prompt_tuning_config
+    assert tuning is not None and tuning.input_token_extra_ids == [7, 7, 0, 0]
+    assert tuning.embedding_table.rows(np.array([0, 1])).tolist() == [[1, 2], [3, 4]]
+    placed = build({"input_ids": [5, 301, 6], "max_tokens": 4, **TABLE, "prompt_table_extra_ids": np.arange(3)})
+    assert placed.input_token_ids == [5, 301, 6]
+    assert placed.prompt_tuning_config is not None
+    assert placed.prompt_tuning_config.input_token_extra_ids == [0, 1, 2]
+
+
+def test_a_prompt_of_embeddings_has_ids_beyond_the_vocabulary() -> None:
+    request = build({**EMBEDS, "max_tokens": 4})
+    assert request.input_token_ids == [300, 301, 302]
+    assert request.prompt_tuning_config is not None
+    assert request.prompt_tuning_config.embedding_table.rows(np.array([2])).tolist() == [[5, 6]]
 
 
 def test_an_empty_bias_asks_for_nothing() -> None:
@@ -190,7 +232,9 @@ def test_greedy_unless_something_asks_for_sampling(given_values: dict) -> None:
     assert sampling.temperature == 0.0 and sampling.seed == 0
 
 
-@pytest.mark.parametrize("given_values", [{"temperature": 0.7}, {"top_p": 0.9}, {"top_k": 5}, {"min_p": 0.1}])
+@pytest.mark.parametrize(
+    "given_values", [{"temperature": 0.7}, {"top_p": 0.9}, {"top_k": 5}, {"min_p": 0.1}, {"typical_p": 0.5}]
+)
 def test_any_sampling_value_samples_with_a_fresh_seed(given_values: dict) -> None:
     first, second = (build({**OK, **given_values}).sampling_config for _ in range(2))
     assert first.temperature == pytest.approx(given_values.get("temperature", 1.0))

@@ -28,3 +28,8 @@ class Batch:
     """int32"""
     prefill_starts: Tensor
     """int32 (P + 1), index of each prefill's first token, counted from the first prefill token."""
+    given_T: Tensor | None = None
+    """int64, the row of `given_rows` that is a token's embedding instead of the table's; negative = the table's. None =
+    for all tokens."""
+    given_rows: Tensor | None = None
+    """bfloat16 (rows, features)."""

@@ -121,6 +121,7 @@ class NativeBatch(ctypes.Structure):
         ("decode_width", c_int64),
         *((name, c_void_p) for name in ("prefill_table", "prefill_lens", "prefill_starts")),
         ("prefill_width", c_int64),
+        *((name, c_void_p) for name in ("given", "given_rows")),
     )
 
 

@@ -110,6 +110,8 @@ def _native_batch(x: Tensor, batch: Batch | None) -> NativeBatch:
         prefill_lens=_address(batch.prefill_lens_P),
         prefill_starts=_address(batch.prefill_starts),
         prefill_width=batch.prefill_table.shape[1],
+        given=None if batch.given_T is None else _address(batch.given_T),
+        given_rows=None if batch.given_rows is None else _address(batch.given_rows),
     )
 
 

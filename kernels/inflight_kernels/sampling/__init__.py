@@ -5,7 +5,7 @@ from __future__ import annotations
 from torch import Tensor
 
 from inflight_kernels.dispatch import implementation
-from inflight_kernels.sampling import philox
+from inflight_kernels.sampling import philox, typical
 
 
 def sample(
@@ -73,6 +73,45 @@ def sample(
         with_logprobs=with_logprobs,
     )
     return result
+
+
+def typical_mask(
+    logits: Tensor,
+    temperature: Tensor,
+    top_k: Tensor,
+    top_p: Tensor,
+    min_p: Tensor,
+    typical_p: Tensor,
+    repetition_penalty: Tensor | None = None,
+    presence_penalty: Tensor | None = None,
+    frequency_penalty: Tensor | None = None,
+    prompt_mask: Tensor | None = None,
+    output_counts: Tensor | None = None,
+    logit_bias: Tensor | None = None,
+    allowed_mask: Tensor | None = None,
+) -> Tensor:
+    """bool (B, V): the tokens that locally typical sampling keeps, on any device; arguments as of `sample`.
+
+    Steps 1 to 4 of `sample`, and then of the tokens that are left those whose information, -log p, is closest to the
+    expected one, until their mass reaches `typical_p` (float32; at least one token, ties kept), as transformers'
+    TypicalLogitsWarper. Every temperature must be above 0. A row's mask depends on that row only. Sorts whole rows; for
+    `sample`, rows with such a mask as `allowed_mask` need no other filter.
+    """
+    return typical.typical_mask(
+        logits,
+        temperature,
+        top_k,
+        top_p,
+        min_p,
+        typical_p,
+        repetition_penalty,
+        presence_penalty,
+        frequency_penalty,
+        prompt_mask,
+        output_counts,
+        logit_bias,
+        allowed_mask,
+    )
 
 
 def philox_uniform(seeds: Tensor, positions: Tensor) -> Tensor:

@@ -185,6 +185,11 @@ def _partial_sums(weights: Tensor) -> tuple[Tensor, Tensor]:
     return parts, parts.sum(2)
 
 
+def sum_rows(weights: Tensor) -> Tensor:
+    """(B, 1): the sum of each row, which does not depend on the number of rows."""
+    return _partial_sums(weights)[1].sum(1, keepdim=True)
+
+
 def _draw(weights: Tensor, uniform: Tensor) -> Tensor:
     """(B,): the first index, in vocabulary order, whose running weight exceeds uniform * total."""
     parts, sums = _partial_sums(weights)

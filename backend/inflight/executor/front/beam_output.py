@@ -6,6 +6,7 @@ from collections.abc import Callable
 
 from inflight.executor.front.request_output import CompletionOutput
 from inflight.executor.front.sequence_output import Seen, SequenceOutput
+from inflight.executor.postprocess.messages import Piece
 from inflight.result import Result
 from inflight.text.detokenizer import Detokenizer
 
@@ -17,11 +18,11 @@ class BeamOutput(SequenceOutput):
         super().__init__(index)
         self._make_detokenizer = make_detokenizer
 
-    def add(self, result: Result) -> None:
+    def add(self, result: Result, piece: Piece | None = None) -> None:
         if not self.is_finished:
             self._token_ids, self._log_probs, self._text = [], [], ""
             self._detokenizer = None if self._make_detokenizer is None else self._make_detokenizer()
-            super().add(result)
+            super().add(result, piece)
 
     def look(self, seen: Seen) -> tuple[CompletionOutput, Seen]:
         output, _ = super().look(Seen())

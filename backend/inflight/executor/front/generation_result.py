@@ -10,6 +10,7 @@ from collections.abc import AsyncGenerator, AsyncIterator, Callable, Generator, 
 from inflight.errors import EngineUnavailable, InflightError, RequestError
 from inflight.executor.front.request_output import CompletionOutput, RequestOutput
 from inflight.executor.front.sequence_output import Seen, SequenceOutput
+from inflight.executor.postprocess.messages import Piece
 from inflight.request import Request
 from inflight.result import Array, PerfMetrics, Response, Result, join_tensors
 
@@ -33,13 +34,15 @@ class GenerationResult:
         prompt: str | None = None,
         streaming: bool | None = None,
         sequences: Sequence[SequenceOutput] = (),
+        arrival_time: float | None = None,
     ) -> None:
         """`abort(request_id)` asks the engine for an early end. `prompt`: the text, if that was given. `streaming`:
         whether partial outputs are yielded, if not as `request` says. `sequences`: where the outputs grow; without
-        them there is no text."""
+        them there is no text. `arrival_time`: repeated in the outputs."""
         self.request = request
         self.prompt = prompt
         self.streaming = request.streaming if streaming is None else streaming
+        self._arrival_time = arrival_time
         self._abort = abort
         self._sequences = sequences or [SequenceOutput(index) for index in range(request.num_return_sequences)]
         self._changed = threading.Condition()
@@ -135,15 +138,18 @@ class GenerationResult:
 
     # -- the dispatcher's side -----------------------------------------------------------------------------------------
 
-    def add(self, response: Response) -> None:
-        """Add a response of the engine and wake all readers. Once it is done, responses are ignored."""
+    def add(self, response: Response, piece: Piece | None = None) -> None:
+        """Add a response of the engine and wake all readers. Once it is done, responses are ignored. `piece`: the text
+        of its tokens, if a postprocessing worker has made it. Raises ValueError if that could not."""
+        if piece is not None and piece.error:
+            raise ValueError(piece.error)
         with self._changed:
             if self._done:
                 return
             if response.result is None:
                 self._error = _error_of(response)
             else:
-                self._sequences[response.result.sequence_index].add(response.result)
+                self._sequences[response.result.sequence_index].add(response.result, piece)
                 if response.result.tensors:
                     self._with_tensors.append(response.result)
                 self._perf_metrics = response.result.request_perf_metrics
@@ -189,6 +195,7 @@ class GenerationResult:
             outputs=outputs,
             finished=self._done,
             request_perf_metrics=self._perf_metrics,
+            arrival_time=self._arrival_time,
         )
 
 

@@ -27,6 +27,8 @@ class CompletionOutput(msgspec.Struct, frozen=True, kw_only=True):
     """Their sum; 0 if the request did not ask for them."""
     finish_reason: FinishReason
     """NOT_FINISHED while it grows; `.wire` is the text that clients of the server receive."""
+    decoding_iter: int = 0
+    """Iterations of the engine that have brought it tokens so far."""
 
 
 class RequestOutput(msgspec.Struct, frozen=True, kw_only=True):
@@ -41,6 +43,8 @@ class RequestOutput(msgspec.Struct, frozen=True, kw_only=True):
     """Whether nothing will be added to any of them."""
     request_perf_metrics: PerfMetrics | None = None
     """Set once the engine has ended the request; stays None if a stop string ended it first."""
+    arrival_time: float | None = None
+    """As the request's program gave it."""
 
     @property
     def text(self) -> str:

@@ -1,7 +1,8 @@
 """One sequence of a request as it grows in the caller's process: tokens, and text made of them when it is needed.
 
 Text is made when somebody looks, on the thread that looks; only a sequence with stop strings is read as it comes,
-because they may end it. Takes no lock and knows no readers but for the place up to which each has seen.
+because they may end it. Or it comes with the tokens, from a postprocessing worker. Takes no lock and knows no readers
+but for the place up to which each has seen.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from inflight.executor.front.request_output import CompletionOutput
+from inflight.executor.postprocess.messages import NOT_STOPPED, Piece
 from inflight.result import FinishReason, Result
 from inflight.text.detokenizer import Detokenizer
 
@@ -34,11 +36,13 @@ class SequenceOutput:
         self._log_probs: list[float] = []
         self._cumulative_logprob = 0.0
         self._finish_reason = FinishReason.NOT_FINISHED
+        self._decoding_iter = 0
         self._text = ""
         self._is_flushed = False
 
-    def add(self, result: Result) -> None:
-        """Take new tokens. What follows a stop string is dropped."""
+    def add(self, result: Result, piece: Piece | None = None) -> None:
+        """Take new tokens, and the `piece` of text that they complete if this sequence has no detokenizer. What follows
+        a stop string is dropped."""
         if self.is_finished:
             return
         self._token_ids += result.output_token_ids
@@ -46,6 +50,11 @@ class SequenceOutput:
         self._cumulative_logprob = result.cum_log_prob
         self._finish_reason = result.finish_reason
         self.is_finished = result.is_sequence_final or result.is_final
+        self._decoding_iter = result.decoding_iter
+        if piece is not None:
+            self._text += piece.text
+            if piece.stopped_after != NOT_STOPPED:
+                self._stop_after(piece.stopped_after)
         if self._has_stop_strings:
             self._read()
 
@@ -61,6 +70,7 @@ class SequenceOutput:
             log_probs=list(self._log_probs),
             cumulative_logprob=self._cumulative_logprob,
             finish_reason=self._finish_reason,
+            decoding_iter=self._decoding_iter,
         )
         return output, Seen(len(self._token_ids), len(self._text))
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from inflight.prompt_tuning import EmbeddingTable
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClientRequest:
@@ -20,6 +22,7 @@ class ClientRequest:
     top_k: int | None = None
     top_p: float | None = None
     min_p: float | None = None
+    typical_p: float | None = None
     seed: int | None = None
     repetition_penalty: float | None = None
     presence_penalty: float | None = None
@@ -79,3 +82,12 @@ class ClientRequest:
     priority: float | None = None
     allotted_time_ms: int | None = None
     cache_salt: str | None = None
+
+    prompt_embedding_table: EmbeddingTable | None = None
+    """Embeddings of token ids beyond the vocabulary. With a text they all stand before it."""
+    prompt_vocab_size: int | None = None
+    """The number of rows of that table."""
+    prompt_table_extra_ids: list[int] | None = None
+    """One for each token of the prompt, or one for all that are rows of the table."""
+    prompt_embeds: EmbeddingTable | None = None
+    """Embeddings of the whole prompt, instead of text or token ids."""

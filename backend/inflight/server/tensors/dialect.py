@@ -31,6 +31,7 @@ class TensorType(Enum):
     UINT32 = ("TYPE_UINT32", np.uint32)
     INT64 = ("TYPE_INT64", np.int64)
     UINT64 = ("TYPE_UINT64", np.uint64)
+    FP16 = ("TYPE_FP16", np.float16)
     FP32 = ("TYPE_FP32", np.float32)
     STRING = ("TYPE_STRING", np.object_)
 

@@ -13,9 +13,11 @@ from inflight.server.tensors.tensor_values import (
     ReadLimits,
     Value,
     read_drafts,
+    read_embeddings,
     read_float32_bytes,
     read_numbers,
     read_prompt,
+    read_prompt_ids,
     read_texts,
     read_token_ids,
     read_words,
@@ -56,22 +58,31 @@ def _row(name: str, dtype: TensorType, read: Reader) -> InputTensor:
     return InputTensor(name=name, dtype=dtype, dims=(-1,), field=name, read=read)
 
 
+def _embeddings(name: str, dtype: TensorType) -> InputTensor:
+    return InputTensor(name=name, dtype=dtype, dims=(-1, -1), field=name, read=read_embeddings)
+
+
 def _array(name: str, dtype: TensorType, rank: int, asked_by: str) -> OutputTensor:
     return OutputTensor(name=name, dtype=dtype, dims=(-1,) * rank, value=name, asked_by=asked_by)
 
 
 LLM = Dialect(
     name="llm",
-    required=(("text_input", "input_ids"), ("max_tokens",)),
+    required=(("text_input", "input_ids", "prompt_embeds"), ("max_tokens",)),
     inputs=(
         InputTensor(name="text_input", dtype=TensorType.STRING, dims=(1,), field="text", read=read_prompt),
         InputTensor(name="input_ids", dtype=TensorType.INT32, dims=(-1,), field="input_ids", read=read_token_ids),
+        _embeddings("prompt_embeds", TensorType.FP32),
+        _embeddings("prompt_embedding_table", TensorType.FP16),
+        _scalar("prompt_vocab_size", TensorType.INT32),
+        _row("prompt_table_extra_ids", TensorType.UINT64, read_prompt_ids),
         _scalar("max_tokens", TensorType.INT32),
         _scalar("stream", TensorType.BOOL),
         _scalar("temperature", TensorType.FP32),
         _scalar("top_k", TensorType.INT32),
         _scalar("top_p", TensorType.FP32),
         _scalar("min_p", TensorType.FP32),
+        _scalar("typical_p", TensorType.FP32),
         _scalar("seed", TensorType.UINT64),
         _scalar("repetition_penalty", TensorType.FP32),
         _scalar("presence_penalty", TensorType.FP32),

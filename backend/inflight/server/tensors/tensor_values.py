@@ -14,10 +14,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from inflight.errors import InvalidRequest
+from inflight.prompt_tuning import EmbeddingTable
 from inflight.sampling_config import MAX_BIASED_TOKENS
 
 Array = NDArray[Any]
-Value = bool | int | float | str | bytes | list[int] | list[float] | list[str] | list[list[int]]
+Value = bool | int | float | str | bytes | list[int] | list[float] | list[str] | list[list[int]] | EmbeddingTable
 
 MAX_WORDS = 1024
 """Entries of one list of words: stop, bad or biased ones."""
@@ -34,6 +35,7 @@ class ReadLimits:
     """Tokens of a prompt."""
     max_bytes_per_token: int | None = None
     """Bytes of a prompt's text that one token stands for at most; None = unknown."""
+    max_prompt_embedding_bytes: int = 2**25
 
 
 def read_scalar(name: str, array: Array, limits: ReadLimits) -> Value:
@@ -101,6 +103,24 @@ def read_float32_bytes(name: str, array: Array, limits: ReadLimits) -> Value:
     """One row of float32, shape [n] or [1, n], as little-endian bytes; an empty tensor asks for nothing."""
     _check_row(name, array, None)
     return array.astype("<f4").tobytes()
+
+
+def read_embeddings(name: str, array: Array, limits: ReadLimits) -> Value:
+    """Rows of float16 or float32, shape [n, features] or [1, n, features]."""
+    if array.nbytes > limits.max_prompt_embedding_bytes:
+        raise InvalidRequest(
+            f"{name} has {array.nbytes} bytes, more than max_prompt_embedding_bytes {limits.max_prompt_embedding_bytes}"
+        )
+    if array.ndim < 2 or math.prod(array.shape[:-2]) != 1:
+        raise InvalidRequest(f"{name} must have shape [rows, features], got {list(array.shape)}")
+    return EmbeddingTable.of(array.reshape(array.shape[-2:]))
+
+
+def read_prompt_ids(name: str, array: Array, limits: ReadLimits) -> Value:
+    """One number for each token of a prompt, or a single one, shape [n] or [1, n]."""
+    _check_row(name, array, limits.max_input_len)
+    numbers: list[int] = array.reshape(-1).tolist()
+    return numbers
 
 
 def _words(name: str, array: Array) -> list[str]:

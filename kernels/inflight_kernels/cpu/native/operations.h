@@ -38,7 +38,7 @@ struct Cache {
   }
 };
 
-/// out = table[token id]
+/// out = table[token id], or a row that the batch gives
 struct Embedding {
   Kind kind;
   Value out;
@@ -118,6 +118,9 @@ struct Batch {
   /// (num_prefills, prefill_width), (num_prefills) and (num_prefills + 1), counted from the first prefilling token.
   const int32_t *prefill_table, *prefill_lens, *prefill_starts;
   int64_t prefill_width;
+  /// (num_tokens): row of `given_rows` that is a token's embedding, negative = the table's; null = all are the table's.
+  const int64_t* given;
+  const Bf16* given_rows;
 };
 
 struct Program {

@@ -21,8 +21,10 @@ inline void rms_norm(const Bf16* x, const Bf16* weight, int64_t size, float eps,
 inline void run(const Embedding& op, const Run& step) {
   Bf16* const out = step.at(op.out);
   share(step.batch.num_tokens, [&](int64_t row) {
-    std::memcpy(out + row * step.stride(op.out), op.table + step.batch.token_ids[row] * op.size,
-                op.size * sizeof(Bf16));
+    const int64_t given = step.batch.given ? step.batch.given[row] : -1;
+    const Bf16* source =
+        given < 0 ? op.table + step.batch.token_ids[row] * op.size : step.batch.given_rows + given * op.size;
+    std::memcpy(out + row * step.stride(op.out), source, op.size * sizeof(Bf16));
   });
 }
 
