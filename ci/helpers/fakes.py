@@ -348,5 +348,6 @@ def iteration_stats(**changes: Any) -> IterationStats:
         "timestamp": "",
         "kv_cache_stats": KvCacheStats(**zeros(KvCacheStats)),
         "inflight_batching_stats": InflightBatchingStats(**zeros(InflightBatchingStats)),
+        "spec_decoding_stats": None,
     }
     return IterationStats(**{**zeros(IterationStats), **parts, **changes})
