@@ -119,7 +119,7 @@ class Sequence:
         """Tensors that it asks for; None = none."""
         self.adapter_slot = NO_SLOT
         self.is_guided = request.guided_decoding_params is not None
-        self.speculation = Speculation.wanted_by(request, ngram_config)
+        self.speculation = None if self.is_guided else Speculation.wanted_by(request, ngram_config)
         """None = no step verifies drafts for it."""
         self.siblings: tuple[Sequence, ...] = ()
         """All sequences of its request, itself included; empty for the only one, and once it is finished."""

@@ -69,7 +69,7 @@ class Speculation:
 
         `default`: for a request that says nothing about prompt lookup.
         """
-        if request.guided_decoding_params is not None or request.sampling_config.follows_each_token:
+        if request.sampling_config.follows_each_token:
             return None
         ngram = default if request.ngram_config is None else request.ngram_config
         external = request.external_draft_tokens_config
