@@ -18,6 +18,7 @@ from inflight.executor.generation_executor import GenerationExecutor
 from inflight.executor.in_process import InProcessExecutor
 from inflight.output_config import AdditionalModelOutput, OutputConfig
 from inflight.sampling_config import SamplingConfig
+from inflight.speculative_decoding import ExternalDraftTokensConfig, NGramDecodingConfig
 
 pytestmark = pytest.mark.slow
 
@@ -58,6 +59,12 @@ KINDS: dict[str, dict[str, Any]] = {
         "sampling_config": SamplingConfig(beam_width=2, no_repeat_ngram_size=3),
         "output_config": OutputConfig(return_log_probs=True),
         "num_return_sequences": 2,
+    },
+    "drafts": {
+        "sampling_config": SamplingConfig(temperature=0.9, seed=6, frequency_penalty=0.1),
+        "ngram_config": NGramDecodingConfig(max_draft_len=4, max_matching_ngram_size=1),
+        "external_draft_tokens_config": ExternalDraftTokensConfig(tokens=[5, 6, 7]),
+        "output_config": EVERYTHING,
     },
     "bad words": {"sampling_config": SamplingConfig(), "bad_words": [[9], [10, 11]], "output_config": EVERYTHING},
 }
