@@ -40,8 +40,8 @@ def lay_out(step: StepInput, parts: list[Tensor], state: RowState, block_size: i
     seq_lens_B = lengths_B + counts_B
     # A row that verifies drafts stands here several times. Its length is then the host's to tell, see runtime.drafts.
     state.lengths_R.index_copy_(0, rows_B, seq_lens_B)
-    has_longer_rows = len(places_T) > 0
-    if has_longer_rows:
+    is_ragged = len(places_T) > 0
+    if is_ragged:
         positions_T = lengths_B.index_select(0, places_T) + offsets_T
         rows_T = rows_B.index_select(0, places_T)
     else:
@@ -54,7 +54,7 @@ def lay_out(step: StepInput, parts: list[Tensor], state: RowState, block_size: i
     sampling = None
     if step.needs is not None:
         # A token samples the one at the next position, which is the row's length where a row brings a single token.
-        rows_S, lengths_S = rows_T, positions_T + 1 if has_longer_rows else seq_lens_B
+        rows_S, lengths_S = rows_T, positions_T + 1 if is_ragged else seq_lens_B
         if len(sampled_S):
             rows_S, lengths_S = sampling_rows_S, lengths_S.index_select(0, sampled_S)
         restrictions = find_restrictions(step.staged, rows_S, lengths_S)

@@ -314,7 +314,9 @@ class ModelRunner:
                 self._scrubbed += self._table.block_ids(row)
             if not all(finite[place] for place in kept):
                 errors[row] = NOT_FINITE
-            self._preparation.note_rejected(row, [token_ids[place] for place in places[len(kept) :]])
+            if len(kept) < len(places):
+                rejected = [token_ids[place] for place in places[len(kept) :]]
+                self._preparation.note_rejected(handle.step.drafting[row], rejected)
             has_token = row not in errors and row not in handle.refused
             tokens.append([token_ids[place] for place in kept] if has_token else [])
             log_probs.append([values[place] for place in kept] if values is not None and row not in errors else [])

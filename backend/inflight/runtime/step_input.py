@@ -74,6 +74,8 @@ class StepInput:
     """Indices into `sampling_rows` in the order of the SchedulerOutput's rows; None = the same order."""
     drafts: dict[int, list[int]]
     """Row -> those that it verifies."""
+    drafting: dict[int, NewSequence]
+    """Whose they are, by row."""
     needs: SamplingNeeds | None
     """None = no row samples."""
     ngram_extent: tuple[int, int]
@@ -156,14 +158,16 @@ class StepPreparation:
             sampling_rows=batch.sampling_rows.tolist(),
             answer_order=batch.answer_order(),
             drafts=drafts,
+            drafting={row: sequence for row in drafts if (sequence := self._table.sequences[row]) is not None},
             needs=needs,
             ngram_extent=ngram_extent,
             tensor_plan=tensor_plan,
         )
 
-    def note_rejected(self, row: int, token_ids: list[int]) -> None:
-        """The row has sampled these behind its accepted drafts."""
-        if self._table.needs[row] & PENALISED and token_ids:
+    def note_rejected(self, sequence: NewSequence, token_ids: list[int]) -> None:
+        """The sequence has sampled these behind its accepted drafts. Another may have its row by now."""
+        row = sequence.row
+        if self._table.sequences[row] is sequence and self._table.needs[row] & PENALISED and token_ids:
             self._rejected[row] = token_ids
 
     def _refuse_unserved(self, scheduled: SchedulerOutput) -> None:

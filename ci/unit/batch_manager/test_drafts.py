@@ -9,6 +9,7 @@ import pytest
 from harness import Harness, drafted, make_request
 from msgspec import structs
 
+from inflight.batch_manager.sequence import Sequence
 from inflight.batch_manager.speculation import FIRST_REST, Speculation
 from inflight.config import SchedulerPolicy
 from inflight.guided_decoding import GuidedDecodingParams, GuideType
@@ -216,4 +217,4 @@ def test_a_request_decides_over_the_engines_default() -> None:
     assert Speculation.wanted_by(structs.replace(request, ngram_config=OFF), NGramDecodingConfig()) is None
     assert Speculation.wanted_by(structs.replace(request, ngram_config=NGramDecodingConfig()), OFF) is not None
     guided = structs.replace(request, guided_decoding_params=GuidedDecodingParams(guide_type=GuideType.JSON))
-    assert Speculation.wanted_by(guided, NGramDecodingConfig()) is None
+    assert Sequence(guided, max_seq_len=9, ngram_config=NGramDecodingConfig()).speculation is None

@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from model_driver import launch
 from msgspec import structs
 from network_engine import MAX_SEQ_LEN, Engine
 from tiny_checkpoints import make_checkpoint, make_prompt
@@ -23,6 +24,7 @@ from inflight.request import Request
 from inflight.result import PerfMetrics, Result, join_tensors
 from inflight.runtime import step_sizes
 from inflight.sampling_config import SamplingConfig
+from inflight.scheduler_output import NewSequence, RowWork, SchedulerOutput
 from inflight.speculative_decoding import ExternalDraftTokensConfig, NGramDecodingConfig
 
 pytestmark = pytest.mark.slow
@@ -178,6 +180,39 @@ def test_cached_prefixes_hold_accepted_tokens_only(folder: Path, plain: dict[tup
     metrics = metrics_of(engine.results, 20)
     assert metrics.kv_cache_reused_blocks == (len(prompt) - 1) // 4
     assert engine.tokens(20) == tokens_of(serve(folder, [second])[20, 0])
+
+
+def test_rejected_tokens_are_not_taken_from_who_has_the_row_next(folder: Path) -> None:
+    """A sequence ends while its drafts are verified, and another takes its row before the host has seen the result."""
+    engine = Engine(folder, policy=SchedulerPolicy.GUARANTEED_NO_EVICT, num_blocks=40, max_num_tokens=24)
+    runner, sampling = engine.runner, SamplingConfig(frequency_penalty=50.0)
+
+    def place(prompt: list[int], first_block: int) -> SchedulerOutput:
+        new = NewSequence(
+            row=0,
+            token_ids=prompt,
+            num_prompt_tokens=len(prompt),
+            block_ids=list(range(first_block, first_block + 8)),
+            sampling_config=sampling,
+        )
+        return SchedulerOutput(
+            new_sequences=[new], rows=[RowWork(row=0, start=0, num_tokens=len(prompt), token_ids=prompt)]
+        )
+
+    def decode(start: int) -> list[int]:
+        work = RowWork(row=0, start=start, num_tokens=1)
+        return runner.collect(launch(runner, SchedulerOutput(new_sequences=[], rows=[work]))).token_ids[0]
+
+    first, second = make_prompt(9, seed=1), make_prompt(7, seed=2)
+    token = runner.collect(launch(runner, place(second, 0))).token_ids[0]
+    expected = [token, decode(7), decode(8)]
+    token = runner.collect(launch(runner, place(first, 8))).token_ids[0]
+    work = RowWork(row=0, start=9, num_tokens=4, token_ids=[*token, 1, 2, 3], num_sampled=4, is_chosen=True)
+    verifying = launch(runner, SchedulerOutput(new_sequences=[], rows=[work]))
+    replacing = launch(runner, place(second, 16))
+    assert len(runner.collect(verifying).token_ids[0]) == 1, "the drafts were meant to be wrong"
+    assert [runner.collect(replacing).token_ids[0], decode(7), decode(8)] == expected
+    runner.close()
 
 
 def test_sampled_tokens_behind_accepted_drafts_have_their_distribution(folder: Path) -> None:
