@@ -74,6 +74,8 @@ class RequestLimits(msgspec.Struct, frozen=True, kw_only=True):
             request.guided_decoding_params.validate()
             if not request.end_ids:
                 raise InvalidRequest("guided decoding needs an end token: set end_id to a token, not to -1")
+        if request.kv_cache_retention_config is not None:
+            request.kv_cache_retention_config.validate()
         if not 0.0 <= request.priority <= 1.0:
             raise InvalidRequest(f"priority must be between 0 and 1, got {request.priority}")
 
