@@ -37,9 +37,7 @@ class CacheModel:
             self._next_id += 1
             self._follow(event.data)
 
-    def _follow(
-        self, data: KVCacheCreatedData | KVCacheStoredData | KVCacheRemovedData | KVCacheUpdatedData
-    ) -> None:
+    def _follow(self, data: KVCacheCreatedData | KVCacheStoredData | KVCacheRemovedData | KVCacheUpdatedData) -> None:
         if isinstance(data, KVCacheCreatedData):
             assert not self.blocks
             self.num_blocks_per_level = data.num_blocks_per_cache_level

@@ -252,9 +252,7 @@ class BlockPool:
         if not self._has_transfers:
             return NO_TRANSFERS
         offloads, onboards = self._host.take_copies()
-        transfers = BlockTransfers(
-            offloads=offloads, onboards=onboards, copies=self._copies, scrubbed=self._scrubbed
-        )
+        transfers = BlockTransfers(offloads=offloads, onboards=onboards, copies=self._copies, scrubbed=self._scrubbed)
         held, self._copied = self._copied, []
         self._copies, self._scrubbed = [], []
         self._has_transfers = False
