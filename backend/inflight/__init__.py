@@ -45,6 +45,16 @@ if TYPE_CHECKING:
     from inflight.executor.front.request_output import CompletionOutput, RequestOutput
     from inflight.executor.generation_executor import GenerationExecutor
     from inflight.executor.in_process import InProcessExecutor
+    from inflight.kv_cache_events import (
+        KVCacheCreatedData,
+        KVCacheEvent,
+        KVCacheEventDiff,
+        KVCacheRemovedData,
+        KVCacheStoredBlockData,
+        KVCacheStoredData,
+        KVCacheUpdatedData,
+    )
+    from inflight.kv_cache_retention import KvCacheRetentionConfig, TokenRangeRetentionConfig
     from inflight.output_config import OutputConfig
     from inflight.request import Request
     from inflight.result import FinishReason, Response, Result
@@ -71,6 +81,16 @@ _HOMES = {
     "inflight.executor.front.request_output": ("CompletionOutput", "RequestOutput"),
     "inflight.executor.generation_executor": ("GenerationExecutor",),
     "inflight.executor.in_process": ("InProcessExecutor",),
+    "inflight.kv_cache_events": (
+        "KVCacheCreatedData",
+        "KVCacheEvent",
+        "KVCacheEventDiff",
+        "KVCacheRemovedData",
+        "KVCacheStoredBlockData",
+        "KVCacheStoredData",
+        "KVCacheUpdatedData",
+    ),
+    "inflight.kv_cache_retention": ("KvCacheRetentionConfig", "TokenRangeRetentionConfig"),
     "inflight.output_config": ("OutputConfig",),
     "inflight.request": ("Request",),
     "inflight.sampling_config": ("SamplingConfig",),
@@ -93,6 +113,14 @@ __all__ = [
     "InflightError",
     "InvalidRequest",
     "IterationStats",
+    "KVCacheCreatedData",
+    "KVCacheEvent",
+    "KVCacheEventDiff",
+    "KVCacheRemovedData",
+    "KVCacheStoredBlockData",
+    "KVCacheStoredData",
+    "KVCacheUpdatedData",
+    "KvCacheRetentionConfig",
     "OutputConfig",
     "QueueFull",
     "Request",
@@ -107,6 +135,7 @@ __all__ = [
     "Result",
     "SamplingConfig",
     "SchedulerPolicy",
+    "TokenRangeRetentionConfig",
 ]
 
 

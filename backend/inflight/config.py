@@ -16,6 +16,7 @@ from enum import Enum
 from pathlib import Path
 
 from inflight.errors import ConfigurationError
+from inflight.kv_cache_retention import MAX_PRIORITY
 
 
 class SchedulerPolicy(str, Enum):
@@ -85,6 +86,16 @@ class EngineConfig:
     """Fraction of the memory free after loading; 0 = 0.9 on a GPU; on a CPU 0.2, at most 4 GiB and a full batch."""
     enable_kv_cache_reuse: bool = True
     """Share the KV blocks of equal prefixes between requests with the same cache salt."""
+    enable_partial_reuse: bool = False
+    """Reuse blocks also in part, by copying them: prefixes then need not be equal in whole blocks (see Security)."""
+    copy_on_partial_reuse: bool = True
+    """With enable_partial_reuse: also copy from blocks that other requests are using."""
+    kv_cache_host_memory_bytes: int = 0
+    """Host memory of each rank for cold KV blocks: pinned, or on a CPU a nameless file in TMPDIR; 0 = none."""
+    secondary_offload_min_priority: int = 30
+    """Retention priority, 0 to 100, from which on cold blocks go to host memory; others are given up."""
+    event_buffer_max_size: int = 0
+    """KV cache events that are kept for a program until it fetches them; 0 = none are made."""
 
     cpu_compile: str = "auto"
     """Layers in C++: auto (one bfloat16 rank, a CPU with AVX-512 for bfloat16, g++ at hand), true or false."""
@@ -144,6 +155,15 @@ class EngineConfig:
         if not 0.0 <= self.kv_cache_free_gpu_mem_fraction <= 1.0:
             raise ConfigurationError(
                 f"kv_cache_free_gpu_mem_fraction must be between 0 and 1, got {self.kv_cache_free_gpu_mem_fraction}"
+            )
+        if self.secondary_offload_min_priority > MAX_PRIORITY:
+            raise ConfigurationError(
+                f"secondary_offload_min_priority must be between 0 and {MAX_PRIORITY}, "
+                f"got {self.secondary_offload_min_priority}"
+            )
+        if self.kv_cache_host_memory_bytes and not self.enable_kv_cache_reuse:
+            raise ConfigurationError(
+                "kv_cache_host_memory_bytes needs enable_kv_cache_reuse: blocks in host memory are there to be reused"
             )
         if self.max_num_tokens < self.max_batch_size:
             raise ConfigurationError(
@@ -221,6 +241,9 @@ NOT_NEGATIVE_KEYS = (
     "max_input_len",
     "max_queue_size",
     "max_tokens_in_paged_kv_cache",
+    "kv_cache_host_memory_bytes",
+    "secondary_offload_min_priority",
+    "event_buffer_max_size",
     "num_threads",
     "iter_stats_max_iterations",
     "request_stats_max_iterations",
@@ -238,6 +261,8 @@ LARGEST = {
     "iter_stats_max_iterations": 2**20,
     "request_stats_max_iterations": 2**20,
     "max_tokens_in_paged_kv_cache": 2**48,
+    "kv_cache_host_memory_bytes": 2**48,
+    "event_buffer_max_size": 2**20,
     "max_tensor_bytes_per_request": 2**48,
     **dict.fromkeys(
         (
@@ -269,7 +294,6 @@ TRITONSERVER_KEYS = frozenset({"FORCE_CPU_ONLY_INPUT_TENSORS", "EXECUTION_ENV_PA
 UNSUPPORTED_KEYS: dict[str, tuple[str, ...] | None] = {
     "decoding_mode": ("auto", "top_k", "top_p", "top_k_top_p"),
     "enable_trt_overlap": ("false",),
-    "kv_cache_host_memory_bytes": ("0",),
     "kv_cache_onboard_blocks": ("true",),
     "max_attention_window_size": (),
     "sink_token_length": (),

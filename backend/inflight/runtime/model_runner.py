@@ -25,6 +25,7 @@ from inflight.runtime.device import keep_freed_memory, pinned_memory, resident_m
 from inflight.runtime.guided.grammars import Grammars
 from inflight.runtime.guided.guidance import Guidance, GuidedRow
 from inflight.runtime.guided.token_mask import StepMask
+from inflight.runtime.host_blocks import HostBlocks
 from inflight.runtime.kv_cache import KVCache
 from inflight.runtime.loading import load_engine
 from inflight.runtime.row_state import RowState
@@ -93,7 +94,8 @@ class StepHandle:
 
 
 class ModelRunner:
-    """Built by `load`. The scheduler and the executor read `limits`, `num_blocks`, `block_size` and `device_type`."""
+    """Built by `load`. The scheduler and the executor read `limits`, `num_blocks`, `num_host_blocks`, `block_size` and
+    `device_type`."""
 
     def __init__(
         self,
@@ -109,9 +111,10 @@ class ModelRunner:
         thread: ThreadPoolExecutor,
         rank_group: RankGroup | None = None,
         grammars: Grammars | None = None,
+        host_blocks: HostBlocks | None = None,
     ) -> None:
         """`thread`: the one that the network was loaded on. `grammars`: on the leader; None = none can be followed.
-        `rank_group`: None = a single rank.
+        `rank_group`: None = a single rank. `host_blocks`: where cold blocks go; None = nowhere.
 
         On a CPU only this thread computes. OpenMP creates a team of threads for every thread that computes, and if the
         teams together have more threads than there are cores, they sleep at each barrier instead of spinning: a step of
@@ -123,6 +126,8 @@ class ModelRunner:
         self.block_size = block_size
         self._decoder = decoder
         self._kv_cache = kv_cache
+        self._host_blocks = host_blocks
+        self.num_host_blocks = 0 if host_blocks is None else host_blocks.num_blocks
         self._max_num_tokens = max_num_tokens
         self._group = group
         self._device = device
@@ -165,6 +170,7 @@ class ModelRunner:
         runner = cls(
             decoder=engine.decoder,
             kv_cache=engine.kv_cache,
+            host_blocks=engine.host_blocks,
             block_size=config.tokens_per_block,
             limits=engine.limits,
             max_batch_size=config.max_batch_size,
@@ -288,8 +294,12 @@ class ModelRunner:
     @torch.inference_mode()
     def _forward(self, step: StepInput) -> Forwarded:
         self._kv_cache.scrub(step.scrubbed_block_ids)
+        if self._host_blocks is not None:
+            self._host_blocks.offload(step.offloads)
+            self._host_blocks.onboard(step.onboards)
         if "copied_from" in step.staged:
             self._kv_cache.copy_blocks(step.staged["copied_from"], step.staged["copied_to"])
+        self._kv_cache.scrub(step.scrubbed_copies)
         self._state.begin(step.new_sequences, step.staged)
         if not step.num_tokens:
             return Forwarded(logits=None, prompt_tensors=[])
