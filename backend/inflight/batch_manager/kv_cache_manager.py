@@ -315,11 +315,11 @@ class KVCacheManager:
         run: list[CachedBlock] = []
         for block in blocks:
             if run and block.parent_hash != run[-1].block_hash:
-                events.stored(_unless(root, run[0].parent_hash), run)
+                events.stored(_unless_root(root, run[0].parent_hash), run)
                 run = []
             run.append(block)
         if run:
-            events.stored(_unless(root, run[0].parent_hash), run)
+            events.stored(_unless_root(root, run[0].parent_hash), run)
 
     def free(self, sequence: Sequence, *, trusted: bool = True) -> None:
         """Take all blocks back. `trusted=False`: their content may be wrong and must not be reused."""
@@ -366,6 +366,6 @@ class KVCacheManager:
         return None if config is None else config.of_block(index * self.block_size, sequence.num_prompt_tokens)
 
 
-def _unless(root: bytes, parent_hash: bytes) -> bytes | None:
-    """The hash of a block; None if it is that of no block, but of what a prompt begins with."""
+def _unless_root(root: bytes, parent_hash: bytes) -> bytes | None:
+    """The hash of the block before another; None if that one begins a prompt."""
     return None if parent_hash == root else parent_hash

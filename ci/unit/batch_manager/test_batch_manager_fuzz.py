@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import os
 
+import pytest
 from cache_model import CacheModel
 from harness import Harness, make_request
 from hypothesis import HealthCheck, settings
@@ -284,9 +285,13 @@ class Histories(RuleBasedStateMachine):
             assert len(prompt) == len(request.input_token_ids)
 
 
+NUM_HISTORIES = int(os.environ.get("INFLIGHT_FUZZ_EXAMPLES", "100"))
+
 TestHistories = Histories.TestCase
+# A history takes about a tenth of a second: the usual minute is enough for a hundred, but not for thousands.
+TestHistories.pytestmark = [pytest.mark.timeout(60 + NUM_HISTORIES)]
 TestHistories.settings = settings(
-    max_examples=int(os.environ.get("INFLIGHT_FUZZ_EXAMPLES", "100")),
+    max_examples=NUM_HISTORIES,
     stateful_step_count=50,
     deadline=None,
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large, HealthCheck.filter_too_much],
