@@ -17,19 +17,30 @@ from torch import Tensor
 from inflight.config import EngineConfig
 from inflight.distributed.tensor_parallel import TensorParallelGroup
 from inflight.errors import ConfigurationError
-from inflight.runtime.device import gib
-from inflight.runtime.host_memory import available_memory
+from inflight.runtime.device import free_memory, gib
 from inflight.runtime.kv_cache import SPARE_CPU_BYTES, KVCache, KVCacheShape
 
+_PINNED_BYTES = 2**30
+"""Of one region of pinned memory. torch rounds each up to a power of two, so a single one might take twice as much."""
 
-def count_host_blocks(config: EngineConfig, shape: KVCacheShape, group: TensorParallelGroup) -> int:
-    """Number of host blocks of every rank. Collective. Raises ConfigurationError if not one fits."""
+
+def count_host_blocks(
+    config: EngineConfig, shape: KVCacheShape, group: TensorParallelGroup, device: torch.device
+) -> int:
+    """Number of host blocks of every rank. Collective. Raises ConfigurationError if not one fits, or if those of a GPU
+    are more than this rank's share of the host's memory."""
     num_bytes = config.kv_cache_host_memory_bytes
     num_blocks = group.all_reduce_min(num_bytes // shape.block_bytes)
     if num_bytes and not num_blocks:
         raise ConfigurationError(
             f"kv_cache_host_memory_bytes {num_bytes} has no room for one block of {shape.block_bytes} bytes: "
             "raise it, or set it to 0"
+        )
+    available = free_memory(torch.device("cpu"), config.num_ranks) - SPARE_CPU_BYTES
+    if device.type == "cuda" and num_bytes > available:
+        raise ConfigurationError(
+            f"kv_cache_host_memory_bytes takes {gib(num_bytes)} of the host's memory for each rank, but only "
+            f"{gib(max(available, 0))} are available to each; lower it or free memory"
         )
     return num_blocks
 
@@ -42,14 +53,13 @@ class HostBlocks:
         self.num_blocks = num_blocks
         self._caches = [cache for layer in kv_cache.layers for cache in (layer.keys, layer.values)]
         self._is_cuda = device.type == "cuda"
-        num_bytes = num_blocks * shape.block_bytes
-        if not num_blocks:
-            memory = torch.empty(0, dtype=torch.uint8)
-        elif self._is_cuda:
-            memory = _pinned_memory(num_bytes)
-        else:
-            memory = _file_memory(num_bytes)
-        self._memory = memory.view(num_blocks, shape.block_bytes)
+        self._region_blocks = max(_PINNED_BYTES // shape.block_bytes, 1) if self._is_cuda else max(num_blocks, 1)
+        allocate = _pinned_memory if self._is_cuda else _file_memory
+        self._regions = [
+            allocate(count * shape.block_bytes).view(count, shape.block_bytes)
+            for first in range(0, num_blocks, self._region_blocks)
+            for count in [min(self._region_blocks, num_blocks - first)]
+        ]
 
     def offload(self, pairs: list[tuple[int, int]]) -> None:
         """Copy (block, host block) pairs to the host. No host block is named twice."""
@@ -57,18 +67,21 @@ class HostBlocks:
             parts = [_bytes(cache[block_id]) for cache in self._caches]
             if self._is_cuda:
                 # Gathered on the device first: one copy over the bus instead of two for each layer.
-                self._memory[slot].copy_(torch.cat(parts), non_blocking=True)
+                self._slot(slot).copy_(torch.cat(parts), non_blocking=True)
             else:
-                torch.cat(parts, out=self._memory[slot])
+                torch.cat(parts, out=self._slot(slot))
 
     def onboard(self, pairs: list[tuple[int, int]]) -> None:
         """Copy (host block, block) pairs to the device. No block is named twice."""
         for slot, block_id in pairs:
-            memory = self._memory[slot]
+            memory = self._slot(slot)
             if self._is_cuda:
                 memory = memory.to(self._caches[0].device, non_blocking=True)
             for part, cache in zip(self._split(memory), self._caches, strict=True):
                 _bytes(cache[block_id]).copy_(part)
+
+    def _slot(self, slot: int) -> Tensor:
+        return self._regions[slot // self._region_blocks][slot % self._region_blocks]
 
     def _split(self, memory: Tensor) -> tuple[Tensor, ...]:
         """Bytes of a block as those of each cache."""
@@ -80,12 +93,6 @@ def _bytes(block: Tensor) -> Tensor:
 
 
 def _pinned_memory(num_bytes: int) -> Tensor:
-    available = available_memory() - SPARE_CPU_BYTES
-    if num_bytes > available:
-        raise ConfigurationError(
-            f"kv_cache_host_memory_bytes takes {gib(num_bytes)} of the host's memory in each rank, but "
-            f"{gib(max(available, 0))} are available; lower it or free memory"
-        )
     return torch.empty(num_bytes, dtype=torch.uint8, pin_memory=True)
 
 

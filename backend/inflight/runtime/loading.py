@@ -54,7 +54,7 @@ def load_engine(config: EngineConfig, rank_group: RankGroup) -> LoadedEngine:
     reserved_bytes = _step_bytes(network, shape, config, device) if device.type == "cuda" else 0
     num_blocks = count_blocks(config, shape, group, device, reserved_bytes, max_seq_len)
     kv_cache = KVCache(shape, num_blocks, device)
-    host_blocks = HostBlocks(kv_cache, shape, count_host_blocks(config, shape, group), device)
+    host_blocks = HostBlocks(kv_cache, shape, count_host_blocks(config, shape, group, device), device)
     compiled = compile_network(config, network, kv_cache.layers, device)
     if compiled is not network:
         give_back_memory()

@@ -15,12 +15,14 @@ import torch
 from network_engine import BLOCK_SIZE, Engine
 from tiny_checkpoints import make_checkpoint, make_prompt
 
-from inflight.config import SchedulerPolicy
+from inflight.config import EngineConfig, SchedulerPolicy
+from inflight.distributed.tensor_parallel import TensorParallelGroup
 from inflight.errors import ConfigurationError
 from inflight.layers.attention import CacheSpec
 from inflight.output_config import OutputConfig
 from inflight.request import Request
-from inflight.runtime.host_blocks import HostBlocks
+from inflight.runtime import host_blocks
+from inflight.runtime.host_blocks import HostBlocks, count_host_blocks
 from inflight.runtime.kv_cache import KVCache, KVCacheShape
 from inflight.sampling_config import SamplingConfig
 
@@ -165,6 +167,27 @@ def test_no_file_can_be_seen_or_stays(tmp_path: Path, monkeypatch: pytest.Monkey
     host = HostBlocks(KVCache(SHAPE, 2, CPU), SHAPE, 2, CPU)
     assert os.listdir(tmp_path) == []
     assert host.num_blocks == 2
+
+
+def test_pinned_memory_is_bounded_by_the_ranks_share(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(host_blocks, "free_memory", lambda device, num_ranks: 2**30 // num_ranks)
+    config = EngineConfig(kv_cache_host_memory_bytes=2**29, tensor_parallel_size=2)
+    with pytest.raises(ConfigurationError, match=r"0\.50 GiB of the host's memory for each rank, but only 0\.38 GiB"):
+        count_host_blocks(config, SHAPE, TensorParallelGroup(), torch.device("cuda"))
+
+
+@pytest.mark.parametrize("region_blocks", [1, 3])
+def test_blocks_may_lie_in_several_regions(region_blocks: int) -> None:
+    kv_cache = KVCache(SHAPE, 6, CPU)
+    host = HostBlocks(kv_cache, SHAPE, 5, CPU)
+    host._region_blocks = region_blocks
+    host._regions = list(host._regions[0].split(region_blocks))
+    fill(kv_cache)
+    before = [block_bytes(kv_cache, block_id) for block_id in range(5)]
+    host.offload([(block_id, block_id) for block_id in range(5)])
+    fill(kv_cache)
+    host.onboard([(block_id, block_id) for block_id in range(5)])
+    assert [block_bytes(kv_cache, block_id) for block_id in range(5)] == before
 
 
 def _no_space(*_: object) -> None:
