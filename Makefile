@@ -25,8 +25,8 @@ TORCH_INDEX ?=
 PIP := $(BIN)/python -m pip --disable-pip-version-check
 PIP_INSTALL := $(PIP) install --constraint constraints.txt --no-warn-script-location
 
-.PHONY: help serve test test-full unit kernels L0 lint bench bench-host load-test default-model image test-gpu gpu-bench-kernels \
-  gpu-tune-kernels clean
+.PHONY: help serve test test-full unit kernels L0 lint bench bench-features bench-host load-test default-model image test-gpu \
+  gpu-bench-kernels gpu-tune-kernels clean
 
 help: ## list the targets
 	@sed -n 's/^\([a-zA-Z0-9-]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | while IFS=$$'\t' read -r word meaning; do \
@@ -85,6 +85,9 @@ bench: $(READY) ## measure the engine against transformers: a table and one JSON
 
 bench-host: $(READY) ## measure the host's time per step, with a device that does nothing
 	$(BIN)/python -m ci.bench.host_work $(ARGS)
+
+bench-features: $(READY) ## measure what features gain or cost
+	$(BIN)/python -m ci.bench.features $(ARGS)
 
 load-test: $(READY) ## start a server and load-test it: a table, a plot and a page
 	@$(BIN)/python ci/load_test.py $(ARGS)
