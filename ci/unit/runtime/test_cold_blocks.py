@@ -96,18 +96,19 @@ def test_tokens_do_not_depend_on_what_was_reused(
     engine.runner.close()
 
 
-def test_nan_behind_the_common_tokens_harms_nobody(folder: Path) -> None:
-    """Attention multiplies what lies behind a sequence's last token by 0, and 0 times NaN is NaN."""
+def test_nan_behind_the_common_tokens_is_not_copied(folder: Path) -> None:
+    """Attention may multiply what lies behind a sequence's last token by 0, and 0 times NaN is NaN."""
     engine = small_engine(folder, partial=True, host_bytes=0)
     engine.serve([request(2, STEM, 2)])
-    for layer in engine.runner._kv_cache.layers:
-        for cache in (layer.keys, layer.values):
-            cache[: engine.kv_cache.num_blocks, 2:] = torch.nan
+    caches = [cache for layer in engine.runner._kv_cache.layers for cache in (layer.keys, layer.values)]
+    for cache in caches:
+        cache[0, 2:] = torch.nan
     prompt = [*STEM[:2], 7]
-    engine.serve([request(4, prompt)])
+    engine.serve([request(4, prompt, 1)])
     assert engine.kv_cache.num_partially_reused_blocks == 1
+    assert all(cache[0, 2:].isnan().all() and cache[1:].isfinite().all() for cache in caches)
     fresh = small_engine(folder, partial=False, host_bytes=0)
-    fresh.serve([request(4, prompt)])
+    fresh.serve([request(4, prompt, 1)])
     assert engine.tokens(4) == fresh.tokens(4)
 
 
