@@ -215,6 +215,8 @@ class ModelRunner:
 
     def forward(self, scheduled: SchedulerOutput) -> StepHandle:
         """Start a step; see Runner. The host's part is done when this returns, while the device still computes."""
+        if self._host_blocks is None and (scheduled.offloads or scheduled.onboards):
+            raise ValueError("blocks in host memory are not served, but the step copies some")
         step = self._preparation.prepare(scheduled, self._scrubbed)
         self._scrubbed = []
         guided = self._guidance.begin(scheduled.new_sequences, step.sampling_rows)

@@ -25,6 +25,7 @@ from inflight.runtime import host_blocks
 from inflight.runtime.host_blocks import HostBlocks, count_host_blocks
 from inflight.runtime.kv_cache import KVCache, KVCacheShape
 from inflight.sampling_config import SamplingConfig
+from inflight.scheduler_output import SchedulerOutput
 
 pytestmark = pytest.mark.slow
 
@@ -110,6 +111,14 @@ def test_nan_behind_the_common_tokens_is_not_copied(folder: Path) -> None:
     fresh = small_engine(folder, partial=False, host_bytes=0)
     fresh.serve([request(4, prompt, 1)])
     assert engine.tokens(4) == fresh.tokens(4)
+
+
+def test_a_runner_without_host_memory_refuses_steps_that_need_it(folder: Path) -> None:
+    engine = small_engine(folder, partial=False, host_bytes=0)
+    engine.runner._host_blocks = None
+    for copies in ({"offloads": [(0, 0)]}, {"onboards": [(0, 0)]}):
+        with pytest.raises(ValueError, match="blocks in host memory are not served"):
+            engine.runner.forward(SchedulerOutput(new_sequences=[], rows=[], **copies))
 
 
 # -- the memory --------------------------------------------------------------------------------------------------------
