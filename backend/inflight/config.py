@@ -156,11 +156,6 @@ class EngineConfig:
             raise ConfigurationError(
                 f"kv_cache_free_gpu_mem_fraction must be between 0 and 1, got {self.kv_cache_free_gpu_mem_fraction}"
             )
-        if self.secondary_offload_min_priority > MAX_PRIORITY:
-            raise ConfigurationError(
-                f"secondary_offload_min_priority must be between 0 and {MAX_PRIORITY}, "
-                f"got {self.secondary_offload_min_priority}"
-            )
         if self.kv_cache_host_memory_bytes and not self.enable_kv_cache_reuse:
             raise ConfigurationError(
                 "kv_cache_host_memory_bytes needs enable_kv_cache_reuse: blocks in host memory are there to be reused"
@@ -263,6 +258,7 @@ LARGEST = {
     "max_tokens_in_paged_kv_cache": 2**48,
     "kv_cache_host_memory_bytes": 2**48,
     "event_buffer_max_size": 2**20,
+    "secondary_offload_min_priority": MAX_PRIORITY,
     "max_tensor_bytes_per_request": 2**48,
     **dict.fromkeys(
         (

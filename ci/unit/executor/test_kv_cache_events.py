@@ -121,7 +121,7 @@ def test_ranks_are_told_the_time_once_a_request_needs_it() -> None:
 @pytest.mark.parametrize(
     ("key", "value", "sentence"),
     [
-        ("secondary_offload_min_priority", 101, "secondary_offload_min_priority must be between 0 and 100, got 101"),
+        ("secondary_offload_min_priority", 101, "secondary_offload_min_priority must be at most 100, got 101"),
         ("kv_cache_host_memory_bytes", -1, "kv_cache_host_memory_bytes must not be negative"),
         ("event_buffer_max_size", 2**21, "event_buffer_max_size must be at most"),
     ],
