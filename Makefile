@@ -25,8 +25,8 @@ TORCH_INDEX ?=
 PIP := $(BIN)/python -m pip --disable-pip-version-check
 PIP_INSTALL := $(PIP) install --constraint constraints.txt --no-warn-script-location
 
-.PHONY: help serve test unit kernels L0 lint bench bench-features bench-host load-test default-model image test-gpu gpu-bench-kernels \
-  gpu-tune-kernels clean
+.PHONY: help serve test test-full unit kernels L0 lint bench bench-features bench-host load-test default-model image test-gpu \
+  gpu-bench-kernels gpu-tune-kernels clean
 
 help: ## list the targets
 	@sed -n 's/^\([a-zA-Z0-9-]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | while IFS=$$'\t' read -r word meaning; do \
@@ -53,6 +53,10 @@ serve: $(READY) ## serve the default model until Ctrl-C, and stream one completi
 	@exec $(BIN)/inflight serve $(ARGS)
 
 test: unit kernels L0 ## run every test; builds .venv first if needed
+
+# Each random history of the scheduler and the KV cache is one of 50 steps.
+test-full: ## the same with 20 times as many random histories of scheduler and KV cache
+	INFLIGHT_FUZZ_EXAMPLES=2000 $(MAKE) test
 
 # Tests that load no network and start no process run side by side, a worker per core. The slow ones use all cores.
 unit: $(READY) ## run the tests that need no server

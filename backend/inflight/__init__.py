@@ -46,6 +46,16 @@ if TYPE_CHECKING:
     from inflight.executor.front.request_output import CompletionOutput, RequestOutput
     from inflight.executor.generation_executor import GenerationExecutor
     from inflight.executor.in_process import InProcessExecutor
+    from inflight.kv_cache_events import (
+        KVCacheCreatedData,
+        KVCacheEvent,
+        KVCacheEventDiff,
+        KVCacheRemovedData,
+        KVCacheStoredBlockData,
+        KVCacheStoredData,
+        KVCacheUpdatedData,
+    )
+    from inflight.kv_cache_retention import KvCacheRetentionConfig, TokenRangeRetentionConfig
     from inflight.logits_post_processor import LogitsPostProcessorConfig
     from inflight.output_config import OutputConfig
     from inflight.prompt_tuning import EmbeddingTable, PromptTuningConfig
@@ -76,6 +86,16 @@ _HOMES = {
     "inflight.executor.front.request_output": ("CompletionOutput", "RequestOutput"),
     "inflight.executor.generation_executor": ("GenerationExecutor",),
     "inflight.executor.in_process": ("InProcessExecutor",),
+    "inflight.kv_cache_events": (
+        "KVCacheCreatedData",
+        "KVCacheEvent",
+        "KVCacheEventDiff",
+        "KVCacheRemovedData",
+        "KVCacheStoredBlockData",
+        "KVCacheStoredData",
+        "KVCacheUpdatedData",
+    ),
+    "inflight.kv_cache_retention": ("KvCacheRetentionConfig", "TokenRangeRetentionConfig"),
     "inflight.logits_post_processor": ("LogitsPostProcessorConfig",),
     "inflight.output_config": ("OutputConfig",),
     "inflight.prompt_tuning": ("EmbeddingTable", "PromptTuningConfig"),
@@ -103,6 +123,14 @@ __all__ = [
     "InflightError",
     "InvalidRequest",
     "IterationStats",
+    "KVCacheCreatedData",
+    "KVCacheEvent",
+    "KVCacheEventDiff",
+    "KVCacheRemovedData",
+    "KVCacheStoredBlockData",
+    "KVCacheStoredData",
+    "KVCacheUpdatedData",
+    "KvCacheRetentionConfig",
     "LogitsPostProcessorConfig",
     "NGramDecodingConfig",
     "OutputConfig",
@@ -121,6 +149,7 @@ __all__ = [
     "Result",
     "SamplingConfig",
     "SchedulerPolicy",
+    "TokenRangeRetentionConfig",
 ]
 
 

@@ -16,6 +16,7 @@ from enum import Enum
 from pathlib import Path
 
 from inflight.errors import ConfigurationError
+from inflight.kv_cache_retention import MAX_PRIORITY
 from inflight.speculative_decoding import MAX_DRAFT_LEN, MAX_NGRAM_SIZE, NGramDecodingConfig
 
 
@@ -86,6 +87,16 @@ class EngineConfig:
     """Fraction of the memory free after loading; 0 = 0.9 on a GPU; on a CPU 0.2, at most 4 GiB and a full batch."""
     enable_kv_cache_reuse: bool = True
     """Share the KV blocks of equal prefixes between requests with the same cache salt."""
+    enable_partial_reuse: bool = False
+    """Reuse blocks also in part, by copying them: prefixes then need not be equal in whole blocks (see Security)."""
+    copy_on_partial_reuse: bool = True
+    """With enable_partial_reuse: also copy from blocks that other requests are using."""
+    kv_cache_host_memory_bytes: int = 0
+    """Host memory of each rank for cold KV blocks: pinned, or on a CPU a nameless file in TMPDIR; 0 = none."""
+    secondary_offload_min_priority: int = 30
+    """Retention priority, 0 to 100, from which on cold blocks go to host memory; others are given up."""
+    event_buffer_max_size: int = 0
+    """KV cache events that are kept for a program until it fetches them; 0 = none are made."""
 
     max_draft_len: int = 0
     """Prompt lookup: draft tokens that a step verifies for a sequence, unless its request says; 0 = none."""
@@ -158,6 +169,10 @@ class EngineConfig:
         if not 0.0 <= self.kv_cache_free_gpu_mem_fraction <= 1.0:
             raise ConfigurationError(
                 f"kv_cache_free_gpu_mem_fraction must be between 0 and 1, got {self.kv_cache_free_gpu_mem_fraction}"
+            )
+        if self.kv_cache_host_memory_bytes and not self.enable_kv_cache_reuse:
+            raise ConfigurationError(
+                "kv_cache_host_memory_bytes needs enable_kv_cache_reuse: blocks in host memory are there to be reused"
             )
         if self.max_num_tokens < self.max_batch_size:
             raise ConfigurationError(
@@ -243,6 +258,9 @@ NOT_NEGATIVE_KEYS = (
     "max_input_len",
     "max_queue_size",
     "max_tokens_in_paged_kv_cache",
+    "kv_cache_host_memory_bytes",
+    "secondary_offload_min_priority",
+    "event_buffer_max_size",
     "num_threads",
     "iter_stats_max_iterations",
     "request_stats_max_iterations",
@@ -264,6 +282,9 @@ LARGEST = {
     "max_draft_len": MAX_DRAFT_LEN,
     "max_matching_ngram_size": MAX_NGRAM_SIZE,
     "max_tokens_in_paged_kv_cache": 2**48,
+    "kv_cache_host_memory_bytes": 2**48,
+    "event_buffer_max_size": 2**20,
+    "secondary_offload_min_priority": MAX_PRIORITY,
     "max_tensor_bytes_per_request": 2**48,
     "max_prompt_embedding_bytes": 48 * 2**20,  # a message to the leader may have 64 MiB
     **dict.fromkeys(
@@ -296,7 +317,6 @@ TRITONSERVER_KEYS = frozenset({"FORCE_CPU_ONLY_INPUT_TENSORS", "EXECUTION_ENV_PA
 UNSUPPORTED_KEYS: dict[str, tuple[str, ...] | None] = {
     "decoding_mode": ("auto", "top_k", "top_p", "top_k_top_p"),
     "enable_trt_overlap": ("false",),
-    "kv_cache_host_memory_bytes": ("0",),
     "kv_cache_onboard_blocks": ("true",),
     "max_attention_window_size": (),
     "sink_token_length": (),

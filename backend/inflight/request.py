@@ -9,6 +9,7 @@ from __future__ import annotations
 import msgspec
 
 from inflight.guided_decoding import GuidedDecodingParams
+from inflight.kv_cache_retention import KvCacheRetentionConfig
 from inflight.output_config import OutputConfig
 from inflight.prompt_tuning import PromptTuningConfig
 from inflight.sampling_config import SamplingConfig
@@ -56,6 +57,9 @@ class Request(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     Those of a beam search do so in any case, because beams are given up for others."""
     cache_salt: str = ""
     """Cached prefixes are shared only between requests with the same salt."""
+    kv_cache_retention_config: KvCacheRetentionConfig | None = None
+    """Which of its blocks are given up first when memory is needed, once no sequence uses them; None = as any others.
+    The last request that says something about a shared block decides."""
     num_return_sequences: int = 1
     """Independent continuations of the prompt, which is computed once for all of them. Each samples from a stream of
     its own, see `sequence_seed`; greedy ones are all equal. Of a beam search: how many of its hypotheses are returned,

@@ -85,6 +85,8 @@ class RequestLimits(msgspec.Struct, frozen=True, kw_only=True):
             request.guided_decoding_params.validate()
             if not request.end_ids:
                 raise InvalidRequest("guided decoding needs an end token: set end_id to a token, not to -1")
+        if request.kv_cache_retention_config is not None:
+            request.kv_cache_retention_config.validate()
         self._validate_drafts(request)
         name = request.logits_post_processor_name
         if name and name not in self.logits_post_processors:

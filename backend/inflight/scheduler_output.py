@@ -126,6 +126,13 @@ class SchedulerOutput(msgspec.Struct, frozen=True, kw_only=True):
     block_copies: list[tuple[int, int]] = []
     """(source, destination) blocks, copied before anything else of the step is computed: for sequences that diverge
     within a block. No destination appears twice, and none is a source."""
+    offloads: list[tuple[int, int]] = []
+    """(block, host block) pairs, copied before all other copies: blocks that are given up on the device but kept."""
+    onboards: list[tuple[int, int]] = []
+    """(host block, block) pairs, copied next. Host blocks are numbered from 0."""
+    scrubbed_block_ids: list[int] = []
+    """Blocks in which NaN and infinity are replaced by 0 behind all copies: what was copied holds tokens of other
+    requests behind those that are shared."""
     samples_late: bool = False
     """True if sampling needs, on the host, the tokens of the previous step, because a row's mask or its logits
     post-processor depends on them."""

@@ -27,6 +27,15 @@ class KvCacheStats(msgspec.Struct, frozen=True, kw_only=True):
     """Of these, the ones that held a cached prefix."""
     missed_blocks: int
     """Full blocks of prompts that were not found in the cache since the start."""
+    partially_reused_blocks: int = 0
+    """Of the empty ones, those whose beginning was copied from a cached block."""
+    max_num_host_blocks: int = 0
+    """Slots for cold blocks in host memory."""
+    used_num_host_blocks: int = 0
+    offloaded_blocks: int = 0
+    """Blocks that were copied to host memory since the start."""
+    onboarded_blocks: int = 0
+    """Blocks that were copied from there since the start. Those that came back whole count as reused, too."""
 
     @property
     def cache_hit_rate(self) -> float:

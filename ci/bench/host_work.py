@@ -48,6 +48,7 @@ class NullRunner:
 
     device_type = "cpu"
     block_size = BLOCK_SIZE
+    num_host_blocks = 0
     grammars = None
 
     def __init__(self, max_batch_size: int) -> None:

@@ -26,6 +26,7 @@ class LoadedFakeRunner(FakeRunner):
 
     def __init__(self, config: EngineConfig, crash_step: int = -1) -> None:
         self.num_blocks = 4 * MAX_SEQ_LEN // config.tokens_per_block
+        self.num_host_blocks = 0
         self.device_type = "cpu"
         self.grammars = None
         self.limits = RequestLimits(

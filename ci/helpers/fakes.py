@@ -151,6 +151,7 @@ class FakeRunner:
         max_batch_size: int,
         max_num_tokens: int,
         max_outstanding: int = 2,
+        num_host_blocks: int = 0,
         fail_launch: Callable[[int], bool] = lambda step: False,
         fail_collect: Callable[[int], bool] = lambda step: False,
         row_error: Callable[[Row], str | None] = lambda row: None,
@@ -161,6 +162,7 @@ class FakeRunner:
         self.max_num_tokens = max_num_tokens
         self.max_outstanding = max_outstanding
         self.memory = [EMPTY] * (num_blocks * block_size)
+        self.host_memory = [EMPTY] * (num_host_blocks * block_size)
         self.rows: dict[int, Row] = {}
         self.launched: list[SchedulerOutput] = []
         self.num_launches = 0
@@ -172,13 +174,13 @@ class FakeRunner:
     def forward(self, scheduled: SchedulerOutput) -> int:
         step, self.num_launches = self.num_launches, self.num_launches + 1
         if self._fail_launch(step):
-            self.memory = [EMPTY] * len(self.memory)
+            self._lose_memory()
             raise RuntimeError(f"launch {step} failed")
         assert len(self._outstanding) < self.max_outstanding, "too many steps at once"
         assert self._unsampled is None, "a step was started before the one before it was sampled"
         self._check_shape(scheduled)
         self.launched.append(scheduled)
-        self._copy_blocks(scheduled.block_copies)
+        self._transfer(scheduled)
         for new in scheduled.new_sequences:
             self.rows[new.row] = Row(new)
         work = [(self.rows[part.row], part, self._take_in(part)) for part in scheduled.rows]
@@ -205,9 +207,13 @@ class FakeRunner:
         step, outcome = self._outstanding.popleft()
         assert handle == step, "steps must be collected in launch order"
         if isinstance(outcome, Exception):
-            self.memory = [EMPTY] * len(self.memory)  # a failed step leaves undefined content
+            self._lose_memory()
             raise outcome
         return outcome
+
+    def _lose_memory(self) -> None:
+        """A failed step leaves undefined content, also in what was copied."""
+        self.memory, self.host_memory = [EMPTY] * len(self.memory), [EMPTY] * len(self.host_memory)
 
     def memory_usage(self) -> tuple[int, int, int]:
         return (1000, 2000, 3000)
@@ -219,14 +225,23 @@ class FakeRunner:
     def num_outstanding(self) -> int:
         return len(self._outstanding) + (self._unsampled is not None)
 
-    def _copy_blocks(self, pairs: list[tuple[int, int]]) -> None:
+    def _transfer(self, scheduled: SchedulerOutput) -> None:
+        """The step's copies, each kind from what the one before has left."""
+        self._copy_blocks(scheduled.offloads, self.memory, self.host_memory)
+        self._copy_blocks(scheduled.onboards, self.host_memory, self.memory)
+        sources = {source for source, _ in scheduled.block_copies}
+        destinations = {destination for _, destination in [*scheduled.onboards, *scheduled.block_copies]}
+        assert sources.isdisjoint(destination for _, destination in scheduled.block_copies), "copies depend on order"
+        assert len(destinations) == len(scheduled.onboards) + len(scheduled.block_copies), "a block is copied to twice"
+        assert destinations.issuperset(scheduled.scrubbed_block_ids)
+        self._copy_blocks(scheduled.block_copies, self.memory, self.memory)
+
+    def _copy_blocks(self, pairs: list[tuple[int, int]], source_memory: list[int], target_memory: list[int]) -> None:
         size = self.block_size
-        destinations = {destination for _, destination in pairs}
-        assert len(destinations) == len(pairs), "a block is copied to twice"
-        assert destinations.isdisjoint(source for source, _ in pairs), "copies depend on their order"
+        assert len({destination for _, destination in pairs}) == len(pairs), "a block is copied to twice"
         for source, destination in pairs:
-            block = self.memory[source * size : (source + 1) * size]
-            self.memory[destination * size : (destination + 1) * size] = block
+            block = source_memory[source * size : (source + 1) * size]
+            target_memory[destination * size : (destination + 1) * size] = block
 
     def _check_shape(self, scheduled: SchedulerOutput) -> None:
         rows = [part.row for part in scheduled.rows]

@@ -83,6 +83,7 @@ class Harness:
         enable_chunked_context: bool = True,
         enable_reuse: bool = True,
         hash_key: bytes = b"key",
+        kv_cache: dict[str, Any] | None = None,
         runner: dict[str, Any] | None = None,
         **manager: Any,
     ) -> None:
@@ -94,8 +95,9 @@ class Harness:
         self.stats: list[str] = []
         self.requests: dict[int, Request] = {}
         self.responses: dict[int, list[Response]] = {}
+        kv_cache = kv_cache or {}
         self.kv_cache = KVCacheManager(
-            num_blocks=num_blocks, block_size=block_size, hash_key=hash_key, enable_reuse=enable_reuse
+            num_blocks=num_blocks, block_size=block_size, hash_key=hash_key, enable_reuse=enable_reuse, **kv_cache
         )
         self.scheduler = Scheduler(
             kv_cache=self.kv_cache,
@@ -110,6 +112,7 @@ class Harness:
             block_size=block_size,
             max_batch_size=max_batch_size,
             max_num_tokens=max_num_tokens,
+            num_host_blocks=kv_cache.get("num_host_blocks", 0),
             **(runner or {}),
         )
         self.callbacks = Callbacks(

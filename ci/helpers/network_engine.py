@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 from inflight.batch_manager.callbacks import Callbacks
 from inflight.batch_manager.gpt_manager import GptManager
@@ -31,7 +32,10 @@ class Engine:
         max_num_tokens: int,
         max_batch_size: int = 6,
         enable_reuse: bool = True,
+        kv_cache: dict[str, Any] | None = None,
+        **options: Any,
     ) -> None:
+        """`kv_cache`: further options of the KVCacheManager; `options`: of the EngineConfig."""
         config = EngineConfig(
             gpt_model_path=str(folder),
             device="cpu",
@@ -41,10 +45,16 @@ class Engine:
             tokens_per_block=BLOCK_SIZE,
             max_tokens_in_paged_kv_cache=num_blocks * BLOCK_SIZE,
             cpu_compile="false",
+            **options,
         )
         self.runner = ModelRunner.load(config, SingleRank())
         self.kv_cache = KVCacheManager(
-            num_blocks=num_blocks, block_size=BLOCK_SIZE, hash_key=b"key", enable_reuse=enable_reuse
+            num_blocks=num_blocks,
+            block_size=BLOCK_SIZE,
+            hash_key=b"key",
+            enable_reuse=enable_reuse,
+            num_host_blocks=self.runner.num_host_blocks,
+            **(kv_cache or {}),
         )
         self.scheduler = Scheduler(
             kv_cache=self.kv_cache,

@@ -15,6 +15,7 @@ from guides import guide
 from safetensors import deserialize
 
 from inflight.guided_decoding import GuideType
+from inflight.kv_cache_retention import KvCacheRetentionConfig, TokenRangeRetentionConfig
 from inflight.output_config import AdditionalModelOutput, OutputConfig
 from inflight.prompt_tuning import Array, EmbeddingTable, PromptTuningConfig
 from inflight.sampling_config import SamplingConfig
@@ -172,6 +173,23 @@ KINDS = (
         feature="several sequences",
         fields={"num_return_sequences": 3, "sampling_config": SamplingConfig(temperature=1.0, seed=3)},
         tensors={"num_return_sequences": 3, "temperature": 1.0, "seed": np.array([3], np.uint64)},
+    ),
+    RequestKind(
+        feature="KV cache retention",
+        fields={
+            "kv_cache_retention_config": KvCacheRetentionConfig(
+                token_range_retention_configs=[TokenRangeRetentionConfig(token_start=0, priority=90, duration_ms=1)],
+                decode_retention_priority=10,
+            )
+        },
+        tensors={
+            "retention_token_range_starts": np.array([0], np.int32),
+            "retention_token_range_ends": np.array([-1], np.int32),
+            "retention_token_range_priorities": np.array([90], np.int32),
+            "retention_token_range_durations_ms": np.array([1], np.int32),
+            "retention_decode_priority": 10,
+        },
+        equals_greedy=True,
     ),
     RequestKind(
         feature="beam search",

@@ -51,6 +51,14 @@ class Admission:
         """Blocks for those that start. `num_reserved`: what running sequences will still take at their longest."""
         return self._kv_cache.num_free_blocks - (0 if self.may_pause else num_reserved)
 
+    def find_prefix(self, sequence: Sequence, room: int) -> Prefix:
+        """What it may start on. Copying from a cached block takes that block from the free ones for a step: if it would
+        need more than `room` for that reason, it starts on full blocks only, as it could alone."""
+        prefix = self._kv_cache.find_prefix(sequence)
+        if prefix.partial is not None and self.blocks_to_start(sequence, prefix) > room:
+            return prefix.in_full_blocks
+        return prefix
+
     def first_chunk(self, sequence: Sequence, prefix: Prefix, budget: int) -> int:
         """Number of tokens of its first step; 0 if its prompt must not be chunked and does not fit into this step.
 

@@ -27,6 +27,7 @@ from inflight.batch_manager.statistics import (
 )
 from inflight.batch_manager_stats import BatchManagerStats
 from inflight.errors import DuplicateRequest, RequestError, StepFailed
+from inflight.kv_cache_events import KVCacheEvent
 from inflight.request import Request
 from inflight.request_limits import RequestLimits
 from inflight.result import FinishReason
@@ -102,6 +103,13 @@ class GptManager:
         Every rank must call it in the same iteration: from inside a callback, on what was broadcast.
         """
         self._shutting_down = True
+
+    def note_time(self, now_ms: int) -> None:
+        """It is so late on a clock that all ranks share, because it was broadcast: durations of retention count on it.
+
+        Every rank must call it with the same times in the same iterations.
+        """
+        self._scheduler.kv_cache.note_time(now_ms)
 
     # -- the loop ------------------------------------------------------------------------------------------------------
 
@@ -332,6 +340,15 @@ class GptManager:
         requests = [*self._completed, *self._active.values()]
         found = [request_stats(sequence, rows) for active in requests for sequence in active.sequences]
         return RequestStatsPerIteration(iter=self._num_iterations, request_stats=found)
+
+    @property
+    def notes_kv_cache_events(self) -> bool:
+        """Whether this rank notes what happens to the cached blocks."""
+        return self._scheduler.kv_cache.has_event_buffer
+
+    def take_kv_cache_events(self) -> list[KVCacheEvent]:
+        """What happened to cached blocks since the last call; always empty on ranks that note no events."""
+        return self._scheduler.kv_cache.take_events()
 
     @property
     def _launched_rows(self) -> list[RowWork]:

@@ -2,7 +2,8 @@
 
 Knows tokens and block ids, not the tensors or which sequences may run. Blocks of equal prefixes are shared between
 sequences with the same cache salt, and between the sequences of one request. A shared block is always full and is never
-written again: if a prompt ends within a block, each sequence of its request gets a copy of that block.
+written again: if a prompt ends within a block, each sequence of its request gets a copy of that block. So does a
+sequence whose tokens part from those of a cached block within it, where partial reuse is enabled.
 """
 
 from __future__ import annotations
@@ -10,7 +11,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from inflight.batch_manager.block_pool import BlockPool
+from inflight.batch_manager.event_buffer import EventBuffer
+from inflight.batch_manager.host_tier import BlockTransfers
+from inflight.batch_manager.prefix_table import CachedBlock, PartialMatch
 from inflight.batch_manager.sequence import NO_BLOCK, Sequence, SequenceStatus
+from inflight.kv_cache_events import KVCacheEvent
+from inflight.kv_cache_retention import Retention
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,22 +28,56 @@ class Prefix:
     """Cached blocks; empty if there is a source."""
     source: Sequence | None = None
     """The sibling, which holds the tokens once the steps launched so far and the one being scheduled are done."""
+    partial: PartialMatch | None = None
+    """A cached block whose first tokens follow those of `block_ids`: they are copied. `num_tokens` counts them too."""
+
+    @property
+    def in_full_blocks(self) -> Prefix:
+        """The same without what would have to be copied from a cached block."""
+        if self.partial is None:
+            return self
+        return Prefix(self.num_tokens - self.partial.num_tokens, self.block_ids)
 
 
 class KVCacheManager:
     """Gives blocks of `block_size` tokens to sequences and takes them back."""
 
-    def __init__(self, *, num_blocks: int, block_size: int, hash_key: bytes, enable_reuse: bool = True) -> None:
-        """`hash_key`: secret bytes for the table of cached prefixes (see BlockPool)."""
+    def __init__(
+        self,
+        *,
+        num_blocks: int,
+        block_size: int,
+        hash_key: bytes,
+        enable_reuse: bool = True,
+        enable_partial_reuse: bool = False,
+        copy_on_partial_reuse: bool = True,
+        num_host_blocks: int = 0,
+        min_offload_priority: int = 0,
+        events: EventBuffer | None = None,
+    ) -> None:
+        """`hash_key`: secret bytes for the table of cached prefixes (see BlockPool). `copy_on_partial_reuse`: also from
+        blocks that sequences hold. `num_host_blocks`: slots for cold blocks of at least `min_offload_priority`.
+        `events`: where to note what happens to cached blocks; None = nowhere."""
         self.block_size = block_size
-        self._pool = BlockPool(num_blocks, hash_key=hash_key)
         self._enable_reuse = enable_reuse
+        self._enable_partial_reuse = enable_reuse and enable_partial_reuse
+        self._copies_used_blocks = copy_on_partial_reuse
+        self._pool = BlockPool(
+            num_blocks,
+            hash_key=hash_key,
+            num_host_blocks=num_host_blocks,
+            min_offload_priority=min_offload_priority,
+            finds_partial_matches=self._enable_partial_reuse,
+            events=events,
+        )
         self.num_reused_blocks = 0
         """Blocks that were taken from the cache instead of computed, since the start."""
         self.num_allocated_blocks = 0
         """Empty blocks that sequences were given, since the start."""
         self.num_missed_blocks = 0
         """Full blocks of sequences that started, which were not in the cache, since the start."""
+        self.num_partially_reused_blocks = 0
+        """Blocks whose beginning was copied from a cached one, since the start. They count as allocated."""
 
     @property
     def num_blocks(self) -> int:
@@ -51,16 +91,38 @@ class KVCacheManager:
     def num_used_blocks(self) -> int:
         return self._pool.num_used
 
+    @property
+    def num_host_blocks(self) -> int:
+        return self._pool.num_host_blocks
+
+    @property
+    def num_used_host_blocks(self) -> int:
+        return self._pool.num_used_host_blocks
+
+    @property
+    def num_offloaded_blocks(self) -> int:
+        """Blocks that were copied to host memory, since the start."""
+        return self._pool.num_offloaded
+
+    @property
+    def num_onboarded_blocks(self) -> int:
+        """Blocks that were copied back to the device, since the start."""
+        return self._pool.num_onboarded
+
     def num_blocks_for(self, num_tokens: int) -> int:
         return -(-num_tokens // self.block_size)
 
     def num_blocks_taken(self, num_tokens: int, prefix: Prefix) -> int:
         """Free blocks that a sequence of `num_tokens` tokens takes, if it starts on `prefix`.
 
-        A block that a running sequence holds costs nothing; a cached one that no sequence holds counts as free.
+        A block that a running sequence holds costs nothing; a cached one that no sequence holds counts as free, and so
+        does one that is only copied from, until the step is launched.
         """
         num_shared = prefix.num_tokens // self.block_size
-        return self.num_blocks_for(num_tokens) - num_shared + self._pool.num_revived(prefix.block_ids)
+        needed = self.num_blocks_for(num_tokens) - num_shared + self._pool.num_revived(prefix.block_ids)
+        if prefix.partial is not None and prefix.partial.block_id < self.num_blocks:
+            needed += self._pool.num_revived([prefix.partial.block_id])
+        return needed
 
     def find_prefix(self, sequence: Sequence) -> Prefix:
         """The longest prefix of a sequence without blocks that is cached, or that a sibling has computed.
@@ -74,9 +136,21 @@ class KVCacheManager:
             return Prefix(num_shared, [], source)  # the longest that there can be: no block needs to be looked up
         block_ids = self._cached_blocks(sequence)
         num_cached = len(block_ids) * self.block_size
+        partial = self._find_partial(sequence, num_cached) if self._enable_partial_reuse else None
+        if partial is not None:
+            num_cached += partial.num_tokens
         if source is None or num_shared <= num_cached:
-            return Prefix(num_cached, block_ids)
+            return Prefix(num_cached, block_ids, partial=partial)
         return Prefix(num_shared, [], source)
+
+    def _find_partial(self, sequence: Sequence, start: int) -> PartialMatch | None:
+        """A cached block that begins with the tokens from `start` on, which begins a block. Beams do without: they
+        share whole blocks and part within the last one."""
+        wanted = sequence.token_ids[start : min(start + self.block_size, len(sequence.token_ids) - 1)]
+        if not wanted or sequence.beams is not None:
+            return None
+        parent = self._parent_hash(sequence, start // self.block_size)
+        return self._pool.find_partial_match(parent, wanted, only_free=not self._copies_used_blocks)
 
     @staticmethod
     def _find_source(sequence: Sequence) -> Sequence | None:
@@ -88,13 +162,19 @@ class KVCacheManager:
         return None
 
     def allocate_slots(
-        self, sequence: Sequence, num_tokens: int, computed_blocks: list[int] | None = None
+        self,
+        sequence: Sequence,
+        num_tokens: int,
+        computed_blocks: list[int] | None = None,
+        partial: PartialMatch | None = None,
     ) -> list[int] | None:
         """Room for `num_tokens` tokens after those computed: the new block ids, or None if memory is short.
 
-        A sequence without blocks starts on `computed_blocks` (a Prefix's): they become its first blocks and its
-        num_computed_tokens. With None returned nothing has changed.
+        A sequence without blocks starts on `computed_blocks` and `partial` (a Prefix's): the blocks become its first
+        ones, and all their tokens its num_computed_tokens. With None returned nothing has changed.
         """
+        if partial is not None:
+            return self._start_within_block(sequence, num_tokens, computed_blocks or [], partial)
         if computed_blocks:
             prefix = Prefix(len(computed_blocks) * self.block_size, computed_blocks)
             if self.num_blocks_taken(prefix.num_tokens + num_tokens, prefix) > self._pool.num_free:
@@ -110,6 +190,39 @@ class KVCacheManager:
         sequence.num_allocated_blocks += missing
         self.num_allocated_blocks += missing
         return new_block_ids
+
+    def _start_within_block(
+        self, sequence: Sequence, num_tokens: int, computed_blocks: list[int], partial: PartialMatch
+    ) -> list[int] | None:
+        """The same for a sequence whose first own block begins with a copy of a cached one."""
+        num_shared = len(computed_blocks) * self.block_size + partial.num_tokens
+        prefix = Prefix(num_shared, computed_blocks, partial=partial)
+        if self.num_blocks_taken(num_shared + num_tokens, prefix) > self._pool.num_free:
+            return None
+        self._pool.hold_source(partial.block_id)
+        self._start_on(sequence, computed_blocks)
+        new_block_ids = self.allocate_slots(sequence, partial.num_tokens + num_tokens)
+        assert new_block_ids, "there was room for it"
+        self._pool.copy_beginning(partial.block_id, new_block_ids[0])
+        sequence.num_computed_tokens = num_shared
+        self.num_partially_reused_blocks += 1
+        return new_block_ids
+
+    def take_transfers(self) -> BlockTransfers:
+        """The copies of blocks that the step which is launched now has to begin with."""
+        return self._pool.take_transfers()
+
+    def note_time(self, now_ms: int) -> None:
+        """It is so late, on a clock that all ranks share: durations of retention count on it."""
+        self._pool.note_time(now_ms)
+
+    def take_events(self) -> list[KVCacheEvent]:
+        """What happened to cached blocks since the last call; always empty on ranks that note no events."""
+        return [] if self._pool.events is None else self._pool.events.take()
+
+    @property
+    def has_event_buffer(self) -> bool:
+        return self._pool.events is not None
 
     def num_missing(self, sequence: Sequence, num_tokens: int) -> int:
         """Free blocks that `allocate_slots` would take for `num_tokens` more tokens of a sequence that has started."""
@@ -154,8 +267,13 @@ class KVCacheManager:
             sequence.tail_block = NO_BLOCK
 
     def _start_on(self, sequence: Sequence, computed_blocks: list[int]) -> None:
-        self._pool.share(computed_blocks)
+        computed_blocks = self._pool.share(computed_blocks)
         sequence.block_ids.extend(computed_blocks)
+        if sequence.request.kv_cache_retention_config is not None:
+            for index, block_id in enumerate(computed_blocks):
+                retention = self._retention(sequence, index)
+                if retention is not None:
+                    self._pool.retain(block_id, retention)
         sequence.num_computed_tokens = len(computed_blocks) * self.block_size
         sequence.num_cached_blocks = len(computed_blocks)
         sequence.num_reused_blocks += len(computed_blocks)
@@ -178,10 +296,30 @@ class KVCacheManager:
         if not self._enable_reuse:
             return
         num_full = min(sequence.num_computed_tokens, len(sequence.token_ids)) // self.block_size
+        if num_full <= sequence.num_cached_blocks:
+            return
+        entered: list[CachedBlock] = []
         for index in range(sequence.num_cached_blocks, num_full):
-            tokens = self._block_tokens(sequence, index)
-            self._pool.cache(sequence.block_ids[index], self._block_hash(sequence, index), tokens)
-        sequence.num_cached_blocks = max(sequence.num_cached_blocks, num_full)
+            tokens, block_hash = self._block_tokens(sequence, index), self._block_hash(sequence, index)
+            parent, retention = self._parent_hash(sequence, index), self._retention(sequence, index)
+            block = self._pool.cache(sequence.block_ids[index], block_hash, tokens, parent, retention)
+            if block is not None:
+                entered.append(block)
+        sequence.num_cached_blocks = num_full
+        if self._pool.events is not None:
+            self._note_stored(sequence, entered, self._pool.events)
+
+    def _note_stored(self, sequence: Sequence, blocks: list[CachedBlock], events: EventBuffer) -> None:
+        """One event for each run of blocks that follow each other."""
+        root = self._pool.hash_root(sequence.request.prefix_identity)
+        run: list[CachedBlock] = []
+        for block in blocks:
+            if run and block.parent_hash != run[-1].block_hash:
+                events.stored(_unless_root(root, run[0].parent_hash), run)
+                run = []
+            run.append(block)
+        if run:
+            events.stored(_unless_root(root, run[0].parent_hash), run)
 
     def free(self, sequence: Sequence, *, trusted: bool = True) -> None:
         """Take all blocks back. `trusted=False`: their content may be wrong and must not be reused."""
@@ -212,6 +350,22 @@ class KVCacheManager:
         """Hash of a full block; each is computed once, because tokens never change."""
         hashes = sequence.block_hashes
         while len(hashes) <= index:
-            parent = hashes[-1] if hashes else self._pool.hash_root(sequence.request.prefix_identity)
+            parent = self._parent_hash(sequence, len(hashes))
             hashes.append(self._pool.hash_block(parent, self._block_tokens(sequence, len(hashes))))
         return hashes[index]
+
+    def _parent_hash(self, sequence: Sequence, index: int) -> bytes:
+        """Hash of the block before a block, all of which are full."""
+        if index:
+            return self._block_hash(sequence, index - 1)
+        return self._pool.hash_root(sequence.request.prefix_identity)
+
+    def _retention(self, sequence: Sequence, index: int) -> Retention | None:
+        """What its request says about a block; None = nothing."""
+        config = sequence.request.kv_cache_retention_config
+        return None if config is None else config.of_block(index * self.block_size, sequence.num_prompt_tokens)
+
+
+def _unless_root(root: bytes, parent_hash: bytes) -> bytes | None:
+    """The hash of the block before another; None if that one begins a prompt."""
+    return None if parent_hash == root else parent_hash

@@ -107,10 +107,14 @@ class Scheduler:
             if self._waiting and not self._batch and not self._outstanding:
                 raise RuntimeError("the queue's head does not fit into an empty KV cache")
             return None
+        transfers = self.kv_cache.take_transfers()
         output = SchedulerOutput(
             new_sequences=step.new_sequences,
             rows=step.rows,
-            block_copies=step.block_copies,
+            block_copies=step.block_copies + transfers.copies,
+            offloads=transfers.offloads,
+            onboards=transfers.onboards,
+            scrubbed_block_ids=transfers.scrubbed,
             samples_late=self._batch.num_guided > 0 and bool(step.sampling),
         )
         self._outstanding.append((output, step))
@@ -203,7 +207,7 @@ class Scheduler:
                 break
             if sequence.has_pending or admission.is_refused(sequence, room):
                 break
-            prefix = self.kv_cache.find_prefix(sequence)
+            prefix = admission.find_prefix(sequence, room)
             num_tokens = admission.first_chunk(sequence, prefix, step.budget)
             if num_tokens == 0:
                 break
@@ -225,7 +229,7 @@ class Scheduler:
         if prefix.source is not None:
             step.forks.append((sequence, prefix.source))
             return
-        new_block_ids = self.kv_cache.allocate_slots(sequence, num_tokens, prefix.block_ids)
+        new_block_ids = self.kv_cache.allocate_slots(sequence, num_tokens, prefix.block_ids, prefix.partial)
         assert new_block_ids is not None, "there was room for it"
         self.kv_cache.count_missed(sequence)
         self._batch.count_blocks(sequence)

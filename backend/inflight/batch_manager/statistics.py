@@ -43,6 +43,11 @@ def kv_cache_stats(kv_cache: KVCacheManager) -> KvCacheStats:
         alloc_new_blocks=kv_cache.num_allocated_blocks,
         reused_blocks=kv_cache.num_reused_blocks,
         missed_blocks=kv_cache.num_missed_blocks,
+        partially_reused_blocks=kv_cache.num_partially_reused_blocks,
+        max_num_host_blocks=kv_cache.num_host_blocks,
+        used_num_host_blocks=kv_cache.num_used_host_blocks,
+        offloaded_blocks=kv_cache.num_offloaded_blocks,
+        onboarded_blocks=kv_cache.num_onboarded_blocks,
     )
 
 

@@ -42,6 +42,7 @@ from inflight.executor.front.request_output import RequestOutput
 from inflight.executor.front.sequence_outputs import make_sequences
 from inflight.executor.postprocess.messages import Piece
 from inflight.executor.postprocess.workers import StartWorkers, plan_workers
+from inflight.kv_cache_events import KVCacheEvent
 from inflight.prompt_tuning import EmbeddingTable, PromptTuningConfig
 from inflight.request import Request
 from inflight.result import Response
@@ -305,11 +306,25 @@ class GenerationExecutor:
 
     async def aget_stats(self, timeout: float | None = None) -> AsyncIterator[IterationStats]:
         """The same one by one as they come, until the engine is shut down or none has come for `timeout` seconds."""
+        async for stats in self._as_they_come(self.get_stats, timeout):
+            yield stats
+
+    def get_kv_events(self, timeout: float = 0.0) -> list[KVCacheEvent]:
+        """What happened to the cached blocks since the last call, oldest first, after waiting up to `timeout` seconds
+        for the first. At most the last `event_buffer_max_size`; see inflight.kv_cache_events."""
+        return self._executor.get_kv_cache_events(timeout)
+
+    async def aget_kv_events(self, timeout: float | None = None) -> AsyncIterator[KVCacheEvent]:
+        """The same one by one as they come, until the engine is shut down or none has come for `timeout` seconds."""
+        async for event in self._as_they_come(self.get_kv_events, timeout):
+            yield event
+
+    async def _as_they_come(self, take: Callable[[], list[T]], timeout: float | None) -> AsyncIterator[T]:
         last = time.monotonic()
         while True:
             is_open = self._executor.can_enqueue_requests()
-            for stats in self.get_stats():
-                yield stats
+            for item in take():
+                yield item
                 last = time.monotonic()
             if not is_open or (timeout is not None and time.monotonic() - last > timeout):
                 return

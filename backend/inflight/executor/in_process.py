@@ -20,6 +20,7 @@ from inflight.executor.rank.callbacks import RankCallbacks
 from inflight.executor.rank.leader.request_book import RequestBook
 from inflight.executor.wire.messages import NO_INPUT, RankInput
 from inflight.generation_defaults import GenerationDefaults
+from inflight.kv_cache_events import KVCacheEvent
 from inflight.logits_post_processor import LogitsPostProcessorConfig
 from inflight.request import Request
 from inflight.result import Response
@@ -115,7 +116,7 @@ class InProcessExecutor(Front):
     def _serve(self, runner: LoadedRunner) -> None:
         self._leader.use(runner.grammars)
         rank = RankCallbacks(SingleRank(), self._leader)
-        manager = make_manager(self._config, runner, rank.callbacks, raise_on_step_failure=False)
+        manager = make_manager(self._config, runner, rank.callbacks, raise_on_step_failure=False, notes_events=True)
         rank.attach(manager)
         self._engine_ready(runner.limits, runner.device_type, max_in_flight=self._config.max_in_flight)
         self._started.set()
@@ -135,6 +136,7 @@ class _InProcessLeader:
         self._front = front
         self.wants_iteration_stats = front._statistics.wants_iterations
         self.wants_request_stats = front._statistics.wants_requests
+        self.wants_kv_cache_events = True
         self._stats_seconds = stats_seconds
         self._next_stats = 0.0
         self._shutdown = False
@@ -159,9 +161,10 @@ class _InProcessLeader:
             self._book.stop_everything()
         requests, stops = self._book.take(0) if self._shutdown else self._book.take(max_requests, is_idle=may_block)
         self.deliver_responses()
-        if not (requests or stops or self._shutdown):
+        now_ms = self._book.time_to_tell()
+        if not (requests or stops or now_ms or self._shutdown):
             return NO_INPUT
-        return RankInput(requests=requests, stops=stops, shutdown=self._shutdown)
+        return RankInput(requests=requests, stops=stops, shutdown=self._shutdown, now_ms=now_ms)
 
     def respond(self, response: Response) -> None:
         self._book.respond(response)
@@ -177,6 +180,9 @@ class _InProcessLeader:
         self._front._report_iterations(
             [] if stats is None else [self._book.complete(stats)], [] if requests is None else [requests]
         )
+
+    def report_kv_cache_events(self, events: list[KVCacheEvent]) -> None:
+        self._front._report_kv_cache_events(events)
 
     def all_ranks_answered(self) -> None:
         return None

@@ -19,6 +19,7 @@ from inflight.models.network import LayeredNetwork, Network
 from inflight.models.transformers_config import TransformersConfig
 from inflight.request_limits import RequestLimits
 from inflight.runtime.device import choose_device, choose_dtype, count_threads, free_memory, gib, give_back_memory
+from inflight.runtime.host_blocks import HostBlocks, count_host_blocks
 from inflight.runtime.kv_cache import KVCache, KVCacheShape, count_blocks
 from inflight.scheduler_output import HIDDEN_STATES, layer_output
 
@@ -29,6 +30,7 @@ class LoadedEngine:
 
     decoder: Network
     kv_cache: KVCache
+    host_blocks: HostBlocks
     limits: RequestLimits
     group: TensorParallelGroup
     device: torch.device
@@ -52,6 +54,7 @@ def load_engine(config: EngineConfig, rank_group: RankGroup) -> LoadedEngine:
     reserved_bytes = _step_bytes(network, shape, config, device) if device.type == "cuda" else 0
     num_blocks = count_blocks(config, shape, group, device, reserved_bytes, max_seq_len)
     kv_cache = KVCache(shape, num_blocks, device)
+    host_blocks = HostBlocks(kv_cache, shape, count_host_blocks(config, shape, group, device), device)
     compiled = compile_network(config, network, kv_cache.layers, device)
     if compiled is not network:
         give_back_memory()
@@ -73,6 +76,7 @@ def load_engine(config: EngineConfig, rank_group: RankGroup) -> LoadedEngine:
     return LoadedEngine(
         decoder=compiled,
         kv_cache=kv_cache,
+        host_blocks=host_blocks,
         limits=limits,
         group=group,
         device=device,

@@ -28,6 +28,7 @@ from inflight.runtime.drafts import accepted
 from inflight.runtime.guided.grammars import Grammars
 from inflight.runtime.guided.guidance import Guidance, GuidedRow
 from inflight.runtime.guided.token_mask import StepMask
+from inflight.runtime.host_blocks import HostBlocks
 from inflight.runtime.kv_cache import KVCache
 from inflight.runtime.loading import load_engine
 from inflight.runtime.logits_post_processing import LogitsPostProcessing, ProcessedRow, sentences
@@ -100,7 +101,8 @@ class StepHandle:
 
 
 class ModelRunner:
-    """Built by `load`. The scheduler and the executor read `limits`, `num_blocks`, `block_size` and `device_type`."""
+    """Built by `load`. The scheduler and the executor read `limits`, `num_blocks`, `num_host_blocks`, `block_size` and
+    `device_type`."""
 
     def __init__(
         self,
@@ -117,9 +119,11 @@ class ModelRunner:
         rank_group: RankGroup | None = None,
         grammars: Grammars | None = None,
         post_processors: LogitsPostProcessorConfig | None = None,
+        host_blocks: HostBlocks | None = None,
     ) -> None:
         """`thread`: the one that the network was loaded on. `grammars`: on the leader; None = none can be followed.
-        `rank_group`: None = a single rank. `post_processors`: what `limits` names; None = nothing.
+        `rank_group`: None = a single rank. `post_processors`: what `limits` names; None = nothing. `host_blocks`: where
+        cold blocks go; None = nowhere.
 
         On a CPU only this thread computes. OpenMP creates a team of threads for every thread that computes, and if the
         teams together have more threads than there are cores, they sleep at each barrier instead of spinning: a step of
@@ -131,6 +135,8 @@ class ModelRunner:
         self.block_size = block_size
         self._decoder = decoder
         self._kv_cache = kv_cache
+        self._host_blocks = host_blocks
+        self.num_host_blocks = 0 if host_blocks is None else host_blocks.num_blocks
         self._max_num_tokens = max_num_tokens
         self._group = group
         self._device = device
@@ -182,6 +188,7 @@ class ModelRunner:
         runner = cls(
             decoder=engine.decoder,
             kv_cache=engine.kv_cache,
+            host_blocks=engine.host_blocks,
             block_size=config.tokens_per_block,
             limits=structs.replace(engine.limits, logits_post_processors=post_processors.names),
             max_batch_size=config.max_batch_size,
@@ -227,6 +234,8 @@ class ModelRunner:
 
     def forward(self, scheduled: SchedulerOutput) -> StepHandle:
         """Start a step; see Runner. The host's part is done when this returns, while the device still computes."""
+        if self._host_blocks is None and (scheduled.offloads or scheduled.onboards):
+            raise ValueError("blocks in host memory are not served, but the step copies some")
         step = self._preparation.prepare(scheduled, self._scrubbed)
         self._scrubbed = []
         guided = self._guidance.begin(scheduled.new_sequences, step.sampling_rows)
@@ -347,8 +356,12 @@ class ModelRunner:
     @torch.inference_mode()
     def _forward(self, step: StepInput) -> Forwarded:
         self._kv_cache.scrub(step.scrubbed_block_ids)
+        if self._host_blocks is not None:
+            self._host_blocks.offload(step.offloads)
+            self._host_blocks.onboard(step.onboards)
         if "copied_from" in step.staged:
             self._kv_cache.copy_blocks(step.staged["copied_from"], step.staged["copied_to"])
+        self._kv_cache.scrub(step.scrubbed_copies)
         self._state.begin(step.new_sequences, step.staged)
         if not step.num_tokens:
             return Forwarded(logits=None, prompt_tensors=[])

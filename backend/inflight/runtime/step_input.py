@@ -45,6 +45,11 @@ class StepInput:
     new_sequences: list[NewSequence]
     scrubbed_block_ids: list[int]
     """Blocks in which NaN and infinity are replaced by 0 before the step."""
+    offloads: list[tuple[int, int]]
+    """This and the next as in SchedulerOutput."""
+    onboards: list[tuple[int, int]]
+    scrubbed_copies: list[int]
+    """Blocks in which they are replaced when all blocks are copied."""
     staged: dict[str, Tensor]
     """Tensors that only some steps have, on the device: changes of rows, block copies, restrictions."""
     numbers: Tensor
@@ -145,6 +150,9 @@ class StepPreparation:
         return StepInput(
             new_sequences=scheduled.new_sequences,
             scrubbed_block_ids=scrubbed_block_ids,
+            offloads=scheduled.offloads,
+            onboards=scheduled.onboards,
+            scrubbed_copies=scheduled.scrubbed_block_ids,
             staged=staging.send(),
             numbers=to_host_tensor(np.concatenate(parts), self._device),
             part_sizes=[len(part) for part in parts],

@@ -12,6 +12,7 @@ from msgspec import structs
 from inflight.errors import InvalidRequest
 from inflight.generation_defaults import GenerationDefaults
 from inflight.guided_decoding import GuidedDecodingParams, GuideType
+from inflight.kv_cache_retention import DEFAULT_PRIORITY, KvCacheRetentionConfig, TokenRangeRetentionConfig
 from inflight.output_config import AdditionalModelOutput, OutputConfig
 from inflight.prompt_tuning import PromptTuningConfig, virtual_tokens
 from inflight.request import Request
@@ -21,6 +22,8 @@ from inflight.server.tensors.client_request import ClientRequest
 from inflight.speculative_decoding import DEFAULT_NGRAM_SIZE, ExternalDraftTokensConfig, NGramDecodingConfig
 from inflight.text.tokenizer import Tokenizer
 
+NONE = -1
+"""In the tensors of retention: no end of a range, or no end of its time."""
 NEVER = -1
 """The value of end_id that means that no token ends the output."""
 SAMPLING_FIELDS = (
@@ -82,6 +85,7 @@ class RequestBuilder:
             allotted_time_ms=client.allotted_time_ms or 0,
             client_id=triton_id,
             cache_salt=client.cache_salt or "",
+            kv_cache_retention_config=_retention(client),
             num_return_sequences=1 if client.num_return_sequences is None else client.num_return_sequences,
             prompt_tuning_config=tuning,
         )
@@ -212,6 +216,35 @@ def _ngram_config(client: ClientRequest) -> NGramDecodingConfig | None:
     return NGramDecodingConfig(
         max_draft_len=max_draft_len, max_matching_ngram_size=DEFAULT_NGRAM_SIZE if size is None else size
     )
+
+
+def _retention(client: ClientRequest) -> KvCacheRetentionConfig | None:
+    """None unless the client says something. -1 stands for no end and no duration."""
+    starts, ends = client.retention_starts or [], client.retention_ends or []
+    priorities = client.retention_priorities or []
+    durations = client.retention_durations_ms or [NONE] * len(starts)
+    decode_priority, decode_duration = client.retention_decode_priority, client.retention_decode_duration_ms
+    if len({len(starts), len(ends), len(priorities), len(durations)}) > 1:
+        raise InvalidRequest(
+            "retention_token_range_starts, _ends, _priorities and _durations_ms must have an entry for each range; "
+            f"they have {len(starts)}, {len(ends)}, {len(priorities)} and {len(durations)}"
+        )
+    if not starts and decode_priority is None and decode_duration is None:
+        return None
+    return KvCacheRetentionConfig(
+        token_range_retention_configs=[
+            TokenRangeRetentionConfig(
+                token_start=start, token_end=_unless_none(end), priority=priority, duration_ms=_unless_none(duration)
+            )
+            for start, end, priority, duration in zip(starts, ends, priorities, durations, strict=True)
+        ],
+        decode_retention_priority=DEFAULT_PRIORITY if decode_priority is None else decode_priority,
+        decode_duration_ms=None if decode_duration is None else _unless_none(decode_duration),
+    )
+
+
+def _unless_none(value: int) -> int | None:
+    return None if value == NONE else value
 
 
 def _distinct(words: Iterable[list[int]]) -> list[list[int]]:

@@ -1,29 +1,55 @@
-"""Any history of requests, stops and failing steps, on two ranks at once.
+"""Any history of requests, stops, failing steps and time that passes, on two ranks at once.
 
-Held after every step: the books of rows and blocks balance, both ranks decided the same, no request got two
-final responses. Held at the end of every history: everybody was answered within finitely many steps, with exactly the
+Requests fork and search with beams, are paused where the policy allows it, share prefixes in whole blocks and within
+them, and keep their blocks for longer or shorter; blocks go to host memory and come back.
+
+Held after every step: the books of rows and blocks balance (used and free blocks are all blocks, on the device and on
+the host), both ranks decided the same, no request got two final responses, and whoever followed the events knows what
+is cached where. Held at the end of every history: everybody was answered within finitely many steps, with exactly the
 tokens that the request gets alone, and all memory is free.
 
-INFLIGHT_FUZZ_EXAMPLES sets the number of histories.
+A feature that makes rows of another kind adds its options to `submit`, and to `start` what the engine must have for it.
+INFLIGHT_FUZZ_EXAMPLES sets the number of histories; `make test-full` runs 2,000.
 """
 
 from __future__ import annotations
 
 import os
 
+import pytest
+from cache_model import CacheModel
 from harness import Harness, drafts_for, make_request
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 from msgspec import structs
 
+from inflight.batch_manager.event_buffer import EventBuffer
 from inflight.config import SchedulerPolicy
 from inflight.errors import StepFailed
+from inflight.kv_cache_retention import KvCacheRetentionConfig, TokenRangeRetentionConfig
 from inflight.result import FinishReason
 from inflight.speculative_decoding import ExternalDraftTokensConfig, NGramDecodingConfig
 
 MAX_SEQ_LEN = 40
 PREFIX = [(position * 11) % 97 for position in range(30)]
+RETENTIONS = st.one_of(
+    st.none(),
+    st.builds(
+        lambda priority, duration, end, decode, decode_duration: KvCacheRetentionConfig(
+            token_range_retention_configs=[
+                TokenRangeRetentionConfig(token_start=0, token_end=end, priority=priority, duration_ms=duration)
+            ],
+            decode_retention_priority=decode,
+            decode_duration_ms=decode_duration,
+        ),
+        st.sampled_from([0, 35, 80, 100]),
+        st.sampled_from([None, 20, 500]),
+        st.sampled_from([None, 5, 12]),
+        st.sampled_from([0, 35, 90]),
+        st.sampled_from([None, 50]),
+    ),
+)
 
 
 class Histories(RuleBasedStateMachine):
@@ -36,6 +62,8 @@ class Histories(RuleBasedStateMachine):
         self.num_requests = 0
         self.stopped: set[int] = set()
         self.failing_steps: set[int] = set()
+        self.now_ms = 0
+        self.model = CacheModel()
 
     @initialize(
         policy=st.sampled_from(list(SchedulerPolicy)),
@@ -44,7 +72,11 @@ class Histories(RuleBasedStateMachine):
         max_batch_size=st.integers(1, 6),
         spare_tokens=st.integers(0, 20),
         chunked=st.booleans(),
-        reuse=st.booleans(),
+        reuse=st.sampled_from([True, True, False]),
+        partial=st.booleans(),
+        copies_used_blocks=st.booleans(),
+        num_host_blocks=st.sampled_from([0, 1, 4, 20]),
+        min_offload_priority=st.sampled_from([0, 30, 50]),
     )
     def start(
         self,
@@ -55,8 +87,12 @@ class Histories(RuleBasedStateMachine):
         spare_tokens: int,
         chunked: bool,
         reuse: bool,
+        partial: bool,
+        copies_used_blocks: bool,
+        num_host_blocks: int,
+        min_offload_priority: int,
     ) -> None:
-        """A pool that holds the longest sequence and little more."""
+        """A pool that holds the longest sequence and little more. Only the first rank notes events."""
         self.max_batch_size = max_batch_size
         for rank in range(2):
             self.ranks.append(
@@ -70,6 +106,13 @@ class Histories(RuleBasedStateMachine):
                     enable_chunked_context=chunked,
                     enable_reuse=reuse,
                     hash_key=bytes([rank]),
+                    kv_cache={
+                        "enable_partial_reuse": partial,
+                        "copy_on_partial_reuse": copies_used_blocks,
+                        "num_host_blocks": num_host_blocks,
+                        "min_offload_priority": min_offload_priority,
+                        "events": EventBuffer(10_000) if rank == 0 else None,
+                    },
                     runner={"fail_collect": self.failing_steps.__contains__},
                 )
             )
@@ -92,6 +135,7 @@ class Histories(RuleBasedStateMachine):
         logits=st.sampled_from([False, False, True]),
         drafts=st.sampled_from([None, None, "right", "half right", "wrong"]),
         lookup=st.sampled_from([None, 1, 2, 8]),
+        retention=RETENTIONS,
     )
     def submit(
         self,
@@ -112,6 +156,7 @@ class Histories(RuleBasedStateMachine):
         logits: bool,
         drafts: str | None,
         lookup: int | None,
+        retention: KvCacheRetentionConfig | None,
     ) -> None:
         self.num_requests += 1
         prompt = [*PREFIX[:shared], *tail]
@@ -133,6 +178,7 @@ class Histories(RuleBasedStateMachine):
             num_return_sequences=min(num_sequences, most),
             logits=logits and beam_width == 1,
             ngram_config=NGramDecodingConfig(max_draft_len=lookup or 0, max_matching_ngram_size=1),
+            kv_cache_retention_config=retention,
         )
         if drafts is not None and beam_width == 1:
             tokens = drafts_for(request, drafts, MAX_SEQ_LEN)
@@ -155,6 +201,12 @@ class Histories(RuleBasedStateMachine):
         for rank in self.ranks:
             rank.stops = {*rank.stops, request_id}
 
+    @rule(milliseconds=st.sampled_from([5, 30, 600]))
+    def pass_time(self, milliseconds: int) -> None:
+        self.now_ms += milliseconds
+        for rank in self.ranks:
+            rank.manager.note_time(self.now_ms)
+
     @rule(ahead=st.integers(0, 3))
     def fail_a_step(self, ahead: int) -> None:
         self.failing_steps.add(self.ranks[0].runner.num_launches + ahead)
@@ -171,6 +223,12 @@ class Histories(RuleBasedStateMachine):
             first, second = self.ranks
             assert first.runner.launched == second.runner.launched
             assert first.calls == second.calls
+
+    @invariant()
+    def events_tell_what_is_cached(self) -> None:
+        if self.ranks:
+            self.model.follow(self.ranks[0].manager.take_kv_cache_events())
+            self.model.check(self.ranks[0].kv_cache)
 
     @invariant()
     def nobody_is_answered_twice(self) -> None:
@@ -237,9 +295,13 @@ class Histories(RuleBasedStateMachine):
             assert len(prompt) == len(request.input_token_ids)
 
 
+NUM_HISTORIES = int(os.environ.get("INFLIGHT_FUZZ_EXAMPLES", "100"))
+
 TestHistories = Histories.TestCase
+# A history takes about a tenth of a second: the usual minute is enough for a hundred, but not for thousands.
+TestHistories.pytestmark = [pytest.mark.timeout(60 + NUM_HISTORIES)]
 TestHistories.settings = settings(
-    max_examples=int(os.environ.get("INFLIGHT_FUZZ_EXAMPLES", "200")),
+    max_examples=NUM_HISTORIES,
     stateful_step_count=50,
     deadline=None,
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large, HealthCheck.filter_too_much],

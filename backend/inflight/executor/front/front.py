@@ -31,6 +31,7 @@ from inflight.executor.front.ready_responses import ReadyResponses
 from inflight.executor.front.statistics import FrontStatistics
 from inflight.executor.wire.messages import FRONT_ID_SHIFT, MAX_FRONT_ID, as_received
 from inflight.generation_defaults import GenerationDefaults
+from inflight.kv_cache_events import KVCacheEvent
 from inflight.request import Request
 from inflight.request_limits import RequestLimits
 from inflight.result import Response
@@ -271,6 +272,16 @@ class Front(ABC):
         with self._lock:
             return self._statistics.take_json()
 
+    def get_kv_cache_events(self, timeout: float | None = 0.0) -> list[KVCacheEvent]:
+        """What happened to the cached blocks since the last call, oldest first; at most the last
+        `event_buffer_max_size`: none unless that is configured. After a relaunch they begin anew, with event 0.
+
+        Waits up to `timeout` seconds for the first (None = until the executor is shut down). They hold tokens of all
+        requests of all fronts: see inflight.kv_cache_events."""
+        with self._stats_arrived:
+            self._stats_arrived.wait_for(lambda: self._statistics.events or self._state is EngineState.CLOSED, timeout)
+            return self._statistics.take_events()
+
     # -- for subclasses: sending to the leader -------------------------------------------------------------------------
 
     @abstractmethod
@@ -341,6 +352,11 @@ class Front(ABC):
         with self._stats_arrived:
             self._statistics.iterations.extend(iterations)
             self._statistics.requests.extend(requests)
+            self._stats_arrived.notify_all()
+
+    def _report_kv_cache_events(self, events: Iterable[KVCacheEvent]) -> None:
+        with self._stats_arrived:
+            self._statistics.events.extend(events)
             self._stats_arrived.notify_all()
 
     # -- checks --------------------------------------------------------------------------------------------------------

@@ -38,6 +38,7 @@ from inflight.executor.wire.messages import (
     Goodbye,
     Hello,
     Iterations,
+    KvCacheEvents,
     Occupied,
     Responses,
     Shutdown,
@@ -192,6 +193,7 @@ class RemoteFront(Front):
             pid=os.getpid(),
             wants_iteration_stats=self._statistics.wants_iterations,
             wants_request_stats=self._statistics.wants_requests,
+            wants_kv_cache_events=self._statistics.wants_events,
         )
 
     def _open(self) -> RunningLaunch | None:
@@ -276,6 +278,8 @@ class RemoteFront(Front):
             self._report_stats(message.json, message.num_queued)
         elif isinstance(message, Iterations):
             self._report_iterations(message.iteration_stats, message.request_stats)
+        elif isinstance(message, KvCacheEvents):
+            self._report_kv_cache_events(message.events)
         elif isinstance(message, Welcome):
             self._engine_ready(message.limits, message.device, message.max_in_flight)
             self._settled.set()

@@ -1,7 +1,8 @@
 """Statistics that a front has received and that were not fetched yet. Takes no lock.
 
 The newest JSON of the batch manager is for whoever shows the present state. The rings hold the statistics of every
-iteration, and of every request in it, for whoever wants to miss none; the oldest entries fall out of a full ring.
+iteration, of every request in it, and what happened to cached blocks, for whoever wants to miss none; the oldest
+entries fall out of a full ring.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ from __future__ import annotations
 from collections import deque
 
 from inflight.config import EngineConfig
+from inflight.kv_cache_events import KVCacheEvent
 from inflight.stats import IterationStats, RequestStatsPerIteration
 
 
@@ -19,6 +21,12 @@ class FrontStatistics:
         """Requests of all fronts that waited on the leader when the newest statistics were sent."""
         self.iterations: deque[IterationStats] = deque(maxlen=config.iter_stats_max_iterations)
         self.requests: deque[RequestStatsPerIteration] = deque(maxlen=config.request_stats_max_iterations)
+
+        self.events: deque[KVCacheEvent] = deque(maxlen=config.event_buffer_max_size)
+
+    @property
+    def wants_events(self) -> bool:
+        return self.events.maxlen != 0
 
     @property
     def wants_iterations(self) -> bool:
@@ -48,6 +56,12 @@ class FrontStatistics:
         """All since the last call, oldest first."""
         taken = list(self.requests)
         self.requests.clear()
+        return taken
+
+    def take_events(self) -> list[KVCacheEvent]:
+        """All since the last call, oldest first."""
+        taken = list(self.events)
+        self.events.clear()
         return taken
 
     def forget_state(self) -> None:

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from typing import Protocol
 
 from inflight.batch_manager.callbacks import Callbacks
+from inflight.batch_manager.event_buffer import EventBuffer
 from inflight.batch_manager.gpt_manager import GptManager
 from inflight.batch_manager.kv_cache_manager import KVCacheManager
 from inflight.batch_manager.scheduler import Scheduler
@@ -25,6 +26,8 @@ class LoadedRunner(Runner, Protocol):
     device_type: str
     """cpu or cuda."""
     num_blocks: int
+    num_host_blocks: int
+    """Slots in host memory for cold blocks."""
     block_size: int
     grammars: Grammars | None
     """On the leader, if requests may ask for guided decoding."""
@@ -47,13 +50,24 @@ def load_model_runner(
 
 
 def make_manager(
-    config: EngineConfig, runner: LoadedRunner, callbacks: Callbacks, *, raise_on_step_failure: bool
+    config: EngineConfig,
+    runner: LoadedRunner,
+    callbacks: Callbacks,
+    *,
+    raise_on_step_failure: bool,
+    notes_events: bool = False,
 ) -> GptManager:
-    """A GptManager over `runner`. Ranks differ only in the secret key with which each hashes its cached prefixes."""
+    """A GptManager over `runner`. Ranks differ only in the secret key with which each hashes its cached prefixes, and
+    in who notes what happens to these: the leader (`notes_events`), if the configuration asks for it."""
     kv_cache = KVCacheManager(
         num_blocks=runner.num_blocks,
         block_size=runner.block_size,
         enable_reuse=config.enable_kv_cache_reuse,
+        enable_partial_reuse=config.enable_partial_reuse,
+        copy_on_partial_reuse=config.copy_on_partial_reuse,
+        num_host_blocks=runner.num_host_blocks,
+        min_offload_priority=config.secondary_offload_min_priority,
+        events=EventBuffer(config.event_buffer_max_size) if notes_events and config.event_buffer_max_size else None,
         hash_key=os.urandom(32),
     )
     scheduler = Scheduler(

@@ -16,6 +16,7 @@ from inflight.batch_manager_stats import BatchManagerStats
 from inflight.distributed.rank_group import RankGroup
 from inflight.errors import RequestError
 from inflight.executor.wire.messages import NO_INPUT, RankInput, decode_rank_input, encode_rank_input
+from inflight.kv_cache_events import KVCacheEvent
 from inflight.request import Request
 from inflight.result import FinishReason, Response, Result
 from inflight.stats import IterationStats, RequestStatsPerIteration
@@ -49,6 +50,13 @@ class Leader(Protocol):
     def report_iteration(self, stats: IterationStats | None, requests: RequestStatsPerIteration | None) -> None:
         """Keep the statistics of the iteration that ends, those that are wanted, to be sent to such fronts."""
 
+    @property
+    def wants_kv_cache_events(self) -> bool:
+        """Whether a front keeps what happens to the cached blocks. Until one does, the rank that notes it keeps it."""
+
+    def report_kv_cache_events(self, events: list[KVCacheEvent]) -> None:
+        """Keep these, to be sent to such fronts."""
+
     def all_ranks_answered(self) -> None:
         """All ranks have passed a tick's barrier, so all are alive."""
 
@@ -80,6 +88,8 @@ class RankCallbacks:
     def get_inference_requests(self, max_num_requests: int) -> list[Request]:
         if self._num_active == 0 and self._stats_were_skipped:
             self._report_idle_stats()
+        if self._num_active == 0:
+            self._report_events()
         rank_input = self._exchange(max_num_requests, may_block=self._num_active == 0)
         self._num_active += len(rank_input.requests)
         return rank_input.requests
@@ -113,6 +123,15 @@ class RankCallbacks:
                 manager.statistics() if leader.wants_iteration_stats else None,
                 manager.request_statistics() if leader.wants_request_stats else None,
             )
+        self._report_events()
+
+    def _report_events(self) -> None:
+        leader, manager = self._leader, self._manager
+        if leader is None or manager is None or not manager.notes_kv_cache_events or not leader.wants_kv_cache_events:
+            return
+        events = manager.take_kv_cache_events()
+        if events:
+            leader.report_kv_cache_events(events)
 
     def _report_idle_stats(self) -> None:
         """Report the state in which the engine becomes idle; otherwise the fronts would keep showing an earlier one."""
@@ -130,6 +149,9 @@ class RankCallbacks:
         if rank_input is NO_INPUT:
             return rank_input
         self._stops.update(rank_input.stops)
+        if rank_input.now_ms:
+            assert self._manager is not None
+            self._manager.note_time(rank_input.now_ms)
         if rank_input.tick:
             self._group.barrier()
             if self._leader is not None:

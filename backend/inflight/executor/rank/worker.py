@@ -85,7 +85,9 @@ def _serve(config: EngineConfig, launch: Launch, group: RankGroup, runner: Loade
             stats_seconds=config.stats_check_period_ms / 2000,
         )
     rank = RankCallbacks(group, leader)
-    manager = make_manager(config, runner, rank.callbacks, raise_on_step_failure=group.size > 1)
+    manager = make_manager(
+        config, runner, rank.callbacks, raise_on_step_failure=group.size > 1, notes_events=leader is not None
+    )
     rank.attach(manager)
     if leader is not None:
         # The manager reports nothing before the first request, but fronts show the KV cache's size from the start.

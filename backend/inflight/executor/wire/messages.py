@@ -1,7 +1,7 @@
 """All messages between fronts and leader, and between leader and ranks: msgpack, one tagged struct per message.
 
     front -> leader    Hello, Submit, Cancel, Goodbye, Shutdown
-    leader -> front    Welcome, Occupied, Responses, Stats, Iterations, Heartbeat, Fatal
+    leader -> front    Welcome, Occupied, Responses, Stats, Iterations, KvCacheEvents, Heartbeat, Fatal
     leader -> ranks    RankInput
 
 A message is one frame. Responses that hold tensors have their numbers behind it, a frame for each tensor: numbers that
@@ -19,6 +19,7 @@ import msgspec
 from msgspec import structs
 
 from inflight.errors import InvalidRequest
+from inflight.kv_cache_events import KVCacheEvent
 from inflight.request import Request
 from inflight.request_limits import RequestLimits
 from inflight.result import FinishReason, NamedTensor, Response
@@ -48,6 +49,8 @@ class Hello(msgspec.Struct, frozen=True, tag=True, omit_defaults=True):
     """Whether it keeps the statistics of every iteration; otherwise none are made for it."""
     wants_request_stats: bool = False
     """The same of every request in every iteration."""
+    wants_kv_cache_events: bool = False
+    """Whether it keeps what happens to the cached blocks, if the engine notes that."""
 
 
 class Submit(msgspec.Struct, frozen=True, tag=True):
@@ -101,6 +104,13 @@ class Iterations(msgspec.Struct, frozen=True, tag=True, omit_defaults=True):
     request_stats: list[RequestStatsPerIteration] = []
 
 
+class KvCacheEvents(msgspec.Struct, frozen=True, tag=True):
+    """What happened to the cached blocks since the last such message, for fronts that asked for it. The first message
+    of a launch also has what happened before there was such a front, as far as it was kept."""
+
+    events: list[KVCacheEvent]
+
+
 class Heartbeat(msgspec.Struct, frozen=True, tag=True):
     """Every rank has just answered a tick."""
 
@@ -112,7 +122,7 @@ class Fatal(msgspec.Struct, frozen=True, tag=True):
 
 
 FromFront = Hello | Submit | Cancel | Goodbye | Shutdown
-FromLeader = Welcome | Occupied | Responses | Stats | Iterations | Heartbeat | Fatal
+FromLeader = Welcome | Occupied | Responses | Stats | Iterations | KvCacheEvents | Heartbeat | Fatal
 
 
 class RankInput(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -124,6 +134,8 @@ class RankInput(msgspec.Struct, frozen=True, omit_defaults=True):
     """If true, all ranks enter a barrier, after which the leader knows that all are alive."""
     shutdown: bool = False
     """If true, ranks take no more requests and end when none is active."""
+    now_ms: int = 0
+    """The leader's steady clock; 0 = it is not told. Durations of KV cache retention count on it."""
 
 
 NO_INPUT = RankInput()

@@ -79,6 +79,16 @@ class ClientRequest:
     return_num_output_tokens: bool = False
     return_perf_metrics: bool = False
 
+    retention_starts: list[int] | None = None
+    """Of token ranges: this and the next three have an entry for each."""
+    retention_ends: list[int] | None = None
+    """-1: to the prompt's end."""
+    retention_priorities: list[int] | None = None
+    retention_durations_ms: list[int] | None = None
+    """-1: for good."""
+    retention_decode_priority: int | None = None
+    retention_decode_duration_ms: int | None = None
+
     priority: float | None = None
     allotted_time_ms: int | None = None
     cache_salt: str | None = None

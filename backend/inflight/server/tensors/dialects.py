@@ -62,6 +62,10 @@ def _embeddings(name: str, dtype: TensorType) -> InputTensor:
     return InputTensor(name=name, dtype=dtype, dims=(-1, -1), field=name, read=read_embeddings)
 
 
+def _retention_row(name: str, field: str) -> InputTensor:
+    return InputTensor(name=name, dtype=TensorType.INT32, dims=(-1,), field=field, read=read_numbers)
+
+
 def _array(name: str, dtype: TensorType, rank: int, asked_by: str) -> OutputTensor:
     return OutputTensor(name=name, dtype=dtype, dims=(-1,) * rank, value=name, asked_by=asked_by)
 
@@ -131,6 +135,12 @@ LLM = Dialect(
         _scalar("return_num_input_tokens", TensorType.BOOL),
         _scalar("return_num_output_tokens", TensorType.BOOL),
         _scalar("return_perf_metrics", TensorType.BOOL),
+        _retention_row("retention_token_range_starts", "retention_starts"),
+        _retention_row("retention_token_range_ends", "retention_ends"),
+        _retention_row("retention_token_range_priorities", "retention_priorities"),
+        _retention_row("retention_token_range_durations_ms", "retention_durations_ms"),
+        _scalar("retention_decode_priority", TensorType.INT32),
+        _scalar("retention_decode_duration_ms", TensorType.INT32),
         _scalar("stop", TensorType.BOOL),
     ),
     outputs=(

@@ -12,7 +12,7 @@ from inflight.batch_manager.scheduler import Scheduler
 from inflight.batch_manager_stats import BatchManagerStats
 from inflight.distributed.rank_group import SingleRank
 from inflight.executor.rank.callbacks import RankCallbacks
-from inflight.executor.wire.messages import NO_INPUT, RankInput
+from inflight.executor.wire.messages import NO_INPUT, RankInput, encode_rank_input
 from inflight.request import Request
 from inflight.request_limits import RequestLimits
 from inflight.result import Response
@@ -105,3 +105,15 @@ def test_what_was_skipped_is_told_before_the_engine_falls_idle() -> None:
     (stats,) = leader.stats
     assert (stats.active_request_count, stats.scheduled_requests, stats.waiting_requests) == (0, 0, 0)
     assert stats.iteration_counter == 9 and stats.used_kv_cache_blocks == 0
+
+
+def test_every_rank_is_told_the_time_of_the_leader() -> None:
+    manager = make_manager(
+        RankCallbacks(
+            Follower([encode_rank_input(each) for each in (RankInput(now_ms=70), RankInput(shutdown=True))]), None
+        )
+    )
+    times: list[int] = []
+    manager._scheduler.kv_cache.note_time = times.append  # type: ignore[method-assign]
+    manager.run()
+    assert times == [70]

@@ -28,6 +28,7 @@ from inflight.executor.wire.messages import (
     Heartbeat,
     Hello,
     Iterations,
+    KvCacheEvents,
     Occupied,
     RankInput,
     Responses,
@@ -38,6 +39,7 @@ from inflight.executor.wire.messages import (
     decode_from_front,
     encode_frames,
 )
+from inflight.kv_cache_events import KVCacheEvent
 from inflight.request_limits import RequestLimits
 from inflight.result import Response
 from inflight.runtime.guided.grammars import Grammars
@@ -79,6 +81,9 @@ class LeaderSocket:
         """Statistics that fronts have asked for and that were not sent yet."""
         self.wants_iteration_stats = False
         self.wants_request_stats = False
+        self._kv_cache_events: list[KVCacheEvent] = []
+        """The same of the cached blocks."""
+        self.wants_kv_cache_events = False
         self._num_bad_messages = 0
         self._shutdown = False
         self._stats: str | None = None
@@ -104,10 +109,10 @@ class LeaderSocket:
             self._book.poll_grammars()
         requests, stops = self._book.take(0) if self._shutdown else self._book.take(max_requests, is_idle=may_block)
         self._flush()
-        tick = time.monotonic() >= self._next_tick
-        if not (requests or stops or tick or self._shutdown):
+        tick, now_ms = time.monotonic() >= self._next_tick, self._book.time_to_tell()
+        if not (requests or stops or tick or now_ms or self._shutdown):
             return NO_INPUT
-        return RankInput(requests=requests, stops=stops, tick=tick, shutdown=self._shutdown)
+        return RankInput(requests=requests, stops=stops, tick=tick, shutdown=self._shutdown, now_ms=now_ms)
 
     def respond(self, response: Response) -> None:
         self._book.respond(response)
@@ -123,6 +128,9 @@ class LeaderSocket:
             self._iterations.iteration_stats.append(self._book.complete(stats))
         if requests is not None:
             self._iterations.request_stats.append(requests)
+
+    def report_kv_cache_events(self, events: list[KVCacheEvent]) -> None:
+        self._kv_cache_events += events
 
     def all_ranks_answered(self) -> None:
         self._next_tick = time.monotonic() + self._tick_seconds
@@ -213,7 +221,7 @@ class LeaderSocket:
         for front, responses in self._book.collect_responses().items():
             self._send(front, Responses(responses))
         has_stats = self._stats is not None or self._iterations.iteration_stats or self._iterations.request_stats
-        if has_stats and (everything or time.monotonic() >= self._next_stats):
+        if (has_stats or self._kv_cache_events) and (everything or time.monotonic() >= self._next_stats):
             self._next_stats = time.monotonic() + self._stats_seconds
             self._send_stats()
 
@@ -231,9 +239,15 @@ class LeaderSocket:
             if wanted != Iterations():
                 self._send(front, wanted)
 
+        events, self._kv_cache_events = self._kv_cache_events, []
+        for front, hello in list(self._fronts.items()) if events else ():
+            if hello.wants_kv_cache_events:
+                self._send(front, KvCacheEvents(events))
+
     def _note_wishes(self) -> None:
         self.wants_iteration_stats = any(hello.wants_iteration_stats for hello in self._fronts.values())
         self.wants_request_stats = any(hello.wants_request_stats for hello in self._fronts.values())
+        self.wants_kv_cache_events = any(hello.wants_kv_cache_events for hello in self._fronts.values())
 
     def _send(self, front: bytes, message: FromLeader) -> None:
         try:

@@ -31,6 +31,9 @@ from inflight.runtime.guided.grammar import GrammarState
 from inflight.runtime.guided.grammars import Grammars
 from inflight.stats import IterationStats
 
+CLOCK_SECONDS = 0.1
+"""Shortest time between two times that the ranks are told: no duration of KV cache retention needs to be met better."""
+
 Front = bytes
 """The transport's identity of a front."""
 
@@ -61,6 +64,8 @@ class RequestBook:
         self._deadline_heap: list[tuple[float, int]] = []  # the same, and stale entries
         self._outboxes: dict[Front, list[Response]] = {}
         self._queued_since: dict[int, float] = {}  # clock time of arrival, of every waiting request
+        self._tells_time = False  # since the first request whose blocks are kept for a limited time
+        self._next_time = 0.0
         self._queue_seconds = 0.0  # that the requests of the last `take` had waited, added up
 
     @property
@@ -95,6 +100,8 @@ class RequestBook:
                 self._compiling[request_id] = request
             else:
                 self._queue.push(request)
+            retention = request.kv_cache_retention_config
+            self._tells_time = self._tells_time or (retention is not None and retention.has_durations)
             if request.allotted_time_ms > 0:
                 self._set_deadline(request_id, self._queued_since[request_id] + request.allotted_time_ms / 1000)
 
@@ -161,6 +168,17 @@ class RequestBook:
         self._queue_seconds = sum(now - self._queued_since.pop(request.request_id) for request in requests)
         stops, self._stops = self._stops, {}
         return requests, stops
+
+    def time_to_tell(self) -> int:
+        """The time in ms that the ranks are to be told in this iteration; 0 = none. Nobody is told any before there was
+        a request that needs it."""
+        if not self._tells_time:
+            return 0
+        now = self._clock()
+        if now < self._next_time:
+            return 0
+        self._next_time = now + CLOCK_SECONDS
+        return max(int(now * 1000), 1)
 
     def poll_grammars(self) -> None:
         """Queue the requests whose grammars have become ready, in order of arrival, and refuse those of broken ones and

@@ -1,0 +1,67 @@
+"""KV cache events that nobody has fetched yet: a ring, of which the oldest fall out. Knows blocks, not who reads."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable
+
+from inflight.batch_manager.prefix_table import CachedBlock
+from inflight.kv_cache_events import (
+    KVCacheCreatedData,
+    KVCacheEvent,
+    KVCacheEventData,
+    KVCacheEventDiff,
+    KVCacheRemovedData,
+    KVCacheStoredBlockData,
+    KVCacheStoredData,
+    KVCacheUpdatedData,
+)
+
+
+class EventBuffer:
+    """On the leader only, and only if events are wanted: ranks without one decide the same."""
+
+    def __init__(self, max_size: int) -> None:
+        self._events: deque[KVCacheEvent] = deque(maxlen=max_size)
+        self._num_events = 0
+
+    def take(self) -> list[KVCacheEvent]:
+        """All since the last call, as far as the ring held them."""
+        taken = list(self._events)
+        self._events.clear()
+        return taken
+
+    def created(self, num_blocks_per_cache_level: list[int]) -> None:
+        self._add(KVCacheCreatedData(num_blocks_per_cache_level=num_blocks_per_cache_level))
+
+    def stored(self, parent_hash: bytes | None, blocks: list[CachedBlock]) -> None:
+        """`parent_hash`: None if the first of `blocks` begins a prompt."""
+        found = [
+            KVCacheStoredBlockData(
+                block_hash=_opaque(block.block_hash), tokens=block.tokens.tolist(), priority=block.priority
+            )
+            for block in blocks
+        ]
+        self._add(KVCacheStoredData(parent_hash=None if parent_hash is None else _opaque(parent_hash), blocks=found))
+
+    def removed(self, blocks: Iterable[CachedBlock]) -> None:
+        hashes = [_opaque(block.block_hash) for block in blocks]
+        if hashes:
+            self._add(KVCacheRemovedData(block_hashes=hashes))
+
+    def moved(self, block: CachedBlock, old_level: int, new_level: int) -> None:
+        diff = KVCacheEventDiff(old_level, new_level)
+        self._add(KVCacheUpdatedData(block_hash=_opaque(block.block_hash), cache_level=diff))
+
+    def prioritized(self, block: CachedBlock, old_priority: int) -> None:
+        diff = KVCacheEventDiff(old_priority, block.priority)
+        self._add(KVCacheUpdatedData(block_hash=_opaque(block.block_hash), priority=diff))
+
+    def _add(self, data: KVCacheEventData) -> None:
+        self._events.append(KVCacheEvent(event_id=self._num_events, data=data))
+        self._num_events += 1
+
+
+def _opaque(block_hash: bytes) -> int:
+    """64 bits of a hash that nobody can compute without the engine's secret."""
+    return int.from_bytes(block_hash[:8], "little")

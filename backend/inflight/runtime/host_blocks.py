@@ -1,0 +1,110 @@
+"""Cold blocks of the KV cache in host memory: where their bytes lie, and the copies between them and the device.
+
+For a GPU the memory is pinned, and the copies run in the order of its stream without anybody waiting. On a CPU the
+blocks lie in a file without a name, which the system deletes with the process, however that ends; its pages are memory
+only as long as nobody else needs it. A host block holds all layers, keys and values, one after the other.
+"""
+
+from __future__ import annotations
+
+import mmap
+import os
+import tempfile
+
+import torch
+from torch import Tensor
+
+from inflight.config import EngineConfig
+from inflight.distributed.tensor_parallel import TensorParallelGroup
+from inflight.errors import ConfigurationError
+from inflight.runtime.device import free_memory, gib
+from inflight.runtime.kv_cache import SPARE_CPU_BYTES, KVCache, KVCacheShape
+
+_PINNED_BYTES = 2**30
+"""Of one region of pinned memory. torch rounds each up to a power of two, so a single one might take twice as much."""
+
+
+def count_host_blocks(
+    config: EngineConfig, shape: KVCacheShape, group: TensorParallelGroup, device: torch.device
+) -> int:
+    """Number of host blocks of every rank. Collective. Raises ConfigurationError if not one fits, or if those of a GPU
+    are more than this rank's share of the host's memory."""
+    num_bytes = config.kv_cache_host_memory_bytes
+    num_blocks = group.all_reduce_min(num_bytes // shape.block_bytes)
+    if num_bytes and not num_blocks:
+        raise ConfigurationError(
+            f"kv_cache_host_memory_bytes {num_bytes} has no room for one block of {shape.block_bytes} bytes: "
+            "raise it, or set it to 0"
+        )
+    available = free_memory(torch.device("cpu"), config.num_ranks) - SPARE_CPU_BYTES
+    if device.type == "cuda" and num_bytes > available:
+        raise ConfigurationError(
+            f"kv_cache_host_memory_bytes takes {gib(num_bytes)} of the host's memory for each rank, but only "
+            f"{gib(max(available, 0))} are available to each; lower it or free memory"
+        )
+    return num_blocks
+
+
+class HostBlocks:
+    """`num_blocks` blocks, for the caches of one rank."""
+
+    def __init__(self, kv_cache: KVCache, shape: KVCacheShape, num_blocks: int, device: torch.device) -> None:
+        """Raises ConfigurationError if there is no room for them."""
+        self.num_blocks = num_blocks
+        self._caches = [cache for layer in kv_cache.layers for cache in (layer.keys, layer.values)]
+        self._is_cuda = device.type == "cuda"
+        self._region_blocks = max(_PINNED_BYTES // shape.block_bytes, 1) if self._is_cuda else max(num_blocks, 1)
+        allocate = _pinned_memory if self._is_cuda else _file_memory
+        self._regions = [
+            allocate(count * shape.block_bytes).view(count, shape.block_bytes)
+            for first in range(0, num_blocks, self._region_blocks)
+            for count in [min(self._region_blocks, num_blocks - first)]
+        ]
+
+    def offload(self, pairs: list[tuple[int, int]]) -> None:
+        """Copy (block, host block) pairs to the host. No host block is named twice."""
+        for block_id, slot in pairs:
+            parts = [_bytes(cache[block_id]) for cache in self._caches]
+            if self._is_cuda:
+                # Gathered on the device first: one copy over the bus instead of two for each layer.
+                self._slot(slot).copy_(torch.cat(parts), non_blocking=True)
+            else:
+                torch.cat(parts, out=self._slot(slot))
+
+    def onboard(self, pairs: list[tuple[int, int]]) -> None:
+        """Copy (host block, block) pairs to the device. No block is named twice."""
+        for slot, block_id in pairs:
+            memory = self._slot(slot)
+            if self._is_cuda:
+                memory = memory.to(self._caches[0].device, non_blocking=True)
+            for part, cache in zip(self._split(memory), self._caches, strict=True):
+                _bytes(cache[block_id]).copy_(part)
+
+    def _slot(self, slot: int) -> Tensor:
+        return self._regions[slot // self._region_blocks][slot % self._region_blocks]
+
+    def _split(self, memory: Tensor) -> tuple[Tensor, ...]:
+        """Bytes of a block as those of each cache."""
+        return memory.split_with_sizes([cache[0].numel() * cache.dtype.itemsize for cache in self._caches])
+
+
+def _bytes(block: Tensor) -> Tensor:
+    return block.view(-1).view(torch.uint8)
+
+
+def _pinned_memory(num_bytes: int) -> Tensor:
+    return torch.empty(num_bytes, dtype=torch.uint8, pin_memory=True)
+
+
+def _file_memory(num_bytes: int) -> Tensor:
+    """All its space is taken now: writing to a page for which the disk has none would kill the process."""
+    try:
+        with tempfile.TemporaryFile() as file:
+            os.posix_fallocate(file.fileno(), 0, num_bytes)
+            memory = mmap.mmap(file.fileno(), num_bytes)
+    except OSError as error:
+        raise ConfigurationError(
+            f"kv_cache_host_memory_bytes takes {gib(num_bytes)} in {tempfile.gettempdir()} for each rank, which has no "
+            f"room for it ({error.strerror}); lower it, or let TMPDIR name another folder"
+        ) from None
+    return torch.frombuffer(memory, dtype=torch.uint8)

@@ -1,0 +1,83 @@
+"""The KV cache's features on real ranks, one and two: the same tokens whatever was kept, moved or reused in part.
+
+pytest ci/L0_executor/test_kv_cache.py
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from cache_model import CacheModel
+
+from inflight import (
+    EngineConfig,
+    Executor,
+    KvCacheRetentionConfig,
+    KVCacheUpdatedData,
+    Request,
+    TokenRangeRetentionConfig,
+)
+from inflight.run_directory import RUN_DIRECTORY
+
+CHECKPOINT = Path(__file__).resolve().parents[2] / "model_repository" / "llm" / "1" / "checkpoint"
+PATIENCE = 120
+STEM = [(position * 37) % 500 + 20 for position in range(70)]
+PROMPTS = [
+    STEM,
+    *([*STEM[:20], *((number * 91 + position * 7) % 500 + 20 for position in range(60))] for number in range(6)),
+    *([*STEM[: 33 + number], 30, 40, 50] for number in range(4)),
+    STEM,
+]
+
+
+def serve(num_ranks: int, **changes: object) -> tuple[list[list[int]], Executor]:
+    """The tokens of all prompts, one after the other, and the executor, which is shut down by then."""
+    config = EngineConfig(
+        dtype="float32",
+        tensor_parallel_size=num_ranks,
+        max_batch_size=4,
+        max_seq_len=128,
+        cpu_compile="false",
+        num_threads=1,
+        **changes,  # type: ignore[arg-type]
+    )
+    keep = KvCacheRetentionConfig(
+        token_range_retention_configs=[TokenRangeRetentionConfig(token_start=0, priority=80, duration_ms=200)],
+        decode_duration_ms=1,
+    )
+    found = []
+    with Executor(CHECKPOINT, config) as executor:
+        for number, prompt in enumerate(PROMPTS):
+            request = Request(
+                input_token_ids=prompt, max_tokens=12, kv_cache_retention_config=keep if number % 3 == 0 else None
+            )
+            (response,) = executor.await_responses(executor.enqueue_request(request), timeout=PATIENCE)
+            assert response.result is not None, response.error_msg
+            found.append(response.result.output_token_ids)
+    return found, executor
+
+
+@pytest.mark.parametrize("num_ranks", [1, 2])
+def test_the_tokens_are_those_of_an_engine_without_reuse(
+    num_ranks: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(RUN_DIRECTORY, str(tmp_path))
+    expected, _ = serve(1, max_tokens_in_paged_kv_cache=1024, enable_kv_cache_reuse=False)
+    found, executor = serve(
+        num_ranks,
+        max_tokens_in_paged_kv_cache=160,
+        enable_partial_reuse=True,
+        kv_cache_host_memory_bytes=64 * 2**20,
+        event_buffer_max_size=10_000,
+    )
+    assert found == expected
+    events = executor.get_kv_cache_events()
+    model = CacheModel()
+    model.follow(events)
+    assert model.num_blocks_per_level[0] == 10 and model.num_blocks_per_level[1] > 10
+    moves = [event.data.cache_level for event in events if isinstance(event.data, KVCacheUpdatedData)]
+    levels = {(move.old_value, move.new_value) for move in moves if move is not None}
+    assert levels == {(0, 1), (1, 0)}, "blocks went to the host and came back"
+    stats = executor.get_latest_iteration_stats()[-1].kv_cache_stats
+    assert stats.partially_reused_blocks and stats.offloaded_blocks >= stats.onboarded_blocks > 0

@@ -1,0 +1,218 @@
+"""Parts of cached blocks and blocks from host memory on a real network: the tokens are those of a request alone.
+
+Run: pytest ci/unit/runtime/test_cold_blocks.py
+"""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from network_engine import BLOCK_SIZE, Engine
+from tiny_checkpoints import make_checkpoint, make_prompt
+
+from inflight.config import EngineConfig, SchedulerPolicy
+from inflight.distributed.tensor_parallel import TensorParallelGroup
+from inflight.errors import ConfigurationError
+from inflight.layers.attention import CacheSpec
+from inflight.output_config import OutputConfig
+from inflight.request import Request
+from inflight.runtime import host_blocks
+from inflight.runtime.host_blocks import HostBlocks, count_host_blocks
+from inflight.runtime.kv_cache import KVCache, KVCacheShape
+from inflight.sampling_config import SamplingConfig
+from inflight.scheduler_output import SchedulerOutput
+
+pytestmark = pytest.mark.slow
+
+CPU = torch.device("cpu")
+HOST_BYTES = 1 << 20
+STEM = make_prompt(30, seed=1)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_checkpoint(tmp_path_factory.mktemp("checkpoint"), "qwen3").folder
+
+
+def request(number: int, prompt: list[int], max_tokens: int = 6) -> Request:
+    sampling = SamplingConfig(temperature=0.9, seed=number) if number % 2 else SamplingConfig()
+    return Request(
+        request_id=number,
+        input_token_ids=prompt,
+        max_tokens=max_tokens,
+        sampling_config=sampling,
+        output_config=OutputConfig(return_log_probs=True),
+    )
+
+
+def requests() -> list[Request]:
+    """Prompts that part from each other at every place of a block, among others that need the memory."""
+    parting = [[*STEM[: 8 + number], *make_prompt(3, seed=50 + number)] for number in range(9)]
+    others = [make_prompt(34, seed=100 + number) for number in range(5)]
+    return [
+        request(number, prompt) for number, prompt in enumerate([STEM, *parting[:5], *others, *parting[5:], STEM], 1)
+    ]
+
+
+def small_engine(folder: Path, *, partial: bool, host_bytes: int) -> Engine:
+    return Engine(
+        folder,
+        policy=SchedulerPolicy.MAX_UTILIZATION,
+        num_blocks=20,
+        max_num_tokens=24,
+        kv_cache={"enable_partial_reuse": partial},
+        kv_cache_host_memory_bytes=host_bytes,
+    )
+
+
+@pytest.fixture(scope="module")
+def alone(folder: Path) -> dict[int, tuple[list[int], list[float]]]:
+    """By request, tokens and log probabilities without any reuse."""
+    engine = Engine(
+        folder, policy=SchedulerPolicy.GUARANTEED_NO_EVICT, num_blocks=64, max_num_tokens=64, enable_reuse=False
+    )
+    for each in requests():
+        engine.serve([each])
+    return {each.request_id: (engine.tokens(each.request_id), engine.log_probs(each.request_id)) for each in requests()}
+
+
+@pytest.mark.parametrize(("partial", "host_bytes"), [(True, 0), (False, HOST_BYTES), (True, HOST_BYTES)])
+@pytest.mark.parametrize("together", [True, False])
+def test_tokens_do_not_depend_on_what_was_reused(
+    folder: Path, alone: dict[int, tuple[list[int], list[float]]], partial: bool, host_bytes: int, together: bool
+) -> None:
+    engine = small_engine(folder, partial=partial, host_bytes=host_bytes)
+    for batch in [requests()] if together else [[each] for each in requests()]:
+        engine.serve(batch)
+    assert (engine.kv_cache.num_partially_reused_blocks > 0) is partial
+    assert (engine.kv_cache.num_onboarded_blocks > 0) is (host_bytes > 0)
+    for request_id, (tokens, log_probs) in alone.items():
+        assert engine.tokens(request_id) == tokens
+        np.testing.assert_allclose(engine.log_probs(request_id), log_probs, atol=1e-5)
+    engine.runner.close()
+
+
+def test_nan_behind_the_common_tokens_is_not_copied(folder: Path) -> None:
+    """Attention may multiply what lies behind a sequence's last token by 0, and 0 times NaN is NaN."""
+    engine = small_engine(folder, partial=True, host_bytes=0)
+    engine.serve([request(2, STEM, 2)])
+    caches = [cache for layer in engine.runner._kv_cache.layers for cache in (layer.keys, layer.values)]
+    for cache in caches:
+        cache[0, 2:] = torch.nan
+    prompt = [*STEM[:2], 7]
+    engine.serve([request(4, prompt, 1)])
+    assert engine.kv_cache.num_partially_reused_blocks == 1
+    assert all(cache[0, 2:].isnan().all() and cache[1:].isfinite().all() for cache in caches)
+    fresh = small_engine(folder, partial=False, host_bytes=0)
+    fresh.serve([request(4, prompt, 1)])
+    assert engine.tokens(4) == fresh.tokens(4)
+
+
+def test_a_runner_without_host_memory_refuses_steps_that_need_it(folder: Path) -> None:
+    engine = small_engine(folder, partial=False, host_bytes=0)
+    engine.runner._host_blocks = None
+    for copies in ({"offloads": [(0, 0)]}, {"onboards": [(0, 0)]}):
+        with pytest.raises(ValueError, match="blocks in host memory are not served"):
+            engine.runner.forward(SchedulerOutput(new_sequences=[], rows=[], **copies))
+
+
+# -- the memory --------------------------------------------------------------------------------------------------------
+
+SPECS = (
+    CacheSpec(num_kv_heads=2, head_dim=8, dtype=torch.float32),
+    CacheSpec(num_kv_heads=1, head_dim=24, dtype=torch.bfloat16),
+)
+SHAPE = KVCacheShape(layers=SPECS, block_size=BLOCK_SIZE)
+
+
+def fill(kv_cache: KVCache) -> None:
+    for layer in kv_cache.layers:
+        for cache in (layer.keys, layer.values):
+            cache.copy_(torch.randn(cache.shape))
+
+
+def block_bytes(kv_cache: KVCache, block_id: int) -> list[bytes]:
+    caches = [cache for layer in kv_cache.layers for cache in (layer.keys, layer.values)]
+    return [cache[block_id].contiguous().view(-1).view(torch.uint8).numpy().tobytes() for cache in caches]
+
+
+def test_a_round_trip_changes_no_bit() -> None:
+    kv_cache = KVCache(SHAPE, 6, CPU)
+    host = HostBlocks(kv_cache, SHAPE, 4, CPU)
+    fill(kv_cache)
+    before = [block_bytes(kv_cache, block_id) for block_id in range(6)]
+    host.offload([(5, 0), (2, 3), (0, 1)])
+    fill(kv_cache)
+    untouched = block_bytes(kv_cache, 4)
+    host.onboard([(3, 0), (0, 2), (1, 1), (0, 3)])
+    assert [block_bytes(kv_cache, block_id) for block_id in range(4)] == [before[2], before[0], before[5], before[5]]
+    assert block_bytes(kv_cache, 4) == untouched
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+def test_a_round_trip_over_a_gpus_stream_changes_no_bit() -> None:
+    device = torch.device("cuda")
+    kv_cache = KVCache(SHAPE, 6, device)
+    host = HostBlocks(kv_cache, SHAPE, 4, device)
+    fill(kv_cache)
+    caches = [cache for layer in kv_cache.layers for cache in (layer.keys, layer.values)]
+    before = [cache[5].cpu() for cache in caches]
+    with torch.cuda.stream(torch.cuda.Stream()):  # type: ignore[no-untyped-call]
+        torch.cuda.current_stream().wait_stream(torch.cuda.default_stream())
+        host.offload([(5, 2)])
+        fill(kv_cache)
+        host.onboard([(2, 1)])
+    torch.cuda.synchronize()
+    assert all(torch.equal(old, cache[1].cpu()) for old, cache in zip(before, caches, strict=True))
+
+
+def test_no_file_can_be_seen_or_stays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    host = HostBlocks(KVCache(SHAPE, 2, CPU), SHAPE, 2, CPU)
+    assert os.listdir(tmp_path) == []
+    assert host.num_blocks == 2
+
+
+def test_pinned_memory_is_bounded_by_the_ranks_share(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(host_blocks, "free_memory", lambda device, num_ranks: 2**30 // num_ranks)
+    config = EngineConfig(kv_cache_host_memory_bytes=2**29, tensor_parallel_size=2)
+    with pytest.raises(ConfigurationError, match=r"0\.50 GiB of the host's memory for each rank, but only 0\.38 GiB"):
+        count_host_blocks(config, SHAPE, TensorParallelGroup(), torch.device("cuda"))
+
+
+@pytest.mark.parametrize("region_blocks", [1, 3])
+def test_blocks_may_lie_in_several_regions(region_blocks: int) -> None:
+    kv_cache = KVCache(SHAPE, 6, CPU)
+    host = HostBlocks(kv_cache, SHAPE, 5, CPU)
+    host._region_blocks = region_blocks
+    host._regions = list(host._regions[0].split(region_blocks))
+    fill(kv_cache)
+    before = [block_bytes(kv_cache, block_id) for block_id in range(5)]
+    host.offload([(block_id, block_id) for block_id in range(5)])
+    fill(kv_cache)
+    host.onboard([(block_id, block_id) for block_id in range(5)])
+    assert [block_bytes(kv_cache, block_id) for block_id in range(5)] == before
+
+
+def _no_space(*_: object) -> None:
+    raise OSError(28, "No space left on device")
+
+
+@pytest.mark.parametrize(
+    ("num_bytes", "break_disk", "sentence"),
+    [(100, False, "has no room for one block of"), (HOST_BYTES, True, "No space left on device")],
+)
+def test_too_little_room_is_said_at_the_start(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, num_bytes: int, break_disk: bool, sentence: str
+) -> None:
+    if break_disk:
+        monkeypatch.setattr(os, "posix_fallocate", _no_space)
+    with pytest.raises(ConfigurationError, match="kv_cache_host_memory_bytes") as caught:
+        small_engine(folder, partial=False, host_bytes=num_bytes)
+    assert sentence in str(caught.value)
