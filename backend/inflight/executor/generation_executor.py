@@ -159,9 +159,9 @@ class GenerationExecutor:
                 # The executor may have forgotten a request whose last response is still on its way to its result.
                 raise DuplicateRequest(f"requestId {request.request_id} is already in progress, request is ignored.")
             self._results[request.request_id] = result
-        if self._workers is not None:
-            self._workers.open(request, stop)
         try:
+            if self._workers is not None:
+                self._workers.open(request, stop)
             self._executor.enqueue_request(request)
         except BaseException:
             self._results.pop(request.request_id, None)

@@ -18,7 +18,7 @@ from functools import partial
 from multiprocessing.connection import Connection
 
 from inflight.backoff import Backoff
-from inflight.errors import ConfigurationError
+from inflight.errors import ConfigurationError, EngineUnavailable
 from inflight.executor.launchers.python_command import find_python, worker_environment
 from inflight.executor.postprocess.messages import (
     Close,
@@ -67,7 +67,7 @@ class PostprocessWorkers:
             raise
 
     def open(self, request: Request, stop: Sequence[str]) -> None:
-        """Before the request is sent to the engine."""
+        """Before the request is sent to the engine. Raises EngineUnavailable while its worker is being replaced."""
         message = Open(
             request_id=request.request_id,
             num_sequences=request.num_return_sequences,
@@ -116,6 +116,8 @@ class _Worker:
         self._closing = threading.Event()
         self._ready = threading.Event()
         self._reason = ""
+        self._absent = ""
+        """Why there is no worker now."""
         self._start()
         self._thread = threading.Thread(target=self._run, name=f"inflight-postprocess-{number}", daemon=True)
         self._thread.start()
@@ -130,6 +132,8 @@ class _Worker:
 
     def open(self, message: Open) -> None:
         with self._lock:
+            if self._absent:
+                raise EngineUnavailable(self._absent)
             self._open.add(message.request_id)
             self._send(message)
 
@@ -205,18 +209,25 @@ class _Worker:
                 self._ready.set()
                 return
             logger.error("%s; another one takes its place", reason)
+            self._lose(reason)
             self._closing.wait(backoff.failed())
             with self._lock:
-                lost, self._open = self._open, set()
-                # A request whose last response was on its way is known by that alone.
-                lost |= {response.request_id for responses in self._waiting for response in responses}
-                self._waiting.clear()
                 self._connection.close()
                 self._start()
+                self._absent = ""
                 if self._closing.is_set():
                     self._shut(socket.SHUT_WR)
-            for request_id in sorted(lost):
-                self._fail(request_id, reason)
+
+    def _lose(self, reason: str) -> None:
+        """Fail all requests that the worker knew; it takes no others until the next one has started."""
+        with self._lock:
+            self._absent = reason
+            lost, self._open = self._open, set()
+            # A request whose last response was on its way is known by that alone.
+            lost |= {response.request_id for responses in self._waiting for response in responses}
+            self._waiting.clear()
+        for request_id in sorted(lost):
+            self._fail(request_id, reason)
 
     def _receive(self, backoff: Backoff) -> None:
         """Until the worker ends."""
