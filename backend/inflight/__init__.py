@@ -45,6 +45,7 @@ if TYPE_CHECKING:
     from inflight.executor.front.request_output import CompletionOutput, RequestOutput
     from inflight.executor.generation_executor import GenerationExecutor
     from inflight.executor.in_process import InProcessExecutor
+    from inflight.lora import LoraConfig, LoRARequest
     from inflight.output_config import OutputConfig
     from inflight.request import Request
     from inflight.result import FinishReason, Response, Result
@@ -71,6 +72,7 @@ _HOMES = {
     "inflight.executor.front.request_output": ("CompletionOutput", "RequestOutput"),
     "inflight.executor.generation_executor": ("GenerationExecutor",),
     "inflight.executor.in_process": ("InProcessExecutor",),
+    "inflight.lora": ("LoraConfig", "LoRARequest"),
     "inflight.output_config": ("OutputConfig",),
     "inflight.request": ("Request",),
     "inflight.sampling_config": ("SamplingConfig",),
@@ -93,6 +95,8 @@ __all__ = [
     "InflightError",
     "InvalidRequest",
     "IterationStats",
+    "LoRARequest",
+    "LoraConfig",
     "OutputConfig",
     "QueueFull",
     "Request",

@@ -86,6 +86,17 @@ class EngineConfig:
     enable_kv_cache_reuse: bool = True
     """Share the KV blocks of equal prefixes between requests with the same cache salt."""
 
+    max_loras: int = 0
+    """LoRA adapters that run at once; 0 = none, or as many as lora_cache_gpu_memory_fraction holds."""
+    lora_dir: str = ""
+    """Folder of adapters that clients may name, a PEFT folder each; a relative path starts at the version folder."""
+    lora_cache_max_adapter_size: int = 64
+    """Largest rank of an adapter, at most 128: each of max_loras takes the memory of this rank."""
+    lora_cache_gpu_memory_fraction: float = 0.0
+    """Fraction of the memory free after loading that adapters on the device may take at most; 0 = no limit."""
+    lora_cache_host_memory_bytes: int = 1_073_741_824
+    """Bytes of adapters that a rank keeps in host memory; those not used for the longest time are dropped first."""
+
     cpu_compile: str = "auto"
     """Layers in C++: auto (one bfloat16 rank, a CPU with AVX-512 for bfloat16, g++ at hand), true or false."""
     num_threads: int = 0
@@ -141,10 +152,9 @@ class EngineConfig:
             )
         if self.tokens_per_block < 1 or self.tokens_per_block & (self.tokens_per_block - 1):
             raise ConfigurationError(f"tokens_per_block must be a power of two, got {self.tokens_per_block}")
-        if not 0.0 <= self.kv_cache_free_gpu_mem_fraction <= 1.0:
-            raise ConfigurationError(
-                f"kv_cache_free_gpu_mem_fraction must be between 0 and 1, got {self.kv_cache_free_gpu_mem_fraction}"
-            )
+        for key in ("kv_cache_free_gpu_mem_fraction", "lora_cache_gpu_memory_fraction"):
+            if not 0.0 <= getattr(self, key) <= 1.0:
+                raise ConfigurationError(f"{key} must be between 0 and 1, got {getattr(self, key)}")
         if self.max_num_tokens < self.max_batch_size:
             raise ConfigurationError(
                 f"max_num_tokens ({self.max_num_tokens}) must be at least max_batch_size ({self.max_batch_size}): "
@@ -177,7 +187,8 @@ class EngineConfig:
         config = cls(**values)  # type: ignore[arg-type]
         checkpoint = Path(model_directory, config.gpt_model_path)
         tokenizer = Path(model_directory, config.tokenizer_dir) if config.tokenizer_dir else checkpoint
-        return replace(config, gpt_model_path=str(checkpoint), tokenizer_dir=str(tokenizer))
+        adapters = str(Path(model_directory, config.lora_dir)) if config.lora_dir else ""
+        return replace(config, gpt_model_path=str(checkpoint), tokenizer_dir=str(tokenizer), lora_dir=adapters)
 
     @property
     def max_in_flight(self) -> int:
@@ -213,6 +224,7 @@ POSITIVE_KEYS = (
     "max_tensor_bytes_per_request",
     "worker_heartbeat_timeout_ms",
     "worker_start_timeout_ms",
+    "lora_cache_max_adapter_size",
 )
 
 NOT_NEGATIVE_KEYS = (
@@ -222,6 +234,8 @@ NOT_NEGATIVE_KEYS = (
     "max_queue_size",
     "max_tokens_in_paged_kv_cache",
     "num_threads",
+    "max_loras",
+    "lora_cache_host_memory_bytes",
     "iter_stats_max_iterations",
     "request_stats_max_iterations",
 )
@@ -235,6 +249,9 @@ LARGEST = {
     "max_num_tokens": 2**24,
     "tokens_per_block": 2**16,
     "num_threads": 2**10,
+    "max_loras": 2**14,
+    "lora_cache_max_adapter_size": 128,
+    "lora_cache_host_memory_bytes": 2**48,
     "iter_stats_max_iterations": 2**20,
     "request_stats_max_iterations": 2**20,
     "max_tokens_in_paged_kv_cache": 2**48,
@@ -294,9 +311,6 @@ UNSUPPORTED_KEYS: dict[str, tuple[str, ...] | None] = {
     "cuda_graph_cache_size": None,
     "recv_poll_period_ms": None,
     "lora_cache_optimal_adapter_size": None,
-    "lora_cache_max_adapter_size": None,
-    "lora_cache_gpu_memory_fraction": None,
-    "lora_cache_host_memory_bytes": None,
     "executor_worker_path": None,
 }
 """TensorRT-LLM's keys for features that this engine does not have -> the values that are accepted because they do not

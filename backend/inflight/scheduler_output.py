@@ -108,6 +108,9 @@ class SchedulerOutput(msgspec.Struct, frozen=True, kw_only=True):
     block_copies: list[tuple[int, int]] = []
     """(source, destination) blocks, copied before anything else of the step is computed: for sequences that diverge
     within a block. No destination appears twice, and none is a source."""
+    adapter_loads: list[tuple[int, int]] = []
+    """(slot, uid of a stored adapter): put into the slot before the step. No row of an earlier step that was not
+    launched yet uses the slot."""
     samples_late: bool = False
     """True if sampling needs, on the host, the tokens of the previous step, because a row's mask depends on them."""
 

@@ -49,6 +49,8 @@ class NullRunner:
     device_type = "cpu"
     block_size = BLOCK_SIZE
     grammars = None
+    adapters = None
+    adapter_library = None
 
     def __init__(self, max_batch_size: int) -> None:
         self.num_blocks = max_batch_size * 80

@@ -28,6 +28,8 @@ class LoadedFakeRunner(FakeRunner):
         self.num_blocks = 4 * MAX_SEQ_LEN // config.tokens_per_block
         self.device_type = "cpu"
         self.grammars = None
+        self.adapters = None
+        self.adapter_library = None
         self.limits = RequestLimits(
             vocab_size=VOCAB_SIZE,
             max_seq_len=MAX_SEQ_LEN,

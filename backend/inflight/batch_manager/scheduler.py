@@ -16,6 +16,9 @@ The beams of one search start, pause and end together (see BeamGroup). A step br
 when all have theirs, `update` chooses the next beams. One that continues another's text shares its full blocks and
 copies the last one, and every beam's token goes to the runner with its next row: it is never scheduled ahead.
 
+A sequence whose adapter finds no slot on the device steps aside until one is free. Those without an adapter overtake
+it, those with one do not.
+
 Knows no tensors, no clock, no callbacks: the same calls lead to the same decisions on every rank.
 """
 
@@ -24,6 +27,7 @@ from __future__ import annotations
 import heapq
 from collections import deque
 
+from inflight.batch_manager.adapter_slots import AdapterSlots
 from inflight.batch_manager.admission import Admission
 from inflight.batch_manager.beam_group import BeamGroup, Move
 from inflight.batch_manager.kv_cache_manager import KVCacheManager, Prefix
@@ -51,8 +55,10 @@ class Scheduler:
         max_seq_len: int,
         policy: SchedulerPolicy = SchedulerPolicy.GUARANTEED_NO_EVICT,
         enable_chunked_context: bool = True,
+        num_adapter_slots: int = 0,
     ) -> None:
-        """`max_batch_size`: rows of a step. `max_num_tokens`: tokens of a step. `max_seq_len`: tokens of a sequence."""
+        """`max_batch_size`: rows of a step. `max_num_tokens`: tokens of a step. `max_seq_len`: tokens of a sequence.
+        `num_adapter_slots`: adapters that its rows may use."""
         if max_num_tokens < max_batch_size:
             raise ValueError(f"max_num_tokens ({max_num_tokens}) must be at least max_batch_size ({max_batch_size})")
         self.kv_cache = kv_cache
@@ -61,6 +67,7 @@ class Scheduler:
         self.max_num_tokens = max_num_tokens
         self._enable_chunked_context = enable_chunked_context
         self._admission = Admission(kv_cache, policy, enable_chunked_context)
+        self._adapters = AdapterSlots(num_adapter_slots)
         self._waiting = WaitingQueue()  # by `order`: paused ones first
         self._running: list[Sequence] = []  # in the order they started; of beams the leader only
         self._free_rows = list(range(max_batch_size))
@@ -117,6 +124,7 @@ class Scheduler:
             new_sequences=step.new_sequences,
             rows=step.rows,
             block_copies=step.block_copies,
+            adapter_loads=step.adapter_loads,
             samples_late=self._num_guided > 0 and bool(step.sampling),
         )
         self._outstanding.append((output, step))
@@ -228,8 +236,11 @@ class Scheduler:
         if not self._running:
             admission.open_batch(len(self._waiting))
         room = admission.room(self._num_missing_blocks)
-        while self._waiting and self._free_rows and step.budget > 0 and admission.is_open:
+        while self._waiting.has_head and self._free_rows and step.budget > 0 and admission.is_open:
             sequence = self._waiting.head()
+            if not self._has_adapter_slot(sequence):
+                self._waiting.set_aside()
+                continue
             if len(self._free_rows) < len(sequence.members):
                 break
             if sequence.has_pending or admission.is_refused(sequence, room):
@@ -250,13 +261,19 @@ class Scheduler:
                 self._start_beams(sequence.beams, step, now_ns)
             room -= needed
 
+    def _has_adapter_slot(self, sequence: Sequence) -> bool:
+        """Whether its adapter is in a slot or finds one, and no earlier sequence waits for one."""
+        if sequence.request.loaded_adapter is None:
+            return True
+        return not self._waiting.has_aside and self._adapters.has_room(sequence)
+
     def _num_missing(self, sequence: Sequence) -> int:
         """Free blocks that a running sequence will take until it has its maximum length."""
         return self._admission.blocks_at_longest(sequence) - len(sequence.block_ids)
 
     def _start(self, sequence: Sequence, prefix: Prefix, num_tokens: int, step: Step, now_ns: int) -> None:
         """Give it a row and its first tokens of the step; who forks from a sibling gets them in the next step."""
-        self._take_row(sequence, now_ns)
+        self._take_row(sequence, step, now_ns)
         self._running.append(sequence)
         if prefix.source is not None:
             step.forks.append((sequence, prefix.source))
@@ -271,7 +288,7 @@ class Scheduler:
         """Give a row to each of its sequences, and to those that hold a beam the blocks that are cached of it."""
         live = group.live
         for sequence in group.sequences:
-            self._take_row(sequence, now_ns)
+            self._take_row(sequence, step, now_ns)
             if sequence in live:
                 self.kv_cache.allocate_slots(sequence, 0, self.kv_cache.find_prefix(sequence).block_ids)
                 self.kv_cache.count_missed(sequence)
@@ -280,8 +297,11 @@ class Scheduler:
         group.restart()
         self._continue_beams(group, step)
 
-    def _take_row(self, sequence: Sequence, now_ns: int) -> None:
+    def _take_row(self, sequence: Sequence, step: Step, now_ns: int) -> None:
         sequence.row = heapq.heappop(self._free_rows)
+        load = self._adapters.take(sequence)
+        if load is not None:
+            step.adapter_loads.append(load)
         sequence.status = SequenceStatus.RUNNING
         sequence.num_prefill_tokens = len(sequence.token_ids)
         sequence.first_scheduled_time_ns = sequence.first_scheduled_time_ns or now_ns
@@ -429,6 +449,7 @@ class Scheduler:
             self._fail(sequence, error)
         self._drop_finished()
         self.kv_cache.reset()
+        self._adapters.reset()  # a step that fills a slot may not have run
         return lost
 
     def _finish(self, sequence: Sequence, reason: FinishReason, *, trusted: bool = True) -> None:
@@ -456,6 +477,8 @@ class Scheduler:
             heapq.heappush(self._free_rows, sequence.row)
             sequence.row = -1
             sequence.is_placed = False
+            if self._adapters.release(sequence):
+                self._waiting.return_aside()
         elif sequence is sequence.members[0]:
             self._waiting.discard(sequence)
         self.kv_cache.free(sequence, trusted=trusted)
@@ -475,6 +498,7 @@ class Scheduler:
         assert self._num_decoding == sum(sequence.is_decoding for sequence in running)
         assert self._num_missing_blocks == sum(map(self._num_missing, running))
         assert self._num_guided == sum(sequence.is_guided for sequence in running)
+        self._adapters.check(running)
         self.kv_cache.check(running)
 
 

@@ -9,7 +9,17 @@ from inflight.scheduler_output import NewSequence, RowWork
 class Step:
     """What becomes a SchedulerOutput, and whose it is."""
 
-    __slots__ = ("block_copies", "budget", "forks", "gathering", "new_sequences", "prefilling", "rows", "sampling")
+    __slots__ = (
+        "adapter_loads",
+        "block_copies",
+        "budget",
+        "forks",
+        "gathering",
+        "new_sequences",
+        "prefilling",
+        "rows",
+        "sampling",
+    )
 
     def __init__(self, budget: int) -> None:
         self.budget = budget
@@ -17,6 +27,7 @@ class Step:
         self.new_sequences: list[NewSequence] = []
         self.rows: list[RowWork] = []
         self.block_copies: list[tuple[int, int]] = []
+        self.adapter_loads: list[tuple[int, int]] = []
         self.sampling: list[Sequence] = []
         """Who gets a token: the order of SchedulerOutput.sampling_rows."""
         self.prefilling: list[Sequence] = []

@@ -36,6 +36,8 @@ class AttentionMetadata:
     """int32 (P + 1), index of each prefill's first token, counted from the first prefill token."""
     max_prefill_len: int
     """Tokens of the longest chunk."""
+    adapters_T: Tensor | None = None
+    """int32, slot of each token's low-rank adapter, -1 where it has none; None = no token has one."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -97,6 +97,7 @@ def _metadata(
         prefill_seq_lens_P=prefill_lens,
         prefill_start_loc=prefill_start_loc,
         max_prefill_len=step.max_prefill_len,
+        adapters_T=step.staged.get("adapters"),
     )
 
 

@@ -9,7 +9,7 @@ import numpy as np
 
 from inflight.runtime.staging import Staging
 from inflight.sampling_config import SamplingConfig
-from inflight.scheduler_output import LOG_PROBS, NewSequence, SchedulerOutput
+from inflight.scheduler_output import LOG_PROBS, NO_SLOT, NewSequence, SchedulerOutput
 
 FLOAT_FIELDS = (
     "temperature",
@@ -27,11 +27,11 @@ FLOAT_FIELDS = (
 # fmt: off
 (
     RANDOM, TOP_K, TOP_P, MIN_P, TOP_P_DECAYS, PENALISED, BIASED, RESTRICTED, NO_REPEATED_NGRAM, WANTS_LOG_PROBS,
-    WANTS_TENSORS,
-) = (1 << bit for bit in range(11))
+    WANTS_TENSORS, HAS_ADAPTER,
+) = (1 << bit for bit in range(12))
 # fmt: on
-"""Bits for the features of the sampler that a row needs. RESTRICTED: some tokens may be forbidden, because of bad words
-or because end tokens are not allowed before min_tokens."""
+"""Bits for what a row needs, mostly of the sampler. RESTRICTED: some tokens may be forbidden, because of bad words or
+because end tokens are not allowed before min_tokens."""
 
 
 class RowTable:
@@ -44,7 +44,9 @@ class RowTable:
         self.filler_block = filler_block
         self.sequences: list[NewSequence | None] = [None] * num_rows
         self.needs = np.zeros(num_rows, dtype=np.int64)
-        """For each row, the bits RANDOM to WANTS_LOG_PROBS."""
+        """For each row, the bits RANDOM to HAS_ADAPTER."""
+        self.adapters = np.full(num_rows, NO_SLOT, dtype=np.int32)
+        """Of each row, the slot of its adapter."""
         self._block_ids: list[list[int]] = [[] for _ in range(num_rows)]
         self._former_block_ids: list[list[int]] = [[] for _ in range(num_rows)]
 
@@ -97,6 +99,7 @@ class RowTable:
         block_ids += [self.filler_block] * (num_written - len(new.block_ids))
         self.sequences[row] = new
         self.needs[row] = _needs(new)
+        self.adapters[row] = new.adapter_slot
 
 
 def _needs(new: NewSequence) -> int:
@@ -120,6 +123,8 @@ def _needs(new: NewSequence) -> int:
         needs |= WANTS_LOG_PROBS
     if set(new.outputs) - {LOG_PROBS}:
         needs |= WANTS_TENSORS
+    if new.adapter_slot != NO_SLOT:
+        needs |= HAS_ADAPTER
     return needs
 
 

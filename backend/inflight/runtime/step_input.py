@@ -9,15 +9,17 @@ Legend: T tokens of the step, N rows of one token and P longer ones, B = N + P, 
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from inflight.models.adapter_places import Matrices
+from inflight.runtime.adapters.adapter_store import AdapterStore
 from inflight.runtime.repeated_ngrams import stage_ngrams
-from inflight.runtime.row_table import WANTS_TENSORS, RowTable
+from inflight.runtime.row_table import HAS_ADAPTER, WANTS_TENSORS, RowTable
 from inflight.runtime.sampling_input import SamplingNeeds, find_needs, stage_restrictions
 from inflight.runtime.staging import Array, Staging, to_host_tensor
 from inflight.runtime.step_sizes import StepSizes
@@ -35,8 +37,10 @@ class StepInput:
     new_sequences: list[NewSequence]
     scrubbed_block_ids: list[int]
     """Blocks in which NaN and infinity are replaced by 0 before the step."""
+    adapter_loads: list[tuple[int, Mapping[str, Matrices]]]
+    """(slot, this rank's part of the adapter), put there before the step."""
     staged: dict[str, Tensor]
-    """Tensors that only some steps have, on the device: changes of rows, block copies, restrictions."""
+    """Tensors that only some steps have, on the device: changes of rows, block copies, adapters, restrictions."""
     numbers: Tensor
     """int64, on the host: eight parts, one after the other. A part that a step does not need is empty.
 
@@ -81,6 +85,8 @@ class StepPreparation:
         sizes: StepSizes,
         device: torch.device,
         model_outputs: Iterable[str] = (),
+        adapters: AdapterStore | None = None,
+        num_adapter_slots: int = 0,
     ) -> None:
         """`model_outputs`: names of the tensors inside the network that rows may ask for."""
         self._table = table
@@ -89,6 +95,8 @@ class StepPreparation:
         self._sizes = sizes
         self._device = device
         self._served_outputs = served_outputs(model_outputs)
+        self._adapters = adapters
+        self._num_adapter_slots = num_adapter_slots
 
     def capacity(self, max_num_tokens: int) -> int:
         """Upper bound of the length of StepInput.numbers for a step of up to `max_num_tokens` tokens."""
@@ -99,6 +107,7 @@ class StepPreparation:
     def prepare(self, scheduled: SchedulerOutput, scrubbed_block_ids: list[int]) -> StepInput:
         """Raises ValueError, and changes nothing, if the step asks for something that is not supported."""
         self._refuse_unserved(scheduled)
+        adapter_loads = self._find_adapters(scheduled)
         batch = _Batch(scheduled.rows, self._sizes)
         staging = Staging(self._device)
         self._stage_changes(scheduled, staging)
@@ -110,11 +119,15 @@ class StepPreparation:
             if needs.repeats_no_ngram:
                 ngram_extent = stage_ngrams(staging, self._table, rows, lengths)
         tensor_plan = NO_PLAN
-        if (self._table.needs[batch.rows] & WANTS_TENSORS).any():
+        row_needs = int(np.bitwise_or.reduce(self._table.needs[batch.rows]))
+        if row_needs & HAS_ADAPTER:
+            staging.add("adapters", batch.of_tokens(self._table.adapters[batch.rows], padding=NO_SLOT))
+        if row_needs & WANTS_TENSORS:
             tensor_plan = plan_tensors(staging, self._table, batch.works, batch.first_tokens())
         parts = batch.parts(padding_row=self._table.num_rows)
         return StepInput(
             new_sequences=scheduled.new_sequences,
+            adapter_loads=adapter_loads,
             scrubbed_block_ids=scrubbed_block_ids,
             staged=staging.send(),
             numbers=to_host_tensor(np.concatenate(parts), self._device),
@@ -138,8 +151,19 @@ class StepPreparation:
             unknown = set(new.outputs) - self._served_outputs
             if unknown:
                 raise ValueError(f"outputs {sorted(unknown)} are not served, only {sorted(self._served_outputs)}")
-            if new.adapter_slot != NO_SLOT:
-                raise ValueError(f"adapters are not served, but row {new.row} names slot {new.adapter_slot}")
+            if not NO_SLOT <= new.adapter_slot < self._num_adapter_slots:
+                served = f"{self._num_adapter_slots} adapters are served"
+                raise ValueError(f"{served}, but row {new.row} names slot {new.adapter_slot}")
+
+    def _find_adapters(self, scheduled: SchedulerOutput) -> list[tuple[int, Mapping[str, Matrices]]]:
+        """What `scheduled` puts into slots. Looked up now: the store may change before the step runs."""
+        if not scheduled.adapter_loads:
+            return []
+        if self._adapters is None or any(
+            not 0 <= slot < self._num_adapter_slots for slot, _ in scheduled.adapter_loads
+        ):
+            raise ValueError(f"{self._num_adapter_slots} adapters are served, but a step fills another slot")
+        return [(slot, self._adapters.find(uid)) for slot, uid in scheduled.adapter_loads]
 
     def _stage_changes(self, scheduled: SchedulerOutput, staging: Staging) -> None:
         self._table.update(scheduled, staging)
@@ -193,6 +217,15 @@ class _Batch:
         """Where each row's tokens start among the step's, padding counted."""
         longer = self.counts[self.num_singles :]
         return np.concatenate([np.arange(self.num_singles), self.num_decodes + np.cumsum(longer) - longer])
+
+    def of_tokens(self, of_rows: Array, *, padding: int) -> Array:
+        """A value of each row, in batch order, repeated for each of its tokens; `padding` for padding."""
+        sizes = np.maximum(self._pad(self.counts, 0), 1)  # a padding row also has one token
+        values = of_rows
+        if self.num_decodes > self.num_singles:
+            filling = np.full(self.num_decodes - self.num_singles, padding, dtype=of_rows.dtype)
+            values = np.concatenate([of_rows[: self.num_singles], filling, of_rows[self.num_singles :]])
+        return np.repeat(values, sizes)
 
     def parts(self, padding_row: int) -> list[Array]:
         """See StepInput.numbers."""

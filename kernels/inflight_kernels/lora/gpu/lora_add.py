@@ -233,6 +233,7 @@ def lora_add(
     scales: Tensor,
     slices: Sequence[int] | None = None,
     deterministic: bool = False,
+    ranks: Tensor | None = None,
     config: Mapping[str, int] | None = None,
 ) -> Tensor:
     """Launch shrink and expand, which add the adapters' products to `y` (T, out); see `inflight_kernels.lora_add`."""
