@@ -140,10 +140,10 @@ class _InProcessLeader:
         self.deliver_responses()
         self._read_inbox()
         while may_block and not self._book.has_input and not self._shutdown:
+            self.deliver_responses()  # of requests that were refused
             self.news.wait(PREPARATION_POLL_SECONDS if self._book.is_preparing else None)
             self._read_inbox()
             self._book.poll_preparations()
-            self.deliver_responses()
         if self._shutdown:
             self._book.stop_everything()
         requests, stops = self._book.take(0) if self._shutdown else self._book.take(max_requests, is_idle=may_block)

@@ -45,6 +45,7 @@ class CompiledNetwork:
             prefill_table=metadata.prefill_block_table,
             prefill_lens_P=metadata.prefill_seq_lens_P,
             prefill_starts=metadata.prefill_start_loc,
+            adapters_T=metadata.adapters_T,
         )
         return self.hidden_states(token_ids_T, batch)
 
@@ -115,6 +116,7 @@ def _metadata(batch: Batch) -> AttentionMetadata:
         prefill_seq_lens_P=batch.prefill_lens_P,
         prefill_start_loc=batch.prefill_starts,
         max_prefill_len=batch.positions_T.shape[0],
+        adapters_T=batch.adapters_T,
     )
 
 

@@ -28,3 +28,5 @@ class Batch:
     """int32"""
     prefill_starts: Tensor
     """int32 (P + 1), index of each prefill's first token, counted from the first prefill token."""
+    adapters_T: Tensor | None = None
+    """int32, slot of each token's low-rank adapter, -1 where it has none; None = no token has one."""

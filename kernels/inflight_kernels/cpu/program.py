@@ -110,6 +110,7 @@ def _native_batch(x: Tensor, batch: Batch | None) -> NativeBatch:
         prefill_lens=_address(batch.prefill_lens_P),
         prefill_starts=_address(batch.prefill_starts),
         prefill_width=batch.prefill_table.shape[1],
+        adapters=None if batch.adapters_T is None else _address(batch.adapters_T),
     )
 
 

@@ -21,6 +21,8 @@ from inflight.runtime.adapters.adapter_weights import AdapterWeights, make_modul
 CONFIG_FILE = "adapter_config.json"
 WEIGHTS_FILE = "adapter_model.safetensors"
 MAX_CONFIG_BYTES = 2**20
+HEADER_BYTES = 2**20
+"""More than the names and shapes of an adapter's tensors take in its file."""
 PREFIX = "base_model.model."
 ENDINGS = (".lora_A.weight", ".lora_B.weight")
 
@@ -73,7 +75,7 @@ def read_peft_folder(
         path = folder / file_name
         if not path.is_file() or (within is not None and path.resolve().parent != within):
             raise InvalidRequest(f"{what}: its folder has no file {file_name}")
-    if (folder / WEIGHTS_FILE).stat().st_size > max_bytes:
+    if (folder / WEIGHTS_FILE).stat().st_size > max_bytes + HEADER_BYTES:
         raise InvalidRequest(f"{what}: it is larger than lora_cache_host_memory_bytes {max_bytes}")
     rank, scale = _read_config(what, folder / CONFIG_FILE)
     try:
