@@ -37,6 +37,8 @@ _DTYPES: dict[str, Any] = {
     "pad_id": np.int32,
     "guided_decoding_guide_type": np.object_,
     "guided_decoding_guide": np.object_,
+    "lora_name": np.object_,
+    "lora_task_id": np.uint64,
     "exclude_input_in_output": np.bool_,
     "return_log_probs": np.bool_,
     "num_log_probs": np.int32,

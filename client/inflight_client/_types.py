@@ -44,6 +44,10 @@ class GenerationOptions(TypedDict, total=False):
     """json, json_schema, regex, ebnf_grammar or structural_tag: what the answer follows."""
     guided_decoding_guide: str | None
     """The schema, expression, grammar or tags; left out for json."""
+    lora_name: str | None
+    """The server's LoRA adapter that the answer is generated with."""
+    lora_task_id: int | None
+    """The same by number, of an adapter whose weights were sent before."""
     exclude_input_in_output: bool
     """Leave the prompt out of the text; default True."""
     return_log_probs: bool

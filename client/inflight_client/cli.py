@@ -53,6 +53,7 @@ Repetition = Annotated[float | None, typer.Option("--repetition-penalty", help="
 JsonSchema = Annotated[
     Path | None, typer.Option("--json-schema", help="File with a JSON schema that the text follows.", dir_okay=False)
 ]
+Lora = Annotated[str | None, typer.Option("--lora", help="LoRA adapter of the server to generate with.")]
 Stop = Annotated[list[str] | None, typer.Option("--stop", help="End where this text appears; may be repeated.")]
 
 
@@ -82,6 +83,7 @@ def generate(
     repetition_penalty: Repetition = None,
     stop: Stop = None,
     json_schema: JsonSchema = None,
+    lora: Lora = None,
     timeout: Timeout = None,
     num_return_sequences: Annotated[
         int,
@@ -103,6 +105,7 @@ def generate(
         "seed": seed,
         "repetition_penalty": repetition_penalty,
         "stop_words": stop,
+        "lora_name": lora,
     }
     if json_schema is not None:
         try:

@@ -6,7 +6,6 @@ Run: pytest ci/unit/models/test_compiled_lora.py
 from __future__ import annotations
 
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 import torch

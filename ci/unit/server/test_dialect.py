@@ -49,7 +49,8 @@ def test_the_dialects_model_lists_its_outputs(dialect: Dialect) -> None:
 def test_config_writes_out_every_parameter_of_the_engine(model_config) -> None:
     written = {key: value.string_value for key, value in model_config.parameters.items()}
     assert set(written) == {field.name for field in fields(EngineConfig)}
-    default = EngineConfig.from_parameters({"dtype": "float32"}, "/models/llm/1")
+    of_default_model = {"dtype": "float32", "max_loras": "4", "lora_dir": "adapters"}
+    default = EngineConfig.from_parameters(of_default_model, "/models/llm/1")
     assert EngineConfig.from_parameters(written, "/models/llm/1") == default
 
 
@@ -115,6 +116,9 @@ def test_every_field_of_a_prompt_is_read() -> None:
             "return_generation_logits": True,
             "additional_outputs": ["hidden_states"],
             "gather_context": True,
+            "lora_name": "pirate",
+            "lora_task_id": 2**64 - 1,
+            "lora_order": "load",
         }
     )
     assert client == ClientRequest(
@@ -155,6 +159,9 @@ def test_every_field_of_a_prompt_is_read() -> None:
         return_generation_logits=True,
         additional_outputs=["hidden_states"],
         gather_context=True,
+        lora_name="pirate",
+        lora_task_id=2**64 - 1,
+        lora_order="load",
     )
 
 

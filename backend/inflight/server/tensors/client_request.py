@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
+
+from numpy.typing import NDArray
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,6 +56,15 @@ class ClientRequest:
 
     guide_type: str | None = None
     guide: str | None = None
+
+    lora_name: str | None = None
+    lora_task_id: int | None = None
+    lora_weights: NDArray[Any] | None = None
+    """[rows, elements], float16."""
+    lora_config: NDArray[Any] | None = None
+    """[rows, 3]"""
+    lora_order: str | None = None
+    """load or unload: this is no prompt, but an order that concerns the adapter."""
 
     exclude_input_in_output: bool | None = None
     return_log_probs: bool = False

@@ -9,6 +9,7 @@ from __future__ import annotations
 from inflight.server.tensors.dialect import Dialect, InputTensor, OutputTensor, Reader, TensorType
 from inflight.server.tensors.tensor_values import (
     read_float32_bytes,
+    read_matrix,
     read_numbers,
     read_prompt,
     read_texts,
@@ -71,6 +72,11 @@ LLM = Dialect(
         _scalar("pad_id", TensorType.INT32),
         _scalar("guided_decoding_guide_type", TensorType.STRING, "guide_type"),
         _scalar("guided_decoding_guide", TensorType.STRING, "guide"),
+        _scalar("lora_name", TensorType.STRING),
+        _scalar("lora_task_id", TensorType.UINT64),
+        InputTensor(name="lora_weights", dtype=TensorType.FP16, dims=(-1, -1), field="lora_weights", read=read_matrix),
+        InputTensor(name="lora_config", dtype=TensorType.INT32, dims=(-1, 3), field="lora_config", read=read_matrix),
+        _scalar("lora_order", TensorType.STRING),
         _scalar("exclude_input_in_output", TensorType.BOOL),
         _scalar("return_log_probs", TensorType.BOOL),
         _scalar("num_log_probs", TensorType.INT32),

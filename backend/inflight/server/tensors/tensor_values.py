@@ -17,7 +17,7 @@ from inflight.errors import InvalidRequest
 from inflight.sampling_config import MAX_BIASED_TOKENS
 
 Array = NDArray[Any]
-Value = bool | int | float | str | bytes | list[int] | list[float] | list[str] | list[list[int]]
+Value = bool | int | float | str | bytes | list[int] | list[float] | list[str] | list[list[int]] | Array
 
 MAX_WORDS = 1024
 """Entries of one list of words: stop, bad or biased ones."""
@@ -94,6 +94,14 @@ def read_float32_bytes(name: str, array: Array, limits: ReadLimits) -> Value:
     """One row of float32, shape [n] or [1, n], as little-endian bytes; an empty tensor asks for nothing."""
     _check_row(name, array, None)
     return array.astype("<f4").tobytes()
+
+
+def read_matrix(name: str, array: Array, limits: ReadLimits) -> Value:
+    """Rows of numbers, shape [rows, n] or [1, rows, n], as they are."""
+    if array.ndim < 2 or math.prod(array.shape[:-2]) != 1:
+        raise InvalidRequest(f"{name} must have two dimensions, got shape {list(array.shape)}")
+    matrix: Array = array.reshape(array.shape[-2:])
+    return matrix
 
 
 def _words(name: str, array: Array) -> list[str]:
