@@ -25,7 +25,7 @@ TORCH_INDEX ?=
 PIP := $(BIN)/python -m pip --disable-pip-version-check
 PIP_INSTALL := $(PIP) install --constraint constraints.txt --no-warn-script-location
 
-.PHONY: help serve test unit kernels L0 lint bench bench-host load-test default-model image test-gpu gpu-bench-kernels \
+.PHONY: help serve test unit kernels L0 lint bench bench-lora bench-host load-test default-model image test-gpu gpu-bench-kernels \
   gpu-tune-kernels clean
 
 help: ## list the targets
@@ -79,14 +79,18 @@ lint: $(READY) ## check style, types, the C++ and the Dockerfile
 bench: $(READY) ## measure the engine against transformers: a table and one JSON line
 	$(BIN)/python -m ci.bench $(ARGS)
 
+bench-lora: $(READY) ## measure a batch with an adapter for each request against one without
+	$(BIN)/python -m ci.bench.lora $(ARGS)
+
 bench-host: $(READY) ## measure the host's time per step, with a device that does nothing
 	$(BIN)/python -m ci.bench.host_work $(ARGS)
 
 load-test: $(READY) ## start a server and load-test it: a table, a plot and a page
 	@$(BIN)/python ci/load_test.py $(ARGS)
 
-default-model: $(READY) ## train the default checkpoint again
+default-model: $(READY) ## train the default checkpoint and its adapters again
 	$(BIN)/python ci/default_model/train.py --out $(CHECKPOINT) $(ARGS)
+	$(BIN)/python ci/default_model/train_adapters.py --checkpoint $(CHECKPOINT) --out $(CHECKPOINT)/../adapters
 
 # A GPU machine needs neither tritonserver nor .venv: a Python with torch, triton and pytest suffices.
 GPU_PYTHON ?= $(if $(wildcard $(BIN)/python),$(BIN)/python,$(PYTHON))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 import pytest
 import torch
@@ -93,7 +93,7 @@ class Network:
 
     decoder: network.Network
     cache: KVCache
-    adapters: AdapterPlaces
+    adapters: AdapterPlaces = field(default_factory=AdapterPlaces)
 
     @classmethod
     def load(cls, checkpoint: TinyCheckpoint, cpu_compile: str, dtype: str, **options: str) -> Network:

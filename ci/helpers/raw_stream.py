@@ -26,7 +26,9 @@ _TYPES = {
     **dict.fromkeys(("logit_bias_values", "embedding_bias", "embedding_bias_weights"), "FP32"),
     **dict.fromkeys(("repetition_penalty", "presence_penalty", "frequency_penalty"), "FP32"),
     **dict.fromkeys(("length_penalty", "beam_search_diversity_rate"), "FP32"),
-    "seed": "UINT64",
+    **dict.fromkeys(("lora_name", "lora_order"), "BYTES"),
+    **dict.fromkeys(("seed", "lora_task_id"), "UINT64"),
+    "lora_weights": "FP16",
 }
 _NUMPY = {"BYTES": np.object_, "FP32": np.float32, "UINT64": np.uint64, "BOOL": np.bool_, "INT32": np.int32}
 
