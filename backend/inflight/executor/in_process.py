@@ -149,7 +149,7 @@ class _InProcessLeader:
         requests, stops = self._book.take(0) if self._shutdown else self._book.take(max_requests, is_idle=may_block)
         adapters = self._book.take_adapter_orders()
         self.deliver_responses()
-        if not (requests or stops or adapters != NO_ORDERS or self._shutdown):
+        if not (requests or stops or adapters is not NO_ORDERS or self._shutdown):
             return NO_INPUT
         return RankInput(requests=requests, stops=stops, adapters=adapters, shutdown=self._shutdown)
 

@@ -109,7 +109,7 @@ class LeaderSocket:
         adapters = self._book.take_adapter_orders()
         self._flush()
         tick = time.monotonic() >= self._next_tick
-        if not (requests or stops or adapters != NO_ORDERS or tick or self._shutdown):
+        if not (requests or stops or adapters is not NO_ORDERS or tick or self._shutdown):
             return NO_INPUT
         return RankInput(requests=requests, stops=stops, adapters=adapters, tick=tick, shutdown=self._shutdown)
 

@@ -90,6 +90,8 @@ class RequestBook:
             self._refuse(front, request_id, DuplicateRequest(f"requestId {request_id} is already in progress"))
         elif self._max_in_flight and len(self._fronts) >= self._max_in_flight:
             self._refuse(front, request_id, QueueFull())
+        elif request.loaded_adapter is not None:
+            self._refuse(front, request_id, InvalidRequest("loaded_adapter is set by the engine alone: leave it out"))
         elif request.lora_order == "unload":
             self._unload(front, request)
         elif self._leases_grammar(front, request) and self._leases_adapter(front, request):
