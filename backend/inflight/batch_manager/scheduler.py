@@ -481,6 +481,8 @@ class Scheduler:
                 self._waiting.return_aside()
         elif sequence is sequence.members[0]:
             self._waiting.discard(sequence)
+            if sequence.request.loaded_adapter is not None:
+                self._waiting.return_aside()  # who waits behind it may find a slot
         self.kv_cache.free(sequence, trusted=trusted)
 
     def _drop_finished(self) -> None:

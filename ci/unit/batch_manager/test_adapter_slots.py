@@ -89,12 +89,12 @@ def test_who_finds_no_slot_is_overtaken_by_those_without_an_adapter_only() -> No
 
 def test_a_stopped_sequence_that_waits_for_a_slot_leaves_nothing() -> None:
     made = harness(1)
-    for request_id, uid in ((1, 7), (2, 8), (3, 8)):
-        made.submit(adapted(make_request(request_id, [request_id, 2, 3], 6), uid))
+    for request_id, uid in ((1, 7), (2, 8), (3, 7)):
+        made.submit(adapted(make_request(request_id, [request_id, 2, 3], 20 if request_id == 1 else 4), uid))
     made.step()
     made.stops = {2}
     made.run_until_idle()
-    assert sorted(made.responses) == [1, 2, 3]
+    assert list(made.responses) == [2, 3, 1], "3 waited only behind 2"
     assert all(len(responses) == 1 for responses in made.responses.values())
 
 

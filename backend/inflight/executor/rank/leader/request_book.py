@@ -185,7 +185,7 @@ class RequestBook:
         return requests, stops
 
     def take_adapter_orders(self) -> AdapterOrders:
-        """What all ranks are to store and to drop, before the requests that are taken after the same call."""
+        """What all ranks are to store and to drop before they take the next requests."""
         if self._adapters is None or not self._adapters.has_orders:
             return NO_ORDERS
         return self._adapters.take_orders()
@@ -234,9 +234,9 @@ class RequestBook:
     def _with_adapter(self, request: Request) -> Request:
         """The request as ranks get it."""
         adapter = self._adapted.get(request.request_id)
-        return (
-            request if adapter is None else structs.replace(request, lora_request=None, loaded_adapter=adapter.loaded)
-        )
+        if adapter is None:
+            return request
+        return structs.replace(request, lora_request=None, loaded_adapter=adapter.loaded)
 
     def _end_preparing(self, request_id: int, response: Response) -> None:
         front = self._fronts[request_id]
