@@ -33,6 +33,8 @@ class LoRARequest(msgspec.Struct, frozen=True, omit_defaults=True):
     lora_path: str = ""
     """Folder of an adapter as PEFT saves it, on the leader's machine. It is read when the name is first used. For
     programs: clients of a server cannot set it."""
+    lora_ckpt_source: str = "hf"
+    """The format of the folder; only hf, which is PEFT's."""
 
     def validate(self) -> None:
         """Raise InvalidRequest, with one sentence, for a name or an id that is none."""
@@ -43,6 +45,8 @@ class LoRARequest(msgspec.Struct, frozen=True, omit_defaults=True):
             )
         if not 0 <= self.lora_int_id < 2**64:
             raise InvalidRequest(f"lora_int_id must be from 0 to 2^64 - 1, got {self.lora_int_id}")
+        if self.lora_ckpt_source != "hf":
+            raise InvalidRequest("lora_ckpt_source must be hf: adapters are read in PEFT's format only")
 
 
 class LoraConfig(msgspec.Struct, frozen=True, omit_defaults=True):

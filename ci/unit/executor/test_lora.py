@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from lora_adapters import RandomAdapter
 from tiny_checkpoints import TinyCheckpoint, make_checkpoint
 
@@ -22,6 +23,7 @@ from inflight.executor.in_process import InProcessExecutor
 from inflight.lora import LoraConfig, LoRARequest
 from inflight.request import Request
 from inflight.result import Response
+from inflight.sampling_config import SamplingConfig
 
 pytestmark = pytest.mark.slow
 
@@ -186,6 +188,11 @@ def test_several_sequences_and_beams_use_the_adapter(case: Case, asked: Asked) -
     while not results[-1].is_final:
         results += [r.result for r in asked.executor.await_responses(request_id, timeout=60) if r.result]
     assert [result.output_token_ids for result in results] == [case.expected["all"][1]] * 2
+    with case.adapters["all"].merged(case.checkpoint) as merged:
+        inputs = torch.tensor([case.prompts[1]])
+        best = merged.model.generate(inputs, max_new_tokens=NUM_TOKENS, num_beams=3, do_sample=False)[0]
+    beams = asked.send(case.prompts[1], sampling_config=SamplingConfig(beam_width=3), **by_name("all"))
+    assert asked.tokens(beams) == best[len(case.prompts[1]) :].tolist()
 
 
 def test_a_number_brings_weights_first_and_needs_none_later(case: Case, asked: Asked) -> None:
@@ -244,6 +251,7 @@ def test_an_adapter_that_is_not_used_is_evicted_for_another(case: Case) -> None:
     [
         ({"lora_request": LoRARequest("../all")}, "lora_name must be"),
         ({"lora_request": LoRARequest("")}, "lora_name must be"),
+        ({"lora_request": LoRARequest("all", lora_ckpt_source="nemo")}, "lora_ckpt_source must be hf"),
         ({"lora_config": LoraConfig(0)}, "lora_task_id must be from 1"),
         ({"lora_request": LoRARequest("all"), "lora_config": LoraConfig(1)}, "two adapters"),
         ({"lora_order": "load"}, "needs an adapter"),
