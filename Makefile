@@ -25,7 +25,7 @@ TORCH_INDEX ?=
 PIP := $(BIN)/python -m pip --disable-pip-version-check
 PIP_INSTALL := $(PIP) install --constraint constraints.txt --no-warn-script-location
 
-.PHONY: help serve test unit kernels L0 lint bench bench-lora bench-host load-test default-model image test-gpu gpu-bench-kernels \
+.PHONY: help serve test unit kernels L0 lint bench bench-features bench-lora bench-host load-test default-model image test-gpu gpu-bench-kernels \
   gpu-tune-kernels clean
 
 help: ## list the targets
@@ -84,6 +84,9 @@ bench-lora: $(READY) ## measure a batch with an adapter for each request against
 
 bench-host: $(READY) ## measure the host's time per step, with a device that does nothing
 	$(BIN)/python -m ci.bench.host_work $(ARGS)
+
+bench-features: $(READY) ## measure what features gain or cost
+	$(BIN)/python -m ci.bench.features $(ARGS)
 
 load-test: $(READY) ## start a server and load-test it: a table, a plot and a page
 	@$(BIN)/python ci/load_test.py $(ARGS)

@@ -20,7 +20,7 @@ import torch
 from rich.console import Console
 from rich.table import Table
 
-from ci.bench.report import machine
+from ci.bench.report import machine, result_path
 from inflight.config import EngineConfig
 from inflight.distributed.rank_group import SingleRank
 from inflight.executor.rank.assembly import make_manager
@@ -165,8 +165,7 @@ def main() -> int:
         table.add_row(*(f"{value:,}" for value in case.values()))
     Console(width=100).print(table)
     found = machine()
-    options.results.mkdir(parents=True, exist_ok=True)
-    path = options.results / f"host-{found['date'].replace(' ', '-').replace(':', '')}.json"
+    path = result_path(options.results, "host", found)
     path.write_text(json.dumps({"machine": found, "cases": cases}, indent=1) + "\n")
     print(f"kept in {path}")
     print(json.dumps(cases))

@@ -87,15 +87,20 @@ def show(summary: dict[str, Any]) -> None:
 
 def keep(summary: dict[str, Any], rates: dict[str, dict[str, list[float]]], folder: Path) -> Path:
     """Write a result with machine and date into `folder`, made if missing; returns its path."""
-    folder.mkdir(parents=True, exist_ok=True)
     found = machine()
-    path = folder / f"cpu-{found['date'].replace(' ', '-').replace(':', '')}.json"
+    path = result_path(folder, "cpu", found)
     rounded = {
         case: {name: [round(rate, 1) for rate in row] for name, row in engines.items()}
         for case, engines in rates.items()
     }
     path.write_text(json.dumps({"machine": found, "summary": summary, "rounds": rounded}, indent=1) + "\n")
     return path
+
+
+def result_path(folder: Path, kind: str, found: dict[str, Any]) -> Path:
+    """Of a new result on the machine `found`, in `folder`, which is made if missing."""
+    folder.mkdir(parents=True, exist_ok=True)
+    return folder / f"{kind}-{found['date'].replace(' ', '-').replace(':', '')}.json"
 
 
 def _ratio(ours: list[float], theirs: list[float]) -> float:

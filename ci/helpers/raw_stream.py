@@ -17,19 +17,12 @@ from typing import Any
 import numpy as np
 import tritonclient.grpc as grpcclient
 
+from inflight.server.tensors.dialects import LLM
+
 DEADLINE = 60.0
 """Seconds without any response after which a request counts as hung."""
 
-_TYPES = {
-    **dict.fromkeys(("text_input", "stop_words", "bad_words", "embedding_bias_words", "additional_outputs"), "BYTES"),
-    **dict.fromkeys(("temperature", "top_p", "min_p", "top_p_decay", "top_p_min"), "FP32"),
-    **dict.fromkeys(("logit_bias_values", "embedding_bias", "embedding_bias_weights"), "FP32"),
-    **dict.fromkeys(("repetition_penalty", "presence_penalty", "frequency_penalty"), "FP32"),
-    **dict.fromkeys(("length_penalty", "beam_search_diversity_rate"), "FP32"),
-    **dict.fromkeys(("lora_name", "lora_order"), "BYTES"),
-    **dict.fromkeys(("seed", "lora_task_id"), "UINT64"),
-    "lora_weights": "FP16",
-}
+_TYPES = {tensor.name: "BYTES" if tensor.dtype.name == "STRING" else tensor.dtype.name for tensor in LLM.inputs}
 _NUMPY = {"BYTES": np.object_, "FP32": np.float32, "UINT64": np.uint64, "BOOL": np.bool_, "INT32": np.int32}
 
 
@@ -134,7 +127,7 @@ def _tensor(name: str, value: Any) -> grpcclient.InferInput:
         array, kind = value, _TYPES.get(name, "INT32")
     else:
         values = value if isinstance(value, list) else [value]
-        kind = _TYPES.get(name) or ("BOOL" if isinstance(value, bool) else "INT32")
+        kind = _TYPES.get(name, "INT32")
         raw = [item.encode() if isinstance(item, str) else item for item in values] if kind == "BYTES" else values
         array = np.array(raw, dtype=_NUMPY[kind])
     tensor = grpcclient.InferInput(name, list(array.shape), kind)

@@ -18,6 +18,7 @@ from inflight.layers.rotary import FREQUENCIES, RopeConfig
 from inflight.models.config_file import ConfigValues, check_values, read_config_file
 from inflight.models.families import FAMILIES
 from inflight.models.family import DescribeFamily, Family
+from inflight.models.hf_config import read_values
 from inflight.models.weight_formats import WeightFormat, choose_weight_format
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
@@ -62,7 +63,7 @@ class ModelConfig:
         architecture = _architecture(path, values)
         describe = _find_family(path, architecture)
         check_values(path, values)
-        values = _values(read_hf_config(path))
+        values = read_values(path)
         _refuse_other_activations(path, values)
         family = describe(ConfigValues(path, values))
         rope = _rope(path, values)
@@ -108,29 +109,6 @@ def _find_family(path: Path, architecture: str) -> DescribeFamily:
         known = ", ".join(FAMILIES)
         raise NotNative(f"{path}: this engine has no layers of its own for {architecture}; it has them for {known}")
     return FAMILIES[architecture]
-
-
-def read_hf_config(path: Path) -> Any:
-    """The config.json at `path` as transformers' PreTrainedConfig. Code of the checkpoint is not run."""
-    # transformers takes seconds to import; a command that only builds an EngineConfig need not wait for it.
-    from transformers import AutoConfig
-
-    try:
-        return AutoConfig.from_pretrained(path.parent, trust_remote_code=False, local_files_only=True)
-    except Exception as error:
-        # transformers' validators raise exceptions of many types; in every case the file has to be changed.
-        reason = " ".join(str(error).split())
-        raise ConfigurationError(f"{path} is not a configuration that transformers accepts: {reason}") from None
-
-
-def _values(config: Any) -> dict[str, Any]:
-    """A PreTrainedConfig's values, with transformers' defaults for what the file leaves out."""
-    values: dict[str, Any] = config.to_dict()
-    # to_dict turns the dtype into a string in some versions and leaves attributes out in others.
-    for key in ("dtype", "rope_theta", "rope_scaling", "layer_types"):
-        if values.get(key) is None:
-            values[key] = getattr(config, key, None)
-    return values
 
 
 def _refuse_other_activations(path: Path, values: Mapping[str, Any]) -> None:

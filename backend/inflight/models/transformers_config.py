@@ -13,7 +13,8 @@ from typing import Any
 import torch
 
 from inflight.errors import ConfigurationError
-from inflight.models.config import read_architecture, read_dtype, read_hf_config, refuse_quantized
+from inflight.models.config import read_architecture, read_dtype, refuse_quantized
+from inflight.models.hf_config import read_hf_config
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -19,7 +19,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from ci.bench.report import machine
+from ci.bench.report import machine, result_path
 from inflight.config import EngineConfig
 from inflight.executor.executor import Executor
 from inflight.executor.launchers.python_command import find_python, worker_environment
@@ -134,8 +134,7 @@ def summarise(rates: Rates) -> dict[str, dict[str, dict[str, float]]]:
 
 def keep(summary: dict[str, Any], rates: Rates, options: argparse.Namespace) -> Path:
     found = {**machine(), "checkpoint": options.checkpoint.name, "dtype": options.dtype}
-    options.results.mkdir(parents=True, exist_ok=True)
-    path: Path = options.results / f"ranks-{found['date'].replace(' ', '-').replace(':', '')}.json"
+    path: Path = result_path(options.results, "ranks", found)
     rounds = {
         case: {name: [round(rate, 1) for rate in row] for name, row in each.items()} for case, each in rates.items()
     }

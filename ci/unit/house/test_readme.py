@@ -12,7 +12,10 @@ from itertools import pairwise
 from pathlib import Path
 
 import pytest
+from request_kinds import KINDS
 
+import inflight_kernels
+from ci.feature_table import with_table
 from inflight import config, errors
 from inflight.config import EngineConfig
 from inflight.server.tensors.dialect import InputTensor, OutputTensor
@@ -67,6 +70,18 @@ def test_the_tensor_tables_are_the_dialects(head: str, tensors: tuple[InputTenso
     rows = table("The tensors of `llm`", head)
     assert [row[:3] for row in rows] == [[t.name, t.dtype.name, str(list(t.dims))] for t in tensors]
     assert all(len(row) == 4 and row[3] for row in rows)
+
+
+def test_the_feature_table_is_what_the_tests_serve() -> None:
+    assert with_table(README) == README, "python -m ci.feature_table brings it up to date"
+
+
+def test_kernels_of_features_exist_and_are_compiled_for_gpus() -> None:
+    """A family with a file of cases is compiled as a whole, see ci/kernels."""
+    for kind in KINDS:
+        for name in kind.kernels:
+            family = getattr(inflight_kernels, name).__module__.split(".")[1]
+            assert (ROOT / "ci" / "kernels" / family / "aot_cases.py").is_file(), name
 
 
 def test_every_metric_family_is_listed() -> None:

@@ -21,6 +21,7 @@ from typing import Any
 
 import torch
 
+from inflight_kernels.cache_folder import cache_folder
 from inflight_kernels.cpu.instructions import VARIABLE, Instruction, Instructions, choose, forced_instruction
 
 _SOURCES = Path(__file__).parent / "native"
@@ -98,28 +99,12 @@ def load_collectives() -> CDLL:
         raise LibraryUnavailable(f"the C++ collectives cannot be kept or loaded: {error}") from error
 
 
-def cache_folder() -> Path:
-    """$INFLIGHT_CACHE_DIR, else $XDG_CACHE_HOME/inflight, else ~/.cache/inflight; private to its user.
-
-    Raises OSError, and LibraryUnavailable if what lies there may not be ours.
-    """
-    base = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
-    folder = Path(os.environ.get("INFLIGHT_CACHE_DIR") or Path(base, "inflight"), "cpu")
-    if not folder.is_absolute():
-        raise LibraryUnavailable("there is no home folder for compiled layers; set INFLIGHT_CACHE_DIR to a full path")
-    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-    found = folder.stat()
-    if found.st_uid != os.geteuid() or found.st_mode & 0o022:
-        raise LibraryUnavailable(f"{folder} belongs to another user, or others may write to it; chmod 700 it")
-    return folder
-
-
 def _load(name: str, functions: _Functions) -> tuple[CDLL, Path]:
     """What is made of `name`.cpp, and where it lies."""
     compiler = _find_compiler()
     if not compiler:
         raise LibraryUnavailable("no C++ compiler was found")
-    path = cache_folder() / f"{name}-{_key(compiler)}.so"
+    path = cache_folder("cpu") / f"{name}-{_key(compiler)}.so"
     if not path.exists():
         _compile(name, compiler, path)
     try:

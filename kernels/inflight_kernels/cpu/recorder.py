@@ -107,6 +107,11 @@ class _TorchOperations(TorchDispatchMode):
         super().__init__()
         self._recorder = recorder
 
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        """Nobody compiles this. True, the default, imports torch._dynamo: 2 s of each start."""
+        return False
+
     def __torch_dispatch__(
         self, func: Any, types: Sequence[type], args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:

@@ -1,0 +1,171 @@
+"""Everything that a request can ask of the default model: a request of each kind, in Python and as tensors.
+
+Tests serve each kind in all ways (WAYS) and compare it with what it gets alone; README's table of features is made from
+the same list, so that it says what was proved and nothing else.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from guides import guide
+
+from inflight.guided_decoding import GuideType
+from inflight.lora import LoRARequest
+from inflight.output_config import AdditionalModelOutput, OutputConfig
+from inflight.sampling_config import SamplingConfig
+from inflight.text.tokenizer import Tokenizer
+
+CHECKPOINT = Path(__file__).parents[2] / "model_repository" / "llm" / "1" / "checkpoint"
+ADAPTERS = CHECKPOINT.with_name("adapters")
+TOKENIZER = Tokenizer.load(CHECKPOINT)
+VOCAB_SIZE = 2048
+NUM_TOKENS = 14
+PROMPT = [1, *TOKENIZER.encode_plain("Once upon a time there was a little dog who liked to play. One day")]
+
+END_EARLY = [379]
+"""A token that the greedy continuation of PROMPT holds before its ninth."""
+
+WAYS = ("Python", "tensors", "two ranks", "chunked prefill", "preemption", "prefix reuse")
+"""In which each kind is served, by `test_requests_of_all_kinds.py` of ci/unit/executor and of ci/L0_llm."""
+
+HIDDEN = AdditionalModelOutput(name="hidden_states", gather_context=True)
+NOT_REUSED = {"prefix reuse": "its prompt is always computed"}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RequestKind:
+    """One kind of request. Greedy, of NUM_TOKENS tokens without an end token, where it does not say otherwise."""
+
+    feature: str
+    """As README's table calls it."""
+    prompt: list[int] = field(default_factory=lambda: PROMPT)
+    fields: dict[str, Any] = field(default_factory=dict)
+    """Keyword arguments of GenerationExecutor.generate_async."""
+    tensors: dict[str, Any] = field(default_factory=dict)
+    """The same as inputs of the model `llm`."""
+    kernels: tuple[str, ...] = ()
+    """Functions of inflight_kernels that it runs on a GPU and a greedy request does not."""
+    equals_greedy: bool = False
+    """Whether its tokens are those of the greedy request of the same prompt, on purpose."""
+    exceptions: dict[str, str] = field(default_factory=dict)
+    """Ways in which it is not served -> why."""
+
+    @property
+    def num_sequences(self) -> int:
+        return int(self.fields.get("num_return_sequences", 1))
+
+    def python(self) -> dict[str, Any]:
+        """All keyword arguments of GenerationExecutor.generate_async but the prompt."""
+        usual = {"max_tokens": NUM_TOKENS, "sampling_config": SamplingConfig(), "end_ids": []}
+        return {**usual, **self.fields}
+
+    def inputs(self) -> dict[str, Any]:
+        """All tensors of the request."""
+        prompt = np.array(self.prompt, np.int32)
+        usual = {"input_ids": prompt, "max_tokens": NUM_TOKENS, "temperature": 0.0, "end_id": -1}
+        return {**usual, "exclude_input_in_output": True, **self.tensors}
+
+
+def _sampling(feature: str, **options: Any) -> RequestKind:
+    """One whose tensors have the names and values of SamplingConfig's fields."""
+    return RequestKind(
+        feature=feature,
+        fields={"sampling_config": SamplingConfig(**options)},
+        tensors={name: np.array([value], np.uint64) if name == "seed" else value for name, value in options.items()},
+    )
+
+
+WORDS = "[a-z ]{60,80}"
+_BIAS = np.sin(np.arange(VOCAB_SIZE, dtype="<f4"))
+
+KINDS = (
+    RequestKind(feature="greedy", equals_greedy=True),
+    _sampling("temperature, top_k, top_p, min_p, seed", temperature=1.1, top_k=40, top_p=0.9, min_p=0.02, seed=2**63),
+    _sampling("top_p that decays", temperature=1.2, top_p=0.9, top_p_decay=0.8, top_p_min=0.2, seed=5),
+    _sampling(
+        "penalties", repetition_penalty=1.3, presence_penalty=0.4, frequency_penalty=0.2, temperature=0.9, seed=8
+    ),
+    _sampling("no_repeat_ngram_size", no_repeat_ngram_size=1),
+    RequestKind(
+        feature="min_tokens",
+        fields={"sampling_config": SamplingConfig(min_tokens=9), "end_ids": END_EARLY},
+        tensors={"min_tokens": 9, "end_id": END_EARLY[0]},
+    ),
+    RequestKind(
+        feature="bad words",
+        # The server forbids a word at the start of a text and behind a space.
+        fields={"bad_words": [TOKENIZER.encode_plain(word) for word in ("the", "was a", " the", " was a")]},
+        tensors={"bad_words": ["the", "was a"]},
+    ),
+    RequestKind(
+        feature="logit bias by token",
+        fields={"sampling_config": SamplingConfig(logit_bias={300: 9.0, 301: -9.0, 302: 8.5})},
+        tensors={
+            "logit_bias_ids": [300, 301, 302],
+            "logit_bias_values": np.array([9.0, -9.0, 8.5], np.float32),
+        },
+    ),
+    RequestKind(
+        feature="bias of the whole vocabulary",
+        fields={"sampling_config": SamplingConfig(embedding_bias=_BIAS.tobytes(), temperature=0.8, seed=4)},
+        tensors={"embedding_bias": _BIAS, "temperature": 0.8, "seed": np.array([4], np.uint64)},
+    ),
+    RequestKind(
+        feature="log probabilities, of the likeliest too",
+        fields={"output_config": OutputConfig(return_log_probs=True, num_log_probs=5)},
+        tensors={"return_log_probs": True, "num_log_probs": 5},
+    ),
+    RequestKind(
+        feature="log probabilities of the prompt",
+        fields={"output_config": OutputConfig(return_prompt_log_probs=True, num_log_probs=3)},
+        tensors={"return_prompt_log_probs": True, "num_log_probs": 3},
+        exceptions=NOT_REUSED,
+    ),
+    RequestKind(
+        feature="context and generation logits",
+        fields={"output_config": OutputConfig(return_context_logits=True, return_generation_logits=True)},
+        tensors={"return_context_logits": True, "return_generation_logits": True},
+        exceptions=NOT_REUSED,
+    ),
+    RequestKind(
+        feature="hidden states",
+        fields={"output_config": OutputConfig(additional_model_outputs=[HIDDEN])},
+        tensors={"additional_outputs": ["hidden_states"], "gather_context": True},
+        exceptions=NOT_REUSED,
+    ),
+    RequestKind(
+        feature="several sequences",
+        fields={"num_return_sequences": 3, "sampling_config": SamplingConfig(temperature=1.0, seed=3)},
+        tensors={"num_return_sequences": 3, "temperature": 1.0, "seed": np.array([3], np.uint64)},
+    ),
+    RequestKind(
+        feature="beam search",
+        fields={"num_return_sequences": 2, "sampling_config": SamplingConfig(beam_width=3, length_penalty=0.5)},
+        tensors={"beam_width": 3, "num_return_sequences": 2, "length_penalty": 0.5},
+    ),
+    RequestKind(
+        feature="guided decoding",
+        fields={
+            "guided_decoding_params": guide(GuideType.REGEX, WORDS),
+            "sampling_config": SamplingConfig(temperature=1.0, seed=6),
+            "end_ids": [2],
+        },
+        tensors={
+            "guided_decoding_guide_type": "regex",
+            "guided_decoding_guide": WORDS,
+            "temperature": 1.0,
+            "seed": np.array([6], np.uint64),
+            "end_id": 2,
+        },
+    ),
+    RequestKind(
+        feature="LoRA adapter",
+        fields={"lora_request": LoRARequest("pirate")},
+        tensors={"lora_name": "pirate"},
+        kernels=("lora_add",),
+    ),
+)
