@@ -25,8 +25,8 @@ TORCH_INDEX ?=
 PIP := $(BIN)/python -m pip --disable-pip-version-check
 PIP_INSTALL := $(PIP) install --constraint constraints.txt --no-warn-script-location
 
-.PHONY: help serve test test-full unit kernels L0 lint bench bench-features bench-host load-test default-model image test-gpu \
-  gpu-bench-kernels gpu-tune-kernels clean
+.PHONY: help serve test test-full unit kernels L0 lint bench bench-features bench-lora bench-host load-test \
+  default-model image test-gpu gpu-bench-kernels gpu-tune-kernels clean
 
 help: ## list the targets
 	@sed -n 's/^\([a-zA-Z0-9-]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | while IFS=$$'\t' read -r word meaning; do \
@@ -83,6 +83,9 @@ lint: $(READY) ## check style, types, the C++ and the Dockerfile
 bench: $(READY) ## measure the engine against transformers: a table and one JSON line
 	$(BIN)/python -m ci.bench $(ARGS)
 
+bench-lora: $(READY) ## measure a batch with an adapter for each request against one without
+	$(BIN)/python -m ci.bench.lora $(ARGS)
+
 bench-host: $(READY) ## measure the host's time per step, with a device that does nothing
 	$(BIN)/python -m ci.bench.host_work $(ARGS)
 
@@ -92,8 +95,9 @@ bench-features: $(READY) ## measure what features gain or cost
 load-test: $(READY) ## start a server and load-test it: a table, a plot and a page
 	@$(BIN)/python ci/load_test.py $(ARGS)
 
-default-model: $(READY) ## train the default checkpoint again
+default-model: $(READY) ## train the default checkpoint and its adapters again
 	$(BIN)/python ci/default_model/train.py --out $(CHECKPOINT) $(ARGS)
+	$(BIN)/python ci/default_model/train_adapters.py --checkpoint $(CHECKPOINT) --out $(CHECKPOINT)/../adapters
 
 # A GPU machine needs neither tritonserver nor .venv: a Python with torch, triton and pytest suffices.
 GPU_PYTHON ?= $(if $(wildcard $(BIN)/python),$(BIN)/python,$(PYTHON))

@@ -57,6 +57,7 @@ if TYPE_CHECKING:
     )
     from inflight.kv_cache_retention import KvCacheRetentionConfig, TokenRangeRetentionConfig
     from inflight.logits_post_processor import LogitsPostProcessorConfig
+    from inflight.lora import LoraConfig, LoRARequest
     from inflight.output_config import OutputConfig
     from inflight.prompt_tuning import EmbeddingTable, PromptTuningConfig
     from inflight.request import Request
@@ -97,6 +98,7 @@ _HOMES = {
     ),
     "inflight.kv_cache_retention": ("KvCacheRetentionConfig", "TokenRangeRetentionConfig"),
     "inflight.logits_post_processor": ("LogitsPostProcessorConfig",),
+    "inflight.lora": ("LoraConfig", "LoRARequest"),
     "inflight.output_config": ("OutputConfig",),
     "inflight.prompt_tuning": ("EmbeddingTable", "PromptTuningConfig"),
     "inflight.request": ("Request",),
@@ -131,7 +133,9 @@ __all__ = [
     "KVCacheStoredData",
     "KVCacheUpdatedData",
     "KvCacheRetentionConfig",
+    "LoRARequest",
     "LogitsPostProcessorConfig",
+    "LoraConfig",
     "NGramDecodingConfig",
     "OutputConfig",
     "PromptAdapterRequest",

@@ -103,6 +103,17 @@ class EngineConfig:
     max_matching_ngram_size: int = 3
     """Prompt lookup: most of the last tokens that are looked up in earlier text, unless the request says."""
 
+    max_loras: int = 0
+    """LoRA adapters that run at once; 0 = none, or as many as lora_cache_gpu_memory_fraction holds."""
+    lora_dir: str = ""
+    """Folder of adapters that clients may name, a PEFT folder each; a relative path starts at the version folder."""
+    lora_cache_max_adapter_size: int = 64
+    """Largest rank of an adapter, at most 128: each of max_loras takes the memory of this rank."""
+    lora_cache_gpu_memory_fraction: float = 0.0
+    """Fraction of the memory free after loading that adapters on the device may take at most; 0 = no limit."""
+    lora_cache_host_memory_bytes: int = 1_073_741_824
+    """Bytes of adapters that a rank keeps in host memory; those not used for the longest time are dropped first."""
+
     cpu_compile: str = "auto"
     """Layers in C++: auto (one bfloat16 rank, a CPU with AVX-512 for bfloat16, g++ at hand), true or false."""
     num_threads: int = 0
@@ -166,10 +177,9 @@ class EngineConfig:
             )
         if self.tokens_per_block < 1 or self.tokens_per_block & (self.tokens_per_block - 1):
             raise ConfigurationError(f"tokens_per_block must be a power of two, got {self.tokens_per_block}")
-        if not 0.0 <= self.kv_cache_free_gpu_mem_fraction <= 1.0:
-            raise ConfigurationError(
-                f"kv_cache_free_gpu_mem_fraction must be between 0 and 1, got {self.kv_cache_free_gpu_mem_fraction}"
-            )
+        for key in ("kv_cache_free_gpu_mem_fraction", "lora_cache_gpu_memory_fraction"):
+            if not 0.0 <= getattr(self, key) <= 1.0:
+                raise ConfigurationError(f"{key} must be between 0 and 1, got {getattr(self, key)}")
         if self.kv_cache_host_memory_bytes and not self.enable_kv_cache_reuse:
             raise ConfigurationError(
                 "kv_cache_host_memory_bytes needs enable_kv_cache_reuse: blocks in host memory are there to be reused"
@@ -206,7 +216,8 @@ class EngineConfig:
         config = cls(**values)  # type: ignore[arg-type]
         checkpoint = Path(model_directory, config.gpt_model_path)
         tokenizer = Path(model_directory, config.tokenizer_dir) if config.tokenizer_dir else checkpoint
-        return replace(config, gpt_model_path=str(checkpoint), tokenizer_dir=str(tokenizer))
+        adapters = str(Path(model_directory, config.lora_dir)) if config.lora_dir else ""
+        return replace(config, gpt_model_path=str(checkpoint), tokenizer_dir=str(tokenizer), lora_dir=adapters)
 
     @property
     def max_in_flight(self) -> int:
@@ -250,6 +261,7 @@ POSITIVE_KEYS = (
     "worker_heartbeat_timeout_ms",
     "worker_start_timeout_ms",
     "max_matching_ngram_size",
+    "lora_cache_max_adapter_size",
 )
 
 NOT_NEGATIVE_KEYS = (
@@ -262,6 +274,8 @@ NOT_NEGATIVE_KEYS = (
     "secondary_offload_min_priority",
     "event_buffer_max_size",
     "num_threads",
+    "max_loras",
+    "lora_cache_host_memory_bytes",
     "iter_stats_max_iterations",
     "request_stats_max_iterations",
     "max_draft_len",
@@ -277,6 +291,9 @@ LARGEST = {
     "max_num_tokens": 2**24,
     "tokens_per_block": 2**16,
     "num_threads": 2**10,
+    "max_loras": 2**14,
+    "lora_cache_max_adapter_size": 128,
+    "lora_cache_host_memory_bytes": 2**48,
     "iter_stats_max_iterations": 2**20,
     "request_stats_max_iterations": 2**20,
     "max_draft_len": MAX_DRAFT_LEN,
@@ -341,9 +358,6 @@ UNSUPPORTED_KEYS: dict[str, tuple[str, ...] | None] = {
     "cuda_graph_cache_size": None,
     "recv_poll_period_ms": None,
     "lora_cache_optimal_adapter_size": None,
-    "lora_cache_max_adapter_size": None,
-    "lora_cache_gpu_memory_fraction": None,
-    "lora_cache_host_memory_bytes": None,
     "executor_worker_path": None,
 }
 """TensorRT-LLM's keys for features that this engine does not have -> the values that are accepted because they do not

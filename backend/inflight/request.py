@@ -6,10 +6,13 @@ that have their default value are not encoded.
 
 from __future__ import annotations
 
+from typing import Literal
+
 import msgspec
 
 from inflight.guided_decoding import GuidedDecodingParams
 from inflight.kv_cache_retention import KvCacheRetentionConfig
+from inflight.lora import LoadedAdapter, LoraConfig, LoRARequest
 from inflight.output_config import OutputConfig
 from inflight.prompt_tuning import PromptTuningConfig
 from inflight.sampling_config import SamplingConfig
@@ -64,6 +67,16 @@ class Request(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """Independent continuations of the prompt, which is computed once for all of them. Each samples from a stream of
     its own, see `sequence_seed`; greedy ones are all equal. Of a beam search: how many of its hypotheses are returned,
     at most `beam_width`."""
+    lora_request: LoRARequest | None = None
+    """The low-rank adapter, by name, that its tokens go through; at most one of this and `lora_config`."""
+    lora_config: LoraConfig | None = None
+    """The same by number."""
+    lora_order: Literal["", "load", "unload"] = ""
+    """load, unload: not a prompt, but an order to load that adapter now, or to forget it. It is answered, without
+    tokens, when that is done; requests that use the adapter already keep it."""
+    loaded_adapter: LoadedAdapter | None = None
+    """What the leader has found for `lora_request` or `lora_config`, instead of which ranks get it. Set by the leader
+    alone."""
     generated_token_ids: list[int] = []
     """Set when ranks take over a request from ranks that died: tokens that the client has already received. Generation
     continues after them with the tokens that the earlier ranks would have generated. They count as generated tokens,
@@ -92,7 +105,9 @@ class Request(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
         """What the keys and values of its tokens depend on besides the tokens, and who may share them: only requests
         with equal ones share cached prefixes."""
         identity = self.cache_salt.encode()
+        # No byte of UTF-8 is 0xff, so no salt looks like what follows, which has the same length in every request.
         if self.prompt_tuning_config is not None:
-            # No text contains the byte 0xff, so no salt is like it. What follows has the same length in every request.
             identity += b"\xffP" + self.prompt_tuning_config.digest()
+        if self.loaded_adapter is not None:
+            identity += b"\xffadapter" + self.loaded_adapter.digest
         return identity

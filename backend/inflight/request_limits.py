@@ -41,6 +41,8 @@ class RequestLimits(msgspec.Struct, frozen=True, kw_only=True):
     """Names that `Request.logits_post_processor_name` may have."""
     max_tensor_bytes: int = 2**28
     """Of all tensors that one request asks for: they are held on the host until it takes them."""
+    num_adapter_slots: int = 0
+    """Low-rank adapters that run at once; 0 = none is served."""
     max_words: int = 2048
     """Maximum number of stop words, and of bad words, of one request: 1024, each with and without a leading space."""
     max_words_tokens: int = 32768
@@ -49,6 +51,9 @@ class RequestLimits(msgspec.Struct, frozen=True, kw_only=True):
     def validate(self, request: Request) -> None:
         """Raise InvalidRequest with the reason if `request` can never be served."""
         self.validate_queueing(request)
+        self._validate_adapter(request)
+        if request.lora_order:
+            return
         tokens = request.input_token_ids
         if not tokens:
             raise InvalidRequest("the prompt is empty: give at least one token")
@@ -117,6 +122,23 @@ class RequestLimits(msgspec.Struct, frozen=True, kw_only=True):
     def longest(self, request: Request) -> int:
         """Most tokens that `request` can hold in the KV cache: its last token is sampled but never computed."""
         return min(len(request.input_token_ids) + request.max_tokens, self.max_seq_len) - 1
+
+    def _validate_adapter(self, request: Request) -> None:
+        by_name, by_number = request.lora_request, request.lora_config
+        if by_name is None and by_number is None:
+            if request.lora_order:
+                raise InvalidRequest(f"lora_order {request.lora_order} needs an adapter: lora_name or lora_task_id")
+            return
+        if by_name is not None and by_number is not None:
+            raise InvalidRequest("lora_name and lora_task_id are two adapters: give one of them")
+        if not self.num_adapter_slots:
+            raise InvalidRequest(
+                "this engine serves no LoRA adapters: they need max_loras above 0 and a network that its own layers "
+                "compute (model_impl native)"
+            )
+        for adapter in (by_name, by_number):
+            if adapter is not None:
+                adapter.validate()
 
     def _validate_beams(self, request: Request) -> None:
         """What has no meaning for a beam, or is not done, is refused."""

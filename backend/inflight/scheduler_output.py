@@ -133,6 +133,9 @@ class SchedulerOutput(msgspec.Struct, frozen=True, kw_only=True):
     scrubbed_block_ids: list[int] = []
     """Blocks in which NaN and infinity are replaced by 0 behind all copies: what was copied holds tokens of other
     requests behind those that are shared."""
+    adapter_loads: list[tuple[int, int]] = []
+    """(slot, uid of a stored adapter): put into the slot before the step. No row of an earlier step that was not
+    launched yet uses the slot."""
     samples_late: bool = False
     """True if sampling needs, on the host, the tokens of the previous step, because a row's mask or its logits
     post-processor depends on them."""

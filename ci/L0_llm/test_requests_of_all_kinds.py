@@ -10,7 +10,7 @@ from collections.abc import Iterator
 
 import pytest
 from raw_stream import Answer, RawStream
-from request_kinds import CHECKPOINT, KINDS, TOKENIZER
+from request_kinds import ADAPTERS, CHECKPOINT, KINDS, TOKENIZER
 from server_process import ServerProcess
 
 from inflight.config import EngineConfig
@@ -21,7 +21,14 @@ from inflight.executor.in_process import InProcessExecutor
 @pytest.fixture(scope="module")
 def alone() -> dict[str, list[list[int]]]:
     """Feature -> the tokens of each sequence."""
-    config = EngineConfig(gpt_model_path=str(CHECKPOINT), device="cpu", dtype="float32", num_threads=1)
+    config = EngineConfig(
+        gpt_model_path=str(CHECKPOINT),
+        device="cpu",
+        dtype="float32",
+        num_threads=1,
+        max_loras=2,
+        lora_dir=str(ADAPTERS),
+    )
     with GenerationExecutor(InProcessExecutor(config), TOKENIZER) as service:
         outputs = {kind.feature: service.generate_async(kind.prompt, **kind.python()).result() for kind in KINDS}
     return {feature: [each.token_ids for each in output.outputs] for feature, output in outputs.items()}

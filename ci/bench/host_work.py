@@ -50,6 +50,8 @@ class NullRunner:
     block_size = BLOCK_SIZE
     num_host_blocks = 0
     grammars = None
+    adapters = None
+    adapter_library = None
 
     def __init__(self, max_batch_size: int) -> None:
         self.num_blocks = max_batch_size * 80

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 
 import pytest
 import torch
@@ -15,6 +15,7 @@ from inflight.distributed.rank_group import SingleRank
 from inflight.layers.attention import AttentionMetadata
 from inflight.layers.given_embeddings import GivenEmbeddings
 from inflight.models import network
+from inflight.models.adapter_places import AdapterPlaces
 from inflight.runtime import loading
 from inflight.runtime.kv_cache import KVCache
 from inflight_kernels.cpu import Instruction, library, unsupported_reason
@@ -94,11 +95,12 @@ class Network:
 
     decoder: network.Network
     cache: KVCache
+    adapters: AdapterPlaces = field(default_factory=AdapterPlaces)
 
     @classmethod
-    def load(cls, checkpoint: TinyCheckpoint, cpu_compile: str, dtype: str) -> Network:
-        engine = loading.load_engine(config_of(checkpoint, cpu_compile, dtype=dtype), SingleRank())
-        return cls(engine.decoder, engine.kv_cache)
+    def load(cls, checkpoint: TinyCheckpoint, cpu_compile: str, dtype: str, **options: str) -> Network:
+        engine = loading.load_engine(config_of(checkpoint, cpu_compile, dtype=dtype, **options), SingleRank())
+        return cls(engine.decoder, engine.kv_cache, engine.adapters)
 
     def fill_cache(self) -> None:
         for number, layer in enumerate(self.cache.layers):
@@ -107,9 +109,12 @@ class Network:
                 tensor.copy_(torch.randn(tensor.shape, generator=generator).bfloat16())
 
     @torch.inference_mode()
-    def logits(self, step: Step, given: GivenEmbeddings | None = None) -> Tensor:
+    def logits(self, step: Step, given: GivenEmbeddings | None = None, slots: Sequence[int] | None = None) -> Tensor:
+        """`slots`: of the adapter of each token, -1 = none."""
         self.fill_cache()
         metadata = step.metadata(given)
+        if slots is not None:
+            metadata = replace(metadata, adapters_T=torch.tensor(slots, dtype=torch.int32))
         token_ids = torch.randint(0, 203, metadata.positions_T.shape, generator=torch.Generator().manual_seed(2))
         hidden_TD = self.decoder.forward(token_ids, self.cache.layers, metadata)
         return self.decoder.logits(hidden_TD).float()

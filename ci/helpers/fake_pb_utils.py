@@ -216,7 +216,7 @@ def _array(name: str, value: Any) -> np.ndarray:
     if isinstance(value, np.ndarray):
         return value
     values = value if isinstance(value, list) else [value]
-    if name == "seed":
+    if name in ("seed", "lora_task_id"):
         return np.array(values, dtype=np.uint64)
     if values and isinstance(values[0], str | bytes):
         return np.array([v.encode() if isinstance(v, str) else v for v in values], dtype=np.object_)

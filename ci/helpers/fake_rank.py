@@ -29,6 +29,8 @@ class LoadedFakeRunner(FakeRunner):
         self.num_host_blocks = 0
         self.device_type = "cpu"
         self.grammars = None
+        self.adapters = None
+        self.adapter_library = None
         self.limits = RequestLimits(
             vocab_size=VOCAB_SIZE,
             max_seq_len=MAX_SEQ_LEN,

@@ -82,6 +82,7 @@ class Harness:
         policy: SchedulerPolicy = SchedulerPolicy.GUARANTEED_NO_EVICT,
         enable_chunked_context: bool = True,
         enable_reuse: bool = True,
+        num_adapter_slots: int = 0,
         hash_key: bytes = b"key",
         kv_cache: dict[str, Any] | None = None,
         runner: dict[str, Any] | None = None,
@@ -106,6 +107,7 @@ class Harness:
             max_seq_len=max_seq_len,
             policy=policy,
             enable_chunked_context=enable_chunked_context,
+            num_adapter_slots=num_adapter_slots,
         )
         self.runner = FakeRunner(
             num_blocks=num_blocks,

@@ -16,12 +16,14 @@ from safetensors import deserialize
 
 from inflight.guided_decoding import GuideType
 from inflight.kv_cache_retention import KvCacheRetentionConfig, TokenRangeRetentionConfig
+from inflight.lora import LoRARequest
 from inflight.output_config import AdditionalModelOutput, OutputConfig
 from inflight.prompt_tuning import Array, EmbeddingTable, PromptTuningConfig
 from inflight.sampling_config import SamplingConfig
 from inflight.text.tokenizer import Tokenizer
 
 CHECKPOINT = Path(__file__).parents[2] / "model_repository" / "llm" / "1" / "checkpoint"
+ADAPTERS = CHECKPOINT.with_name("adapters")
 TOKENIZER = Tokenizer.load(CHECKPOINT)
 VOCAB_SIZE = 2048
 NUM_TOKENS = 14
@@ -210,5 +212,11 @@ KINDS = (
             "seed": np.array([6], np.uint64),
             "end_id": 2,
         },
+    ),
+    RequestKind(
+        feature="LoRA adapter",
+        fields={"lora_request": LoRARequest("pirate")},
+        tensors={"lora_name": "pirate"},
+        kernels=("lora_add",),
     ),
 )

@@ -42,6 +42,8 @@ _DTYPES: dict[str, Any] = {
     "max_matching_ngram_size": np.int32,
     "draft_input_ids": np.int32,
     "logits_post_processor_name": np.object_,
+    "lora_name": np.object_,
+    "lora_task_id": np.uint64,
     "exclude_input_in_output": np.bool_,
     "return_log_probs": np.bool_,
     "num_log_probs": np.int32,

@@ -59,6 +59,10 @@ class GenerationOptions(TypedDict, total=False):
     """What the answer is expected to begin with. Changes no token; faster as far as it is right."""
     logits_post_processor_name: str | None
     """One of the server's functions that change logits."""
+    lora_name: str | None
+    """The server's LoRA adapter that the answer is generated with."""
+    lora_task_id: int | None
+    """The same by number, of an adapter whose weights were sent before."""
     exclude_input_in_output: bool
     """Leave the prompt out of the text; default True."""
     return_log_probs: bool

@@ -57,6 +57,7 @@ PromptTable = Annotated[
     Path | None,
     typer.Option("--prompt-table", help="NumPy file (.npy) of embeddings to stand before the text.", dir_okay=False),
 ]
+Lora = Annotated[str | None, typer.Option("--lora", help="LoRA adapter of the server to generate with.")]
 Stop = Annotated[list[str] | None, typer.Option("--stop", help="End where this text appears; may be repeated.")]
 
 
@@ -87,6 +88,7 @@ def generate(
     stop: Stop = None,
     json_schema: JsonSchema = None,
     prompt_table: PromptTable = None,
+    lora: Lora = None,
     timeout: Timeout = None,
     num_return_sequences: Annotated[
         int,
@@ -108,6 +110,7 @@ def generate(
         "seed": seed,
         "repetition_penalty": repetition_penalty,
         "stop_words": stop,
+        "lora_name": lora,
     }
     if json_schema is not None:
         try:

@@ -34,11 +34,15 @@ class EventBuffer:
     def created(self, num_blocks_per_cache_level: list[int]) -> None:
         self._add(KVCacheCreatedData(num_blocks_per_cache_level=num_blocks_per_cache_level))
 
-    def stored(self, parent_hash: bytes | None, blocks: list[CachedBlock]) -> None:
-        """`parent_hash`: None if the first of `blocks` begins a prompt."""
+    def stored(self, parent_hash: bytes | None, blocks: list[CachedBlock], lora_id: int | None) -> None:
+        """`parent_hash`: None if the first of `blocks` begins a prompt. `lora_id`: of the adapter that they were
+        computed with."""
         found = [
             KVCacheStoredBlockData(
-                block_hash=_opaque(block.block_hash), tokens=block.tokens.tolist(), priority=block.priority
+                block_hash=_opaque(block.block_hash),
+                tokens=block.tokens.tolist(),
+                lora_id=lora_id,
+                priority=block.priority,
             )
             for block in blocks
         ]

@@ -312,14 +312,16 @@ class KVCacheManager:
     def _note_stored(self, sequence: Sequence, blocks: list[CachedBlock], events: EventBuffer) -> None:
         """One event for each run of blocks that follow each other."""
         root = self._pool.hash_root(sequence.request.prefix_identity)
+        adapter = sequence.request.loaded_adapter
+        lora_id = None if adapter is None else adapter.uid
         run: list[CachedBlock] = []
         for block in blocks:
             if run and block.parent_hash != run[-1].block_hash:
-                events.stored(_unless_root(root, run[0].parent_hash), run)
+                events.stored(_unless_root(root, run[0].parent_hash), run, lora_id)
                 run = []
             run.append(block)
         if run:
-            events.stored(_unless_root(root, run[0].parent_hash), run)
+            events.stored(_unless_root(root, run[0].parent_hash), run, lora_id)
 
     def free(self, sequence: Sequence, *, trusted: bool = True) -> None:
         """Take all blocks back. `trusted=False`: their content may be wrong and must not be reused."""

@@ -7,14 +7,16 @@ from __future__ import annotations
 
 import heapq
 
+from inflight.batch_manager.adapter_slots import AdapterSlots
 from inflight.batch_manager.beam_group import BeamGroup, Move
 from inflight.batch_manager.kv_cache_manager import KVCacheManager
 from inflight.batch_manager.sequence import Sequence, SequenceStatus
 
 
 class RunningBatch:
-    def __init__(self, kv_cache: KVCacheManager, max_batch_size: int) -> None:
+    def __init__(self, kv_cache: KVCacheManager, max_batch_size: int, num_adapter_slots: int) -> None:
         self._kv_cache = kv_cache
+        self.adapters = AdapterSlots(num_adapter_slots)
         self._max_batch_size = max_batch_size
         self.sequences: list[Sequence] = []
         """In the order they started; of beams the leader only."""
@@ -37,10 +39,15 @@ class RunningBatch:
         """Free blocks that a running sequence will take until it has its maximum length."""
         return self._kv_cache.num_blocks_for(sequence.max_length - 1) - len(sequence.block_ids)
 
-    def start(self, sequence: Sequence, now_ns: int) -> None:
-        """Give it, and every beam of its search, a row."""
+    def start(self, sequence: Sequence, now_ns: int) -> list[tuple[int, int]]:
+        """Give it, and every beam of its search, a row, and its adapter a slot. Returns what the runner has to put into
+        slots first: (slot, uid of an adapter)."""
+        loads: list[tuple[int, int]] = []
         for member in sequence.members:
             member.row = heapq.heappop(self._free_rows)
+            load = self.adapters.take(member)
+            if load is not None:
+                loads.append(load)
             member.status = SequenceStatus.RUNNING
             member.num_prefill_tokens = len(member.token_ids)
             member.first_scheduled_time_ns = member.first_scheduled_time_ns or now_ns
@@ -48,6 +55,7 @@ class RunningBatch:
             self._num_started += 1
             self.num_guided += member.is_guided
         self.sequences.append(sequence)
+        return loads
 
     def count_blocks(self, sequence: Sequence) -> None:
         """A sequence that has a row now has its first blocks, or will have them with its first step."""
@@ -65,14 +73,16 @@ class RunningBatch:
             self._kv_cache.count_missed(sequence)
             self.count_blocks(sequence)
 
-    def release(self, sequence: Sequence) -> None:
-        """Take back the row of a running sequence, which still has its blocks. `drop_finished` follows if it ended."""
+    def release(self, sequence: Sequence) -> bool:
+        """Take back the row of a running sequence, which still has its blocks. `drop_finished` follows if it ended.
+        True if the slot of its adapter may go to another one now."""
         self.num_decoding -= sequence.is_decoding
         self.num_missing_blocks -= self.num_missing(sequence)
         self.num_guided -= sequence.is_guided
         heapq.heappush(self._free_rows, sequence.row)
         sequence.row = -1
         sequence.is_placed = False
+        return self.adapters.release(sequence)
 
     def drop_finished(self) -> None:
         self.sequences = [sequence for sequence in self.sequences if not sequence.is_finished]
@@ -105,4 +115,5 @@ class RunningBatch:
         assert self.num_decoding == sum(sequence.is_decoding for sequence in running)
         assert self.num_missing_blocks == sum(map(self.num_missing, running))
         assert self.num_guided == sum(sequence.is_guided for sequence in running)
+        self.adapters.check(running)
         self._kv_cache.check(running)

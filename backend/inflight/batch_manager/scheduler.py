@@ -16,6 +16,9 @@ The beams of one search start, pause and end together (see BeamGroup). A step br
 when all have theirs, `update` chooses the next beams. One that continues another's text shares its full blocks and
 copies the last one, and every beam's token goes to the runner with its next row: it is never scheduled ahead.
 
+A sequence whose adapter finds no slot on the device steps aside until one is free. Those without an adapter overtake
+it, those with one do not.
+
 Knows no tensors, no clock, no callbacks: the same calls lead to the same decisions on every rank.
 """
 
@@ -49,8 +52,10 @@ class Scheduler:
         max_seq_len: int,
         policy: SchedulerPolicy = SchedulerPolicy.GUARANTEED_NO_EVICT,
         enable_chunked_context: bool = True,
+        num_adapter_slots: int = 0,
     ) -> None:
-        """`max_batch_size`: rows of a step. `max_num_tokens`: tokens of a step. `max_seq_len`: tokens of a sequence."""
+        """`max_batch_size`: rows of a step. `max_num_tokens`: tokens of a step. `max_seq_len`: tokens of a sequence.
+        `num_adapter_slots`: adapters that its rows may use."""
         if max_num_tokens < max_batch_size:
             raise ValueError(f"max_num_tokens ({max_num_tokens}) must be at least max_batch_size ({max_batch_size})")
         self.kv_cache = kv_cache
@@ -60,7 +65,7 @@ class Scheduler:
         self._enable_chunked_context = enable_chunked_context
         self._admission = Admission(kv_cache, policy, enable_chunked_context)
         self._waiting = WaitingQueue()  # by `order`: paused ones first
-        self._batch = RunningBatch(kv_cache, max_batch_size)
+        self._batch = RunningBatch(kv_cache, max_batch_size, num_adapter_slots)
         self._outstanding: deque[tuple[SchedulerOutput, Step]] = deque()
         self._num_arrived = 0
         self.draft_count = DraftCount()
@@ -115,6 +120,7 @@ class Scheduler:
             offloads=transfers.offloads,
             onboards=transfers.onboards,
             scrubbed_block_ids=transfers.scrubbed,
+            adapter_loads=step.adapter_loads,
             samples_late=self._batch.num_guided > 0 and bool(step.sampling),
         )
         self._outstanding.append((output, step))
@@ -159,7 +165,7 @@ class Scheduler:
         """Drafts for a decoding sequence, as far as they take nothing that another sequence may need: none while
         sequences wait, at most half of what is left for prompts, and no block for which one might have to be paused.
         """
-        if self._waiting:
+        if self._waiting.has_head:
             return NONE
         length = len(sequence.token_ids) + sequence.num_pending
         most = min(step.num_places, step.budget // 2, sequence.max_length - 1 - length)
@@ -201,8 +207,11 @@ class Scheduler:
         if not self._batch:
             admission.open_batch(len(self._waiting))
         room = admission.room(self._batch.num_missing_blocks)
-        while self._waiting and self._batch.num_free_rows and step.budget > 0 and admission.is_open:
+        while self._waiting.has_head and self._batch.num_free_rows and step.budget > 0 and admission.is_open:
             sequence = self._waiting.head()
+            if not self._has_adapter_slot(sequence):
+                self._waiting.set_aside()
+                continue
             if self._batch.num_free_rows < len(sequence.members):
                 break
             if sequence.has_pending or admission.is_refused(sequence, room):
@@ -223,9 +232,15 @@ class Scheduler:
                 self._start_beams(sequence.beams, step, now_ns)
             room -= needed
 
+    def _has_adapter_slot(self, sequence: Sequence) -> bool:
+        """Whether its adapter is in a slot or finds one, and no earlier sequence waits for one."""
+        if sequence.request.loaded_adapter is None:
+            return True
+        return not self._waiting.has_aside and self._batch.adapters.has_room(sequence)
+
     def _start(self, sequence: Sequence, prefix: Prefix, num_tokens: int, step: Step, now_ns: int) -> None:
         """Give it a row and its first tokens of the step; who forks from a sibling gets them in the next step."""
-        self._batch.start(sequence, now_ns)
+        step.adapter_loads += self._batch.start(sequence, now_ns)
         if prefix.source is not None:
             step.forks.append((sequence, prefix.source))
             return
@@ -238,7 +253,7 @@ class Scheduler:
     def _start_beams(self, group: BeamGroup, step: Step, now_ns: int) -> None:
         """Start its sequences together, those that hold a beam on the blocks that are cached of it."""
         live = group.live
-        self._batch.start(group.leader, now_ns)
+        step.adapter_loads += self._batch.start(group.leader, now_ns)
         for sequence in group.sequences:
             if sequence in live:
                 self.kv_cache.allocate_slots(sequence, 0, self.kv_cache.find_prefix(sequence).block_ids)
@@ -365,6 +380,7 @@ class Scheduler:
             self._fail(sequence, error)
         self._batch.drop_finished()
         self.kv_cache.reset()
+        self._batch.adapters.reset()  # a step that fills a slot may not have run
         return lost
 
     def _finish(self, sequence: Sequence, reason: FinishReason, *, trusted: bool = True) -> None:
@@ -386,9 +402,12 @@ class Scheduler:
     def _release(self, sequence: Sequence, *, trusted: bool = True) -> None:
         """Take back its blocks and its row, or its place in the queue."""
         if sequence.status is SequenceStatus.RUNNING:
-            self._batch.release(sequence)
+            if self._batch.release(sequence):
+                self._waiting.return_aside()
         elif sequence is sequence.members[0]:
             self._waiting.discard(sequence)
+            if sequence.request.loaded_adapter is not None:
+                self._waiting.return_aside()  # who waits behind it may find a slot
         self.kv_cache.free(sequence, trusted=trusted)
 
     def check(self) -> None:

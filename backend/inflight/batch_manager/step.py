@@ -16,6 +16,7 @@ class Step:
     __slots__ = (
         "_batch",
         "_block_size",
+        "adapter_loads",
         "block_copies",
         "budget",
         "drafts",
@@ -36,6 +37,7 @@ class Step:
         self.new_sequences: list[NewSequence] = []
         self.rows: list[RowWork] = []
         self.block_copies: list[tuple[int, int]] = []
+        self.adapter_loads: list[tuple[int, int]] = []
         self.sampling: list[Sequence] = []
         """Who gets a token: the order of SchedulerOutput.sampling_rows."""
         self.drafts: dict[int, int] = {}

@@ -1,6 +1,7 @@
 """Sequences that wait for a row, by their `order`, smallest first. Knows neither rows nor memory.
 
-`pop` and `push` take logarithmic time, so a step of a long queue costs hardly more than that of a short one.
+`pop` and `push` take logarithmic time, so a step of a long queue costs hardly more than that of a short one. The head
+may be set aside, so that others overtake it, and gets its place back later.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ class WaitingQueue:
 
     def __init__(self) -> None:
         self._heap: list[tuple[Order, Sequence]] = []
+        self._aside: list[tuple[Order, Sequence]] = []
         self._num_waiting = 0
         self.num_paused = 0
 
@@ -26,7 +28,7 @@ class WaitingQueue:
 
     def __iter__(self) -> Iterator[Sequence]:
         """In no particular order, but the same on every rank."""
-        return (sequence for _, sequence in self._heap if not sequence.is_finished)
+        return (sequence for _, sequence in (*self._heap, *self._aside) if not sequence.is_finished)
 
     def push(self, sequence: Sequence) -> None:
         """`sequence.order` must be unique and must not change while the sequence waits."""
@@ -34,10 +36,32 @@ class WaitingQueue:
         self._count(sequence, 1)
 
     def head(self) -> Sequence:
-        """The next sequence. Raises IndexError if none waits."""
+        """The next sequence. Raises IndexError if none waits, but for those aside."""
         while self._heap[0][1].is_finished:
             heapq.heappop(self._heap)
         return self._heap[0][1]
+
+    @property
+    def has_head(self) -> bool:
+        """False if none waits, or all that do are aside."""
+        while self._heap and self._heap[0][1].is_finished:
+            heapq.heappop(self._heap)
+        return bool(self._heap)
+
+    @property
+    def has_aside(self) -> bool:
+        return bool(self._aside)
+
+    def set_aside(self) -> None:
+        """Let the head wait outside the order, until `return_aside`."""
+        self.head()
+        self._aside.append(heapq.heappop(self._heap))
+
+    def return_aside(self) -> None:
+        """Give all that were set aside their places back."""
+        for entry in self._aside:
+            heapq.heappush(self._heap, entry)
+        self._aside.clear()
 
     def pop(self) -> Sequence:
         """Take the head out."""

@@ -18,7 +18,7 @@ import time
 from collections.abc import AsyncIterator, Callable, Sequence
 from functools import partial
 from types import TracebackType
-from typing import Any, TypeVar, overload
+from typing import Any, Literal, TypeVar, overload
 
 from msgspec import structs
 from typing_extensions import Self
@@ -43,6 +43,7 @@ from inflight.executor.front.sequence_outputs import make_sequences
 from inflight.executor.postprocess.messages import Piece
 from inflight.executor.postprocess.workers import StartWorkers, plan_workers
 from inflight.kv_cache_events import KVCacheEvent
+from inflight.lora import LoRARequest
 from inflight.prompt_tuning import EmbeddingTable, PromptTuningConfig
 from inflight.request import Request
 from inflight.result import Response
@@ -286,6 +287,20 @@ class GenerationExecutor:
                     result.abort()
                 raise
         return outputs
+
+    def load_lora(self, lora_request: LoRARequest) -> None:
+        """Load an adapter now, and wait for it: a later request with it need not. It may be dropped while no request
+        uses it, and is then read again. Raises InvalidRequest if it is none, or does not fit the network."""
+        self._order_lora(lora_request, "load")
+
+    def unload_lora(self, lora_request: LoRARequest) -> None:
+        """Forget an adapter, so that its name may stand for another one; requests that use it already keep it. Raises
+        InvalidRequest if it is not loaded."""
+        self._order_lora(lora_request, "unload")
+
+    def _order_lora(self, lora_request: LoRARequest, order: Literal["load", "unload"]) -> None:
+        request = Request(input_token_ids=[], max_tokens=1, lora_request=lora_request, lora_order=order)
+        self.submit(request).result()
 
     def abort_request(self, request: int | GenerationResult) -> None:
         """Ask for an early end of a request, given by its id or its result. It ends with the tokens generated until

@@ -22,15 +22,17 @@ from inflight.executor.wire.messages import NO_INPUT, RankInput
 from inflight.generation_defaults import GenerationDefaults
 from inflight.kv_cache_events import KVCacheEvent
 from inflight.logits_post_processor import LogitsPostProcessorConfig
+from inflight.lora import NO_ORDERS
 from inflight.request import Request
 from inflight.result import Response
+from inflight.runtime.adapters.adapter_library import AdapterLibrary
 from inflight.runtime.guided.grammars import Grammars
 from inflight.stats import IterationStats, RequestStatsPerIteration
 
 logger = logging.getLogger(__name__)
 
-GRAMMAR_POLL_SECONDS = 0.005
-"""How often a grammar is looked after that is being compiled while nothing else happens."""
+PREPARATION_POLL_SECONDS = 0.005
+"""How often grammars and adapters are looked after that requests wait for while nothing else happens."""
 FRONT = b""
 """Name of the only front, for the RequestBook."""
 
@@ -114,8 +116,8 @@ class InProcessExecutor(Front):
             self._started.set()
 
     def _serve(self, runner: LoadedRunner) -> None:
-        self._leader.use(runner.grammars)
-        rank = RankCallbacks(SingleRank(), self._leader)
+        self._leader.use(runner.grammars, runner.adapter_library)
+        rank = RankCallbacks(SingleRank(), self._leader, runner.adapters)
         manager = make_manager(self._config, runner, rank.callbacks, raise_on_step_failure=False, notes_events=True)
         rank.attach(manager)
         self._engine_ready(runner.limits, runner.device_type, max_in_flight=self._config.max_in_flight)
@@ -141,9 +143,9 @@ class _InProcessLeader:
         self._next_stats = 0.0
         self._shutdown = False
 
-    def use(self, grammars: Grammars | None) -> None:
-        """Before the first request: the grammars that requests may ask for."""
-        self._book = RequestBook(self._max_in_flight, grammars=grammars)
+    def use(self, grammars: Grammars | None, adapters: AdapterLibrary | None) -> None:
+        """Before the first request: the grammars and adapters that requests may ask for."""
+        self._book = RequestBook(self._max_in_flight, grammars=grammars, adapters=adapters)
 
     def shut_down(self) -> None:
         self._shutdown = True
@@ -153,18 +155,19 @@ class _InProcessLeader:
         self.deliver_responses()
         self._read_inbox()
         while may_block and not self._book.has_input and not self._shutdown:
-            self.news.wait(GRAMMAR_POLL_SECONDS if self._book.awaits_grammars else None)
+            self.deliver_responses()  # of requests that were refused
+            self.news.wait(PREPARATION_POLL_SECONDS if self._book.is_preparing else None)
             self._read_inbox()
-            self._book.poll_grammars()
-            self.deliver_responses()
+            self._book.poll_preparations()
         if self._shutdown:
             self._book.stop_everything()
         requests, stops = self._book.take(0) if self._shutdown else self._book.take(max_requests, is_idle=may_block)
+        adapters = self._book.take_adapter_orders()
         self.deliver_responses()
         now_ms = self._book.time_to_tell()
-        if not (requests or stops or now_ms or self._shutdown):
+        if not (requests or stops or adapters is not NO_ORDERS or now_ms or self._shutdown):
             return NO_INPUT
-        return RankInput(requests=requests, stops=stops, shutdown=self._shutdown, now_ms=now_ms)
+        return RankInput(requests=requests, stops=stops, adapters=adapters, shutdown=self._shutdown, now_ms=now_ms)
 
     def respond(self, response: Response) -> None:
         self._book.respond(response)

@@ -39,6 +39,8 @@ class AttentionMetadata:
     """Tokens of the longest chunk."""
     given: GivenEmbeddings | None = None
     """Embeddings that requests bring for some of the tokens; None = for none."""
+    adapters_T: Tensor | None = None
+    """int32, slot of each token's low-rank adapter, -1 where it has none; None = no token has one."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -2,7 +2,8 @@
 
 Legend: T tokens, I input features, O output features of this rank.
 A column-parallel layer computes some of the output features. A row-parallel layer uses some of the input features, and
-its outputs are summed over the ranks. The weight's format decides which operation multiplies (weight.py).
+its outputs are summed over the ranks. The weight's format decides which operation multiplies (weight.py). The products
+of low-rank adapters are added to those of a rank, before any sum over the ranks.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from torch import Tensor
 
 from inflight.distributed.tensor_parallel import TensorParallelGroup
 from inflight.layers.attention import AttentionMetadata
+from inflight.layers.lora import LoraSlots
 from inflight.layers.weight import Weight
 
 
@@ -22,9 +24,11 @@ class ColumnParallelLinear:
 
     weight: Weight
     bias_O: Tensor | None
+    lora: LoraSlots | None = None
 
     def __call__(self, x_TI: Tensor, metadata: AttentionMetadata) -> Tensor:
-        return self.weight.multiply(x_TI, self.bias_O)
+        y_TO = self.weight.multiply(x_TI, self.bias_O)
+        return y_TO if self.lora is None else self.lora.add(y_TO, x_TI, metadata)
 
 
 @dataclass(slots=True)
@@ -35,6 +39,10 @@ class RowParallelLinear:
     bias_O: Tensor | None
     """On the leader only, so that the sum contains it once."""
     group: TensorParallelGroup
+    lora: LoraSlots | None = None
 
     def __call__(self, x_TI: Tensor, metadata: AttentionMetadata) -> Tensor:
-        return self.group.all_reduce(self.weight.multiply(x_TI, self.bias_O))
+        y_TO = self.weight.multiply(x_TI, self.bias_O)
+        if self.lora is not None:
+            y_TO = self.lora.add(y_TO, x_TI, metadata)
+        return self.group.all_reduce(y_TO)

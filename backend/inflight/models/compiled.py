@@ -49,6 +49,7 @@ class CompiledNetwork:
             prefill_starts=metadata.prefill_start_loc,
             given_T=given_T,
             given_rows=given_rows,
+            adapters_T=metadata.adapters_T,
         )
         return self.hidden_states(token_ids_T, batch)
 
@@ -119,6 +120,7 @@ def _metadata(batch: Batch) -> AttentionMetadata:
         prefill_seq_lens_P=batch.prefill_lens_P,
         prefill_start_loc=batch.prefill_starts,
         max_prefill_len=batch.positions_T.shape[0],
+        adapters_T=batch.adapters_T,
     )
 
 

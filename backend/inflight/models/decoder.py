@@ -135,6 +135,8 @@ def _load_layer(
     ]
     qkv_sections = (features.queries, features.keys_or_values, features.keys_or_values)
     gate_up_sections = (features.intermediate, features.intermediate)
+    if loader.adapters is not None:
+        loader.adapters.number(family, number)
     return DecoderLayer(
         input_norm=loader.norm(attention.norm, prefix, hidden_size, eps),
         qkv=loader.by_outputs(attention.qkv, prefix, qkv_sections, hidden_size),

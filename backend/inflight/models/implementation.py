@@ -12,6 +12,7 @@ import torch
 from inflight.config import EngineConfig
 from inflight.distributed.tensor_parallel import TensorParallelGroup
 from inflight.errors import ConfigurationError
+from inflight.models.adapter_places import AdapterPlaces
 from inflight.models.checkpoint import Checkpoint
 from inflight.models.config import ModelConfig, NotNative
 from inflight.models.decoder import load_decoder
@@ -57,12 +58,16 @@ def load_network(
     dtype: torch.dtype,
     device: torch.device,
     max_seq_len: int,
+    adapters: AdapterPlaces | None = None,
 ) -> Network:
-    """Read this rank's part of the network, for sequences of up to `max_seq_len` tokens. Raises ConfigurationError."""
+    """Read this rank's part of the network, for sequences of up to `max_seq_len` tokens. Raises ConfigurationError.
+
+    `adapters`: where to note which layers take low-rank adapters; those of transformers' modelling code do not.
+    """
     with Checkpoint(config.gpt_model_path) as checkpoint:
         if isinstance(model, ModelConfig):
             # One position more than a sequence can have: the next step may have been launched already when it ends.
-            loader = WeightLoader(checkpoint, model.weight_format, group, dtype, device)
+            loader = WeightLoader(checkpoint, model.weight_format, group, dtype, device, adapters)
             return load_decoder(model, loader, max_seq_len + 1)
         from inflight.models.transformers_loading import load_transformers_decoder
 

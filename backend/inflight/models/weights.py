@@ -15,8 +15,10 @@ from torch import Tensor
 from inflight.distributed.tensor_parallel import TensorParallelGroup
 from inflight.errors import ConfigurationError
 from inflight.layers.linear import ColumnParallelLinear, RowParallelLinear
+from inflight.layers.lora import LoraSlots
 from inflight.layers.rms_norm import RMSNorm
 from inflight.layers.vocabulary import VocabularyParallelEmbedding
+from inflight.models.adapter_places import AdapterPlace, AdapterPlaces
 from inflight.models.checkpoint import Checkpoint
 from inflight.models.family import NotSplit, SplitByInputs, SplitByOutputs, SplitByVocabulary
 from inflight.models.weight_formats import Block, WeightFormat
@@ -40,6 +42,8 @@ class WeightLoader:
     group: TensorParallelGroup
     dtype: torch.dtype
     device: torch.device
+    adapters: AdapterPlaces | None = None
+    """Where to note the products that take low-rank adapters; None = none does."""
 
     def split(self, what: str, value: int) -> int:
         """This rank's share of `value`; ConfigurationError, naming `what`, if it does not split evenly."""
@@ -69,7 +73,8 @@ class WeightLoader:
             for name, num_outputs, outputs in _rows(tensors.names, sections)
         ]
         weight = self.weight_format.read(self.checkpoint, blocks, self.dtype, self.device)
-        return ColumnParallelLinear(weight, self._stacked_bias(blocks) if tensors.bias else None)
+        bias_O = self._stacked_bias(blocks) if tensors.bias else None
+        return ColumnParallelLinear(weight, bias_O, self._adapters_of(blocks))
 
     def by_inputs(self, tensors: SplitByInputs, prefix: str, num_outputs: int, inputs: Section) -> RowParallelLinear:
         """A layer with this rank's share of the input features and all output features."""
@@ -83,7 +88,8 @@ class WeightLoader:
         )
         weight = self.weight_format.read(self.checkpoint, [block], self.dtype, self.device)
         bias_O = self.vector(f"{name}.bias", num_outputs) if tensors.bias else None
-        return RowParallelLinear(weight, bias_O if self.group.rank == 0 else None, self.group)
+        bias_O = bias_O if self.group.rank == 0 else None
+        return RowParallelLinear(weight, bias_O, self.group, self._adapters_of([block]))
 
     def norm(self, tensor: NotSplit, prefix: str, size: int, eps: float) -> RMSNorm:
         return RMSNorm(self.vector(f"{prefix}{tensor.name}.weight", size), eps)
@@ -105,6 +111,27 @@ class WeightLoader:
         weight_UD = self._empty(size, hidden_size).zero_()
         self.checkpoint.copy_into(weight_UD, name, shape, (self.group.rank * size,))
         return VocabularyParallelEmbedding(weight_UD, self.group)
+
+    def _adapters_of(self, blocks: Sequence[Block]) -> LoraSlots | None:
+        """Slots for the adapters of a product, if it takes any. Blocks of one tensor are one layer to an adapter."""
+        if self.adapters is None:
+            return None
+        by_name: dict[str, list[Block]] = {}
+        for block in blocks:
+            by_name.setdefault(block.name, []).append(block)
+        widths = tuple(sum(len(block.outputs) for block in of_one) for of_one in by_name.values())
+        slots = LoraSlots(len(blocks[0].inputs), widths)
+        for index, (name, of_one) in enumerate(by_name.items()):
+            place = AdapterPlace(
+                num_inputs=of_one[0].num_inputs,
+                num_outputs=of_one[0].num_outputs,
+                inputs=of_one[0].inputs,
+                outputs=tuple(block.outputs for block in of_one),
+                slots=slots,
+                index=index,
+            )
+            self.adapters.add(name, place)
+        return slots
 
     def _stacked_bias(self, blocks: Sequence[Block]) -> Tensor:
         for block in blocks:

@@ -103,6 +103,7 @@ def _metadata(
         prefill_start_loc=prefill_start_loc,
         max_prefill_len=step.max_prefill_len,
         given=find_embeddings(step.staged),
+        adapters_T=step.staged.get("adapters"),
     )
 
 

@@ -12,12 +12,14 @@ from inflight.distributed.rank_group import RankGroup
 from inflight.distributed.tensor_parallel import TensorParallelGroup
 from inflight.errors import ConfigurationError
 from inflight.layers.attention import AttentionMetadata
+from inflight.models.adapter_places import AdapterPlaces
 from inflight.models.compiled import compile_network
 from inflight.models.config import ModelConfig
 from inflight.models.implementation import load_network, read_config
 from inflight.models.network import LayeredNetwork, Network
 from inflight.models.transformers_config import TransformersConfig
 from inflight.request_limits import RequestLimits
+from inflight.runtime.adapters.device_slots import allocate_adapters
 from inflight.runtime.device import choose_device, choose_dtype, count_threads, free_memory, gib, give_back_memory
 from inflight.runtime.host_blocks import HostBlocks, count_host_blocks
 from inflight.runtime.kv_cache import KVCache, KVCacheShape, count_blocks
@@ -29,6 +31,8 @@ class LoadedEngine:
     """What `load_engine` returns: this rank's part of the network, its KV cache, and the limits of requests."""
 
     decoder: Network
+    adapters: AdapterPlaces
+    """Without slots if none is served."""
     kv_cache: KVCache
     host_blocks: HostBlocks
     limits: RequestLimits
@@ -49,7 +53,11 @@ def load_engine(config: EngineConfig, rank_group: RankGroup) -> LoadedEngine:
         _check_positions(max_seq_len, model.head_dim, mapping.size)
     dtype = choose_dtype(config, model.dtype)
     group = TensorParallelGroup.create(rank_group, mapping, device, several_hosts=bool(config.mpi_hostfile))
-    network = load_network(config, model, group, dtype, device, max_seq_len)
+    adapters = AdapterPlaces()
+    wants_adapters = bool(config.max_loras or config.lora_cache_gpu_memory_fraction)
+    network = load_network(config, model, group, dtype, device, max_seq_len, adapters if wants_adapters else None)
+    if wants_adapters:
+        allocate_adapters(config, adapters, group, dtype, device)
     shape = KVCacheShape(layers=network.cache_specs, block_size=config.tokens_per_block)
     reserved_bytes = _step_bytes(network, shape, config, device) if device.type == "cuda" else 0
     num_blocks = count_blocks(config, shape, group, device, reserved_bytes, max_seq_len)
@@ -72,9 +80,11 @@ def load_engine(config: EngineConfig, rank_group: RankGroup) -> LoadedEngine:
         max_prompt_embedding_bytes=config.max_prompt_embedding_bytes,
         model_outputs=_model_outputs(compiled) if hidden_size else [],
         max_tensor_bytes=config.max_tensor_bytes_per_request,
+        num_adapter_slots=adapters.num_slots,
     )
     return LoadedEngine(
         decoder=compiled,
+        adapters=adapters,
         kv_cache=kv_cache,
         host_blocks=host_blocks,
         limits=limits,

@@ -22,6 +22,9 @@ from inflight.distributed.tensor_parallel import TensorParallelGroup
 from inflight.logits_post_processor import LogitsPostProcessorConfig
 from inflight.models.network import LayeredNetwork, Network
 from inflight.request_limits import RequestLimits
+from inflight.runtime.adapters.adapter_library import AdapterLibrary
+from inflight.runtime.adapters.adapter_reader import AdapterReader
+from inflight.runtime.adapters.adapter_store import AdapterStore
 from inflight.runtime.batch_layout import BatchLayout, lay_out
 from inflight.runtime.device import keep_freed_memory, pinned_memory, resident_memory
 from inflight.runtime.drafts import accepted
@@ -30,7 +33,7 @@ from inflight.runtime.guided.guidance import Guidance, GuidedRow
 from inflight.runtime.guided.token_mask import StepMask
 from inflight.runtime.host_blocks import HostBlocks
 from inflight.runtime.kv_cache import KVCache
-from inflight.runtime.loading import load_engine
+from inflight.runtime.loading import LoadedEngine, load_engine
 from inflight.runtime.logits_post_processing import LogitsPostProcessing, ProcessedRow, sentences
 from inflight.runtime.row_state import RowState
 from inflight.runtime.row_table import RowTable
@@ -120,10 +123,12 @@ class ModelRunner:
         grammars: Grammars | None = None,
         post_processors: LogitsPostProcessorConfig | None = None,
         host_blocks: HostBlocks | None = None,
+        adapters: AdapterStore | None = None,
+        adapter_library: AdapterLibrary | None = None,
     ) -> None:
         """`thread`: the one that the network was loaded on. `grammars`: on the leader; None = none can be followed.
         `rank_group`: None = a single rank. `post_processors`: what `limits` names; None = nothing. `host_blocks`: where
-        cold blocks go; None = nowhere.
+        cold blocks go; None = nowhere. `adapters`: None = none is served; `adapter_library`: on the leader.
 
         On a CPU only this thread computes. OpenMP creates a team of threads for every thread that computes, and if the
         teams together have more threads than there are cores, they sleep at each barrier instead of spinning: a step of
@@ -150,11 +155,15 @@ class ModelRunner:
             sizes=sizes,
             device=device,
             model_outputs=limits.model_outputs,
+            adapters=adapters,
+            num_adapter_slots=limits.num_adapter_slots,
         )
         self._input = InputBuffer(self._preparation.capacity(max_num_tokens), device)
         self._state = RowState(self._table, limits.max_seq_len, limits.vocab_size, device)
         self._sampler = Sampler(max_batch_size, device)
         self.grammars = grammars
+        self.adapters = adapters
+        self.adapter_library = adapter_library
         self._guidance = Guidance(rank_group or SingleRank(), grammars, limits.vocab_size)
         self._post_processing = LogitsPostProcessing(post_processors or LogitsPostProcessorConfig(), group)
         self._scrubbed: list[int] = []
@@ -185,6 +194,7 @@ class ModelRunner:
         except BaseException:
             thread.shutdown()
             raise
+        adapters, library = _adapters(config, engine, is_leader=rank_group.rank == 0)
         runner = cls(
             decoder=engine.decoder,
             kv_cache=engine.kv_cache,
@@ -199,6 +209,8 @@ class ModelRunner:
             rank_group=rank_group,
             grammars=_grammars(config, engine.limits.vocab_size) if rank_group.rank == 0 else None,
             post_processors=post_processors,
+            adapters=adapters,
+            adapter_library=library,
         )
         runner.warmup()
         return runner
@@ -343,9 +355,11 @@ class ModelRunner:
         return resident_memory(), device_bytes, pinned_memory(self._device)
 
     def close(self) -> None:
-        """Wait for all launched steps, end the grammars' processes and leave the group."""
+        """Wait for all launched steps, end what grammars and adapters have started, and leave the group."""
         if self.grammars is not None:
             self.grammars.close()
+        if self.adapter_library is not None:
+            self.adapter_library.close()
         self._thread.shutdown(wait=True)
         if self._stream is not None:
             self._stream.synchronize()
@@ -362,6 +376,9 @@ class ModelRunner:
         if "copied_from" in step.staged:
             self._kv_cache.copy_blocks(step.staged["copied_from"], step.staged["copied_to"])
         self._kv_cache.scrub(step.scrubbed_copies)
+        for slot, adapter in step.adapter_loads:
+            assert self.adapters is not None, "a slot that is not served was not refused"
+            self.adapters.fill(slot, adapter)
         self._state.begin(step.new_sequences, step.staged)
         if not step.num_tokens:
             return Forwarded(logits=None, prompt_tensors=[])
@@ -422,6 +439,21 @@ class ModelRunner:
     def _to_host(self, values: Tensor) -> Tensor:
         """On the host; on a GPU once the step is done."""
         return values if self._stream is None else pinned_copy(values)
+
+
+def _adapters(
+    config: EngineConfig, engine: LoadedEngine, *, is_leader: bool
+) -> tuple[AdapterStore | None, AdapterLibrary | None]:
+    """What this rank stores of adapters and, on the leader, which there are; nothing if none is served."""
+    places = engine.adapters
+    if not places.num_slots:
+        return None, None
+    store = AdapterStore(places, engine.device)
+    if not is_leader:
+        return store, None
+    host_bytes = config.lora_cache_host_memory_bytes
+    reader = AdapterReader(places, lora_dir=config.lora_dir, max_bytes=host_bytes)
+    return store, AdapterLibrary(reader, host_bytes=host_bytes)
 
 
 def _grammars(config: EngineConfig, vocab_size: int) -> Grammars:

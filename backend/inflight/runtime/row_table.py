@@ -11,7 +11,7 @@ from msgspec import structs
 from inflight.prompt_tuning import EmbeddingTable
 from inflight.runtime.staging import Staging
 from inflight.sampling_config import SamplingConfig
-from inflight.scheduler_output import LOG_PROBS, NewSequence, SchedulerOutput
+from inflight.scheduler_output import LOG_PROBS, NO_SLOT, NewSequence, SchedulerOutput
 
 FLOAT_FIELDS = (
     "temperature",
@@ -30,11 +30,11 @@ FLOAT_FIELDS = (
 # fmt: off
 (
     RANDOM, TOP_K, TOP_P, MIN_P, TOP_P_DECAYS, PENALISED, BIASED, RESTRICTED, NO_REPEATED_NGRAM, WANTS_LOG_PROBS,
-    WANTS_TENSORS, TYPICAL_P,
-) = (1 << bit for bit in range(12))
+    WANTS_TENSORS, TYPICAL_P, HAS_ADAPTER,
+) = (1 << bit for bit in range(13))
 # fmt: on
-"""Bits for the features of the sampler that a row needs. RESTRICTED: some tokens may be forbidden, because of bad words
-or because end tokens are not allowed before min_tokens."""
+"""Bits for what a row needs, mostly of the sampler. RESTRICTED: some tokens may be forbidden, because of bad words or
+because end tokens are not allowed before min_tokens."""
 
 
 class RowTable:
@@ -47,9 +47,11 @@ class RowTable:
         self.filler_block = filler_block
         self.sequences: list[NewSequence | None] = [None] * num_rows
         self.needs = np.zeros(num_rows, dtype=np.int64)
-        """For each row, the bits RANDOM to WANTS_LOG_PROBS."""
+        """For each row, the bits RANDOM to HAS_ADAPTER."""
         self.embedding_tables: dict[int, EmbeddingTable] = {}
         """By row, of those whose prompts have tokens of their own and are not yet computed."""
+        self.adapters = np.full(num_rows, NO_SLOT, dtype=np.int32)
+        """Of each row, the slot of its adapter."""
         self._block_ids: list[list[int]] = [[] for _ in range(num_rows)]
         self._former_block_ids: list[list[int]] = [[] for _ in range(num_rows)]
 
@@ -107,6 +109,7 @@ class RowTable:
             # Held apart, because a table is large and of no use once the prompt is computed.
             self.embedding_tables[row] = new.embedding_table
             self.sequences[row] = structs.replace(new, embedding_table=None)
+        self.adapters[row] = new.adapter_slot
 
 
 def _needs(new: NewSequence) -> int:
@@ -131,6 +134,8 @@ def _needs(new: NewSequence) -> int:
         needs |= WANTS_LOG_PROBS
     if set(new.outputs) - {LOG_PROBS}:
         needs |= WANTS_TENSORS
+    if new.adapter_slot != NO_SLOT:
+        needs |= HAS_ADAPTER
     return needs
 
 

@@ -10,13 +10,15 @@ Legend: T tokens of the step, N places of one token and P longer rows, B = N + P
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from inflight.models.adapter_places import Matrices
+from inflight.runtime.adapters.adapter_store import AdapterStore
 from inflight.runtime.drafts import (
     find_drafts,
     spread,
@@ -27,7 +29,7 @@ from inflight.runtime.drafts import (
 )
 from inflight.runtime.prompt_embeddings import stage_embeddings
 from inflight.runtime.repeated_ngrams import stage_ngrams
-from inflight.runtime.row_table import PENALISED, WANTS_TENSORS, RowTable
+from inflight.runtime.row_table import HAS_ADAPTER, PENALISED, WANTS_TENSORS, RowTable
 from inflight.runtime.sampling_input import SamplingNeeds, find_needs, stage_restrictions, stage_typical
 from inflight.runtime.staging import Array, Staging, to_host_tensor
 from inflight.runtime.step_sizes import StepSizes
@@ -50,8 +52,10 @@ class StepInput:
     onboards: list[tuple[int, int]]
     scrubbed_copies: list[int]
     """Blocks in which they are replaced when all blocks are copied."""
+    adapter_loads: list[tuple[int, Mapping[str, Matrices]]]
+    """(slot, this rank's part of the adapter), put there before the step."""
     staged: dict[str, Tensor]
-    """Tensors that only some steps have, on the device: changes of rows, block copies, restrictions."""
+    """Tensors that only some steps have, on the device: changes of rows, block copies, adapters, restrictions."""
     numbers: Tensor
     """int64, on the host: eight parts, one after the other. A part that a step does not need is empty.
 
@@ -100,6 +104,8 @@ class StepPreparation:
         sizes: StepSizes,
         device: torch.device,
         model_outputs: Iterable[str] = (),
+        adapters: AdapterStore | None = None,
+        num_adapter_slots: int = 0,
     ) -> None:
         """`model_outputs`: names of the tensors inside the network that rows may ask for."""
         self._table = table
@@ -110,6 +116,8 @@ class StepPreparation:
         self._served_outputs = served_outputs(model_outputs)
         self._rejected: dict[int, list[int]] = {}  # row -> tokens that its counts hold, although it does not have them
         self._uncertain_rows: set[int] = set()  # those whose length the device does not know: they have verified drafts
+        self._adapters = adapters
+        self._num_adapter_slots = num_adapter_slots
 
     def capacity(self, max_num_tokens: int) -> int:
         """Upper bound of the length of StepInput.numbers for a step of up to `max_num_tokens` tokens."""
@@ -120,6 +128,7 @@ class StepPreparation:
     def prepare(self, scheduled: SchedulerOutput, scrubbed_block_ids: list[int]) -> StepInput:
         """Raises ValueError, and changes nothing, if the step asks for something that is not supported."""
         self._refuse_unserved(scheduled)
+        adapter_loads = self._find_adapters(scheduled)
         drafts = find_drafts(scheduled.rows, self._table.num_rows)
         batch = _Batch(scheduled.rows, self._sizes, verifies=bool(drafts))
         staging = Staging(self._device)
@@ -142,13 +151,17 @@ class StepPreparation:
             if needs.repeats_no_ngram:
                 ngram_extent = stage_ngrams(staging, self._table, rows, lengths)
         tensor_plan = NO_PLAN
-        if (self._table.needs[batch.rows] & WANTS_TENSORS).any():
+        row_needs = int(np.bitwise_or.reduce(self._table.needs[batch.rows]))
+        if row_needs & HAS_ADAPTER:
+            staging.add("adapters", batch.of_tokens(self._table.adapters[batch.rows], padding=NO_SLOT))
+        if row_needs & WANTS_TENSORS:
             tensor_plan = plan_tensors(staging, self._table, batch.works, batch.first_tokens())
         parts = batch.parts(padding_row=self._table.num_rows)
         if self._table.embedding_tables:
             stage_embeddings(staging, self._table, batch.works, batch.first_tokens(), parts[2], self._vocab_size)
         return StepInput(
             new_sequences=scheduled.new_sequences,
+            adapter_loads=adapter_loads,
             scrubbed_block_ids=scrubbed_block_ids,
             offloads=scheduled.offloads,
             onboards=scheduled.onboards,
@@ -183,8 +196,19 @@ class StepPreparation:
             unknown = set(new.outputs) - self._served_outputs
             if unknown:
                 raise ValueError(f"outputs {sorted(unknown)} are not served, only {sorted(self._served_outputs)}")
-            if new.adapter_slot != NO_SLOT:
-                raise ValueError(f"adapters are not served, but row {new.row} names slot {new.adapter_slot}")
+            if not NO_SLOT <= new.adapter_slot < self._num_adapter_slots:
+                served = f"{self._num_adapter_slots} adapters are served"
+                raise ValueError(f"{served}, but row {new.row} names slot {new.adapter_slot}")
+
+    def _find_adapters(self, scheduled: SchedulerOutput) -> list[tuple[int, Mapping[str, Matrices]]]:
+        """What `scheduled` puts into slots. Looked up now: the store may change before the step runs."""
+        if not scheduled.adapter_loads:
+            return []
+        if self._adapters is None or any(
+            not 0 <= slot < self._num_adapter_slots for slot, _ in scheduled.adapter_loads
+        ):
+            raise ValueError(f"{self._num_adapter_slots} adapters are served, but a step fills another slot")
+        return [(slot, self._adapters.find(uid)) for slot, uid in scheduled.adapter_loads]
 
     def _stage_changes(self, scheduled: SchedulerOutput, staging: Staging) -> None:
         self._table.update(scheduled, staging)
@@ -243,6 +267,15 @@ class _Batch:
         """Where each row's tokens start among the step's, padding counted."""
         longer = self.counts[self.num_singles :]
         return np.concatenate([np.arange(self.num_singles), self.num_decodes + np.cumsum(longer) - longer])
+
+    def of_tokens(self, of_rows: Array, *, padding: int) -> Array:
+        """A value of each row, in batch order, repeated for each of its tokens; `padding` for padding."""
+        sizes = np.maximum(self._pad(self.counts, 0), 1)  # a padding row also has one token
+        values = of_rows
+        if self.num_decodes > self.num_singles:
+            filling = np.full(self.num_decodes - self.num_singles, padding, dtype=of_rows.dtype)
+            values = np.concatenate([of_rows[: self.num_singles], filling, of_rows[self.num_singles :]])
+        return np.repeat(values, sizes)
 
     def parts(self, padding_row: int) -> list[Array]:
         """See StepInput.numbers."""

@@ -221,13 +221,12 @@ class BackendServer:
         self._executor.cancel_request(item.request.request_id)
 
     def _make_item(self, request: Any, reply: Reply, client: ClientRequest, triton_id: str) -> WorkItem:
-        assert client.max_tokens is not None
         names = request.requested_output_names()
         return WorkItem(
             request=Request(
                 request_id=self._executor.next_request_id(),
                 input_token_ids=[],
-                max_tokens=client.max_tokens,
+                max_tokens=client.max_tokens or 1,  # an order to load an adapter has none
                 client_id=triton_id,
             ),
             client=client,

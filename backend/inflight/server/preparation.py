@@ -51,7 +51,7 @@ class Preparation:
 
     def _echo(self, client: ClientRequest, request: Request) -> Prompt | None:
         exclude = client.exclude_input_in_output
-        if client.stream or (self._exclude_input if exclude is None else exclude):
+        if client.lora_order or client.stream or (self._exclude_input if exclude is None else exclude):
             return None
         text = prompt_text(self._tokenizer, request.input_token_ids) if client.text is None else client.text
         return Prompt(text=text, token_ids=tuple(request.input_token_ids))

@@ -13,6 +13,7 @@ from inflight.errors import InvalidRequest
 from inflight.generation_defaults import GenerationDefaults
 from inflight.guided_decoding import GuidedDecodingParams, GuideType
 from inflight.kv_cache_retention import DEFAULT_PRIORITY, KvCacheRetentionConfig, TokenRangeRetentionConfig
+from inflight.lora import LoraConfig, LoRARequest
 from inflight.output_config import AdditionalModelOutput, OutputConfig
 from inflight.prompt_tuning import PromptTuningConfig, virtual_tokens
 from inflight.request import Request
@@ -60,6 +61,8 @@ class RequestBuilder:
 
     def build(self, client: ClientRequest, request_id: int, triton_id: str) -> Request:
         """Raises InvalidRequest with one sentence."""
+        if client.lora_order:
+            return self._order(client, request_id, triton_id)
         assert client.max_tokens is not None
         if (client.beam_width or 1) > 1 and client.stop_words:
             raise InvalidRequest("stop_words is not supported together with beam_width above 1")
@@ -88,6 +91,24 @@ class RequestBuilder:
             kv_cache_retention_config=_retention(client),
             num_return_sequences=1 if client.num_return_sequences is None else client.num_return_sequences,
             prompt_tuning_config=tuning,
+            lora_request=LoRARequest(client.lora_name) if client.lora_name else None,
+            lora_config=_lora_config(client),
+        )
+        self._limits.validate(request)
+        return request
+
+    def _order(self, client: ClientRequest, request_id: int, triton_id: str) -> Request:
+        """To load or unload an adapter."""
+        if client.lora_order not in ("load", "unload"):
+            raise InvalidRequest("lora_order must be load or unload")
+        request = Request(
+            request_id=request_id,
+            input_token_ids=[],
+            max_tokens=1,
+            client_id=triton_id,
+            lora_request=LoRARequest(client.lora_name) if client.lora_name else None,
+            lora_config=_lora_config(client),
+            lora_order="load" if client.lora_order == "load" else "unload",
         )
         self._limits.validate(request)
         return request
@@ -190,6 +211,14 @@ class RequestBuilder:
         spellings = [*words, *(f" {word.lstrip()}" for word in words if word.strip())]
         encoded = (self._tokenizer.encode_plain(spelling) for spelling in spellings)
         return _distinct([*(client.bad_word_ids or ()), *encoded])
+
+
+def _lora_config(client: ClientRequest) -> LoraConfig | None:
+    if client.lora_task_id is None:
+        if client.lora_weights is not None or client.lora_config is not None:
+            raise InvalidRequest("lora_weights and lora_config need lora_task_id: the number of their adapter")
+        return None
+    return LoraConfig.of(client.lora_task_id, client.lora_weights, client.lora_config)
 
 
 def _guided_decoding(client: ClientRequest) -> GuidedDecodingParams | None:

@@ -48,8 +48,9 @@ def write(
     overrides = dict(parameters or {})
     if checkpoint_folder is not None:
         overrides["gpt_model_path"] = str(checkpoint_folder.resolve())
-        # The dtype in the repository is for its own checkpoint.
-        overrides.setdefault("dtype", "auto")
+        # The dtype in the repository, and the adapters, are for its own checkpoint.
+        for key, value in (("dtype", "auto"), ("max_loras", ""), ("lora_dir", "")):
+            overrides.setdefault(key, value)
     configs = read(source)
     engines = [name for name, config in configs.items() if config.backend == BACKEND]
     if overrides and len(engines) != 1:

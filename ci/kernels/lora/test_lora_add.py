@@ -124,3 +124,16 @@ def test_launcher_checks_its_tensors() -> None:
         gpu.lora_add(y, x, torch.zeros(2, 129, 16), torch.zeros(2, 16, 129), adapters, scales)
     with pytest.raises(ValueError, match=r"adapters must be torch\.int32"):
         gpu.lora_add(y, x, a, b, adapters.long(), scales, [8, 8])
+
+
+def test_known_ranks_change_nothing_where_the_rest_is_zeros(device: torch.device) -> None:
+    """A kernel may use them or not."""
+    y, x, a, b, adapters, scales = random_call([0, 2, -1, 1, 1], 3, 40, (24, 8), 8, torch.float32)
+    ranks = torch.tensor([8, 3, 0], dtype=torch.int32)
+    for adapter, rank in enumerate(ranks.tolist()):
+        a[adapter].view(2, 8, 40)[:, rank:] = 0
+        b[adapter, :, rank:] = 0
+    call = (y, x, a, b, adapters, scales)
+    expected = reference.lora_add(y.clone(), *call[1:], (24, 8))
+    assert_near(reference.lora_add(y.clone(), *call[1:], (24, 8), ranks=ranks), expected, TOLERANCE[y.dtype])
+    assert_near(run(call, device, (24, 8), ranks=ranks.to(device)), expected, TOLERANCE[y.dtype])

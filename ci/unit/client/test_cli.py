@@ -60,6 +60,16 @@ def test_generate_streams_the_answer(connect: Connect) -> None:
     assert "guided_decoding_guide" not in inputs
 
 
+def test_generate_names_an_adapter(connect: Connect) -> None:
+    transport = MockTransport(two_pieces)
+    connect(transport)
+    assert run("generate", "go on", "--lora", "pirate").exit_code == 0
+    assert run("generate", "go on").exit_code == 0
+    with_adapter, without = (call.inputs for call in transport.calls)
+    assert with_adapter["lora_name"].tolist() == [b"pirate"]
+    assert "lora_name" not in without
+
+
 def test_generate_sends_a_json_schema(connect: Connect, tmp_path: Path) -> None:
     transport = MockTransport(two_pieces)
     connect(transport)

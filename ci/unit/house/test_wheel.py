@@ -19,6 +19,7 @@ WANTED = (
     "inflight/shipped/model.py",
     "inflight/shipped/model_repository/llm/config.pbtxt",
     "inflight/shipped/model_repository/llm/1/checkpoint/model.safetensors",
+    "inflight/shipped/model_repository/llm/1/adapters/pirate/adapter_model.safetensors",
     "inflight_client/py.typed",
     "inflight_kernels/py.typed",
     "inflight_kernels/tuned/any_device.json",

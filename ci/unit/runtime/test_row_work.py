@@ -160,7 +160,7 @@ def test_a_single_token_of_a_chunk_samples_nothing(runner: ModelRunner, checkpoi
     ("options", "work", "words"),
     [
         ({"outputs": ("log_probs", "logits")}, {}, r"outputs \['logits'\] are not served"),
-        ({"adapter_slot": 0}, {}, "adapters are not served"),
+        ({"adapter_slot": 0}, {}, "0 adapters are served"),
         ({}, {"num_sampled": 2}, "not a token and its drafts"),
     ],
 )

@@ -52,7 +52,8 @@ def test_the_dialects_model_lists_its_outputs(dialect: Dialect) -> None:
 def test_config_writes_out_every_parameter_of_the_engine(model_config) -> None:
     written = {key: value.string_value for key, value in model_config.parameters.items()}
     assert set(written) == {field.name for field in fields(EngineConfig)}
-    default = EngineConfig.from_parameters({"dtype": "float32"}, "/models/llm/1")
+    of_default_model = {"dtype": "float32", "max_loras": "4", "lora_dir": "adapters"}
+    default = EngineConfig.from_parameters(of_default_model, "/models/llm/1")
     assert EngineConfig.from_parameters(written, "/models/llm/1") == default
 
 
@@ -123,6 +124,9 @@ def test_every_field_of_a_prompt_is_read() -> None:
             "prompt_embedding_table": np.array([[1, 2]], np.float16),
             "prompt_vocab_size": 1,
             "prompt_table_extra_ids": np.array([2**64 - 1], np.uint64),
+            "lora_name": "pirate",
+            "lora_task_id": 2**64 - 1,
+            "lora_order": "load",
         }
     )
     assert client == ClientRequest(
@@ -169,6 +173,9 @@ def test_every_field_of_a_prompt_is_read() -> None:
         prompt_embedding_table=EmbeddingTable.of(np.array([[1, 2]], np.float16)),
         prompt_vocab_size=1,
         prompt_table_extra_ids=[2**64 - 1],
+        lora_name="pirate",
+        lora_task_id=2**64 - 1,
+        lora_order="load",
     )
 
 

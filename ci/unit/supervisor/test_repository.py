@@ -74,6 +74,8 @@ def test_overrides_reach_the_engine_alone_and_the_original_stays(source: Path, t
         "gpt_model_path": str(checkpoint),
         "max_batch_size": "4",
         "dtype": "auto",
+        "max_loras": "",
+        "lora_dir": "",
         "tensor_parallel_size": "2",
     }
     assert (source / "llm" / "config.pbtxt").read_text() == ENGINE

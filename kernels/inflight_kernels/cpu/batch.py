@@ -33,3 +33,5 @@ class Batch:
     for all tokens."""
     given_rows: Tensor | None = None
     """bfloat16 (rows, features)."""
+    adapters_T: Tensor | None = None
+    """int32, slot of each token's low-rank adapter, -1 where it has none; None = no token has one."""

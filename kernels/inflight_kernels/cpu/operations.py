@@ -36,10 +36,30 @@ class Embedding(Operation):
     _fields_ = (("kind", c_int64), ("out", Value), ("table", c_void_p), ("size", c_int64))
 
 
+class Lora(Operation):
+    _fields_ = (
+        ("kind", c_int64),
+        ("x", Value),
+        ("narrow", Value),
+        ("delta", Value),
+        ("a", c_void_p),
+        ("b", c_void_p),
+        ("scales", c_void_p),
+        ("ranks", c_void_p),
+        ("num_inputs", c_int64),
+        ("max_rank", c_int64),
+        ("num_slices", c_int64),
+        ("width_0", c_int64),
+        ("width_1", c_int64),
+        ("width_2", c_int64),
+    )
+
+
 _LINEAR = (
     ("kind", c_int64),
     ("x", Value),
     ("out", Value),
+    ("delta", Value),
     ("weight", c_void_p),
     ("bias", c_void_p),
     ("num_inputs", c_int64),
@@ -52,7 +72,7 @@ class Linear(Operation):
 
 
 class GatedLinear(Operation):
-    _fields_ = _LINEAR
+    _fields_ = (*_LINEAR, ("num_deltas", c_int64))
 
 
 class RmsNorm(Operation):
@@ -105,6 +125,7 @@ class PrefillAttention(Operation):
 
 KINDS: tuple[type[Operation], ...] = (
     Embedding,
+    Lora,
     Linear,
     GatedLinear,
     RmsNorm,
@@ -122,6 +143,7 @@ class NativeBatch(ctypes.Structure):
         *((name, c_void_p) for name in ("prefill_table", "prefill_lens", "prefill_starts")),
         ("prefill_width", c_int64),
         *((name, c_void_p) for name in ("given", "given_rows")),
+        ("adapters", c_void_p),
     )
 
 

@@ -112,6 +112,7 @@ def _native_batch(x: Tensor, batch: Batch | None) -> NativeBatch:
         prefill_width=batch.prefill_table.shape[1],
         given=None if batch.given_T is None else _address(batch.given_T),
         given_rows=None if batch.given_rows is None else _address(batch.given_rows),
+        adapters=None if batch.adapters_T is None else _address(batch.adapters_T),
     )
 
 

@@ -28,6 +28,7 @@ from inflight_kernels.cpu.operations import (
     Embedding,
     GatedLinear,
     Linear,
+    Lora,
     Operation,
     PrefillAttention,
     RmsNorm,
@@ -39,6 +40,8 @@ from inflight_kernels.dispatch import recording
 STEP = 32
 """Products read inputs in multiples of it."""
 MAX_HEAD_DIM = 256
+MAX_SLICES = 3
+"""Layers with one input that an adapter changes together."""
 
 
 class Unsupported(Exception):
@@ -74,6 +77,7 @@ def _batches() -> list[Batch]:
             prefill_table=empty(num_prefills, 7),
             prefill_lens_P=empty(num_prefills),
             prefill_starts=empty(num_prefills + 1),
+            adapters_T=empty(num_tokens),
         )
 
     return [batch(3, 2), batch(3, 0), batch(0, 2)]
@@ -178,12 +182,56 @@ class _Recorder:
             ("out",),
             x=source,
             out=self._write(out),
+            delta=NOWHERE,
             weight=Weight(self._constant(weight, "a weight", weight.shape)),
             bias=None if bias is None else Weight(self._constant(bias, "a bias", (num_outputs,))),
             num_inputs=padded,
             num_outputs=num_outputs,
         )
         return out
+
+    def lora_add(
+        self,
+        y: Tensor,
+        x: Tensor,
+        a: Tensor,
+        b: Tensor,
+        adapters: Tensor,
+        scales: Tensor,
+        slices: Sequence[int] | None = None,
+        deterministic: bool = False,
+        ranks: Tensor | None = None,
+    ) -> Tensor:
+        """Computed before the linear layer whose whole result it changes, and added by that."""
+        linear, num_slots, max_rank = self._operations[-1], b.shape[0], b.shape[2]
+        widths = [b.shape[1]] if slices is None else list(slices)
+        if linear.kind is not Linear or linear.fields["out"] != self._read(y, "the result of a linear layer"):
+            raise Unsupported("C++ adds adapters to the whole result of a linear layer only")
+        if linear.fields["x"] != self._read(x, "the input of adapters") or linear.fields["delta"] != NOWHERE:
+            raise Unsupported("C++ adds adapters once, with the input of the linear layer")
+        if adapters is not self._batch.adapters_T or ranks is None or deterministic or len(widths) > MAX_SLICES:
+            raise Unsupported("C++ adds the step's own adapters of known ranks only, and not deterministic")
+        num_inputs = x.shape[1]
+        narrow = self._write(self._empty(self._num_tokens, len(widths) * max_rank))
+        delta = self._write(self._empty(self._num_tokens, sum(widths)))
+        self._operations.pop()
+        self._note(
+            Lora,
+            ("narrow", "delta"),
+            x=linear.fields["x"],
+            narrow=narrow,
+            delta=delta,
+            a=self._constant(a, "A of adapters", (num_slots, len(widths) * max_rank, num_inputs)),
+            b=self._constant(b.transpose(1, 2), "B of adapters", (num_slots, max_rank, sum(widths))),
+            scales=self._constant(scales, "the scales of adapters", (num_slots,), torch.float32),
+            ranks=self._constant(ranks, "the ranks of adapters", (num_slots,), torch.int32),
+            num_inputs=num_inputs,
+            max_rank=max_rank,
+            num_slices=len(widths),
+            **{f"width_{index}": width for index, width in enumerate([*widths, 0, 0][:MAX_SLICES])},
+        )
+        self._note(Linear, ("out",), **{**linear.fields, "delta": delta})
+        return y
 
     def silu_and_mul(self, gate_up: Tensor) -> Tensor:
         """Joined with the linear layer before it, whose result is not to be read by anything else."""
@@ -202,7 +250,7 @@ class _Recorder:
         }
         # Columns beyond `size` become zeros, as silu(0) * 0 = 0, and the next linear layer may read them.
         self._padded = self._write(out, padded)
-        gated |= {"out": self._padded, "num_outputs": padded}
+        gated |= {"out": self._padded, "num_outputs": padded, "num_deltas": size}
         self._note(GatedLinear, ("out",), **gated)
         return out
 

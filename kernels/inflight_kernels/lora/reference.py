@@ -17,6 +17,7 @@ def lora_add(
     scales: Tensor,
     slices: Sequence[int] | None = None,
     deterministic: bool = False,
+    ranks: Tensor | None = None,
 ) -> Tensor:
     """y[rows] += scale * (x[rows] a^T) b^T for the rows of each adapter."""
     widths = [b.shape[1]] if slices is None else list(slices)
@@ -24,12 +25,16 @@ def lora_add(
     for adapter in adapters.unique().tolist():
         if not 0 <= adapter < a.shape[0]:
             continue
+        used = rank if ranks is None else int(ranks[adapter])
+        if not used:
+            continue
         rows = (adapters == adapter).nonzero().flatten()
-        narrow = F.linear(x[rows], a[adapter])
+        inputs = x[rows]
         begin = 0
         for index, width in enumerate(widths):
             columns = slice(begin, begin + width)
-            product = F.linear(narrow[:, index * rank : (index + 1) * rank], b[adapter, columns])
+            narrow = F.linear(inputs, a[adapter, index * rank : index * rank + used])
+            product = F.linear(narrow, b[adapter, columns, :used])
             total = y[rows, columns].float() + scales[adapter] * product.float()
             y[rows, columns] = total.to(y.dtype)
             begin += width

@@ -13,8 +13,10 @@ from inflight.batch_manager.kv_cache_manager import KVCacheManager
 from inflight.batch_manager.scheduler import Scheduler
 from inflight.config import EngineConfig
 from inflight.distributed.rank_group import RankGroup
+from inflight.executor.rank.callbacks import FollowsOrders
 from inflight.logits_post_processor import LogitsPostProcessorConfig
 from inflight.request_limits import RequestLimits
+from inflight.runtime.adapters.adapter_library import AdapterLibrary
 from inflight.runtime.guided.grammars import Grammars
 from inflight.runtime.runner import Runner
 
@@ -31,6 +33,12 @@ class LoadedRunner(Runner, Protocol):
     block_size: int
     grammars: Grammars | None
     """On the leader, if requests may ask for guided decoding."""
+    adapter_library: AdapterLibrary | None
+    """On the leader, if requests may use low-rank adapters."""
+
+    @property
+    def adapters(self) -> FollowsOrders | None:
+        """What this rank stores of them."""
 
 
 LoadRunner = Callable[[EngineConfig, RankGroup], LoadedRunner]
@@ -77,6 +85,7 @@ def make_manager(
         max_seq_len=runner.limits.max_seq_len,
         policy=config.batch_scheduler_policy,
         enable_chunked_context=config.enable_chunked_context,
+        num_adapter_slots=runner.limits.num_adapter_slots,
     )
     return GptManager(
         runner=runner,

@@ -17,6 +17,7 @@ from inflight.distributed.rank_group import RankGroup
 from inflight.errors import RequestError
 from inflight.executor.wire.messages import NO_INPUT, RankInput, decode_rank_input, encode_rank_input
 from inflight.kv_cache_events import KVCacheEvent
+from inflight.lora import AdapterOrders
 from inflight.request import Request
 from inflight.result import FinishReason, Response, Result
 from inflight.stats import IterationStats, RequestStatsPerIteration
@@ -61,12 +62,21 @@ class Leader(Protocol):
         """All ranks have passed a tick's barrier, so all are alive."""
 
 
+class FollowsOrders(Protocol):
+    """A store of adapters."""
+
+    def follow(self, orders: AdapterOrders) -> None:
+        """Change what is stored."""
+
+
 class RankCallbacks:
     """The callbacks of one rank; `leader` is None on all ranks but the first."""
 
-    def __init__(self, rank_group: RankGroup, leader: Leader | None) -> None:
+    def __init__(self, rank_group: RankGroup, leader: Leader | None, adapters: FollowsOrders | None = None) -> None:
+        """`adapters`: what this rank stores of them; None = none is served."""
         self._group = rank_group
         self._leader = leader
+        self._adapters = adapters
         self._manager: GptManager | None = None
         self._num_active = 0
         self._stops: dict[int, FinishReason] = {}
@@ -149,6 +159,8 @@ class RankCallbacks:
         if rank_input is NO_INPUT:
             return rank_input
         self._stops.update(rank_input.stops)
+        if self._adapters is not None:
+            self._adapters.follow(rank_input.adapters)
         if rank_input.now_ms:
             assert self._manager is not None
             self._manager.note_time(rank_input.now_ms)

@@ -81,10 +81,11 @@ def _serve(config: EngineConfig, launch: Launch, group: RankGroup, runner: Loade
             device=runner.device_type,
             max_in_flight=config.max_in_flight,
             grammars=runner.grammars,
+            adapters=runner.adapter_library,
             tick_seconds=min(MAX_TICK_SECONDS, config.worker_heartbeat_timeout_ms / 1000 / TICKS_PER_TIMEOUT),
             stats_seconds=config.stats_check_period_ms / 2000,
         )
-    rank = RankCallbacks(group, leader)
+    rank = RankCallbacks(group, leader, runner.adapters)
     manager = make_manager(
         config, runner, rank.callbacks, raise_on_step_failure=group.size > 1, notes_events=leader is not None
     )

@@ -20,6 +20,7 @@ from msgspec import structs
 
 from inflight.errors import InvalidRequest
 from inflight.kv_cache_events import KVCacheEvent
+from inflight.lora import NO_ORDERS, AdapterOrders
 from inflight.request import Request
 from inflight.request_limits import RequestLimits
 from inflight.result import FinishReason, NamedTensor, Response
@@ -132,6 +133,7 @@ class RankInput(msgspec.Struct, frozen=True, omit_defaults=True):
     stops: dict[int, FinishReason] = {}
     tick: bool = False
     """If true, all ranks enter a barrier, after which the leader knows that all are alive."""
+    adapters: AdapterOrders = NO_ORDERS
     shutdown: bool = False
     """If true, ranks take no more requests and end when none is active."""
     now_ms: int = 0

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
+
+from numpy.typing import NDArray
 
 from inflight.prompt_tuning import EmbeddingTable
 
@@ -64,6 +67,15 @@ class ClientRequest:
     max_draft_len: int | None = None
     max_matching_ngram_size: int | None = None
     draft_input_ids: list[int] | None = None
+
+    lora_name: str | None = None
+    lora_task_id: int | None = None
+    lora_weights: NDArray[Any] | None = None
+    """[rows, elements], float16."""
+    lora_config: NDArray[Any] | None = None
+    """[rows, 3]"""
+    lora_order: str | None = None
+    """load or unload: this is no prompt, but an order that concerns the adapter."""
 
     exclude_input_in_output: bool | None = None
     return_log_probs: bool = False

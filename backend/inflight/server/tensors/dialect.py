@@ -88,7 +88,7 @@ class Dialect:
     inputs: tuple[InputTensor, ...]
     outputs: tuple[OutputTensor, ...]
     required: tuple[tuple[str, ...], ...]
-    """Groups of input names; a request that is no stop must have exactly one of each group."""
+    """Groups of input names; a request that is no stop and no order must have exactly one of each group."""
     batched: bool = False
     """True: config.pbtxt has max_batch_size > 0, so every tensor carries a leading dimension of 1."""
     unfinished: str = ""
@@ -112,7 +112,7 @@ class Dialect:
             elif tensor.neutral is not None and tensor.read(name, array, limits) not in tensor.neutral:
                 raise InvalidRequest(f"{name} is not supported by this model: leave it out")
         client = ClientRequest(**values)
-        if not client.stop:
+        if not (client.stop or client.lora_order):
             self._check_required(arrays)
         return client
 

@@ -18,7 +18,9 @@ from inflight.prompt_tuning import EmbeddingTable
 from inflight.sampling_config import MAX_BIASED_TOKENS
 
 Array = NDArray[Any]
-Value = bool | int | float | str | bytes | list[int] | list[float] | list[str] | list[list[int]] | EmbeddingTable
+Value = (
+    bool | int | float | str | bytes | list[int] | list[float] | list[str] | list[list[int]] | EmbeddingTable | Array
+)
 
 MAX_WORDS = 1024
 """Entries of one list of words: stop, bad or biased ones."""
@@ -121,6 +123,14 @@ def read_prompt_ids(name: str, array: Array, limits: ReadLimits) -> Value:
     _check_row(name, array, limits.max_input_len)
     numbers: list[int] = array.reshape(-1).tolist()
     return numbers
+
+
+def read_matrix(name: str, array: Array, limits: ReadLimits) -> Value:
+    """Rows of numbers, shape [rows, n] or [1, rows, n], as they are."""
+    if array.ndim < 2 or math.prod(array.shape[:-2]) != 1:
+        raise InvalidRequest(f"{name} must have two dimensions, got shape {list(array.shape)}")
+    matrix: Array = array.reshape(array.shape[-2:])
+    return matrix
 
 
 def _words(name: str, array: Array) -> list[str]:

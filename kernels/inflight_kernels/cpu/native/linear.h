@@ -84,9 +84,11 @@ inline void multiply(const Instructions& instructions, const Bf16* x, int64_t st
 }
 
 /// out (num_rows, num_outputs) = x @ weight.T + bias, rounded once. Strides are elements between two rows.
+/// `adapt(row, column, lanes, y)` gives what is stored in the place of sixteen of them.
+template <class Adapt>
 inline void linear(const Instructions& instructions, const Bf16* x, int64_t stride, int64_t num_rows,
                    const Bf16* packed, const Bf16* bias, int64_t num_inputs, int64_t num_outputs, Bf16* out,
-                   int64_t out_stride) {
+                   int64_t out_stride, Adapt adapt) {
   multiply(instructions, x, stride, num_rows, packed, num_inputs, ceil_div(num_outputs, PANEL),
            [&](int64_t row, int64_t panel, const float* sums) {
              for (int64_t tile = 0; tile < 2; ++tile) {
@@ -94,18 +96,41 @@ inline void linear(const Instructions& instructions, const Bf16* x, int64_t stri
                const __mmask16 lanes = first_lanes(num_outputs - column);
                Floats y = _mm512_load_ps(sums + 16 * tile);
                if (bias) y = _mm512_add_ps(y, load(bias + column, lanes));
-               store(out + row * out_stride + column, y, lanes);
+               store(out + row * out_stride + column, adapt(row, column, lanes, y), lanes);
              }
            });
 }
 
+/// What adapters add to the outputs of a linear layer.
+struct Deltas {
+  const Bf16* first;
+  int64_t stride;
+  const Batch& batch;
+
+  Deltas(const Value& delta, const Run& step) : first(nullptr), stride(0), batch(step.batch) {
+    if (delta.buffer < 0 || !batch.adapters) return;
+    first = step.at(delta);
+    stride = step.stride(delta);
+  }
+  bool has(int64_t row) const { return first && batch.has_adapter(row); }
+  /// y, rounded, plus the delta of sixteen outputs.
+  Floats add(int64_t row, int64_t column, __mmask16 lanes, Floats y) const {
+    return _mm512_add_ps(rounded(y), load(first + row * stride + column, lanes));
+  }
+};
+
 inline void run(const Linear& op, const Run& step) {
+  const Deltas deltas(op.delta, step);
   linear(step.instructions(), step.at(op.x), step.stride(op.x), step.batch.num_tokens, op.weight, op.bias,
-         op.num_inputs, op.num_outputs, step.at(op.out), step.stride(op.out));
+         op.num_inputs, op.num_outputs, step.at(op.out), step.stride(op.out),
+         [&](int64_t row, int64_t column, __mmask16 lanes, Floats y) {
+           return deltas.has(row) ? deltas.add(row, column, lanes, y) : y;
+         });
 }
 
 /// Rounds to bfloat16 where the linear layer, silu and the product would each be an operation of their own.
 inline void run(const GatedLinear& op, const Run& step) {
+  const Deltas deltas(op.delta, step);
   Bf16* const out = step.at(op.out);
   const int64_t out_stride = step.stride(op.out);
   multiply(step.instructions(), step.at(op.x), step.stride(op.x), step.batch.num_tokens, op.weight, op.num_inputs,
@@ -114,6 +139,11 @@ inline void run(const GatedLinear& op, const Run& step) {
              if (op.bias) {
                gate = _mm512_add_ps(gate, load(op.bias + 16 * panel));
                up = _mm512_add_ps(up, load(op.bias + op.num_outputs + 16 * panel));
+             }
+             if (deltas.has(row)) {
+               const __mmask16 lanes = first_lanes(op.num_deltas - 16 * panel);
+               gate = deltas.add(row, 16 * panel, lanes, gate);
+               up = deltas.add(row, op.num_deltas + 16 * panel, lanes, up);
              }
              store(out + row * out_stride + 16 * panel, _mm512_mul_ps(rounded(silu(rounded(gate))), rounded(up)));
            });

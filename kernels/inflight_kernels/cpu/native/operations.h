@@ -17,6 +17,7 @@ struct Value {
 /// The first field of every operation. operations.py numbers them in the same order.
 enum class Kind : int64_t {
   EMBEDDING,
+  LORA,
   LINEAR,
   GATED_LINEAR,
   RMS_NORM,
@@ -47,10 +48,30 @@ struct Embedding {
   int64_t size;
 };
 
-/// out = x @ weight.T + bias
+/// delta = scale * B (A x) of each token's low-rank adapter: what the next linear layer adds to its product. Tokens
+/// without an adapter are left out, and a batch without any is not looked at.
+struct Lora {
+  Kind kind;
+  /// `narrow`, of num_slices * max_rank columns, takes A x.
+  Value x, narrow, delta;
+  /// (slots, num_slices * max_rank, num_inputs) and (slots, max_rank, sum of the widths), not packed.
+  const Bf16 *a, *b;
+  /// (slots): a factor; the leading ranks that are not zeros.
+  const float* scales;
+  const int32_t* ranks;
+  int64_t num_inputs, max_rank, num_slices;
+  /// Outputs of each of up to three layers with the same input.
+  int64_t widths[3];
+
+  int64_t num_outputs() const { return widths[0] + widths[1] + widths[2]; }
+};
+
+/// out = x @ weight.T + bias, plus delta where a token has an adapter.
 struct Linear {
   Kind kind;
   Value x, out;
+  /// Columns that `Lora` has written; buffer -1: none.
+  Value delta;
   /// (num_outputs, num_inputs) as `pack_weight` lays it out; num_inputs is a multiple of 32.
   const Bf16* weight;
   /// (num_outputs), or null.
@@ -62,11 +83,13 @@ struct Linear {
 struct GatedLinear {
   Kind kind;
   Value x, out;
+  /// As of Linear: all of gate before all of up, `num_deltas` of each.
+  Value delta;
   /// Panels of 16 rows of gate and 16 rows of up.
   const Bf16* weight;
   /// All of gate before all of up, or null.
   const Bf16* bias;
-  int64_t num_inputs, num_outputs;
+  int64_t num_inputs, num_outputs, num_deltas;
 };
 
 /// sum = x + residual; out = norm(sum) * weight. Without a residual (buffer -1): out = norm(x) * weight.
@@ -121,6 +144,10 @@ struct Batch {
   /// (num_tokens): row of `given_rows` that is a token's embedding, negative = the table's; null = all are the table's.
   const int64_t* given;
   const Bf16* given_rows;
+  /// (num_tokens), slot of each token's adapter, negative = none; null where no token has one.
+  const int32_t* adapters;
+
+  bool has_adapter(int64_t token) const { return adapters && adapters[token] >= 0; }
 };
 
 struct Program {

@@ -6,6 +6,7 @@
 #include <omp.h>
 
 #include "decode_attention.h"
+#include "lora.h"
 #include "pointwise.h"
 #include "prefill_attention.h"
 
@@ -21,6 +22,8 @@ void run(const Kind* operation, const Run& step) {
   switch (*operation) {
     case Kind::EMBEDDING:
       return run(as<Embedding>(operation), step);
+    case Kind::LORA:
+      return run(as<Lora>(operation), step);
     case Kind::LINEAR:
       return run(as<Linear>(operation), step);
     case Kind::GATED_LINEAR:
@@ -105,7 +108,8 @@ void inflight_linear(const Instructions* instructions, const Bf16* x, int64_t nu
 #pragma omp parallel num_threads(num_threads)
   {
     const Multiplier multiplier(*instructions);
-    linear(*instructions, x, num_inputs, num_rows, packed, nullptr, num_inputs, num_outputs, out, num_outputs);
+    linear(*instructions, x, num_inputs, num_rows, packed, nullptr, num_inputs, num_outputs, out, num_outputs,
+           [](int64_t, int64_t, __mmask16, Floats y) { return y; });
   }
 }
 

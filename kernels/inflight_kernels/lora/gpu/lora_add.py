@@ -233,9 +233,13 @@ def lora_add(
     scales: Tensor,
     slices: Sequence[int] | None = None,
     deterministic: bool = False,
+    ranks: Tensor | None = None,
     config: Mapping[str, int] | None = None,
 ) -> Tensor:
-    """Launch shrink and expand, which add the adapters' products to `y` (T, out); see `inflight_kernels.lora_add`."""
+    """Launch shrink and expand, which add the adapters' products to `y` (T, out); see `inflight_kernels.lora_add`.
+
+    `ranks` are not read: smaller adapters are multiplied with their zeros.
+    """
     widths = [b.shape[1]] if slices is None else list(slices)
     _check(y, x, a, b, adapters, scales, widths)
     num_tokens, in_features = x.shape

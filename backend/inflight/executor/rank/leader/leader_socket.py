@@ -40,15 +40,17 @@ from inflight.executor.wire.messages import (
     encode_frames,
 )
 from inflight.kv_cache_events import KVCacheEvent
+from inflight.lora import NO_ORDERS
 from inflight.request_limits import RequestLimits
 from inflight.result import Response
+from inflight.runtime.adapters.adapter_library import AdapterLibrary
 from inflight.runtime.guided.grammars import Grammars
 from inflight.stats import IterationStats, RequestStatsPerIteration
 
 logger = logging.getLogger(__name__)
 
-GRAMMAR_POLL_MS = 5
-"""How often a grammar is looked after that is being compiled while nothing else happens."""
+PREPARATION_POLL_MS = 5
+"""How often grammars and adapters are looked after that requests wait for while nothing else happens."""
 LINGER_MS = 1000
 """Time to transmit messages that are still queued when the socket is closed."""
 
@@ -64,6 +66,7 @@ class LeaderSocket:
         device: str,
         max_in_flight: int = 0,
         grammars: Grammars | None = None,
+        adapters: AdapterLibrary | None = None,
         tick_seconds: float = 1.0,
         stats_seconds: float = 0.05,
     ) -> None:
@@ -74,7 +77,7 @@ class LeaderSocket:
         self._max_in_flight = max_in_flight
         self._tick_seconds = tick_seconds
         self._stats_seconds = stats_seconds
-        self._book = RequestBook(max_in_flight, grammars=grammars, limits=limits)
+        self._book = RequestBook(max_in_flight, grammars=grammars, adapters=adapters, limits=limits)
         self._fronts: dict[bytes, Hello] = {}
         """ZeroMQ identity of each front -> how it introduced itself."""
         self._iterations = Iterations()
@@ -104,15 +107,18 @@ class LeaderSocket:
             remaining = self._next_tick - time.monotonic()
             if remaining <= 0:
                 break
-            self._socket.poll(GRAMMAR_POLL_MS if self._book.awaits_grammars else math.ceil(remaining * 1000))
+            self._socket.poll(PREPARATION_POLL_MS if self._book.is_preparing else math.ceil(remaining * 1000))
             self._receive_all()
-            self._book.poll_grammars()
+            self._book.poll_preparations()
         requests, stops = self._book.take(0) if self._shutdown else self._book.take(max_requests, is_idle=may_block)
+        adapters = self._book.take_adapter_orders()
         self._flush()
         tick, now_ms = time.monotonic() >= self._next_tick, self._book.time_to_tell()
-        if not (requests or stops or tick or now_ms or self._shutdown):
+        if not (requests or stops or adapters is not NO_ORDERS or tick or now_ms or self._shutdown):
             return NO_INPUT
-        return RankInput(requests=requests, stops=stops, tick=tick, shutdown=self._shutdown, now_ms=now_ms)
+        return RankInput(
+            requests=requests, stops=stops, adapters=adapters, tick=tick, shutdown=self._shutdown, now_ms=now_ms
+        )
 
     def respond(self, response: Response) -> None:
         self._book.respond(response)

@@ -1,8 +1,8 @@
 """The leader's book of all fronts' requests in flight and of the responses to be sent. Knows no socket, rank or model.
 
-A request is waiting (in the queue, or before that for its grammar), active (handed to the ranks) or forgotten. Of all
-ranks only the leader reads the clock, here: a deadline that passes becomes a stop signal, which all ranks receive in
-the same iteration.
+A request is waiting (in the queue, or before that for its grammar or adapter), active (handed to the ranks) or
+forgotten. Of all ranks only the leader reads the clock, here: a deadline that passes becomes a stop signal, which all
+ranks receive in the same iteration.
 """
 
 from __future__ import annotations
@@ -24,10 +24,12 @@ from inflight.errors import (
 )
 from inflight.executor.rank.leader.request_queue import RequestQueue
 from inflight.guided_decoding import GuidedDecodingParams
+from inflight.lora import NO_ORDERS, AdapterOrders
 from inflight.request import Request
 from inflight.request_limits import RequestLimits
-from inflight.result import FinishReason, Response
-from inflight.runtime.guided.grammar import GrammarState
+from inflight.result import FinishReason, PerfMetrics, Response, Result
+from inflight.runtime.adapters.adapter_library import Adapter, AdapterLibrary, AdapterState
+from inflight.runtime.guided.grammar import Grammar, GrammarState
 from inflight.runtime.guided.grammars import Grammars
 from inflight.stats import IterationStats
 
@@ -46,18 +48,21 @@ class RequestBook:
         max_in_flight: int = 0,
         clock: Callable[[], float] = time.monotonic,
         grammars: Grammars | None = None,
+        adapters: AdapterLibrary | None = None,
         limits: RequestLimits | None = None,
     ) -> None:
         """`max_in_flight`: waiting and active requests of all fronts together; 0 = no limit. `clock`: seconds.
-        `grammars`: None = requests with a grammar are refused. `limits`: None = every front has validated its
-        requests."""
+        `grammars`: None = requests with a grammar are refused. `adapters`: the same for low-rank adapters. `limits`:
+        None = every front has validated its requests."""
         self._max_in_flight = max_in_flight
         self._limits = limits
         self._clock = clock
         self._queue = RequestQueue()
         self._grammars = grammars
         self._guided: dict[int, GuidedDecodingParams] = {}  # of every waiting or active request that leases a grammar
-        self._compiling: dict[int, Request] = {}  # those of them whose grammars are not ready
+        self._adapters = adapters
+        self._adapted: dict[int, Adapter] = {}  # of every waiting or active request that leases an adapter
+        self._preparing: dict[int, Request] = {}  # those whose grammars or adapters are not ready
         self._fronts: dict[int, Front] = {}  # request id -> front, of every waiting or active request
         self._stops: dict[int, FinishReason] = {}
         self._deadlines: dict[int, float] = {}  # of the requests in flight that have an allotted time
@@ -70,8 +75,9 @@ class RequestBook:
 
     @property
     def has_input(self) -> bool:
-        """Whether `take` would return requests or stop signals."""
-        return bool(self._queue) or bool(self._stops)
+        """Whether there are requests, stop signals or orders to take."""
+        has_orders = self._adapters is not None and self._adapters.has_orders
+        return bool(self._queue) or bool(self._stops) or has_orders
 
     @property
     def num_in_flight(self) -> int:
@@ -80,12 +86,12 @@ class RequestBook:
     @property
     def num_queued(self) -> int:
         """Requests in flight that are waiting."""
-        return len(self._queue) + len(self._compiling)
+        return len(self._queue) + len(self._preparing)
 
     @property
-    def awaits_grammars(self) -> bool:
-        """Whether requests wait for grammars: `poll_grammars` is to be called often."""
-        return bool(self._compiling)
+    def is_preparing(self) -> bool:
+        """Whether requests wait for grammars or adapters: `poll_preparations` is to be called often."""
+        return bool(self._preparing)
 
     def submit(self, front: Front, request: Request) -> None:
         request_id = request.request_id
@@ -93,21 +99,33 @@ class RequestBook:
             self._refuse(front, request_id, DuplicateRequest(f"requestId {request_id} is already in progress"))
         elif self._max_in_flight and len(self._fronts) >= self._max_in_flight:
             self._refuse(front, request_id, QueueFull())
-        elif self._is_valid(front, request) and self._leases_grammar(front, request):
-            self._fronts[request_id] = front
-            self._queued_since[request_id] = self._clock()
-            if request_id in self._guided:
-                self._compiling[request_id] = request
-            else:
-                self._queue.push(request)
-            retention = request.kv_cache_retention_config
-            self._tells_time = self._tells_time or (retention is not None and retention.has_durations)
-            if request.allotted_time_ms > 0:
-                self._set_deadline(request_id, self._queued_since[request_id] + request.allotted_time_ms / 1000)
+        elif self._is_valid(front, request):
+            self._accept(front, request)
+
+    def _accept(self, front: Front, request: Request) -> None:
+        if request.lora_order == "unload":
+            self._unload(front, request)
+        elif self._leases_grammar(front, request) and self._leases_adapter(front, request):
+            self._add(front, structs.replace(request, lora_config=None) if request.lora_config is not None else request)
+
+    def _add(self, front: Front, request: Request) -> None:
+        request_id = request.request_id
+        self._fronts[request_id] = front
+        self._queued_since[request_id] = self._clock()
+        if request_id in self._guided or request_id in self._adapted:
+            self._preparing[request_id] = request
+        else:
+            self._queue.push(request)
+        retention = request.kv_cache_retention_config
+        self._tells_time = self._tells_time or (retention is not None and retention.has_durations)
+        if request.allotted_time_ms > 0:
+            self._set_deadline(request_id, self._queued_since[request_id] + request.allotted_time_ms / 1000)
 
     def _is_valid(self, front: Front, request: Request) -> bool:
         """Whether the queue can take it; False if it had to be refused. A front may be any program of this user."""
         try:
+            if request.loaded_adapter is not None:
+                raise InvalidRequest("loaded_adapter is set by the engine alone: leave it out")
             if self._limits is not None:
                 self._limits.validate_queueing(request)
         except InvalidRequest as error:
@@ -130,6 +148,31 @@ class RequestBook:
         self._grammars.lease(params)
         self._guided[request.request_id] = params
         return True
+
+    def _leases_adapter(self, front: Front, request: Request) -> bool:
+        """The same for its adapter. Then no grammar is leased either."""
+        if request.lora_request is None and request.lora_config is None:
+            return True
+        try:
+            self._adapted[request.request_id] = self._library().lease(request)
+        except InvalidRequest as error:
+            self._release(request.request_id)
+            self._refuse(front, request.request_id, error)
+            return False
+        return True
+
+    def _unload(self, front: Front, request: Request) -> None:
+        try:
+            self._library().forget(request)
+        except InvalidRequest as error:
+            self._refuse(front, request.request_id, error)
+        else:
+            self._outboxes.setdefault(front, []).append(_done(request.request_id))
+
+    def _library(self) -> AdapterLibrary:
+        if self._adapters is None:
+            raise InvalidRequest("this engine serves no LoRA adapters")
+        return self._adapters
 
     def cancel(self, front: Front, request_ids: Iterable[int]) -> None:
         """Stop requests of `front`; those it does not have in flight are ignored."""
@@ -154,7 +197,7 @@ class RequestBook:
         the queue is never overtaken: if it has more sequences than there is room for, everybody waits behind it. An
         idle engine takes the head whatever its width, as there will never be more room.
         """
-        self.poll_grammars()
+        self.poll_preparations()
         now = self._clock()
         self._expire(now)
         room = max_sequences if max_sequences >= 0 else math.inf
@@ -180,24 +223,65 @@ class RequestBook:
         self._next_time = now + CLOCK_SECONDS
         return max(int(now * 1000), 1)
 
-    def poll_grammars(self) -> None:
-        """Queue the requests whose grammars have become ready, in order of arrival, and refuse those of broken ones and
-        those whose time is over."""
-        if self._grammars is None or not self._compiling:
+    def take_adapter_orders(self) -> AdapterOrders:
+        """What all ranks are to store and to drop before they take the next requests."""
+        if self._adapters is None or not self._adapters.has_orders:
+            return NO_ORDERS
+        return self._adapters.take_orders()
+
+    def poll_preparations(self) -> None:
+        """Queue the requests whose grammars and adapters have become ready, in order of arrival, and refuse those of
+        broken ones and those whose time is over."""
+        if not self._preparing:
             return
         self._expire(self._clock())
-        self._grammars.poll()
-        for request_id, request in list(self._compiling.items()):
-            grammar = self._grammars.find(self._guided[request_id])
-            if grammar is None or grammar.state is GrammarState.COMPILING:
-                continue
-            del self._compiling[request_id]
-            if grammar.state is GrammarState.READY:
-                self._queue.push(request)
-            else:
-                front, reason = self._fronts[request_id], grammar.reason
-                self._forget(request_id)
-                self._refuse(front, request_id, InvalidRequest(reason))
+        if self._grammars is not None:
+            self._grammars.poll()
+        if self._adapters is not None:
+            self._adapters.poll()
+        for request_id, request in list(self._preparing.items()):
+            reason = self._broken_reason(request_id)
+            if reason:
+                self._end_preparing(request_id, Response.of_error(request_id, InvalidRequest(reason)))
+            elif self._is_prepared(request_id):
+                if request.lora_order:
+                    self._end_preparing(request_id, _done(request_id))
+                else:
+                    del self._preparing[request_id]
+                    self._queue.push(self._with_adapter(request))
+
+    def _broken_reason(self, request_id: int) -> str:
+        """Why a request that waits can never start; empty if it may."""
+        grammar = self._grammar_of(request_id)
+        if grammar is not None and grammar.state is GrammarState.BROKEN:
+            return grammar.reason
+        adapter = self._adapted.get(request_id)
+        return adapter.reason if adapter is not None else ""
+
+    def _is_prepared(self, request_id: int) -> bool:
+        if request_id in self._guided:
+            grammar = self._grammar_of(request_id)
+            if grammar is None or grammar.state is not GrammarState.READY:
+                return False
+        adapter = self._adapted.get(request_id)
+        return adapter is None or adapter.state is AdapterState.READY
+
+    def _grammar_of(self, request_id: int) -> Grammar | None:
+        params = self._guided.get(request_id)
+        return None if params is None or self._grammars is None else self._grammars.find(params)
+
+    def _with_adapter(self, request: Request) -> Request:
+        """The request as ranks get it."""
+        adapter = self._adapted.get(request.request_id)
+        if adapter is None:
+            return request
+        return structs.replace(request, lora_request=None, loaded_adapter=adapter.loaded)
+
+    def _end_preparing(self, request_id: int, response: Response) -> None:
+        front = self._fronts[request_id]
+        del self._preparing[request_id]
+        self._forget(request_id)
+        self._outboxes.setdefault(front, []).append(response)
 
     def respond(self, response: Response) -> None:
         """Keep a response of the ranks for the front that sent the request."""
@@ -236,7 +320,7 @@ class RequestBook:
                 self._stop(request_id, FinishReason.TIMED_OUT, RequestTimedOut(text))
 
     def _stop(self, request_id: int, reason: FinishReason, error_if_waiting: InflightError) -> None:
-        if self._compiling.pop(request_id, None) is not None or self._queue.discard(request_id):
+        if self._preparing.pop(request_id, None) is not None or self._queue.discard(request_id):
             front = self._fronts[request_id]
             self._forget(request_id)
             self._refuse(front, request_id, error_if_waiting)
@@ -248,9 +332,24 @@ class RequestBook:
         self._deadlines.pop(request_id, None)
         self._queued_since.pop(request_id, None)
         self._stops.pop(request_id, None)
+        self._release(request_id)
+
+    def _release(self, request_id: int) -> None:
+        """Give back what it has leased."""
         params = self._guided.pop(request_id, None)
         if params is not None and self._grammars is not None:
             self._grammars.release(params)
+        adapter = self._adapted.pop(request_id, None)
+        if adapter is not None:
+            self._library().release(adapter)
 
     def _refuse(self, front: Front, request_id: int, error: InflightError) -> None:
         self._outboxes.setdefault(front, []).append(Response.of_error(request_id, error))
+
+
+def _done(request_id: int) -> Response:
+    """The answer to an order: no tokens."""
+    result = Result(
+        finish_reason=FinishReason.END_ID, is_final=True, is_sequence_final=True, request_perf_metrics=PerfMetrics()
+    )
+    return Response(request_id=request_id, result=result)

@@ -1,0 +1,75 @@
+// Low-rank adapters: what each token's adapter adds to a linear layer.
+#pragma once
+
+#include "linear.h"
+
+namespace inflight {
+
+/// out[r] = row r of `a` times x, for `num_rows` rows; eight at a time, so that x is widened once for all of them.
+inline void shrink(const Bf16* a, int64_t stride, int64_t num_rows, const Bf16* x, int64_t size, Bf16* out) {
+  for (int64_t first = 0; first < num_rows; first += 8) {
+    const Bf16* rows[8];
+    Floats sums[8];
+    for (int r = 0; r < 8; ++r) {
+      rows[r] = a + std::min(first + r, num_rows - 1) * stride;
+      sums[r] = splat(0.0f);
+    }
+    for (int64_t i = 0; i < size; i += 16) {
+      const __mmask16 lanes = first_lanes(size - i);
+      const Floats inputs = load(x + i, lanes);
+      for (int r = 0; r < 8; ++r) sums[r] = _mm512_fmadd_ps(load(rows[r] + i, lanes), inputs, sums[r]);
+    }
+    for (int r = 0; r < 8 && first + r < num_rows; ++r) store(out + first + r, splat(_mm512_reduce_add_ps(sums[r])), 1);
+  }
+}
+
+/// out = scale * (z times the `rank` leading rows of `b`), `width` columns; thirty-two at a time.
+inline void expand(const Bf16* b, int64_t stride, const Bf16* z, int64_t rank, float scale, int64_t width, Bf16* out) {
+  float* const factors = own_floats(rank);
+  for (int64_t r = 0; r < rank; r += 16) {
+    const __mmask16 lanes = first_lanes(rank - r);
+    _mm512_mask_storeu_ps(factors + r, lanes, load(z + r, lanes));
+  }
+  for (int64_t column = 0; column < width; column += 32) {
+    const __mmask16 low_lanes = first_lanes(width - column), high_lanes = first_lanes(width - column - 16);
+    Floats low = splat(0.0f), high = splat(0.0f);
+    for (int64_t r = 0; r < rank; ++r) {
+      const Bf16* row = b + r * stride + column;
+      const Floats factor = splat(factors[r]);
+      low = _mm512_fmadd_ps(load(row, low_lanes), factor, low);
+      high = _mm512_fmadd_ps(load(row + 16, high_lanes), factor, high);
+    }
+    store(out + column, _mm512_mul_ps(splat(scale), low), low_lanes);
+    store(out + column + 16, _mm512_mul_ps(splat(scale), high), high_lanes);
+  }
+}
+
+/// Two meetings of the team: A x of all tokens, then B of that. An item is a token's part in one of the slices.
+inline void run(const Lora& op, const Run& step) {
+  const Batch& batch = step.batch;
+  if (!batch.adapters) return;
+  const int64_t num_items = batch.num_tokens * op.num_slices, num_outputs = op.num_outputs();
+  const auto narrow_of = [&](int64_t token, int64_t slice) {
+    return step.at(op.narrow) + token * step.stride(op.narrow) + slice * op.max_rank;
+  };
+  share(num_items, [&](int64_t item) {
+    const int64_t token = item / op.num_slices, slice = item % op.num_slices;
+    if (!batch.has_adapter(token)) return;
+    const int64_t slot = batch.adapters[token];
+    const Bf16* a = op.a + (slot * op.num_slices + slice) * op.max_rank * op.num_inputs;
+    const Bf16* x = step.at(op.x) + token * step.stride(op.x);
+    shrink(a, op.num_inputs, op.ranks[slot], x, op.num_inputs, narrow_of(token, slice));
+  });
+  share(num_items, [&](int64_t item) {
+    const int64_t token = item / op.num_slices, slice = item % op.num_slices;
+    if (!batch.has_adapter(token)) return;
+    const int64_t slot = batch.adapters[token];
+    int64_t first = 0;
+    for (int64_t before = 0; before < slice; ++before) first += op.widths[before];
+    const Bf16* b = op.b + slot * op.max_rank * num_outputs + first;
+    Bf16* delta = step.at(op.delta) + token * step.stride(op.delta) + first;
+    expand(b, num_outputs, narrow_of(token, slice), op.ranks[slot], op.scales[slot], op.widths[slice], delta);
+  });
+}
+
+}  // namespace inflight
