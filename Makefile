@@ -58,11 +58,12 @@ test: unit kernels L0 ## run every test; builds .venv first if needed
 test-full: ## the same with 20 times as many random histories of scheduler and KV cache
 	INFLIGHT_FUZZ_EXAMPLES=2000 $(MAKE) test
 
-# Tests that load no network and start no process run side by side, a worker per core. The slow ones use all cores.
+# Tests that load no network and start no process run side by side, a worker per core; the slow ones, and those against
+# servers, two files at a time: each may use several cores, but waits for much.
 unit: $(READY) ## run the tests that need no server
 ifeq ($(strip $(ARGS)),)
 	$(BIN)/python -m pytest ci/unit -m "not slow" --numprocesses auto --dist loadfile $(DURATIONS)
-	$(BIN)/python -m pytest ci/unit -m slow $(DURATIONS)
+	$(BIN)/python -m pytest ci/unit -m slow --numprocesses 2 --dist loadfile $(DURATIONS)
 else
 	$(BIN)/python -m pytest ci/unit $(DURATIONS) $(ARGS)
 endif
@@ -72,7 +73,7 @@ kernels: $(READY) ## run the kernels' tests
 	$(BIN)/python -m pytest ci/kernels --numprocesses auto --dist worksteal $(DURATIONS) $(ARGS)
 
 L0: $(READY) ## run the tests against a real tritonserver
-	$(BIN)/python -m pytest ci/L0_* $(DURATIONS) $(ARGS)
+	$(BIN)/python -m pytest ci/L0_* --numprocesses 2 --dist loadfile $(DURATIONS) $(ARGS)
 
 lint: $(READY) ## check style, types, the C++ and the Dockerfile
 	$(BIN)/ruff check .

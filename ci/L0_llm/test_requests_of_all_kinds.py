@@ -7,10 +7,12 @@ pytest ci/L0_llm/test_requests_of_all_kinds.py
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
+import request_kinds
 from raw_stream import Answer, RawStream
-from request_kinds import ADAPTERS, CHECKPOINT, KINDS, TOKENIZER
+from request_kinds import ADAPTERS, CHECKPOINT, ENGINE, KINDS, TOKENIZER
 from server_process import ServerProcess
 
 from inflight.config import EngineConfig
@@ -28,6 +30,7 @@ def alone() -> dict[str, list[list[int]]]:
         num_threads=1,
         max_loras=2,
         lora_dir=str(ADAPTERS),
+        **ENGINE,
     )
     with GenerationExecutor(InProcessExecutor(config), TOKENIZER) as service:
         outputs = {kind.feature: service.generate_async(kind.prompt, **kind.python()).result() for kind in KINDS}
@@ -37,8 +40,11 @@ def alone() -> dict[str, list[list[int]]]:
 @pytest.fixture(scope="module", params=["1", "2"], ids=["one rank", "two ranks"])
 def float32_server(request: pytest.FixtureRequest) -> Iterator[ServerProcess]:
     """In float32: the order of a sum decides the last digit, which in bfloat16 is coarse enough to change a token."""
-    with ServerProcess(parameters={"tensor_parallel_size": request.param, "dtype": "float32"}) as running:
-        yield running
+    parameters = {"tensor_parallel_size": request.param, "dtype": "float32", **ENGINE}
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("PYTHONPATH", str(Path(request_kinds.__file__).parent))
+        with ServerProcess(parameters=parameters) as running:
+            yield running
 
 
 def tokens(answer: Answer, num_sequences: int) -> list[list[int]]:

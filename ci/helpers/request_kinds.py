@@ -20,6 +20,7 @@ from inflight.lora import LoRARequest
 from inflight.output_config import AdditionalModelOutput, OutputConfig
 from inflight.prompt_tuning import Array, EmbeddingTable, PromptTuningConfig
 from inflight.sampling_config import SamplingConfig
+from inflight.speculative_decoding import ExternalDraftTokensConfig, NGramDecodingConfig
 from inflight.text.tokenizer import Tokenizer
 
 CHECKPOINT = Path(__file__).parents[2] / "model_repository" / "llm" / "1" / "checkpoint"
@@ -31,6 +32,11 @@ PROMPT = [1, *TOKENIZER.encode_plain("Once upon a time there was a little dog wh
 
 END_EARLY = [379]
 """A token that the greedy continuation of PROMPT holds before its ninth."""
+
+DRAFTS = [20, 205, 205, 379, 594, 300, 301]
+"""How the greedy continuation of PROMPT begins, and two tokens that it does not have."""
+ENGINE = {"logits_post_processors": "favour=logit_functions:favour"}
+"""What the engine's configuration needs for some kinds; ci/helpers must be on the ranks' path."""
 
 WAYS = ("Python", "tensors", "two ranks", "chunked prefill", "preemption", "prefix reuse")
 """In which each kind is served, by `test_requests_of_all_kinds.py` of ci/unit/executor and of ci/L0_llm."""
@@ -197,6 +203,38 @@ KINDS = (
         feature="beam search",
         fields={"num_return_sequences": 2, "sampling_config": SamplingConfig(beam_width=3, length_penalty=0.5)},
         tensors={"beam_width": 3, "num_return_sequences": 2, "length_penalty": 0.5},
+    ),
+    RequestKind(
+        feature="beams of changing number, diverse",
+        fields={
+            "num_return_sequences": 2,
+            "sampling_config": SamplingConfig(
+                beam_width=3, beam_width_array=[1, 2, 3], beam_search_diversity_rate=0.25
+            ),
+        },
+        tensors={
+            "beam_width": 3,
+            "num_return_sequences": 2,
+            "beam_width_array": np.array([1, 2, 3], np.int32),
+            "beam_search_diversity_rate": 0.25,
+        },
+    ),
+    RequestKind(
+        feature="prompt lookup",
+        fields={"ngram_config": NGramDecodingConfig(max_draft_len=4, max_matching_ngram_size=1)},
+        tensors={"max_draft_len": 4, "max_matching_ngram_size": 1},
+        equals_greedy=True,
+    ),
+    RequestKind(
+        feature="draft tokens",
+        fields={"external_draft_tokens_config": ExternalDraftTokensConfig(tokens=DRAFTS)},
+        tensors={"draft_input_ids": DRAFTS},
+        equals_greedy=True,
+    ),
+    RequestKind(
+        feature="logits post-processor",
+        fields={"logits_post_processor_name": "favour"},
+        tensors={"logits_post_processor_name": "favour"},
     ),
     RequestKind(
         feature="guided decoding",

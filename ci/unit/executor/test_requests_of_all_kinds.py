@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from request_kinds import ADAPTERS, CHECKPOINT, KINDS, NUM_TOKENS, PROMPT, TOKENIZER, RequestKind
+from request_kinds import ADAPTERS, CHECKPOINT, ENGINE, KINDS, NUM_TOKENS, PROMPT, TOKENIZER, RequestKind
 from transformers import AutoModelForCausalLM
 
 from inflight.config import EngineConfig, SchedulerPolicy
@@ -44,7 +44,7 @@ def serve(**changes: Any) -> GenerationExecutor:
         tokens_per_block=BLOCK,
         max_loras=2,
         lora_dir=str(ADAPTERS),
-        **{**usual, **changes},
+        **{**usual, **ENGINE, **changes},
     )
     return GenerationExecutor(InProcessExecutor(config), TOKENIZER)
 
