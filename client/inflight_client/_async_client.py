@@ -12,7 +12,7 @@ from typing_extensions import Unpack
 from inflight_client._client import CONTROL_TIMEOUT, READY_POLL
 from inflight_client._exceptions import NotReady
 from inflight_client._grpc import DEFAULT_URL, AsyncGrpcTransport
-from inflight_client._protocol import DEFAULT_MODEL, generation_call, num_sequences, stop_call
+from inflight_client._protocol import DEFAULT_MODEL, generation_call, lora_call, num_sequences, stop_call
 from inflight_client._stream import AsyncCompletionStream
 from inflight_client._transport import AsyncTransport
 from inflight_client._types import Completion, GenerationOptions, Prompt
@@ -76,6 +76,22 @@ class AsyncClient:
         """
         call = stop_call(request_id, model=self._model, timeout=self._timeout)
         async for _ in AsyncCompletionStream(self._transport.open(call), request_id):
+            pass
+
+    async def load_lora(self, name: str) -> None:
+        """Have the server load a LoRA adapter by name, so that the first request that names it need not wait.
+
+        Raises InvalidRequest if there is none, or if it cannot be used.
+        """
+        await self._order_lora("load", name)
+
+    async def unload_lora(self, name: str) -> None:
+        """Make the name free for other weights. Requests in flight keep the adapter."""
+        await self._order_lora("unload", name)
+
+    async def _order_lora(self, order: str, name: str) -> None:
+        call = lora_call(order, name, model=self._model, timeout=self._timeout)
+        async for _ in AsyncCompletionStream(self._transport.open(call), call.request_id):
             pass
 
     async def is_ready(self) -> bool:

@@ -10,7 +10,7 @@ from typing_extensions import Unpack
 
 from inflight_client._exceptions import NotReady
 from inflight_client._grpc import DEFAULT_URL, GrpcTransport
-from inflight_client._protocol import DEFAULT_MODEL, generation_call, num_sequences, stop_call
+from inflight_client._protocol import DEFAULT_MODEL, generation_call, lora_call, num_sequences, stop_call
 from inflight_client._stream import CompletionStream
 from inflight_client._transport import Transport
 from inflight_client._types import Completion, GenerationOptions, Prompt
@@ -79,6 +79,22 @@ class Client:
         """
         call = stop_call(request_id, model=self._model, timeout=self._timeout)
         for _ in CompletionStream(self._transport.open(call), request_id):
+            pass
+
+    def load_lora(self, name: str) -> None:
+        """Have the server load a LoRA adapter by name, so that the first request that names it need not wait.
+
+        Raises InvalidRequest if there is none, or if it cannot be used.
+        """
+        self._order_lora("load", name)
+
+    def unload_lora(self, name: str) -> None:
+        """Make the name free for other weights. Requests in flight keep the adapter."""
+        self._order_lora("unload", name)
+
+    def _order_lora(self, order: str, name: str) -> None:
+        call = lora_call(order, name, model=self._model, timeout=self._timeout)
+        for _ in CompletionStream(self._transport.open(call), call.request_id):
             pass
 
     def is_ready(self) -> bool:

@@ -50,6 +50,10 @@ _DTYPES: dict[str, Any] = {
     "return_perf_metrics": np.bool_,
     "return_prompt_log_probs": np.bool_,
     "num_return_sequences": np.int32,
+    "beam_width": np.int32,
+    "length_penalty": np.float32,
+    "early_stopping": np.int32,
+    "beam_search_diversity_rate": np.float32,
     "logit_bias": np.float32,
     "prompt_embedding_table": np.float16,
     "prompt_table_extra_ids": np.uint64,
@@ -108,6 +112,12 @@ def stop_call(request_id: str, *, model: str, timeout: float | None) -> Call:
     """The call that stops the request with that id, whichever client sent it."""
     inputs = {"stop": np.ones(1, np.bool_)}
     return Call(model=model, inputs=inputs, request_id=request_id, timeout=timeout)
+
+
+def lora_call(order: str, name: str, *, model: str, timeout: float | None) -> Call:
+    """The call that has the server `load` or `unload` the adapter `name`."""
+    inputs = {"lora_order": strings((order,)), "lora_name": strings((_text("lora_name", name),))}
+    return Call(model=model, inputs=inputs, request_id=new_request_id(), timeout=timeout)
 
 
 def num_sequences(call: Call) -> int:

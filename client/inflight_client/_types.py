@@ -75,6 +75,14 @@ class GenerationOptions(TypedDict, total=False):
     """Fill `prompt_log_probs`; with `num_log_probs` also `prompt_top_log_probs`."""
     num_return_sequences: int | None
     """Independent continuations of the prompt; each chunk names its own by `sequence_index`."""
+    beam_width: int | None
+    """Above 1: beam search with so many beams, of which the `num_return_sequences` best are returned."""
+    length_penalty: float | None
+    """Of beam search: scores are log probabilities divided by length ** length_penalty."""
+    early_stopping: int | None
+    """Of beam search: 1 stops as soon as there are `beam_width` finished hypotheses."""
+    beam_search_diversity_rate: float | None
+    """Of beam search: what each rank among a beam's continuations costs."""
     logit_bias: Mapping[int, float] | None
     """Token ids and what is added to their logits."""
     prompt_embedding_table: Matrix | None

@@ -309,6 +309,15 @@ def test_stop_sends_the_id_and_the_flag() -> None:
     assert call.inputs["stop"].tolist() == [True]
 
 
+def test_orders_of_adapters_are_requests_without_a_prompt() -> None:
+    transport = MockTransport(lambda call: [Reply(final=True)])
+    client = Client(transport=transport)
+    client.load_lora("pirate")
+    client.unload_lora("pirate")
+    sent = [{name: value.tolist() for name, value in call.inputs.items()} for call in transport.calls]
+    assert sent == [{"lora_order": [order], "lora_name": [b"pirate"]} for order in (b"load", b"unload")]
+
+
 def test_waiting_for_a_model_that_never_comes() -> None:
     transport = MockTransport(three_words, ready=False)
     with pytest.raises(NotReady, match=r"llm at .* was not ready within 0 s"):

@@ -185,7 +185,7 @@ def kernels_know_nobody(source: Source) -> Iterator[str]:
 
 def client_stands_alone(source: Source) -> Iterator[str]:
     """The command line alone may reach the engine, and only where `serve` runs."""
-    if source.room == "inflight_client":
+    if source.room == "inflight_client" or source.path.startswith("client/examples/"):
         for each in source.imports_itself("inflight", "inflight_kernels"):
             if each.at_import_time or source.module != "inflight_client.cli":
                 yield f"{source.path}:{each.line}: the client imports {each.module}"
