@@ -25,7 +25,7 @@ TORCH_INDEX ?=
 PIP := $(BIN)/python -m pip --disable-pip-version-check
 PIP_INSTALL := $(PIP) install --constraint constraints.txt --no-warn-script-location
 
-.PHONY: help serve test test-full unit kernels L0 lint bench bench-features bench-lora bench-host load-test \
+.PHONY: help serve test test-full unit kernels L0 lint bench bench-features bench-host load-test \
   default-model image test-gpu gpu-bench-kernels gpu-tune-kernels clean
 
 help: ## list the targets
@@ -83,9 +83,6 @@ lint: $(READY) ## check style, types, the C++ and the Dockerfile
 
 bench: $(READY) ## measure the engine against transformers: a table and one JSON line
 	$(BIN)/python -m ci.bench $(ARGS)
-
-bench-lora: $(READY) ## measure a batch with an adapter for each request against one without
-	$(BIN)/python -m ci.bench.lora $(ARGS)
 
 bench-host: $(READY) ## measure the host's time per step, with a device that does nothing
 	$(BIN)/python -m ci.bench.host_work $(ARGS)

@@ -20,6 +20,7 @@ from rich.console import Console
 from rich.table import Table
 
 from ci.bench import report
+from ci.bench.adapters import make_adapters
 from ci.bench.checkpoint import make_checkpoint
 from ci.bench.engines import engine_config
 from ci.bench.workload import CONCURRENCY, prompt
@@ -27,12 +28,14 @@ from inflight.executor.front.generation_result import GenerationResult
 from inflight.executor.generation_executor import GenerationExecutor
 from inflight.executor.in_process import InProcessExecutor
 from inflight.guided_decoding import GuidedDecodingParams, GuideType
+from inflight.lora import LoRARequest
 from inflight.sampling_config import SamplingConfig
 from inflight.text.tokenizer import Tokenizer
 
 ROOT = Path(__file__).resolve().parents[2]
 TOKENIZER = ROOT / "model_repository" / "llm" / "1" / "checkpoint"
 SEED = 21
+RANK = 8
 NUMBERS = {"type": "array", "items": {"type": "integer"}, "minItems": 400}
 """A schema that no output of a case has come to the end of."""
 
@@ -71,6 +74,14 @@ def run(engine: GenerationExecutor, requests: list[dict[str, Any]]) -> Work:
     return Work(num_tokens, num_prompt_tokens, seconds)
 
 
+def adapters(engine: GenerationExecutor, rng: random.Random, with_feature: bool) -> Work:
+    requests = []
+    for number in range(CONCURRENCY):
+        name = LoRARequest(f"a{number}") if with_feature else None
+        requests.append({"prompt": prompt(rng, 32), "max_tokens": 96, "lora_request": name})
+    return run(engine, requests)
+
+
 def several_sequences(engine: GenerationExecutor, rng: random.Random, with_feature: bool) -> Work:
     tokens, sampling = prompt(rng, 512), SamplingConfig(temperature=1.0, seed=rng.getrandbits(64))
     usual = {"prompt": tokens, "max_tokens": 32, "sampling_config": sampling}
@@ -91,6 +102,7 @@ CASES = {
     "several sequences": Case(
         "8 sequences of a prompt of 512, against 8 requests", ">= 3x fewer prompt tokens", several_sequences
     ),
+    "adapters": Case("16 requests with 16 LoRA adapters of rank 8, against 16 without", ">= 0.7x tokens/s", adapters),
     "guided": Case("16 requests that follow a JSON schema, against 16 free ones", ">= 0.9x tokens/s", guided),
 }
 
@@ -103,7 +115,13 @@ def main() -> int:
     parser.add_argument("--results", type=Path, default=ROOT / "ci" / "bench" / "results")
     options = parser.parse_args()
 
-    config = replace(engine_config(make_checkpoint(options.checkpoint, TOKENIZER)), tokenizer_dir=str(TOKENIZER))
+    config = replace(
+        engine_config(make_checkpoint(options.checkpoint, TOKENIZER)),
+        tokenizer_dir=str(TOKENIZER),
+        max_loras=CONCURRENCY,
+        lora_cache_max_adapter_size=RANK,
+        lora_dir=str(make_adapters(ROOT / "build" / f"bench-lora-r{RANK}", CONCURRENCY, RANK)),
+    )
     with GenerationExecutor(InProcessExecutor(config), Tokenizer.load(TOKENIZER)) as engine:
         summary = {name: measure(engine, CASES[name], options.rounds) for name in options.cases}
     show(summary)
