@@ -112,13 +112,14 @@ def _find_family(path: Path, architecture: str) -> DescribeFamily:
 
 
 def _refuse_other_activations(path: Path, values: Mapping[str, Any]) -> None:
-    from transformers.activations import ACT2FN
-
     activation = values.get("hidden_act", "silu")
+    if activation in ("silu", "swish"):
+        return
+    from transformers.activations import ACT2FN  # takes seconds to import
+
     if activation not in ACT2FN:
         raise ConfigurationError(f"{path}: hidden_act {activation!r} is not the name of an activation in transformers")
-    if activation not in ("silu", "swish"):
-        raise NotNative(f"{path}: hidden_act {activation!r} is not supported; only silu is")
+    raise NotNative(f"{path}: hidden_act {activation!r} is not supported; only silu is")
 
 
 def refuse_quantized(path: Path, values: Mapping[str, Any]) -> None:

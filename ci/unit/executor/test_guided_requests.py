@@ -164,6 +164,6 @@ def test_nothing_is_left(service: GenerationExecutor) -> None:
     assert isinstance(executor, InProcessExecutor)
     start(service, 1, max_tokens=2).result(timeout=60)
     book = executor._leader._book
-    assert not book._guided and not book._compiling and book._grammars is not None
+    assert not book._guided and not book._preparing and book._grammars is not None
     for grammar in book._grammars._grammars.values():
         assert grammar.num_leases == 0 and grammar.num_matchers == 0

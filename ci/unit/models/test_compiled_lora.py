@@ -83,9 +83,9 @@ def test_logits_are_as_exact_as_those_of_torch(
     compiled_network: Network, torch_network: Network, exact_network: Network, name: str
 ) -> None:
     step, slots = STEPS[name]
-    exact = exact_network.logits(step, slots)
-    of_torch = (torch_network.logits(step, slots) - exact).norm() / exact.norm()
-    ours = (compiled_network.logits(step, slots) - exact).norm() / exact.norm()
+    exact = exact_network.logits(step, slots=slots)
+    of_torch = (torch_network.logits(step, slots=slots) - exact).norm() / exact.norm()
+    ours = (compiled_network.logits(step, slots=slots) - exact).norm() / exact.norm()
     assert ours < 2 * of_torch + 2**-9
     # What the adapters change is far more than what is rounded.
     assert (exact_network.logits(step) - exact).norm() / exact.norm() > 10 * ours
@@ -99,7 +99,7 @@ def test_tokens_without_an_adapter_have_the_bits_of_a_network_without_adapters(
     step, slots = STEPS[name]
     expected = plain.logits(step)
     assert torch.equal(compiled_network.logits(step), expected)
-    assert torch.equal(compiled_network.logits(step, [-1] * len(slots)), expected)
+    assert torch.equal(compiled_network.logits(step, slots=[-1] * len(slots)), expected)
     # A prompt's tokens depend on those before them, so only whole rows without adapters can be compared.
     without = [place for place, slot in enumerate(slots) if slot < 0]
-    assert torch.equal(compiled_network.logits(step, slots)[without], expected[without])
+    assert torch.equal(compiled_network.logits(step, slots=slots)[without], expected[without])
