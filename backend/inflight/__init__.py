@@ -5,8 +5,9 @@
     with GenerationExecutor.create("path/to/checkpoint") as executor:
         print(executor.generate("Once upon a time", max_tokens=32).text)
 
-`GenerationExecutor` takes text or token ids and gives results to wait for or to iterate over. `Executor` is the level
-below it: token ids in, responses out. Both are loaded when they are first used, because much else imports this package.
+`GenerationExecutor` takes text, token ids or embeddings and gives results to wait for or to iterate over. `Executor` is
+the level below it: token ids in, responses out. Both are loaded when they are first used, because much else imports
+this package.
 
 The package reads downwards, and each folder imports only from those below it:
 

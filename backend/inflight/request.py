@@ -43,7 +43,7 @@ class Request(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     `bad_words` leave; where these leave nothing that the grammar allows, the grammar alone decides."""
     ngram_config: NGramDecodingConfig | None = None
     """Prompt lookup; None = as the engine's configuration has it. It changes no token, so a request that samples in a
-    way that it does not serve (a decaying top_p, beams, a grammar) is computed without."""
+    way that it does not serve (a decaying top_p, beams, a grammar, a logits post-processor) is computed without."""
     external_draft_tokens_config: ExternalDraftTokensConfig | None = None
     """What the client expects the output to begin with."""
     logits_post_processor_name: str = ""

@@ -8,8 +8,8 @@ A cached block that is given away moves to host memory if there is a slot for it
 blocks have the ids from `num_blocks` on; when a sequence starts on one it comes back to the device. All copies that
 this takes are collected for the next step (`take_transfers`).
 
-The table is keyed by a hash of (hash of the block before, token ids), starting from a hash of what else a
-request's blocks depend on, such as its cache salt. The hash is BLAKE2b with a secret key, so that a client can neither
+The table is keyed by a hash of (hash of the block before, token ids), starting from a hash of what else a request's
+blocks depend on, such as its cache salt. The hash is BLAKE2b with a secret key, so that a client can neither
 aim at another's blocks nor fill one bucket; on a hit the token ids themselves are compared, so that even a collision is
 only a miss.
 """

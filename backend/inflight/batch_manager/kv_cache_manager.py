@@ -1,9 +1,9 @@
 """The KV cache as sequences see it: blocks for their tokens, and reuse of prefixes that were computed before.
 
 Knows tokens and block ids, not the tensors or which sequences may run. Blocks of equal prefixes are shared between
-sequences with the same cache salt, and between the sequences of one request. A shared block is always full and is never
-written again: if a prompt ends within a block, each sequence of its request gets a copy of that block. So does a
-sequence whose tokens part from those of a cached block within it, where partial reuse is enabled.
+sequences with the same `Request.prefix_identity`, and between the sequences of one request. A shared block is always
+full and is never written again: if a prompt ends within a block, each sequence of its request gets a copy of that
+block. So does a sequence whose tokens part from those of a cached block within it, where partial reuse is enabled.
 """
 
 from __future__ import annotations
@@ -247,8 +247,8 @@ class KVCacheManager:
         """Let a sequence without blocks start, from the next step on, on the prompt that `source` has computed.
 
         A beam goes on with all that the source has computed, generated tokens included. Full blocks are shared. The one
-        in which the last token lies is held as `tail_block`, whatever becomes
-        of the source, until the sequence has a block of its own and the runner is told to copy it.
+        in which the last token lies is held as `tail_block`, whatever becomes of the source, until the sequence has a
+        block of its own and the runner is told to copy it.
         """
         num_shared = sequence.num_prefix_tokens if sequence.beams is None else source.num_computed_tokens
         num_full, num_left = divmod(num_shared, self.block_size)

@@ -1,4 +1,4 @@
-"""The engine as a library: prompts as text or token ids in, results to wait for or to iterate over out.
+"""The engine as a library: prompts as text, token ids or embeddings in, results to wait for or to iterate over out.
 
     with GenerationExecutor.create("path/to/checkpoint") as executor:
         for output in executor.generate_async("Once upon a time", max_tokens=32, streaming=True):
