@@ -76,13 +76,15 @@ class GenerationOptions(TypedDict, total=False):
     num_return_sequences: int | None
     """Independent continuations of the prompt; each chunk names its own by `sequence_index`."""
     beam_width: int | None
-    """Above 1: beam search with so many beams, of which the `num_return_sequences` best are returned."""
+    """Above 1: beam search with so many beams, of which the `num_return_sequences` best are returned. In a stream the
+    text and tokens of a chunk are all of its sequence so far, and replace those of the chunk before."""
     length_penalty: float | None
     """Of beam search: scores are log probabilities divided by length ** length_penalty."""
     early_stopping: int | None
-    """Of beam search: 1 stops as soon as there are `beam_width` finished hypotheses."""
+    """Of beam search: 1 stops as soon as there are `beam_width` finished hypotheses; 0 (the default) when the best beam
+    is not better at its present length, any other number when it cannot become better."""
     beam_search_diversity_rate: float | None
-    """Of beam search: what each rank among a beam's continuations costs."""
+    """Of beam search: continuations of the beam of rank r count as more likely by r times this; 0 is off."""
     logit_bias: Mapping[int, float] | None
     """Token ids and what is added to their logits."""
     prompt_embedding_table: Matrix | None
