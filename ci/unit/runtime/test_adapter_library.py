@@ -146,6 +146,16 @@ def test_who_finds_no_room_waits_until_a_lease_ends(desk: Desk) -> None:
     assert desk.stored == {held[0].uid, held[2].uid, late.uid}
 
 
+@pytest.mark.parametrize(
+    "request_", [named("a" * 300), named("../a"), named("a", -1), numbered(0, b"weights"), numbered(-1)]
+)
+def test_what_can_be_no_adapter_is_refused_before_it_is_looked_for(desk: Desk, request_: Request) -> None:
+    """A front may be a program that validates nothing, and a name that is too long for a path would end the leader."""
+    with pytest.raises(InvalidRequest, match="must be"):
+        desk.library.lease(request_)
+    assert desk.reader.reads == []
+
+
 def test_what_could_never_fit_is_refused(desk: Desk) -> None:
     desk.reader.sizes["large"] = 4 * SIZE
     adapter = desk.use(named("large"))

@@ -75,9 +75,11 @@ class AdapterLibrary:
     def lease(self, request: Request) -> Adapter:
         """A request needs its adapter from now on. To be followed by exactly one `release`. Raises InvalidRequest."""
         if request.lora_request is not None:
+            request.lora_request.validate()
             adapter = self._by_name(request.lora_request)
         else:
             assert request.lora_config is not None
+            request.lora_config.validate()
             adapter = self._by_number(request.lora_config)
         adapter.num_leases += 1
         if adapter.uid in self._stored:
