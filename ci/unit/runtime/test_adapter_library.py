@@ -224,6 +224,18 @@ def test_one_that_is_unloaded_or_cancelled_while_it_is_read_leaves_nothing(desk:
     assert (desk.stored, desk.library.num_bytes) == (set(), 0)
 
 
+def test_those_whose_requests_are_cancelled_are_not_kept_unread(desk: Desk) -> None:
+    """Each may have megabytes, and nobody counts them before they are stored."""
+    desk.reader.may_read.clear()
+    for number in range(1, 20):
+        desk.library.release(desk.library.lease(numbered(number, b"weights")))
+    desk.library.release(desk.library.lease(named("a", 20)))
+    assert not desk.library._loading and not desk.library._numbers and not desk.library._names
+    desk.reader.may_read.set()
+    assert desk.use(named("b")).state is AdapterState.READY
+    assert len(desk.reader.reads) <= 2, "those that were not begun were not read"
+
+
 def test_an_iteration_brings_a_few_bytes_of_a_large_adapter(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(adapter_library, "BYTES_AT_ONCE", SIZE // 4)
     adapters = [desk.library.lease(named(name)) for name in "ab"]

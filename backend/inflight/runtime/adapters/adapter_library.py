@@ -91,6 +91,10 @@ class AdapterLibrary:
         adapter.num_leases -= 1
         if adapter.num_leases:
             return
+        if adapter.reading is not None:
+            # Nobody waits for it any more: what was read would lie here, uncounted, until somebody waits for another.
+            adapter.reading.cancel()
+            self._unname(adapter)
         if not adapter.is_named or adapter.state is AdapterState.BROKEN:
             self._drop(adapter)
 
