@@ -134,6 +134,12 @@ def test_the_least_recently_used_without_a_lease_is_dropped(desk: Desk) -> None:
     assert desk.use(named("c")).uid != adapters["c"].uid, "it was read again"
 
 
+def test_tiny_adapters_are_not_stored_without_number(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(adapter_library, "MAX_ADAPTERS", 2)
+    used = [desk.use(named(name)) for name in "abc"]
+    assert desk.stored == {used[1].uid, used[2].uid}
+
+
 def test_who_finds_no_room_waits_until_a_lease_ends(desk: Desk) -> None:
     held = [desk.library.lease(named(name)) for name in "abc"]
     desk.settle(*held)

@@ -26,6 +26,9 @@ if TYPE_CHECKING:
 BYTES_AT_ONCE = 8 * 2**20
 """Of weights that one iteration brings to the ranks. They take each of them about as many milliseconds."""
 
+MAX_ADAPTERS = 2**14
+"""That the ranks store. Tiny ones take more memory than their bytes, and the loop looks through all of them."""
+
 
 class AdapterState(Enum):
     LOADING = "loading"
@@ -224,8 +227,8 @@ class AdapterLibrary:
         adapter.state, adapter.reason, adapter.reading = AdapterState.BROKEN, reason, None
 
     def _make_room(self, num_bytes: int) -> bool:
-        """Drop adapters without a lease until there is room for so many bytes."""
-        while self.num_bytes + num_bytes > self._host_bytes:
+        """Drop adapters without a lease until there is room for one of so many bytes."""
+        while self.num_bytes + num_bytes > self._host_bytes or len(self._stored) >= MAX_ADAPTERS:
             idle = next((each for each in self._stored.values() if not each.num_leases), None)
             if idle is None:
                 return False
