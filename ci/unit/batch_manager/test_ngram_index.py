@@ -58,3 +58,13 @@ def test_more_sizes_take_in_less_text_at_once() -> None:
     many.extend(text)
     assert len(many._followers) <= 2 * ngram_index.INDEXED_AT_ONCE
     assert len(few._followers) <= 2 * ngram_index.INDEXED_AT_ONCE
+
+
+def test_earlier_text_is_forgotten_where_there_is_too_much(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each sequence of a request has an index of its own: 16 sizes of a long prompt take gigabytes for a full batch."""
+    monkeypatch.setattr(ngram_index, "MAX_INDEXED", 100)
+    index, text = NGramIndex(3), list(range(400))
+    for end in range(1, 401):
+        index.extend(text[:end])
+        assert len(index._followers) <= 100
+    assert index.continuation([*text, 390, 391], 2) == [392, 393]
