@@ -20,6 +20,8 @@ import numpy.typing as npt
 from inflight.errors import InvalidRequest
 
 MAX_NAME_LENGTH = 128
+MAX_ROWS = 2**14
+"""Of a LoraConfig: more than there are layers to adapt in any network."""
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 
 
@@ -73,6 +75,7 @@ class LoraConfig(msgspec.Struct, frozen=True, omit_defaults=True):
                 raise InvalidRequest("lora_weights and lora_config must be given together")
             return cls(task_id)
         rows = np.asarray(config)
+        _check_num_rows(len(rows) if rows.ndim else 0)
         if weights.ndim != 2 or rows.shape != (weights.shape[0], 3) or not np.issubdtype(rows.dtype, np.integer):
             raise InvalidRequest(
                 "lora_weights must be [rows, elements] and lora_config [rows, 3] whole numbers, got "
@@ -96,8 +99,15 @@ class LoraConfig(msgspec.Struct, frozen=True, omit_defaults=True):
         against the network when they are loaded."""
         if not 1 <= self.task_id < 2**64:
             raise InvalidRequest(f"lora_task_id must be from 1 to 2^64 - 1, got {self.task_id}")
+        _check_num_rows(len(self.config))
         if bool(self.weights) != bool(self.config):
             raise InvalidRequest("lora_weights and lora_config must be given together")
+
+
+def _check_num_rows(num_rows: int) -> None:
+    """Before each row becomes a tuple: a tensor of a gigabyte may have a hundred million."""
+    if num_rows > MAX_ROWS:
+        raise InvalidRequest(f"lora_config has {num_rows} rows, more than {MAX_ROWS}")
 
 
 class LoadedAdapter(msgspec.Struct, frozen=True):

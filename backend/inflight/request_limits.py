@@ -43,6 +43,9 @@ class RequestLimits(msgspec.Struct, frozen=True, kw_only=True):
     """Of all tensors that one request asks for: they are held on the host until it takes them."""
     num_adapter_slots: int = 0
     """Low-rank adapters that run at once; 0 = none is served."""
+    max_end_ids: int = 128
+    """Maximum number of end tokens: each beam has a candidate more for each of them, and the loop sorts those of all
+    beams. Checkpoints have a few."""
     max_words: int = 2048
     """Maximum number of stop words, and of bad words, of one request: 1024, each with and without a leading space."""
     max_words_tokens: int = 32768
@@ -236,6 +239,8 @@ class RequestLimits(msgspec.Struct, frozen=True, kw_only=True):
             wrong = low if low < 0 else high
             where = "the vocabulary" if tuning is None else "the vocabulary and the rows of prompt_embedding_table"
             raise InvalidRequest(f"token id {wrong} is outside {where} [0, {end})")
+        if len(request.end_ids) > self.max_end_ids:
+            raise InvalidRequest(f"end_ids has {len(request.end_ids)} entries, more than {self.max_end_ids}")
         for name, token_ids in (("end_ids", request.end_ids), ("generated_token_ids", request.generated_token_ids)):
             if any(not 0 <= token < self.vocab_size for token in token_ids):
                 raise InvalidRequest(f"{name} holds a token id outside [0, {self.vocab_size})")

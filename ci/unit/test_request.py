@@ -64,3 +64,11 @@ def test_bounds_can_be_sent_as_float32() -> None:
             repetition_penalty=float(np.float32(repetition)),
         )
         limits.validate(Request(input_token_ids=[1], max_tokens=1, sampling_config=sampling))
+
+
+def test_end_tokens_are_bounded() -> None:
+    """64 beams with 2000 of them each would sort eight million candidates a step."""
+    limits = RequestLimits(vocab_size=999, max_seq_len=9, max_input_len=8, kv_cache_tokens=99)
+    limits.validate(Request(input_token_ids=[1], max_tokens=1, end_ids=list(range(128))))
+    with pytest.raises(InvalidRequest, match="end_ids has 129 entries, more than 128"):
+        limits.validate(Request(input_token_ids=[1], max_tokens=1, end_ids=list(range(129))))

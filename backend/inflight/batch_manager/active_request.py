@@ -24,6 +24,7 @@ class ActiveRequest:
         ngram_config: NGramDecodingConfig = NO_LOOKUP,
     ) -> None:
         self.request = request
+        prefix_identity = request.prefix_identity
         self.sequences = [
             Sequence(
                 request,
@@ -31,6 +32,7 @@ class ActiveRequest:
                 max_seq_len=max_seq_len,
                 arrival_time_ns=arrival_time_ns,
                 ngram_config=ngram_config,
+                prefix_identity=prefix_identity,
             )
             for index in range(request.num_sequences)
         ]

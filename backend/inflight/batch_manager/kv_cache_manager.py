@@ -311,7 +311,7 @@ class KVCacheManager:
 
     def _note_stored(self, sequence: Sequence, blocks: list[CachedBlock], events: EventBuffer) -> None:
         """One event for each run of blocks that follow each other."""
-        root = self._pool.hash_root(sequence.request.prefix_identity)
+        root = self._pool.hash_root(sequence.prefix_identity)
         adapter = sequence.request.loaded_adapter
         lora_id = None if adapter is None else adapter.uid
         run: list[CachedBlock] = []
@@ -360,7 +360,7 @@ class KVCacheManager:
         """Hash of the block before a block, all of which are full."""
         if index:
             return self._block_hash(sequence, index - 1)
-        return self._pool.hash_root(sequence.request.prefix_identity)
+        return self._pool.hash_root(sequence.prefix_identity)
 
     def _retention(self, sequence: Sequence, index: int) -> Retention | None:
         """What its request says about a block; None = nothing."""

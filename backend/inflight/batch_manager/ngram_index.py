@@ -5,9 +5,11 @@ Kept up to date token by token: no look-up scans the text. Knows no sequences.
 
 from __future__ import annotations
 
-INDEXED_AT_ONCE = 1024
-"""Most tokens that one call takes in: about a millisecond for three sizes. A long prompt is indexed over several steps
-of its sequence, which meanwhile finds what is indexed."""
+INDEXED_AT_ONCE = 3072
+"""Most n-grams that one call takes in: about a millisecond for those of three sizes. A long prompt is indexed over
+several steps of its sequence, which meanwhile finds what is indexed."""
+MAX_INDEXED = 2**18
+"""Most n-grams of a text, some 50 MB: those of two sizes in 131072 tokens. Earlier ones are then forgotten."""
 MIN_SIZE = 2
 """Shorter n-grams are not looked up unless the longest is: nearly every token has stood somewhere before."""
 
@@ -22,12 +24,14 @@ class NGramIndex:
 
     def extend(self, token_ids: list[int]) -> None:
         """Take in the next tokens of the text. The last one is left out, because nothing follows it yet."""
-        end = min(len(token_ids) - 1, self._num_indexed + INDEXED_AT_ONCE)
+        end = min(len(token_ids) - 1, self._num_indexed + INDEXED_AT_ONCE // len(self._sizes))
         for place in range(self._num_indexed + 1, end + 1):
             for size in self._sizes:
                 if size <= place:
                     self._followers[tuple(token_ids[place - size : place])] = place
         self._num_indexed = max(end, self._num_indexed)
+        if len(self._followers) > MAX_INDEXED:
+            self._followers.clear()
 
     def continuation(self, token_ids: list[int], count: int) -> list[int]:
         """`count` tokens that followed the last occurrence of the text's end, longest n-gram first; none if it is new.

@@ -83,6 +83,7 @@ class Sequence:
         "num_returned_tokens",
         "num_reused_blocks",
         "order",
+        "prefix_identity",
         "request",
         "row",
         "siblings",
@@ -102,9 +103,12 @@ class Sequence:
         index: int = 0,
         arrival_time_ns: int = 0,
         ngram_config: NGramDecodingConfig = NO_LOOKUP,
+        prefix_identity: bytes | None = None,
     ) -> None:
-        """`ngram_config`: the engine's, for a request without one."""
+        """`ngram_config`: the engine's, for a request without one. `prefix_identity`: the request's, if known."""
         self.request = request
+        self.prefix_identity = request.prefix_identity if prefix_identity is None else prefix_identity
+        """The request's. Kept, because a table of embeddings takes tens of milliseconds to digest."""
         self.index = index
         """Which of the request's continuations this is."""
         self.token_ids = [*request.input_token_ids, *request.generated_token_ids]

@@ -291,19 +291,21 @@ class ModelRunner:
         finite: list[bool] = sampled.is_finite_S.tolist()
         token_ids: list[int] = sampled.token_ids_S.tolist()
         values: list[float] | None = None if sampled.log_probs_S is None else sampled.log_probs_S.tolist()
+        faults: dict[int, str] = {}
+        if sampled.faults_P is not None:
+            faults = sentences(handle.processed, sampled.faults_P.tolist())
+        self._guidance.advance(handle.guided, token_ids)
+        self._post_processing.advance(handle.processed, token_ids)
         if handle.step.drafts:
-            return self._collect_drafts(handle, order, token_ids, finite, values, tensors)
+            return self._collect_drafts(handle, order, token_ids, finite, values, tensors, faults)
         log_probs = None
         if values is not None:
             log_probs = [[values[index]] if finite[index] else [] for index in order]
         errors = {rows[index]: NOT_FINITE for index in order if not finite[index]}
         for row in errors:
             self._scrubbed += self._table.block_ids(row)
-        if sampled.faults_P is not None:
-            errors = {**sentences(handle.processed, sampled.faults_P.tolist()), **errors}
+        errors = {**faults, **errors}
         refused = handle.refused
-        self._guidance.advance(handle.guided, token_ids)
-        self._post_processing.advance(handle.processed, token_ids)
         has_token = finite
         if refused or errors:
             has_token = [row not in errors and row not in refused for row in rows]
@@ -323,12 +325,13 @@ class ModelRunner:
         finite: list[bool],
         values: list[float] | None,
         tensors: dict[int, RowTensors],
+        faults: dict[int, str],
     ) -> StepOutput:
-        """The same for a step that verifies drafts. What is behind the accepted ones cannot fail a row."""
-        rows, errors = handle.step.sampling_rows, {}
+        """The same for a step that verifies drafts. What is behind the accepted ones cannot fail a row. `faults`: of
+        rows with logits post-processors, which have none."""
+        rows, errors = handle.step.sampling_rows, dict(faults)
         tokens: list[list[int]] = []
         log_probs: list[list[float]] = []
-        self._guidance.advance(handle.guided, token_ids)
         for places, kept in accepted(handle.step.drafts, rows, order, token_ids):
             row = rows[places[0]]
             if not all(finite[place] for place in places):

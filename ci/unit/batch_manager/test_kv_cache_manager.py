@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 from harness import make_request
 
 from inflight.batch_manager.active_request import ActiveRequest
+from inflight.batch_manager.event_buffer import EventBuffer
 from inflight.batch_manager.kv_cache_manager import KVCacheManager, Prefix
 from inflight.batch_manager.sequence import NO_BLOCK, Sequence, SequenceStatus
+from inflight.prompt_tuning import EmbeddingTable, PromptTuningConfig, virtual_tokens
 
 PROMPT = list(range(10))
 
@@ -110,10 +114,9 @@ def test_a_prefix_is_offered_only_as_far_as_its_tokens_are_known() -> None:
     assert manager.find_prefix(make_sequence()).block_ids == sequence.block_ids[:2]
 
 
-def siblings(prompt: list[int] = PROMPT, count: int = 2) -> list[Sequence]:
-    return ActiveRequest(
-        make_request(1, prompt, 20, num_return_sequences=count), max_seq_len=64, arrival_time_ns=0
-    ).sequences
+def siblings(prompt: list[int] = PROMPT, count: int = 2, **options: Any) -> list[Sequence]:
+    request = make_request(1, prompt, 20, num_return_sequences=count, **options)
+    return ActiveRequest(request, max_seq_len=64, arrival_time_ns=0).sequences
 
 
 def run(sequence: Sequence) -> None:
@@ -225,3 +228,26 @@ def test_the_account_of_a_sequence() -> None:
     assert metrics.kv_cache_alloc_new_blocks == 2
     assert metrics.kv_cache_alloc_total_blocks == 3
     assert metrics.kv_cache_missed_blocks == 1
+
+
+def test_a_table_of_embeddings_is_digested_once_for_all_sequences(monkeypatch: pytest.MonkeyPatch) -> None:
+    digest, digested = PromptTuningConfig.digest, []
+
+    def count(config: PromptTuningConfig) -> bytes:
+        digested.append(config)
+        return digest(config)
+
+    monkeypatch.setattr(PromptTuningConfig, "digest", count)
+    table = EmbeddingTable(dtype="float32", shape=(10, 1), data=bytes(40))
+    prompt = virtual_tokens(table, 100)
+    tuning = PromptTuningConfig(embedding_table=table)
+    manager = KVCacheManager(
+        num_blocks=8, block_size=4, hash_key=b"k", enable_partial_reuse=True, events=EventBuffer(100)
+    )
+    first, second = siblings(prompt, prompt_tuning_config=tuning)
+    start(manager, first)
+    for _ in range(3):
+        manager.find_prefix(second)
+    start(manager, second)
+    assert second.block_ids[:2] == first.block_ids[:2]
+    assert digested == [tuning]

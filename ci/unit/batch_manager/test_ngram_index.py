@@ -38,7 +38,7 @@ def test_a_new_text_has_no_continuation() -> None:
 
 
 def test_a_long_text_is_taken_in_piece_by_piece(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ngram_index, "INDEXED_AT_ONCE", 10)
+    monkeypatch.setattr(ngram_index, "INDEXED_AT_ONCE", 20)
     text = [*range(30), 20, 21, 22]
     index = NGramIndex(3)
     found = []
@@ -46,3 +46,25 @@ def test_a_long_text_is_taken_in_piece_by_piece(monkeypatch: pytest.MonkeyPatch)
         index.extend(text)
         found.append(index.continuation(text, 2))
     assert found == [[], [], [23, 24], [23, 24]]
+
+
+def test_more_sizes_take_in_less_text_at_once() -> None:
+    """So that no request makes a step long for all others."""
+    text = [*range(3000), 7, 8]
+    few, many = NGramIndex(3), NGramIndex(16)
+    few.extend(text[:1500])
+    few.extend(text)
+    many.extend(text[:1500])
+    many.extend(text)
+    assert len(many._followers) <= 2 * ngram_index.INDEXED_AT_ONCE
+    assert len(few._followers) <= 2 * ngram_index.INDEXED_AT_ONCE
+
+
+def test_earlier_text_is_forgotten_where_there_is_too_much(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each sequence of a request has an index of its own: 16 sizes of a long prompt take gigabytes for a full batch."""
+    monkeypatch.setattr(ngram_index, "MAX_INDEXED", 100)
+    index, text = NGramIndex(3), list(range(400))
+    for end in range(1, 401):
+        index.extend(text[:end])
+        assert len(index._followers) <= 100
+    assert index.continuation([*text, 390, 391], 2) == [392, 393]

@@ -22,6 +22,7 @@ from inflight.executor.in_process import InProcessExecutor
 from inflight.logits_post_processor import LogitsPostProcessorConfig
 from inflight.output_config import OutputConfig
 from inflight.sampling_config import SamplingConfig
+from inflight.speculative_decoding import ExternalDraftTokensConfig
 from inflight.text.tokenizer import Tokenizer
 
 pytestmark = pytest.mark.slow
@@ -192,6 +193,18 @@ def test_a_grammar_is_followed_all_the_same(service: GenerationExecutor) -> None
     assert output.token_ids[-1] != END or parses(text), text
     with pytest.raises(StepFailed, match="left no token to choose"):
         ask(service, "force", guided_decoding_params=params)
+
+
+def test_steps_that_verify_drafts_of_others_change_nothing(service: GenerationExecutor) -> None:
+    """Neither what a function sees, nor that it fails its own request."""
+    expected = ask(service, max_tokens=60, end_ids=[]).token_ids
+    drafts = ExternalDraftTokensConfig(tokens=expected)
+    drafting = start(service, max_tokens=60, end_ids=[], external_draft_tokens_config=drafts)
+    forced, failing = start(service, "force"), start(service, "raise_late", 7)
+    assert drafting.result(timeout=120).token_ids == expected
+    assert forced.result(timeout=120).token_ids == [(PROMPT[-1] + 7 * n) % 2048 for n in range(1, NUM_TOKENS + 1)]
+    with pytest.raises(StepFailed, match="the logits post-processor 'raise_late' failed"):
+        failing.result(timeout=120)
 
 
 def test_pauses_and_chunks_change_nothing() -> None:

@@ -134,6 +134,12 @@ def test_the_least_recently_used_without_a_lease_is_dropped(desk: Desk) -> None:
     assert desk.use(named("c")).uid != adapters["c"].uid, "it was read again"
 
 
+def test_tiny_adapters_are_not_stored_without_number(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(adapter_library, "MAX_ADAPTERS", 2)
+    used = [desk.use(named(name)) for name in "abc"]
+    assert desk.stored == {used[1].uid, used[2].uid}
+
+
 def test_who_finds_no_room_waits_until_a_lease_ends(desk: Desk) -> None:
     held = [desk.library.lease(named(name)) for name in "abc"]
     desk.settle(*held)
@@ -144,6 +150,16 @@ def test_who_finds_no_room_waits_until_a_lease_ends(desk: Desk) -> None:
     desk.settle(late)
     assert late.state is AdapterState.READY
     assert desk.stored == {held[0].uid, held[2].uid, late.uid}
+
+
+@pytest.mark.parametrize(
+    "request_", [named("a" * 300), named("../a"), named("a", -1), numbered(0, b"weights"), numbered(-1)]
+)
+def test_what_can_be_no_adapter_is_refused_before_it_is_looked_for(desk: Desk, request_: Request) -> None:
+    """A front may be a program that validates nothing, and a name that is too long for a path would end the leader."""
+    with pytest.raises(InvalidRequest, match="must be"):
+        desk.library.lease(request_)
+    assert desk.reader.reads == []
 
 
 def test_what_could_never_fit_is_refused(desk: Desk) -> None:
@@ -212,6 +228,18 @@ def test_one_that_is_unloaded_or_cancelled_while_it_is_read_leaves_nothing(desk:
     desk.reader.may_read.set()
     desk.settle(adapter)
     assert (desk.stored, desk.library.num_bytes) == (set(), 0)
+
+
+def test_those_whose_requests_are_cancelled_are_not_kept_unread(desk: Desk) -> None:
+    """Each may have megabytes, and nobody counts them before they are stored."""
+    desk.reader.may_read.clear()
+    for number in range(1, 20):
+        desk.library.release(desk.library.lease(numbered(number, b"weights")))
+    desk.library.release(desk.library.lease(named("a", 20)))
+    assert not desk.library._loading and not desk.library._numbers and not desk.library._names
+    desk.reader.may_read.set()
+    assert desk.use(named("b")).state is AdapterState.READY
+    assert len(desk.reader.reads) <= 2, "those that were not begun were not read"
 
 
 def test_an_iteration_brings_a_few_bytes_of_a_large_adapter(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -382,6 +382,18 @@ def test_an_order_needs_no_prompt() -> None:
             {"lora_task_id": 1, **WEIGHTS, "lora_weights": np.ones(6, np.float16)},
             "lora_weights must have two dimensions",
         ),
+        (
+            {
+                "lora_task_id": 1,
+                "lora_weights": np.ones((2**14 + 1, 0), np.float16),
+                "lora_config": np.ones((2**14 + 1, 3), np.int32),
+            },
+            "lora_config has 16385 rows, more than 16384",
+        ),
+        (
+            {"lora_task_id": 1, **WEIGHTS, "lora_weights": np.broadcast_to(np.float16(1), (2, 2**25))},
+            "lora_weights has 134217728 bytes, more than 67108864",
+        ),
         ({"lora_order": "drop", "lora_name": "a"}, "lora_order must be load or unload"),
         ({"lora_order": "load"}, "lora_order load needs an adapter"),
     ],

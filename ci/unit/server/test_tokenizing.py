@@ -7,10 +7,12 @@ from collections.abc import Callable, Iterator
 
 import fake_pb_utils as pb
 import fake_tokenizer
+import numpy as np
 import pytest
 from fake_executor import FakeExecutor, tokens
 
 from inflight.config import EngineConfig
+from inflight.prompt_tuning import EmbeddingTable
 from inflight.result import FinishReason
 from inflight.server.backend_server import BackendServer
 from inflight.server.tensors.client_request import ClientRequest
@@ -119,6 +121,13 @@ def test_execute_waits_for_no_tokenizer_and_short_requests_wait_for_no_long_one(
 def test_every_text_that_is_tokenised_makes_a_request_long() -> None:
     texts = {"stop_words": ["xx"], "bad_words": ["xxx"], "embedding_bias_words": ["xxxx"]}
     assert text_length(ClientRequest(text="x", **texts)) == 1 + 2 + 2 * 3 + 4
+
+
+def test_megabytes_of_numbers_make_a_request_long() -> None:
+    table = EmbeddingTable(dtype="float16", shape=(2**10, 2**11), data=bytes(2**22))
+    weights = np.zeros((2, 2**20), np.float16)
+    for fields in ({"prompt_embeds": table}, {"prompt_embedding_table": table}, {"lora_weights": weights}):
+        assert text_length(ClientRequest(text="x", **fields)) > MAX_SHORT_LENGTH
 
 
 def test_requests_of_one_length_reach_the_engine_in_the_order_in_which_they_came(ask, gate, executor, server) -> None:

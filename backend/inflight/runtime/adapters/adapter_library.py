@@ -26,6 +26,9 @@ if TYPE_CHECKING:
 BYTES_AT_ONCE = 8 * 2**20
 """Of weights that one iteration brings to the ranks. They take each of them about as many milliseconds."""
 
+MAX_ADAPTERS = 2**14
+"""That the ranks store. Tiny ones take more memory than their bytes, and the loop looks through all of them."""
+
 
 class AdapterState(Enum):
     LOADING = "loading"
@@ -75,9 +78,11 @@ class AdapterLibrary:
     def lease(self, request: Request) -> Adapter:
         """A request needs its adapter from now on. To be followed by exactly one `release`. Raises InvalidRequest."""
         if request.lora_request is not None:
+            request.lora_request.validate()
             adapter = self._by_name(request.lora_request)
         else:
             assert request.lora_config is not None
+            request.lora_config.validate()
             adapter = self._by_number(request.lora_config)
         adapter.num_leases += 1
         if adapter.uid in self._stored:
@@ -89,6 +94,10 @@ class AdapterLibrary:
         adapter.num_leases -= 1
         if adapter.num_leases:
             return
+        if adapter.reading is not None:
+            # Nobody waits for it any more: what was read would lie here, uncounted, until somebody waits for another.
+            adapter.reading.cancel()
+            self._unname(adapter)
         if not adapter.is_named or adapter.state is AdapterState.BROKEN:
             self._drop(adapter)
 
@@ -218,8 +227,8 @@ class AdapterLibrary:
         adapter.state, adapter.reason, adapter.reading = AdapterState.BROKEN, reason, None
 
     def _make_room(self, num_bytes: int) -> bool:
-        """Drop adapters without a lease until there is room for so many bytes."""
-        while self.num_bytes + num_bytes > self._host_bytes:
+        """Drop adapters without a lease until there is room for one of so many bytes."""
+        while self.num_bytes + num_bytes > self._host_bytes or len(self._stored) >= MAX_ADAPTERS:
             idle = next((each for each in self._stored.values() if not each.num_leases), None)
             if idle is None:
                 return False

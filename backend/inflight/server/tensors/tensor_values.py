@@ -26,6 +26,8 @@ MAX_WORDS = 1024
 """Entries of one list of words: stop, bad or biased ones."""
 MAX_WORDS_BYTES = 16_384
 """Bytes of such a list: the memory of an automaton of stop words, and the time to tokenise the others, grow with it."""
+MAX_MATRIX_BYTES = 2**26
+"""A request that has more does not fit into a message to the engine."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -129,6 +131,8 @@ def read_matrix(name: str, array: Array, limits: ReadLimits) -> Value:
     """Rows of numbers, shape [rows, n] or [1, rows, n], as they are."""
     if array.ndim < 2 or math.prod(array.shape[:-2]) != 1:
         raise InvalidRequest(f"{name} must have two dimensions, got shape {list(array.shape)}")
+    if array.nbytes > MAX_MATRIX_BYTES:
+        raise InvalidRequest(f"{name} has {array.nbytes} bytes, more than {MAX_MATRIX_BYTES}")
     matrix: Array = array.reshape(array.shape[-2:])
     return matrix
 

@@ -16,6 +16,8 @@ from inflight.server.work_item import WorkItem
 
 MAX_SHORT_LENGTH = 16_384
 """Most characters and token ids of a short request, which is tokenised in a few milliseconds."""
+BYTES_PER_CHARACTER = 128
+"""Bytes of embeddings, or of an adapter, that take as long to check and to pack as a character to tokenise."""
 
 
 class TokenizingThreads:
@@ -81,6 +83,11 @@ class _Lane:
 
 
 def text_length(client: ClientRequest) -> int:
-    """Number of characters and token ids to process. Bad words count twice, because they are tokenised twice."""
+    """Number of characters and token ids to process. Bad words count twice, because they are tokenised twice. Numbers
+    that the request brings count as the characters that take as long."""
     words = [*(client.stop_words or ()), *2 * (client.bad_words or []), *(client.embedding_bias_words or ())]
-    return len(client.text or "") + len(client.input_ids or ()) + sum(map(len, words))
+    tables = (client.prompt_embedding_table, client.prompt_embeds)
+    num_bytes = sum(len(table.data) for table in tables if table is not None)
+    num_bytes += 0 if client.lora_weights is None else client.lora_weights.nbytes
+    num_characters = len(client.text or "") + len(client.input_ids or ()) + sum(map(len, words))
+    return num_characters + num_bytes // BYTES_PER_CHARACTER
