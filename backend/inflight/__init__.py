@@ -47,6 +47,7 @@ if TYPE_CHECKING:
     from inflight.executor.front.request_output import CompletionOutput, RequestOutput
     from inflight.executor.generation_executor import GenerationExecutor
     from inflight.executor.in_process import InProcessExecutor
+    from inflight.guided_decoding import GuidedDecodingParams, GuideType
     from inflight.kv_cache_events import (
         KVCacheCreatedData,
         KVCacheEvent,
@@ -59,7 +60,7 @@ if TYPE_CHECKING:
     from inflight.kv_cache_retention import KvCacheRetentionConfig, TokenRangeRetentionConfig
     from inflight.logits_post_processor import LogitsPostProcessorConfig
     from inflight.lora import LoraConfig, LoRARequest
-    from inflight.output_config import OutputConfig
+    from inflight.output_config import AdditionalModelOutput, OutputConfig
     from inflight.prompt_tuning import EmbeddingTable, PromptTuningConfig
     from inflight.request import Request
     from inflight.result import FinishReason, Response, Result
@@ -100,7 +101,8 @@ _HOMES = {
     "inflight.kv_cache_retention": ("KvCacheRetentionConfig", "TokenRangeRetentionConfig"),
     "inflight.logits_post_processor": ("LogitsPostProcessorConfig",),
     "inflight.lora": ("LoraConfig", "LoRARequest"),
-    "inflight.output_config": ("OutputConfig",),
+    "inflight.guided_decoding": ("GuidedDecodingParams", "GuideType"),
+    "inflight.output_config": ("AdditionalModelOutput", "OutputConfig"),
     "inflight.prompt_tuning": ("EmbeddingTable", "PromptTuningConfig"),
     "inflight.request": ("Request",),
     "inflight.sampling_config": ("SamplingConfig",),
@@ -111,6 +113,7 @@ _HOMES = {
 """Module -> its public names. Type checkers read the same from the imports above."""
 
 __all__ = [
+    "AdditionalModelOutput",
     "CompletionOutput",
     "ConfigurationError",
     "DuplicateRequest",
@@ -122,6 +125,8 @@ __all__ = [
     "FinishReason",
     "GenerationExecutor",
     "GenerationResult",
+    "GuideType",
+    "GuidedDecodingParams",
     "InProcessExecutor",
     "InflightError",
     "InvalidRequest",

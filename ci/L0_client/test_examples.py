@@ -17,7 +17,7 @@ ROOT = Path(__file__).resolve().parents[2]
 EXAMPLES = sorted((ROOT / "client" / "examples").glob("*.py"))
 SHOWN = {
     "beam_search": "'",
-    "drafts": "of 47 drafts were accepted",
+    "drafts": "drafts were accepted",
     "guided_json": "'name'",
     "logits": "context_logits (",
     "lora": "pirate: '",

@@ -181,6 +181,7 @@ KINDS = (
         feature="several sequences",
         fields={"num_return_sequences": 3, "sampling_config": SamplingConfig(temperature=1.0, seed=3)},
         tensors={"num_return_sequences": 3, "temperature": 1.0, "seed": np.array([3], np.uint64)},
+        kernels=("copy_blocks",),
     ),
     RequestKind(
         feature="KV cache retention",
@@ -203,6 +204,7 @@ KINDS = (
         feature="beam search",
         fields={"num_return_sequences": 2, "sampling_config": SamplingConfig(beam_width=3, length_penalty=0.5)},
         tensors={"beam_width": 3, "num_return_sequences": 2, "length_penalty": 0.5},
+        kernels=("copy_blocks",),
     ),
     RequestKind(
         feature="beams of changing number, diverse",
@@ -218,6 +220,7 @@ KINDS = (
             "beam_width_array": np.array([1, 2, 3], np.int32),
             "beam_search_diversity_rate": 0.25,
         },
+        kernels=("copy_blocks",),
     ),
     RequestKind(
         feature="prompt lookup",

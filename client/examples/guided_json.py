@@ -24,6 +24,7 @@ with Client(*sys.argv[1:2]) as client:
     answer = client.generate(
         "There was a girl.",
         max_tokens=120,
+        bad_words=["\n"],  # JSON may have any white space between its parts, and this model likes it
         guided_decoding_guide_type="json_schema",
         guided_decoding_guide=json.dumps(SCHEMA),
     )

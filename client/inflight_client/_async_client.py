@@ -12,7 +12,7 @@ from typing_extensions import Unpack
 from inflight_client._client import CONTROL_TIMEOUT, READY_POLL
 from inflight_client._exceptions import NotReady
 from inflight_client._grpc import DEFAULT_URL, AsyncGrpcTransport
-from inflight_client._protocol import DEFAULT_MODEL, generation_call, lora_call, num_sequences, stop_call
+from inflight_client._protocol import DEFAULT_MODEL, generation_call, has_beams, lora_call, num_sequences, stop_call
 from inflight_client._stream import AsyncCompletionStream
 from inflight_client._transport import AsyncTransport
 from inflight_client._types import Completion, GenerationOptions, Prompt
@@ -135,4 +135,6 @@ class AsyncClient:
         call = generation_call(
             prompt, options, model=self._model, stream=stream, timeout=deadline, request_id=request_id
         )
-        return AsyncCompletionStream(self._transport.open(call), call.request_id, num_sequences(call))
+        return AsyncCompletionStream(
+            self._transport.open(call), call.request_id, num_sequences(call), has_beams=has_beams(call)
+        )

@@ -10,7 +10,7 @@ from typing_extensions import Unpack
 
 from inflight_client._exceptions import NotReady
 from inflight_client._grpc import DEFAULT_URL, GrpcTransport
-from inflight_client._protocol import DEFAULT_MODEL, generation_call, lora_call, num_sequences, stop_call
+from inflight_client._protocol import DEFAULT_MODEL, generation_call, has_beams, lora_call, num_sequences, stop_call
 from inflight_client._stream import CompletionStream
 from inflight_client._transport import Transport
 from inflight_client._types import Completion, GenerationOptions, Prompt
@@ -138,4 +138,6 @@ class Client:
         call = generation_call(
             prompt, options, model=self._model, stream=stream, timeout=deadline, request_id=request_id
         )
-        return CompletionStream(self._transport.open(call), call.request_id, num_sequences(call))
+        return CompletionStream(
+            self._transport.open(call), call.request_id, num_sequences(call), has_beams=has_beams(call)
+        )

@@ -126,6 +126,12 @@ def num_sequences(call: Call) -> int:
     return 1 if number is None else max(1, int(number))
 
 
+def has_beams(call: Call) -> bool:
+    """Whether each reply of a stream holds all of its sequence's text so far."""
+    width = _scalar(call.inputs, "beam_width")
+    return width is not None and int(width) > 1
+
+
 def chunk_from_reply(reply: Reply) -> Chunk | None:
     """The content of a reply, or None for an empty final reply."""
     outputs = reply.outputs

@@ -20,12 +20,12 @@ from inflight_client._types import Chunk, Completion, CompletionBuilder
 class _Answer:
     """The part of an answer that has arrived."""
 
-    def __init__(self, request_id: str, num_sequences: int) -> None:
+    def __init__(self, request_id: str, num_sequences: int, has_beams: bool) -> None:
         self.request_id = request_id
         self.is_final = False
         self._num_sequences = num_sequences
         self._finished: set[int] = set()
-        self._builder = CompletionBuilder(request_id)
+        self._builder = CompletionBuilder(request_id, has_beams)
 
     def take(self, reply: Reply) -> Chunk | None:
         self.is_final = self.is_final or reply.final
@@ -61,10 +61,12 @@ class CompletionStream(Iterator[Chunk]):
     stream.completion                                    # all that came, joined
     """
 
-    def __init__(self, replies: ReplyStream, request_id: str, num_sequences: int = 1) -> None:
+    def __init__(
+        self, replies: ReplyStream, request_id: str, num_sequences: int = 1, *, has_beams: bool = False
+    ) -> None:
         self._replies = replies
         self._iterator = iter(replies)
-        self._answer = _Answer(request_id, num_sequences)
+        self._answer = _Answer(request_id, num_sequences, has_beams)
         self._closed = False
 
     @property
@@ -127,10 +129,12 @@ class AsyncCompletionStream(AsyncIterator[Chunk]):
             print(chunk.text, end="", flush=True)
     """
 
-    def __init__(self, replies: AsyncReplyStream, request_id: str, num_sequences: int = 1) -> None:
+    def __init__(
+        self, replies: AsyncReplyStream, request_id: str, num_sequences: int = 1, *, has_beams: bool = False
+    ) -> None:
         self._replies = replies
         self._iterator = replies.__aiter__()
-        self._answer = _Answer(request_id, num_sequences)
+        self._answer = _Answer(request_id, num_sequences, has_beams)
         self._closed = False
 
     @property

@@ -198,6 +198,8 @@ class CompletionBuilder:
     """Joins the chunks of an answer into a Completion."""
 
     request_id: str = ""
+    has_beams: bool = False
+    """Each chunk of a sequence replaces those before it, because a beam may be given up for another."""
     _chunks: list[Chunk] = field(default_factory=list)
 
     def add(self, chunk: Chunk) -> None:
@@ -211,7 +213,7 @@ class CompletionBuilder:
                 sequences.append([])
             sequences[chunk.sequence_index].append(chunk)
         return Completion(
-            sequences=tuple(_joined(of_one) for of_one in sequences),
+            sequences=tuple(_joined(of_one[-1:] if self.has_beams else of_one) for of_one in sequences),
             num_input_tokens=_last(chunk.num_input_tokens for chunk in chunks),
             prompt_log_probs=tuple(value for chunk in chunks for value in chunk.prompt_log_probs),
             prompt_top_log_probs=tuple(top for chunk in chunks for top in chunk.prompt_top_log_probs),

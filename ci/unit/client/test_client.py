@@ -309,6 +309,16 @@ def test_stop_sends_the_id_and_the_flag() -> None:
     assert call.inputs["stop"].tolist() == [True]
 
 
+def test_chunks_of_beams_replace_each_other() -> None:
+    def texts(call: Call) -> list[Reply]:
+        sent = [text_reply(text) for text in ("a", "b c")]
+        return [*sent, text_reply("b d", finish_reason="length", final=True)]
+
+    with Client(transport=MockTransport(texts)).stream("x", beam_width=2) as stream:
+        assert [chunk.text for chunk in stream] == ["a", "b c", "b d"]
+    assert stream.completion.text == "b d"
+
+
 def test_orders_of_adapters_are_requests_without_a_prompt() -> None:
     transport = MockTransport(lambda call: [Reply(final=True)])
     client = Client(transport=transport)
