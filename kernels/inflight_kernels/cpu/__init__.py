@@ -24,7 +24,8 @@ from inflight_kernels.cpu.library import (
     unsupported_reason,
 )
 from inflight_kernels.cpu.program import Program
-from inflight_kernels.cpu.recorder import Unsupported, record
+from inflight_kernels.cpu.recorded_values import Unsupported
+from inflight_kernels.cpu.recorder import record
 from inflight_kernels.cpu.recording import Recording
 from inflight_kernels.cpu.weight_packer import WeightPacker, pack_weight
 

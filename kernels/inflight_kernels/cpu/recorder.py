@@ -34,18 +34,12 @@ from inflight_kernels.cpu.operations import (
     RmsNorm,
     RopeAndKvWrite,
 )
-from inflight_kernels.cpu.recording import NOWHERE, CacheTensors, Columns, Constant, Field, Recorded, Recording, Weight
+from inflight_kernels.cpu.recorded_values import STEP, RecordedValues, Unsupported, storage_of
+from inflight_kernels.cpu.recording import NOWHERE, CacheTensors, Columns, Field, Recorded, Recording, Weight
 from inflight_kernels.dispatch import recording
 
-STEP = 32
-"""Products read inputs in multiples of it."""
-MAX_HEAD_DIM = 256
 MAX_SLICES = 3
 """Layers with one input that an adapter changes together."""
-
-
-class Unsupported(Exception):
-    """C++ cannot compute a network; the message is the reason, as half a sentence."""
 
 
 def record(network: Callable[[Tensor, Batch], Tensor], input_size: int | None = None) -> Recording:
@@ -124,7 +118,7 @@ class _TorchOperations(TorchDispatchMode):
         if is_harmless or func.is_view:
             result = func(*args, **kwargs)
             # Some, such as `contiguous`, are a view of their input or a copy of it.
-            if is_harmless or set(map(_storage, inputs)).issuperset(map(_storage, _meta_tensors(result))):
+            if is_harmless or set(map(storage_of, inputs)).issuperset(map(storage_of, _meta_tensors(result))):
                 return result
         raise Unsupported(f"C++ has no operation {func.overloadpacket}")
 
@@ -138,22 +132,18 @@ class _Recorder:
         self._num_tokens = batch.positions_T.shape[0]
         self._num_decodes = batch.decode_table.shape[0]
         self._operations: list[Recorded] = []
-        self._held: list[Tensor] = []
-        """Storages are identified by their addresses, which must not be used twice."""
-        self._values: dict[int, Columns] = {}
-        """Storage of a meta tensor -> where its first column lies, once something has written it."""
-        self._widths: list[int] = []
+        self._values = RecordedValues(self._num_tokens)
         self._padded: Columns | None = None
         """The newest value that is followed by zeros up to a multiple of 32 columns."""
         if x.dim() == 2:
-            self._write(x)
+            self._values.write(x)
 
     def finish(self, x: Tensor | None, result: Tensor) -> Recording:
         return Recording(
             operations=tuple(self._operations),
-            widths=tuple(self._widths),
-            input=None if x is None else self._read(x, "input").buffer,
-            output=self._read(result, "the result"),
+            widths=tuple(self._values.widths),
+            input=None if x is None else self._values.read(x, "input").buffer,
+            output=self._values.read(result, "the result"),
             output_size=result.shape[1],
         )
 
@@ -163,28 +153,28 @@ class _Recorder:
     def embedding(self, table: Tensor, token_ids: Tensor) -> Tensor:
         if token_ids is not self._x:
             raise Unsupported("C++ embeds the step's token ids only")
-        out = self._empty(self._num_tokens, table.shape[1])
-        constant = self._constant(table, "the embedding", table.shape)
-        self._note(Embedding, ("out",), out=self._write(out), table=constant, size=table.shape[1])
+        out = self._values.empty(self._num_tokens, table.shape[1])
+        constant = self._values.constant(table, "the embedding", table.shape)
+        self._note(Embedding, ("out",), out=self._values.write(out), table=constant, size=table.shape[1])
         return out
 
     def linear(self, x: Tensor, weight: Tensor, bias: Tensor | None = None, deterministic: bool = False) -> Tensor:
         if deterministic:
             raise Unsupported("C++ has no deterministic linear layer")
         num_outputs, num_inputs = weight.shape
-        source = self._read(x, "the input of a linear layer")
+        source = self._values.read(x, "the input of a linear layer")
         padded = -(-num_inputs // STEP) * STEP
         if padded != num_inputs and source != self._padded:
             raise Unsupported(f"a linear layer has {num_inputs} inputs, which is not a multiple of {STEP}")
-        out = self._empty(self._num_tokens, num_outputs)
+        out = self._values.empty(self._num_tokens, num_outputs)
         self._note(
             Linear,
             ("out",),
             x=source,
-            out=self._write(out),
+            out=self._values.write(out),
             delta=NOWHERE,
-            weight=Weight(self._constant(weight, "a weight", weight.shape)),
-            bias=None if bias is None else Weight(self._constant(bias, "a bias", (num_outputs,))),
+            weight=Weight(self._values.constant(weight, "a weight", weight.shape)),
+            bias=None if bias is None else Weight(self._values.constant(bias, "a bias", (num_outputs,))),
             num_inputs=padded,
             num_outputs=num_outputs,
         )
@@ -205,15 +195,15 @@ class _Recorder:
         """Computed before the linear layer whose whole result it changes, and added by that."""
         linear, num_slots, max_rank = self._operations[-1], b.shape[0], b.shape[2]
         widths = [b.shape[1]] if slices is None else list(slices)
-        if linear.kind is not Linear or linear.fields["out"] != self._read(y, "the result of a linear layer"):
+        if linear.kind is not Linear or linear.fields["out"] != self._values.read(y, "the result of a linear layer"):
             raise Unsupported("C++ adds adapters to the whole result of a linear layer only")
-        if linear.fields["x"] != self._read(x, "the input of adapters") or linear.fields["delta"] != NOWHERE:
+        if linear.fields["x"] != self._values.read(x, "the input of adapters") or linear.fields["delta"] != NOWHERE:
             raise Unsupported("C++ adds adapters once, with the input of the linear layer")
         if adapters is not self._batch.adapters_T or ranks is None or deterministic or len(widths) > MAX_SLICES:
             raise Unsupported("C++ adds the step's own adapters of known ranks only, and not deterministic")
         num_inputs = x.shape[1]
-        narrow = self._write(self._empty(self._num_tokens, len(widths) * max_rank))
-        delta = self._write(self._empty(self._num_tokens, sum(widths)))
+        narrow = self._values.write(self._values.empty(self._num_tokens, len(widths) * max_rank))
+        delta = self._values.write(self._values.empty(self._num_tokens, sum(widths)))
         self._operations.pop()
         self._note(
             Lora,
@@ -221,10 +211,10 @@ class _Recorder:
             x=linear.fields["x"],
             narrow=narrow,
             delta=delta,
-            a=self._constant(a, "A of adapters", (num_slots, len(widths) * max_rank, num_inputs)),
-            b=self._constant(b.transpose(1, 2), "B of adapters", (num_slots, max_rank, sum(widths))),
-            scales=self._constant(scales, "the scales of adapters", (num_slots,), torch.float32),
-            ranks=self._constant(ranks, "the ranks of adapters", (num_slots,), torch.int32),
+            a=self._values.constant(a, "A of adapters", (num_slots, len(widths) * max_rank, num_inputs)),
+            b=self._values.constant(b.transpose(1, 2), "B of adapters", (num_slots, max_rank, sum(widths))),
+            scales=self._values.constant(scales, "the scales of adapters", (num_slots,), torch.float32),
+            ranks=self._values.constant(ranks, "the ranks of adapters", (num_slots,), torch.int32),
             num_inputs=num_inputs,
             max_rank=max_rank,
             num_slices=len(widths),
@@ -236,20 +226,21 @@ class _Recorder:
     def silu_and_mul(self, gate_up: Tensor) -> Tensor:
         """Joined with the linear layer before it, whose result is not to be read by anything else."""
         linear = self._operations[-1]
-        read = self._read(gate_up, "the input of silu_and_mul")
-        if linear.kind is not Linear or linear.fields["out"] != read or gate_up.shape[1] != self._widths[read.buffer]:
+        read = self._values.read(gate_up, "the input of silu_and_mul")
+        is_whole = gate_up.shape[1] == self._values.widths[read.buffer]
+        if linear.kind is not Linear or linear.fields["out"] != read or not is_whole:
             raise Unsupported("C++ computes silu_and_mul only of the whole result of a linear layer")
         self._operations.pop()
-        self._forget(gate_up)
+        self._values.forget(gate_up)
         size = gate_up.shape[1] // 2
         padded = -(-size // STEP) * STEP
-        out = self._empty(self._num_tokens, size)
+        out = self._values.empty(self._num_tokens, size)
         gated = {
             name: replace(value, gated=True) if isinstance(value, Weight) else value
             for name, value in linear.fields.items()
         }
         # Columns beyond `size` become zeros, as silu(0) * 0 = 0, and the next linear layer may read them.
-        self._padded = self._write(out, padded)
+        self._padded = self._values.write(out, padded)
         gated |= {"out": self._padded, "num_outputs": padded, "num_deltas": size}
         self._note(GatedLinear, ("out",), **gated)
         return out
@@ -262,17 +253,17 @@ class _Recorder:
             raise Unsupported(f"a norm has {size} columns, which is not a multiple of {STEP}")
         if x.shape[1:] != weight.shape:
             raise Unsupported("a norm is not over the last dimension of its input alone")
-        source = self._read(x, "the input of a norm")
-        other = NOWHERE if residual is None else self._read(residual, "the residual of a norm")
-        out, total = self._empty(self._num_tokens, size), self._empty(self._num_tokens, size)
+        source = self._values.read(x, "the input of a norm")
+        other = NOWHERE if residual is None else self._values.read(residual, "the residual of a norm")
+        out, total = self._values.empty(self._num_tokens, size), self._values.empty(self._num_tokens, size)
         self._note(
             RmsNorm,
             ("out", "sum"),
             x=source,
             residual=other,
-            out=self._write(out),
-            sum=NOWHERE if residual is None else self._write(total),
-            weight=self._constant(weight, "a norm's weight", (size,)),
+            out=self._values.write(out),
+            sum=NOWHERE if residual is None else self._values.write(total),
+            weight=self._values.constant(weight, "a norm's weight", (size,)),
             size=size,
             eps=eps,
         )
@@ -299,29 +290,29 @@ class _Recorder:
             raise Unsupported("C++ rotates by the step's own positions and writes to its own cache slots only")
         if (q_norm_weight is None) != (k_norm_weight is None):
             raise Unsupported("C++ normalises either both queries and keys or neither of them")
-        cache = self._cache(k_cache, v_cache, head_dim, (k_scale, v_scale))
+        cache = self._values.cache(k_cache, v_cache, head_dim, (k_scale, v_scale))
         if k.shape[1:] != k_cache.shape[2:] or v.shape[1:] != v_cache.shape[2:]:
             raise Unsupported("the cache has other heads than the keys and values")
-        queries = self._read(q, "the queries")
+        queries = self._values.read(q, "the queries")
         self._note(
             RopeAndKvWrite,
             ("queries",),
             queries=queries,
-            keys=self._read(k, "the keys"),
-            values=self._read(v, "the values"),
+            keys=self._values.read(k, "the keys"),
+            values=self._values.read(v, "the values"),
             cache=cache,
             num_heads=q.shape[1],
-            cos_sin=self._constant(cos_sin, "cos_sin", (*cos_sin.shape,), torch.float32),
+            cos_sin=self._values.constant(cos_sin, "cos_sin", (*cos_sin.shape,), torch.float32),
             rotary_dim=cos_sin.shape[1],
-            query_norm=self._optional(q_norm_weight, "a norm's weight", (head_dim,)),
-            key_norm=self._optional(k_norm_weight, "a norm's weight", (head_dim,)),
+            query_norm=self._values.optional(q_norm_weight, "a norm's weight", (head_dim,)),
+            key_norm=self._values.optional(k_norm_weight, "a norm's weight", (head_dim,)),
             norm_eps=norm_eps,
         )
         # In place: the result is where the queries were, which cannot be read any more.
         for tensor in (q, k, v):
-            self._forget(tensor)
-        rotated = self._empty(*q.shape)
-        self._hold(rotated, queries)
+            self._values.forget(tensor)
+        rotated = self._values.empty(*q.shape)
+        self._values.hold(rotated, queries)
         return rotated
 
     def decode_attention(
@@ -342,7 +333,7 @@ class _Recorder:
     ) -> Tensor:
         if block_table is not self._batch.decode_table or seq_lens is not self._batch.decode_lens_N or deterministic:
             raise Unsupported("C++ has decode attention to the step's own sequences only, and not deterministic")
-        cache = self._cache(k_cache, v_cache, q.shape[2], (k_scale, v_scale))
+        cache = self._values.cache(k_cache, v_cache, q.shape[2], (k_scale, v_scale))
         return self._attention(DecodeAttention, 0, self._num_decodes, q, cache, scale, sliding_window, out)
 
     def prefill_attention(
@@ -366,7 +357,7 @@ class _Recorder:
         own = (block_table is batch.prefill_table, query_start_loc is batch.prefill_starts)
         if not all(own) or seq_lens is not batch.prefill_lens_P or deterministic:
             raise Unsupported("C++ has prefill attention to the step's own sequences only, and not deterministic")
-        cache = self._cache(k_cache, v_cache, q.shape[2], (k_scale, v_scale))
+        cache = self._values.cache(k_cache, v_cache, q.shape[2], (k_scale, v_scale))
         return self._attention(
             PrefillAttention, self._num_decodes, self._num_tokens, q, cache, scale, sliding_window, out
         )
@@ -385,9 +376,9 @@ class _Recorder:
         if out is None or out.shape != q.shape:
             raise Unsupported("C++ writes the results of decode and prefill attention into one tensor")
         rows = (first, end)
-        queries, num_heads = self._read(q, "the queries", rows), q.shape[1]
-        self._check_rows(out, "the result of attention", rows)
-        written = self._values.get(_storage(out)) or self._write(out)
+        queries, num_heads = self._values.read(q, "the queries", rows), q.shape[1]
+        self._values.check_rows(out, "the result of attention", rows)
+        written = self._values.find(out) or self._values.write(out)
         self._note(
             kind,
             ("out",),
@@ -400,71 +391,8 @@ class _Recorder:
         )
         return out
 
-    # -- arguments -----------------------------------------------------------------------------------------------------
-
     def _note(self, kind: type[Operation], writes: tuple[str, ...], **fields: Field) -> None:
         self._operations.append(Recorded(kind, fields, writes))
-
-    def _empty(self, *shape: int) -> Tensor:
-        return torch.empty(shape, dtype=torch.bfloat16, device="meta")
-
-    def _hold(self, tensor: Tensor, columns: Columns) -> None:
-        self._held.append(tensor)
-        self._values[_storage(tensor)] = columns
-
-    def _forget(self, tensor: Tensor) -> None:
-        self._values.pop(_storage(tensor), None)
-
-    def _write(self, tensor: Tensor, width: int = 0) -> Columns:
-        """A new buffer for `tensor`, which an operation writes."""
-        self._widths.append(width or tensor.untyped_storage().nbytes() // tensor.element_size() // self._num_tokens)
-        columns = Columns(len(self._widths) - 1, 0)
-        self._hold(tensor, columns)
-        return columns
-
-    def _read(self, tensor: Tensor, what: str, rows: tuple[int, int] | None = None) -> Columns:
-        """Where `tensor` lies, all tokens of it or the given rows: (tokens, …), its other dimensions contiguous."""
-        if tensor.dtype != torch.bfloat16:
-            raise Unsupported(f"{what} is {tensor.dtype} and not torch.bfloat16")
-        whole = self._values.get(_storage(tensor)) if tensor.is_meta else None
-        if whole is None:
-            raise Unsupported(f"{what} is not the result of an operation of the step")
-        column = self._check_rows(tensor, what, rows or (0, self._num_tokens))
-        return Columns(whole.buffer, whole.start + column)
-
-    def _check_rows(self, tensor: Tensor, what: str, rows: tuple[int, int]) -> int:
-        """The first column of `tensor` in its storage. Raises Unsupported unless it consists of whole rows."""
-        width = tensor.untyped_storage().nbytes() // tensor.element_size() // self._num_tokens
-        first_row, column = divmod(tensor.storage_offset(), width)
-        is_by_row = tensor.stride(0) == width and tensor.select(0, 0).is_contiguous()
-        if not is_by_row or (first_row, first_row + tensor.shape[0]) != rows:
-            raise Unsupported(f"{what} is not laid out by tokens")
-        return column
-
-    def _constant(
-        self, tensor: Tensor, what: str, shape: Sequence[int], dtype: torch.dtype = torch.bfloat16
-    ) -> Constant:
-        if tensor.is_meta or tensor.shape != tuple(shape):
-            raise Unsupported(f"{what} is not a constant of shape {tuple(shape)}")
-        if tensor.dtype != dtype:
-            raise Unsupported(f"{what} is {tensor.dtype} and not {dtype}")
-        if not tensor.is_contiguous():
-            raise Unsupported(f"{what} is not contiguous")
-        self._held.append(tensor)
-        return Constant.of(tensor)
-
-    def _optional(self, tensor: Tensor | None, what: str, shape: Sequence[int]) -> Constant | None:
-        return None if tensor is None else self._constant(tensor, what, shape)
-
-    def _cache(self, keys: Tensor, values: Tensor, head_dim: int, scales: tuple[float, float]) -> CacheTensors:
-        if head_dim % STEP or head_dim > MAX_HEAD_DIM:
-            raise Unsupported(f"a head has {head_dim} elements, which is not a multiple of {STEP} up to {MAX_HEAD_DIM}")
-        if scales != (1.0, 1.0):
-            raise Unsupported("C++ has no scaled KV cache")
-        shape = (*keys.shape[:3], head_dim)
-        return CacheTensors(
-            self._constant(keys, "the cache of keys", shape), self._constant(values, "the cache of values", shape)
-        )
 
 
 _FACTORIES = frozenset(
@@ -474,7 +402,3 @@ _FACTORIES = frozenset(
 
 def _meta_tensors(values: object) -> list[Tensor]:
     return [leaf for leaf in tree_leaves(values) if isinstance(leaf, Tensor) and leaf.is_meta]
-
-
-def _storage(tensor: Tensor) -> int:
-    return int(tensor.untyped_storage()._cdata)

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from inflight_kernels.cpu.huge_pages import HugePageArena
 from inflight_kernels.cpu.library import NativeLibrary
-from inflight_kernels.cpu.recorder import STEP
+from inflight_kernels.cpu.recorded_values import STEP
 from inflight_kernels.cpu.recording import Constant, Recording, Weight
 
 

@@ -1,0 +1,105 @@
+"""The values of a recording: which column of which buffer each meta tensor stands for, and the constants among them.
+
+A tensor is what its storage is: views of it are columns of the same buffer. What C++ cannot address is Unsupported.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from inflight_kernels.cpu.recording import CacheTensors, Columns, Constant
+
+STEP = 32
+"""Products read inputs in multiples of it."""
+MAX_HEAD_DIM = 256
+
+
+class Unsupported(Exception):
+    """C++ cannot compute a network; the message is the reason, as half a sentence."""
+
+
+class RecordedValues:
+    def __init__(self, num_tokens: int) -> None:
+        self._num_tokens = num_tokens
+        self._held: list[Tensor] = []
+        """Storages are identified by their addresses, which must not be used twice."""
+        self._columns: dict[int, Columns] = {}
+        """Storage of a meta tensor -> where its first column lies, once something has written it."""
+        self.widths: list[int] = []
+        """Columns of each buffer."""
+
+    def empty(self, *shape: int) -> Tensor:
+        """A meta tensor, bfloat16, that stands for no value yet."""
+        return torch.empty(shape, dtype=torch.bfloat16, device="meta")
+
+    def hold(self, tensor: Tensor, columns: Columns) -> None:
+        """From now on the storage of `tensor` begins at `columns`."""
+        self._held.append(tensor)
+        self._columns[storage_of(tensor)] = columns
+
+    def forget(self, tensor: Tensor) -> None:
+        """It must not be read any more: its buffer holds something else."""
+        self._columns.pop(storage_of(tensor), None)
+
+    def write(self, tensor: Tensor, width: int = 0) -> Columns:
+        """A new buffer for `tensor`, which an operation writes."""
+        self.widths.append(width or tensor.untyped_storage().nbytes() // tensor.element_size() // self._num_tokens)
+        columns = Columns(len(self.widths) - 1, 0)
+        self.hold(tensor, columns)
+        return columns
+
+    def find(self, tensor: Tensor) -> Columns | None:
+        """Where the storage of `tensor` begins; None if nothing has written it."""
+        return self._columns.get(storage_of(tensor))
+
+    def read(self, tensor: Tensor, what: str, rows: tuple[int, int] | None = None) -> Columns:
+        """Where `tensor` lies, all tokens of it or the given rows: (tokens, …), its other dimensions contiguous."""
+        if tensor.dtype != torch.bfloat16:
+            raise Unsupported(f"{what} is {tensor.dtype} and not torch.bfloat16")
+        whole = self.find(tensor) if tensor.is_meta else None
+        if whole is None:
+            raise Unsupported(f"{what} is not the result of an operation of the step")
+        column = self.check_rows(tensor, what, rows or (0, self._num_tokens))
+        return Columns(whole.buffer, whole.start + column)
+
+    def check_rows(self, tensor: Tensor, what: str, rows: tuple[int, int]) -> int:
+        """The first column of `tensor` in its storage. Raises Unsupported unless it consists of whole rows."""
+        width = tensor.untyped_storage().nbytes() // tensor.element_size() // self._num_tokens
+        first_row, column = divmod(tensor.storage_offset(), width)
+        is_by_row = tensor.stride(0) == width and tensor.select(0, 0).is_contiguous()
+        if not is_by_row or (first_row, first_row + tensor.shape[0]) != rows:
+            raise Unsupported(f"{what} is not laid out by tokens")
+        return column
+
+    def constant(
+        self, tensor: Tensor, what: str, shape: Sequence[int], dtype: torch.dtype = torch.bfloat16
+    ) -> Constant:
+        """A tensor with memory. `what`: how an error calls it."""
+        if tensor.is_meta or tensor.shape != tuple(shape):
+            raise Unsupported(f"{what} is not a constant of shape {tuple(shape)}")
+        if tensor.dtype != dtype:
+            raise Unsupported(f"{what} is {tensor.dtype} and not {dtype}")
+        if not tensor.is_contiguous():
+            raise Unsupported(f"{what} is not contiguous")
+        self._held.append(tensor)
+        return Constant.of(tensor)
+
+    def optional(self, tensor: Tensor | None, what: str, shape: Sequence[int]) -> Constant | None:
+        return None if tensor is None else self.constant(tensor, what, shape)
+
+    def cache(self, keys: Tensor, values: Tensor, head_dim: int, scales: tuple[float, float]) -> CacheTensors:
+        if head_dim % STEP or head_dim > MAX_HEAD_DIM:
+            raise Unsupported(f"a head has {head_dim} elements, which is not a multiple of {STEP} up to {MAX_HEAD_DIM}")
+        if scales != (1.0, 1.0):
+            raise Unsupported("C++ has no scaled KV cache")
+        shape = (*keys.shape[:3], head_dim)
+        return CacheTensors(
+            self.constant(keys, "the cache of keys", shape), self.constant(values, "the cache of values", shape)
+        )
+
+
+def storage_of(tensor: Tensor) -> int:
+    return int(tensor.untyped_storage()._cdata)
