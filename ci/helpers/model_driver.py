@@ -11,7 +11,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from inflight.prompt_tuning import EmbeddingTable
-from inflight.runtime.model_runner import ModelRunner, StepHandle
+from inflight.runtime.model_runner import ModelRunner
+from inflight.runtime.step_handle import StepHandle
 from inflight.sampling_config import SamplingConfig
 from inflight.scheduler_output import LOG_PROBS, NewSequence, RowTensors, RowWork, SchedulerOutput, StepOutput
 

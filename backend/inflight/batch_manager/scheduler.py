@@ -31,7 +31,9 @@ from inflight.batch_manager.beam_group import BeamGroup
 from inflight.batch_manager.kv_cache_manager import KVCacheManager, Prefix
 from inflight.batch_manager.running_batch import RunningBatch
 from inflight.batch_manager.sequence import Sequence, SequenceStatus
-from inflight.batch_manager.speculation import DraftCount, Speculation
+from inflight.batch_manager.speculation.draft_count import DraftCount
+from inflight.batch_manager.speculation.drafter import NO_DRAFTS
+from inflight.batch_manager.speculation.speculation import Speculation
 from inflight.batch_manager.step import NONE, Step
 from inflight.batch_manager.waiting_queue import WaitingQueue
 from inflight.config import SchedulerPolicy
@@ -143,7 +145,7 @@ class Scheduler:
             if length >= sequence.max_length:
                 continue  # an outstanding step samples its last token
             start = sequence.num_computed_tokens
-            num_tokens, drafts = length - start, NONE
+            num_tokens, drafts = length - start, NO_DRAFTS
             if start < sequence.num_prefill_tokens:
                 num_tokens = min(num_tokens, step.budget)
                 if num_tokens == 0:
@@ -166,17 +168,15 @@ class Scheduler:
         sequences wait, at most half of what is left for prompts, and no block for which one might have to be paused.
         """
         if self._waiting.has_head:
-            return NONE
+            return NO_DRAFTS
         length = len(sequence.token_ids) + sequence.num_pending
         most = min(step.num_places, step.budget // 2, sequence.max_length - 1 - length)
         if self._admission.may_pause:
             num_spare = max(self.kv_cache.num_free_blocks - self.max_batch_size, 0)
             most = min(most, (len(sequence.block_ids) + num_spare) * self.kv_cache.block_size - length)
         if most <= 0:
-            return NONE
-        return speculation.propose(
-            sequence.token_ids, sequence.num_prompt_tokens, num_pending=sequence.num_pending, most=most
-        )
+            return NO_DRAFTS
+        return speculation.propose(sequence.token_ids, num_pending=sequence.num_pending, most=most)
 
     def _continue_beams(self, group: BeamGroup, step: Step) -> None:
         """Add what is due of a beam search. If blocks are short it is paused before any of its rows is in the step."""

@@ -13,7 +13,7 @@ import msgspec
 
 from inflight.batch_manager.beam_search import num_candidates
 from inflight.batch_manager.gathered_tensors import GatheredTensors
-from inflight.batch_manager.speculation import Speculation
+from inflight.batch_manager.speculation.speculation import Speculation
 from inflight.errors import RequestError
 from inflight.request import Request
 from inflight.result import FinishReason, PerfMetrics

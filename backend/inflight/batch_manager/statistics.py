@@ -9,7 +9,7 @@ from collections.abc import Callable
 
 from inflight.batch_manager.kv_cache_manager import KVCacheManager
 from inflight.batch_manager.sequence import Sequence, SequenceStatus
-from inflight.batch_manager.speculation import DraftCount
+from inflight.batch_manager.speculation.draft_count import DraftCount
 from inflight.scheduler_output import RowWork
 from inflight.stats import InflightBatchingStats, KvCacheStats, RequestStage, RequestStats, SpecDecodingStats
 

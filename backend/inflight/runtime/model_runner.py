@@ -7,9 +7,8 @@ token that a row samples stays on the device and feeds the row's next step. Know
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass
 from typing import Any, TypeVar
 
 import torch
@@ -23,23 +22,23 @@ from inflight.logits_post_processor import LogitsPostProcessorConfig
 from inflight.models.network import LayeredNetwork, Network
 from inflight.request_limits import RequestLimits
 from inflight.runtime.adapters.adapter_library import AdapterLibrary
-from inflight.runtime.adapters.adapter_reader import AdapterReader
 from inflight.runtime.adapters.adapter_store import AdapterStore
+from inflight.runtime.adapters.rank_adapters import open_adapters
 from inflight.runtime.batch_layout import BatchLayout, lay_out
 from inflight.runtime.device import keep_freed_memory, pinned_memory, resident_memory
-from inflight.runtime.drafts import accepted
 from inflight.runtime.guided.grammars import Grammars
-from inflight.runtime.guided.guidance import Guidance, GuidedRow
+from inflight.runtime.guided.guidance import Guidance
 from inflight.runtime.guided.token_mask import StepMask
 from inflight.runtime.host_blocks import HostBlocks
 from inflight.runtime.kv_cache import KVCache
-from inflight.runtime.loading import LoadedEngine, load_engine
-from inflight.runtime.logits_post_processing import LogitsPostProcessing, ProcessedRow, sentences
+from inflight.runtime.loading import load_engine
+from inflight.runtime.logits_post_processing import LogitsPostProcessing, ProcessedRow
 from inflight.runtime.row_state import RowState
 from inflight.runtime.row_table import RowTable
 from inflight.runtime.sampler import SampledTokens, Sampler, find_allowed
-from inflight.runtime.sampling_input import SamplingInput
 from inflight.runtime.staging import InputBuffer
+from inflight.runtime.step_findings import StepFindings
+from inflight.runtime.step_handle import Forwarded, Logits, StepHandle, StepResult
 from inflight.runtime.step_input import StepInput, StepPreparation
 from inflight.runtime.step_sizes import StepSizes
 from inflight.runtime.step_tensors import StepTensors, by_row, of_prompts, of_samples, pinned_copy
@@ -48,7 +47,6 @@ from inflight.scheduler_output import (
     HIDDEN_STATES,
     LOG_PROBS,
     NewSequence,
-    RowTensors,
     RowWork,
     SchedulerOutput,
     StepOutput,
@@ -56,51 +54,6 @@ from inflight.scheduler_output import (
 )
 
 Runs = TypeVar("Runs", bound="ModelRunner")
-
-NOT_FINITE = "the model's logits are not finite: its weights or its numeric range do not fit this prompt"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Logits:
-    """The result of a step's first half and input of its second, on the device."""
-
-    step: StepInput
-    logits_SV: Tensor
-    hidden: dict[str, Tensor]
-    """(S, D) by name."""
-    sampling: SamplingInput
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Forwarded:
-    logits: Logits | None
-    """None = no row samples."""
-    prompt_tensors: list[list[dict[str, Tensor]]]
-    """See StepTensors."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StepResult:
-    sampled: SampledTokens | None
-    tensors: StepTensors
-
-
-@dataclass(slots=True, kw_only=True)
-class StepHandle:
-    """A step that was started."""
-
-    step: StepInput
-    forwarded: Future[Forwarded] | None
-    """Dropped when the second half is started, because logits are large."""
-    sampled: Future[StepResult] | None = None
-    """On the host; on a GPU valid only after `done`. None = the second half was not started."""
-    guided: list[GuidedRow]
-    """Its sampling rows that follow grammars."""
-    processed: list[ProcessedRow]
-    """Those that have logits post-processors."""
-    refused: dict[int, str]
-    """Row -> sentence, of those that found no mask; known after `sample`."""
-    done: torch.cuda.Event | None = None
 
 
 class ModelRunner:
@@ -166,7 +119,7 @@ class ModelRunner:
         self.adapter_library = adapter_library
         self._guidance = Guidance(rank_group or SingleRank(), grammars, limits.vocab_size)
         self._post_processing = LogitsPostProcessing(post_processors or LogitsPostProcessorConfig(), group)
-        self._scrubbed: list[int] = []
+        self._scrubbed: list[int] = []  # blocks that the next step scrubs
         if device.type == "cuda":
             # Weights and caches were filled on another stream.
             torch.cuda.synchronize(device)
@@ -194,7 +147,7 @@ class ModelRunner:
         except BaseException:
             thread.shutdown()
             raise
-        adapters, library = _adapters(config, engine, is_leader=rank_group.rank == 0)
+        adapters, library = open_adapters(config, engine.adapters, engine.device, is_leader=rank_group.rank == 0)
         runner = cls(
             decoder=engine.decoder,
             kv_cache=engine.kv_cache,
@@ -278,79 +231,19 @@ class ModelRunner:
 
     def collect(self, handle: StepHandle) -> StepOutput:
         """Wait for a step; see Runner."""
-        if handle.sampled is None:
-            raise RuntimeError("a step was collected before its second half was started")
-        result = handle.sampled.result()
-        if handle.done is not None:
-            handle.done.synchronize()
+        result = handle.wait()
         sampled, tensors = result.sampled, by_row(handle.step.tensor_plan, result.tensors)
         if sampled is None:
             return StepOutput(token_ids=[], tensors=tensors)
-        rows = handle.step.sampling_rows
-        order: Sequence[int] = handle.step.answer_order or range(len(rows))
-        finite: list[bool] = sampled.is_finite_S.tolist()
         token_ids: list[int] = sampled.token_ids_S.tolist()
-        values: list[float] | None = None if sampled.log_probs_S is None else sampled.log_probs_S.tolist()
-        faults: dict[int, str] = {}
-        if sampled.faults_P is not None:
-            faults = sentences(handle.processed, sampled.faults_P.tolist())
         self._guidance.advance(handle.guided, token_ids)
         self._post_processing.advance(handle.processed, token_ids)
-        if handle.step.drafts:
-            return self._collect_drafts(handle, order, token_ids, finite, values, tensors, faults)
-        log_probs = None
-        if values is not None:
-            log_probs = [[values[index]] if finite[index] else [] for index in order]
-        errors = {rows[index]: NOT_FINITE for index in order if not finite[index]}
-        for row in errors:
+        found = StepFindings.of(handle, sampled, token_ids, tensors)
+        for row in found.broken_rows:
             self._scrubbed += self._table.block_ids(row)
-        errors = {**faults, **errors}
-        refused = handle.refused
-        has_token = finite
-        if refused or errors:
-            has_token = [row not in errors and row not in refused for row in rows]
-        return StepOutput(
-            token_ids=[[token_ids[index]] if has_token[index] else [] for index in order],
-            log_probs=log_probs,
-            tensors=tensors,
-            errors=errors,
-            refused=refused,
-        )
-
-    def _collect_drafts(
-        self,
-        handle: StepHandle,
-        order: Sequence[int],
-        token_ids: list[int],
-        finite: list[bool],
-        values: list[float] | None,
-        tensors: dict[int, RowTensors],
-        faults: dict[int, str],
-    ) -> StepOutput:
-        """The same for a step that verifies drafts. What is behind the accepted ones cannot fail a row. `faults`: of
-        rows with logits post-processors, which have none."""
-        rows, errors = handle.step.sampling_rows, dict(faults)
-        tokens: list[list[int]] = []
-        log_probs: list[list[float]] = []
-        for places, kept in accepted(handle.step.drafts, rows, order, token_ids):
-            row = rows[places[0]]
-            if not all(finite[place] for place in places):
-                self._scrubbed += self._table.block_ids(row)
-            if not all(finite[place] for place in kept):
-                errors[row] = NOT_FINITE
-            if len(kept) < len(places):
-                rejected = [token_ids[place] for place in places[len(kept) :]]
-                self._preparation.note_rejected(handle.step.drafting[row], rejected)
-            has_token = row not in errors and row not in handle.refused
-            tokens.append([token_ids[place] for place in kept] if has_token else [])
-            log_probs.append([values[place] for place in kept] if values is not None and row not in errors else [])
-        return StepOutput(
-            token_ids=tokens,
-            log_probs=None if values is None else log_probs,
-            tensors=tensors,
-            errors=errors,
-            refused=handle.refused,
-        )
+        for sequence, rejected in found.rejected:
+            self._preparation.note_rejected(sequence, rejected)
+        return found.output
 
     def memory_usage(self) -> tuple[int, int, int]:
         """Bytes in use: (host, device, pinned)."""
@@ -442,21 +335,6 @@ class ModelRunner:
     def _to_host(self, values: Tensor) -> Tensor:
         """On the host; on a GPU once the step is done."""
         return values if self._stream is None else pinned_copy(values)
-
-
-def _adapters(
-    config: EngineConfig, engine: LoadedEngine, *, is_leader: bool
-) -> tuple[AdapterStore | None, AdapterLibrary | None]:
-    """What this rank stores of adapters and, on the leader, which there are; nothing if none is served."""
-    places = engine.adapters
-    if not places.num_slots:
-        return None, None
-    store = AdapterStore(places, engine.device)
-    if not is_leader:
-        return store, None
-    host_bytes = config.lora_cache_host_memory_bytes
-    reader = AdapterReader(places, lora_dir=config.lora_dir, max_bytes=host_bytes)
-    return store, AdapterLibrary(reader, host_bytes=host_bytes)
 
 
 def _grammars(config: EngineConfig, vocab_size: int) -> Grammars:

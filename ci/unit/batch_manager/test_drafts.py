@@ -1,21 +1,14 @@
-"""What the scheduler does with drafts: tokens stay what they are, nobody else loses anything, and it stops in vain."""
+"""What the scheduler does with drafts: tokens stay what they are, and nobody else loses anything."""
 
 from __future__ import annotations
 
-from itertools import pairwise
 from typing import Any
 
 import pytest
 from harness import Harness, drafted, make_request
-from msgspec import structs
 
-from inflight.batch_manager.sequence import Sequence
-from inflight.batch_manager.speculation import FIRST_REST, Speculation
 from inflight.config import SchedulerPolicy
-from inflight.guided_decoding import GuidedDecodingParams, GuideType
-from inflight.request import Request
 from inflight.result import FinishReason
-from inflight.sampling_config import SamplingConfig
 from inflight.scheduler_output import RowWork
 from inflight.speculative_decoding import NGramDecodingConfig
 
@@ -135,86 +128,3 @@ def test_a_sequence_is_stopped_while_its_drafts_are_verified(num_steps: int) -> 
     tokens = harness.tokens(1)
     assert tokens == harness.expected(1)[: len(tokens)] and harness.reason(1) is FinishReason.CANCELLED
     assert harness.tokens(2) == harness.expected(2) and harness.kv_cache.num_free_blocks == 64
-
-
-# -- whether it pays ---------------------------------------------------------------------------------------------------
-
-
-def lookup(max_draft_len: int = 8) -> Speculation:
-    return Speculation(NGramDecodingConfig(max_draft_len=max_draft_len, max_matching_ngram_size=2), [])
-
-
-def test_drafts_become_longer_while_all_are_accepted() -> None:
-    speculation, text = lookup(), [1, 2, 3] * 20
-    lengths = []
-    for _ in range(4):
-        drafts = speculation.propose(text, 6, 0, 64)
-        assert drafts == [1, 2, 3, 1, 2, 3, 1, 2][: len(drafts)]
-        lengths.append(len(drafts))
-        speculation.account(len(drafts), len(drafts), len(text))
-    assert lengths == [4, 8, 8, 8]
-    speculation.account(8, 2, len(text))
-    assert len(speculation.propose(text, 6, 0, 64)) == 3
-
-
-def test_lookup_that_never_succeeds_rests_longer_and_longer() -> None:
-    speculation, text, attempts = lookup(), [1, 2], []
-    for number in range(2000):
-        drafts = speculation.propose(text, 2, 0, 64)
-        if drafts:
-            attempts.append(number)
-            speculation.account(len(drafts), 0, len(text))
-        text += [5, 6] if number % 2 else [6, 7]
-    assert 2 < len(attempts) < 12
-    rests = [after - before for before, after in pairwise(attempts)]
-    assert max(rests) >= 8 * FIRST_REST / 2 and rests == sorted(rests)
-
-
-def test_lookup_rests_sooner_beside_many_sequences() -> None:
-    text = [1, 2, 3] * 20
-    for num_running, goes_on in ((1, True), (7, True), (16, False)):
-        speculation = lookup()
-        speculation.account(4, 0, len(text), num_running)
-        assert bool(speculation.propose(text, 6, 0, 64)) == goes_on
-
-
-def test_lookup_goes_on_after_a_rest_once_it_succeeds() -> None:
-    speculation, text = lookup(), [1, 2, 3] * 400
-    for _ in range(2):
-        speculation.account(4, 0, 100)
-    assert not speculation.propose(text[: 100 + FIRST_REST - 1], 6, 0, 64)
-    num_tokens = 100 + FIRST_REST
-    for _ in range(10):
-        drafts = speculation.propose(text[:num_tokens], 6, 0, 64)
-        assert drafts
-        speculation.account(len(drafts), len(drafts), num_tokens)
-        num_tokens += len(drafts) + 1
-
-
-def test_the_token_on_the_device_is_guessed_too() -> None:
-    speculation, text = lookup(), [1, 2, 3, 4, 5, 6, 7, 1, 2]
-    assert speculation.propose(text, 7, 1, 64) == [4, 5, 6, 7]
-    assert speculation.propose(text, 7, 0, 2) == [3, 4]
-
-
-@pytest.mark.parametrize(
-    "sampling",
-    [
-        {"top_p_decay": 0.9},
-        {"top_p_min": 0.5, "top_p": 0.2},
-        {"beam_width": 2},
-    ],
-)
-def test_what_follows_every_token_is_not_guessed(sampling: dict[str, Any]) -> None:
-    request = Request(input_token_ids=[1], max_tokens=4, sampling_config=SamplingConfig(**sampling))
-    assert Speculation.wanted_by(request, NGramDecodingConfig()) is None
-
-
-def test_a_request_decides_over_the_engines_default() -> None:
-    request = Request(input_token_ids=[1], max_tokens=4)
-    assert Speculation.wanted_by(request, OFF) is None
-    assert Speculation.wanted_by(request, NGramDecodingConfig()) is not None
-    assert Speculation.wanted_by(structs.replace(request, ngram_config=OFF), NGramDecodingConfig()) is None
-    assert Speculation.wanted_by(structs.replace(request, ngram_config=NGramDecodingConfig()), OFF) is not None
-    guided = structs.replace(request, guided_decoding_params=GuidedDecodingParams(guide_type=GuideType.JSON))
-    assert Sequence(guided, max_seq_len=9, ngram_config=NGramDecodingConfig()).speculation is None

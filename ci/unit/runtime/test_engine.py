@@ -22,7 +22,8 @@ from inflight.errors import RequestError
 from inflight.output_config import OutputConfig
 from inflight.request import Request
 from inflight.result import Result
-from inflight.runtime.model_runner import ModelRunner, StepHandle
+from inflight.runtime.model_runner import ModelRunner
+from inflight.runtime.step_handle import StepHandle
 from inflight.sampling_config import SamplingConfig
 from inflight.scheduler_output import SchedulerOutput
 

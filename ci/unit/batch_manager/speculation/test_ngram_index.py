@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from inflight.batch_manager import ngram_index
-from inflight.batch_manager.ngram_index import NGramIndex
+from inflight.batch_manager.speculation import ngram_index
+from inflight.batch_manager.speculation.ngram_index import NGramIndex
 
 TEXTS = st.lists(st.integers(0, 3), min_size=1, max_size=40)
 

@@ -1,0 +1,34 @@
+"""Drafts that the request brings: the beginning of its output, as the client guesses it."""
+
+from __future__ import annotations
+
+from inflight.batch_manager.speculation.drafter import NO_DRAFTS
+
+
+class GivenTokens:
+    """A Drafter until the output differs from what was given, or has reached its end."""
+
+    __slots__ = ("_num_matched", "_num_prompt_tokens", "_tokens")
+
+    def __init__(self, tokens: list[int], num_prompt_tokens: int) -> None:
+        self._tokens = tokens
+        self._num_prompt_tokens = num_prompt_tokens
+        self._num_matched = 0
+
+    def propose(self, token_ids: list[int], num_pending: int, most: int) -> list[int]:
+        if not self._tokens or not self._still_match(token_ids):
+            return NO_DRAFTS
+        first = self._num_matched + num_pending
+        return self._tokens[first : first + most]
+
+    def account(self, num_drafts: int, num_accepted: int, num_tokens: int, num_running: int) -> None:
+        """The first wrong one ends them: there is nothing to weigh."""
+
+    def _still_match(self, token_ids: list[int]) -> bool:
+        """Whether the output so far is what was given, and more was given than that."""
+        output = token_ids[self._num_prompt_tokens + self._num_matched :]
+        expected = self._tokens[self._num_matched : self._num_matched + len(output)]
+        self._num_matched += len(output)
+        if output != expected or self._num_matched >= len(self._tokens):
+            self._tokens = NO_DRAFTS
+        return bool(self._tokens)

@@ -1,0 +1,46 @@
+"""Whether guessing pays for one sequence: how many drafts a step is worth, and when to try no more for a while."""
+
+from __future__ import annotations
+
+FIRST_DRAFT_LEN = 4
+TOKEN_GAIN, STEP_COST, DRAFT_COST = 5, 5, 1
+"""In fifths of a step. Each accepted draft saves a step. One that verifies costs its sequence the step behind it, which
+waits for the host, and a fifth of a step for each draft, more beside many sequences: so it is on two CPU cores, where
+16 rows take four times as long as one. A GPU computes drafts at less cost."""
+SEQUENCES_OF_DRAFT_COST = 8
+"""So many more sequences in the batch add another DRAFT_COST."""
+MIN_SCORE, MAX_SCORE = -10, 20
+"""Speculation rests when gains minus costs have fallen to the first; above the second no more is saved up, so that it
+rests soon where the text stops repeating itself."""
+FIRST_REST, MAX_REST = 32, 1024
+"""Tokens without drafts: twice as many after every rest that one attempt follows in vain."""
+
+
+class Payoff:
+    __slots__ = ("_max_draft_len", "_rest", "_rests_until", "_score", "draft_len")
+
+    def __init__(self, max_draft_len: int) -> None:
+        self.draft_len = min(FIRST_DRAFT_LEN, max_draft_len)
+        """Drafts that the next step is worth."""
+        self._max_draft_len = max_draft_len
+        self._score = 0
+        self._rest = FIRST_REST
+        self._rests_until = 0
+
+    def is_resting(self, num_tokens: int) -> bool:
+        """Whether its sequence, now of `num_tokens` tokens, should not be guessed."""
+        return num_tokens < self._rests_until
+
+    def account(self, num_drafts: int, num_accepted: int, num_tokens: int, num_running: int) -> None:
+        """A step has verified drafts; its sequence now has `num_tokens` tokens, and is one of `num_running`."""
+        is_full = num_accepted == num_drafts
+        self.draft_len = min(2 * num_drafts if is_full else max(num_accepted + 1, 2), self._max_draft_len)
+        draft_cost = DRAFT_COST * (1 + num_running // SEQUENCES_OF_DRAFT_COST)
+        gain = TOKEN_GAIN * num_accepted - STEP_COST - draft_cost * num_drafts
+        self._score = min(self._score + gain, MAX_SCORE)
+        if self._score > 0:
+            self._rest = FIRST_REST
+        elif self._score <= MIN_SCORE:
+            self._rests_until = num_tokens + self._rest
+            self._rest = min(2 * self._rest, MAX_REST)
+            self._score = MIN_SCORE + STEP_COST

@@ -1,0 +1,66 @@
+"""A step that was started, and what its halves hand on."""
+
+from __future__ import annotations
+
+from concurrent.futures import Future
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from inflight.runtime.guided.guidance import GuidedRow
+from inflight.runtime.logits_post_processing import ProcessedRow
+from inflight.runtime.sampler import SampledTokens
+from inflight.runtime.sampling_input import SamplingInput
+from inflight.runtime.step_input import StepInput
+from inflight.runtime.step_tensors import StepTensors
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Logits:
+    """The result of a step's first half and input of its second, on the device."""
+
+    step: StepInput
+    logits_SV: Tensor
+    hidden: dict[str, Tensor]
+    """(S, D) by name."""
+    sampling: SamplingInput
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Forwarded:
+    logits: Logits | None
+    """None = no row samples."""
+    prompt_tensors: list[list[dict[str, Tensor]]]
+    """See StepTensors."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepResult:
+    sampled: SampledTokens | None
+    tensors: StepTensors
+
+
+@dataclass(slots=True, kw_only=True)
+class StepHandle:
+    step: StepInput
+    forwarded: Future[Forwarded] | None
+    """Dropped when the second half is started, because logits are large."""
+    sampled: Future[StepResult] | None = None
+    """On the host; on a GPU valid only after `done`. None = the second half was not started."""
+    guided: list[GuidedRow]
+    """Its sampling rows that follow grammars."""
+    processed: list[ProcessedRow]
+    """Those that have logits post-processors."""
+    refused: dict[int, str]
+    """Row -> sentence, of those that found no mask; known after `sample`."""
+    done: torch.cuda.Event | None = None
+
+    def wait(self) -> StepResult:
+        """Its results, on the host. Raises RuntimeError if its second half was not started."""
+        if self.sampled is None:
+            raise RuntimeError("a step was collected before its second half was started")
+        result = self.sampled.result()
+        if self.done is not None:
+            self.done.synchronize()
+        return result

@@ -1,0 +1,153 @@
+"""The end of an executor with ranks in a process of their own: nothing is left, whoever goes first."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import fake_worker
+import pytest
+from calls import until
+from fake_ranks import PATIENCE, Launcher, fetch, launched, submit
+from fake_worker import Order
+
+from inflight.errors import EngineUnavailable
+from inflight.executor.front import remote
+
+pytestmark = pytest.mark.slow
+
+
+def test_shutdown_answers_what_is_in_flight_and_leaves_nothing(
+    launcher: Launcher, tmp_path: Path, run_directory: Path
+) -> None:
+    executor = launcher()
+    executor.start()
+    request_id = submit(executor, Order.HOLD)
+    fetch(executor, 1)
+    executor.shutdown()
+    executor.shutdown()
+    (response,) = executor.await_responses(timeout=0)
+    assert (response.request_id, response.error_code) == (request_id, "UNAVAILABLE")
+    assert executor.await_responses() == []
+    assert launched(tmp_path) == []
+    assert list(run_directory.iterdir()) == []
+    with pytest.raises(EngineUnavailable):
+        submit(executor, Order.ANSWER)
+
+
+@pytest.mark.parametrize("is_stopped", [False, True])
+def test_ranks_that_do_not_hear_the_shutdown_are_killed(
+    launcher: Launcher, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_stopped: bool
+) -> None:
+    monkeypatch.setattr(remote, "SHUTDOWN_SECONDS", 0.2)
+    executor = launcher("deaf")
+    executor.start()
+    (pid,) = executor.engine_pids()
+    if is_stopped:
+        os.kill(pid, signal.SIGSTOP)
+    executor.shutdown()
+    assert launched(tmp_path) == []
+
+
+def test_shutdown_ends_a_start(launcher: Launcher, tmp_path: Path) -> None:
+    executor = launcher("never ready")
+    outcome: list[Exception] = []
+
+    def start() -> None:
+        try:
+            executor.start()
+        except Exception as error:
+            outcome.append(error)
+
+    thread = threading.Thread(target=start)
+    thread.start()
+    with executor._changed:
+        executor._changed.wait_for(lambda: any(tmp_path.iterdir()), 0.5)
+    executor.shutdown()
+    thread.join(PATIENCE)
+    assert not thread.is_alive()
+    assert outcome
+    assert launched(tmp_path) == []
+
+
+def test_shutdown_during_a_relaunch_answers_each_waiting_request_once(
+    launcher: Launcher, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The ranks load for as long as they are left alone."""
+    monkeypatch.setattr(remote, "SHUTDOWN_SECONDS", 0.2)
+    executor = launcher("never ready again")
+    executor.start()
+    assert not executor.is_relaunching()
+    submit(executor, Order.EXIT)
+    fetch(executor, 2)
+    until(lambda: len(list(tmp_path.iterdir())) == 2, "the ranks are launched again")
+    waiting = [submit(executor, Order.ANSWER) for _ in range(3)]
+    assert executor.is_relaunching() and not executor.is_ready() and not executor.is_down()
+    executor.shutdown()
+    assert [(each.request_id, each.error_code) for each in executor.await_responses(timeout=0)] == [
+        (request_id, "UNAVAILABLE") for request_id in waiting
+    ]
+    assert executor.await_responses() == [] and not executor.is_relaunching()
+
+
+FRONT = """
+import sys
+from inflight.config import EngineConfig
+from inflight.executor.front.remote import RemoteFront
+from inflight.executor.launchers.processes import ProcessLauncher
+from inflight.executor.launchers.uniproc import UniProc
+executor = RemoteFront(EngineConfig(), ProcessLauncher(EngineConfig(), UniProc(sys.argv[1:])))
+executor.start()
+print(*executor.engine_pids(), flush=True)
+if sys.stdin.readline():
+    sys.exit(0)
+"""
+
+
+@contextmanager
+def front_process(folder: Path) -> Iterator[tuple[subprocess.Popen[str], int]]:
+    """Another process with a started executor, and the pid of its only rank."""
+    command = [sys.executable, "-c", FRONT, fake_worker.__file__, "serve", str(folder)]
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
+    with subprocess.Popen(
+        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment
+    ) as process:
+        assert process.stdout is not None
+        yield process, int(process.stdout.readline())
+        process.kill()
+
+
+def wait_for_end(pid: int) -> None:
+    """Until the process `pid` is gone; it is no child of ours."""
+    try:
+        descriptor = os.pidfd_open(pid)
+    except ProcessLookupError:
+        return
+    import select
+
+    poll = select.poll()
+    poll.register(descriptor, select.POLLIN)
+    assert poll.poll(PATIENCE * 1000), f"process {pid} did not end"
+    os.close(descriptor)
+
+
+def test_ranks_end_with_a_front_that_was_killed(tmp_path: Path, run_directory: Path) -> None:
+    with front_process(tmp_path) as (process, rank):
+        process.kill()
+        wait_for_end(rank)
+
+
+def test_an_interpreter_that_exits_takes_its_ranks_along_and_does_not_hang(tmp_path: Path, run_directory: Path) -> None:
+    with front_process(tmp_path) as (process, rank):
+        assert process.stdin is not None
+        process.stdin.write("end\n")
+        process.stdin.flush()
+        assert process.wait(PATIENCE) == 0
+        wait_for_end(rank)
+        assert list(run_directory.iterdir()) == []
