@@ -117,7 +117,7 @@ class EngineConfig:
     cpu_compile: str = "auto"
     """Layers in C++: auto (one bfloat16 rank, a CPU with AVX-512 for bfloat16, g++ at hand), true or false."""
     num_threads: int = 0
-    """Threads of one rank on CPU; 0 = cores divided by ranks."""
+    """Threads of one rank on CPU; 0 = OMP_NUM_THREADS if that is set, otherwise cores divided by ranks."""
 
     generation_config: str = "auto"
     """auto takes what a request leaves open from the checkpoint's generation_config.json; none does not."""

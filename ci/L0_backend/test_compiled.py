@@ -25,7 +25,13 @@ pytestmark = pytest.mark.skipif(bool(unsupported_reason()), reason=f"cannot comp
 
 @pytest.fixture(scope="module")
 def compiled_server() -> Iterator[ServerProcess]:
-    parameters = {"dtype": "bfloat16", "cpu_compile": "true", "max_batch_size": "16", "max_num_tokens": "32"}
+    parameters = {
+        "dtype": "bfloat16",
+        "cpu_compile": "true",
+        "num_threads": "2",
+        "max_batch_size": "16",
+        "max_num_tokens": "32",
+    }
     with ServerProcess(parameters=parameters) as running:
         yield running
 

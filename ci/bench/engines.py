@@ -3,21 +3,17 @@
 from __future__ import annotations
 
 import asyncio
-import json
-import subprocess
-import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Protocol
 
+from ci.bench.transformers_process import THREADS, TransformersProcess
 from ci.bench.workload import CONCURRENCY, Job
 from inflight.config import EngineConfig
 from inflight.executor.in_process import InProcessExecutor
 from inflight.request import Request
 from inflight_client import AsyncClient
-
-THREADS = 2
 
 
 class Engine(Protocol):
@@ -89,44 +85,26 @@ class Transformers:
     """transformers' generate in static batches, see transformers_peer."""
 
     def __init__(self, checkpoint: Path) -> None:
-        command = [sys.executable, "-W", "ignore", "-m", "ci.bench.transformers_peer", str(checkpoint), str(THREADS)]
-        self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
-        self._answer()
+        self._process = TransformersProcess(checkpoint)
 
     def decode(self, job: Job) -> float:
         """Computed from the difference of two runs, so that the prefill is not counted."""
-        first = self._seconds([job.prompt], 1)
-        return (job.max_tokens - 1) / (self._seconds([job.prompt], job.max_tokens) - first)
+        first = self._process.seconds([job.prompt], 1)
+        return (job.max_tokens - 1) / (self._process.seconds([job.prompt], job.max_tokens) - first)
 
     def batch(self, jobs: list[Job]) -> float:
         """A batch runs until its longest answer is done; only tokens that were asked for count."""
         seconds = 0.0
         for start in range(0, len(jobs), CONCURRENCY):
             part = jobs[start : start + CONCURRENCY]
-            seconds += self._seconds([job.prompt for job in part], max(job.max_tokens for job in part))
+            seconds += self._process.seconds([job.prompt for job in part], max(job.max_tokens for job in part))
         return sum(job.max_tokens for job in jobs) / seconds
 
     def prefill(self, job: Job) -> float:
-        return len(job.prompt) / self._seconds([job.prompt], 1)
+        return len(job.prompt) / self._process.seconds([job.prompt], 1)
 
     def close(self) -> None:
-        assert self._process.stdin is not None
-        self._process.stdin.close()
-        self._process.wait()
-
-    def _seconds(self, prompts: list[list[int]], num_tokens: int) -> float:
-        assert self._process.stdin is not None
-        self._process.stdin.write(json.dumps({"prompts": prompts, "num_tokens": num_tokens}) + "\n")
-        self._process.stdin.flush()
-        return float(self._answer()["seconds"])
-
-    def _answer(self) -> dict[str, Any]:
-        assert self._process.stdout is not None
-        line = self._process.stdout.readline()
-        if not line:
-            raise RuntimeError(f"transformers' process ended with code {self._process.wait()}")
-        answer: dict[str, Any] = json.loads(line)
-        return answer
+        self._process.close()
 
 
 class Served:

@@ -1,7 +1,8 @@
 """`python -m ci.bench.features`: what a feature gains or costs, against the same work without it, interleaved.
 
-Round by round each case runs once with the feature and once without, in turns of order, so that a machine which slows
-down slows down for both. The first round warms up and is not counted. No server: the engine is in this process.
+Round by round each case runs once with the feature, once without, and once with the feature in transformers (LoRA by
+PEFT, grammars by XGrammar's processor), in turns of order, so that a machine which slows down slows down for all. The
+first round warms up and is not counted. No server: the engine is in this process.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ from ci.bench import report
 from ci.bench.adapters import make_adapters
 from ci.bench.checkpoint import make_checkpoint
 from ci.bench.engines import engine_config
+from ci.bench.transformers_process import TransformersProcess
 from ci.bench.workload import CONCURRENCY, prompt
 from inflight.executor.front.generation_result import GenerationResult
 from inflight.executor.generation_executor import GenerationExecutor
@@ -50,17 +52,28 @@ class Work:
     """Computed."""
     seconds: float
 
+    @property
+    def rate(self) -> float:
+        """Tokens per second."""
+        return self.num_tokens / self.seconds
+
+
+Requests = list[dict[str, Any]]
+"""Arguments of generate_async, and `prompt`."""
+
 
 @dataclass(frozen=True, slots=True)
 class Case:
     text: str
     goal: str
-    measure: Callable[[GenerationExecutor, random.Random, bool], Work]
-    """Called with the engine, what to draw prompts from, and whether to use the feature."""
+    requests: Callable[[random.Random, bool], Requests]
+    """Called with what to draw prompts from, and whether to use the feature."""
+    peer: dict[str, Any]
+    """The same in transformers: fields of transformers_peer.Batch besides the prompts and the number of tokens."""
 
 
-def run(engine: GenerationExecutor, requests: list[dict[str, Any]]) -> Work:
-    """All at once. Keys of a request: arguments of generate_async, and `prompt`."""
+def run(engine: GenerationExecutor, requests: Requests) -> Work:
+    """All at once."""
     engine.get_stats()
     start = time.perf_counter()
     results: list[GenerationResult] = []
@@ -74,36 +87,69 @@ def run(engine: GenerationExecutor, requests: list[dict[str, Any]]) -> Work:
     return Work(num_tokens, num_prompt_tokens, seconds)
 
 
-def adapters(engine: GenerationExecutor, rng: random.Random, with_feature: bool) -> Work:
+def run_peer(process: TransformersProcess, case: Case, requests: Requests) -> Work:
+    """One static batch."""
+    prompts, num_tokens = [request["prompt"] for request in requests], requests[0]["max_tokens"]
+    seconds = process.seconds(prompts, num_tokens, **case.peer)
+    num_sequences = len(prompts) * case.peer.get("num_return_sequences", 1)
+    return Work(num_sequences * num_tokens, num_sequences * len(prompts[0]), seconds)
+
+
+def adapters(rng: random.Random, with_feature: bool) -> Requests:
     requests = []
     for number in range(CONCURRENCY):
         name = LoRARequest(f"a{number}") if with_feature else None
         requests.append({"prompt": prompt(rng, 32), "max_tokens": 96, "lora_request": name})
-    return run(engine, requests)
+    return requests
 
 
-def several_sequences(engine: GenerationExecutor, rng: random.Random, with_feature: bool) -> Work:
+def several_sequences(rng: random.Random, with_feature: bool) -> Requests:
     tokens, sampling = prompt(rng, 512), SamplingConfig(temperature=1.0, seed=rng.getrandbits(64))
     usual = {"prompt": tokens, "max_tokens": 32, "sampling_config": sampling}
-    return run(engine, [{**usual, "num_return_sequences": 8}] if with_feature else [usual] * 8)
+    return [{**usual, "num_return_sequences": 8}] if with_feature else [usual] * 8
 
 
-def guided(engine: GenerationExecutor, rng: random.Random, with_feature: bool) -> Work:
+def beams(rng: random.Random, with_feature: bool) -> Requests:
+    searched = {"sampling_config": SamplingConfig(beam_width=4), "num_return_sequences": 4} if with_feature else {}
+    requests: Requests = [{"prompt": prompt(rng, 32), "max_tokens": 64, **searched} for _ in range(4)]
+    return requests if with_feature else requests * 4
+
+
+def guided(rng: random.Random, with_feature: bool) -> Requests:
     params = GuidedDecodingParams(guide_type=GuideType.JSON_SCHEMA, guide=json.dumps(NUMBERS))
     requests = []
     for _ in range(CONCURRENCY):
         sampling = SamplingConfig(temperature=1.0, seed=rng.getrandbits(64))
         request = {"prompt": prompt(rng, 32), "max_tokens": 96, "sampling_config": sampling}
         requests.append({**request, "guided_decoding_params": params, "end_ids": [2]} if with_feature else request)
-    return run(engine, requests)
+    return requests
 
 
 CASES = {
     "several sequences": Case(
-        "8 sequences of a prompt of 512, against 8 requests", ">= 3x fewer prompt tokens", several_sequences
+        "8 sequences of a prompt of 512, against 8 requests",
+        ">= 3x fewer prompt tokens",
+        several_sequences,
+        {"num_return_sequences": 8, "is_random": True},
     ),
-    "adapters": Case("16 requests with 16 LoRA adapters of rank 8, against 16 without", ">= 0.7x tokens/s", adapters),
-    "guided": Case("16 requests that follow a JSON schema, against 16 free ones", ">= 0.9x tokens/s", guided),
+    "beams": Case(
+        "4 requests of 4 beams, all returned, against 16 requests",
+        "none",
+        beams,
+        {"num_beams": 4, "num_return_sequences": 4},
+    ),
+    "adapters": Case(
+        "16 requests with 16 LoRA adapters of rank 8, against 16 without",
+        ">= 0.7x tokens/s",
+        adapters,
+        {"adapters": [f"a{number}" for number in range(CONCURRENCY)]},
+    ),
+    "guided": Case(
+        "16 requests that follow a JSON schema, against 16 free ones",
+        ">= 0.9x tokens/s",
+        guided,
+        {"schema": json.dumps(NUMBERS), "is_random": True},
+    ),
 }
 
 
@@ -113,17 +159,24 @@ def main() -> int:
     parser.add_argument("--cases", nargs="*", choices=CASES, default=list(CASES))
     parser.add_argument("--checkpoint", type=Path, default=ROOT / "build" / "bench-135m", help="made if missing")
     parser.add_argument("--results", type=Path, default=ROOT / "ci" / "bench" / "results")
+    parser.add_argument("--no-peer", action="store_true", help="leave transformers out")
     options = parser.parse_args()
 
+    checkpoint = make_checkpoint(options.checkpoint, TOKENIZER)
+    lora_dir = make_adapters(ROOT / "build" / f"bench-lora-r{RANK}", CONCURRENCY, RANK)
     config = replace(
-        engine_config(make_checkpoint(options.checkpoint, TOKENIZER)),
+        engine_config(checkpoint),
         tokenizer_dir=str(TOKENIZER),
         max_loras=CONCURRENCY,
         lora_cache_max_adapter_size=RANK,
-        lora_dir=str(make_adapters(ROOT / "build" / f"bench-lora-r{RANK}", CONCURRENCY, RANK)),
+        lora_dir=str(lora_dir),
+        max_beam_width=4,
     )
+    peer = None if options.no_peer else TransformersProcess(checkpoint, TOKENIZER, lora_dir)
     with GenerationExecutor(InProcessExecutor(config), Tokenizer.load(TOKENIZER)) as engine:
-        summary = {name: measure(engine, CASES[name], options.rounds) for name in options.cases}
+        summary = {name: measure(engine, peer, CASES[name], options.rounds) for name in options.cases}
+    if peer is not None:
+        peer.close()
     show(summary)
     found = report.machine()
     path = report.result_path(options.results, "features", found)
@@ -132,32 +185,46 @@ def main() -> int:
     return 0
 
 
-def measure(engine: GenerationExecutor, case: Case, num_rounds: int) -> dict[str, Any]:
-    """Medians of the rounds' own ratios, with the feature to without."""
-    rates, prompts, rng = [], [], random.Random(SEED)
+def measure(
+    engine: GenerationExecutor, peer: TransformersProcess | None, case: Case, num_rounds: int
+) -> dict[str, Any]:
+    """Medians of the rounds' own ratios."""
+    rates: dict[str, list[float]] = {"without": [], "transformers": []}
+    prompts, rng = [], random.Random(SEED)
     for number in range(num_rounds + 1):
-        order = (True, False) if number % 2 else (False, True)
-        found = {with_feature: case.measure(engine, rng, with_feature) for with_feature in order}
+        runs: dict[str, Callable[[], Work]] = {
+            "with": lambda: run(engine, case.requests(rng, True)),
+            "without": lambda: run(engine, case.requests(rng, False)),
+        }
+        if peer is not None:
+            runs["transformers"] = lambda: run_peer(peer, case, case.requests(rng, True))
+        order = list(runs) if number % 2 else list(reversed(runs))
+        found = {name: runs[name]() for name in order}
         if number:
-            with_it, without = found[True], found[False]
-            rates.append(with_it.num_tokens / with_it.seconds / (without.num_tokens / without.seconds))
-            prompts.append(with_it.num_prompt_tokens / without.num_prompt_tokens)
-    return {
-        "text": case.text,
-        "tokens per second": round(median(rates), 3),
-        "prompt tokens": round(median(prompts), 3),
-        "goal": case.goal,
-        "rounds": [round(rate, 3) for rate in rates],
-    }
+            for name in rates.keys() & found.keys():
+                rates[name].append(found["with"].rate / found[name].rate)
+            prompts.append(found["with"].num_prompt_tokens / found["without"].num_prompt_tokens)
+    summary: dict[str, Any] = {"text": case.text, "goal": case.goal, "prompt tokens": round(median(prompts), 3)}
+    for name, ratios in rates.items():
+        if ratios:
+            summary[name] = {"ratio": round(median(ratios), 3), "rounds": [round(ratio, 3) for ratio in ratios]}
+    return summary
 
 
 def show(summary: dict[str, dict[str, Any]]) -> None:
-    table = Table(title="with the feature : without it, medians of interleaved rounds")
-    for column in ("case", "tokens per second", "prompt tokens computed", "goal"):
+    table = Table(title="tokens per second with the feature, medians of interleaved rounds")
+    for column in ("case", ": without it", "goal", "prompt tokens computed", ": transformers"):
         table.add_column(column)
     for found in summary.values():
-        table.add_row(found["text"], f"{found['tokens per second']}", f"{found['prompt tokens']}", found["goal"])
-    Console(width=110).print(table)
+        peer = found.get("transformers", {"ratio": "-"})
+        table.add_row(
+            found["text"],
+            f"{found['without']['ratio']}",
+            found["goal"],
+            f"{found['prompt tokens']}",
+            f"{peer['ratio']}",
+        )
+    Console(width=120).print(table)
 
 
 if __name__ == "__main__":

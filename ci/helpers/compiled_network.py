@@ -45,6 +45,7 @@ def config_of(checkpoint: TinyCheckpoint, cpu_compile: str, **options: str) -> E
             "tokens_per_block": str(BLOCK_SIZE),
             "max_tokens_in_paged_kv_cache": "4096",
             "cpu_compile": cpu_compile,
+            "num_threads": "2",
             **options,
         }
     )

@@ -51,8 +51,11 @@ def choose_dtype(config: EngineConfig, checkpoint_dtype: torch.dtype) -> torch.d
 
 
 def count_threads(config: EngineConfig, num_ranks: int) -> int:
-    """Threads of one rank on CPU: as configured, or an even share of the cores that this process may use."""
-    return config.num_threads or max(len(os.sched_getaffinity(0)) // num_ranks, 1)
+    """Threads of one rank on CPU: as configured, or as OMP_NUM_THREADS says, or an even share of the cores that this
+    process may use."""
+    told = os.environ.get("OMP_NUM_THREADS", "")
+    usual = int(told) if told.isdigit() and int(told) else len(os.sched_getaffinity(0)) // num_ranks
+    return config.num_threads or max(usual, 1)
 
 
 def keep_freed_memory() -> None:

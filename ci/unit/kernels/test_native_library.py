@@ -28,7 +28,7 @@ from inflight_kernels.cpu import (
     unsupported_reason,
 )
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("two_threads")]
 
 
 @pytest.fixture(scope="module", autouse=True)

@@ -39,7 +39,7 @@ from inflight.runtime.model_runner import ModelRunner
 from inflight_kernels.cpu import Instruction, Instructions
 from inflight_kernels.cpu.instructions import VARIABLE
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("two_threads")]
 
 NUM_TOKENS = 24
 

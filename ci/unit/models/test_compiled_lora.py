@@ -15,7 +15,7 @@ from tiny_checkpoints import COMPILED_CONFIGS, TinyCheckpoint, make_checkpoint
 
 from inflight.models.compiled import CompiledNetwork
 
-pytestmark = [pytest.mark.slow, needs_compiler]
+pytestmark = [pytest.mark.slow, needs_compiler, pytest.mark.usefixtures("two_threads")]
 
 OPTIONS = {"max_loras": "4", "lora_cache_max_adapter_size": "40"}
 STEPS = {

@@ -233,6 +233,12 @@ def test_gpu_of_each_rank(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_threads(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("os.sched_getaffinity", lambda pid: set(range(6)))
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
     assert count_threads(EngineConfig(num_threads=5), 2) == 5
     assert count_threads(EngineConfig(), 2) == 3
     assert count_threads(EngineConfig(), 8) == 1
+    monkeypatch.setenv("OMP_NUM_THREADS", "4")
+    assert count_threads(EngineConfig(num_threads=5), 2) == 5
+    assert count_threads(EngineConfig(), 2) == 4
+    monkeypatch.setenv("OMP_NUM_THREADS", "4,2")  # of nested regions, which there are not
+    assert count_threads(EngineConfig(), 2) == 3

@@ -1,0 +1,31 @@
+"""How many threads compute, for tests that do not leave it to the run."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import pytest
+import torch
+
+
+@pytest.fixture(scope="module")
+def one_thread() -> Iterator[None]:
+    """Small networks gain nothing from more."""
+    with _threads(1):
+        yield
+
+
+@pytest.fixture(scope="module")
+def two_threads() -> Iterator[None]:
+    """C++ divides its work among threads, which must be tried however many the run gives each process."""
+    with _threads(2):
+        yield
+
+
+@contextmanager
+def _threads(count: int) -> Iterator[None]:
+    before = torch.get_num_threads()
+    torch.set_num_threads(count)
+    yield
+    torch.set_num_threads(before)
