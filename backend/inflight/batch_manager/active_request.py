@@ -100,11 +100,13 @@ class ActiveRequest:
 
 def _news(sequence: Sequence) -> tuple[list[int], list[float], float]:
     """(tokens, their log probabilities, the sum of all), without those that were returned before."""
-    start, num_log_probs = sequence.num_returned_tokens, sequence.num_returned_log_probs
-    sequence.num_returned_tokens = sequence.num_output_tokens
-    sequence.num_returned_log_probs = len(sequence.log_probs)
-    new_tokens = sequence.token_ids[sequence.num_prompt_tokens + start :]
-    return new_tokens, sequence.log_probs[num_log_probs:], sequence.cum_log_prob
+    token_ids, log_probs = sequence.token_ids, sequence.log_probs
+    new_tokens = token_ids[sequence.num_prompt_tokens + sequence.num_returned_tokens :]
+    sequence.num_returned_tokens += len(new_tokens)
+    if not log_probs:
+        return new_tokens, [], sequence.cum_log_prob
+    num_returned, sequence.num_returned_log_probs = sequence.num_returned_log_probs, len(log_probs)
+    return new_tokens, log_probs[num_returned:], sequence.cum_log_prob
 
 
 def _beam(sequence: Sequence) -> tuple[list[int], list[float], float]:

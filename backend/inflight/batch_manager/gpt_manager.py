@@ -182,7 +182,7 @@ class GptManager:
                 continue  # it ended just now, with the error of another of its sequences
             if sequence.error is not None:
                 self._fail(active, sequence.error)
-            elif sequence.is_finished or active.request.streaming:
+            elif active.request.streaming or sequence.is_finished:
                 self._respond(active, sequence)
 
     def _respond(self, active: ActiveRequest, sequence: Sequence) -> None:
