@@ -62,7 +62,8 @@ class Supervisor:
             try:
                 began = time.monotonic()
                 if self._start():
-                    self._tell(f"ready after {time.monotonic() - began:.1f} s")
+                    directory = self._plan.run_directory
+                    self._tell(f"ready after {time.monotonic() - began:.1f} s; run directory {directory}")
                     self._announce()
                     self._keep_serving()
                     self._drain()

@@ -66,9 +66,14 @@ class Front(ABC):
     """
 
     def __init__(
-        self, config: EngineConfig | None = None, generation_defaults: GenerationDefaults | None = None
+        self,
+        config: EngineConfig | None = None,
+        generation_defaults: GenerationDefaults | None = None,
+        *,
+        keeps_statistics: bool = True,
     ) -> None:
-        """`config`: of this front; its statistics' rings are as long as it says."""
+        """`config`: of this front; its rings of statistics and KV cache events are as long as it says.
+        `keeps_statistics`: if False it has none, because nobody would read them."""
         self._generation_defaults = generation_defaults or GenerationDefaults()
         self._lock = threading.Lock()
         self._changed = threading.Condition(self._lock)
@@ -81,7 +86,7 @@ class Front(ABC):
         self._num_ids = 0
         self._journal: dict[int, JournalEntry] = {}
         self._responses = ReadyResponses()
-        self._statistics = FrontStatistics(config or EngineConfig())
+        self._statistics = FrontStatistics(config or EngineConfig(), has_rings=keeps_statistics)
 
     # -- the engine ----------------------------------------------------------------------------------------------------
 
