@@ -33,6 +33,7 @@ from inflight.executor.wire.launcher import Launcher, RunningLaunch
 from inflight.executor.wire.messages import (
     MAX_MESSAGE_BYTES,
     Cancel,
+    CancelSequence,
     Fatal,
     FromLeader,
     Goodbye,
@@ -137,6 +138,9 @@ class RemoteFront(Front):
 
     def _send_cancel(self, request_id: int) -> None:
         self._outbox.append((request_id, encode(Cancel([request_id]))))
+
+    def _send_cancel_sequence(self, request_id: int, sequence_index: int) -> None:
+        self._outbox.append((request_id, encode(CancelSequence(request_id, sequence_index))))
 
     def _drop_unsent(self) -> None:
         self._outbox.clear()
