@@ -41,7 +41,7 @@ if TYPE_CHECKING:
         RequestError,
         RequestTimedOut,
     )
-    from inflight.executor.executor import Executor
+    from inflight.executor.executor import Executor, attach_executor
     from inflight.executor.front.generation_result import GenerationResult
     from inflight.executor.front.prompt_adapters import PromptAdapterRequest
     from inflight.executor.front.request_output import CompletionOutput, RequestOutput
@@ -83,7 +83,7 @@ _HOMES = {
         "RequestError",
         "RequestTimedOut",
     ),
-    "inflight.executor.executor": ("Executor",),
+    "inflight.executor.executor": ("Executor", "attach_executor"),
     "inflight.executor.front.generation_result": ("GenerationResult",),
     "inflight.executor.front.prompt_adapters": ("PromptAdapterRequest",),
     "inflight.executor.front.request_output": ("CompletionOutput", "RequestOutput"),
@@ -160,6 +160,7 @@ __all__ = [
     "SamplingConfig",
     "SchedulerPolicy",
     "TokenRangeRetentionConfig",
+    "attach_executor",
 ]
 
 

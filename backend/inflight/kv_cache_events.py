@@ -2,7 +2,7 @@
 
 Names are those of TensorRT-LLM's KVCacheEvent. Hashes are opaque: they are made with a secret of the engine, so nobody
 can compute or aim at them, and they change with every launch. Stored blocks name their tokens, which are other
-requests' prompts and answers: events are for the program that owns the engine, and no client can ask for them.
+requests' prompts and answers: events are for programs of the engine's owner, and no client can ask for them.
 """
 
 from __future__ import annotations

@@ -104,7 +104,8 @@ class RequestLimits(msgspec.Struct, frozen=True, kw_only=True):
             )
 
     def validate_queueing(self, request: Request) -> None:
-        """The part of `validate` that queues depend on: the leader needs it before the ranks validate the rest."""
+        """The part of `validate` that queues and the broadcast depend on: the leader needs it before the ranks validate
+        the rest."""
         if not 0 <= request.request_id < 2**64:
             raise InvalidRequest(f"request_id must be between 0 and {2**64 - 1}, got {request.request_id}")
         if not 0.0 <= request.priority <= 1.0:
@@ -121,6 +122,12 @@ class RequestLimits(msgspec.Struct, frozen=True, kw_only=True):
             name, most = "max_beam_width", self.max_beam_width
         if width > most:
             raise InvalidRequest(f"beam_width must be between 1 and {name} {most}, got {width}")
+        num_bytes = len(request.sampling_config.embedding_bias)
+        if num_bytes not in (0, 4 * self.vocab_size):
+            raise InvalidRequest(
+                f"embedding_bias must hold one float32 for each of the {self.vocab_size} tokens of the vocabulary, "
+                f"got {num_bytes} bytes"
+            )
 
     def longest(self, request: Request) -> int:
         """Most tokens that `request` can hold in the KV cache: its last token is sampled but never computed."""
@@ -301,12 +308,5 @@ class RequestLimits(msgspec.Struct, frozen=True, kw_only=True):
         # Written so that NaN is refused.
         if not all(abs(bias) <= MAX_BIAS for bias in sampling.logit_bias.values()):
             raise InvalidRequest(f"logit_bias must hold numbers between -{MAX_BIAS:g} and {MAX_BIAS:g}")
-        if not sampling.embedding_bias:
-            return
-        if len(sampling.embedding_bias) != 4 * self.vocab_size:
-            raise InvalidRequest(
-                f"embedding_bias must hold one float32 for each of the {self.vocab_size} tokens of the vocabulary, "
-                f"got {len(sampling.embedding_bias)} bytes"
-            )
         if not (np.abs(np.frombuffer(sampling.embedding_bias, dtype="<f4")) <= MAX_BIAS).all():
             raise InvalidRequest(f"embedding_bias must hold numbers between -{MAX_BIAS:g} and {MAX_BIAS:g}")

@@ -15,13 +15,17 @@ from server_process import ServerProcess
 
 ROOT = Path(__file__).resolve().parents[2]
 EXAMPLES = sorted((ROOT / "client" / "examples").glob("*.py"))
+WEIGHTS = ROOT / "client" / "examples" / "lora_weights.py"
 SHOWN = {
     "beam_search": "'",
+    "beam_width_array": "beams [8, 4, 2]:",
     "drafts": "drafts were accepted",
     "guided_json": "'name'",
     "logits": "context_logits (",
     "lora": "pirate: '",
+    "lora_weights": "weights: '",
     "prompt_embeddings": "embeddings: '",
+    "retention": "blocks were cached",
     "several_sequences": "sequence 2 (length): ",
 }
 """What the output of each contains, besides."""
@@ -47,3 +51,7 @@ def test_examples_show_what_they_claim(server: ServerProcess) -> None:
     assert likeliest.partition(":")[2].strip() == chosen.partition(":")[2].strip()
     pirate, bullets, none = run(ROOT / "client/examples/lora.py", server.grpc_url).splitlines()
     assert len({each.partition(": ")[2] for each in (pirate, bullets, none)}) == 3
+    sent = [line.split(":", 1)[1].strip() for line in run(WEIGHTS, server.grpc_url).splitlines()]
+    assert sent == [pirate.partition(": ")[2], pirate.partition(": ")[2], none.partition(": ")[2]]
+    kept = run(ROOT / "client/examples/retention.py", server.grpc_url).splitlines()
+    assert kept and not any(": 0 of" in line for line in kept)

@@ -224,7 +224,7 @@ def test_lost_ranks_reach_every_waiting_result_and_later_ones_are_served() -> No
 def test_the_lines_of_readme_run() -> None:
     readme = (ROOT / "README.md").read_text(encoding="utf-8")
     section = readme.split("\n## As a library\n")[1].split("\n## ")[0]
-    first, second = re.findall(r"```python\n(.*?)```", section, re.DOTALL)
+    first, second, _ = re.findall(r"```python\n(.*?)```", section, re.DOTALL)
     generated, _, streamed = run_program(first).rpartition("\n")
     assert len(generated) > 40 and streamed.strip() and "." not in streamed, "the stop string ends it and is cut off"
     assert "KVCacheCreatedData" in run_program(second)

@@ -5,7 +5,12 @@ pytest ci/L0_llm/test_retention.py
 
 from __future__ import annotations
 
+import os
+import re
+import subprocess
+import sys
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -13,6 +18,7 @@ import pytest
 from raw_stream import RawStream
 from server_process import ServerProcess
 
+README = Path(__file__).resolve().parents[2] / "README.md"
 PROMPT = [(position * 37) % 500 + 20 for position in range(64)]
 RETENTION: dict[str, Any] = {
     "retention_token_range_starts": np.array([0, 32], np.int32),
@@ -31,6 +37,7 @@ def small_server() -> Iterator[ServerProcess]:
         "max_seq_len": "128",
         "enable_partial_reuse": "true",
         "kv_cache_host_memory_bytes": str(32 * 2**20),
+        "event_buffer_max_size": "1000",
     }
     with ServerProcess(parameters=parameters) as running:
         yield running
@@ -49,6 +56,24 @@ def test_tokens_are_the_same_with_retention_and_after_others(small_server: Serve
         again = stream.ask(request(PROMPT))
     assert len(first.token_ids) == 64 + 12
     assert again.token_ids == first.token_ids
+
+
+def test_a_program_beside_the_server_gets_the_events_of_its_cache(small_server: ServerProcess) -> None:
+    """README's program, which nothing but the server's run directory leads to the engine."""
+    section = README.read_text(encoding="utf-8").split("\n## As a library\n")[1].split("\n## ")[0]
+    *_, program = re.findall(r"```python\n(.*?)```", section, re.DOTALL)
+    with RawStream(small_server.grpc_url) as stream:
+        answer = stream.ask(request(PROMPT))
+    done = subprocess.run(
+        [sys.executable, "-c", program, str(small_server.ready_endpoints.run_directory)],
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    assert "KVCacheCreatedData" in done.stdout and f"tokens={answer.token_ids[:4]}"[:-1] in done.stdout
 
 
 @pytest.mark.parametrize(

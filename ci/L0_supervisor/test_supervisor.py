@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import signal
 import urllib.error
@@ -75,6 +76,7 @@ def test_sigterm_lets_open_streams_finish_and_refuses_new_requests(server: Serve
     assert [stream.rest() for stream in streams] == [[str(number)] * 99 for number in range(16)]
     # The streams stay open, as an idle client leaves them; that must not hold the exit.
     assert _exit_code(server) == 0
+    assert not re.search(r"[EW]\d{4} ", server.told), "tritonserver's complaints about them are not told"
     assert_nothing_left(server)
 
 

@@ -42,6 +42,7 @@ class FakeExecutor(Front):
         self.enqueued: dict[int, Request] = {}
         """Requests in flight."""
         self.cancelled: list[int] = []
+        self.cancelled_sequences: list[tuple[int, int]] = []
         self.stats: str | None = None
         self.ready = True
         self.relaunching = False
@@ -51,6 +52,7 @@ class FakeExecutor(Front):
             max_seq_len=max_seq_len,
             max_input_len=max_seq_len - 1,
             kv_cache_tokens=10 * max_seq_len,
+            max_batch_size=4,
         )
         self._engine_ready(limits, "cuda", max_in_flight=0)  # a device without a rate limit for responses
 
@@ -106,6 +108,9 @@ class FakeExecutor(Front):
 
     def _send_cancel(self, request_id: int) -> None:
         self.cancelled.append(request_id)
+
+    def _send_cancel_sequence(self, request_id: int, sequence_index: int) -> None:
+        self.cancelled_sequences.append((request_id, sequence_index))
 
     def _drop_unsent(self) -> None:
         """Everything was sent."""

@@ -16,7 +16,9 @@ from inflight.server.tensors.tensor_values import ReadLimits
 LIMITS = RequestLimits(
     vocab_size=300, max_seq_len=64, max_input_len=63, kv_cache_tokens=1000, max_batch_size=4, embedding_size=2
 )
-READ_LIMITS = ReadLimits(max_text_bytes=1000, max_input_len=LIMITS.max_input_len, max_bytes_per_token=12)
+READ_LIMITS = ReadLimits(
+    max_text_bytes=1000, max_input_len=LIMITS.max_input_len, vocab_size=LIMITS.vocab_size, max_bytes_per_token=12
+)
 
 
 def read(inputs: dict) -> ClientRequest:

@@ -102,6 +102,14 @@ _BIAS = np.sin(np.arange(VOCAB_SIZE, dtype="<f4"))
 
 KINDS = (
     RequestKind(feature="greedy", equals_greedy=True),
+    RequestKind(
+        feature="tokens behind the prompt (query_token_ids)",
+        prompt=PROMPT[:-2],
+        fields={"query_token_ids": PROMPT[-2:]},
+        tensors={"input_ids": np.array(PROMPT, np.int32)},
+        equals_greedy=True,
+        exceptions={"tensors": "they are the last of `input_ids`"},
+    ),
     _sampling("temperature, top_k, top_p, min_p, seed", temperature=1.1, top_k=40, top_p=0.9, min_p=0.02, seed=2**63),
     _sampling("typical_p", typical_p=0.3, temperature=1.4, top_p=0.95, seed=12),
     _sampling("top_p that decays", temperature=1.2, top_p=0.9, top_p_decay=0.8, top_p_min=0.2, seed=5),

@@ -26,6 +26,7 @@ from inflight_client._exceptions import (
     ServerFailure,
     TransportError,
     Unavailable,
+    UsageError,
 )
 from inflight_client._grpc import AsyncGrpcTransport, GrpcTransport
 from inflight_client._mock import AsyncMockTransport, MockTransport, text_reply
@@ -75,5 +76,6 @@ __all__ = [
     "Transport",
     "TransportError",
     "Unavailable",
+    "UsageError",
     "text_reply",
 ]

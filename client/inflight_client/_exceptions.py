@@ -1,6 +1,7 @@
 """The hierarchy of all exceptions of the client.
 
     ClientError
+    ├── UsageError              an option or argument is wrong; nothing was sent
     ├── NotReady                the model did not become ready in the given time
     ├── LoadTestError           a load test could not be run or measured; partial results are never reported
     ├── TransportError          no answer was received; the request itself may be valid
@@ -35,6 +36,10 @@ class ClientError(Exception):
         """Name of the gRPC status code: UNKNOWN if the server gave none, empty if no server was involved."""
         self.request_id = request_id
         """Id of the request that failed, or empty."""
+
+
+class UsageError(ClientError):
+    """An option or argument is wrong; nothing was sent."""
 
 
 class NotReady(ClientError):

@@ -24,6 +24,7 @@ from inflight_client._exceptions import (
     ClientError,
     ModelNotFound,
     Unavailable,
+    UsageError,
     error_from_message,
     error_from_status,
 )
@@ -43,13 +44,26 @@ _CHANNEL_OPTIONS: tuple[tuple[str, int], ...] = (
 )
 
 
+def _check_url(url: str) -> None:
+    """gRPC would look up "http" as a host's name, and say so at length."""
+    scheme, found, rest = url.partition("://")
+    if found and scheme.lower() in ("http", "https", "grpc", "grpcs"):
+        host = rest.split("/")[0]
+        raise UsageError(
+            f"{url} is no gRPC address: write host and port of the server's gRPC endpoint without {scheme}://, as in "
+            f"{host.rpartition(':')[0] or host or 'localhost'}:8001"
+        )
+
+
 class GrpcTransport:
     """Sends calls from any number of threads over one channel to `url` ("host:port").
 
-    With `credentials` (from grpc.ssl_channel_credentials) the channel is encrypted, otherwise it is not.
+    With `credentials` (from grpc.ssl_channel_credentials) the channel is encrypted, otherwise it is not. Raises
+    UsageError for an address of HTTP.
     """
 
     def __init__(self, url: str = DEFAULT_URL, *, credentials: grpc.ChannelCredentials | None = None) -> None:
+        _check_url(url)
         options = list(_CHANNEL_OPTIONS)
         self._channel = (
             grpc.insecure_channel(url, options=options)
@@ -107,6 +121,7 @@ class AsyncGrpcTransport:
     """The same for asyncio. The channel is created at first use, in the event loop that uses it."""
 
     def __init__(self, url: str = DEFAULT_URL, *, credentials: grpc.ChannelCredentials | None = None) -> None:
+        _check_url(url)
         self._url = url
         self._credentials = credentials
         self._channel: Any = None

@@ -53,6 +53,7 @@ _DTYPES: dict[str, Any] = {
     "beam_width": np.int32,
     "length_penalty": np.float32,
     "early_stopping": np.int32,
+    "beam_width_array": np.int32,
     "beam_search_diversity_rate": np.float32,
     "logit_bias": np.float32,
     "prompt_embedding_table": np.float16,
@@ -97,8 +98,8 @@ def generation_call(
             continue
         if name == "logit_bias":
             inputs |= _logit_bias(value)
-        elif name == "draft_input_ids":
-            inputs[name] = _drafts(value)
+        elif name in ("draft_input_ids", "beam_width_array"):
+            inputs[name] = _row(name, value)
         elif name == "prompt_embedding_table":
             inputs[name] = _embeddings(name, value, np.float16)
         elif name == "prompt_table_extra_ids":
@@ -193,10 +194,10 @@ def _logit_bias(value: object) -> dict[str, Array]:
     }
 
 
-def _drafts(value: object) -> Array:
+def _row(name: str, value: object) -> Array:
     if isinstance(value, str) or not isinstance(value, Sequence):
-        raise InvalidRequest(f"draft_input_ids must be a list of token ids, got {value!r}")
-    return _integers("draft_input_ids", list(value), np.int32)
+        raise InvalidRequest(f"{name} must be a list of whole numbers, got {value!r}")
+    return _integers(name, list(value), np.int32)
 
 
 def _prompt(prompt: Prompt) -> dict[str, Array]:

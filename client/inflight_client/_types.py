@@ -83,6 +83,8 @@ class GenerationOptions(TypedDict, total=False):
     early_stopping: int | None
     """Of beam search: 1 stops as soon as there are `beam_width` finished hypotheses; 0 (the default) when the best beam
     is not better at its present length, any other number when it cannot become better."""
+    beam_width_array: Sequence[int] | None
+    """Of beam search: how many beams go on after each step, at most `beam_width`; the last holds for all later ones."""
     beam_search_diversity_rate: float | None
     """Of beam search: continuations of the beam of rank r count as more likely by r times this; 0 is off."""
     logit_bias: Mapping[int, float] | None

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from inflight_client.terminal import (
+    EXIT_FAILED,
     EXIT_USAGE,
     converse,
     fail,
@@ -178,7 +179,11 @@ def chat(
         folder = tokenizer or tokenizer_folder(client.model_config())
         if folder is None:
             raise ChatError("the served checkpoint is not on this machine; name a copy of it with --tokenizer")
-        converse(ChatSession(client, load_chat_template(folder), system=system, **options))
+        try:
+            template = load_chat_template(folder)
+        except ChatError as error:
+            raise fail(str(error), EXIT_USAGE if tokenizer else EXIT_FAILED) from None
+        converse(ChatSession(client, template, system=system, **options))
 
 
 @app.command()
@@ -288,7 +293,9 @@ def load_test(
     requests: Annotated[int, typer.Option(help="Requests a level; 0 chooses by the load.", min=0)] = 0,
     input_tokens: Annotated[str, typer.Option(help="Length of prompts: 64, or 32:256 for a range.")] = "64",
     output_tokens: Annotated[str, typer.Option(help="Length of answers, written the same way.")] = "64",
-    prompts: Annotated[Path | None, typer.Option(help="Text prompts, one a line, instead of random ids.")] = None,
+    prompts: Annotated[
+        Path | None, typer.Option(help="Text prompts, one a line, instead of random ids.", exists=True, dir_okay=False)
+    ] = None,
     vocabulary: Annotated[int, typer.Option(help="Random ids are drawn below this.", min=2)] = 256,
     temperature: Annotated[float, typer.Option(help="Of every request.", min=0.0)] = 0.0,
     seed: Annotated[int, typer.Option(help="Of the prompts and lengths.")] = 0,

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import contextlib
 import os
+import shutil
 import sys
 from collections.abc import Iterable, Iterator
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import typer
 
-from inflight_client._exceptions import ClientError, InvalidRequest
+from inflight_client._exceptions import ClientError, InvalidRequest, UsageError
 
 if TYPE_CHECKING:
     from inflight_client._client import Client
@@ -29,7 +31,7 @@ def failing_in_words() -> Iterator[None]:
     """Reports expected failures in one red sentence on standard error and ends the program."""
     try:
         yield
-    except InvalidRequest as error:
+    except (InvalidRequest, UsageError) as error:
         raise fail(str(error), EXIT_USAGE) from None
     except ClientError as error:
         raise fail(str(error)) from None
@@ -48,14 +50,14 @@ def fail(sentence: str, code: int = EXIT_FAILED) -> typer.Exit:
     return typer.Exit(code)
 
 
-def write_stream(pieces: Iterable[str]) -> None:
-    """Print each piece as it arrives, then a newline, also if the answer is interrupted after its first piece."""
-    begun = False
+def write_stream(pieces: Iterable[str], *, begun: bool = False) -> None:
+    """Print each piece as it arrives, then a newline, also if the answer is interrupted within a line. `begun`: the
+    line has text already."""
     try:
         for piece in pieces:
             typer.echo(piece, nl=False)
             sys.stdout.flush()
-            begun = True
+            begun = not piece.endswith("\n") if piece else begun
     except (ClientError, KeyboardInterrupt) as error:
         if begun or isinstance(error, KeyboardInterrupt):
             typer.echo()
@@ -152,16 +154,25 @@ def greet(*, client: Client, grpc: str, http: str, metrics: str, model: str, pro
     typer.secho(f"\n{prompt}", bold=True, nl=False)
     try:
         with client.stream(prompt, max_tokens=64, timeout=60) as stream:
-            write_stream(chunk.text for chunk in stream)
+            write_stream((chunk.text for chunk in stream), begun=True)
     except ClientError as error:
         fail(f"the server is up, but its first answer failed: {error}")
         return
     typer.secho("\nServing. Talk to it:\n", bold=True)
-    typer.echo(how_to_talk(grpc=grpc, http=http, metrics=metrics, model=model, prompt=prompt))
+    typer.echo(how_to_talk(command=command(), grpc=grpc, http=http, metrics=metrics, model=model, prompt=prompt))
 
 
-def how_to_talk(*, grpc: str, http: str, metrics: str, model: str, prompt: str) -> str:
-    """Example commands for a server. `http` is "" if the server has no HTTP endpoint."""
+def command() -> str:
+    """How this program was called, for commands that are printed to be copied: by its name if the shell finds it."""
+    called = Path(sys.argv[0])
+    if called.suffix == ".py":
+        return f"{sys.executable} -m inflight_client.cli"
+    found = shutil.which(called.name)
+    return called.name if found and called.exists() and Path(found).samefile(called) else str(called)
+
+
+def how_to_talk(*, command: str, grpc: str, http: str, metrics: str, model: str, prompt: str) -> str:
+    """Example commands for a server, which begin with `command`. `http` is "" if the server has no HTTP endpoint."""
     url = "" if grpc in ("127.0.0.1:8001", "localhost:8001") else f" --url {grpc}"
     named = "" if model == "llm" else f" --model {model}"
     curl = f"""
@@ -169,8 +180,8 @@ def how_to_talk(*, grpc: str, http: str, metrics: str, model: str, prompt: str) 
        -d '{{"text_input": "{prompt}", "max_tokens": 64, "stream": true}}'
 """
     return f"""\
-  inflight generate {prompt!r}{url}{named}
-  inflight chat{url}{named}
+  {command} generate {prompt!r}{url}{named}
+  {command} chat{url}{named}
 {curl if http else ""}
   from inflight_client import Client
   with Client("{grpc}", model="{model}") as client:

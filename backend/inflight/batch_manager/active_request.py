@@ -44,9 +44,16 @@ class ActiveRequest:
             siblings = tuple(self.sequences)
             for sequence in siblings:
                 sequence.siblings = siblings
+            self._share_prompt()
         self.num_open = len(self.sequences)
         """Number of sequences without their final result."""
         self._num_silent = len(self.sequences) - request.num_return_sequences  # beams that are not returned
+
+    def _share_prompt(self) -> None:
+        first, *others = (sequence.speculation for sequence in self.sequences)
+        for other in others:
+            if first is not None and other is not None:
+                other.share_prompt(first, len(self.request.input_token_ids))
 
     @property
     def queued(self) -> list[Sequence]:

@@ -26,10 +26,9 @@ class Admission:
         """Whether sequences that have started may be paused to free their blocks."""
         return self._policy is SchedulerPolicy.MAX_UTILIZATION
 
-    @property
-    def is_open(self) -> bool:
-        """Whether another sequence may join the batch."""
-        return self._policy is not SchedulerPolicy.STATIC_BATCH or self._batch_quota > 0
+    def is_open(self, num_aside: int) -> bool:
+        """Whether another sequence may join the batch. `num_aside`: waiting ones whose places nobody else gets."""
+        return self._policy is not SchedulerPolicy.STATIC_BATCH or self._batch_quota > num_aside
 
     def open_batch(self, num_waiting: int) -> None:
         """No sequence is running: a static batch may be made of those that wait now."""

@@ -111,6 +111,19 @@ class GptManager:
         """
         self._scheduler.kv_cache.note_time(now_ms)
 
+    def cancel_sequence(self, request_id: int, index: int) -> None:
+        """End one sequence of an active request with its tokens so far, while the others go on. Beams end together
+        only: one of them, and what is unknown or has ended, is ignored.
+
+        Every rank must call it in the same iteration: from inside a callback, on what was broadcast.
+        """
+        active = self._active.get(request_id)
+        if active is None or not 0 <= index < len(active.sequences):
+            return
+        sequence = active.sequences[index]
+        if sequence.beams is None and not sequence.is_finished:
+            self._finish(sequence, FinishReason.CANCELLED)
+
     # -- the loop ------------------------------------------------------------------------------------------------------
 
     def run(self) -> None:

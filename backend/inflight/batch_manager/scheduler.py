@@ -17,7 +17,7 @@ when all have theirs, `update` chooses the next beams. One that continues anothe
 copies the last one, and every beam's token goes to the runner with its next row: it is never scheduled ahead.
 
 A sequence whose adapter finds no slot on the device steps aside until one is free. Those without an adapter overtake
-it, those with one do not.
+it, those with one do not. In a static batch it keeps its place meanwhile.
 
 Knows no tensors, no clock, no callbacks: the same calls lead to the same decisions on every rank.
 """
@@ -207,7 +207,9 @@ class Scheduler:
         if not self._batch:
             admission.open_batch(len(self._waiting))
         room = admission.room(self._batch.num_missing_blocks)
-        while self._waiting.has_head and self._batch.num_free_rows and step.budget > 0 and admission.is_open:
+        while self._waiting.has_head and self._batch.num_free_rows and step.budget > 0:
+            if not admission.is_open(self._waiting.num_aside):
+                break
             sequence = self._waiting.head()
             if not self._has_adapter_slot(sequence):
                 self._waiting.set_aside()
@@ -236,7 +238,7 @@ class Scheduler:
         """Whether its adapter is in a slot or finds one, and no earlier sequence waits for one."""
         if sequence.request.loaded_adapter is None:
             return True
-        return not self._waiting.has_aside and self._batch.adapters.has_room(sequence)
+        return not self._waiting.num_aside and self._batch.adapters.has_room(sequence)
 
     def _start(self, sequence: Sequence, prefix: Prefix, num_tokens: int, step: Step, now_ns: int) -> None:
         """Give it a row and its first tokens of the step; who forks from a sibling gets them in the next step."""

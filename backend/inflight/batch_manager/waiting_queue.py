@@ -49,8 +49,8 @@ class WaitingQueue:
         return bool(self._heap)
 
     @property
-    def has_aside(self) -> bool:
-        return bool(self._aside)
+    def num_aside(self) -> int:
+        return len(self._aside)
 
     def set_aside(self) -> None:
         """Let the head wait outside the order, until `return_aside`."""

@@ -13,6 +13,7 @@ from __future__ import annotations
 import dataclasses
 import os
 from collections.abc import Callable
+from pathlib import Path
 
 from inflight.config import EngineConfig
 from inflight.executor.front.remote import RemoteFront
@@ -34,6 +35,7 @@ class Executor(RemoteFront):
         *,
         name: str = "",
         keep_trying: bool = True,
+        keeps_statistics: bool = True,
         on_engine_death: Callable[[str], None] | None = None,
     ) -> None:
         """Launch the ranks and wait until they have loaded the model.
@@ -45,17 +47,31 @@ class Executor(RemoteFront):
         config = resolve_config(model_path, config)
         address = EngineAddress.of(name) if name else None
         launcher = make_launcher(config, address)
-        super().__init__(config, launcher, keep_trying=keep_trying, on_engine_death=on_engine_death)
+        super().__init__(
+            config,
+            launcher,
+            keep_trying=keep_trying,
+            keeps_statistics=keeps_statistics,
+            on_engine_death=on_engine_death,
+        )
         self.start()
 
 
 def attach_executor(
-    config: EngineConfig, name: str, *, on_engine_death: Callable[[str], None] | None = None
+    config: EngineConfig,
+    name: str,
+    *,
+    run_directory: str | os.PathLike[str] | None = None,
+    on_engine_death: Callable[[str], None] | None = None,
 ) -> RemoteFront:
-    """A front of an engine that another process launched under `name`. It reconnects after that process relaunches the
-    engine. Of `config` only the timeouts, the rings of statistics and the checkpoint's generation_config.json are used.
-    It is returned unstarted."""
-    return RemoteFront(config, AttachedLauncher(EngineAddress.of(name)), on_engine_death=on_engine_death)
+    """A front of an engine that another process of this user launched under `name`, as tritonserver does under the name
+    of its model. It reconnects after that process relaunches the engine. Of `config` only the timeouts, the rings of
+    statistics and KV cache events, and the checkpoint's generation_config.json are used. It is returned unstarted: use
+    it as a context manager, or call `start`. `run_directory`: that of the engine's server, which `inflight serve`
+    prints; None for an engine without that supervisor, or for a process of the same server. Raises ConfigurationError
+    if the directory is not this user's alone."""
+    directory = None if run_directory is None else Path(run_directory)
+    return RemoteFront(config, AttachedLauncher(EngineAddress.of(name, directory)), on_engine_death=on_engine_death)
 
 
 def resolve_config(model_path: str | os.PathLike[str] | None, config: EngineConfig | None) -> EngineConfig:

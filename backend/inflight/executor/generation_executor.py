@@ -148,6 +148,7 @@ class GenerationExecutor:
         result = GenerationResult(
             request,
             self._executor.cancel_request,
+            abort_sequence=self._executor.cancel_sequence,
             prompt=prompt,
             streaming=streaming,
             sequences=make_sequences(request, stop, self._tokenizer, reads_text=self._workers is None),

@@ -18,7 +18,7 @@ from inflight.executor.front.front import RANKS_LOST, SHUT_DOWN, EngineState, Fr
 from inflight.executor.rank.assembly import LoadedRunner, LoadRunner, load_model_runner, make_manager
 from inflight.executor.rank.callbacks import RankCallbacks
 from inflight.executor.rank.leader.request_book import RequestBook
-from inflight.executor.wire.messages import NO_INPUT, RankInput
+from inflight.executor.wire.messages import NO_INPUT, CancelSequence, RankInput
 from inflight.generation_defaults import GenerationDefaults
 from inflight.kv_cache_events import KVCacheEvent
 from inflight.logits_post_processor import LogitsPostProcessorConfig
@@ -93,6 +93,9 @@ class InProcessExecutor(Front):
     def _send_cancel(self, request_id: int) -> None:
         self._leader.inbox.append(request_id)
 
+    def _send_cancel_sequence(self, request_id: int, sequence_index: int) -> None:
+        self._leader.inbox.append(CancelSequence(request_id, sequence_index))
+
     def _drop_unsent(self) -> None:
         """The leader's thread reads the inbox until it ends."""
 
@@ -127,11 +130,12 @@ class InProcessExecutor(Front):
 
 
 class _InProcessLeader:
-    """Implements rank.callbacks.Leader. Other threads append to `inbox`: a Request, or the id of one to cancel."""
+    """Implements rank.callbacks.Leader. Other threads append to `inbox`: a Request, the id of one to cancel, or the
+    sequence of one."""
 
     def __init__(self, front: InProcessExecutor, max_in_flight: int, *, stats_seconds: float) -> None:
         """`stats_seconds`: shortest time between two reports of a busy engine's newest statistics."""
-        self.inbox: deque[Request | int] = deque()
+        self.inbox: deque[Request | int | CancelSequence] = deque()
         self.news = threading.Event()
         self._max_in_flight = max_in_flight
         self._book = RequestBook(max_in_flight)
@@ -162,12 +166,19 @@ class _InProcessLeader:
         if self._shutdown:
             self._book.stop_everything()
         requests, stops = self._book.take(0) if self._shutdown else self._book.take(max_requests, is_idle=may_block)
-        adapters = self._book.take_adapter_orders()
+        sequences, adapters = self._book.take_cancelled_sequences(), self._book.take_adapter_orders()
         self.deliver_responses()
         now_ms = self._book.time_to_tell()
-        if not (requests or stops or adapters is not NO_ORDERS or now_ms or self._shutdown):
+        if not (requests or stops or sequences or adapters is not NO_ORDERS or now_ms or self._shutdown):
             return NO_INPUT
-        return RankInput(requests=requests, stops=stops, adapters=adapters, shutdown=self._shutdown, now_ms=now_ms)
+        return RankInput(
+            requests=requests,
+            stops=stops,
+            cancelled_sequences=sequences,
+            adapters=adapters,
+            shutdown=self._shutdown,
+            now_ms=now_ms,
+        )
 
     def respond(self, response: Response) -> None:
         self._book.respond(response)
@@ -200,5 +211,7 @@ class _InProcessLeader:
             item = self.inbox.popleft()
             if isinstance(item, Request):
                 self._book.submit(FRONT, item)
+            elif isinstance(item, CancelSequence):
+                self._book.cancel_sequence(FRONT, item.request_id, item.sequence_index)
             else:
                 self._book.cancel(FRONT, [item])

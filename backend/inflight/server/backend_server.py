@@ -86,6 +86,7 @@ class BackendServer:
         self._read_limits = ReadLimits(
             max_text_bytes=config.max_text_bytes,
             max_input_len=executor.limits.max_input_len,
+            vocab_size=executor.limits.vocab_size,
             max_bytes_per_token=tokenizer.max_bytes_per_token,
             max_prompt_embedding_bytes=executor.limits.max_prompt_embedding_bytes,
         )

@@ -7,7 +7,6 @@ import logging
 import os
 import sys
 from collections.abc import Mapping
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -42,10 +41,11 @@ def start_server(pb_utils: Any, args: Mapping[str, str]) -> BackendServer:
     # executor keeps relaunching its ranks.
     deaths: list[str] = []
     executor = Executor(
-        # /metrics shows the newest state; nobody here would read the statistics of every iteration.
-        config=replace(config, iter_stats_max_iterations=0, request_stats_max_iterations=0),
+        config=config,
         name=args["model_name"],
         keep_trying=not is_supervised(),
+        # /metrics shows the newest state. Who wants to know each iteration, or KV cache events, attaches a front.
+        keeps_statistics=False,
         on_engine_death=deaths.append,
     )
     server = BackendServer(

@@ -57,6 +57,7 @@ class WorkItem:
         self.perf_metrics: PerfMetrics | None = None
         self._dialect = dialect
         self._outputs: list[SequenceOutput] = []
+        self._stopped: list[int] = []
         self._reply = reply
         self._requested = requested
         self._waits_for_text = client.input_ids is None and (requested is None or "text_output" in requested)
@@ -140,7 +141,16 @@ class WorkItem:
     def add(self, result: Result) -> None:
         """Merge a result into the output of its sequence that was not delivered yet."""
         self.perf_metrics = result.request_perf_metrics or self.perf_metrics
-        self._outputs[result.sequence_index].add(result)
+        output = self._outputs[result.sequence_index]
+        was_finished = output.is_finished
+        output.add(result)
+        if output.is_finished and not (was_finished or result.is_sequence_final):
+            self._stopped.append(result.sequence_index)
+
+    def take_stopped(self) -> list[int]:
+        """Indices of the sequences that a stop string has ended since the last call: ranks still compute them."""
+        stopped, self._stopped = self._stopped, []
+        return stopped
 
     def deliver(self) -> None:
         """Send one response with all undelivered output, if `has_news`."""

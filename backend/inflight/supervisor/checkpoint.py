@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from pathlib import Path
 
 from inflight.errors import ConfigurationError
@@ -11,19 +12,33 @@ TOKENIZERS = ("tokenizer.json", "tokenizer.model", "vocab.json", "tokenizer_conf
 INDEX = "model.safetensors.index.json"
 
 
-def check(folder: Path, *, tokenizer: Path | None = None) -> None:
-    """Raise ConfigurationError with one sentence if `folder` cannot be served. `tokenizer`: folder of the tokenizer;
-    None = `folder`."""
+def check(folder: Path, *, tokenizer: Path | None = None, tensor_parallel_size: int = 1) -> None:
+    """Raise ConfigurationError with one sentence if `folder` cannot be served by so many ranks. `tokenizer`: folder of
+    the tokenizer; None = `folder`."""
     if not folder.is_dir():
         raise ConfigurationError(f"{folder} is not a folder: give the folder of a Hugging Face checkpoint")
     config = _json(folder / "config.json", f"{folder} is not a Hugging Face checkpoint: it has no config.json")
     if not (config.get("architectures") or config.get("model_type")):
         raise ConfigurationError(f"{folder / 'config.json'} names no architecture, so it is not a model's")
+    _check_ranks(config, tensor_parallel_size)
     _check_weights(folder)
     place = tokenizer or folder
     if not any((place / name).is_file() for name in TOKENIZERS):
         raise ConfigurationError(
             f"{place} has no tokenizer ({', '.join(TOKENIZERS[:2])}): set tokenizer_dir to its folder"
+        )
+
+
+def _check_ranks(config: Mapping[str, object], num_ranks: int) -> None:
+    """Ranks say the same, but only after a server was started for them. What this cannot read is left to them."""
+    for key in ("num_attention_heads", "num_key_value_heads", "intermediate_size"):
+        value = config.get(key)
+        if not isinstance(value, int) or value < 1 or value % num_ranks == 0:
+            continue
+        if key == "num_key_value_heads" and num_ranks % value == 0:
+            continue  # ranks hold copies of a head
+        raise ConfigurationError(
+            f"tensor_parallel_size {num_ranks} does not divide the checkpoint's {key} ({value}): choose another one"
         )
 
 

@@ -31,7 +31,7 @@ class ServerLog:
         self._lines: deque[str] = deque(maxlen=KEPT_LINES)
         self._loud = False
         self._hushed = True
-        """Whether errors are not shown, because the server has not started yet."""
+        """Whether errors are not shown, because the server has not started yet, or is being ended."""
         self._thread: threading.Thread | None = None
 
     def follow(self, stream: IO[str], began: Callable[[], None] = lambda: None) -> None:
@@ -46,6 +46,11 @@ class ServerLog:
     def tell_errors(self) -> None:
         """Show errors from now on, because the server has started. A failed start is reported in one sentence."""
         self._hushed = False
+
+    def hush_errors(self) -> None:
+        """Show none from now on, because the server is being ended: parts of it that miss each other, and requests that
+        it never freed, concern nobody any more."""
+        self._hushed = True
 
     def join(self, timeout: float) -> None:
         """Wait for the end of the output, after the server has ended."""

@@ -122,5 +122,9 @@ def _checked(config: ModelConfig, folder: Path) -> EngineConfig:
         raise ConfigurationError(f"{folder} has no version folder (1, 2, …)")
     values = {key: parameter.string_value for key, parameter in config.parameters.items()}
     engine = EngineConfig.from_parameters(values, folder / str(versions[0]))
-    checkpoint.check(Path(engine.gpt_model_path), tokenizer=Path(engine.tokenizer_dir))
+    checkpoint.check(
+        Path(engine.gpt_model_path),
+        tokenizer=Path(engine.tokenizer_dir),
+        tensor_parallel_size=engine.tensor_parallel_size,
+    )
     return engine

@@ -62,7 +62,8 @@ class Supervisor:
             try:
                 began = time.monotonic()
                 if self._start():
-                    self._tell(f"ready after {time.monotonic() - began:.1f} s")
+                    directory = self._plan.run_directory
+                    self._tell(f"ready after {time.monotonic() - began:.1f} s; run directory {directory}")
                     self._announce()
                     self._keep_serving()
                     self._drain()
@@ -163,6 +164,7 @@ class Supervisor:
             if not self._idle(models, deadline):
                 self._tell("requests in flight did not finish in time")
         process = self._server.process
+        self._log.hush_errors()
         process.terminate()
         deadline = time.monotonic() + EXIT_GRACE
         while process.returncode is None and time.monotonic() < deadline:
@@ -196,6 +198,7 @@ class Supervisor:
 
     def _kill(self) -> None:
         """End the server's every process at once and remove its shared memory."""
+        self._log.hush_errors()
         if self._running is not None:
             self._running.process.kill()
             janitor.sweep(self._plan.run_directory, self._plan.prefix, grace=1.0)

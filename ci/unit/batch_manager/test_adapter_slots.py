@@ -85,6 +85,20 @@ def test_who_finds_no_slot_is_overtaken_by_those_without_an_adapter_only() -> No
     assert loads == [(0, 7), (0, 8), (0, 7), (0, 8)]
 
 
+def test_who_waits_for_a_slot_keeps_its_place_in_a_static_batch() -> None:
+    made = harness(1, policy=SchedulerPolicy.STATIC_BATCH)
+    for request_id, uid, max_tokens in ((1, 7, 4), (2, 8, 4), (3, 0, 20)):
+        made.submit(adapted(make_request(request_id, [request_id, 2, 3], max_tokens, streaming=True), uid))
+    made.step()
+    made.submit(make_request(4, [4, 2, 3], 4, streaming=True))
+    while not made.num_finals(3):
+        made.step()
+        assert 4 not in made.responses, "a newcomer joins no batch of others"
+    assert made.num_finals(2) == 1, "it joined its batch when there was a slot"
+    made.run_until_idle()
+    assert started(made) == [1, 3, 2, 4]
+
+
 def test_a_stopped_sequence_that_waits_for_a_slot_leaves_nothing() -> None:
     made = harness(1)
     for request_id, uid in ((1, 7), (2, 8), (3, 7)):

@@ -201,6 +201,14 @@ class Histories(RuleBasedStateMachine):
         for rank in self.ranks:
             rank.stops = {*rank.stops, request_id}
 
+    @precondition(lambda self: self.num_requests > 0)
+    @rule(choice=st.integers(0, 1000), index=st.integers(0, 3))
+    def cancel_sequence(self, choice: int, index: int) -> None:
+        request_id = 1 + choice % self.num_requests
+        self.stopped.add(request_id)
+        for rank in self.ranks:
+            rank.manager.cancel_sequence(request_id, index)
+
     @rule(milliseconds=st.sampled_from([5, 30, 600]))
     def pass_time(self, milliseconds: int) -> None:
         self.now_ms += milliseconds

@@ -18,7 +18,7 @@ from typer.testing import CliRunner, Result
 from inflight_client import Call, Client, MockTransport, Reply, RequestRefused, text_reply
 from inflight_client.chat import ChatError, ChatSession, Message, load_chat_template, tokenizer_folder
 from inflight_client.cli import app
-from inflight_client.terminal import converse, how_to_talk
+from inflight_client.terminal import command, converse, greet, how_to_talk
 
 Connect = Callable[[MockTransport], None]
 
@@ -160,7 +160,9 @@ def test_generate_reads_standard_input(connect: Connect) -> None:
     [
         (("generate", "x"), 1, "inflight: Exceeds maximum queue size\n"),
         (("generate", "x", "--seed", "-1"), 2, "inflight: seed must be between 0 and"),
-        (("load-test", "--concurrency", "5:1:1"), 1, "inflight: '5:1:1' is not a sweep"),
+        (("load-test", "--concurrency", "5:1:1"), 2, "inflight: '5:1:1' is not a sweep"),
+        (("load-test", "--input-tokens", "5:1"), 2, "inflight: input tokens must be at least 1"),
+        (("load-test", "--prompts", "/no/file"), 2, "Invalid value for '--prompts'"),
         (("serve", "--set", "no-value"), 2, "inflight: --set takes KEY=VALUE"),
         (("generate",), 2, "Missing argument"),
     ],
@@ -172,14 +174,53 @@ def test_failures_are_one_sentence(connect: Connect, arguments: tuple[str, ...],
     assert sentence in result.stderr and "Traceback" not in result.output
 
 
-def test_an_answer_that_breaks_off_ends_its_line_before_the_error(connect: Connect) -> None:
+@pytest.mark.parametrize(
+    ("arguments", "host"), [(("generate", "x"), "gpu7"), (("chat",), "gpu7"), (("load-test",), "[::1]")]
+)
+def test_an_address_of_http_is_explained(arguments: tuple[str, ...], host: str) -> None:
+    result = run(*arguments, "--url", f"http://{host}:8000/v2")
+    assert (result.exit_code, result.stdout) == (2, "")
+    assert result.stderr.splitlines()[-1] == (
+        f"inflight: http://{host}:8000/v2 is no gRPC address: write host and port of the server's gRPC endpoint "
+        f"without http://, as in {host}:8001"
+    )
+
+
+@pytest.mark.parametrize(
+    ("pieces", "printed"), [(["half"], "half\n"), (["half", ""], "half\n"), (["", ""], ""), (["line\n"], "line\n")]
+)
+def test_an_answer_that_breaks_off_ends_its_line_before_the_error(
+    connect: Connect, pieces: list[str], printed: str
+) -> None:
     def break_off(call: Call) -> Iterator[Reply]:
-        yield text_reply("half")
+        yield from map(text_reply, pieces)
         raise RequestRefused("too busy")
 
     connect(MockTransport(break_off))
     result = run("generate", "x")
-    assert (result.stdout, result.stderr, result.exit_code) == ("half\n", "inflight: too busy\n", 1)
+    assert (result.stdout, result.stderr, result.exit_code) == (printed, "inflight: too busy\n", 1)
+
+
+def test_a_greeting_that_fails_ends_the_line_of_its_prompt(capsys: pytest.CaptureFixture[str]) -> None:
+    with Client(transport=MockTransport(refusing)) as client:
+        greet(client=client, grpc="a:1", http="", metrics="a:2", model="llm", prompt="Once")
+    told = capsys.readouterr()
+    assert (told.out, told.err.count("\n")) == ("\nOnce\n", 1)
+
+
+def test_commands_are_printed_as_this_one_was_called(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    script = tmp_path / "venv" / "bin" / "inflight"
+    script.parent.mkdir(parents=True)
+    script.write_text("")
+    script.chmod(0o755)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "argv", ["venv/bin/inflight", "serve"])
+    monkeypatch.setenv("PATH", "/usr/bin:/bin")
+    assert command() == "venv/bin/inflight"
+    monkeypatch.setenv("PATH", f"{script.parent}:/usr/bin:/bin")
+    assert command() == "inflight"
+    addresses = {"grpc": "localhost:8001", "http": "", "metrics": "localhost:8002", "model": "llm", "prompt": "Once"}
+    assert "  venv/bin/inflight generate 'Once'\n" in how_to_talk(command="venv/bin/inflight", **addresses)
 
 
 def test_serve_hands_its_options_to_the_supervisor(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -202,7 +243,13 @@ def test_serve_without_http_shows_nothing_of_it(monkeypatch: pytest.MonkeyPatch)
     closed, keyed = given
     assert (closed.allow_http, closed.open_apis, closed.canary_period) == (False, True, 0.0)
     assert (keyed.allow_http, keyed.open_apis, keyed.api_key_file) == (True, False, Path("/a/key"))
-    addresses = {"grpc": "localhost:8001", "metrics": "localhost:8002", "model": "llm", "prompt": "Once"}
+    addresses = {
+        "command": "inflight",
+        "grpc": "localhost:8001",
+        "metrics": "localhost:8002",
+        "model": "llm",
+        "prompt": "Once",
+    }
     assert "curl" in how_to_talk(http="localhost:8000", **addresses)
     assert "curl" not in how_to_talk(http="", **addresses)
 
@@ -280,7 +327,7 @@ def test_a_chat_goes_on_after_a_failure_and_ends_with_the_input(
 def test_chat_without_a_tokenizer_says_what_to_name(connect: Connect, tmp_path: Path) -> None:
     connect(MockTransport(two_pieces))
     result = run("chat", "--tokenizer", str(tmp_path))
-    assert result.exit_code == 1
+    assert result.exit_code == 2
     assert "--tokenizer" in result.stderr and "Traceback" not in result.output
 
 

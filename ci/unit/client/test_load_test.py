@@ -16,7 +16,7 @@ from typing import Any, ClassVar
 import pytest
 from rich.console import Console
 
-from inflight_client import Client, ClientError, LoadTestError, MockTransport, text_reply
+from inflight_client import Client, ClientError, LoadTestError, MockTransport, UsageError, text_reply
 from inflight_client._exceptions import ConnectError, ModelNotFound
 from inflight_client.load_test import (
     Level,
@@ -76,7 +76,7 @@ def test_rates_may_be_fractions_and_end_where_they_should() -> None:
 
 @pytest.mark.parametrize("text", ["", "x", "1:2", "1:2:0", "5:1:1", "0", "-1", "1.5", "1:1e9:1", "nan", "1:inf:1"])
 def test_sweeps_that_are_none(text: str) -> None:
-    with pytest.raises(LoadTestError):
+    with pytest.raises(UsageError):
         parse_sweep(text, LoadMode.CONCURRENCY)
 
 
@@ -90,9 +90,9 @@ def test_heavier_levels_have_more_requests_unless_told() -> None:
 def test_lengths() -> None:
     assert (parse_length("64"), parse_length("32:256")) == ((64, 64), (32, 256))
     for text in ("", "a", "1:2:3"):
-        with pytest.raises(LoadTestError):
+        with pytest.raises(UsageError):
             parse_length(text)
-    with pytest.raises(LoadTestError):
+    with pytest.raises(UsageError):
         PromptOptions(input_tokens=(5, 2))
 
 
@@ -111,7 +111,7 @@ def test_prompts_of_a_file(tmp_path: Path) -> None:
     requests = make_requests(PromptOptions(prompt_file=tmp_path / "prompts"), 3, level="0")
     assert [request["text_input"]["content"] for request in requests] == [["one"], ["two"], ["one"]]  # type: ignore[index]
     (tmp_path / "prompts").write_text("\n")
-    with pytest.raises(LoadTestError, match="no prompts"):
+    with pytest.raises(UsageError, match="no prompts"):
         make_requests(PromptOptions(prompt_file=tmp_path / "prompts"), 1, level="0")
 
 
@@ -298,7 +298,7 @@ def test_the_table_fits_a_terminal() -> None:
 
 
 def test_no_level_is_no_test() -> None:
-    with pytest.raises(LoadTestError, match="no level"):
+    with pytest.raises(UsageError, match="no level"):
         run_load_test(LoadTestOptions(levels=[]))
 
 

@@ -128,6 +128,12 @@ def test_counts_come_from_their_own_tensors_where_there_are_some() -> None:
     assert (chunk.num_input_tokens, chunk.num_output_tokens) == (9, 3)
 
 
+def test_numbers_of_beams_are_one_row() -> None:
+    beams = {"beam_width": 4, "beam_width_array": [4, 2]}
+    call = generation_call("x", beams, model="llm", stream=False, timeout=None, request_id=None)
+    assert call.inputs["beam_width_array"].tolist() == [4, 2] and call.inputs["beam_width_array"].dtype == np.int32
+
+
 def test_drafts_are_one_row_of_token_ids() -> None:
     call = generation_call(
         "x", {"draft_input_ids": (3, 4), "max_draft_len": 8}, model="llm", stream=False, timeout=None, request_id=None

@@ -12,12 +12,21 @@ from itertools import pairwise
 from pathlib import Path
 
 import pytest
+from engine_features import ENGINE_FEATURES
 from request_kinds import KINDS
 
 import inflight_kernels
 from ci.feature_table import with_table
-from inflight import config, errors
+from inflight import config, errors, kv_cache_retention, lora, sampling_config
+from inflight.batch_manager.speculation import ngram_index
 from inflight.config import EngineConfig
+from inflight.executor.front import prompt_adapters
+from inflight.executor.postprocess import workers
+from inflight.executor.wire import messages
+from inflight.request_limits import RequestLimits
+from inflight.runtime.adapters import adapter_library, peft_folder
+from inflight.runtime.guided import grammars
+from inflight.server.tensors import request_parameters, tensor_values
 from inflight.server.tensors.dialect import InputTensor, OutputTensor
 from inflight.server.tensors.dialects import LLM
 from inflight.server.threads.metric_families import FAMILIES
@@ -72,13 +81,54 @@ def test_the_tensor_tables_are_the_dialects(head: str, tensors: tuple[InputTenso
     assert all(len(row) == 4 and row[3] for row in rows)
 
 
+def test_the_fixed_bounds_are_those_of_the_code() -> None:
+    limits = RequestLimits(vocab_size=1, max_seq_len=1, max_input_len=1, kv_cache_tokens=1)
+    assert (limits.max_words, limits.max_words_tokens) == (2 * tensor_values.MAX_WORDS, tensor_values.MAX_WORDS_TOKENS)
+    bounds = [
+        messages.MAX_MESSAGE_BYTES,
+        limits.max_end_ids,
+        tensor_values.MAX_WORDS,
+        tensor_values.MAX_WORDS_BYTES,
+        limits.max_words_tokens,
+        sampling_config.MAX_BEAM_WIDTHS,
+        kv_cache_retention.MAX_RANGES,
+        kv_cache_retention.MAX_DURATION_MS,
+        request_parameters.MAX_TIMEOUT_US // 1000,
+        request_parameters.MAX_SALT_BYTES,
+        f"{sampling_config.MAX_BIAS:g}",
+        f"{sampling_config.MAX_PENALTY:g}",
+        f"{sampling_config.MAX_REPETITION_PENALTY:g}",
+        f"{sampling_config.MAX_DIVERSITY_RATE:g}",
+        lora.MAX_NAME_LENGTH,
+        adapter_library.MAX_NUMBERS,
+        lora.MAX_ROWS,
+        adapter_library.MAX_ADAPTERS,
+        peft_folder.MAX_CONFIG_BYTES,
+        prompt_adapters.MAX_BYTES,
+        grammars.MAX_IDLE,
+        grammars.MAX_COMPILING,
+        grammars.MAX_BYTES,
+        ngram_index.MAX_INDEXED,
+        workers.MAX_WORKERS,
+        messages.MAX_FRONT_ID,
+    ]
+    assert [value for _, value in table("Limits", "bound")] == [str(bound) for bound in bounds]
+
+
 def test_the_feature_table_is_what_the_tests_serve() -> None:
     assert with_table(README) == README, "python -m ci.feature_table brings it up to date"
 
 
+def test_the_tests_that_prove_features_of_an_engine_exist() -> None:
+    for feature in ENGINE_FEATURES:
+        for proof in feature.proofs.values():
+            path, function = proof.split("::")
+            assert f"\ndef {function}(" in (ROOT / path).read_text(encoding="utf-8"), proof
+
+
 def test_kernels_of_features_exist_and_are_compiled_for_gpus() -> None:
     """A family with a file of cases is compiled as a whole, see ci/kernels."""
-    for kind in KINDS:
+    for kind in (*KINDS, *ENGINE_FEATURES):
         for name in kind.kernels:
             family = getattr(inflight_kernels, name).__module__.split(".")[1]
             assert (ROOT / "ci" / "kernels" / family / "aot_cases.py").is_file(), name

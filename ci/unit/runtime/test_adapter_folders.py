@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 from typing import Any
 
@@ -126,6 +127,28 @@ def test_broken_files(tmp_path: Path) -> None:
     (folder / "adapter_model.safetensors").unlink()
     with pytest.raises(InvalidRequest, match="has no file adapter_model"):
         read(folder)
+
+
+def test_a_file_that_is_cut_short(tmp_path: Path) -> None:
+    weights = write(tmp_path / "a") / "adapter_model.safetensors"
+    weights.write_bytes(weights.read_bytes()[:-10])
+    with pytest.raises(InvalidRequest, match="not a whole safetensors file"):
+        read(weights.parent)
+
+
+def test_a_file_that_shrinks_while_it_is_read(tmp_path: Path) -> None:
+    """Of a mapped file the tensors would be gone, and whoever touches them ends with SIGBUS."""
+    folder = write(tmp_path / "a")
+
+    class Shrinking(dict[str, AdapterPlace]):
+        def __contains__(self, name: object) -> bool:
+            os.truncate(folder / "adapter_model.safetensors", 0)
+            return super().__contains__(name)
+
+    shrinking = places()
+    shrinking.places = Shrinking(shrinking.places)
+    (module,) = read_peft_folder("mine", folder, None, shrinking, 10_000).modules
+    assert np.array_equal(np.frombuffer(module.a, "<f4").reshape(2, 3), A.numpy())
 
 
 def test_a_rank_above_the_configured_one(tmp_path: Path) -> None:

@@ -152,6 +152,62 @@ def test_who_finds_no_room_waits_until_a_lease_ends(desk: Desk) -> None:
     assert desk.stored == {held[0].uid, held[2].uid, late.uid}
 
 
+def test_one_without_room_does_not_hold_up_those_that_fit(desk: Desk) -> None:
+    desk.reader.sizes["large"] = 2 * SIZE
+    held = [desk.library.lease(named(name)) for name in "ab"]
+    desk.settle(*held)
+    idle = desk.use(named("idle"))
+    large, small = desk.library.lease(named("large")), desk.library.lease(named("small"))
+    desk.settle(large, small)
+    assert (large.state, small.state) == (AdapterState.LOADING, AdapterState.READY)
+    assert idle.uid not in desk.stored
+    desk.library.release(held[0])
+    desk.settle()
+    assert large.state is AdapterState.LOADING, "it takes two places"
+    assert held[0].uid in desk.stored, "dropping it alone would have helped nobody"
+    desk.library.release(small)
+    desk.settle()
+    assert large.state is AdapterState.READY
+
+
+@pytest.mark.parametrize("newcomers", [0, 1, 3])
+def test_who_waits_for_room_gets_it_though_others_never_stop_coming(desk: Desk, newcomers: int) -> None:
+    """Requests of three stored adapters, each begun before the one before it has ended, and of new adapters."""
+    desk.reader.sizes["large"] = 2 * SIZE
+    held = [desk.library.lease(named(name)) for name in "abc"]
+    desk.settle(*held)
+    large = desk.library.lease(named("large"))
+    for turn in range(4 * adapter_library.MAX_OVERTAKING):
+        desk.settle(large)
+        if large.state is AdapterState.READY:
+            break
+        adapter = desk.library.lease(named("abc"[turn % 3]))
+        desk.settle(adapter)
+        desk.library.release(held.pop(0))
+        held.append(adapter)
+        for number in range(newcomers):
+            desk.use(named(f"new.{turn}.{number}"))
+    assert large.state is AdapterState.READY
+    assert desk.library.num_bytes <= 3 * SIZE
+    desk.library.release(large)
+    for adapter in held:
+        desk.library.release(adapter)
+    desk.settle()
+    assert desk.use(named("a")).state is AdapterState.READY, "who was given up is read again"
+
+
+def test_the_numbers_of_an_adapter_are_not_without_number(desk: Desk) -> None:
+    for number in range(1, adapter_library.MAX_NUMBERS + 1):
+        desk.use(named("a", number))
+    with pytest.raises(InvalidRequest, match="the LoRA adapter a has 16 lora_int_ids already: use one of them"):
+        desk.library.lease(named("a", 99))
+    assert desk.use(named("a", 7)) is desk.use(numbered(16)) is desk.use(named("a"))
+    assert len(desk.library._numbers) == adapter_library.MAX_NUMBERS
+    desk.library.forget(named("a"))
+    assert not desk.library._numbers
+    assert desk.use(named("a", 99)).state is AdapterState.READY
+
+
 @pytest.mark.parametrize(
     "request_", [named("a" * 300), named("../a"), named("a", -1), numbered(0, b"weights"), numbered(-1)]
 )

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import fake_pb_utils as pb
 import pytest
+from calls import until
 from fake_executor import FakeExecutor, tokens
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -21,7 +22,7 @@ from inflight.errors import (
     RequestCancelled,
     StepFailed,
 )
-from inflight.result import FinishReason, Response
+from inflight.result import FinishReason, Response, Result
 from inflight.server.backend_server import BackendServer
 from inflight.server.tensors.dialects import LLM
 from inflight.server.threads.metric_families import OUTCOMES
@@ -204,6 +205,26 @@ def test_a_stop_string_frees_the_engine(ask, executor: FakeExecutor) -> None:
     executor.push(tokens(request_id, [], FinishReason.CANCELLED))
     assert executor.cancelled == [request_id]
     finish(executor, again)
+
+
+def test_a_stop_string_ends_one_sequence_in_the_engine_too(ask, executor: FakeExecutor) -> None:
+    sender = ask({**PROMPT, "stop_words": ["b"], "num_return_sequences": 2, "exclude_input_in_output": True})
+    request_id = executor.last.request_id
+
+    def say(index: int, text: bytes, **end: object) -> None:
+        result = Result(output_token_ids=list(text), sequence_index=index, **end)
+        executor.push(Response(request_id=request_id, result=result))
+
+    say(1, b"ab")
+    until(lambda: executor.cancelled_sequences, "the engine is told")
+    say(1, b"c")
+    say(0, b"xy")
+    say(1, b"", finish_reason=FinishReason.CANCELLED, is_sequence_final=True)
+    say(0, b"b", finish_reason=FinishReason.LENGTH, is_sequence_final=True, is_final=True)
+    assert sender.finished.wait(LONG)
+    assert executor.cancelled_sequences == [(request_id, 1)] and executor.cancelled == []
+    answers = {each["sequence_index"][0]: (each["text_output"], each["finish_reason"]) for each in sender.responses}
+    assert answers == {0: ("xy", "stop"), 1: ("a", "stop")}
 
 
 def test_what_a_stop_string_ended_was_completed_whatever_comes_after(ask, server, executor: FakeExecutor) -> None:

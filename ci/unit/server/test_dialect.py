@@ -219,8 +219,8 @@ def test_a_table_alone_makes_another_dialect() -> None:
 
 @pytest.mark.parametrize(
     "array",
-    [[[1, 2]], [[1, 2], [3, -1]], [[1, 2], [2, 1]], [[1, 2], [0, -1]]],
-    ids=["one row", "far", "falling", "zero"],
+    [[[1, 2]], [[1, 2], [3, -1]], [[1, 2], [2, 1]], [[1, 2], [0, -1]], [[1] * 40_000, [-1] * 40_000]],
+    ids=["one row", "far", "falling", "zero", "long"],
 )
 def test_wrong_word_offsets_are_refused(array: list) -> None:
     with pytest.raises(InvalidRequest):

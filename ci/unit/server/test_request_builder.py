@@ -127,6 +127,7 @@ EXTRA = np.array([7, 8], np.uint64)
         ({**OK, "logit_bias_ids": [1], "logit_bias_values": [float("-inf")]}, "logit_bias must hold numbers between"),
         ({**OK, "logit_bias_ids": [1] * 5000, "logit_bias_values": [1.0]}, "logit_bias_ids has 5000 entries"),
         ({**OK, "embedding_bias": [1.0, 2.0]}, "embedding_bias must hold one float32 for each of the 300 tokens"),
+        ({**OK, "embedding_bias": [1.0] * 301}, "embedding_bias has 301 entries, more than 300"),
         ({**OK, "embedding_bias": [float("nan")] * 300}, "embedding_bias must hold numbers between"),
         ({**OK, "embedding_bias": np.zeros((2, 150), np.float32)}, "embedding_bias must be one row"),
         ({**OK, "embedding_bias_words": ["a"]}, "embedding_bias_words has 1 entries and embedding_bias_weights 0"),

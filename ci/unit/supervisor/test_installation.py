@@ -235,13 +235,15 @@ class TestLog:
         'TritonModelException: no such layer\\n\\nAt:\\n  model.py(28)"\n'
     )
 
-    def told(self, *, verbose: bool, starting: bool = False) -> tuple[list[str], ServerLog]:
+    def told(self, *, verbose: bool, starting: bool = False, ending: bool = False) -> tuple[list[str], ServerLog]:
         told: list[str] = []
         log = ServerLog(told.append, verbose=verbose)
         reading, writing = os.pipe()
         log.follow(os.fdopen(reading))
         if not starting:
             log.tell_errors()
+        if ending:
+            log.hush_errors()
         with os.fdopen(writing, "w") as stream:
             stream.write(self.LINES)
         log.join(10)
@@ -256,6 +258,9 @@ class TestLog:
         told, log = self.told(verbose=False, starting=True)
         assert told == []
         assert log.load_failure() == "model llm cannot be loaded: no such layer"
+
+    def test_errors_of_a_server_that_is_being_ended_are_not_told(self) -> None:
+        assert self.told(verbose=False, ending=True)[0] == []
 
     def test_verbose_tells_all(self) -> None:
         assert self.told(verbose=True)[0] == self.LINES.splitlines()

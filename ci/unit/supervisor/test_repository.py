@@ -169,3 +169,29 @@ class TestCheckpoint:
         (folder / "tokenizer.json").rename(elsewhere / "tokenizer.json")
         parameters = {"tokenizer_dir": str(elsewhere)}
         assert repository.write(source, tmp_path / "target", checkpoint_folder=folder, parameters=parameters).config
+
+    @pytest.mark.parametrize(
+        ("changes", "num_ranks", "sentence"),
+        [
+            ({}, 3, "tensor_parallel_size 3 does not divide the checkpoint's num_attention_heads (16)"),
+            ({"num_attention_heads": 12}, 3, "3 does not divide the checkpoint's num_key_value_heads (4)"),
+            ({"intermediate_size": 66}, 4, "4 does not divide the checkpoint's intermediate_size (66)"),
+            ({}, 8, ""),
+            ({}, 16, ""),
+            ({"num_attention_heads": "many", "num_key_value_heads": None}, 3, ""),
+        ],
+    )
+    def test_ranks_that_cannot_share_it(
+        self, source: Path, folder: Path, tmp_path: Path, changes: dict[str, object], num_ranks: int, sentence: str
+    ) -> None:
+        values = {"num_attention_heads": 16, "num_key_value_heads": 4, "intermediate_size": 48, **changes}
+        (folder / "config.json").write_text(json.dumps({"architectures": ["LlamaForCausalLM"], **values}))
+        parameters = {"tensor_parallel_size": str(num_ranks)}
+        target = tmp_path / "target"
+        if not sentence:
+            served = repository.write(source, target, checkpoint_folder=folder, parameters=parameters)
+            assert served.config is not None
+            return
+        with pytest.raises(ConfigurationError) as caught:
+            repository.write(source, target, checkpoint_folder=folder, parameters=parameters)
+        assert sentence in str(caught.value) and str(caught.value).endswith("choose another one")

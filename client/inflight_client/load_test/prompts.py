@@ -11,7 +11,7 @@ import random
 from dataclasses import dataclass
 from pathlib import Path
 
-from inflight_client._exceptions import LoadTestError
+from inflight_client._exceptions import UsageError
 
 NO_END = -1
 
@@ -32,9 +32,9 @@ class PromptOptions:
     def __post_init__(self) -> None:
         for name, (low, high) in (("input tokens", self.input_tokens), ("output tokens", self.output_tokens)):
             if not 1 <= low <= high:
-                raise LoadTestError(f"{name} must be at least 1 and in ascending order, got {low}:{high}")
+                raise UsageError(f"{name} must be at least 1 and in ascending order, got {low}:{high}")
         if self.vocabulary < 2:
-            raise LoadTestError(f"the vocabulary must have at least 2 tokens, got {self.vocabulary}")
+            raise UsageError(f"the vocabulary must have at least 2 tokens, got {self.vocabulary}")
 
 
 def parse_length(text: str) -> tuple[int, int]:
@@ -44,7 +44,7 @@ def parse_length(text: str) -> tuple[int, int]:
     except ValueError:
         bounds = []
     if len(bounds) not in (1, 2):
-        raise LoadTestError(f"{text!r} is not a length; write 64 or 32:256")
+        raise UsageError(f"{text!r} is not a length; write 64 or 32:256")
     return bounds[0], bounds[-1]
 
 
@@ -83,7 +83,7 @@ def _prompt_lines(path: Path) -> list[str]:
     try:
         lines = [line for line in path.read_text(encoding="utf-8").splitlines() if line.strip()]
     except (OSError, UnicodeDecodeError) as error:
-        raise LoadTestError(f"the prompts in {path} cannot be read: {error}") from None
+        raise UsageError(f"the prompts in {path} cannot be read: {error}") from None
     if not lines:
-        raise LoadTestError(f"{path} holds no prompts")
+        raise UsageError(f"{path} holds no prompts")
     return lines

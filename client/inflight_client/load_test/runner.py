@@ -11,7 +11,7 @@ from datetime import datetime, timezone
 from pathlib import Path
 
 from inflight_client._client import Client
-from inflight_client._exceptions import LoadTestError, RequestError, Unavailable
+from inflight_client._exceptions import LoadTestError, RequestError, Unavailable, UsageError
 from inflight_client._protocol import DEFAULT_MODEL
 from inflight_client.load_test.perf_analyzer import LEVEL_TIMEOUT, MeasurementsLost, PerfAnalyzer
 from inflight_client.load_test.profile import LevelResult, read_level
@@ -66,12 +66,13 @@ def run_load_test(
     client: Client | None = None,
     analyzer: Analyzer = PerfAnalyzer,
 ) -> LoadTestReport:
-    """Measure every level in turn. Raises LoadTestError, or ClientError if the server cannot be reached or refuses.
+    """Measure every level in turn. Raises UsageError for wrong options, LoadTestError, or another ClientError if the
+    server cannot be reached or refuses.
 
     Tests pass `client` and `analyzer` to replace the connections to a server.
     """
     if not options.levels:
-        raise LoadTestError("there is no level to measure: give a concurrency or a request rate")
+        raise UsageError("there is no level to measure: give a concurrency or a request rate")
     started = datetime.now(timezone.utc)
     watcher = progress or Progress()
     with tempfile.TemporaryDirectory(prefix="inflight-load-test-") as folder:

@@ -6,7 +6,7 @@ import math
 from dataclasses import dataclass
 from enum import Enum
 
-from inflight_client._exceptions import LoadTestError
+from inflight_client._exceptions import UsageError
 
 MIN_REQUESTS = 20
 """Minimum number of requests per level; with fewer, a single request would determine its p90."""
@@ -47,11 +47,11 @@ def parse_sweep(text: str, mode: LoadMode, *, num_requests: int = 0) -> list[Lev
     """Levels of "8", "1:16:5" (start:end:step, end included if hit) or "1,4,16".
 
     `num_requests` is the number of requests per level; 0 chooses it by the load. A level has at least as many requests
-    as are in flight at once or start in a second, which perf_analyzer requires. Raises LoadTestError.
+    as are in flight at once or start in a second, which perf_analyzer requires. Raises UsageError.
     """
     values = [_level_value(value, text, mode) for value in _values(text)]
     if len(values) > MAX_LEVELS:
-        raise LoadTestError(f"{text!r} asks for {len(values)} levels; at most {MAX_LEVELS} are measured in one test")
+        raise UsageError(f"{text!r} asks for {len(values)} levels; at most {MAX_LEVELS} are measured in one test")
     return [
         Level(mode, value, max(num_requests or _default_requests(mode, value), math.ceil(value))) for value in values
     ]
@@ -63,18 +63,18 @@ def _values(text: str) -> list[float]:
             return [float(part) for part in text.split(",")]
         start, end, step = (float(part) for part in text.split(":"))
     except ValueError:
-        raise LoadTestError(f"{text!r} is not a sweep; write 8, 1:16:5 (start:end:step) or 1,4,16") from None
+        raise UsageError(f"{text!r} is not a sweep; write 8, 1:16:5 (start:end:step) or 1,4,16") from None
     if not (step > 0 and end >= start and math.isfinite(end)):
-        raise LoadTestError(f"{text!r} is not a sweep: end must not be below start and step must be positive")
+        raise UsageError(f"{text!r} is not a sweep: end must not be below start and step must be positive")
     count = math.floor((end - start) / step + 1e-9) + 1
     return [start + index * step for index in range(min(count, MAX_LEVELS + 1))]
 
 
 def _level_value(value: float, text: str, mode: LoadMode) -> float:
     if not (value > 0 and math.isfinite(value)):
-        raise LoadTestError(f"{text!r}: every level must be above 0")
+        raise UsageError(f"{text!r}: every level must be above 0")
     if mode is LoadMode.CONCURRENCY and value != int(value):
-        raise LoadTestError(f"{text!r}: concurrency must be a whole number")
+        raise UsageError(f"{text!r}: concurrency must be a whole number")
     return value
 
 

@@ -15,16 +15,38 @@ MIN_SIZE = 2
 
 
 class NGramIndex:
-    """Of one text, which only grows."""
+    """Of one text, which only grows. Texts with the same beginning, such as the sequences of one prompt, share the
+    index of that."""
 
-    def __init__(self, max_size: int) -> None:
+    def __init__(self, max_size: int, beginning: NGramIndex | None = None, num_shared: int = 0) -> None:
+        """`beginning`: where the first `num_shared` tokens are indexed, whichever of their texts comes first."""
         self._sizes = range(max_size, min(MIN_SIZE, max_size) - 1, -1)
+        self._beginning = beginning
+        self._num_shared = num_shared
         self._followers: dict[tuple[int, ...], int] = {}  # n-gram -> place of the token after its last occurrence
-        self._num_indexed = 0  # tokens that are the end of indexed n-grams
+        self._num_indexed = max(num_shared - 1, 0)  # tokens that are the end of indexed n-grams
+
+    @property
+    def num_ngrams(self) -> int:
+        """That it holds itself."""
+        return len(self._followers)
+
+    def fork(self, num_shared: int) -> NGramIndex:
+        """The index of another text with the same first `num_shared` tokens, which are indexed once, for both and all
+        further forks. To be called with the same number, and first of all."""
+        if self._beginning is None:
+            self._beginning = NGramIndex(self._sizes[0])
+            self._num_shared, self._num_indexed = num_shared, max(num_shared - 1, 0)
+        return NGramIndex(self._sizes[0], self._beginning, num_shared)
 
     def extend(self, token_ids: list[int]) -> None:
         """Take in the next tokens of the text. The last one is left out, because nothing follows it yet."""
-        end = min(len(token_ids) - 1, self._num_indexed + INDEXED_AT_ONCE // len(self._sizes))
+        if self._beginning is not None:
+            self._beginning._index(token_ids, self._num_shared - 1)
+        self._index(token_ids, len(token_ids) - 1)
+
+    def _index(self, token_ids: list[int], most: int) -> None:
+        end = min(most, self._num_indexed + INDEXED_AT_ONCE // len(self._sizes))
         for place in range(self._num_indexed + 1, end + 1):
             for size in self._sizes:
                 if size <= place:
@@ -39,7 +61,10 @@ class NGramIndex:
         Where that occurrence overlaps the end, the text repeats itself, and so does the continuation.
         """
         for size in self._sizes:
-            start = self._followers.get(tuple(token_ids[-size:]))
+            ngram = tuple(token_ids[-size:])
+            start = self._followers.get(ngram)
+            if start is None and self._beginning is not None:
+                start = self._beginning._followers.get(ngram)
             if start is not None and size <= len(token_ids):
                 found = token_ids[start : start + count]
                 while len(found) < count:

@@ -17,6 +17,10 @@ class PromptLookup:
         self._index = NGramIndex(config.max_matching_ngram_size)
         self._payoff = Payoff(config.max_draft_len)
 
+    def share_prompt(self, other: PromptLookup, num_tokens: int) -> None:
+        """Index the prompt, of so many tokens, together with `other`, another sequence of the same request."""
+        self._index = other._index.fork(num_tokens)
+
     def propose(self, token_ids: list[int], num_pending: int, most: int) -> list[int]:
         self._index.extend(token_ids)
         count = min(most, self._payoff.draft_len)

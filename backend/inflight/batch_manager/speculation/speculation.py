@@ -40,6 +40,12 @@ class Speculation:
             drafters.append(PromptLookup(ngram))
         return cls(drafters) if drafters else None
 
+    def share_prompt(self, other: Speculation, num_tokens: int) -> None:
+        """Index the prompt, of so many tokens, once for this and `other`, two sequences of a request."""
+        for drafter, its in zip(self._drafters, other._drafters, strict=True):
+            if isinstance(drafter, PromptLookup) and isinstance(its, PromptLookup):
+                drafter.share_prompt(its, num_tokens)
+
     def propose(self, token_ids: list[int], num_pending: int, most: int) -> list[int]:
         """At most `most` tokens that may follow `token_ids` and `num_pending` more, which are still on the device and
         are guessed, too."""

@@ -66,9 +66,14 @@ class Front(ABC):
     """
 
     def __init__(
-        self, config: EngineConfig | None = None, generation_defaults: GenerationDefaults | None = None
+        self,
+        config: EngineConfig | None = None,
+        generation_defaults: GenerationDefaults | None = None,
+        *,
+        keeps_statistics: bool = True,
     ) -> None:
-        """`config`: of this front; its statistics' rings are as long as it says."""
+        """`config`: of this front; its rings of statistics and KV cache events are as long as it says.
+        `keeps_statistics`: if False it has none, because nobody would read them."""
         self._generation_defaults = generation_defaults or GenerationDefaults()
         self._lock = threading.Lock()
         self._changed = threading.Condition(self._lock)
@@ -81,7 +86,7 @@ class Front(ABC):
         self._num_ids = 0
         self._journal: dict[int, JournalEntry] = {}
         self._responses = ReadyResponses()
-        self._statistics = FrontStatistics(config or EngineConfig())
+        self._statistics = FrontStatistics(config or EngineConfig(), has_rings=keeps_statistics)
 
     # -- the engine ----------------------------------------------------------------------------------------------------
 
@@ -192,6 +197,15 @@ class Front(ABC):
                 self._changed.notify_all()
         self._wake()
 
+    def cancel_sequence(self, request_id: int, sequence_index: int) -> None:
+        """Ask for an early end of one sequence of an active request, which ends with its tokens so far (CANCELLED). The
+        request ends with its last sequence. Beams end together only: one of them, and what is unknown, is ignored."""
+        with self._changed:
+            if request_id not in self._journal or self._state is not EngineState.READY:
+                return
+            self._send_cancel_sequence(request_id, sequence_index)
+        self._wake()
+
     def num_requests_in_flight(self) -> int:
         """Accepted requests that have not received their final response."""
         return len(self._journal)
@@ -295,6 +309,10 @@ class Front(ABC):
     @abstractmethod
     def _send_cancel(self, request_id: int) -> None:
         """The same for a cancellation. Called with the lock held."""
+
+    @abstractmethod
+    def _send_cancel_sequence(self, request_id: int, sequence_index: int) -> None:
+        """The same for one sequence."""
 
     @abstractmethod
     def _drop_unsent(self) -> None:

@@ -31,19 +31,21 @@ class GenerationResult:
         request: Request,
         abort: Callable[[int], None],
         *,
+        abort_sequence: Callable[[int, int], None] | None = None,
         prompt: str | None = None,
         streaming: bool | None = None,
         sequences: Sequence[SequenceOutput] = (),
         arrival_time: float | None = None,
     ) -> None:
-        """`abort(request_id)` asks the engine for an early end. `prompt`: the text, if that was given. `streaming`:
+        """`abort(request_id)` asks the engine for an early end, `abort_sequence(request_id, index)` for that of one
+        sequence. `prompt`: the text, if that was given. `streaming`:
         whether partial outputs are yielded, if not as `request` says. `sequences`: where the outputs grow; without
         them there is no text. `arrival_time`: repeated in the outputs."""
         self.request = request
         self.prompt = prompt
         self.streaming = request.streaming if streaming is None else streaming
         self._arrival_time = arrival_time
-        self._abort = abort
+        self._abort, self._abort_sequence = abort, abort_sequence
         self._sequences = sequences or [SequenceOutput(index) for index in range(request.num_return_sequences)]
         self._changed = threading.Condition()
         self._listeners: list[Callable[[], None]] = []
@@ -143,21 +145,32 @@ class GenerationResult:
         of its tokens, if a postprocessing worker has made it. Raises ValueError if that could not."""
         if piece is not None and piece.error:
             raise ValueError(piece.error)
+        stopped: int | None = None
         with self._changed:
             if self._done:
                 return
             if response.result is None:
                 self._error = _error_of(response)
             else:
-                self._sequences[response.result.sequence_index].add(response.result, piece)
-                if response.result.tensors:
-                    self._with_tensors.append(response.result)
-                self._perf_metrics = response.result.request_perf_metrics
+                stopped = self._add(response.result, piece)
             self._done = response.is_final or all(sequence.is_finished for sequence in self._sequences)
             self._tell()
         if self._done and not response.is_final:
             # Stop strings have ended all sequences, of which the ranks know nothing.
             self.abort()
+        elif stopped is not None and not self._done and self._abort_sequence is not None:
+            self._abort_sequence(self.request.request_id, stopped)
+
+    def _add(self, result: Result, piece: Piece | None) -> int | None:
+        """The index of the sequence, if a stop string ends it with this result."""
+        sequence = self._sequences[result.sequence_index]
+        was_finished = sequence.is_finished
+        sequence.add(result, piece)
+        if result.tensors:
+            self._with_tensors.append(result)
+        self._perf_metrics = result.request_perf_metrics
+        is_stopped = sequence.is_finished and not (was_finished or result.is_sequence_final)
+        return result.sequence_index if is_stopped else None
 
     def fail(self, error: InflightError) -> None:
         """End it with an error that does not come from the engine."""

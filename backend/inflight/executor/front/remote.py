@@ -33,6 +33,7 @@ from inflight.executor.wire.launcher import Launcher, RunningLaunch
 from inflight.executor.wire.messages import (
     MAX_MESSAGE_BYTES,
     Cancel,
+    CancelSequence,
     Fatal,
     FromLeader,
     Goodbye,
@@ -73,12 +74,14 @@ class RemoteFront(Front):
         launcher: Launcher,
         *,
         keep_trying: bool = True,
+        keeps_statistics: bool = True,
         on_engine_death: Callable[[str], None] | None = None,
     ) -> None:
         """`keep_trying`: if False, only the first relaunch is automatic; once it has failed, the next try needs a call
-        of relaunch(). `on_engine_death(reason)` is called on the front's thread after all requests in flight have
-        failed; it must not block. Raises ConfigurationError for a wrong generation_config.json."""
-        super().__init__(config, GenerationDefaults.load(config))
+        of relaunch(). `keeps_statistics`: see Front. `on_engine_death(reason)` is called on the front's thread after
+        all requests in flight have failed; it must not block. Raises ConfigurationError for a wrong
+        generation_config.json."""
+        super().__init__(config, GenerationDefaults.load(config), keeps_statistics=keeps_statistics)
         self._config = config
         self._launcher = launcher
         self._keep_trying = keep_trying
@@ -135,6 +138,9 @@ class RemoteFront(Front):
 
     def _send_cancel(self, request_id: int) -> None:
         self._outbox.append((request_id, encode(Cancel([request_id]))))
+
+    def _send_cancel_sequence(self, request_id: int, sequence_index: int) -> None:
+        self._outbox.append((request_id, encode(CancelSequence(request_id, sequence_index))))
 
     def _drop_unsent(self) -> None:
         self._outbox.clear()

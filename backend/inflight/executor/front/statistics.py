@@ -15,14 +15,14 @@ from inflight.stats import IterationStats, RequestStatsPerIteration
 
 
 class FrontStatistics:
-    def __init__(self, config: EngineConfig) -> None:
+    def __init__(self, config: EngineConfig, *, has_rings: bool = True) -> None:
+        """`has_rings`: if False, nothing but the newest JSON is kept, whatever `config` says."""
         self._json: str | None = None
         self.num_queued = 0
         """Requests of all fronts that waited on the leader when the newest statistics were sent."""
-        self.iterations: deque[IterationStats] = deque(maxlen=config.iter_stats_max_iterations)
-        self.requests: deque[RequestStatsPerIteration] = deque(maxlen=config.request_stats_max_iterations)
-
-        self.events: deque[KVCacheEvent] = deque(maxlen=config.event_buffer_max_size)
+        self.iterations: deque[IterationStats] = deque(maxlen=config.iter_stats_max_iterations * has_rings)
+        self.requests: deque[RequestStatsPerIteration] = deque(maxlen=config.request_stats_max_iterations * has_rings)
+        self.events: deque[KVCacheEvent] = deque(maxlen=config.event_buffer_max_size * has_rings)
 
     @property
     def wants_events(self) -> bool:

@@ -159,6 +159,9 @@ class RankCallbacks:
         if rank_input is NO_INPUT:
             return rank_input
         self._stops.update(rank_input.stops)
+        for request_id, sequence_index in rank_input.cancelled_sequences:
+            assert self._manager is not None
+            self._manager.cancel_sequence(request_id, sequence_index)
         if self._adapters is not None:
             self._adapters.follow(rank_input.adapters)
         if rank_input.now_ms:

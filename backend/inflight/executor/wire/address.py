@@ -27,12 +27,13 @@ class EngineAddress:
     link: Path
 
     @classmethod
-    def of(cls, name: str) -> EngineAddress:
-        """The address of the engine called `name`. Raises ConfigurationError if no file can have that name, or if other
-        users could write to the folder of links."""
+    def of(cls, name: str, directory: Path | None = None) -> EngineAddress:
+        """The address of the engine called `name`. `directory`: run directory of its server; None = this process's own,
+        if it has one. Raises ConfigurationError if no file can have that name, or if other users could write to the
+        folder of links."""
         if not name or name in (".", "..") or "/" in name or "\0" in name:
             raise ConfigurationError(f"an engine cannot be called {name!r}: give a name without a slash")
-        return cls(_private_directory() / name)
+        return cls(_private_directory(directory) / name)
 
     def point_to(self, socket_path: Path) -> None:
         """From now on the engine is found at `socket_path`."""
@@ -54,9 +55,9 @@ class EngineAddress:
             self.link.unlink(missing_ok=True)
 
 
-def _private_directory() -> Path:
+def _private_directory(parent: Path | None) -> Path:
     """The folder of links, created if it is missing. Raises ConfigurationError if it is not private to this user."""
-    parent = run_directory()
+    parent = parent or run_directory()
     if parent is None:
         base = os.environ.get("XDG_RUNTIME_DIR") or tempfile.gettempdir()
         parent = Path(base, f"inflight-{os.getuid()}")

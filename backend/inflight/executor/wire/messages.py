@@ -1,6 +1,6 @@
 """All messages between fronts and leader, and between leader and ranks: msgpack, one tagged struct per message.
 
-    front -> leader    Hello, Submit, Cancel, Goodbye, Shutdown
+    front -> leader    Hello, Submit, Cancel, CancelSequence, Goodbye, Shutdown
     leader -> front    Welcome, Occupied, Responses, Stats, Iterations, KvCacheEvents, Heartbeat, Fatal
     leader -> ranks    RankInput
 
@@ -60,6 +60,13 @@ class Submit(msgspec.Struct, frozen=True, tag=True):
 
 class Cancel(msgspec.Struct, frozen=True, tag=True):
     request_ids: list[int]
+
+
+class CancelSequence(msgspec.Struct, frozen=True, tag=True):
+    """End one of several sequences of a request early: a stop string was found in its text."""
+
+    request_id: int
+    sequence_index: int
 
 
 class Goodbye(msgspec.Struct, frozen=True, tag=True):
@@ -122,7 +129,7 @@ class Fatal(msgspec.Struct, frozen=True, tag=True):
     reason: str
 
 
-FromFront = Hello | Submit | Cancel | Goodbye | Shutdown
+FromFront = Hello | Submit | Cancel | CancelSequence | Goodbye | Shutdown
 FromLeader = Welcome | Occupied | Responses | Stats | Iterations | KvCacheEvents | Heartbeat | Fatal
 
 
@@ -131,6 +138,8 @@ class RankInput(msgspec.Struct, frozen=True, omit_defaults=True):
 
     requests: list[Request] = []
     stops: dict[int, FinishReason] = {}
+    cancelled_sequences: list[tuple[int, int]] = []
+    """(request id, sequence index) of sequences that end now, while others of their requests go on."""
     tick: bool = False
     """If true, all ranks enter a barrier, after which the leader knows that all are alive."""
     adapters: AdapterOrders = NO_ORDERS

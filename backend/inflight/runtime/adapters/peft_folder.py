@@ -1,17 +1,21 @@
 """Reads an adapter from a folder as PEFT saves it: adapter_config.json and adapter_model.safetensors.
 
 The tensors say which layers are adapted, in whatever way `target_modules` names them. What would change the network in
-another way than A and B do is refused.
+another way than A and B do is refused. Files are read into memory, not mapped: a mapped one that somebody shortens
+meanwhile would end the rank with a signal.
 """
 
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from safetensors import SafetensorError, safe_open
+from safetensors import SafetensorError
+from safetensors.torch import load
+from torch import Tensor
 
 from inflight.errors import InvalidRequest
 from inflight.lora import AdapterModule, LoRARequest, lora_scale
@@ -75,28 +79,42 @@ def read_peft_folder(
         path = folder / file_name
         if not path.is_file() or (within is not None and path.resolve().parent != within):
             raise InvalidRequest(f"{what}: its folder has no file {file_name}")
-    if (folder / WEIGHTS_FILE).stat().st_size > max_bytes + HEADER_BYTES:
-        raise InvalidRequest(f"{what}: it is larger than lora_cache_host_memory_bytes {max_bytes}")
     rank, scale = _read_config(what, folder / CONFIG_FILE)
+    data = _read_file(what, folder / WEIGHTS_FILE, max_bytes + HEADER_BYTES)
+    if data is None:
+        raise InvalidRequest(f"{what}: it is larger than lora_cache_host_memory_bytes {max_bytes}")
     try:
-        with safe_open(str(folder / WEIGHTS_FILE), framework="pt") as file:
-            names = sorted(file.keys())
-            layers = sorted({_layer(what, tensor, places) for tensor in names})
-            modules = [_read_module(what, file, layer, places, rank, scale) for layer in layers]
-    except (SafetensorError, OSError):
+        tensors = load(data)
+    except (SafetensorError, ValueError, KeyError):
         raise InvalidRequest(f"{what}: {WEIGHTS_FILE} is not a whole safetensors file") from None
+    del data
+    layers = sorted({_layer(what, tensor, places) for tensor in tensors})
+    modules = [_read_module(what, tensors, layer, places, rank, scale) for layer in layers]
     if not modules:
         raise InvalidRequest(f"{what}: {WEIGHTS_FILE} holds no tensors")
     return AdapterWeights.of(modules)
 
 
+def _read_file(what: str, path: Path, most: int) -> bytes | None:
+    """All bytes of a file; None if it has more than `most`. Not trusted to stay as long as it was."""
+    try:
+        with path.open("rb") as file:
+            if os.fstat(file.fileno()).st_size > most:
+                return None
+            data = file.read(most + 1)
+    except OSError as error:
+        raise InvalidRequest(f"{what}: {path.name} cannot be read: {error.strerror}") from None
+    return data if len(data) <= most else None
+
+
 def _read_config(what: str, path: Path) -> tuple[int, float]:
     """(r, scale)"""
-    if path.stat().st_size > MAX_CONFIG_BYTES:
+    data = _read_file(what, path, MAX_CONFIG_BYTES)
+    if data is None:
         raise InvalidRequest(f"{what}: {CONFIG_FILE} has more than {MAX_CONFIG_BYTES} bytes")
     try:
-        values = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError, RecursionError):
+        values = json.loads(data)
+    except (ValueError, RecursionError):
         values = None
     if not isinstance(values, Mapping):
         raise InvalidRequest(f"{what}: {CONFIG_FILE} is not a JSON object")
@@ -126,12 +144,14 @@ def _layer(what: str, tensor: str, places: AdapterPlaces) -> str:
     )
 
 
-def _read_module(what: str, file: Any, layer: str, places: AdapterPlaces, rank: int, scale: float) -> AdapterModule:
+def _read_module(
+    what: str, tensors: Mapping[str, Tensor], layer: str, places: AdapterPlaces, rank: int, scale: float
+) -> AdapterModule:
     names = [f"{PREFIX}{layer}{ending}" for ending in ENDINGS]
-    missing = set(names) - set(file.keys())
+    missing = set(names) - set(tensors)
     if missing:
         raise InvalidRequest(f"{what}: {WEIGHTS_FILE} lacks {missing.pop()}")
-    a, b = (file.get_tensor(name) for name in names)
+    a, b = (tensors[name] for name in names)
     if a.dim() != 2 or a.shape[0] != rank:
         raise InvalidRequest(f"{what}: the rank of {layer} is not the r of {CONFIG_FILE}, {rank}")
     return make_module(places, what, layer, a, b, scale)

@@ -26,6 +26,8 @@ MAX_WORDS = 1024
 """Entries of one list of words: stop, bad or biased ones."""
 MAX_WORDS_BYTES = 16_384
 """Bytes of such a list: the memory of an automaton of stop words, and the time to tokenise the others, grow with it."""
+MAX_WORDS_TOKENS = 32_768
+"""Tokens of such a list."""
 MAX_MATRIX_BYTES = 2**26
 """A request that has more does not fit into a message to the engine."""
 
@@ -37,6 +39,8 @@ class ReadLimits:
     max_text_bytes: int
     max_input_len: int
     """Tokens of a prompt."""
+    vocab_size: int
+    """Entries of a row that has one for each token."""
     max_bytes_per_token: int | None = None
     """Bytes of a prompt's text that one token stands for at most; None = unknown."""
     max_prompt_embedding_bytes: int = 2**25
@@ -104,9 +108,10 @@ def read_numbers(name: str, array: Array, limits: ReadLimits) -> Value:
 
 
 def read_float32_bytes(name: str, array: Array, limits: ReadLimits) -> Value:
-    """One row of float32, shape [n] or [1, n], as little-endian bytes; an empty tensor asks for nothing."""
-    _check_row(name, array, None)
-    return array.astype("<f4").tobytes()
+    """One row of float32, one for each token of the vocabulary, shape [n] or [1, n], as little-endian bytes; an empty
+    tensor asks for nothing."""
+    _check_row(name, array, limits.vocab_size)
+    return array.astype("<f4", copy=False).tobytes()
 
 
 def read_embeddings(name: str, array: Array, limits: ReadLimits) -> Value:
@@ -159,6 +164,8 @@ def read_word_ids(name: str, array: Array, limits: ReadLimits) -> Value:
     row 1 the end offset of each word, padded with -1."""
     if array.ndim < 2 or array.shape[-2] != 2 or math.prod(array.shape[:-2]) != 1:
         raise InvalidRequest(f"{name} must have shape [2, n]: tokens and end offsets, got {list(array.shape)}")
+    if array.shape[-1] > MAX_WORDS_TOKENS:
+        raise InvalidRequest(f"{name} has {array.shape[-1]} tokens, more than {MAX_WORDS_TOKENS}")
     tokens, ends = array.reshape(2, -1).tolist()
     words: list[list[int]] = []
     start = 0

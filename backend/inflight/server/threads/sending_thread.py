@@ -100,6 +100,9 @@ class SendingThread:
             elif item.is_answered:
                 # A stop string was found: ranks still compute for it.
                 self._guard(item, partial(self._executor.cancel_request, request_id))
+            elif not item.is_finished:
+                for index in item.take_stopped():
+                    self._guard(item, partial(self._executor.cancel_sequence, request_id, index))
 
     def _send_ripe(self, touched: dict[int, WorkItem], last: Container[int]) -> None:
         """Send one response to each request that is not delayed by the rate limit; adds these requests to `touched`.

@@ -68,3 +68,35 @@ def test_earlier_text_is_forgotten_where_there_is_too_much(monkeypatch: pytest.M
         index.extend(text[:end])
         assert len(index._followers) <= 100
     assert index.continuation([*text, 390, 391], 2) == [392, 393]
+
+
+@given(
+    prompt=TEXTS,
+    ends=st.lists(TEXTS, min_size=2, max_size=3),
+    max_size=st.integers(1, 5),
+    count=st.integers(1, 9),
+)
+def test_texts_that_share_their_beginning_are_found_in_as_ever(
+    prompt: list[int], ends: list[list[int]], max_size: int, count: int
+) -> None:
+    first = NGramIndex(max_size)
+    indices = [first, *(first.fork(len(prompt)) for _ in ends[1:])]
+    for length in range(41):
+        for index, end in zip(indices, ends, strict=True):
+            text = [*prompt, *end[:length]]
+            index.extend(text)
+            assert index.continuation(text, count) == scan(text, max_size, count)
+
+
+def test_a_prompt_is_indexed_once_for_all_sequences_of_a_request() -> None:
+    """Eight of 512 prompt and 33 other tokens: 1547 n-grams, where eight indices of their own have 8680."""
+    prompt = list(range(512))
+    alone, first = NGramIndex(3), NGramIndex(3)
+    shared = [first, *(first.fork(len(prompt)) for _ in range(7))]
+    alone.extend(prompt)
+    for number, index in enumerate(shared):
+        index.extend([*prompt, *range(1000 * number, 1000 * number + 33)])
+    assert alone.num_ngrams == 510 + 509
+    assert first._beginning is not None
+    assert first._beginning.num_ngrams == alone.num_ngrams
+    assert sum(index.num_ngrams for index in shared) == 8 * 33 * 2

@@ -31,6 +31,7 @@ class ListFront(Front):
         self.max_in_flight = max_in_flight
         self.sent: list[object] = []
         self.cancelled: list[int] = []
+        self.cancelled_sequences: list[tuple[int, int]] = []
 
     def start(self) -> None:
         self._engine_ready(LIMITS, "cpu", self.max_in_flight)
@@ -55,6 +56,9 @@ class ListFront(Front):
 
     def _send_cancel(self, request_id: int) -> None:
         self.cancelled.append(request_id)
+
+    def _send_cancel_sequence(self, request_id: int, sequence_index: int) -> None:
+        self.cancelled_sequences.append((request_id, sequence_index))
 
     def _drop_unsent(self) -> None:
         self.sent.clear()
@@ -218,6 +222,16 @@ def test_only_requests_in_flight_are_cancelled(front: ListFront) -> None:
     for request_id in (live, done, 4711):
         front.cancel_request(request_id)
     assert front.cancelled == [live]
+
+
+def test_sequences_are_cancelled_only_where_ranks_compute_them(front: ListFront) -> None:
+    live, done = submit(front), submit(front)
+    front.say(token(done, FinishReason.LENGTH))
+    for request_id in (live, done, 4711):
+        front.cancel_sequence(request_id, 1)
+    front.lose()
+    front.cancel_sequence(submit(front), 0)
+    assert front.cancelled_sequences == [(live, 1)] and front.cancelled == []
 
 
 def test_a_request_without_an_id_is_given_one(front: ListFront) -> None:

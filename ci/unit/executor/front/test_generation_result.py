@@ -40,10 +40,12 @@ class Generation:
         streaming: bool = True,
     ) -> None:
         self.aborted: list[int] = []
+        self.aborted_sequences: list[tuple[int, int]] = []
         tokenizer = tokenizer or byte_tokenizer()
         self.result = GenerationResult(
             make_request(1, 2, streaming=True, num_return_sequences=num_sequences),
             self.aborted.append,
+            abort_sequence=lambda *sequence: self.aborted_sequences.append(sequence),
             streaming=streaming,
             sequences=[
                 SequenceOutput(
@@ -152,7 +154,7 @@ def test_a_stop_string_at_the_engines_end_is_not_aborted() -> None:
     generation = Generation(stop=["two"])
     generation.say(b"one two", FinishReason.LENGTH)
     assert generation.result.result().finish_reason is FinishReason.STOP_WORDS
-    assert generation.aborted == []
+    assert generation.aborted == generation.aborted_sequences == []
 
 
 def test_each_sequence_has_its_own_text_and_end() -> None:
@@ -164,6 +166,7 @@ def test_each_sequence_has_its_own_text_and_end() -> None:
     assert [output.text for output in next(reader).outputs] == ["a", "bb", "c"]
     assert not generation.result.done
     generation.say(b"bbb", sequence_index=1)
+    assert generation.aborted_sequences == [(1, 1)] and generation.aborted == []
     generation.say(b"A", FinishReason.LENGTH, sequence_index=0)
     assert generation.result.done and generation.aborted == [1], "only the ranks think that sequence 1 goes on"
     *_, last = reader

@@ -20,6 +20,7 @@ from inflight.executor.front.remote import RemoteFront
 from inflight.executor.launchers.processes import ProcessLauncher
 from inflight.executor.launchers.uniproc import UniProc
 from inflight.executor.wire.address import ENGINES, EngineAddress
+from inflight.kv_cache_events import KVCacheCreatedData, KVCacheStoredData
 from inflight.result import FinishReason
 from inflight.run_directory import RUN_DIRECTORY
 
@@ -106,6 +107,26 @@ def test_the_address_goes_with_the_engine(owner: RemoteFront, run_directory: Pat
     owner.shutdown()
     assert address.resolve() is None
     assert list((run_directory / ENGINES).iterdir()) == []
+
+
+def test_a_guest_hears_of_the_kv_cache_what_the_front_that_launched_it_does_not_keep(
+    run_directory: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As beside tritonserver, in whose stub nobody could fetch it."""
+    config = EngineConfig(max_batch_size=8, max_num_tokens=64, tokens_per_block=4, event_buffer_max_size=100)
+    launcher = ProcessLauncher(config, UniProc([fake_rank.__file__]), EngineAddress.of("llm"))
+    with RemoteFront(config, launcher, keeps_statistics=False) as owner:
+        monkeypatch.delenv(RUN_DIRECTORY)
+        with attach_executor(config, "llm", run_directory=run_directory) as guest:
+            created, *_ = guest.get_kv_cache_events(30)
+            assert isinstance(created.data, KVCacheCreatedData)
+            host = Caller(owner)
+            host.serve(host.request(list(range(10)), 12))
+            stored, *_ = guest.get_kv_cache_events(30)
+            assert isinstance(stored.data, KVCacheStoredData)
+            assert stored.data.blocks[0].tokens == [0, 1, 2, 3]
+            assert guest.get_latest_iteration_stats(30)
+        assert not owner.get_kv_cache_events() and not owner.get_latest_iteration_stats()
 
 
 @pytest.mark.parametrize("name", ["", ".", "..", "a/b", "a\0b"])

@@ -15,7 +15,7 @@ from inflight.executor.rank.callbacks import RankCallbacks
 from inflight.executor.wire.messages import NO_INPUT, RankInput, encode_rank_input
 from inflight.request import Request
 from inflight.request_limits import RequestLimits
-from inflight.result import Response
+from inflight.result import FinishReason, Response
 
 
 class FakeLeader:
@@ -64,7 +64,9 @@ def make_manager(rank: RankCallbacks) -> GptManager:
         runner=FakeRunner(num_blocks=16, block_size=4, max_batch_size=4, max_num_tokens=16),
         scheduler=Scheduler(kv_cache=kv_cache, max_batch_size=4, max_num_tokens=16, max_seq_len=64),
         callbacks=rank.callbacks,
-        limits=RequestLimits(vocab_size=VOCAB_SIZE, max_seq_len=64, max_input_len=63, kv_cache_tokens=64),
+        limits=RequestLimits(
+            vocab_size=VOCAB_SIZE, max_seq_len=64, max_input_len=63, kv_cache_tokens=64, max_batch_size=4
+        ),
     )
     rank.attach(manager)
     return manager
@@ -105,6 +107,26 @@ def test_what_was_skipped_is_told_before_the_engine_falls_idle() -> None:
     (stats,) = leader.stats
     assert (stats.active_request_count, stats.scheduled_requests, stats.waiting_requests) == (0, 0, 0)
     assert stats.iteration_counter == 9 and stats.used_kv_cache_blocks == 0
+
+
+def test_every_rank_ends_the_same_sequence() -> None:
+    """One of two, after its first tokens: the other goes on to its end, on the leader and on a follower."""
+    sent: list[bytes] = []
+    leader_group, leader = SingleRank(), FakeLeader([make_request(1, 4, 20, num_return_sequences=2)])
+    leader_group.broadcast = lambda payload: sent.append(payload) or payload  # type: ignore[method-assign,return-value]
+    next_input = leader.next_input
+    leader.next_input = lambda *options: (  # type: ignore[method-assign]
+        RankInput(cancelled_sequences=[(1, 1), (1, 7), (2, 0)]) if len(sent) == 6 else next_input(*options)
+    )
+    managers = [make_manager(RankCallbacks(leader_group, leader)), make_manager(RankCallbacks(Follower(sent), None))]
+    for manager in managers:
+        manager.run()
+    launched = [manager._runner.launched for manager in managers]  # type: ignore[attr-defined]
+    assert launched[0] == launched[1]
+    results = {response.result.sequence_index: response.result for response in leader.responses if response.result}
+    assert (results[0].finish_reason, len(results[0].output_token_ids)) == (FinishReason.LENGTH, 20)
+    assert results[1].finish_reason is FinishReason.CANCELLED and 0 < len(results[1].output_token_ids) < 8
+    assert sum(len(step.rows) for step in launched[0]) < 30, "the one that ended was not computed any longer"
 
 
 def test_every_rank_is_told_the_time_of_the_leader() -> None:

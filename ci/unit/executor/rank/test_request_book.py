@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 from fakes import iteration_stats
 from harness import make_request
+from msgspec import structs
 
 from inflight.executor.rank.leader.request_book import RequestBook
+from inflight.request_limits import RequestLimits
 from inflight.result import FinishReason, Response, Result
+from inflight.sampling_config import SamplingConfig
 
 A, B = b"front a", b"front b"
 
@@ -128,6 +132,32 @@ def test_a_stop_that_was_not_told_yet_dies_with_its_request() -> None:
     book.cancel(A, [7])
     end(book, 7)
     assert not book.has_input
+
+
+def test_sequences_of_active_requests_are_cancelled_one_by_one() -> None:
+    book = RequestBook()
+    for request_id in (7, 8, 9):
+        book.submit(A, make_request(request_id, 2, num_return_sequences=3))
+    book.take(6)
+    for front, request_id, index in ((A, 7, 2), (A, 7, 0), (A, 7, 2), (B, 7, 1), (A, 8, 1), (A, 9, 0), (A, 10, 0)):
+        book.cancel_sequence(front, request_id, index)
+    assert book.has_input
+    end(book, 8)
+    assert book.take_cancelled_sequences() == [(7, 2), (7, 0)], "9 waits, 10 is unknown, and 8 has ended"
+    assert book.take_cancelled_sequences() == []
+
+
+def test_a_bias_of_another_size_does_not_reach_the_ranks() -> None:
+    book = RequestBook(limits=RequestLimits(vocab_size=97, max_seq_len=64, max_input_len=63, kv_cache_tokens=256))
+    for request_id, size in ((1, 97), (2, 98), (3, 10**6)):
+        bias = np.zeros(size, "<f4").tobytes()
+        sampling = SamplingConfig(embedding_bias=bias)
+        book.submit(A, structs.replace(make_request(request_id, 2), sampling_config=sampling))
+    assert [request.request_id for request in book.take(5)[0]] == [1]
+    assert [(request_id, code) for request_id, code, _ in answers(book)] == [
+        (2, "INVALID_ARGUMENT"),
+        (3, "INVALID_ARGUMENT"),
+    ]
 
 
 def test_more_requests_than_served_and_waiting_may_be_are_refused() -> None:

@@ -22,6 +22,7 @@ from inflight.executor.wire.messages import (
     NO_INPUT,
     BadMessage,
     Cancel,
+    CancelSequence,
     Fatal,
     FromLeader,
     Goodbye,
@@ -111,13 +112,19 @@ class LeaderSocket:
             self._receive_all()
             self._book.poll_preparations()
         requests, stops = self._book.take(0) if self._shutdown else self._book.take(max_requests, is_idle=may_block)
-        adapters = self._book.take_adapter_orders()
+        sequences, adapters = self._book.take_cancelled_sequences(), self._book.take_adapter_orders()
         self._flush()
         tick, now_ms = time.monotonic() >= self._next_tick, self._book.time_to_tell()
-        if not (requests or stops or adapters is not NO_ORDERS or tick or now_ms or self._shutdown):
+        if not (requests or stops or sequences or adapters is not NO_ORDERS or tick or now_ms or self._shutdown):
             return NO_INPUT
         return RankInput(
-            requests=requests, stops=stops, adapters=adapters, tick=tick, shutdown=self._shutdown, now_ms=now_ms
+            requests=requests,
+            stops=stops,
+            cancelled_sequences=sequences,
+            adapters=adapters,
+            tick=tick,
+            shutdown=self._shutdown,
+            now_ms=now_ms,
         )
 
     def respond(self, response: Response) -> None:
@@ -196,6 +203,8 @@ class LeaderSocket:
                 self._book.submit(front, request)
         elif isinstance(message, Cancel):
             self._book.cancel(front, message.request_ids)
+        elif isinstance(message, CancelSequence):
+            self._book.cancel_sequence(front, message.request_id, message.sequence_index)
         elif isinstance(message, Goodbye):
             self._part_from(front)
         elif isinstance(message, Shutdown):

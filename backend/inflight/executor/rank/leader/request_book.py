@@ -36,6 +36,9 @@ from inflight.stats import IterationStats
 CLOCK_SECONDS = 0.1
 """Shortest time between two times that the ranks are told: no duration of KV cache retention needs to be met better."""
 
+MAX_SEQUENCES = 2**12
+"""Of one request, that a front may cancel in one iteration: more than any request has."""
+
 Front = bytes
 """The transport's identity of a front."""
 
@@ -65,6 +68,7 @@ class RequestBook:
         self._preparing: dict[int, Request] = {}  # those whose grammars or adapters are not ready
         self._fronts: dict[int, Front] = {}  # request id -> front, of every waiting or active request
         self._stops: dict[int, FinishReason] = {}
+        self._cancelled_sequences: dict[int, list[int]] = {}  # request id -> indices, of active requests
         self._deadlines: dict[int, float] = {}  # of the requests in flight that have an allotted time
         self._deadline_heap: list[tuple[float, int]] = []  # the same, and stale entries
         self._outboxes: dict[Front, list[Response]] = {}
@@ -77,7 +81,7 @@ class RequestBook:
     def has_input(self) -> bool:
         """Whether there are requests, stop signals or orders to take."""
         has_orders = self._adapters is not None and self._adapters.has_orders
-        return bool(self._queue) or bool(self._stops) or has_orders
+        return bool(self._queue or self._stops or self._cancelled_sequences) or has_orders
 
     @property
     def num_in_flight(self) -> int:
@@ -181,6 +185,14 @@ class RequestBook:
                 text = f"request Id {request_id} has been stopped. Request is ignored."
                 self._stop(request_id, FinishReason.CANCELLED, RequestCancelled(text))
 
+    def cancel_sequence(self, front: Front, request_id: int, sequence_index: int) -> None:
+        """Stop one sequence of a request of `front` that is active; otherwise it has no tokens that could be enough."""
+        if self._fronts.get(request_id) != front or request_id in self._queued_since:
+            return
+        indices = self._cancelled_sequences.setdefault(request_id, [])
+        if sequence_index not in indices and len(indices) < MAX_SEQUENCES:
+            indices.append(sequence_index)
+
     def leave(self, front: Front) -> None:
         """The front is gone: stop its requests and discard its responses."""
         self.cancel(front, [request_id for request_id, owner in self._fronts.items() if owner == front])
@@ -211,6 +223,11 @@ class RequestBook:
         self._queue_seconds = sum(now - self._queued_since.pop(request.request_id) for request in requests)
         stops, self._stops = self._stops, {}
         return requests, stops
+
+    def take_cancelled_sequences(self) -> list[tuple[int, int]]:
+        """Sequences of active requests that all ranks are to end in this iteration: (request id, index)."""
+        taken, self._cancelled_sequences = self._cancelled_sequences, {}
+        return [(request_id, index) for request_id, indices in taken.items() for index in indices]
 
     def time_to_tell(self) -> int:
         """The time in ms that the ranks are to be told in this iteration; 0 = none. Nobody is told any before there was
@@ -332,6 +349,7 @@ class RequestBook:
         self._deadlines.pop(request_id, None)
         self._queued_since.pop(request_id, None)
         self._stops.pop(request_id, None)
+        self._cancelled_sequences.pop(request_id, None)
         self._release(request_id)
 
     def _release(self, request_id: int) -> None:

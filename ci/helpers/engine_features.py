@@ -1,0 +1,58 @@
+"""What an engine's configuration or a program switches on, for whatever requests: the last rows of README's table of
+features, with the test that proves each cell.
+
+`ci/unit/house/test_readme.py` looks for these tests.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from request_kinds import WAYS
+
+RANKS = "ci/L0_executor/test_kv_cache.py::test_the_tokens_are_those_of_an_engine_without_reuse"
+SERVER = "ci/L0_llm/test_retention.py::test_tokens_are_the_same_with_retention_and_after_others"
+CHUNKS = "ci/unit/runtime/test_cold_blocks.py::test_tokens_do_not_depend_on_what_was_reused"
+HISTORIES = "ci/unit/batch_manager/test_cold_blocks.py::test_any_history_keeps_the_books_and_the_tokens"
+TEXT = "ci/unit/executor/test_postprocessing.py::test_their_text_is_that_of_reading_threads"
+NOT_OF_RANKS = "the ranks do not know of it"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineFeature:
+    feature: str
+    """As README's table calls it."""
+    cells: dict[str, str]
+    """Each of WAYS -> the test that proves it, FILE::FUNCTION, or why there is none."""
+    kernels: tuple[str, ...] = ()
+    """Functions of inflight_kernels that it runs on a GPU and a plain engine does not."""
+
+    @property
+    def proofs(self) -> dict[str, str]:
+        """Those of the cells that are tests."""
+        return {way: cell for way, cell in self.cells.items() if "::" in cell}
+
+
+def _cells(*cells: str) -> dict[str, str]:
+    return dict(zip(WAYS, cells, strict=True))
+
+
+ENGINE_FEATURES = (
+    EngineFeature(
+        feature="reuse of parts of a block",
+        cells=_cells(RANKS, SERVER, RANKS, CHUNKS, HISTORIES, RANKS),
+        kernels=("copy_blocks",),
+    ),
+    EngineFeature(
+        feature="cold blocks in host memory",
+        cells=_cells(RANKS, SERVER, RANKS, CHUNKS, HISTORIES, RANKS),
+    ),
+    EngineFeature(
+        feature="KV cache events",
+        cells=_cells(RANKS, "no: clients may not see them", RANKS, HISTORIES, HISTORIES, RANKS),
+    ),
+    EngineFeature(
+        feature="text made in processes of their own",
+        cells=_cells(TEXT, "no: tritonserver's stub makes it", *[NOT_OF_RANKS] * 4),
+    ),
+)
