@@ -183,9 +183,12 @@ class RequestLimits(msgspec.Struct, frozen=True, kw_only=True):
                 raise InvalidRequest(f"{name} is not supported together with beam_width above 1")
 
     def _validate_drafts(self, request: Request) -> None:
-        """Prompt lookup is a way to compute, which any request may leave open; drafts are given to be verified."""
+        """Prompt lookup and lookahead decoding are ways to compute, which any request may leave open; drafts are given
+        to be verified."""
         if request.ngram_config is not None:
             request.ngram_config.validate()
+        if request.lookahead_config is not None:
+            request.lookahead_config.validate()
         if request.external_draft_tokens_config is None:
             return
         tokens = request.external_draft_tokens_config.tokens

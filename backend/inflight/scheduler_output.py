@@ -173,6 +173,9 @@ class StepOutput(msgspec.Struct, frozen=True, kw_only=True):
     tensors: dict[int, RowTensors] = {}
     """Row -> what it asked for. Rows that do not sample in the step may be among them. Of a row with drafts they are of
     every place that was sampled, also behind the last new token."""
+    guesses: dict[int, list[int]] = {}
+    """Row -> what it sampled behind its last new token, where a draft was wrong: one token for each later position.
+    Each was chosen as if the drafts before it were right, so it is no token of the row, but may guess one."""
     errors: dict[int, str] = {}
     """Row -> sentence, for a row that cannot go on (its logits were not finite, or their post-processor failed)."""
     refused: dict[int, str] = {}

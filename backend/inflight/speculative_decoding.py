@@ -14,6 +14,8 @@ from inflight.errors import InvalidRequest
 
 MAX_DRAFT_LEN = 64
 MAX_NGRAM_SIZE = 16
+MAX_WINDOW_SIZE = 64
+MAX_VERIFICATION_SET_SIZE = 64
 DEFAULT_NGRAM_SIZE = 3
 
 
@@ -34,6 +36,42 @@ class NGramDecodingConfig(msgspec.Struct, frozen=True, kw_only=True, omit_defaul
             raise InvalidRequest(
                 f"max_matching_ngram_size must be between 1 and {MAX_NGRAM_SIZE}, got {self.max_matching_ngram_size}"
             )
+
+
+class LookaheadDecodingConfig(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """Lookahead decoding: the model guesses its own later tokens, in places beyond the text (Fu et al. 2024, "Break the
+    sequential dependency of LLM inference using lookahead decoding"; TensorRT-LLM's LookaheadDecodingConfig, with its
+    defaults). It needs no text to copy from and no other model, and pays where places in a step cost little. As in
+    TensorRT-LLM, (1, 1, 0) is off."""
+
+    max_window_size: int = 4
+    """Later tokens that are guessed at a time: W of the paper."""
+    max_ngram_size: int = 3
+    """Tokens of the n-grams that successive guesses form, and of which all but the first are drafts: N."""
+    max_verification_set_size: int = 4
+    """N-grams that are kept of each first token: G. The best one is verified; 0 = none is kept."""
+
+    @property
+    def is_off(self) -> bool:
+        return self.max_ngram_size == 1
+
+    def validate(self) -> None:
+        """Raise InvalidRequest if a value is out of its range."""
+        for name, value, least, most in (
+            ("lookahead_window_size", self.max_window_size, 1, MAX_WINDOW_SIZE),
+            ("lookahead_ngram_size", self.max_ngram_size, 1, MAX_NGRAM_SIZE),
+            ("lookahead_verification_set_size", self.max_verification_set_size, 0, MAX_VERIFICATION_SET_SIZE),
+        ):
+            if not least <= value <= most:
+                raise InvalidRequest(f"{name} must be between {least} and {most}, got {value}")
+        if self.is_off and (self.max_window_size != 1 or self.max_verification_set_size):
+            raise InvalidRequest(
+                "lookahead_ngram_size 1 means no lookahead decoding: lookahead_window_size must then be 1 and "
+                "lookahead_verification_set_size 0"
+            )
+
+
+NO_LOOKAHEAD = LookaheadDecodingConfig(max_window_size=1, max_ngram_size=1, max_verification_set_size=0)
 
 
 class ExternalDraftTokensConfig(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):

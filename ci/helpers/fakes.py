@@ -327,10 +327,13 @@ class FakeRunner:
     def _sample(self, scheduled: SchedulerOutput) -> StepOutput:
         token_ids: list[list[int]] = []
         errors: dict[int, str] = {}
+        guesses: dict[int, list[int]] = {}
         parts = [part for part in scheduled.rows if part.num_sampled]
         rows = [self.rows[part.row] for part in parts]
         for part, row in zip(parts, rows, strict=True):
-            self._sample_row(part, row)
+            behind = self._sample_row(part, row)
+            if behind:
+                guesses[part.row] = behind
             error = self._row_error(row)
             if error is not None:
                 errors[row.new.row] = error
@@ -338,23 +341,27 @@ class FakeRunner:
         log_probs = [[log_prob_of(t) for t in tokens] for tokens in token_ids]
         wanted = any(LOG_PROBS in row.new.outputs for row in rows)
         assert [row.new.row for row in rows] == scheduled.sampling_rows
-        return StepOutput(token_ids=token_ids, log_probs=log_probs if wanted else None, errors=errors)
+        return StepOutput(token_ids=token_ids, log_probs=log_probs if wanted else None, guesses=guesses, errors=errors)
 
-    def _sample_row(self, part: RowWork, row: Row) -> None:
-        """Sample after each of its last tokens, until one is not followed by what was guessed."""
+    def _sample_row(self, part: RowWork, row: Row) -> list[int]:
+        """Sample after each of its last tokens; they become the row's until one is not what was guessed. Returns what
+        was sampled behind that."""
         row.sampled, end = [], part.start + part.num_tokens
-        first = end - part.num_sampled
+        first, sampled = end - part.num_sampled, []
         for place in range(first, end):
             state = self.memory[row.slot(place, self.block_size)]
             token_id = next_token(state, row.new.sampling_config.seed)
             if place + 1 - row.new.num_prompt_tokens < row.new.sampling_config.min_tokens:
                 token_id = mask_end(token_id, row.new.end_ids)
-            row.sampled.append(token_id)
-            if row.token_ids[place + 1 : place + 2] != [token_id]:
-                break
+            sampled.append(token_id)
+        num_right = 1
+        while num_right < len(sampled) and sampled[num_right - 1] == row.token_ids[first + num_right]:
+            num_right += 1
+        row.sampled = sampled[:num_right]
         if not row.is_beam:
             row.token_ids[first + 1 :] = row.sampled
             row.num_computed = first + len(row.sampled)
+        return sampled[num_right:]
 
 
 def iteration_stats(**changes: Any) -> IterationStats:

@@ -20,7 +20,7 @@ from inflight.lora import LoRARequest
 from inflight.output_config import AdditionalModelOutput, OutputConfig
 from inflight.prompt_tuning import Array, EmbeddingTable, PromptTuningConfig
 from inflight.sampling_config import SamplingConfig
-from inflight.speculative_decoding import ExternalDraftTokensConfig, NGramDecodingConfig
+from inflight.speculative_decoding import ExternalDraftTokensConfig, LookaheadDecodingConfig, NGramDecodingConfig
 from inflight.text.tokenizer import Tokenizer
 
 CHECKPOINT = Path(__file__).parents[2] / "model_repository" / "llm" / "1" / "checkpoint"
@@ -226,6 +226,12 @@ KINDS = (
         feature="prompt lookup",
         fields={"ngram_config": NGramDecodingConfig(max_draft_len=4, max_matching_ngram_size=1)},
         tensors={"max_draft_len": 4, "max_matching_ngram_size": 1},
+        equals_greedy=True,
+    ),
+    RequestKind(
+        feature="lookahead decoding",
+        fields={"lookahead_config": LookaheadDecodingConfig(max_window_size=3)},
+        tensors={"lookahead_window_size": 3, "lookahead_ngram_size": 3, "lookahead_verification_set_size": 4},
         equals_greedy=True,
     ),
     RequestKind(

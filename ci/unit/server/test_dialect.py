@@ -246,7 +246,6 @@ PERF_METRICS = (
     [
         ("draft_logits", np.zeros((2, 300), np.float32), "accepted if it is what the model samples"),
         ("draft_acceptance_threshold", np.array([0.5], np.float32), "accepted if it is what the model samples"),
-        ("lookahead_window_size", np.array([4], np.int32), "set max_draft_len"),
     ],
 )
 def test_other_ways_to_speculate_are_refused_with_the_reason(name: str, array: np.ndarray, words: str) -> None:

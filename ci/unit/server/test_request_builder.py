@@ -22,11 +22,16 @@ from inflight.server.request_builder import RequestBuilder
 from inflight.server.tensors.client_request import ClientRequest
 from inflight.server.tensors.dialect import TensorType
 from inflight.server.tensors.dialects import LLM
-from inflight.speculative_decoding import ExternalDraftTokensConfig, NGramDecodingConfig
+from inflight.speculative_decoding import ExternalDraftTokensConfig, LookaheadDecodingConfig, NGramDecodingConfig
 
 TABLE = {"prompt_embedding_table": np.array([[1, 2], [3, 4]], np.float16)}
 EMBEDS = {"prompt_embeds": np.array([[[1, 2], [3, 4], [5, 6]]], np.float32)}
 EXTRA = np.array([7, 8], np.uint64)
+
+
+def lookahead(window: int, ngram: int, verification: int) -> dict[str, int]:
+    sizes = {"window": window, "ngram": ngram, "verification_set": verification}
+    return {f"lookahead_{name}_size": size for name, size in sizes.items()}
 
 
 @pytest.mark.parametrize(
@@ -104,6 +109,11 @@ EXTRA = np.array([7, 8], np.uint64)
         ({**OK, "max_matching_ngram_size": 2}, "max_matching_ngram_size needs max_draft_len"),
         ({**OK, "max_draft_len": 4, "max_matching_ngram_size": 0}, "max_matching_ngram_size must be between 1 and 16"),
         ({**OK, "max_draft_len": 4, "max_matching_ngram_size": 17}, "max_matching_ngram_size must be between 1 and 16"),
+        ({**OK, "lookahead_window_size": 4}, "lookahead_window_size, lookahead_ngram_size and .* all or none"),
+        ({**OK, **lookahead(0, 3, 4)}, "lookahead_window_size must be between 1 and 64, got 0"),
+        ({**OK, **lookahead(4, 17, 4)}, "lookahead_ngram_size must be between 1 and 16, got 17"),
+        ({**OK, **lookahead(4, 3, -1)}, "lookahead_verification_set_size must be between 0 and 64, got -1"),
+        ({**OK, **lookahead(4, 1, 0)}, "lookahead_ngram_size 1 means no lookahead decoding"),
         ({**OK, "draft_input_ids": [300]}, "draft_input_ids holds a token id outside"),
         ({**OK, "draft_input_ids": [-1]}, "draft_input_ids holds a token id outside"),
         ({**OK, "draft_input_ids": [1] * 64}, "draft_input_ids has 64 entries, more than 63"),
@@ -304,6 +314,14 @@ def test_drafts_and_prompt_lookup_reach_the_request() -> None:
     assert request.ngram_config == NGramDecodingConfig(max_draft_len=0, max_matching_ngram_size=2)
     assert request.external_draft_tokens_config is None
     assert build(OK).ngram_config is None, "the engine's own"
+
+
+def test_lookahead_decoding_reaches_the_request() -> None:
+    expected = LookaheadDecodingConfig(max_window_size=5, max_ngram_size=2, max_verification_set_size=3)
+    assert build({**OK, **lookahead(5, 2, 3)}).lookahead_config == expected
+    off = build({**OK, **lookahead(1, 1, 0)}).lookahead_config
+    assert off is not None and off.is_off
+    assert build(OK).lookahead_config is None, "the engine's own"
 
 
 def test_retention_is_read_by_ranges() -> None:

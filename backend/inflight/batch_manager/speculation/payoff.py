@@ -17,12 +17,14 @@ FIRST_REST, MAX_REST = 32, 1024
 
 
 class Payoff:
-    __slots__ = ("_max_draft_len", "_rest", "_rests_until", "_score", "draft_len")
+    __slots__ = ("_max_draft_len", "_min_score", "_rest", "_rests_until", "_score", "draft_len")
 
-    def __init__(self, max_draft_len: int) -> None:
+    def __init__(self, max_draft_len: int, allowance: int = 0) -> None:
+        """`allowance`: how much more may be spent in vain before it rests."""
         self.draft_len = min(FIRST_DRAFT_LEN, max_draft_len)
         """Drafts that the next step is worth."""
         self._max_draft_len = max_draft_len
+        self._min_score = MIN_SCORE - allowance
         self._score = 0
         self._rest = FIRST_REST
         self._rests_until = 0
@@ -40,7 +42,7 @@ class Payoff:
         self._score = min(self._score + gain, MAX_SCORE)
         if self._score > 0:
             self._rest = FIRST_REST
-        elif self._score <= MIN_SCORE:
+        elif self._score <= self._min_score:
             self._rests_until = num_tokens + self._rest
             self._rest = min(2 * self._rest, MAX_REST)
-            self._score = MIN_SCORE + STEP_COST
+            self._score = self._min_score + STEP_COST

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from inflight.batch_manager.speculation.drafter import NO_DRAFTS, Drafter
 from inflight.batch_manager.speculation.given_tokens import GivenTokens
+from inflight.batch_manager.speculation.lookahead import Lookahead
 from inflight.batch_manager.speculation.prompt_lookup import PromptLookup
 from inflight.request import Request
-from inflight.speculative_decoding import NGramDecodingConfig
+from inflight.speculative_decoding import NO_LOOKAHEAD, LookaheadDecodingConfig, NGramDecodingConfig
 
 
 class Speculation:
@@ -23,10 +24,17 @@ class Speculation:
         self._drafter = drafters[0]  # where the latest drafts came from
 
     @classmethod
-    def wanted_by(cls, request: Request, default: NGramDecodingConfig) -> Speculation | None:
+    def wanted_by(
+        cls,
+        request: Request,
+        default: NGramDecodingConfig,
+        default_lookahead: LookaheadDecodingConfig = NO_LOOKAHEAD,
+    ) -> Speculation | None:
         """None if nothing is to be guessed, or if the state that tokens are sampled by follows them one by one.
 
-        `default`: for a request that says nothing about prompt lookup.
+        `default`, `default_lookahead`: for a request that says nothing about prompt lookup, or about lookahead
+        decoding. What is given is certain to be meant, and a text that repeats itself is guessed at no cost for places
+        beyond the guess; so lookahead decoding comes last.
         """
         if request.follows_each_token:
             return None
@@ -38,6 +46,9 @@ class Speculation:
         # Ids beyond the vocabulary, of embeddings that the prompt brings, are no tokens that could follow.
         if ngram.max_draft_len > 0 and request.prompt_tuning_config is None:
             drafters.append(PromptLookup(ngram))
+        lookahead = default_lookahead if request.lookahead_config is None else request.lookahead_config
+        if not lookahead.is_off and request.prompt_tuning_config is None:
+            drafters.append(Lookahead(lookahead))
         return cls(drafters) if drafters else None
 
     def propose(self, token_ids: list[int], num_pending: int, most: int) -> list[int]:
@@ -56,3 +67,9 @@ class Speculation:
         self.num_draft_tokens += num_drafts
         self.num_accepted_tokens += num_accepted
         self._drafter.account(num_drafts, num_accepted, num_tokens, num_running)
+
+    def learn(self, token_ids: list[int], num_new: int, guesses: list[int]) -> None:
+        """That step's new tokens are the last `num_new` of `token_ids`; `guesses` is what it sampled behind them, see
+        StepOutput.guesses."""
+        if isinstance(self._drafter, Lookahead):
+            self._drafter.learn(token_ids, num_new, guesses)

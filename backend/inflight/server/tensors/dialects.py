@@ -52,7 +52,6 @@ def _metric(name: str, dtype: TensorType, value: str = "") -> OutputTensor:
 
 
 NO_THRESHOLD = "drafts never change the output, so each is accepted if it is what the model samples"
-NO_LOOKAHEAD = "set max_draft_len for drafts from earlier text"
 
 
 def _row(name: str, dtype: TensorType, read: Reader) -> InputTensor:
@@ -119,9 +118,9 @@ LLM = Dialect(
         _row("draft_input_ids", TensorType.INT32, read_drafts),
         _refused("draft_logits", TensorType.FP32, 2, NO_THRESHOLD),
         _refused("draft_acceptance_threshold", TensorType.FP32, 1, NO_THRESHOLD),
-        _refused("lookahead_window_size", TensorType.INT32, 1, NO_LOOKAHEAD),
-        _refused("lookahead_ngram_size", TensorType.INT32, 1, NO_LOOKAHEAD),
-        _refused("lookahead_verification_set_size", TensorType.INT32, 1, NO_LOOKAHEAD),
+        _scalar("lookahead_window_size", TensorType.INT32),
+        _scalar("lookahead_ngram_size", TensorType.INT32),
+        _scalar("lookahead_verification_set_size", TensorType.INT32),
         _scalar("logits_post_processor_name", TensorType.STRING),
         _scalar("lora_name", TensorType.STRING),
         _scalar("lora_task_id", TensorType.UINT64),
