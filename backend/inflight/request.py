@@ -99,6 +99,16 @@ class Request(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
         )
 
     @property
+    def weighed_drafts(self) -> ExternalDraftTokensConfig | None:
+        """Given drafts that are accepted by their probability; None = there are none, or they change no token: without
+        a threshold the output of greedy sampling is the likeliest tokens in any case."""
+        given = self.external_draft_tokens_config
+        if given is None or not given.tokens:
+            return None
+        is_random = self.sampling_config.temperature > 0
+        return given if given.acceptance_threshold is not None or (given.logits and is_random) else None
+
+    @property
     def num_sequences(self) -> int:
         """Rows of a batch that it takes: one for each of its sequences, or beams."""
         return max(self.num_return_sequences, self.sampling_config.beam_width)

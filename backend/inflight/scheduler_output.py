@@ -17,7 +17,9 @@ from inflight.errors import InvalidRequest, RequestError, StepFailed
 from inflight.guided_decoding import GuidedDecodingParams
 from inflight.prompt_tuning import EmbeddingTable
 from inflight.sampling_config import SamplingConfig
+from inflight.speculative_decoding import ExternalDraftTokensConfig
 
+NO_DRAFT = -1
 NO_SLOT = -1
 """Index that means no adapter."""
 LOG_PROBS = "log_probs"
@@ -80,6 +82,8 @@ class NewSequence(msgspec.Struct, frozen=True, kw_only=True):
     post_processing: PostProcessing | None = None
     embedding_table: EmbeddingTable | None = None
     """The embeddings of the prompt's token ids beyond the vocabulary, from its size on."""
+    weighed_drafts: ExternalDraftTokensConfig | None = None
+    """How its output may begin: drafts that are accepted by their probability, see `RowWork.draft_index`."""
 
 
 class RowWork(msgspec.Struct, frozen=True, kw_only=True, gc=False):
@@ -105,6 +109,11 @@ class RowWork(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     is_chosen: bool = False
     """It decodes, although the host knows all its tokens: a beam, whose token was chosen among the candidates of its
     last step, or of another row's; or a row that follows drafts, of which the host has seen how many were accepted."""
+
+    draft_index: int = NO_DRAFT
+    """Which of the sequence's `weighed_drafts` is to be accepted or rejected by its first sampled token; the next ones
+    by the next. NO_DRAFT = none: the output does not begin with them, or has reached their end. The host knows all
+    tokens before the first sampled one."""
 
     @property
     def drafts(self) -> list[int]:

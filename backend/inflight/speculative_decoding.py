@@ -1,6 +1,7 @@
 """How a request's next tokens may be guessed, so that one step verifies several of them: immutable values.
 
-A guess never changes a token. A step samples at the place of each draft as it would without drafts, with the randomness
+A guess never changes a token, unless it is given with logits or a threshold to be accepted by
+(ExternalDraftTokensConfig). A step samples at the place of each draft as it would without drafts, with the randomness
 of (seed, position), and as many drafts are accepted as equal what was sampled before the first that does not. So
 greedy and random output alike are token for token those without speculation, which is more than that sampled tokens
 keep their distribution; but a draft that is merely likely, and not what the stream of the seed draws, is not accepted.
@@ -77,10 +78,26 @@ NO_LOOKAHEAD = LookaheadDecodingConfig(max_window_size=1, max_ngram_size=1, max_
 class ExternalDraftTokensConfig(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """The beginning of the output, as the client guesses it: verified in as few steps as the batch has room for.
 
-    TensorRT-LLM's logits and acceptance threshold are refused by the server side: they accept drafts that are likely
-    enough, which changes the output.
+    Tokens alone change nothing: a draft is accepted if it is what the model samples. With `logits` or an
+    `acceptance_threshold` a draft d is accepted by its probability p(d) under the distribution that the request samples
+    from, as long as all before it were. q(d) is that of the draft: under the softmax of its logits with the request's
+    temperature, top_k, top_p and min_p, or 1 without logits.
+
+    - logits alone: accepted with probability min(1, p(d) / q(d)), otherwise the token is sampled from max(p - q, 0),
+      normalised (speculative sampling, Leviathan et al. 2023, Chen et al. 2023). If each draft was sampled from its q,
+      the output has the distribution that it has without drafts. Greedy output does not change.
+    - with the threshold t: accepted if p(d) >= t * q(d), otherwise the token is sampled from max(p - q, 0). This
+      favours drafts and changes the output's distribution; greedy output too, whose p is taken at temperature 1 without
+      filters, and which goes on with its likeliest token where a draft is rejected.
+
+    Which tokens come out depends on the request alone, its seed included, not on how many drafts a step verifies.
     """
 
     tokens: list[int]
     """The first is compared with what the prompt's last step samples; the others are verified by the steps after it,
     until one is wrong."""
+    logits: bytes = b""
+    """What the drafts were sampled from, (tokens, vocabulary), row by row in little-endian float32; empty = unknown.
+    Bytes, because lists of so many numbers would take the loop seconds to decode."""
+    acceptance_threshold: float | None = None
+    """0 < t <= 1."""

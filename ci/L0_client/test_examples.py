@@ -23,6 +23,7 @@ SHOWN = {
     "lora": "pirate: '",
     "prompt_embeddings": "embeddings: '",
     "several_sequences": "sequence 2 (length): ",
+    "speculative_sampling": "of 8 drafts became text: ",
 }
 """What the output of each contains, besides."""
 

@@ -151,7 +151,7 @@ class Scheduler:
                 if num_tokens == 0:
                     continue
             elif sequence.speculation is not None:
-                if sequence.speculation.is_verifying:
+                if sequence.speculation.must_wait(sequence.token_ids, sequence.num_pending):
                     continue
                 drafts = self._propose(sequence, sequence.speculation, step)
                 num_tokens += len(drafts)

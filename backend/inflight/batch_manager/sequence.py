@@ -106,8 +106,8 @@ class Sequence:
         lookahead_config: LookaheadDecodingConfig = NO_LOOKAHEAD,
         prefix_identity: bytes | None = None,
     ) -> None:
-        """`ngram_config`, `lookahead_config`: the engine's, for a request without one. `prefix_identity`: the request's,
-        if known."""
+        """`ngram_config`, `lookahead_config`: the engine's, for a request without one. `prefix_identity`: the
+        request's, if known."""
         self.request = request
         self.prefix_identity = request.prefix_identity if prefix_identity is None else prefix_identity
         """The request's. Kept, because a table of embeddings takes tens of milliseconds to digest."""
@@ -286,6 +286,7 @@ class Sequence:
             guided_decoding_params=self.request.guided_decoding_params,
             post_processing=self._post_processing,
             embedding_table=None if tuning is None else tuning.embedding_table,
+            weighed_drafts=self.request.weighed_drafts,
         )
 
     @property

@@ -86,9 +86,7 @@ class RequestBuilder:
             guided_decoding_params=_guided_decoding(client),
             ngram_config=_ngram_config(client),
             lookahead_config=_lookahead_config(client),
-            external_draft_tokens_config=(
-                ExternalDraftTokensConfig(tokens=client.draft_input_ids) if client.draft_input_ids else None
-            ),
+            external_draft_tokens_config=_draft_tokens(client),
             logits_post_processor_name=client.logits_post_processor_name or "",
             priority=0.5 if client.priority is None else client.priority,
             allotted_time_ms=client.allotted_time_ms or 0,
@@ -250,6 +248,22 @@ def _ngram_config(client: ClientRequest) -> NGramDecodingConfig | None:
         return None
     return NGramDecodingConfig(
         max_draft_len=max_draft_len, max_matching_ngram_size=DEFAULT_NGRAM_SIZE if size is None else size
+    )
+
+
+def _draft_tokens(client: ClientRequest) -> ExternalDraftTokensConfig | None:
+    tokens, threshold = client.draft_input_ids or [], client.draft_acceptance_threshold
+    logits = client.draft_logits if client.draft_logits is not None and client.draft_logits.size else None
+    if not tokens:
+        if logits is not None or threshold is not None:
+            raise InvalidRequest("draft_logits and draft_acceptance_threshold need draft_input_ids: the drafts")
+        return None
+    if logits is not None and len(logits) != len(tokens):
+        raise InvalidRequest(f"draft_logits has {len(logits)} rows, but draft_input_ids {len(tokens)} drafts")
+    return ExternalDraftTokensConfig(
+        tokens=tokens,
+        logits=b"" if logits is None else logits.astype("<f4", copy=False).tobytes(),
+        acceptance_threshold=threshold,
     )
 
 

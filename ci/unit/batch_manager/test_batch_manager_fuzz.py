@@ -141,6 +141,7 @@ class Histories(RuleBasedStateMachine):
         num_sequences=st.sampled_from([1, 1, 1, 2, 3, 6]),
         logits=st.sampled_from([False, False, True]),
         drafts=st.sampled_from([None, None, "right", "half right", "wrong"]),
+        threshold=st.sampled_from([None, None, 0.5]),
         lookup=st.sampled_from([None, 1, 2, 8]),
         lookahead=st.sampled_from(LOOKAHEADS),
         retention=RETENTIONS,
@@ -163,6 +164,7 @@ class Histories(RuleBasedStateMachine):
         num_sequences: int,
         logits: bool,
         drafts: str | None,
+        threshold: float | None,
         lookup: int | None,
         lookahead: LookaheadDecodingConfig | None,
         retention: KvCacheRetentionConfig | None,
@@ -192,7 +194,8 @@ class Histories(RuleBasedStateMachine):
         )
         if drafts is not None and beam_width == 1:
             tokens = drafts_for(request, drafts, MAX_SEQ_LEN)
-            request = structs.replace(request, external_draft_tokens_config=ExternalDraftTokensConfig(tokens=tokens))
+            given = ExternalDraftTokensConfig(tokens=tokens, acceptance_threshold=threshold)
+            request = structs.replace(request, external_draft_tokens_config=given)
         for rank in self.ranks:
             rank.submit(request)
 

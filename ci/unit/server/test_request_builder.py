@@ -29,6 +29,14 @@ EMBEDS = {"prompt_embeds": np.array([[[1, 2], [3, 4], [5, 6]]], np.float32)}
 EXTRA = np.array([7, 8], np.uint64)
 
 
+def drafts(logits: np.ndarray | None = None, threshold: float | None = None) -> dict[str, object]:
+    given = {
+        "draft_logits": None if logits is None else logits.astype(np.float32),
+        "draft_acceptance_threshold": threshold,
+    }
+    return {"draft_input_ids": [3, 4], **{name: value for name, value in given.items() if value is not None}}
+
+
 def lookahead(window: int, ngram: int, verification: int) -> dict[str, int]:
     sizes = {"window": window, "ngram": ngram, "verification_set": verification}
     return {f"lookahead_{name}_size": size for name, size in sizes.items()}
@@ -118,6 +126,15 @@ def lookahead(window: int, ngram: int, verification: int) -> dict[str, int]:
         ({**OK, "draft_input_ids": [-1]}, "draft_input_ids holds a token id outside"),
         ({**OK, "draft_input_ids": [1] * 64}, "draft_input_ids has 64 entries, more than 63"),
         ({**OK, "draft_input_ids": np.zeros((2, 3), np.int32)}, "draft_input_ids must be one row"),
+        ({**OK, "draft_acceptance_threshold": 0.5}, "need draft_input_ids: the drafts"),
+        ({**OK, "draft_logits": np.zeros((1, 300), np.float32)}, "need draft_input_ids: the drafts"),
+        ({**OK, **drafts(threshold=0.0)}, "draft_acceptance_threshold must be above 0 and at most 1, got 0.0"),
+        ({**OK, **drafts(threshold=1.5)}, "draft_acceptance_threshold must be above 0 and at most 1, got 1.5"),
+        ({**OK, **drafts(np.zeros((3, 300)))}, "draft_logits has 3 rows, but draft_input_ids 2 drafts"),
+        ({**OK, **drafts(np.zeros((2, 299)))}, "one float32 for each of 2 drafts and 300 tokens"),
+        ({**OK, **drafts(np.full((2, 300), np.nan))}, "draft_logits must hold numbers"),
+        ({**OK, **drafts(np.full((2, 300), -np.inf))}, "in each row a finite one"),
+        ({**OK, **drafts(np.full((2, 300), np.inf))}, "and no infinity"),
         ({**OK, "draft_input_ids": [1], "top_p_decay": 0.5}, "draft_input_ids is not supported together with"),
         ({**OK, **BEAMS, "draft_input_ids": [1]}, "draft_input_ids is not supported together with"),
         (
@@ -314,6 +331,18 @@ def test_drafts_and_prompt_lookup_reach_the_request() -> None:
     assert request.ngram_config == NGramDecodingConfig(max_draft_len=0, max_matching_ngram_size=2)
     assert request.external_draft_tokens_config is None
     assert build(OK).ngram_config is None, "the engine's own"
+
+
+def test_logits_and_threshold_of_drafts_reach_the_request() -> None:
+    logits = np.arange(600, dtype=np.float32).reshape(2, 300)
+    request = build({**OK, "temperature": 1.0, **drafts(logits, 0.25)})
+    config = request.external_draft_tokens_config
+    assert config == ExternalDraftTokensConfig(tokens=[3, 4], logits=logits.tobytes(), acceptance_threshold=0.25)
+    assert request.weighed_drafts is config
+    empty = build({**OK, **drafts(np.zeros((0, 0)))}).external_draft_tokens_config
+    assert empty == ExternalDraftTokensConfig(tokens=[3, 4])
+    greedy = build({**OK, "temperature": 0.0, **drafts(logits)})
+    assert greedy.external_draft_tokens_config is not None and greedy.weighed_drafts is None, "they change nothing"
 
 
 def test_lookahead_decoding_reaches_the_request() -> None:
