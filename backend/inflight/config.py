@@ -15,9 +15,17 @@ from dataclasses import asdict, dataclass, fields, replace
 from enum import Enum
 from pathlib import Path
 
-from inflight.errors import ConfigurationError
+from inflight.errors import ConfigurationError, InvalidRequest
 from inflight.kv_cache_retention import MAX_PRIORITY
-from inflight.speculative_decoding import MAX_DRAFT_LEN, MAX_NGRAM_SIZE, NGramDecodingConfig
+from inflight.speculative_decoding import (
+    MAX_DRAFT_LEN,
+    MAX_NGRAM_SIZE,
+    MAX_VERIFICATION_SET_SIZE,
+    MAX_WINDOW_SIZE,
+    NO_LOOKAHEAD,
+    LookaheadDecodingConfig,
+    NGramDecodingConfig,
+)
 
 
 class SchedulerPolicy(str, Enum):
@@ -102,6 +110,12 @@ class EngineConfig:
     """Prompt lookup: draft tokens that a step verifies for a sequence, unless its request says; 0 = none."""
     max_matching_ngram_size: int = 3
     """Prompt lookup: most of the last tokens that are looked up in earlier text, unless the request says."""
+    lookahead_window_size: int = 0
+    """Lookahead decoding: later tokens that the model guesses at a time, unless the request says; 0 = none."""
+    lookahead_ngram_size: int = 0
+    """Lookahead decoding: tokens of the n-grams that its guesses form; 0 only if lookahead_window_size is."""
+    lookahead_verification_set_size: int = 0
+    """Lookahead decoding: n-grams that are kept of each first token, to be verified; 0 = none."""
 
     max_loras: int = 0
     """LoRA adapters that run at once; 0 = none, or as many as lora_cache_gpu_memory_fraction holds."""
@@ -184,6 +198,7 @@ class EngineConfig:
             raise ConfigurationError(
                 "kv_cache_host_memory_bytes needs enable_kv_cache_reuse: blocks in host memory are there to be reused"
             )
+        self._check_lookahead()
         if self.max_num_tokens < self.max_batch_size:
             raise ConfigurationError(
                 f"max_num_tokens ({self.max_num_tokens}) must be at least max_batch_size ({self.max_batch_size}): "
@@ -191,6 +206,22 @@ class EngineConfig:
             )
         if self.executor == "uniproc" and self.num_ranks > 1:
             raise ConfigurationError("executor uniproc runs one rank; set executor to mpi for tensor_parallel_size > 1")
+
+    def _check_lookahead(self) -> None:
+        window, ngram, verification = (
+            self.lookahead_window_size,
+            self.lookahead_ngram_size,
+            self.lookahead_verification_set_size,
+        )
+        if bool(window) != bool(ngram) or (verification and not window):
+            raise ConfigurationError(
+                "lookahead_window_size, lookahead_ngram_size and lookahead_verification_set_size belong together: set "
+                "all of them or none"
+            )
+        try:
+            self.lookahead_config.validate()
+        except InvalidRequest as error:
+            raise ConfigurationError(str(error)) from None
 
     @classmethod
     def from_parameters(cls, parameters: Mapping[str, str], model_directory: str | Path = ".") -> EngineConfig:
@@ -229,6 +260,17 @@ class EngineConfig:
         """Prompt lookup of requests that do not say."""
         return NGramDecodingConfig(
             max_draft_len=self.max_draft_len, max_matching_ngram_size=self.max_matching_ngram_size
+        )
+
+    @property
+    def lookahead_config(self) -> LookaheadDecodingConfig:
+        """Lookahead decoding of requests that do not say."""
+        if not self.lookahead_window_size:
+            return NO_LOOKAHEAD
+        return LookaheadDecodingConfig(
+            max_window_size=self.lookahead_window_size,
+            max_ngram_size=self.lookahead_ngram_size,
+            max_verification_set_size=self.lookahead_verification_set_size,
         )
 
     @property
@@ -279,6 +321,9 @@ NOT_NEGATIVE_KEYS = (
     "iter_stats_max_iterations",
     "request_stats_max_iterations",
     "max_draft_len",
+    "lookahead_window_size",
+    "lookahead_ngram_size",
+    "lookahead_verification_set_size",
     "max_prompt_embedding_bytes",
 )
 
@@ -298,6 +343,9 @@ LARGEST = {
     "request_stats_max_iterations": 2**20,
     "max_draft_len": MAX_DRAFT_LEN,
     "max_matching_ngram_size": MAX_NGRAM_SIZE,
+    "lookahead_window_size": MAX_WINDOW_SIZE,
+    "lookahead_ngram_size": MAX_NGRAM_SIZE,
+    "lookahead_verification_set_size": MAX_VERIFICATION_SET_SIZE,
     "max_tokens_in_paged_kv_cache": 2**48,
     "kv_cache_host_memory_bytes": 2**48,
     "event_buffer_max_size": 2**20,
@@ -341,9 +389,6 @@ UNSUPPORTED_KEYS: dict[str, tuple[str, ...] | None] = {
     "encoder_model_path": (),
     "medusa_choices": (),
     "eagle_choices": (),
-    "lookahead_window_size": (),
-    "lookahead_ngram_size": (),
-    "lookahead_verification_set_size": (),
     "lora_prefetch_dir": (),
     "guided_decoding_backend": ("xgrammar",),
     "xgrammar_tokenizer_info_path": (),

@@ -16,7 +16,7 @@ from inflight.lora import LoadedAdapter, LoraConfig, LoRARequest
 from inflight.output_config import OutputConfig
 from inflight.prompt_tuning import PromptTuningConfig
 from inflight.sampling_config import SamplingConfig
-from inflight.speculative_decoding import ExternalDraftTokensConfig, NGramDecodingConfig
+from inflight.speculative_decoding import ExternalDraftTokensConfig, LookaheadDecodingConfig, NGramDecodingConfig
 
 
 class Request(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -44,6 +44,9 @@ class Request(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     ngram_config: NGramDecodingConfig | None = None
     """Prompt lookup; None = as the engine's configuration has it. It changes no token, so a request that samples in a
     way that it does not serve (a decaying top_p, beams, a grammar, a logits post-processor) is computed without."""
+    lookahead_config: LookaheadDecodingConfig | None = None
+    """Lookahead decoding, where neither given drafts nor prompt lookup have a guess; None = as the engine's
+    configuration has it. Left out for the same requests as prompt lookup."""
     external_draft_tokens_config: ExternalDraftTokensConfig | None = None
     """What the client expects the output to begin with."""
     logits_post_processor_name: str = ""
@@ -94,6 +97,16 @@ class Request(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
             or bool(self.logits_post_processor_name)
             or self.sampling_config.follows_each_token
         )
+
+    @property
+    def weighed_drafts(self) -> ExternalDraftTokensConfig | None:
+        """Given drafts that are accepted by their probability; None = there are none, or they change no token: without
+        a threshold the output of greedy sampling is the likeliest tokens in any case."""
+        given = self.external_draft_tokens_config
+        if given is None or not given.tokens:
+            return None
+        is_random = self.sampling_config.temperature > 0
+        return given if given.acceptance_threshold is not None or (given.logits and is_random) else None
 
     @property
     def num_sequences(self) -> int:

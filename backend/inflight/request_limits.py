@@ -12,6 +12,10 @@ from inflight.output_config import MAX_LOG_PROBS
 from inflight.prompt_tuning import EmbeddingTable, PromptTuningConfig
 from inflight.request import Request
 from inflight.sampling_config import MAX_BIAS, MAX_BIASED_TOKENS, SamplingConfig
+from inflight.speculative_decoding import ExternalDraftTokensConfig
+
+MAX_DRAFT_LOGITS_BYTES = 48 * 2**20
+"""Of one request: a message to the leader may have 64 MiB."""
 
 
 class RequestLimits(msgspec.Struct, frozen=True, kw_only=True):
@@ -190,9 +194,12 @@ class RequestLimits(msgspec.Struct, frozen=True, kw_only=True):
                 raise InvalidRequest(f"{name} is not supported together with beam_width above 1")
 
     def _validate_drafts(self, request: Request) -> None:
-        """Prompt lookup is a way to compute, which any request may leave open; drafts are given to be verified."""
+        """Prompt lookup and lookahead decoding are ways to compute, which any request may leave open; drafts are given
+        to be verified."""
         if request.ngram_config is not None:
             request.ngram_config.validate()
+        if request.lookahead_config is not None:
+            request.lookahead_config.validate()
         if request.external_draft_tokens_config is None:
             return
         tokens = request.external_draft_tokens_config.tokens
@@ -200,11 +207,30 @@ class RequestLimits(msgspec.Struct, frozen=True, kw_only=True):
             raise InvalidRequest(f"draft_input_ids has {len(tokens)} tokens, more than max_seq_len {self.max_seq_len}")
         if any(not 0 <= token < self.vocab_size for token in tokens):
             raise InvalidRequest(f"draft_input_ids holds a token id outside [0, {self.vocab_size})")
+        self._validate_draft_logits(request.external_draft_tokens_config)
         if request.follows_each_token:
             raise InvalidRequest(
                 "draft_input_ids is not supported together with top_p_decay, a beam_width above 1, guided decoding or "
                 "a logits post-processor, which follow every single token"
             )
+
+    def _validate_draft_logits(self, given: ExternalDraftTokensConfig) -> None:
+        threshold = given.acceptance_threshold
+        if threshold is not None and not 0.0 < threshold <= 1.0:
+            raise InvalidRequest(f"draft_acceptance_threshold must be above 0 and at most 1, got {threshold}")
+        if not given.logits:
+            return
+        if len(given.logits) > MAX_DRAFT_LOGITS_BYTES:
+            raise InvalidRequest(f"draft_logits has {len(given.logits)} bytes, more than {MAX_DRAFT_LOGITS_BYTES}")
+        if len(given.logits) != 4 * len(given.tokens) * self.vocab_size:
+            raise InvalidRequest(
+                f"draft_logits must hold one float32 for each of {len(given.tokens)} drafts and {self.vocab_size} "
+                f"tokens of the vocabulary, got {len(given.logits)} bytes"
+            )
+        # One pass over all: the largest number is NaN if any is, and a row of nothing but -inf has no softmax.
+        logits = np.frombuffer(given.logits, dtype="<f4").reshape(-1, self.vocab_size)
+        if not np.isfinite(logits.max(axis=1)).all():
+            raise InvalidRequest("draft_logits must hold numbers, in each row a finite one at least, and no infinity")
 
     def check_table(self, table: EmbeddingTable) -> None:
         """Raise InvalidRequest unless the table fits the network and has no more bytes than it may, whatever its

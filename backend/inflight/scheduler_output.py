@@ -17,7 +17,9 @@ from inflight.errors import InvalidRequest, RequestError, StepFailed
 from inflight.guided_decoding import GuidedDecodingParams
 from inflight.prompt_tuning import EmbeddingTable
 from inflight.sampling_config import SamplingConfig
+from inflight.speculative_decoding import ExternalDraftTokensConfig
 
+NO_DRAFT = -1
 NO_SLOT = -1
 """Index that means no adapter."""
 LOG_PROBS = "log_probs"
@@ -80,6 +82,8 @@ class NewSequence(msgspec.Struct, frozen=True, kw_only=True):
     post_processing: PostProcessing | None = None
     embedding_table: EmbeddingTable | None = None
     """The embeddings of the prompt's token ids beyond the vocabulary, from its size on."""
+    weighed_drafts: ExternalDraftTokensConfig | None = None
+    """How its output may begin: drafts that are accepted by their probability, see `RowWork.draft_index`."""
 
 
 class RowWork(msgspec.Struct, frozen=True, kw_only=True, gc=False):
@@ -105,6 +109,11 @@ class RowWork(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     is_chosen: bool = False
     """It decodes, although the host knows all its tokens: a beam, whose token was chosen among the candidates of its
     last step, or of another row's; or a row that follows drafts, of which the host has seen how many were accepted."""
+
+    draft_index: int = NO_DRAFT
+    """Which of the sequence's `weighed_drafts` is to be accepted or rejected by its first sampled token; the next ones
+    by the next. NO_DRAFT = none: the output does not begin with them, or has reached their end. The host knows all
+    tokens before the first sampled one."""
 
     @property
     def drafts(self) -> list[int]:
@@ -173,6 +182,9 @@ class StepOutput(msgspec.Struct, frozen=True, kw_only=True):
     tensors: dict[int, RowTensors] = {}
     """Row -> what it asked for. Rows that do not sample in the step may be among them. Of a row with drafts they are of
     every place that was sampled, also behind the last new token."""
+    guesses: dict[int, list[int]] = {}
+    """Row -> what it sampled behind its last new token, where a draft was wrong: one token for each later position.
+    Each was chosen as if the drafts before it were right, so it is no token of the row, but may guess one."""
     errors: dict[int, str] = {}
     """Row -> sentence, for a row that cannot go on (its logits were not finite, or their post-processor failed)."""
     refused: dict[int, str] = {}

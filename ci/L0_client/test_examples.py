@@ -27,6 +27,7 @@ SHOWN = {
     "prompt_embeddings": "embeddings: '",
     "retention": "blocks were cached",
     "several_sequences": "sequence 2 (length): ",
+    "speculative_sampling": "of 8 drafts became text: ",
 }
 """What the output of each contains, besides."""
 

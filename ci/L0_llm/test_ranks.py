@@ -119,6 +119,13 @@ def test_two_ranks_give_the_tokens_of_one(client: Client, remote: Client, two_ra
     assert sorted(rank_pids(two_ranks)) == [0, 1]
 
 
+LOOKAHEAD: GenerationOptions = {
+    "lookahead_window_size": 4,
+    "lookahead_ngram_size": 3,
+    "lookahead_verification_set_size": 4,
+}
+
+
 def test_drafts_change_no_token_and_are_reported(client: Client, remote: Client) -> None:
     """On one rank and on two: looked up in the prompt, and given as what comes out without them."""
     prompt = "Tom has a red ball. Tom has a red ball. Tom has a red"
@@ -129,7 +136,9 @@ def test_drafts_change_no_token_and_are_reported(client: Client, remote: Client)
         for service in (client, remote):
             given = service.generate(prompt, **asked, draft_input_ids=plain.token_ids)
             looked_up = service.generate(prompt, **asked, max_draft_len=4, max_matching_ngram_size=1)
-            assert given.token_ids == looked_up.token_ids == plain.token_ids
+            ahead = service.generate(prompt, **asked, **LOOKAHEAD)
+            assert given.token_ids == looked_up.token_ids == ahead.token_ids == plain.token_ids
+            assert ahead.total_draft_tokens
             assert given.total_draft_tokens == given.total_accepted_draft_tokens == 38, "all but the first and the last"
             assert looked_up.total_draft_tokens and looked_up.total_accepted_draft_tokens is not None
             assert looked_up.total_accepted_draft_tokens <= looked_up.total_draft_tokens

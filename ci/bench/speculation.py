@@ -1,7 +1,8 @@
-"""`python -m ci.bench.speculation`: prompt lookup against the same requests without it, interleaved.
+"""`python -m ci.bench.speculation`: prompt lookup or lookahead decoding against the same requests without, interleaved.
 
 The network has the shape of the other benchmarks' and computes as much, but its embedding and head are made so that
-each token has one successor: its greedy text is a chain that a prompt can hold, or hold nearly, or not at all.
+each token has one successor: its greedy text is a chain that a prompt can hold, or hold nearly, or not at all. For
+lookahead decoding, whose guesses depend on what a network has learnt, stories of the default model are measured too.
 
 Besides the wall clock it reports the CPU time of the process, which other processes hardly change if the engine has one
 thread (`--threads 1`). It counts the host's work as if none were done while a step runs.
@@ -33,20 +34,30 @@ from inflight.config import EngineConfig
 from inflight.executor.in_process import InProcessExecutor
 from inflight.request import Request
 from inflight.result import PerfMetrics
-from inflight.speculative_decoding import NGramDecodingConfig
+from inflight.sampling_config import SamplingConfig
+from inflight.speculative_decoding import LookaheadDecodingConfig, NGramDecodingConfig
+from inflight.text.tokenizer import Tokenizer
 
 ROOT = Path(__file__).resolve().parents[2]
 SEED = 7
 NUM_TOKENS = {1: 256, 16: 96}
 """By the number of requests at a time."""
 EDIT_EVERY = 12
-LOOKUP, PLAIN = NGramDecodingConfig(), NGramDecodingConfig(max_draft_len=0)
+PLAIN: dict[str, Any] = {"ngram_config": NGramDecodingConfig(max_draft_len=0)}
+SOURCES: dict[str, dict[str, Any]] = {
+    "lookup": {"ngram_config": NGramDecodingConfig()},
+    "lookahead": {**PLAIN, "lookahead_config": LookaheadDecodingConfig()},
+}
+"""Of drafts: fields of a Request."""
 CASES = {
     "copy": "the output is a part of the prompt",
     "edit": f"the same, but every {EDIT_EVERY}th token differs",
     "new": "no token of the output is in the prompt",
     "misleading": "every pair of tokens of the output is in the prompt, followed by another token",
 }
+STORIES = {"story": SamplingConfig(), "random story": SamplingConfig(temperature=0.8, top_p=0.95)}
+"""How the default model samples."""
+NAMES, PLACES = ("Tom", "Lily", "Ben", "Mia", "Sam", "Anna"), ("park", "forest", "garden", "house", "beach")
 
 
 def successors() -> list[int]:
@@ -105,6 +116,18 @@ class Texts:
         return self._rng.randrange(VOCAB_SIZE)
 
 
+class Stories:
+    """Beginnings of stories."""
+
+    def __init__(self, checkpoint: Path) -> None:
+        self._tokenizer = Tokenizer.load(checkpoint)
+        self._rng = random.Random(SEED)
+
+    def prompt(self, case: str, num_tokens: int) -> list[int]:
+        name, place = self._rng.choice(NAMES), self._rng.choice(PLACES)
+        return self._tokenizer.encode(f"Once upon a time, {name} went to the {place}. {self._rng.choice(NAMES)} saw")
+
+
 class Run(NamedTuple):
     rate: float
     """Output tokens per second, from the last request's first token on."""
@@ -113,6 +136,8 @@ class Run(NamedTuple):
     outputs: list[list[int]]
     acceptance_rate: float
     """Accepted drafts of those verified."""
+    tokens_per_step: float
+    """Of one sequence, in the steps that it was in."""
 
 
 class Engine:
@@ -126,7 +151,8 @@ class Engine:
         self._executor = InProcessExecutor(EngineConfig.from_parameters(parameters))
         self._executor.start()
 
-    def run(self, prompts: list[list[int]], ngram_config: NGramDecodingConfig) -> Run:
+    def run(self, prompts: list[list[int]], options: dict[str, Any]) -> Run:
+        """`options`: fields of the requests."""
         num_tokens = NUM_TOKENS[len(prompts)]
         outputs: dict[int, list[int]] = {}
         for prompt in prompts:
@@ -138,17 +164,19 @@ class Engine:
                     input_token_ids=prompt,
                     max_tokens=num_tokens,
                     streaming=True,
-                    ngram_config=ngram_config,
+                    **options,
                 )
             )
         num_running, start, cpu_start, num_before = len(prompts), 0.0, 0.0, 0
         metrics: list[PerfMetrics] = []
+        num_steps = 0
         while num_running:
             for response in self._executor.await_responses():
                 assert response.result is not None, response.error_msg
                 outputs[response.request_id] += response.result.output_token_ids
                 num_running -= response.is_final
                 if response.result.request_perf_metrics is not None:
+                    num_steps += response.result.decoding_iter
                     metrics.append(response.result.request_perf_metrics)
             if not start and all(outputs.values()):
                 start, cpu_start = time.perf_counter(), time.process_time()
@@ -157,33 +185,45 @@ class Engine:
         num_drafts = sum(each.total_draft_tokens for each in metrics)
         rate = sum(each.total_accepted_draft_tokens for each in metrics) / num_drafts if num_drafts else 0.0
         num_new = len(prompts) * num_tokens - num_before
-        return Run(num_new / seconds, num_new / cpu_seconds, list(outputs.values()), rate)
+        return Run(
+            num_new / seconds,
+            num_new / cpu_seconds,
+            list(outputs.values()),
+            rate,
+            len(prompts) * num_tokens / num_steps,
+        )
 
     def close(self) -> None:
         self._executor.shutdown()
 
 
-def measure(engine: Engine, num_rounds: int, cases: list[str]) -> list[dict[str, Any]]:
-    texts, found = Texts(), defaultdict(list)
+def measure(
+    engine: Engine, texts: Texts | Stories, num_rounds: int, cases: dict[str, SamplingConfig], source: str
+) -> list[dict[str, Any]]:
+    """`cases`: with how their tokens are chosen. `source`: of drafts."""
+    found = defaultdict(list)
     for number in range(num_rounds):
-        for case in cases:
+        for case, sampling in cases.items():
             for batch, num_tokens in NUM_TOKENS.items():
                 prompts = [texts.prompt(case, num_tokens) for _ in range(batch)]
-                modes = (LOOKUP, PLAIN) if number % 2 else (PLAIN, LOOKUP)
-                runs = {mode.max_draft_len: engine.run(prompts, mode) for mode in modes}
-                ours, plain = runs[LOOKUP.max_draft_len], runs[PLAIN.max_draft_len]
+                names = ("with", "without") if number % 2 else ("without", "with")
+                drafts = {"with": SOURCES[source], "without": PLAIN}
+                runs = {name: engine.run(prompts, {**drafts[name], "sampling_config": sampling}) for name in names}
+                ours, plain = runs["with"], runs["without"]
                 found[case, batch].append((ours, plain))
                 rates = f"{ours.rate:.1f} / {plain.rate:.1f}, CPU {ours.cpu_rate:.1f} / {plain.cpu_rate:.1f}"
-                print(f"round {number + 1}: {case} x {batch}: {rates}", flush=True)
+                print(f"round {number + 1}: {source}, {case} x {batch}: {rates}", flush=True)
     return [
         {
+            "drafts": source,
             "case": case,
             "batch": batch,
-            "lookup": round(median(ours.rate for ours, _ in pairs), 1),
+            "with": round(median(ours.rate for ours, _ in pairs), 1),
             "plain": round(median(plain.rate for _, plain in pairs), 1),
             "ratio": round(median(ours.rate / plain.rate for ours, plain in pairs), 2),
             "ratio of CPU": round(median(ours.cpu_rate / plain.cpu_rate for ours, plain in pairs), 2),
             "accepted": round(median(ours.acceptance_rate for ours, _ in pairs), 2),
+            "tokens a step": round(median(ours.tokens_per_step for ours, _ in pairs), 2),
             "same tokens": sum(ours.outputs == plain.outputs for ours, plain in pairs) == len(pairs),
         }
         for (case, batch), pairs in found.items()
@@ -194,17 +234,27 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--threads", type=int, default=THREADS)
-    parser.add_argument("--cases", nargs="+", choices=list(CASES), default=list(CASES))
+    parser.add_argument("--sources", nargs="+", choices=list(SOURCES), default=list(SOURCES))
+    parser.add_argument("--cases", nargs="*", choices=list(CASES), default=list(CASES))
     parser.add_argument("--checkpoint", type=Path, default=ROOT / "build" / "bench-135m", help="made if missing")
     parser.add_argument("--results", type=Path, default=ROOT / "ci" / "bench" / "results")
     options = parser.parse_args()
-    source = make_checkpoint(options.checkpoint, ROOT / "model_repository" / "llm" / "1" / "checkpoint")
-    engine = Engine(make_chain_checkpoint(source.with_name(f"{source.name}-chain"), source), options.threads)
-    rows = measure(engine, options.rounds, options.cases)
+    default_model = ROOT / "model_repository" / "llm" / "1" / "checkpoint"
+    rows: list[dict[str, Any]] = []
+    if options.cases:
+        network = make_checkpoint(options.checkpoint, default_model)
+        engine = Engine(make_chain_checkpoint(network.with_name(f"{network.name}-chain"), network), options.threads)
+        greedy = dict.fromkeys(options.cases, SamplingConfig())
+        for source in options.sources:
+            rows += measure(engine, Texts(), options.rounds, greedy, source)
+        engine.close()
+    engine = Engine(default_model, options.threads)
+    for source in options.sources:
+        rows += measure(engine, Stories(default_model), options.rounds, STORIES, source)
     engine.close()
-    table = Table(title="prompt lookup, output tokens per second, medians of interleaved rounds")
+    table = Table(title="drafts, output tokens per second, medians of interleaved rounds")
     for heading in rows[0]:
-        table.add_column(heading, justify="left" if heading == "case" else "right")
+        table.add_column(heading, justify="left" if heading in ("drafts", "case") else "right")
     for row in rows:
         table.add_row(*(f"{value:,}" if isinstance(value, float) else str(value) for value in row.values()))
     Console(width=100).print(table)

@@ -20,6 +20,7 @@ from inflight.request import Request
 from inflight.scheduler_output import (
     BEAM_LOG_PROBS,
     LOG_PROBS,
+    NO_DRAFT,
     Array,
     NewSequence,
     RowTensors,
@@ -56,14 +57,22 @@ def log_prob_of(token_id: int) -> float:
     return -1.0 - token_id / VOCAB_SIZE
 
 
+def weigh(state: int, draft: int, token_id: int) -> int:
+    """The draft or `token_id`, as if both had probabilities."""
+    return draft if (state >> 21) % 3 else token_id
+
+
 def expected_output(request: Request, max_seq_len: int, sequence_index: int = 0) -> list[int]:
     """What `request` must be answered with, whatever else runs: the oracle of all tests."""
     token_ids = list(request.input_token_ids)
     state = states_of(token_ids)[-1]
     sampling, num_prompt = request.sampling_config, len(token_ids)
+    drafts = [] if request.weighed_drafts is None else request.weighed_drafts.tokens
     while True:
         num_before = len(token_ids) - num_prompt
         token_id = next_token(state, sequence_seed(sampling.seed, sequence_index))
+        if num_before < len(drafts) and token_ids[num_prompt:] == drafts[:num_before]:
+            token_id = weigh(state, drafts[num_before], token_id)
         if num_before < sampling.min_tokens:
             token_id = mask_end(token_id, request.end_ids)
         token_ids.append(token_id)
@@ -327,10 +336,13 @@ class FakeRunner:
     def _sample(self, scheduled: SchedulerOutput) -> StepOutput:
         token_ids: list[list[int]] = []
         errors: dict[int, str] = {}
+        guesses: dict[int, list[int]] = {}
         parts = [part for part in scheduled.rows if part.num_sampled]
         rows = [self.rows[part.row] for part in parts]
         for part, row in zip(parts, rows, strict=True):
-            self._sample_row(part, row)
+            behind = self._sample_row(part, row)
+            if behind:
+                guesses[part.row] = behind
             error = self._row_error(row)
             if error is not None:
                 errors[row.new.row] = error
@@ -338,23 +350,39 @@ class FakeRunner:
         log_probs = [[log_prob_of(t) for t in tokens] for tokens in token_ids]
         wanted = any(LOG_PROBS in row.new.outputs for row in rows)
         assert [row.new.row for row in rows] == scheduled.sampling_rows
-        return StepOutput(token_ids=token_ids, log_probs=log_probs if wanted else None, errors=errors)
+        return StepOutput(token_ids=token_ids, log_probs=log_probs if wanted else None, guesses=guesses, errors=errors)
 
-    def _sample_row(self, part: RowWork, row: Row) -> None:
-        """Sample after each of its last tokens, until one is not followed by what was guessed."""
+    def _sample_row(self, part: RowWork, row: Row) -> list[int]:
+        """Sample after each of its last tokens; they become the row's until one is not what was guessed. Returns what
+        was sampled behind that."""
         row.sampled, end = [], part.start + part.num_tokens
-        first = end - part.num_sampled
+        first, sampled = end - part.num_sampled, []
         for place in range(first, end):
             state = self.memory[row.slot(place, self.block_size)]
             token_id = next_token(state, row.new.sampling_config.seed)
+            token_id = self._weigh(part, row, place, state, token_id)
             if place + 1 - row.new.num_prompt_tokens < row.new.sampling_config.min_tokens:
                 token_id = mask_end(token_id, row.new.end_ids)
-            row.sampled.append(token_id)
-            if row.token_ids[place + 1 : place + 2] != [token_id]:
-                break
+            sampled.append(token_id)
+        num_right = 1
+        while num_right < len(sampled) and sampled[num_right - 1] == row.token_ids[first + num_right]:
+            num_right += 1
+        row.sampled = sampled[:num_right]
         if not row.is_beam:
             row.token_ids[first + 1 :] = row.sampled
             row.num_computed = first + len(row.sampled)
+        return sampled[num_right:]
+
+    @staticmethod
+    def _weigh(part: RowWork, row: Row, place: int, state: int, token_id: int) -> int:
+        """The token that the row's weighed drafts leave at the position behind `place`."""
+        drafts = [] if row.new.weighed_drafts is None else row.new.weighed_drafts.tokens
+        output = row.token_ids[row.new.num_prompt_tokens : place + 1]
+        is_followed = len(output) < len(drafts) and output == drafts[: len(output)]
+        first = part.start + part.num_tokens - part.num_sampled
+        if place == first:
+            assert part.draft_index == (len(output) if is_followed else NO_DRAFT), "the wrong draft is weighed"
+        return weigh(state, drafts[len(output)], token_id) if is_followed and part.draft_index != NO_DRAFT else token_id
 
 
 def iteration_stats(**changes: Any) -> IterationStats:

@@ -20,7 +20,7 @@ from inflight.lora import LoRARequest
 from inflight.output_config import AdditionalModelOutput, OutputConfig
 from inflight.prompt_tuning import Array, EmbeddingTable, PromptTuningConfig
 from inflight.sampling_config import SamplingConfig
-from inflight.speculative_decoding import ExternalDraftTokensConfig, NGramDecodingConfig
+from inflight.speculative_decoding import ExternalDraftTokensConfig, LookaheadDecodingConfig, NGramDecodingConfig
 from inflight.text.tokenizer import Tokenizer
 
 CHECKPOINT = Path(__file__).parents[2] / "model_repository" / "llm" / "1" / "checkpoint"
@@ -35,6 +35,8 @@ END_EARLY = [379]
 
 DRAFTS = [20, 205, 205, 379, 594, 300, 301]
 """How the greedy continuation of PROMPT begins, and two tokens that it does not have."""
+DRAFT_LOGITS = np.cos(np.arange(len(DRAFTS) * 2048, dtype=np.float32)).reshape(len(DRAFTS), 2048)
+"""What they may have been sampled from."""
 ENGINE = {"logits_post_processors": "favour=logit_functions:favour"}
 """What the engine's configuration needs for some kinds; ci/helpers must be on the ranks' path."""
 
@@ -237,10 +239,36 @@ KINDS = (
         equals_greedy=True,
     ),
     RequestKind(
+        feature="lookahead decoding",
+        fields={"lookahead_config": LookaheadDecodingConfig(max_window_size=3)},
+        tensors={"lookahead_window_size": 3, "lookahead_ngram_size": 3, "lookahead_verification_set_size": 4},
+        equals_greedy=True,
+    ),
+    RequestKind(
         feature="draft tokens",
         fields={"external_draft_tokens_config": ExternalDraftTokensConfig(tokens=DRAFTS)},
         tensors={"draft_input_ids": DRAFTS},
         equals_greedy=True,
+    ),
+    RequestKind(
+        feature="draft tokens with logits",
+        fields={
+            "external_draft_tokens_config": ExternalDraftTokensConfig(tokens=DRAFTS, logits=DRAFT_LOGITS.tobytes()),
+            "sampling_config": SamplingConfig(temperature=0.7, top_p=0.95, seed=4, repetition_penalty=1.1),
+        },
+        tensors={
+            "draft_input_ids": DRAFTS,
+            "draft_logits": DRAFT_LOGITS,
+            "temperature": 0.7,
+            "top_p": 0.95,
+            "seed": np.array([4], np.uint64),
+            "repetition_penalty": 1.1,
+        },
+    ),
+    RequestKind(
+        feature="draft tokens with a threshold",
+        fields={"external_draft_tokens_config": ExternalDraftTokensConfig(tokens=DRAFTS, acceptance_threshold=1e-20)},
+        tensors={"draft_input_ids": DRAFTS, "draft_acceptance_threshold": 1e-20},
     ),
     RequestKind(
         feature="logits post-processor",

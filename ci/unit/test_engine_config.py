@@ -33,7 +33,12 @@ def test_a_number_beyond_any_use_is_refused(key: str) -> None:
 
 @pytest.mark.parametrize("key", WHOLE_NUMBERS)
 def test_the_largest_value_is_allowed(key: str) -> None:
-    others = {"executor": "mpi", "max_num_tokens": str(LARGEST["max_num_tokens"])}
+    others = {
+        "executor": "mpi",
+        "max_num_tokens": str(LARGEST["max_num_tokens"]),
+        "lookahead_window_size": "2",
+        "lookahead_ngram_size": "2",
+    }
     assert getattr(EngineConfig.from_parameters({**others, key: str(LARGEST[key])}), key) == LARGEST[key]
 
 
@@ -43,3 +48,15 @@ def test_any_values_work_or_are_refused_in_one_line(parameters: dict[str, str]) 
         EngineConfig.from_parameters(parameters)
     except ConfigurationError as error:
         assert "\n" not in str(error)
+
+
+def test_sizes_of_lookahead_decoding_belong_together() -> None:
+    assert EngineConfig().lookahead_config.is_off
+    sizes = {"lookahead_window_size": "4", "lookahead_ngram_size": "3", "lookahead_verification_set_size": "4"}
+    assert not EngineConfig.from_parameters(sizes).lookahead_config.is_off
+    for key in sizes:
+        if key != "lookahead_verification_set_size":
+            with pytest.raises(ConfigurationError, match="set all of them or none"):
+                EngineConfig.from_parameters({**sizes, key: ""})
+    with pytest.raises(ConfigurationError, match="lookahead_ngram_size 1 means no lookahead decoding"):
+        EngineConfig.from_parameters({**sizes, "lookahead_ngram_size": "1"})

@@ -21,3 +21,14 @@ with Client(*sys.argv[1:2]) as client:
     print(f"{drafted.total_accepted_draft_tokens} of {drafted.total_draft_tokens} drafts were accepted")
     copied = client.generate(plain.text * 2, max_tokens=48, max_draft_len=8, return_perf_metrics=True)
     print(f"looked up in the prompt: {copied.total_accepted_draft_tokens} of {copied.total_draft_tokens}")
+    ahead = client.generate(
+        PROMPT,
+        max_tokens=48,
+        temperature=0.0,
+        lookahead_window_size=4,
+        lookahead_ngram_size=3,
+        lookahead_verification_set_size=4,
+        return_perf_metrics=True,
+    )
+    assert ahead.token_ids == plain.token_ids
+    print(f"guessed by lookahead decoding: {ahead.total_accepted_draft_tokens} of {ahead.total_draft_tokens}")

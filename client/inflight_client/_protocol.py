@@ -41,6 +41,11 @@ _DTYPES: dict[str, Any] = {
     "max_draft_len": np.int32,
     "max_matching_ngram_size": np.int32,
     "draft_input_ids": np.int32,
+    "draft_logits": np.float32,
+    "draft_acceptance_threshold": np.float32,
+    "lookahead_window_size": np.int32,
+    "lookahead_ngram_size": np.int32,
+    "lookahead_verification_set_size": np.int32,
     "logits_post_processor_name": np.object_,
     "lora_name": np.object_,
     "lora_task_id": np.uint64,
@@ -101,7 +106,9 @@ def generation_call(
         elif name in ("draft_input_ids", "beam_width_array"):
             inputs[name] = _row(name, value)
         elif name == "prompt_embedding_table":
-            inputs[name] = _embeddings(name, value, np.float16)
+            inputs[name] = _matrix(name, value, np.float16)
+        elif name == "draft_logits":
+            inputs[name] = _matrix(name, value, np.float32)
         elif name == "prompt_table_extra_ids":
             inputs[name] = _integers(name, list(np.atleast_1d(np.asarray(value)).tolist()), np.uint64)
         else:
@@ -204,11 +211,11 @@ def _prompt(prompt: Prompt) -> dict[str, Array]:
     if isinstance(prompt, str):
         return {"text_input": strings((_text("prompt", prompt),))}
     if isinstance(prompt, np.ndarray) and prompt.ndim > 1:
-        return {"prompt_embeds": _embeddings("prompt_embeds", prompt, np.float32)}
+        return {"prompt_embeds": _matrix("prompt_embeds", prompt, np.float32)}
     return {"input_ids": _integers("input_ids", list(prompt), np.int32)}
 
 
-def _embeddings(name: str, value: object, dtype: Any) -> Array:
+def _matrix(name: str, value: object, dtype: Any) -> Array:
     """A matrix of numbers; those too large for `dtype` become infinity, which the server refuses."""
     try:
         with np.errstate(over="ignore"):
@@ -216,7 +223,7 @@ def _embeddings(name: str, value: object, dtype: Any) -> Array:
     except (TypeError, ValueError):
         raise InvalidRequest(f"{name} must be an array of numbers") from None
     if rows.ndim != 2:
-        raise InvalidRequest(f"{name} must have two dimensions, rows and features, got shape {list(rows.shape)}")
+        raise InvalidRequest(f"{name} must have two dimensions, got shape {list(rows.shape)}")
     return rows
 
 

@@ -57,6 +57,18 @@ class GenerationOptions(TypedDict, total=False):
     """Of the last tokens, how many are looked up at most."""
     draft_input_ids: Sequence[int] | None
     """What the answer is expected to begin with. Changes no token; faster as far as it is right."""
+    draft_logits: Matrix | None
+    """(drafts, vocabulary): what each draft was sampled from. Then drafts are accepted by their probability, so that
+    they decide about tokens, whose distribution stays what it is without them (speculative sampling)."""
+    draft_acceptance_threshold: float | None
+    """A draft is accepted if its probability is at least this times that under `draft_logits`, or this if there are
+    none. Changes the answer in favour of the drafts."""
+    lookahead_window_size: int | None
+    """Lookahead decoding: the model guesses so many later tokens in each step. Changes no token; set all three."""
+    lookahead_ngram_size: int | None
+    """Tokens of the n-grams that its guesses form."""
+    lookahead_verification_set_size: int | None
+    """N-grams that are kept of each first token."""
     logits_post_processor_name: str | None
     """One of the server's functions that change logits."""
     lora_name: str | None

@@ -23,7 +23,13 @@ from inflight_kernels.moe import fused_moe, route_experts
 from inflight_kernels.norm import rms_norm, rms_norm_quantized
 from inflight_kernels.quantization import quantize_per_token
 from inflight_kernels.rope import rope_and_kv_write
-from inflight_kernels.sampling import philox_uniform, sample, typical_mask
+from inflight_kernels.sampling import (
+    philox_uniform,
+    sample,
+    sampling_probabilities,
+    speculative_sample,
+    typical_mask,
+)
 
 __all__ = [
     "Int4Weight",
@@ -45,8 +51,10 @@ __all__ = [
     "rope_and_kv_write",
     "route_experts",
     "sample",
+    "sampling_probabilities",
     "scaled_linear",
     "silu_and_mul",
     "silu_and_mul_quantized",
+    "speculative_sample",
     "typical_mask",
 ]

@@ -6,7 +6,7 @@ from inflight.batch_manager.beam_group import BeamGroup
 from inflight.batch_manager.sequence import NO_LOOKUP, Sequence
 from inflight.request import Request
 from inflight.result import PerfMetrics, Result
-from inflight.speculative_decoding import NGramDecodingConfig
+from inflight.speculative_decoding import NO_LOOKAHEAD, LookaheadDecodingConfig, NGramDecodingConfig
 
 
 class ActiveRequest:
@@ -22,6 +22,7 @@ class ActiveRequest:
         max_seq_len: int,
         arrival_time_ns: int,
         ngram_config: NGramDecodingConfig = NO_LOOKUP,
+        lookahead_config: LookaheadDecodingConfig = NO_LOOKAHEAD,
     ) -> None:
         self.request = request
         prefix_identity = request.prefix_identity
@@ -32,6 +33,7 @@ class ActiveRequest:
                 max_seq_len=max_seq_len,
                 arrival_time_ns=arrival_time_ns,
                 ngram_config=ngram_config,
+                lookahead_config=lookahead_config,
                 prefix_identity=prefix_identity,
             )
             for index in range(request.num_sequences)

@@ -33,7 +33,7 @@ from inflight.request_limits import RequestLimits
 from inflight.result import FinishReason
 from inflight.runtime.runner import Runner
 from inflight.scheduler_output import RowWork, SchedulerOutput
-from inflight.speculative_decoding import NGramDecodingConfig
+from inflight.speculative_decoding import NO_LOOKAHEAD, LookaheadDecodingConfig, NGramDecodingConfig
 from inflight.stats import IterationStats, RequestStatsPerIteration
 
 logger = logging.getLogger(__name__)
@@ -53,12 +53,13 @@ class GptManager:
         callbacks: Callbacks,
         limits: RequestLimits,
         ngram_config: NGramDecodingConfig = NO_LOOKUP,
+        lookahead_config: LookaheadDecodingConfig = NO_LOOKAHEAD,
         terminate_request_id: int | None = None,
         raise_on_step_failure: bool = False,
         clock: Callable[[], int] = time.monotonic_ns,
         wall_clock: Callable[[], datetime] = datetime.now,
     ) -> None:
-        """`ngram_config`: prompt lookup of requests that do not say.
+        """`ngram_config`, `lookahead_config`: prompt lookup and lookahead decoding of requests that do not say.
 
         `terminate_request_id`: a request with this id ends the loop at once; active requests get no response.
 
@@ -73,6 +74,7 @@ class GptManager:
         self._callbacks = callbacks
         self._limits = limits
         self._ngram_config = ngram_config
+        self._lookahead_config = lookahead_config
         self._terminate_request_id = terminate_request_id
         self._raise_on_step_failure = raise_on_step_failure
         self._clock = clock
@@ -247,6 +249,7 @@ class GptManager:
             max_seq_len=self._scheduler.max_seq_len,
             arrival_time_ns=self._clock(),
             ngram_config=self._ngram_config,
+            lookahead_config=self._lookahead_config,
         )
         for sequence in active.queued:
             self._scheduler.add(sequence)

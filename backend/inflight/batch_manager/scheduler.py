@@ -151,7 +151,7 @@ class Scheduler:
                 if num_tokens == 0:
                     continue
             elif sequence.speculation is not None:
-                if sequence.speculation.is_verifying:
+                if sequence.speculation.must_wait(sequence.token_ids, sequence.num_pending):
                     continue
                 drafts = self._propose(sequence, sequence.speculation, step)
                 num_tokens += len(drafts)
@@ -297,7 +297,8 @@ class Scheduler:
         sequences = step.sampling
         assert scheduled is expected, "steps must be updated in the order they were scheduled"
         assert len(sequences) == len(output.token_ids), "a step must answer every sampling row"
-        rows = scheduled.sampling_rows if output.errors or output.refused or output.tensors else []
+        told = output.errors or output.refused or output.tensors or output.guesses
+        rows = scheduled.sampling_rows if told else []
         for row, sequence in step.gathering.items():
             if row in output.tensors and sequence.gathered is not None and not sequence.is_finished:
                 sequence.gathered.add_prompt(output.tensors[row])
@@ -325,7 +326,9 @@ class Scheduler:
             reason = sequence.append(output.token_ids[index], log_probs, now_ns)
             if index in step.drafts:
                 num_accepted = min(len(sequence.token_ids) - num_before, len(output.token_ids[index]) - 1)
-                sequence.take_back(step.drafts[index], num_accepted, len(self._batch))
+                guesses = output.guesses.get(rows[index], NONE) if rows else NONE
+                num_new = len(sequence.token_ids) - num_before
+                sequence.take_back(step.drafts[index], num_accepted, num_new, len(self._batch), guesses)
                 self.draft_count.add(step.drafts[index], num_accepted)
             if sequence.gathered is not None and rows and rows[index] in output.tensors:
                 num_tokens = len(sequence.token_ids) - num_before

@@ -20,7 +20,7 @@ from inflight.result import FinishReason, PerfMetrics
 from inflight.sampling_config import SamplingConfig
 from inflight.scheduler_output import BEAM_LOG_PROBS, LOG_PROBS, NO_SLOT, NewSequence, PostProcessing
 from inflight.sequence_seed import sequence_seed
-from inflight.speculative_decoding import NGramDecodingConfig
+from inflight.speculative_decoding import NO_LOOKAHEAD, LookaheadDecodingConfig, NGramDecodingConfig
 
 if TYPE_CHECKING:
     from inflight.batch_manager.beam_group import BeamGroup
@@ -103,9 +103,11 @@ class Sequence:
         index: int = 0,
         arrival_time_ns: int = 0,
         ngram_config: NGramDecodingConfig = NO_LOOKUP,
+        lookahead_config: LookaheadDecodingConfig = NO_LOOKAHEAD,
         prefix_identity: bytes | None = None,
     ) -> None:
-        """`ngram_config`: the engine's, for a request without one. `prefix_identity`: the request's, if known."""
+        """`ngram_config`, `lookahead_config`: the engine's, for a request without one. `prefix_identity`: the
+        request's, if known."""
         self.request = request
         self.prefix_identity = request.prefix_identity if prefix_identity is None else prefix_identity
         """The request's. Kept, because a table of embeddings takes tens of milliseconds to digest."""
@@ -127,7 +129,7 @@ class Sequence:
         self.is_guided = request.guided_decoding_params is not None or bool(request.logits_post_processor_name)
         """Whether it samples only once the host knows its last token, which a grammar's mask or a logits post-processor
         depends on."""
-        self.speculation = Speculation.wanted_by(request, ngram_config)
+        self.speculation = Speculation.wanted_by(request, ngram_config, lookahead_config)
         """None = no step verifies drafts for it."""
         self.siblings: tuple[Sequence, ...] = ()
         """All sequences of its request, itself included; empty for the only one, and once it is finished."""
@@ -257,11 +259,13 @@ class Sequence:
                 return reason
         return FinishReason.NOT_FINISHED
 
-    def take_back(self, num_drafts: int, num_accepted: int, num_running: int) -> None:
-        """A step has verified drafts, and its tokens were appended. What it computed behind the last accepted one does
-        not count: later tokens will take these slots. `num_running`: sequences in the batch."""
+    def take_back(self, num_drafts: int, num_accepted: int, num_new: int, num_running: int, guesses: list[int]) -> None:
+        """A step has verified drafts, and its `num_new` tokens were appended. What it computed behind the last accepted
+        one does not count: later tokens will take these slots. `num_running`: sequences in the batch. `guesses`: see
+        StepOutput.guesses."""
         assert self.speculation is not None
         self.speculation.account(num_drafts, num_accepted, len(self.token_ids), num_running)
+        self.speculation.learn(self.token_ids, num_new, guesses)
         if self.status is SequenceStatus.RUNNING:
             self.num_computed_tokens = len(self.token_ids) - 1
 
@@ -282,6 +286,7 @@ class Sequence:
             guided_decoding_params=self.request.guided_decoding_params,
             post_processing=self._post_processing,
             embedding_table=None if tuning is None else tuning.embedding_table,
+            weighed_drafts=self.request.weighed_drafts,
         )
 
     @property

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from inflight.batch_manager.running_batch import RunningBatch
 from inflight.batch_manager.sequence import NO_BLOCK, Sequence
-from inflight.scheduler_output import NewSequence, RowWork
+from inflight.scheduler_output import NO_DRAFT, NewSequence, RowWork
 
 NONE: list[int] = []
 """Shared by all rows without new blocks or tokens from the host: nearly every row of every step. Never written to."""
@@ -80,7 +80,10 @@ class Step:
                 self.drafts[len(self.sampling)] = len(drafts)
                 self.budget -= len(drafts)
                 self.num_places -= len(drafts)
+        draft_index = NO_DRAFT
         if samples:
+            if sequence.speculation is not None:
+                draft_index = sequence.speculation.draft_index(sequence.token_ids, sequence.num_pending)
             sequence.num_pending += 1
             self.sampling.append(sequence)
         if sequence.gathered is not None:
@@ -94,6 +97,7 @@ class Step:
                 new_block_ids=new_block_ids,
                 num_sampled=int(samples) + len(drafts),
                 is_chosen=is_chosen,
+                draft_index=draft_index,
             )
         )
 

@@ -17,6 +17,7 @@ from inflight.runtime.repeated_ngrams import find_ngrams
 from inflight.runtime.row_state import RowState
 from inflight.runtime.sampling_input import SamplingInput, find_counted, find_restrictions
 from inflight.runtime.step_input import StepInput
+from inflight.runtime.weighed_drafts import find_weighed
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,6 +67,7 @@ def lay_out(step: StepInput, parts: list[Tensor], state: RowState, block_size: i
             ngrams=find_ngrams(step.staged, step.ngram_extent, rows_S, lengths_S),
             counted=find_counted(step.staged),
             typical_K=step.staged.get("typical_owners"),
+            weighed=find_weighed(step.staged),
         )
     return BatchLayout(
         token_ids_T=token_ids_T,

@@ -17,6 +17,7 @@ from inflight.runtime.repeated_ngrams import count_repeating
 from inflight.runtime.row_state import RowState
 from inflight.runtime.row_table import FLOAT_FIELDS
 from inflight.runtime.sampling_input import NO_TOKEN, Restrictions, SamplingInput
+from inflight.runtime.weighed_drafts import WeighedDrafts
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -90,6 +91,7 @@ class Sampler:
         if needs.is_biased:
             assert state.bias_RV is not None
             bias_SV = state.bias_RV.index_select(0, rows_S)
+        own_filters = (top_k_S, top_p_S, min_p_S)
         if sampling.typical_K is not None:
             allowed_SV = _keep_typical(
                 sampling.typical_K,
@@ -101,7 +103,7 @@ class Sampler:
             # The mask has applied the other filters of these rows: of what it keeps they would drop more.
             top_k_S, min_p_S = (values.index_fill(0, sampling.typical_K, 0) for values in (top_k_S, min_p_S))
             top_p_S = top_p_S.index_fill(0, sampling.typical_K, 1)
-        return inflight_kernels.sample(
+        token_ids_S, log_probs_S = inflight_kernels.sample(
             logits_SV,
             temperature_S,
             top_k_S,
@@ -118,6 +120,15 @@ class Sampler:
             any_min_p=needs.any_min_p,
             with_logprobs=needs.log_probs,
         )
+        if sampling.weighed is not None:
+            arguments = (logits_SV, temperature_S, top_k_S, top_p_S, min_p_S, seeds_S, sampling.lengths_S)
+            options = {**penalties, "logit_bias": bias_SV, "allowed_mask": allowed_SV}
+            places_K = sampling.weighed.places_K
+            token_ids_K = _weigh(sampling.weighed, arguments, own_filters, token_ids_S, options)
+            token_ids_S.index_copy_(0, places_K, token_ids_K)
+            if needs.log_probs:
+                log_probs_S.index_copy_(0, places_K, _log_probs(logits_SV.index_select(0, places_K), token_ids_K))
+        return token_ids_S, log_probs_S
 
 
 def _keep_typical(
@@ -133,6 +144,49 @@ def _keep_typical(
     if allowed_SV is None:
         allowed_SV = torch.ones(arguments[0].shape, dtype=torch.bool, device=rows_K.device)
     return allowed_SV.index_copy(0, rows_K, kept_KV)
+
+
+def _weigh(
+    weighed: WeighedDrafts,
+    arguments: tuple[Tensor, ...],
+    filters: tuple[Tensor, ...],
+    sampled_S: Tensor,
+    options: dict[str, Tensor | None],
+) -> Tensor:
+    """int64 (K): the tokens at places with weighed drafts.
+
+    `arguments` and `options`, of all S rows: those of `inflight_kernels.sample`, which has `sampled_S`. `filters`:
+    top_k, top_p and min_p as the requests have them.
+    """
+    places_K = weighed.places_K
+    logits_KV, temperature_K, top_k_K, top_p_K, min_p_K, seeds_K, positions_K = (
+        values.index_select(0, places_K) for values in arguments
+    )
+    own_top_k_K, own_top_p_K, own_min_p_K = (values.index_select(0, places_K) for values in filters)
+    given = {name: values.index_select(0, places_K) for name, values in options.items() if values is not None}
+    draft_probs_KV = inflight_kernels.sampling_probabilities(
+        weighed.logits(logits_KV.shape[1]), temperature_K, own_top_k_K, own_top_p_K, own_min_p_K
+    )
+    return inflight_kernels.speculative_sample(
+        logits_KV,
+        temperature_K,
+        top_k_K,
+        top_p_K,
+        min_p_K,
+        seeds_K,
+        positions_K,
+        weighed.tokens_K,
+        draft_probs_KV,
+        weighed.thresholds_K,
+        sampled_S.index_select(0, places_K),
+        **given,
+    )
+
+
+def _log_probs(logits_KV: Tensor, token_ids_K: Tensor) -> Tensor:
+    """float32 (K): of tokens that must be in the vocabulary, under the raw distribution."""
+    raw_KV = logits_KV.float()
+    return raw_KV.gather(1, token_ids_K[:, None]).squeeze(1) - raw_KV.logsumexp(1)
 
 
 def find_allowed(logits_SV: Tensor, sampling: SamplingInput, history: Tensor | None) -> Tensor | None:

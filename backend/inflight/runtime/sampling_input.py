@@ -26,6 +26,7 @@ from inflight.runtime.row_table import (
     RowTable,
 )
 from inflight.runtime.staging import Array, Staging
+from inflight.runtime.weighed_drafts import WeighedDrafts
 from inflight.scheduler_output import NewSequence
 
 NO_TOKEN = -1
@@ -76,6 +77,7 @@ class SamplingInput:
     """int64 each: indices among the S, and the drafts that count as output there besides those of RowState."""
     typical_K: Tensor | None = None
     """int64, which of the S rows have a typical_p."""
+    weighed: WeighedDrafts | None = None
 
 
 def find_needs(table: RowTable, rows: Array) -> SamplingNeeds:

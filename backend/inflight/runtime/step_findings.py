@@ -67,6 +67,7 @@ def _with_drafts(
     tokens: list[list[int]] = []
     log_probs: list[list[float]] = []
     rejected: list[tuple[NewSequence, list[int]]] = []
+    guesses: dict[int, list[int]] = {}
     for places, kept in accepted(drafts, rows, _answer_order(handle), token_ids):
         row = rows[places[0]]
         if not all(finite[place] for place in places):
@@ -74,7 +75,8 @@ def _with_drafts(
         if not all(finite[place] for place in kept):
             errors[row] = NOT_FINITE
         if len(kept) < len(places):
-            rejected.append((handle.step.drafting[row], [token_ids[place] for place in places[len(kept) :]]))
+            guesses[row] = [token_ids[place] for place in places[len(kept) :]]
+            rejected.append((handle.step.drafting[row], guesses[row]))
         has_token = row not in errors and row not in handle.refused
         tokens.append([token_ids[place] for place in kept] if has_token else [])
         log_probs.append([values[place] for place in kept] if values is not None and row not in errors else [])
@@ -82,6 +84,7 @@ def _with_drafts(
         token_ids=tokens,
         log_probs=None if values is None else log_probs,
         tensors=tensors,
+        guesses=guesses,
         errors=errors,
         refused=handle.refused,
     )

@@ -29,11 +29,12 @@ from inflight.runtime.drafts import (
 )
 from inflight.runtime.prompt_embeddings import stage_embeddings
 from inflight.runtime.repeated_ngrams import stage_ngrams
-from inflight.runtime.row_table import HAS_ADAPTER, PENALISED, WANTS_TENSORS, RowTable
+from inflight.runtime.row_table import HAS_ADAPTER, PENALISED, WANTS_TENSORS, WEIGHS_DRAFTS, RowTable
 from inflight.runtime.sampling_input import SamplingNeeds, find_needs, stage_restrictions, stage_typical
 from inflight.runtime.staging import Array, Staging, to_host_tensor
 from inflight.runtime.step_sizes import StepSizes
 from inflight.runtime.step_tensors import NO_PLAN, TensorPlan, plan_tensors, served_outputs
+from inflight.runtime.weighed_drafts import stage_weighed
 from inflight.scheduler_output import NO_SLOT, NewSequence, RowWork, SchedulerOutput
 
 LAST_SAMPLED = -1
@@ -154,6 +155,8 @@ class StepPreparation:
         row_needs = int(np.bitwise_or.reduce(self._table.needs[batch.rows]))
         if row_needs & HAS_ADAPTER:
             staging.add("adapters", batch.of_tokens(self._table.adapters[batch.rows], padding=NO_SLOT))
+        if row_needs & WEIGHS_DRAFTS:
+            stage_weighed(staging, self._table, scheduled.rows, batch.sampling_rows, self._vocab_size)
         if row_needs & WANTS_TENSORS:
             tensor_plan = plan_tensors(staging, self._table, batch.works, batch.first_tokens())
         parts = batch.parts(padding_row=self._table.num_rows)

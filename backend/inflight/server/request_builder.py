@@ -20,7 +20,12 @@ from inflight.request import Request
 from inflight.request_limits import RequestLimits
 from inflight.sampling_config import SamplingConfig
 from inflight.server.tensors.client_request import ClientRequest
-from inflight.speculative_decoding import DEFAULT_NGRAM_SIZE, ExternalDraftTokensConfig, NGramDecodingConfig
+from inflight.speculative_decoding import (
+    DEFAULT_NGRAM_SIZE,
+    ExternalDraftTokensConfig,
+    LookaheadDecodingConfig,
+    NGramDecodingConfig,
+)
 from inflight.text.tokenizer import Tokenizer
 
 NONE = -1
@@ -80,9 +85,8 @@ class RequestBuilder:
             bad_words=self._bad_words(client),
             guided_decoding_params=_guided_decoding(client),
             ngram_config=_ngram_config(client),
-            external_draft_tokens_config=(
-                ExternalDraftTokensConfig(tokens=client.draft_input_ids) if client.draft_input_ids else None
-            ),
+            lookahead_config=_lookahead_config(client),
+            external_draft_tokens_config=_draft_tokens(client),
             logits_post_processor_name=client.logits_post_processor_name or "",
             priority=0.5 if client.priority is None else client.priority,
             allotted_time_ms=client.allotted_time_ms or 0,
@@ -245,6 +249,36 @@ def _ngram_config(client: ClientRequest) -> NGramDecodingConfig | None:
     return NGramDecodingConfig(
         max_draft_len=max_draft_len, max_matching_ngram_size=DEFAULT_NGRAM_SIZE if size is None else size
     )
+
+
+def _draft_tokens(client: ClientRequest) -> ExternalDraftTokensConfig | None:
+    tokens, threshold = client.draft_input_ids or [], client.draft_acceptance_threshold
+    logits = client.draft_logits if client.draft_logits is not None and client.draft_logits.size else None
+    if not tokens:
+        if logits is not None or threshold is not None:
+            raise InvalidRequest("draft_logits and draft_acceptance_threshold need draft_input_ids: the drafts")
+        return None
+    if logits is not None and len(logits) != len(tokens):
+        raise InvalidRequest(f"draft_logits has {len(logits)} rows, but draft_input_ids {len(tokens)} drafts")
+    return ExternalDraftTokensConfig(
+        tokens=tokens,
+        logits=b"" if logits is None else logits.astype("<f4", copy=False).tobytes(),
+        acceptance_threshold=threshold,
+    )
+
+
+def _lookahead_config(client: ClientRequest) -> LookaheadDecodingConfig | None:
+    """None = as the engine's configuration has it."""
+    window, ngram = client.lookahead_window_size, client.lookahead_ngram_size
+    verification = client.lookahead_verification_set_size
+    if window is None and ngram is None and verification is None:
+        return None
+    if window is None or ngram is None or verification is None:
+        raise InvalidRequest(
+            "lookahead_window_size, lookahead_ngram_size and lookahead_verification_set_size belong together: send all "
+            "or none"
+        )
+    return LookaheadDecodingConfig(max_window_size=window, max_ngram_size=ngram, max_verification_set_size=verification)
 
 
 def _retention(client: ClientRequest) -> KvCacheRetentionConfig | None:

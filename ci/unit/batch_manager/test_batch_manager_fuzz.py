@@ -29,10 +29,17 @@ from inflight.config import SchedulerPolicy
 from inflight.errors import StepFailed
 from inflight.kv_cache_retention import KvCacheRetentionConfig, TokenRangeRetentionConfig
 from inflight.result import FinishReason
-from inflight.speculative_decoding import ExternalDraftTokensConfig, NGramDecodingConfig
+from inflight.speculative_decoding import ExternalDraftTokensConfig, LookaheadDecodingConfig, NGramDecodingConfig
 
 MAX_SEQ_LEN = 40
 PREFIX = [(position * 11) % 97 for position in range(30)]
+LOOKAHEADS = [
+    None,
+    None,
+    LookaheadDecodingConfig(),
+    LookaheadDecodingConfig(max_window_size=1, max_ngram_size=2, max_verification_set_size=1),
+    LookaheadDecodingConfig(max_window_size=5, max_ngram_size=4, max_verification_set_size=0),
+]
 RETENTIONS = st.one_of(
     st.none(),
     st.builds(
@@ -134,7 +141,9 @@ class Histories(RuleBasedStateMachine):
         num_sequences=st.sampled_from([1, 1, 1, 2, 3, 6]),
         logits=st.sampled_from([False, False, True]),
         drafts=st.sampled_from([None, None, "right", "half right", "wrong"]),
+        threshold=st.sampled_from([None, None, 0.5]),
         lookup=st.sampled_from([None, 1, 2, 8]),
+        lookahead=st.sampled_from(LOOKAHEADS),
         retention=RETENTIONS,
     )
     def submit(
@@ -155,7 +164,9 @@ class Histories(RuleBasedStateMachine):
         num_sequences: int,
         logits: bool,
         drafts: str | None,
+        threshold: float | None,
         lookup: int | None,
+        lookahead: LookaheadDecodingConfig | None,
         retention: KvCacheRetentionConfig | None,
     ) -> None:
         self.num_requests += 1
@@ -178,11 +189,13 @@ class Histories(RuleBasedStateMachine):
             num_return_sequences=min(num_sequences, most),
             logits=logits and beam_width == 1,
             ngram_config=NGramDecodingConfig(max_draft_len=lookup or 0, max_matching_ngram_size=1),
+            lookahead_config=lookahead,
             kv_cache_retention_config=retention,
         )
         if drafts is not None and beam_width == 1:
             tokens = drafts_for(request, drafts, MAX_SEQ_LEN)
-            request = structs.replace(request, external_draft_tokens_config=ExternalDraftTokensConfig(tokens=tokens))
+            given = ExternalDraftTokensConfig(tokens=tokens, acceptance_threshold=threshold)
+            request = structs.replace(request, external_draft_tokens_config=given)
         for rank in self.ranks:
             rank.submit(request)
 

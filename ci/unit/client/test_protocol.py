@@ -145,6 +145,15 @@ def test_drafts_are_one_row_of_token_ids() -> None:
             generation_call("x", {"draft_input_ids": wrong}, model="llm", stream=False, timeout=None, request_id=None)
 
 
+def test_logits_of_drafts_are_a_matrix() -> None:
+    options = {"draft_input_ids": [3], "draft_logits": [[0.5, 1.5]], "draft_acceptance_threshold": 0.25}
+    call = generation_call("x", options, model="llm", stream=False, timeout=None, request_id=None)
+    assert call.inputs["draft_logits"].tolist() == [[0.5, 1.5]] and call.inputs["draft_logits"].dtype == np.float32
+    assert call.inputs["draft_acceptance_threshold"].tolist() == [0.25]
+    with pytest.raises(InvalidRequest, match="draft_logits must have two dimensions"):
+        generation_call("x", {"draft_logits": [0.5]}, model="llm", stream=False, timeout=None, request_id=None)
+
+
 def test_counts_of_drafts_are_those_of_the_last_chunk() -> None:
     outputs = {"total_draft_tokens": np.array([9], np.int32), "total_accepted_draft_tokens": np.array([7], np.int32)}
     builder = CompletionBuilder()

@@ -1,7 +1,8 @@
 """Drafts change no token: the same requests on a real network, with drafts and without.
 
-Right, half right and wrong drafts of the request, and prompt lookup; greedy and random, with every option of sampling
-that allows drafts; prompts in chunks, shared prefixes, pauses, several sequences; padded as on a GPU.
+Right, half right and wrong drafts of the request, prompt lookup and lookahead decoding; greedy and random, with every
+option of sampling that allows drafts; prompts in chunks, shared prefixes, pauses, several sequences; padded as on a
+GPU.
 
 Run: pytest ci/unit/runtime/test_speculation.py
 """
@@ -25,7 +26,7 @@ from inflight.result import PerfMetrics, Result, join_tensors
 from inflight.runtime import step_sizes
 from inflight.sampling_config import SamplingConfig
 from inflight.scheduler_output import NewSequence, RowWork, SchedulerOutput
-from inflight.speculative_decoding import ExternalDraftTokensConfig, NGramDecodingConfig
+from inflight.speculative_decoding import ExternalDraftTokensConfig, LookaheadDecodingConfig, NGramDecodingConfig
 
 pytestmark = pytest.mark.slow
 
@@ -95,7 +96,9 @@ def plain(folder: Path) -> dict[tuple[int, int], list[Result]]:
 
 
 def with_drafts(request: Request, kind: str, plain: dict[tuple[int, int], list[Result]]) -> Request:
-    """`kind`: how many of the given drafts are right, or prompt lookup."""
+    """`kind`: how many of the given drafts are right, or another source of them."""
+    if kind == "lookahead":
+        return structs.replace(request, lookahead_config=LookaheadDecodingConfig())
     if kind == "lookup":
         return structs.replace(request, ngram_config=LOOKUP)
     tokens = tokens_of(plain[request.request_id, 0])
@@ -118,7 +121,7 @@ def check_equal(found: dict[tuple[int, int], list[Result]], plain: dict[tuple[in
             np.testing.assert_allclose(array, wanted[name], atol=1e-4, err_msg=name)
 
 
-@pytest.mark.parametrize("kind", ["right", "half right", "wrong", "lookup"])
+@pytest.mark.parametrize("kind", ["right", "half right", "wrong", "lookup", "lookahead"])
 @pytest.mark.parametrize("memory", ["ample", "short"])
 def test_drafts_change_nothing_but_the_number_of_steps(
     folder: Path, plain: dict[tuple[int, int], list[Result]], kind: str, memory: str
@@ -134,7 +137,19 @@ def test_drafts_change_nothing_but_the_number_of_steps(
 def test_some_requests_with_drafts_beside_others_without(
     folder: Path, plain: dict[tuple[int, int], list[Result]]
 ) -> None:
-    kinds = ["right", "none", "half right", "lookup", "none", "wrong", "right", "none", "none", "right", "lookup"]
+    kinds = [
+        "right",
+        "none",
+        "half right",
+        "lookup",
+        "none",
+        "lookahead",
+        "right",
+        "none",
+        "none",
+        "wrong",
+        "lookahead",
+    ]
     requests = [
         request if kind == "none" else with_drafts(request, kind, plain)
         for request, kind in zip(REQUESTS, [*kinds, "lookup"], strict=True)
@@ -165,6 +180,13 @@ def test_text_that_repeats_itself_is_looked_up(folder: Path, plain: dict[tuple[i
     check_equal(found, {(10, 0): plain[10, 0]})
     assert metrics_of(found, 10).total_accepted_draft_tokens > 10
     assert found[10, 0][-1].decoding_iter < 40
+
+
+def test_what_the_model_guesses_is_accepted(folder: Path, plain: dict[tuple[int, int], list[Result]]) -> None:
+    found = serve(folder, [with_drafts(REQUESTS[-1], "lookahead", plain)])
+    check_equal(found, {(10, 0): plain[10, 0]})
+    metrics = metrics_of(found, 10)
+    assert 0 < metrics.total_accepted_draft_tokens < metrics.total_draft_tokens
 
 
 def test_cached_prefixes_hold_accepted_tokens_only(folder: Path, plain: dict[tuple[int, int], list[Result]]) -> None:

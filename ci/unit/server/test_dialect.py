@@ -241,21 +241,6 @@ PERF_METRICS = (
 )
 
 
-@pytest.mark.parametrize(
-    ("name", "array", "words"),
-    [
-        ("draft_logits", np.zeros((2, 300), np.float32), "accepted if it is what the model samples"),
-        ("draft_acceptance_threshold", np.array([0.5], np.float32), "accepted if it is what the model samples"),
-        ("lookahead_window_size", np.array([4], np.int32), "set max_draft_len"),
-    ],
-)
-def test_other_ways_to_speculate_are_refused_with_the_reason(name: str, array: np.ndarray, words: str) -> None:
-    prompt = {"text_input": np.array([b"a"], np.object_), "max_tokens": np.array([1], np.int32)}
-    with pytest.raises(InvalidRequest, match=f"{name} is not supported: .*{words}"):
-        LLM.read({**prompt, name: array}, READ_LIMITS)
-    LLM.read({**prompt, name: array[:0]}, READ_LIMITS)
-
-
 def test_outputs_have_the_shapes_and_types_of_the_table() -> None:
     client = ClientRequest(
         return_log_probs=True,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from torch import Tensor
 
 from inflight_kernels.dispatch import implementation
-from inflight_kernels.sampling import philox, typical
+from inflight_kernels.sampling import philox, speculative, typical
 
 
 def sample(
@@ -112,6 +112,69 @@ def typical_mask(
         logit_bias,
         allowed_mask,
     )
+
+
+def speculative_sample(
+    logits: Tensor,
+    temperature: Tensor,
+    top_k: Tensor,
+    top_p: Tensor,
+    min_p: Tensor,
+    seeds: Tensor,
+    positions: Tensor,
+    drafts: Tensor,
+    draft_probs: Tensor,
+    thresholds: Tensor,
+    sampled: Tensor,
+    repetition_penalty: Tensor | None = None,
+    presence_penalty: Tensor | None = None,
+    frequency_penalty: Tensor | None = None,
+    prompt_mask: Tensor | None = None,
+    output_counts: Tensor | None = None,
+    logit_bias: Tensor | None = None,
+    allowed_mask: Tensor | None = None,
+) -> Tensor:
+    """int64 (B,): the draft d of each row, or another token (speculative sampling, Leviathan et al. 2023), on any
+    device.
+
+    With p the distribution that `sample` draws from (same arguments), and q the one that the draft was drawn from:
+
+    1. d is accepted if u * q(d) < p(d), with a uniform number u of (seed, position). A row with a threshold t accepts
+    it if p(d) > 0 and p(d) >= t * q(d) instead;
+    2. otherwise a token is drawn from max(p - q, 0), normalised, by a number of (seed, position) that is neither u nor
+    the one of `sample`.
+
+    Without a threshold the result has the distribution p if d has q. Greedy rows (temperature 0) have p at temperature
+    1 without filters, and `sampled` (int64) in place of the draw; only with a threshold does that make sense. `drafts`
+    int64 (B,), `draft_probs` float32 (B, V): q; `thresholds` float32 (B,), NaN = none. A row's token depends on that
+    row only. Sorts whole rows.
+    """
+    return speculative.speculative_sample(
+        logits,
+        temperature,
+        top_k,
+        top_p,
+        min_p,
+        seeds,
+        positions,
+        drafts,
+        draft_probs,
+        thresholds,
+        sampled,
+        repetition_penalty,
+        presence_penalty,
+        frequency_penalty,
+        prompt_mask,
+        output_counts,
+        logit_bias,
+        allowed_mask,
+    )
+
+
+def sampling_probabilities(logits: Tensor, temperature: Tensor, top_k: Tensor, top_p: Tensor, min_p: Tensor) -> Tensor:
+    """float32 (B, V): what `sample` draws from, by steps 4 and 5 of it, on any device; at temperature 0 the softmax of
+    `logits` (B, V), float. Sorts whole rows."""
+    return speculative.probabilities(logits, temperature, top_k, top_p, min_p)
 
 
 def philox_uniform(seeds: Tensor, positions: Tensor) -> Tensor:

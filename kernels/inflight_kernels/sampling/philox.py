@@ -28,9 +28,9 @@ def philox4x32(counter: tuple[Tensor, ...], key: tuple[Tensor, ...]) -> tuple[Te
     return c0, c1, c2, c3
 
 
-def philox_uniform(seeds: Tensor, positions: Tensor) -> Tensor:
-    """24 random bits as a float32 in [0, 1): key = seed, counter = position, both int64 of equal shape."""
+def philox_uniform(seeds: Tensor, positions: Tensor, *, purpose: int = 0) -> Tensor:
+    """24 random bits as a float32 in [0, 1): key = seed, counter = (position, purpose), all int64 of equal shape."""
     zero = torch.zeros_like(positions)
-    counter = (positions & _WORD, (positions >> 32) & _WORD, zero, zero)
+    counter = (positions & _WORD, (positions >> 32) & _WORD, zero + purpose, zero)
     word = philox4x32(counter, (seeds & _WORD, (seeds >> 32) & _WORD))[0]
     return (word >> 8).to(torch.float32) * 2.0**-24

@@ -190,7 +190,7 @@ def sum_rows(weights: Tensor) -> Tensor:
     return _partial_sums(weights)[1].sum(1, keepdim=True)
 
 
-def _draw(weights: Tensor, uniform: Tensor) -> Tensor:
+def draw(weights: Tensor, uniform: Tensor) -> Tensor:
     """(B,): the first index, in vocabulary order, whose running weight exceeds uniform * total."""
     parts, sums = _partial_sums(weights)
     target = uniform[:, None] * sums.sum(1, keepdim=True)
@@ -215,7 +215,7 @@ def _draw_rows(x: Tensor, x_max: Tensor, temperature: Tensor, filters: Filters, 
     weights = (x - x_max).mul_(rate).exp_()
     if is_filtered:
         _filter(weights, x, x_max, rate, filters.of(rest))
-    token_ids[rest] = _draw(weights, uniform[rest])
+    token_ids[rest] = draw(weights, uniform[rest])
     return token_ids
 
 

@@ -37,7 +37,7 @@ def typical_mask(
         allowed_mask,
     )
     x = x / temperature[:, None]
-    x = x.masked_fill(~_kept_by_filters(x, top_k, top_p, min_p), float("-inf"))
+    x = x.masked_fill(~kept_by_filters(x, top_k, top_p, min_p), float("-inf"))
     log_probs = x.log_softmax(1)
     entropy = sum_rows((-log_probs * log_probs.exp()).nan_to_num_(0.0))
     distance = (-log_probs - entropy).abs()
@@ -48,7 +48,7 @@ def typical_mask(
     return (distance <= rising.gather(1, last)) & (x > float("-inf"))
 
 
-def _kept_by_filters(x: Tensor, top_k: Tensor, top_p: Tensor, min_p: Tensor) -> Tensor:
+def kept_by_filters(x: Tensor, top_k: Tensor, top_p: Tensor, min_p: Tensor) -> Tensor:
     """bool (B, V): what top-k, top-p and min-p keep, in this order, as `sample` has them."""
     vocab_size = x.shape[1]
     falling, order = x.sort(dim=1, descending=True, stable=True)

@@ -4,6 +4,7 @@
     Drafter            a source of drafts, such as
     GivenTokens        those that the request brings
     PromptLookup       what followed the last tokens earlier in the text; NGramIndex finds it
+    Lookahead          what the model has sampled in places beyond the text; NGramPool keeps it
     Payoff             whether guessing pays, and how far ahead
 
 Drafts never change a token, see `inflight.speculative_decoding`; so all that is decided here is how much work a step

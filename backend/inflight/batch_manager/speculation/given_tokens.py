@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from inflight.batch_manager.speculation.drafter import NO_DRAFTS
+from inflight.scheduler_output import NO_DRAFT
 
 
 class GivenTokens:
@@ -20,6 +21,14 @@ class GivenTokens:
             return NO_DRAFTS
         first = self._num_matched + num_pending
         return self._tokens[first : first + most]
+
+    def next_index(self, token_ids: list[int]) -> int:
+        """Which of the given tokens comes next, if those before it are the output so far; otherwise NO_DRAFT."""
+        return self._num_matched if self._tokens and self._still_match(token_ids) else NO_DRAFT
+
+    def is_followed(self, token_ids: list[int], num_pending: int) -> bool:
+        """Whether the output may follow them beyond `num_pending` tokens that are still on the device."""
+        return self.next_index(token_ids) != NO_DRAFT and self._num_matched + num_pending < len(self._tokens)
 
     def account(self, num_drafts: int, num_accepted: int, num_tokens: int, num_running: int) -> None:
         """The first wrong one ends them: there is nothing to weigh."""

@@ -17,12 +17,15 @@ FIRST_REST, MAX_REST = 32, 1024
 
 
 class Payoff:
-    __slots__ = ("_max_draft_len", "_rest", "_rests_until", "_score", "draft_len")
+    __slots__ = ("_max_draft_len", "_min_score", "_rest", "_rests_until", "_score", "_score_after_rest", "draft_len")
 
-    def __init__(self, max_draft_len: int) -> None:
+    def __init__(self, max_draft_len: int, allowance: int = 0) -> None:
+        """`allowance`: how much more may be spent in vain before it rests, and a quarter of that after each rest."""
         self.draft_len = min(FIRST_DRAFT_LEN, max_draft_len)
         """Drafts that the next step is worth."""
         self._max_draft_len = max_draft_len
+        self._min_score = MIN_SCORE - allowance
+        self._score_after_rest = self._min_score + max(STEP_COST, allowance // 4)
         self._score = 0
         self._rest = FIRST_REST
         self._rests_until = 0
@@ -36,11 +39,14 @@ class Payoff:
         is_full = num_accepted == num_drafts
         self.draft_len = min(2 * num_drafts if is_full else max(num_accepted + 1, 2), self._max_draft_len)
         draft_cost = DRAFT_COST * (1 + num_running // SEQUENCES_OF_DRAFT_COST)
-        gain = TOKEN_GAIN * num_accepted - STEP_COST - draft_cost * num_drafts
+        self.add(TOKEN_GAIN * num_accepted - STEP_COST - draft_cost * num_drafts, num_tokens)
+
+    def add(self, gain: int, num_tokens: int) -> None:
+        """A step of its sequence, which now has `num_tokens` tokens, has gained so many fifths of a step."""
         self._score = min(self._score + gain, MAX_SCORE)
         if self._score > 0:
             self._rest = FIRST_REST
-        elif self._score <= MIN_SCORE:
+        elif self._score <= self._min_score:
             self._rests_until = num_tokens + self._rest
             self._rest = min(2 * self._rest, MAX_REST)
-            self._score = MIN_SCORE + STEP_COST
+            self._score = self._score_after_rest

@@ -93,5 +93,6 @@ def make_manager(
         callbacks=callbacks,
         limits=runner.limits,
         ngram_config=config.ngram_config,
+        lookahead_config=config.lookahead_config,
         raise_on_step_failure=raise_on_step_failure,
     )

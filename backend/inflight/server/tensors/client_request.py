@@ -67,6 +67,12 @@ class ClientRequest:
     max_draft_len: int | None = None
     max_matching_ngram_size: int | None = None
     draft_input_ids: list[int] | None = None
+    draft_logits: NDArray[Any] | None = None
+    """[drafts, vocabulary], float32; empty, as by clients that fill every tensor, counts as unset."""
+    draft_acceptance_threshold: float | None = None
+    lookahead_window_size: int | None = None
+    lookahead_ngram_size: int | None = None
+    lookahead_verification_set_size: int | None = None
 
     lora_name: str | None = None
     lora_task_id: int | None = None

@@ -6,12 +6,8 @@ users of vLLM expect besides (min_p, finish_reason). No batch dimension: config.
 
 from __future__ import annotations
 
-from inflight.errors import InvalidRequest
 from inflight.server.tensors.dialect import Dialect, InputTensor, OutputTensor, Reader, TensorType
 from inflight.server.tensors.tensor_values import (
-    Array,
-    ReadLimits,
-    Value,
     read_drafts,
     read_embeddings,
     read_float32_bytes,
@@ -34,25 +30,10 @@ def _unsupported(name: str, dtype: TensorType, *neutral: int | float) -> InputTe
     return InputTensor(name=name, dtype=dtype, dims=(1,), neutral=neutral)
 
 
-def _refused(name: str, dtype: TensorType, rank: int, reason: str) -> InputTensor:
-    """Refused with `reason` unless it is empty."""
-
-    def read(name: str, array: Array, _: ReadLimits) -> Value:
-        if array.size:
-            raise InvalidRequest(f"{name} is not supported: {reason}")
-        return False
-
-    return InputTensor(name=name, dtype=dtype, dims=(-1,) * rank, read=read, neutral=(False,))
-
-
 def _metric(name: str, dtype: TensorType, value: str = "") -> OutputTensor:
     return OutputTensor(
         name=name, dtype=dtype, dims=(1,), value=f"perf_metrics.{value or name}", asked_by="return_perf_metrics"
     )
-
-
-NO_THRESHOLD = "drafts never change the output, so each is accepted if it is what the model samples"
-NO_LOOKAHEAD = "set max_draft_len for drafts from earlier text"
 
 
 def _row(name: str, dtype: TensorType, read: Reader) -> InputTensor:
@@ -117,11 +98,11 @@ LLM = Dialect(
         _scalar("max_draft_len", TensorType.INT32),
         _scalar("max_matching_ngram_size", TensorType.INT32),
         _row("draft_input_ids", TensorType.INT32, read_drafts),
-        _refused("draft_logits", TensorType.FP32, 2, NO_THRESHOLD),
-        _refused("draft_acceptance_threshold", TensorType.FP32, 1, NO_THRESHOLD),
-        _refused("lookahead_window_size", TensorType.INT32, 1, NO_LOOKAHEAD),
-        _refused("lookahead_ngram_size", TensorType.INT32, 1, NO_LOOKAHEAD),
-        _refused("lookahead_verification_set_size", TensorType.INT32, 1, NO_LOOKAHEAD),
+        InputTensor(name="draft_logits", dtype=TensorType.FP32, dims=(-1, -1), field="draft_logits", read=read_matrix),
+        _scalar("draft_acceptance_threshold", TensorType.FP32),
+        _scalar("lookahead_window_size", TensorType.INT32),
+        _scalar("lookahead_ngram_size", TensorType.INT32),
+        _scalar("lookahead_verification_set_size", TensorType.INT32),
         _scalar("logits_post_processor_name", TensorType.STRING),
         _scalar("lora_name", TensorType.STRING),
         _scalar("lora_task_id", TensorType.UINT64),

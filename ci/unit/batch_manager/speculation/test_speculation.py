@@ -12,7 +12,7 @@ from inflight.batch_manager.speculation.speculation import Speculation
 from inflight.guided_decoding import GuidedDecodingParams, GuideType
 from inflight.request import Request
 from inflight.sampling_config import SamplingConfig
-from inflight.speculative_decoding import ExternalDraftTokensConfig, NGramDecodingConfig
+from inflight.speculative_decoding import ExternalDraftTokensConfig, LookaheadDecodingConfig, NGramDecodingConfig
 
 OFF = NGramDecodingConfig(max_draft_len=0)
 
@@ -48,3 +48,26 @@ def test_given_tokens_come_before_those_of_the_text_until_one_is_wrong() -> None
     assert speculation.propose([1, 2, 1, 2, 7], 0, 64) == [8, 9]
     assert speculation.propose([1, 2, 1, 2, 7], 1, 64) == [9]
     assert speculation.propose([1, 2, 1, 2, 7, 1, 2], 0, 64) == [7, 1, 2, 7], "8 was given and 1 came: looked up"
+
+
+def test_the_model_guesses_where_nothing_is_given_or_found() -> None:
+    request = Request(
+        input_token_ids=[1, 2, 1, 2], max_tokens=8, lookahead_config=LookaheadDecodingConfig(max_window_size=3)
+    )
+    lookup = NGramDecodingConfig(max_matching_ngram_size=2)
+    speculation = Speculation.wanted_by(request, lookup)
+    assert speculation is not None
+    assert speculation.propose([1, 2, 1, 2], 0, 64) == [1, 2, 1, 2], "looked up"
+    speculation.account(4, 0, 5)
+    speculation.learn([1, 2, 1, 2, 7], 1, [3, 4, 5])
+    assert len(speculation.propose([1, 2, 1, 2, 7], 0, 64)) == 3
+    speculation.learn([1, 2, 1, 2, 7, 8], 1, [3, 4])
+    assert speculation.propose([1, 2, 1, 2, 7, 8], 0, 2) == [3, 4]
+
+
+def test_lookahead_of_the_engine_holds_for_requests_that_say_nothing() -> None:
+    request, engines = Request(input_token_ids=[1], max_tokens=4), LookaheadDecodingConfig()
+    off = LookaheadDecodingConfig(max_window_size=1, max_ngram_size=1, max_verification_set_size=0)
+    assert Speculation.wanted_by(request, OFF, engines) is not None
+    assert Speculation.wanted_by(structs.replace(request, lookahead_config=off), OFF, engines) is None
+    assert Speculation.wanted_by(structs.replace(request, lookahead_config=engines), OFF) is not None
