@@ -195,8 +195,8 @@ class RequestLimits(msgspec.Struct, frozen=True, kw_only=True):
             raise InvalidRequest(f"draft_input_ids holds a token id outside [0, {self.vocab_size})")
         if request.follows_each_token:
             raise InvalidRequest(
-                "draft_input_ids is not supported together with top_p_decay, a beam_width above 1, guided decoding or "
-                "a logits post-processor, which follow every single token"
+                "draft_input_ids is not supported together with top_p_decay, a beam_width above 1 or a logits "
+                "post-processor, which follow every single token"
             )
 
     def check_table(self, table: EmbeddingTable) -> None:

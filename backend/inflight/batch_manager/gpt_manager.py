@@ -272,9 +272,12 @@ class GptManager:
             return
         self._is_sampled = True
         try:
-            self._runner.sample(handle)
+            forced = self._runner.sample(handle)
         except Exception as error:
             self._step_failed(error)
+            return
+        if forced:
+            self._scheduler.note_forced(forced)
 
     def _return_stats(self) -> None:
         send, is_wanted = self._callbacks.return_batch_manager_stats, self._callbacks.wants_batch_manager_stats

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from inflight.batch_manager.speculation.drafter import NO_DRAFTS, Drafter
+from inflight.batch_manager.speculation.forced_tokens import ForcedTokens
 from inflight.batch_manager.speculation.given_tokens import GivenTokens
 from inflight.batch_manager.speculation.prompt_lookup import PromptLookup
 from inflight.request import Request
@@ -10,16 +11,17 @@ from inflight.speculative_decoding import NGramDecodingConfig
 
 
 class Speculation:
-    __slots__ = ("_drafter", "_drafters", "is_verifying", "num_accepted_tokens", "num_draft_tokens")
+    __slots__ = ("_drafter", "_drafters", "_forced", "is_verifying", "num_accepted_tokens", "num_draft_tokens")
 
-    def __init__(self, drafters: list[Drafter]) -> None:
-        """`drafters`: at least one. The first that has drafts is followed."""
+    def __init__(self, drafters: list[Drafter], forced: ForcedTokens | None = None) -> None:
+        """`drafters`: at least one. The first that has drafts is followed. `forced`: the one of forced tokens."""
         self.is_verifying = False
         """A launched step verifies drafts: how many tokens the sequence has is not known before its results."""
         self.num_draft_tokens = 0
         """Drafts that steps have verified."""
         self.num_accepted_tokens = 0
         self._drafters = drafters
+        self._forced = forced
         self._drafter = drafters[0]  # where the latest drafts came from
 
     @classmethod
@@ -34,11 +36,20 @@ class Speculation:
         external = request.external_draft_tokens_config
         if external is not None and external.tokens:
             drafters.append(GivenTokens(external.tokens, len(request.input_token_ids)))
+        # Behind the client's own guess, which reaches further, and before guesses that a grammar may forbid.
+        forced = None if request.guided_decoding_params is None else ForcedTokens()
+        if forced is not None:
+            drafters.append(forced)
         ngram = default if request.ngram_config is None else request.ngram_config
         # Ids beyond the vocabulary, of embeddings that the prompt brings, are no tokens that could follow.
         if ngram.max_draft_len > 0 and request.prompt_tuning_config is None:
             drafters.append(PromptLookup(ngram))
-        return cls(drafters) if drafters else None
+        return cls(drafters, forced) if drafters else None
+
+    def note_forced(self, tokens: list[int], num_tokens: int) -> None:
+        """The sequence's grammar most likely leaves only `tokens` behind its first `num_tokens`."""
+        if self._forced is not None:
+            self._forced.note(tokens, num_tokens)
 
     def propose(self, token_ids: list[int], num_pending: int, most: int) -> list[int]:
         """At most `most` tokens that may follow `token_ids` and `num_pending` more, which are still on the device and

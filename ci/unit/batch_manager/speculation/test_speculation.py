@@ -36,8 +36,8 @@ def test_a_request_decides_over_the_engines_default() -> None:
     assert Speculation.wanted_by(request, NGramDecodingConfig()) is not None
     assert Speculation.wanted_by(structs.replace(request, ngram_config=OFF), NGramDecodingConfig()) is None
     assert Speculation.wanted_by(structs.replace(request, ngram_config=NGramDecodingConfig()), OFF) is not None
-    guided = structs.replace(request, guided_decoding_params=GuidedDecodingParams(guide_type=GuideType.JSON))
-    assert Sequence(guided, max_seq_len=9, ngram_config=NGramDecodingConfig()).speculation is None
+    processed = structs.replace(request, logits_post_processor_name="favour")
+    assert Sequence(processed, max_seq_len=9, ngram_config=NGramDecodingConfig()).speculation is None
 
 
 def test_given_tokens_come_before_those_of_the_text_until_one_is_wrong() -> None:
@@ -48,3 +48,18 @@ def test_given_tokens_come_before_those_of_the_text_until_one_is_wrong() -> None
     assert speculation.propose([1, 2, 1, 2, 7], 0, 64) == [8, 9]
     assert speculation.propose([1, 2, 1, 2, 7], 1, 64) == [9]
     assert speculation.propose([1, 2, 1, 2, 7, 1, 2], 0, 64) == [7, 1, 2, 7], "8 was given and 1 came: looked up"
+
+
+def test_forced_tokens_come_behind_given_ones_and_before_those_of_the_text() -> None:
+    request = Request(
+        input_token_ids=[1, 2, 1, 2],
+        max_tokens=8,
+        guided_decoding_params=GuidedDecodingParams(guide_type=GuideType.JSON),
+        external_draft_tokens_config=ExternalDraftTokensConfig(tokens=[7, 8, 9]),
+    )
+    speculation = Speculation.wanted_by(request, NGramDecodingConfig(max_matching_ngram_size=2))
+    assert speculation is not None
+    speculation.note_forced([5, 6, 1, 2], 5)
+    assert speculation.propose([1, 2, 1, 2, 7], 0, 64) == [8, 9]
+    assert speculation.propose([1, 2, 1, 2, 7, 5], 1, 64) == [1, 2]
+    assert speculation.propose([1, 2, 1, 2, 7, 5, 6, 1, 2], 0, 64) == [7, 5, 6, 1], "all forced ones have come"
