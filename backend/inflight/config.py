@@ -25,6 +25,7 @@ from inflight.speculative_decoding import (
     NO_LOOKAHEAD,
     LookaheadDecodingConfig,
     NGramDecodingConfig,
+    SpeculativeDecodingConfig,
 )
 
 
@@ -219,7 +220,7 @@ class EngineConfig:
                 "all of them or none"
             )
         try:
-            self.lookahead_config.validate()
+            self.speculative_decoding.lookahead.validate()
         except InvalidRequest as error:
             raise ConfigurationError(str(error)) from None
 
@@ -256,21 +257,20 @@ class EngineConfig:
         return self.max_batch_size + self.max_queue_size if self.max_queue_size else 0
 
     @property
-    def ngram_config(self) -> NGramDecodingConfig:
-        """Prompt lookup of requests that do not say."""
-        return NGramDecodingConfig(
-            max_draft_len=self.max_draft_len, max_matching_ngram_size=self.max_matching_ngram_size
-        )
-
-    @property
-    def lookahead_config(self) -> LookaheadDecodingConfig:
-        """Lookahead decoding of requests that do not say."""
-        if not self.lookahead_window_size:
-            return NO_LOOKAHEAD
-        return LookaheadDecodingConfig(
-            max_window_size=self.lookahead_window_size,
-            max_ngram_size=self.lookahead_ngram_size,
-            max_verification_set_size=self.lookahead_verification_set_size,
+    def speculative_decoding(self) -> SpeculativeDecodingConfig:
+        """Of requests that do not say."""
+        lookahead = NO_LOOKAHEAD
+        if self.lookahead_window_size:
+            lookahead = LookaheadDecodingConfig(
+                max_window_size=self.lookahead_window_size,
+                max_ngram_size=self.lookahead_ngram_size,
+                max_verification_set_size=self.lookahead_verification_set_size,
+            )
+        return SpeculativeDecodingConfig(
+            ngram=NGramDecodingConfig(
+                max_draft_len=self.max_draft_len, max_matching_ngram_size=self.max_matching_ngram_size
+            ),
+            lookahead=lookahead,
         )
 
     @property

@@ -92,11 +92,7 @@ class Request(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     @property
     def follows_each_token(self) -> bool:
         """Whether what tokens are chosen by must see each of them before the next: no drafts can be verified then."""
-        return (
-            self.guided_decoding_params is not None
-            or bool(self.logits_post_processor_name)
-            or self.sampling_config.follows_each_token
-        )
+        return bool(self.logits_post_processor_name) or self.sampling_config.follows_each_token
 
     @property
     def weighed_drafts(self) -> ExternalDraftTokensConfig | None:

@@ -210,8 +210,13 @@ class RequestLimits(msgspec.Struct, frozen=True, kw_only=True):
         self._validate_draft_logits(request.external_draft_tokens_config)
         if request.follows_each_token:
             raise InvalidRequest(
-                "draft_input_ids is not supported together with top_p_decay, a beam_width above 1, guided decoding or "
-                "a logits post-processor, which follow every single token"
+                "draft_input_ids is not supported together with top_p_decay, a beam_width above 1 or a logits "
+                "post-processor, which follow every single token"
+            )
+        if request.weighed_drafts is not None and request.guided_decoding_params is not None:
+            raise InvalidRequest(
+                "draft_logits and draft_acceptance_threshold are not supported together with guided decoding, whose "
+                "masks they do not know: leave them out, and the drafts are compared with what is sampled"
             )
 
     def _validate_draft_logits(self, given: ExternalDraftTokensConfig) -> None:

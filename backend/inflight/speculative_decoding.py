@@ -75,6 +75,19 @@ class LookaheadDecodingConfig(msgspec.Struct, frozen=True, kw_only=True, omit_de
 NO_LOOKAHEAD = LookaheadDecodingConfig(max_window_size=1, max_ngram_size=1, max_verification_set_size=0)
 
 
+NO_LOOKUP = NGramDecodingConfig(max_draft_len=0)
+
+
+class SpeculativeDecodingConfig(msgspec.Struct, frozen=True, kw_only=True):
+    """How an engine guesses the tokens of requests that say nothing about it."""
+
+    ngram: NGramDecodingConfig = NO_LOOKUP
+    lookahead: LookaheadDecodingConfig = NO_LOOKAHEAD
+
+
+NO_SPECULATION = SpeculativeDecodingConfig()
+
+
 class ExternalDraftTokensConfig(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """The beginning of the output, as the client guesses it: verified in as few steps as the batch has room for.
 

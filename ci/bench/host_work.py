@@ -73,8 +73,8 @@ class NullRunner:
         self.preparation_ns += time.thread_time_ns() - start
         return step
 
-    def sample(self, handle: StepInput) -> None:
-        return None
+    def sample(self, handle: StepInput) -> dict[int, list[int]]:
+        return {}
 
     def collect(self, handle: StepInput) -> StepOutput:
         return StepOutput(token_ids=[[5] for _ in handle.sampling_rows])

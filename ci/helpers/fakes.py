@@ -164,8 +164,10 @@ class FakeRunner:
         fail_launch: Callable[[int], bool] = lambda step: False,
         fail_collect: Callable[[int], bool] = lambda step: False,
         row_error: Callable[[Row], str | None] = lambda row: None,
+        forced: Callable[[Row], list[int]] = lambda row: [],
     ) -> None:
-        """`fail_*`: given the number of the step, from 0, whether it raises. `row_error`: a row that cannot go on."""
+        """`fail_*`: given the number of the step, from 0, whether it raises. `row_error`: a row that cannot go on.
+        `forced`: what a guided row that is about to sample is told to be forced."""
         self.block_size = block_size
         self.max_batch_size = max_batch_size
         self.max_num_tokens = max_num_tokens
@@ -179,6 +181,7 @@ class FakeRunner:
         self._outstanding: deque[tuple[int, StepOutput | Exception]] = deque()
         self._unsampled: tuple[int, SchedulerOutput] | None = None
         self._fail_launch, self._fail_collect, self._row_error = fail_launch, fail_collect, row_error
+        self._forced = forced
 
     def forward(self, scheduled: SchedulerOutput) -> int:
         step, self.num_launches = self.num_launches, self.num_launches + 1
@@ -202,15 +205,17 @@ class FakeRunner:
         self._unsampled = (step, scheduled)
         return step
 
-    def sample(self, handle: int) -> None:
+    def sample(self, handle: int) -> dict[int, list[int]]:
         assert self._unsampled is not None and self._unsampled[0] == handle, "the second half of no step"
         (step, scheduled), self._unsampled = self._unsampled, None
         if scheduled.samples_late:
             assert not self._outstanding, "the host does not know yet what the masks depend on"
+        forced = {row: tokens for row in scheduled.sampling_rows if (tokens := self._forced(self.rows[row]))}
         output = self._sample(scheduled)
         output = structs.replace(output, tensors=self._tensors(scheduled))
         failed = RuntimeError(f"step {step} failed") if self._fail_collect(step) else None
         self._outstanding.append((step, failed or output))
+        return forced
 
     def collect(self, handle: int) -> StepOutput:
         step, outcome = self._outstanding.popleft()

@@ -98,6 +98,8 @@ def _rows(text: str, dtype: str) -> Array:
 
 
 WORDS = "[a-z ]{60,80}"
+TALE = "The (cat|dog|bird) went to the big park with [a-z]{2,9}, because [a-z ]{30,40}"
+TALE_TOKENS = 24
 _TABLE, _EMBEDS = _rows("A big bear", "f2"), _rows("The frog was very hungry. One day, he met a bird", "f4")
 _OWN_TOKENS = list(range(VOCAB_SIZE, VOCAB_SIZE + len(_TABLE)))
 _BIAS = np.sin(np.arange(VOCAB_SIZE, dtype="<f4"))
@@ -287,6 +289,28 @@ KINDS = (
             "guided_decoding_guide": WORDS,
             "temperature": 1.0,
             "seed": np.array([6], np.uint64),
+            "end_id": 2,
+        },
+    ),
+    RequestKind(
+        feature="guided decoding, forced text, prompt lookup and draft tokens",
+        fields={
+            "guided_decoding_params": guide(GuideType.REGEX, TALE),
+            "sampling_config": SamplingConfig(temperature=1.0, seed=9),
+            "ngram_config": NGramDecodingConfig(max_draft_len=4, max_matching_ngram_size=1),
+            "external_draft_tokens_config": ExternalDraftTokensConfig(tokens=DRAFTS),
+            "max_tokens": TALE_TOKENS,
+            "end_ids": [2],
+        },
+        tensors={
+            "guided_decoding_guide_type": "regex",
+            "guided_decoding_guide": TALE,
+            "temperature": 1.0,
+            "seed": np.array([9], np.uint64),
+            "max_draft_len": 4,
+            "max_matching_ngram_size": 1,
+            "draft_input_ids": DRAFTS,
+            "max_tokens": TALE_TOKENS,
             "end_id": 2,
         },
     ),

@@ -51,9 +51,9 @@ def test_any_values_work_or_are_refused_in_one_line(parameters: dict[str, str]) 
 
 
 def test_sizes_of_lookahead_decoding_belong_together() -> None:
-    assert EngineConfig().lookahead_config.is_off
+    assert EngineConfig().speculative_decoding.lookahead.is_off
     sizes = {"lookahead_window_size": "4", "lookahead_ngram_size": "3", "lookahead_verification_set_size": "4"}
-    assert not EngineConfig.from_parameters(sizes).lookahead_config.is_off
+    assert not EngineConfig.from_parameters(sizes).speculative_decoding.lookahead.is_off
     for key in sizes:
         if key != "lookahead_verification_set_size":
             with pytest.raises(ConfigurationError, match="set all of them or none"):

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from inflight.batch_manager.beam_group import BeamGroup
-from inflight.batch_manager.sequence import NO_LOOKUP, Sequence
+from inflight.batch_manager.sequence import Sequence
 from inflight.request import Request
 from inflight.result import PerfMetrics, Result
-from inflight.speculative_decoding import NO_LOOKAHEAD, LookaheadDecodingConfig, NGramDecodingConfig
+from inflight.speculative_decoding import NO_SPECULATION, SpeculativeDecodingConfig
 
 
 class ActiveRequest:
@@ -21,8 +21,7 @@ class ActiveRequest:
         *,
         max_seq_len: int,
         arrival_time_ns: int,
-        ngram_config: NGramDecodingConfig = NO_LOOKUP,
-        lookahead_config: LookaheadDecodingConfig = NO_LOOKAHEAD,
+        speculative_decoding: SpeculativeDecodingConfig = NO_SPECULATION,
     ) -> None:
         self.request = request
         prefix_identity = request.prefix_identity
@@ -32,8 +31,7 @@ class ActiveRequest:
                 index=index,
                 max_seq_len=max_seq_len,
                 arrival_time_ns=arrival_time_ns,
-                ngram_config=ngram_config,
-                lookahead_config=lookahead_config,
+                speculative_decoding=speculative_decoding,
                 prefix_identity=prefix_identity,
             )
             for index in range(request.num_sequences)

@@ -17,7 +17,7 @@ from typing import Any
 from inflight.batch_manager.active_request import ActiveRequest
 from inflight.batch_manager.callbacks import Callbacks
 from inflight.batch_manager.scheduler import Scheduler
-from inflight.batch_manager.sequence import NO_LOOKUP, Sequence
+from inflight.batch_manager.sequence import Sequence
 from inflight.batch_manager.statistics import (
     MemoryUsage,
     batching_stats,
@@ -33,7 +33,7 @@ from inflight.request_limits import RequestLimits
 from inflight.result import FinishReason
 from inflight.runtime.runner import Runner
 from inflight.scheduler_output import RowWork, SchedulerOutput
-from inflight.speculative_decoding import NO_LOOKAHEAD, LookaheadDecodingConfig, NGramDecodingConfig
+from inflight.speculative_decoding import NO_SPECULATION, SpeculativeDecodingConfig
 from inflight.stats import IterationStats, RequestStatsPerIteration
 
 logger = logging.getLogger(__name__)
@@ -52,14 +52,13 @@ class GptManager:
         scheduler: Scheduler,
         callbacks: Callbacks,
         limits: RequestLimits,
-        ngram_config: NGramDecodingConfig = NO_LOOKUP,
-        lookahead_config: LookaheadDecodingConfig = NO_LOOKAHEAD,
+        speculative_decoding: SpeculativeDecodingConfig = NO_SPECULATION,
         terminate_request_id: int | None = None,
         raise_on_step_failure: bool = False,
         clock: Callable[[], int] = time.monotonic_ns,
         wall_clock: Callable[[], datetime] = datetime.now,
     ) -> None:
-        """`ngram_config`, `lookahead_config`: prompt lookup and lookahead decoding of requests that do not say.
+        """`speculative_decoding`: of requests that do not say.
 
         `terminate_request_id`: a request with this id ends the loop at once; active requests get no response.
 
@@ -73,8 +72,7 @@ class GptManager:
         self._scheduler = scheduler
         self._callbacks = callbacks
         self._limits = limits
-        self._ngram_config = ngram_config
-        self._lookahead_config = lookahead_config
+        self._speculative_decoding = speculative_decoding
         self._terminate_request_id = terminate_request_id
         self._raise_on_step_failure = raise_on_step_failure
         self._clock = clock
@@ -248,8 +246,7 @@ class GptManager:
             request,
             max_seq_len=self._scheduler.max_seq_len,
             arrival_time_ns=self._clock(),
-            ngram_config=self._ngram_config,
-            lookahead_config=self._lookahead_config,
+            speculative_decoding=self._speculative_decoding,
         )
         for sequence in active.queued:
             self._scheduler.add(sequence)
@@ -288,9 +285,12 @@ class GptManager:
             return
         self._is_sampled = True
         try:
-            self._runner.sample(handle)
+            forced = self._runner.sample(handle)
         except Exception as error:
             self._step_failed(error)
+            return
+        if forced:
+            self._scheduler.note_forced(forced)
 
     def _return_stats(self) -> None:
         send, is_wanted = self._callbacks.return_batch_manager_stats, self._callbacks.wants_batch_manager_stats

@@ -163,6 +163,13 @@ class Scheduler:
                 new_block_ids = found
             step.add(sequence, num_tokens, new_block_ids, drafts)
 
+    def note_forced(self, forced: dict[int, list[int]]) -> None:
+        """What Runner.sample has returned for the newest step, before the next one is scheduled."""
+        for sequence in self._outstanding[-1][1].sampling:
+            tokens = forced.get(sequence.row)
+            if tokens is not None and sequence.speculation is not None:
+                sequence.speculation.note_forced(tokens, len(sequence.token_ids))
+
     def _propose(self, sequence: Sequence, speculation: Speculation, step: Step) -> list[int]:
         """Drafts for a decoding sequence, as far as they take nothing that another sequence may need: none while
         sequences wait, at most half of what is left for prompts, and no block for which one might have to be paused.

@@ -20,13 +20,12 @@ from inflight.result import FinishReason, PerfMetrics
 from inflight.sampling_config import SamplingConfig
 from inflight.scheduler_output import BEAM_LOG_PROBS, LOG_PROBS, NO_SLOT, NewSequence, PostProcessing
 from inflight.sequence_seed import sequence_seed
-from inflight.speculative_decoding import NO_LOOKAHEAD, LookaheadDecodingConfig, NGramDecodingConfig
+from inflight.speculative_decoding import NO_SPECULATION, SpeculativeDecodingConfig
 
 if TYPE_CHECKING:
     from inflight.batch_manager.beam_group import BeamGroup
 
 NO_BLOCK = -1
-NO_LOOKUP = NGramDecodingConfig(max_draft_len=0)
 
 
 class SequenceStatus(enum.Enum):
@@ -102,12 +101,11 @@ class Sequence:
         max_seq_len: int,
         index: int = 0,
         arrival_time_ns: int = 0,
-        ngram_config: NGramDecodingConfig = NO_LOOKUP,
-        lookahead_config: LookaheadDecodingConfig = NO_LOOKAHEAD,
+        speculative_decoding: SpeculativeDecodingConfig = NO_SPECULATION,
         prefix_identity: bytes | None = None,
     ) -> None:
-        """`ngram_config`, `lookahead_config`: the engine's, for a request without one. `prefix_identity`: the
-        request's, if known."""
+        """`speculative_decoding`: the engine's, for a request that does not say. `prefix_identity`: the request's, if
+        known."""
         self.request = request
         self.prefix_identity = request.prefix_identity if prefix_identity is None else prefix_identity
         """The request's. Kept, because a table of embeddings takes tens of milliseconds to digest."""
@@ -129,7 +127,7 @@ class Sequence:
         self.is_guided = request.guided_decoding_params is not None or bool(request.logits_post_processor_name)
         """Whether it samples only once the host knows its last token, which a grammar's mask or a logits post-processor
         depends on."""
-        self.speculation = Speculation.wanted_by(request, ngram_config, lookahead_config)
+        self.speculation = Speculation.wanted_by(request, speculative_decoding)
         """None = no step verifies drafts for it."""
         self.siblings: tuple[Sequence, ...] = ()
         """All sequences of its request, itself included; empty for the only one, and once it is finished."""

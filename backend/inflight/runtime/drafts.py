@@ -125,10 +125,13 @@ def accepted(
         guessed = drafts.get(rows[places[start]], [])
         own = places[start : start + 1 + len(guessed)]
         start += len(own)
-        num_kept = 1
-        for place, draft in zip(own, guessed, strict=False):
-            if token_ids[place] != draft:
-                break
-            num_kept += 1
-        found.append((own, own[:num_kept]))
+        found.append((own, own[: num_kept(guessed, [token_ids[place] for place in own])]))
     return found
+
+
+def num_kept(drafts: list[int], sampled: list[int]) -> int:
+    """How many of the tokens that a row has sampled are its next ones: the first, and those behind accepted drafts."""
+    for count, (draft, token_id) in enumerate(zip(drafts, sampled, strict=False), 1):
+        if draft != token_id:
+            return count
+    return len(sampled)

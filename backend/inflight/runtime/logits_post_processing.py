@@ -112,7 +112,7 @@ class LogitsPostProcessing:
 
     def begin(self, new_sequences: list[NewSequence], sampling_rows: list[int]) -> list[ProcessedRow]:
         """See RowCompanions."""
-        return self._rows.begin(new_sequences, sampling_rows)
+        return self._rows.begin(new_sequences, sampling_rows, {})
 
     @staticmethod
     def advance(rows: list[ProcessedRow], token_ids: Sequence[int]) -> None:

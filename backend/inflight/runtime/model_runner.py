@@ -55,6 +55,9 @@ from inflight.scheduler_output import (
 
 Runs = TypeVar("Runs", bound="ModelRunner")
 
+NOTHING_FORCED: dict[int, list[int]] = {}
+"""Never written to."""
+
 
 class ModelRunner:
     """Built by `load`. The scheduler and the executor read `limits`, `num_blocks`, `num_host_blocks`, `block_size` and
@@ -203,22 +206,24 @@ class ModelRunner:
             raise ValueError("blocks in host memory are not served, but the step copies some")
         step = self._preparation.prepare(scheduled, self._scrubbed)
         self._scrubbed = []
-        guided = self._guidance.begin(scheduled.new_sequences, step.sampling_rows)
+        guided = self._guidance.begin(scheduled.new_sequences, step.sampling_rows, step.drafts)
         processed = self._post_processing.begin(scheduled.new_sequences, step.sampling_rows)
         forwarded = self._start(self._forward, step)
         return StepHandle(step=step, forwarded=forwarded, guided=guided, processed=processed, refused={})
 
-    def sample(self, handle: StepHandle) -> None:
+    def sample(self, handle: StepHandle) -> dict[int, list[int]]:
         """Start a step's second half; see Runner."""
         assert handle.forwarded is not None, "a step was sampled twice"
         forwarded, handle.forwarded = handle.forwarded, None
-        mask = None
+        mask, forced = None, NOTHING_FORCED
         if handle.guided:
-            mask, handle.refused = self._guidance.mask(handle.guided)
+            found = self._guidance.find(handle.guided)
+            mask, forced, handle.refused = found.mask, found.forced, found.refused
         handle.sampled = self._start(self._sample, forwarded, mask, handle.processed)
         if self._stream is not None:
             handle.done = torch.cuda.Event()  # type: ignore[no-untyped-call]
             handle.done.record(self._stream)
+        return forced
 
     def _start(self, half: Callable[..., Any], *arguments: Any) -> Future[Any]:
         """Run one half of a step: on a CPU queued to the thread that computes, on a GPU launched on its stream now."""

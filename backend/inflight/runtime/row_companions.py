@@ -6,7 +6,7 @@ its rows from its launch on, so its tokens never reach the companion of a sequen
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Generic, TypeVar
 
@@ -14,15 +14,23 @@ from inflight.scheduler_output import NewSequence
 
 T = TypeVar("T")
 
+NO_DRAFTS: list[int] = []
+"""Never written to."""
+
 
 @dataclass(frozen=True, slots=True)
 class AccompaniedRow(Generic[T]):
     """A row of a step."""
 
     place: int
-    """Among the rows that sample in the step."""
+    """Among the rows that sample in the step. One that verifies drafts has a place behind this one for each of them."""
     row: int
     companion: T
+    drafts: list[int]
+
+    @property
+    def places(self) -> range:
+        return range(self.place, self.place + 1 + len(self.drafts))
 
 
 class RowCompanions(Generic[T]):
@@ -32,8 +40,13 @@ class RowCompanions(Generic[T]):
         self._close = close
         self._companions: dict[int, T] = {}
 
-    def begin(self, new_sequences: list[NewSequence], sampling_rows: list[int]) -> list[AccompaniedRow[T]]:
-        """Take in the sequences that get a row in a step; return those of its sampling rows that have companions."""
+    def begin(
+        self, new_sequences: list[NewSequence], sampling_rows: list[int], drafts: Mapping[int, list[int]]
+    ) -> list[AccompaniedRow[T]]:
+        """Take in the sequences that get a row in a step; return those of its sampling rows that have companions.
+
+        `sampling_rows`: a row that verifies `drafts` as often as it samples.
+        """
         companions = self._companions
         for new in new_sequences:
             former = companions.pop(new.row, None)
@@ -45,5 +58,7 @@ class RowCompanions(Generic[T]):
         if not companions:
             return []
         return [
-            AccompaniedRow(place, row, companions[row]) for place, row in enumerate(sampling_rows) if row in companions
+            AccompaniedRow(place, row, companions[row], drafts.get(row, NO_DRAFTS))
+            for place, row in enumerate(sampling_rows)
+            if row in companions and (not place or sampling_rows[place - 1] != row)
         ]

@@ -26,8 +26,12 @@ class Runner(Protocol):
         the step itself is raised by `collect`.
         """
 
-    def sample(self, handle: Any) -> None:
-        """Start the second half, which samples the tokens. Once for each step, before the next step's `forward`."""
+    def sample(self, handle: Any) -> dict[int, list[int]]:
+        """Start the second half, which samples the tokens. Once for each step, before the next step's `forward`.
+
+        Returns row -> tokens that it most likely samples in this step and the next ones, because its grammar leaves the
+        text no choice: they may be drafts. Only where that was not known before.
+        """
 
     def collect(self, handle: Any) -> StepOutput:
         """Wait for the step and return its tokens. Handles must be collected in the order of their steps."""

@@ -36,7 +36,7 @@ def _without_drafts(
 ) -> StepFindings:
     rows, order = handle.step.sampling_rows, _answer_order(handle)
     finite: list[bool] = sampled.is_finite_S.tolist()
-    errors, refused = _faults(handle, sampled), handle.refused
+    errors, refused = _faults(handle, sampled), {rows[place]: reason for place, reason in handle.refused.items()}
     broken_rows = [rows[index] for index in order if not finite[index]]
     errors.update(dict.fromkeys(broken_rows, NOT_FINITE))
     has_token = finite
@@ -64,6 +64,7 @@ def _with_drafts(
     finite: list[bool] = sampled.is_finite_S.tolist()
     values: list[float] | None = None if sampled.log_probs_S is None else sampled.log_probs_S.tolist()
     errors, broken_rows = _faults(handle, sampled), []
+    refused: dict[int, str] = {}
     tokens: list[list[int]] = []
     log_probs: list[list[float]] = []
     rejected: list[tuple[NewSequence, list[int]]] = []
@@ -74,10 +75,13 @@ def _with_drafts(
             broken_rows.append(row)
         if not all(finite[place] for place in kept):
             errors[row] = NOT_FINITE
+        for place in kept:
+            if place in handle.refused:
+                refused[row] = handle.refused[place]
         if len(kept) < len(places):
             guesses[row] = [token_ids[place] for place in places[len(kept) :]]
             rejected.append((handle.step.drafting[row], guesses[row]))
-        has_token = row not in errors and row not in handle.refused
+        has_token = row not in errors and row not in refused
         tokens.append([token_ids[place] for place in kept] if has_token else [])
         log_probs.append([values[place] for place in kept] if values is not None and row not in errors else [])
     output = StepOutput(
@@ -86,7 +90,7 @@ def _with_drafts(
         tensors=tensors,
         guesses=guesses,
         errors=errors,
-        refused=handle.refused,
+        refused=refused,
     )
     return StepFindings(output=output, broken_rows=broken_rows, rejected=rejected)
 

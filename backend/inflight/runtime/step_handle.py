@@ -53,7 +53,7 @@ class StepHandle:
     processed: list[ProcessedRow]
     """Those that have logits post-processors."""
     refused: dict[int, str]
-    """Row -> sentence, of those that found no mask; known after `sample`."""
+    """Place -> sentence, of places of these rows that found no mask; known after `sample`."""
     done: torch.cuda.Event | None = None
 
     def wait(self) -> StepResult:

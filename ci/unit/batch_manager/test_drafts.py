@@ -5,9 +5,11 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from fakes import Row, expected_output
 from harness import Harness, drafted, make_request
 
 from inflight.config import SchedulerPolicy
+from inflight.guided_decoding import GuidedDecodingParams, GuideType
 from inflight.result import FinishReason
 from inflight.scheduler_output import RowWork
 from inflight.speculative_decoding import NGramDecodingConfig
@@ -115,6 +117,26 @@ def test_an_end_token_among_accepted_drafts_ends_the_output() -> None:
 
 def free_prompt(request_id: int) -> Any:
     return make_request(request_id, 5).input_token_ids
+
+
+def forces_rest(row: Row) -> list[int]:
+    """All that the row is still going to sample, from its third token on."""
+    tokens = expected_output(make_request(1, row.new.token_ids[: row.new.num_prompt_tokens], 20), 64)
+    num_output = len(row.token_ids) - row.new.num_prompt_tokens
+    return tokens[num_output:] if num_output == 2 and row.new.guided_decoding_params is not None else []
+
+
+def test_forced_tokens_are_verified_from_the_next_step_on() -> None:
+    """Noted when the third token is about to be sampled, so the next step drafts from the fourth one on."""
+    harness = Harness(max_batch_size=8, max_num_tokens=32, runner={"forced": forces_rest})
+    guided = {"guided_decoding_params": GuidedDecodingParams(guide_type=GuideType.JSON), "end_ids": [96]}
+    harness.serve(make_request(1, 5, 20, **guided), make_request(2, 4, 20))
+    assert harness.tokens(1) == harness.expected(1) and harness.tokens(2) == harness.expected(2)
+    first = next(work for work in works(harness, 0) if work is not None and work.drafts)
+    assert first.start == 5 + 2 and first.drafts == harness.expected(1)[3:7]
+    metrics = harness.final(1).request_perf_metrics
+    assert metrics is not None and metrics.total_draft_tokens == metrics.total_accepted_draft_tokens > 10
+    assert harness.final(1).decoding_iter < 10
 
 
 @pytest.mark.parametrize("num_steps", range(1, 6))

@@ -19,12 +19,14 @@ from inflight.runtime.guided import grammar_server
 from inflight.runtime.guided import grammars as grammars_module
 from inflight.runtime.guided.grammar import Grammar, GrammarState, Matcher
 from inflight.runtime.guided.grammars import Grammars
-from inflight.runtime.guided.messages import MAX_PACKET, Advance, Close, Mask, decode_to_grammar, encode
+from inflight.runtime.guided.messages import MAX_FORCED, MAX_PACKET, Advance, Close, Mask, decode_to_grammar, encode
+from inflight.text.tokenizer import Tokenizer
 
 pytestmark = pytest.mark.slow
 
 CHECKPOINT = Path(__file__).parents[3] / "model_repository/llm/1/checkpoint"
 VOCAB_SIZE, END = 2048, 2
+TOKENIZER = Tokenizer.load(CHECKPOINT)
 
 
 @pytest.fixture(scope="module")
@@ -70,10 +72,10 @@ def walk(grammar: Grammar, matcher: Matcher, seed: int, num_tokens: int = 30) ->
     choose = random.Random(seed)
     walked: list[int] = []
     while len(walked) < num_tokens and (not walked or walked[-1] != END):
-        mask = grammar.wait(matcher)
+        (mask,) = grammar.wait(matcher)
         assert not mask.error
         walked.append(choose.choice(tokens_of(mask.bits)))
-        grammar.advance(matcher, walked[-1])
+        grammar.advance(matcher, walked[-1:])
     return walked
 
 
@@ -83,7 +85,7 @@ def test_each_kind_compiles_and_allows_whole_tokens_only(grammars: Grammars, nam
     grammar = compiled(grammars, params)
     assert grammar.state is GrammarState.READY, grammar.reason
     matcher = grammar.make_matcher([], [END])
-    first = grammar.wait(matcher)
+    (first,) = grammar.wait(matcher)
     assert len(first.bits) == VOCAB_SIZE // 8 and END not in tokens_of(first.bits)
     assert not set(tokens_of(first.bits)) & {0, 1, 3, 4, 5, 6}, "special tokens spell no text"
     walk(grammar, matcher, seed=1)
@@ -106,13 +108,73 @@ def test_a_matcher_that_starts_in_the_middle_goes_on_like_one_that_went_there(gr
     matcher = grammar.make_matcher([], [END])
     tokens = walk(grammar, matcher, seed=3, num_tokens=20)
     replayed = grammar.make_matcher(tokens, [END])
-    assert grammar.wait(replayed).bits == grammar.wait(matcher).bits
+    assert grammar.wait(replayed)[0].bits == grammar.wait(matcher)[0].bits
     grammar.close_matcher(matcher)
     grammar.close_matcher(matcher)
-    grammar.advance(matcher, tokens[0])
+    grammar.advance(matcher, tokens[:1])
     assert grammar.num_matchers == 1
     grammars.release(params)
     assert grammar.num_matchers == 0, "the last request has ended"
+
+
+def test_masks_behind_drafts_are_those_that_come_once_they_are_tokens(grammars: Grammars) -> None:
+    """Whether a step begins before the tokens before it are known or after; the drafts are taken back every time."""
+    params, _ = GUIDES["json_schema"]
+    grammar = compiled(grammars, params)
+    walked = grammar.make_matcher([], [END])
+    tokens = walk(grammar, walked, seed=3, num_tokens=24)
+    plain = grammar.make_matcher([], [END])
+    expected = []
+    for token in tokens:
+        expected += grammar.wait(plain)
+        grammar.advance(plain, [token])
+    drafted, place = grammar.make_matcher([], [END]), 0
+    for is_early in (True, False, True, True, False):
+        drafts = [*tokens[place + 1 : place + 4], END, 7]
+        if is_early:
+            grammar.wait(drafted)
+            grammar.begin_step(drafted, [])
+            grammar.begin_step(drafted, drafts)
+            grammar.advance(drafted, tokens[place : place + 1])
+        else:
+            grammar.advance(drafted, tokens[place : place + 1])
+            grammar.begin_step(drafted, drafts)
+        masks = grammar.wait(drafted, 6)
+        assert [mask.bits for mask in masks[:4]] == [mask.bits for mask in expected[place + 1 : place + 5]]
+        assert [mask.bits for mask in masks[4:]] == [b"", b""] and not any(mask.error for mask in masks)
+        grammar.advance(drafted, tokens[place + 1 : place + 3])
+        place += 3
+    grammars.release(params)
+
+
+def test_a_process_that_is_killed_while_drafts_are_out(grammars: Grammars) -> None:
+    params = guide(GuideType.REGEX, "[uvw]{9}")
+    grammar = compiled(grammars, params)
+    matcher = grammar.make_matcher([], [END])
+    grammar.wait(matcher)
+    os.kill(int((grammar._clock >> 3) ^ -1), 9)
+    grammar.begin_step(matcher, [7, 8, 9])
+    masks = grammar.wait(matcher, 4)
+    assert len(masks) == 4 and all("ended" in mask.error for mask in masks)
+    grammars.release(params)
+
+
+@pytest.mark.parametrize("text", ["the little dog ran home", "x", "dog" * 300])
+def test_text_that_is_forced_comes_with_the_mask_before_it(grammars: Grammars, text: str) -> None:
+    """As the tokenizer splits it, up to its last token where another one could stand there."""
+    params = guide(GuideType.REGEX, f"[AB]{text}(s|!)?")
+    grammar = compiled(grammars, params)
+    tokens = [TOKENIZER.encode_plain(letter)[0] for letter in "A"] + TOKENIZER.encode_plain(f"\n{text}")[1:]
+    matcher = grammar.make_matcher([], [END])
+    found: list[int] = []
+    for place, token in enumerate(tokens):
+        (mask,) = grammar.wait(matcher)
+        if mask.forced:
+            assert len(found) <= place and len(mask.forced) <= MAX_FORCED
+            found = [*tokens[:place], *mask.forced]
+        grammar.advance(matcher, [token])
+    assert len(tokens) - 1 <= max(len(found), 2) and found == tokens[: len(found)]
+    grammars.release(params)
 
 
 def test_equal_parameters_share_one_grammar(grammars: Grammars) -> None:
@@ -136,7 +198,7 @@ def test_a_slow_token_ends_its_grammar_and_no_other(grammars: Grammars, monkeypa
     other.wait(kept)
     with monkeypatch.context() as patch:
         patch.setattr(grammar_module, "MASK_SECONDS", -1.0)
-        mask = grammar.wait(grammar.make_matcher([], [END]))
+        (mask,) = grammar.wait(grammar.make_matcher([], [END]))
     assert "too ambiguous" in mask.error and grammar.state is GrammarState.BROKEN
     assert walk(other, kept, seed=1, num_tokens=3)
     grammars.release(slow)
@@ -148,7 +210,7 @@ def test_a_process_that_is_killed_is_replaced(grammars: Grammars) -> None:
     grammar = compiled(grammars, params)
     pid = int((grammar._clock >> 3) ^ -1)
     os.kill(pid, 9)
-    assert "ended" in grammar.wait(grammar.make_matcher([], [END])).error
+    assert "ended" in grammar.wait(grammar.make_matcher([], [END]))[0].error
     grammars.release(params)
     assert compiled(grammars, params).state is GrammarState.READY
     grammars.release(params)
@@ -208,15 +270,15 @@ def test_a_checkpoint_without_a_tokenizer_is_refused(tmp_path: Path) -> None:
 
 
 class WideMatchers:
-    """Gives masks of a vocabulary of 151,936 tokens; every third ends with an error instead."""
+    """Gives masks of a vocabulary of 151,936 tokens; every third has an error instead."""
 
     def __init__(self) -> None:
         self.closed: list[int] = []
 
-    def advance(self, message: Advance) -> Mask | None:
-        if message.matcher % 3 == 0:
-            raise MemoryError
-        return Mask(message.matcher, bytes(18_992)) if message.wants_mask else None
+    def advance(self, message: Advance) -> Iterator[Mask]:
+        number = message.matcher
+        for _ in range(message.num_masks):
+            yield Mask(number, bytes(18_992)) if number % 3 else Mask(number, b"", "large")
 
     def close(self, matcher: int) -> None:
         self.closed.append(matcher)
@@ -225,11 +287,11 @@ class WideMatchers:
 def test_masks_come_in_packets_that_the_socket_takes() -> None:
     matchers = WideMatchers()
     asked = [Advance(number, [1]) for number in range(64)]
-    messages = [*asked, Close(7), Advance(70, [1], wants_mask=False)]
+    messages = [*asked, Close(7), Advance(70, [1], wants_mask=False), Advance(71, [1], drafts=[2, 3])]
     packets = list(grammar_server._answers(matchers, messages))  # type: ignore[arg-type]
     assert all(len(encode(packet)) <= MAX_PACKET for packet in packets) and 7 <= len(packets) < 30
     masks = [mask for packet in packets for mask in packet]
-    assert [mask.matcher for mask in masks] == list(range(64)) and matchers.closed == [7]
+    assert [mask.matcher for mask in masks] == [*range(64), 71, 71, 71] and matchers.closed == [7]
     assert all(bool(mask.error) == (mask.matcher % 3 == 0) for mask in masks)
 
 
@@ -240,7 +302,7 @@ def test_what_is_said_to_matchers_travels_in_packets_of_bounded_length() -> None
         long = list(range(20_000))
         matcher = grammar.make_matcher(long, [END])
         for token_id in (5, 6):
-            grammar.advance(matcher, token_id)
+            grammar.advance(matcher, [token_id])
         grammar.send()
         packets = [decode_to_grammar(theirs.recv(2 * MAX_PACKET)) for _ in range(4)]
         tokens = [token for packet in packets for message in packet for token in message.token_ids]  # type: ignore[union-attr]

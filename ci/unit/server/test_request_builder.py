@@ -137,10 +137,6 @@ def lookahead(window: int, ngram: int, verification: int) -> dict[str, int]:
         ({**OK, **drafts(np.full((2, 300), np.inf))}, "and no infinity"),
         ({**OK, "draft_input_ids": [1], "top_p_decay": 0.5}, "draft_input_ids is not supported together with"),
         ({**OK, **BEAMS, "draft_input_ids": [1]}, "draft_input_ids is not supported together with"),
-        (
-            {**OK, "draft_input_ids": [1], "guided_decoding_guide_type": "json", "end_id": 2},
-            "draft_input_ids is not supported together with",
-        ),
         ({**OK, "top_p_decay": 0.0}, "top_p_decay must be above 0"),
         ({**OK, "top_p_decay": 1.5}, "top_p_decay must be above 0"),
         ({**OK, "top_p_min": 0.0}, "top_p_min must be above 0"),

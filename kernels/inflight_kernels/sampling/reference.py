@@ -19,6 +19,10 @@ from inflight_kernels.sampling.philox import philox_uniform
 # Number of largest values tried before the whole row: for a trained model they nearly always include everything that
 # top-k or top-p keeps.
 _NUM_CANDIDATES = 128
+# Difference to the maximum below which a weight is 0. It would be lost in any sum, but where exp underflows, as for all
+# tokens that a mask forbids, it is slow: 3.6 ms for 16 rows of 49,152 on one core, and 0.8 ms with this limit.
+_MIN_EXPONENT = -80.0
+_MIN_WEIGHT = 2e-35  # a little above exp(_MIN_EXPONENT)
 # Columns per partial sum: the draw first finds the partial sum, then the column within it.
 _SEARCH_WIDTH = 256
 
@@ -50,7 +54,7 @@ def process_logits(
     if logit_bias is not None:
         x = x + logit_bias
     if allowed_mask is not None:
-        x = x.masked_fill(~allowed_mask, float("-inf"))
+        x = torch.where(allowed_mask, x, float("-inf"))
     if repetition_penalty is not None and (prompt_mask is not None or output_counts is not None):
         seen = output_counts > 0 if output_counts is not None else prompt_mask
         if output_counts is not None and prompt_mask is not None:
@@ -72,12 +76,18 @@ def _top_k_threshold(candidates: Tensor, top_k: Tensor, active: Tensor) -> Tenso
     return kth.masked_fill(~active[:, None], float("-inf"))
 
 
+def _weights(x: Tensor, x_max: Tensor, rate: Tensor) -> Tensor:
+    """exp((x - x_max) * rate), but for those that are next to nothing."""
+    exponents = (x - x_max).mul_(rate).clamp_(min=_MIN_EXPONENT)
+    return torch.threshold_(exponents.exp_(), _MIN_WEIGHT, 0.0)
+
+
 def _top_p_threshold(
     candidates: Tensor, threshold: Tensor, x_max: Tensor, rate: Tensor, target: Tensor
 ) -> tuple[Tensor, Tensor, Tensor]:
     """(B, 1) the smallest kept value and how many of its ties are kept; (B,) whether the candidates reach the
     target."""
-    weights = ((candidates - x_max) * rate).exp_().masked_fill_(candidates < threshold, 0.0)
+    weights = _weights(candidates, x_max, rate).masked_fill_(candidates < threshold, 0.0)
     running = weights.cumsum(1)
     reached = running >= target
     place = reached.int().argmax(1, keepdim=True)
@@ -126,7 +136,7 @@ def _draw_from_candidates(
     vocab_size = x.shape[1]
     values, indices = x.topk(min(_NUM_CANDIDATES, vocab_size), dim=1)
     last = values[:, -1:]
-    weights = ((values - x_max) * rate).exp_()
+    weights = _weights(values, x_max, rate)
     settled = torch.zeros_like(last, dtype=torch.bool)
     sound = ~settled
     by_top_k = settled
@@ -138,14 +148,14 @@ def _draw_from_candidates(
         sound = by_top_k | ~k_active[:, None]
         settled = by_top_k
         weights.masked_fill_(values < threshold, 0.0)
-    last_weight = ((last - x_max) * rate).exp_()
+    last_weight = _weights(last, x_max, rate)
     surplus = None
     if filters.top_p is not None:
         p_active = filters.top_p[:, None] < 1.0
         mass = weights.sum(1, keepdim=True)
         whole = (p_active & ~by_top_k).squeeze(1).nonzero().squeeze(1)
         if len(whole):
-            mass[whole] = _partial_sums(((x[whole] - x_max[whole]).mul_(rate[whole])).exp_())[1].sum(1, keepdim=True)
+            mass[whole] = _partial_sums(_weights(x[whole], x_max[whole], rate[whole]))[1].sum(1, keepdim=True)
         floor = torch.where(weights > 0, values, float("inf")).amin(1, keepdim=True)
         smallest, ties, reached = _top_p_threshold(values, floor, x_max, rate, filters.top_p[:, None] * mass)
         cuts = p_active & reached[:, None]
@@ -212,7 +222,7 @@ def _draw_rows(x: Tensor, x_max: Tensor, temperature: Tensor, filters: Filters, 
         if len(rest) == 0:
             return token_ids
     x, x_max, rate = (x, x_max, rate) if len(rest) == len(x) else (x[rest], x_max[rest], rate[rest])
-    weights = (x - x_max).mul_(rate).exp_()
+    weights = _weights(x, x_max, rate)
     if is_filtered:
         _filter(weights, x, x_max, rate, filters.of(rest))
     token_ids[rest] = draw(weights, uniform[rest])

@@ -3,6 +3,7 @@
     Speculation        of one sequence: asks its drafters in turn and counts what came of it
     Drafter            a source of drafts, such as
     GivenTokens        those that the request brings
+    ForcedTokens       those of text that its grammar forces
     PromptLookup       what followed the last tokens earlier in the text; NGramIndex finds it
     Lookahead          what the model has sampled in places beyond the text; NGramPool keeps it
     Payoff             whether guessing pays, and how far ahead

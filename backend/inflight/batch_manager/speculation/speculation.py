@@ -3,59 +3,76 @@
 from __future__ import annotations
 
 from inflight.batch_manager.speculation.drafter import NO_DRAFTS, Drafter
+from inflight.batch_manager.speculation.forced_tokens import ForcedTokens
 from inflight.batch_manager.speculation.given_tokens import GivenTokens
 from inflight.batch_manager.speculation.lookahead import Lookahead
 from inflight.batch_manager.speculation.prompt_lookup import PromptLookup
 from inflight.request import Request
 from inflight.scheduler_output import NO_DRAFT
-from inflight.speculative_decoding import NO_LOOKAHEAD, LookaheadDecodingConfig, NGramDecodingConfig
+from inflight.speculative_decoding import NO_SPECULATION, SpeculativeDecodingConfig
 
 
 class Speculation:
-    __slots__ = ("_drafter", "_drafters", "_weighed", "is_verifying", "num_accepted_tokens", "num_draft_tokens")
+    __slots__ = (
+        "_drafter",
+        "_drafters",
+        "_forced",
+        "_lookahead",
+        "_lookup",
+        "_weighed",
+        "is_verifying",
+        "num_accepted_tokens",
+        "num_draft_tokens",
+    )
 
-    def __init__(self, drafters: list[Drafter], weighed: GivenTokens | None = None) -> None:
-        """`drafters`: at least one. The first that has drafts is followed. `weighed`: the one of them whose drafts are
-        accepted by their probability."""
+    def __init__(
+        self,
+        *,
+        given: GivenTokens | None = None,
+        is_weighed: bool = False,
+        forced: ForcedTokens | None = None,
+        lookup: PromptLookup | None = None,
+        lookahead: Lookahead | None = None,
+    ) -> None:
+        """The first that has drafts is followed. What is given reaches further than what a grammar
+        forces, which is certain; a text that repeats itself is guessed at no cost for places beyond the guess.
+
+        `is_weighed`: drafts that are given are accepted by their probability.
+        """
         self.is_verifying = False
         """A launched step verifies drafts: how many tokens the sequence has is not known before its results."""
         self.num_draft_tokens = 0
         """Drafts that steps have verified."""
         self.num_accepted_tokens = 0
-        self._drafters = drafters
-        self._weighed = weighed
-        self._drafter = drafters[0]  # where the latest drafts came from
+        self._weighed = given if is_weighed else None
+        self._forced = forced
+        self._lookup = lookup
+        self._lookahead = lookahead
+        drafters: tuple[Drafter | None, ...] = (given, forced, lookup, lookahead)
+        self._drafters = [drafter for drafter in drafters if drafter is not None]
+        self._drafter: Drafter | None = None  # where the latest drafts came from
 
     @classmethod
-    def wanted_by(
-        cls,
-        request: Request,
-        default: NGramDecodingConfig,
-        default_lookahead: LookaheadDecodingConfig = NO_LOOKAHEAD,
-    ) -> Speculation | None:
+    def wanted_by(cls, request: Request, default: SpeculativeDecodingConfig = NO_SPECULATION) -> Speculation | None:
         """None if nothing is to be guessed, or if the state that tokens are sampled by follows them one by one.
 
-        `default`, `default_lookahead`: for a request that says nothing about prompt lookup, or about lookahead
-        decoding. What is given is certain to be meant, and a text that repeats itself is guessed at no cost for places
-        beyond the guess; so lookahead decoding comes last.
+        `default`: for a request that says nothing about a way to guess.
         """
         if request.follows_each_token:
             return None
-        drafters: list[Drafter] = []
-        weighed: GivenTokens | None = None
-        external = request.external_draft_tokens_config
-        if external is not None and external.tokens:
-            given = GivenTokens(external.tokens, len(request.input_token_ids))
-            drafters.append(given)
-            weighed = given if request.weighed_drafts is not None else None
-        ngram = default if request.ngram_config is None else request.ngram_config
         # Ids beyond the vocabulary, of embeddings that the prompt brings, are no tokens that could follow.
-        if ngram.max_draft_len > 0 and request.prompt_tuning_config is None:
-            drafters.append(PromptLookup(ngram))
-        lookahead = default_lookahead if request.lookahead_config is None else request.lookahead_config
-        if not lookahead.is_off and request.prompt_tuning_config is None:
-            drafters.append(Lookahead(lookahead))
-        return cls(drafters, weighed) if drafters else None
+        is_text = request.prompt_tuning_config is None
+        external = request.external_draft_tokens_config
+        ngram = request.ngram_config or default.ngram
+        lookahead = request.lookahead_config or default.lookahead
+        speculation = cls(
+            given=GivenTokens(external.tokens, len(request.input_token_ids)) if external and external.tokens else None,
+            is_weighed=request.weighed_drafts is not None,
+            forced=ForcedTokens() if request.guided_decoding_params is not None else None,
+            lookup=PromptLookup(ngram) if is_text and ngram.max_draft_len else None,
+            lookahead=Lookahead(lookahead) if is_text and not lookahead.is_off else None,
+        )
+        return speculation if speculation._drafters else None
 
     def must_wait(self, token_ids: list[int], num_pending: int) -> bool:
         """Whether a launched step must first say what comes behind `token_ids`: how many drafts it accepted, or whether
@@ -71,9 +88,13 @@ class Speculation:
 
     def share_prompt(self, other: Speculation, num_tokens: int) -> None:
         """Index the prompt, of so many tokens, once for this and `other`, two sequences of a request."""
-        for drafter, its in zip(self._drafters, other._drafters, strict=True):
-            if isinstance(drafter, PromptLookup) and isinstance(its, PromptLookup):
-                drafter.share_prompt(its, num_tokens)
+        if self._lookup is not None and other._lookup is not None:
+            self._lookup.share_prompt(other._lookup, num_tokens)
+
+    def note_forced(self, tokens: list[int], num_tokens: int) -> None:
+        """The sequence's grammar most likely leaves only `tokens` behind its first `num_tokens`."""
+        if self._forced is not None:
+            self._forced.note(tokens, num_tokens)
 
     def propose(self, token_ids: list[int], num_pending: int, most: int) -> list[int]:
         """At most `most` tokens that may follow `token_ids` and `num_pending` more, which are still on the device and
@@ -90,10 +111,11 @@ class Speculation:
         self.is_verifying = False
         self.num_draft_tokens += num_drafts
         self.num_accepted_tokens += num_accepted
+        assert self._drafter is not None, "drafts that nobody has proposed"
         self._drafter.account(num_drafts, num_accepted, num_tokens, num_running)
 
     def learn(self, token_ids: list[int], num_new: int, guesses: list[int]) -> None:
         """That step's new tokens are the last `num_new` of `token_ids`; `guesses` is what it sampled behind them, see
         StepOutput.guesses."""
-        if isinstance(self._drafter, Lookahead):
-            self._drafter.learn(token_ids, num_new, guesses)
+        if self._lookahead is not None and self._drafter is self._lookahead:
+            self._lookahead.learn(token_ids, num_new, guesses)

@@ -92,7 +92,6 @@ def make_manager(
         scheduler=scheduler,
         callbacks=callbacks,
         limits=runner.limits,
-        ngram_config=config.ngram_config,
-        lookahead_config=config.lookahead_config,
+        speculative_decoding=config.speculative_decoding,
         raise_on_step_failure=raise_on_step_failure,
     )

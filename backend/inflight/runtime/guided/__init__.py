@@ -4,6 +4,8 @@
     Grammars           the compiled grammars and their cache; on the leader rank alone
     Grammar            the leader's side of one compiled grammar, which lives in a process of its own
     grammar_server     that process, and the one it is forked from
+    matchers           in it, the outputs that follow the grammar
+    forced_text        what they must go on with, as tokens
     token_mask         masks on the device
 
 Decisions and their reasons:
@@ -27,6 +29,14 @@ token when the step that sampled it is collected. So a sequence that was paused,
 more: it takes a row again, with its tokens. The results of a step that was launched before its row was given to another
 sequence go to the old matcher, which nobody reads any more. A matcher is closed when its row is taken, or with the last
 request in flight that uses its grammar.
+
+*Drafts get masks before anybody knows whether they are accepted*: behind each of a row's drafts the mask that it has if
+they all are. The matcher takes them in for that and back out again, and later takes in the tokens that are kept. So a
+step that verifies drafts samples what single steps would, and behind a draft that the grammar forbids no mask matters.
+
+*Forced text is only a draft* (jump-forward). Where the grammar leaves the next text no choice, its tokens come with the
+mask before them, and with the masks reach all ranks. The model may still write the text in other tokens than the
+tokenizer does; and what a step samples never depends on it.
 
 Bounds: see the constants of `grammar` and `grammars`. A grammar that exceeds one costs its own requests an error. Its
 compiling delays no step; a mask delays one step by at most MASK_SECONDS, once, and a trial walk after compiling refuses

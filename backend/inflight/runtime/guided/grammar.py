@@ -47,6 +47,8 @@ TOO_LONG_TO_COMPILE = f"the grammar takes more than {COMPILE_SECONDS:g} s to com
 TOO_LONG_TO_FOLLOW = f"the grammar is too ambiguous to be followed: a token took more than {MASK_SECONDS:g} s"
 CRASHED = "the grammar could not be used: the process of its grammar ended"
 NEVER_STARTED = "guided decoding is not possible: its process does not start"
+NO_DRAFTS: list[int] = []
+"""Never written to."""
 
 
 class GrammarState(Enum):
@@ -64,8 +66,10 @@ class Matcher:
         self.number = number
         self.num_missing = 0
         """Masks that were asked for and have not come."""
-        self.mask = Mask(number, b"")
-        """The newest."""
+        self.masks: list[Mask] = []
+        """Those that have come for the next step that samples."""
+        self.steps: deque[list[int]] = deque()
+        """The drafts of each step that was begun and has not brought its tokens."""
 
 
 class Grammar:
@@ -101,19 +105,30 @@ class Grammar:
         matcher = Matcher(self._num_made)
         self._matchers[matcher.number] = matcher
         first, rest = token_ids[:MAX_TOKENS_PER_PACKET], token_ids[MAX_TOKENS_PER_PACKET:]
-        self._say(Advance(matcher.number, first, end_ids, wants_mask=not rest), len(first))
+        self._ask(matcher, Advance(matcher.number, first, end_ids, wants_mask=not rest))
         while rest:
             first, rest = rest[:MAX_TOKENS_PER_PACKET], rest[MAX_TOKENS_PER_PACKET:]
-            self._say(Advance(matcher.number, first, wants_mask=not rest), len(first))
-        self._expect(matcher)
+            self._ask(matcher, Advance(matcher.number, first, wants_mask=not rest))
         self.send()
         return matcher
 
-    def advance(self, matcher: Matcher, token_id: int) -> None:
-        """The output's next token; the mask of the one after it is asked for, once `send` is called."""
+    def begin_step(self, matcher: Matcher, drafts: list[int]) -> None:
+        """A step was begun that verifies `drafts`. The masks behind them are asked for as soon as all tokens before
+        them are known, once `send` is called."""
         if matcher.number in self._matchers:
-            self._say(Advance(matcher.number, [token_id]), 1)
-            self._expect(matcher)
+            if drafts and not matcher.steps:
+                self._ask(matcher, Advance(matcher.number, [], wants_mask=False, drafts=drafts))
+            matcher.steps.append(drafts)
+
+    def advance(self, matcher: Matcher, token_ids: list[int]) -> None:
+        """The tokens that the oldest step has brought; the masks of the step after it are asked for, once `send` is
+        called."""
+        if matcher.number in self._matchers:
+            if matcher.steps:
+                matcher.steps.popleft()
+            matcher.masks.clear()
+            drafts = matcher.steps[0] if matcher.steps else NO_DRAFTS
+            self._ask(matcher, Advance(matcher.number, token_ids, drafts=drafts))
 
     def close_matcher(self, matcher: Matcher) -> None:
         """Forget a matcher; later tokens of it are ignored. May be called again."""
@@ -131,8 +146,9 @@ class Grammar:
     def num_matchers(self) -> int:
         return len(self._matchers)
 
-    def wait(self, matcher: Matcher) -> Mask:
-        """The newest mask of a matcher, once it has come; one with an error if the process took too long or ended."""
+    def wait(self, matcher: Matcher, count: int = 1) -> list[Mask]:
+        """The newest `count` masks of a matcher, once they have come: of the next token, then of those behind drafts.
+        All with an error if the process took too long or ended."""
         while matcher.num_missing and self.state is not GrammarState.BROKEN:
             self.send()
             poll = select.poll()
@@ -142,14 +158,16 @@ class Grammar:
             if matcher.num_missing:
                 self._check_time(MASK_SECONDS - self._debt, TOO_LONG_TO_FOLLOW)
         if self.state is GrammarState.BROKEN:
-            return Mask(matcher.number, b"", self.reason)
-        return matcher.mask
+            return [Mask(matcher.number, b"", self.reason)] * count
+        return matcher.masks[-count:]
 
-    def _expect(self, matcher: Matcher) -> None:
+    def _ask(self, matcher: Matcher, message: Advance) -> None:
+        """Keep a message for `send`, and expect the masks that it asks for."""
+        self._say(message, len(message.token_ids) + len(message.drafts))
         if not self._num_missing:
             self._start_clock()
-        self._num_missing += 1
-        matcher.num_missing += 1
+        self._num_missing += message.num_masks
+        matcher.num_missing += message.num_masks
 
     # -- the process ---------------------------------------------------------------------------------------------------
 
@@ -187,7 +205,7 @@ class Grammar:
                 if matcher is not None:
                     matcher.num_missing -= 1
                     self._num_missing -= 1
-                    matcher.mask = mask
+                    matcher.masks.append(mask)
             taken = self._cpu_seconds() - self._cpu_since
             self._debt = max(self._debt + taken - MASK_ALLOWANCE * len(message), 0.0)
             self._start_clock()  # the process goes on with the next masks

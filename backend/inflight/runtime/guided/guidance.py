@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 import msgspec
 
 from inflight.distributed.rank_group import RankGroup
+from inflight.runtime.drafts import num_kept
 from inflight.runtime.guided.grammar import CRASHED, Grammar, Matcher
 from inflight.runtime.guided.grammars import Grammars
 from inflight.runtime.guided.messages import Mask
@@ -23,14 +23,18 @@ class Guide:
     grammar: Grammar | None = None
     matcher: Matcher | None = None
 
-    def advance(self, token_id: int) -> None:
+    def begin_step(self, drafts: list[int]) -> None:
         if self.grammar is not None and self.matcher is not None:
-            self.grammar.advance(self.matcher, token_id)
+            self.grammar.begin_step(self.matcher, drafts)
 
-    def wait(self) -> Mask:
+    def advance(self, token_ids: list[int]) -> None:
+        if self.grammar is not None and self.matcher is not None:
+            self.grammar.advance(self.matcher, token_ids)
+
+    def wait(self, count: int) -> list[Mask]:
         if self.grammar is None or self.matcher is None:
-            return Mask(0, b"", CRASHED)
-        return self.grammar.wait(self.matcher)
+            return [Mask(0, b"", CRASHED)] * count
+        return self.grammar.wait(self.matcher, count)
 
     def close(self) -> None:
         if self.grammar is not None and self.matcher is not None:
@@ -41,15 +45,31 @@ GuidedRow = AccompaniedRow[Guide]
 
 
 class StepMasks(msgspec.Struct, frozen=True):
-    """What the leader tells the other ranks in each step with guided rows, one entry for each."""
+    """What the leader tells the other ranks in each step with guided rows: an entry of `bits` for each place in which
+    one samples, row by row."""
 
     bits: list[bytes]
-    """All tokens for a row with an error."""
-    errors: list[str]
-    """Sentences; empty for a row with a mask."""
+    """Empty = all tokens: for a place that has no mask."""
+    errors: dict[int, str]
+    """Index of `bits` -> sentence, of places whose token cannot be used."""
+    forced: dict[int, list[int]]
+    """Row -> tokens."""
 
 
 _masks = msgspec.msgpack.Decoder(StepMasks)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Guided:
+    """What a step's grammars say."""
+
+    mask: StepMask
+    refused: dict[int, str]
+    """Place -> sentence, for a place whose token cannot be used: its row cannot go on, unless this is behind a draft
+    that is not accepted."""
+    forced: dict[int, list[int]]
+    """Row -> what it most likely samples next, from this step on, because its grammar leaves the text no choice. Only
+    where that was not known before."""
 
 
 class Guidance:
@@ -60,35 +80,48 @@ class Guidance:
         self._everything = b"\xff" * (-(-vocab_size // 32) * 4)
         self._rows = RowCompanions(self._guide, Guide.close)
 
-    def begin(self, new_sequences: list[NewSequence], sampling_rows: list[int]) -> list[GuidedRow]:
+    def begin(
+        self, new_sequences: list[NewSequence], sampling_rows: list[int], drafts: dict[int, list[int]]
+    ) -> list[GuidedRow]:
         """See RowCompanions."""
-        return self._rows.begin(new_sequences, sampling_rows)
+        rows = self._rows.begin(new_sequences, sampling_rows, drafts)
+        for each in rows:
+            each.companion.begin_step(each.drafts)
+        if drafts:
+            _send(rows)
+        return rows
 
-    def mask(self, rows: list[GuidedRow]) -> tuple[StepMask, dict[int, str]]:
-        """The masks of a step, and row -> sentence for those that have none. Collective.
+    def find(self, rows: list[GuidedRow]) -> Guided:
+        """The masks of a step, and what comes with them. Collective.
 
         Waits for the grammars, each within the limits of its time.
         """
         if self._group.rank == 0:
-            masks = [each.companion.wait() for each in rows]
+            of_rows = [each.companion.wait(1 + len(each.drafts)) for each in rows]
+            masks = [mask for found in of_rows for mask in found]
+            firsts = zip(rows, (found[0] for found in of_rows), strict=True)
             told = StepMasks(
-                bits=[self._everything if mask.error else mask.bits for mask in masks],
-                errors=[mask.error for mask in masks],
+                bits=[mask.bits for mask in masks],
+                errors={index: mask.error for index, mask in enumerate(masks) if mask.error},
+                forced={each.row: mask.forced for each, mask in firsts if mask.forced},
             )
             if self._group.size > 1:
                 self._group.broadcast(msgspec.msgpack.encode(told))
         else:
             told = _masks.decode(self._group.broadcast(None))
-        refused = {each.row: error for each, error in zip(rows, told.errors, strict=True) if error}
-        return StepMask.of([each.place for each in rows], told.bits), refused
+        places = [place for each in rows for place in each.places]
+        return Guided(
+            mask=StepMask.of(places, [bits or self._everything for bits in told.bits]),
+            refused={places[index]: error for index, error in told.errors.items()},
+            forced=told.forced,
+        )
 
-    def advance(self, rows: list[GuidedRow], token_ids: Sequence[int]) -> None:
+    def advance(self, rows: list[GuidedRow], token_ids: list[int]) -> None:
         """Take in the tokens of a step, by place; the masks of the step after it are computed from now on."""
         for each in rows:
-            each.companion.advance(token_ids[each.place])
-        for grammar in {id(each.companion.grammar): each.companion.grammar for each in rows}.values():
-            if grammar is not None:
-                grammar.send()
+            sampled = token_ids[each.place : each.place + 1 + len(each.drafts)]
+            each.companion.advance(sampled[: num_kept(each.drafts, sampled)])
+        _send(rows)
 
     def _guide(self, new: NewSequence) -> Guide | None:
         if new.guided_decoding_params is None:
@@ -97,3 +130,10 @@ class Guidance:
         if grammar is None:
             return Guide()
         return Guide(grammar, grammar.make_matcher(new.token_ids[new.num_prompt_tokens :], new.end_ids))
+
+
+def _send(rows: list[GuidedRow]) -> None:
+    """Send what was said to matchers, to all of a grammar together."""
+    for grammar in {id(each.companion.grammar): each.companion.grammar for each in rows}.values():
+        if grammar is not None:
+            grammar.send()

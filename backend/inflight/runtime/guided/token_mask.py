@@ -1,6 +1,7 @@
 """The tokens that grammars allow in one step, on the host as words of bits and on the device applied to the rows.
 
-Legend: S rows that sample, V vocabulary, G rows among them that follow grammars, B bytes of V bits and more.
+Legend: S rows that sample, V vocabulary, G rows among them that follow grammars, B bytes of V bits and more. A row that
+verifies drafts counts as often as it samples.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ class StepMask:
     """On the host."""
 
     places_G: Array
-    """int64, places among the rows that sample."""
+    """int64, places among the rows that sample, in their order."""
     bits_GB: Array
     """uint8, one bit a token, lowest first."""
 
@@ -48,12 +49,22 @@ class TokenMask:
 
         Where that leaves a row no token, those that its grammar allows, so that the output follows it in any case.
         """
-        shifts = torch.arange(8, dtype=torch.uint8, device=self.bits_GB.device)
-        bits = self.bits_GB[:, :, None].bitwise_right_shift(shifts).bitwise_and(1)
-        grammar_GV = bits.view(len(self.bits_GB), -1)[:, : shape[1]].bool()
+        grammar_GV = _unpack(self.bits_GB, shape[1])
+        if allowed_SV is not None:
+            both_GV = allowed_SV.index_select(0, self.places_G) & grammar_GV
+            grammar_GV = torch.where(both_GV.any(1, keepdim=True), both_GV, grammar_GV)
+        if len(grammar_GV) == shape[0]:
+            return grammar_GV  # of all rows, in order
         if allowed_SV is None:
-            allowed_SV = torch.ones(shape, dtype=torch.bool, device=self.bits_GB.device)
-            return allowed_SV.index_copy_(0, self.places_G, grammar_GV)
-        both_GV = allowed_SV.index_select(0, self.places_G) & grammar_GV
-        both_GV = torch.where(both_GV.any(1, keepdim=True), both_GV, grammar_GV)
-        return allowed_SV.index_copy_(0, self.places_G, both_GV)
+            allowed_SV = torch.ones(shape, dtype=torch.bool, device=grammar_GV.device)
+        return allowed_SV.index_copy_(0, self.places_G, grammar_GV)
+
+
+def _unpack(bits_GB: Tensor, vocab_size: int) -> Tensor:
+    """bool (G, V)."""
+    if bits_GB.device.type == "cpu":
+        # One pass instead of four.
+        return torch.from_numpy(np.unpackbits(bits_GB.numpy(), axis=1, count=vocab_size, bitorder="little").view(bool))
+    shifts = torch.arange(8, dtype=torch.uint8, device=bits_GB.device)
+    bits = bits_GB[:, :, None].bitwise_right_shift(shifts).bitwise_and(1)
+    return bits.view(len(bits_GB), -1)[:, :vocab_size].bool()

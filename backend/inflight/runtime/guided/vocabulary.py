@@ -3,14 +3,25 @@
 from __future__ import annotations
 
 import json
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+import numpy.typing as npt
 import tokenizers
 import xgrammar
 
 
-def load_tokenizer_info(folder: Path, vocab_size: int) -> xgrammar.TokenizerInfo:
+@dataclass(frozen=True, slots=True)
+class Vocabulary:
+    info: xgrammar.TokenizerInfo
+    tokenizer: tokenizers.Tokenizer
+    num_bytes: npt.NDArray[np.int32]
+    """Of each token's text; 0 for special tokens and padding."""
+
+
+def load_vocabulary(folder: Path, vocab_size: int) -> Vocabulary:
     """`vocab_size`: the model's, which may be more or less than the tokenizer's.
 
     A special token spells no text: it is given no bytes, so that no grammar allows it. Raises ValueError with the
@@ -36,7 +47,9 @@ def load_tokenizer_info(folder: Path, vocab_size: int) -> xgrammar.TokenizerInfo
         if token_id < vocab_size:
             tokens[token_id] = ""
     # The library wants an end token; each matcher gets its request's own.
-    return xgrammar.TokenizerInfo(tokens, vocab_type, vocab_size=vocab_size, stop_token_ids=special[:1])
+    info = xgrammar.TokenizerInfo(tokens, vocab_type, vocab_size=vocab_size, stop_token_ids=special[:1])
+    num_bytes = np.array([len(text) for text in info.decoded_vocab], dtype=np.int32)
+    return Vocabulary(info, backend, num_bytes)
 
 
 def _kinds(part: dict[str, Any]) -> list[str]:

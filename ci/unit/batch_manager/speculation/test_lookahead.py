@@ -9,7 +9,7 @@ import pytest
 from harness import Harness, make_request
 
 from inflight.batch_manager.speculation.lookahead import Lookahead
-from inflight.speculative_decoding import LookaheadDecodingConfig
+from inflight.speculative_decoding import NO_LOOKAHEAD, LookaheadDecodingConfig, SpeculativeDecodingConfig
 
 Model = Callable[[list[int]], int]
 """The token that follows a text."""
@@ -119,8 +119,8 @@ def test_requests_with_it_are_answered_as_without() -> None:
 
 
 def test_an_engine_may_have_it_for_all_requests() -> None:
-    harness = Harness(max_batch_size=8, max_num_tokens=32, lookahead_config=LookaheadDecodingConfig(max_window_size=3))
-    off = LookaheadDecodingConfig(max_window_size=1, max_ngram_size=1, max_verification_set_size=0)
-    harness.serve(make_request(1, 5, 20), make_request(2, 5, 20, lookahead_config=off))
+    engines = SpeculativeDecodingConfig(lookahead=LookaheadDecodingConfig(max_window_size=3))
+    harness = Harness(max_batch_size=8, max_num_tokens=32, speculative_decoding=engines)
+    harness.serve(make_request(1, 5, 20), make_request(2, 5, 20, lookahead_config=NO_LOOKAHEAD))
     counts = [harness.final(number).request_perf_metrics for number in (1, 2)]
     assert [each is not None and each.total_draft_tokens > 0 for each in counts] == [True, False]
