@@ -65,7 +65,11 @@ if TYPE_CHECKING:
     from inflight.request import Request
     from inflight.result import FinishReason, Response, Result
     from inflight.sampling_config import SamplingConfig
-    from inflight.speculative_decoding import ExternalDraftTokensConfig, NGramDecodingConfig
+    from inflight.speculative_decoding import (
+        DraftTargetDecodingConfig,
+        ExternalDraftTokensConfig,
+        NGramDecodingConfig,
+    )
     from inflight.stats import IterationStats, RequestStage, RequestStats, RequestStatsPerIteration
 
 __version__ = "0.1.0"
@@ -106,7 +110,11 @@ _HOMES = {
     "inflight.prompt_tuning": ("EmbeddingTable", "PromptTuningConfig"),
     "inflight.request": ("Request",),
     "inflight.sampling_config": ("SamplingConfig",),
-    "inflight.speculative_decoding": ("ExternalDraftTokensConfig", "NGramDecodingConfig"),
+    "inflight.speculative_decoding": (
+        "DraftTargetDecodingConfig",
+        "ExternalDraftTokensConfig",
+        "NGramDecodingConfig",
+    ),
     "inflight.result": ("FinishReason", "Response", "Result"),
     "inflight.stats": ("IterationStats", "RequestStage", "RequestStats", "RequestStatsPerIteration"),
 }
@@ -116,6 +124,7 @@ __all__ = [
     "AdditionalModelOutput",
     "CompletionOutput",
     "ConfigurationError",
+    "DraftTargetDecodingConfig",
     "DuplicateRequest",
     "EmbeddingTable",
     "EngineConfig",

@@ -17,7 +17,12 @@ from pathlib import Path
 
 from inflight.errors import ConfigurationError
 from inflight.kv_cache_retention import MAX_PRIORITY
-from inflight.speculative_decoding import MAX_DRAFT_LEN, MAX_NGRAM_SIZE, NGramDecodingConfig
+from inflight.speculative_decoding import (
+    MAX_DRAFT_LEN,
+    MAX_NGRAM_SIZE,
+    DraftTargetDecodingConfig,
+    NGramDecodingConfig,
+)
 
 
 class SchedulerPolicy(str, Enum):
@@ -102,6 +107,10 @@ class EngineConfig:
     """Prompt lookup: draft tokens that a step verifies for a sequence, unless its request says; 0 = none."""
     max_matching_ngram_size: int = 3
     """Prompt lookup: most of the last tokens that are looked up in earlier text, unless the request says."""
+    speculative_model_dir: str = ""
+    """Draft model: checkpoint folder of a smaller network with the same vocabulary; unset = none."""
+    speculative_max_draft_len: int = 4
+    """Draft model: draft tokens that it makes for a sequence in a step, unless its request says; 0 = none."""
 
     max_loras: int = 0
     """LoRA adapters that run at once; 0 = none, or as many as lora_cache_gpu_memory_fraction holds."""
@@ -216,8 +225,9 @@ class EngineConfig:
         config = cls(**values)  # type: ignore[arg-type]
         checkpoint = Path(model_directory, config.gpt_model_path)
         tokenizer = Path(model_directory, config.tokenizer_dir) if config.tokenizer_dir else checkpoint
-        adapters = str(Path(model_directory, config.lora_dir)) if config.lora_dir else ""
-        return replace(config, gpt_model_path=str(checkpoint), tokenizer_dir=str(tokenizer), lora_dir=adapters)
+        optional = ("lora_dir", "speculative_model_dir")
+        folders = {key: str(Path(model_directory, getattr(config, key))) for key in optional if getattr(config, key)}
+        return replace(config, gpt_model_path=str(checkpoint), tokenizer_dir=str(tokenizer), **folders)
 
     @property
     def max_in_flight(self) -> int:
@@ -229,6 +239,13 @@ class EngineConfig:
         """Prompt lookup of requests that do not say."""
         return NGramDecodingConfig(
             max_draft_len=self.max_draft_len, max_matching_ngram_size=self.max_matching_ngram_size
+        )
+
+    @property
+    def draft_target_config(self) -> DraftTargetDecodingConfig:
+        """The draft model's part in requests that do not say."""
+        return DraftTargetDecodingConfig(
+            max_draft_len=self.speculative_max_draft_len if self.speculative_model_dir else 0
         )
 
     @property
@@ -279,6 +296,7 @@ NOT_NEGATIVE_KEYS = (
     "iter_stats_max_iterations",
     "request_stats_max_iterations",
     "max_draft_len",
+    "speculative_max_draft_len",
     "max_prompt_embedding_bytes",
 )
 
@@ -297,6 +315,7 @@ LARGEST = {
     "iter_stats_max_iterations": 2**20,
     "request_stats_max_iterations": 2**20,
     "max_draft_len": MAX_DRAFT_LEN,
+    "speculative_max_draft_len": MAX_DRAFT_LEN,
     "max_matching_ngram_size": MAX_NGRAM_SIZE,
     "max_tokens_in_paged_kv_cache": 2**48,
     "kv_cache_host_memory_bytes": 2**48,

@@ -16,7 +16,11 @@ from inflight.lora import LoadedAdapter, LoraConfig, LoRARequest
 from inflight.output_config import OutputConfig
 from inflight.prompt_tuning import PromptTuningConfig
 from inflight.sampling_config import SamplingConfig
-from inflight.speculative_decoding import ExternalDraftTokensConfig, NGramDecodingConfig
+from inflight.speculative_decoding import (
+    DraftTargetDecodingConfig,
+    ExternalDraftTokensConfig,
+    NGramDecodingConfig,
+)
 
 
 class Request(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -44,6 +48,8 @@ class Request(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     ngram_config: NGramDecodingConfig | None = None
     """Prompt lookup; None = as the engine's configuration has it. It changes no token, so a request that samples in a
     way that it does not serve (a decaying top_p, beams, a grammar, a logits post-processor) is computed without."""
+    draft_target_config: DraftTargetDecodingConfig | None = None
+    """The same of the engine's draft model."""
     external_draft_tokens_config: ExternalDraftTokensConfig | None = None
     """What the client expects the output to begin with."""
     logits_post_processor_name: str = ""

@@ -20,6 +20,8 @@ from inflight.sampling_config import SamplingConfig
 
 NO_SLOT = -1
 """Index that means no adapter."""
+DRAFTED = -2
+"""Stands for a draft that the runner's draft model makes, among a row's token ids."""
 LOG_PROBS = "log_probs"
 """Name of the output that `StepOutput.log_probs` holds."""
 
@@ -95,7 +97,7 @@ class RowWork(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     num_tokens: int
     token_ids: list[int] = []
     """The tokens, as far as the host knows them: all, or all but the first. The first is then what the row sampled
-    last, which may still be on the device only."""
+    last, which may still be on the device only. Drafts are either given here, or each of them is DRAFTED."""
     new_block_ids: list[int] = []
     """Appended to the row's block table."""
     num_sampled: int = 1
@@ -105,6 +107,10 @@ class RowWork(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     is_chosen: bool = False
     """It decodes, although the host knows all its tokens: a beam, whose token was chosen among the candidates of its
     last step, or of another row's; or a row that follows drafts, of which the host has seen how many were accepted."""
+
+    unseen_token_ids: list[int] = []
+    """Of a row whose drafts are DRAFTED: the tokens before `start` that the draft model has not computed, because it
+    had no part in the steps that did. Where some are left out its drafts are worse."""
 
     @property
     def drafts(self) -> list[int]:

@@ -36,6 +36,22 @@ class NGramDecodingConfig(msgspec.Struct, frozen=True, kw_only=True, omit_defaul
             )
 
 
+class DraftTargetDecodingConfig(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """A draft model: a second, smaller network in the same ranks, whose tokens are the draft (Leviathan 2023;
+    TensorRT-LLM's DraftTargetDecodingConfig). The engine's configuration says which one. It samples with the request's
+    own options and with the randomness of the same (seed, position), so that random output accepts drafts, too."""
+
+    max_draft_len: int = 4
+    """Drafts of one step at most; 0 = none of the draft model."""
+
+    def validate(self) -> None:
+        """Raise InvalidRequest if a value is out of its range."""
+        if not 0 <= self.max_draft_len <= MAX_DRAFT_LEN:
+            raise InvalidRequest(
+                f"speculative_max_draft_len must be between 0 (off) and {MAX_DRAFT_LEN}, got {self.max_draft_len}"
+            )
+
+
 class ExternalDraftTokensConfig(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """The beginning of the output, as the client guesses it: verified in as few steps as the batch has room for.
 

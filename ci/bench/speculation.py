@@ -1,7 +1,9 @@
-"""`python -m ci.bench.speculation`: prompt lookup against the same requests without it, interleaved.
+"""`python -m ci.bench.speculation`: prompt lookup and a draft model against the same requests without, interleaved.
 
 The network has the shape of the other benchmarks' and computes as much, but its embedding and head are made so that
-each token has one successor: its greedy text is a chain that a prompt can hold, or hold nearly, or not at all.
+each token has one successor: its greedy text is a chain that a prompt can hold, or hold nearly, or not at all. The
+draft model has a tenth of its layers and the same chain, except for some tokens of one third of the chain and all of
+another third.
 
 Besides the wall clock it reports the CPU time of the process, which other processes hardly change if the engine has one
 thread (`--threads 1`). It counts the host's work as if none were done while a step runs.
@@ -33,27 +35,46 @@ from inflight.config import EngineConfig
 from inflight.executor.in_process import InProcessExecutor
 from inflight.request import Request
 from inflight.result import PerfMetrics
-from inflight.speculative_decoding import NGramDecodingConfig
+from inflight.speculative_decoding import DraftTargetDecodingConfig, NGramDecodingConfig
 
 ROOT = Path(__file__).resolve().parents[2]
 SEED = 7
 NUM_TOKENS = {1: 256, 16: 96}
 """By the number of requests at a time."""
 EDIT_EVERY = 12
-LOOKUP, PLAIN = NGramDecodingConfig(), NGramDecodingConfig(max_draft_len=0)
+DRAFT_LAYERS = 3
+WRONG_EVERY = 4
+LOOKUP, DRAFT_MODEL = "prompt lookup", "draft model"
+NO_LOOKUP, NO_DRAFT_MODEL = NGramDecodingConfig(max_draft_len=0), DraftTargetDecodingConfig(max_draft_len=0)
+MODES: dict[str, dict[str, Any]] = {
+    "plain": {"ngram_config": NO_LOOKUP, "draft_target_config": NO_DRAFT_MODEL},
+    LOOKUP: {"ngram_config": NGramDecodingConfig(), "draft_target_config": NO_DRAFT_MODEL},
+    DRAFT_MODEL: {"ngram_config": NO_LOOKUP, "draft_target_config": DraftTargetDecodingConfig()},
+}
+"""Fields of the requests."""
 CASES = {
     "copy": "the output is a part of the prompt",
     "edit": f"the same, but every {EDIT_EVERY}th token differs",
     "new": "no token of the output is in the prompt",
     "misleading": "every pair of tokens of the output is in the prompt, followed by another token",
+    "agreeing": "the draft model gives the same tokens",
+    "differing": f"every {WRONG_EVERY}th of its tokens differs",
+    "disagreeing": "all of them do",
 }
+THIRDS = ("agreeing", "differing", "disagreeing")
+"""Of the chain, as the draft model has it."""
+
+
+def chain() -> list[int]:
+    """All tokens; the first follows the last."""
+    order = list(range(VOCAB_SIZE))
+    random.Random(SEED).shuffle(order)
+    return order
 
 
 def successors() -> list[int]:
-    """Of each token; all tokens are one cycle."""
-    order = list(range(VOCAB_SIZE))
-    random.Random(SEED).shuffle(order)
-    found = [0] * VOCAB_SIZE
+    """Of each token."""
+    order, found = chain(), [0] * VOCAB_SIZE
     for token, following in zip(order, [*order[1:], order[0]], strict=True):
         found[token] = following
     return found
@@ -77,21 +98,50 @@ def make_chain_checkpoint(folder: Path, source: Path) -> Path:
     return folder
 
 
+def drafted_successors() -> list[int]:
+    """Of each token as the draft model has them: the wrong ones have each other's."""
+    order, found = chain(), successors()
+    differing = order[VOCAB_SIZE // 3 : 2 * VOCAB_SIZE // 3 : WRONG_EVERY]
+    wrong = [*differing, *order[2 * VOCAB_SIZE // 3 :]]
+    of_wrong = [found[token] for token in wrong]
+    for token, following in zip(wrong, [*of_wrong[1:], of_wrong[0]], strict=True):
+        found[token] = following
+    return found
+
+
+def make_draft_checkpoint(folder: Path, source: Path) -> Path:
+    """The first layers of `source`, a chain, with a head of its own."""
+    if not Path(folder, TOKENIZER_FILES[-1]).exists():
+        config = AutoConfig.from_pretrained(source, num_hidden_layers=DRAFT_LAYERS)
+        model = AutoModelForCausalLM.from_pretrained(source, config=config, dtype=torch.bfloat16)
+        head = torch.empty_like(model.lm_head.weight)
+        head[torch.tensor(drafted_successors())] = model.model.embed_tokens.weight.data
+        model.lm_head.weight = torch.nn.Parameter(head)
+        model.save_pretrained(folder)
+        for name in TOKENIZER_FILES:
+            shutil.copy(Path(source, name), folder)
+    return folder
+
+
 class Texts:
     """Prompts, new ones in every round."""
 
     def __init__(self) -> None:
+        self._order = chain()
         self._successors = successors()
         self._rng = random.Random(SEED)
 
     def prompt(self, case: str, num_tokens: int) -> list[int]:
-        start = self._rng.randrange(VOCAB_SIZE)
+        third, place = VOCAB_SIZE // 3, self._rng.randrange(VOCAB_SIZE)
+        if case in THIRDS:
+            place = third * THIRDS.index(case) + place % (third - num_tokens)
+        start = self._order[place]
         text = self._chain(start, num_tokens + 1)
         if case == "copy":
             return [*text, start]
         if case == "edit":
             return [*(self._other() if place % EDIT_EVERY == 5 else token for place, token in enumerate(text)), start]
-        if case == "new":
+        if case == "new" or case in THIRDS:
             return [self._other() for _ in text] + [start]
         return [token for pair in pairwise(text) for token in (*pair, self._other())] + [start]
 
@@ -116,9 +166,10 @@ class Run(NamedTuple):
 
 
 class Engine:
-    def __init__(self, checkpoint: Path, num_threads: int) -> None:
+    def __init__(self, checkpoint: Path, draft_model: Path, num_threads: int) -> None:
         parameters = {
             **engine_parameters(checkpoint),
+            "speculative_model_dir": str(draft_model.resolve()),
             "max_batch_size": "64",
             "num_threads": str(num_threads),
             "max_tokens_in_paged_kv_cache": "32768",
@@ -126,7 +177,7 @@ class Engine:
         self._executor = InProcessExecutor(EngineConfig.from_parameters(parameters))
         self._executor.start()
 
-    def run(self, prompts: list[list[int]], ngram_config: NGramDecodingConfig) -> Run:
+    def run(self, prompts: list[list[int]], mode: str) -> Run:
         num_tokens = NUM_TOKENS[len(prompts)]
         outputs: dict[int, list[int]] = {}
         for prompt in prompts:
@@ -138,7 +189,7 @@ class Engine:
                     input_token_ids=prompt,
                     max_tokens=num_tokens,
                     streaming=True,
-                    ngram_config=ngram_config,
+                    **MODES[mode],
                 )
             )
         num_running, start, cpu_start, num_before = len(prompts), 0.0, 0.0, 0
@@ -167,19 +218,20 @@ def measure(engine: Engine, num_rounds: int, cases: list[str]) -> list[dict[str,
     texts, found = Texts(), defaultdict(list)
     for number in range(num_rounds):
         for case in cases:
+            drafts = DRAFT_MODEL if case in THIRDS else LOOKUP
             for batch, num_tokens in NUM_TOKENS.items():
                 prompts = [texts.prompt(case, num_tokens) for _ in range(batch)]
-                modes = (LOOKUP, PLAIN) if number % 2 else (PLAIN, LOOKUP)
-                runs = {mode.max_draft_len: engine.run(prompts, mode) for mode in modes}
-                ours, plain = runs[LOOKUP.max_draft_len], runs[PLAIN.max_draft_len]
+                runs = {mode: engine.run(prompts, mode) for mode in (("plain", drafts), (drafts, "plain"))[number % 2]}
+                ours, plain = runs[drafts], runs["plain"]
                 found[case, batch].append((ours, plain))
                 rates = f"{ours.rate:.1f} / {plain.rate:.1f}, CPU {ours.cpu_rate:.1f} / {plain.cpu_rate:.1f}"
                 print(f"round {number + 1}: {case} x {batch}: {rates}", flush=True)
     return [
         {
             "case": case,
+            "drafts": DRAFT_MODEL if case in THIRDS else LOOKUP,
             "batch": batch,
-            "lookup": round(median(ours.rate for ours, _ in pairs), 1),
+            "with drafts": round(median(ours.rate for ours, _ in pairs), 1),
             "plain": round(median(plain.rate for _, plain in pairs), 1),
             "ratio": round(median(ours.rate / plain.rate for ours, plain in pairs), 2),
             "ratio of CPU": round(median(ours.cpu_rate / plain.cpu_rate for ours, plain in pairs), 2),
@@ -199,12 +251,14 @@ def main() -> int:
     parser.add_argument("--results", type=Path, default=ROOT / "ci" / "bench" / "results")
     options = parser.parse_args()
     source = make_checkpoint(options.checkpoint, ROOT / "model_repository" / "llm" / "1" / "checkpoint")
-    engine = Engine(make_chain_checkpoint(source.with_name(f"{source.name}-chain"), source), options.threads)
+    network = make_chain_checkpoint(source.with_name(f"{source.name}-chain"), source)
+    draft_model = make_draft_checkpoint(source.with_name(f"{source.name}-chain-draft"), network)
+    engine = Engine(network, draft_model, options.threads)
     rows = measure(engine, options.rounds, options.cases)
     engine.close()
-    table = Table(title="prompt lookup, output tokens per second, medians of interleaved rounds")
+    table = Table(title="drafts: output tokens per second, medians of interleaved rounds")
     for heading in rows[0]:
-        table.add_column(heading, justify="left" if heading == "case" else "right")
+        table.add_column(heading, justify="left" if heading in ("case", "drafts") else "right")
     for row in rows:
         table.add_row(*(f"{value:,}" if isinstance(value, float) else str(value) for value in row.values()))
     Console(width=100).print(table)

@@ -20,7 +20,11 @@ from inflight.lora import LoRARequest
 from inflight.output_config import AdditionalModelOutput, OutputConfig
 from inflight.prompt_tuning import Array, EmbeddingTable, PromptTuningConfig
 from inflight.sampling_config import SamplingConfig
-from inflight.speculative_decoding import ExternalDraftTokensConfig, NGramDecodingConfig
+from inflight.speculative_decoding import (
+    DraftTargetDecodingConfig,
+    ExternalDraftTokensConfig,
+    NGramDecodingConfig,
+)
 from inflight.text.tokenizer import Tokenizer
 
 CHECKPOINT = Path(__file__).parents[2] / "model_repository" / "llm" / "1" / "checkpoint"
@@ -35,7 +39,11 @@ END_EARLY = [379]
 
 DRAFTS = [20, 205, 205, 379, 594, 300, 301]
 """How the greedy continuation of PROMPT begins, and two tokens that it does not have."""
-ENGINE = {"logits_post_processors": "favour=logit_functions:favour"}
+ENGINE: dict[str, Any] = {
+    "logits_post_processors": "favour=logit_functions:favour",
+    "speculative_model_dir": str(CHECKPOINT),
+    "speculative_max_draft_len": 0,
+}
 """What the engine's configuration needs for some kinds; ci/helpers must be on the ranks' path."""
 
 WAYS = ("Python", "tensors", "two ranks", "chunked prefill", "preemption", "prefix reuse")
@@ -226,6 +234,12 @@ KINDS = (
         feature="prompt lookup",
         fields={"ngram_config": NGramDecodingConfig(max_draft_len=4, max_matching_ngram_size=1)},
         tensors={"max_draft_len": 4, "max_matching_ngram_size": 1},
+        equals_greedy=True,
+    ),
+    RequestKind(
+        feature="draft model",
+        fields={"draft_target_config": DraftTargetDecodingConfig(max_draft_len=3)},
+        tensors={"speculative_max_draft_len": 3},
         equals_greedy=True,
     ),
     RequestKind(

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from inflight.batch_manager.beam_group import BeamGroup
 from inflight.batch_manager.sequence import NO_LOOKUP, Sequence
+from inflight.batch_manager.speculation.speculation import NO_DRAFT_MODEL
 from inflight.request import Request
 from inflight.result import PerfMetrics, Result
-from inflight.speculative_decoding import NGramDecodingConfig
+from inflight.speculative_decoding import DraftTargetDecodingConfig, NGramDecodingConfig
 
 
 class ActiveRequest:
@@ -22,6 +23,7 @@ class ActiveRequest:
         max_seq_len: int,
         arrival_time_ns: int,
         ngram_config: NGramDecodingConfig = NO_LOOKUP,
+        draft_target_config: DraftTargetDecodingConfig = NO_DRAFT_MODEL,
     ) -> None:
         self.request = request
         prefix_identity = request.prefix_identity
@@ -32,6 +34,7 @@ class ActiveRequest:
                 max_seq_len=max_seq_len,
                 arrival_time_ns=arrival_time_ns,
                 ngram_config=ngram_config,
+                draft_target_config=draft_target_config,
                 prefix_identity=prefix_identity,
             )
             for index in range(request.num_sequences)

@@ -18,6 +18,7 @@ from inflight.batch_manager.active_request import ActiveRequest
 from inflight.batch_manager.callbacks import Callbacks
 from inflight.batch_manager.scheduler import Scheduler
 from inflight.batch_manager.sequence import NO_LOOKUP, Sequence
+from inflight.batch_manager.speculation.speculation import NO_DRAFT_MODEL
 from inflight.batch_manager.statistics import (
     MemoryUsage,
     batching_stats,
@@ -33,7 +34,7 @@ from inflight.request_limits import RequestLimits
 from inflight.result import FinishReason
 from inflight.runtime.runner import Runner
 from inflight.scheduler_output import RowWork, SchedulerOutput
-from inflight.speculative_decoding import NGramDecodingConfig
+from inflight.speculative_decoding import DraftTargetDecodingConfig, NGramDecodingConfig
 from inflight.stats import IterationStats, RequestStatsPerIteration
 
 logger = logging.getLogger(__name__)
@@ -53,12 +54,13 @@ class GptManager:
         callbacks: Callbacks,
         limits: RequestLimits,
         ngram_config: NGramDecodingConfig = NO_LOOKUP,
+        draft_target_config: DraftTargetDecodingConfig = NO_DRAFT_MODEL,
         terminate_request_id: int | None = None,
         raise_on_step_failure: bool = False,
         clock: Callable[[], int] = time.monotonic_ns,
         wall_clock: Callable[[], datetime] = datetime.now,
     ) -> None:
-        """`ngram_config`: prompt lookup of requests that do not say.
+        """`ngram_config`: prompt lookup of requests that do not say; `draft_target_config`: the draft model in them.
 
         `terminate_request_id`: a request with this id ends the loop at once; active requests get no response.
 
@@ -73,6 +75,7 @@ class GptManager:
         self._callbacks = callbacks
         self._limits = limits
         self._ngram_config = ngram_config
+        self._draft_target_config = draft_target_config
         self._terminate_request_id = terminate_request_id
         self._raise_on_step_failure = raise_on_step_failure
         self._clock = clock
@@ -234,6 +237,7 @@ class GptManager:
             max_seq_len=self._scheduler.max_seq_len,
             arrival_time_ns=self._clock(),
             ngram_config=self._ngram_config,
+            draft_target_config=self._draft_target_config,
         )
         for sequence in active.queued:
             self._scheduler.add(sequence)

@@ -13,14 +13,14 @@ import msgspec
 
 from inflight.batch_manager.beam_search import num_candidates
 from inflight.batch_manager.gathered_tensors import GatheredTensors
-from inflight.batch_manager.speculation.speculation import Speculation
+from inflight.batch_manager.speculation.speculation import NO_DRAFT_MODEL, Speculation
 from inflight.errors import RequestError
 from inflight.request import Request
 from inflight.result import FinishReason, PerfMetrics
 from inflight.sampling_config import SamplingConfig
 from inflight.scheduler_output import BEAM_LOG_PROBS, LOG_PROBS, NO_SLOT, NewSequence, PostProcessing
 from inflight.sequence_seed import sequence_seed
-from inflight.speculative_decoding import NGramDecodingConfig
+from inflight.speculative_decoding import DraftTargetDecodingConfig, NGramDecodingConfig
 
 if TYPE_CHECKING:
     from inflight.batch_manager.beam_group import BeamGroup
@@ -103,9 +103,11 @@ class Sequence:
         index: int = 0,
         arrival_time_ns: int = 0,
         ngram_config: NGramDecodingConfig = NO_LOOKUP,
+        draft_target_config: DraftTargetDecodingConfig = NO_DRAFT_MODEL,
         prefix_identity: bytes | None = None,
     ) -> None:
-        """`ngram_config`: the engine's, for a request without one. `prefix_identity`: the request's, if known."""
+        """`ngram_config` and `draft_target_config`: the engine's, for a request without one. `prefix_identity`: the
+        request's, if known."""
         self.request = request
         self.prefix_identity = request.prefix_identity if prefix_identity is None else prefix_identity
         """The request's. Kept, because a table of embeddings takes tens of milliseconds to digest."""
@@ -127,7 +129,7 @@ class Sequence:
         self.is_guided = request.guided_decoding_params is not None or bool(request.logits_post_processor_name)
         """Whether it samples only once the host knows its last token, which a grammar's mask or a logits post-processor
         depends on."""
-        self.speculation = Speculation.wanted_by(request, ngram_config)
+        self.speculation = Speculation.wanted_by(request, ngram_config, draft_target_config)
         """None = no step verifies drafts for it."""
         self.siblings: tuple[Sequence, ...] = ()
         """All sequences of its request, itself included; empty for the only one, and once it is finished."""

@@ -20,7 +20,12 @@ from inflight.request import Request
 from inflight.request_limits import RequestLimits
 from inflight.sampling_config import SamplingConfig
 from inflight.server.tensors.client_request import ClientRequest
-from inflight.speculative_decoding import DEFAULT_NGRAM_SIZE, ExternalDraftTokensConfig, NGramDecodingConfig
+from inflight.speculative_decoding import (
+    DEFAULT_NGRAM_SIZE,
+    DraftTargetDecodingConfig,
+    ExternalDraftTokensConfig,
+    NGramDecodingConfig,
+)
 from inflight.text.tokenizer import Tokenizer
 
 NONE = -1
@@ -80,6 +85,11 @@ class RequestBuilder:
             bad_words=self._bad_words(client),
             guided_decoding_params=_guided_decoding(client),
             ngram_config=_ngram_config(client),
+            draft_target_config=(
+                None
+                if client.speculative_max_draft_len is None
+                else DraftTargetDecodingConfig(max_draft_len=client.speculative_max_draft_len)
+            ),
             external_draft_tokens_config=(
                 ExternalDraftTokensConfig(tokens=client.draft_input_ids) if client.draft_input_ids else None
             ),

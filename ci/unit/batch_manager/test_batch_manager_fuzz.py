@@ -29,7 +29,11 @@ from inflight.config import SchedulerPolicy
 from inflight.errors import StepFailed
 from inflight.kv_cache_retention import KvCacheRetentionConfig, TokenRangeRetentionConfig
 from inflight.result import FinishReason
-from inflight.speculative_decoding import ExternalDraftTokensConfig, NGramDecodingConfig
+from inflight.speculative_decoding import (
+    DraftTargetDecodingConfig,
+    ExternalDraftTokensConfig,
+    NGramDecodingConfig,
+)
 
 MAX_SEQ_LEN = 40
 PREFIX = [(position * 11) % 97 for position in range(30)]
@@ -135,6 +139,7 @@ class Histories(RuleBasedStateMachine):
         logits=st.sampled_from([False, False, True]),
         drafts=st.sampled_from([None, None, "right", "half right", "wrong"]),
         lookup=st.sampled_from([None, 1, 2, 8]),
+        by_model=st.sampled_from([None, None, 1, 3, 8]),
         retention=RETENTIONS,
     )
     def submit(
@@ -156,6 +161,7 @@ class Histories(RuleBasedStateMachine):
         logits: bool,
         drafts: str | None,
         lookup: int | None,
+        by_model: int | None,
         retention: KvCacheRetentionConfig | None,
     ) -> None:
         self.num_requests += 1
@@ -178,6 +184,7 @@ class Histories(RuleBasedStateMachine):
             num_return_sequences=min(num_sequences, most),
             logits=logits and beam_width == 1,
             ngram_config=NGramDecodingConfig(max_draft_len=lookup or 0, max_matching_ngram_size=1),
+            draft_target_config=DraftTargetDecodingConfig(max_draft_len=by_model or 0),
             kv_cache_retention_config=retention,
         )
         if drafts is not None and beam_width == 1:

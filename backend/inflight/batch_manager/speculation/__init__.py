@@ -4,6 +4,7 @@
     Drafter            a source of drafts, such as
     GivenTokens        those that the request brings
     PromptLookup       what followed the last tokens earlier in the text; NGramIndex finds it
+    ModelDrafts        what the draft model makes on the device, of which only the number is decided here
     Payoff             whether guessing pays, and how far ahead
 
 Drafts never change a token, see `inflight.speculative_decoding`; so all that is decided here is how much work a step

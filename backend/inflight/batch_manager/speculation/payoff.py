@@ -17,12 +17,23 @@ FIRST_REST, MAX_REST = 32, 1024
 
 
 class Payoff:
-    __slots__ = ("_max_draft_len", "_rest", "_rests_until", "_score", "draft_len")
+    __slots__ = (
+        "_draft_cost",
+        "_lone_step_cost",
+        "_max_draft_len",
+        "_rest",
+        "_rests_until",
+        "_score",
+        "draft_len",
+    )
 
-    def __init__(self, max_draft_len: int) -> None:
+    def __init__(self, max_draft_len: int, *, draft_cost: int = DRAFT_COST, lone_step_cost: int = STEP_COST) -> None:
+        """`lone_step_cost`: in place of STEP_COST for a sequence alone in its batch."""
         self.draft_len = min(FIRST_DRAFT_LEN, max_draft_len)
         """Drafts that the next step is worth."""
         self._max_draft_len = max_draft_len
+        self._draft_cost = draft_cost
+        self._lone_step_cost = lone_step_cost
         self._score = 0
         self._rest = FIRST_REST
         self._rests_until = 0
@@ -35,8 +46,9 @@ class Payoff:
         """A step has verified drafts; its sequence now has `num_tokens` tokens, and is one of `num_running`."""
         is_full = num_accepted == num_drafts
         self.draft_len = min(2 * num_drafts if is_full else max(num_accepted + 1, 2), self._max_draft_len)
-        draft_cost = DRAFT_COST * (1 + num_running // SEQUENCES_OF_DRAFT_COST)
-        gain = TOKEN_GAIN * num_accepted - STEP_COST - draft_cost * num_drafts
+        draft_cost = self._draft_cost + DRAFT_COST * (num_running // SEQUENCES_OF_DRAFT_COST)
+        step_cost = STEP_COST if num_running > 1 else self._lone_step_cost
+        gain = TOKEN_GAIN * num_accepted - step_cost - draft_cost * num_drafts
         self._score = min(self._score + gain, MAX_SCORE)
         if self._score > 0:
             self._rest = FIRST_REST

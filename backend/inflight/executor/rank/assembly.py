@@ -93,5 +93,6 @@ def make_manager(
         callbacks=callbacks,
         limits=runner.limits,
         ngram_config=config.ngram_config,
+        draft_target_config=config.draft_target_config,
         raise_on_step_failure=raise_on_step_failure,
     )

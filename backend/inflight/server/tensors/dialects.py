@@ -116,6 +116,7 @@ LLM = Dialect(
         _scalar("guided_decoding_guide", TensorType.STRING, "guide"),
         _scalar("max_draft_len", TensorType.INT32),
         _scalar("max_matching_ngram_size", TensorType.INT32),
+        _scalar("speculative_max_draft_len", TensorType.INT32),
         _row("draft_input_ids", TensorType.INT32, read_drafts),
         _refused("draft_logits", TensorType.FP32, 2, NO_THRESHOLD),
         _refused("draft_acceptance_threshold", TensorType.FP32, 1, NO_THRESHOLD),
