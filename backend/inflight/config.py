@@ -108,7 +108,7 @@ class EngineConfig:
     max_matching_ngram_size: int = 3
     """Prompt lookup: most of the last tokens that are looked up in earlier text, unless the request says."""
     speculative_model_dir: str = ""
-    """Draft model: checkpoint folder of a smaller network with the same vocabulary; unset = none."""
+    """Draft model: checkpoint folder of a smaller network with the same tokenizer; relative to the version folder."""
     speculative_max_draft_len: int = 4
     """Draft model: draft tokens that it makes for a sequence in a step, unless its request says; 0 = none."""
 
