@@ -14,16 +14,13 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from inflight.runtime.drafts import are_drafted
+from inflight.runtime.drafts import LAST_SAMPLED, are_drafted
 from inflight.runtime.staging import Array, Staging
 from inflight.runtime.step_sizes import StepSizes
 from inflight.scheduler_output import RowWork
 
 if TYPE_CHECKING:
     from inflight.runtime.step_input import StepInput
-
-LAST_SAMPLED = -1
-"""See step_input."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -25,6 +25,10 @@ from inflight.runtime.staging import Array, Staging
 from inflight.scheduler_output import DRAFTED, RowWork, SchedulerOutput
 
 
+LAST_SAMPLED = -1
+"""Stands for the token that the row sampled last, whose id only the device knows."""
+
+
 def find_drafts(works: list[RowWork], max_places: int) -> dict[int, list[int]]:
     """Row -> drafts that it verifies. Raises ValueError for rows that sample several tokens in another way, or if the
     step has more places than the batch."""

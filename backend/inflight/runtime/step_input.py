@@ -21,15 +21,9 @@ from torch import Tensor
 
 from inflight.models.adapter_places import Matrices
 from inflight.runtime.adapters.adapter_store import AdapterStore
-from inflight.runtime.draft_passes import (
-    LAST_SAMPLED,
-    DraftPasses,
-    drafted_works,
-    first_works,
-    later_rows,
-    stage_passes,
-)
+from inflight.runtime.draft_passes import DraftPasses, drafted_works, first_works, later_rows, stage_passes
 from inflight.runtime.drafts import (
+    LAST_SAMPLED,
     find_drafts,
     number_drafts,
     spread,
