@@ -225,9 +225,17 @@ class EngineConfig:
         config = cls(**values)  # type: ignore[arg-type]
         checkpoint = Path(model_directory, config.gpt_model_path)
         tokenizer = Path(model_directory, config.tokenizer_dir) if config.tokenizer_dir else checkpoint
-        optional = ("lora_dir", "speculative_model_dir")
-        folders = {key: str(Path(model_directory, getattr(config, key))) for key in optional if getattr(config, key)}
-        return replace(config, gpt_model_path=str(checkpoint), tokenizer_dir=str(tokenizer), **folders)
+        adapters, draft_model = (
+            str(Path(model_directory, folder)) if folder else ""
+            for folder in (config.lora_dir, config.speculative_model_dir)
+        )
+        return replace(
+            config,
+            gpt_model_path=str(checkpoint),
+            tokenizer_dir=str(tokenizer),
+            lora_dir=adapters,
+            speculative_model_dir=draft_model,
+        )
 
     @property
     def max_in_flight(self) -> int:

@@ -24,7 +24,6 @@ from inflight.runtime.row_table import PENALISED, RowTable, needs_history
 from inflight.runtime.staging import Array, Staging
 from inflight.scheduler_output import DRAFTED, RowWork, SchedulerOutput
 
-
 LAST_SAMPLED = -1
 """Stands for the token that the row sampled last, whose id only the device knows."""
 
