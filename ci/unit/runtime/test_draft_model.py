@@ -82,8 +82,9 @@ def make_engine(folder: Path, draft: Path | None, **options: Any) -> Engine:
     usual = {
         "policy": SchedulerPolicy.GUARANTEED_NO_EVICT,
         "num_blocks": 200,
-        "max_num_tokens": 32,
-        "max_batch_size": 12,
+        "max_num_tokens": 48,
+        "max_batch_size": 32,
+        "num_threads": 1,
         "speculative_model_dir": str(draft or ""),
     }
     return Engine(folder, **{**usual, **options})
@@ -120,12 +121,11 @@ def plain(folder: Path) -> Tokens:
     "options",
     [
         {},
-        {"max_num_tokens": 14},
-        {"num_blocks": 44, "policy": SchedulerPolicy.MAX_UTILIZATION},
-        {"max_batch_size": 5},
+        {"max_num_tokens": 32},
+        {"num_blocks": 56, "max_batch_size": 22, "policy": SchedulerPolicy.MAX_UTILIZATION},
         {"speculative_max_draft_len": 9},
     ],
-    ids=["together", "in chunks", "in short memory", "in turns", "many drafts"],
+    ids=["together", "in chunks", "in short memory", "many drafts"],
 )
 def test_tokens_are_those_without(
     folder: Path, stranger: Path, plain: Tokens, draft: str, options: dict[str, Any]
@@ -270,17 +270,17 @@ def test_compiled_layers(tmp_path: Path, draft: str) -> None:
 
 def on_two_ranks(group: PipeGroup, folder: Path, draft: Path) -> tuple[Tokens, int]:
     engine = make_engine(folder, draft, rank_group=group, tensor_parallel_size=2)
-    engine.serve(REQUESTS)
+    engine.serve(REQUESTS[:6])
     group.barrier()
     engine.runner.close()
-    accepted = sum(metrics_of(engine, request.request_id).total_accepted_draft_tokens for request in REQUESTS)
+    accepted = sum(metrics_of(engine, request.request_id).total_accepted_draft_tokens for request in REQUESTS[:6])
     return {key: engine.tokens(*key) for key in engine.results}, accepted
 
 
 def test_on_two_ranks(folder: Path, plain: Tokens) -> None:
     (tokens, accepted), other = run_on_two_ranks(on_two_ranks, folder, folder)
     assert (tokens, accepted) == other and accepted > 30
-    assert tokens == plain
+    assert tokens == {key: plain[key] for key in tokens}
 
 
 # -- what is refused ---------------------------------------------------------------------------------------------------
