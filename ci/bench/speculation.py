@@ -261,7 +261,7 @@ def main() -> int:
         table.add_column(heading, justify="left" if heading in ("case", "drafts") else "right")
     for row in rows:
         table.add_row(*(f"{value:,}" if isinstance(value, float) else str(value) for value in row.values()))
-    Console(width=100).print(table)
+    Console(width=120).print(table)
     found = machine()
     options.results.mkdir(parents=True, exist_ok=True)
     path = options.results / f"speculation-{found['date'].replace(' ', '-').replace(':', '')}.json"

@@ -7,6 +7,8 @@ from inflight.batch_manager.speculation.payoff import DRAFT_COST, Payoff
 from inflight.scheduler_output import DRAFTED
 from inflight.speculative_decoding import DraftTargetDecodingConfig
 
+FIRST_DRAFT_LEN = 2
+"""Every sequence tries, and where the draft model is no good each of these is lost."""
 MODEL_DRAFT_COST = 2 * DRAFT_COST
 """Making a draft costs about as much as verifying it, if the draft model is a fifth of the network."""
 LONE_STEP_COST = 1
@@ -20,7 +22,12 @@ class ModelDrafts:
     __slots__ = ("_payoff", "num_seen")
 
     def __init__(self, config: DraftTargetDecodingConfig) -> None:
-        self._payoff = Payoff(config.max_draft_len, draft_cost=MODEL_DRAFT_COST, lone_step_cost=LONE_STEP_COST)
+        self._payoff = Payoff(
+            config.max_draft_len,
+            first_draft_len=FIRST_DRAFT_LEN,
+            draft_cost=MODEL_DRAFT_COST,
+            lone_step_cost=LONE_STEP_COST,
+        )
         self.num_seen = 0
         """Leading tokens that the draft model has computed, apart from prefills: these it computes in any case."""
 

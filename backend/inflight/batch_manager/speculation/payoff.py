@@ -27,9 +27,16 @@ class Payoff:
         "draft_len",
     )
 
-    def __init__(self, max_draft_len: int, *, draft_cost: int = DRAFT_COST, lone_step_cost: int = STEP_COST) -> None:
+    def __init__(
+        self,
+        max_draft_len: int,
+        *,
+        first_draft_len: int = FIRST_DRAFT_LEN,
+        draft_cost: int = DRAFT_COST,
+        lone_step_cost: int = STEP_COST,
+    ) -> None:
         """`lone_step_cost`: in place of STEP_COST for a sequence alone in its batch."""
-        self.draft_len = min(FIRST_DRAFT_LEN, max_draft_len)
+        self.draft_len = min(first_draft_len, max_draft_len)
         """Drafts that the next step is worth."""
         self._max_draft_len = max_draft_len
         self._draft_cost = draft_cost

@@ -21,10 +21,12 @@ REQUEST = Request(input_token_ids=[1, 2, 1, 2], max_tokens=8)
 
 def test_accepted_drafts_make_more_of_them() -> None:
     drafter = ModelDrafts(BY_MODEL)
-    assert drafter.propose([1] * 9, 1, 64) == [DRAFTED] * 4
-    drafter.account(4, 4, 14, 1)
-    assert drafter.propose([1] * 14, 0, 64) == [DRAFTED] * 8
-    assert drafter.propose([1] * 14, 0, 3) == [DRAFTED] * 3, "as many as there is room for"
+    assert drafter.propose([1] * 9, 1, 64) == [DRAFTED] * 2
+    drafter.account(2, 2, 12, 1)
+    assert drafter.propose([1] * 12, 0, 64) == [DRAFTED] * 4
+    drafter.account(4, 4, 17, 1)
+    assert drafter.propose([1] * 17, 0, 64) == [DRAFTED] * 8
+    assert drafter.propose([1] * 17, 0, 3) == [DRAFTED] * 3, "as many as there is room for"
 
 
 @pytest.mark.parametrize(("num_accepted", "num_seen"), [(0, 10), (3, 13), (4, 13)])
