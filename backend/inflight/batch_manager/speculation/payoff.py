@@ -57,6 +57,8 @@ class Payoff:
         step_cost = STEP_COST if num_running > 1 else self._lone_step_cost
         gain = TOKEN_GAIN * num_accepted - step_cost - draft_cost * num_drafts
         self._score = min(self._score + gain, MAX_SCORE)
+        if (TOKEN_GAIN - draft_cost) * self._max_draft_len <= step_cost:
+            self._score = MIN_SCORE  # beside so many sequences not even right drafts pay
         if self._score > 0:
             self._rest = FIRST_REST
         elif self._score <= MIN_SCORE:

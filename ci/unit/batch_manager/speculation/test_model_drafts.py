@@ -51,6 +51,14 @@ def test_it_rests_where_it_does_not_pay(num_running: int, num_accepted: int, res
     assert drafter.propose([1] * (length + FIRST_REST), 0, 64)
 
 
+def test_beside_many_sequences_not_even_right_drafts_pay() -> None:
+    drafter = ModelDrafts(DraftTargetDecodingConfig(max_draft_len=4))
+    drafter.account(2, 2, 13, 8)
+    assert drafter.propose([1] * 13, 0, 64)
+    drafter.account(4, 4, 18, 16)
+    assert not drafter.propose([1] * 18, 0, 64)
+
+
 def test_a_token_that_the_host_does_not_know_cannot_be_caught_up_with() -> None:
     assert ModelDrafts(BY_MODEL).propose([1] * 9, 2, 64) == []
 
