@@ -65,7 +65,12 @@ if TYPE_CHECKING:
     from inflight.request import Request
     from inflight.result import FinishReason, Response, Result
     from inflight.sampling_config import SamplingConfig
-    from inflight.speculative_decoding import ExternalDraftTokensConfig, LookaheadDecodingConfig, NGramDecodingConfig
+    from inflight.speculative_decoding import (
+        DraftTargetDecodingConfig,
+        ExternalDraftTokensConfig,
+        LookaheadDecodingConfig,
+        NGramDecodingConfig,
+    )
     from inflight.stats import IterationStats, RequestStage, RequestStats, RequestStatsPerIteration
 
 __version__ = "0.1.0"
@@ -107,6 +112,7 @@ _HOMES = {
     "inflight.request": ("Request",),
     "inflight.sampling_config": ("SamplingConfig",),
     "inflight.speculative_decoding": (
+        "DraftTargetDecodingConfig",
         "ExternalDraftTokensConfig",
         "LookaheadDecodingConfig",
         "NGramDecodingConfig",
@@ -120,6 +126,7 @@ __all__ = [
     "AdditionalModelOutput",
     "CompletionOutput",
     "ConfigurationError",
+    "DraftTargetDecodingConfig",
     "DuplicateRequest",
     "EmbeddingTable",
     "EngineConfig",

@@ -23,6 +23,7 @@ from inflight.speculative_decoding import (
     MAX_VERIFICATION_SET_SIZE,
     MAX_WINDOW_SIZE,
     NO_LOOKAHEAD,
+    DraftTargetDecodingConfig,
     LookaheadDecodingConfig,
     NGramDecodingConfig,
     SpeculativeDecodingConfig,
@@ -117,6 +118,10 @@ class EngineConfig:
     """Lookahead decoding: tokens of the n-grams that its guesses form; 0 only if lookahead_window_size is."""
     lookahead_verification_set_size: int = 0
     """Lookahead decoding: n-grams that are kept of each first token, to be verified; 0 = none."""
+    speculative_model_dir: str = ""
+    """Draft model: checkpoint folder of a smaller network with the same tokenizer; relative to the version folder."""
+    speculative_max_draft_len: int = 4
+    """Draft model: draft tokens that it makes for a sequence in a step, unless its request says; 0 = none."""
 
     max_loras: int = 0
     """LoRA adapters that run at once; 0 = none, or as many as lora_cache_gpu_memory_fraction holds."""
@@ -248,8 +253,17 @@ class EngineConfig:
         config = cls(**values)  # type: ignore[arg-type]
         checkpoint = Path(model_directory, config.gpt_model_path)
         tokenizer = Path(model_directory, config.tokenizer_dir) if config.tokenizer_dir else checkpoint
-        adapters = str(Path(model_directory, config.lora_dir)) if config.lora_dir else ""
-        return replace(config, gpt_model_path=str(checkpoint), tokenizer_dir=str(tokenizer), lora_dir=adapters)
+        adapters, draft_model = (
+            str(Path(model_directory, folder)) if folder else ""
+            for folder in (config.lora_dir, config.speculative_model_dir)
+        )
+        return replace(
+            config,
+            gpt_model_path=str(checkpoint),
+            tokenizer_dir=str(tokenizer),
+            lora_dir=adapters,
+            speculative_model_dir=draft_model,
+        )
 
     @property
     def max_in_flight(self) -> int:
@@ -271,6 +285,9 @@ class EngineConfig:
                 max_draft_len=self.max_draft_len, max_matching_ngram_size=self.max_matching_ngram_size
             ),
             lookahead=lookahead,
+            draft_target=DraftTargetDecodingConfig(
+                max_draft_len=self.speculative_max_draft_len if self.speculative_model_dir else 0
+            ),
         )
 
     @property
@@ -324,6 +341,7 @@ NOT_NEGATIVE_KEYS = (
     "lookahead_window_size",
     "lookahead_ngram_size",
     "lookahead_verification_set_size",
+    "speculative_max_draft_len",
     "max_prompt_embedding_bytes",
 )
 
@@ -342,6 +360,7 @@ LARGEST = {
     "iter_stats_max_iterations": 2**20,
     "request_stats_max_iterations": 2**20,
     "max_draft_len": MAX_DRAFT_LEN,
+    "speculative_max_draft_len": MAX_DRAFT_LEN,
     "max_matching_ngram_size": MAX_NGRAM_SIZE,
     "lookahead_window_size": MAX_WINDOW_SIZE,
     "lookahead_ngram_size": MAX_NGRAM_SIZE,

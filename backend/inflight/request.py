@@ -16,7 +16,12 @@ from inflight.lora import LoadedAdapter, LoraConfig, LoRARequest
 from inflight.output_config import OutputConfig
 from inflight.prompt_tuning import PromptTuningConfig
 from inflight.sampling_config import SamplingConfig
-from inflight.speculative_decoding import ExternalDraftTokensConfig, LookaheadDecodingConfig, NGramDecodingConfig
+from inflight.speculative_decoding import (
+    DraftTargetDecodingConfig,
+    ExternalDraftTokensConfig,
+    LookaheadDecodingConfig,
+    NGramDecodingConfig,
+)
 
 
 class Request(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -47,6 +52,8 @@ class Request(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     lookahead_config: LookaheadDecodingConfig | None = None
     """Lookahead decoding, where neither given drafts nor prompt lookup have a guess; None = as the engine's
     configuration has it. Left out for the same requests as prompt lookup."""
+    draft_target_config: DraftTargetDecodingConfig | None = None
+    """The same of the engine's draft model."""
     external_draft_tokens_config: ExternalDraftTokensConfig | None = None
     """What the client expects the output to begin with."""
     logits_post_processor_name: str = ""

@@ -47,6 +47,8 @@ class RequestLimits(msgspec.Struct, frozen=True, kw_only=True):
     """Of all tensors that one request asks for: they are held on the host until it takes them."""
     num_adapter_slots: int = 0
     """Low-rank adapters that run at once; 0 = none is served."""
+    has_draft_model: bool = False
+    """Requests may have drafts of it."""
     max_end_ids: int = 128
     """Maximum number of end tokens: each beam has a candidate more for each of them, and the loop sorts those of all
     beams. Checkpoints have a few."""
@@ -200,6 +202,13 @@ class RequestLimits(msgspec.Struct, frozen=True, kw_only=True):
             request.ngram_config.validate()
         if request.lookahead_config is not None:
             request.lookahead_config.validate()
+        if request.draft_target_config is not None:
+            request.draft_target_config.validate()
+            if request.draft_target_config.max_draft_len and not self.has_draft_model:
+                raise InvalidRequest(
+                    "speculative_max_draft_len needs a draft model, and this engine has none (key "
+                    "speculative_model_dir): leave it out or set it to 0"
+                )
         if request.external_draft_tokens_config is None:
             return
         tokens = request.external_draft_tokens_config.tokens

@@ -22,6 +22,8 @@ from inflight.speculative_decoding import ExternalDraftTokensConfig
 NO_DRAFT = -1
 NO_SLOT = -1
 """Index that means no adapter."""
+DRAFTED = -2
+"""Stands for a draft that the runner's draft model makes, among a row's token ids."""
 LOG_PROBS = "log_probs"
 """Name of the output that `StepOutput.log_probs` holds."""
 
@@ -99,7 +101,7 @@ class RowWork(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     num_tokens: int
     token_ids: list[int] = []
     """The tokens, as far as the host knows them: all, or all but the first. The first is then what the row sampled
-    last, which may still be on the device only."""
+    last, which may still be on the device only. Drafts are either given here, or each of them is DRAFTED."""
     new_block_ids: list[int] = []
     """Appended to the row's block table."""
     num_sampled: int = 1
@@ -114,6 +116,9 @@ class RowWork(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """Which of the sequence's `weighed_drafts` is to be accepted or rejected by its first sampled token; the next ones
     by the next. NO_DRAFT = none: the output does not begin with them, or has reached their end. The host knows all
     tokens before the first sampled one."""
+    unseen_token_ids: list[int] = []
+    """Of a row whose drafts are DRAFTED: the tokens before `start` that the draft model has not computed, because it
+    had no part in the steps that did. Where some are left out its drafts are worse."""
 
     @property
     def drafts(self) -> list[int]:

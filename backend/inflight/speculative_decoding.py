@@ -72,10 +72,25 @@ class LookaheadDecodingConfig(msgspec.Struct, frozen=True, kw_only=True, omit_de
             )
 
 
+class DraftTargetDecodingConfig(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """A draft model: a second, smaller network in the same ranks, whose tokens are the draft (Leviathan 2023;
+    TensorRT-LLM's DraftTargetDecodingConfig). The engine's configuration says which one. It samples with the request's
+    own options and with the randomness of the same (seed, position), so that random output accepts drafts, too."""
+
+    max_draft_len: int = 4
+    """Drafts of one step at most; 0 = none of the draft model."""
+
+    def validate(self) -> None:
+        """Raise InvalidRequest if a value is out of its range."""
+        if not 0 <= self.max_draft_len <= MAX_DRAFT_LEN:
+            raise InvalidRequest(
+                f"speculative_max_draft_len must be between 0 (off) and {MAX_DRAFT_LEN}, got {self.max_draft_len}"
+            )
+
+
 NO_LOOKAHEAD = LookaheadDecodingConfig(max_window_size=1, max_ngram_size=1, max_verification_set_size=0)
-
-
 NO_LOOKUP = NGramDecodingConfig(max_draft_len=0)
+NO_DRAFT_MODEL = DraftTargetDecodingConfig(max_draft_len=0)
 
 
 class SpeculativeDecodingConfig(msgspec.Struct, frozen=True, kw_only=True):
@@ -83,6 +98,7 @@ class SpeculativeDecodingConfig(msgspec.Struct, frozen=True, kw_only=True):
 
     ngram: NGramDecodingConfig = NO_LOOKUP
     lookahead: LookaheadDecodingConfig = NO_LOOKAHEAD
+    draft_target: DraftTargetDecodingConfig = NO_DRAFT_MODEL
 
 
 NO_SPECULATION = SpeculativeDecodingConfig()

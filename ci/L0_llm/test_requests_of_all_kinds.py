@@ -40,7 +40,11 @@ def alone() -> dict[str, list[list[int]]]:
 @pytest.fixture(scope="module", params=["1", "2"], ids=["one rank", "two ranks"])
 def float32_server(request: pytest.FixtureRequest) -> Iterator[ServerProcess]:
     """In float32: the order of a sum decides the last digit, which in bfloat16 is coarse enough to change a token."""
-    parameters = {"tensor_parallel_size": request.param, "dtype": "float32", **ENGINE}
+    parameters = {
+        "tensor_parallel_size": request.param,
+        "dtype": "float32",
+        **{key: str(value) for key, value in ENGINE.items()},
+    }
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("PYTHONPATH", str(Path(request_kinds.__file__).parent))
         with ServerProcess(parameters=parameters) as running:

@@ -1,8 +1,10 @@
-"""`python -m ci.bench.speculation`: prompt lookup or lookahead decoding against the same requests without, interleaved.
+"""`python -m ci.bench.speculation`: sources of drafts against the same requests without, interleaved.
 
 The network has the shape of the other benchmarks' and computes as much, but its embedding and head are made so that
-each token has one successor: its greedy text is a chain that a prompt can hold, or hold nearly, or not at all. For
-lookahead decoding, whose guesses depend on what a network has learnt, stories of the default model are measured too.
+each token has one successor: its greedy text is a chain that a prompt can hold, or hold nearly, or not at all. The
+draft model has a tenth of its layers and the same chain, except for some tokens of one third of the chain and all of
+another third. For lookahead decoding, whose guesses depend on what a network has learnt, stories of the default model
+are measured too.
 
 Besides the wall clock it reports the CPU time of the process, which other processes hardly change if the engine has one
 thread (`--threads 1`). It counts the host's work as if none were done while a step runs.
@@ -35,7 +37,13 @@ from inflight.executor.in_process import InProcessExecutor
 from inflight.request import Request
 from inflight.result import PerfMetrics
 from inflight.sampling_config import SamplingConfig
-from inflight.speculative_decoding import LookaheadDecodingConfig, NGramDecodingConfig
+from inflight.speculative_decoding import (
+    NO_DRAFT_MODEL,
+    NO_LOOKUP,
+    DraftTargetDecodingConfig,
+    LookaheadDecodingConfig,
+    NGramDecodingConfig,
+)
 from inflight.text.tokenizer import Tokenizer
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -43,10 +51,14 @@ SEED = 7
 NUM_TOKENS = {1: 256, 16: 96}
 """By the number of requests at a time."""
 EDIT_EVERY = 12
-PLAIN: dict[str, Any] = {"ngram_config": NGramDecodingConfig(max_draft_len=0)}
+DRAFT_LAYERS = 3
+WRONG_EVERY = 4
+PLAIN: dict[str, Any] = {"ngram_config": NO_LOOKUP, "draft_target_config": NO_DRAFT_MODEL}
+DRAFT_MODEL = "draft model"
 SOURCES: dict[str, dict[str, Any]] = {
-    "lookup": {"ngram_config": NGramDecodingConfig()},
+    "lookup": {**PLAIN, "ngram_config": NGramDecodingConfig()},
     "lookahead": {**PLAIN, "lookahead_config": LookaheadDecodingConfig()},
+    DRAFT_MODEL: {**PLAIN, "draft_target_config": DraftTargetDecodingConfig()},
 }
 """Of drafts: fields of a Request."""
 CASES = {
@@ -55,16 +67,27 @@ CASES = {
     "new": "no token of the output is in the prompt",
     "misleading": "every pair of tokens of the output is in the prompt, followed by another token",
 }
+THIRDS = {
+    "agreeing": "the draft model gives the same tokens",
+    "differing": f"every {WRONG_EVERY}th of its tokens differs",
+    "disagreeing": "all of them do",
+}
+"""Of the chain, as the draft model has it: its cases."""
 STORIES = {"story": SamplingConfig(), "random story": SamplingConfig(temperature=0.8, top_p=0.95)}
 """How the default model samples."""
 NAMES, PLACES = ("Tom", "Lily", "Ben", "Mia", "Sam", "Anna"), ("park", "forest", "garden", "house", "beach")
 
 
-def successors() -> list[int]:
-    """Of each token; all tokens are one cycle."""
+def chain() -> list[int]:
+    """All tokens; the first follows the last."""
     order = list(range(VOCAB_SIZE))
     random.Random(SEED).shuffle(order)
-    found = [0] * VOCAB_SIZE
+    return order
+
+
+def successors() -> list[int]:
+    """Of each token."""
+    order, found = chain(), [0] * VOCAB_SIZE
     for token, following in zip(order, [*order[1:], order[0]], strict=True):
         found[token] = following
     return found
@@ -88,21 +111,50 @@ def make_chain_checkpoint(folder: Path, source: Path) -> Path:
     return folder
 
 
+def drafted_successors() -> list[int]:
+    """Of each token as the draft model has them: the wrong ones have each other's."""
+    order, found = chain(), successors()
+    differing = order[VOCAB_SIZE // 3 : 2 * VOCAB_SIZE // 3 : WRONG_EVERY]
+    wrong = [*differing, *order[2 * VOCAB_SIZE // 3 :]]
+    of_wrong = [found[token] for token in wrong]
+    for token, following in zip(wrong, [*of_wrong[1:], of_wrong[0]], strict=True):
+        found[token] = following
+    return found
+
+
+def make_draft_checkpoint(folder: Path, source: Path) -> Path:
+    """The first layers of `source`, a chain, with a head of its own."""
+    if not Path(folder, TOKENIZER_FILES[-1]).exists():
+        config = AutoConfig.from_pretrained(source, num_hidden_layers=DRAFT_LAYERS)
+        model = AutoModelForCausalLM.from_pretrained(source, config=config, dtype=torch.bfloat16)
+        head = torch.empty_like(model.lm_head.weight)
+        head[torch.tensor(drafted_successors())] = model.model.embed_tokens.weight.data
+        model.lm_head.weight = torch.nn.Parameter(head)
+        model.save_pretrained(folder)
+        for name in TOKENIZER_FILES:
+            shutil.copy(Path(source, name), folder)
+    return folder
+
+
 class Texts:
     """Prompts, new ones in every round."""
 
     def __init__(self) -> None:
+        self._order = chain()
         self._successors = successors()
         self._rng = random.Random(SEED)
 
     def prompt(self, case: str, num_tokens: int) -> list[int]:
-        start = self._rng.randrange(VOCAB_SIZE)
+        third, place = VOCAB_SIZE // 3, self._rng.randrange(VOCAB_SIZE)
+        if case in THIRDS:
+            place = third * list(THIRDS).index(case) + place % (third - num_tokens)
+        start = self._order[place]
         text = self._chain(start, num_tokens + 1)
         if case == "copy":
             return [*text, start]
         if case == "edit":
             return [*(self._other() if place % EDIT_EVERY == 5 else token for place, token in enumerate(text)), start]
-        if case == "new":
+        if case == "new" or case in THIRDS:
             return [self._other() for _ in text] + [start]
         return [token for pair in pairwise(text) for token in (*pair, self._other())] + [start]
 
@@ -141,9 +193,10 @@ class Run(NamedTuple):
 
 
 class Engine:
-    def __init__(self, checkpoint: Path, num_threads: int) -> None:
+    def __init__(self, checkpoint: Path, num_threads: int, draft_model: Path | None = None) -> None:
         parameters = {
             **engine_parameters(checkpoint),
+            "speculative_model_dir": str(draft_model.resolve()) if draft_model else "",
             "max_batch_size": "64",
             "num_threads": str(num_threads),
             "max_tokens_in_paged_kv_cache": "32768",
@@ -243,13 +296,15 @@ def main() -> int:
     rows: list[dict[str, Any]] = []
     if options.cases:
         network = make_checkpoint(options.checkpoint, default_model)
-        engine = Engine(make_chain_checkpoint(network.with_name(f"{network.name}-chain"), network), options.threads)
-        greedy = dict.fromkeys(options.cases, SamplingConfig())
+        chained = make_chain_checkpoint(network.with_name(f"{network.name}-chain"), network)
+        draft_model = make_draft_checkpoint(network.with_name(f"{network.name}-chain-draft"), chained)
         for source in options.sources:
-            rows += measure(engine, Texts(), options.rounds, greedy, source)
-        engine.close()
+            engine = Engine(chained, options.threads, draft_model if source == DRAFT_MODEL else None)
+            cases = THIRDS if source == DRAFT_MODEL else options.cases
+            rows += measure(engine, Texts(), options.rounds, dict.fromkeys(cases, SamplingConfig()), source)
+            engine.close()
     engine = Engine(default_model, options.threads)
-    for source in options.sources:
+    for source in [source for source in options.sources if source != DRAFT_MODEL]:
         rows += measure(engine, Stories(default_model), options.rounds, STORIES, source)
     engine.close()
     table = Table(title="drafts, output tokens per second, medians of interleaved rounds")
@@ -257,7 +312,7 @@ def main() -> int:
         table.add_column(heading, justify="left" if heading in ("drafts", "case") else "right")
     for row in rows:
         table.add_row(*(f"{value:,}" if isinstance(value, float) else str(value) for value in row.values()))
-    Console(width=100).print(table)
+    Console(width=120).print(table)
     found = machine()
     options.results.mkdir(parents=True, exist_ok=True)
     path = options.results / f"speculation-{found['date'].replace(' ', '-').replace(':', '')}.json"

@@ -19,6 +19,7 @@ from inflight.batch_manager.beam_search import Beam, BeamSearch, Candidates, num
 from inflight.request import Request
 from inflight.scheduler_output import (
     BEAM_LOG_PROBS,
+    DRAFTED,
     LOG_PROBS,
     NO_DRAFT,
     Array,
@@ -140,6 +141,8 @@ class Row:
         self.block_ids = list(new.block_ids)
         self.sampled: list[int] = []  # tokens of the latest step
         self.is_uncertain = False  # how many tokens it has
+        self.num_seen = 0  # leading tokens that the draft model has computed, or never will
+        self.num_left_out = 0  # of these, those that it never will
 
     @property
     def is_beam(self) -> bool:
@@ -271,6 +274,10 @@ class FakeRunner:
         """The row's tokens of this step, after checking that the step goes on where the last one ended."""
         row = self.rows[part.row]
         row.block_ids.extend(part.new_block_ids)
+        if part.is_prefill:
+            row.num_seen = part.start + part.num_tokens
+        elif DRAFTED in part.token_ids:
+            part = self._draft(part, row)
         token_ids = part.token_ids
         if part.is_chosen and row.is_beam and row.num_computed is not None:
             assert row.num_computed == len(row.token_ids), "a beam's token was not waited for"
@@ -293,6 +300,23 @@ class FakeRunner:
         assert bool(part.num_sampled) == is_last, "a row samples exactly at its last known tokens"
         assert row.num_computed <= len(row.block_ids) * self.block_size, "the block table is too short"
         return token_ids
+
+    def _draft(self, part: RowWork, row: Row) -> RowWork:
+        """The same work with drafts, of which about a fifth is wrong."""
+        first = part.start - len(part.unseen_token_ids)
+        assert part.unseen_token_ids == row.token_ids[first : part.start], "foreign tokens"
+        assert first >= row.num_seen, "the draft model computes a token twice"
+        row.num_left_out += first - row.num_seen
+        row.num_seen = part.start + part.num_tokens - 1
+        drafts: list[int] = []
+        state = states_of(row.token_ids[: part.start + 1])[-1]
+        for _ in range(part.num_tokens - 1):
+            token_id = next_token(state, row.new.sampling_config.seed)
+            drafts.append((token_id + ((state >> 20) % 5 == 0)) % VOCAB_SIZE)
+            state = fold(state, drafts[-1])
+        assert part.drafts == [DRAFTED] * len(drafts), "drafts of two sources"
+        known = part.token_ids[: len(part.token_ids) - len(drafts)]
+        return structs.replace(part, token_ids=[*known, *drafts])
 
     def _read_prefix(self, row: Row, length: int) -> int:
         """State at the end of the row's first `length` tokens, after comparing all of them with the truth."""
@@ -376,6 +400,7 @@ class FakeRunner:
         if not row.is_beam:
             row.token_ids[first + 1 :] = row.sampled
             row.num_computed = first + len(row.sampled)
+            row.num_seen = min(row.num_seen, row.num_computed)
         return sampled[num_right:]
 
     @staticmethod

@@ -129,6 +129,7 @@ class Harness:
             max_input_len=max_seq_len - 1,
             kv_cache_tokens=num_blocks * block_size,
             max_batch_size=max_batch_size,
+            has_draft_model=True,
         )
         self.manager = GptManager(
             runner=self.runner, scheduler=self.scheduler, callbacks=self.callbacks, limits=limits, **manager

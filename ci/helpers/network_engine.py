@@ -11,7 +11,7 @@ from inflight.batch_manager.kv_cache_manager import KVCacheManager
 from inflight.batch_manager.scheduler import Scheduler
 from inflight.batch_manager.sequence import SequenceStatus
 from inflight.config import EngineConfig, SchedulerPolicy
-from inflight.distributed.rank_group import SingleRank
+from inflight.distributed.rank_group import RankGroup, SingleRank
 from inflight.errors import RequestError
 from inflight.request import Request
 from inflight.result import Result
@@ -33,9 +33,11 @@ class Engine:
         max_batch_size: int = 6,
         enable_reuse: bool = True,
         kv_cache: dict[str, Any] | None = None,
+        rank_group: RankGroup | None = None,
         **options: Any,
     ) -> None:
-        """`kv_cache`: further options of the KVCacheManager; `options`: of the EngineConfig."""
+        """`kv_cache`: further options of the KVCacheManager; `options`: of the EngineConfig. `rank_group`: of several
+        ranks, all of which serve the same requests."""
         config = EngineConfig(
             gpt_model_path=str(folder),
             device="cpu",
@@ -44,10 +46,9 @@ class Engine:
             max_seq_len=MAX_SEQ_LEN,
             tokens_per_block=BLOCK_SIZE,
             max_tokens_in_paged_kv_cache=num_blocks * BLOCK_SIZE,
-            cpu_compile="false",
-            **options,
+            **{"cpu_compile": "false", **options},
         )
-        self.runner = ModelRunner.load(config, SingleRank())
+        self.runner = ModelRunner.load(config, rank_group or SingleRank())
         self.kv_cache = KVCacheManager(
             num_blocks=num_blocks,
             block_size=BLOCK_SIZE,
@@ -68,6 +69,7 @@ class Engine:
             scheduler=self.scheduler,
             callbacks=Callbacks(get_inference_requests=self._get, send_response=self._send),
             limits=self.runner.limits,
+            draft_target_config=config.draft_target_config,
         )
         self._queue: list[Request] = []
         self.results: dict[tuple[int, int], list[Result]] = {}

@@ -20,7 +20,12 @@ from inflight.lora import LoRARequest
 from inflight.output_config import AdditionalModelOutput, OutputConfig
 from inflight.prompt_tuning import Array, EmbeddingTable, PromptTuningConfig
 from inflight.sampling_config import SamplingConfig
-from inflight.speculative_decoding import ExternalDraftTokensConfig, LookaheadDecodingConfig, NGramDecodingConfig
+from inflight.speculative_decoding import (
+    DraftTargetDecodingConfig,
+    ExternalDraftTokensConfig,
+    LookaheadDecodingConfig,
+    NGramDecodingConfig,
+)
 from inflight.text.tokenizer import Tokenizer
 
 CHECKPOINT = Path(__file__).parents[2] / "model_repository" / "llm" / "1" / "checkpoint"
@@ -37,7 +42,11 @@ DRAFTS = [20, 205, 205, 379, 594, 300, 301]
 """How the greedy continuation of PROMPT begins, and two tokens that it does not have."""
 DRAFT_LOGITS = np.cos(np.arange(len(DRAFTS) * 2048, dtype=np.float32)).reshape(len(DRAFTS), 2048)
 """What they may have been sampled from."""
-ENGINE = {"logits_post_processors": "favour=logit_functions:favour"}
+ENGINE: dict[str, Any] = {
+    "logits_post_processors": "favour=logit_functions:favour",
+    "speculative_model_dir": str(CHECKPOINT),
+    "speculative_max_draft_len": 0,
+}
 """What the engine's configuration needs for some kinds; ci/helpers must be on the ranks' path."""
 
 WAYS = ("Python", "tensors", "two ranks", "chunked prefill", "preemption", "prefix reuse")
@@ -244,6 +253,12 @@ KINDS = (
         feature="lookahead decoding",
         fields={"lookahead_config": LookaheadDecodingConfig(max_window_size=3)},
         tensors={"lookahead_window_size": 3, "lookahead_ngram_size": 3, "lookahead_verification_set_size": 4},
+        equals_greedy=True,
+    ),
+    RequestKind(
+        feature="draft model",
+        fields={"draft_target_config": DraftTargetDecodingConfig(max_draft_len=3)},
+        tensors={"speculative_max_draft_len": 3},
         equals_greedy=True,
     ),
     RequestKind(

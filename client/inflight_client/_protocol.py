@@ -40,6 +40,7 @@ _DTYPES: dict[str, Any] = {
     "guided_decoding_guide": np.object_,
     "max_draft_len": np.int32,
     "max_matching_ngram_size": np.int32,
+    "speculative_max_draft_len": np.int32,
     "draft_input_ids": np.int32,
     "draft_logits": np.float32,
     "draft_acceptance_threshold": np.float32,

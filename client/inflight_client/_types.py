@@ -55,6 +55,8 @@ class GenerationOptions(TypedDict, total=False):
     none. Changes no token; faster where the answer repeats parts of the prompt."""
     max_matching_ngram_size: int | None
     """Of the last tokens, how many are looked up at most."""
+    speculative_max_draft_len: int | None
+    """Drafts that the engine's draft model makes in a step; 0 for none. Changes no token."""
     draft_input_ids: Sequence[int] | None
     """What the answer is expected to begin with. Changes no token; faster as far as it is right."""
     draft_logits: Matrix | None

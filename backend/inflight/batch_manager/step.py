@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from inflight.batch_manager.running_batch import RunningBatch
 from inflight.batch_manager.sequence import NO_BLOCK, Sequence
-from inflight.scheduler_output import NO_DRAFT, NewSequence, RowWork
+from inflight.scheduler_output import DRAFTED, NO_DRAFT, NewSequence, RowWork
 
 NONE: list[int] = []
 """Shared by all rows without new blocks or tokens from the host: nearly every row of every step. Never written to."""
@@ -56,7 +56,7 @@ class Step:
         `drafts`."""
         start = sequence.num_computed_tokens
         sequence.num_computed_tokens = end = start + num_tokens
-        token_ids, samples, is_chosen = NONE, True, False
+        token_ids, samples, is_chosen, unseen_token_ids = NONE, True, False, NONE
         if start < sequence.num_prefill_tokens:
             token_ids, samples = sequence.token_ids[start:end], end == sequence.num_prefill_tokens
             if not sequence.is_placed:
@@ -80,6 +80,8 @@ class Step:
                 self.drafts[len(self.sampling)] = len(drafts)
                 self.budget -= len(drafts)
                 self.num_places -= len(drafts)
+                if drafts[0] == DRAFTED:
+                    unseen_token_ids = self._unseen(sequence, sequence.speculation.num_seen, start)
         draft_index = NO_DRAFT
         if samples:
             if sequence.speculation is not None:
@@ -98,8 +100,18 @@ class Step:
                 num_sampled=int(samples) + len(drafts),
                 is_chosen=is_chosen,
                 draft_index=draft_index,
+                unseen_token_ids=unseen_token_ids,
             )
         )
+
+    def _unseen(self, sequence: Sequence, num_seen: int, start: int) -> list[int]:
+        """The tokens before `start` that the draft model has to catch up with: as many of the last ones as half of what
+        is left for prompts."""
+        first = max(num_seen, sequence.num_prefill_tokens, start - self.budget // 2)
+        if first >= start:
+            return NONE
+        self.budget -= start - first
+        return sequence.token_ids[first:start]
 
     def _place(self, sequence: Sequence, start: int) -> None:
         """Describe to the runner a sequence whose first row begins at position `start`."""

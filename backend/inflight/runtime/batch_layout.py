@@ -50,7 +50,9 @@ def lay_out(step: StepInput, parts: list[Tensor], state: RowState, block_size: i
     token_ids_T = state.last_token_R.index_select(0, rows_T)
     if len(host_tokens_T):
         token_ids_T = torch.where(host_tokens_T < 0, token_ids_T, host_tokens_T)
-    slots_T = _slots(step, state, rows_T, positions_T, block_size)
+    slots_T = _slots(state, rows_T, positions_T, block_size)
+    if step.is_padded:
+        slots_T.masked_fill_(rows_T == state.padding_row, -1)
     metadata = _metadata(step, state, rows_B, seq_lens_B.int(), start_loc, positions_T, slots_T)
     sampling = None
     if step.needs is not None:
@@ -109,12 +111,33 @@ def _metadata(
     )
 
 
-def _slots(step: StepInput, state: RowState, rows_T: Tensor, positions_T: Tensor, block_size: int) -> Tensor:
-    """int64 (T): the slot of each token's keys and values; -1 for padding, whose are not stored."""
+def lay_out_decodes(
+    state: RowState, rows_N: Tensor, positions_N: Tensor, is_live_N: Tensor, num_blocks: int, block_size: int
+) -> AttentionMetadata:
+    """Of a batch of one token for each row, at the given positions. Rows that are not live count as padding.
+
+    `num_blocks`: width of the block table.
+    """
+    positions_N = torch.where(is_live_N, positions_N, 0)
+    slots_N = _slots(state, rows_N, positions_N, block_size).masked_fill_(~is_live_N, -1)
+    prefill_table, prefill_lens, prefill_start_loc = state.no_prefills
+    return AttentionMetadata(
+        positions_T=positions_N,
+        slot_mapping_T=slots_N,
+        num_decodes=len(rows_N),
+        decode_block_table=state.block_table[:, :num_blocks].index_select(0, rows_N),
+        decode_seq_lens_N=torch.where(is_live_N, positions_N + 1, 0).int(),
+        num_prefills=0,
+        prefill_block_table=prefill_table,
+        prefill_seq_lens_P=prefill_lens,
+        prefill_start_loc=prefill_start_loc,
+        max_prefill_len=0,
+    )
+
+
+def _slots(state: RowState, rows_T: Tensor, positions_T: Tensor, block_size: int) -> Tensor:
+    """int64 (T): the slot of each token's keys and values."""
     width = state.block_table.shape[1]
     places_T = torch.add(positions_T.div(block_size, rounding_mode="floor"), rows_T, alpha=width)
     block_ids_T = state.block_table.view(-1).index_select(0, places_T)
-    slots_T = torch.add(positions_T.remainder(block_size), block_ids_T, alpha=block_size)
-    if step.is_padded:
-        slots_T.masked_fill_(rows_T == state.padding_row, -1)
-    return slots_T
+    return torch.add(positions_T.remainder(block_size), block_ids_T, alpha=block_size)

@@ -6,8 +6,11 @@ finds those of the tokens before it in the cache. It is computed by the same ker
 rows, and samples with the randomness of its own position. Then drafts are accepted as long as each equals what was
 sampled in the place before.
 
-The host finds that out (`accepted`), so the device does not know how long the row is now: the host sends the length
-and the token with the row's next work. What was written behind the accepted drafts is overwritten by it.
+Drafts that the draft model makes are on the device only. Until they come to the host with the step's results, the host
+names them by number (`number_drafts`); the device puts each where its number stands (see DraftModel).
+
+The host finds out what is accepted (`accepted`), so the device does not know how long the row is now: the host sends
+the length and the token with the row's next work. What was written behind the accepted drafts is overwritten by it.
 """
 
 from __future__ import annotations
@@ -15,10 +18,14 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 import numpy as np
+from msgspec import structs
 
 from inflight.runtime.row_table import PENALISED, RowTable, needs_history
 from inflight.runtime.staging import Array, Staging
-from inflight.scheduler_output import RowWork, SchedulerOutput
+from inflight.scheduler_output import DRAFTED, RowWork, SchedulerOutput
+
+LAST_SAMPLED = -1
+"""Stands for the token that the row sampled last, whose id only the device knows."""
 
 
 def find_drafts(works: list[RowWork], max_places: int) -> dict[int, list[int]]:
@@ -34,6 +41,33 @@ def find_drafts(works: list[RowWork], max_places: int) -> dict[int, list[int]]:
     if num_places > max_places:
         raise ValueError(f"rows and drafts take {num_places} places of a batch of {max_places}")
     return {work.row: work.drafts for work in drafted}
+
+
+def are_drafted(work: RowWork) -> bool:
+    """Whether the draft model makes the row's drafts."""
+    return bool(work.token_ids) and work.token_ids[-1] == DRAFTED
+
+
+def number_drafts(works: list[RowWork], rows: list[int], width: int) -> list[RowWork]:
+    """The works, with the drafts of the draft model numbered: token id DRAFTED - n stands for the step's draft n.
+
+    `rows`: those that it drafts for, in its order; `width`: drafts that each of its passes makes, padding included.
+    """
+    first = {row: place for place, row in enumerate(rows)}
+    numbered: list[RowWork] = []
+    for work in works:
+        if work.row in first:
+            drafts = [DRAFTED - first[work.row] - number * width for number in range(len(work.drafts))]
+            known = work.token_ids[: len(work.token_ids) - len(drafts)]
+            work = structs.replace(work, token_ids=[*known, *drafts])
+        numbered.append(work)
+    return numbered
+
+
+def fill_in(drafts: dict[int, list[int]], made: list[int]) -> None:
+    """Replace numbers by the drafts that the draft model has made."""
+    for row, tokens in drafts.items():
+        drafts[row] = [made[DRAFTED - token] if token <= DRAFTED else token for token in tokens]
 
 
 def spread(works: list[RowWork]) -> tuple[list[RowWork], Array]:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from itertools import accumulate, chain, pairwise
 
 import torch
 
@@ -31,6 +32,8 @@ class LoadedEngine:
     """What `load_engine` returns: this rank's part of the network, its KV cache, and the limits of requests."""
 
     decoder: Network
+    draft_network: Network | None
+    """The draft model, whose caches stand behind those of `decoder` in `kv_cache`; None = there is none."""
     adapters: AdapterPlaces
     """Without slots if none is served."""
     kv_cache: KVCache
@@ -58,13 +61,19 @@ def load_engine(config: EngineConfig, rank_group: RankGroup) -> LoadedEngine:
     network = load_network(config, model, group, dtype, device, max_seq_len, adapters if wants_adapters else None)
     if wants_adapters:
         allocate_adapters(config, adapters, group, dtype, device)
-    shape = KVCacheShape(layers=network.cache_specs, block_size=config.tokens_per_block)
-    reserved_bytes = _step_bytes(network, shape, config, device) if device.type == "cuda" else 0
+    networks = [network]
+    if config.speculative_model_dir:
+        networks.append(_load_draft_network(config, model.vocab_size, group, device, max_seq_len))
+    specs = [each.cache_specs for each in networks]
+    shape = KVCacheShape(layers=tuple(chain.from_iterable(specs)), block_size=config.tokens_per_block)
+    reserved_bytes = max(_step_bytes(each, config, device) for each in networks) if device.type == "cuda" else 0
     num_blocks = count_blocks(config, shape, group, device, reserved_bytes, max_seq_len)
     kv_cache = KVCache(shape, num_blocks, device)
     host_blocks = HostBlocks(kv_cache, shape, count_host_blocks(config, shape, group, device), device)
-    compiled = compile_network(config, network, kv_cache.layers, device)
-    if compiled is not network:
+    borders = accumulate(map(len, specs), initial=0)
+    caches = [kv_cache.layers[first:end] for first, end in pairwise(borders)]
+    compiled = [compile_network(config, *each, device) for each in zip(networks, caches, strict=True)]
+    if any(new is not former for new, former in zip(compiled, networks, strict=True)):
         give_back_memory()
     # Not every network of transformers says it, and what has no known size cannot be limited.
     hidden_size = model.hidden_size if isinstance(model, ModelConfig) else getattr(model.hf_config, "hidden_size", 0)
@@ -78,12 +87,14 @@ def load_engine(config: EngineConfig, rank_group: RankGroup) -> LoadedEngine:
         hidden_size=hidden_size,
         embedding_size=model.hidden_size if isinstance(model, ModelConfig) else getattr(network, "embedding_size", 0),
         max_prompt_embedding_bytes=config.max_prompt_embedding_bytes,
-        model_outputs=_model_outputs(compiled) if hidden_size else [],
+        model_outputs=_model_outputs(compiled[0]) if hidden_size else [],
         max_tensor_bytes=config.max_tensor_bytes_per_request,
         num_adapter_slots=adapters.num_slots,
+        has_draft_model=len(compiled) > 1,
     )
     return LoadedEngine(
-        decoder=compiled,
+        decoder=compiled[0],
+        draft_network=compiled[1] if len(compiled) > 1 else None,
         adapters=adapters,
         kv_cache=kv_cache,
         host_blocks=host_blocks,
@@ -122,12 +133,41 @@ def _check_positions(max_seq_len: int, head_dim: int, num_ranks: int) -> None:
         )
 
 
+def _load_draft_network(
+    config: EngineConfig, vocab_size: int, group: TensorParallelGroup, device: torch.device, max_seq_len: int
+) -> Network:
+    """This rank's part of the draft model, loaded as the network is.
+
+    Raises ConfigurationError, which names speculative_model_dir, for a checkpoint that cannot be loaded, or whose
+    vocabulary or positions do not match.
+    """
+    own = replace(config, gpt_model_path=config.speculative_model_dir)
+    try:
+        model = read_config(own)
+        if model.vocab_size != vocab_size:
+            raise ConfigurationError(
+                f"its vocabulary has {model.vocab_size} tokens, that of gpt_model_path has {vocab_size}; drafts are "
+                "token ids, so choose a draft model with the same tokenizer"
+            )
+        if max_seq_len > model.max_positions:
+            raise ConfigurationError(
+                f"it has {model.max_positions} positions, but max_seq_len is {max_seq_len}; set max_seq_len to at most "
+                f"{model.max_positions} or choose another draft model"
+            )
+        if isinstance(model, ModelConfig):
+            _check_positions(max_seq_len, model.head_dim, group.size)
+        return load_network(own, model, group, choose_dtype(config, model.dtype), device, max_seq_len)
+    except ConfigurationError as error:
+        raise ConfigurationError(f"speculative_model_dir: {error}") from None
+
+
 @torch.inference_mode()
-def _step_bytes(network: Network, shape: KVCacheShape, config: EngineConfig, device: torch.device) -> int:
+def _step_bytes(network: Network, config: EngineConfig, device: torch.device) -> int:
     """Temporary memory of the largest step on a GPU, in bytes, measured by running one on a cache of a single block.
 
     Its prefills are one block long and all write to that block; the results are meaningless.
     """
+    shape = KVCacheShape(layers=network.cache_specs, block_size=config.tokens_per_block)
     num_prefills = -(-config.max_num_tokens // shape.block_size)
     positions_T = torch.arange(shape.block_size, device=device).repeat(num_prefills)
     metadata = AttentionMetadata(

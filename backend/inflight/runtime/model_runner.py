@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import replace
 from typing import Any, TypeVar
 
 import torch
@@ -26,6 +27,8 @@ from inflight.runtime.adapters.adapter_store import AdapterStore
 from inflight.runtime.adapters.rank_adapters import open_adapters
 from inflight.runtime.batch_layout import BatchLayout, lay_out
 from inflight.runtime.device import keep_freed_memory, pinned_memory, resident_memory
+from inflight.runtime.draft_model import DraftModel, place_drafts
+from inflight.runtime.drafts import fill_in
 from inflight.runtime.guided.grammars import Grammars
 from inflight.runtime.guided.guidance import Guidance
 from inflight.runtime.guided.token_mask import StepMask
@@ -44,6 +47,7 @@ from inflight.runtime.step_sizes import StepSizes
 from inflight.runtime.step_tensors import StepTensors, by_row, of_prompts, of_samples, pinned_copy
 from inflight.sampling_config import SamplingConfig
 from inflight.scheduler_output import (
+    DRAFTED,
     HIDDEN_STATES,
     LOG_PROBS,
     NewSequence,
@@ -81,10 +85,12 @@ class ModelRunner:
         host_blocks: HostBlocks | None = None,
         adapters: AdapterStore | None = None,
         adapter_library: AdapterLibrary | None = None,
+        draft_network: Network | None = None,
     ) -> None:
         """`thread`: the one that the network was loaded on. `grammars`: on the leader; None = none can be followed.
         `rank_group`: None = a single rank. `post_processors`: what `limits` names; None = nothing. `host_blocks`: where
         cold blocks go; None = nowhere. `adapters`: None = none is served; `adapter_library`: on the leader.
+        `draft_network`: the draft model, whose caches stand behind those of `decoder` in `kv_cache`; None = none.
 
         On a CPU only this thread computes. OpenMP creates a team of threads for every thread that computes, and if the
         teams together have more threads than there are cores, they sleep at each barrier instead of spinning: a step of
@@ -96,6 +102,7 @@ class ModelRunner:
         self.block_size = block_size
         self._decoder = decoder
         self._kv_cache = kv_cache
+        self._caches = kv_cache.layers[: len(decoder.cache_specs)]
         self._host_blocks = host_blocks
         self.num_host_blocks = 0 if host_blocks is None else host_blocks.num_blocks
         self._max_num_tokens = max_num_tokens
@@ -113,10 +120,21 @@ class ModelRunner:
             model_outputs=limits.model_outputs,
             adapters=adapters,
             num_adapter_slots=limits.num_adapter_slots,
+            has_draft_model=draft_network is not None,
         )
         self._input = InputBuffer(self._preparation.capacity(max_num_tokens), device)
         self._state = RowState(self._table, limits.max_seq_len, limits.vocab_size, device)
         self._sampler = Sampler(max_batch_size, device)
+        self._draft_model: DraftModel | None = None
+        if draft_network is not None:
+            self._draft_model = DraftModel(
+                draft_network,
+                kv_cache.layers[len(decoder.cache_specs) :],
+                block_size=block_size,
+                state=self._state,
+                sampler=self._sampler,
+                input_buffer=InputBuffer(self._preparation.capacity(max_num_tokens), device),
+            )
         self.grammars = grammars
         self.adapters = adapters
         self.adapter_library = adapter_library
@@ -167,12 +185,13 @@ class ModelRunner:
             post_processors=post_processors,
             adapters=adapters,
             adapter_library=library,
+            draft_network=engine.draft_network,
         )
         runner.warmup()
         return runner
 
     def warmup(self) -> None:
-        """Run a prefill and a decode, greedy and random, and a copy of a block to itself, which changes nothing.
+        """Run a prefill, a draft and a decode, greedy and random; copy a block to itself, which changes nothing.
 
         Kernels and buffers that are created at first use then exist before the first request.
         """
@@ -192,7 +211,11 @@ class ModelRunner:
             prefill = RowWork(row=0, start=0, num_tokens=num_tokens, token_ids=token_ids)
             decode = RowWork(row=0, start=num_tokens, num_tokens=1)
             self._run_to_end(SchedulerOutput(new_sequences=[new], rows=[prefill], block_copies=[(0, 0)]))
-            if num_blocks * self.block_size > num_tokens:
+            num_free = num_blocks * self.block_size - num_tokens
+            if num_free > 1 and self._draft_model is not None and self._table.num_rows > 1:
+                drafted = RowWork(row=0, start=num_tokens, num_tokens=2, token_ids=[DRAFTED], num_sampled=2)
+                self._run_to_end(SchedulerOutput(new_sequences=[], rows=[drafted]))
+            if num_free:
                 self._run_to_end(SchedulerOutput(new_sequences=[], rows=[decode]))
 
     def _run_to_end(self, scheduled: SchedulerOutput) -> None:
@@ -241,6 +264,8 @@ class ModelRunner:
         if sampled is None:
             return StepOutput(token_ids=[], tensors=tensors)
         token_ids: list[int] = sampled.token_ids_S.tolist()
+        if result.drafts is not None:
+            fill_in(handle.step.drafts, result.drafts.tolist())
         self._guidance.advance(handle.guided, token_ids)
         self._post_processing.advance(handle.processed, token_ids)
         found = StepFindings.of(handle, sampled, token_ids, tensors)
@@ -284,6 +309,13 @@ class ModelRunner:
         if not step.num_tokens:
             return Forwarded(logits=None, prompt_tensors=[])
         parts = self._input.load(step.numbers, step.part_sizes)
+        drafts: Tensor | None = None
+        if step.draft_passes is not None:
+            assert self._draft_model is not None, "drafts of a draft model that is not there were not refused"
+            drafts = self._draft_model.draft(step.draft_passes, step.staged)
+            if drafts is not None:
+                step = replace(step, staged=place_drafts(parts, step.staged, drafts))
+        self._state.note_drafts(step.staged)
         layout = lay_out(step, parts, self._state, self.block_size)
         hidden = self._run_network(step, layout)
         of_prompt = of_prompts(step.tensor_plan, step.staged, hidden, self._decoder.logits, self._to_host)
@@ -293,11 +325,11 @@ class ModelRunner:
             hidden = {name: states_TD.index_select(0, layout.sampling_tokens_S) for name, states_TD in hidden.items()}
         logits_SV = self._decoder.logits(hidden[HIDDEN_STATES])
         logits = Logits(step=step, logits_SV=logits_SV, hidden=hidden, sampling=layout.sampling)
-        return Forwarded(logits=logits, prompt_tensors=of_prompt)
+        return Forwarded(logits=logits, prompt_tensors=of_prompt, drafts=drafts)
 
     def _run_network(self, step: StepInput, layout: BatchLayout) -> dict[str, Tensor]:
         """Hidden states (T, D) by name: the last ones, and those of layers that are asked for."""
-        inputs = (layout.token_ids_T, self._kv_cache.layers, layout.metadata)
+        inputs = (layout.token_ids_T, self._caches, layout.metadata)
         wanted = step.tensor_plan.layers
         if not wanted:
             return {HIDDEN_STATES: self._decoder.forward(*inputs)}
@@ -335,6 +367,7 @@ class ModelRunner:
                 faults_P=None if sampled.faults_P is None else self._to_host(sampled.faults_P),
             ),
             tensors=StepTensors(prompts=first_half.prompt_tensors, samples=of_sample),
+            drafts=None if first_half.drafts is None else self._to_host(first_half.drafts),
         )
 
     def _to_host(self, values: Tensor) -> Tensor:

@@ -68,11 +68,14 @@ class RowState:
             self.output_counts_RV.index_put_(
                 (staged["rejected_rows"], staged["rejected_tokens"]), less, accumulate=True
             )
+        if "changed_blocks" in staged:
+            self.block_table.view(-1).index_copy_(0, staged["changed_blocks"], staged["changed_block_ids"])
+
+    def note_drafts(self, staged: dict[str, Tensor]) -> None:
+        """Write drafts that decide what may be sampled behind them."""
         if "draft_rows" in staged:
             assert self.history is not None
             self.history[staged["draft_rows"], staged["draft_positions"]] = staged["draft_tokens"]
-        if "changed_blocks" in staged:
-            self.block_table.view(-1).index_copy_(0, staged["changed_blocks"], staged["changed_block_ids"])
 
     def end(self, rows_S: Tensor, lengths_S: Tensor, token_ids_S: Tensor, *, top_p_decays: bool = False) -> None:
         """Record the sampled tokens, each at position `lengths_S` of its row.

@@ -33,12 +33,16 @@ class Forwarded:
     """None = no row samples."""
     prompt_tensors: list[list[dict[str, Tensor]]]
     """See StepTensors."""
+    drafts: Tensor | None = None
+    """Those that the draft model has made, see DraftModel.draft."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepResult:
     sampled: SampledTokens | None
     tensors: StepTensors
+    drafts: Tensor | None = None
+    """As in Forwarded."""
 
 
 @dataclass(slots=True, kw_only=True)

@@ -11,16 +11,21 @@ Legend: T tokens of the step, N places of one token and P longer rows, B = N + P
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
+from typing import Any
 
 import numpy as np
 import torch
+from msgspec import structs
 from torch import Tensor
 
 from inflight.models.adapter_places import Matrices
 from inflight.runtime.adapters.adapter_store import AdapterStore
+from inflight.runtime.draft_passes import DraftPasses, drafted_works, first_works, later_rows, stage_passes
 from inflight.runtime.drafts import (
+    LAST_SAMPLED,
     find_drafts,
+    number_drafts,
     spread,
     stage_counted,
     stage_drafts,
@@ -37,32 +42,31 @@ from inflight.runtime.step_tensors import NO_PLAN, TensorPlan, plan_tensors, ser
 from inflight.runtime.weighed_drafts import stage_weighed
 from inflight.scheduler_output import NO_SLOT, NewSequence, RowWork, SchedulerOutput
 
-LAST_SAMPLED = -1
-"""Stands for the token that the row sampled last, whose id only the device knows."""
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepInput:
-    """Everything that the device's half of a step needs. N and S include padding."""
+    """Everything that the device's half of a step needs. N and S include padding. What has a default is missing in the
+    first pass of a draft model."""
 
-    new_sequences: list[NewSequence]
-    scrubbed_block_ids: list[int]
+    new_sequences: list[NewSequence] = field(default_factory=list)
+    scrubbed_block_ids: list[int] = field(default_factory=list)
     """Blocks in which NaN and infinity are replaced by 0 before the step."""
-    offloads: list[tuple[int, int]]
+    offloads: list[tuple[int, int]] = field(default_factory=list)
     """This and the next as in SchedulerOutput."""
-    onboards: list[tuple[int, int]]
-    scrubbed_copies: list[int]
+    onboards: list[tuple[int, int]] = field(default_factory=list)
+    scrubbed_copies: list[int] = field(default_factory=list)
     """Blocks in which they are replaced when all blocks are copied."""
-    adapter_loads: list[tuple[int, Mapping[str, Matrices]]]
+    adapter_loads: list[tuple[int, Mapping[str, Matrices]]] = field(default_factory=list)
     """(slot, this rank's part of the adapter), put there before the step."""
-    staged: dict[str, Tensor]
+    staged: dict[str, Tensor] = field(default_factory=dict)
     """Tensors that only some steps have, on the device: changes of rows, block copies, adapters, restrictions."""
     numbers: Tensor
     """int64, on the host: eight parts, one after the other. A part that a step does not need is empty.
 
     1. (B) row of each place in the batch
     2. (B) its number of tokens, up to the one in this place; 0 for padding
-    3. (T) token ids, LAST_SAMPLED where the host does not know the id; empty if it knows none
+    3. (T) token ids, LAST_SAMPLED where the host does not know the id, smaller ones for drafts that the draft model
+       makes (see `number_drafts`); empty if it knows none
     4. (T) place in the batch of each token's row; this and the next are empty if every row brings one token
     5. (T) index of each token in its row
     6. (P + 1) offset of each longer row's tokens, counted from the first longer row; empty if there is none
@@ -80,17 +84,19 @@ class StepInput:
     max_prefill_len: int
     sampling_rows: list[int]
     """The rows that sample, without padding, in batch order; one that verifies drafts as often as it samples."""
-    answer_order: list[int] | None
+    answer_order: list[int] | None = None
     """Indices into `sampling_rows` in the order of the SchedulerOutput's rows; None = the same order."""
-    drafts: dict[int, list[int]]
-    """Row -> those that it verifies."""
-    drafting: dict[int, NewSequence]
+    drafts: dict[int, list[int]] = field(default_factory=dict)
+    """Row -> those that it verifies, numbers of them until the step is collected if the draft model makes them."""
+    drafting: dict[int, NewSequence] = field(default_factory=dict)
     """Whose they are, by row."""
     needs: SamplingNeeds | None
     """None = no row samples."""
-    ngram_extent: tuple[int, int]
+    ngram_extent: tuple[int, int] = (0, 0)
     """See stage_ngrams."""
-    tensor_plan: TensorPlan
+    tensor_plan: TensorPlan = NO_PLAN
+    draft_passes: DraftPasses | None = None
+    """What the draft model computes first."""
 
 
 class StepPreparation:
@@ -107,6 +113,7 @@ class StepPreparation:
         model_outputs: Iterable[str] = (),
         adapters: AdapterStore | None = None,
         num_adapter_slots: int = 0,
+        has_draft_model: bool = False,
     ) -> None:
         """`model_outputs`: names of the tensors inside the network that rows may ask for."""
         self._table = table
@@ -119,6 +126,7 @@ class StepPreparation:
         self._uncertain_rows: set[int] = set()  # those whose length the device does not know: they have verified drafts
         self._adapters = adapters
         self._num_adapter_slots = num_adapter_slots
+        self._has_draft_model = has_draft_model
 
     def capacity(self, max_num_tokens: int) -> int:
         """Upper bound of the length of StepInput.numbers for a step of up to `max_num_tokens` tokens."""
@@ -130,10 +138,16 @@ class StepPreparation:
         """Raises ValueError, and changes nothing, if the step asks for something that is not supported."""
         self._refuse_unserved(scheduled)
         adapter_loads = self._find_adapters(scheduled)
+        drafted = self._find_drafted(scheduled)
+        if drafted:
+            width = self._sizes.padded(len(drafted))
+            rows_by_draft_model = [work.row for work in drafted]
+            scheduled = structs.replace(scheduled, rows=number_drafts(scheduled.rows, rows_by_draft_model, width))
         drafts = find_drafts(scheduled.rows, self._table.num_rows)
         batch = _Batch(scheduled.rows, self._sizes, verifies=bool(drafts))
         staging = Staging(self._device)
         self._stage_changes(scheduled, staging)
+        draft_passes = self._plan_passes(scheduled.rows, drafted, staging) if self._has_draft_model else None
         if self._uncertain_rows:
             stage_lengths(staging, scheduled.rows, self._uncertain_rows)
         if self._rejected:
@@ -162,7 +176,9 @@ class StepPreparation:
         parts = batch.parts(padding_row=self._table.num_rows)
         if self._table.embedding_tables:
             stage_embeddings(staging, self._table, batch.works, batch.first_tokens(), parts[2], self._vocab_size)
-        return StepInput(
+        return self._describe(
+            batch,
+            parts,
             new_sequences=scheduled.new_sequences,
             adapter_loads=adapter_loads,
             scrubbed_block_ids=scrubbed_block_ids,
@@ -170,6 +186,18 @@ class StepPreparation:
             onboards=scheduled.onboards,
             scrubbed_copies=scheduled.scrubbed_block_ids,
             staged=staging.send(),
+            answer_order=batch.answer_order(),
+            drafts=drafts,
+            drafting={row: sequence for row in drafts if (sequence := self._table.sequences[row]) is not None},
+            needs=needs,
+            ngram_extent=ngram_extent,
+            tensor_plan=tensor_plan,
+            draft_passes=draft_passes,
+        )
+
+    def _describe(self, batch: _Batch, parts: list[Array], **others: Any) -> StepInput:
+        """`others`: the fields that do not follow from the batch and its parts."""
+        return StepInput(
             numbers=to_host_tensor(np.concatenate(parts), self._device),
             part_sizes=[len(part) for part in parts],
             num_decodes=batch.num_decodes,
@@ -180,12 +208,32 @@ class StepPreparation:
             prefill_blocks=self._width(batch.seq_lens[batch.num_singles :]),
             max_prefill_len=int(batch.counts[batch.num_singles :].max(initial=0)),
             sampling_rows=batch.sampling_rows.tolist(),
-            answer_order=batch.answer_order(),
-            drafts=drafts,
-            drafting={row: sequence for row in drafts if (sequence := self._table.sequences[row]) is not None},
-            needs=needs,
-            ngram_extent=ngram_extent,
-            tensor_plan=tensor_plan,
+            **others,
+        )
+
+    def _find_drafted(self, scheduled: SchedulerOutput) -> list[RowWork]:
+        drafted = drafted_works(scheduled.rows)
+        if drafted and not self._has_draft_model:
+            raise ValueError(f"there is no draft model, but row {drafted[0].row} asks for drafts of it")
+        return drafted
+
+    def _plan_passes(self, works: list[RowWork], drafted: list[RowWork], staging: Staging) -> DraftPasses | None:
+        """What the draft model computes in a step of these works; None = nothing."""
+        first = first_works(works, drafted)
+        if not first:
+            return None
+        batch = _Batch(first, self._sizes)
+        rows = batch.sampling_rows
+        stage_passes(staging, batch.rows, batch.seq_lens - batch.counts, rows, drafted, self._sizes)
+        parts = batch.parts(padding_row=self._table.num_rows)
+        # Ids beyond the vocabulary, of embeddings that a prompt brings, mean nothing to it.
+        parts[2] = np.minimum(parts[2], self._vocab_size - 1)
+        needs = replace(find_needs(self._table, rows), log_probs=False) if len(rows) else None
+        ends = np.array([work.start + len(work.drafts) for work in drafted], dtype=np.int64)
+        return DraftPasses(
+            first=self._describe(batch, parts, needs=needs),
+            num_rows=later_rows(drafted, self._sizes),
+            num_blocks=self._width(ends),
         )
 
     def note_rejected(self, sequence: NewSequence, token_ids: list[int]) -> None:

@@ -22,6 +22,7 @@ from inflight.sampling_config import SamplingConfig
 from inflight.server.tensors.client_request import ClientRequest
 from inflight.speculative_decoding import (
     DEFAULT_NGRAM_SIZE,
+    DraftTargetDecodingConfig,
     ExternalDraftTokensConfig,
     LookaheadDecodingConfig,
     NGramDecodingConfig,
@@ -86,6 +87,11 @@ class RequestBuilder:
             guided_decoding_params=_guided_decoding(client),
             ngram_config=_ngram_config(client),
             lookahead_config=_lookahead_config(client),
+            draft_target_config=(
+                None
+                if client.speculative_max_draft_len is None
+                else DraftTargetDecodingConfig(max_draft_len=client.speculative_max_draft_len)
+            ),
             external_draft_tokens_config=_draft_tokens(client),
             logits_post_processor_name=client.logits_post_processor_name or "",
             priority=0.5 if client.priority is None else client.priority,

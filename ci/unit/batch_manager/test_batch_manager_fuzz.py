@@ -29,7 +29,12 @@ from inflight.config import SchedulerPolicy
 from inflight.errors import StepFailed
 from inflight.kv_cache_retention import KvCacheRetentionConfig, TokenRangeRetentionConfig
 from inflight.result import FinishReason
-from inflight.speculative_decoding import ExternalDraftTokensConfig, LookaheadDecodingConfig, NGramDecodingConfig
+from inflight.speculative_decoding import (
+    DraftTargetDecodingConfig,
+    ExternalDraftTokensConfig,
+    LookaheadDecodingConfig,
+    NGramDecodingConfig,
+)
 
 MAX_SEQ_LEN = 40
 PREFIX = [(position * 11) % 97 for position in range(30)]
@@ -144,6 +149,7 @@ class Histories(RuleBasedStateMachine):
         threshold=st.sampled_from([None, None, 0.5]),
         lookup=st.sampled_from([None, 1, 2, 8]),
         lookahead=st.sampled_from(LOOKAHEADS),
+        by_model=st.sampled_from([None, None, 1, 3, 8]),
         retention=RETENTIONS,
     )
     def submit(
@@ -167,6 +173,7 @@ class Histories(RuleBasedStateMachine):
         threshold: float | None,
         lookup: int | None,
         lookahead: LookaheadDecodingConfig | None,
+        by_model: int | None,
         retention: KvCacheRetentionConfig | None,
     ) -> None:
         self.num_requests += 1
@@ -190,6 +197,7 @@ class Histories(RuleBasedStateMachine):
             logits=logits and beam_width == 1,
             ngram_config=NGramDecodingConfig(max_draft_len=lookup or 0, max_matching_ngram_size=1),
             lookahead_config=lookahead,
+            draft_target_config=DraftTargetDecodingConfig(max_draft_len=by_model or 0),
             kv_cache_retention_config=retention,
         )
         if drafts is not None and beam_width == 1:

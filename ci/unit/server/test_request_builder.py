@@ -22,7 +22,12 @@ from inflight.server.request_builder import RequestBuilder
 from inflight.server.tensors.client_request import ClientRequest
 from inflight.server.tensors.dialect import TensorType
 from inflight.server.tensors.dialects import LLM
-from inflight.speculative_decoding import ExternalDraftTokensConfig, LookaheadDecodingConfig, NGramDecodingConfig
+from inflight.speculative_decoding import (
+    DraftTargetDecodingConfig,
+    ExternalDraftTokensConfig,
+    LookaheadDecodingConfig,
+    NGramDecodingConfig,
+)
 
 TABLE = {"prompt_embedding_table": np.array([[1, 2], [3, 4]], np.float16)}
 EMBEDS = {"prompt_embeds": np.array([[[1, 2], [3, 4], [5, 6]]], np.float32)}
@@ -114,6 +119,14 @@ def lookahead(window: int, ngram: int, verification: int) -> dict[str, int]:
         ({**OK, "no_repeat_ngram_size": 65}, "no_repeat_ngram_size must be between 0"),
         ({**OK, "max_draft_len": -1}, r"max_draft_len must be between 0 \(off\) and 64, got -1"),
         ({**OK, "max_draft_len": 65}, r"max_draft_len must be between 0 \(off\) and 64, got 65"),
+        (
+            {**OK, "speculative_max_draft_len": 65},
+            "speculative_max_draft_len must be between 0 .* 64, got 65",
+        ),
+        (
+            {**OK, "speculative_max_draft_len": 4},
+            "speculative_max_draft_len needs a draft model, and this engine has",
+        ),
         ({**OK, "max_matching_ngram_size": 2}, "max_matching_ngram_size needs max_draft_len"),
         ({**OK, "max_draft_len": 4, "max_matching_ngram_size": 0}, "max_matching_ngram_size must be between 1 and 16"),
         ({**OK, "max_draft_len": 4, "max_matching_ngram_size": 17}, "max_matching_ngram_size must be between 1 and 16"),
@@ -327,7 +340,9 @@ def test_drafts_and_prompt_lookup_reach_the_request() -> None:
     request = build({**OK, "max_draft_len": 0, "max_matching_ngram_size": 2, "draft_input_ids": np.zeros(0, np.int32)})
     assert request.ngram_config == NGramDecodingConfig(max_draft_len=0, max_matching_ngram_size=2)
     assert request.external_draft_tokens_config is None
-    assert build(OK).ngram_config is None, "the engine's own"
+    assert build(OK).ngram_config is None and build(OK).draft_target_config is None, "the engine's own"
+    request = build({**OK, "speculative_max_draft_len": 0})
+    assert request.draft_target_config == DraftTargetDecodingConfig(max_draft_len=0)
 
 
 def test_logits_and_threshold_of_drafts_reach_the_request() -> None:

@@ -6,6 +6,7 @@
     ForcedTokens       those of text that its grammar forces
     PromptLookup       what followed the last tokens earlier in the text; NGramIndex finds it
     Lookahead          what the model has sampled in places beyond the text; NGramPool keeps it
+    ModelDrafts        what the draft model makes on the device, of which only the number is decided here
     Payoff             whether guessing pays, and how far ahead
 
 Drafts never change a token, see `inflight.speculative_decoding`; so all that is decided here is how much work a step

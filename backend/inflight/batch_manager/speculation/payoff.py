@@ -17,13 +17,34 @@ FIRST_REST, MAX_REST = 32, 1024
 
 
 class Payoff:
-    __slots__ = ("_max_draft_len", "_min_score", "_rest", "_rests_until", "_score", "_score_after_rest", "draft_len")
+    __slots__ = (
+        "_draft_cost",
+        "_lone_step_cost",
+        "_max_draft_len",
+        "_min_score",
+        "_rest",
+        "_rests_until",
+        "_score",
+        "_score_after_rest",
+        "draft_len",
+    )
 
-    def __init__(self, max_draft_len: int, allowance: int = 0) -> None:
-        """`allowance`: how much more may be spent in vain before it rests, and a quarter of that after each rest."""
-        self.draft_len = min(FIRST_DRAFT_LEN, max_draft_len)
+    def __init__(
+        self,
+        max_draft_len: int,
+        *,
+        first_draft_len: int = FIRST_DRAFT_LEN,
+        draft_cost: int = DRAFT_COST,
+        lone_step_cost: int = STEP_COST,
+        allowance: int = 0,
+    ) -> None:
+        """`lone_step_cost`: in place of STEP_COST for a sequence alone in its batch. `allowance`: how much more may be
+        spent in vain before it rests, and a quarter of that after each rest."""
+        self.draft_len = min(first_draft_len, max_draft_len)
         """Drafts that the next step is worth."""
         self._max_draft_len = max_draft_len
+        self._draft_cost = draft_cost
+        self._lone_step_cost = lone_step_cost
         self._min_score = MIN_SCORE - allowance
         self._score_after_rest = self._min_score + max(STEP_COST, allowance // 4)
         self._score = 0
@@ -38,8 +59,12 @@ class Payoff:
         """A step has verified drafts; its sequence now has `num_tokens` tokens, and is one of `num_running`."""
         is_full = num_accepted == num_drafts
         self.draft_len = min(2 * num_drafts if is_full else max(num_accepted + 1, 2), self._max_draft_len)
-        draft_cost = DRAFT_COST * (1 + num_running // SEQUENCES_OF_DRAFT_COST)
-        self.add(TOKEN_GAIN * num_accepted - STEP_COST - draft_cost * num_drafts, num_tokens)
+        draft_cost = self._draft_cost + DRAFT_COST * (num_running // SEQUENCES_OF_DRAFT_COST)
+        step_cost = STEP_COST if num_running > 1 else self._lone_step_cost
+        gain = TOKEN_GAIN * num_accepted - step_cost - draft_cost * num_drafts
+        if (TOKEN_GAIN - draft_cost) * self._max_draft_len <= step_cost:
+            gain = self._min_score - self._score  # beside so many sequences not even right drafts pay
+        self.add(gain, num_tokens)
 
     def add(self, gain: int, num_tokens: int) -> None:
         """A step of its sequence, which now has `num_tokens` tokens, has gained so many fifths of a step."""

@@ -6,6 +6,7 @@ from inflight.batch_manager.speculation.drafter import NO_DRAFTS, Drafter
 from inflight.batch_manager.speculation.forced_tokens import ForcedTokens
 from inflight.batch_manager.speculation.given_tokens import GivenTokens
 from inflight.batch_manager.speculation.lookahead import Lookahead
+from inflight.batch_manager.speculation.model_drafts import ModelDrafts
 from inflight.batch_manager.speculation.prompt_lookup import PromptLookup
 from inflight.request import Request
 from inflight.scheduler_output import NO_DRAFT
@@ -19,6 +20,7 @@ class Speculation:
         "_forced",
         "_lookahead",
         "_lookup",
+        "_model",
         "_weighed",
         "is_verifying",
         "num_accepted_tokens",
@@ -33,9 +35,11 @@ class Speculation:
         forced: ForcedTokens | None = None,
         lookup: PromptLookup | None = None,
         lookahead: Lookahead | None = None,
+        model: ModelDrafts | None = None,
     ) -> None:
         """The first that has drafts is followed. What is given reaches further than what a grammar
-        forces, which is certain; a text that repeats itself is guessed at no cost for places beyond the guess.
+        forces, which is certain; a text that repeats itself is guessed at no cost for places beyond the guess; the
+        last two have drafts at any time.
 
         `is_weighed`: drafts that are given are accepted by their probability.
         """
@@ -48,7 +52,8 @@ class Speculation:
         self._forced = forced
         self._lookup = lookup
         self._lookahead = lookahead
-        drafters: tuple[Drafter | None, ...] = (given, forced, lookup, lookahead)
+        self._model = model
+        drafters: tuple[Drafter | None, ...] = (given, forced, lookup, lookahead, model)
         self._drafters = [drafter for drafter in drafters if drafter is not None]
         self._drafter: Drafter | None = None  # where the latest drafts came from
 
@@ -65,12 +70,16 @@ class Speculation:
         external = request.external_draft_tokens_config
         ngram = request.ngram_config or default.ngram
         lookahead = request.lookahead_config or default.lookahead
+        model = request.draft_target_config or default.draft_target
+        # A grammar's masks are filled before the host knows what the draft model has made.
+        can_draft = is_text and request.guided_decoding_params is None
         speculation = cls(
             given=GivenTokens(external.tokens, len(request.input_token_ids)) if external and external.tokens else None,
             is_weighed=request.weighed_drafts is not None,
             forced=ForcedTokens() if request.guided_decoding_params is not None else None,
             lookup=PromptLookup(ngram) if is_text and ngram.max_draft_len else None,
             lookahead=Lookahead(lookahead) if is_text and not lookahead.is_off else None,
+            model=ModelDrafts(model) if can_draft and model.max_draft_len else None,
         )
         return speculation if speculation._drafters else None
 
@@ -105,6 +114,11 @@ class Speculation:
                 self._drafter = drafter
                 return drafts
         return NO_DRAFTS
+
+    @property
+    def num_seen(self) -> int:
+        """Leading tokens that the draft model has computed, apart from prefills."""
+        return 0 if self._model is None else self._model.num_seen
 
     def account(self, num_drafts: int, num_accepted: int, num_tokens: int, num_running: int = 1) -> None:
         """A step has verified drafts; its sequence now has `num_tokens` tokens, and is one of `num_running`."""

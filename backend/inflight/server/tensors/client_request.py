@@ -66,6 +66,7 @@ class ClientRequest:
 
     max_draft_len: int | None = None
     max_matching_ngram_size: int | None = None
+    speculative_max_draft_len: int | None = None
     draft_input_ids: list[int] | None = None
     draft_logits: NDArray[Any] | None = None
     """[drafts, vocabulary], float32; empty, as by clients that fill every tensor, counts as unset."""

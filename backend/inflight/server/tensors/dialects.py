@@ -97,6 +97,7 @@ LLM = Dialect(
         _scalar("guided_decoding_guide", TensorType.STRING, "guide"),
         _scalar("max_draft_len", TensorType.INT32),
         _scalar("max_matching_ngram_size", TensorType.INT32),
+        _scalar("speculative_max_draft_len", TensorType.INT32),
         _row("draft_input_ids", TensorType.INT32, read_drafts),
         InputTensor(name="draft_logits", dtype=TensorType.FP32, dims=(-1, -1), field="draft_logits", read=read_matrix),
         _scalar("draft_acceptance_threshold", TensorType.FP32),

@@ -1,0 +1,94 @@
+"""The draft model on one rank: a second network, and the passes in which it makes a step's drafts on the device.
+
+Its keys and values lie in caches of its own, in the same blocks and slots as the network's. Where it has computed none
+(a block that another sequence has cached while it decoded without drafts) it reads what was left there, and drafts are
+worse: never wrong, because each of them is verified. Drafts are sampled as the row's tokens are, with the randomness of
+their own positions, but without what is staged for each position: words, n-grams and end tokens that are forbidden, a
+typical_p, the drafts before it in penalties. Nothing here waits for the host.
+
+Legend: as in draft_passes; S rows that sample in the first pass.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from inflight.layers.attention import LayerCache
+from inflight.models.network import Network
+from inflight.runtime.batch_layout import lay_out, lay_out_decodes
+from inflight.runtime.draft_passes import DraftPasses
+from inflight.runtime.row_state import RowState
+from inflight.runtime.sampler import Sampler
+from inflight.runtime.sampling_input import SamplingInput
+from inflight.runtime.staging import InputBuffer
+from inflight.scheduler_output import DRAFTED
+
+
+class DraftModel:
+    def __init__(
+        self,
+        network: Network,
+        caches: Sequence[LayerCache],
+        *,
+        block_size: int,
+        state: RowState,
+        sampler: Sampler,
+        input_buffer: InputBuffer,
+    ) -> None:
+        """`input_buffer`: its own, as large as that of a step."""
+        self._network = network
+        self._caches = caches
+        self._block_size = block_size
+        self._state = state
+        self._sampler = sampler
+        self._input = input_buffer
+
+    def draft(self, passes: DraftPasses, staged: dict[str, Tensor]) -> Tensor | None:
+        """The step's drafts, int64 (passes * M), by their numbers (see `number_drafts`); None if there are none."""
+        first, state = passes.first, self._state
+        parts = self._input.load(first.numbers, first.part_sizes)
+        lengths_R = state.lengths_R.clone()
+        state.lengths_R.index_copy_(0, staged["draft_pass_rows"], staged["draft_pass_starts"])
+        layout = lay_out(first, parts, state, self._block_size)
+        state.lengths_R.copy_(lengths_R)
+        hidden_TD = self._network.forward(layout.token_ids_T, self._caches, layout.metadata)
+        sampling = layout.sampling
+        if sampling is None:
+            return None
+        if layout.sampling_tokens_S is not None:
+            hidden_TD = hidden_TD.index_select(0, layout.sampling_tokens_S)
+        order_M = staged["draft_order"]
+        tokens_S = self._sampler(self._network.logits(hidden_TD), sampling, state).token_ids_S
+        tokens_M = tokens_S.index_select(0, order_M)
+        rows_M, positions_M = sampling.rows_S.index_select(0, order_M), sampling.lengths_S.index_select(0, order_M)
+        drafts = torch.zeros(((1 + len(passes.num_rows)), len(order_M)), dtype=torch.int64, device=order_M.device)
+        drafts[0] = tokens_M
+        for number, size in enumerate(passes.num_rows, 1):
+            is_live_M = staged["draft_lengths"][:size] > number
+            metadata = lay_out_decodes(
+                state, rows_M[:size], positions_M[:size], is_live_M, passes.num_blocks, self._block_size
+            )
+            hidden_MD = self._network.forward(tokens_M[:size].contiguous(), self._caches, metadata)
+            positions_M = positions_M[:size] + 1
+            needed = SamplingInput(
+                rows_S=rows_M[:size], lengths_S=positions_M, needs=sampling.needs, restrictions=None, ngrams=None
+            )
+            tokens_M = self._sampler(self._network.logits(hidden_MD), needed, state).token_ids_S
+            drafts[number, :size] = tokens_M
+        return drafts.view(-1)
+
+
+def place_drafts(parts: list[Tensor], staged: dict[str, Tensor], drafts: Tensor) -> dict[str, Tensor]:
+    """Replace the numbers of drafts by the drafts: among the step's token ids, the third of `parts`, and in what is
+    returned instead of `staged`."""
+    parts[2] = _named(parts[2], drafts)
+    names = [name for name in ("draft_tokens", "counted_tokens") if name in staged]
+    return {**staged, **{name: _named(staged[name], drafts) for name in names}}
+
+
+def _named(token_ids: Tensor, drafts: Tensor) -> Tensor:
+    numbers = (DRAFTED - token_ids).clamp_(0, len(drafts) - 1)
+    return torch.where(token_ids <= DRAFTED, drafts.index_select(0, numbers), token_ids)
