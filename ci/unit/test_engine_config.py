@@ -44,8 +44,8 @@ def test_the_largest_value_is_allowed(key: str) -> None:
 
 def test_a_draft_model_is_looked_for_in_the_version_folder() -> None:
     config = EngineConfig.from_parameters({"speculative_model_dir": "draft"}, "llm/1")
-    assert config.speculative_model_dir == "llm/1/draft" and config.draft_target_config.max_draft_len == 4
-    assert EngineConfig.from_parameters({}, "llm/1").draft_target_config.max_draft_len == 0
+    assert config.speculative_model_dir == "llm/1/draft" and config.speculative_decoding.draft_target.max_draft_len == 4
+    assert EngineConfig.from_parameters({}, "llm/1").speculative_decoding.draft_target.max_draft_len == 0
 
 
 @given(st.dictionaries(st.sampled_from(KEYS), st.text() | st.integers().map(str) | st.floats().map(str), max_size=4))

@@ -10,13 +10,14 @@ from msgspec import structs
 from inflight.config import SchedulerPolicy
 from inflight.request import Request
 from inflight.scheduler_output import DRAFTED, RowWork
-from inflight.speculative_decoding import DraftTargetDecodingConfig
+from inflight.speculative_decoding import NO_SPECULATION, DraftTargetDecodingConfig, SpeculativeDecodingConfig
 
 BY_MODEL = DraftTargetDecodingConfig(max_draft_len=4)
+ENGINES = SpeculativeDecodingConfig(draft_target=BY_MODEL)
 
 
 def make_harness(**options: object) -> Harness:
-    usual = {"max_batch_size": 8, "max_num_tokens": 64, "num_blocks": 128, "draft_target_config": BY_MODEL}
+    usual = {"max_batch_size": 8, "max_num_tokens": 64, "num_blocks": 128, "speculative_decoding": ENGINES}
     return Harness(**{**usual, **options})  # type: ignore[arg-type]
 
 
@@ -53,7 +54,7 @@ def test_it_catches_up_with_the_last_draft_where_all_were_accepted() -> None:
 
 def test_it_catches_up_with_steps_that_had_no_room_for_drafts() -> None:
     """A full batch has none; when the others have ended, there are many tokens to catch up with."""
-    harness = make_harness(max_batch_size=2, draft_target_config=DraftTargetDecodingConfig(max_draft_len=0))
+    harness = make_harness(max_batch_size=2, speculative_decoding=NO_SPECULATION)
     harness.serve(
         make_request(1, 5, 40, draft_target_config=BY_MODEL), make_request(2, 5, 20, draft_target_config=BY_MODEL)
     )

@@ -7,15 +7,20 @@ from msgspec import structs
 
 from inflight.batch_manager.speculation.model_drafts import ModelDrafts
 from inflight.batch_manager.speculation.payoff import FIRST_REST
-from inflight.batch_manager.speculation.speculation import NO_DRAFT_MODEL, Speculation
+from inflight.batch_manager.speculation.speculation import Speculation
 from inflight.prompt_tuning import EmbeddingTable, PromptTuningConfig
 from inflight.request import Request
 from inflight.sampling_config import SamplingConfig
 from inflight.scheduler_output import DRAFTED
-from inflight.speculative_decoding import DraftTargetDecodingConfig, ExternalDraftTokensConfig, NGramDecodingConfig
+from inflight.speculative_decoding import (
+    NO_DRAFT_MODEL,
+    DraftTargetDecodingConfig,
+    ExternalDraftTokensConfig,
+    SpeculativeDecodingConfig,
+)
 
-NO_LOOKUP = NGramDecodingConfig(max_draft_len=0)
 BY_MODEL = DraftTargetDecodingConfig(max_draft_len=8)
+ENGINES = SpeculativeDecodingConfig(draft_target=BY_MODEL)
 REQUEST = Request(input_token_ids=[1, 2, 1, 2], max_tokens=8)
 
 
@@ -64,19 +69,19 @@ def test_a_token_that_the_host_does_not_know_cannot_be_caught_up_with() -> None:
 
 
 def test_a_request_decides_over_the_engines_default() -> None:
-    assert Speculation.wanted_by(REQUEST, NO_LOOKUP, NO_DRAFT_MODEL) is None
-    assert Speculation.wanted_by(REQUEST, NO_LOOKUP, BY_MODEL) is not None
-    assert Speculation.wanted_by(structs.replace(REQUEST, draft_target_config=BY_MODEL), NO_LOOKUP) is not None
-    off = structs.replace(REQUEST, draft_target_config=DraftTargetDecodingConfig(max_draft_len=0))
-    assert Speculation.wanted_by(off, NO_LOOKUP, BY_MODEL) is None
+    assert Speculation.wanted_by(REQUEST) is None
+    assert Speculation.wanted_by(REQUEST, ENGINES) is not None
+    assert Speculation.wanted_by(structs.replace(REQUEST, draft_target_config=BY_MODEL)) is not None
+    off = structs.replace(REQUEST, draft_target_config=NO_DRAFT_MODEL)
+    assert Speculation.wanted_by(off, ENGINES) is None
     decaying = structs.replace(REQUEST, sampling_config=SamplingConfig(top_p_decay=0.9))
-    assert Speculation.wanted_by(decaying, NO_LOOKUP, BY_MODEL) is None
+    assert Speculation.wanted_by(decaying, ENGINES) is None
 
 
 def test_prompts_with_embeddings_have_none() -> None:
     table = EmbeddingTable(dtype="float32", shape=(1, 1), data=bytes(4))
     request = structs.replace(REQUEST, prompt_tuning_config=PromptTuningConfig(embedding_table=table))
-    assert Speculation.wanted_by(request, NO_LOOKUP, BY_MODEL) is None
+    assert Speculation.wanted_by(request, ENGINES) is None
 
 
 def test_it_is_asked_where_the_other_sources_know_nothing() -> None:
