@@ -1,0 +1,152 @@
+"""The engine's responses on their way to the HTTP requests that wait for them.
+
+One thread takes responses from the front, all that have come at once, and hands them to the event loop in one call.
+There each goes to the mailbox of its HTTP request, which wakes one task however many tokens it gets.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import threading
+from collections.abc import Sequence
+
+from msgspec import structs
+
+from inflight.executor.front.front import Front
+from inflight.request import Request
+from inflight.result import Response
+
+logger = logging.getLogger(__name__)
+
+WAIT_SECONDS = 1.0
+
+
+class ClientGone(Exception):
+    """The client has closed its connection: nobody reads the answer."""
+
+
+class Mailbox:
+    """The responses to the engine requests of one HTTP request. All but `send` on the event loop's thread."""
+
+    def __init__(self, dispatcher: Dispatcher) -> None:
+        self._dispatcher = dispatcher
+        self._open: set[int] = set()
+        """Ids of requests that the engine may still answer."""
+        self._responses: list[Response] = []
+        self._waiting: asyncio.Future[None] | None = None
+        self._is_abandoned = False
+
+    def send(self, requests: Sequence[Request]) -> list[int]:
+        """Send requests to the engine, all or none, and return their ids. On any thread. Raises InflightError."""
+        return self._dispatcher.send(self, requests)
+
+    async def take(self) -> list[Response]:
+        """All that has come, at least one. Raises ClientGone."""
+        while not self._responses:
+            if self._is_abandoned:
+                raise ClientGone
+            self._waiting = asyncio.get_running_loop().create_future()
+            await self._waiting
+        taken, self._responses = self._responses, []
+        return taken
+
+    def abandon(self) -> None:
+        """Nobody will take more."""
+        self._is_abandoned = True
+        self._wake()
+
+    def close(self) -> None:
+        """Cancel the requests that the engine has not answered to the end."""
+        for request_id in list(self._open):
+            self.cancel(request_id)
+
+    def cancel(self, request_id: int) -> None:
+        """What the engine still sends for this request is dropped."""
+        self._open.discard(request_id)
+        self._dispatcher.cancel(request_id)
+
+    def put(self, response: Response) -> None:
+        self._responses.append(response)
+        if self._waiting is not None:
+            self._wake()
+
+    def opened(self, request_ids: Sequence[int]) -> None:
+        self._open.update(request_ids)
+
+    def ended(self, request_id: int) -> None:
+        self._open.discard(request_id)
+
+    def _wake(self) -> None:
+        waiting, self._waiting = self._waiting, None
+        if waiting is not None and not waiting.done():
+            waiting.set_result(None)
+
+
+class Dispatcher:
+    """The only reader of a front."""
+
+    def __init__(self, front: Front, loop: asyncio.AbstractEventLoop) -> None:
+        self._front = front
+        self._loop = loop
+        self._mailboxes: dict[int, Mailbox] = {}
+        """By request id."""
+        self._stopping = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="inflight-dispatch", daemon=True)
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def is_alive(self) -> bool:
+        return self._thread.is_alive()
+
+    def stop(self) -> None:
+        """After the front was shut down."""
+        self._stopping.set()
+        self._thread.join()
+
+    def send(self, mailbox: Mailbox, requests: Sequence[Request]) -> list[int]:
+        """See Mailbox.send."""
+        ids = [self._front.next_request_id() for _ in requests]
+        numbered = [structs.replace(each, request_id=id_) for each, id_ in zip(requests, ids, strict=True)]
+        # Before they are sent: an answer may come at once.
+        mailbox.opened(ids)
+        self._mailboxes.update(dict.fromkeys(ids, mailbox))
+        try:
+            self._front.enqueue_requests(numbered)
+        except BaseException:
+            for request_id in ids:
+                mailbox.ended(request_id)
+                self._mailboxes.pop(request_id, None)
+            raise
+        return ids
+
+    def cancel(self, request_id: int) -> None:
+        self._mailboxes.pop(request_id, None)
+        self._front.cancel_request(request_id)
+
+    def _run(self) -> None:
+        while not self._stopping.is_set():
+            try:
+                responses = self._front.await_responses(timeout=WAIT_SECONDS)
+            except Exception:
+                logger.exception("taking responses failed")
+                return
+            if responses:
+                with contextlib.suppress(RuntimeError):  # the loop is closed, at the end
+                    self._loop.call_soon_threadsafe(self._give, responses)
+            elif not self._front.can_enqueue_requests():
+                self._stopping.wait(WAIT_SECONDS)
+
+    def _give(self, responses: list[Response]) -> None:
+        mailboxes = self._mailboxes
+        for response in responses:
+            request_id = response.request_id
+            mailbox = mailboxes.get(request_id)
+            if mailbox is None:
+                continue
+            if response.is_final:
+                del mailboxes[request_id]
+                mailbox.ended(request_id)
+            mailbox.put(response)
