@@ -32,6 +32,9 @@ TEMPLATE = (
 END_ID = byte_tokenizer().end_ids[0]
 TEXT = "Hello, world"
 
+CLIENT = httpx.Client(timeout=30, trust_env=False, verify=False)
+"""Of all tests: to make one takes longer than most of them."""
+
 Script = Callable[[Request], list[Response]]
 
 
@@ -151,10 +154,10 @@ class Running:
     def post(self, path: str, body: Any, **options: Any) -> httpx.Response:
         """`body`: JSON, or bytes as they are."""
         data = body if isinstance(body, bytes) else json.dumps(body).encode()
-        return httpx.post(f"{self.url}{path}", content=data, timeout=30, **options)
+        return CLIENT.post(f"{self.url}{path}", content=data, **options)
 
     def get(self, path: str, **options: Any) -> httpx.Response:
-        return httpx.get(f"{self.url}{path}", timeout=30, **options)
+        return CLIENT.get(f"{self.url}{path}", **options)
 
     def events(self, path: str, body: dict[str, Any]) -> list[Any]:
         """What a stream's events hold: JSON, or "[DONE]"."""
@@ -216,7 +219,7 @@ def _wait_until_it_listens(url: str) -> None:
     # The socket is bound already, but refuses connections until uvicorn listens.
     for _ in range(500):
         with contextlib.suppress(httpx.ConnectError):
-            httpx.get(f"{url}/health", timeout=10)
+            CLIENT.get(f"{url}/health")
             return
         threading.Event().wait(0.01)
     raise AssertionError("the server does not listen")

@@ -114,13 +114,7 @@ class Choice:
 
 def read_log_probs(result: Result, count: int) -> list[TokenLogProb]:
     """Of the first `count` tokens of a result."""
-    ids, values = (_rows(result, name, count) for name in ("top_token_ids", "top_log_probs"))
-    return [
-        TokenLogProb(token_id, log_prob, list(zip(top_ids, top_values, strict=True)))
-        for token_id, log_prob, top_ids, top_values in zip(
-            result.output_token_ids[:count], result.log_probs[:count], ids, values, strict=True
-        )
-    ]
+    return _joined(result, "", result.output_token_ids[:count], result.log_probs[:count])
 
 
 def read_prompt_log_probs(result: Result, prompt_ids: list[int]) -> list[TokenLogProb]:
@@ -128,21 +122,18 @@ def read_prompt_log_probs(result: Result, prompt_ids: list[int]) -> list[TokenLo
     tensor = _find(result, "prompt_log_probs")
     if tensor is None:
         return []
-    count = len(prompt_ids) - 1
-    ids, values = (_rows(result, name, count) for name in ("prompt_top_token_ids", "prompt_top_log_probs"))
-    rest = [
-        TokenLogProb(token_id, log_prob, list(zip(top_ids, top_values, strict=True)))
-        for token_id, log_prob, top_ids, top_values in zip(
-            prompt_ids[1:], tensor.array().tolist(), ids, values, strict=True
-        )
-    ]
-    return [TokenLogProb(prompt_ids[0], None, []), *rest]
+    return [TokenLogProb(prompt_ids[0], None, []), *_joined(result, "prompt_", prompt_ids[1:], tensor.array().tolist())]
+
+
+def _joined(result: Result, prefix: str, token_ids: list[int], log_probs: list[float]) -> list[TokenLogProb]:
+    """Tokens with the rows of the tensors of the likeliest tokens, which have at least as many."""
+    names, values = _find(result, f"{prefix}top_token_ids"), _find(result, f"{prefix}top_log_probs")
+    tops: list[list[tuple[int, float]]] = [[] for _ in token_ids]
+    if names is not None and values is not None:
+        rows = zip(names.array().tolist(), values.array().tolist(), strict=True)
+        tops = [list(zip(ids, numbers, strict=True)) for ids, numbers in rows][: len(token_ids)]
+    return list(map(TokenLogProb, token_ids, log_probs, tops))
 
 
 def _find(result: Result, name: str) -> NamedTensor | None:
     return next((tensor for tensor in result.tensors if tensor.name == name), None)
-
-
-def _rows(result: Result, name: str, count: int) -> list[list[float]]:
-    tensor = _find(result, name)
-    return [[] for _ in range(count)] if tensor is None else tensor.array()[:count].tolist()

@@ -55,7 +55,8 @@ class Generation:
             if result.finish_reason is FinishReason.CANCELLED:
                 raise overloaded(503, ENDED_EARLY)
             choice = self._choices[request_id][result.sequence_index]
-            if choice.finish_reason:
+            had_ended = bool(choice.finish_reason)
+            if had_ended:
                 continue
             if result.tensors:
                 self._keep_prompt_log_probs(response)

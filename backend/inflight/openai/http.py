@@ -14,22 +14,23 @@ class BoundedHttp(HttpToolsProtocol):
     """One connection."""
 
     _num_head_bytes = 0
-    """Received since the last request began; 0 within a body."""
+    """Received of a head that is not complete."""
+    _has_more_than_head = False
+    """Whether the bytes that came last belong to a body, or end a head."""
     _is_in_body = False
 
     def data_received(self, data: bytes) -> None:
+        self._has_more_than_head = self._is_in_body
         super().data_received(data)
-        if self._is_in_body or self.transport.is_closing():
-            return
-        self._num_head_bytes += len(data)
-        if self._num_head_bytes > MAX_HEAD_BYTES:
+        self._num_head_bytes = 0 if self._has_more_than_head else self._num_head_bytes + len(data)
+        if self._num_head_bytes > MAX_HEAD_BYTES and not self.transport.is_closing():
             self.transport.write(TOO_LONG)
             self.transport.close()
 
     def on_headers_complete(self) -> None:
-        self._is_in_body = True
+        self._is_in_body = self._has_more_than_head = True
         super().on_headers_complete()
 
     def on_message_complete(self) -> None:
-        self._is_in_body, self._num_head_bytes = False, 0
+        self._is_in_body = False
         super().on_message_complete()

@@ -8,7 +8,7 @@ from typing import Any
 from inflight.openai.api_error import APIError, invalid
 
 ROLES = ("system", "developer", "user", "assistant", "tool")
-FIELDS = {
+FIELDS: dict[str, type | tuple[type, ...]] = {
     "role": str,
     "content": (str, list),
     "name": str,
