@@ -5,17 +5,18 @@ from __future__ import annotations
 import os
 import signal
 import threading
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 
+import httpx
 import openai
 import pytest
 from openai_server import CLIENT
-from server_process import MODEL_REPOSITORY, ServerProcess
+from real_engine import listening_addresses
+from server_metrics import REQUESTS, Metrics, until
+from server_process import MODEL_REPOSITORY, ServerProcess, command_of
 
 from inflight_client import Client
 
-PATIENCE = 90
 PROMPT = "Once upon a time"
 ADAPTERS = MODEL_REPOSITORY / "llm" / "1" / "adapters"
 
@@ -34,20 +35,11 @@ def client(server: ServerProcess) -> Iterator[openai.OpenAI]:
         yield client
 
 
-def wait_until(holds: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + PATIENCE
-    while not holds():
-        assert time.monotonic() < deadline, "it never happened"
-        time.sleep(0.05)
-
-
 def is_healthy(server: ServerProcess) -> bool:
     try:
         return CLIENT.get(f"{server.openai_url}/health").status_code == 200
-    except OSError:
+    except httpx.TransportError:  # nobody listens
         return False
-    except Exception as error:  # httpx' own, while nobody listens
-        return "ConnectError" not in type(error).__name__ and False
 
 
 @pytest.mark.parametrize("options", [{"temperature": 0.0}, {"temperature": 0.9, "seed": 7}, {"stop": [" and"]}])
@@ -116,20 +108,12 @@ def test_a_client_that_leaves_frees_its_blocks(server: ServerProcess, client: op
         model="llm", prompt=PROMPT, max_tokens=900, stream=True, extra_body={"ignore_eos": True}
     )
     next(stream)
-    wait_until(lambda: active_requests(server) == 1)
+    until(lambda: Metrics(server).of(REQUESTS, request_type="active") == 1, "it was active")
     stream.close()
-    wait_until(lambda: active_requests(server) == 0)
-
-
-def active_requests(server: ServerProcess) -> int:
-    name = 'nv_trt_llm_request_metrics{model="llm",request_type="active"'
-    lines = [line for line in CLIENT.get(server.metrics_url).text.splitlines() if line.startswith(name)]
-    return int(float(lines[0].split()[-1])) if lines else -1
+    until(lambda: Metrics(server).is_at_rest, "its blocks were free")
 
 
 def test_it_listens_on_loopback_alone(server: ServerProcess) -> None:
-    from real_engine import listening_addresses
-
     assert listening_addresses(server.openai_pid) == {"127.0.0.1"}
 
 
@@ -144,27 +128,24 @@ def test_ranks_that_die_end_streams_with_an_error_and_are_found_again(
     with pytest.raises(openai.APIError, match="ranks died"):
         for _ in stream:
             pass
-    wait_until(lambda: is_healthy(server))
+    until(lambda: is_healthy(server), "it found the engine again")
     assert client.completions.create(model="llm", prompt=PROMPT, max_tokens=4).choices[0].text
 
 
 def rank_pid(server: ServerProcess) -> int:
-    from server_process import _command
-
-    return next(pid for pid in server.pids if b"inflight.worker" in _command(pid))
+    return next(pid for pid in server.pids if b"inflight.worker" in command_of(pid))
 
 
 def test_the_supervisor_starts_it_again(server: ServerProcess, client: openai.OpenAI) -> None:
     before, triton = server.openai_pid, server.tritonserver_pid
     os.kill(before, signal.SIGKILL)
-    wait_until(lambda: is_healthy(server) and server.openai_pid != before)
+    until(lambda: is_healthy(server) and server.openai_pid != before, "it was started again")
     assert client.completions.create(model="llm", prompt=PROMPT, max_tokens=4).choices[0].text
     assert server.tritonserver_pid == triton
     assert "the OpenAI server ended (killed by SIGKILL); starting it again" in server.told
 
 
 def test_a_stream_in_flight_ends_before_the_server_does() -> None:
-    """It is the last test: it ends a server of its own."""
     with ServerProcess(openai={"port": 0}, drain_timeout=60.0, parameters={"max_seq_len": "512"}) as server:
         with openai.OpenAI(base_url=f"{server.openai_url}/v1", api_key="none") as client:
             options = {"stream": True, "stream_options": {"include_usage": True}, "extra_body": {"ignore_eos": True}}

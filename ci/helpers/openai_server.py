@@ -182,6 +182,7 @@ def openai_server(
     *,
     config: EngineConfig | None = None,
     tokenizer: Tokenizer | None = None,
+    new_loop: Callable[[], asyncio.AbstractEventLoop] = asyncio.new_event_loop,
     **options: Any,
 ) -> Iterator[str]:
     """The server's URL. `folder`: of the checkpoint. `options`: of OpenAIOptions."""
@@ -201,7 +202,15 @@ def openai_server(
             await server.run(engine, listener, tell, stop)
 
     stopping: list[tuple[asyncio.AbstractEventLoop, asyncio.Event]] = []
-    thread = threading.Thread(target=lambda: asyncio.run(run()), name="openai-server", daemon=True)
+
+    def serve() -> None:
+        loop = new_loop()
+        try:
+            loop.run_until_complete(run())
+        finally:
+            loop.close()
+
+    thread = threading.Thread(target=serve, name="openai-server", daemon=True)
     thread.start()
     assert ready.wait(30)
     url = f"http://{address[0]}"

@@ -143,7 +143,7 @@ class ServerProcess:
     @property
     def openai_pid(self) -> int:
         """Of the OpenAI server."""
-        return next(pid for pid in self.pids if b"inflight.openai" in _command(pid))
+        return next(pid for pid in self.pids if b"inflight.openai" in command_of(pid))
 
     @property
     def metrics_url(self) -> str:
@@ -187,7 +187,8 @@ def _program(pid: int) -> str:
         return ""
 
 
-def _command(pid: int) -> list[bytes]:
+def command_of(pid: int) -> list[bytes]:
+    """A process's command line; empty if it has ended."""
     try:
         return Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
     except OSError:

@@ -1,7 +1,8 @@
 """The engine's responses on their way to the HTTP requests that wait for them.
 
 One thread takes responses from the front, all that have come at once, and hands them to the event loop in one call.
-There each goes to the mailbox of its HTTP request, which wakes one task however many tokens it gets.
+There each goes to the mailbox of its HTTP request. A stream that has begun writes what has come at once, without a task
+that would have to wake for it.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ import asyncio
 import contextlib
 import logging
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from msgspec import structs
 
@@ -37,6 +38,8 @@ class Mailbox:
         self._responses: list[Response] = []
         self._waiting: asyncio.Future[None] | None = None
         self._is_abandoned = False
+        self._hear: Callable[[list[Response]], None] | None = None
+        self._gone: Callable[[], None] | None = None
 
     def send(self, requests: Sequence[Request]) -> list[int]:
         """Send requests to the engine, all or none, and return their ids. On any thread. Raises InflightError."""
@@ -52,10 +55,21 @@ class Mailbox:
         taken, self._responses = self._responses, []
         return taken
 
+    def listen(self, hear: Callable[[list[Response]], None], gone: Callable[[], None]) -> None:
+        """From now on nobody takes: `hear` is called with all that has come at once, and `gone` if the client closes
+        its connection. Neither may raise."""
+        self._hear, self._gone = hear, gone
+        if self._responses:
+            self.flush()
+        if self._is_abandoned:
+            gone()
+
     def abandon(self) -> None:
-        """Nobody will take more."""
+        """The client has closed its connection."""
         self._is_abandoned = True
         self._wake()
+        if self._gone is not None:
+            self._gone()
 
     def close(self) -> None:
         """Cancel the requests that the engine has not answered to the end."""
@@ -67,10 +81,18 @@ class Mailbox:
         self._open.discard(request_id)
         self._dispatcher.cancel(request_id)
 
-    def put(self, response: Response) -> None:
+    def put(self, response: Response) -> bool:
+        """Whether it is the first that nobody has got: `flush` is due once all others of its batch are here."""
         self._responses.append(response)
-        if self._waiting is not None:
+        return len(self._responses) == 1
+
+    def flush(self) -> None:
+        """Hand on what has come."""
+        if self._hear is None:
             self._wake()
+            return
+        taken, self._responses = self._responses, []
+        self._hear(taken)
 
     def opened(self, request_ids: Sequence[int]) -> None:
         self._open.update(request_ids)
@@ -140,7 +162,7 @@ class Dispatcher:
                 self._stopping.wait(WAIT_SECONDS)
 
     def _give(self, responses: list[Response]) -> None:
-        mailboxes = self._mailboxes
+        mailboxes, due = self._mailboxes, []
         for response in responses:
             request_id = response.request_id
             mailbox = mailboxes.get(request_id)
@@ -149,4 +171,7 @@ class Dispatcher:
             if response.is_final:
                 del mailboxes[request_id]
                 mailbox.ended(request_id)
-            mailbox.put(response)
+            if mailbox.put(response):
+                due.append(mailbox)
+        for mailbox in due:
+            mailbox.flush()

@@ -20,8 +20,10 @@ from inflight.openai.dispatcher import ClientGone, Mailbox
 from inflight.openai.endpoint import unexpected
 from inflight.openai.frames import DONE, error_frame
 from inflight.openai.generation import Generation
+from inflight.openai.http import chunk_writer
 from inflight.openai.metrics import ServerMetrics
 from inflight.openai.stream import StreamedAnswer
+from inflight.result import Response
 
 JSON_HEADERS = [(b"content-type", b"application/json")]
 STREAM_HEADERS = [
@@ -49,7 +51,9 @@ class Responder:
         """Returns the HTTP status. Raises APIError as long as nothing was sent, and ClientGone."""
         watching = asyncio.create_task(_watch(receive, self._mailbox.abandon))
         try:
-            return await (self._stream(send) if self._call.is_streamed else self._whole(send))
+            if self._call.is_streamed:
+                return await self._stream(send, chunk_writer(scope))
+            return await self._whole(send)
         finally:
             watching.cancel()
             self._mailbox.close()
@@ -65,29 +69,44 @@ class Responder:
         await send({"type": "http.response.body", "body": body})
         return 200
 
-    async def _stream(self, send: Send) -> int:
-        generation, take = self._generation, self._mailbox.take
-        news = generation.add(await take())
+    async def _stream(self, send: Send, write: Callable[[bytes], None]) -> int:
+        generation = self._generation
+        news = generation.add(await self._mailbox.take())
         self._metrics.observe_first_token(time.monotonic() - self._began)
         answer = StreamedAnswer(self._call, generation)
         await send({"type": "http.response.start", "status": 200, "headers": STREAM_HEADERS})
-        body = answer.open()
-        while True:
-            body += answer.add(news)
-            is_done = generation.is_done
-            if body or is_done:
-                await send({"type": "http.response.body", "body": body, "more_body": not is_done})
-            if is_done:
-                return 200
-            body = b""
+        status, body = 200, answer.open() + answer.add(news)
+        if not generation.is_done:
+            write(body)
+            status, body = await self._write_rest(answer, write)
+        await send({"type": "http.response.body", "body": body})
+        return status
+
+    async def _write_rest(self, answer: StreamedAnswer, write: Callable[[bytes], None]) -> tuple[int, bytes]:
+        """Write what comes as it comes. Returns the status to count and the last bytes. Raises ClientGone."""
+        generation, ended = self._generation, asyncio.get_running_loop().create_future()
+
+        def hear(responses: list[Response]) -> None:
+            if ended.done():
+                return
             try:
-                news = generation.add(await take())
-            except ClientGone:
-                raise
+                chunk = answer.add(generation.add(responses))
             except Exception as error:
                 failure = error if isinstance(error, APIError) else unexpected(error)
-                await send({"type": "http.response.body", "body": error_frame(failure) + DONE})
-                return failure.status
+                ended.set_result((failure.status, error_frame(failure) + DONE))
+                return
+            if generation.is_done:
+                ended.set_result((200, chunk))
+            elif chunk:
+                write(chunk)
+
+        def gone() -> None:
+            if not ended.done():
+                ended.set_exception(ClientGone())
+
+        self._mailbox.listen(hear, gone)
+        result: tuple[int, bytes] = await ended
+        return result
 
 
 async def _watch(receive: Receive, gone: Callable[[], None]) -> None:
