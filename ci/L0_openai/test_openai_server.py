@@ -24,7 +24,9 @@ ADAPTERS = MODEL_REPOSITORY / "llm" / "1" / "adapters"
 @pytest.fixture(scope="module")
 def server() -> Iterator[ServerProcess]:
     with ServerProcess(
-        parameters={"max_seq_len": "1024"}, openai={"port": 0, "allow_lora_updates": True}, drain_timeout=20.0
+        parameters={"max_seq_len": "1024", "num_threads": "1"},
+        openai={"port": 0, "allow_lora_updates": True},
+        drain_timeout=20.0,
     ) as running:
         yield running
 
@@ -45,12 +47,12 @@ def is_healthy(server: ServerProcess) -> bool:
 @pytest.mark.parametrize("options", [{"temperature": 0.0}, {"temperature": 0.9, "seed": 7}, {"stop": [" and"]}])
 def test_its_text_is_tritons(server: ServerProcess, client: openai.OpenAI, options: dict[str, object]) -> None:
     sampling = {"temperature": 0.0, **options}
-    answer = client.completions.create(model="llm", prompt=PROMPT, max_tokens=48, **sampling)
-    stream = client.completions.create(model="llm", prompt=PROMPT, max_tokens=48, stream=True, **sampling)
+    answer = client.completions.create(model="llm", prompt=PROMPT, max_tokens=32, **sampling)
+    stream = client.completions.create(model="llm", prompt=PROMPT, max_tokens=32, stream=True, **sampling)
     pieces = [chunk.choices[0].text for chunk in stream]
     triton = {("stop_words" if name == "stop" else name): value for name, value in sampling.items()}
     with Client(server.grpc_url) as theirs:
-        expected = theirs.generate(PROMPT, max_tokens=48, **triton)
+        expected = theirs.generate(PROMPT, max_tokens=32, **triton)
     assert answer.choices[0].text == "".join(pieces) == expected.text
     assert answer.choices[0].finish_reason == expected.finish_reason
 
@@ -146,17 +148,17 @@ def test_the_supervisor_starts_it_again(server: ServerProcess, client: openai.Op
 
 
 def test_a_stream_in_flight_ends_before_the_server_does() -> None:
-    with ServerProcess(openai={"port": 0}, drain_timeout=60.0, parameters={"max_seq_len": "512"}) as server:
+    with ServerProcess(openai={"port": 0}, drain_timeout=60.0, parameters={"num_threads": "1"}) as server:
         with openai.OpenAI(base_url=f"{server.openai_url}/v1", api_key="none") as client:
             options = {"stream": True, "stream_options": {"include_usage": True}, "extra_body": {"ignore_eos": True}}
-            stream = client.completions.create(model="llm", prompt=PROMPT, max_tokens=300, **options)
+            stream = client.completions.create(model="llm", prompt=PROMPT, max_tokens=100, **options)
             next(stream)
             pids = server.pids
             stopping = threading.Thread(target=server.stop)
             stopping.start()
             chunks = list(stream)
             stopping.join()
-        assert chunks[-1].usage.completion_tokens == 300
+        assert chunks[-1].usage.completion_tokens == 100
         assert server.process is not None
         assert server.process.returncode == 0
         assert not [pid for pid in pids if os.path.exists(f"/proc/{pid}")]

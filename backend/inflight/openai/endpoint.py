@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import time
 import traceback
@@ -12,7 +13,8 @@ import msgspec
 from starlette.types import Message, Receive, Scope, Send
 
 from inflight.errors import InflightError
-from inflight.openai.api_error import INTERNAL, APIError, of_engine
+from inflight.executor.front.front import SHUT_DOWN
+from inflight.openai.api_error import INTERNAL, APIError, of_engine, overloaded
 from inflight.openai.dispatcher import ClientGone
 from inflight.openai.metrics import ServerMetrics
 
@@ -49,6 +51,8 @@ class Endpoint:
             return await send_error(send, of_engine(error))
         except ClientGone:
             return CLIENT_GONE
+        except asyncio.CancelledError:  # this process ends, and the time to drain is over
+            return await send_error(send, overloaded(503, SHUT_DOWN))
         except Exception as error:
             return await send_error(send, unexpected(error))
 

@@ -13,8 +13,9 @@ from collections.abc import Callable
 import msgspec
 from starlette.types import Receive, Scope, Send
 
+from inflight.executor.front.front import SHUT_DOWN
 from inflight.openai.answer import WholeAnswer
-from inflight.openai.api_error import APIError
+from inflight.openai.api_error import APIError, overloaded
 from inflight.openai.call import Call
 from inflight.openai.dispatcher import ClientGone, Mailbox
 from inflight.openai.endpoint import unexpected
@@ -105,7 +106,10 @@ class Responder:
                 ended.set_exception(ClientGone())
 
         self._mailbox.listen(hear, gone)
-        result: tuple[int, bytes] = await ended
+        try:
+            result: tuple[int, bytes] = await ended
+        except asyncio.CancelledError:  # this process ends, and the time to drain is over
+            return 503, error_frame(overloaded(503, SHUT_DOWN)) + DONE
         return result
 
 

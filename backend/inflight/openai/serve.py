@@ -44,6 +44,8 @@ from inflight.text.tokenizer import Tokenizer
 BACKLOG = 2048
 KEEP_ALIVE_SECONDS = 75
 
+LAST_SECONDS = 1.0
+
 GC_THRESHOLDS = (20_000, 50, 100)
 """Every response of the engine is a few objects that live for a moment: with Python's own thresholds, a third of a
 streamed token's time went into looking for cycles among them."""
@@ -109,6 +111,8 @@ class OpenAIServer:
             ready(f"{host}:{port}")
             stopping = asyncio.create_task(_stop_when(server, stop)) if stop is not None else None
             await server.serve(sockets=[listener])
+            if server.server_state.tasks:  # they were cancelled, and tell their clients so
+                await asyncio.wait(list(server.server_state.tasks), timeout=LAST_SECONDS)
             if stopping is not None:
                 stopping.cancel()
         finally:

@@ -157,7 +157,8 @@ def _write_openai_options(
         parameters=parameters,
         port=port,
         api_key_file=openai.api_key_file and str(Path(openai.api_key_file).resolve()),
-        drain_seconds=options.drain_timeout,
+        # What is not finished by then is told so before the supervisor's own deadline.
+        drain_seconds=0.9 * options.drain_timeout,
     ).write(path)
 
 

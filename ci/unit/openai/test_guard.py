@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import socket
@@ -172,6 +173,20 @@ def test_a_request_in_flight_gets_its_end_when_the_server_stops(tmp_path: Path) 
         threading.Timer(0.2, lambda: engine.push(*say()(_numbered(engine)))).start()
     reader.join(ENOUGH)
     assert "".join(texts).endswith("data: [DONE]\n\n")
+
+
+def test_a_stream_that_does_not_end_in_time_is_told(tmp_path: Path) -> None:
+    engine = PlayedEngine(lambda request: [result(request, [72])])
+    with contextlib.ExitStack() as stack:
+        with openai_server(engine, checkpoint_folder(tmp_path)) as url:
+            stream = CLIENT.stream("POST", url + CHATS, json={**CHAT, "stream": True})
+            pieces = stack.enter_context(stream).iter_text()
+            seen = [next(pieces)]
+        seen += pieces
+    *_, error, done, _ = "".join(seen).split("\n\n")
+    assert json.loads(error[6:])["error"]["message"] == "the engine was shut down"
+    assert done == "data: [DONE]"
+    assert engine.cancelled
 
 
 def _numbered(engine: PlayedEngine) -> object:
