@@ -6,6 +6,7 @@ import difflib
 import math
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Literal
 
 import msgspec
 from msgspec import structs
@@ -42,6 +43,8 @@ class OpenAIOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     """Names that requests may set in `chat_template_kwargs`."""
     allow_lora_updates: bool = False
     """Whether clients may load LoRA adapters from folders of this machine, and unload them."""
+    embedding_pooling: Literal["mean", "last"] = "mean"
+    """What /v1/embeddings makes of the hidden states behind a text's tokens: their mean, or the last of them."""
     drain_seconds: float = 30.0
     """Time that requests in flight have to finish after SIGTERM."""
 
@@ -96,5 +99,6 @@ SETTABLE = (
     "max_request_seconds",
     "chat_template_kwargs",
     "allow_lora_updates",
+    "embedding_pooling",
 )
 """What `--openai-set` takes; the other fields have options of their own."""

@@ -105,6 +105,13 @@ def test_adapters_are_models(server: ServerProcess, client: openai.OpenAI) -> No
     assert CLIENT.post(f"{url}/load_lora_adapter", json={**order, "lora_path": "/nowhere"}).status_code == 404
 
 
+def test_embeddings_are_the_networks_hidden_states(server: ServerProcess, client: openai.OpenAI) -> None:
+    one, same, other = client.embeddings.create(model="llm", input=[PROMPT, PROMPT, "The dog ran."]).data
+    assert one.embedding == pytest.approx(same.embedding, abs=1e-5)
+    assert sum(a * a for a in one.embedding) == pytest.approx(1)
+    assert sum(a * b for a, b in zip(one.embedding, other.embedding, strict=True)) < 0.999
+
+
 def test_a_client_that_leaves_frees_its_blocks(server: ServerProcess, client: openai.OpenAI) -> None:
     stream = client.completions.create(
         model="llm", prompt=PROMPT, max_tokens=900, stream=True, extra_body={"ignore_eos": True}

@@ -20,6 +20,7 @@ from inflight.openai.api_error import APIError, invalid, of_response, of_validat
 from inflight.openai.call import Call
 from inflight.openai.call_builder import CallBuilder
 from inflight.openai.dispatcher import Dispatcher, Mailbox
+from inflight.openai.embeddings import EmbeddingBody, Pooling, answer, collect_vectors, embedding_requests
 from inflight.openai.endpoint import Endpoint, Handler, send_bytes, send_json
 from inflight.openai.fields import (
     ChatBody,
@@ -33,7 +34,7 @@ from inflight.openai.guard import Guard
 from inflight.openai.metrics import CONTENT_TYPE, ServerMetrics
 from inflight.openai.model_names import ModelNames
 from inflight.openai.prompts import PromptEncoder
-from inflight.openai.respond import Responder
+from inflight.openai.respond import Responder, watch
 from inflight.openai.text_threads import TextThreads
 from inflight.request import Request
 from inflight.text.text_decoder import make_text_decoder
@@ -60,6 +61,7 @@ class App:
         metrics: ServerMetrics,
         threads: TextThreads,
         allows_lora_updates: bool = False,
+        pooling: Pooling = "mean",
     ) -> None:
         self._front = front
         self._dispatcher = dispatcher
@@ -71,6 +73,7 @@ class App:
         self._metrics = metrics
         self._threads = threads
         self._allows_lora_updates = allows_lora_updates
+        self._pooling = pooling
 
     def routes(self) -> ASGIApp:
         paths: dict[str, dict[str, Handler]] = {
@@ -78,6 +81,7 @@ class App:
             "/v1/models/{id:path}": {"GET": self._model},
             "/v1/completions": {"POST": self._completions},
             "/v1/chat/completions": {"POST": self._chat_completions},
+            "/v1/embeddings": {"POST": self._embeddings},
             "/tokenize": {"POST": self._tokenize},
             "/detokenize": {"POST": self._detokenize},
             "/v1/load_lora_adapter": {"POST": self._load_adapter},
@@ -117,6 +121,29 @@ class App:
                 mailbox.close()
                 raise
             return await Responder(call, ids, mailbox, self._metrics, began).respond(scope, receive, send)
+
+    async def _embeddings(self, scope: Scope, receive: Receive, send: Send) -> int:
+        with self._guard.admitted(scope):
+            data = await self._guard.read_body(scope, receive)
+            body = _decode(data, EmbeddingBody)
+            model, adapter = self._names.find(body.model)
+            mailbox = Mailbox(self._dispatcher)
+
+            def prepare() -> tuple[list[int], int]:
+                requests = embedding_requests(body, self._encoder, self._front.limits, adapter)
+                return mailbox.send(requests), sum(len(request.input_token_ids) for request in requests)
+
+            try:
+                ids, num_tokens = await self._threads.run(len(data), prepare)
+                watching = watch(receive, mailbox)
+                try:
+                    vectors = await collect_vectors(mailbox, ids, self._pooling)
+                finally:
+                    watching.cancel()
+            finally:
+                mailbox.close()
+            self._metrics.count_tokens(num_tokens, 0)
+            return await send_json(send, answer(vectors, model, body.encoding_format, num_tokens))
 
     # -- tokens --------------------------------------------------------------------------------------------------------
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 from collections.abc import Iterator
 
@@ -11,6 +12,9 @@ from inflight.openai.api_error import APIError, overloaded
 from inflight.openai.api_keys import ApiKeys
 from inflight.openai.dispatcher import ClientGone
 from inflight.openai.rate_limit import RateLimit
+
+BODY_SECONDS = 60.0
+"""Within which a body must have come: it takes one of the places for open requests."""
 
 
 class Guard:
@@ -57,11 +61,17 @@ class Guard:
             self._num_open -= 1
 
     async def read_body(self, scope: Scope, receive: Receive) -> bytes:
-        """The whole body. Raises APIError as soon as it is too long, whether its length was announced or not, and
-        ClientGone."""
+        """The whole body. Raises APIError as soon as it is too long, whether its length was announced or not, or too
+        slow; and ClientGone."""
         announced = header(scope, b"content-length")
         if announced.isdigit() and int(announced) > self._max_body_bytes:
             raise self._too_long()
+        try:
+            return await asyncio.wait_for(self._read(receive), BODY_SECONDS)
+        except asyncio.TimeoutError:
+            raise APIError(408, f"the body did not come within {BODY_SECONDS:g} s") from None
+
+    async def _read(self, receive: Receive) -> bytes:
         pieces, length = [], 0
         while True:
             message = await receive()

@@ -19,19 +19,20 @@ MAX_PROMPTS = 1024
 Prompt = str | list[int]
 
 
-def split_prompts(given: str | list[str | int | list[int]]) -> list[Prompt]:
-    """The prompts of a completion: one text, one row of token ids, or a list of either. Raises APIError."""
+def split_prompts(given: str | list[str | int | list[int]], field: str = "prompt") -> list[Prompt]:
+    """The prompts of a body: one text, one row of token ids, or a list of either. `field`: where they stand. Raises
+    APIError."""
     if isinstance(given, str):
         return [given]
     if not given:
-        raise invalid("prompt is empty: give at least one character or token", "prompt")
+        raise invalid(f"{field} is empty: give at least one character or token", field)
     if all(isinstance(each, int) for each in given):
         return [[each for each in given if isinstance(each, int)]]
     prompts = [each for each in given if isinstance(each, str | list)]
     if len({type(each) for each in given}) > 1 or len(prompts) < len(given):
-        raise invalid("prompt must be a text, a list of texts, a list of token ids or a list of such lists", "prompt")
+        raise invalid(f"{field} must be a text, a list of texts, a list of token ids or a list of such lists", field)
     if len(prompts) > MAX_PROMPTS:
-        raise invalid(f"prompt has {len(prompts)} entries, more than {MAX_PROMPTS}", "prompt")
+        raise invalid(f"{field} has {len(prompts)} entries, more than {MAX_PROMPTS}", field)
     return prompts
 
 

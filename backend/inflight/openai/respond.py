@@ -6,7 +6,6 @@ A stream's status and headers are sent with its first tokens, so that what fails
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import time
 from collections.abc import Callable
 
@@ -50,7 +49,7 @@ class Responder:
 
     async def respond(self, scope: Scope, receive: Receive, send: Send) -> int:
         """Returns the HTTP status. Raises APIError as long as nothing was sent, and ClientGone."""
-        watching = asyncio.create_task(_watch(receive, self._mailbox.abandon))
+        watching = watch(receive, self._mailbox)
         try:
             if self._call.is_streamed:
                 return await self._stream(send, chunk_writer(scope))
@@ -113,9 +112,12 @@ class Responder:
         return result
 
 
-async def _watch(receive: Receive, gone: Callable[[], None]) -> None:
-    """Wait until the client closes its connection, or has the whole answer."""
-    with contextlib.suppress(asyncio.CancelledError):
+def watch(receive: Receive, mailbox: Mailbox) -> asyncio.Task[None]:
+    """Abandon the mailbox when the client closes its connection. To be cancelled once it has its answer."""
+
+    async def wait() -> None:
         while (await receive())["type"] != "http.disconnect":
             continue
-        gone()
+        mailbox.abandon()
+
+    return asyncio.create_task(wait())

@@ -138,6 +138,7 @@ class OpenAIServer:
             metrics=ServerMetrics(),
             threads=threads,
             allows_lora_updates=options.allow_lora_updates,
+            pooling=options.embedding_pooling,
         ).routes()
 
     def _uvicorn(self, app: ASGIApp) -> uvicorn.Config:

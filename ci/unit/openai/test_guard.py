@@ -102,6 +102,15 @@ def test_long_bodies_are_refused_announced_or_not(guarded: Running) -> None:
     assert response.status_code == 413
 
 
+def test_slow_bodies_are_refused(guarded: Running, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("inflight.openai.guard.BODY_SECONDS", 0.05)
+    host, port = guarded.url.removeprefix("http://").split(":")
+    with socket.create_connection((host, int(port)), ENOUGH) as connection:
+        head = f"POST {CHATS} HTTP/1.1\r\nhost: x\r\nauthorization: Bearer {KEY}\r\ncontent-length: 100\r\n\r\n{{"
+        connection.sendall(head.encode())
+        assert connection.recv(1000).startswith(b"HTTP/1.1 408")
+
+
 def test_endless_heads_are_refused(guarded: Running) -> None:
     host, port = guarded.url.removeprefix("http://").split(":")
     with socket.create_connection((host, int(port)), ENOUGH) as connection:
