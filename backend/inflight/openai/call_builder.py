@@ -87,7 +87,8 @@ class CallBuilder:
             token_ids = self._encoder.encode(prompt, limits, add_special_tokens=add_special)
             wanted = 1 if scores_only else body.max_tokens
             request = self._request(body, token_ids, limits, wanted, COMPLETION_TOKENS, output, adapter)
-            prompts.append(self._prompt_call(body, request, prompt if isinstance(prompt, str) else None))
+            is_whole = isinstance(prompt, str) and len(request.input_token_ids) == len(token_ids)
+            prompts.append(self._prompt_call(body, request, str(prompt) if is_whole else None))
         return self._call(body, prompts, model, includes_usage, scores_only=scores_only)
 
     def _call(
@@ -96,7 +97,7 @@ class CallBuilder:
         wants_log_probs = (
             bool(body.logprobs) if isinstance(body, ChatBody) else getattr(body, "logprobs", None) is not None
         )
-        as_ids = bool(body.return_tokens_as_token_ids)
+        as_ids, shows_special = bool(body.return_tokens_as_token_ids), body.skip_special_tokens is False
         return Call(
             is_chat=isinstance(body, ChatBody),
             model=model,
@@ -104,7 +105,9 @@ class CallBuilder:
             num_choices=body.n or 1,
             is_streamed=bool(body.stream),
             includes_usage=includes_usage,
-            log_probs=LogProbWriter(self._texts, as_ids=as_ids) if wants_log_probs else None,
+            log_probs=LogProbWriter(self._texts, as_ids=as_ids, shows_special=shows_special)
+            if wants_log_probs
+            else None,
             returns_token_ids=bool(body.return_token_ids),
             scores_only=scores_only,
             client_id=_client_id(body.request_id),

@@ -12,9 +12,10 @@ LOWEST = -9999.0
 
 
 class LogProbWriter:
-    def __init__(self, texts: TokenTexts, *, as_ids: bool = False) -> None:
-        """`as_ids`: whether tokens are shown as "token_id:17", which no two share."""
-        self._texts, self._as_ids = texts, as_ids
+    def __init__(self, texts: TokenTexts, *, as_ids: bool = False, shows_special: bool = False) -> None:
+        """`as_ids`: whether tokens are shown as "token_id:17", which no two share. `shows_special`: whether the text
+        holds special tokens."""
+        self._texts, self._as_ids, self._shows_special = texts, as_ids, shows_special
 
     def of_chat(self, entries: list[TokenLogProb]) -> dict[str, Any]:
         content = [
@@ -31,7 +32,7 @@ class LogProbWriter:
         offsets = []
         for entry in entries:
             offsets.append(offset)
-            offset += len(self._texts.text(entry.token_id))
+            offset += self._length(entry.token_id)
         return {
             "tokens": [self._name(entry.token_id) for entry in entries],
             "token_logprobs": [None if entry.log_prob is None else max(entry.log_prob, LOWEST) for entry in entries],
@@ -41,7 +42,12 @@ class LogProbWriter:
 
     def num_chars(self, entries: list[TokenLogProb]) -> int:
         """By how much `of_completion` has counted on."""
-        return sum(len(self._texts.text(entry.token_id)) for entry in entries)
+        return sum(self._length(entry.token_id) for entry in entries)
+
+    def _length(self, token_id: int) -> int:
+        """Characters of the text that a token takes."""
+        is_hidden = self._texts.is_special(token_id) and not self._shows_special
+        return 0 if is_hidden else len(self._texts.text(token_id))
 
     def _top(self, entry: TokenLogProb) -> dict[str, float] | None:
         """The likeliest, and the token itself. Of tokens with the same text the first stands there."""

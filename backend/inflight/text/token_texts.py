@@ -20,6 +20,9 @@ class TokenTexts:
         self._num_before = len(tokenizer.join([BEFORE]))
         self.data = cache(self._data)
 
+    def is_special(self, token_id: int) -> bool:
+        return token_id in self._tokenizer.special_ids
+
     def text(self, token_id: int) -> str:
         """Special tokens as they are written; bytes that are a part of a character as U+FFFD."""
         return self.data(token_id).decode("utf-8", "replace")
@@ -30,7 +33,7 @@ class TokenTexts:
         token = tokenizer.token(token_id)
         if not token:
             return b""
-        if token_id in tokenizer.special_ids:
+        if self.is_special(token_id):
             return token.encode()
         if tokenizer.is_byte_level:
             return self._byte_level.read(token)

@@ -231,6 +231,13 @@ def test_echo_counts_the_prompt_in_front(running: Running) -> None:
     assert complete(running, [97, 98], echo=True, max_tokens=2)["text"] == "abHe"
 
 
+def test_special_tokens_take_no_place_in_offsets(running: Running) -> None:
+    found = complete(running, [END_ID, 97], echo=True, logprobs=0, max_tokens=1)
+    assert (found["text"], found["logprobs"]["text_offset"]) == ("aH", [0, 0, 1])
+    found = complete(running, "abc", echo=True, max_tokens=1, truncate_prompt_tokens=2)
+    assert found["text"] == "bcH"
+
+
 def test_token_ids_can_be_returned(running: Running) -> None:
     choice = complete(running, return_token_ids=True, max_tokens=2)
     assert (choice["token_ids"], choice["prompt_token_ids"]) == ([72, 101], [97, 98])
