@@ -38,11 +38,12 @@ class WholeAnswer:
         message, writer = ChatMessage(), self._call.log_probs
         for text in self._texts[choice.index]:
             message.feed(text)
+        fields, reason = message.finish(choice.finish_reason)
         return {
             "index": choice.index,
-            "message": message.fields(),
+            "message": fields,
             "logprobs": None if writer is None else writer.of_chat(choice.take_log_probs()),
-            **self._end(choice),
+            **self._end(choice, reason),
         }
 
     def _completion_choice(self, choice: Choice) -> dict[str, Any]:
@@ -53,10 +54,15 @@ class WholeAnswer:
         if call.log_probs is not None:
             own = [] if call.scores_only else choice.take_log_probs()
             log_probs = call.log_probs.of_completion([*self._generation.prompt_log_probs.get(number, []), *own], 0)
-        return {"index": choice.index, "text": prompt.echo + text, "logprobs": log_probs, **self._end(choice)}
+        return {
+            "index": choice.index,
+            "text": prompt.echo + text,
+            "logprobs": log_probs,
+            **self._end(choice, choice.finish_reason),
+        }
 
-    def _end(self, choice: Choice) -> dict[str, Any]:
-        fields: dict[str, Any] = {"finish_reason": choice.finish_reason, "stop_reason": choice.stop_reason}
+    def _end(self, choice: Choice, reason: str) -> dict[str, Any]:
+        fields: dict[str, Any] = {"finish_reason": reason, "stop_reason": choice.stop_reason}
         if self._call.returns_token_ids:
             prompt = self._call.prompts[choice.index // self._call.num_choices]
             fields |= {"token_ids": choice.take_token_ids(), "prompt_token_ids": prompt.request.input_token_ids}

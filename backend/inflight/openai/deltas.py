@@ -24,6 +24,10 @@ class ChatDeltas:
         """The deltas, each a JSON object, that this text makes."""
         return [b'{"content":' + _encode(text) + b"}"] if text else []
 
+    def finish(self, reason: str) -> tuple[list[bytes], str]:
+        """The deltas that are left at the end, and the finish reason. `reason`: the engine's."""
+        return [], reason
+
 
 class ChatMessage:
     """Of one choice of an answer that is not streamed."""
@@ -34,5 +38,6 @@ class ChatMessage:
     def feed(self, text: str) -> None:
         self._content.append(text)
 
-    def fields(self) -> dict[str, Any]:
-        return {"role": "assistant", "content": "".join(self._content)}
+    def finish(self, reason: str) -> tuple[dict[str, Any], str]:
+        """The message, and the finish reason. `reason`: the engine's."""
+        return {"role": "assistant", "content": "".join(self._content)}, reason

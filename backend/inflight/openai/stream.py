@@ -67,8 +67,7 @@ class StreamedAnswer:
             if not self._call.scores_only:
                 self._write(choice, text, chunks)
             if choice.finish_reason:
-                nothing = NOTHING if self._call.is_chat else NO_TEXT
-                chunks.append(self._frames.finish(choice.index, nothing, choice.finish_reason, choice.stop_reason))
+                self._finish(choice, chunks)
         if self._generation.is_done:
             if self._call.includes_usage:
                 chunks.append(self._frames.usage(usage(self._call, self._generation)))
@@ -86,6 +85,14 @@ class StreamedAnswer:
         first, *rest = parts or [NOTHING if self._call.is_chat else NO_TEXT]
         chunks.append(self._detailed(choice, first))
         chunks += [self._frames.plain(index, part) for part in rest]
+
+    def _finish(self, choice: Choice, chunks: list[bytes]) -> None:
+        index, nothing, reason = choice.index, NO_TEXT, choice.finish_reason
+        if self._call.is_chat:
+            nothing = NOTHING
+            parts, reason = self._deltas[index].finish(reason)
+            chunks += [self._frames.plain(index, part) for part in parts]
+        chunks.append(self._frames.finish(index, nothing, reason, choice.stop_reason))
 
     def _detailed(self, choice: Choice, part: bytes) -> bytes:
         call, entries = self._call, choice.take_log_probs()
