@@ -66,7 +66,7 @@ class CallBuilder:
         )
         # The template writes the special tokens itself.
         token_ids = self._encoder.encode(text, limits, add_special_tokens=bool(body.add_special_tokens))
-        if body.top_logprobs is not None and not body.logprobs:
+        if body.top_logprobs and not body.logprobs:
             raise invalid("top_logprobs needs logprobs to be true", "top_logprobs")
         output = _output_config(body.top_logprobs or 0, "top_logprobs") if body.logprobs else OutputConfig()
         wanted = body.max_tokens if body.max_completion_tokens is None else body.max_completion_tokens

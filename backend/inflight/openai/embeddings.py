@@ -49,6 +49,8 @@ def embedding_requests(
     output = AdditionalModelOutput(name=OUTPUT, gather_context=True)
     requests = []
     for prompt in split_prompts(body.input, "input"):
+        if not prompt:
+            raise invalid("input is empty: give at least one character or token", "input")
         token_ids = encoder.encode(prompt, limits)
         if len(token_ids) > min(limits.max_input_len, limits.max_seq_len - 1, limits.kv_cache_tokens):
             raise context_too_long(limits.max_seq_len, len(token_ids))

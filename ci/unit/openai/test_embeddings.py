@@ -87,7 +87,7 @@ def test_vectors_have_length_1() -> None:
 @pytest.mark.parametrize(
     ("body", "param"),
     [
-        ({"input": ""}, "prompt"),
+        ({"input": ""}, "input"),
         ({"input": []}, "input"),
         ({"input": [1, "a"]}, "input"),
         ({"input": "a", "encoding_format": "hex"}, "encoding_format"),
