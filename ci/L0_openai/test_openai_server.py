@@ -154,6 +154,14 @@ def test_the_supervisor_starts_it_again(server: ServerProcess, client: openai.Op
     assert "the OpenAI server ended (killed by SIGKILL); starting it again" in server.told
 
 
+def test_it_comes_back_with_a_dead_tritonserver(server: ServerProcess, client: openai.OpenAI) -> None:
+    before = server.tritonserver_pid
+    os.kill(before, signal.SIGKILL)
+    until(lambda: "serving again" in server.told, "the server was started again")
+    assert server.tritonserver_pid != before
+    assert client.completions.create(model="llm", prompt=PROMPT, max_tokens=4).choices[0].text
+
+
 def test_a_stream_in_flight_ends_before_the_server_does() -> None:
     with ServerProcess(openai={"port": 0}, drain_timeout=60.0, parameters={"num_threads": "1"}) as server:
         with openai.OpenAI(base_url=f"{server.openai_url}/v1", api_key="none") as client:
