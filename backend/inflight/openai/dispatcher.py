@@ -38,7 +38,8 @@ class Mailbox:
         self._responses: list[Response] = []
         self._waiting: asyncio.Future[None] | None = None
         self._is_abandoned = False
-        self._hear: Callable[[list[Response]], None] | None = None
+        self._hear: Callable[[list[Response]], bytes] | None = None
+        self.write: Callable[[bytes], None] = _nowhere
         self._gone: Callable[[], None] | None = None
 
     def send(self, requests: Sequence[Request]) -> list[int]:
@@ -55,12 +56,14 @@ class Mailbox:
         taken, self._responses = self._responses, []
         return taken
 
-    def listen(self, hear: Callable[[list[Response]], None], gone: Callable[[], None]) -> None:
-        """From now on nobody takes: `hear` is called with all that has come at once, and `gone` if the client closes
-        its connection. Neither may raise."""
-        self._hear, self._gone = hear, gone
-        if self._responses:
-            self.flush()
+    def listen(
+        self, hear: Callable[[list[Response]], bytes], write: Callable[[bytes], None], gone: Callable[[], None]
+    ) -> None:
+        """From now on nobody takes: `hear` is called with all that has come at once, and what it returns is written
+        unless it is empty; `gone` is called if the client closes its connection. None of them may raise."""
+        self._hear, self.write, self._gone = hear, write, gone
+        if self._responses and (chunk := self.flush()):
+            write(chunk)
         if self._is_abandoned:
             gone()
 
@@ -86,13 +89,13 @@ class Mailbox:
         self._responses.append(response)
         return len(self._responses) == 1
 
-    def flush(self) -> None:
-        """Hand on what has come."""
+    def flush(self) -> bytes:
+        """Hand on what has come. Returns what is to be written of it."""
         if self._hear is None:
             self._wake()
-            return
+            return b""
         taken, self._responses = self._responses, []
-        self._hear(taken)
+        return self._hear(taken)
 
     def opened(self, request_ids: Sequence[int]) -> None:
         self._open.update(request_ids)
@@ -173,5 +176,12 @@ class Dispatcher:
                 mailbox.ended(request_id)
             if mailbox.put(response):
                 due.append(mailbox)
-        for mailbox in due:
-            mailbox.flush()
+        # All chunks first and then all system calls: between two of these the caches would have lost our code.
+        chunks = [mailbox.flush() for mailbox in due]
+        for mailbox, chunk in zip(due, chunks, strict=True):
+            if chunk:
+                mailbox.write(chunk)
+
+
+def _nowhere(chunk: bytes) -> None:
+    """Of a mailbox that nobody listens to."""

@@ -86,25 +86,25 @@ class Responder:
         """Write what comes as it comes. Returns the status to count and the last bytes. Raises ClientGone."""
         generation, ended = self._generation, asyncio.get_running_loop().create_future()
 
-        def hear(responses: list[Response]) -> None:
+        def hear(responses: list[Response]) -> bytes:
             if ended.done():
-                return
+                return b""
             try:
                 chunk = answer.add(generation.add(responses))
             except Exception as error:
                 failure = error if isinstance(error, APIError) else unexpected(error)
                 ended.set_result((failure.status, error_frame(failure) + DONE))
-                return
-            if generation.is_done:
-                ended.set_result((200, chunk))
-            elif chunk:
-                write(chunk)
+                return b""
+            if not generation.is_done:
+                return chunk
+            ended.set_result((200, chunk))
+            return b""
 
         def gone() -> None:
             if not ended.done():
                 ended.set_exception(ClientGone())
 
-        self._mailbox.listen(hear, gone)
+        self._mailbox.listen(hear, write, gone)
         try:
             result: tuple[int, bytes] = await ended
         except asyncio.CancelledError:  # this process ends, and the time to drain is over
