@@ -25,7 +25,7 @@ TORCH_INDEX ?=
 PIP := $(BIN)/python -m pip --disable-pip-version-check
 PIP_INSTALL := $(PIP) install --constraint constraints.txt --no-warn-script-location
 
-.PHONY: help serve test test-full unit kernels L0 lint bench bench-features bench-host load-test \
+.PHONY: help serve test test-full unit kernels L0 lint bench bench-features bench-host bench-openai load-test \
   default-model image test-gpu gpu-bench-kernels gpu-tune-kernels clean
 
 help: ## list the targets
@@ -89,6 +89,9 @@ bench: $(READY) ## measure the engine against transformers: a table and one JSON
 
 bench-host: $(READY) ## measure the host's time per step, with a device that does nothing
 	$(BIN)/python -m ci.bench.host_work $(ARGS)
+
+bench-openai: $(READY) ## measure the OpenAI server's CPU time per streamed token, on a played engine
+	$(BIN)/python -m ci.bench.openai_stream $(ARGS)
 
 bench-features: $(READY) ## measure what features gain or cost
 	$(BIN)/python -m ci.bench.features $(ARGS)

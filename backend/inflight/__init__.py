@@ -12,7 +12,8 @@ this package.
 The package reads downwards, and each folder imports only from those below it:
 
     server          tensors <-> Request/Response, inside tritonserver's stub process
-    text            text <-> tokens, for the server and for programs that use the engine as a library
+    openai          OpenAI's API over HTTP, in a process of its own
+    text            text <-> tokens, for both servers and for programs that use the engine as a library
     executor        how ranks are launched and reached
     batch_manager   the worker loop of every rank: GptManager, Scheduler, KVCacheManager
     runtime         one device: ModelRunner, Sampler

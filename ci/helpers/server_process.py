@@ -23,6 +23,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
+from inflight.openai_options import OpenAIOptions
 from inflight.run_directory import RUN_DIRECTORY
 from inflight.supervisor import processes
 from inflight.supervisor.options import Endpoints, ServeOptions
@@ -39,7 +40,8 @@ class ServerFailed(Exception):
 
 
 class ServerProcess:
-    """`options` are those of ServeOptions; ports are free ones unless named, and the log goes to a file."""
+    """`options` are those of ServeOptions, `openai` as a dictionary; ports are free ones unless named, and the log goes
+    to a file."""
 
     def __init__(self, **options: Any) -> None:
         self._directory = tempfile.TemporaryDirectory(prefix="inflight-test-")
@@ -134,6 +136,16 @@ class ServerProcess:
         return f"http://{self.ready_endpoints.http}"
 
     @property
+    def openai_url(self) -> str:
+        """With the scheme and without a path."""
+        return f"http://{self.ready_endpoints.openai}"
+
+    @property
+    def openai_pid(self) -> int:
+        """Of the OpenAI server."""
+        return next(pid for pid in self.pids if b"inflight.openai" in command_of(pid))
+
+    @property
     def metrics_url(self) -> str:
         """With scheme and path."""
         return f"http://{self.ready_endpoints.metrics}/metrics"
@@ -175,6 +187,14 @@ def _program(pid: int) -> str:
         return ""
 
 
+def command_of(pid: int) -> list[bytes]:
+    """A process's command line; empty if it has ended."""
+    try:
+        return Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
+    except OSError:
+        return []
+
+
 def _read_line(descriptor: int, timeout: float) -> str:
     """Up to the end of line or file; "" at the deadline."""
     collected = b""
@@ -198,6 +218,8 @@ def main(arguments: str) -> int:
     for name in ("checkpoint", "model_repository", "tritonserver", "log_file", "api_key_file"):
         if options.get(name) is not None:
             options[name] = Path(options[name])
+    if options.get("openai") is not None:
+        options["openai"] = OpenAIOptions(**options["openai"])
     options["server_arguments"] = tuple(options.get("server_arguments", ()))
 
     def tell_endpoints(endpoints: Endpoints) -> None:

@@ -1,4 +1,4 @@
-"""The console command `inflight`: serve, generate, chat, load-test. Only parses options and calls other modules.
+"""The console command `inflight`: serve, openai, generate, chat, load-test. It only parses options.
 
 Every command imports what it needs when it runs, so that `inflight --help` answers at once. Expected failures are
 reported in one sentence on standard error, with exit code 2 for invalid options or requests and 1 otherwise.
@@ -9,7 +9,7 @@ from __future__ import annotations
 import sys
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -27,6 +27,7 @@ from inflight_client.terminal import (
 )
 
 if TYPE_CHECKING:
+    from inflight.openai_options import OpenAIOptions
     from inflight_client._client import Client
     from inflight_client._types import GenerationOptions
 
@@ -59,6 +60,10 @@ PromptTable = Annotated[
     typer.Option("--prompt-table", help="NumPy file (.npy) of embeddings to stand before the text.", dir_okay=False),
 ]
 Lora = Annotated[str | None, typer.Option("--lora", help="LoRA adapter of the server to generate with.")]
+OpenAISet = Annotated[
+    list[str] | None,
+    typer.Option("--openai-set", metavar="KEY=VALUE", help="Any setting of the OpenAI server; may be repeated."),
+]
 Stop = Annotated[list[str] | None, typer.Option("--stop", help="End where this text appears; may be repeated.")]
 
 
@@ -213,6 +218,14 @@ def serve(
     http_port: Annotated[int, typer.Option(help="0 takes a free one.", min=0, max=65535)] = 8000,
     grpc_port: Annotated[int, typer.Option(help="0 takes a free one.", min=0, max=65535)] = 8001,
     metrics_port: Annotated[int, typer.Option(help="0 takes a free one.", min=0, max=65535)] = 8002,
+    openai_port: Annotated[
+        int | None, typer.Option(help="Serve OpenAI's API here as well; 0 takes a free one.", min=0, max=65535)
+    ] = None,
+    openai_api_key_file: Annotated[
+        Path | None,
+        typer.Option(help="File with the keys of OpenAI clients, one a line; none are needed unless given."),
+    ] = None,
+    openai_set: OpenAISet = None,
     open_apis: Annotated[
         bool,
         typer.Option("--open-apis", help="Let every client load models, register shared memory, set logs and traces."),
@@ -239,6 +252,8 @@ def serve(
         "max_seq_len": max_seq_len,
     }
     parameters = {key: str(value) for key, value in named.items() if value is not None} | _assignments(set_ or [])
+    if openai_port is None and (openai_api_key_file or openai_set):
+        raise fail("--openai-api-key-file and --openai-set need --openai-port", EXIT_USAGE)
     try:
         from inflight.supervisor.options import Endpoints, ServeOptions
         from inflight.supervisor.serve import serve as run
@@ -252,6 +267,7 @@ def serve(
                 grpc=endpoints.grpc,
                 http=endpoints.http,
                 metrics=endpoints.metrics,
+                openai=endpoints.openai,
                 model=endpoints.model,
                 prompt=_DEMO_PROMPT,
             )
@@ -268,6 +284,9 @@ def serve(
         grpc_port=grpc_port,
         http_port=http_port,
         metrics_port=metrics_port,
+        openai=None
+        if openai_port is None
+        else _openai_options(openai_set, host=host, port=openai_port, api_key_file=str(openai_api_key_file or "")),
         open_apis=open_apis,
         api_key_file=api_key_file,
         ready_timeout=ready_timeout,
@@ -278,6 +297,49 @@ def serve(
         on_ready=show if demo else None,
     )
     raise typer.Exit(run(options))
+
+
+@app.command()
+def openai(
+    checkpoint: Annotated[
+        Path | None,
+        typer.Argument(metavar="[MODEL_DIR]", help="The engine's checkpoint folder; the default model's unless given."),
+    ] = None,
+    engine: Annotated[str, typer.Option(help="Name under which its program has started it.")] = "llm",
+    port: Annotated[int, typer.Option(help="0 takes a free one.", min=0, max=65535)] = 9000,
+    host: Annotated[str, typer.Option(help="Interface to listen on; loopback unless told otherwise.")] = "127.0.0.1",
+    api_key_file: Annotated[
+        Path | None, typer.Option(help="File with the keys of clients, one a line; none are needed unless given.")
+    ] = None,
+    set_: Annotated[
+        list[str] | None,
+        typer.Option("--set", metavar="KEY=VALUE", help="The engine's parameters, as it has them; may be repeated."),
+    ] = None,
+    openai_set: OpenAISet = None,
+) -> None:
+    """Serve OpenAI's API on an engine that runs on this machine already. `inflight serve --openai-port` does both."""
+    try:
+        from inflight.errors import ConfigurationError
+        from inflight.openai.serve import serve as run
+        from inflight.supervisor.installation import find_model_repository
+    except ImportError as error:
+        raise fail(f"the engine is not installed beside this client: {error}", EXIT_USAGE) from None
+    parameters = _assignments(set_ or [])
+    try:
+        folder = checkpoint or find_model_repository() / "llm" / "1" / "checkpoint"
+        parameters.setdefault("gpt_model_path", str(folder.resolve()))
+        run(
+            _openai_options(
+                openai_set,
+                engine=engine,
+                parameters=parameters,
+                host=host,
+                port=port,
+                api_key_file=str(api_key_file or ""),
+            )
+        )
+    except ConfigurationError as error:
+        raise fail(str(error), EXIT_USAGE) from None
 
 
 @app.command("load-test")
@@ -342,13 +404,24 @@ def load_test(
         typer.echo(f"results.json, plot.png and report.html are in {output}")
 
 
-def _assignments(texts: list[str]) -> dict[str, str]:
+def _openai_options(settings: list[str] | None, **fields: Any) -> OpenAIOptions:
+    """Settings from the command line, and further fields of OpenAIOptions."""
+    from inflight.errors import ConfigurationError
+    from inflight.openai_options import OpenAIOptions
+
+    try:
+        return OpenAIOptions(**fields).with_settings(_assignments(settings or [], "--openai-set"))
+    except ConfigurationError as error:
+        raise fail(str(error), EXIT_USAGE) from None
+
+
+def _assignments(texts: list[str], option: str = "--set") -> dict[str, str]:
     """{"KEY": "VALUE"} of KEY=VALUE texts."""
     assigned = {}
     for text in texts:
         key, equals, value = text.partition("=")
         if not (key.strip() and equals):
-            raise fail(f"--set takes KEY=VALUE, got {text!r}", EXIT_USAGE)
+            raise fail(f"{option} takes KEY=VALUE, got {text!r}", EXIT_USAGE)
         assigned[key.strip()] = value.strip()
     return assigned
 

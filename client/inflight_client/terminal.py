@@ -149,7 +149,7 @@ def _answer(session: ChatSession, text: str) -> None:
         fail(str(error))
 
 
-def greet(*, client: Client, grpc: str, http: str, metrics: str, model: str, prompt: str) -> None:
+def greet(*, client: Client, grpc: str, http: str, metrics: str, openai: str, model: str, prompt: str) -> None:
     """Show that a new server works by streaming one completion, and how to use it."""
     typer.secho(f"\n{prompt}", bold=True, nl=False)
     try:
@@ -159,7 +159,9 @@ def greet(*, client: Client, grpc: str, http: str, metrics: str, model: str, pro
         fail(f"the server is up, but its first answer failed: {error}")
         return
     typer.secho("\nServing. Talk to it:\n", bold=True)
-    typer.echo(how_to_talk(command=command(), grpc=grpc, http=http, metrics=metrics, model=model, prompt=prompt))
+    typer.echo(
+        how_to_talk(command=command(), grpc=grpc, http=http, metrics=metrics, openai=openai, model=model, prompt=prompt)
+    )
 
 
 def command() -> str:
@@ -171,14 +173,16 @@ def command() -> str:
     return called.name if found and called.exists() and Path(found).samefile(called) else str(called)
 
 
-def how_to_talk(*, command: str, grpc: str, http: str, metrics: str, model: str, prompt: str) -> str:
-    """Example commands for a server, which begin with `command`. `http` is "" if the server has no HTTP endpoint."""
+def how_to_talk(*, command: str, grpc: str, http: str, metrics: str, openai: str, model: str, prompt: str) -> str:
+    """Example commands for a server, which begin with `command`. `http` is "" if the server has no HTTP endpoint,
+    `openai` if it has no OpenAI server."""
     url = "" if grpc in ("127.0.0.1:8001", "localhost:8001") else f" --url {grpc}"
     named = "" if model == "llm" else f" --model {model}"
     curl = f"""
   curl -N {http}/v2/models/{model}/generate_stream \\
        -d '{{"text_input": "{prompt}", "max_tokens": 64, "stream": true}}'
 """
+    api = f"\n  OpenAI's API: http://{openai}/v1"
     return f"""\
   {command} generate {prompt!r}{url}{named}
   {command} chat{url}{named}
@@ -188,5 +192,5 @@ def how_to_talk(*, command: str, grpc: str, http: str, metrics: str, model: str,
       for chunk in client.stream("{prompt}", max_tokens=64):
           print(chunk.text, end="", flush=True)
 
-  metrics: http://{metrics}/metrics      Ctrl-C stops the server
+  metrics: http://{metrics}/metrics      Ctrl-C stops the server{api if openai else ""}
 """

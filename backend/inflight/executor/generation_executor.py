@@ -364,10 +364,7 @@ class GenerationExecutor:
     # -- text ----------------------------------------------------------------------------------------------------------
 
     def _end_ids(self) -> list[int]:
-        if self._tokenizer is None:
-            return []
-        # Some checkpoints name an end token that their vocabulary does not reach: it can never be sampled.
-        return [token for token in self._tokenizer.end_ids if token < self._executor.limits.vocab_size]
+        return [] if self._tokenizer is None else self._tokenizer.end_ids_below(self._executor.limits.vocab_size)
 
     # -- the thread ----------------------------------------------------------------------------------------------------
 

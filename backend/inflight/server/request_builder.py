@@ -205,8 +205,7 @@ class RequestBuilder:
         self._check_token_id("pad_id", client.pad_id)
         self._check_token_id("end_id", client.end_id)
         if client.end_id is None:
-            # Some checkpoints name an end token that their vocabulary does not reach: it can never be sampled.
-            return [token for token in self._tokenizer.end_ids if token < self._limits.vocab_size]
+            return self._tokenizer.end_ids_below(self._limits.vocab_size)
         return [] if client.end_id == NEVER else [client.end_id]
 
     def _check_token_id(self, name: str, token_id: int | None) -> None:
@@ -216,11 +215,8 @@ class RequestBuilder:
             )
 
     def _bad_words(self, client: ClientRequest) -> list[list[int]]:
-        """A word is banned at the start of a text and after a space alike: the two are different tokens."""
-        words = client.bad_words or ()
-        spellings = [*words, *(f" {word.lstrip()}" for word in words if word.strip())]
-        encoded = (self._tokenizer.encode_plain(spelling) for spelling in spellings)
-        return _distinct([*(client.bad_word_ids or ()), *encoded])
+        """A word is banned at the start of a text and after a space alike."""
+        return _distinct([*(client.bad_word_ids or ()), *self._tokenizer.encode_spellings(client.bad_words or ())])
 
 
 def _lora_config(client: ClientRequest) -> LoraConfig | None:

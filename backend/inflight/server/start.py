@@ -5,13 +5,13 @@ from __future__ import annotations
 import json
 import logging
 import os
-import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from inflight.config import EngineConfig
 from inflight.errors import ConfigurationError
+from inflight.log_output import start_logging
 from inflight.numpy_check import check_numpy
 from inflight.server.backend_server import BackendServer
 from inflight.server.self_unload import is_supervised
@@ -24,7 +24,7 @@ def start_server(pb_utils: Any, args: Mapping[str, str]) -> BackendServer:
 
     Raises ConfigurationError with one sentence, or another InflightError if the engine does not start.
     """
-    _start_logging()
+    start_logging()
     check_numpy(Path("/proc/self/exe"))
     # Texts are tokenised one at a time, and the library's own threads would only take cores from the ranks.
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
@@ -66,25 +66,3 @@ def start_server(pb_utils: Any, args: Mapping[str, str]) -> BackendServer:
 def _check_decoupled(model_config: Mapping[str, Any]) -> None:
     if not model_config.get("model_transaction_policy", {}).get("decoupled", False):
         raise ConfigurationError("config.pbtxt: set model_transaction_policy { decoupled: true }, streams need it")
-
-
-def _start_logging() -> None:
-    """Log to standard error, which tritonserver passes on, in the format of its own log lines."""
-    root = logging.getLogger("inflight")
-    if root.handlers:
-        return
-    handler = logging.StreamHandler(sys.stderr)
-    handler.setFormatter(_Formatter())
-    root.addHandler(handler)
-    root.propagate = False
-
-
-class _Formatter(logging.Formatter):
-    """`W1121 08:26:40.123 name] message`, as tritonserver writes."""
-
-    def __init__(self) -> None:
-        super().__init__("%(letter)s%(asctime)s.%(msecs)03d %(name)s] %(message)s", "%m%d %H:%M:%S")
-
-    def format(self, record: logging.LogRecord) -> str:
-        record.letter = record.levelname[0]
-        return super().format(record)

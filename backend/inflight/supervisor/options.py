@@ -6,6 +6,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from inflight.openai_options import OpenAIOptions
+
 LOOPBACK = "127.0.0.1"
 
 
@@ -20,6 +22,8 @@ class Endpoints:
     model: str
     run_directory: Path
     """The server's private directory; every process of the server carries it as INFLIGHT_RUN_DIR."""
+    openai: str = ""
+    """Of the OpenAI server; "" if there is none."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -43,6 +47,10 @@ class ServeOptions:
     http_port: int = 8000
     metrics_port: int = 8002
     """TCP ports; 0 = a free one, reported once the server is ready."""
+
+    openai: OpenAIOptions | None = None
+    """Serve OpenAI's API as well, in a process of its own. Its engine, parameters and time to drain are this
+    server's."""
 
     open_apis: bool = False
     """Let every client load and unload models, register shared memory, and set logging and tracing, as tritonserver

@@ -11,7 +11,10 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from msgspec import structs
+
 from inflight.errors import ConfigurationError
+from inflight.openai_options import OpenAIOptions
 from inflight.run_directory import RUN_DIRECTORY, UNLOADED
 from inflight.supervisor import installation, mpi, ports, repository
 from inflight.supervisor.api_key import ApiKey
@@ -22,6 +25,9 @@ EXIT_TIMEOUT = 5
 """tritonserver's own exit timeout in seconds; requests have been drained before it starts."""
 
 FULL = (errno.ENOSPC, errno.EDQUOT, errno.EROFS)
+
+OPENAI_FILE = "openai.json"
+"""In the run directory: the options of the OpenAI server."""
 
 EVERY_INTERFACE = {"0.0.0.0": LOOPBACK, "::": "::1"}
 
@@ -38,6 +44,9 @@ class Plan:
     repository: ServedRepository
     command: tuple[str, ...]
     environment: dict[str, str]
+    """Of tritonserver."""
+    own_environment: dict[str, str]
+    """Of other processes of the server, which need none of tritonserver's libraries."""
     endpoints: Endpoints
     api_key: ApiKey
 
@@ -97,11 +106,15 @@ def _plan(options: ServeOptions, run_directory: Path) -> Plan:
     }
     if not options.allow_http:
         del listeners["HTTP"]
+    if options.openai is not None:
+        listeners["OpenAI"] = (options.openai.host, options.openai.port)
     chosen = ports.claim(listeners)
     addresses = {purpose: _reached_at(address, chosen[purpose]) for purpose, (address, _) in listeners.items()}
     backends, variables = pieces.lay_out(run_directory)
     prefix = f"inflight_{os.getpid()}_"
     (run_directory / UNLOADED).mkdir()
+    if options.openai is not None:
+        _write_openai_options(options, options.openai, served, chosen["OpenAI"], run_directory / OPENAI_FILE)
     return Plan(
         options=options,
         run_directory=run_directory,
@@ -115,15 +128,38 @@ def _plan(options: ServeOptions, run_directory: Path) -> Plan:
             *options.server_arguments,
         ),
         environment={**os.environ, **variables, **options.environment, RUN_DIRECTORY: str(run_directory)},
+        own_environment={**os.environ, **options.environment, RUN_DIRECTORY: str(run_directory)},
         endpoints=Endpoints(
             grpc=addresses["gRPC"],
             http=addresses.get("HTTP", ""),
             metrics=addresses["metrics"],
             model=served.engine,
             run_directory=run_directory,
+            openai=addresses.get("OpenAI", ""),
         ),
         api_key=api_key,
     )
+
+
+def _write_openai_options(
+    options: ServeOptions, openai: OpenAIOptions, served: ServedRepository, port: int, path: Path
+) -> None:
+    if served.config is None:
+        raise ConfigurationError("the OpenAI server needs a model of backend inflight, and the repository has none")
+    parameters = served.config.to_parameters()
+    # That process does not start where this one does.
+    for key in ("gpt_model_path", "tokenizer_dir", "lora_dir"):
+        if parameters[key]:
+            parameters[key] = str(Path(parameters[key]).resolve())
+    structs.replace(
+        openai,
+        engine=served.engine,
+        parameters=parameters,
+        port=port,
+        api_key_file=openai.api_key_file and str(Path(openai.api_key_file).resolve()),
+        # What is not finished by then is told so before the supervisor's own deadline.
+        drain_seconds=0.9 * options.drain_timeout,
+    ).write(path)
 
 
 def _arguments(backends: Path, served: ServedRepository, prefix: str) -> tuple[str, ...]:

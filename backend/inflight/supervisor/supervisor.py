@@ -27,7 +27,8 @@ from inflight.errors import ConfigurationError
 from inflight.supervisor import janitor
 from inflight.supervisor.log import ServerLog
 from inflight.supervisor.metrics import requests_in_flight
-from inflight.supervisor.plan import Plan
+from inflight.supervisor.openai_process import OpenAIProcess
+from inflight.supervisor.plan import OPENAI_FILE, Plan
 from inflight.supervisor.running_server import RunningServer
 from inflight.supervisor.shared_memory import RegionGuard
 from inflight.supervisor.signals import Signals, Stopped
@@ -52,6 +53,10 @@ class Supervisor:
         self._signals = Signals()
         self._backoff = Backoff()
         self._running: RunningServer | None = None
+        self._openai: OpenAIProcess | None = None
+        if plan.options.openai is not None:
+            file, address = plan.run_directory / OPENAI_FILE, plan.endpoints.openai
+            self._openai = OpenAIProcess(file, address, plan.own_environment, tell)
 
     def run(self) -> None:
         """Serve until a signal. Raises ConfigurationError if the first start fails.
@@ -75,12 +80,15 @@ class Supervisor:
     def _start(self) -> bool:
         """Start and wait until ready; False if a signal came first."""
         self._running = RunningServer(self._plan, self._log, self._tell)
+        if self._openai is not None:
+            self._openai.start()
         timeout = self._plan.options.ready_timeout
         deadline = time.monotonic() + timeout
         while time.monotonic() < deadline:
             if self._running.process.returncode is not None:
                 raise ConfigurationError(self._start_failure())
-            if self._running.is_ready():
+            openai_is_ready = self._openai is None or self._openai.is_ready()
+            if openai_is_ready and self._running.is_ready():
                 self._backoff.succeeded()
                 self._log.tell_errors()
                 return True
@@ -105,6 +113,8 @@ class Supervisor:
     def _keep_serving(self) -> None:
         """Watch the server, and restart it or load its models again as needed. Returns at a signal."""
         while not self._signals.wait(TICK):
+            if self._openai is not None:
+                self._openai.keep_up()
             if (failure := self._server.failure()) and not self._restart(failure):
                 return
             for model, reason in self._server.models_down():
@@ -157,6 +167,9 @@ class Supervisor:
         timeout = self._plan.options.drain_timeout
         self._tell(f"stopping: requests in flight have {timeout:.0f} s to finish; a second signal stops at once")
         deadline = time.monotonic() + timeout
+        if self._openai is not None:
+            # Before the engine is unloaded: tritonserver does not know of these requests.
+            self._openai.drain(deadline, self._signals.wait)
         models = tuple(reversed(self._plan.repository.models))
         with contextlib.suppress(OSError):
             for model in models:
@@ -199,6 +212,8 @@ class Supervisor:
     def _kill(self) -> None:
         """End the server's every process at once and remove its shared memory."""
         self._log.hush_errors()
+        if self._openai is not None:
+            self._openai.kill()
         if self._running is not None:
             self._running.process.kill()
             janitor.sweep(self._plan.run_directory, self._plan.prefix, grace=1.0)

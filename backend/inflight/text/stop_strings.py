@@ -63,6 +63,8 @@ class StopStringSearch:
         self._stop_strings = stop_strings
         self._state = 0
         self._held = ""
+        self.found = ""
+        """The stop string that was completed."""
 
     def push(self, text: str) -> tuple[str, bool]:
         """Returns (text that is certainly before any stop string, whether a stop string was completed). Must not be
@@ -74,6 +76,7 @@ class StopStringSearch:
             length = automaton.matched(self._state)
             if length:
                 self._held = ""
+                self.found = pending[index - length : index]
                 return pending[: index - length], True
         certain = len(pending) - automaton.depth(self._state)
         self._held = pending[certain:]

@@ -14,6 +14,7 @@ decoded together with the one before it.
 from __future__ import annotations
 
 import codecs
+from collections.abc import Container
 from itertools import islice
 from typing import Protocol
 
@@ -35,10 +36,12 @@ class TextDecoder(Protocol):
         """The text that is still held back, at the end of the sequence. Incomplete characters become U+FFFD."""
 
 
-def make_text_decoder(tokenizer: Tokenizer, prompt_ids: list[int]) -> TextDecoder:
-    """A decoder for the tokens that follow `prompt_ids`."""
-    decoder = ByteLevelDecoder(tokenizer) if tokenizer.is_byte_level else NeighbourDecoder(tokenizer)
-    text_ids = (token_id for token_id in reversed(prompt_ids) if token_id not in tokenizer.special_ids)
+def make_text_decoder(tokenizer: Tokenizer, prompt_ids: list[int], *, shows_special: bool = False) -> TextDecoder:
+    """A decoder for the tokens that follow `prompt_ids`. `shows_special`: whether special tokens have text."""
+    hidden = frozenset[int]() if shows_special else tokenizer.special_ids
+    kind = ByteLevelDecoder if tokenizer.is_byte_level else NeighbourDecoder
+    decoder: TextDecoder = kind(tokenizer, hidden)
+    text_ids = (token_id for token_id in reversed(prompt_ids) if token_id not in hidden)
     for token_id in reversed(list(islice(text_ids, PROMPT_TOKENS))):
         decoder.push(token_id)
     return decoder
@@ -52,13 +55,15 @@ def prompt_text(tokenizer: Tokenizer, prompt_ids: list[int]) -> str:
 class ByteLevelDecoder:
     """For tokenizers whose text is the concatenation of the tokens' bytes."""
 
-    def __init__(self, tokenizer: Tokenizer) -> None:
+    def __init__(self, tokenizer: Tokenizer, hidden: Container[int]) -> None:
+        """`hidden`: tokens without text."""
         self._tokenizer = tokenizer
+        self._hidden = hidden
         self._read = ByteLevel().read
         self._utf8 = codecs.getincrementaldecoder("utf-8")(ByteLevel.errors)
 
     def push(self, token_id: int) -> str:
-        if token_id in self._tokenizer.special_ids:
+        if token_id in self._hidden:
             return ""
         token = self._tokenizer.token(token_id)
         return self._utf8.decode(self._read(token)) if token else ""
@@ -70,15 +75,17 @@ class ByteLevelDecoder:
 class NeighbourDecoder:
     """For tokenizers where a token's text depends on the token before. Tokens may be bytes."""
 
-    def __init__(self, tokenizer: Tokenizer) -> None:
+    def __init__(self, tokenizer: Tokenizer, hidden: Container[int]) -> None:
+        """`hidden`: tokens without text."""
         self._tokenizer = tokenizer
+        self._hidden = hidden
         self._bytes = tokenizer.byte_tokens
         self._utf8 = codecs.getincrementaldecoder("utf-8")(self._bytes.errors)
         self._before: list[str] = []
         """What was decoded last: a token, or the byte tokens of one or more characters; empty at the start."""
 
     def push(self, token_id: int) -> str:
-        if token_id in self._tokenizer.special_ids:
+        if token_id in self._hidden:
             return ""
         token = self._tokenizer.token(token_id)
         if not token:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import json
 import reprlib
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -84,6 +84,17 @@ class Tokenizer:
             # A batch of one, because `encode` holds the GIL until it ends: a megabyte of text would stop all threads.
             ids: list[int] = self._backend.encode_batch_fast([text], add_special_tokens=add_special_tokens)[0].ids
         return ids
+
+    def end_ids_below(self, vocab_size: int) -> list[int]:
+        """The end tokens that can be sampled: some checkpoints name one that their vocabulary does not reach."""
+        return [token for token in self.end_ids if token < vocab_size]
+
+    def encode_spellings(self, words: Iterable[str]) -> list[list[int]]:
+        """Each word as it stands at the start of a text and after a space, which are different tokens; each once."""
+        words = list(words)
+        spellings = [*words, *(f" {word.lstrip()}" for word in words if word.strip())]
+        encoded = (tuple(self.encode_plain(spelling)) for spelling in spellings)
+        return [list(word) for word in dict.fromkeys(encoded) if word]
 
     def join(self, tokens: list[str]) -> str:
         """Decode tokens, given as the vocabulary writes them. Bytes that are not UTF-8 become U+FFFD."""

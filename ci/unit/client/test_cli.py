@@ -247,11 +247,39 @@ def test_serve_without_http_shows_nothing_of_it(monkeypatch: pytest.MonkeyPatch)
         "command": "inflight",
         "grpc": "localhost:8001",
         "metrics": "localhost:8002",
+        "openai": "",
         "model": "llm",
         "prompt": "Once",
     }
     assert "curl" in how_to_talk(http="localhost:8000", **addresses)
     assert "curl" not in how_to_talk(http="", **addresses)
+
+
+def test_serve_takes_the_options_of_an_openai_server(monkeypatch: pytest.MonkeyPatch) -> None:
+    given: list[Any] = []
+    monkeypatch.setattr("inflight.supervisor.serve.serve", lambda options: given.append(options) or 0)
+    run("serve")
+    run("serve", "--openai-port", "0", "--openai-api-key-file", "/a/key", "--openai-set", "served_model_names=a,b")
+    without, with_one = given
+    assert without.openai is None
+    assert (with_one.openai.port, with_one.openai.host, with_one.openai.api_key_file) == (0, "127.0.0.1", "/a/key")
+    assert with_one.openai.model_names == ["a", "b"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (("--openai-set", "max_body_bytes=1"), "need --openai-port"),
+        (("--openai-port", "0", "--openai-set", "max_bodybytes=1"), "did you mean max_body_bytes?"),
+        (("--openai-port", "0", "--openai-set", "max_body_bytes=many"), "is wrong"),
+        (("--openai-port", "0", "--openai-set", "max_body_bytes=0"), "at least 1"),
+        (("--openai-port", "0", "--openai-set", "max_body_bytes"), "--openai-set takes KEY=VALUE"),
+    ],
+)
+def test_wrong_options_of_an_openai_server_are_explained(arguments: tuple[str, ...], words: str) -> None:
+    result = run("serve", *arguments)
+    assert result.exit_code == 2
+    assert words in result.stderr
 
 
 def test_help_does_not_load_what_only_some_commands_need() -> None:

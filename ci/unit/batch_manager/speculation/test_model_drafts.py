@@ -16,6 +16,7 @@ from inflight.speculative_decoding import (
     NO_DRAFT_MODEL,
     DraftTargetDecodingConfig,
     ExternalDraftTokensConfig,
+    NGramDecodingConfig,
     SpeculativeDecodingConfig,
 )
 
@@ -87,7 +88,9 @@ def test_prompts_with_embeddings_have_none() -> None:
 def test_it_is_asked_where_the_other_sources_know_nothing() -> None:
     given = ExternalDraftTokensConfig(tokens=[7, 8])
     request = structs.replace(REQUEST, external_draft_tokens_config=given, draft_target_config=BY_MODEL)
-    speculation = Speculation.wanted_by(request, NGramDecodingConfig(max_matching_ngram_size=2))
+    speculation = Speculation.wanted_by(
+        request, SpeculativeDecodingConfig(ngram=NGramDecodingConfig(max_matching_ngram_size=2))
+    )
     assert speculation is not None
     assert speculation.propose([1, 2, 1, 2], 0, 2) == [7, 8]
     assert speculation.propose([1, 2, 1, 2, 1], 0, 2) == [2, 1], "looked up"

@@ -1,0 +1,118 @@
+"""Errors in OpenAI's form: `{"error": {"message", "type", "param", "code"}}`, each with its HTTP status."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import Any
+
+import msgspec
+
+from inflight.errors import EngineUnavailable, InflightError, QueueFull, RequestTimedOut
+from inflight.result import Response
+from inflight.text.safe_text import safe_text
+
+RETRY_SECONDS = 1
+"""What Retry-After says while the engine is full or is being relaunched."""
+
+INTERNAL = "the server could not answer this request; its log says why"
+
+TYPES = {
+    400: "invalid_request_error",
+    401: "authentication_error",
+    403: "permission_error",
+    404: "not_found_error",
+    405: "invalid_request_error",
+    413: "invalid_request_error",
+    429: "rate_limit_error",
+    503: "service_unavailable_error",
+    504: "timeout_error",
+}
+OF_CODES = {"INVALID_ARGUMENT": 400, "ALREADY_EXISTS": 409, "UNAVAILABLE": 503, "CANCELLED": 499}
+"""The engine's error codes -> HTTP status; others are 500."""
+
+_PATH = re.compile(r"^(.*) - at `\$\.?(.*)`$", re.DOTALL)
+_UNKNOWN = re.compile(r"Object contains unknown field `(.*)`", re.DOTALL)
+_MISSING = re.compile(r"Object missing required field `(.*)`", re.DOTALL)
+
+
+class APIError(Exception):
+    """One request is answered with an error; the message is for the client."""
+
+    def __init__(
+        self,
+        status: int,
+        message: str,
+        *,
+        param: str | None = None,
+        code: str | None = None,
+        headers: Mapping[str, str] | None = None,
+    ) -> None:
+        super().__init__(message)
+        self.status, self.message, self.param, self.code = status, message, param, code
+        self.headers = dict(headers or {})
+
+    def body(self) -> dict[str, Any]:
+        kind = TYPES.get(self.status, "invalid_request_error" if self.status < 500 else "server_error")
+        return {"error": {"message": self.message, "type": kind, "param": self.param, "code": self.code}}
+
+
+def invalid(message: str, param: str | None = None, code: str | None = None) -> APIError:
+    """The request is wrong."""
+    return APIError(400, message, param=param, code=code)
+
+
+def unsupported(param: str, why: str) -> APIError:
+    """A field that is known, and not honoured."""
+    return invalid(f"{param} is not supported: {why}", param, "unsupported_parameter")
+
+
+def overloaded(status: int, message: str) -> APIError:
+    return APIError(status, message, headers={"Retry-After": str(RETRY_SECONDS)})
+
+
+def context_too_long(limit: int, num_prompt: int, num_new: int | None = None) -> APIError:
+    """In OpenAI's words, which frameworks search for."""
+    asked = f"your messages resulted in {num_prompt} tokens"
+    if num_new is not None:
+        asked = f"you requested {num_prompt + num_new} tokens ({num_prompt} in the prompt, {num_new} in the completion)"
+    return invalid(
+        f"This model's maximum context length is {limit} tokens. However, {asked}. Please reduce the length of the "
+        "prompt or of the completion.",
+        "max_tokens" if num_new is not None else "messages",
+        "context_length_exceeded",
+    )
+
+
+def of_validation(error: Exception) -> APIError:
+    """Of a body that is no such request. `error`: msgspec's, which repeats no value but names of fields."""
+    if isinstance(error, RecursionError):
+        return invalid("the body is nested too deeply")
+    if not isinstance(error, msgspec.ValidationError):
+        return invalid("the body is not valid JSON: " + safe_text(str(error)))
+    text, param = str(error), ""
+    if found := _PATH.match(text):
+        text, param = found.groups()
+    if found := _UNKNOWN.match(text):
+        name = safe_text(".".join(filter(None, [param, found[1]])))
+        return invalid(f"Unrecognized request argument supplied: {name}", name, "unknown_parameter")
+    if found := _MISSING.match(text):
+        name = safe_text(".".join(filter(None, [param, found[1]])))
+        return invalid(f"Missing required parameter: '{name}'.", name, "missing_required_parameter")
+    name = safe_text(param)
+    return invalid(f"{name or 'the body'}: {safe_text(text)}", name or None, "invalid_type")
+
+
+def of_engine(error: InflightError) -> APIError:
+    """Of an error that this process found."""
+    if isinstance(error, QueueFull | EngineUnavailable):
+        return overloaded(503, str(error))
+    return APIError(OF_CODES.get(error.code, 500), str(error))
+
+
+def of_response(response: Response) -> APIError:
+    """Of an error that the ranks found."""
+    if response.outcome == RequestTimedOut.outcome:
+        return APIError(504, response.error_msg, headers={"x-should-retry": "false"})
+    status = OF_CODES.get(response.error_code, 500)
+    return overloaded(status, response.error_msg) if status == 503 else APIError(status, response.error_msg)

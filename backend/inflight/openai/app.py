@@ -1,0 +1,272 @@
+"""The paths of the server and what answers them.
+
+Bodies are decoded here, and become calls on the text threads; `respond` sends the answers.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, TypeVar
+
+import msgspec
+from starlette.routing import Route, Router
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from inflight.executor.front.front import Front
+from inflight.lora import LoRARequest
+from inflight.openai.api_error import APIError, invalid, of_response, of_validation
+from inflight.openai.call import Call
+from inflight.openai.call_builder import CallBuilder
+from inflight.openai.dispatcher import Dispatcher, Mailbox
+from inflight.openai.embeddings import EmbeddingBody, Pooling, answer, collect_vectors, embedding_requests
+from inflight.openai.endpoint import Endpoint, Handler, send_bytes, send_json
+from inflight.openai.fields import (
+    ChatBody,
+    CompletionBody,
+    DetokenizeBody,
+    LoadAdapterBody,
+    TokenizeBody,
+    UnloadAdapterBody,
+)
+from inflight.openai.guard import Guard
+from inflight.openai.metrics import CONTENT_TYPE, ServerMetrics
+from inflight.openai.model_names import ModelNames
+from inflight.openai.prompts import PromptEncoder
+from inflight.openai.respond import Responder, watch
+from inflight.openai.text_threads import TextThreads
+from inflight.request import Request
+from inflight.text.text_decoder import make_text_decoder
+from inflight.text.tokenizer import Tokenizer
+
+T = TypeVar("T")
+MAX_DETOKENIZED = 2**20
+"""Tokens of one body of /detokenize."""
+
+
+class App:
+    """Every path, over one front."""
+
+    def __init__(
+        self,
+        *,
+        front: Front,
+        dispatcher: Dispatcher,
+        builder: CallBuilder,
+        encoder: PromptEncoder,
+        tokenizer: Tokenizer,
+        names: ModelNames,
+        guard: Guard,
+        metrics: ServerMetrics,
+        threads: TextThreads,
+        allows_lora_updates: bool = False,
+        pooling: Pooling = "mean",
+    ) -> None:
+        self._front = front
+        self._dispatcher = dispatcher
+        self._builder = builder
+        self._encoder = encoder
+        self._tokenizer = tokenizer
+        self._names = names
+        self._guard = guard
+        self._metrics = metrics
+        self._threads = threads
+        self._allows_lora_updates = allows_lora_updates
+        self._pooling = pooling
+
+    def routes(self) -> ASGIApp:
+        paths: dict[str, dict[str, Handler]] = {
+            "/v1/models": {"GET": self._models},
+            "/v1/models/{id:path}": {"GET": self._model},
+            "/v1/completions": {"POST": self._completions},
+            "/v1/chat/completions": {"POST": self._chat_completions},
+            "/v1/embeddings": {"POST": self._embeddings},
+            "/tokenize": {"POST": self._tokenize},
+            "/detokenize": {"POST": self._detokenize},
+            "/v1/load_lora_adapter": {"POST": self._load_adapter},
+            "/v1/unload_lora_adapter": {"POST": self._unload_adapter},
+            "/health": {"GET": self._health},
+            "/metrics": {"GET": self._metrics_text},
+        }
+        routes = [Route(path, Endpoint(path, methods, self._metrics)) for path, methods in paths.items()]
+        every = dict.fromkeys(("GET", "POST", "PUT", "PATCH", "DELETE", "HEAD", "OPTIONS"), self._unknown_path)
+        return Router(routes, redirect_slashes=False, default=Endpoint("other", every, self._metrics))
+
+    # -- generation ----------------------------------------------------------------------------------------------------
+
+    async def _completions(self, scope: Scope, receive: Receive, send: Send) -> int:
+        return await self._generate(scope, receive, send, CompletionBody, self._builder.completion)
+
+    async def _chat_completions(self, scope: Scope, receive: Receive, send: Send) -> int:
+        return await self._generate(scope, receive, send, ChatBody, self._builder.chat)
+
+    async def _generate(
+        self, scope: Scope, receive: Receive, send: Send, kind: type[T], build: Callable[..., Call]
+    ) -> int:
+        began = time.monotonic()
+        with self._guard.admitted(scope):
+            data = await self._guard.read_body(scope, receive)
+            body: Any = _decode(data, kind)
+            model, adapter = self._names.find(body.model)
+            mailbox = Mailbox(self._dispatcher)
+
+            def prepare() -> tuple[Call, list[int]]:
+                call = build(body, self._front.limits, model, adapter)
+                return call, mailbox.send([prompt.request for prompt in call.prompts])
+
+            try:
+                call, ids = await self._threads.run(len(data), prepare)
+            except BaseException:
+                mailbox.close()
+                raise
+            return await Responder(call, ids, mailbox, self._metrics, began).respond(scope, receive, send)
+
+    async def _embeddings(self, scope: Scope, receive: Receive, send: Send) -> int:
+        with self._guard.admitted(scope):
+            data = await self._guard.read_body(scope, receive)
+            body = _decode(data, EmbeddingBody)
+            model, adapter = self._names.find(body.model)
+            mailbox = Mailbox(self._dispatcher)
+
+            def prepare() -> tuple[list[int], int]:
+                requests = embedding_requests(body, self._encoder, self._front.limits, adapter)
+                return mailbox.send(requests), sum(len(request.input_token_ids) for request in requests)
+
+            try:
+                ids, num_tokens = await self._threads.run(len(data), prepare)
+                watching = watch(receive, mailbox)
+                try:
+                    vectors = await collect_vectors(mailbox, ids, self._pooling)
+                finally:
+                    watching.cancel()
+            finally:
+                mailbox.close()
+            self._metrics.count_tokens(num_tokens, 0)
+            return await send_json(send, answer(vectors, model, body.encoding_format, num_tokens))
+
+    # -- tokens --------------------------------------------------------------------------------------------------------
+
+    async def _tokenize(self, scope: Scope, receive: Receive, send: Send) -> int:
+        with self._guard.admitted(scope):
+            data = await self._guard.read_body(scope, receive)
+            body = _decode(data, TokenizeBody)
+            self._names.find(body.model)
+            ids = await self._threads.run(len(data), lambda: self._tokens_of(body))
+            texts = [self._tokenizer.token(token) or "" for token in ids] if body.return_token_strs else None
+            limit = self._front.limits.max_seq_len
+            return await send_json(
+                send, {"count": len(ids), "max_model_len": limit, "tokens": ids, "token_strs": texts}
+            )
+
+    def _tokens_of(self, body: TokenizeBody) -> list[int]:
+        limits = self._front.limits
+        if (body.prompt is None) == (body.messages is None):
+            raise invalid("give prompt or messages, one of the two", "prompt")
+        if body.messages is None:
+            assert body.prompt is not None
+            added = body.add_special_tokens is not False
+            return self._encoder.encode(body.prompt, limits, add_special_tokens=added) if body.prompt else []
+        text = self._encoder.render(
+            body.messages,
+            add_generation_prompt=body.add_generation_prompt,
+            continue_final_message=body.continue_final_message,
+            kwargs=body.chat_template_kwargs,
+        )
+        return self._encoder.encode(text, limits, add_special_tokens=bool(body.add_special_tokens))
+
+    async def _detokenize(self, scope: Scope, receive: Receive, send: Send) -> int:
+        with self._guard.admitted(scope):
+            data = await self._guard.read_body(scope, receive)
+            body = _decode(data, DetokenizeBody)
+            self._names.find(body.model)
+            return await send_json(send, {"prompt": await self._threads.run(len(data), lambda: self._text_of(body))})
+
+    def _text_of(self, body: DetokenizeBody) -> str:
+        size = self._front.limits.vocab_size
+        if len(body.tokens) > MAX_DETOKENIZED or not all(0 <= token < size for token in body.tokens):
+            raise invalid(f"tokens must be at most {MAX_DETOKENIZED} token ids from 0 to {size - 1}", "tokens")
+        decoder = make_text_decoder(self._tokenizer, [], shows_special=True)
+        return "".join(map(decoder.push, body.tokens)) + decoder.flush()
+
+    # -- models --------------------------------------------------------------------------------------------------------
+
+    async def _models(self, scope: Scope, receive: Receive, send: Send) -> int:
+        self._guard.check_key(scope)
+        return await send_json(send, {"object": "list", "data": self._cards()})
+
+    async def _model(self, scope: Scope, receive: Receive, send: Send) -> int:
+        self._guard.check_key(scope)
+        name, _ = self._names.find(scope["path_params"]["id"])
+        return await send_json(send, next(card for card in self._cards() if card["id"] == name))
+
+    def _cards(self) -> list[dict[str, Any]]:
+        return self._names.cards(self._front.limits.max_seq_len)
+
+    async def _load_adapter(self, scope: Scope, receive: Receive, send: Send) -> int:
+        with self._guard.admitted(scope):
+            self._check_lora_updates()
+            body = _decode(await self._guard.read_body(scope, receive), LoadAdapterBody)
+            adapter = LoRARequest(body.lora_name, 0, body.lora_path)
+            replaces = bool(body.load_inplace) and self._names.is_loaded(body.lora_name)
+            if not replaces:
+                self._names.check_free(body.lora_name)
+            if not Path(body.lora_path).is_dir():
+                raise APIError(404, "lora_path is no folder of this machine", param="lora_path")
+            if replaces:
+                await self._order(LoRARequest(body.lora_name), "unload")
+            await self._order(adapter, "load")
+            self._names.add(adapter)
+            text = f"Success: LoRA adapter '{body.lora_name}' added successfully."
+            return await send_bytes(send, text.encode(), "text/plain; charset=utf-8")
+
+    async def _unload_adapter(self, scope: Scope, receive: Receive, send: Send) -> int:
+        with self._guard.admitted(scope):
+            self._check_lora_updates()
+            body = _decode(await self._guard.read_body(scope, receive), UnloadAdapterBody)
+            if not self._names.is_loaded(body.lora_name):
+                raise APIError(404, "no adapter of this name was loaded here", param="lora_name")
+            self._names.remove(body.lora_name)
+            await self._order(LoRARequest(body.lora_name), "unload")
+            text = f"Success: LoRA adapter '{body.lora_name}' removed successfully."
+            return await send_bytes(send, text.encode(), "text/plain; charset=utf-8")
+
+    def _check_lora_updates(self) -> None:
+        if not self._allows_lora_updates:
+            raise APIError(403, "the operator of this server does not allow to load or unload adapters")
+
+    async def _order(self, adapter: LoRARequest, order: str) -> None:
+        """Wait until the engine has loaded or forgotten an adapter. Raises APIError; it is no error to forget one that
+        the engine has dropped already."""
+        kind: Any = order
+        request = Request(input_token_ids=[], max_tokens=1, lora_request=adapter, lora_order=kind)
+        mailbox = Mailbox(self._dispatcher)
+        try:
+            mailbox.send([request])
+            (response,) = await mailbox.take()
+        finally:
+            mailbox.close()
+        if response.result is None and order == "load":
+            raise of_response(response)
+
+    # -- the server itself ---------------------------------------------------------------------------------------------
+
+    async def _health(self, scope: Scope, receive: Receive, send: Send) -> int:
+        is_well = self._front.is_ready() and self._dispatcher.is_alive()
+        return await send_bytes(send, b"", "text/plain", 200 if is_well else 503)
+
+    async def _metrics_text(self, scope: Scope, receive: Receive, send: Send) -> int:
+        self._guard.check_key(scope)
+        return await send_bytes(send, self._metrics.text(), CONTENT_TYPE)
+
+    async def _unknown_path(self, scope: Scope, receive: Receive, send: Send) -> int:
+        self._guard.check_key(scope)
+        raise APIError(404, "this server has no such path")
+
+
+def _decode(data: bytes, kind: type[T]) -> T:
+    """Raises APIError."""
+    try:
+        return msgspec.json.decode(data, type=kind)
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+        raise of_validation(error) from None

@@ -1,0 +1,243 @@
+"""Bodies to calls: prompts become tokens, and fields become what the engine takes.
+
+All the work that grows with a request's text is done here, on a thread of its own. Every engine request that it makes
+can be served; raises APIError, and InvalidRequest where the engine's own limits say no.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from typing import Any
+
+from inflight.generation_defaults import GenerationDefaults
+from inflight.lora import LoRARequest
+from inflight.openai.api_error import context_too_long, invalid
+from inflight.openai.call import Call, PromptCall, fresh_id
+from inflight.openai.choice import Choice
+from inflight.openai.fields import Body, ChatBody, CompletionBody, check_refused, check_stream_options
+from inflight.openai.guides import read_guide
+from inflight.openai.log_probs import LogProbWriter
+from inflight.openai.prompts import PromptEncoder, split_prompts
+from inflight.openai.sampling import engine_priority, sampling_config
+from inflight.output_config import MAX_LOG_PROBS, OutputConfig
+from inflight.request import Request
+from inflight.request_limits import RequestLimits
+from inflight.text.detokenizer import Detokenizer
+from inflight.text.stop_strings import StopStrings
+from inflight.text.text_decoder import make_text_decoder, prompt_text
+from inflight.text.token_texts import TokenTexts
+from inflight.text.tokenizer import Tokenizer
+
+COMPLETION_TOKENS = 16
+"""New tokens of a completion that does not say, as OpenAI has it. A chat takes the rest of the context."""
+MAX_STOPS = 4
+MAX_STOP_CHARS = 1024
+MAX_WORDS = 1024
+MAX_SALT_BYTES = 256
+_REQUEST_ID = re.compile(r"[!-~]{1,128}")
+
+
+class CallBuilder:
+    """Safe to use from several threads."""
+
+    def __init__(
+        self,
+        tokenizer: Tokenizer,
+        encoder: PromptEncoder,
+        defaults: GenerationDefaults,
+        *,
+        max_request_seconds: float = 0.0,
+    ) -> None:
+        self._tokenizer = tokenizer
+        self._encoder = encoder
+        self._defaults = defaults
+        self._texts = TokenTexts(tokenizer)
+        self._max_request_ms = math.ceil(max_request_seconds * 1000)
+
+    def chat(self, body: ChatBody, limits: RequestLimits, model: str, adapter: LoRARequest | None) -> Call:
+        check_refused(body)
+        includes_usage = check_stream_options(body)
+        text = self._encoder.render(
+            body.messages,
+            add_generation_prompt=body.add_generation_prompt,
+            continue_final_message=body.continue_final_message,
+            kwargs=body.chat_template_kwargs,
+        )
+        # The template writes the special tokens itself.
+        token_ids = self._encoder.encode(text, limits, add_special_tokens=bool(body.add_special_tokens))
+        if body.top_logprobs and not body.logprobs:
+            raise invalid("top_logprobs needs logprobs to be true", "top_logprobs")
+        output = _output_config(body.top_logprobs or 0, "top_logprobs") if body.logprobs else OutputConfig()
+        wanted = body.max_tokens if body.max_completion_tokens is None else body.max_completion_tokens
+        request = self._request(body, token_ids, limits, wanted, None, output, adapter)
+        return self._call(body, [self._prompt_call(body, request)], model, includes_usage)
+
+    def completion(self, body: CompletionBody, limits: RequestLimits, model: str, adapter: LoRARequest | None) -> Call:
+        check_refused(body)
+        includes_usage = check_stream_options(body)
+        output, scores_only = OutputConfig(), bool(body.echo) and body.max_tokens == 0
+        if body.logprobs is not None:
+            output = _output_config(body.logprobs, "logprobs", of_prompt=bool(body.echo))
+        if body.stream and body.echo and body.logprobs is not None:
+            raise invalid("echo together with logprobs is answered as a whole: leave out stream", "stream")
+        add_special = body.add_special_tokens is not False
+        prompts = []
+        for prompt in split_prompts(body.prompt):
+            token_ids = self._encoder.encode(prompt, limits, add_special_tokens=add_special)
+            wanted = 1 if scores_only else body.max_tokens
+            request = self._request(body, token_ids, limits, wanted, COMPLETION_TOKENS, output, adapter)
+            is_whole = isinstance(prompt, str) and len(request.input_token_ids) == len(token_ids)
+            prompts.append(self._prompt_call(body, request, str(prompt) if is_whole else None))
+        return self._call(body, prompts, model, includes_usage, scores_only=scores_only)
+
+    def _call(
+        self, body: Body, prompts: list[PromptCall], model: str, includes_usage: bool, *, scores_only: bool = False
+    ) -> Call:
+        wants_log_probs = (
+            bool(body.logprobs) if isinstance(body, ChatBody) else getattr(body, "logprobs", None) is not None
+        )
+        as_ids, shows_special = bool(body.return_tokens_as_token_ids), body.skip_special_tokens is False
+        return Call(
+            is_chat=isinstance(body, ChatBody),
+            model=model,
+            prompts=prompts,
+            num_choices=body.n or 1,
+            is_streamed=bool(body.stream),
+            includes_usage=includes_usage,
+            log_probs=LogProbWriter(self._texts, as_ids=as_ids, shows_special=shows_special)
+            if wants_log_probs
+            else None,
+            returns_token_ids=bool(body.return_token_ids),
+            scores_only=scores_only,
+            client_id=_client_id(body.request_id),
+        )
+
+    def _prompt_call(self, body: Body, request: Request, text: str | None = None) -> PromptCall:
+        """`text`: the prompt's, if it is known."""
+        stops, min_tokens = _stops(body), request.sampling_config.min_tokens
+        stop_strings = StopStrings(stops) if stops else None
+        keeps_stop = bool(body.include_stop_str_in_output)
+        shows_special = body.skip_special_tokens is False
+        stop_ids = frozenset(body.stop_token_ids or ())
+        config = request.output_config
+
+        def make_choice(index: int) -> Choice:
+            decoder = make_text_decoder(self._tokenizer, request.input_token_ids, shows_special=shows_special)
+            return Choice(
+                index,
+                Detokenizer(decoder, stop_strings, min_tokens, keeps_stop_string=keeps_stop),
+                stop_ids=stop_ids,
+                keeps_stop=keeps_stop,
+                wants_log_probs=config.return_log_probs,
+                keeps_ids=bool(body.return_token_ids),
+            )
+
+        echo = ""
+        if isinstance(body, CompletionBody) and body.echo:
+            echo = prompt_text(self._tokenizer, request.input_token_ids) if text is None else text
+        return PromptCall(
+            request=request, make_choice=make_choice, echo=echo, echoes_log_probs=config.return_prompt_log_probs
+        )
+
+    def _request(
+        self,
+        body: Body,
+        token_ids: list[int],
+        limits: RequestLimits,
+        wanted: int | None,
+        default: int | None,
+        output: OutputConfig,
+        adapter: LoRARequest | None,
+    ) -> Request:
+        """`wanted`: new tokens that the body asks for; `default`: without that, None = as many as fit."""
+        # The last token is sampled but never computed.
+        context = min(limits.max_seq_len, limits.kv_cache_tokens + 1)
+        token_ids = _truncated(body, token_ids, min(limits.max_input_len, context - max(wanted or 1, 1)))
+        num_prompt, n = len(token_ids), body.n
+        room = context - num_prompt
+        if room < 1 or num_prompt > limits.max_input_len:
+            raise context_too_long(context, num_prompt)
+        if wanted is not None and wanted < 1:
+            raise invalid(f"max_tokens must be at least 1 (or 0 with echo), got {wanted}", "max_tokens")
+        if wanted is not None and wanted > room:
+            raise context_too_long(context, num_prompt, wanted)
+        if n is not None and not 1 <= n <= limits.max_batch_size:
+            raise invalid(f"n must be between 1 and {limits.max_batch_size}, got {n}", "n")
+        max_tokens = wanted or min(default or room, room)
+        request = Request(
+            input_token_ids=token_ids,
+            max_tokens=max_tokens,
+            # Stop strings are found in text: the engine must send every token at once so that it can be stopped.
+            streaming=bool(body.stream or body.stop),
+            sampling_config=sampling_config(body, self._defaults, limits, num_prompt, max_tokens),
+            output_config=output,
+            end_ids=self._end_ids(body, limits.vocab_size),
+            bad_words=self._tokenizer.encode_spellings(_words(body.bad_words)),
+            guided_decoding_params=read_guide(body),
+            priority=engine_priority(body.priority),
+            allotted_time_ms=self._allotted_ms(body.allotted_time_ms),
+            cache_salt=_cache_salt(body.cache_salt),
+            num_return_sequences=n or 1,
+            lora_request=adapter,
+        )
+        limits.validate(request)
+        return request
+
+    def _end_ids(self, body: Body, vocab_size: int) -> list[int]:
+        named = body.stop_token_ids or []
+        own = [] if body.ignore_eos else self._tokenizer.end_ids_below(vocab_size)
+        if not all(0 <= token < vocab_size for token in named):
+            raise invalid(f"stop_token_ids must hold token ids from 0 to {vocab_size - 1}", "stop_token_ids")
+        return list(dict.fromkeys([*own, *named]))
+
+    def _allotted_ms(self, asked: int | None) -> int:
+        if asked is not None and asked < 1:
+            raise invalid(f"allotted_time_ms must be at least 1, got {asked}", "allotted_time_ms")
+        return min(filter(None, [asked, self._max_request_ms]), default=0)
+
+
+def _output_config(count: int, name: str, *, of_prompt: bool = False) -> OutputConfig:
+    if not 0 <= count <= MAX_LOG_PROBS:
+        raise invalid(f"{name} must be between 0 and {MAX_LOG_PROBS}, got {count}", name)
+    return OutputConfig(return_log_probs=True, num_log_probs=count, return_prompt_log_probs=of_prompt)
+
+
+def _truncated(body: Body, token_ids: list[int], most: int) -> list[int]:
+    count = body.truncate_prompt_tokens
+    if count is None:
+        return token_ids
+    if count < -1 or count == 0:
+        raise invalid(f"truncate_prompt_tokens must be -1 or at least 1, got {count}", "truncate_prompt_tokens")
+    kept = most if count == -1 else count
+    return token_ids[-kept:] if kept > 0 else token_ids
+
+
+def _stops(body: Body) -> list[str]:
+    stops = [body.stop] if isinstance(body.stop, str) else body.stop or []
+    if len(stops) > MAX_STOPS:
+        raise invalid(f"stop has {len(stops)} entries, more than {MAX_STOPS}", "stop")
+    if not all(0 < len(stop) <= MAX_STOP_CHARS for stop in stops):
+        raise invalid(f"stop must hold texts of 1 to {MAX_STOP_CHARS} characters", "stop")
+    return stops
+
+
+def _words(words: list[str] | None) -> list[str]:
+    words = words or []
+    if len(words) > MAX_WORDS or sum(map(len, words)) > MAX_WORDS * 16:
+        raise invalid(f"bad_words may have {MAX_WORDS} entries and {MAX_WORDS * 16} characters", "bad_words")
+    return words
+
+
+def _cache_salt(salt: str | None) -> str:
+    if salt is not None and not 0 < len(salt.encode("utf-8", "replace")) <= MAX_SALT_BYTES:
+        raise invalid(f"cache_salt must be a text of 1 to {MAX_SALT_BYTES} bytes", "cache_salt")
+    return salt or ""
+
+
+def _client_id(given: Any) -> str:
+    if given is None:
+        return fresh_id()
+    if not _REQUEST_ID.fullmatch(given):
+        raise invalid("request_id must be 1 to 128 printable ASCII characters without spaces", "request_id")
+    return str(given)

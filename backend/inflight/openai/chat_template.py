@@ -1,0 +1,136 @@
+"""The checkpoint's chat template, run in jinja's sandbox as transformers' `apply_chat_template` does.
+
+Without transformers, which takes seconds to import. A template is a program: it comes from the checkpoint's folder
+alone, never from a request.
+"""
+
+from __future__ import annotations
+
+import json
+from datetime import datetime
+from pathlib import Path
+from typing import Any, NoReturn
+
+import jinja2
+import jinja2.ext
+import jinja2.nodes
+import jinja2.parser
+from jinja2.sandbox import ImmutableSandboxedEnvironment
+
+from inflight.errors import ConfigurationError
+from inflight.openai.api_error import invalid
+from inflight.text.safe_text import safe_text
+
+FILE = "chat_template.jinja"
+DEFAULT = "default"
+"""Of several templates in tokenizer_config.json."""
+
+
+class ChatTemplate:
+    """Safe to use from several threads."""
+
+    def __init__(self, source: str, special_tokens: dict[str, str]) -> None:
+        """`special_tokens`: bos_token and others, which templates use as variables. Raises ConfigurationError."""
+        self._special_tokens = special_tokens
+        self.knows_developer = "developer" in source
+        """Whether it has a role of that name."""
+        try:
+            self._template = _environment().from_string(source)
+        except jinja2.TemplateError as error:
+            raise ConfigurationError(f"the checkpoint's chat template is no jinja template: {error}") from None
+
+    @classmethod
+    def load(cls, folder: Path) -> ChatTemplate | None:
+        """The template of the tokenizer in `folder`; None if it has none. Raises ConfigurationError."""
+        config = _read_json(folder / "tokenizer_config.json")
+        source = _source(folder, config)
+        if source is None:
+            return None
+        own = {**_read_json(folder / "special_tokens_map.json"), **config}
+        tokens = {name: _content(value) for name, value in own.items() if name.endswith("_token")}
+        return cls(source, {name: token for name, token in tokens.items() if token is not None})
+
+    def render(
+        self,
+        messages: list[dict[str, Any]],
+        *,
+        add_generation_prompt: bool,
+        continue_final_message: bool,
+        **kwargs: Any,
+    ) -> str:
+        """The text of a conversation. `continue_final_message`: without what ends the last message, so that the answer
+        continues it. Raises APIError for what the template refuses."""
+        variables = {**self._special_tokens, "tools": None, "documents": None, **kwargs}
+        try:
+            text = self._template.render(**variables, messages=messages, add_generation_prompt=add_generation_prompt)
+        except Exception as error:  # of the template's own code, about these messages
+            sentence = f"the chat template does not take these messages: {safe_text(str(error))}"
+            raise invalid(sentence, "messages") from None
+        return _without_end(text, messages[-1]["content"]) if continue_final_message else text
+
+
+def _without_end(text: str, final: str) -> str:
+    final = final.strip()
+    place = text.rfind(final)
+    if not final or place < 0:
+        raise invalid("the chat template does not write the last message as it is: it cannot be continued", "messages")
+    return text[: place + len(final)]
+
+
+def _environment() -> ImmutableSandboxedEnvironment:
+    environment = ImmutableSandboxedEnvironment(
+        trim_blocks=True, lstrip_blocks=True, extensions=[_Generation, jinja2.ext.loopcontrols]
+    )
+    environment.filters["tojson"] = _to_json
+    environment.globals["raise_exception"] = _raise_exception
+    environment.globals["strftime_now"] = lambda form: datetime.now().strftime(form)
+    return environment
+
+
+def _to_json(value: Any, **options: Any) -> str:
+    """Unlike jinja's own it escapes nothing for HTML."""
+    return json.dumps(value, **{"ensure_ascii": False, **options})
+
+
+def _raise_exception(message: str) -> NoReturn:
+    raise jinja2.TemplateError(message)
+
+
+class _Generation(jinja2.ext.Extension):
+    """{% generation %}, by which training finds the assistant's tokens: its content is all that matters here."""
+
+    def __init__(self, environment: jinja2.Environment) -> None:
+        super().__init__(environment)
+        self.tags = {"generation"}
+
+    def parse(self, parser: jinja2.parser.Parser) -> list[jinja2.nodes.Node]:
+        next(parser.stream)
+        return list(parser.parse_statements(("name:endgeneration",), drop_needle=True))
+
+
+def _source(folder: Path, config: dict[str, Any]) -> str | None:
+    path = folder / FILE
+    if path.is_file():
+        try:
+            return path.read_text(encoding="utf-8")
+        except (OSError, UnicodeDecodeError) as error:
+            raise ConfigurationError(f"{path} cannot be read: {error}") from None
+    given = config.get("chat_template")
+    if isinstance(given, list):
+        given = {each["name"]: each["template"] for each in given if isinstance(each, dict)}.get(DEFAULT)
+    return given if isinstance(given, str) else None
+
+
+def _content(token: object) -> str | None:
+    content = token.get("content") if isinstance(token, dict) else token
+    return content if isinstance(content, str) else None
+
+
+def _read_json(path: Path) -> dict[str, Any]:
+    if not path.is_file():
+        return {}
+    try:
+        value = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise ConfigurationError(f"{path} cannot be read: {error}") from None
+    return value if isinstance(value, dict) else {}

@@ -1,0 +1,105 @@
+"""POST /v1/embeddings: one vector for each text, made of the network's hidden states behind each of its tokens.
+
+The engine generates one token behind a prompt, which is dropped. Vectors have the length 1, as OpenAI's have.
+"""
+
+from __future__ import annotations
+
+import base64
+from typing import Any, Literal
+
+import msgspec
+import numpy as np
+import numpy.typing as npt
+
+from inflight.lora import LoRARequest
+from inflight.openai.api_error import context_too_long, invalid, of_response, unsupported
+from inflight.openai.dispatcher import Mailbox
+from inflight.openai.prompts import PromptEncoder, split_prompts
+from inflight.output_config import AdditionalModelOutput, OutputConfig
+from inflight.request import Request
+from inflight.request_limits import RequestLimits
+
+OUTPUT = "hidden_states"
+"""What the network's head turns into logits."""
+ENCODINGS = ("float", "base64")
+
+Vector = npt.NDArray[np.float32]
+Pooling = Literal["mean", "last"]
+
+
+class EmbeddingBody(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    input: str | list[str | int | list[int]]
+    model: str | None = None
+    encoding_format: str | None = None
+    dimensions: int | None = None
+    user: str | None = None
+
+
+def embedding_requests(
+    body: EmbeddingBody, encoder: PromptEncoder, limits: RequestLimits, adapter: LoRARequest | None
+) -> list[Request]:
+    """A request for each text. Raises APIError and InvalidRequest."""
+    if body.encoding_format not in (None, *ENCODINGS):
+        raise invalid(f"encoding_format must be one of {', '.join(ENCODINGS)}", "encoding_format")
+    if body.dimensions not in (None, limits.hidden_size):
+        raise unsupported("dimensions", f"the vectors of this model have {limits.hidden_size}")
+    if OUTPUT not in limits.model_outputs:
+        raise invalid("this model has no embeddings: its network offers no hidden states", "model")
+    output = AdditionalModelOutput(name=OUTPUT, gather_context=True)
+    requests = []
+    for prompt in split_prompts(body.input, "input"):
+        if not prompt:
+            raise invalid("input is empty: give at least one character or token", "input")
+        token_ids = encoder.encode(prompt, limits)
+        if len(token_ids) > min(limits.max_input_len, limits.max_seq_len - 1, limits.kv_cache_tokens):
+            raise context_too_long(limits.max_seq_len, len(token_ids))
+        request = Request(
+            input_token_ids=token_ids,
+            max_tokens=1,
+            output_config=OutputConfig(additional_model_outputs=[output]),
+            lora_request=adapter,
+        )
+        limits.validate(request)
+        requests.append(request)
+    return requests
+
+
+async def collect_vectors(mailbox: Mailbox, request_ids: list[int], pooling: Pooling) -> list[Vector]:
+    """The vector of each request, in their order. Raises APIError and ClientGone."""
+    found: dict[int, Vector] = {}
+    missing = set(request_ids)
+    while missing:
+        for response in await mailbox.take():
+            if response.result is None:
+                raise of_response(response)
+            for tensor in response.result.tensors:
+                if tensor.name == f"context_{OUTPUT}":
+                    found[response.request_id] = pooled(tensor.array(), pooling)
+            if response.is_final:
+                missing.discard(response.request_id)
+    return [found[request_id] for request_id in request_ids]
+
+
+def pooled(states: npt.NDArray[Any], pooling: Pooling) -> Vector:
+    """One vector of length 1 of hidden states (tokens, features)."""
+    vector: Vector = (states.mean(axis=0) if pooling == "mean" else states[-1]).astype(np.float32)
+    norm = float(np.linalg.norm(vector))
+    return vector / np.float32(norm) if norm else vector
+
+
+def answer(vectors: list[Vector], model: str, encoding: str | None, num_tokens: int) -> dict[str, Any]:
+    """The body of the response."""
+    data = [
+        {"object": "embedding", "index": index, "embedding": _encoded(vector, encoding)}
+        for index, vector in enumerate(vectors)
+    ]
+    usage = {"prompt_tokens": num_tokens, "total_tokens": num_tokens}
+    return {"object": "list", "data": data, "model": model, "usage": usage}
+
+
+def _encoded(vector: Vector, encoding: str | None) -> list[float] | str:
+    if encoding == "base64":
+        return base64.b64encode(vector.astype("<f4").tobytes()).decode()
+    numbers: list[float] = vector.tolist()
+    return numbers

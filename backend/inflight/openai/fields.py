@@ -1,0 +1,243 @@
+"""The bodies of requests, as OpenAI and vLLM have them. null counts as not given.
+
+A field is honoured, listed in REFUSED with the reason, or unknown, which is an error as well. Knows no tokens.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+from inflight.openai.api_error import invalid, unsupported
+
+NOT_HERE = "this engine has no such thing"
+
+
+class StreamOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    include_usage: bool | None = None
+    continuous_usage_stats: bool | None = None
+
+
+class JsonSchema(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    name: str
+    schema: dict[str, Any] | None = None
+    description: str | None = None
+    strict: bool | None = None
+
+
+class ResponseFormat(msgspec.Struct, frozen=True):
+    """Of type structural_tag it is the guide itself, with fields of XGrammar's own."""
+
+    type: str
+    json_schema: JsonSchema | None = None
+
+
+class StructuredOutputs(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """vLLM's."""
+
+    json: str | dict[str, Any] | None = None
+    regex: str | None = None
+    choice: list[str] | None = None
+    grammar: str | None = None
+    json_object: bool | None = None
+    structural_tag: str | dict[str, Any] | None = None
+    disable_any_whitespace: bool | None = None
+    disable_additional_properties: bool | None = None
+    whitespace_pattern: str | None = None
+
+
+class Body(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What completions and chat completions have in common."""
+
+    model: str | None = None
+    max_tokens: int | None = None
+    n: int | None = None
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+    temperature: float | None = None
+    top_p: float | None = None
+    frequency_penalty: float | None = None
+    presence_penalty: float | None = None
+    logit_bias: dict[str, float] | None = None
+    seed: int | None = None
+    stop: str | list[str] | None = None
+    user: str | None = None
+    response_format: dict[str, Any] | None = None
+    # vLLM's
+    top_k: int | None = None
+    min_p: float | None = None
+    repetition_penalty: float | None = None
+    min_tokens: int | None = None
+    ignore_eos: bool | None = None
+    stop_token_ids: list[int] | None = None
+    include_stop_str_in_output: bool | None = None
+    skip_special_tokens: bool | None = None
+    spaces_between_special_tokens: bool | None = None
+    bad_words: list[str] | None = None
+    allowed_token_ids: list[int] | None = None
+    truncate_prompt_tokens: int | None = None
+    structured_outputs: StructuredOutputs | None = None
+    guided_json: str | dict[str, Any] | None = None
+    guided_regex: str | None = None
+    guided_choice: list[str] | None = None
+    guided_grammar: str | None = None
+    guided_json_object: bool | None = None
+    guided_decoding_backend: str | None = None
+    guided_whitespace_pattern: str | None = None
+    priority: int | None = None
+    cache_salt: str | None = None
+    request_id: str | None = None
+    add_special_tokens: bool | None = None
+    return_token_ids: bool | None = None
+    return_tokens_as_token_ids: bool | None = None
+    prompt_logprobs: int | None = None
+    stream_interval: int | None = None
+    use_beam_search: bool | None = None
+    length_penalty: float | None = None
+    allotted_time_ms: int | None = None
+    # OpenAI's
+    metadata: dict[str, Any] | None = None
+    best_of: int | None = None
+
+
+class CompletionBody(Body, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """POST /v1/completions"""
+
+    prompt: str | list[str | int | list[int]]
+    echo: bool | None = None
+    logprobs: int | None = None
+    suffix: str | None = None
+
+
+class ChatBody(Body, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """POST /v1/chat/completions"""
+
+    messages: list[dict[str, Any]]
+    max_completion_tokens: int | None = None
+    logprobs: bool | None = None
+    top_logprobs: int | None = None
+    add_generation_prompt: bool | None = None
+    continue_final_message: bool | None = None
+    chat_template: str | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
+    documents: list[dict[str, Any]] | None = None
+    echo: bool | None = None
+    tools: list[Any] | None = None
+    tool_choice: Any = None
+    parallel_tool_calls: bool | None = None
+    functions: list[Any] | None = None
+    function_call: Any = None
+    reasoning_effort: str | None = None
+    reasoning: Any = None
+    include_reasoning: bool | None = None
+    thinking_token_budget: int | None = None
+    audio: Any = None
+    modalities: list[str] | None = None
+    prediction: Any = None
+    service_tier: str | None = None
+    store: bool | None = None
+    web_search_options: Any = None
+    verbosity: str | None = None
+    safety_identifier: str | None = None
+    prompt_cache_key: str | None = None
+    prompt_cache_retention: str | None = None
+    mm_processor_kwargs: Any = None
+
+
+class TokenizeBody(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """POST /tokenize, with `prompt` or with `messages`."""
+
+    model: str | None = None
+    prompt: str | None = None
+    messages: list[dict[str, Any]] | None = None
+    add_special_tokens: bool | None = None
+    add_generation_prompt: bool | None = None
+    continue_final_message: bool | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
+    return_token_strs: bool | None = None
+
+
+class DetokenizeBody(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """POST /detokenize"""
+
+    model: str | None = None
+    tokens: list[int]
+
+
+class LoadAdapterBody(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """POST /v1/load_lora_adapter"""
+
+    lora_name: str
+    lora_path: str
+    load_inplace: bool | None = None
+
+
+class UnloadAdapterBody(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """POST /v1/unload_lora_adapter"""
+
+    lora_name: str
+    lora_int_id: int | None = None
+
+
+REFUSED: dict[str, tuple[tuple[object, ...], str]] = {
+    "suffix": (("",), "the engine continues texts, it does not fill gaps"),
+    "use_beam_search": ((False,), "ask the model `llm` of the Triton side for beams"),
+    "length_penalty": ((1, 1.0), "it belongs to beam search: ask the model `llm` of the Triton side for beams"),
+    "prompt_logprobs": ((), "use echo with logprobs of /v1/completions"),
+    "stream_interval": ((1,), "a stream's chunks hold all tokens that have come"),
+    "spaces_between_special_tokens": ((True,), "special tokens are written as they are"),
+    "guided_decoding_backend": (("auto", "xgrammar"), "grammars are XGrammar's"),
+    "guided_whitespace_pattern": ((), NOT_HERE),
+    "metadata": (({},), "nothing is stored"),
+    "chat_template": ((), "templates come from the checkpoint alone, because they are programs"),
+    "documents": (([],), NOT_HERE),
+    "echo": ((False,), "chat completions hold the answer alone"),
+    "tools": ((), "this server parses no tool calls"),
+    "tool_choice": (("none",), "it needs tools, which this server does not take"),
+    "parallel_tool_calls": ((), "it needs tools, which this server does not take"),
+    "functions": ((), "this server parses no tool calls"),
+    "function_call": (("none",), "this server parses no tool calls"),
+    "reasoning_effort": ((), "set what the chat template knows in chat_template_kwargs"),
+    "reasoning": ((), "set what the chat template knows in chat_template_kwargs"),
+    "include_reasoning": ((True,), "reasoning is part of the content"),
+    "thinking_token_budget": ((), NOT_HERE),
+    "audio": ((), "this engine writes text"),
+    "modalities": ((["text"],), "this engine writes text"),
+    "prediction": ((), "use draft_input_ids of the model `llm` of the Triton side"),
+    "service_tier": (("auto", "default"), "there is one tier"),
+    "store": ((False,), "nothing is stored"),
+    "web_search_options": ((), NOT_HERE),
+    "verbosity": ((), NOT_HERE),
+    "prompt_cache_key": ((), "equal prefixes are always shared; cache_salt keeps them apart"),
+    "prompt_cache_retention": ((), "use the retention tensors of the model `llm` of the Triton side"),
+    "mm_processor_kwargs": ((), "this engine reads text"),
+}
+"""Field -> the values that ask for nothing, and why others are refused."""
+
+ACCEPTED_UNUSED = ("user", "safety_identifier")
+"""They name the client's own user, which changes no answer."""
+
+
+def check_refused(body: Body) -> None:
+    """Raise APIError for the first field that is set and not honoured."""
+    for name, (harmless, why) in REFUSED.items():
+        if name == "echo" and isinstance(body, CompletionBody):
+            continue
+        value = getattr(body, name, None)
+        if value is not None and value not in harmless:
+            raise unsupported(name, why)
+    if body.best_of is not None and body.best_of != (body.n or 1):
+        raise unsupported("best_of", "set n")
+
+
+def check_stream_options(body: Body) -> bool:
+    """Whether a stream ends with its usage. Raises APIError."""
+    options = body.stream_options
+    if options is None:
+        return False
+    if not body.stream:
+        raise invalid("stream_options is only allowed when stream is true", "stream_options")
+    if options.continuous_usage_stats:
+        raise unsupported("stream_options.continuous_usage_stats", "usage comes once, at the end")
+    return bool(options.include_usage)

@@ -1,0 +1,86 @@
+"""The choices of one call while the engine's responses to it arrive."""
+
+from __future__ import annotations
+
+from inflight.openai.api_error import of_response, overloaded
+from inflight.openai.call import Call
+from inflight.openai.choice import Choice, TokenLogProb, read_prompt_log_probs
+from inflight.openai.dispatcher import Mailbox
+from inflight.result import FinishReason, Response
+
+ENDED_EARLY = "the engine was shut down before the answer was complete"
+
+News = dict[Choice, str]
+"""Choices that have got tokens, and the text that these complete."""
+
+
+class Generation:
+    """Knows no JSON and no HTTP."""
+
+    def __init__(self, call: Call, request_ids: list[int], mailbox: Mailbox) -> None:
+        """`request_ids`: of the call's prompts."""
+        self._call = call
+        self._mailbox = mailbox
+        self._prompts = {request_id: index for index, request_id in enumerate(request_ids)}
+        count = call.num_choices
+        self._choices = {
+            request_id: [prompt.make_choice(index * count + each) for each in range(count)]
+            for index, (request_id, prompt) in enumerate(zip(request_ids, call.prompts, strict=True))
+        }
+        self._num_unfinished = dict.fromkeys(request_ids, count)
+        self.prompt_log_probs: dict[int, list[TokenLogProb]] = {}
+        """By number of the prompt, if they were asked for."""
+
+    @property
+    def choices(self) -> list[Choice]:
+        """Of all prompts, in the order of their indices."""
+        return [choice for choices in self._choices.values() for choice in choices]
+
+    @property
+    def is_done(self) -> bool:
+        return not self._num_unfinished
+
+    @property
+    def num_tokens(self) -> int:
+        """Generated so far, in all choices."""
+        return 0 if self._call.scores_only else sum(choice.num_tokens for choice in self.choices)
+
+    def add(self, responses: list[Response]) -> News:
+        """Raises APIError if one of the requests has failed: the call fails as a whole."""
+        news: News = {}
+        for response in responses:
+            request_id, result = response.request_id, response.result
+            if result is None:
+                raise of_response(response)
+            if result.finish_reason is FinishReason.CANCELLED:
+                raise overloaded(503, ENDED_EARLY)
+            choice = self._choices[request_id][result.sequence_index]
+            had_ended = bool(choice.finish_reason)
+            if had_ended:
+                continue
+            if result.tensors:
+                self._keep_prompt_log_probs(response)
+            text = choice.add(result)
+            news[choice] = news[choice] + text if choice in news else text
+            if choice.finish_reason:
+                self._finished(response)
+        return news
+
+    def _finished(self, response: Response) -> None:
+        request_id = response.request_id
+        self._num_unfinished[request_id] -= 1
+        if self._num_unfinished[request_id]:
+            return
+        del self._num_unfinished[request_id]
+        if not response.is_final:
+            # Stop strings have ended all sequences, of which the ranks know nothing.
+            self._mailbox.cancel(request_id)
+
+    def _keep_prompt_log_probs(self, response: Response) -> None:
+        assert response.result is not None
+        index = self._prompts[response.request_id]
+        prompt = self._call.prompts[index]
+        if prompt.echoes_log_probs and (
+            found := read_prompt_log_probs(response.result, prompt.request.input_token_ids)
+        ):
+            self.prompt_log_probs[index] = found

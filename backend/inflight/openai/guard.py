@@ -1,0 +1,93 @@
+"""Who may ask, how often, and how much: keys, rate, requests in progress, length of bodies."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Iterator
+
+from starlette.types import Receive, Scope
+
+from inflight.openai.api_error import APIError, overloaded
+from inflight.openai.api_keys import ApiKeys
+from inflight.openai.dispatcher import ClientGone
+from inflight.openai.rate_limit import RateLimit
+
+BODY_SECONDS = 60.0
+"""Within which a body must have come: it takes one of the places for open requests."""
+
+
+class Guard:
+    """Used on the event loop's thread."""
+
+    def __init__(self, keys: ApiKeys, rate: RateLimit, *, max_open_requests: int, max_body_bytes: int) -> None:
+        self._keys = keys
+        self._rate = rate
+        self._max_open_requests = max_open_requests
+        self._max_body_bytes = max_body_bytes
+        self._num_open = 0
+
+    def check_key(self, scope: Scope) -> int | None:
+        """Number of the request's key; None if none is needed. Raises APIError."""
+        if not self._keys.are_needed:
+            return None
+        number = self._keys.find(header(scope, b"authorization"))
+        if number is None:
+            raise APIError(
+                401,
+                "Incorrect API key provided: send one that this server knows, as Authorization: Bearer KEY.",
+                code="invalid_api_key",
+                headers={"WWW-Authenticate": "Bearer"},
+            )
+        return number
+
+    @contextlib.contextmanager
+    def admitted(self, scope: Scope) -> Iterator[None]:
+        """While a request of work is in progress. Raises APIError."""
+        seconds = self._rate.take(self.check_key(scope))
+        if seconds:
+            raise APIError(
+                429,
+                "Rate limit reached: send fewer requests a second.",
+                code="rate_limit_exceeded",
+                headers={"Retry-After": str(seconds)},
+            )
+        if self._num_open >= self._max_open_requests:
+            raise overloaded(503, f"{self._num_open} requests are in progress, the most that this server takes")
+        self._num_open += 1
+        try:
+            yield
+        finally:
+            self._num_open -= 1
+
+    async def read_body(self, scope: Scope, receive: Receive) -> bytes:
+        """The whole body. Raises APIError as soon as it is too long, whether its length was announced or not, or too
+        slow; and ClientGone."""
+        announced = header(scope, b"content-length")
+        if announced.isdigit() and int(announced) > self._max_body_bytes:
+            raise self._too_long()
+        try:
+            return await asyncio.wait_for(self._read(receive), BODY_SECONDS)
+        except asyncio.TimeoutError:
+            raise APIError(408, f"the body did not come within {BODY_SECONDS:g} s") from None
+
+    async def _read(self, receive: Receive) -> bytes:
+        pieces, length = [], 0
+        while True:
+            message = await receive()
+            if message["type"] == "http.disconnect":
+                raise ClientGone
+            pieces.append(message.get("body", b""))
+            length += len(pieces[-1])
+            if length > self._max_body_bytes:
+                raise self._too_long()
+            if not message.get("more_body", False):
+                return b"".join(pieces)
+
+    def _too_long(self) -> APIError:
+        return APIError(413, f"the body has more than {self._max_body_bytes} bytes", code="content_too_large")
+
+
+def header(scope: Scope, name: bytes) -> bytes:
+    """A header's value; b"" if it is not there."""
+    return next((bytes(value) for key, value in scope["headers"] if key == name), b"")

@@ -1,0 +1,59 @@
+"""HTTP/1.1 as uvicorn speaks it, with two things more: a bound on the length of a request's head, which httptools does
+not have, and a short way for the chunks of a stream, of which there is one for each token."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from starlette.types import Scope
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+
+MAX_HEAD_BYTES = 65_536
+"""Of the request line and all headers."""
+
+TOO_LONG = b"HTTP/1.1 431 Request Header Fields Too Large\r\nconnection: close\r\ncontent-length: 0\r\n\r\n"
+
+
+WRITE_CHUNK = "inflight.write_chunk"
+"""Key in the state of an ASGI scope: what writes chunks."""
+
+
+def chunk_writer(scope: Scope) -> Callable[[bytes], None]:
+    """Writes a piece of the body of a response that has started, has no announced length and is not complete. It never
+    waits: what a slow client has not taken is kept, at most the text of its own answer."""
+    writer: Callable[[bytes], None] = scope["state"][WRITE_CHUNK]
+    return writer
+
+
+class BoundedHttp(HttpToolsProtocol):
+    """One connection."""
+
+    _num_head_bytes = 0
+    """Received of a head that is not complete."""
+    _has_more_than_head = False
+    """Whether the bytes that came last belong to a body, or end a head."""
+    _is_in_body = False
+
+    def data_received(self, data: bytes) -> None:
+        self._has_more_than_head = self._is_in_body
+        super().data_received(data)
+        self._num_head_bytes = 0 if self._has_more_than_head else self._num_head_bytes + len(data)
+        if self._num_head_bytes > MAX_HEAD_BYTES and not self.transport.is_closing():
+            self.transport.write(TOO_LONG)
+            self.transport.close()
+
+    def on_message_begin(self) -> None:
+        super().on_message_begin()
+        self.scope["state"][WRITE_CHUNK] = self._write_chunk
+
+    def on_headers_complete(self) -> None:
+        self._is_in_body = self._has_more_than_head = True
+        super().on_headers_complete()
+
+    def on_message_complete(self) -> None:
+        self._is_in_body = False
+        super().on_message_complete()
+
+    def _write_chunk(self, body: bytes) -> None:
+        if not self.transport.is_closing():
+            self.transport.write(b"%x\r\n%b\r\n" % (len(body), body))

@@ -1,0 +1,101 @@
+"""What a body gives to continue, as tokens. All the work that grows with its text is done here.
+
+A prompt is text or token ids, or messages that the checkpoint's chat template makes one text of.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from inflight.openai.api_error import APIError, context_too_long, invalid
+from inflight.openai.chat_template import ChatTemplate
+from inflight.openai.messages import read_messages
+from inflight.request_limits import RequestLimits
+from inflight.text.tokenizer import Tokenizer
+
+MAX_PROMPTS = 1024
+"""Of one body."""
+
+Prompt = str | list[int]
+
+
+def split_prompts(given: str | list[str | int | list[int]], field: str = "prompt") -> list[Prompt]:
+    """The prompts of a body: one text, one row of token ids, or a list of either. `field`: where they stand. Raises
+    APIError."""
+    if isinstance(given, str):
+        return [given]
+    if not given:
+        raise invalid(f"{field} is empty: give at least one character or token", field)
+    if all(isinstance(each, int) for each in given):
+        return [[each for each in given if isinstance(each, int)]]
+    prompts = [each for each in given if isinstance(each, str | list)]
+    if len({type(each) for each in given}) > 1 or len(prompts) < len(given):
+        raise invalid(f"{field} must be a text, a list of texts, a list of token ids or a list of such lists", field)
+    if len(prompts) > MAX_PROMPTS:
+        raise invalid(f"{field} has {len(prompts)} entries, more than {MAX_PROMPTS}", field)
+    return prompts
+
+
+class PromptEncoder:
+    """Safe to use from several threads."""
+
+    def __init__(
+        self,
+        tokenizer: Tokenizer,
+        template: ChatTemplate | None,
+        *,
+        max_text_bytes: int,
+        template_kwargs: frozenset[str] = frozenset(),
+    ) -> None:
+        """`template`: None if the checkpoint has none. `template_kwargs`: what requests may set."""
+        self._tokenizer = tokenizer
+        self._template = template
+        self._max_text_bytes = max_text_bytes
+        self._template_kwargs = template_kwargs
+
+    def encode(self, prompt: Prompt, limits: RequestLimits, *, add_special_tokens: bool = True) -> list[int]:
+        """Raises APIError: a text that cannot fit is refused before it is tokenised, which would take long."""
+        if not isinstance(prompt, str):
+            return prompt
+        if not prompt:
+            raise invalid("prompt is empty: give at least one character or token", "prompt")
+        self._check_length(prompt, limits)
+        encode = self._tokenizer.encode if add_special_tokens else self._tokenizer.encode_plain
+        return encode(prompt)
+
+    def render(
+        self,
+        messages: list[dict[str, Any]],
+        *,
+        add_generation_prompt: bool | None = None,
+        continue_final_message: bool | None = None,
+        kwargs: dict[str, Any] | None = None,
+    ) -> str:
+        """The text that the chat template makes of a conversation. Raises APIError."""
+        if self._template is None:
+            raise invalid("this checkpoint has no chat template: use /v1/completions", "messages")
+        for name in kwargs or ():
+            if name not in self._template_kwargs:
+                allowed = ", ".join(sorted(self._template_kwargs)) or "none"
+                raise invalid(
+                    f"chat_template_kwargs may not set this name; the operator allows: {allowed}",
+                    "chat_template_kwargs",
+                )
+        if continue_final_message and add_generation_prompt:
+            raise invalid("continue_final_message needs add_generation_prompt to be false", "continue_final_message")
+        return self._template.render(
+            read_messages(messages, knows_developer=self._template.knows_developer),
+            add_generation_prompt=not continue_final_message
+            if add_generation_prompt is None
+            else add_generation_prompt,
+            continue_final_message=bool(continue_final_message),
+            **(kwargs or {}),
+        )
+
+    def _check_length(self, text: str, limits: RequestLimits) -> None:
+        num_bytes = len(text.encode("utf-8", "surrogatepass"))
+        if num_bytes > self._max_text_bytes:
+            raise APIError(413, f"the prompt has {num_bytes} bytes, more than max_text_bytes {self._max_text_bytes}")
+        most = self._tokenizer.max_bytes_per_token
+        if most is not None and num_bytes > most * limits.max_input_len:
+            raise context_too_long(limits.max_seq_len, -(-num_bytes // most))

@@ -1,0 +1,123 @@
+"""Sends an answer over ASGI: whole or as a stream, and cancels its requests when the client is gone.
+
+A stream's status and headers are sent with its first tokens, so that what fails before has a status of its own.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable
+
+import msgspec
+from starlette.types import Receive, Scope, Send
+
+from inflight.executor.front.front import SHUT_DOWN
+from inflight.openai.answer import WholeAnswer
+from inflight.openai.api_error import APIError, overloaded
+from inflight.openai.call import Call
+from inflight.openai.dispatcher import ClientGone, Mailbox
+from inflight.openai.endpoint import unexpected
+from inflight.openai.frames import DONE, error_frame
+from inflight.openai.generation import Generation
+from inflight.openai.http import chunk_writer
+from inflight.openai.metrics import ServerMetrics
+from inflight.openai.stream import StreamedAnswer
+from inflight.result import Response
+
+JSON_HEADERS = [(b"content-type", b"application/json")]
+STREAM_HEADERS = [
+    (b"content-type", b"text/event-stream; charset=utf-8"),
+    (b"cache-control", b"no-cache"),
+    (b"x-accel-buffering", b"no"),
+]
+_encode = msgspec.json.Encoder().encode
+
+
+class Responder:
+    """Of one call that was sent to the engine."""
+
+    def __init__(
+        self, call: Call, request_ids: list[int], mailbox: Mailbox, metrics: ServerMetrics, began: float
+    ) -> None:
+        """`began`: when its HTTP request arrived, on the monotonic clock."""
+        self._call = call
+        self._mailbox = mailbox
+        self._generation = Generation(call, request_ids, mailbox)
+        self._metrics = metrics
+        self._began = began
+
+    async def respond(self, scope: Scope, receive: Receive, send: Send) -> int:
+        """Returns the HTTP status. Raises APIError as long as nothing was sent, and ClientGone."""
+        watching = watch(receive, self._mailbox)
+        try:
+            if self._call.is_streamed:
+                return await self._stream(send, chunk_writer(scope))
+            return await self._whole(send)
+        finally:
+            watching.cancel()
+            self._mailbox.close()
+            self._metrics.count_tokens(self._call.num_prompt_tokens, self._generation.num_tokens)
+
+    async def _whole(self, send: Send) -> int:
+        answer, generation = WholeAnswer(self._call, self._generation), self._generation
+        while not generation.is_done:
+            answer.add(generation.add(await self._mailbox.take()))
+        body = _encode(answer.fields())
+        headers = [*JSON_HEADERS, (b"content-length", str(len(body)).encode())]
+        await send({"type": "http.response.start", "status": 200, "headers": headers})
+        await send({"type": "http.response.body", "body": body})
+        return 200
+
+    async def _stream(self, send: Send, write: Callable[[bytes], None]) -> int:
+        generation = self._generation
+        news = generation.add(await self._mailbox.take())
+        self._metrics.observe_first_token(time.monotonic() - self._began)
+        answer = StreamedAnswer(self._call, generation)
+        await send({"type": "http.response.start", "status": 200, "headers": STREAM_HEADERS})
+        status, body = 200, answer.open() + answer.add(news)
+        if not generation.is_done:
+            write(body)
+            status, body = await self._write_rest(answer, write)
+        await send({"type": "http.response.body", "body": body})
+        return status
+
+    async def _write_rest(self, answer: StreamedAnswer, write: Callable[[bytes], None]) -> tuple[int, bytes]:
+        """Write what comes as it comes. Returns the status to count and the last bytes. Raises ClientGone."""
+        generation, ended = self._generation, asyncio.get_running_loop().create_future()
+
+        def hear(responses: list[Response]) -> bytes:
+            if ended.done():
+                return b""
+            try:
+                chunk = answer.add(generation.add(responses))
+            except Exception as error:
+                failure = error if isinstance(error, APIError) else unexpected(error)
+                ended.set_result((failure.status, error_frame(failure) + DONE))
+                return b""
+            if not generation.is_done:
+                return chunk
+            ended.set_result((200, chunk))
+            return b""
+
+        def gone() -> None:
+            if not ended.done():
+                ended.set_exception(ClientGone())
+
+        self._mailbox.listen(hear, write, gone)
+        try:
+            result: tuple[int, bytes] = await ended
+        except asyncio.CancelledError:  # this process ends, and the time to drain is over
+            return 503, error_frame(overloaded(503, SHUT_DOWN)) + DONE
+        return result
+
+
+def watch(receive: Receive, mailbox: Mailbox) -> asyncio.Task[None]:
+    """Abandon the mailbox when the client closes its connection. To be cancelled once it has its answer."""
+
+    async def wait() -> None:
+        while (await receive())["type"] != "http.disconnect":
+            continue
+        mailbox.abandon()
+
+    return asyncio.create_task(wait())

@@ -1,0 +1,207 @@
+"""The process of an OpenAI server: attaches to the engine's ranks, listens, and ends after SIGTERM.
+
+It starts no ranks. While the engine is away its requests are refused, and it is found again when it is back.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import gc
+import logging
+import os
+import signal
+import socket
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import uvicorn
+from starlette.types import ASGIApp
+
+from inflight.config import EngineConfig
+from inflight.errors import ConfigurationError
+from inflight.executor.executor import attach_executor
+from inflight.executor.front.front import Front
+from inflight.log_output import start_logging
+from inflight.openai.api_keys import ApiKeys
+from inflight.openai.app import App
+from inflight.openai.call_builder import CallBuilder
+from inflight.openai.chat_template import ChatTemplate
+from inflight.openai.dispatcher import Dispatcher
+from inflight.openai.guard import Guard
+from inflight.openai.http import BoundedHttp
+from inflight.openai.metrics import ServerMetrics
+from inflight.openai.model_names import ModelNames
+from inflight.openai.prompts import PromptEncoder
+from inflight.openai.rate_limit import RateLimit
+from inflight.openai.text_threads import TextThreads
+from inflight.openai_options import OpenAIOptions
+from inflight.text.tokenizer import Tokenizer
+
+BACKLOG = 2048
+KEEP_ALIVE_SECONDS = 75
+
+LAST_SECONDS = 1.0
+
+GC_THRESHOLDS = (20_000, 50, 100)
+"""Every response of the engine is a few objects that live for a moment: with Python's own thresholds, a third of a
+streamed token's time went into looking for cycles among them."""
+
+
+def serve(options: OpenAIOptions) -> None:
+    """Serve until SIGTERM or SIGINT. Raises ConfigurationError if something is missing or wrong, or if the engine is
+    not found in time."""
+    start_logging()
+    logging.getLogger("inflight").setLevel(logging.WARNING)
+    # Texts are tokenised one at a time, and the library's own threads would only take cores from the ranks.
+    os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+    config = EngineConfig.from_parameters(options.parameters)
+    server = OpenAIServer(options, config)
+    with listen(options.host, options.port) as listener:
+        # Nobody here would read the statistics of every iteration.
+        quiet = replace(config, iter_stats_max_iterations=0, request_stats_max_iterations=0)
+        with attach_executor(quiet, options.engine) as front:
+            loop = new_loop()
+            calm_gc()
+            try:
+                loop.run_until_complete(server.run(front, listener, announce))
+            finally:
+                loop.close()
+
+
+def announce(address: str) -> None:
+    print(f"inflight: OpenAI API on http://{address}/v1", file=sys.stderr, flush=True)
+
+
+class OpenAIServer:
+    """Everything of the server that does not depend on the engine, read and checked before it is needed."""
+
+    def __init__(self, options: OpenAIOptions, config: EngineConfig, tokenizer: Tokenizer | None = None) -> None:
+        """`tokenizer`: None = the checkpoint's. Raises ConfigurationError."""
+        folder = config.tokenizer_dir or config.gpt_model_path
+        self._options = options
+        self._config = config
+        self._tokenizer = tokenizer or Tokenizer.load(folder, config.gpt_model_path)
+        self._encoder = PromptEncoder(
+            self._tokenizer,
+            ChatTemplate.load(Path(folder)),
+            max_text_bytes=config.max_text_bytes,
+            template_kwargs=frozenset(options.chat_template_kwargs),
+        )
+        self._guard = Guard(
+            ApiKeys.load(options.api_key_file),
+            RateLimit(options.max_requests_per_second),
+            max_open_requests=options.max_open_requests,
+            max_body_bytes=options.max_body_bytes,
+        )
+
+    async def run(
+        self, front: Front, listener: socket.socket, ready: Callable[[str], None], stop: asyncio.Event | None = None
+    ) -> None:
+        """Serve the started `front` until a signal, or until `stop` is set. `ready` is called with host:port."""
+        dispatcher = Dispatcher(front, asyncio.get_running_loop())
+        threads = TextThreads()
+        dispatcher.start()
+        try:
+            server = _Server(self._uvicorn(self.make_app(front, dispatcher, threads)))
+            host, port = listener.getsockname()[:2]
+            ready(f"{host}:{port}")
+            stopping = asyncio.create_task(_stop_when(server, stop)) if stop is not None else None
+            await server.serve(sockets=[listener])
+            if server.server_state.tasks:  # they were cancelled, and tell their clients so
+                await asyncio.wait(list(server.server_state.tasks), timeout=LAST_SECONDS)
+            if stopping is not None:
+                stopping.cancel()
+        finally:
+            front.shutdown()
+            threads.stop()
+            dispatcher.stop()
+
+    def make_app(self, front: Front, dispatcher: Dispatcher, threads: TextThreads) -> ASGIApp:
+        options, config = self._options, self._config
+        return App(
+            front=front,
+            dispatcher=dispatcher,
+            builder=CallBuilder(
+                self._tokenizer,
+                self._encoder,
+                front.generation_defaults,
+                max_request_seconds=options.max_request_seconds,
+            ),
+            encoder=self._encoder,
+            tokenizer=self._tokenizer,
+            names=ModelNames(options.model_names, config.gpt_model_path, config.lora_dir),
+            guard=self._guard,
+            metrics=ServerMetrics(),
+            threads=threads,
+            allows_lora_updates=options.allow_lora_updates,
+            pooling=options.embedding_pooling,
+        ).routes()
+
+    def _uvicorn(self, app: ASGIApp) -> uvicorn.Config:
+        return uvicorn.Config(
+            app,
+            http=BoundedHttp,
+            ws="none",
+            lifespan="off",
+            log_config=None,
+            access_log=False,
+            server_header=False,
+            backlog=BACKLOG,
+            timeout_keep_alive=KEEP_ALIVE_SECONDS,
+            timeout_graceful_shutdown=max(round(self._options.drain_seconds), 1),
+        )
+
+
+@contextlib.contextmanager
+def listen(host: str, port: int) -> Iterator[socket.socket]:
+    """A listening socket, closed when the context ends. Raises ConfigurationError."""
+    try:
+        family, kind, protocol, _, where = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+        listener = socket.socket(family, kind, protocol)
+    except OSError as error:
+        raise ConfigurationError(f"{host}:{port} is not an address to listen on: {error}") from None
+    with listener:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            listener.bind(where)
+        except OSError as error:
+            raise ConfigurationError(
+                f"the OpenAI port {port} on {host} cannot be listened on: {error.strerror}"
+            ) from None
+        yield listener
+
+
+class _Server(uvicorn.Server):
+    """uvicorn raises a signal again once it has ended, which would end this process before it has left the engine."""
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        if threading.current_thread() is threading.main_thread():
+            loop = asyncio.get_running_loop()
+            for number in (signal.SIGTERM, signal.SIGINT):
+                loop.add_signal_handler(number, self.handle_exit, number, None)
+        yield
+
+
+async def _stop_when(server: uvicorn.Server, stop: asyncio.Event) -> None:
+    await stop.wait()
+    server.should_exit = True
+
+
+def new_loop() -> asyncio.AbstractEventLoop:
+    try:
+        import uvloop
+    except ImportError:  # where it has no wheel
+        return asyncio.new_event_loop()
+    return uvloop.new_event_loop()
+
+
+def calm_gc() -> None:
+    """Of this process, once everything is loaded: that stays as long as the process does."""
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(*GC_THRESHOLDS)

@@ -1,0 +1,32 @@
+"""The threads on which requests become tokens, so that the event loop never waits for a tokenizer.
+
+A megabyte of text takes a good part of a second. Short and long requests therefore have a thread each.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import TypeVar
+
+MAX_SHORT_BYTES = 16_384
+"""Longest body of a short request, which is tokenised in a few milliseconds."""
+
+T = TypeVar("T")
+
+
+class TextThreads:
+    def __init__(self) -> None:
+        self._short = ThreadPoolExecutor(1, "inflight-text-short")
+        self._long = ThreadPoolExecutor(1, "inflight-text-long")
+
+    async def run(self, num_bytes: int, work: Callable[[], T]) -> T:
+        """What `work` returns, on the thread for bodies of this length."""
+        lane = self._short if num_bytes <= MAX_SHORT_BYTES else self._long
+        return await asyncio.get_running_loop().run_in_executor(lane, work)
+
+    def stop(self) -> None:
+        """Wait for what they are doing."""
+        for lane in (self._short, self._long):
+            lane.shutdown()

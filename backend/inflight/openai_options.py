@@ -1,0 +1,104 @@
+"""The settings of an OpenAI server, as the command line gives them and as its process receives them: JSON in a file."""
+
+from __future__ import annotations
+
+import difflib
+import math
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Literal
+
+import msgspec
+from msgspec import structs
+
+from inflight.errors import ConfigurationError
+
+LOOPBACK = "127.0.0.1"
+
+
+class OpenAIOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Every field has the default of the command without options."""
+
+    engine: str = "llm"
+    """Name of the engine, by which its ranks are found, and of the model unless `served_model_names` has others."""
+    parameters: dict[str, str] = {}
+    """The engine's configuration, as in config.pbtxt: the folders of checkpoint, tokenizer and adapters, and limits."""
+    host: str = LOOPBACK
+    """Interface to listen on. Use others than loopback in closed networks only, or with keys."""
+    port: int = 9000
+    """TCP port; 0 = a free one."""
+    served_model_names: list[str] = []
+    """Names that `model` of a request may have; empty = the engine's name."""
+    api_key_file: str = ""
+    """File with a key in each line, in clear or as sha256: and 64 hexadecimal digits; "" = everybody may ask."""
+    max_body_bytes: int = 16 * 2**20
+    """Longest body of a request."""
+    max_open_requests: int = 1024
+    """HTTP requests in progress at the same time; more are refused with 503."""
+    max_requests_per_second: float = 0.0
+    """Of each key, or of all clients together without keys; more are refused with 429. 0 = no limit."""
+    max_request_seconds: float = 0.0
+    """Time that the engine may take for a request; what came until then is answered. 0 = no limit."""
+    chat_template_kwargs: list[str] = []
+    """Names that requests may set in `chat_template_kwargs`."""
+    allow_lora_updates: bool = False
+    """Whether clients may load LoRA adapters from folders of this machine, and unload them."""
+    embedding_pooling: Literal["mean", "last"] = "mean"
+    """What /v1/embeddings makes of the hidden states behind a text's tokens: their mean, or the last of them."""
+    drain_seconds: float = 30.0
+    """Time that requests in flight have to finish after SIGTERM."""
+
+    def __post_init__(self) -> None:
+        for name in ("max_body_bytes", "max_open_requests"):
+            if getattr(self, name) < 1:
+                raise ConfigurationError(f"{name} must be at least 1, got {getattr(self, name)}")
+        for name in ("max_requests_per_second", "max_request_seconds", "drain_seconds"):
+            if not 0 <= getattr(self, name) < math.inf:
+                raise ConfigurationError(f"{name} must be a finite number of at least 0, got {getattr(self, name)}")
+        if not 0 <= self.port < 2**16:
+            raise ConfigurationError(f"the OpenAI server's port must be between 0 and 65535, got {self.port}")
+        if not all(self.served_model_names):
+            raise ConfigurationError("a served model name must not be empty")
+
+    @property
+    def model_names(self) -> list[str]:
+        """The names of the model, the one that answers have first."""
+        return self.served_model_names or [self.engine]
+
+    def with_settings(self, texts: Mapping[str, str]) -> OpenAIOptions:
+        """With some fields replaced, as a command line gives them; lists have commas. Raises ConfigurationError."""
+        values = structs.asdict(self)
+        for key, text in texts.items():
+            if key not in SETTABLE:
+                near = difflib.get_close_matches(key, SETTABLE, n=1)
+                hint = f"did you mean {near[0]}?" if near else f"the keys are {', '.join(SETTABLE)}"
+                raise ConfigurationError(f"unknown key {key} of the OpenAI server; {hint}")
+            values[key] = [part.strip() for part in text.split(",")] if isinstance(values[key], list) else text
+        try:
+            return msgspec.convert(values, OpenAIOptions, strict=False)
+        except msgspec.ValidationError as error:
+            raise ConfigurationError(f"an option of the OpenAI server is wrong: {error}") from None
+
+    def write(self, path: Path) -> None:
+        path.write_bytes(msgspec.json.encode(self))
+
+    @classmethod
+    def read(cls, path: Path) -> OpenAIOptions:
+        """Raises ConfigurationError."""
+        try:
+            return msgspec.json.decode(path.read_bytes(), type=cls)
+        except (OSError, msgspec.DecodeError) as error:
+            raise ConfigurationError(f"{path} does not hold the options of an OpenAI server: {error}") from None
+
+
+SETTABLE = (
+    "served_model_names",
+    "max_body_bytes",
+    "max_open_requests",
+    "max_requests_per_second",
+    "max_request_seconds",
+    "chat_template_kwargs",
+    "allow_lora_updates",
+    "embedding_pooling",
+)
+"""What `--openai-set` takes; the other fields have options of their own."""

@@ -1,0 +1,118 @@
+"""The process of the OpenAI server beside tritonserver: started with it, started again whenever it ends or hangs.
+
+It attaches to the ranks by itself, also after they or tritonserver were started again. Knows nothing of requests.
+"""
+
+from __future__ import annotations
+
+import http.client
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+from inflight.backoff import Backoff
+from inflight.errors import ConfigurationError
+from inflight.supervisor.health import PERIOD, STRIKES, TIMEOUT
+from inflight.supervisor.tritonserver import ended
+
+MODULE = "inflight.openai"
+
+
+class OpenAIProcess:
+    """Owned by the supervisor's thread."""
+
+    def __init__(
+        self, options_file: Path, address: str, environment: Mapping[str, str], tell: Callable[[str], None]
+    ) -> None:
+        """`address`: host:port at which it will listen. Not started yet."""
+        self._command = [sys.executable, "-m", MODULE, str(options_file)]
+        self._address, self._environment, self._tell = address, dict(environment), tell
+        self._backoff = Backoff()
+        self._process: subprocess.Popen[bytes] | None = None
+        self._starts_at = 0.0
+        self._next_look = 0.0
+        self._strikes = 0
+        self._has_answered = False
+        """Since its start. Until the engine is there it does not listen."""
+
+    @property
+    def pid(self) -> int | None:
+        return None if self._process is None else self._process.pid
+
+    def start(self) -> None:
+        self._process = subprocess.Popen(
+            self._command, env=self._environment, stdin=subprocess.DEVNULL, stdout=2, start_new_session=True
+        )
+        self._strikes, self._has_answered = 0, False
+
+    def is_ready(self) -> bool:
+        """Whether it serves an engine that is ready. Raises ConfigurationError if it has ended: it said why."""
+        if self._process is not None and self._process.poll() is not None:
+            how = ended(self._process.returncode)
+            raise ConfigurationError(f"the OpenAI server did not start ({how}): the line above says why")
+        try:
+            return _health(self._address) == http.client.OK
+        except OSError:
+            return False
+
+    def keep_up(self) -> None:
+        """Start it again if it has ended or hangs, after a pause that grows. To be called about twice a second."""
+        now = time.monotonic()
+        if self._process is None:
+            if now >= self._starts_at:
+                self.start()
+            return
+        failure = self._failure(now)
+        if failure:
+            self.kill()
+            seconds = self._backoff.failed()
+            self._starts_at = now + seconds
+            self._tell(f"{failure}; starting it again" + (f" in {seconds:.0f} s" if seconds else ""))
+
+    def drain(self, deadline: float, wait: Callable[[float], object]) -> None:
+        """Let requests in flight finish until `deadline`, on the monotonic clock. `wait(seconds)` sleeps."""
+        if self._process is None:
+            return
+        self._process.terminate()
+        while self._process.poll() is None and time.monotonic() < deadline:
+            wait(0.05)
+        self.kill()
+
+    def kill(self) -> None:
+        """End it at once, if it runs."""
+        if self._process is not None:
+            self._process.kill()
+            self._process.wait()
+            self._process = None
+
+    def _failure(self, now: float) -> str:
+        """What is wrong with it; "" if nothing."""
+        assert self._process is not None
+        if self._process.poll() is not None:
+            return f"the OpenAI server ended ({ended(self._process.returncode)})"
+        if now < self._next_look:
+            return ""
+        self._next_look = now + PERIOD
+        try:
+            _health(self._address)
+        except OSError:
+            self._strikes += self._has_answered
+            return "the OpenAI server does not answer" if self._strikes >= STRIKES else ""
+        if not self._has_answered:
+            self._backoff.succeeded()
+        self._strikes, self._has_answered = 0, True
+        return ""
+
+
+def _health(address: str) -> int:
+    """The status of /health. Raises OSError if there is no answer."""
+    connection = http.client.HTTPConnection(address, timeout=TIMEOUT)
+    try:
+        connection.request("GET", "/health")
+        return connection.getresponse().status
+    except http.client.HTTPException as error:
+        raise OSError(f"{address}: {error}") from error
+    finally:
+        connection.close()

@@ -1,0 +1,81 @@
+"""`inflight openai` beside a program that has the engine."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import openai
+import pytest
+from real_engine import CHECKPOINT
+
+from inflight import EngineConfig, GenerationExecutor
+from inflight.run_directory import RUN_DIRECTORY
+
+ROOT = Path(__file__).resolve().parents[2]
+PATIENCE = 60
+KEY = "a-key-of-some-length"
+
+
+@pytest.fixture(scope="module")
+def run_directory(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """Where the engine's name is found."""
+    with pytest.MonkeyPatch.context() as patch:
+        folder = tmp_path_factory.mktemp("run", numbered=True)
+        folder.chmod(0o700)
+        patch.setenv(RUN_DIRECTORY, str(folder))
+        yield folder
+
+
+@pytest.fixture(scope="module")
+def executor(run_directory: Path) -> Iterator[GenerationExecutor]:
+    config = EngineConfig(dtype="float32", cpu_compile="false", num_threads=1, max_batch_size=4)
+    with GenerationExecutor.create(CHECKPOINT, config, name="mine", progress=False) as executor:
+        yield executor
+
+
+def start(*arguments: str) -> subprocess.Popen[str]:
+    environment = {
+        **os.environ,
+        "PYTHONPATH": os.pathsep.join(str(ROOT / part) for part in ("backend", "kernels", "client")),
+    }
+    program = [sys.executable, "-m", "inflight_client.cli", "openai", *arguments]
+    return subprocess.Popen(program, stderr=subprocess.PIPE, text=True, env=environment)
+
+
+def test_it_serves_the_programs_engine_until_it_is_told_to_end(executor: GenerationExecutor, tmp_path: Path) -> None:
+    keys = tmp_path / "keys"
+    keys.write_text(KEY)
+    options = ("--engine", "mine", "--port", "0", "--api-key-file", str(keys), "--openai-set", "served_model_names=a,b")
+    with start(str(CHECKPOINT), *options) as process:
+        assert process.stderr is not None
+        url = process.stderr.readline().split()[-1]
+        with openai.OpenAI(base_url=url, api_key=KEY) as client:
+            answer = client.completions.create(model="b", prompt="Once upon a time", max_tokens=16, temperature=0)
+            assert [model.id for model in client.models.list()] == ["a", "b"]
+            with pytest.raises(openai.AuthenticationError):
+                client.with_options(api_key="wrong").models.list()
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(PATIENCE) == 0
+    assert answer.choices[0].text == executor.generate("Once upon a time", max_tokens=16).text
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (("--engine", "a/b"), "cannot be called"),
+        (("--engine", "none", "--set", "worker_start_timeout_ms=100"), "no engine called 'none' serves here"),
+        (("--api-key-file", "/nowhere"), "cannot be read"),
+        (("/nowhere",), "nowhere"),
+    ],
+)
+def test_what_is_missing_is_said_in_a_sentence(run_directory: Path, arguments: tuple[str, ...], words: str) -> None:
+    with start("--port", "0", *arguments) as process:
+        _, told = process.communicate(timeout=PATIENCE)
+    assert process.returncode == 2
+    assert words in told
+    assert "Traceback" not in told

@@ -1,0 +1,308 @@
+"""What bodies ask of the engine, and what answers hold."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from fake_tokenizer import byte_tokenizer
+from openai_server import END_ID, TEXT, Running, log_probs, say
+
+from inflight.guided_decoding import GuideType
+from inflight.output_config import MAX_LOG_PROBS
+from inflight.sampling_config import MAX_BIAS
+
+CHATS, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
+CHAT: dict[str, Any] = {"messages": [{"role": "user", "content": "hi"}]}
+PROMPT = "user: hi\nassistant: "
+
+
+def complete(running: Running, prompt: Any = "ab", **body: Any) -> dict[str, Any]:
+    response = running.post(COMPLETIONS, {"prompt": prompt, "max_tokens": 64, **body})
+    assert response.status_code == 200, response.text
+    choice: dict[str, Any] = response.json()["choices"][0]
+    return choice
+
+
+def ask(running: Running, **body: Any) -> dict[str, Any]:
+    response = running.post(CHATS, {**CHAT, **body})
+    assert response.status_code == 200, response.text
+    choice: dict[str, Any] = response.json()["choices"][0]
+    return choice
+
+
+def test_a_body_that_says_nothing_is_sampled_and_short(running: Running) -> None:
+    running.post(COMPLETIONS, {"prompt": "ab"})
+    sent = running.engine.sent
+    assert (sent.max_tokens, sent.sampling_config.temperature, sent.sampling_config.top_k) == (16, 1.0, 0)
+    assert sent.input_token_ids == [*b"ab"]
+    assert (sent.end_ids, sent.streaming, sent.priority, sent.allotted_time_ms) == ([END_ID], False, 0.5, 0)
+
+
+def test_a_chat_is_the_templates_text_and_may_take_the_rest_of_the_context(running: Running) -> None:
+    ask(running)
+    sent = running.engine.sent
+    assert bytes(sent.input_token_ids).decode() == PROMPT
+    assert sent.max_tokens == 512 - len(PROMPT)
+
+
+def test_sampling_fields_reach_the_engine(running: Running) -> None:
+    complete(
+        running,
+        temperature=0.5,
+        top_p=0.9,
+        top_k=7,
+        min_p=0.1,
+        seed=-1,
+        repetition_penalty=1.1,
+        presence_penalty=0.2,
+        frequency_penalty=0.3,
+        min_tokens=3,
+        logit_bias={"18": -100, "19": 5.5},
+        n=2,
+    )
+    config = running.engine.sent.sampling_config
+    assert (config.temperature, config.top_p, config.top_k, config.min_p) == (0.5, 0.9, 7, 0.1)
+    assert (config.seed, config.repetition_penalty, config.min_tokens) == (2**64 - 1, 1.1, 3)
+    assert (config.presence_penalty, config.frequency_penalty) == (0.2, 0.3)
+    assert config.logit_bias == {18: -100.0, 19: 5.5}
+    assert running.engine.sent.num_return_sequences == 2
+
+
+@pytest.mark.parametrize("off", [0, -1])
+def test_a_top_k_of_nothing_is_off(running: Running, off: int) -> None:
+    complete(running, top_k=off)
+    assert running.engine.sent.sampling_config.top_k == 0
+
+
+def test_temperature_0_is_greedy(running: Running) -> None:
+    complete(running, temperature=0, top_k=5)
+    assert running.engine.sent.sampling_config.temperature == 0
+
+
+def test_other_fields_reach_the_engine(running: Running) -> None:
+    complete(running, stop_token_ids=[7], bad_words=["cat"], cache_salt="mine", allotted_time_ms=900, user="me")
+    sent = running.engine.sent
+    assert (sent.end_ids, sent.cache_salt, sent.allotted_time_ms) == ([END_ID, 7], "mine", 900)
+    assert sent.bad_words == byte_tokenizer().encode_spellings(["cat"]) == [[*b"cat"], [*b" cat"]]
+    complete(running, ignore_eos=True)
+    assert running.engine.sent.end_ids == []
+
+
+def test_lower_priorities_go_first(running: Running) -> None:
+    priorities = []
+    for number in (-(2**20), -5, -1, 0, 1, 2, 2**20 - 1, 2**20):
+        complete(running, priority=number)
+        priorities.append(running.engine.sent.priority)
+    assert priorities == sorted(set(priorities), reverse=True)
+    assert all(0 < priority < 1 for priority in priorities)
+
+
+def test_allowed_tokens_leave_no_other(running: Running) -> None:
+    complete(running, allowed_token_ids=[65, 66])
+    bias = np.frombuffer(running.engine.sent.sampling_config.embedding_bias, "<f4")
+    assert np.flatnonzero(bias == 0).tolist() == [65, 66]
+    assert set(bias.tolist()) == {0.0, -MAX_BIAS}
+
+
+SCHEMA = {"type": "object", "properties": {"a": {"type": "integer"}}}
+
+
+@pytest.mark.parametrize(
+    ("body", "kind", "guide"),
+    [
+        ({"response_format": {"type": "json_object"}}, GuideType.JSON, ""),
+        (
+            {
+                "response_format": {
+                    "type": "json_schema",
+                    "json_schema": {"name": "x", "schema": SCHEMA, "strict": True},
+                }
+            },
+            GuideType.JSON_SCHEMA,
+            '{"type": "object", "properties": {"a": {"type": "integer"}}}',
+        ),
+        ({"structured_outputs": {"regex": "a+"}}, GuideType.REGEX, "a+"),
+        ({"structured_outputs": {"json": '{"type":"object"}'}}, GuideType.JSON_SCHEMA, '{"type":"object"}'),
+        ({"guided_regex": "a+"}, GuideType.REGEX, "a+"),
+        ({"guided_choice": ["yes", 'a "no"']}, GuideType.EBNF_GRAMMAR, 'root ::= "yes" | "a \\"no\\""'),
+        ({"guided_grammar": 'root ::= "a"'}, GuideType.EBNF_GRAMMAR, 'root ::= "a"'),
+        ({"guided_json": {"type": "object"}}, GuideType.JSON_SCHEMA, '{"type": "object"}'),
+    ],
+)
+def test_grammars_reach_the_engine(running: Running, body: dict[str, Any], kind: GuideType, guide: str) -> None:
+    complete(running, **body)
+    params = running.engine.sent.guided_decoding_params
+    assert params is not None
+    assert (params.guide_type, params.guide) == (kind, guide)
+
+
+def test_a_format_of_text_is_none(running: Running) -> None:
+    ask(running, response_format={"type": "text"})
+    assert running.engine.sent.guided_decoding_params is None
+
+
+def test_prompts_of_every_kind(running: Running) -> None:
+    for prompt, sent in (
+        ("ab", [[97, 98]]),
+        ([97, 98], [[97, 98]]),
+        (["a", "b"], [[97], [98]]),
+        ([[1, 2], [3]], [[1, 2], [3]]),
+    ):
+        running.engine.requests.clear()
+        complete(running, prompt)
+        assert [request.input_token_ids for request in running.engine.requests] == sent
+
+
+def test_a_prompt_may_be_truncated_from_the_left(running: Running) -> None:
+    complete(running, "abcdef", truncate_prompt_tokens=2)
+    assert running.engine.sent.input_token_ids == [*b"ef"]
+    complete(running, [*b"x" * 600], truncate_prompt_tokens=-1, max_tokens=100)
+    assert len(running.engine.sent.input_token_ids) == 512 - 100
+
+
+def test_a_stop_string_is_cut_off_and_named_and_ends_the_request(running: Running) -> None:
+    running.engine.script, running.engine.cancelled = say("one, two, three", ends=False), []
+    choice = complete(running, stop=["nine", ", t"])
+    assert (choice["text"], choice["finish_reason"], choice["stop_reason"]) == ("one", "stop", ", t")
+    assert running.engine.sent.streaming
+    assert running.engine.cancelled == [running.engine.sent.request_id or max(running.engine.enqueued)]
+    running.engine.enqueued.clear()
+
+
+def test_a_stop_string_may_be_kept(running: Running) -> None:
+    assert complete(running, stop=", w", include_stop_str_in_output=True)["text"] == "Hello, w"
+
+
+def test_a_stop_token_is_named_and_cut_off(running: Running) -> None:
+    def play(request: Any) -> Any:
+        return say("Hell")(request)
+
+    running.engine.script = play
+    choice = complete(running, stop_token_ids=[END_ID])
+    assert (choice["text"], choice["stop_reason"]) == ("Hell", END_ID)
+    choice = complete(running)
+    assert (choice["text"], choice["stop_reason"]) == ("Hell", None)
+
+
+def test_special_tokens_are_shown_if_asked_for(running: Running) -> None:
+    choice = complete(running, skip_special_tokens=False, include_stop_str_in_output=True)
+    assert choice["text"] == TEXT + "<end>"
+
+
+def test_log_probabilities_of_a_chat(running: Running) -> None:
+    content = ask(running, logprobs=True, top_logprobs=2, max_tokens=2)["logprobs"]["content"]
+    assert [entry["token"] for entry in content] == ["H", "e"]
+    assert [entry["bytes"] for entry in content] == [[72], [101]]
+    assert [entry["logprob"] for entry in content] == pytest.approx(log_probs([72, 101]))
+    assert [top["token"] for top in content[0]["top_logprobs"]] == ["H", "G"]
+    assert ask(running, logprobs=True)["logprobs"]["content"][0]["top_logprobs"] == []
+    assert ask(running)["logprobs"] is None
+
+
+def test_log_probabilities_of_a_completion(running: Running) -> None:
+    found = complete(running, logprobs=1, max_tokens=3)["logprobs"]
+    assert found["tokens"] == ["H", "e", "l"]
+    assert found["token_logprobs"] == pytest.approx(log_probs([*b"Hel"]))
+    assert found["text_offset"] == [0, 1, 2]
+    assert [*found["top_logprobs"][1]] == ["e"]
+
+
+def test_offsets_run_on_in_the_chunks_of_a_stream(running: Running) -> None:
+    events = running.events(COMPLETIONS, {"prompt": "ab", "max_tokens": 5, "logprobs": 1})
+    found = [event["choices"][0]["logprobs"] for event in events[:-2]]
+    assert [offset for each in found for offset in each["text_offset"]] == [0, 1, 2, 3, 4]
+
+
+def test_echo_and_no_tokens_scores_the_prompt(running: Running) -> None:
+    response = running.post(COMPLETIONS, {"prompt": "abc", "max_tokens": 0, "echo": True, "logprobs": 1}).json()
+    (choice,) = response["choices"]
+    assert choice["text"] == "abc"
+    assert choice["logprobs"]["token_logprobs"] == [None, *log_probs([*b"bc"])]
+    assert choice["logprobs"]["top_logprobs"][0] is None
+    assert choice["logprobs"]["text_offset"] == [0, 1, 2]
+    assert response["usage"]["completion_tokens"] == 0
+
+
+def test_echo_counts_the_prompt_in_front(running: Running) -> None:
+    choice = complete(running, "ab", echo=True, logprobs=0, max_tokens=2)
+    assert (choice["text"], choice["logprobs"]["tokens"]) == ("abHe", ["a", "b", "H", "e"])
+    assert complete(running, [97, 98], echo=True, max_tokens=2)["text"] == "abHe"
+
+
+def test_special_tokens_take_no_place_in_offsets(running: Running) -> None:
+    found = complete(running, [END_ID, 97], echo=True, logprobs=0, max_tokens=1)
+    assert (found["text"], found["logprobs"]["text_offset"]) == ("aH", [0, 0, 1])
+    found = complete(running, "abc", echo=True, max_tokens=1, truncate_prompt_tokens=2)
+    assert found["text"] == "bcH"
+
+
+def test_token_ids_can_be_returned(running: Running) -> None:
+    choice = complete(running, return_token_ids=True, max_tokens=2)
+    assert (choice["token_ids"], choice["prompt_token_ids"]) == ([72, 101], [97, 98])
+    content = ask(running, logprobs=True, return_tokens_as_token_ids=True, max_tokens=1)["logprobs"]["content"]
+    assert content[0]["token"] == "token_id:72"
+    events = running.events(COMPLETIONS, {"prompt": "ab", "max_tokens": 2, "return_token_ids": True})
+    choices = [event["choices"][0] for event in events[:-1]]
+    assert choices[0]["prompt_token_ids"] == [97, 98]
+    assert [token for choice in choices for token in choice.get("token_ids", [])] == [72, 101]
+
+
+def test_the_request_may_name_its_id(running: Running) -> None:
+    body = {"prompt": "a", "request_id": "mine-7"}
+    assert running.post(COMPLETIONS, body).json()["id"] == "cmpl-mine-7"
+
+
+def test_messages_of_every_kind(running: Running) -> None:
+    messages = [
+        {"role": "developer", "content": "short"},
+        {"role": "user", "content": [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}], "name": "x"},
+        {"role": "assistant", "content": None, "tool_calls": [{"function": {"name": "f", "arguments": '{"a": 1}'}}]},
+        {"role": "tool", "tool_call_id": "1", "content": "2"},
+    ]
+    ask(running, messages=messages)
+    text = bytes(running.engine.sent.input_token_ids).decode()
+    assert text == "system: short\nuser: a\nb\nassistant: \ntool: 2\nassistant: "
+
+
+def test_a_final_message_may_be_continued(running: Running) -> None:
+    messages = [*CHAT["messages"], {"role": "assistant", "content": "I am"}]
+    ask(running, messages=messages, continue_final_message=True, add_generation_prompt=False)
+    assert bytes(running.engine.sent.input_token_ids).decode() == "user: hi\nassistant: I am"
+
+
+def test_allowed_template_arguments_reach_the_template(running: Running) -> None:
+    ask(running, chat_template_kwargs={"mood": "glad"})
+    assert bytes(running.engine.sent.input_token_ids).decode() == PROMPT + "(glad)"
+
+
+def test_tokens_and_back(running: Running) -> None:
+    answer = running.post("/tokenize", {"prompt": "ab", "return_token_strs": True}).json()
+    assert answer == {"count": 2, "max_model_len": 512, "tokens": [97, 98], "token_strs": ["a", "b"]}
+    answer = running.post("/tokenize", CHAT).json()
+    assert bytes(answer["tokens"]).decode() == PROMPT
+    assert running.post("/detokenize", {"tokens": [72, 105, END_ID]}).json() == {"prompt": "Hi<end>"}
+
+
+def test_models(running: Running) -> None:
+    (card,) = running.get("/v1/models").json()["data"]
+    assert (card["id"], card["object"], card["owned_by"], card["max_model_len"]) == ("llm", "model", "inflight", 512)
+    assert running.get("/v1/models/llm").json() == card
+
+
+def test_the_most_log_probs_are_the_engines(running: Running) -> None:
+    assert len(ask(running, logprobs=True, top_logprobs=MAX_LOG_PROBS, max_tokens=1)["logprobs"]["content"]) == 1
+
+
+def test_metrics_count_requests_and_tokens(running: Running) -> None:
+    def value(line: str) -> float:
+        text = running.get("/metrics").text
+        return float(next(each for each in text.splitlines() if each.startswith(line + " ")).rpartition(" ")[2])
+
+    counted = 'inflight_openai_requests_total{path="/v1/completions",status="200"}'
+    complete(running)
+    before = value(counted), value("inflight_openai_generated_tokens_total")
+    complete(running, max_tokens=5)
+    assert (value(counted), value("inflight_openai_generated_tokens_total")) == (before[0] + 1, before[1] + 5)
+    assert value("inflight_openai_requests_in_progress") == 1  # that of /metrics itself

@@ -1,0 +1,40 @@
+"""README's tables of OpenAI's API say what the code says."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from inflight.openai.fields import ACCEPTED_UNUSED, REFUSED, ChatBody, CompletionBody
+from inflight.openai_options import SETTABLE, OpenAIOptions
+
+ROOT = Path(__file__).resolve().parents[3]
+SECTION = (ROOT / "README.md").read_text(encoding="utf-8").split("\n## OpenAI's API\n")[1].split("\n## ")[0]
+WELL_KNOWN = """
+    model messages prompt max_tokens max_completion_tokens n best_of stream stream_options temperature top_p seed stop
+    frequency_penalty presence_penalty logit_bias response_format echo logprobs top_logprobs
+"""
+"""Fields that README does not name, because they are OpenAI's and are honoured."""
+
+
+def rows(first_column: str) -> list[list[str]]:
+    lines = SECTION.split(f"| {first_column} |")[1].split("\n\n")[0].splitlines()[2:]
+    return [[cell.strip().strip("`") for cell in line.strip("| ").split(" | ")] for line in lines]
+
+
+def test_refused_fields() -> None:
+    assert rows("field") == [[name, why] for name, (_, why) in REFUSED.items()]
+
+
+def test_settings() -> None:
+    assert sorted(row[0] for row in rows("setting")) == sorted(SETTABLE)
+    for name, shown, _ in rows("setting"):
+        default = getattr(OpenAIOptions(), name)
+        if isinstance(default, int | float):
+            assert float({"false": "0"}.get(shown, shown)) == default
+
+
+def test_every_field_is_named() -> None:
+    names = (
+        {*ChatBody.__struct_fields__, *CompletionBody.__struct_fields__} - {*WELL_KNOWN.split()} - {*ACCEPTED_UNUSED}
+    )
+    assert sorted(name for name in names if f"`{name}`" not in SECTION) == []
