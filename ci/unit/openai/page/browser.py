@@ -8,6 +8,7 @@ import json
 import os
 import shutil
 import subprocess
+import sys
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
@@ -15,6 +16,14 @@ from time import monotonic, sleep
 from typing import Any
 
 NAMES = ("chromium-headless-shell", "chromium", "chromium-browser", "google-chrome")
+START = """
+import fcntl, os, sys
+ends = [fcntl.fcntl(int(each), fcntl.F_DUPFD, 10) for each in sys.argv[1:3]]
+os.dup2(ends[0], 3)
+os.dup2(ends[1], 4)
+os.execv(sys.argv[3], sys.argv[3:])
+"""
+"""Becomes the browser, which reads its descriptor 3 and writes to 4."""
 
 
 def find_chromium() -> str | None:
@@ -29,13 +38,14 @@ class Browser:
         self._folder = tempfile.TemporaryDirectory(prefix="inflight-browser-")
         their_in, self._to = os.pipe()
         self._from, their_out = os.pipe()
-        # The browser reads its descriptor 3 and writes to 4; ours may have any numbers.
-        command = 'exec "$0" "$@" 3<&%d 4>&%d' % (their_in, their_out)
+        options = ["--headless", "--no-sandbox", "--disable-gpu", "--hide-scrollbars", "--remote-debugging-pipe"]
         self._process = subprocess.Popen(
-            ["sh", "-c", command, program, "--headless", "--no-sandbox", "--disable-gpu", "--hide-scrollbars",
-             "--remote-debugging-pipe", f"--user-data-dir={self._folder.name}"],
-            pass_fds=(their_in, their_out), stderr=subprocess.DEVNULL, stdout=subprocess.DEVNULL,
-        )  # fmt: skip
+            [sys.executable, "-c", START, str(their_in), str(their_out), program, *options]
+            + [f"--user-data-dir={self._folder.name}"],
+            pass_fds=(their_in, their_out),
+            stderr=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+        )
         os.close(their_in)
         os.close(their_out)
         self._answers = os.fdopen(self._from, "rb")
@@ -62,7 +72,9 @@ class Browser:
 
     def show(self, url: str, *, width: int = 1280, height: int = 820, is_dark: bool = False) -> None:
         """Open a page."""
-        self._call("Emulation.setDeviceMetricsOverride", width=width, height=height, deviceScaleFactor=1.5, mobile=False)
+        self._call(
+            "Emulation.setDeviceMetricsOverride", width=width, height=height, deviceScaleFactor=1.5, mobile=False
+        )
         scheme = {"name": "prefers-color-scheme", "value": "dark" if is_dark else "light"}
         self._call("Emulation.setEmulatedMedia", features=[scheme])
         self._call("Page.navigate", url=url)

@@ -1,6 +1,6 @@
 """A server for the page alone: played statistics as events, and answers that are written in advance.
 
-    python -m ci.unit.openai.page.fake_server 9000
+python -m ci.unit.openai.page.fake_server 9000
 """
 
 from __future__ import annotations
@@ -105,7 +105,7 @@ class _Handler(BaseHTTPRequestHandler):
     def _chat(self) -> None:
         self._begin_stream()
         words = STORY.split(" ")
-        deltas = [{"role": "assistant", "content": ""}, *({"reasoning": w + " "} for w in "A story. A dog.".split())]
+        deltas = [{"role": "assistant", "content": ""}, {"reasoning": "A story. "}, {"reasoning": "A dog. "}]
         deltas += [{"content": word + " "} for word in words]
         chunks: list[dict[str, object]] = [{"choices": [{"index": 0, "delta": delta}]} for delta in deltas]
         chunks.append({"choices": [{"index": 0, "delta": {}, "finish_reason": "stop"}]})

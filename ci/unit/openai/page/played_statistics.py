@@ -77,7 +77,9 @@ class PlayedStatistics:
         self._iter += 1
         self._time += timedelta(milliseconds=STEP_MS)
         num_new = self._join()
-        running = [each for each in self._sequences if self._may_run(each)][: self._num_rows]
+        started = [each for each in self._sequences if each.num_computed]
+        fresh = [each for each in self._sequences if not each.num_computed][: self._num_rows - len(started)]
+        running = [each for each in [*started, *fresh] if not self._is_paused(each)]
         prefills = [each for each in running if not each.num_tokens]
         for each in self._sequences:
             each.is_running = each in running
@@ -99,11 +101,11 @@ class PlayedStatistics:
         self._sequences.append(Played(4100 + self._num_made, prompt, wanted))
         return 1
 
-    def _may_run(self, sequence: Played) -> bool:
+    def _is_paused(self, sequence: Played) -> bool:
         if not sequence.pause and sequence.num_tokens > 20 and self._random.random() < 0.002:
             sequence.pause = 40
         sequence.pause = max(sequence.pause - 1, 0)
-        return not sequence.pause
+        return sequence.pause > 0
 
     def _iteration(self, num_new: int, num_running: int, num_prefills: int, num_ended: int) -> IterationStats:
         used = sum(each.num_blocks for each in self._sequences)

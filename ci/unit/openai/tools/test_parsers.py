@@ -9,7 +9,7 @@ from collections.abc import Iterable
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from inflight.errors import ConfigurationError
@@ -26,11 +26,11 @@ Call = tuple[str, dict[str, Any]]
 NAMES = st.sampled_from([tool.name for tool in TOOLS])
 VALUES = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text(),
-    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(), inner, max_size=3),
-    max_leaves=8,
+    lambda inner: st.lists(inner, max_size=2) | st.dictionaries(st.text(max_size=5), inner, max_size=2),
+    max_leaves=4,
 )
-KEYS = st.from_regex(r"[a-z_][a-z0-9_]{0,8}", fullmatch=True)
-CALLS = st.lists(st.tuples(NAMES, st.dictionaries(KEYS, VALUES, max_size=3)), min_size=1, max_size=3)
+KEYS = st.text("abz_", min_size=1, max_size=4)
+CALLS = st.lists(st.tuples(NAMES, st.dictionaries(KEYS, VALUES, max_size=2)), min_size=1, max_size=3)
 
 
 def written(family: str, calls: list[Call]) -> str:
@@ -109,9 +109,12 @@ def content_of(events: list[Event]) -> str:
 
 
 every_family = pytest.mark.parametrize("family", FAMILIES)
+some_texts = settings(max_examples=40)
+"""For each of the families."""
 
 
 @every_family
+@some_texts
 @given(calls=CALLS, cuts=CUTS)
 def test_the_calls_that_a_model_writes_come_out(family: str, calls: list[Call], cuts: list[int]) -> None:
     events = parse(family, written(family, calls), cuts)
@@ -120,6 +123,7 @@ def test_the_calls_that_a_model_writes_come_out(family: str, calls: list[Call], 
 
 
 @every_family
+@some_texts
 @given(text=TEXTS, cuts=CUTS)
 def test_pieces_do_not_matter(family: str, text: str, cuts: list[int]) -> None:
     assert parse(family, text, cuts) == parse(family, text)
@@ -127,6 +131,7 @@ def test_pieces_do_not_matter(family: str, text: str, cuts: list[int]) -> None:
 
 
 @every_family
+@some_texts
 @given(text=st.text(alphabet=st.characters(exclude_characters="<[{")))
 def test_text_without_calls_comes_out_as_it_went_in(family: str, text: str) -> None:
     machine = parser(family)
@@ -134,6 +139,7 @@ def test_text_without_calls_comes_out_as_it_went_in(family: str, text: str) -> N
 
 
 @every_family
+@some_texts
 @given(text=TEXTS)
 def test_a_text_in_which_no_call_begins_is_all_content(family: str, text: str) -> None:
     events = parse(family, text)
@@ -142,6 +148,7 @@ def test_a_text_in_which_no_call_begins_is_all_content(family: str, text: str) -
 
 
 @every_family
+@some_texts
 @given(calls=CALLS, length=st.integers(0, 200))
 def test_a_broken_off_text_has_no_call_that_it_does_not_begin(family: str, calls: list[Call], length: int) -> None:
     text = written(family, calls)[:length]

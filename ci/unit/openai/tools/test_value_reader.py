@@ -35,6 +35,10 @@ def read(text: str, spelling: Spelling, cuts: list[int] | None = None) -> tuple[
     return reader.progress, written + reader.take(), reader.unwritten, unread
 
 
+def no_constant(name: str) -> object:
+    raise ValueError(f"{name} is not JSON, though Python's parser takes it")
+
+
 @given(VALUES)
 def test_json_is_written_as_it_stands(value: object) -> None:
     text = json.dumps(value, ensure_ascii=False)
@@ -62,7 +66,7 @@ def test_what_is_written_means_what_a_real_parser_reads(text: str) -> None:
     if progress is Progress.DONE:
         json.loads(written)
     try:
-        json.loads(text)
+        json.loads(text, parse_constant=no_constant)
     except ValueError:
         return
     assert (progress, unread.strip()) == (Progress.DONE, "")
