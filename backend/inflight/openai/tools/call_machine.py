@@ -26,6 +26,8 @@ from inflight.openai.tools.value_reader import Progress, ValueReader
 MAX_HELD_CHARS = 65536
 """Text in which no call has begun for certain that is held before it is given up as content."""
 NEEDS_MORE = -1
+CONTENT = -1
+"""Stands where the index of a call would."""
 
 _SPACE = re.compile(rf"[{WHITE_SPACE}]+")
 
@@ -50,6 +52,8 @@ class CallMachine:
         self._held: list[str] = []
         self._num_held = 0  # characters
         self._events: list[Event] = []
+        self._texts: list[str] = []  # of one event that is not made yet: of the call `_owner`, or content
+        self._owner = CONTENT
         self._num_calls = 0
         self._call = CallReader(self._names)
         self._value = ValueReader()
@@ -196,17 +200,30 @@ class CallMachine:
 
     def _start_call(self, name: str) -> None:
         self._drop_held()
+        self._join_texts()
         self._events.append(ToolCallStarted(self._num_calls, self._new_id(), name))
         self._num_calls += 1
         self._is_calling = True
 
     def _add_arguments(self, text: str) -> None:
-        if text:
-            self._events.append(ToolCallArguments(self._num_calls - 1, text))
+        self._add(self._num_calls - 1, text)
 
     def _add_content(self, text: str) -> None:
+        self._add(CONTENT, text)
+
+    def _add(self, owner: int, text: str) -> None:
         if text:
-            self._events.append(Content(text))
+            if owner != self._owner:
+                self._join_texts()
+            self._owner = owner
+            self._texts.append(text)
+
+    def _join_texts(self) -> None:
+        """Neighbours of the same kind are one event."""
+        if self._texts:
+            text = "".join(self._texts)
+            self._texts.clear()
+            self._events.append(Content(text) if self._owner == CONTENT else ToolCallArguments(self._owner, text))
 
     def _finish_arguments(self) -> None:
         if self._state == self._read_call:
@@ -216,16 +233,6 @@ class CallMachine:
             self._add_arguments(self._value.take() + self._value.unwritten)
 
     def _take_events(self) -> list[Event]:
-        """Neighbours of the same kind become one."""
-        taken: list[Event] = []
-        for event in self._events:
-            last = taken[-1] if taken else None
-            if isinstance(event, Content) and isinstance(last, Content):
-                taken[-1] = Content(last.text + event.text)
-            elif isinstance(event, ToolCallArguments) and isinstance(last, ToolCallArguments):
-                # A call begins between the arguments of two.
-                taken[-1] = ToolCallArguments(last.index, last.text + event.text)
-            else:
-                taken.append(event)
-        self._events = []
+        self._join_texts()
+        taken, self._events = self._events, []
         return taken
