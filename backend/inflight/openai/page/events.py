@@ -23,6 +23,7 @@ class RowState(str, Enum):
     QUEUED = "queued"
     """The ranks have accepted it; it was in no step yet."""
     PREFILL = "prefill"
+    """Its prompt is computed, or, after a pause, computed again. It lasts until the first token is on the host."""
     DECODE = "decode"
     PAUSED = "paused"
     """It gave its blocks back and waits to be continued."""
@@ -268,7 +269,9 @@ def _state(stats: RequestStats) -> RowState:
         return RowState.PAUSED
     if stats.stage is RequestStage.QUEUED:
         return RowState.QUEUED
-    return RowState.PREFILL if stats.stage is RequestStage.CONTEXT_IN_PROGRESS else RowState.DECODE
+    # A prompt counts as computed when its last step is launched, which for a short one is before anybody could see it.
+    is_prefill = stats.stage is RequestStage.CONTEXT_IN_PROGRESS or not stats.num_generated_tokens
+    return RowState.PREFILL if is_prefill else RowState.DECODE
 
 
 def _kv_blocks(stats: KvCacheStats) -> KvBlocks:

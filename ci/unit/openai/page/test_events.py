@@ -116,6 +116,10 @@ def test_every_stage_has_its_state() -> None:
     }
 
 
+def test_the_step_that_computes_a_whole_prompt_is_its_prefill() -> None:
+    assert states(advanced(LiveBatch(), 1, 0, request(1, DECODE, 0))) == {"1": RowState.PREFILL}
+
+
 def test_no_state_between_two_events_is_lost() -> None:
     event = LiveBatch().advance(
         [iteration(1, 10), iteration(2, 20), iteration(3, 30)],
