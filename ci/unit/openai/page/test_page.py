@@ -181,6 +181,15 @@ class TestInABrowser:
             assert browser.run("document.querySelector('#send').textContent") == "Send"
             assert browser.run("messages.length") == 2
 
+    def test_a_new_chat_forgets_the_one_that_it_interrupts(self, browser: Browser) -> None:
+        with FakeServer(token_seconds=0.05) as server:
+            open_page(browser, server)
+            browser.run("document.querySelector('#empty button').click()")
+            browser.wait("document.querySelector('.answer p').textContent.includes('Once')")
+            browser.run("document.querySelector('#clear').click()")
+            browser.wait("document.querySelector('#send').textContent === 'Send'")
+            assert browser.run("messages.length + document.querySelectorAll('#log article').length") == 0
+
     def test_the_batch_is_drawn_and_told_in_words(self, browser: Browser) -> None:
         with FakeServer() as server:
             open_page(browser, server)
