@@ -137,6 +137,7 @@ def browser() -> Iterator[Browser]:
 
 
 def open_page(browser: Browser, server: FakeServer, **how: int) -> None:
+    browser.show("about:blank")  # the page before it may still complain that its server is gone
     browser.problems.clear()
     browser.show(server.url, **how)
 
