@@ -1,0 +1,59 @@
+"""A parser finds the calls of tools in one choice's text. `make_tool_parser` makes the one of a family."""
+
+from __future__ import annotations
+
+import secrets
+import string
+from collections.abc import Callable
+from typing import Protocol
+
+from inflight.errors import ConfigurationError
+from inflight.openai.tools.call_machine import CallMachine
+from inflight.openai.tools.events import Event
+from inflight.openai.tools.hermes import HermesParser
+from inflight.openai.tools.json_list import JsonListParser
+from inflight.openai.tools.llama3_json import Llama3JsonParser
+from inflight.openai.tools.mistral import MistralParser
+from inflight.openai.tools.pythonic import PythonicParser
+from inflight.openai.tools.tool import Tool
+
+FORCED = "json"
+"""The parser of text that follows the grammar of a forced call, whatever the model's family."""
+PARSERS: dict[str, type[CallMachine]] = {
+    "hermes": HermesParser,
+    "llama3_json": Llama3JsonParser,
+    "pythonic": PythonicParser,
+    "mistral": MistralParser,
+    FORCED: JsonListParser,
+}
+
+
+class ToolParser(Protocol):
+    """The events do not depend on how the text is cut into pieces, but for where pieces of the same kind are joined.
+
+    No text makes it raise. What is no call of an offered tool is content. Arguments are sent while they are written. If
+    they break off, because the text ends or goes on with what fits no value, the call keeps what it has, and the rest
+    is content. Nothing completes such arguments to valid JSON: a part of a command could be another command.
+    """
+
+    def feed(self, text: str) -> list[Event]:
+        """The text's next piece. Returns what is certain by now."""
+
+    def finish(self) -> list[Event]:
+        """No more text comes; to be called once."""
+
+
+def make_tool_parser(name: str, tools: list[Tool], new_id: Callable[[], str] | None = None) -> ToolParser:
+    """A parser for one choice. `new_id` makes the calls' ids. Raises ConfigurationError if there is no such parser."""
+    if name not in PARSERS:
+        raise ConfigurationError(f"there is no tool parser {name}: choose one of {', '.join(PARSERS)}")
+    return PARSERS[name](tools, new_id or (_mistral_id if name == "mistral" else _call_id))
+
+
+def _call_id() -> str:
+    return f"call_{secrets.token_hex(12)}"
+
+
+def _mistral_id() -> str:
+    """Its chat template takes no others."""
+    return "".join(secrets.choice(string.ascii_letters + string.digits) for _ in range(9))
