@@ -198,7 +198,7 @@ def main(arguments: str) -> int:
     for name in ("checkpoint", "model_repository", "tritonserver", "log_file", "api_key_file"):
         if options.get(name) is not None:
             options[name] = Path(options[name])
-    options["server_arguments"] = tuple(options.get("server_arguments", ()))
+    options |= {name: tuple(options.get(name, ())) for name in ("server_arguments", "apis")}
 
     def tell_endpoints(endpoints: Endpoints) -> None:
         values = {**dataclasses.asdict(endpoints), "run_directory": str(endpoints.run_directory)}

@@ -201,6 +201,12 @@ def serve(
         list[str] | None,
         typer.Option("--set", metavar="KEY=VALUE", help="Any parameter of the engine; may be repeated."),
     ] = None,
+    api: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--api", metavar="NAME,…", help="Serve other backends' models too: tensorrtllm, vllm, unary; or NAME-unary."
+        ),
+    ] = None,
     model_repository: Annotated[Path | None, typer.Option(help="Serve this repository, not inflight's own.")] = None,
     tritonserver: Annotated[Path | None, typer.Option(help="tritonserver's binary, if not the installed one.")] = None,
     host: Annotated[str, typer.Option(help="Interface to listen on; loopback unless told otherwise.")] = "127.0.0.1",
@@ -254,6 +260,7 @@ def serve(
     options = ServeOptions(
         checkpoint=checkpoint,
         model_repository=model_repository,
+        apis=tuple(name.strip() for names in api or () for name in names.split(",") if name.strip()),
         tritonserver=tritonserver,
         parameters=parameters,
         allow_http=http,

@@ -15,6 +15,7 @@ import pytest
 from request_kinds import KINDS
 
 import inflight_kernels
+from ci.dialect_models import config_files, with_tables
 from ci.feature_table import with_table
 from inflight import config, errors
 from inflight.config import EngineConfig
@@ -74,6 +75,13 @@ def test_the_tensor_tables_are_the_dialects(head: str, tensors: tuple[InputTenso
 
 def test_the_feature_table_is_what_the_tests_serve() -> None:
     assert with_table(README) == README, "python -m ci.feature_table brings it up to date"
+
+
+def test_the_dialects_tables_and_models_are_what_the_dialects_say() -> None:
+    assert with_tables(README) == README, "python -m ci.dialect_models brings it up to date"
+    files = config_files()
+    assert {path: path.read_text(encoding="utf-8") for path in files} == files
+    assert {path for path in (ROOT / "apis").rglob("*") if path.is_file()} == set(files)
 
 
 def test_kernels_of_features_exist_and_are_compiled_for_gpus() -> None:
