@@ -22,6 +22,8 @@ APIS = {
     "unary": {"llm_unary": LLM},
 }
 """API -> its models and their dialects."""
+WORDS = {"has_several_sequences": "`num_return_sequences` is above 1"}
+"""What switches an output on, where it is not the field of that name."""
 BEGIN, END = "<!-- dialects: made by python -m ci.dialect_models -->\n", "<!-- /dialects -->\n"
 
 
@@ -114,7 +116,8 @@ def _outputs() -> Iterator[list[str]]:
         for tensor in dialect.outputs:
             if not any(tensor in earlier.outputs for earlier in models[: models.index(dialect)]):
                 of = " and ".join(f"`{each.name}`" for each in models if tensor in each.outputs)
-                when = f"if `{tensor.asked_by}` or by its name" if tensor.asked_by else "always"
+                flag = WORDS.get(tensor.asked_by, f"`{tensor.asked_by}`")
+                when = f"if {flag} or by its name" if tensor.asked_by else "always"
                 yield [f"`{tensor.name}` {tensor.dtype.name} {list(tensor.dims)} of {of}", when]
 
 

@@ -32,8 +32,9 @@ class RunningServer:
         log.follow(self.process.output, self._hide_key)
         self._signs = StubSigns(plan.run_directory / SIGNS)
         self._health = Health(self.admin, plan.endpoints.http)
-        names = (*plan.repository.models, *plan.repository.attached)
-        self._models = Models(self.admin, names, plan.run_directory / UNLOADED)
+        attached = plan.repository.attached
+        names = (*plan.repository.models, *attached)
+        self._models = Models(self.admin, names, plan.run_directory / UNLOADED, attached=attached)
         self._canaries = {model: self._canary(model) for model in plan.repository.answering}
 
     def is_ready(self) -> bool:

@@ -122,6 +122,11 @@ class ClientRequest:
     """Embeddings of the whole prompt, instead of text or token ids."""
 
     @property
+    def has_several_sequences(self) -> bool:
+        """Whether it asks for several continuations that are no beams of a search."""
+        return (self.num_return_sequences or 1) > 1 and (self.beam_width or 1) == 1
+
+    @property
     def prompt_ids(self) -> list[int] | None:
         """`input_ids` without their padding. Raises InvalidRequest if there are fewer than `input_length`."""
         if self.input_ids is None or self.input_length is None:

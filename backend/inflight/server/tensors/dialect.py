@@ -101,7 +101,7 @@ class OutputTensor:
     value: str
     """Attribute of Chunk, or behind a dot of one of its attributes."""
     asked_by: str = ""
-    """Field of ClientRequest that switches it on; empty = always on."""
+    """Field or property of ClientRequest that switches it on; empty = always on."""
     by_name: Mapping[str, Any] | None = None
     """Fields that a request sets by naming this output, unless it sets them itself; None = `asked_by` becomes true."""
     wire_rank: int | None = None

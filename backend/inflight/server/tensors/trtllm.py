@@ -6,6 +6,8 @@ unless top_k or top_p is given; every beam is answered), defaults say so.
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from inflight.server.tensors.dialect import Default, Dialect, Gathering, InputTensor, OutputTensor, TensorType
 from inflight.server.tensors.entries import (
     DRAFTS,
@@ -77,7 +79,7 @@ def _read_as_number(name: str, array: Array, limits: ReadLimits) -> int:
     return int(bool(read_scalar(name, array, limits)))
 
 
-OUTPUTS = (SEQUENCE_INDEX, *LOG_PROBS, *LOGITS, *NUM_TOKENS, *PERF_METRICS)
+OUTPUTS = (replace(SEQUENCE_INDEX, asked_by="has_several_sequences"), *LOG_PROBS, *LOGITS, *NUM_TOKENS, *PERF_METRICS)
 """Those that all three models have."""
 
 

@@ -15,7 +15,7 @@ from calls import Caller, until
 
 from inflight.config import EngineConfig
 from inflight.errors import ConfigurationError
-from inflight.executor.executor import attach_executor
+from inflight.executor.executor import attach_executor, find_engine_config
 from inflight.executor.front.remote import RemoteFront
 from inflight.executor.launchers.processes import ProcessLauncher
 from inflight.executor.launchers.uniproc import UniProc
@@ -119,3 +119,9 @@ def test_a_directory_that_others_may_enter_is_refused(run_directory: Path) -> No
     (run_directory / ENGINES).chmod(0o755)
     with pytest.raises(ConfigurationError, match="must belong to this user alone"):
         EngineAddress.of("llm")
+
+
+def test_a_guest_finds_the_configuration_of_the_engine(owner: RemoteFront) -> None:
+    assert find_engine_config("llm", 0.0) == CONFIG
+    with pytest.raises(ConfigurationError, match="no engine called 'other' serves here"):
+        find_engine_config("other", 0.0)

@@ -1,0 +1,42 @@
+"""A tritonserver with the models of every API beside `llm`, which all tests here share, and a stream to it.
+
+The tests send what other backends' clients send, tensor by tensor, and compare the tokens with those of `llm`.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from raw_stream import RawStream
+from server_process import ServerProcess
+
+GOLDEN = json.loads((Path(__file__).parents[1] / "golden" / "default_model.json").read_text())[0]
+"""A prompt as text and as token ids, and its greedy tokens."""
+
+
+@pytest.fixture(scope="session")
+def server() -> Iterator[ServerProcess]:
+    with ServerProcess(apis=["tensorrtllm", "vllm", "unary"]) as running:
+        processes = running.pids
+        yield running
+        assert set(processes) <= set(running.pids), "a process of the server died on the way"
+
+
+@pytest.fixture
+def wire(server: ServerProcess) -> Iterator[RawStream]:
+    with RawStream(server.grpc_url) as opened:
+        yield opened
+
+
+def text(value: str, *shape: int) -> np.ndarray:
+    """A text as a tensor of this shape."""
+    return np.array([value.encode()], dtype=object).reshape(shape)
+
+
+def number(value: Any, kind: type, *shape: int) -> np.ndarray:
+    return np.array([value], dtype=kind).reshape(shape)
