@@ -27,6 +27,14 @@ def server() -> Iterator[ServerProcess]:
         assert set(processes) <= set(running.pids), "a process of the server died on the way"
 
 
+@pytest.fixture(scope="session")
+def second_server() -> Iterator[ServerProcess]:
+    """One whose models may be unloaded by everybody, for tests that do so and bring them back. The models of
+    TensorRT-LLM's API are not decoupled here."""
+    with ServerProcess(apis=["vllm", "tensorrtllm-unary"], open_apis=True) as running:
+        yield running
+
+
 @pytest.fixture
 def wire(server: ServerProcess) -> Iterator[RawStream]:
     with RawStream(server.grpc_url) as opened:

@@ -17,6 +17,13 @@ from inflight.server.reply import LARGE, Reply
 from inflight.server.tensors.dialects import LLM, TENSORRT_LLM
 
 
+@pytest.fixture
+def executor() -> FakeExecutor:
+    executor = FakeExecutor()
+    executor._engine_ready(structs.replace(executor.limits, max_batch_size=4), "cuda", max_in_flight=0)
+    return executor
+
+
 @pytest.fixture(params=[LLM, TENSORRT_LLM], ids=lambda dialect: dialect.name)
 def server(executor: FakeExecutor, request: pytest.FixtureRequest) -> BackendServer:
     server = BackendServer(
@@ -36,7 +43,6 @@ def server(executor: FakeExecutor, request: pytest.FixtureRequest) -> BackendSer
 
 @pytest.mark.parametrize("server", [LLM], indirect=True)
 def test_all_sequences_come_in_one_response(executor: FakeExecutor, ask) -> None:
-    executor._engine_ready(structs.replace(executor.limits, max_batch_size=4), "cuda", max_in_flight=0)
     sender = ask(PROMPT | {"num_return_sequences": 2})
     request_id = executor.last.request_id
     for index, text in enumerate((b"ab", b"c")):
