@@ -13,11 +13,19 @@ ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT / "backend"))
 
 from inflight.server.tensors.dialect import Dialect, InputTensor, OutputTensor  # noqa: E402
-from inflight.server.tensors.dialects import ENSEMBLE, LLM, TENSORRT_LLM, TENSORRT_LLM_BLS, VLLM_MODEL  # noqa: E402
+from inflight.server.tensors.dialects import (  # noqa: E402
+    ENSEMBLE,
+    LLM,
+    LLMAPI,
+    TENSORRT_LLM,
+    TENSORRT_LLM_BLS,
+    VLLM_MODEL,
+)
 from inflight.server.tensors.sampling_parameters import PARAMETERS, Parameter  # noqa: E402
 
 APIS = {
     "tensorrtllm": {each.name: each for each in (TENSORRT_LLM, ENSEMBLE, TENSORRT_LLM_BLS)},
+    "llmapi": {"tensorrt_llm": LLMAPI},
     "vllm": {VLLM_MODEL.name: VLLM_MODEL},
     "unary": {"llm_unary": LLM},
 }
@@ -73,6 +81,7 @@ def tables() -> str:
         [
             *_table(f"input of `{TENSORRT_LLM.name}`", map(_input, TENSORRT_LLM.inputs)),
             *_table(f"input of `{ENSEMBLE.name}` and `{TENSORRT_LLM_BLS.name}`", map(_input, TENSORRT_LLM_BLS.inputs)),
+            *_table("input of llmapi's `tensorrt_llm`", map(_input, LLMAPI.inputs)),
             *_table(f"input of `{VLLM_MODEL.name}`", map(_input, VLLM_MODEL.inputs)),
             *_table("key of `sampling_parameters`", map(_parameter, PARAMETERS)),
             *_table("output", _outputs()),
@@ -111,11 +120,18 @@ def _refused(reason: str, neutral: tuple[object, ...] | None) -> str:
 
 
 def _outputs() -> Iterator[list[str]]:
-    models = (TENSORRT_LLM, ENSEMBLE, VLLM_MODEL)
-    for dialect in models:
+    models = (
+        ("`tensorrt_llm`", TENSORRT_LLM),
+        ("`ensemble`", ENSEMBLE),
+        ("llmapi", LLMAPI),
+        ("`vllm_model`", VLLM_MODEL),
+    )
+    told: list[OutputTensor] = []
+    for _, dialect in models:
         for tensor in dialect.outputs:
-            if not any(tensor in earlier.outputs for earlier in models[: models.index(dialect)]):
-                of = " and ".join(f"`{each.name}`" for each in models if tensor in each.outputs)
+            if tensor not in told:
+                told.append(tensor)
+                of = " and ".join(name for name, each in models if tensor in each.outputs)
                 flag = WORDS.get(tensor.asked_by, f"`{tensor.asked_by}`")
                 when = f"if {flag} or by its name" if tensor.asked_by else "always"
                 yield [f"`{tensor.name}` {tensor.dtype.name} {list(tensor.dims)} of {of}", when]

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 from raw_stream import RawStream
-from server_process import ServerProcess
+from server_process import MODEL_REPOSITORY, ServerProcess
 
 GOLDEN = json.loads((Path(__file__).parents[1] / "golden" / "default_model.json").read_text())[0]
 """A prompt as text and as token ids, and its greedy tokens."""
@@ -28,10 +28,18 @@ def server() -> Iterator[ServerProcess]:
 
 
 @pytest.fixture(scope="session")
-def second_server() -> Iterator[ServerProcess]:
+def second_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
     """One whose models may be unloaded by everybody, for tests that do so and bring them back. The models of
-    TensorRT-LLM's API are not decoupled here."""
-    with ServerProcess(apis=["vllm", "tensorrtllm-unary"], open_apis=True) as running:
+    TensorRT-LLM's API are not decoupled here; that of llmapi has another name, in an operator's own repository."""
+    repository = tmp_path_factory.mktemp("repository")
+    (repository / "llm").symlink_to(MODEL_REPOSITORY / "llm")
+    (repository / "llmapi" / "1").mkdir(parents=True)
+    config = MODEL_REPOSITORY.parent / "apis" / "llmapi" / "tensorrt_llm" / "config.pbtxt"
+    (repository / "llmapi" / "config.pbtxt").write_text(
+        config.read_text().replace('name: "tensorrt_llm"', 'name: "llmapi"')
+    )
+    apis = ["vllm", "tensorrtllm-unary"]
+    with ServerProcess(model_repository=repository, apis=apis, open_apis=True) as running:
         yield running
 
 

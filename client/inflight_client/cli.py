@@ -204,7 +204,9 @@ def serve(
     api: Annotated[
         list[str] | None,
         typer.Option(
-            "--api", metavar="NAME,…", help="Serve other backends' models too: tensorrtllm, vllm, unary; or NAME-unary."
+            "--api",
+            metavar="NAME,…",
+            help="Serve other backends' models too: tensorrtllm, llmapi, vllm, unary; or NAME-unary.",
         ),
     ] = None,
     model_repository: Annotated[Path | None, typer.Option(help="Serve this repository, not inflight's own.")] = None,

@@ -22,7 +22,7 @@ from dataclasses import replace
 from typing import Any
 
 from inflight.config import EngineConfig
-from inflight.errors import EngineUnavailable, InflightError, InvalidRequest, QueueFull
+from inflight.errors import EngineUnavailable, InflightError, InvalidRequest, QueueFull, RequestCancelled
 from inflight.executor.front.front import SHUT_DOWN, Front
 from inflight.request import Request
 from inflight.result import Response
@@ -165,7 +165,10 @@ class BackendServer:
         triton_id = str(request.request_id() or "")
         if client.stop:
             self._stop(triton_id)
-            reply.close()
+            if self._dialect.stop_error:
+                reply.fail(RequestCancelled.code, self._dialect.stop_error)
+            else:
+                reply.close()
             return
         if client.stream and self._is_unary:
             raise InvalidRequest("Streaming is only supported in decoupled mode.")

@@ -35,16 +35,20 @@ def read_config(model: str) -> model_config_pb2.ModelConfig:
 
 
 MODELS = {
-    path.parent.name: path
+    str(path.parent.relative_to(REPOSITORY.parent)): path
     for folder in (REPOSITORY, REPOSITORY.parent / "apis")
     for path in folder.rglob("config.pbtxt")
 }
 
 
+def dialect_of(config: model_config_pb2.ModelConfig) -> str:
+    return config.parameters["dialect"].string_value or config.name
+
+
 @pytest.mark.parametrize("model", MODELS)
 def test_a_model_lists_the_tensors_of_its_dialect(model: str) -> None:
     config = text_format.Parse(MODELS[model].read_text(), model_config_pb2.ModelConfig())
-    name = config.parameters["dialect"].string_value or model
+    name = dialect_of(config)
     for tensors, table in ((config.input, DIALECTS[name].inputs), (config.output, DIALECTS[name].outputs)):
         listed = [(t.name, model_config_pb2.DataType.Name(t.data_type), tuple(t.dims)) for t in tensors]
         assert listed == [(t.name, t.dtype.config_name, t.dims) for t in table]
@@ -53,7 +57,8 @@ def test_a_model_lists_the_tensors_of_its_dialect(model: str) -> None:
 
 
 def test_every_dialect_has_a_model() -> None:
-    assert set(DIALECTS) <= set(MODELS)
+    configs = [text_format.Parse(path.read_text(), model_config_pb2.ModelConfig()) for path in MODELS.values()]
+    assert set(DIALECTS) == {dialect_of(config) for config in configs}
 
 
 def test_config_writes_out_every_parameter_of_the_engine(model_config) -> None:

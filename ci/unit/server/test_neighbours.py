@@ -10,10 +10,19 @@ import pytest
 from llm_tensors import READ_LIMITS
 
 from inflight.errors import InvalidRequest
+from inflight.result import PerfMetrics
 from inflight.server.tensors.chunk import Chunk
 from inflight.server.tensors.client_request import ClientRequest
 from inflight.server.tensors.dialect import Dialect
-from inflight.server.tensors.dialects import DIALECTS, ENSEMBLE, LLM, TENSORRT_LLM, TENSORRT_LLM_BLS, VLLM_MODEL
+from inflight.server.tensors.dialects import (
+    DIALECTS,
+    ENSEMBLE,
+    LLM,
+    LLMAPI,
+    TENSORRT_LLM,
+    TENSORRT_LLM_BLS,
+    VLLM_MODEL,
+)
 from inflight.server.tensors.sampling_parameters import PARAMETERS
 
 
@@ -251,7 +260,7 @@ def test_two_names_of_one_option_must_agree(dialect: Dialect) -> None:
 def test_what_cannot_be_honoured_is_refused_with_its_reason(dialect: Dialect) -> None:
     for tensor in dialect.inputs:
         if tensor.is_refused:
-            value = np.full((1,) * len(tensor.dims), b"x" if tensor.dtype.name == "STRING" else 1)
+            value = np.full((1,) * len(tensor.dims), b"x" if tensor.dtype.name == "STRING" else 77)
             with pytest.raises(InvalidRequest, match=f"{tensor.name} is not supported: "):
                 tensor.values(value.astype(tensor.dtype.numpy_type), READ_LIMITS)
             for neutral in tensor.neutral or ():
@@ -286,6 +295,28 @@ def test_beams_lie_below_each_other_and_are_padded() -> None:
     assert written["sequence_length"].tolist() == [[3, 1]]
     assert written["output_log_probs"].tolist() == [[[-1, -1, -1], [-2, 0, 0]]]
     assert written["cum_log_probs"].tolist() == [[-3, -2]]
+
+
+def test_llmapis_names_and_metrics_as_text() -> None:
+    client = read(
+        LLMAPI,
+        {
+            "text_input": "hi",
+            "streaming": True,
+            "sampling_param_top_k": 3,
+            "sampling_param_stop": ["a", "b"],
+            "sampling_param_exclude_input_from_output": True,
+            "sampling_param_return_perf_metrics": True,
+            "return_cumulative_logprob": True,
+        },
+    )
+    assert (client.max_tokens, client.stream, client.top_k, client.stop_words) == (32, True, 3, ["a", "b"])
+    metrics = PerfMetrics(arrival_time_ns=5, kv_cache_reused_blocks=1, kv_cache_missed_blocks=3)
+    written = LLMAPI.write([Chunk(text="x", perf_metrics=metrics)], client, None)
+    assert written["arrival_time_ns"].tolist() == [b"5"] and written["kv_cache_hit_rate"].tolist() == [b"0.25"]
+    assert written["kv_cache_reused_block"].tolist() == [b"1"] and written["cumulative_logprob"].dtype == np.float32
+    with pytest.raises(InvalidRequest, match="exactly one value"):
+        read(LLMAPI, {"text_input": ["a", "b"]})
 
 
 def test_an_output_that_is_named_is_asked_for() -> None:

@@ -104,6 +104,8 @@ class OutputTensor:
     """Field or property of ClientRequest that switches it on; empty = always on."""
     by_name: Mapping[str, Any] | None = None
     """Fields that a request sets by naming this output, unless it sets them itself; None = `asked_by` becomes true."""
+    as_text: bool = False
+    """Whether numbers are sent as text."""
     wire_rank: int | None = None
     """Dimensions of the array that is sent; None = those of `dims`, and the batch dimension."""
 
@@ -117,7 +119,11 @@ class OutputTensor:
         """The values of all `chunks`, one below the other, or the first one's if they are the whole request's; None if
         they have nothing of it."""
         found = [_find(chunk, self.value) for chunk in (chunks[:1] if is_of_request(self.value) else chunks)]
-        arrays = [to_array(value, self.dtype.numpy_type, len(self.dims)) for value in found if value is not None]
+        arrays = [
+            to_array(str(value) if self.as_text else value, self.dtype.numpy_type, len(self.dims))
+            for value in found
+            if value is not None
+        ]
         if not arrays:
             return None
         array = arrays[0] if len(arrays) == 1 else stack(arrays)
@@ -165,6 +171,8 @@ class Dialect:
     gathering: Gathering = Gathering.NONE
     stops_unknown: bool = False
     """Whether a stop request succeeds although no request with its id is in flight."""
+    stop_error: str = ""
+    """Error message, with the code CANCELLED, that a stop request is answered with; "" = success."""
     no_echo_in_streams: str = ""
     """Error message for a stream that asks for its prompt to be repeated; "" = the prompt is left out."""
     parameters_as: str = ""
