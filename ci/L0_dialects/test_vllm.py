@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import re
+import time
 import urllib.request
 from typing import Any
 
@@ -142,3 +144,32 @@ def test_an_adapter_by_name(wire: RawStream, server: ServerProcess) -> None:
 def test_structured_outputs_follow_their_choice(wire: RawStream) -> None:
     said = {"structured_outputs": json.dumps({"choice": ["red", "blue"]}), "temperature": 0, "max_tokens": 16}
     assert ask(wire, said, exclude_input_in_output=True).text in ("red", "blue")
+
+
+def test_requests_are_counted_under_vllms_names(wire: RawStream, server: ServerProcess) -> None:
+    before = counted(server)
+    ask(wire, {"max_tokens": 5, "ignore_eos": True, "n": 2})
+    expected = {
+        "prompt_tokens_total": len(GOLDEN["prompt_ids"]),
+        "generation_tokens_total": 10,
+        "time_to_first_token_seconds_count": 1,
+        "time_per_output_token_seconds_count": 1,
+        "e2e_request_latency_seconds_count": 1,
+        "request_prompt_tokens_sum": len(GOLDEN["prompt_ids"]),
+        "request_generation_tokens_sum": 10,
+        "request_params_n_sum": 2,
+    }
+    deadline = time.monotonic() + 60
+    # Of the requests before this one some may be counted only now.
+    while any(counted(server)[name] - before[name] < value for name, value in expected.items()):
+        assert time.monotonic() < deadline
+        time.sleep(0.1)
+
+
+def counted(server: ServerProcess) -> dict[str, float]:
+    """vLLM's series without those of buckets, by name."""
+    with urllib.request.urlopen(server.metrics_url, timeout=60) as response:
+        lines = re.findall(
+            r'^vllm:(\w+)\{[^}]*model="vllm_model"[^}]*\} (\S+)$', response.read().decode(), re.MULTILINE
+        )
+    return {name: float(value) for name, value in lines if not name.endswith("_bucket")}

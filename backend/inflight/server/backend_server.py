@@ -40,6 +40,7 @@ from inflight.server.threads.response_pace import ResponsePace, choose_rate
 from inflight.server.threads.sending_thread import SendingThread, log_failure
 from inflight.server.threads.sign_thread import SignThread
 from inflight.server.threads.tokenizing_threads import TokenizingThreads, text_length
+from inflight.server.threads.vllm_metrics import vllm_families
 from inflight.server.threads.watch_thread import WatchThread
 from inflight.server.work_item import WorkItem
 from inflight.server.work_items import WorkItems
@@ -100,6 +101,7 @@ class BackendServer:
             executor.num_requests_in_flight,
             executor.num_requests_queued,
             executor.is_relaunching,
+            vllm_families(executor.limits.max_seq_len) if dialect.has_vllm_metrics else None,
         )
         rate = choose_rate(config.max_responses_per_second, executor.device, len(os.sched_getaffinity(0)))
         self._tokenizing = TokenizingThreads(self._submit)

@@ -22,6 +22,7 @@ from inflight.config import EngineConfig
 from inflight.server.tensors.dialect import InputTensor, OutputTensor
 from inflight.server.tensors.dialects import LLM
 from inflight.server.threads.metric_families import FAMILIES
+from inflight.server.threads.vllm_metrics import vllm_families
 
 ROOT = Path(__file__).resolve().parents[3]
 README = (ROOT / "README.md").read_text(encoding="utf-8")
@@ -95,6 +96,11 @@ def test_kernels_of_features_exist_and_are_compiled_for_gpus() -> None:
 def test_every_metric_family_is_listed() -> None:
     listed = {name for row in table("Metrics", "family") for name in re.split("`?, `?", row[0])}
     assert listed == {family.name for family in FAMILIES}
+
+
+def test_every_metric_of_vllm_is_named() -> None:
+    families = [family.name for families in vllm_families(1000).values() for family in families]
+    assert set(re.findall(r"`(vllm:\w+)`", README)) == set(families)
 
 
 def test_every_error_code_is_listed() -> None:

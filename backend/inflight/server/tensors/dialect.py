@@ -175,6 +175,8 @@ class Dialect:
     """Error message, with the code CANCELLED, that a stop request is answered with; "" = success."""
     no_echo_in_streams: str = ""
     """Error message for a stream that asks for its prompt to be repeated; "" = the prompt is left out."""
+    has_vllm_metrics: bool = False
+    """Whether its requests are counted under vLLM's names too."""
     parameters_as: str = ""
     """Input without which the request parameters are read instead, by `read_parameters`."""
     read_parameters: Callable[[Mapping[str, Any]], Mapping[str, Any]] | None = None

@@ -216,5 +216,6 @@ def stack(arrays: Sequence[Array]) -> Array:
     padding = -1 if np.issubdtype(arrays[0].dtype, np.signedinteger) else 0
     stacked = np.full((len(arrays), *shape[1:]), padding, dtype=arrays[0].dtype)
     for number, array in enumerate(arrays):
-        stacked[(number, *map(slice, array.shape[1:]))] = array[0]
+        place = (number, *map(slice, array.shape[1:]))
+        stacked[place] = array[0]
     return stacked
