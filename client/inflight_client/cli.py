@@ -1,4 +1,6 @@
-"""The console command `inflight`: serve, generate, chat, load-test. Only parses options and calls other modules.
+"""The console command `inflight`: serve, backend-dir, generate, chat, load-test.
+
+It only parses options and calls other modules.
 
 Every command imports what it needs when it runs, so that `inflight --help` answers at once. Expected failures are
 reported in one sentence on standard error, with exit code 2 for invalid options or requests and 1 otherwise.
@@ -282,6 +284,23 @@ def serve(
         on_ready=show if demo else None,
     )
     raise typer.Exit(run(options))
+
+
+@app.command("backend-dir")
+def backend_dir(
+    directory: Annotated[Path, typer.Argument(metavar="DIR", help="Folder to make; it must not exist or be empty.")],
+    tritonserver: Annotated[Path | None, typer.Option(help="tritonserver's binary, if not the installed one.")] = None,
+) -> None:
+    """Lay out a backend directory for a tritonserver of your own, and print how to start it."""
+    try:
+        from inflight.errors import ConfigurationError
+        from inflight.supervisor.backend_directory import lay_out
+    except ImportError as error:
+        raise fail(f"the engine is not installed beside this client: {error}", EXIT_USAGE) from None
+    try:
+        typer.echo(lay_out(directory, tritonserver))
+    except ConfigurationError as error:
+        raise fail(str(error), EXIT_USAGE) from None
 
 
 @app.command("load-test")

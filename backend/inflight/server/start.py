@@ -42,6 +42,7 @@ def start_server(pb_utils: Any, args: Mapping[str, str]) -> BackendServer:
         config = EngineConfig.from_parameters(parameters, Path(args["model_repository"], args["model_version"]))
     logging.getLogger("inflight").setLevel(config.log_level)
     tokenizer = Tokenizer.load(config.tokenizer_dir, config.gpt_model_path)
+    dialect = DIALECTS.get(name, LLM) if attached is None else attached.dialect
     deaths: list[str] = []
     # /metrics shows the newest state; nobody here would read the statistics of every iteration.
     front_config = replace(config, iter_stats_max_iterations=0, request_stats_max_iterations=0)
@@ -49,7 +50,7 @@ def start_server(pb_utils: Any, args: Mapping[str, str]) -> BackendServer:
         pb_utils=pb_utils,
         executor=_launch(front_config, name, deaths) if attached is None else attached.attach(front_config, deaths),
         tokenizer=tokenizer,
-        dialect=DIALECTS.get(name, LLM) if attached is None else attached.dialect,
+        dialect=dialect.offering({output["name"] for output in model_config["output"]}),
         config=config,
         model_name=args["model_name"],
         model_version=args["model_version"],

@@ -338,6 +338,12 @@ def test_who_names_every_output_wants_none_in_particular(names: list[str]) -> No
     assert TENSORRT_LLM_BLS.fields_for(None) == {}
 
 
+def test_a_model_may_offer_fewer_outputs_than_its_dialect_has() -> None:
+    fewer = LLM.offering(["text_output", "cum_log_probs"])
+    assert fewer.wanted(["text_output", "cum_log_probs"]) is None, "what tritonserver names if a request names none"
+    assert set(fewer.write([Chunk()], ClientRequest(), None)) == {"text_output"}
+
+
 def test_a_stop_needs_no_prompt() -> None:
     empty = {"input_ids": np.zeros((1, 0), np.int32), "input_lengths": 0, "request_output_len": 0}
     assert read(TENSORRT_LLM, {**empty, "stop": True}).stop

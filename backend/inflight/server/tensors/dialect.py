@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import Enum
 from functools import cached_property
 from typing import Any
@@ -215,9 +215,13 @@ class Dialect:
             raise InvalidRequest(self.no_echo_in_streams)
         return client
 
+    def offering(self, names: Collection[str]) -> Dialect:
+        """The same with these outputs only: those that a model's config.pbtxt has."""
+        return replace(self, outputs=tuple(tensor for tensor in self.outputs if tensor.name in names))
+
     def wanted(self, names: Collection[str]) -> frozenset[str] | None:
-        """The outputs that a request wants which names these; None if it names none, or every one: perf_analyzer and
-        others name all outputs of a model, and want none in particular."""
+        """The outputs that a request wants which names these; None if it names none or every one: tritonserver names
+        all outputs for a request that does not, as perf_analyzer does, which wants none in particular."""
         return None if not names or self.outputs_by_name.keys() <= set(names) else frozenset(names)
 
     def fields_for(self, wanted: frozenset[str] | None) -> dict[str, Any]:
