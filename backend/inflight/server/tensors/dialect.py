@@ -118,17 +118,27 @@ class OutputTensor:
     def to_array(self, chunks: Sequence[Chunk], batched: bool) -> Array | None:
         """The values of all `chunks`, one below the other, or the first one's if they are the whole request's; None if
         they have nothing of it."""
-        found = [_find(chunk, self.value) for chunk in (chunks[:1] if is_of_request(self.value) else chunks)]
-        arrays = [
-            to_array(str(value) if self.as_text else value, self.dtype.numpy_type, len(self.dims))
-            for value in found
-            if value is not None
-        ]
-        if not arrays:
+        array = self._of_one(chunks[0])
+        if len(chunks) > 1 and not is_of_request(self.value):
+            others = [self._of_one(chunk) for chunk in chunks[1:]]
+            arrays = [each for each in (array, *others) if each is not None]
+            array = stack(arrays) if arrays else None
+        if array is None:
             return None
-        array = arrays[0] if len(arrays) == 1 else stack(arrays)
         rank = self.wire_rank or array.ndim + batched
-        return array.reshape((1,) * (rank - array.ndim) + array.shape)
+        return array if array.ndim == rank else array.reshape((1,) * (rank - array.ndim) + array.shape)
+
+    def _of_one(self, chunk: Chunk) -> Array | None:
+        value: object = chunk
+        for name in self._path:
+            value = None if value is None else getattr(value, name)
+        if value is None:
+            return None
+        return to_array(str(value) if self.as_text else value, self.dtype.numpy_type, len(self.dims))
+
+    @cached_property
+    def _path(self) -> tuple[str, ...]:
+        return tuple(self.value.split("."))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -235,12 +245,21 @@ class Dialect:
 
     def write(self, chunks: Sequence[Chunk], client: ClientRequest, wanted: frozenset[str] | None) -> dict[str, Array]:
         """Chunks of one sequence each -> output tensors by name. `wanted`: see the method."""
-        arrays = {
-            tensor.name: tensor.to_array(chunks, self.batched)
-            for tensor in self.outputs
-            if _is_sent(tensor, client, wanted)
-        }
+        if wanted is None:
+            asked = [tensor for tensor in self._switched if getattr(client, tensor.asked_by)]
+            sent = [*self._always, *asked]
+        else:
+            sent = [tensor for tensor in self.outputs if tensor.name in wanted]
+        arrays = {tensor.name: tensor.to_array(chunks, self.batched) for tensor in sent}
         return {name: array for name, array in arrays.items() if array is not None}
+
+    @cached_property
+    def _always(self) -> tuple[OutputTensor, ...]:
+        return tuple(tensor for tensor in self.outputs if not tensor.asked_by)
+
+    @cached_property
+    def _switched(self) -> tuple[OutputTensor, ...]:
+        return tuple(tensor for tensor in self.outputs if tensor.asked_by)
 
     def _fill_in(self, values: dict[str, Any]) -> None:
         for default in self.defaults:
@@ -256,16 +275,3 @@ class Dialect:
                 raise InvalidRequest(f"{' and '.join(given)} exclude each other: give one of them")
             if not given:
                 raise InvalidRequest(f"{' or '.join(group)} is required")
-
-
-def _is_sent(tensor: OutputTensor, client: ClientRequest, wanted: frozenset[str] | None) -> bool:
-    if wanted is not None:
-        return tensor.name in wanted
-    return not tensor.asked_by or bool(getattr(client, tensor.asked_by))
-
-
-def _find(chunk: Chunk, path: str) -> object:
-    value: object = chunk
-    for name in path.split("."):
-        value = None if value is None else getattr(value, name)
-    return value
