@@ -1,4 +1,4 @@
-"""One gRPC stream to the model `llm`, tensors in and tensors out, without our client.
+"""One gRPC stream to the model `llm` or another, tensors in and tensors out, without our client.
 
     with RawStream(server.grpc_url) as stream:
         answer = stream.ask({"text_input": "Once", "max_tokens": 8})
@@ -16,6 +16,7 @@ from typing import Any
 
 import numpy as np
 import tritonclient.grpc as grpcclient
+from tritonclient.utils import np_to_triton_dtype
 
 from inflight.server.tensors.dialects import LLM
 
@@ -78,15 +79,23 @@ class RawStream:
         self._client.stop_stream(cancel_requests=cancel and not is_answered)
         self._client.close()
 
-    def send(self, inputs: dict[str, Any], request_id: str = "", outputs: tuple[str, ...] = (), **more: Any) -> Answer:
-        """Start a request. If it has the id of an open request of this stream, both share its Answer."""
+    def send(
+        self,
+        inputs: dict[str, Any],
+        request_id: str = "",
+        outputs: tuple[str, ...] = (),
+        model: str = "llm",
+        **more: Any,
+    ) -> Answer:
+        """Start a request. If it has the id of an open request of this stream, both share its Answer. Tensors of other
+        models than `llm` are arrays."""
         request_id = request_id or f"raw-{next(self._numbers)}"
         answer = self._answers.get(request_id)
         if answer is None or answer.num_finals:
             answer = self._answers[request_id] = Answer()
         self._client.async_stream_infer(
-            "llm",
-            [_tensor(name, value) for name, value in inputs.items()],
+            model,
+            tensors(inputs),
             request_id=request_id,
             outputs=[grpcclient.InferRequestedOutput(name) for name in outputs] or None,
             enable_empty_final_response=True,
@@ -122,9 +131,14 @@ class RawStream:
         answer.num_finals += 1
 
 
+def tensors(inputs: dict[str, Any]) -> list[grpcclient.InferInput]:
+    """Input tensors for tritonclient over gRPC."""
+    return [_tensor(name, value) for name, value in inputs.items()]
+
+
 def _tensor(name: str, value: Any) -> grpcclient.InferInput:
     if isinstance(value, np.ndarray):
-        array, kind = value, _TYPES.get(name, "INT32")
+        array, kind = value, np_to_triton_dtype(value.dtype)
     else:
         values = value if isinstance(value, list) else [value]
         kind = _TYPES.get(name, "INT32")

@@ -220,7 +220,7 @@ def main(arguments: str) -> int:
             options[name] = Path(options[name])
     if options.get("openai") is not None:
         options["openai"] = OpenAIOptions(**options["openai"])
-    options["server_arguments"] = tuple(options.get("server_arguments", ()))
+    options |= {name: tuple(options.get(name, ())) for name in ("server_arguments", "apis")}
 
     def tell_endpoints(endpoints: Endpoints) -> None:
         values = {**dataclasses.asdict(endpoints), "run_directory": str(endpoints.run_directory)}

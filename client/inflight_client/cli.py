@@ -1,4 +1,4 @@
-"""The console command `inflight`: serve, openai, generate, chat, load-test. It only parses options.
+"""The console command `inflight`: serve, openai, backend-dir, generate, chat, load-test. It only parses options.
 
 Every command imports what it needs when it runs, so that `inflight --help` answers at once. Expected failures are
 reported in one sentence on standard error, with exit code 2 for invalid options or requests and 1 otherwise.
@@ -211,6 +211,14 @@ def serve(
         list[str] | None,
         typer.Option("--set", metavar="KEY=VALUE", help="Any parameter of the engine; may be repeated."),
     ] = None,
+    api: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--api",
+            metavar="NAME,…",
+            help="Serve other backends' models too: tensorrtllm, llmapi, vllm, unary; or NAME-unary.",
+        ),
+    ] = None,
     model_repository: Annotated[Path | None, typer.Option(help="Serve this repository, not inflight's own.")] = None,
     tritonserver: Annotated[Path | None, typer.Option(help="tritonserver's binary, if not the installed one.")] = None,
     host: Annotated[str, typer.Option(help="Interface to listen on; loopback unless told otherwise.")] = "127.0.0.1",
@@ -275,6 +283,7 @@ def serve(
     options = ServeOptions(
         checkpoint=checkpoint,
         model_repository=model_repository,
+        apis=tuple(name.strip() for names in api or () for name in names.split(",") if name.strip()),
         tritonserver=tritonserver,
         parameters=parameters,
         allow_http=http,
@@ -338,6 +347,23 @@ def openai(
                 api_key_file=str(api_key_file or ""),
             )
         )
+    except ConfigurationError as error:
+        raise fail(str(error), EXIT_USAGE) from None
+
+
+@app.command("backend-dir")
+def backend_dir(
+    directory: Annotated[Path, typer.Argument(metavar="DIR", help="Folder to make; it must not exist or be empty.")],
+    tritonserver: Annotated[Path | None, typer.Option(help="tritonserver's binary, if not the installed one.")] = None,
+) -> None:
+    """Lay out a backend directory for a tritonserver of your own, and print how to start it."""
+    try:
+        from inflight.errors import ConfigurationError
+        from inflight.supervisor.backend_directory import lay_out
+    except ImportError as error:
+        raise fail(f"the engine is not installed beside this client: {error}", EXIT_USAGE) from None
+    try:
+        typer.echo(lay_out(directory, tritonserver))
     except ConfigurationError as error:
         raise fail(str(error), EXIT_USAGE) from None
 

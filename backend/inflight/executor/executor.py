@@ -17,7 +17,7 @@ from pathlib import Path
 
 from inflight.config import EngineConfig
 from inflight.executor.front.remote import RemoteFront
-from inflight.executor.launchers.attached import AttachedLauncher
+from inflight.executor.launchers.attached import AttachedLauncher, find_engine
 from inflight.executor.launchers.mpi import Mpi
 from inflight.executor.launchers.processes import LaunchCommand, ProcessLauncher
 from inflight.executor.launchers.uniproc import UniProc
@@ -72,6 +72,12 @@ def attach_executor(
     if the directory is not this user's alone."""
     directory = None if run_directory is None else Path(run_directory)
     return RemoteFront(config, AttachedLauncher(EngineAddress.of(name, directory)), on_engine_death=on_engine_death)
+
+
+def find_engine_config(name: str, seconds: float) -> EngineConfig:
+    """The configuration of the engine that another process has launched under `name`, or launches within `seconds`.
+    Raises ConfigurationError if there is none."""
+    return find_engine(EngineAddress.of(name), seconds)
 
 
 def resolve_config(model_path: str | os.PathLike[str] | None, config: EngineConfig | None) -> EngineConfig:

@@ -22,7 +22,7 @@ from dataclasses import replace
 from typing import Any
 
 from inflight.config import EngineConfig
-from inflight.errors import EngineUnavailable, InflightError, InvalidRequest, QueueFull
+from inflight.errors import EngineUnavailable, InflightError, InvalidRequest, QueueFull, RequestCancelled
 from inflight.executor.front.front import SHUT_DOWN, Front
 from inflight.request import Request
 from inflight.result import Response
@@ -33,13 +33,14 @@ from inflight.server.request_builder import RequestBuilder
 from inflight.server.self_unload import is_supervised, unload_itself
 from inflight.server.tensors.client_request import ClientRequest
 from inflight.server.tensors.dialect import Dialect
-from inflight.server.tensors.request_parameters import read_parameters
+from inflight.server.tensors.request_parameters import parse_parameters, read_parameters
 from inflight.server.tensors.tensor_values import ReadLimits
 from inflight.server.threads.metrics_thread import MetricsThread, Outcome, own_labels
 from inflight.server.threads.response_pace import ResponsePace, choose_rate
 from inflight.server.threads.sending_thread import SendingThread, log_failure
 from inflight.server.threads.sign_thread import SignThread
 from inflight.server.threads.tokenizing_threads import TokenizingThreads, text_length
+from inflight.server.threads.vllm_metrics import vllm_families
 from inflight.server.threads.watch_thread import WatchThread
 from inflight.server.work_item import WorkItem
 from inflight.server.work_items import WorkItems
@@ -68,9 +69,10 @@ class BackendServer:
         model_version: str,
         instance: str,
         deaths: Sequence[str] = (),
+        is_unary: bool = False,
     ) -> None:
         """`instance`: tritonserver's name for this instance of the model. `deaths`: the list to which the executor
-        appends why the engine died, newest last."""
+        appends why the engine died, newest last. `is_unary`: the model is not decoupled."""
         self._deaths = deaths
         self._parting = threading.Lock()
         self._is_closing = False
@@ -79,6 +81,7 @@ class BackendServer:
         self._pb_utils = pb_utils
         self._executor = executor
         self._dialect = dialect
+        self._is_unary = is_unary
         self._config = config
         self._model_name = model_name
         builder = RequestBuilder(tokenizer, executor.limits, executor.generation_defaults)
@@ -99,6 +102,7 @@ class BackendServer:
             executor.num_requests_in_flight,
             executor.num_requests_queued,
             executor.is_relaunching,
+            vllm_families(executor.limits.max_seq_len) if dialect.has_vllm_metrics else None,
         )
         rate = choose_rate(config.max_responses_per_second, executor.device, len(os.sched_getaffinity(0)))
         self._tokenizing = TokenizingThreads(self._submit)
@@ -118,7 +122,7 @@ class BackendServer:
     def accept(self, request: Any) -> None:
         """Take one pb_utils.InferenceRequest. Never raises, and ensures that it gets exactly one final response."""
         try:
-            reply = Reply(self._pb_utils, request.get_response_sender())
+            reply = Reply(self._pb_utils, request.get_response_sender(), is_unary=self._is_unary)
         except Exception as error:
             log_failure("taking a request", error)
             return
@@ -159,16 +163,22 @@ class BackendServer:
         self._is_closed = True
 
     def _accept(self, request: Any, reply: Reply) -> None:
-        client = self._read(request)
+        wanted = self._dialect.wanted(request.requested_output_names())
+        client = self._read(request, wanted)
         triton_id = str(request.request_id() or "")
         if client.stop:
             self._stop(triton_id)
-            reply.close()
+            if self._dialect.stop_error:
+                reply.fail(RequestCancelled.code, self._dialect.stop_error)
+            else:
+                reply.close()
             return
+        if client.stream and self._is_unary:
+            raise InvalidRequest("Streaming is only supported in decoupled mode.")
         self._items.check_free(triton_id)
         self._check_open()
         length = text_length(client)
-        item = self._make_item(request, reply, client, triton_id)
+        item = self._make_item(reply, client, triton_id, wanted)
         # From here on other threads may see the item, so nothing below may fail.
         self._items.add(item)
         self._tokenizing.put(item, length)
@@ -202,16 +212,22 @@ class BackendServer:
             # Its client disconnected or stopped it before the engine knew the request.
             self._executor.cancel_request(item.request.request_id)
 
-    def _read(self, request: Any) -> ClientRequest:
+    def _read(self, request: Any, wanted: frozenset[str] | None) -> ClientRequest:
         arrays = {tensor.name(): tensor.as_numpy() for tensor in request.inputs()}
-        client = self._dialect.read(arrays, self._read_limits)
-        return replace(client, **read_parameters(request.parameters(), request.timeout()))
+        parameters = parse_parameters(request.parameters())
+        client = self._dialect.read(arrays, self._read_limits, parameters)
+        unset = {
+            field: value for field, value in self._dialect.fields_for(wanted).items() if not getattr(client, field)
+        }
+        return replace(client, **read_parameters(parameters, request.timeout()), **unset)
 
     def _stop(self, triton_id: str) -> None:
         if not triton_id:
             raise InvalidRequest("Cannot send stop request without specifying a request_id")
         item = self._items.find_triton_id(triton_id)
         if item is None:
+            if self._dialect.stops_unknown:
+                return
             raise InvalidRequest(
                 f"Received stop request for requestId {safe_text(triton_id)} but it's not active "
                 "(might be completed already)."
@@ -221,8 +237,9 @@ class BackendServer:
         item.is_stopped = True
         self._executor.cancel_request(item.request.request_id)
 
-    def _make_item(self, request: Any, reply: Reply, client: ClientRequest, triton_id: str) -> WorkItem:
-        names = request.requested_output_names()
+    def _make_item(
+        self, reply: Reply, client: ClientRequest, triton_id: str, wanted: frozenset[str] | None
+    ) -> WorkItem:
         return WorkItem(
             request=Request(
                 request_id=self._executor.next_request_id(),
@@ -233,7 +250,8 @@ class BackendServer:
             client=client,
             dialect=self._dialect,
             reply=reply,
-            requested=frozenset(names) if names else None,
+            requested=wanted,
+            gathers=self._is_unary or self._dialect.gathers(client),
         )
 
     def _on_end(self, item: WorkItem, last: Response) -> None:

@@ -45,9 +45,13 @@ class Preparation:
         def output(index: int) -> SequenceOutput:
             if request.sampling_config.beam_width > 1:
                 return BeamOutput(index, make_detokenizer, echo)
-            return SequenceOutput(index, make_detokenizer(), echo, client.additional_outputs or ())
+            return SequenceOutput(index, make_detokenizer(), echo, client.additional_outputs or (), self._text_of_token)
 
         return [output(index) for index in range(request.num_return_sequences)]
+
+    def _text_of_token(self, token_id: int) -> str:
+        decoder = make_text_decoder(self._tokenizer, [])
+        return decoder.push(token_id) + decoder.flush()
 
     def _echo(self, client: ClientRequest, request: Request) -> Prompt | None:
         exclude = client.exclude_input_in_output

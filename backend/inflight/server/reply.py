@@ -28,19 +28,21 @@ _TRITON_NAMES = {"INVALID_ARGUMENT": "INVALID_ARG"}
 class Reply:
     """A response sender. One thread at a time."""
 
-    def __init__(self, pb_utils: Any, sender: Any) -> None:
+    def __init__(self, pb_utils: Any, sender: Any, *, is_unary: bool = False) -> None:
+        """`is_unary`: the model is not decoupled, so that its only response is the final one."""
         self._pb_utils = pb_utils
         self._sender = sender
+        self._is_unary = is_unary
 
     def send(self, arrays: Mapping[str, Array], final: bool = False) -> None:
         """One response with these output tensors.
 
         Raises pb_utils' exception if the response cannot be made, or is large or not final and cannot be sent: then the
-        client has received nothing of it.
+        client has received nothing of it. A unary model has only final ones.
         """
         tensors = [self._pb_utils.Tensor(name, array) for name, array in arrays.items()]
         response = self._pb_utils.InferenceResponse(tensors)
-        is_large = sum(array.nbytes for array in arrays.values()) >= LARGE
+        is_large = not self._is_unary and sum(array.nbytes for array in arrays.values()) >= LARGE
         if is_large or not final:
             self._sender.send(response, flags=0)
         if final:
@@ -56,7 +58,7 @@ class Reply:
 
     def close(self) -> None:
         """Send an empty final response."""
-        self._send_final()
+        self._send_final(*((self._pb_utils.InferenceResponse([]),) if self._is_unary else ()))
 
     def is_cancelled(self) -> bool:
         """Whether the client has disconnected. Must not be called after the final response."""

@@ -146,8 +146,9 @@ class RequestBuilder:
         if table is not None:
             self._limits.check_table(table)
             own = virtual_tokens(table, self._limits.vocab_size)
-        if client.input_ids is not None:
-            token_ids = client.input_ids
+        given = client.prompt_ids
+        if given is not None:
+            token_ids = given
         elif client.prompt_embeds is not None:
             token_ids = own
         elif client.text:

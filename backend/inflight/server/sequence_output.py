@@ -5,7 +5,7 @@ Tokens become text here, and a stop string ends the sequence. Knows no response 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -32,12 +32,18 @@ class SequenceOutput:
     """One continuation of a prompt on its way to the client."""
 
     def __init__(
-        self, index: int, detokenizer: Detokenizer, echo: Prompt | None, network_outputs: Sequence[str] = ()
+        self,
+        index: int,
+        detokenizer: Detokenizer,
+        echo: Prompt | None,
+        network_outputs: Sequence[str] = (),
+        text_of_token: Callable[[int], str] = str,
     ) -> None:
         """`echo`: None for streams. `network_outputs`: names of the outputs of the network that the client asked for,
-        in its order."""
+        in its order. `text_of_token`: see Chunk."""
         self._index = index
         self._network_outputs = network_outputs
+        self._text_of_token = text_of_token
         self._arrays: dict[str, list[Array]] = {}
         self._detokenizer = detokenizer
         self.finish_reason = FinishReason.NOT_FINISHED
@@ -92,6 +98,7 @@ class SequenceOutput:
             finish_reason=self.finish_reason.wire or unfinished,
             num_input_tokens=num_input_tokens,
             num_output_tokens=self._num_undelivered,
+            text_of_token=self._text_of_token,
             **self._joined_arrays(),
         )
         self._arrays = {}

@@ -6,17 +6,21 @@ import json
 import logging
 import os
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from inflight.config import EngineConfig
-from inflight.errors import ConfigurationError
 from inflight.log_output import start_logging
 from inflight.numpy_check import check_numpy
 from inflight.server.backend_server import BackendServer
+from inflight.server.dialect_model import DialectModel
 from inflight.server.self_unload import is_supervised
 from inflight.server.tensors.dialects import DIALECTS, LLM
 from inflight.text.tokenizer import Tokenizer
+
+if TYPE_CHECKING:
+    from inflight.executor.front.front import Front
 
 
 def start_server(pb_utils: Any, args: Mapping[str, str]) -> BackendServer:
@@ -29,40 +33,41 @@ def start_server(pb_utils: Any, args: Mapping[str, str]) -> BackendServer:
     # Texts are tokenised one at a time, and the library's own threads would only take cores from the ranks.
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
     model_config = json.loads(args["model_config"])
-    _check_decoupled(model_config)
     parameters = {key: value["string_value"] for key, value in model_config.get("parameters", {}).items()}
-    config = EngineConfig.from_parameters(parameters, Path(args["model_repository"], args["model_version"]))
+    name = args["model_name"]
+    attached = DialectModel.from_parameters(parameters, name) if DialectModel.is_meant(parameters) else None
+    if attached is not None:
+        config = attached.find_engine_config()
+    else:
+        config = EngineConfig.from_parameters(parameters, Path(args["model_repository"], args["model_version"]))
     logging.getLogger("inflight").setLevel(config.log_level)
     tokenizer = Tokenizer.load(config.tokenizer_dir, config.gpt_model_path)
-
-    from inflight.executor.executor import Executor
-
-    # With a supervisor a failed relaunch unloads the model, which is then loaded again as a whole; without one the
-    # executor keeps relaunching its ranks.
+    dialect = DIALECTS.get(name, LLM) if attached is None else attached.dialect
     deaths: list[str] = []
-    executor = Executor(
-        config=config,
-        name=args["model_name"],
-        keep_trying=not is_supervised(),
-        # /metrics shows the newest state. Who wants to know each iteration, or KV cache events, attaches a front.
-        keeps_statistics=False,
-        on_engine_death=deaths.append,
-    )
+    # /metrics shows the newest state. Who wants to know each iteration, or KV cache events, attaches a front.
+    front_config = replace(config, iter_stats_max_iterations=0, request_stats_max_iterations=0, event_buffer_max_size=0)
     server = BackendServer(
         pb_utils=pb_utils,
-        executor=executor,
+        executor=_launch(config, name, deaths) if attached is None else attached.attach(front_config, deaths),
         tokenizer=tokenizer,
-        dialect=DIALECTS.get(args["model_name"], LLM),
+        dialect=dialect.offering({output["name"] for output in model_config["output"]}),
         config=config,
         model_name=args["model_name"],
         model_version=args["model_version"],
         instance=args["model_instance_name"],
         deaths=deaths,
+        is_unary=not model_config.get("model_transaction_policy", {}).get("decoupled", False),
     )
     server.start()
     return server
 
 
-def _check_decoupled(model_config: Mapping[str, Any]) -> None:
-    if not model_config.get("model_transaction_policy", {}).get("decoupled", False):
-        raise ConfigurationError("config.pbtxt: set model_transaction_policy { decoupled: true }, streams need it")
+def _launch(config: EngineConfig, name: str, deaths: list[str]) -> Front:
+    """The engine of a model's own, under the model's name."""
+    from inflight.executor.executor import Executor
+
+    # With a supervisor a failed relaunch unloads the model, which is then loaded again as a whole; without one the
+    # executor keeps relaunching its ranks.
+    return Executor(
+        config=config, name=name, keep_trying=not is_supervised(), keeps_statistics=False, on_engine_death=deaths.append
+    )

@@ -1,8 +1,8 @@
 """One Triton request with its response sender, from execute() to its single final response.
 
-Each response carries tokens of one sequence. A stream gets responses of each of its sequences as they grow; without
-streaming each sequence is answered when it ends. The request's final response is the last one of the sequence that ends
-last.
+Each response carries tokens of one sequence, or of all if they are gathered. A stream gets responses of each of its
+sequences as they grow; without streaming each sequence is answered when it ends, and gathered ones when all have ended.
+The request's final response is the last one of the sequence that ends last.
 
 It belongs to one thread at a time: the thread of execute(), then a tokenising thread, and the sending thread once the
 engine has it. Two exceptions: the thread of execute() may set `is_stopped`, and the watch thread calls
@@ -40,8 +40,10 @@ class WorkItem:
         dialect: Dialect,
         reply: Reply,
         requested: frozenset[str] | None,
+        gathers: bool = False,
     ) -> None:
-        """`request` has no tokens before `prepare`. `requested`: names of the requested outputs, None = all."""
+        """`request` has no tokens before `prepare`. `requested`: names of the requested outputs, None = all. `gathers`:
+        each response holds all sequences."""
         self.request = request
         self.client = client
         self.is_cancelled = False
@@ -56,8 +58,11 @@ class WorkItem:
         self.answered_ns = 0
         self.perf_metrics: PerfMetrics | None = None
         self._dialect = dialect
+        self._gathers = gathers
         self._outputs: list[SequenceOutput] = []
         self._stopped: list[int] = []
+        self._groups: list[list[SequenceOutput]] = []
+        """Those whose tokens share responses."""
         self._reply = reply
         self._requested = requested
         self._waits_for_text = client.input_ids is None and (requested is None or "text_output" in requested)
@@ -76,6 +81,7 @@ class WorkItem:
             request = structs.replace(request, allotted_time_ms=left)
         self.request = request
         self._outputs = outputs
+        self._groups = [outputs] if self._gathers else [[output] for output in outputs]
 
     def check_wanted(self) -> None:
         """Raise RequestCancelled if its client has disconnected or has asked to stop it."""
@@ -101,7 +107,7 @@ class WorkItem:
 
     @property
     def num_responses_ready(self) -> int:
-        """Responses that `deliver` would send now, one for each sequence with news."""
+        """Responses that `deliver` would send now."""
         return len(self._with_news()) if self.has_news else 0
 
     @property
@@ -109,7 +115,11 @@ class WorkItem:
         """Whether the next responses may be delayed: none of them is the first of a sequence, or the last."""
         if self.is_finished or not any(output.has_streamed for output in self._outputs):
             return False
-        return all(output.has_streamed and not output.is_finished for output in self._with_news())
+        return all(
+            output.has_streamed and (output.is_delivered or not output.is_finished)
+            for group in self._with_news()
+            for output in group
+        )
 
     @property
     def is_completed(self) -> bool:
@@ -158,13 +168,14 @@ class WorkItem:
             return
         ready = self._with_news()
         if self.is_finished:
-            last = ready.pop() if ready else self._outputs[-1]
-            for output in ready:
-                self._send(output)
-            self._send_final(replace(self._take_chunk(last), perf_metrics=self.perf_metrics))
+            last = ready.pop() if ready else self._groups[-1]
+            for group in ready:
+                self._send(group)
+            first, *others = self._take_chunks(last)
+            self._send_final([replace(first, perf_metrics=self.perf_metrics), *others])
         else:
-            for output in ready:
-                self._send(output)
+            for group in ready:
+                self._send(group)
 
     def fail(self, code: str, message: str) -> None:
         """Send the final response as an error, unless a final response was sent."""
@@ -181,31 +192,37 @@ class WorkItem:
             self.is_cancelled = self._reply.is_cancelled()
             return self.is_cancelled
 
-    def _send_final(self, chunk: Chunk) -> None:
+    def _send_final(self, chunks: list[Chunk]) -> None:
         with self._lock:
             if self.is_cancelled:
                 self._reply.fail("CANCELLED", "the request was cancelled")
             else:
-                self._reply.send(self._dialect.write(chunk, self.client, self._requested), final=True)
+                self._reply.send(self._dialect.write(chunks, self.client, self._requested), final=True)
             self._close()
 
     def _close(self) -> None:
         self.is_answered = True
         self.answered_ns = time.monotonic_ns()
 
-    def _with_news(self) -> list[SequenceOutput]:
-        """Outputs of which the client should get something now; none if it has left."""
+    def _with_news(self) -> list[list[SequenceOutput]]:
+        """Groups of outputs of which the client should get something now; none if it has left."""
         if self.is_cancelled:
             return []
-        return [output for output in self._outputs if self._is_news(output)]
+        return [group for group in self._groups if self._has_news(group)]
+
+    def _has_news(self, group: list[SequenceOutput]) -> bool:
+        if self.client.stream:
+            return any(self._is_news(output) for output in group)
+        return all(output.is_finished for output in group) and not all(output.is_delivered for output in group)
 
     def _is_news(self, output: SequenceOutput) -> bool:
         if output.is_finished:
             return not output.is_delivered
-        return self.client.stream and output.has_something_to_show(self._waits_for_text)
+        return output.has_something_to_show(self._waits_for_text)
 
-    def _send(self, output: SequenceOutput) -> None:
-        self._reply.send(self._dialect.write(self._take_chunk(output), self.client, self._requested))
+    def _send(self, group: list[SequenceOutput]) -> None:
+        self._reply.send(self._dialect.write(self._take_chunks(group), self.client, self._requested))
 
-    def _take_chunk(self, output: SequenceOutput) -> Chunk:
-        return output.take_chunk(len(self.request.input_token_ids), self._dialect.unfinished)
+    def _take_chunks(self, group: list[SequenceOutput]) -> list[Chunk]:
+        num_input_tokens, unfinished = len(self.request.input_token_ids), self._dialect.unfinished
+        return [output.take_chunk(num_input_tokens, unfinished) for output in group]

@@ -180,6 +180,11 @@ def find_model_repository() -> Path:
     return _find_data("model_repository", depth=2)
 
 
+def find_apis() -> Path:
+    """The folder of the dialect models that come with inflight."""
+    return _find_data("apis", depth=2)
+
+
 def _find_data(name: str, *, depth: int) -> Path:
     """A file or folder that comes with the package: `depth` folders above it in a source tree, in its folder `shipped`
     in a wheel. Raises ConfigurationError."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import threading
 import time
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterator, Mapping
 from pathlib import Path
 
 from inflight.supervisor.admin import Admin
@@ -32,10 +32,17 @@ class Models:
     """The models that one server was started with."""
 
     def __init__(
-        self, admin: Admin, names: Collection[str], notes: Path, clock: Callable[[], float] = time.monotonic
+        self,
+        admin: Admin,
+        names: Collection[str],
+        notes: Path,
+        clock: Callable[[], float] = time.monotonic,
+        attached: Mapping[str, str] | None = None,
     ) -> None:
-        """`notes`: the folder UNLOADED. Files of an earlier server are removed."""
+        """`notes`: the folder UNLOADED. Files of an earlier server are removed. `attached`: those of the models that
+        use the engine of another one, and which."""
         self._admin, self._names, self._notes, self._clock = admin, names, notes, clock
+        self._attached = attached or {}
         self._next_look = 0.0
         self._down_since: dict[str, float] = {}
         for note in notes.iterdir():
@@ -69,9 +76,16 @@ class Models:
         except OSError:
             # `health` reports a server that does not answer.
             return set()
+        self._detach(states)
         down = {name for name in self._names if not states.get(name, set()) & {"READY", "LOADING"}}
         self._down_since = {name: self._down_since.get(name, now) for name in down}
         return {name for name, since in self._down_since.items() if now - since >= UNLOADED_GRACE}
+
+    def _detach(self, states: Mapping[str, Collection[str]]) -> None:
+        """Unload the models whose engine is not ready, so that they are not either. They are loaded with it."""
+        for name, engine in self._attached.items():
+            if "READY" in states.get(name, ()) and "READY" not in states.get(engine, ()):
+                self._admin.unload(name)
 
 
 class Loading:

@@ -16,7 +16,7 @@ from msgspec import structs
 from inflight.errors import ConfigurationError
 from inflight.openai_options import OpenAIOptions
 from inflight.run_directory import RUN_DIRECTORY, UNLOADED
-from inflight.supervisor import installation, mpi, ports, repository
+from inflight.supervisor import apis, installation, mpi, ports, repository
 from inflight.supervisor.api_key import ApiKey
 from inflight.supervisor.options import LOOPBACK, Endpoints, ServeOptions
 from inflight.supervisor.repository import ServedRepository
@@ -95,7 +95,11 @@ def _plan(options: ServeOptions, run_directory: Path) -> Plan:
             # An absolute path tells clients on this machine where the tokenizer is.
             parameters.setdefault("gpt_model_path", str(source / "llm" / "1" / "checkpoint"))
     served = repository.write(
-        source, run_directory / "models", checkpoint_folder=options.checkpoint, parameters=parameters
+        source,
+        run_directory / "models",
+        checkpoint_folder=options.checkpoint,
+        parameters=parameters,
+        api_models=apis.choose(options.apis, installation.find_apis()) if options.apis else None,
     )
     if served.config is not None and served.config.num_ranks > 1:
         mpi.check_mpi(one_host=not served.config.mpi_hostfile)

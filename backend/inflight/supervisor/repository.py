@@ -14,12 +14,15 @@ from typing import TYPE_CHECKING
 from inflight.config import EngineConfig
 from inflight.errors import ConfigurationError
 from inflight.supervisor import checkpoint
+from inflight.supervisor.apis import ApiModel
 
 if TYPE_CHECKING:
     from tritonclient.grpc.model_config_pb2 import ModelConfig
 
 CONFIG = "config.pbtxt"
 BACKEND = "inflight"
+ENGINE = "engine"
+"""Parameter of a model of our backend that has no engine of its own: the name of the model whose engine it uses."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -28,22 +31,33 @@ class ServedRepository:
 
     path: Path
     models: tuple[str, ...]
-    """All models in the order of loading: engines before models that may call them."""
+    """The models that are loaded at the start, in this order: engines before models that may call them."""
+    attached: dict[str, str]
+    """Dialect models, which are loaded after these, and the engine that each is attached to."""
     engine: str
     """The model of our backend, which got the parameters and the checkpoint; if there is none, the first model."""
     answering: tuple[str, ...]
-    """Models of our backend with the inputs input_ids and max_tokens, to which the canary can send a request."""
+    """Engines with the inputs input_ids and max_tokens, to which the canary can send a request."""
     config: EngineConfig | None
     """The engine's checked configuration; None if no model is of our backend."""
 
+    def attached_to(self, engine: str) -> tuple[str, ...]:
+        """The dialect models of an engine."""
+        return tuple(name for name, owner in self.attached.items() if owner == engine)
+
 
 def write(
-    source: Path, target: Path, *, checkpoint_folder: Path | None = None, parameters: Mapping[str, str] | None = None
+    source: Path,
+    target: Path,
+    *,
+    checkpoint_folder: Path | None = None,
+    parameters: Mapping[str, str] | None = None,
+    api_models: Mapping[str, ApiModel] | None = None,
 ) -> ServedRepository:
     """Write the repository to serve into the new folder `target`.
 
-    `checkpoint_folder` and `parameters` are set in the only model of our backend. Raises ConfigurationError for an
-    invalid repository, config.pbtxt, parameter or checkpoint.
+    `checkpoint_folder` and `parameters` are set in the only engine. `api_models`: dialect models to add, by name.
+    Raises ConfigurationError for an invalid repository, config.pbtxt, parameter or checkpoint.
     """
     overrides = dict(parameters or {})
     if checkpoint_folder is not None:
@@ -52,18 +66,29 @@ def write(
         for key, value in (("dtype", "auto"), ("max_loras", ""), ("lora_dir", "")):
             overrides.setdefault(key, value)
     configs = read(source)
-    engines = [name for name, config in configs.items() if config.backend == BACKEND]
-    if overrides and len(engines) != 1:
+    ours = [name for name, config in configs.items() if config.backend == BACKEND]
+    attached = {name: engine for name in ours if (engine := _parameter(configs[name], ENGINE))}
+    engines = [name for name in ours if name not in attached]
+    if (overrides or api_models) and len(engines) != 1:
         raise ConfigurationError(
             f"{source} has {len(engines)} models of backend {BACKEND}; it needs exactly one to take these options"
         )
+    for name, owner in attached.items():
+        if owner not in engines:
+            raise ConfigurationError(f"model {name} names the {ENGINE} {owner}, which {source} does not have")
     target.mkdir(parents=True)
     for name, config in configs.items():
         _write_model(source / name, target / name, config, overrides if name in engines else {})
     engine = engines[0] if engines else next(iter(configs))
+    for name, model in (api_models or {}).items():
+        if name in configs:
+            raise ConfigurationError(f"--api {model.api}: {source} has a model {name} already")
+        _write_api_model(model, target / name, engine)
+        attached[name] = engine
     return ServedRepository(
         path=target,
-        models=(*engines, *(name for name in configs if name not in engines)),
+        models=(*engines, *(name for name in configs if name not in ours)),
+        attached=attached,
         engine=engine,
         answering=tuple(name for name in engines if _takes_token_ids(configs[name])),
         config=_checked(configs[engine], source / engine) if engines else None,
@@ -109,6 +134,23 @@ def _write_model(source: Path, target: Path, config: ModelConfig, overrides: Map
             (target / entry.name).symlink_to(entry.resolve())
     replace_parameters(config, overrides)
     (target / CONFIG).write_text(text_format.MessageToString(config, as_utf8=True), encoding="utf-8")
+
+
+def _write_api_model(model: ApiModel, target: Path, engine: str) -> None:
+    from google.protobuf import text_format
+
+    origin = model.folder / CONFIG
+    config = parse(origin.read_text(encoding="utf-8"), origin)
+    replace_parameters(config, {ENGINE: engine})
+    if model.is_unary:
+        config.model_transaction_policy.decoupled = False
+    (target / "1").mkdir(parents=True)
+    (target / CONFIG).write_text(text_format.MessageToString(config, as_utf8=True), encoding="utf-8")
+
+
+def _parameter(config: ModelConfig, key: str) -> str:
+    """Its value; "" if it is not set. (To ask the map for a missing key would add it.)"""
+    return str(config.parameters[key].string_value) if key in config.parameters else ""
 
 
 def _takes_token_ids(config: ModelConfig) -> bool:

@@ -32,11 +32,13 @@ class RunningServer:
         log.follow(self.process.output, self._hide_key)
         self._signs = StubSigns(plan.run_directory / SIGNS)
         self._health = Health(self.admin, plan.endpoints.http)
-        self._models = Models(self.admin, plan.repository.models, plan.run_directory / UNLOADED)
+        attached = plan.repository.attached
+        names = (*plan.repository.models, *attached)
+        self._models = Models(self.admin, names, plan.run_directory / UNLOADED, attached=attached)
         self._canaries = {model: self._canary(model) for model in plan.repository.answering}
 
     def is_ready(self) -> bool:
-        """Whether all models are ready."""
+        """Whether all models that are loaded at the start are ready."""
         with contextlib.suppress(OSError):
             return self.admin.is_ready()
         return False
@@ -64,7 +66,7 @@ class RunningServer:
         return self._models.down() if self._health.is_good else iter(())
 
     def load(self, model: str) -> Loading:
-        """Start to load a model that is down."""
+        """Start to load a model that is down, or was not loaded yet."""
         if model in self._canaries:
             self._canaries[model] = self._canary(model)
         return self._models.load(model, self._plan.options.ready_timeout)

@@ -89,6 +89,8 @@ class Supervisor:
                 raise ConfigurationError(self._start_failure())
             openai_is_ready = self._openai is None or self._openai.is_ready()
             if openai_is_ready and self._running.is_ready():
+                if not self._load_attached(tuple(self._plan.repository.attached)):
+                    return False
                 self._backoff.succeeded()
                 self._log.tell_errors()
                 return True
@@ -96,6 +98,18 @@ class Supervisor:
                 return False
         waited = f"tritonserver was not ready within {timeout:.0f} s"
         raise ConfigurationError(f"{waited}: raise --ready-timeout, or see its log with --verbose")
+
+    def _load_attached(self, models: tuple[str, ...]) -> bool:
+        """Load dialect models, side by side, whose engines serve; False at a signal. Raises ConfigurationError with the
+        reason if one cannot be loaded."""
+        loadings = {model: self._server.load(model) for model in models}
+        for model, loading in loadings.items():
+            while not loading.is_over:
+                if self._signals.wait(0.1):
+                    return False
+            if loading.failure:
+                raise ConfigurationError(f"model {model} was not loaded: {loading.failure}")
+        return True
 
     def _start_failure(self) -> str:
         self._log.join(5.0)
@@ -137,7 +151,16 @@ class Supervisor:
             return started
 
     def _load_again(self, model: str, reason: str) -> bool:
-        """Try to load the model until it is ready; False at a signal. Leaves a failed server to the next check."""
+        """Try to load the model until it is ready; False at a signal. Leaves a failed server to the next check.
+
+        Dialect models come and go with their engine, so that none is ready without it."""
+        engine = self._plan.repository.attached.get(model)
+        attached = self._plan.repository.attached_to(model)
+        with contextlib.suppress(OSError):
+            if engine is not None and not self._server.admin.is_model_ready(engine):
+                return True
+            for dialect in attached:
+                self._server.admin.unload(dialect)
         while True:
             if self._pause(f"model {model} went down ({reason}); loading it again"):
                 return False
@@ -151,6 +174,11 @@ class Supervisor:
             if not reason:
                 self._backoff.succeeded()
                 self._tell(f"model {model} serves again")
+                try:
+                    return self._load_attached(attached)
+                except ConfigurationError as error:
+                    # The next looks find that it is down.
+                    self._tell(str(error))
             if not reason or self._server.failure():
                 return True
 
@@ -170,12 +198,15 @@ class Supervisor:
         if self._openai is not None:
             # Before the engine is unloaded: tritonserver does not know of these requests.
             self._openai.drain(deadline, self._signals.wait)
-        models = tuple(reversed(self._plan.repository.models))
+        # Dialect models first: with its model an engine ends, whoever still waits for it.
+        waves = [tuple(self._plan.repository.attached), tuple(reversed(self._plan.repository.models))]
         with contextlib.suppress(OSError):
-            for model in models:
-                self._server.admin.unload(model)
-            if not self._idle(models, deadline):
-                self._tell("requests in flight did not finish in time")
+            for models in filter(None, waves):
+                for model in models:
+                    self._server.admin.unload(model)
+                if not self._idle(models, deadline):
+                    self._tell("requests in flight did not finish in time")
+                    break
         process = self._server.process
         self._log.hush_errors()
         process.terminate()

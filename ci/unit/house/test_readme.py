@@ -16,6 +16,7 @@ from engine_features import ENGINE_FEATURES
 from request_kinds import KINDS
 
 import inflight_kernels
+from ci.dialect_models import config_files, with_tables
 from ci.feature_table import with_table
 from inflight import config, errors, kv_cache_retention, lora, sampling_config
 from inflight.batch_manager.speculation import ngram_index
@@ -30,6 +31,7 @@ from inflight.server.tensors import request_parameters, tensor_values
 from inflight.server.tensors.dialect import InputTensor, OutputTensor
 from inflight.server.tensors.dialects import LLM
 from inflight.server.threads.metric_families import FAMILIES
+from inflight.server.threads.vllm_metrics import vllm_families
 
 ROOT = Path(__file__).resolve().parents[3]
 README = (ROOT / "README.md").read_text(encoding="utf-8")
@@ -126,6 +128,13 @@ def test_the_tests_that_prove_features_of_an_engine_exist() -> None:
             assert f"\ndef {function}(" in (ROOT / path).read_text(encoding="utf-8"), proof
 
 
+def test_the_dialects_tables_and_models_are_what_the_dialects_say() -> None:
+    assert with_tables(README) == README, "python -m ci.dialect_models brings it up to date"
+    files = config_files()
+    assert {path: path.read_text(encoding="utf-8") for path in files} == files
+    assert {path for path in (ROOT / "apis").rglob("*") if path.is_file()} == set(files)
+
+
 def test_kernels_of_features_exist_and_are_compiled_for_gpus() -> None:
     """A family with a file of cases is compiled as a whole, see ci/kernels."""
     for kind in (*KINDS, *ENGINE_FEATURES):
@@ -137,6 +146,11 @@ def test_kernels_of_features_exist_and_are_compiled_for_gpus() -> None:
 def test_every_metric_family_is_listed() -> None:
     listed = {name for row in table("Metrics", "family") for name in re.split("`?, `?", row[0])}
     assert listed == {family.name for family in FAMILIES}
+
+
+def test_every_metric_of_vllm_is_named() -> None:
+    families = [family.name for families in vllm_families(1000).values() for family in families]
+    assert set(re.findall(r"`(vllm:\w+)`", README)) == set(families)
 
 
 def test_every_error_code_is_listed() -> None:

@@ -34,19 +34,31 @@ def read_config(model: str) -> model_config_pb2.ModelConfig:
     return text_format.Parse((REPOSITORY / model / "config.pbtxt").read_text(), model_config_pb2.ModelConfig())
 
 
-@pytest.mark.parametrize("dialect", DIALECTS.values(), ids=DIALECTS)
-def test_the_dialects_model_lists_its_inputs(dialect: Dialect) -> None:
-    inputs = read_config(dialect.name).input
-    listed = [(t.name, model_config_pb2.DataType.Name(t.data_type), tuple(t.dims)) for t in inputs]
-    assert listed == [(t.name, t.dtype.config_name, t.dims) for t in dialect.inputs]
-    assert all(tensor.optional for tensor in inputs)
+MODELS = {
+    str(path.parent.relative_to(REPOSITORY.parent)): path
+    for folder in (REPOSITORY, REPOSITORY.parent / "apis")
+    for path in folder.rglob("config.pbtxt")
+}
 
 
-@pytest.mark.parametrize("dialect", DIALECTS.values(), ids=DIALECTS)
-def test_the_dialects_model_lists_its_outputs(dialect: Dialect) -> None:
-    outputs = read_config(dialect.name).output
-    listed = [(t.name, model_config_pb2.DataType.Name(t.data_type), tuple(t.dims)) for t in outputs]
-    assert listed == [(t.name, t.dtype.config_name, t.dims) for t in dialect.outputs]
+def dialect_of(config: model_config_pb2.ModelConfig) -> str:
+    return config.parameters["dialect"].string_value or config.name
+
+
+@pytest.mark.parametrize("model", MODELS)
+def test_a_model_lists_the_tensors_of_its_dialect(model: str) -> None:
+    config = text_format.Parse(MODELS[model].read_text(), model_config_pb2.ModelConfig())
+    name = dialect_of(config)
+    for tensors, table in ((config.input, DIALECTS[name].inputs), (config.output, DIALECTS[name].outputs)):
+        listed = [(t.name, model_config_pb2.DataType.Name(t.data_type), tuple(t.dims)) for t in tensors]
+        assert listed == [(t.name, t.dtype.config_name, t.dims) for t in table]
+    assert all(tensor.optional for tensor in config.input)
+    assert config.max_batch_size == DIALECTS[name].batched and config.backend == "inflight"
+
+
+def test_every_dialect_has_a_model() -> None:
+    configs = [text_format.Parse(path.read_text(), model_config_pb2.ModelConfig()) for path in MODELS.values()]
+    assert set(DIALECTS) == {dialect_of(config) for config in configs}
 
 
 def test_config_writes_out_every_parameter_of_the_engine(model_config) -> None:
@@ -69,10 +81,14 @@ def test_config_is_complete_for_a_decoupled_backend(model_config) -> None:
 def test_tables_name_fields_that_exist(dialect: Dialect) -> None:
     client_fields = {field.name for field in fields(ClientRequest)}
     for tensor in dialect.inputs:
-        assert tensor.field in client_fields or (not tensor.field and tensor.neutral)
+        assert tensor.field in client_fields or not tensor.field
+        assert tensor.field or tensor.fills or tensor.reason, "what is refused or ignored has a reason"
     for output in dialect.outputs:
         assert attrgetter(output.value)(Chunk(perf_metrics=PerfMetrics())) is not output
-        assert not output.asked_by or output.asked_by in client_fields
+        assert not output.asked_by or hasattr(ClientRequest(), output.asked_by)
+        assert output.fields_by_name.keys() <= client_fields
+    for default in dialect.defaults:
+        assert {default.field, default.unless or default.field, default.like or default.field} <= client_fields
     names = {tensor.name for tensor in dialect.inputs}
     assert len(names) == len(dialect.inputs)
     assert {name for group in dialect.required for name in group} <= names
@@ -214,7 +230,7 @@ def test_a_table_alone_makes_another_dialect() -> None:
     assert (client.input_ids, client.max_tokens, client.stop_word_ids) == ([5, 6], 3, [[7, 8], [9]])
     with pytest.raises(InvalidRequest, match="beam_width is not supported"):
         inner.read({**given_arrays, "beam_width": np.array([[2]], np.int32)}, READ_LIMITS)
-    assert inner.write(Chunk(token_ids=[1, 2]), client, None)["output_ids"].tolist() == [[[1, 2]]]
+    assert inner.write([Chunk(token_ids=[1, 2])], client, None)["output_ids"].tolist() == [[[1, 2]]]
 
 
 @pytest.mark.parametrize(
@@ -271,7 +287,7 @@ def test_outputs_have_the_shapes_and_types_of_the_table() -> None:
         context_hidden_states=np.zeros((5, 8), np.float32),
         perf_metrics=PerfMetrics(arrival_time_ns=2**40, total_draft_tokens=4, total_accepted_draft_tokens=3),
     )
-    written = LLM.write(chunk, client, None)
+    written = LLM.write([chunk], client, None)
     assert {name: array.shape for name, array in written.items()} == {
         "text_output": (1,),
         "output_ids": (1, 2),
@@ -297,14 +313,14 @@ def test_outputs_have_the_shapes_and_types_of_the_table() -> None:
     for output in LLM.outputs:
         assert written[output.name].dtype == output.dtype.numpy_type
     assert written["text_output"][0] == "é".encode() and written["sequence_index"][0] == 2
-    assert set(LLM.write(chunk, ClientRequest(), None)) == {
+    assert set(LLM.write([chunk], ClientRequest(), None)) == {
         "text_output",
         "output_ids",
         "sequence_length",
         "finish_reason",
     }
-    assert set(LLM.write(chunk, client, frozenset({"text_output"}))) == {"text_output"}
-    assert set(LLM.write(plain, client, None)) == {
+    assert set(LLM.write([chunk], client, frozenset({"text_output"}))) == {"text_output"}
+    assert set(LLM.write([plain], client, None)) == {
         "text_output",
         "output_ids",
         "sequence_length",

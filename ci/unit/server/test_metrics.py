@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 import types
+from collections.abc import Mapping
 
 import fake_pb_utils as pb
 import msgspec
@@ -16,6 +17,7 @@ from inflight.result import PerfMetrics
 from inflight.server.outcome import _of_perf_metrics
 from inflight.server.threads import metric_families as mf
 from inflight.server.threads.metrics_thread import MetricsThread, Outcome
+from inflight.server.threads.vllm_metrics import vllm_families
 
 
 @pytest.fixture(autouse=True)
@@ -34,6 +36,7 @@ def run(
     pb_utils=pb,
     updates: int = 1,
     relaunching: bool = False,
+    further: Mapping[str, tuple[mf.Family, ...]] | None = None,
 ) -> None:
     """One life of the thread: it updates as often as asked, the last time because it is stopped."""
     waiting = [stats.to_json()] if stats else []
@@ -49,7 +52,7 @@ def run(
 
     period = 60.0 if updates == 1 else 0.001
     thread = MetricsThread(
-        pb_utils, labels, period, latest_stats, lambda: in_flight, lambda: queued, lambda: relaunching
+        pb_utils, labels, period, latest_stats, lambda: in_flight, lambda: queued, lambda: relaunching, further
     )
     for note in notes:
         thread.record(note)
@@ -108,12 +111,26 @@ def test_the_time_of_a_relaunch_is_counted_while_it_lasts() -> None:
 
 
 def test_outcomes_are_counted_and_observed() -> None:
-    first = Outcome(outcome="completed", observations=[(mf.INPUT_TOKENS, 12.0), (mf.END_TO_END, 0.5)])
+    first = Outcome(outcome="completed", observations=[(mf.INPUT_TOKENS.name, 12.0), (mf.END_TO_END.name, 0.5)])
     run(first, first, Outcome(outcome="rejected"))
     assert value("inflight_requests_total", "completed") == 2
     assert value("inflight_requests_total", "rejected") == 1
     histogram = pb.MetricFamily.metrics["nv_llm_input_token_len", "total_input_tokens"]
     assert histogram.observed == [12.0, 12.0] and histogram.buckets == [10, 50, 100, 500, 1000]
+
+
+def test_vllms_families_count_the_same_requests() -> None:
+    first = Outcome(outcome="completed", observations=[(mf.INPUT_TOKENS.name, 12.0), (mf.SEQUENCES, 2.0)])
+    run(first, first, further=vllm_families(100))
+    metrics = pb.MetricFamily.metrics
+    assert value("vllm:prompt_tokens_total") == 24
+    assert metrics["vllm:request_prompt_tokens", ""].buckets == [1, 2, 5, 10, 20, 50, 100]
+    assert metrics["vllm:request_prompt_tokens", ""].observed == [12, 12]
+    assert metrics["vllm:request_params_n", ""].observed == [2, 2]
+    assert metrics["nv_llm_input_token_len", "total_input_tokens"].observed == [12, 12]
+    metrics.clear()
+    run(first)
+    assert not [name for name, _ in metrics if name.startswith("vllm:")]
 
 
 @pytest.mark.parametrize("pb_utils", [types.SimpleNamespace(), types.SimpleNamespace(MetricFamily=1)])
@@ -130,12 +147,13 @@ def test_times_come_from_the_ranks_clock() -> None:
         last_token_time_ns=4_000_000_000,
     )
     assert _of_perf_metrics(perf, 5) == [
-        (mf.QUEUE_TIME, 0.5),
-        (mf.TIME_TO_FIRST_TOKEN, 1.0),
-        (mf.TIME_PER_OUTPUT_TOKEN, 0.5),
+        (mf.QUEUE_TIME.name, 0.5),
+        (mf.TIME_TO_FIRST_TOKEN.name, 1.0),
+        (mf.TIME_PER_OUTPUT_TOKEN.name, 0.5),
     ]
     assert _of_perf_metrics(PerfMetrics(arrival_time_ns=5), 0) == []
-    assert [family for family, _ in _of_perf_metrics(perf, 1)] == [mf.QUEUE_TIME, mf.TIME_TO_FIRST_TOKEN]
+    named = [mf.QUEUE_TIME.name, mf.TIME_TO_FIRST_TOKEN.name]
+    assert [name for name, _ in _of_perf_metrics(perf, 1)] == named
 
 
 def test_every_error_is_counted_under_a_word_that_is_shown() -> None:

@@ -5,7 +5,11 @@ from __future__ import annotations
 import pytest
 
 from inflight.errors import InvalidRequest
-from inflight.server.tensors.request_parameters import read_parameters
+from inflight.server.tensors import request_parameters
+
+
+def read_parameters(text: str, timeout_us: int = 0) -> dict:
+    return request_parameters.read_parameters(request_parameters.parse_parameters(text), timeout_us)
 
 
 def test_parameters_beside_the_tensors() -> None:

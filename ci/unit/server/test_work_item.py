@@ -19,7 +19,9 @@ from inflight.text.stop_strings import StopStrings
 from inflight.text.text_decoder import make_text_decoder
 
 
-def make(client: ClientRequest, *, requested=None, echo: Prompt | None = None) -> tuple[WorkItem, pb.ResponseSender]:
+def make(
+    client: ClientRequest, *, requested=None, echo: Prompt | None = None, **more
+) -> tuple[WorkItem, pb.ResponseSender]:
     tokenizer = fake_tokenizer.byte_tokenizer()
     sender = pb.ResponseSender()
     item = WorkItem(
@@ -28,6 +30,7 @@ def make(client: ClientRequest, *, requested=None, echo: Prompt | None = None) -
         dialect=LLM,
         reply=Reply(pb, sender),
         requested=requested,
+        **more,
     )
     request = Request(request_id=1, input_token_ids=[65, 66], max_tokens=100)
     stop_strings = StopStrings(client.stop_words) if client.stop_words else None
@@ -335,3 +338,33 @@ def test_an_error_code_that_the_server_lacks_is_still_an_error() -> None:
     sender = pb.ResponseSender()
     Reply(pb, sender).fail("NO_SUCH_CODE", "sentence")
     assert sender.error.message() == "sentence [NO_SUCH_CODE]" and sender.num_finals == 1
+
+
+def test_gathered_sequences_are_answered_together() -> None:
+    item, sender = make(ClientRequest(text="AB", num_return_sequences=2), gathers=True)
+    item.add(result(b"long", FinishReason.LENGTH, sequence_index=1))
+    assert not item.has_news and item.num_responses_ready == 0
+    item.add(result(b"x", FinishReason.END_ID))
+    item.deliver()
+    (response,) = sender.responses
+    assert response.tensors[0].as_numpy().tolist() == [b"x", b"long"]
+    assert response["output_ids"] == [[120, -1, -1, -1], [108, 111, 110, 103]]
+    assert response["sequence_length"] == [1, 4]
+    assert sender.num_finals == 1 and item.is_completed
+
+
+def test_a_gathered_stream_says_of_each_sequence_what_is_new() -> None:
+    item, sender = make(ClientRequest(text="AB", num_return_sequences=2, stream=True), gathers=True)
+    item.add(result(b"a"))
+    item.deliver()
+    item.add(result(b"b", FinishReason.LENGTH))
+    assert not item.can_wait, "the end of a sequence"
+    item.deliver()
+    item.add(result(b"c", sequence_index=1))
+    assert item.can_wait
+    item.deliver()
+    item.add(result(b"d", FinishReason.LENGTH, sequence_index=1))
+    item.deliver()
+    texts = [response.tensors[0].as_numpy().tolist() for response in sender.responses]
+    assert texts == [[b"a", b""], [b"b", b""], [b"", b"c"], [b"", b"d"]]
+    assert sender.num_finals == 1

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from inflight.errors import ConfigurationError
-from inflight.supervisor import repository
+from inflight.supervisor import apis, installation, repository
 
 ENGINE = """
 name: "llm"
@@ -195,3 +195,51 @@ class TestCheckpoint:
         with pytest.raises(ConfigurationError) as caught:
             repository.write(source, target, checkpoint_folder=folder, parameters=parameters)
         assert sentence in str(caught.value) and str(caught.value).endswith("choose another one")
+
+
+class TestApis:
+    def write(self, source: Path, target: Path, *names: str) -> repository.ServedRepository:
+        return repository.write(source, target, api_models=apis.choose(names, installation.find_apis()))
+
+    def test_models_of_an_api_stand_beside_the_engine(self, source: Path, tmp_path: Path) -> None:
+        (source / "ensemble").rename(tmp_path / "away")
+        (source / "llm").rename(source / "mine")
+        (source / "mine" / "config.pbtxt").write_text(ENGINE.replace('"llm"', '"mine"'))
+        served = self.write(source, tmp_path / "target", "vllm", "tensorrtllm")
+        names = ("ensemble", "tensorrt_llm", "tensorrt_llm_bls", "vllm_model")
+        assert (served.models, served.engine, sorted(served.attached)) == (("mine",), "mine", sorted(names))
+        assert sorted(served.attached_to("mine")) == sorted(names)
+        for name in names:
+            config = repository.read(served.path)[name]
+            assert config.parameters["engine"].string_value == "mine"
+            assert config.model_transaction_policy.decoupled
+            assert (served.path / name / "1").is_dir()
+
+    def test_unary_models(self, source: Path, tmp_path: Path) -> None:
+        served = self.write(source, tmp_path / "target", "vllm-unary", "unary")
+        configs = repository.read(served.path)
+        assert not configs["vllm_model"].model_transaction_policy.decoupled
+        assert not configs["llm_unary"].model_transaction_policy.decoupled
+
+    @pytest.mark.parametrize(
+        ("names", "sentence"),
+        [
+            (("vlm",), "did you mean vllm"),
+            (("x",), "there are llmapi, tensorrtllm, unary, vllm"),
+            (("vllm", "vllm-unary"), "both have a model vllm_model"),
+            (("tensorrtllm", "llmapi"), "both have a model tensorrt_llm"),
+            (("tensorrtllm",), "has a model ensemble already"),
+        ],
+    )
+    def test_wrong_apis(self, source: Path, tmp_path: Path, names: tuple[str, ...], sentence: str) -> None:
+        with pytest.raises(ConfigurationError, match=sentence):
+            self.write(source, tmp_path / "target", *names)
+
+    def test_a_dialect_model_of_a_repository_of_ones_own(self, source: Path, tmp_path: Path) -> None:
+        ours = CALLER.replace("python", "inflight").replace('"model"', '"engine"')
+        (source / "ensemble" / "config.pbtxt").write_text(ours)
+        served = repository.write(source, tmp_path / "target", parameters={"max_batch_size": "4"})
+        assert (served.models, served.attached) == (("llm",), {"ensemble": "llm"})
+        (source / "ensemble" / "config.pbtxt").write_text(ours.replace('"llm"', '"other"'))
+        with pytest.raises(ConfigurationError, match="names the engine other"):
+            repository.write(source, tmp_path / "wrong")

@@ -36,6 +36,7 @@ class FakeAdmin:
         self.is_deaf = False
         self.model_states: dict[str, set[str]] = {}
         self.loaded: list[str] = []
+        self.unloaded: list[str] = []
         self.refusal = ""
 
     def check_live(self, timeout: float) -> None:
@@ -48,6 +49,10 @@ class FakeAdmin:
 
     def is_model_ready(self, model: str) -> bool:
         return False
+
+    def unload(self, model: str) -> str:
+        self.unloaded.append(model)
+        return ""
 
     def load(self, model: str, *, timeout: float) -> str:
         self.loaded.append(model)
@@ -268,6 +273,23 @@ class TestModels:
             clock.now += TICK
             found += models.down()
         return found
+
+    def test_a_dialect_model_is_unloaded_when_its_engine_is_not_ready(
+        self, admin: FakeAdmin, clock: Clock, tmp_path: Path
+    ) -> None:
+        models = Models(
+            admin,  # type: ignore[arg-type]
+            ("llm", "vllm_model", "ensemble"),
+            tmp_path,
+            clock,
+            attached={"vllm_model": "llm", "ensemble": "llm"},
+        )
+        admin.model_states = {"llm": {"READY"}, "vllm_model": {"READY"}, "ensemble": {"READY"}}
+        assert self.down(models, clock, 2 * LOOK_PERIOD) == [] and admin.unloaded == []
+        admin.model_states["llm"] = {"UNLOADING"}
+        admin.model_states["ensemble"] = {"UNLOADING"}
+        self.down(models, clock, LOOK_PERIOD)
+        assert admin.unloaded == ["vllm_model"]
 
     def test_a_stubs_note_is_told_once_and_at_once(
         self, models: Models, admin: FakeAdmin, clock: Clock, tmp_path: Path

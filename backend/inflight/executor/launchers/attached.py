@@ -5,10 +5,17 @@ Starts no processes and ends none.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Collection
 from pathlib import Path
 
+from inflight.config import EngineConfig
+from inflight.errors import ConfigurationError
 from inflight.executor.wire.address import EngineAddress
+from inflight.executor.wire.launch import Launch
+
+FIND_SECONDS = 0.2
+"""Interval between attempts to find an engine that is being launched."""
 
 
 class AttachedLauncher:
@@ -26,6 +33,22 @@ class AttachedLauncher:
 
     def pids(self) -> list[int]:
         return []
+
+
+def find_engine(address: EngineAddress, seconds: float) -> EngineConfig:
+    """The configuration of the engine that serves at `address`, or will do so within `seconds`.
+
+    Raises ConfigurationError if there is none by then.
+    """
+    deadline = time.monotonic() + seconds
+    while True:
+        socket_path = address.resolve()
+        launch = Launch.beside(socket_path) if socket_path is not None else None
+        if launch is not None:
+            return launch.config
+        if time.monotonic() >= deadline:
+            raise ConfigurationError(AttachedLauncher(address).absent)
+        time.sleep(FIND_SECONDS)
 
 
 class AttachedLaunch:

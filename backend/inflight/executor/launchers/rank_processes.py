@@ -39,6 +39,7 @@ class RankProcesses:
         self._mark = f"{LAUNCH}={self.launch.to_environment()}".encode()
         self._pidfds: dict[int, int] = {}  # pidfd -> pid
         try:
+            self.launch.describe()
             command, environment = command_of(self.launch)
             self._child = subprocess.Popen(
                 command,

@@ -62,8 +62,9 @@ def _private_directory(parent: Path | None) -> Path:
         base = os.environ.get("XDG_RUNTIME_DIR") or tempfile.gettempdir()
         parent = Path(base, f"inflight-{os.getuid()}")
     directory = parent / ENGINES
-    directory.mkdir(mode=0o700, parents=True, exist_ok=True)
     for folder in (parent, directory):
+        # One after the other: parents that mkdir makes on the way would not be private.
+        folder.mkdir(mode=0o700, exist_ok=True)
         status = folder.lstat()
         if status.st_uid != os.getuid() or status.st_mode & (stat.S_IRWXG | stat.S_IRWXO):
             raise ConfigurationError(f"{folder} must belong to this user alone: remove it, or set its mode to 0700")

@@ -2,7 +2,8 @@
 
 It is passed in one environment variable, which every process of the launch inherits. Its value is unique to the launch,
 so it also identifies those processes later, whatever their parents and sessions are by then. Notes are files in the
-launch's private directory: which processes are ranks, and why one of them failed.
+launch's private directory: which processes are ranks, and why one of them failed. The front leaves one too: what it
+passed to the ranks, for other fronts.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from inflight.config import EngineConfig
 LAUNCH = "INFLIGHT_LAUNCH"
 
 SOCKET = "engine.sock"
+DESCRIPTION = "launch.json"
 FAILURE = "failure"
 RANK = "rank."
 
@@ -59,6 +61,15 @@ class Launch(msgspec.Struct, frozen=True, kw_only=True):
         """Raises KeyError if no front launched this process."""
         return msgspec.json.decode(os.environ[LAUNCH], type=cls)
 
+    @classmethod
+    def beside(cls, socket_path: Path) -> Launch | None:
+        """The launch whose leader listens at `socket_path`; None if there is none any more. For fronts that did not
+        launch it."""
+        try:
+            return msgspec.json.decode(socket_path.with_name(DESCRIPTION).read_bytes(), type=cls)
+        except (OSError, msgspec.DecodeError):
+            return None
+
     def to_environment(self) -> str:
         return msgspec.json.encode(self).decode()
 
@@ -75,6 +86,10 @@ class Launch(msgspec.Struct, frozen=True, kw_only=True):
         return socket.gethostname() == self.front_host
 
     # -- notes of the ranks --------------------------------------------------------------------------------------------
+
+    def describe(self) -> None:
+        """Write the note that `beside` reads."""
+        self._write(DESCRIPTION, self.to_environment())
 
     def note_rank(self, rank: int) -> None:
         """Note that this process is `rank` and has joined the other ranks."""

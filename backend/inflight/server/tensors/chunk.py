@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import json
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from inflight.result import PerfMetrics
 from inflight.server.tensors.tensor_values import Array
+
+OF_REQUEST = ("sequence_index", "num_input_tokens", "perf_metrics.", "prompt_", "context_")
+"""What the names of values begin with that a request has once, however many sequences it has."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,6 +43,35 @@ class Chunk:
     context_logits: Array | None = None
     context_hidden_states: Array | None = None
 
+    text_of_token: Callable[[int], str] = str
+
     @property
     def sequence_length(self) -> int:
         return len(self.token_ids)
+
+    @property
+    def log_probs_json(self) -> str:
+        """As vLLM has them: for each generated token an object with the token and the likeliest ones by their ids.
+        The rank of a chosen token that is not among the likeliest is unknown. "null" if they were not asked for."""
+        if self.top_token_ids is None or self.top_log_probs is None:
+            return "null"
+        chosen = zip(self.token_ids[len(self.token_ids) - len(self.log_probs) :], self.log_probs, strict=True)
+        likeliest = zip(self.top_token_ids.tolist(), self.top_log_probs.tolist(), strict=True)
+        return json.dumps([self._entries(*of, *top) for of, top in zip(chosen, likeliest, strict=True)])
+
+    def _entries(
+        self, token: int, log_prob: float, top_ids: list[int], top_log_probs: list[float]
+    ) -> dict[int, dict[str, object]]:
+        ranked: list[tuple[int, float, int | None]]
+        ranked = [(each, value, rank) for rank, (each, value) in enumerate(zip(top_ids, top_log_probs, strict=True), 1)]
+        if token not in top_ids:
+            ranked.insert(0, (token, log_prob, None))
+        return {
+            each: {"logprob": value, "rank": rank, "decoded_token": self.text_of_token(each)}
+            for each, value, rank in ranked
+        }
+
+
+def is_of_request(value: str) -> bool:
+    """Whether an attribute of Chunk is the whole request's, and not of one sequence."""
+    return value.startswith(OF_REQUEST)

@@ -7,6 +7,7 @@ from typing import Any
 
 from numpy.typing import NDArray
 
+from inflight.errors import InvalidRequest
 from inflight.prompt_tuning import EmbeddingTable
 
 
@@ -16,6 +17,8 @@ class ClientRequest:
 
     text: str | None = None
     input_ids: list[int] | None = None
+    input_length: int | None = None
+    """How many of `input_ids` count: the others are padding."""
     max_tokens: int | None = None
     stream: bool = False
     stop: bool = False
@@ -97,6 +100,10 @@ class ClientRequest:
     return_num_input_tokens: bool = False
     return_num_output_tokens: bool = False
     return_perf_metrics: bool = False
+    # What only switches an output on, where a dialect has a tensor for that.
+    return_finish_reason: bool = False
+    return_cumulative_logprob: bool = False
+    return_logprobs: bool = False
 
     retention_starts: list[int] | None = None
     """Of token ranges: this and the next three have an entry for each."""
@@ -120,3 +127,19 @@ class ClientRequest:
     """One for each token of the prompt, or one for all that are rows of the table."""
     prompt_embeds: EmbeddingTable | None = None
     """Embeddings of the whole prompt, instead of text or token ids."""
+
+    @property
+    def has_several_sequences(self) -> bool:
+        """Whether it asks for several continuations that are no beams of a search."""
+        return (self.num_return_sequences or 1) > 1 and (self.beam_width or 1) == 1
+
+    @property
+    def prompt_ids(self) -> list[int] | None:
+        """`input_ids` without their padding. Raises InvalidRequest if there are fewer than `input_length`."""
+        if self.input_ids is None or self.input_length is None:
+            return self.input_ids
+        if not 0 <= self.input_length <= len(self.input_ids):
+            raise InvalidRequest(
+                f"input_lengths is {self.input_length}, but input_ids has {len(self.input_ids)} tokens"
+            )
+        return self.input_ids[: self.input_length]

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import json
 import math
+from collections.abc import Mapping
 from typing import Any
 
 from inflight.errors import InvalidRequest
@@ -19,22 +20,27 @@ MAX_SALT_BYTES = 256
 MAX_TIMEOUT_US = 2**31 * 1000
 
 
-def read_parameters(text: str, timeout_us: int = 0) -> dict[str, Any]:
-    """Fields of ClientRequest from the parameters' JSON object and from Triton's own timeout (microseconds, 0 = none).
-
-    request_priority: 0..1; allotted_time_ms: milliseconds, wins over timeout; cache_salt: text.
-    """
-    values: dict[str, Any] = {}
-    if timeout_us > 0:
-        values["allotted_time_ms"] = math.ceil(timeout_us / 1000)
+def parse_parameters(text: str) -> dict[str, Any]:
+    """The parameters from the JSON object that tritonserver hands over."""
     if not text or text == "{}":
-        return values
+        return {}
     try:
         parameters = json.loads(text)
     except (ValueError, RecursionError):
         raise InvalidRequest("the request parameters are not a JSON object") from None
     if not isinstance(parameters, dict):
         raise InvalidRequest("the request parameters are not a JSON object")
+    return parameters
+
+
+def read_parameters(parameters: Mapping[str, Any], timeout_us: int = 0) -> dict[str, Any]:
+    """Fields of ClientRequest from the parameters and from Triton's own timeout (microseconds, 0 = none).
+
+    request_priority: 0..1; allotted_time_ms: milliseconds, wins over timeout; cache_salt: text.
+    """
+    values: dict[str, Any] = {}
+    if timeout_us > 0:
+        values["allotted_time_ms"] = math.ceil(timeout_us / 1000)
     if "request_priority" in parameters:
         values["priority"] = _number("request_priority", parameters["request_priority"], 1)
     if "timeout" in parameters:

@@ -7,6 +7,7 @@ the client sent.
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -57,6 +58,20 @@ def read_scalar(name: str, array: Array, limits: ReadLimits) -> Value:
     if isinstance(plain, float) and not math.isfinite(plain):
         raise InvalidRequest(f"{name} must be a finite number, got {plain}")
     return plain
+
+
+def read_seed(name: str, array: Array, limits: ReadLimits) -> Value:
+    """A seed of any integer type. Negative ones are the unsigned numbers with the same bits."""
+    value = read_scalar(name, array, limits)
+    if not isinstance(value, int):
+        raise InvalidRequest(f"{name} must be a whole number")
+    return value % 2**64
+
+
+def read_above_zero(name: str, array: Array, limits: ReadLimits) -> Value | None:
+    """A number; 0 and less count as not given."""
+    value = read_scalar(name, array, limits)
+    return value if isinstance(value, int | float) and value > 0 else None
 
 
 def read_prompt(name: str, array: Array, limits: ReadLimits) -> Value:
@@ -199,3 +214,15 @@ def to_array(value: object, numpy_type: type, rank: int) -> Array:
     if isinstance(value, str):
         return np.array([value.encode("utf-8", "replace")], dtype=np.object_).reshape((1,) * rank)
     return np.array(value, dtype=numpy_type).reshape((1,) * (rank - 1) + (-1,))
+
+
+def stack(arrays: Sequence[Array]) -> Array:
+    """Arrays of the same rank >= 1, shape (1, ...), as the rows of one. Shorter rows are padded at their ends, with -1
+    where they hold whole numbers and with 0 otherwise."""
+    shape = tuple(map(max, *(array.shape for array in arrays)))
+    padding = -1 if np.issubdtype(arrays[0].dtype, np.signedinteger) else 0
+    stacked = np.full((len(arrays), *shape[1:]), padding, dtype=arrays[0].dtype)
+    for number, array in enumerate(arrays):
+        place = (number, *map(slice, array.shape[1:]))
+        stacked[place] = array[0]
+    return stacked

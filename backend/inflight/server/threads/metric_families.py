@@ -137,6 +137,9 @@ OUTCOMES = Family(
     series=("completed", "cancelled", "timed_out", "rejected", "queue_full", "unavailable", "failed"),
 )
 
+SEQUENCES = "sequences of a request"
+"""The name of an observation for which there is no family of ours."""
+
 FAMILIES = (
     *STATISTICS_FAMILIES,
     KV_BLOCKS_FREE,

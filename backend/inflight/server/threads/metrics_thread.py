@@ -11,8 +11,9 @@ import logging
 import os
 import threading
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from itertools import chain
 from typing import Any
 
 from inflight.batch_manager_stats import BatchManagerStats
@@ -32,7 +33,8 @@ class Outcome:
     """How one request ended, for counters and histograms."""
 
     outcome: str
-    observations: list[tuple[Family, float]] = field(default_factory=list)
+    observations: list[tuple[str, float]] = field(default_factory=list)
+    """(name of the family, value)"""
 
 
 def own_labels(model: str, version: str) -> dict[str, str]:
@@ -57,10 +59,12 @@ class MetricsThread:
         num_in_flight: Callable[[], int],
         num_queued: Callable[[], int],
         is_relaunching: Callable[[], bool],
+        further: Mapping[str, tuple[Family, ...]] | None = None,
     ) -> None:
         """`labels`: added to every series, see `own_labels`. `period` in seconds. `latest_stats`: returns the newest
         statistics (JSON) since the last call, or None. `num_in_flight`, `num_queued`: requests of this server, and of
-        all fronts, as the Executor counts them. `is_relaunching`: see Executor."""
+        all fronts, as the Executor counts them. `is_relaunching`: see Executor. `further`: name of a family -> other
+        families to which its observations go as well."""
         self._pb_utils = pb_utils
         self._labels = labels
         self._period = period
@@ -68,6 +72,10 @@ class MetricsThread:
         self._num_in_flight = num_in_flight
         self._num_queued = num_queued
         self._is_relaunching = is_relaunching
+        self._observing = {family.name: (family,) for family in mf.FAMILIES}
+        """The families to which the observations with a name go."""
+        for family_name, families in (further or {}).items():
+            self._observing[family_name] = (*self._observing.get(family_name, ()), *families)
         self._notes: deque[Outcome] = deque(maxlen=100_000)
         self._metrics: dict[tuple[str, str], Any] = {}
         self._families: list[Any] = []
@@ -105,7 +113,7 @@ class MetricsThread:
 
     def _create(self) -> bool:
         try:
-            for family in mf.FAMILIES:
+            for family in chain.from_iterable(self._observing.values()):
                 self._create_family(family)
         except Exception as error:
             logger.info("custom metrics are off: the server does not offer them (%s)", type(error).__name__)
@@ -129,8 +137,8 @@ class MetricsThread:
         while self._notes:
             note = self._notes.popleft()
             counts[note.outcome] = counts.get(note.outcome, 0) + 1
-            for family, value in note.observations:
-                self._call(family.name, family.series[0], "observe", value)
+            for name, value in note.observations:
+                self._observe(name, value)
         for outcome, count in counts.items():
             self._call(mf.OUTCOMES.name, outcome, "increment", count)
         if self._is_relaunching():
@@ -141,6 +149,10 @@ class MetricsThread:
             self._show(self._stats, self._num_queued())
         elif self._stats is not None and self._num_in_flight() == 0:
             self._show(mf.when_idle(self._stats), 0)
+
+    def _observe(self, name: str, value: float) -> None:
+        for family in self._observing.get(name, ()):
+            self._call(family.name, family.series[0], "observe" if family.buckets else "increment", value)
 
     def _show(self, stats: BatchManagerStats, num_queued: int) -> None:
         for family in mf.STATISTICS_FAMILIES:

@@ -15,7 +15,7 @@ from calls import Caller, until
 
 from inflight.config import EngineConfig
 from inflight.errors import ConfigurationError
-from inflight.executor.executor import attach_executor
+from inflight.executor.executor import attach_executor, find_engine_config
 from inflight.executor.front.remote import RemoteFront
 from inflight.executor.launchers.processes import ProcessLauncher
 from inflight.executor.launchers.uniproc import UniProc
@@ -140,3 +140,20 @@ def test_a_directory_that_others_may_enter_is_refused(run_directory: Path) -> No
     (run_directory / ENGINES).chmod(0o755)
     with pytest.raises(ConfigurationError, match="must belong to this user alone"):
         EngineAddress.of("llm")
+
+
+def test_a_guest_finds_the_configuration_of_the_engine(owner: RemoteFront) -> None:
+    found = find_engine_config("llm", 0.0)
+    assert (found.max_batch_size, found.max_num_tokens) == (CONFIG.max_batch_size, CONFIG.max_num_tokens)
+    with pytest.raises(ConfigurationError, match="no engine called 'other' serves here"):
+        find_engine_config("other", 0.0)
+
+
+def test_without_a_server_the_folders_of_addresses_are_made_private(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.delenv(RUN_DIRECTORY)
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
+    link = EngineAddress.of("llm").link
+    assert [folder.stat().st_mode & 0o777 for folder in (link.parent, link.parent.parent)] == [0o700, 0o700]
+    assert EngineAddress.of("llm").link == link, "found again"

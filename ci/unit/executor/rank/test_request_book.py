@@ -61,6 +61,17 @@ def test_the_maximum_counts_sequences_and_the_head_is_not_overtaken() -> None:
     assert book.take(2) == ([], {}) and len(book.take(3)[0]) == 1, "each beam takes a place"
 
 
+def test_the_fronts_take_turns() -> None:
+    book = RequestBook()
+    for request_id in range(1, 101):
+        book.submit(A, make_request(request_id, 2))
+    for request_id, priority in ((201, 0.5), (202, 0.5), (203, 0.9)):
+        book.submit(B, make_request(request_id, 2, priority=priority))
+    assert [request.request_id for request in book.take(5)[0]] == [203, 1, 201, 2, 202]
+    book.leave(A)
+    assert book.take(5) == ([], dict.fromkeys((1, 2), FinishReason.CANCELLED)), "those that wait are gone"
+
+
 def test_an_idle_engine_takes_a_request_that_is_wider_than_all_its_places() -> None:
     book = RequestBook()
     for request_id in (1, 2):

@@ -57,3 +57,43 @@ def test_it_behaves_as_a_sorted_list(actions: list[tuple[str, int, float]]) -> N
             assert queue.discard(request_id) == (request_id in waiting)
             model = [entry for entry in model if entry[2] != request_id]
         assert len(queue) == len(model)
+
+
+def test_fronts_take_turns_whatever_their_numbers() -> None:
+    queue = RequestQueue()
+    for request_id in range(1, 10_001):
+        queue.push(make_request(request_id, 1), "many")
+    queue.push(make_request(20_001, 1), "few")
+    queue.push(make_request(20_002, 1), "few")
+    assert [queue.pop().request_id for _ in range(6)] == [1, 20_001, 2, 20_002, 3, 4]
+    queue.push(make_request(20_003, 1), "few")
+    assert [queue.pop().request_id for _ in range(3)] == [5, 20_003, 6]
+    assert len(queue) == 10_003 - 9
+
+
+def test_priority_holds_across_fronts() -> None:
+    queue = RequestQueue()
+    for request_id, priority, front in ((1, 0.5, "a"), (2, 0.9, "a"), (3, 0.5, "b"), (4, 0.9, "a"), (5, 1.0, "b")):
+        queue.push(make_request(request_id, 1, priority=priority), front)
+    assert [queue.pop().request_id for _ in range(5)] == [5, 2, 4, 1, 3]
+
+
+def test_the_head_stays_whoever_comes_behind_it() -> None:
+    queue = RequestQueue()
+    queue.push(make_request(1, 1), "a")
+    queue.push(make_request(2, 1), "b")
+    head = queue.head()
+    queue.push(make_request(3, 1), "c")
+    queue.discard(2)
+    assert queue.head() is head and queue.pop() is head
+
+
+def test_levels_that_come_and_go_leave_nothing_behind() -> None:
+    queue = RequestQueue()
+    queue.push(make_request(1, 1, priority=1.0))
+    for number in range(2, 2000):
+        queue.push(make_request(number, 1, priority=number / 4000))
+        queue.discard(number)
+    assert len(queue._priorities) < 100 and queue.pop().request_id == 1
+    with pytest.raises(IndexError):
+        queue.head()

@@ -119,7 +119,7 @@ class RequestBook:
         if request_id in self._guided or request_id in self._adapted:
             self._preparing[request_id] = request
         else:
-            self._queue.push(request)
+            self._queue.push(request, front)
         retention = request.kv_cache_retention_config
         self._tells_time = self._tells_time or (retention is not None and retention.has_durations)
         if request.allotted_time_ms > 0:
@@ -265,7 +265,7 @@ class RequestBook:
                     self._end_preparing(request_id, _done(request_id))
                 else:
                     del self._preparing[request_id]
-                    self._queue.push(self._with_adapter(request))
+                    self._queue.push(self._with_adapter(request), self._fronts[request_id])
 
     def _broken_reason(self, request_id: int) -> str:
         """Why a request that waits can never start; empty if it may."""

@@ -1,51 +1,76 @@
-"""Requests waiting on the leader: higher priority first, in order of arrival among equal priorities."""
+"""Requests waiting on the leader: higher priority first.
+
+Among equal priorities the fronts take turns, a request each, so ten thousand requests of one front delay another's by
+one. A front's own requests go in order of arrival.
+"""
 
 from __future__ import annotations
 
 import heapq
-from itertools import count
+from collections import OrderedDict
+from collections.abc import Hashable
 
 from inflight.request import Request
 
+Level = OrderedDict[Hashable, OrderedDict[int, Request]]
+"""The requests of one priority: front -> its requests by id, in order of arrival. The first front has its turn."""
+
 
 class RequestQueue:
-    """Any waiting request can be removed; its heap entry becomes stale and is skipped later."""
+    """Any waiting request can be removed."""
 
     def __init__(self) -> None:
-        self._heap: list[tuple[float, int, Request]] = []
-        self._waiting: dict[int, int] = {}  # request id -> its arrival number; a heap entry with another one is stale
-        self._arrivals = count()
+        self._levels: dict[float, Level] = {}
+        self._priorities: list[float] = []
+        """A heap with the negative priority of each level, and of some that are gone."""
+        self._places: dict[int, tuple[float, Hashable]] = {}
+        """Priority and front of every waiting request."""
 
     def __len__(self) -> int:
-        return len(self._waiting)
+        return len(self._places)
 
     def __contains__(self, request_id: int) -> bool:
-        return request_id in self._waiting
+        return request_id in self._places
 
-    def push(self, request: Request) -> None:
-        arrival = next(self._arrivals)
-        self._waiting[request.request_id] = arrival
-        heapq.heappush(self._heap, (-request.priority, arrival, request))
+    def push(self, request: Request, front: Hashable = None) -> None:
+        """`front`: whose request it is. It must not be waiting already."""
+        level = self._levels.get(request.priority)
+        if level is None:
+            level = self._levels[request.priority] = OrderedDict()
+            self._note_priority(request.priority)
+        level.setdefault(front, OrderedDict())[request.request_id] = request
+        self._places[request.request_id] = (request.priority, front)
 
     def head(self) -> Request:
         """The next request, which stays. Raises IndexError if none is waiting."""
-        while True:
-            _, arrival, request = self._heap[0]
-            if self._waiting.get(request.request_id) == arrival:
-                return request
-            heapq.heappop(self._heap)
+        while -self._priorities[0] not in self._levels:
+            heapq.heappop(self._priorities)
+        first = next(iter(self._levels[-self._priorities[0]].values()))
+        return next(iter(first.values()))
 
     def pop(self) -> Request:
         """Remove and return the next request. Raises IndexError if none is waiting."""
         request = self.head()
-        heapq.heappop(self._heap)
-        del self._waiting[request.request_id]
+        priority, front = self._places[request.request_id]
+        self._levels[priority].move_to_end(front)
+        self.discard(request.request_id)
         return request
 
     def discard(self, request_id: int) -> bool:
         """Remove a request; False if it is not waiting."""
-        found = self._waiting.pop(request_id, None) is not None
-        if len(self._heap) > 64 and len(self._heap) > 2 * len(self._waiting):
-            self._heap = [entry for entry in self._heap if self._waiting.get(entry[2].request_id) == entry[1]]
-            heapq.heapify(self._heap)
-        return found
+        if request_id not in self._places:
+            return False
+        priority, front = self._places.pop(request_id)
+        level = self._levels[priority]
+        del level[front][request_id]
+        if not level[front]:
+            del level[front]
+        if not level:
+            del self._levels[priority]
+        return True
+
+    def _note_priority(self, priority: float) -> None:
+        heapq.heappush(self._priorities, -priority)
+        if len(self._priorities) > 64 + 2 * len(self._levels):
+            self._priorities = [-each for each in self._levels]
+            heapq.heapify(self._priorities)

@@ -1,0 +1,45 @@
+"""The dialect models that `inflight serve --api` adds: `apis/` has a folder for each API, and in it one for each model.
+
+An API's name with `-unary` behind it means the same models without streams: one response to each request. Knows
+tritonserver's model configuration; nothing of tensors.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from inflight.errors import ConfigurationError
+
+UNARY = "-unary"
+
+
+@dataclass(frozen=True, kw_only=True)
+class ApiModel:
+    """A dialect model that is added to a repository."""
+
+    api: str
+    """As the operator has named it."""
+    folder: Path
+    """Where its config.pbtxt is."""
+    is_unary: bool
+
+
+def choose(names: Sequence[str], folder: Path) -> dict[str, ApiModel]:
+    """The models of the APIs with these names, by name. `folder`: `apis/`. Raises ConfigurationError."""
+    known = sorted(each.name for each in folder.iterdir() if each.is_dir())
+    models: dict[str, ApiModel] = {}
+    for name in dict.fromkeys(names):
+        api = name.removesuffix(UNARY)
+        if api not in known:
+            near = difflib.get_close_matches(api, known, 1)
+            hint = f"did you mean {near[0]}?" if near else f"there are {', '.join(known)}, each also with {UNARY}"
+            raise ConfigurationError(f"--api has no {name!r}: {hint}")
+        for model in sorted(each for each in (folder / api).iterdir() if each.is_dir()):
+            if model.name in models:
+                other = models[model.name].api
+                raise ConfigurationError(f"--api {other} and {name} both have a model {model.name}: choose one of them")
+            models[model.name] = ApiModel(api=name, folder=model, is_unary=name != api)
+    return models

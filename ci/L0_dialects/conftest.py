@@ -1,0 +1,58 @@
+"""A tritonserver with the models of every API beside `llm`, which all tests here share, and a stream to it.
+
+The tests send what other backends' clients send, tensor by tensor, and compare the tokens with those of `llm`.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from raw_stream import RawStream
+from server_process import MODEL_REPOSITORY, ServerProcess
+
+GOLDEN = json.loads((Path(__file__).parents[1] / "golden" / "default_model.json").read_text())[0]
+"""A prompt as text and as token ids, and its greedy tokens."""
+
+
+@pytest.fixture(scope="session")
+def server() -> Iterator[ServerProcess]:
+    with ServerProcess(apis=["tensorrtllm", "vllm", "unary"]) as running:
+        processes = running.pids
+        yield running
+        assert set(processes) <= set(running.pids), "a process of the server died on the way"
+
+
+@pytest.fixture(scope="session")
+def second_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
+    """One whose models may be unloaded by everybody, for tests that do so and bring them back. The models of
+    TensorRT-LLM's API are not decoupled here; that of llmapi has another name, in an operator's own repository."""
+    repository = tmp_path_factory.mktemp("repository")
+    (repository / "llm").symlink_to(MODEL_REPOSITORY / "llm")
+    (repository / "llmapi" / "1").mkdir(parents=True)
+    config = MODEL_REPOSITORY.parent / "apis" / "llmapi" / "tensorrt_llm" / "config.pbtxt"
+    (repository / "llmapi" / "config.pbtxt").write_text(
+        config.read_text().replace('name: "tensorrt_llm"', 'name: "llmapi"')
+    )
+    apis = ["vllm", "tensorrtllm-unary"]
+    with ServerProcess(model_repository=repository, apis=apis, open_apis=True) as running:
+        yield running
+
+
+@pytest.fixture
+def wire(server: ServerProcess) -> Iterator[RawStream]:
+    with RawStream(server.grpc_url) as opened:
+        yield opened
+
+
+def text(value: str, *shape: int) -> np.ndarray:
+    """A text as a tensor of this shape."""
+    return np.array([value.encode()], dtype=object).reshape(shape)
+
+
+def number(value: Any, kind: type, *shape: int) -> np.ndarray:
+    return np.array([value], dtype=kind).reshape(shape)

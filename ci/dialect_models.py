@@ -1,0 +1,154 @@
+"""The models of `apis/`, and README's tables of what they do with each tensor, made from the dialects' tables.
+
+`python -m ci.dialect_models` brings both up to date, and `ci/unit/house/test_readme.py` fails where they are not.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[1]
+sys.path.insert(0, str(ROOT / "backend"))
+
+from inflight.server.tensors.dialect import Dialect, InputTensor, OutputTensor  # noqa: E402
+from inflight.server.tensors.dialects import (  # noqa: E402
+    ENSEMBLE,
+    LLM,
+    LLMAPI,
+    TENSORRT_LLM,
+    TENSORRT_LLM_BLS,
+    VLLM_MODEL,
+)
+from inflight.server.tensors.sampling_parameters import PARAMETERS, Parameter  # noqa: E402
+
+APIS = {
+    "tensorrtllm": {each.name: each for each in (TENSORRT_LLM, ENSEMBLE, TENSORRT_LLM_BLS)},
+    "llmapi": {"tensorrt_llm": LLMAPI},
+    "vllm": {VLLM_MODEL.name: VLLM_MODEL},
+    "unary": {"llm_unary": LLM},
+}
+"""API -> its models and their dialects."""
+WORDS = {"has_several_sequences": "`num_return_sequences` is above 1"}
+"""What switches an output on, where it is not the field of that name."""
+BEGIN, END = "<!-- dialects: made by python -m ci.dialect_models -->\n", "<!-- /dialects -->\n"
+
+
+def config_files() -> dict[Path, str]:
+    """Every config.pbtxt of `apis/`, and the file that keeps its version folder."""
+    files: dict[Path, str] = {}
+    for api, models in APIS.items():
+        for name, dialect in models.items():
+            folder = ROOT / "apis" / api / name
+            files[folder / "config.pbtxt"] = config(name, dialect, decoupled=api != "unary")
+            files[folder / "1" / ".gitkeep"] = ""
+    return files
+
+
+def config(name: str, dialect: Dialect, *, decoupled: bool) -> str:
+    """A complete config.pbtxt."""
+    lines = [
+        "# Made by python -m ci.dialect_models. The dialect's table says what each tensor means.",
+        f'name: "{name}"',
+        'backend: "inflight"',
+        f"max_batch_size: {int(dialect.batched)}",
+        f"model_transaction_policy {{ decoupled: {str(decoupled).lower()} }}",
+        "instance_group [ { kind: KIND_CPU count: 1 } ]",
+        "",
+        "# The backend checks which are needed, so all are optional here.",
+        *_tensors("input", dialect.inputs, " optional: true"),
+        *_tensors("output", dialect.outputs, ""),
+        "# The model whose engine serves this one too.",
+        'parameters { key: "engine" value { string_value: "llm" } }',
+        "# What the tensors mean; a model may have another name than its dialect.",
+        f'parameters {{ key: "dialect" value {{ string_value: "{dialect.name}" }} }}',
+    ]
+    return "\n".join(lines) + "\n"
+
+
+def _tensors(kind: str, tensors: tuple[InputTensor | OutputTensor, ...], more: str) -> list[str]:
+    lines = [
+        f'  {{ name: "{tensor.name}" data_type: {tensor.dtype.config_name} dims: {list(tensor.dims)}{more} }}'
+        for tensor in tensors
+    ]
+    return [f"{kind} [", *(f"{line}," for line in lines[:-1]), lines[-1], "]"]
+
+
+def tables() -> str:
+    """Markdown: what becomes of each tensor of the neighbours' models, and of each of vLLM's sampling parameters."""
+    return "\n".join(
+        [
+            *_table(f"input of `{TENSORRT_LLM.name}`", map(_input, TENSORRT_LLM.inputs)),
+            *_table(f"input of `{ENSEMBLE.name}` and `{TENSORRT_LLM_BLS.name}`", map(_input, TENSORRT_LLM_BLS.inputs)),
+            *_table("input of llmapi's `tensorrt_llm`", map(_input, LLMAPI.inputs)),
+            *_table(f"input of `{VLLM_MODEL.name}`", map(_input, VLLM_MODEL.inputs)),
+            *_table("key of `sampling_parameters`", map(_parameter, PARAMETERS)),
+            *_table("output", _outputs()),
+        ]
+    )
+
+
+def _table(head: str, rows: Iterator[list[str]]) -> list[str]:
+    return [f"| {head} | |", "| --- | --- |", *(f"| {' | '.join(row)} |" for row in rows), ""]
+
+
+def _input(tensor: InputTensor) -> list[str]:
+    what = f"`{tensor.name}` {tensor.dtype.name} {list(tensor.dims)}"
+    if tensor.is_refused:
+        return [what, _refused(tensor.reason, tensor.neutral)]
+    if tensor.fills is not None:
+        return [what, "honoured"]
+    if not tensor.field:
+        return [what, f"ignored: {tensor.reason}"]
+    return [what, "honoured" + (f" as `{tensor.field}`" if tensor.field != tensor.name else "")]
+
+
+def _parameter(parameter: Parameter) -> list[str]:
+    what = f"`{parameter.name}`"
+    if parameter.set is not None:
+        same = parameter.field == parameter.name
+        return [what, "honoured" + ("" if same else " as " + ", ".join(f"`{f}`" for f in parameter.field.split(", ")))]
+    if parameter.neutral is None:
+        return [what, f"ignored, as there: {parameter.reason}"]
+    return [what, _refused(parameter.reason, parameter.neutral)]
+
+
+def _refused(reason: str, neutral: tuple[object, ...] | None) -> str:
+    spared = [str(value).lower() for value in neutral or () if value != b""]
+    return f"refused unless it is {' or '.join(['empty', *spared])}: {reason}"
+
+
+def _outputs() -> Iterator[list[str]]:
+    models = (
+        ("`tensorrt_llm`", TENSORRT_LLM),
+        ("`ensemble`", ENSEMBLE),
+        ("llmapi", LLMAPI),
+        ("`vllm_model`", VLLM_MODEL),
+    )
+    told: list[OutputTensor] = []
+    for _, dialect in models:
+        for tensor in dialect.outputs:
+            if tensor not in told:
+                told.append(tensor)
+                of = " and ".join(name for name, each in models if tensor in each.outputs)
+                flag = WORDS.get(tensor.asked_by, f"`{tensor.asked_by}`")
+                when = f"if {flag} or by its name" if tensor.asked_by else "always"
+                yield [f"`{tensor.name}` {tensor.dtype.name} {list(tensor.dims)} of {of}", when]
+
+
+def with_tables(readme: str) -> str:
+    """README with the tables as they are now. Raises ValueError if it has no place for them."""
+    before, found, rest = readme.partition(BEGIN)
+    _, ended, after = rest.partition(END)
+    if not found or not ended:
+        raise ValueError("README.md lacks the lines between which the tables of the dialects stand")
+    return before + BEGIN + "\n" + tables() + "\n" + END + after
+
+
+if __name__ == "__main__":
+    for path, text in config_files().items():
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text, encoding="utf-8")
+    readme = ROOT / "README.md"
+    readme.write_text(with_tables(readme.read_text(encoding="utf-8")), encoding="utf-8")
