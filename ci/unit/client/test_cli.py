@@ -203,7 +203,7 @@ def test_an_answer_that_breaks_off_ends_its_line_before_the_error(
 
 def test_a_greeting_that_fails_ends_the_line_of_its_prompt(capsys: pytest.CaptureFixture[str]) -> None:
     with Client(transport=MockTransport(refusing)) as client:
-        greet(client=client, grpc="a:1", http="", metrics="a:2", model="llm", prompt="Once")
+        greet(client=client, grpc="a:1", http="", metrics="a:2", openai="", model="llm", prompt="Once")
     told = capsys.readouterr()
     assert (told.out, told.err.count("\n")) == ("\nOnce\n", 1)
 
@@ -219,7 +219,7 @@ def test_commands_are_printed_as_this_one_was_called(monkeypatch: pytest.MonkeyP
     assert command() == "venv/bin/inflight"
     monkeypatch.setenv("PATH", f"{script.parent}:/usr/bin:/bin")
     assert command() == "inflight"
-    addresses = {"grpc": "localhost:8001", "http": "", "metrics": "localhost:8002", "model": "llm", "prompt": "Once"}
+    addresses = dict(grpc="localhost:8001", http="", metrics="localhost:8002", openai="", model="llm", prompt="Once")
     assert "  venv/bin/inflight generate 'Once'\n" in how_to_talk(command="venv/bin/inflight", **addresses)
 
 
