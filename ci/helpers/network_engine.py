@@ -69,7 +69,7 @@ class Engine:
             scheduler=self.scheduler,
             callbacks=Callbacks(get_inference_requests=self._get, send_response=self._send),
             limits=self.runner.limits,
-            draft_target_config=config.draft_target_config,
+            speculative_decoding=config.speculative_decoding,
         )
         self._queue: list[Request] = []
         self.results: dict[tuple[int, int], list[Result]] = {}

@@ -151,6 +151,8 @@ class Grammar:
         All with an error if the process took too long or ended."""
         while matcher.num_missing and self.state is not GrammarState.BROKEN:
             self.send()
+            if self._socket.fileno() < 0:
+                continue  # sending has found that the process has ended
             poll = select.poll()
             poll.register(self._socket, select.POLLIN | (select.POLLOUT if self._unsent else 0))
             poll.poll(TICK_MS)
