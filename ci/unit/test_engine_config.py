@@ -11,7 +11,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from inflight.config import LARGEST, EngineConfig
+from inflight.config import EngineConfig
+from inflight.config_keys import LARGEST
 from inflight.errors import ConfigurationError
 
 KEYS = [field.name for field in fields(EngineConfig)]
