@@ -9,7 +9,6 @@ COPY backend backend
 COPY kernels kernels
 COPY client client
 COPY model_repository model_repository
-COPY apis apis
 RUN python3 -m pip wheel --no-cache-dir --no-deps --wheel-dir /wheel .
 
 FROM ${BASE}

@@ -1,6 +1,6 @@
-"""The models of `apis/`, and README's tables of what they do with each tensor, made from the dialects' tables.
+"""The folder `backend/apis`: its models, and tables of what they do with each tensor, made from the dialects' tables.
 
-`python -m ci.dialect_models` brings both up to date, and `ci/unit/house/test_readme.py` fails where they are not.
+`python -m ci.dialect_models` brings it up to date, and `ci/unit/house/test_readme.py` fails where it is not.
 """
 
 from __future__ import annotations
@@ -23,7 +23,8 @@ from inflight.server.tensors.dialects import (  # noqa: E402
 )
 from inflight.server.tensors.sampling_parameters import PARAMETERS, Parameter  # noqa: E402
 
-APIS = {
+APIS = ROOT / "backend" / "apis"
+MODELS = {
     "tensorrtllm": {each.name: each for each in (TENSORRT_LLM, ENSEMBLE, TENSORRT_LLM_BLS)},
     "llmapi": {"tensorrt_llm": LLMAPI},
     "vllm": {VLLM_MODEL.name: VLLM_MODEL},
@@ -32,15 +33,20 @@ APIS = {
 """API -> its models and their dialects."""
 WORDS = {"has_several_sequences": "`num_return_sequences` is above 1"}
 """What switches an output on, where it is not the field of that name."""
-BEGIN, END = "<!-- dialects: made by python -m ci.dialect_models -->\n", "<!-- /dialects -->\n"
+HEAD = """# Models for other backends' clients
+
+Each folder is what one name of `inflight serve --api` adds to the model repository; README.md says how they are used.
+The tables say what becomes of each of their tensors. All files here are made by `python -m ci.dialect_models`.
+
+"""
 
 
-def config_files() -> dict[Path, str]:
-    """Every config.pbtxt of `apis/`, and the file that keeps its version folder."""
-    files: dict[Path, str] = {}
-    for api, models in APIS.items():
+def made_files() -> dict[Path, str]:
+    """Everything below `backend/apis`: the tables, each config.pbtxt, and the file that keeps its version folder."""
+    files = {APIS / "README.md": HEAD + tables()}
+    for api, models in MODELS.items():
         for name, dialect in models.items():
-            folder = ROOT / "apis" / api / name
+            folder = APIS / api / name
             files[folder / "config.pbtxt"] = config(name, dialect, decoupled=api != "unary")
             files[folder / "1" / ".gitkeep"] = ""
     return files
@@ -137,18 +143,7 @@ def _outputs() -> Iterator[list[str]]:
                 yield [f"`{tensor.name}` {tensor.dtype.name} {list(tensor.dims)} of {of}", when]
 
 
-def with_tables(readme: str) -> str:
-    """README with the tables as they are now. Raises ValueError if it has no place for them."""
-    before, found, rest = readme.partition(BEGIN)
-    _, ended, after = rest.partition(END)
-    if not found or not ended:
-        raise ValueError("README.md lacks the lines between which the tables of the dialects stand")
-    return before + BEGIN + "\n" + tables() + "\n" + END + after
-
-
 if __name__ == "__main__":
-    for path, text in config_files().items():
+    for path, text in made_files().items():
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(text, encoding="utf-8")
-    readme = ROOT / "README.md"
-    readme.write_text(with_tables(readme.read_text(encoding="utf-8")), encoding="utf-8")

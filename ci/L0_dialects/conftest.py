@@ -34,7 +34,7 @@ def second_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerPr
     repository = tmp_path_factory.mktemp("repository")
     (repository / "llm").symlink_to(MODEL_REPOSITORY / "llm")
     (repository / "llmapi" / "1").mkdir(parents=True)
-    config = MODEL_REPOSITORY.parent / "apis" / "llmapi" / "tensorrt_llm" / "config.pbtxt"
+    config = MODEL_REPOSITORY.parent / "backend" / "apis" / "llmapi" / "tensorrt_llm" / "config.pbtxt"
     (repository / "llmapi" / "config.pbtxt").write_text(
         config.read_text().replace('name: "tensorrt_llm"', 'name: "llmapi"')
     )

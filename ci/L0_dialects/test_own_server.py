@@ -42,7 +42,7 @@ def grpc_url(tmp_path: Path) -> Iterator[str]:
     repository = tmp_path / "models"
     repository.mkdir()
     (repository / "llm").symlink_to(MODEL_REPOSITORY / "llm")
-    (repository / "vllm_model").symlink_to(ROOT / "apis" / "vllm" / "vllm_model")
+    (repository / "vllm_model").symlink_to(ROOT / "backend" / "apis" / "vllm" / "vllm_model")
     printed = lay_out(tmp_path / "backend")
     assert printed.returncode == 0, printed.stderr
     ports = {protocol: free_port() for protocol in ("http", "grpc", "metrics")}

@@ -1,4 +1,4 @@
-"""The dialect models that `inflight serve --api` adds: `apis/` has a folder for each API, and in it one for each model.
+"""The dialect models that `inflight serve --api` adds: in `backend/apis`, a folder for each API and in it each model.
 
 An API's name with `-unary` behind it means the same models without streams: one response to each request. Knows
 tritonserver's model configuration; nothing of tensors.
@@ -28,7 +28,7 @@ class ApiModel:
 
 
 def choose(names: Sequence[str], folder: Path) -> dict[str, ApiModel]:
-    """The models of the APIs with these names, by name. `folder`: `apis/`. Raises ConfigurationError."""
+    """The models of the APIs with these names, by name. `folder`: `backend/apis`. Raises ConfigurationError."""
     known = sorted(each.name for each in folder.iterdir() if each.is_dir())
     models: dict[str, ApiModel] = {}
     for name in dict.fromkeys(names):

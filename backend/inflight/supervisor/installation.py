@@ -182,7 +182,7 @@ def find_model_repository() -> Path:
 
 def find_apis() -> Path:
     """The folder of the dialect models that come with inflight."""
-    return _find_data("apis", depth=2)
+    return _find_data("apis", depth=1)
 
 
 def _find_data(name: str, *, depth: int) -> Path:

@@ -36,7 +36,7 @@ def read_config(model: str) -> model_config_pb2.ModelConfig:
 
 MODELS = {
     str(path.parent.relative_to(REPOSITORY.parent)): path
-    for folder in (REPOSITORY, REPOSITORY.parent / "apis")
+    for folder in (REPOSITORY, REPOSITORY.parent / "backend" / "apis")
     for path in folder.rglob("config.pbtxt")
 }
 
