@@ -102,7 +102,7 @@ def url(serving: Serving) -> str:
 
 def test_it_greets_with_a_completion_and_with_how_to_talk_to_it(serving: Serving) -> None:
     assert "Once upon a time, there was a happy fox named Rosa." in serving.output
-    assert "curl -N" in serving.output and "inflight chat" in serving.output
+    assert "curl -N" in serving.output and "inflight_client.cli chat" in serving.output, "as it was called"
     for alarming in ("Traceback", "[ERROR]", "WARNING", "error:"):
         assert alarming not in serving.output, serving.output
 
