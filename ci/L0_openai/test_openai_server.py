@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import threading
 from collections.abc import Iterator
+from typing import Any
 
 import httpx
 import openai
@@ -72,6 +74,75 @@ def test_a_chat_of_the_default_model_follows_a_schema(client: openai.OpenAI) -> 
 def test_a_wrong_grammar_has_the_status_of_a_wrong_request_in_a_stream_too(client: openai.OpenAI) -> None:
     with pytest.raises(openai.BadRequestError):
         client.completions.create(model="llm", prompt="a", stream=True, extra_body={"guided_grammar": "root ::= ("})
+
+
+TOOLS = [
+    {
+        "type": "function",
+        "function": {
+            "name": "feed",
+            "parameters": {
+                "type": "object",
+                "properties": {
+                    "animal": {"enum": ["cat", "dog", "fox"]},
+                    "count": {"type": "integer", "minimum": 1, "maximum": 9},
+                },
+                "required": ["animal", "count"],
+                "additionalProperties": False,
+            },
+        },
+    },
+    {"type": "function", "function": {"name": "go_home"}},
+]
+
+
+@pytest.mark.parametrize("choice", ["required", {"type": "function", "function": {"name": "feed"}}])
+@pytest.mark.parametrize("temperature", [0.0, 2.0])
+def test_forced_calls_always_parse(client: openai.OpenAI, choice: object, temperature: float) -> None:
+    """The default model knows nothing of tools; its calls are whole unless they are cut."""
+    messages = [{"role": "user", "content": "Feed the dog."}]
+    options = {"temperature": temperature, "seed": 7, "max_tokens": 300, "tools": TOOLS, "tool_choice": choice, "n": 2}
+    whole = client.chat.completions.create(model="llm", messages=messages, **options)
+    streamed = joined_calls(client.chat.completions.create(model="llm", messages=messages, stream=True, **options))
+    for found in whole.choices:
+        assert found.message.content is None
+        calls = [(call.function.name, call.function.arguments) for call in found.message.tool_calls]
+        assert streamed[found.index] == (calls, found.finish_reason)
+        assert calls
+        for name, text in calls[: len(calls) - (found.finish_reason == "length")]:
+            arguments = json.loads(text)
+            if name == "feed":
+                assert set(arguments) == {"animal", "count"}
+                assert arguments["animal"] in ("cat", "dog", "fox")
+                assert 1 <= arguments["count"] <= 9
+            else:
+                assert (name, type(arguments)) == ("go_home", dict)
+        if choice != "required":
+            assert (len(calls), calls[0][0], found.finish_reason) == (1, "feed", "stop")
+
+
+def joined_calls(stream: openai.Stream[Any]) -> dict[int, tuple[list[tuple[str, str]], str | None]]:
+    """Calls and finish reason of each choice."""
+    names: dict[tuple[int, int], str] = {}
+    arguments: dict[tuple[int, int], str] = {}
+    reasons: dict[int, str | None] = {}
+    for chunk in stream:
+        (choice,) = chunk.choices
+        reasons[choice.index] = choice.finish_reason
+        for call in choice.delta.tool_calls or ():
+            key = (choice.index, call.index)
+            if key not in names:
+                names[key], arguments[key] = call.function.name, ""
+            arguments[key] += call.function.arguments
+    return {
+        index: ([(names[key], arguments[key]) for key in sorted(names) if key[0] == index], reason)
+        for index, reason in reasons.items()
+    }
+
+
+def test_a_model_that_may_choose_needs_a_parser(client: openai.OpenAI) -> None:
+    with pytest.raises(openai.BadRequestError, match="tool_parser"):
+        client.chat.completions.create(model="llm", messages=[{"role": "user", "content": "Hi."}], tools=TOOLS)
 
 
 def test_log_probabilities_and_scores_are_one_models(client: openai.OpenAI) -> None:

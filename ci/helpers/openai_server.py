@@ -26,8 +26,12 @@ from inflight.result import FinishReason, NamedTensor, Response, Result
 from inflight.text.tokenizer import Tokenizer
 
 TEMPLATE = (
-    "{% for message in messages %}{{ message.role }}: {{ message.content }}\n{% endfor %}"
+    "{% if tools %}tools: {{ tools | tojson }}\n{% endif %}"
+    "{% for message in messages %}{{ message.role }}: "
+    "{% for call in message.tool_calls %}{{ call.function.name }}{{ call.function.arguments | tojson }}{% endfor %}"
+    "{{ message.content }}\n{% endfor %}"
     "{% if add_generation_prompt %}assistant: {% endif %}{% if mood %}({{ mood }}){% endif %}"
+    "{% if think %}<think>\n{% endif %}"
 )
 END_ID = byte_tokenizer().end_ids[0]
 TEXT = "Hello, world"

@@ -36,6 +36,7 @@ from inflight.openai.model_names import ModelNames
 from inflight.openai.prompts import PromptEncoder
 from inflight.openai.respond import Responder, watch
 from inflight.openai.text_threads import TextThreads
+from inflight.openai.tool_use import read_definitions
 from inflight.request import Request
 from inflight.text.text_decoder import make_text_decoder
 from inflight.text.tokenizer import Tokenizer
@@ -171,6 +172,7 @@ class App:
             body.messages,
             add_generation_prompt=body.add_generation_prompt,
             continue_final_message=body.continue_final_message,
+            tools=read_definitions(body.tools)[1] if body.tools else None,
             kwargs=body.chat_template_kwargs,
         )
         return self._encoder.encode(text, limits, add_special_tokens=bool(body.add_special_tokens))

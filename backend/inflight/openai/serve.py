@@ -130,6 +130,8 @@ class OpenAIServer:
                 self._encoder,
                 front.generation_defaults,
                 max_request_seconds=options.max_request_seconds,
+                tool_parser=options.tool_parser,
+                reasoning_parser=options.reasoning_parser,
             ),
             encoder=self._encoder,
             tokenizer=self._tokenizer,

@@ -133,8 +133,6 @@ TABLE = [
         "false",
         None,
     ),
-    (CHATS, {**CHAT, "tools": [{"type": "function"}]}, 400, "tools", "tool calls", "unsupported_parameter"),
-    (CHATS, {**CHAT, "tool_choice": "auto"}, 400, "tool_choice", "tools", "unsupported_parameter"),
     (CHATS, {**CHAT, "response_format": {"type": "yaml"}}, 400, "response_format", "json_schema", None),
     (CHATS, {**CHAT, "response_format": {"type": "json_schema"}}, 400, "response_format", "schema", None),
     (

@@ -39,6 +39,8 @@ class CallMachine:
     """Begins calls, anywhere in the text."""
     closing_tag: ClassVar[str] = ""
     """May stand behind a call, and is dropped there."""
+    inner_tags: ClassVar[tuple[str, ...]] = ()
+    """Stand within a call."""
     opening: ClassVar[str] = ""
     """Character that begins calls without a tag, at the start of the text alone."""
     separator: ClassVar[str] = ""

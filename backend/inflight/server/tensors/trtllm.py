@@ -47,9 +47,7 @@ from inflight.server.tensors.tensor_values import (
     read_words,
 )
 
-NO_DRAFT_LOGITS = (
-    "a draft of this engine is accepted if it is what the model samples; draft_logits are a client's"
-)
+NO_DRAFT_LOGITS = "a draft of this engine is accepted if it is what the model samples; draft_logits are a client's"
 
 DEFAULTS = (
     Default(field="num_return_sequences", like="beam_width"),
