@@ -187,9 +187,11 @@ def openai_server(
     config: EngineConfig | None = None,
     tokenizer: Tokenizer | None = None,
     new_loop: Callable[[], asyncio.AbstractEventLoop] = asyncio.new_event_loop,
+    attach: Callable[[], Front] | None = None,
     **options: Any,
 ) -> Iterator[str]:
-    """The server's URL. `folder`: of the checkpoint. `options`: of OpenAIOptions."""
+    """The server's URL. `folder`: of the checkpoint. `attach`: makes what the page watches, None = a played
+    engine at rest. `options`: of OpenAIOptions."""
     settings = OpenAIOptions(port=0, drain_seconds=1.0, **options)
     config = config or EngineConfig(gpt_model_path=str(folder))
     server = OpenAIServer(settings, config, tokenizer or byte_tokenizer())
@@ -203,7 +205,7 @@ def openai_server(
     async def run() -> None:
         stopping.append((asyncio.get_running_loop(), stop := asyncio.Event()))
         with listen(settings.host, settings.port) as listener:
-            await server.run(engine, listener, tell, stop)
+            await server.run(engine, attach or PlayedEngine, listener, tell, stop)
 
     stopping: list[tuple[asyncio.AbstractEventLoop, asyncio.Event]] = []
 

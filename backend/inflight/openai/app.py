@@ -31,10 +31,13 @@ from inflight.openai.fields import (
     UnloadAdapterBody,
 )
 from inflight.openai.guard import Guard
+from inflight.openai.http import endless_stream
 from inflight.openai.metrics import CONTENT_TYPE, ServerMetrics
 from inflight.openai.model_names import ModelNames
+from inflight.openai.page.feed import BatchFeed
+from inflight.openai.page.index import HEADERS, INDEX
 from inflight.openai.prompts import PromptEncoder
-from inflight.openai.respond import Responder, watch
+from inflight.openai.respond import STREAM_HEADERS, Responder, watch
 from inflight.openai.text_threads import TextThreads
 from inflight.openai.tool_use import read_definitions
 from inflight.request import Request
@@ -61,6 +64,7 @@ class App:
         guard: Guard,
         metrics: ServerMetrics,
         threads: TextThreads,
+        feed: BatchFeed,
         allows_lora_updates: bool = False,
         pooling: Pooling = "mean",
     ) -> None:
@@ -73,6 +77,7 @@ class App:
         self._guard = guard
         self._metrics = metrics
         self._threads = threads
+        self._feed = feed
         self._allows_lora_updates = allows_lora_updates
         self._pooling = pooling
 
@@ -87,6 +92,8 @@ class App:
             "/detokenize": {"POST": self._detokenize},
             "/v1/load_lora_adapter": {"POST": self._load_adapter},
             "/v1/unload_lora_adapter": {"POST": self._unload_adapter},
+            "/": {"GET": self._page},
+            "/events": {"GET": self._events},
             "/health": {"GET": self._health},
             "/metrics": {"GET": self._metrics_text},
         }
@@ -260,6 +267,21 @@ class App:
     async def _metrics_text(self, scope: Scope, receive: Receive, send: Send) -> int:
         self._guard.check_key(scope)
         return await send_bytes(send, self._metrics.text(), CONTENT_TYPE)
+
+    async def _page(self, scope: Scope, receive: Receive, send: Send) -> int:
+        # Without a key, which only the page itself can ask for: it is the same for everybody.
+        return await send_bytes(send, INDEX, "text/html; charset=utf-8", headers=HEADERS)
+
+    async def _events(self, scope: Scope, receive: Receive, send: Send) -> int:
+        self._guard.check_key(scope)
+        with self._feed.viewing() as join:
+            await send({"type": "http.response.start", "status": 200, "headers": STREAM_HEADERS})
+            connection = endless_stream(scope)
+            connection.write_chunk(b": the batch\n\n")
+            join(connection)
+            while (await receive())["type"] != "http.disconnect":
+                continue
+        return 200
 
     async def _unknown_path(self, scope: Scope, receive: Receive, send: Send) -> int:
         self._guard.check_key(scope)

@@ -251,7 +251,7 @@ def test_health_follows_the_engine(running: Running) -> None:
     [
         ("GET", COMPLETIONS, 405),
         ("POST", "/v1/models", 405),
-        ("GET", "/", 404),
+        ("POST", "/", 405),
         ("DELETE", "/v1/nothing", 404),
         ("GET", "/v1/models/x", 404),
     ],
