@@ -17,6 +17,7 @@ from real_engine import listening_addresses
 from server_metrics import REQUESTS, Metrics, until
 from server_process import MODEL_REPOSITORY, ServerProcess, command_of
 
+from ci.unit.openai.page.browser import Browser, find_chromium
 from inflight_client import Client
 
 PROMPT = "Once upon a time"
@@ -183,6 +184,35 @@ def test_embeddings_are_the_networks_hidden_states(server: ServerProcess, client
     assert sum(a * b for a, b in zip(one.embedding, other.embedding, strict=True)) < 0.999
 
 
+def test_events_tell_of_the_batch_as_long_as_somebody_watches(server: ServerProcess, client: openai.OpenAI) -> None:
+    assert b"<title>inflight</title>" in CLIENT.get(f"{server.openai_url}/").content
+    with CLIENT.stream("GET", f"{server.openai_url}/events") as response:
+        client.completions.create(model="llm", prompt=PROMPT, max_tokens=40, extra_body={"ignore_eos": True})
+        rows = []
+        for line in response.iter_lines():
+            if line.startswith("data: "):
+                rows += json.loads(line[6:])["rows"]
+                if rows and rows[-1]["state"] == "done":
+                    break
+    assert rows[-1]["num_generated_tokens"] == 40
+    assert len({row["id"] for row in rows}) == 1
+
+
+@pytest.mark.skipif(find_chromium() is None, reason="there is no Chromium: name one in INFLIGHT_CHROMIUM")
+def test_the_page_shows_an_answer_and_the_batch_that_it_is_in(server: ServerProcess) -> None:
+    program = find_chromium()
+    assert program is not None
+    with Browser(program) as browser:
+        browser.show(f"{server.openai_url}/")
+        browser.wait("document.querySelector('#link').textContent === 'live'")
+        browser.run("document.querySelector('#empty button').click()")
+        browser.wait("document.querySelector('#said').textContent.startsWith('Answer complete')")
+        browser.wait("document.querySelector('#counts').value.startsWith('0 of ')")
+        assert browser.run("document.querySelector('.answer p').textContent").strip()
+        assert browser.run("document.querySelector('#device output').value").startswith("0 used")
+        assert browser.problems == []
+
+
 def test_a_client_that_leaves_frees_its_blocks(server: ServerProcess, client: openai.OpenAI) -> None:
     stream = client.completions.create(
         model="llm", prompt=PROMPT, max_tokens=900, stream=True, extra_body={"ignore_eos": True}
@@ -204,10 +234,14 @@ def test_ranks_that_die_end_streams_with_an_error_and_are_found_again(
         model="llm", prompt=PROMPT, max_tokens=900, stream=True, extra_body={"ignore_eos": True}
     )
     next(stream)
-    os.kill(rank_pid(server), signal.SIGKILL)
-    with pytest.raises(openai.APIError, match="ranks died"):
-        for _ in stream:
-            pass
+    with CLIENT.stream("GET", f"{server.openai_url}/events") as events:
+        os.kill(rank_pid(server), signal.SIGKILL)
+        with pytest.raises(openai.APIError, match="ranks died"):
+            for _ in stream:
+                pass
+        with pytest.raises(httpx.RemoteProtocolError):  # whoever watches is told, too
+            for _ in events.iter_bytes():
+                pass
     until(lambda: is_healthy(server), "it found the engine again")
     assert client.completions.create(model="llm", prompt=PROMPT, max_tokens=4).choices[0].text
 

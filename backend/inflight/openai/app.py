@@ -14,7 +14,8 @@ import msgspec
 from starlette.routing import Route, Router
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from inflight.executor.front.front import Front
+from inflight.errors import EngineUnavailable
+from inflight.executor.front.front import NOT_AVAILABLE, Front
 from inflight.lora import LoRARequest
 from inflight.openai.api_error import APIError, invalid, of_response, of_validation
 from inflight.openai.call import Call
@@ -274,6 +275,8 @@ class App:
 
     async def _events(self, scope: Scope, receive: Receive, send: Send) -> int:
         self._guard.check_key(scope)
+        if not self._front.is_ready():
+            raise EngineUnavailable(NOT_AVAILABLE)
         with self._feed.viewing() as join:
             await send({"type": "http.response.start", "status": 200, "headers": STREAM_HEADERS})
             connection = endless_stream(scope)

@@ -93,6 +93,18 @@ def test_there_is_a_front_while_somebody_watches(watched: Running, fronts: list[
     until(lambda: fronts[-1].is_shut_down, "nobody watched")
 
 
+def test_an_engine_that_is_away_is_not_watched(watched: Running, fronts: list[WatchedEngine]) -> None:
+    with view(watched) as events:
+        next(events)
+        fronts[-1].ready = False
+        with pytest.raises(httpx.TransportError):
+            for _ in events:
+                pass
+    watched.engine.ready = False
+    assert watched.get("/events").status_code == 503
+    watched.engine.ready = True
+
+
 def test_viewers_are_bounded(watched: Running) -> None:
     with (
         httpx.Client(limits=httpx.Limits(max_connections=None), trust_env=False) as client,

@@ -4,17 +4,20 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import openai
 import pydantic
 import pytest
-from openai_server import PlayedEngine, Running, checkpoint_folder, openai_server, say
+from fake_tokenizer import byte_tokenizer_with
+from openai_server import PlayedEngine, Running, checkpoint_folder, openai_server, result, say
 
 from inflight.errors import ConfigurationError
 from inflight.openai.reasoning import REASONING_TAGS
 from inflight.openai.tools.parser import FORCED, PARSERS
 from inflight.openai_options import REASONING_PARSERS, TOOL_PARSERS, OpenAIOptions
+from inflight.result import FinishReason
 
 CHATS = "/v1/chat/completions"
 MESSAGES: list[Any] = [{"role": "user", "content": "hi"}]
@@ -196,6 +199,36 @@ def test_ids_are_what_the_family_takes(tmp_path_factory: pytest.TempPathFactory)
     for each in (forced, chosen):
         assert len(each) == 9
         assert each.isalnum()
+
+
+def test_tags_that_are_special_tokens_are_read_and_others_stay_hidden(tmp_path: Path) -> None:
+    tags = ["[TOOL_CALLS]", "[ARGS]", "<pad>"]
+    tokenizer = byte_tokenizer_with(*tags)
+    calls, args, pad = (tokenizer.encode(tag)[0] for tag in tags)
+    ids = [*b"Hm", pad, calls, *b"weather", args, *ARGUMENTS.encode(), pad]
+    engine = PlayedEngine(lambda request: [result(request, ids, finish=FinishReason.END_ID, is_final=True)])
+    with openai_server(engine, checkpoint_folder(tmp_path), tokenizer=tokenizer, tool_parser="mistral") as url:
+        choice = ask(Running(url, engine))
+        plain = ask(Running(url, engine), tools=None)
+    assert choice["message"]["content"] == "Hm"
+    assert choice["message"]["tool_calls"][0]["function"] == {"name": "weather", "arguments": ARGUMENTS}
+    assert plain["message"]["content"] == "Hmweather" + ARGUMENTS
+
+
+def test_log_probabilities_are_those_of_all_tokens(parsing: Running) -> None:
+    parsing.engine.script = say(ROME)
+    events = parsing.events(CHATS, {**CHAT, "logprobs": True})[:-1]
+    entries = [entry for event in events for entry in (event["choices"][0]["logprobs"] or {}).get("content", ())]
+    assert "".join(entry["token"] for entry in entries).startswith(ROME)
+
+
+@pytest.mark.parametrize("depth", [200, 900, 960, 990, 5000])
+@pytest.mark.parametrize("choice", ["none", "auto", "required"])
+def test_deep_parameters_are_the_requests_error(parsing: Running, depth: int, choice: str) -> None:
+    deep = '{"a":' * depth + "{}" + "}" * depth
+    tools = f'[{{"type": "function", "function": {{"name": "f", "parameters": {{"properties": {deep}}}}}}}]'
+    body = f'{{"messages": {json.dumps(MESSAGES)}, "tools": {tools}, "tool_choice": "{choice}"}}'
+    assert parsing.post(CHATS, body.encode()).status_code in (200, 400)
 
 
 def test_refusals_without_a_parser(running: Running) -> None:

@@ -83,7 +83,7 @@ class BatchFeed:
 
 
 class Watch:
-    """From the first viewer's coming to the last one's leaving."""
+    """From the first viewer's coming to the last one's leaving, or to the end of the engine's ranks."""
 
     def __init__(
         self,
@@ -113,7 +113,7 @@ class Watch:
         batch = LiveBatch()
         try:
             with self._front as front:
-                while not self._ending.wait(EVENT_SECONDS):
+                while not self._ending.wait(EVENT_SECONDS) and front.is_ready():
                     event = batch.advance(front.get_latest_iteration_stats(), front.get_latest_request_stats())
                     if event is not None:
                         self._call(self._publish, self, server_sent_event(event))
