@@ -69,8 +69,10 @@ class ChatReader:
         return [*self._reasoning(reasoning), *self._kept(events)]
 
     def finish_reason(self, reason: str) -> str:
-        """`reason`: the engine's. An answer that was cut says so, whatever it calls."""
-        is_called = self._has_calls and self._format.calls_are_a_reason
+        """`reason`: the engine's. An answer that was cut says so, whatever it calls, and one that a stop string ended
+        within a call does not ask for it."""
+        is_whole = self._parser is not None and not self._parser.breaks_off
+        is_called = self._has_calls and is_whole and self._format.calls_are_a_reason
         return "tool_calls" if is_called and reason == "stop" else reason
 
     def _reasoning(self, text: str) -> list[Piece]:

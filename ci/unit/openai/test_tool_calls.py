@@ -149,6 +149,17 @@ def test_a_cut_answer_says_so(parsing: Running) -> None:
     assert events[-2]["choices"][0]["finish_reason"] == "length"
 
 
+@pytest.mark.parametrize(
+    ("stop", "reason"), [("Rom", "stop"), ("}}", "stop"), ("}\n", "tool_calls"), ("</tool", "tool_calls")]
+)
+def test_a_stop_string_within_a_call_is_no_reason_to_call(parsing: Running, stop: str, reason: str) -> None:
+    parsing.engine.script = say(ROME)
+    choice = ask(parsing, stop=stop)
+    assert (choice["finish_reason"], choice["stop_reason"]) == (reason, stop)
+    arguments = choice["message"]["tool_calls"][0]["function"]["arguments"]
+    assert (arguments == ARGUMENTS) is (reason == "tool_calls")
+
+
 def test_the_template_gets_the_tools_and_the_calls_before(parsing: Running) -> None:
     call = {"id": "call_1", "type": "function", "function": {"name": "weather", "arguments": ARGUMENTS}}
     messages = [

@@ -83,6 +83,11 @@ class CallMachine:
             self._add_content(held)
         return self._take_events()
 
+    @property
+    def breaks_off(self) -> bool:
+        """Whether the text, as far as it came, ends within the arguments of a call."""
+        return self._is_calling and not (self._state == self._read_call and self._call.is_complete)
+
     # -- states --------------------------------------------------------------------------------------------------------
 
     def _begin_calls(self) -> None:

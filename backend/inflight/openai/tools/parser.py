@@ -42,6 +42,10 @@ class ToolParser(Protocol):
     def finish(self) -> list[Event]:
         """No more text comes; to be called once."""
 
+    @property
+    def breaks_off(self) -> bool:
+        """Whether the text, as far as it came, ends within the arguments of a call."""
+
 
 def make_tool_parser(name: str, tools: list[Tool], new_id: Callable[[], str] | None = None) -> ToolParser:
     """A parser for one choice. `new_id` makes the calls' ids. Raises ConfigurationError if there is no such parser."""
