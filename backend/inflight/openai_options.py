@@ -14,6 +14,8 @@ from msgspec import structs
 from inflight.errors import ConfigurationError
 
 LOOPBACK = "127.0.0.1"
+TOOL_PARSERS = ("hermes", "llama3_json", "pythonic", "mistral")
+REASONING_PARSERS = ("deepseek_r1", "mistral", "qwen3", "seed_oss")
 
 
 class OpenAIOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -45,6 +47,10 @@ class OpenAIOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     """Whether clients may load LoRA adapters from folders of this machine, and unload them."""
     embedding_pooling: Literal["mean", "last"] = "mean"
     """What /v1/embeddings makes of the hidden states behind a text's tokens: their mean, or the last of them."""
+    tool_parser: str = ""
+    """One of TOOL_PARSERS: how the model writes calls of tools; "" = requests may only force them."""
+    reasoning_parser: str = ""
+    """One of REASONING_PARSERS: how the model marks its reasoning; "" = all of its text is the answer."""
     drain_seconds: float = 30.0
     """Time that requests in flight have to finish after SIGTERM."""
 
@@ -55,6 +61,9 @@ class OpenAIOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
         for name in ("max_requests_per_second", "max_request_seconds", "drain_seconds"):
             if not 0 <= getattr(self, name) < math.inf:
                 raise ConfigurationError(f"{name} must be a finite number of at least 0, got {getattr(self, name)}")
+        for name, known in (("tool_parser", TOOL_PARSERS), ("reasoning_parser", REASONING_PARSERS)):
+            if getattr(self, name) not in ("", *known):
+                raise ConfigurationError(f"{name} must be one of {', '.join(known)}, got {getattr(self, name)}")
         if not 0 <= self.port < 2**16:
             raise ConfigurationError(f"the OpenAI server's port must be between 0 and 65535, got {self.port}")
         if not all(self.served_model_names):
@@ -100,5 +109,7 @@ SETTABLE = (
     "chat_template_kwargs",
     "allow_lora_updates",
     "embedding_pooling",
+    "tool_parser",
+    "reasoning_parser",
 )
 """What `--openai-set` takes; the other fields have options of their own."""

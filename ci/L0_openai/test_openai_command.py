@@ -51,16 +51,26 @@ def test_it_serves_the_programs_engine_until_it_is_told_to_end(executor: Generat
     keys = tmp_path / "keys"
     keys.write_text(KEY)
     options = ("--engine", "mine", "--port", "0", "--api-key-file", str(keys), "--openai-set", "served_model_names=a,b")
+    options += ("--openai-set", "reasoning_parser=qwen3")
     with start(str(CHECKPOINT), *options) as process:
         assert process.stderr is not None
         url = process.stderr.readline().split()[-1]
         with openai.OpenAI(base_url=url, api_key=KEY) as client:
             answer = client.completions.create(model="b", prompt="Once upon a time", max_tokens=16, temperature=0)
             assert [model.id for model in client.models.list()] == ["a", "b"]
+            thinking = client.chat.completions.create(
+                model="a",
+                messages=[{"role": "user", "content": "Hi."}],
+                temperature=0,
+                extra_body={"guided_regex": "<think>a (dog|fox)</think>\\n(yes|no)"},
+            )
             with pytest.raises(openai.AuthenticationError):
                 client.with_options(api_key="wrong").models.list()
         process.send_signal(signal.SIGTERM)
         assert process.wait(PATIENCE) == 0
+    message = thinking.choices[0].message
+    assert message.reasoning in ("a dog", "a fox")
+    assert message.content in ("yes", "no")
     assert answer.choices[0].text == executor.generate("Once upon a time", max_tokens=16).text
 
 
@@ -70,6 +80,7 @@ def test_it_serves_the_programs_engine_until_it_is_told_to_end(executor: Generat
         (("--engine", "a/b"), "cannot be called"),
         (("--engine", "none", "--set", "worker_start_timeout_ms=100"), "no engine called 'none' serves here"),
         (("--api-key-file", "/nowhere"), "cannot be read"),
+        (("--openai-set", "tool_parser=nope"), "tool_parser must be one of hermes"),
         (("/nowhere",), "nowhere"),
     ],
 )

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import threading
 from collections.abc import Iterator
+from typing import Any
 
 import httpx
 import openai
@@ -15,6 +17,7 @@ from real_engine import listening_addresses
 from server_metrics import REQUESTS, Metrics, until
 from server_process import MODEL_REPOSITORY, ServerProcess, command_of
 
+from ci.unit.openai.page.browser import Browser, find_chromium
 from inflight_client import Client
 
 PROMPT = "Once upon a time"
@@ -74,6 +77,75 @@ def test_a_wrong_grammar_has_the_status_of_a_wrong_request_in_a_stream_too(clien
         client.completions.create(model="llm", prompt="a", stream=True, extra_body={"guided_grammar": "root ::= ("})
 
 
+TOOLS = [
+    {
+        "type": "function",
+        "function": {
+            "name": "feed",
+            "parameters": {
+                "type": "object",
+                "properties": {
+                    "animal": {"enum": ["cat", "dog", "fox"]},
+                    "count": {"type": "integer", "minimum": 1, "maximum": 9},
+                },
+                "required": ["animal", "count"],
+                "additionalProperties": False,
+            },
+        },
+    },
+    {"type": "function", "function": {"name": "go_home"}},
+]
+
+
+@pytest.mark.parametrize("choice", ["required", {"type": "function", "function": {"name": "feed"}}])
+@pytest.mark.parametrize("temperature", [0.0, 2.0])
+def test_forced_calls_always_parse(client: openai.OpenAI, choice: object, temperature: float) -> None:
+    """The default model knows nothing of tools; its calls are whole unless they are cut."""
+    messages = [{"role": "user", "content": "Feed the dog."}]
+    options = {"temperature": temperature, "seed": 7, "max_tokens": 300, "tools": TOOLS, "tool_choice": choice, "n": 2}
+    whole = client.chat.completions.create(model="llm", messages=messages, **options)
+    streamed = joined_calls(client.chat.completions.create(model="llm", messages=messages, stream=True, **options))
+    for found in whole.choices:
+        assert found.message.content is None
+        calls = [(call.function.name, call.function.arguments) for call in found.message.tool_calls]
+        assert streamed[found.index] == (calls, found.finish_reason)
+        assert calls
+        for name, text in calls[: len(calls) - (found.finish_reason == "length")]:
+            arguments = json.loads(text)
+            if name == "feed":
+                assert set(arguments) == {"animal", "count"}
+                assert arguments["animal"] in ("cat", "dog", "fox")
+                assert 1 <= arguments["count"] <= 9
+            else:
+                assert (name, type(arguments)) == ("go_home", dict)
+        if choice != "required":
+            assert (len(calls), calls[0][0], found.finish_reason) == (1, "feed", "stop")
+
+
+def joined_calls(stream: openai.Stream[Any]) -> dict[int, tuple[list[tuple[str, str]], str | None]]:
+    """Calls and finish reason of each choice."""
+    names: dict[tuple[int, int], str] = {}
+    arguments: dict[tuple[int, int], str] = {}
+    reasons: dict[int, str | None] = {}
+    for chunk in stream:
+        (choice,) = chunk.choices
+        reasons[choice.index] = choice.finish_reason
+        for call in choice.delta.tool_calls or ():
+            key = (choice.index, call.index)
+            if key not in names:
+                names[key], arguments[key] = call.function.name, ""
+            arguments[key] += call.function.arguments
+    return {
+        index: ([(names[key], arguments[key]) for key in sorted(names) if key[0] == index], reason)
+        for index, reason in reasons.items()
+    }
+
+
+def test_a_model_that_may_choose_needs_a_parser(client: openai.OpenAI) -> None:
+    with pytest.raises(openai.BadRequestError, match="tool_parser"):
+        client.chat.completions.create(model="llm", messages=[{"role": "user", "content": "Hi."}], tools=TOOLS)
+
+
 def test_log_probabilities_and_scores_are_one_models(client: openai.OpenAI) -> None:
     """What it says of its own output is what it says of the same text as a prompt."""
     answer = client.completions.create(model="llm", prompt=PROMPT, max_tokens=6, temperature=0, logprobs=2)
@@ -112,6 +184,35 @@ def test_embeddings_are_the_networks_hidden_states(server: ServerProcess, client
     assert sum(a * b for a, b in zip(one.embedding, other.embedding, strict=True)) < 0.999
 
 
+def test_events_tell_of_the_batch_as_long_as_somebody_watches(server: ServerProcess, client: openai.OpenAI) -> None:
+    assert b"<title>inflight</title>" in CLIENT.get(f"{server.openai_url}/").content
+    with CLIENT.stream("GET", f"{server.openai_url}/events") as response:
+        client.completions.create(model="llm", prompt=PROMPT, max_tokens=40, extra_body={"ignore_eos": True})
+        rows = []
+        for line in response.iter_lines():
+            if line.startswith("data: "):
+                rows += json.loads(line[6:])["rows"]
+                if rows and rows[-1]["state"] == "done":
+                    break
+    assert rows[-1]["num_generated_tokens"] == 40
+    assert len({row["id"] for row in rows}) == 1
+
+
+@pytest.mark.skipif(find_chromium() is None, reason="there is no Chromium: name one in INFLIGHT_CHROMIUM")
+def test_the_page_shows_an_answer_and_the_batch_that_it_is_in(server: ServerProcess) -> None:
+    program = find_chromium()
+    assert program is not None
+    with Browser(program) as browser:
+        browser.show(f"{server.openai_url}/")
+        browser.wait("document.querySelector('#link').textContent === 'live'")
+        browser.run("document.querySelector('#empty button').click()")
+        browser.wait("document.querySelector('#said').textContent.startsWith('Answer complete')")
+        browser.wait("document.querySelector('#counts').value.startsWith('0 of ')")
+        assert browser.run("document.querySelector('.answer p').textContent").strip()
+        assert browser.run("document.querySelector('#device output').value").startswith("0 used")
+        assert browser.problems == []
+
+
 def test_a_client_that_leaves_frees_its_blocks(server: ServerProcess, client: openai.OpenAI) -> None:
     stream = client.completions.create(
         model="llm", prompt=PROMPT, max_tokens=900, stream=True, extra_body={"ignore_eos": True}
@@ -133,10 +234,14 @@ def test_ranks_that_die_end_streams_with_an_error_and_are_found_again(
         model="llm", prompt=PROMPT, max_tokens=900, stream=True, extra_body={"ignore_eos": True}
     )
     next(stream)
-    os.kill(rank_pid(server), signal.SIGKILL)
-    with pytest.raises(openai.APIError, match="ranks died"):
-        for _ in stream:
-            pass
+    with CLIENT.stream("GET", f"{server.openai_url}/events") as events:
+        os.kill(rank_pid(server), signal.SIGKILL)
+        with pytest.raises(openai.APIError, match="ranks died"):
+            for _ in stream:
+                pass
+        with pytest.raises(httpx.RemoteProtocolError):  # whoever watches is told, too
+            for _ in events.iter_bytes():
+                pass
     until(lambda: is_healthy(server), "it found the engine again")
     assert client.completions.create(model="llm", prompt=PROMPT, max_tokens=4).choices[0].text
 

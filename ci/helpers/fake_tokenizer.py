@@ -16,12 +16,17 @@ CORPUS = ["the cat sat on the mat and the dog ran away", "naïve café, größe 
 
 @functools.cache
 def byte_tokenizer() -> Tokenizer:
-    """Token id = byte for the first 256; merges of CORPUS follow; END is special and ends outputs."""
+    """Token id = byte for the first 256; END is special and ends outputs."""
+    return byte_tokenizer_with()
+
+
+def byte_tokenizer_with(*special: str) -> Tokenizer:
+    """The same with further special tokens."""
     vocab = {char: byte for byte, char in enumerate(alphabet())}
     backend = tokenizers.Tokenizer(models.BPE(vocab=vocab, merges=[]))
     backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
     backend.decoder = decoders.ByteLevel()
-    backend.add_special_tokens([END])
+    backend.add_special_tokens([END, *special])
     return Tokenizer(backend, [backend.token_to_id(END)])
 
 

@@ -26,8 +26,12 @@ from inflight.result import FinishReason, NamedTensor, Response, Result
 from inflight.text.tokenizer import Tokenizer
 
 TEMPLATE = (
-    "{% for message in messages %}{{ message.role }}: {{ message.content }}\n{% endfor %}"
+    "{% if tools %}tools: {{ tools | tojson }}\n{% endif %}"
+    "{% for message in messages %}{{ message.role }}: "
+    "{% for call in message.tool_calls %}{{ call.function.name }}{{ call.function.arguments | tojson }}{% endfor %}"
+    "{{ message.content }}\n{% endfor %}"
     "{% if add_generation_prompt %}assistant: {% endif %}{% if mood %}({{ mood }}){% endif %}"
+    "{% if think %}<think>\n{% endif %}"
 )
 END_ID = byte_tokenizer().end_ids[0]
 TEXT = "Hello, world"
@@ -183,9 +187,11 @@ def openai_server(
     config: EngineConfig | None = None,
     tokenizer: Tokenizer | None = None,
     new_loop: Callable[[], asyncio.AbstractEventLoop] = asyncio.new_event_loop,
+    attach: Callable[[], Front] | None = None,
     **options: Any,
 ) -> Iterator[str]:
-    """The server's URL. `folder`: of the checkpoint. `options`: of OpenAIOptions."""
+    """The server's URL. `folder`: of the checkpoint. `attach`: makes what the page watches, None = a played
+    engine at rest. `options`: of OpenAIOptions."""
     settings = OpenAIOptions(port=0, drain_seconds=1.0, **options)
     config = config or EngineConfig(gpt_model_path=str(folder))
     server = OpenAIServer(settings, config, tokenizer or byte_tokenizer())
@@ -199,7 +205,7 @@ def openai_server(
     async def run() -> None:
         stopping.append((asyncio.get_running_loop(), stop := asyncio.Event()))
         with listen(settings.host, settings.port) as listener:
-            await server.run(engine, listener, tell, stop)
+            await server.run(engine, attach or PlayedEngine, listener, tell, stop)
 
     stopping: list[tuple[asyncio.AbstractEventLoop, asyncio.Event]] = []
 

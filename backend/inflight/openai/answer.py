@@ -35,7 +35,7 @@ class WholeAnswer:
         }
 
     def _chat_choice(self, choice: Choice) -> dict[str, Any]:
-        message, writer = ChatMessage(), self._call.log_probs
+        message, writer = ChatMessage(self._call.chat_format), self._call.log_probs
         for text in self._texts[choice.index]:
             message.feed(text)
         fields, reason = message.finish(choice.finish_reason)

@@ -14,7 +14,8 @@ import msgspec
 from starlette.routing import Route, Router
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from inflight.executor.front.front import Front
+from inflight.errors import EngineUnavailable
+from inflight.executor.front.front import NOT_AVAILABLE, Front
 from inflight.lora import LoRARequest
 from inflight.openai.api_error import APIError, invalid, of_response, of_validation
 from inflight.openai.call import Call
@@ -31,11 +32,15 @@ from inflight.openai.fields import (
     UnloadAdapterBody,
 )
 from inflight.openai.guard import Guard
+from inflight.openai.http import endless_stream
 from inflight.openai.metrics import CONTENT_TYPE, ServerMetrics
 from inflight.openai.model_names import ModelNames
+from inflight.openai.page.feed import BatchFeed
+from inflight.openai.page.index import HEADERS, INDEX
 from inflight.openai.prompts import PromptEncoder
-from inflight.openai.respond import Responder, watch
+from inflight.openai.respond import STREAM_HEADERS, Responder, watch
 from inflight.openai.text_threads import TextThreads
+from inflight.openai.tool_use import read_definitions
 from inflight.request import Request
 from inflight.text.text_decoder import make_text_decoder
 from inflight.text.tokenizer import Tokenizer
@@ -60,6 +65,7 @@ class App:
         guard: Guard,
         metrics: ServerMetrics,
         threads: TextThreads,
+        feed: BatchFeed,
         allows_lora_updates: bool = False,
         pooling: Pooling = "mean",
     ) -> None:
@@ -72,6 +78,7 @@ class App:
         self._guard = guard
         self._metrics = metrics
         self._threads = threads
+        self._feed = feed
         self._allows_lora_updates = allows_lora_updates
         self._pooling = pooling
 
@@ -86,6 +93,8 @@ class App:
             "/detokenize": {"POST": self._detokenize},
             "/v1/load_lora_adapter": {"POST": self._load_adapter},
             "/v1/unload_lora_adapter": {"POST": self._unload_adapter},
+            "/": {"GET": self._page},
+            "/events": {"GET": self._events},
             "/health": {"GET": self._health},
             "/metrics": {"GET": self._metrics_text},
         }
@@ -171,6 +180,7 @@ class App:
             body.messages,
             add_generation_prompt=body.add_generation_prompt,
             continue_final_message=body.continue_final_message,
+            tools=read_definitions(body.tools)[1] if body.tools else None,
             kwargs=body.chat_template_kwargs,
         )
         return self._encoder.encode(text, limits, add_special_tokens=bool(body.add_special_tokens))
@@ -258,6 +268,23 @@ class App:
     async def _metrics_text(self, scope: Scope, receive: Receive, send: Send) -> int:
         self._guard.check_key(scope)
         return await send_bytes(send, self._metrics.text(), CONTENT_TYPE)
+
+    async def _page(self, scope: Scope, receive: Receive, send: Send) -> int:
+        # Without a key, which only the page itself can ask for: it is the same for everybody.
+        return await send_bytes(send, INDEX, "text/html; charset=utf-8", headers=HEADERS)
+
+    async def _events(self, scope: Scope, receive: Receive, send: Send) -> int:
+        self._guard.check_key(scope)
+        if not self._front.is_ready():
+            raise EngineUnavailable(NOT_AVAILABLE)
+        with self._feed.viewing() as join:
+            await send({"type": "http.response.start", "status": 200, "headers": STREAM_HEADERS})
+            connection = endless_stream(scope)
+            connection.write_chunk(b": the batch\n\n")
+            join(connection)
+            while (await receive())["type"] != "http.disconnect":
+                continue
+        return 200
 
     async def _unknown_path(self, scope: Scope, receive: Receive, send: Send) -> int:
         self._guard.check_key(scope)

@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
+from inflight.openai.chat_format import ChatFormat
 from inflight.openai.choice import Choice
 from inflight.openai.log_probs import LogProbWriter
 from inflight.request import Request
@@ -38,6 +39,8 @@ class Call:
     is_streamed: bool = False
     includes_usage: bool = False
     """Whether a stream ends with its usage."""
+    chat_format: ChatFormat | None = None
+    """How the text of a chat is read; None: all of it is content."""
     log_probs: LogProbWriter | None = None
     """None: the answer has none."""
     returns_token_ids: bool = False

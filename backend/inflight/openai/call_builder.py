@@ -8,18 +8,26 @@ from __future__ import annotations
 
 import math
 import re
+from collections.abc import Iterable
+from dataclasses import replace
+from itertools import chain
 from typing import Any
 
 from inflight.generation_defaults import GenerationDefaults
+from inflight.guided_decoding import GuidedDecodingParams
 from inflight.lora import LoRARequest
-from inflight.openai.api_error import context_too_long, invalid
+from inflight.openai.api_error import context_too_long, invalid, unsupported
 from inflight.openai.call import Call, PromptCall, fresh_id
+from inflight.openai.chat_format import ChatFormat
 from inflight.openai.choice import Choice
 from inflight.openai.fields import Body, ChatBody, CompletionBody, check_refused, check_stream_options
 from inflight.openai.guides import read_guide
 from inflight.openai.log_probs import LogProbWriter
 from inflight.openai.prompts import PromptEncoder, split_prompts
+from inflight.openai.reasoning import reasoning_tags
 from inflight.openai.sampling import engine_priority, sampling_config
+from inflight.openai.tool_use import ToolUse, read_tools
+from inflight.openai.tools.parser import tool_tags
 from inflight.output_config import MAX_LOG_PROBS, OutputConfig
 from inflight.request import Request
 from inflight.request_limits import RequestLimits
@@ -48,20 +56,33 @@ class CallBuilder:
         defaults: GenerationDefaults,
         *,
         max_request_seconds: float = 0.0,
+        tool_parser: str = "",
+        reasoning_parser: str = "",
     ) -> None:
+        """`tool_parser`, `reasoning_parser`: families whose text the checkpoint writes, "" = none. Raises
+        ConfigurationError."""
         self._tokenizer = tokenizer
         self._encoder = encoder
         self._defaults = defaults
         self._texts = TokenTexts(tokenizer)
+        self._tool_parser = tool_parser
+        self._reasoning_tags = reasoning_tags(reasoning_parser) if reasoning_parser else None
+        self._tag_ids = self._special_ids(tool_tags(tool_parser) if tool_parser else (), self._reasoning_tags or ())
         self._max_request_ms = math.ceil(max_request_seconds * 1000)
 
     def chat(self, body: ChatBody, limits: RequestLimits, model: str, adapter: LoRARequest | None) -> Call:
         check_refused(body)
         includes_usage = check_stream_options(body)
+        use = read_tools(body, self._tool_parser)
+        if use is not None and use.guide is None and use.parser and not self._encoder.knows_tools:
+            raise invalid(
+                "the checkpoint's chat template tells the model of no tools: use tool_choice required", "tools"
+            )
         text = self._encoder.render(
             body.messages,
             add_generation_prompt=body.add_generation_prompt,
             continue_final_message=body.continue_final_message,
+            tools=None if use is None else use.definitions,
             kwargs=body.chat_template_kwargs,
         )
         # The template writes the special tokens itself.
@@ -70,8 +91,11 @@ class CallBuilder:
             raise invalid("top_logprobs needs logprobs to be true", "top_logprobs")
         output = _output_config(body.top_logprobs or 0, "top_logprobs") if body.logprobs else OutputConfig()
         wanted = body.max_tokens if body.max_completion_tokens is None else body.max_completion_tokens
-        request = self._request(body, token_ids, limits, wanted, None, output, adapter)
-        return self._call(body, [self._prompt_call(body, request)], model, includes_usage)
+        guide = read_guide(body, None if use is None else use.guide)
+        request = self._request(body, token_ids, limits, wanted, None, output, guide, adapter)
+        format = self._chat_format(body, use, text, has_guide=guide is not None)
+        prompts = [self._prompt_call(body, request, shown=frozenset() if format is None else self._tag_ids)]
+        return self._call(body, prompts, model, includes_usage, format=format)
 
     def completion(self, body: CompletionBody, limits: RequestLimits, model: str, adapter: LoRARequest | None) -> Call:
         check_refused(body)
@@ -86,13 +110,44 @@ class CallBuilder:
         for prompt in split_prompts(body.prompt):
             token_ids = self._encoder.encode(prompt, limits, add_special_tokens=add_special)
             wanted = 1 if scores_only else body.max_tokens
-            request = self._request(body, token_ids, limits, wanted, COMPLETION_TOKENS, output, adapter)
+            guide = read_guide(body)
+            request = self._request(body, token_ids, limits, wanted, COMPLETION_TOKENS, output, guide, adapter)
             is_whole = isinstance(prompt, str) and len(request.input_token_ids) == len(token_ids)
             prompts.append(self._prompt_call(body, request, str(prompt) if is_whole else None))
         return self._call(body, prompts, model, includes_usage, scores_only=scores_only)
 
+    def _chat_format(self, body: ChatBody, use: ToolUse | None, prompt: str, *, has_guide: bool) -> ChatFormat | None:
+        """`prompt`: the text that the template has made."""
+        tags, hides = self._reasoning_tags, body.include_reasoning is False
+        if hides and tags is None:
+            raise unsupported("include_reasoning", "it needs the operator's setting reasoning_parser")
+        if hides and (body.logprobs or body.return_token_ids):
+            sentence = "include_reasoning false hides tokens that logprobs and return_token_ids show: leave those out"
+            raise invalid(sentence, "include_reasoning")
+        if tags is None and (use is None or not use.parser):
+            return None
+        return replace(
+            ChatFormat() if use is None else use.format(),
+            reasoning_tags=tags,
+            # A grammar is that of the answer, and holds from its first token on.
+            starts_in_reasoning=tags is not None and not has_guide and prompt.rstrip().endswith(tags.opening),
+            includes_reasoning=not hides,
+        )
+
+    def _special_ids(self, *tags: Iterable[str]) -> frozenset[int]:
+        """The special tokens that are tags."""
+        texts, tokenizer = set(chain(*tags)), self._tokenizer
+        return frozenset(token for token in tokenizer.special_ids if tokenizer.token(token) in texts)
+
     def _call(
-        self, body: Body, prompts: list[PromptCall], model: str, includes_usage: bool, *, scores_only: bool = False
+        self,
+        body: Body,
+        prompts: list[PromptCall],
+        model: str,
+        includes_usage: bool,
+        *,
+        scores_only: bool = False,
+        format: ChatFormat | None = None,
     ) -> Call:
         wants_log_probs = (
             bool(body.logprobs) if isinstance(body, ChatBody) else getattr(body, "logprobs", None) is not None
@@ -105,6 +160,7 @@ class CallBuilder:
             num_choices=body.n or 1,
             is_streamed=bool(body.stream),
             includes_usage=includes_usage,
+            chat_format=format,
             log_probs=LogProbWriter(self._texts, as_ids=as_ids, shows_special=shows_special)
             if wants_log_probs
             else None,
@@ -113,8 +169,10 @@ class CallBuilder:
             client_id=_client_id(body.request_id),
         )
 
-    def _prompt_call(self, body: Body, request: Request, text: str | None = None) -> PromptCall:
-        """`text`: the prompt's, if it is known."""
+    def _prompt_call(
+        self, body: Body, request: Request, text: str | None = None, *, shown: frozenset[int] = frozenset()
+    ) -> PromptCall:
+        """`text`: the prompt's, if it is known. `shown`: special tokens that have text whatever the body says."""
         stops, min_tokens = _stops(body), request.sampling_config.min_tokens
         stop_strings = StopStrings(stops) if stops else None
         keeps_stop = bool(body.include_stop_str_in_output)
@@ -123,7 +181,9 @@ class CallBuilder:
         config = request.output_config
 
         def make_choice(index: int) -> Choice:
-            decoder = make_text_decoder(self._tokenizer, request.input_token_ids, shows_special=shows_special)
+            decoder = make_text_decoder(
+                self._tokenizer, request.input_token_ids, shows_special=shows_special, shown=shown
+            )
             return Choice(
                 index,
                 Detokenizer(decoder, stop_strings, min_tokens, keeps_stop_string=keeps_stop),
@@ -148,6 +208,7 @@ class CallBuilder:
         wanted: int | None,
         default: int | None,
         output: OutputConfig,
+        guide: GuidedDecodingParams | None,
         adapter: LoRARequest | None,
     ) -> Request:
         """`wanted`: new tokens that the body asks for; `default`: without that, None = as many as fit."""
@@ -174,7 +235,7 @@ class CallBuilder:
             output_config=output,
             end_ids=self._end_ids(body, limits.vocab_size),
             bad_words=self._tokenizer.encode_spellings(_words(body.bad_words)),
-            guided_decoding_params=read_guide(body),
+            guided_decoding_params=guide,
             priority=engine_priority(body.priority),
             allotted_time_ms=self._allotted_ms(body.allotted_time_ms),
             cache_salt=_cache_salt(body.cache_salt),

@@ -22,20 +22,24 @@ from inflight.openai.api_error import invalid
 from inflight.text.safe_text import safe_text
 
 FILE = "chat_template.jinja"
-DEFAULT = "default"
-"""Of several templates in tokenizer_config.json."""
+DEFAULT, TOOL_USE = "default", "tool_use"
+"""Of several templates in tokenizer_config.json: the usual one, and the one for chats with tools."""
 
 
 class ChatTemplate:
     """Safe to use from several threads."""
 
-    def __init__(self, source: str, special_tokens: dict[str, str]) -> None:
-        """`special_tokens`: bos_token and others, which templates use as variables. Raises ConfigurationError."""
+    def __init__(self, source: str, special_tokens: dict[str, str], tool_use: str | None = None) -> None:
+        """`special_tokens`: bos_token and others, which templates use as variables. `tool_use`: of chats with tools,
+        None = `source`. Raises ConfigurationError."""
         self._special_tokens = special_tokens
+        self.knows_tools = "tools" in (source if tool_use is None else tool_use)
+        """Whether it tells the model which tools there are."""
         self.knows_developer = "developer" in source
         """Whether it has a role of that name."""
         try:
             self._template = _environment().from_string(source)
+            self._tool_use = self._template if tool_use is None else _environment().from_string(tool_use)
         except jinja2.TemplateError as error:
             raise ConfigurationError(f"the checkpoint's chat template is no jinja template: {error}") from None
 
@@ -43,12 +47,13 @@ class ChatTemplate:
     def load(cls, folder: Path) -> ChatTemplate | None:
         """The template of the tokenizer in `folder`; None if it has none. Raises ConfigurationError."""
         config = _read_json(folder / "tokenizer_config.json")
-        source = _source(folder, config)
-        if source is None:
+        sources = _sources(folder, config)
+        if DEFAULT not in sources:
             return None
         own = {**_read_json(folder / "special_tokens_map.json"), **config}
         tokens = {name: _content(value) for name, value in own.items() if name.endswith("_token")}
-        return cls(source, {name: token for name, token in tokens.items() if token is not None})
+        known = {name: token for name, token in tokens.items() if token is not None}
+        return cls(sources[DEFAULT], known, sources.get(TOOL_USE))
 
     def render(
         self,
@@ -56,13 +61,15 @@ class ChatTemplate:
         *,
         add_generation_prompt: bool,
         continue_final_message: bool,
+        tools: list[dict[str, Any]] | None = None,
         **kwargs: Any,
     ) -> str:
         """The text of a conversation. `continue_final_message`: without what ends the last message, so that the answer
-        continues it. Raises APIError for what the template refuses."""
-        variables = {**self._special_tokens, "tools": None, "documents": None, **kwargs}
+        continues it. `tools`: in OpenAI's form. Raises APIError for what the template refuses."""
+        variables = {**self._special_tokens, "tools": tools, "documents": None, **kwargs}
+        template = self._tool_use if tools else self._template
         try:
-            text = self._template.render(**variables, messages=messages, add_generation_prompt=add_generation_prompt)
+            text = template.render(**variables, messages=messages, add_generation_prompt=add_generation_prompt)
         except Exception as error:  # of the template's own code, about these messages
             sentence = f"the chat template does not take these messages: {safe_text(str(error))}"
             raise invalid(sentence, "messages") from None
@@ -108,17 +115,20 @@ class _Generation(jinja2.ext.Extension):
         return list(parser.parse_statements(("name:endgeneration",), drop_needle=True))
 
 
-def _source(folder: Path, config: dict[str, Any]) -> str | None:
+def _sources(folder: Path, config: dict[str, Any]) -> dict[str, str]:
+    """By name."""
     path = folder / FILE
     if path.is_file():
         try:
-            return path.read_text(encoding="utf-8")
+            return {DEFAULT: path.read_text(encoding="utf-8")}
         except (OSError, UnicodeDecodeError) as error:
             raise ConfigurationError(f"{path} cannot be read: {error}") from None
     given = config.get("chat_template")
     if isinstance(given, list):
-        given = {each["name"]: each["template"] for each in given if isinstance(each, dict)}.get(DEFAULT)
-    return given if isinstance(given, str) else None
+        named = {each["name"]: each["template"] for each in given if isinstance(each, dict)}
+    else:
+        named = {DEFAULT: given}
+    return {name: source for name, source in named.items() if isinstance(source, str)}
 
 
 def _content(token: object) -> str | None:

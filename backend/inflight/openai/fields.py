@@ -5,7 +5,7 @@ A field is honoured, listed in REFUSED with the reason, or unknown, which is an 
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Literal
 
 import msgspec
 
@@ -45,6 +45,27 @@ class StructuredOutputs(msgspec.Struct, frozen=True, forbid_unknown_fields=True)
     disable_any_whitespace: bool | None = None
     disable_additional_properties: bool | None = None
     whitespace_pattern: str | None = None
+
+
+class Function(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
+    name: str
+    description: str | None = None
+    parameters: dict[str, Any] | None = None
+    strict: bool | None = None
+
+
+class FunctionTool(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    type: Literal["function"]
+    function: Function
+
+
+class FunctionName(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    name: str
+
+
+class NamedToolChoice(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    type: Literal["function"]
+    function: FunctionName
 
 
 class Body(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -123,8 +144,8 @@ class ChatBody(Body, frozen=True, kw_only=True, forbid_unknown_fields=True):
     chat_template_kwargs: dict[str, Any] | None = None
     documents: list[dict[str, Any]] | None = None
     echo: bool | None = None
-    tools: list[Any] | None = None
-    tool_choice: Any = None
+    tools: list[FunctionTool] | None = None
+    tool_choice: str | NamedToolChoice | None = None
     parallel_tool_calls: bool | None = None
     functions: list[Any] | None = None
     function_call: Any = None
@@ -151,6 +172,7 @@ class TokenizeBody(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     model: str | None = None
     prompt: str | None = None
     messages: list[dict[str, Any]] | None = None
+    tools: list[FunctionTool] | None = None
     add_special_tokens: bool | None = None
     add_generation_prompt: bool | None = None
     continue_final_message: bool | None = None
@@ -193,14 +215,10 @@ REFUSED: dict[str, tuple[tuple[object, ...], str]] = {
     "chat_template": ((), "templates come from the checkpoint alone, because they are programs"),
     "documents": (([],), NOT_HERE),
     "echo": ((False,), "chat completions hold the answer alone"),
-    "tools": ((), "this server parses no tool calls"),
-    "tool_choice": (("none",), "it needs tools, which this server does not take"),
-    "parallel_tool_calls": ((), "it needs tools, which this server does not take"),
-    "functions": ((), "this server parses no tool calls"),
-    "function_call": (("none",), "this server parses no tool calls"),
+    "functions": ((), "it was replaced by tools"),
+    "function_call": (("none",), "it was replaced by tool_choice"),
     "reasoning_effort": ((), "set what the chat template knows in chat_template_kwargs"),
     "reasoning": ((), "set what the chat template knows in chat_template_kwargs"),
-    "include_reasoning": ((True,), "reasoning is part of the content"),
     "thinking_token_budget": ((), NOT_HERE),
     "audio": ((), "this engine writes text"),
     "modalities": ((["text"],), "this engine writes text"),

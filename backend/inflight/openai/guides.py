@@ -16,9 +16,12 @@ Found = tuple[str, GuidedDecodingParams]
 """The field that says so, and the grammar."""
 
 
-def read_guide(body: Body) -> GuidedDecodingParams | None:
-    """Raises APIError if fields contradict each other, or ask for what XGrammar is not told here."""
-    found = [*_of_response_format(body.response_format), *_of_structured_outputs(body), *_of_guided(body)]
+def read_guide(body: Body, forced_calls: GuidedDecodingParams | None = None) -> GuidedDecodingParams | None:
+    """`forced_calls`: the grammar of tool_choice. Raises APIError if fields contradict each other, or ask for what
+    XGrammar is not told here."""
+    found: list[Found] = [*_of_response_format(body.response_format), *_of_structured_outputs(body), *_of_guided(body)]
+    if forced_calls is not None:
+        found.append(("tool_choice", forced_calls))
     if len(found) > 1:
         first, second = found[0][0], found[1][0]
         raise invalid(f"{first} and {second} are two grammars for one output: give one of them", second)

@@ -25,8 +25,22 @@ def chunk_writer(scope: Scope) -> Callable[[bytes], None]:
     return writer
 
 
+CONNECTION = "inflight.connection"
+"""The same of the connection itself, for streams that have no end of their own."""
+
+
+def endless_stream(scope: Scope) -> BoundedHttp:
+    """The connection of a response that has started, has no announced length and ends when either side closes it."""
+    connection: BoundedHttp = scope["state"][CONNECTION]
+    connection.is_endless = True
+    return connection
+
+
 class BoundedHttp(HttpToolsProtocol):
     """One connection."""
+
+    is_endless = False
+    """Whether its response ends only with the connection: nobody waits for it at the end."""
 
     _num_head_bytes = 0
     """Received of a head that is not complete."""
@@ -44,7 +58,7 @@ class BoundedHttp(HttpToolsProtocol):
 
     def on_message_begin(self) -> None:
         super().on_message_begin()
-        self.scope["state"][WRITE_CHUNK] = self._write_chunk
+        self.scope["state"] |= {WRITE_CHUNK: self.write_chunk, CONNECTION: self}
 
     def on_headers_complete(self) -> None:
         self._is_in_body = self._has_more_than_head = True
@@ -54,6 +68,20 @@ class BoundedHttp(HttpToolsProtocol):
         self._is_in_body = False
         super().on_message_complete()
 
-    def _write_chunk(self, body: bytes) -> None:
+    def shutdown(self) -> None:
+        if self.is_endless:
+            self.transport.close()
+        super().shutdown()
+
+    @property
+    def num_unsent_bytes(self) -> int:
+        """Written, and not taken by the client."""
+        return self.transport.get_write_buffer_size()
+
+    def abort(self) -> None:
+        """Close the connection at once; what was not sent is lost."""
+        self.transport.abort()
+
+    def write_chunk(self, body: bytes) -> None:
         if not self.transport.is_closing():
             self.transport.write(b"%x\r\n%b\r\n" % (len(body), body))

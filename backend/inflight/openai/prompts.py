@@ -53,6 +53,11 @@ class PromptEncoder:
         self._max_text_bytes = max_text_bytes
         self._template_kwargs = template_kwargs
 
+    @property
+    def knows_tools(self) -> bool:
+        """Whether the chat template tells the model which tools there are."""
+        return self._template is not None and self._template.knows_tools
+
     def encode(self, prompt: Prompt, limits: RequestLimits, *, add_special_tokens: bool = True) -> list[int]:
         """Raises APIError: a text that cannot fit is refused before it is tokenised, which would take long."""
         if not isinstance(prompt, str):
@@ -69,9 +74,10 @@ class PromptEncoder:
         *,
         add_generation_prompt: bool | None = None,
         continue_final_message: bool | None = None,
+        tools: list[dict[str, Any]] | None = None,
         kwargs: dict[str, Any] | None = None,
     ) -> str:
-        """The text that the chat template makes of a conversation. Raises APIError."""
+        """The text that the chat template makes of a conversation. `tools`: in OpenAI's form. Raises APIError."""
         if self._template is None:
             raise invalid("this checkpoint has no chat template: use /v1/completions", "messages")
         for name in kwargs or ():
@@ -89,7 +95,7 @@ class PromptEncoder:
             if add_generation_prompt is None
             else add_generation_prompt,
             continue_final_message=bool(continue_final_message),
-            **(kwargs or {}),
+            **{**(kwargs or {}), "tools": tools},
         )
 
     def _check_length(self, text: str, limits: RequestLimits) -> None:

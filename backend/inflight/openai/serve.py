@@ -16,6 +16,7 @@ import sys
 import threading
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import uvicorn
@@ -35,6 +36,7 @@ from inflight.openai.guard import Guard
 from inflight.openai.http import BoundedHttp
 from inflight.openai.metrics import ServerMetrics
 from inflight.openai.model_names import ModelNames
+from inflight.openai.page.feed import BatchFeed
 from inflight.openai.prompts import PromptEncoder
 from inflight.openai.rate_limit import RateLimit
 from inflight.openai.text_threads import TextThreads
@@ -45,6 +47,8 @@ BACKLOG = 2048
 KEEP_ALIVE_SECONDS = 75
 
 LAST_SECONDS = 1.0
+WATCHED_ITERATIONS = 1000
+"""Whose statistics are kept for the page until they become an event."""
 
 GC_THRESHOLDS = (20_000, 50, 100)
 """Every response of the engine is a few objects that live for a moment: with Python's own thresholds, a third of a
@@ -61,15 +65,26 @@ def serve(options: OpenAIOptions) -> None:
     config = EngineConfig.from_parameters(options.parameters)
     server = OpenAIServer(options, config)
     with listen(options.host, options.port) as listener:
-        # Nobody here would read the statistics of every iteration.
-        quiet = replace(config, iter_stats_max_iterations=0, request_stats_max_iterations=0)
+        # Statistics are for a front of their own, while somebody reads them.
+        quiet, watching = with_statistics(config, 0), with_statistics(config, WATCHED_ITERATIONS)
+        attach = partial(attach_executor, watching, options.engine)
         with attach_executor(quiet, options.engine) as front:
             loop = new_loop()
             calm_gc()
             try:
-                loop.run_until_complete(server.run(front, listener, announce))
+                loop.run_until_complete(server.run(front, attach, listener, announce))
             finally:
                 loop.close()
+
+
+def with_statistics(config: EngineConfig, num_iterations: int) -> EngineConfig:
+    """For a front that keeps those of so many iterations, and of the requests in them."""
+    return replace(
+        config,
+        iter_stats_max_iterations=num_iterations,
+        request_stats_max_iterations=num_iterations,
+        event_buffer_max_size=0,
+    )
 
 
 def announce(address: str) -> None:
@@ -99,14 +114,20 @@ class OpenAIServer:
         )
 
     async def run(
-        self, front: Front, listener: socket.socket, ready: Callable[[str], None], stop: asyncio.Event | None = None
+        self,
+        front: Front,
+        attach: Callable[[], Front],
+        listener: socket.socket,
+        ready: Callable[[str], None],
+        stop: asyncio.Event | None = None,
     ) -> None:
-        """Serve the started `front` until a signal, or until `stop` is set. `ready` is called with host:port."""
+        """Serve the started `front` until a signal, or until `stop` is set. `attach` makes another front of the same
+        engine, which keeps statistics; `ready` is called with host:port."""
         dispatcher = Dispatcher(front, asyncio.get_running_loop())
-        threads = TextThreads()
+        threads, feed = TextThreads(), BatchFeed(attach)
         dispatcher.start()
         try:
-            server = _Server(self._uvicorn(self.make_app(front, dispatcher, threads)))
+            server = _Server(self._uvicorn(self.make_app(front, dispatcher, threads, feed)))
             host, port = listener.getsockname()[:2]
             ready(f"{host}:{port}")
             stopping = asyncio.create_task(_stop_when(server, stop)) if stop is not None else None
@@ -116,11 +137,12 @@ class OpenAIServer:
             if stopping is not None:
                 stopping.cancel()
         finally:
+            feed.stop()
             front.shutdown()
             threads.stop()
             dispatcher.stop()
 
-    def make_app(self, front: Front, dispatcher: Dispatcher, threads: TextThreads) -> ASGIApp:
+    def make_app(self, front: Front, dispatcher: Dispatcher, threads: TextThreads, feed: BatchFeed) -> ASGIApp:
         options, config = self._options, self._config
         return App(
             front=front,
@@ -130,6 +152,8 @@ class OpenAIServer:
                 self._encoder,
                 front.generation_defaults,
                 max_request_seconds=options.max_request_seconds,
+                tool_parser=options.tool_parser,
+                reasoning_parser=options.reasoning_parser,
             ),
             encoder=self._encoder,
             tokenizer=self._tokenizer,
@@ -137,6 +161,7 @@ class OpenAIServer:
             guard=self._guard,
             metrics=ServerMetrics(),
             threads=threads,
+            feed=feed,
             allows_lora_updates=options.allow_lora_updates,
             pooling=options.embedding_pooling,
         ).routes()

@@ -38,7 +38,7 @@ class StreamedAnswer:
             "model": call.model,
         }
         self._frames = Frames(head, "delta" if call.is_chat else "text", len(choices))
-        self._deltas = [ChatDeltas() for _ in choices]
+        self._deltas = [ChatDeltas(call.chat_format) for _ in choices]
         self._is_plain = call.log_probs is None and not call.returns_token_ids
         self._num_chars = [0] * len(choices)
         """Of each choice's text that log probabilities have counted."""

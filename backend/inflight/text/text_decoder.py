@@ -36,9 +36,16 @@ class TextDecoder(Protocol):
         """The text that is still held back, at the end of the sequence. Incomplete characters become U+FFFD."""
 
 
-def make_text_decoder(tokenizer: Tokenizer, prompt_ids: list[int], *, shows_special: bool = False) -> TextDecoder:
-    """A decoder for the tokens that follow `prompt_ids`. `shows_special`: whether special tokens have text."""
-    hidden = frozenset[int]() if shows_special else tokenizer.special_ids
+def make_text_decoder(
+    tokenizer: Tokenizer,
+    prompt_ids: list[int],
+    *,
+    shows_special: bool = False,
+    shown: frozenset[int] = frozenset(),
+) -> TextDecoder:
+    """A decoder for the tokens that follow `prompt_ids`. `shows_special`: whether special tokens have text; `shown`:
+    those that have it anyway."""
+    hidden = frozenset[int]() if shows_special else tokenizer.special_ids - shown
     kind = ByteLevelDecoder if tokenizer.is_byte_level else NeighbourDecoder
     decoder: TextDecoder = kind(tokenizer, hidden)
     text_ids = (token_id for token_id in reversed(prompt_ids) if token_id not in hidden)

@@ -263,7 +263,7 @@ def test_messages_of_every_kind(running: Running) -> None:
     ]
     ask(running, messages=messages)
     text = bytes(running.engine.sent.input_token_ids).decode()
-    assert text == "system: short\nuser: a\nb\nassistant: \ntool: 2\nassistant: "
+    assert text == 'system: short\nuser: a\nb\nassistant: f{"a": 1}\ntool: 2\nassistant: '
 
 
 def test_a_final_message_may_be_continued(running: Running) -> None:

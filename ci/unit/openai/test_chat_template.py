@@ -63,6 +63,17 @@ def test_it_may_stand_in_the_tokenizers_configuration(tmp_path: Path, given: obj
     assert render(template) == "1"
 
 
+def test_chats_with_tools_may_have_a_template_of_their_own(tmp_path: Path) -> None:
+    given = [{"name": "default", "template": "none"}, {"name": "tool_use", "template": "{{ tools[0].type }}"}]
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps({"chat_template": given}))
+    template = ChatTemplate.load(tmp_path)
+    assert template is not None
+    assert template.knows_tools
+    assert render(template) == "none"
+    assert render(template, tools=[{"type": "function"}]) == "function"
+    assert not ChatTemplate("none", {}).knows_tools
+
+
 def test_a_checkpoint_may_have_none(tmp_path: Path) -> None:
     assert ChatTemplate.load(tmp_path) is None
 

@@ -39,19 +39,20 @@ def bearer(key: str) -> dict[str, str]:
     return {"Authorization": f"Bearer {key}"}
 
 
-PATHS = ["/v1/models", "/v1/models/llm", "/metrics", "/nothing"]
+PATHS = ["/events", "/v1/models", "/v1/models/llm", "/metrics", "/nothing"]
 POSTS = [CHATS, COMPLETIONS, "/tokenize", "/detokenize", "/v1/load_lora_adapter", "/v1/unload_lora_adapter"]
 
 
 @pytest.mark.parametrize("headers", [{}, bearer("wrong"), {"Authorization": KEY}, bearer(KEY[:-1]), bearer(KEY + "x")])
-def test_every_path_but_health_needs_a_key(guarded: Running, headers: dict[str, str]) -> None:
+def test_every_path_but_health_and_the_page_needs_a_key(guarded: Running, headers: dict[str, str]) -> None:
     for path in PATHS:
         assert guarded.get(path, headers=headers).status_code == 401
     for path in POSTS:
         response = guarded.post(path, {}, headers=headers)
         assert response.status_code == 401
         assert response.json()["error"]["code"] == "invalid_api_key"
-    assert guarded.get("/health", headers=headers).status_code == 200
+    for path in ("/health", "/"):
+        assert guarded.get(path, headers=headers).status_code == 200
 
 
 @pytest.mark.parametrize("key", [KEY, OTHER])

@@ -133,8 +133,6 @@ TABLE = [
         "false",
         None,
     ),
-    (CHATS, {**CHAT, "tools": [{"type": "function"}]}, 400, "tools", "tool calls", "unsupported_parameter"),
-    (CHATS, {**CHAT, "tool_choice": "auto"}, 400, "tool_choice", "tools", "unsupported_parameter"),
     (CHATS, {**CHAT, "response_format": {"type": "yaml"}}, 400, "response_format", "json_schema", None),
     (CHATS, {**CHAT, "response_format": {"type": "json_schema"}}, 400, "response_format", "schema", None),
     (
@@ -253,7 +251,7 @@ def test_health_follows_the_engine(running: Running) -> None:
     [
         ("GET", COMPLETIONS, 405),
         ("POST", "/v1/models", 405),
-        ("GET", "/", 404),
+        ("POST", "/", 405),
         ("DELETE", "/v1/nothing", 404),
         ("GET", "/v1/models/x", 404),
     ],

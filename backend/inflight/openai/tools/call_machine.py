@@ -39,6 +39,8 @@ class CallMachine:
     """Begins calls, anywhere in the text."""
     closing_tag: ClassVar[str] = ""
     """May stand behind a call, and is dropped there."""
+    inner_tags: ClassVar[tuple[str, ...]] = ()
+    """Stand within a call."""
     opening: ClassVar[str] = ""
     """Character that begins calls without a tag, at the start of the text alone."""
     separator: ClassVar[str] = ""
@@ -80,6 +82,11 @@ class CallMachine:
         elif not self._num_calls or held.strip(WHITE_SPACE + "," + self.separator):
             self._add_content(held)
         return self._take_events()
+
+    @property
+    def breaks_off(self) -> bool:
+        """Whether the text, as far as it came, ends within the arguments of a call."""
+        return self._is_calling and not (self._state == self._read_call and self._call.is_complete)
 
     # -- states --------------------------------------------------------------------------------------------------------
 

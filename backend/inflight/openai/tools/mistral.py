@@ -24,6 +24,7 @@ class MistralParser(JsonListParser):
     """An id that the model wrote is dropped: the call gets one as all others do."""
 
     tag = "[TOOL_CALLS]"
+    inner_tags = (ARGUMENTS_TAG, ID_TAG)
     opening = ""
 
     def _begin_calls(self) -> None:

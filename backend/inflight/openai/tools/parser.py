@@ -42,12 +42,27 @@ class ToolParser(Protocol):
     def finish(self) -> list[Event]:
         """No more text comes; to be called once."""
 
+    @property
+    def breaks_off(self) -> bool:
+        """Whether the text, as far as it came, ends within the arguments of a call."""
+
 
 def make_tool_parser(name: str, tools: list[Tool], new_id: Callable[[], str] | None = None) -> ToolParser:
     """A parser for one choice. `new_id` makes the calls' ids. Raises ConfigurationError if there is no such parser."""
     if name not in PARSERS:
         raise ConfigurationError(f"there is no tool parser {name}: choose one of {', '.join(PARSERS)}")
-    return PARSERS[name](tools, new_id or (_mistral_id if name == "mistral" else _call_id))
+    return PARSERS[name](tools, new_id or new_id_maker(name))
+
+
+def new_id_maker(family: str) -> Callable[[], str]:
+    """What makes ids of calls as the chat templates of a family take them, "" = of any."""
+    return _mistral_id if family == "mistral" else _call_id
+
+
+def tool_tags(name: str) -> frozenset[str]:
+    """The tags that a parser looks for: where they are special tokens, the text has to be made with them."""
+    parser = PARSERS[name]
+    return frozenset(filter(None, (parser.tag, parser.closing_tag, *parser.inner_tags)))
 
 
 def _call_id() -> str:

@@ -1,0 +1,291 @@
+"""Tools of a chat: what reaches the model, and which calls come back, whole and as a stream."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import openai
+import pydantic
+import pytest
+from fake_tokenizer import byte_tokenizer_with
+from openai_server import PlayedEngine, Running, checkpoint_folder, openai_server, result, say
+
+from inflight.errors import ConfigurationError
+from inflight.openai.reasoning import REASONING_TAGS
+from inflight.openai.tools.parser import FORCED, PARSERS
+from inflight.openai_options import REASONING_PARSERS, TOOL_PARSERS, OpenAIOptions
+from inflight.result import FinishReason
+
+CHATS = "/v1/chat/completions"
+MESSAGES: list[Any] = [{"role": "user", "content": "hi"}]
+WEATHER: dict[str, Any] = {
+    "type": "function",
+    "function": {
+        "name": "weather",
+        "parameters": {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]},
+    },
+}
+CHAT: dict[str, Any] = {"messages": MESSAGES, "tools": [WEATHER]}
+NAMED = {"type": "function", "function": {"name": "weather"}}
+ROME = '<tool_call>\n{"name": "weather", "arguments": {"city": "Rome"}}\n</tool_call>'
+OSLO = ROME.replace("Rome", "Oslo")
+FORCED_ROME = '[{"name": "weather", "parameters": {"city": "Rome"}}]'
+ARGUMENTS = '{"city": "Rome"}'
+
+
+@pytest.fixture(scope="module")
+def parsing_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
+    """Its model writes as Hermes does."""
+    engine = PlayedEngine()
+    folder = checkpoint_folder(tmp_path_factory.mktemp("checkpoint"))
+    with openai_server(engine, folder, tool_parser="hermes") as url:
+        yield Running(url, engine)
+
+
+@pytest.fixture
+def parsing(parsing_server: Running) -> Running:
+    parsing_server.engine.script = say()
+    return parsing_server
+
+
+@pytest.fixture(scope="module")
+def client(parsing_server: Running) -> Iterator[openai.OpenAI]:
+    with openai.OpenAI(base_url=f"{parsing_server.url}/v1", api_key="none", max_retries=0) as client:
+        yield client
+
+
+def ask(running: Running, **body: Any) -> dict[str, Any]:
+    response = running.post(CHATS, {**CHAT, **body})
+    assert response.status_code == 200, response.text
+    choice: dict[str, Any] = response.json()["choices"][0]
+    return choice
+
+
+def error(running: Running, **body: Any) -> tuple[str, str]:
+    """The parameter and the message of a refusal."""
+    response = running.post(CHATS, {**CHAT, **body})
+    assert response.status_code == 400, response.text
+    return response.json()["error"]["param"], response.json()["error"]["message"]
+
+
+def test_a_call_of_a_model_that_may_choose(parsing: Running, client: openai.OpenAI) -> None:
+    parsing.engine.script = say("I look. " + ROME + OSLO)
+    choice = client.chat.completions.create(model="llm", **CHAT).choices[0]
+    assert choice.finish_reason == "tool_calls"
+    assert choice.message.content == "I look. "
+    calls = choice.message.tool_calls
+    assert [(call.type, call.function.name, call.function.arguments) for call in calls] == [
+        ("function", "weather", ARGUMENTS),
+        ("function", "weather", ARGUMENTS.replace("Rome", "Oslo")),
+    ]
+    assert len({call.id for call in calls}) == 2
+
+
+def test_the_content_of_calls_alone_is_null(parsing: Running) -> None:
+    parsing.engine.script = say(ROME)
+    assert ask(parsing)["message"]["content"] is None
+    parsing.engine.script = say("Sunny.")
+    choice = ask(parsing)
+    assert (choice["message"], choice["finish_reason"]) == ({"role": "assistant", "content": "Sunny."}, "stop")
+
+
+def test_the_deltas_of_a_call(parsing: Running) -> None:
+    parsing.engine.script = say("Hm " + ROME)
+    *events, done = parsing.events(CHATS, {**CHAT, "n": 2})
+    assert done == "[DONE]"
+    for index in range(2):
+        mine = [event["choices"][0] for event in events if event["choices"][0]["index"] == index]
+        deltas = [choice["delta"] for choice in mine]
+        assert deltas[0] == {"role": "assistant", "content": ""}
+        assert "".join(delta.get("content", "") for delta in deltas) == "Hm "
+        first, *later = [delta["tool_calls"][0] for delta in deltas if "tool_calls" in delta]
+        assert first == {
+            "index": 0,
+            "id": first["id"],
+            "type": "function",
+            "function": {"name": "weather", "arguments": ""},
+        }
+        assert all(set(call) == {"index", "function"} and set(call["function"]) == {"arguments"} for call in later)
+        assert "".join(call["function"]["arguments"] for call in later) == ARGUMENTS
+        assert [choice["finish_reason"] for choice in mine] == [None] * (len(mine) - 1) + ["tool_calls"]
+
+
+def test_the_sdk_joins_a_stream(parsing: Running, client: openai.OpenAI) -> None:
+    parsing.engine.script = say(ROME + OSLO)
+    with client.chat.completions.stream(model="llm", messages=MESSAGES) as stream:
+        assert stream.get_final_completion().choices[0].message.content == ROME + OSLO
+
+    class Weather(pydantic.BaseModel):
+        city: str
+
+    parsing.engine.script = say(FORCED_ROME.replace("weather", "Weather"))
+    tool = openai.pydantic_function_tool(Weather)
+    with client.chat.completions.stream(model="llm", messages=MESSAGES, tools=[tool], tool_choice="required") as stream:
+        kinds = {event.type for event in stream}
+        choice = stream.get_final_completion().choices[0]
+    assert "tool_calls.function.arguments.done" in kinds
+    assert choice.finish_reason == "tool_calls"
+    assert choice.message.tool_calls[0].function.parsed_arguments == Weather(city="Rome")
+
+
+def test_without_parallel_calls_the_first_is_kept(parsing: Running) -> None:
+    parsing.engine.script = say(ROME + OSLO)
+    (call,) = ask(parsing, parallel_tool_calls=False)["message"]["tool_calls"]
+    assert call["function"]["arguments"] == ARGUMENTS
+    events = parsing.events(CHATS, {**CHAT, "parallel_tool_calls": False})[:-1]
+    found = [call for event in events for call in event["choices"][0]["delta"].get("tool_calls", ())]
+    assert {call["index"] for call in found} == {0}
+
+
+def test_a_cut_answer_says_so(parsing: Running) -> None:
+    parsing.engine.script = say(ROME)
+    choice = ask(parsing, max_tokens=len(ROME) - 20)
+    assert choice["finish_reason"] == "length"
+    assert ARGUMENTS.startswith(choice["message"]["tool_calls"][0]["function"]["arguments"])
+    events = parsing.events(CHATS, {**CHAT, "max_tokens": len(ROME) - 20})
+    assert events[-2]["choices"][0]["finish_reason"] == "length"
+
+
+@pytest.mark.parametrize(
+    ("stop", "reason"), [("Rom", "stop"), ("}}", "stop"), ("}\n", "tool_calls"), ("</tool", "tool_calls")]
+)
+def test_a_stop_string_within_a_call_is_no_reason_to_call(parsing: Running, stop: str, reason: str) -> None:
+    parsing.engine.script = say(ROME)
+    choice = ask(parsing, stop=stop)
+    assert (choice["finish_reason"], choice["stop_reason"]) == (reason, stop)
+    arguments = choice["message"]["tool_calls"][0]["function"]["arguments"]
+    assert (arguments == ARGUMENTS) is (reason == "tool_calls")
+
+
+def test_the_template_gets_the_tools_and_the_calls_before(parsing: Running) -> None:
+    call = {"id": "call_1", "type": "function", "function": {"name": "weather", "arguments": ARGUMENTS}}
+    messages = [
+        *MESSAGES,
+        {"role": "assistant", "content": None, "tool_calls": [call]},
+        {"role": "tool", "tool_call_id": "call_1", "content": "sunny"},
+    ]
+    ask(parsing, messages=messages)
+    tools = json.dumps([WEATHER])
+    prompt = f"tools: {tools}\nuser: hi\nassistant: weather{ARGUMENTS}\ntool: sunny\nassistant: "
+    assert bytes(parsing.engine.sent.input_token_ids).decode() == prompt
+    assert parsing.engine.sent.guided_decoding_params is None
+    body = {"messages": messages, "tools": [WEATHER], "add_generation_prompt": True}
+    assert parsing.post("/tokenize", body).json()["tokens"] == [*prompt.encode()]
+
+
+def test_none_calls_nothing(running: Running) -> None:
+    running.engine.script = say(ROME)
+    choice = ask(running, tool_choice="none")
+    assert (choice["message"], choice["finish_reason"]) == ({"role": "assistant", "content": ROME}, "stop")
+    assert bytes(running.engine.sent.input_token_ids).startswith(b"tools: ")
+
+
+@pytest.mark.parametrize(("choice", "reason"), [("required", "tool_calls"), (NAMED, "stop")])
+def test_forced_calls_need_no_parser(running: Running, choice: Any, reason: str) -> None:
+    running.engine.script = say(FORCED_ROME)
+    answer = ask(running, tool_choice=choice)
+    guide = running.engine.sent.guided_decoding_params
+    assert guide is not None
+    assert json.loads(guide.guide)["format"]["content"]["stop_after_first"] is (choice is NAMED)
+    assert answer["message"]["content"] is None
+    assert answer["message"]["tool_calls"][0]["function"] == {"name": "weather", "arguments": ARGUMENTS}
+    assert answer["finish_reason"] == reason
+    cut = ask(running, tool_choice=choice, max_tokens=len(FORCED_ROME) - 5)
+    assert cut["finish_reason"] == "length"
+    running.engine.script = say(FORCED_ROME[:-1] + ", " + FORCED_ROME[1:])
+    cut = ask(running, tool_choice=choice, max_tokens=len(FORCED_ROME) + 12)
+    assert (len(cut["message"]["tool_calls"]), cut["message"]["content"]) == (1, None)
+
+
+def test_ids_are_what_the_family_takes(tmp_path_factory: pytest.TempPathFactory) -> None:
+    engine = PlayedEngine(say(FORCED_ROME))
+    with openai_server(engine, checkpoint_folder(tmp_path_factory.mktemp("it")), tool_parser="mistral") as url:
+        running = Running(url, engine)
+        forced = ask(running, tool_choice="required")["message"]["tool_calls"][0]["id"]
+        engine.script = say("[TOOL_CALLS]weather[ARGS]" + ARGUMENTS)
+        chosen = ask(running)["message"]["tool_calls"][0]["id"]
+    for each in (forced, chosen):
+        assert len(each) == 9
+        assert each.isalnum()
+
+
+def test_tags_that_are_special_tokens_are_read_and_others_stay_hidden(tmp_path: Path) -> None:
+    tags = ["[TOOL_CALLS]", "[ARGS]", "<pad>"]
+    tokenizer = byte_tokenizer_with(*tags)
+    calls, args, pad = (tokenizer.encode(tag)[0] for tag in tags)
+    ids = [*b"Hm", pad, calls, *b"weather", args, *ARGUMENTS.encode(), pad]
+    engine = PlayedEngine(lambda request: [result(request, ids, finish=FinishReason.END_ID, is_final=True)])
+    with openai_server(engine, checkpoint_folder(tmp_path), tokenizer=tokenizer, tool_parser="mistral") as url:
+        choice = ask(Running(url, engine))
+        plain = ask(Running(url, engine), tools=None)
+    assert choice["message"]["content"] == "Hm"
+    assert choice["message"]["tool_calls"][0]["function"] == {"name": "weather", "arguments": ARGUMENTS}
+    assert plain["message"]["content"] == "Hmweather" + ARGUMENTS
+
+
+def test_log_probabilities_are_those_of_all_tokens(parsing: Running) -> None:
+    parsing.engine.script = say(ROME)
+    events = parsing.events(CHATS, {**CHAT, "logprobs": True})[:-1]
+    entries = [entry for event in events for entry in (event["choices"][0]["logprobs"] or {}).get("content", ())]
+    assert "".join(entry["token"] for entry in entries).startswith(ROME)
+
+
+@pytest.mark.parametrize("depth", [200, 900, 960, 990, 5000])
+@pytest.mark.parametrize("choice", ["none", "auto", "required"])
+def test_deep_parameters_are_the_requests_error(parsing: Running, depth: int, choice: str) -> None:
+    deep = '{"a":' * depth + "{}" + "}" * depth
+    tools = f'[{{"type": "function", "function": {{"name": "f", "parameters": {{"properties": {deep}}}}}}}]'
+    body = f'{{"messages": {json.dumps(MESSAGES)}, "tools": {tools}, "tool_choice": "{choice}"}}'
+    assert parsing.post(CHATS, body.encode()).status_code in (200, 400)
+
+
+def test_refusals_without_a_parser(running: Running) -> None:
+    param, message = error(running)
+    assert param == "tool_choice"
+    assert "tool_parser" in message
+
+
+@pytest.mark.parametrize(
+    ("body", "param", "words"),
+    [
+        ({"tools": []}, "tools", "empty"),
+        ({"tools": [{"type": "function"}]}, "tools[0].function", "Missing"),
+        ({"tools": [{"type": "custom", "function": {"name": "a"}}]}, "tools[0].type", "custom"),
+        ({"tools": [WEATHER, WEATHER]}, "tools", "two tools"),
+        ({"tools": [{"type": "function", "function": {"name": "a b"}}]}, "tools", "letters"),
+        ({"tools": None, "tool_choice": "auto"}, "tool_choice", "tools are specified"),
+        ({"tool_choice": "always"}, "tool_choice", "one of none, auto, required"),
+        ({"tool_choice": {"type": "function", "function": {"name": "b"}}}, "tool_choice", "does not have it"),
+        ({"tool_choice": "required", "response_format": {"type": "json_object"}}, "tool_choice", "two grammars"),
+        (
+            {"tools": [{"type": "function", "function": {"name": "a", "strict": True}}]},
+            "tools[0].function.strict",
+            "without a grammar",
+        ),
+        ({"messages": [{"role": "assistant", "tool_calls": [7]}]}, "messages[0]", "functions with a name"),
+    ],
+)
+def test_refusals(parsing: Running, body: dict[str, Any], param: str, words: str) -> None:
+    found, message = error(parsing, **body)
+    assert found == param
+    assert words in message
+
+
+def test_a_template_that_knows_no_tools(tmp_path_factory: pytest.TempPathFactory) -> None:
+    engine = PlayedEngine(say(FORCED_ROME))
+    folder = checkpoint_folder(tmp_path_factory.mktemp("plain"))
+    (folder / "chat_template.jinja").write_text("{{ messages[-1].content }}")
+    with openai_server(engine, folder, tool_parser="hermes") as url:
+        running = Running(url, engine)
+        assert "template" in error(running)[1]
+        assert ask(running, tool_choice="required")["finish_reason"] == "tool_calls"
+
+
+def test_the_settings_name_every_parser() -> None:
+    assert {*TOOL_PARSERS} == {*PARSERS} - {FORCED}
+    assert {*REASONING_PARSERS} == {*REASONING_TAGS}
+    with pytest.raises(ConfigurationError, match=r"tool_parser must be one of hermes, .*, got nope"):
+        OpenAIOptions().with_settings({"tool_parser": "nope"})
