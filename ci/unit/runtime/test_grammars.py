@@ -147,6 +147,22 @@ def test_masks_behind_drafts_are_those_that_come_once_they_are_tokens(grammars: 
     grammars.release(params)
 
 
+@pytest.mark.parametrize("is_known", [True, False])
+def test_a_matcher_that_is_closed_before_its_step_samples(grammars: Grammars, is_known: bool) -> None:
+    """Its request was cancelled. The step still gets a mask for each of its places, and later requests the grammar."""
+    params = guide(GuideType.REGEX, "[stu]{9}")
+    grammar = compiled(grammars, params)
+    matcher = grammar.make_matcher([], [END])
+    if is_known:
+        grammar.wait(matcher)
+    grammar.begin_step(matcher, [7, 8, 9])
+    grammars.release(params)
+    assert grammar.wait(matcher, 4) == [Mask(matcher.number, b"")] * 4
+    assert compiled(grammars, params) is grammar
+    assert grammar.wait(grammar.make_matcher([], [END]))[0].bits
+    grammars.release(params)
+
+
 def test_a_process_that_is_killed_while_drafts_are_out(grammars: Grammars) -> None:
     params = guide(GuideType.REGEX, "[uvw]{9}")
     grammar = compiled(grammars, params)

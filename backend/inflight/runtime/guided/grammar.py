@@ -148,7 +148,10 @@ class Grammar:
 
     def wait(self, matcher: Matcher, count: int = 1) -> list[Mask]:
         """The newest `count` masks of a matcher, once they have come: of the next token, then of those behind drafts.
-        All with an error if the process took too long or ended."""
+        All with an error if the process took too long or ended; all empty if the matcher was closed while its step was
+        outstanding: nobody takes the tokens of that."""
+        if matcher.number not in self._matchers and self.state is not GrammarState.BROKEN:
+            return [Mask(matcher.number, b"")] * count
         while matcher.num_missing and self.state is not GrammarState.BROKEN:
             self.send()
             if self._socket.fileno() < 0:
