@@ -8,9 +8,11 @@ from __future__ import annotations
 
 import math
 import re
+from dataclasses import dataclass
 from typing import Any
 
 from inflight.generation_defaults import GenerationDefaults
+from inflight.guided_decoding import GuidedDecodingParams
 from inflight.lora import LoRARequest
 from inflight.openai.api_error import context_too_long, invalid
 from inflight.openai.call import Call, PromptCall, fresh_id
@@ -19,7 +21,7 @@ from inflight.openai.fields import Body, ChatBody, CompletionBody, check_refused
 from inflight.openai.guides import read_guide
 from inflight.openai.log_probs import LogProbWriter
 from inflight.openai.prompts import PromptEncoder, split_prompts
-from inflight.openai.sampling import engine_priority, sampling_config
+from inflight.openai.sampling import Biases, engine_priority, read_biases, sampling_config
 from inflight.output_config import MAX_LOG_PROBS, OutputConfig
 from inflight.request import Request
 from inflight.request_limits import RequestLimits
@@ -36,6 +38,19 @@ MAX_STOP_CHARS = 1024
 MAX_WORDS = 1024
 MAX_SALT_BYTES = 256
 _REQUEST_ID = re.compile(r"[!-~]{1,128}")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Shared:
+    """What all prompts of a body have in common, made once: a short body may have a thousand of them."""
+
+    output: OutputConfig
+    adapter: LoRARequest | None
+    biases: Biases
+    bad_words: list[list[int]]
+    end_ids: list[int]
+    guide: GuidedDecodingParams | None
+    stop_strings: StopStrings | None
 
 
 class CallBuilder:
@@ -70,8 +85,9 @@ class CallBuilder:
             raise invalid("top_logprobs needs logprobs to be true", "top_logprobs")
         output = _output_config(body.top_logprobs or 0, "top_logprobs") if body.logprobs else OutputConfig()
         wanted = body.max_tokens if body.max_completion_tokens is None else body.max_completion_tokens
-        request = self._request(body, token_ids, limits, wanted, None, output, adapter)
-        return self._call(body, [self._prompt_call(body, request)], model, includes_usage)
+        shared = self._shared(body, limits, 1, output, adapter)
+        request = self._request(body, token_ids, limits, wanted, None, shared)
+        return self._call(body, [self._prompt_call(body, request, shared)], model, includes_usage)
 
     def completion(self, body: CompletionBody, limits: RequestLimits, model: str, adapter: LoRARequest | None) -> Call:
         check_refused(body)
@@ -82,13 +98,14 @@ class CallBuilder:
         if body.stream and body.echo and body.logprobs is not None:
             raise invalid("echo together with logprobs is answered as a whole: leave out stream", "stream")
         add_special = body.add_special_tokens is not False
-        prompts = []
-        for prompt in split_prompts(body.prompt):
+        texts, prompts = split_prompts(body.prompt), []
+        shared = self._shared(body, limits, len(texts), output, adapter)
+        for prompt in texts:
             token_ids = self._encoder.encode(prompt, limits, add_special_tokens=add_special)
             wanted = 1 if scores_only else body.max_tokens
-            request = self._request(body, token_ids, limits, wanted, COMPLETION_TOKENS, output, adapter)
+            request = self._request(body, token_ids, limits, wanted, COMPLETION_TOKENS, shared)
             is_whole = isinstance(prompt, str) and len(request.input_token_ids) == len(token_ids)
-            prompts.append(self._prompt_call(body, request, str(prompt) if is_whole else None))
+            prompts.append(self._prompt_call(body, request, shared, str(prompt) if is_whole else None))
         return self._call(body, prompts, model, includes_usage, scores_only=scores_only)
 
     def _call(
@@ -113,10 +130,23 @@ class CallBuilder:
             client_id=_client_id(body.request_id),
         )
 
-    def _prompt_call(self, body: Body, request: Request, text: str | None = None) -> PromptCall:
+    def _shared(
+        self, body: Body, limits: RequestLimits, num_prompts: int, output: OutputConfig, adapter: LoRARequest | None
+    ) -> Shared:
+        stops = _stops(body)
+        return Shared(
+            output=output,
+            adapter=adapter,
+            biases=read_biases(body, limits.vocab_size, num_prompts),
+            bad_words=self._tokenizer.encode_spellings(_words(body.bad_words)),
+            end_ids=self._end_ids(body, limits.vocab_size),
+            guide=read_guide(body),
+            stop_strings=StopStrings(stops) if stops else None,
+        )
+
+    def _prompt_call(self, body: Body, request: Request, shared: Shared, text: str | None = None) -> PromptCall:
         """`text`: the prompt's, if it is known."""
-        stops, min_tokens = _stops(body), request.sampling_config.min_tokens
-        stop_strings = StopStrings(stops) if stops else None
+        stop_strings, min_tokens = shared.stop_strings, request.sampling_config.min_tokens
         keeps_stop = bool(body.include_stop_str_in_output)
         shows_special = body.skip_special_tokens is False
         stop_ids = frozenset(body.stop_token_ids or ())
@@ -147,8 +177,7 @@ class CallBuilder:
         limits: RequestLimits,
         wanted: int | None,
         default: int | None,
-        output: OutputConfig,
-        adapter: LoRARequest | None,
+        shared: Shared,
     ) -> Request:
         """`wanted`: new tokens that the body asks for; `default`: without that, None = as many as fit."""
         # The last token is sampled but never computed.
@@ -170,16 +199,16 @@ class CallBuilder:
             max_tokens=max_tokens,
             # Stop strings are found in text: the engine must send every token at once so that it can be stopped.
             streaming=bool(body.stream or body.stop),
-            sampling_config=sampling_config(body, self._defaults, limits, num_prompt, max_tokens),
-            output_config=output,
-            end_ids=self._end_ids(body, limits.vocab_size),
-            bad_words=self._tokenizer.encode_spellings(_words(body.bad_words)),
-            guided_decoding_params=read_guide(body),
+            sampling_config=sampling_config(body, self._defaults, shared.biases, num_prompt, max_tokens),
+            output_config=shared.output,
+            end_ids=shared.end_ids,
+            bad_words=shared.bad_words,
+            guided_decoding_params=shared.guide,
             priority=engine_priority(body.priority),
             allotted_time_ms=self._allotted_ms(body.allotted_time_ms),
             cache_salt=_cache_salt(body.cache_salt),
             num_return_sequences=n or 1,
-            lora_request=adapter,
+            lora_request=shared.adapter,
         )
         limits.validate(request)
         return request

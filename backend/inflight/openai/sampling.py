@@ -5,23 +5,44 @@ Unlike on the Triton side, a body that says nothing is sampled: with the tempera
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import numpy as np
 from msgspec import structs
 
 from inflight.generation_defaults import GenerationDefaults
 from inflight.openai.api_error import APIError, invalid
 from inflight.openai.fields import Body
-from inflight.request_limits import RequestLimits
 from inflight.sampling_config import MAX_BIAS, SamplingConfig
 
 MIN_SEED, MAX_SEED = -(2**63), 2**64 - 1
 MAX_PRIORITY = 2**20
 """Up to here each priority of a request has one of its own on the engine's scale."""
 NONE_OF_TOP_K = (-1, 0)
+MAX_ALLOWED_BYTES = 2**26
+"""Of the biases that allowed_token_ids becomes, which each of a body's prompts brings to the engine: 4 a token of the
+vocabulary."""
+
+
+@dataclass(frozen=True, slots=True)
+class Biases:
+    """The fields of SamplingConfig that all prompts of a body share."""
+
+    logit_bias: dict[int, float]
+    embedding_bias: bytes
+
+
+def read_biases(body: Body, vocab_size: int, num_prompts: int) -> Biases:
+    """Raises APIError."""
+    allowed = _allowed_alone(body, vocab_size)
+    if num_prompts * len(allowed) > MAX_ALLOWED_BYTES:
+        most = max(MAX_ALLOWED_BYTES // len(allowed), 1)
+        raise invalid(f"allowed_token_ids can be given for {most} prompts at once, got {num_prompts}", "prompt")
+    return Biases(_logit_bias(body), allowed)
 
 
 def sampling_config(
-    body: Body, defaults: GenerationDefaults, limits: RequestLimits, num_prompt_tokens: int, max_tokens: int
+    body: Body, defaults: GenerationDefaults, biases: Biases, num_prompt_tokens: int, max_tokens: int
 ) -> SamplingConfig:
     """Raises APIError or InvalidRequest; ranges that the engine checks for all clients are left to it."""
     if body.temperature is not None and body.temperature < 0:
@@ -44,7 +65,7 @@ def sampling_config(
         frequency_penalty=body.frequency_penalty,
         min_tokens=body.min_tokens,
     )
-    return structs.replace(config, logit_bias=_logit_bias(body), embedding_bias=_allowed_alone(body, limits.vocab_size))
+    return structs.replace(config, logit_bias=biases.logit_bias, embedding_bias=biases.embedding_bias)
 
 
 def engine_priority(priority: int | None) -> float:

@@ -12,6 +12,7 @@ from openai_server import CLIENT, Running
 from inflight.errors import EngineUnavailable, QueueFull
 from inflight.openai import fields
 from inflight.openai.fields import ACCEPTED_UNUSED, REFUSED, ChatBody, CompletionBody
+from inflight.text.stop_strings import StopStrings
 
 CHATS, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
 CHAT: dict[str, Any] = {"messages": [{"role": "user", "content": "hi"}]}
@@ -262,3 +263,29 @@ def test_paths_and_methods(running: Running, method: str, path: str, status: int
     response = CLIENT.request(method, running.url + path)
     assert response.status_code == status
     assert response.json()["error"]["message"]
+
+
+def test_what_prompts_share_is_made_once(running: Running, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A body of 9 KB with a thousand prompts and four stop strings took a gigabyte."""
+    made: list[list[str]] = []
+
+    def make(stop_strings: list[str]) -> StopStrings:
+        made.append(stop_strings)
+        return StopStrings(stop_strings)
+
+    monkeypatch.setattr("inflight.openai.call_builder.StopStrings", make)
+    body = {"prompt": ["a"] * 20, "stop": "x", "bad_words": ["y"], "allowed_token_ids": [72], "logit_bias": {"72": 1}}
+    assert running.post(COMPLETIONS, body).status_code == 200
+    assert made == [["x"]]
+    requests = running.engine.requests[-20:]
+    for make_shared in (lambda each: each.bad_words, lambda each: each.sampling_config.embedding_bias):
+        assert len({id(make_shared(each)) for each in requests}) == 1
+
+
+def test_allowed_tokens_of_many_prompts_are_bounded(running: Running, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("inflight.openai.sampling.MAX_ALLOWED_BYTES", 5000)
+    body: dict[str, Any] = {"prompt": ["a"] * 4, "allowed_token_ids": [72]}
+    assert running.post(COMPLETIONS, body).status_code == 200
+    response = running.post(COMPLETIONS, {**body, "prompt": ["a"] * 5})
+    assert response.status_code == 400
+    assert response.json()["error"]["message"] == "allowed_token_ids can be given for 4 prompts at once, got 5"
