@@ -37,6 +37,10 @@ MAX_STOPS = 4
 MAX_STOP_CHARS = 1024
 MAX_WORDS = 1024
 MAX_SALT_BYTES = 256
+MAX_COPIED_BYTES = 2**26
+"""Of what all prompts of a body share and each brings to the engine."""
+ENTRY_BYTES = 256
+"""What a word or a bias counts of that, because of the time that each takes on its way: 2000 words take 20 ms."""
 _REQUEST_ID = re.compile(r"[!-~]{1,128}")
 
 
@@ -133,12 +137,18 @@ class CallBuilder:
     def _shared(
         self, body: Body, limits: RequestLimits, num_prompts: int, output: OutputConfig, adapter: LoRARequest | None
     ) -> Shared:
-        stops = _stops(body)
+        stops, biases = _stops(body), read_biases(body, limits.vocab_size)
+        bad_words = self._tokenizer.encode_spellings(_words(body.bad_words))
+        num_bytes = ENTRY_BYTES * (len(bad_words) + len(biases.logit_bias)) + len(biases.embedding_bias)
+        if num_prompts > 1 and num_prompts * num_bytes > MAX_COPIED_BYTES:
+            most = max(MAX_COPIED_BYTES // num_bytes, 1)
+            names = "bad_words, logit_bias and allowed_token_ids"
+            raise invalid(f"with these {names} prompt may have {most} entries, got {num_prompts}", "prompt")
         return Shared(
             output=output,
             adapter=adapter,
-            biases=read_biases(body, limits.vocab_size, num_prompts),
-            bad_words=self._tokenizer.encode_spellings(_words(body.bad_words)),
+            biases=biases,
+            bad_words=bad_words,
             end_ids=self._end_ids(body, limits.vocab_size),
             guide=read_guide(body),
             stop_strings=StopStrings(stops) if stops else None,

@@ -19,9 +19,6 @@ MIN_SEED, MAX_SEED = -(2**63), 2**64 - 1
 MAX_PRIORITY = 2**20
 """Up to here each priority of a request has one of its own on the engine's scale."""
 NONE_OF_TOP_K = (-1, 0)
-MAX_ALLOWED_BYTES = 2**26
-"""Of the biases that allowed_token_ids becomes, which each of a body's prompts brings to the engine: 4 a token of the
-vocabulary."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,13 +29,9 @@ class Biases:
     embedding_bias: bytes
 
 
-def read_biases(body: Body, vocab_size: int, num_prompts: int) -> Biases:
+def read_biases(body: Body, vocab_size: int) -> Biases:
     """Raises APIError."""
-    allowed = _allowed_alone(body, vocab_size)
-    if num_prompts * len(allowed) > MAX_ALLOWED_BYTES:
-        most = max(MAX_ALLOWED_BYTES // len(allowed), 1)
-        raise invalid(f"allowed_token_ids can be given for {most} prompts at once, got {num_prompts}", "prompt")
-    return Biases(_logit_bias(body), allowed)
+    return Biases(_logit_bias(body), _allowed_alone(body, vocab_size))
 
 
 def sampling_config(
