@@ -7,7 +7,7 @@ from typing import Any
 
 import msgspec
 import pytest
-from openai_server import CLIENT, Running
+from openai_server import CLIENT, PlayedEngine, Running, checkpoint_folder, openai_server
 
 from inflight.errors import EngineUnavailable, QueueFull
 from inflight.openai import fields
@@ -295,3 +295,10 @@ def test_what_many_prompts_bring_to_the_engine_is_bounded(
     response = running.post(COMPLETIONS, {"prompt": ["a"] * 6, **options})
     assert response.status_code == 400
     assert "prompt may have" in response.json()["error"]["message"]
+
+
+@pytest.mark.parametrize("path", ["", "nowhere", "a" * 5000, "a\0b"])
+def test_an_adapter_in_no_folder_is_refused(tmp_path: Path, path: str) -> None:
+    with openai_server(PlayedEngine(), checkpoint_folder(tmp_path), allow_lora_updates=True) as url:
+        response = CLIENT.post(url + "/v1/load_lora_adapter", json={"lora_name": "a", "lora_path": path})
+    assert (response.status_code, response.json()["error"]["param"]) == (404, "lora_path")
