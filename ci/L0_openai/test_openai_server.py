@@ -259,11 +259,19 @@ def test_the_supervisor_starts_it_again(server: ServerProcess, client: openai.Op
     assert "the OpenAI server ended (killed by SIGKILL); starting it again" in server.told
 
 
-def test_it_comes_back_with_a_dead_tritonserver(server: ServerProcess, client: openai.OpenAI) -> None:
-    before = server.tritonserver_pid
+def test_it_outlives_tritonserver_and_finds_the_next_engine(server: ServerProcess, client: openai.OpenAI) -> None:
+    before, own = server.tritonserver_pid, server.openai_pid
+    stream = client.completions.create(
+        model="llm", prompt=PROMPT, max_tokens=900, stream=True, extra_body={"ignore_eos": True}
+    )
+    next(stream)
     os.kill(before, signal.SIGKILL)
+    with pytest.raises(openai.APIError, match="ranks died"):
+        for _ in stream:
+            pass
     until(lambda: "serving again" in server.told, "the server was started again")
     assert server.tritonserver_pid != before
+    assert server.openai_pid == own
     assert client.completions.create(model="llm", prompt=PROMPT, max_tokens=4).choices[0].text
 
 

@@ -5,9 +5,9 @@ Bodies are decoded here, and become calls on the text threads; `respond` sends t
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any, TypeVar
 
 import msgspec
@@ -221,7 +221,7 @@ class App:
             replaces = bool(body.load_inplace) and self._names.is_loaded(body.lora_name)
             if not replaces:
                 self._names.check_free(body.lora_name)
-            if not Path(body.lora_path).is_dir():
+            if not os.path.isdir(body.lora_path):  # unlike Path.is_dir, false for a path that is too long
                 raise APIError(404, "lora_path is no folder of this machine", param="lora_path")
             if replaces:
                 await self._order(LoRARequest(body.lora_name), "unload")

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Iterable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from itertools import chain
 from typing import Any
 
@@ -25,7 +25,7 @@ from inflight.openai.guides import read_guide
 from inflight.openai.log_probs import LogProbWriter
 from inflight.openai.prompts import PromptEncoder, split_prompts
 from inflight.openai.reasoning import reasoning_tags
-from inflight.openai.sampling import engine_priority, sampling_config
+from inflight.openai.sampling import Biases, engine_priority, read_biases, sampling_config
 from inflight.openai.tool_use import ToolUse, read_tools
 from inflight.openai.tools.parser import tool_tags
 from inflight.output_config import MAX_LOG_PROBS, OutputConfig
@@ -43,7 +43,24 @@ MAX_STOPS = 4
 MAX_STOP_CHARS = 1024
 MAX_WORDS = 1024
 MAX_SALT_BYTES = 256
+MAX_COPIED_BYTES = 2**26
+"""Of what all prompts of a body share and each brings to the engine."""
+ENTRY_BYTES = 256
+"""What a word or a bias counts of that, because of the time that each takes on its way: 2000 words take 20 ms."""
 _REQUEST_ID = re.compile(r"[!-~]{1,128}")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Shared:
+    """What all prompts of a body have in common, made once: a short body may have a thousand of them."""
+
+    output: OutputConfig
+    adapter: LoRARequest | None
+    biases: Biases
+    bad_words: list[list[int]]
+    end_ids: list[int]
+    guide: GuidedDecodingParams | None
+    stop_strings: StopStrings | None
 
 
 class CallBuilder:
@@ -92,9 +109,10 @@ class CallBuilder:
         output = _output_config(body.top_logprobs or 0, "top_logprobs") if body.logprobs else OutputConfig()
         wanted = body.max_tokens if body.max_completion_tokens is None else body.max_completion_tokens
         guide = read_guide(body, None if use is None else use.guide)
-        request = self._request(body, token_ids, limits, wanted, None, output, guide, adapter)
+        shared = self._shared(body, limits, 1, output, guide, adapter)
+        request = self._request(body, token_ids, limits, wanted, None, shared)
         format = self._chat_format(body, use, text, has_guide=guide is not None)
-        prompts = [self._prompt_call(body, request, shown=frozenset() if format is None else self._tag_ids)]
+        prompts = [self._prompt_call(body, request, shared, shown=frozenset() if format is None else self._tag_ids)]
         return self._call(body, prompts, model, includes_usage, format=format)
 
     def completion(self, body: CompletionBody, limits: RequestLimits, model: str, adapter: LoRARequest | None) -> Call:
@@ -106,14 +124,14 @@ class CallBuilder:
         if body.stream and body.echo and body.logprobs is not None:
             raise invalid("echo together with logprobs is answered as a whole: leave out stream", "stream")
         add_special = body.add_special_tokens is not False
-        prompts = []
-        for prompt in split_prompts(body.prompt):
+        texts, prompts = split_prompts(body.prompt), []
+        shared = self._shared(body, limits, len(texts), output, read_guide(body), adapter)
+        for prompt in texts:
             token_ids = self._encoder.encode(prompt, limits, add_special_tokens=add_special)
             wanted = 1 if scores_only else body.max_tokens
-            guide = read_guide(body)
-            request = self._request(body, token_ids, limits, wanted, COMPLETION_TOKENS, output, guide, adapter)
+            request = self._request(body, token_ids, limits, wanted, COMPLETION_TOKENS, shared)
             is_whole = isinstance(prompt, str) and len(request.input_token_ids) == len(token_ids)
-            prompts.append(self._prompt_call(body, request, str(prompt) if is_whole else None))
+            prompts.append(self._prompt_call(body, request, shared, str(prompt) if is_whole else None))
         return self._call(body, prompts, model, includes_usage, scores_only=scores_only)
 
     def _chat_format(self, body: ChatBody, use: ToolUse | None, prompt: str, *, has_guide: bool) -> ChatFormat | None:
@@ -169,12 +187,43 @@ class CallBuilder:
             client_id=_client_id(body.request_id),
         )
 
+    def _shared(
+        self,
+        body: Body,
+        limits: RequestLimits,
+        num_prompts: int,
+        output: OutputConfig,
+        guide: GuidedDecodingParams | None,
+        adapter: LoRARequest | None,
+    ) -> Shared:
+        stops, biases = _stops(body), read_biases(body, limits.vocab_size)
+        bad_words = self._tokenizer.encode_spellings(_words(body.bad_words))
+        num_bytes = ENTRY_BYTES * (len(bad_words) + len(biases.logit_bias)) + len(biases.embedding_bias)
+        if num_prompts > 1 and num_prompts * num_bytes > MAX_COPIED_BYTES:
+            most = max(MAX_COPIED_BYTES // num_bytes, 1)
+            names = "bad_words, logit_bias and allowed_token_ids"
+            raise invalid(f"with these {names} prompt may have {most} entries, got {num_prompts}", "prompt")
+        return Shared(
+            output=output,
+            adapter=adapter,
+            biases=biases,
+            bad_words=bad_words,
+            end_ids=self._end_ids(body, limits.vocab_size),
+            guide=guide,
+            stop_strings=StopStrings(stops) if stops else None,
+        )
+
     def _prompt_call(
-        self, body: Body, request: Request, text: str | None = None, *, shown: frozenset[int] = frozenset()
+        self,
+        body: Body,
+        request: Request,
+        shared: Shared,
+        text: str | None = None,
+        *,
+        shown: frozenset[int] = frozenset(),
     ) -> PromptCall:
         """`text`: the prompt's, if it is known. `shown`: special tokens that have text whatever the body says."""
-        stops, min_tokens = _stops(body), request.sampling_config.min_tokens
-        stop_strings = StopStrings(stops) if stops else None
+        stop_strings, min_tokens = shared.stop_strings, request.sampling_config.min_tokens
         keeps_stop = bool(body.include_stop_str_in_output)
         shows_special = body.skip_special_tokens is False
         stop_ids = frozenset(body.stop_token_ids or ())
@@ -207,9 +256,7 @@ class CallBuilder:
         limits: RequestLimits,
         wanted: int | None,
         default: int | None,
-        output: OutputConfig,
-        guide: GuidedDecodingParams | None,
-        adapter: LoRARequest | None,
+        shared: Shared,
     ) -> Request:
         """`wanted`: new tokens that the body asks for; `default`: without that, None = as many as fit."""
         # The last token is sampled but never computed.
@@ -231,16 +278,16 @@ class CallBuilder:
             max_tokens=max_tokens,
             # Stop strings are found in text: the engine must send every token at once so that it can be stopped.
             streaming=bool(body.stream or body.stop),
-            sampling_config=sampling_config(body, self._defaults, limits, num_prompt, max_tokens),
-            output_config=output,
-            end_ids=self._end_ids(body, limits.vocab_size),
-            bad_words=self._tokenizer.encode_spellings(_words(body.bad_words)),
-            guided_decoding_params=guide,
+            sampling_config=sampling_config(body, self._defaults, shared.biases, num_prompt, max_tokens),
+            output_config=shared.output,
+            end_ids=shared.end_ids,
+            bad_words=shared.bad_words,
+            guided_decoding_params=shared.guide,
             priority=engine_priority(body.priority),
             allotted_time_ms=self._allotted_ms(body.allotted_time_ms),
             cache_salt=_cache_salt(body.cache_salt),
             num_return_sequences=n or 1,
-            lora_request=adapter,
+            lora_request=shared.adapter,
         )
         limits.validate(request)
         return request

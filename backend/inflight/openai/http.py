@@ -1,8 +1,10 @@
-"""HTTP/1.1 as uvicorn speaks it, with two things more: a bound on the length of a request's head, which httptools does
-not have, and a short way for the chunks of a stream, of which there is one for each token."""
+"""HTTP/1.1 as uvicorn speaks it, with three things more: a bound on the length of a request's head, which httptools
+does not have, a bound on the time until it has come, which uvicorn has only until its first byte, and a short way for
+the chunks of a stream, of which there is one for each token."""
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable
 
 from starlette.types import Scope
@@ -47,6 +49,17 @@ class BoundedHttp(HttpToolsProtocol):
     _has_more_than_head = False
     """Whether the bytes that came last belong to a body, or end a head."""
     _is_in_body = False
+    _head_timer: asyncio.TimerHandle | None = None
+    """Closes the connection unless the next head is complete `timeout_keep_alive` after the connection was made or the
+    last answer was sent, whatever bytes come until then: each open connection takes one of the process's files."""
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        super().connection_made(transport)
+        self._expect_head()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._cancel_head_timer()
+        super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
         self._has_more_than_head = self._is_in_body
@@ -62,11 +75,30 @@ class BoundedHttp(HttpToolsProtocol):
 
     def on_headers_complete(self) -> None:
         self._is_in_body = self._has_more_than_head = True
+        self._cancel_head_timer()
         super().on_headers_complete()
 
     def on_message_complete(self) -> None:
         self._is_in_body = False
         super().on_message_complete()
+
+    def on_response_complete(self) -> None:
+        super().on_response_complete()
+        if not self.transport.is_closing():
+            self._expect_head()
+
+    def _expect_head(self) -> None:
+        self._cancel_head_timer()
+        self._head_timer = self.loop.call_later(self.timeout_keep_alive, self._close_if_idle)
+
+    def _cancel_head_timer(self) -> None:
+        if self._head_timer is not None:
+            self._head_timer.cancel()
+
+    def _close_if_idle(self) -> None:
+        # Of pipelined requests the last one's head has come: it is answered first.
+        if self.cycle is None or self.cycle.response_complete:
+            self.transport.close()
 
     def shutdown(self) -> None:
         if self.is_endless:

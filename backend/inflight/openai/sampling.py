@@ -5,13 +5,14 @@ Unlike on the Triton side, a body that says nothing is sampled: with the tempera
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import numpy as np
 from msgspec import structs
 
 from inflight.generation_defaults import GenerationDefaults
 from inflight.openai.api_error import APIError, invalid
 from inflight.openai.fields import Body
-from inflight.request_limits import RequestLimits
 from inflight.sampling_config import MAX_BIAS, SamplingConfig
 
 MIN_SEED, MAX_SEED = -(2**63), 2**64 - 1
@@ -20,8 +21,21 @@ MAX_PRIORITY = 2**20
 NONE_OF_TOP_K = (-1, 0)
 
 
+@dataclass(frozen=True, slots=True)
+class Biases:
+    """The fields of SamplingConfig that all prompts of a body share."""
+
+    logit_bias: dict[int, float]
+    embedding_bias: bytes
+
+
+def read_biases(body: Body, vocab_size: int) -> Biases:
+    """Raises APIError."""
+    return Biases(_logit_bias(body), _allowed_alone(body, vocab_size))
+
+
 def sampling_config(
-    body: Body, defaults: GenerationDefaults, limits: RequestLimits, num_prompt_tokens: int, max_tokens: int
+    body: Body, defaults: GenerationDefaults, biases: Biases, num_prompt_tokens: int, max_tokens: int
 ) -> SamplingConfig:
     """Raises APIError or InvalidRequest; ranges that the engine checks for all clients are left to it."""
     if body.temperature is not None and body.temperature < 0:
@@ -44,7 +58,7 @@ def sampling_config(
         frequency_penalty=body.frequency_penalty,
         min_tokens=body.min_tokens,
     )
-    return structs.replace(config, logit_bias=_logit_bias(body), embedding_bias=_allowed_alone(body, limits.vocab_size))
+    return structs.replace(config, logit_bias=biases.logit_bias, embedding_bias=biases.embedding_bias)
 
 
 def engine_priority(priority: int | None) -> float:

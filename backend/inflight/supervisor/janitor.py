@@ -14,6 +14,7 @@ import os
 import shutil
 import signal
 import sys
+from collections.abc import Collection
 from pathlib import Path
 
 from inflight.supervisor import processes, shared_memory
@@ -22,9 +23,9 @@ GRACE = 2.0
 """Seconds between SIGTERM and SIGKILL. No client waits for a response any more; ranks only need to leave MPI."""
 
 
-def sweep(run_directory: Path, prefix: str, grace: float = GRACE) -> None:
-    """End the server's processes and remove its shared-memory regions; the directory stays."""
-    processes.end(lambda: processes.marked(run_directory), grace)
+def sweep(run_directory: Path, prefix: str, grace: float = GRACE, spared: Collection[int | None] = frozenset()) -> None:
+    """End the server's processes but those `spared`, and remove its shared-memory regions; the directory stays."""
+    processes.end(lambda: [pid for pid in processes.marked(run_directory) if pid not in spared], grace)
     shared_memory.remove(prefix)
 
 

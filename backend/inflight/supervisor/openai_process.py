@@ -42,6 +42,9 @@ class OpenAIProcess:
         return None if self._process is None else self._process.pid
 
     def start(self) -> None:
+        """Unless it runs: it outlives tritonserver, and finds the next engine by itself."""
+        if self._process is not None and self._process.poll() is None:
+            return
         self._process = subprocess.Popen(
             self._command, env=self._environment, stdin=subprocess.DEVNULL, stdout=2, start_new_session=True
         )

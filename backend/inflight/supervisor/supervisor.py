@@ -136,9 +136,12 @@ class Supervisor:
                     return
 
     def _restart(self, failure: str) -> bool:
-        """Kill what is left and start again; False at a signal. Clients get an error, because their connections end."""
+        """Kill what is left and start again; False at a signal. Clients get an error: tritonserver's because their
+        connections end, and those of the OpenAI server, which stays and finds the new engine, in words."""
+        spares_openai = True  # if that start fails, it may be the reason
         while True:
-            self._kill()
+            self._kill(spares_openai=spares_openai)
+            spares_openai = False
             if self._pause(f"{failure}; starting it again"):
                 return False
             try:
@@ -240,14 +243,15 @@ class Supervisor:
             self._kill()
             attendant.communicate()
 
-    def _kill(self) -> None:
+    def _kill(self, *, spares_openai: bool = False) -> None:
         """End the server's every process at once and remove its shared memory."""
         self._log.hush_errors()
-        if self._openai is not None:
+        if self._openai is not None and not spares_openai:
             self._openai.kill()
         if self._running is not None:
             self._running.process.kill()
-            janitor.sweep(self._plan.run_directory, self._plan.prefix, grace=1.0)
+            spared = {self._openai.pid} if self._openai is not None else set()
+            janitor.sweep(self._plan.run_directory, self._plan.prefix, grace=1.0, spared=spared)
             self._running.process.wait(5.0)
             self._running.close()
             self._log.join(1.0)

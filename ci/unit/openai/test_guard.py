@@ -126,6 +126,42 @@ def test_endless_heads_are_refused(guarded: Running) -> None:
     assert answer.startswith(b"HTTP/1.1 431")
 
 
+BEGUN = b"GET /health HTTP/1.1\r\nhost: x\r\n"
+REFUSED = b"POST /health HTTP/1.1\r\nhost: x\r\ncontent-length: 100\r\n\r\n{"
+
+
+@pytest.mark.parametrize("sent", [b"", BEGUN, BEGUN + b"\r\n" + BEGUN, REFUSED])
+def test_connections_without_a_whole_request_are_closed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, sent: bytes
+) -> None:
+    """Also behind an answer, and while a body comes that was refused already."""
+    monkeypatch.setattr("inflight.openai.serve.KEEP_ALIVE_SECONDS", 0.2)
+    with openai_server(PlayedEngine(), checkpoint_folder(tmp_path)) as url:
+        host, port = url.removeprefix("http://").split(":")
+        with socket.create_connection((host, int(port)), ENOUGH) as connection:
+            connection.sendall(sent)
+            while connection.recv(1000):
+                continue
+
+
+def test_an_answer_may_take_longer_than_the_next_head(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("inflight.openai.serve.KEEP_ALIVE_SECONDS", 0.1)
+    engine = PlayedEngine(lambda request: [])
+    with openai_server(engine, checkpoint_folder(tmp_path)) as url:
+        host, port = url.removeprefix("http://").split(":")
+        body = json.dumps(CHAT).encode()
+        head = f"POST {CHATS} HTTP/1.1\r\nhost: x\r\ncontent-length: {len(body)}\r\n\r\n".encode()
+        with socket.create_connection((host, int(port)), ENOUGH) as connection:
+            connection.sendall(head + body + BEGUN)
+            _wait_until(lambda: bool(engine.requests))
+            connection.settimeout(0.5)
+            with pytest.raises(TimeoutError):
+                connection.recv(1)
+            connection.settimeout(ENOUGH)
+            engine.push(*say()(_numbered(engine)))
+            assert connection.recv(12) == b"HTTP/1.1 200"
+
+
 def test_no_more_requests_than_allowed_are_open(guarded: Running) -> None:
     def start_only(request: object) -> list[object]:
         return [result(request, [72])]  # type: ignore[arg-type]

@@ -7,11 +7,12 @@ from typing import Any
 
 import msgspec
 import pytest
-from openai_server import CLIENT, Running
+from openai_server import CLIENT, PlayedEngine, Running, checkpoint_folder, openai_server
 
 from inflight.errors import EngineUnavailable, QueueFull
 from inflight.openai import fields
 from inflight.openai.fields import ACCEPTED_UNUSED, REFUSED, ChatBody, CompletionBody
+from inflight.text.stop_strings import StopStrings
 
 CHATS, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
 CHAT: dict[str, Any] = {"messages": [{"role": "user", "content": "hi"}]}
@@ -260,3 +261,42 @@ def test_paths_and_methods(running: Running, method: str, path: str, status: int
     response = CLIENT.request(method, running.url + path)
     assert response.status_code == status
     assert response.json()["error"]["message"]
+
+
+def test_what_prompts_share_is_made_once(running: Running, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A body of 9 KB with a thousand prompts and four stop strings took a gigabyte."""
+    made: list[list[str]] = []
+
+    def make(stop_strings: list[str]) -> StopStrings:
+        made.append(stop_strings)
+        return StopStrings(stop_strings)
+
+    monkeypatch.setattr("inflight.openai.call_builder.StopStrings", make)
+    body = {"prompt": ["a"] * 20, "stop": "x", "bad_words": ["y"], "allowed_token_ids": [72], "logit_bias": {"72": 1}}
+    assert running.post(COMPLETIONS, body).status_code == 200
+    assert made == [["x"]]
+    requests = running.engine.requests[-20:]
+    for make_shared in (lambda each: each.bad_words, lambda each: each.sampling_config.embedding_bias):
+        assert len({id(make_shared(each)) for each in requests}) == 1
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{"allowed_token_ids": [72]}, {"bad_words": ["a", "b"]}, {"logit_bias": {str(token): 1 for token in range(5)}}],
+)
+def test_what_many_prompts_bring_to_the_engine_is_bounded(
+    running: Running, monkeypatch: pytest.MonkeyPatch, options: dict[str, Any]
+) -> None:
+    """Each has a copy of its own: a body of 13 KB kept all short requests waiting for 20 s."""
+    monkeypatch.setattr("inflight.openai.call_builder.MAX_COPIED_BYTES", 5200)
+    assert running.post(COMPLETIONS, {"prompt": ["a"] * 4, **options}).status_code == 200
+    response = running.post(COMPLETIONS, {"prompt": ["a"] * 6, **options})
+    assert response.status_code == 400
+    assert "prompt may have" in response.json()["error"]["message"]
+
+
+@pytest.mark.parametrize("path", ["", "nowhere", "a" * 5000, "a\0b"])
+def test_an_adapter_in_no_folder_is_refused(tmp_path: Path, path: str) -> None:
+    with openai_server(PlayedEngine(), checkpoint_folder(tmp_path), allow_lora_updates=True) as url:
+        response = CLIENT.post(url + "/v1/load_lora_adapter", json={"lora_name": "a", "lora_path": path})
+    assert (response.status_code, response.json()["error"]["param"]) == (404, "lora_path")

@@ -119,6 +119,8 @@ def test_structured_outputs(guide: Any, kind: str, text: str | None) -> None:
         ({"structured_outputs": {"json": {}, "regex": "a"}}, "exactly one"),
         ({"structured_outputs": {"whitespace_pattern": " "}}, "not supported"),
         ({"structured_outputs": {"choice": []}}, "choice must be"),
+        ({"bad_words": ["\ud800"]}, "not valid JSON"),
+        ({"structured_outputs": '{"regex": "\\ud800"}'}, "not valid JSON"),
     ],
 )
 def test_wrong_sampling_parameters_are_refused_in_words(parameters: Any, words: str) -> None:

@@ -217,9 +217,11 @@ PARAMETERS_BY_NAME = {parameter.name: parameter for parameter in PARAMETERS}
 
 def _parsed(name: str, text: str) -> Any:
     try:
-        return json.loads(text)
+        value = json.loads(text)
+        json.dumps(value, ensure_ascii=False).encode()  # its escapes may spell half a character, which is no text
     except (ValueError, RecursionError):
         raise InvalidRequest(f"{name} is not valid JSON") from None
+    return value
 
 
 def _plain(value: Any) -> object:
