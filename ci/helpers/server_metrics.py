@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import threading
 import time
+import urllib.error
 import urllib.request
 from collections.abc import Callable
 
@@ -17,6 +18,8 @@ KV_BLOCKS = "nv_trt_llm_kv_cache_block_metrics"
 
 DEADLINE = 60.0
 """Seconds after which something that should happen counts as never happening."""
+PORT_SECONDS = 2.0
+"""tritonserver opens the port of its metrics a moment after it is ready."""
 
 _SERIES = re.compile(r"^(?P<name>\w+)\{(?P<labels>[^}]*)\} (?P<value>\S+)$", re.MULTILINE)
 
@@ -25,8 +28,7 @@ class Metrics:
     """A snapshot of the series of the model `llm`."""
 
     def __init__(self, server: ServerProcess) -> None:
-        with urllib.request.urlopen(server.metrics_url, timeout=DEADLINE) as response:
-            text = response.read().decode()
+        text = _read(server.metrics_url)
         self._values = {
             (found["name"], frozenset(found["labels"].split(","))): float(found["value"])
             for found in _SERIES.finditer(text)
@@ -69,3 +71,15 @@ def wait_for_rest(server: ServerProcess) -> Metrics:
     """Wait until the engine holds nothing of any request."""
     until(lambda: Metrics(server).is_at_rest, "no request is active and every KV block is free")
     return Metrics(server)
+
+
+def _read(url: str) -> str:
+    deadline = time.monotonic() + PORT_SECONDS
+    while True:
+        try:
+            with urllib.request.urlopen(url, timeout=DEADLINE) as response:
+                return str(response.read().decode())
+        except urllib.error.URLError:
+            if time.monotonic() > deadline:
+                raise
+            time.sleep(0.1)

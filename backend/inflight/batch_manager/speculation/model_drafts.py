@@ -7,9 +7,6 @@ from inflight.batch_manager.speculation.payoff import DRAFT_COST, Payoff
 from inflight.scheduler_output import DRAFTED
 from inflight.speculative_decoding import DraftTargetDecodingConfig
 
-FIRST_DRAFT_LEN = 2
-"""Every sequence tries, and where the draft model is no good each of these is lost: 16 sequences then got 0.98 of their
-tokens per second of CPU time, and 0.91 with 4 (a thread of a Xeon, 3 of 30 layers draft, 2026-11-22)."""
 MODEL_DRAFT_COST = 2 * DRAFT_COST
 """Making a draft costs about as much as verifying it, if the draft model is a fifth of the network."""
 LONE_STEP_COST = 1
@@ -25,7 +22,6 @@ class ModelDrafts:
     def __init__(self, config: DraftTargetDecodingConfig) -> None:
         self._payoff = Payoff(
             config.max_draft_len,
-            first_draft_len=FIRST_DRAFT_LEN,
             draft_cost=MODEL_DRAFT_COST,
             lone_step_cost=LONE_STEP_COST,
         )

@@ -17,8 +17,8 @@ def test_nothing_is_proposed_before_anything_is_forced() -> None:
 
 def test_what_is_still_to_come_is_proposed() -> None:
     drafter = forced([5, 6, 7, 8], 2)
-    assert drafter.propose([1, 2], 0, 64) == [5, 6, 7, 8]
-    assert drafter.propose([1, 2], 1, 64) == [6, 7, 8], "5 is on the device"
+    assert drafter.propose([1, 2], 0, 64) == [5, 6]
+    assert drafter.propose([1, 2], 1, 64) == [6, 7], "5 is on the device"
     assert drafter.propose([1, 2, 5], 1, 64) == [7, 8]
     assert drafter.propose([1, 2, 5], 1, 1) == [], "one draft does not pay"
     assert drafter.propose([1, 2, 5, 6], 1, 64) == []

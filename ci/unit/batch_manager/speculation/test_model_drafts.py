@@ -54,7 +54,7 @@ def test_it_rests_where_it_does_not_pay(num_running: int, num_accepted: int, res
         length += 1 + num_accepted
         drafter.account(2, num_accepted, length, num_running)
     assert (drafter.propose([1] * length, 0, 64) == []) == rests
-    assert drafter.propose([1] * (length + FIRST_REST), 0, 64)
+    assert drafter.propose([1] * (length + 2 * FIRST_REST), 0, 64)
 
 
 def test_beside_many_sequences_not_even_right_drafts_pay() -> None:
