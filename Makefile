@@ -59,14 +59,14 @@ test-full: ## the same with 20 times as many random histories of scheduler and K
 	INFLIGHT_FUZZ_EXAMPLES=2000 $(MAKE) test
 
 # Tests that load no network and start no process run side by side, a worker per core; the slow ones, and those against
-# servers, two files at a time. Their networks then have one thread each: threads that wait for each other by spinning,
-# more of them than cores, made such tests take three times as long. Tests of several threads say how many.
-TWO_AT_A_TIME := OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses 2 --dist loadfile
+# servers, two and three files at a time. Their networks then have one thread each: threads that wait for each other by
+# spinning, more of them than cores, made such tests take three times as long. Tests of several threads say how many.
+FILES_AT_A_TIME := OMP_NUM_THREADS=1 $(BIN)/python -m pytest --dist loadfile --numprocesses
 
 unit: $(READY) ## run the tests that need no server
 ifeq ($(strip $(ARGS)),)
 	$(BIN)/python -m pytest ci/unit -m "not slow" --numprocesses auto --dist loadfile $(DURATIONS)
-	$(TWO_AT_A_TIME) ci/unit -m slow $(DURATIONS)
+	$(FILES_AT_A_TIME) 2 ci/unit -m slow $(DURATIONS)
 else
 	$(BIN)/python -m pytest ci/unit $(DURATIONS) $(ARGS)
 endif
@@ -76,7 +76,7 @@ kernels: $(READY) ## run the kernels' tests
 	$(BIN)/python -m pytest ci/kernels --numprocesses auto --dist worksteal $(DURATIONS) $(ARGS)
 
 L0: $(READY) ## run the tests against a real tritonserver
-	$(TWO_AT_A_TIME) ci/L0_* $(DURATIONS) $(ARGS)
+	$(FILES_AT_A_TIME) 3 ci/L0_* $(DURATIONS) $(ARGS)
 
 lint: $(READY) ## check style, types, the C++ and the Dockerfile
 	$(BIN)/ruff check .
