@@ -14,6 +14,7 @@ What may turn out to be a call is held until it is one for certain: then it beco
 from __future__ import annotations
 
 import re
+from abc import ABC, abstractmethod
 from collections.abc import Callable
 from typing import ClassVar
 
@@ -32,7 +33,7 @@ CONTENT = -1
 _SPACE = re.compile(rf"[{WHITE_SPACE}]+")
 
 
-class CallMachine:
+class CallMachine(ABC):
     """One choice's text. Calls of tools that were not offered are content."""
 
     tag: ClassVar[str] = ""
@@ -90,9 +91,9 @@ class CallMachine:
 
     # -- states --------------------------------------------------------------------------------------------------------
 
+    @abstractmethod
     def _begin_calls(self) -> None:
         """A tag was read, or `opening` is next: choose the state that reads calls."""
-        raise NotImplementedError
 
     def _read_leading(self, text: str, position: int) -> int:
         return self._read_gap(text, position, starts=self.opening)
