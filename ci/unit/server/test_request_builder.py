@@ -10,41 +10,19 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 from llm_tensors import BEAMS, LIMITS, OK, READ_LIMITS, build, read
-from msgspec import structs
 
 from inflight.errors import InvalidRequest
 from inflight.generation_defaults import GenerationDefaults
-from inflight.kv_cache_retention import KvCacheRetentionConfig, TokenRangeRetentionConfig
-from inflight.lora import LoraConfig, LoRARequest
 from inflight.request import Request
 from inflight.sampling_config import SamplingConfig
 from inflight.server.request_builder import RequestBuilder
 from inflight.server.tensors.client_request import ClientRequest
 from inflight.server.tensors.dialect import TensorType
 from inflight.server.tensors.dialects import LLM
-from inflight.speculative_decoding import (
-    DraftTargetDecodingConfig,
-    ExternalDraftTokensConfig,
-    LookaheadDecodingConfig,
-    NGramDecodingConfig,
-)
 
 TABLE = {"prompt_embedding_table": np.array([[1, 2], [3, 4]], np.float16)}
 EMBEDS = {"prompt_embeds": np.array([[[1, 2], [3, 4], [5, 6]]], np.float32)}
 EXTRA = np.array([7, 8], np.uint64)
-
-
-def drafts(logits: np.ndarray | None = None, threshold: float | None = None) -> dict[str, object]:
-    given = {
-        "draft_logits": None if logits is None else logits.astype(np.float32),
-        "draft_acceptance_threshold": threshold,
-    }
-    return {"draft_input_ids": [3, 4], **{name: value for name, value in given.items() if value is not None}}
-
-
-def lookahead(window: int, ngram: int, verification: int) -> dict[str, int]:
-    sizes = {"window": window, "ngram": ngram, "verification_set": verification}
-    return {f"lookahead_{name}_size": size for name, size in sizes.items()}
 
 
 @pytest.mark.parametrize(
@@ -117,39 +95,6 @@ def lookahead(window: int, ngram: int, verification: int) -> dict[str, int]:
         ({**OK, "bad_words": ["x"] * 1025}, "bad_words has 1025 entries"),
         ({**OK, "no_repeat_ngram_size": -1}, "no_repeat_ngram_size must be between 0"),
         ({**OK, "no_repeat_ngram_size": 65}, "no_repeat_ngram_size must be between 0"),
-        ({**OK, "max_draft_len": -1}, r"max_draft_len must be between 0 \(off\) and 64, got -1"),
-        ({**OK, "max_draft_len": 65}, r"max_draft_len must be between 0 \(off\) and 64, got 65"),
-        (
-            {**OK, "speculative_max_draft_len": 65},
-            "speculative_max_draft_len must be between 0 .* 64, got 65",
-        ),
-        (
-            {**OK, "speculative_max_draft_len": 4},
-            "speculative_max_draft_len needs a draft model, and this engine has",
-        ),
-        ({**OK, "max_matching_ngram_size": 2}, "max_matching_ngram_size needs max_draft_len"),
-        ({**OK, "max_draft_len": 4, "max_matching_ngram_size": 0}, "max_matching_ngram_size must be between 1 and 16"),
-        ({**OK, "max_draft_len": 4, "max_matching_ngram_size": 17}, "max_matching_ngram_size must be between 1 and 16"),
-        ({**OK, "lookahead_window_size": 4}, "lookahead_window_size, lookahead_ngram_size and .* all or none"),
-        ({**OK, **lookahead(0, 3, 4)}, "lookahead_window_size must be between 1 and 64, got 0"),
-        ({**OK, **lookahead(4, 17, 4)}, "lookahead_ngram_size must be between 1 and 16, got 17"),
-        ({**OK, **lookahead(4, 3, -1)}, "lookahead_verification_set_size must be between 0 and 64, got -1"),
-        ({**OK, **lookahead(4, 1, 0)}, "lookahead_ngram_size 1 means no lookahead decoding"),
-        ({**OK, "draft_input_ids": [300]}, "draft_input_ids holds a token id outside"),
-        ({**OK, "draft_input_ids": [-1]}, "draft_input_ids holds a token id outside"),
-        ({**OK, "draft_input_ids": [1] * 64}, "draft_input_ids has 64 entries, more than 63"),
-        ({**OK, "draft_input_ids": np.zeros((2, 3), np.int32)}, "draft_input_ids must be one row"),
-        ({**OK, "draft_acceptance_threshold": 0.5}, "need draft_input_ids: the drafts"),
-        ({**OK, "draft_logits": np.zeros((1, 300), np.float32)}, "need draft_input_ids: the drafts"),
-        ({**OK, **drafts(threshold=0.0)}, "draft_acceptance_threshold must be above 0 and at most 1, got 0.0"),
-        ({**OK, **drafts(threshold=1.5)}, "draft_acceptance_threshold must be above 0 and at most 1, got 1.5"),
-        ({**OK, **drafts(np.zeros((3, 300)))}, "draft_logits has 3 rows, but draft_input_ids 2 drafts"),
-        ({**OK, **drafts(np.zeros((2, 299)))}, "one float32 for each of 2 drafts and 300 tokens"),
-        ({**OK, **drafts(np.full((2, 300), np.nan))}, "draft_logits must hold numbers"),
-        ({**OK, **drafts(np.full((2, 300), -np.inf))}, "in each row a finite one"),
-        ({**OK, **drafts(np.full((2, 300), np.inf))}, "and no infinity"),
-        ({**OK, "draft_input_ids": [1], "top_p_decay": 0.5}, "draft_input_ids is not supported together with"),
-        ({**OK, **BEAMS, "draft_input_ids": [1]}, "draft_input_ids is not supported together with"),
         ({**OK, "top_p_decay": 0.0}, "top_p_decay must be above 0"),
         ({**OK, "top_p_decay": 1.5}, "top_p_decay must be above 0"),
         ({**OK, "top_p_min": 0.0}, "top_p_min must be above 0"),
@@ -331,137 +276,3 @@ def test_a_word_of_whitespace_bans_no_other() -> None:
 
 def test_bad_words_are_banned_with_and_without_a_space_before() -> None:
     assert build({**OK, "bad_words": ["ab"]}).bad_words == [list(b"ab"), list(b" ab")]
-
-
-def test_drafts_and_prompt_lookup_reach_the_request() -> None:
-    request = build({**OK, "max_draft_len": 5, "draft_input_ids": [3, 4]})
-    assert request.ngram_config == NGramDecodingConfig(max_draft_len=5, max_matching_ngram_size=3)
-    assert request.external_draft_tokens_config == ExternalDraftTokensConfig(tokens=[3, 4])
-    request = build({**OK, "max_draft_len": 0, "max_matching_ngram_size": 2, "draft_input_ids": np.zeros(0, np.int32)})
-    assert request.ngram_config == NGramDecodingConfig(max_draft_len=0, max_matching_ngram_size=2)
-    assert request.external_draft_tokens_config is None
-    assert build(OK).ngram_config is None and build(OK).draft_target_config is None, "the engine's own"
-    request = build({**OK, "speculative_max_draft_len": 0})
-    assert request.draft_target_config == DraftTargetDecodingConfig(max_draft_len=0)
-
-
-def test_logits_and_threshold_of_drafts_reach_the_request() -> None:
-    logits = np.arange(600, dtype=np.float32).reshape(2, 300)
-    request = build({**OK, "temperature": 1.0, **drafts(logits, 0.25)})
-    config = request.external_draft_tokens_config
-    assert config == ExternalDraftTokensConfig(tokens=[3, 4], logits=logits.tobytes(), acceptance_threshold=0.25)
-    assert request.weighed_drafts is config
-    empty = build({**OK, **drafts(np.zeros((0, 0)))}).external_draft_tokens_config
-    assert empty == ExternalDraftTokensConfig(tokens=[3, 4])
-    greedy = build({**OK, "temperature": 0.0, **drafts(logits)})
-    assert greedy.external_draft_tokens_config is not None and greedy.weighed_drafts is None, "they change nothing"
-
-
-def test_lookahead_decoding_reaches_the_request() -> None:
-    expected = LookaheadDecodingConfig(max_window_size=5, max_ngram_size=2, max_verification_set_size=3)
-    assert build({**OK, **lookahead(5, 2, 3)}).lookahead_config == expected
-    off = build({**OK, **lookahead(1, 1, 0)}).lookahead_config
-    assert off is not None and off.is_off
-    assert build(OK).lookahead_config is None, "the engine's own"
-
-
-def test_retention_is_read_by_ranges() -> None:
-    request = build(
-        {
-            **OK,
-            "retention_token_range_starts": np.array([0, 8], np.int32),
-            "retention_token_range_ends": np.array([8, -1], np.int32),
-            "retention_token_range_priorities": np.array([90, 10], np.int32),
-            "retention_token_range_durations_ms": np.array([-1, 500], np.int32),
-            "retention_decode_duration_ms": 20,
-        }
-    )
-    first = TokenRangeRetentionConfig(token_start=0, token_end=8, priority=90)
-    second = TokenRangeRetentionConfig(token_start=8, priority=10, duration_ms=500)
-    assert request.kv_cache_retention_config == KvCacheRetentionConfig(
-        token_range_retention_configs=[first, second], decode_retention_priority=35, decode_duration_ms=20
-    )
-    assert build(OK).kv_cache_retention_config is None
-
-
-@pytest.mark.parametrize(
-    ("inputs", "sentence"),
-    [
-        (
-            {"retention_token_range_starts": np.array([0], np.int32)},
-            "must have an entry for each range; they have 1, 0",
-        ),
-        ({"retention_decode_priority": 101}, "retention_decode_priority must be between 0 and 100, got 101"),
-        ({"retention_decode_duration_ms": 0}, "must be at least 1 ms, got 0"),
-    ],
-)
-def test_a_wrong_retention_is_refused(inputs: dict, sentence: str) -> None:
-    with pytest.raises(InvalidRequest) as caught:
-        build({**OK, **inputs})
-    assert sentence in str(caught.value)
-
-
-SERVING = structs.replace(LIMITS, num_adapter_slots=2)
-
-
-def build_adapted(inputs: dict) -> Request:
-    return RequestBuilder(fake_tokenizer.byte_tokenizer(), SERVING, GenerationDefaults()).build(read(inputs), 1, "")
-
-
-WEIGHTS = {"lora_weights": np.ones((2, 6), np.float16), "lora_config": np.array([[1, 0, 2], [6, 3, 1]], np.int32)}
-
-
-def test_an_adapter_by_name_or_by_number() -> None:
-    assert build_adapted({**OK, "lora_name": "pirate"}).lora_request == LoRARequest("pirate")
-    assert build_adapted({**OK, "lora_name": ""}).lora_request is None
-    assert build_adapted({**OK, "lora_task_id": 2**64 - 1}).lora_config == LoraConfig(2**64 - 1)
-    config = build_adapted({**OK, "lora_task_id": 5, **WEIGHTS}).lora_config
-    assert config is not None
-    assert (config.config, config.weights_dtype) == ([(1, 0, 2), (6, 3, 1)], "float16")
-    assert np.array_equal(config.rows(), WEIGHTS["lora_weights"])
-
-
-def test_an_order_needs_no_prompt() -> None:
-    request = build_adapted({"lora_order": "load", "lora_task_id": 5, **WEIGHTS})
-    assert (request.lora_order, request.input_token_ids) == ("load", [])
-    assert request.lora_config is not None and request.lora_config.task_id == 5
-    assert build_adapted({"lora_order": "unload", "lora_name": "pirate"}).lora_order == "unload"
-
-
-@pytest.mark.parametrize(
-    ("inputs", "sentence"),
-    [
-        ({"lora_name": "../x"}, "lora_name must be 1 to 128 letters"),
-        ({"lora_name": "a", "lora_task_id": 1}, "lora_name and lora_task_id are two adapters"),
-        ({"lora_task_id": 0}, "lora_task_id must be from 1"),
-        (WEIGHTS, "lora_weights and lora_config need lora_task_id"),
-        ({"lora_task_id": 1, "lora_weights": WEIGHTS["lora_weights"]}, "must be given together"),
-        ({"lora_task_id": 1, **WEIGHTS, "lora_config": np.ones((1, 3), np.int32)}, r"got \[2, 6\] and \[1, 3\]"),
-        (
-            {"lora_task_id": 1, **WEIGHTS, "lora_weights": np.ones(6, np.float16)},
-            "lora_weights must have two dimensions",
-        ),
-        (
-            {
-                "lora_task_id": 1,
-                "lora_weights": np.ones((2**14 + 1, 0), np.float16),
-                "lora_config": np.ones((2**14 + 1, 3), np.int32),
-            },
-            "lora_config has 16385 rows, more than 16384",
-        ),
-        (
-            {"lora_task_id": 1, **WEIGHTS, "lora_weights": np.broadcast_to(np.float16(1), (2, 2**25))},
-            "lora_weights has 134217728 bytes, more than 67108864",
-        ),
-        ({"lora_order": "drop", "lora_name": "a"}, "lora_order must be load or unload"),
-        ({"lora_order": "load"}, "lora_order load needs an adapter"),
-    ],
-)
-def test_adapters_that_are_refused(inputs: dict, sentence: str) -> None:
-    with pytest.raises(InvalidRequest, match=sentence):
-        build_adapted({**OK, **inputs})
-
-
-def test_an_engine_without_adapters_says_so() -> None:
-    with pytest.raises(InvalidRequest, match="serves no LoRA adapters: they need max_loras above 0"):
-        build({**OK, "lora_name": "pirate"})

@@ -6,83 +6,15 @@ import threading
 from typing import Any
 
 import pytest
-from fakes import iteration_stats
+from list_front import LATER, ListFront, submit, token
 
-from inflight.config import EngineConfig
 from inflight.errors import DuplicateRequest, EngineUnavailable, InvalidRequest, QueueFull
-from inflight.executor.front.front import EngineState, Front
+from inflight.executor.front.front import EngineState
 from inflight.executor.wire.messages import FRONT_ID_SHIFT, MAX_FRONT_ID
 from inflight.output_config import OutputConfig
 from inflight.request import Request
-from inflight.request_limits import RequestLimits
 from inflight.result import FinishReason, Response, Result
 from inflight.sampling_config import SamplingConfig
-from inflight.stats import RequestStatsPerIteration
-
-LIMITS = RequestLimits(vocab_size=100, max_seq_len=16, max_input_len=15, kv_cache_tokens=160)
-LATER = RequestLimits(vocab_size=100, max_seq_len=8, max_input_len=7, kv_cache_tokens=80)
-
-
-class ListFront(Front):
-    """Sends into lists."""
-
-    def __init__(self, max_in_flight: int = 0, config: EngineConfig | None = None) -> None:
-        super().__init__(config)
-        self.max_in_flight = max_in_flight
-        self.sent: list[object] = []
-        self.cancelled: list[int] = []
-        self.cancelled_sequences: list[tuple[int, int]] = []
-
-    def start(self) -> None:
-        self._engine_ready(LIMITS, "cpu", self.max_in_flight)
-
-    def lose(self, state: EngineState = EngineState.RELAUNCHING) -> None:
-        self._engine_lost(state, "the ranks died")
-
-    def recover(self, limits: RequestLimits = LIMITS) -> None:
-        self._engine_ready(limits, "cpu", self.max_in_flight)
-
-    def say(self, *responses: Response) -> None:
-        self._deliver(responses)
-
-    def shutdown(self) -> None:
-        self._engine_lost(EngineState.CLOSED, "the engine was shut down")
-
-    def _encode(self, request: Request) -> object:
-        return request.request_id
-
-    def _send_request(self, request_id: int, encoded: object) -> None:
-        self.sent.append(encoded)
-
-    def _send_cancel(self, request_id: int) -> None:
-        self.cancelled.append(request_id)
-
-    def _send_cancel_sequence(self, request_id: int, sequence_index: int) -> None:
-        self.cancelled_sequences.append((request_id, sequence_index))
-
-    def _drop_unsent(self) -> None:
-        self.sent.clear()
-
-    def _wake(self) -> None:
-        pass
-
-
-@pytest.fixture
-def front() -> ListFront:
-    front = ListFront()
-    front.start()
-    return front
-
-
-def submit(front: ListFront, prompt: tuple[int, ...] = (1, 2), max_tokens: int = 4) -> int:
-    request_id = front.next_request_id()
-    front.enqueue_request(Request(request_id=request_id, input_token_ids=list(prompt), max_tokens=max_tokens))
-    return request_id
-
-
-def token(request_id: int, finish: FinishReason = FinishReason.NOT_FINISHED) -> Response:
-    final = finish is not FinishReason.NOT_FINISHED
-    return Response(request_id=request_id, result=Result(output_token_ids=[5], finish_reason=finish, is_final=final))
 
 
 def test_ids_carry_the_fronts_number_and_never_repeat(front: ListFront) -> None:
@@ -256,73 +188,6 @@ def test_several_requests_are_sent_all_or_none() -> None:
     assert front.enqueue_requests([]) == []
 
 
-def test_responses_can_be_awaited_for_one_request(front: ListFront) -> None:
-    first, second = submit(front), submit(front)
-    front.say(token(first), token(second), token(first, FinishReason.LENGTH))
-    assert [front.get_num_responses_ready(id_) for id_ in (first, second, None)] == [2, 1, 3]
-    assert [response.is_final for response in front.await_responses(first)] == [False, True]
-    assert [front.get_num_responses_ready(id_) for id_ in (first, second, None)] == [0, 1, 1]
-    assert [response.request_id for response in front.await_responses()] == [second]
-    assert front.await_responses(second, timeout=0) == []
-
-
-def test_an_id_is_not_awaited_twice_in_one_call(front: ListFront) -> None:
-    first = submit(front)
-    front.say(token(first))
-    with pytest.raises(InvalidRequest, match="an id is given twice"):
-        front.await_responses([first, first])
-    assert len(front.await_responses(first)) == 1, "its response is still there"
-
-
-@pytest.mark.parametrize(("request_id", "sentence"), [(-1, "request_id must be between 0"), (2**64, "wrong type")])
-def test_an_id_that_is_no_uint64_is_refused(front: ListFront, request_id: int, sentence: str) -> None:
-    with pytest.raises(InvalidRequest, match=sentence):
-        front.enqueue_request(Request(request_id=request_id, input_token_ids=[1], max_tokens=1))
-    assert front.sent == [] and front.num_requests_in_flight() == 0
-
-
-def test_several_requests_are_awaited_until_each_has_an_answer(front: ListFront) -> None:
-    ids = [submit(front) for _ in range(3)]
-    front.say(token(ids[0]), token(ids[0]))
-    answers: list[list[list[Response]]] = []
-    thread = threading.Thread(target=lambda: answers.append(front.await_responses(ids)))
-    thread.start()
-    front.say(token(ids[2]))
-    front.say(token(ids[1], FinishReason.LENGTH))
-    thread.join(30)
-    (answer,) = answers
-    assert [[response.request_id for response in responses] for responses in answer] == [
-        [ids[0], ids[0]],
-        [ids[1]],
-        [ids[2]],
-    ]
-    front.say(token(ids[0]))
-    assert [len(responses) for responses in front.await_responses([ids[2], ids[0]], timeout=0.01)] == [0, 1]
-
-
-def test_awaiting_what_will_never_come_is_an_error_at_once(front: ListFront) -> None:
-    live, done = submit(front), submit(front)
-    front.say(token(done, FinishReason.LENGTH))
-    assert len(front.await_responses(done)) == 1
-    for request_id in (done, 4711):
-        (response,) = front.await_responses(request_id)
-        assert response.request_id == request_id and response.is_final
-        assert response.error_code == "INVALID_ARGUMENT" and "not in flight" in response.error_msg
-    front.say(token(live))
-    answers = front.await_responses([done, live])
-    assert [[response.has_error for response in responses] for responses in answers] == [[True], [False]]
-
-
-def test_whoever_awaits_one_request_hears_that_its_ranks_are_lost(front: ListFront) -> None:
-    request_id = submit(front)
-    answers: list[list[Response]] = []
-    thread = threading.Thread(target=lambda: answers.append(front.await_responses(request_id)))
-    thread.start()
-    front.lose()
-    thread.join(30)
-    assert [[response.error_code for response in responses] for responses in answers] == [["UNAVAILABLE"]]
-
-
 def test_each_response_repeats_the_clients_id(front: ListFront) -> None:
     ids = [
         front.enqueue_request(Request(input_token_ids=[1], max_tokens=9, client_id=client_id))
@@ -366,47 +231,6 @@ def test_a_front_is_a_context_manager() -> None:
         submit(front)
     assert not front.can_enqueue_requests()
     assert [response.error_code for response in front.await_responses()] == ["UNAVAILABLE"]
-
-
-def test_iterations_are_kept_in_a_ring_and_told_once() -> None:
-    front = ListFront(config=EngineConfig(iter_stats_max_iterations=3, request_stats_max_iterations=2))
-    iterations = [iteration_stats(iter=number) for number in range(5)]
-    requests = [RequestStatsPerIteration(iter=number, request_stats=[]) for number in range(5)]
-    front._report_iterations(iterations[:2], requests[:2])
-    front._report_iterations(iterations[2:], requests[2:])
-    front.lose()
-    assert front.get_latest_iteration_stats() == iterations[2:]
-    assert front.get_latest_request_stats() == requests[3:]
-    assert front.get_latest_iteration_stats() == [] and front.get_latest_request_stats() == []
-
-
-def test_iterations_can_be_waited_for_until_the_end(front: ListFront) -> None:
-    answers: list[list[int]] = []
-
-    def fetch() -> None:
-        while stats := front.get_latest_iteration_stats(timeout=None):
-            answers.append([each.iter for each in stats])
-            told.set()
-
-    told = threading.Event()
-    thread = threading.Thread(target=fetch)
-    thread.start()
-    front._report_iterations([iteration_stats(iter=1), iteration_stats(iter=2)], [])
-    assert told.wait(30)
-    front.shutdown()
-    thread.join(30)
-    assert not thread.is_alive() and answers == [[1, 2]]
-
-
-def test_the_newest_statistics_are_told_once(front: ListFront) -> None:
-    assert front.get_latest_batch_manager_stats() is None
-    front._report_stats("1", 7)
-    front._report_stats("2", 3)
-    assert front.get_latest_batch_manager_stats() == "2"
-    assert front.get_latest_batch_manager_stats() is None
-    assert front.num_requests_queued() == 3
-    front.lose()
-    assert front.num_requests_queued() == 0
 
 
 def test_shutdown_wakes_whoever_waits_and_answers_what_is_in_flight(front: ListFront) -> None:

@@ -1,0 +1,67 @@
+"""A Front that sends into lists, and requests and answers for it."""
+
+from __future__ import annotations
+
+from inflight.config import EngineConfig
+from inflight.executor.front.front import EngineState, Front
+from inflight.request import Request
+from inflight.request_limits import RequestLimits
+from inflight.result import FinishReason, Response, Result
+
+LIMITS = RequestLimits(vocab_size=100, max_seq_len=16, max_input_len=15, kv_cache_tokens=160)
+LATER = RequestLimits(vocab_size=100, max_seq_len=8, max_input_len=7, kv_cache_tokens=80)
+
+
+class ListFront(Front):
+    """Sends into lists."""
+
+    def __init__(self, max_in_flight: int = 0, config: EngineConfig | None = None) -> None:
+        super().__init__(config)
+        self.max_in_flight = max_in_flight
+        self.sent: list[object] = []
+        self.cancelled: list[int] = []
+        self.cancelled_sequences: list[tuple[int, int]] = []
+
+    def start(self) -> None:
+        self._engine_ready(LIMITS, "cpu", self.max_in_flight)
+
+    def lose(self, state: EngineState = EngineState.RELAUNCHING) -> None:
+        self._engine_lost(state, "the ranks died")
+
+    def recover(self, limits: RequestLimits = LIMITS) -> None:
+        self._engine_ready(limits, "cpu", self.max_in_flight)
+
+    def say(self, *responses: Response) -> None:
+        self._deliver(responses)
+
+    def shutdown(self) -> None:
+        self._engine_lost(EngineState.CLOSED, "the engine was shut down")
+
+    def _encode(self, request: Request) -> object:
+        return request.request_id
+
+    def _send_request(self, request_id: int, encoded: object) -> None:
+        self.sent.append(encoded)
+
+    def _send_cancel(self, request_id: int) -> None:
+        self.cancelled.append(request_id)
+
+    def _send_cancel_sequence(self, request_id: int, sequence_index: int) -> None:
+        self.cancelled_sequences.append((request_id, sequence_index))
+
+    def _drop_unsent(self) -> None:
+        self.sent.clear()
+
+    def _wake(self) -> None:
+        pass
+
+
+def submit(front: ListFront, prompt: tuple[int, ...] = (1, 2), max_tokens: int = 4) -> int:
+    request_id = front.next_request_id()
+    front.enqueue_request(Request(request_id=request_id, input_token_ids=list(prompt), max_tokens=max_tokens))
+    return request_id
+
+
+def token(request_id: int, finish: FinishReason = FinishReason.NOT_FINISHED) -> Response:
+    final = finish is not FinishReason.NOT_FINISHED
+    return Response(request_id=request_id, result=Result(output_token_ids=[5], finish_reason=finish, is_final=final))

@@ -1,0 +1,221 @@
+"""The commands of `inflight` that run the engine of this machine: serve, openai, backend-dir. They only parse options.
+
+The package `inflight` need not be installed beside the client; without it they say so.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from inflight_client.terminal import EXIT_USAGE, fail, greet
+
+if TYPE_CHECKING:
+    from inflight.openai_options import OpenAIOptions
+
+_DEMO_PROMPT = "Once upon a time"
+
+OpenAISet = Annotated[
+    list[str] | None,
+    typer.Option("--openai-set", metavar="KEY=VALUE", help="Any setting of the OpenAI server; may be repeated."),
+]
+
+
+def serve(
+    checkpoint: Annotated[
+        Path | None,
+        typer.Argument(
+            metavar="[MODEL_DIR]", help="Hugging Face checkpoint folder; the model repository's unless given."
+        ),
+    ] = None,
+    tensor_parallel_size: Annotated[
+        int | None, typer.Option("--tensor-parallel-size", "-tp", help="Ranks that share every layer.", min=1)
+    ] = None,
+    dtype: Annotated[str | None, typer.Option(help="auto, float32, bfloat16 or float16.")] = None,
+    device: Annotated[str | None, typer.Option(help="auto, cpu or cuda.")] = None,
+    max_batch_size: Annotated[int | None, typer.Option(help="Sequences in one step.", min=1)] = None,
+    max_num_tokens: Annotated[int | None, typer.Option(help="Tokens in one step.", min=1)] = None,
+    max_seq_len: Annotated[int | None, typer.Option(help="Prompt plus new tokens of a sequence.", min=1)] = None,
+    set_: Annotated[
+        list[str] | None,
+        typer.Option("--set", metavar="KEY=VALUE", help="Any parameter of the engine; may be repeated."),
+    ] = None,
+    api: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--api",
+            metavar="NAME,…",
+            help="Serve other backends' models too: tensorrtllm, llmapi, vllm, unary; or NAME-unary.",
+        ),
+    ] = None,
+    model_repository: Annotated[Path | None, typer.Option(help="Serve this repository, not inflight's own.")] = None,
+    tritonserver: Annotated[Path | None, typer.Option(help="tritonserver's binary, if not the installed one.")] = None,
+    host: Annotated[str, typer.Option(help="Interface to listen on; loopback unless told otherwise.")] = "127.0.0.1",
+    http: Annotated[bool, typer.Option("--http/--no-http", help="Serve HTTP in addition to gRPC.")] = True,
+    http_port: Annotated[int, typer.Option(help="0 takes a free one.", min=0, max=65535)] = 8000,
+    grpc_port: Annotated[int, typer.Option(help="0 takes a free one.", min=0, max=65535)] = 8001,
+    metrics_port: Annotated[int, typer.Option(help="0 takes a free one.", min=0, max=65535)] = 8002,
+    openai_port: Annotated[
+        int | None, typer.Option(help="Serve OpenAI's API here as well; 0 takes a free one.", min=0, max=65535)
+    ] = None,
+    openai_api_key_file: Annotated[
+        Path | None,
+        typer.Option(help="File with the keys of OpenAI clients, one a line; none are needed unless given."),
+    ] = None,
+    openai_set: OpenAISet = None,
+    open_apis: Annotated[
+        bool,
+        typer.Option("--open-apis", help="Let every client load models, register shared memory, set logs and traces."),
+    ] = False,
+    api_key_file: Annotated[
+        Path | None, typer.Option(help="File with the key to those APIs; a random key unless given.")
+    ] = None,
+    ready_timeout: Annotated[float, typer.Option(help="Seconds until the model must be ready.", min=1.0)] = 900.0,
+    drain_timeout: Annotated[float, typer.Option(help="Seconds to finish requests after Ctrl-C.", min=0.0)] = 30.0,
+    canary_period: Annotated[
+        float, typer.Option(help="Idle seconds before an engine is checked with one token; 0 never.", min=0.0)
+    ] = 30.0,
+    log_file: Annotated[Path | None, typer.Option(help="Write tritonserver's whole log here.")] = None,
+    verbose: Annotated[bool, typer.Option("--verbose", "-v", help="Show tritonserver's whole log.")] = False,
+    demo: Annotated[bool, typer.Option(help="Stream one completion once the server is ready.")] = True,
+) -> None:
+    """Serve a checkpoint until Ctrl-C. Needs the engine (package inflight) and a tritonserver on this machine."""
+    named = {
+        "tensor_parallel_size": tensor_parallel_size,
+        "dtype": dtype,
+        "device": device,
+        "max_batch_size": max_batch_size,
+        "max_num_tokens": max_num_tokens,
+        "max_seq_len": max_seq_len,
+    }
+    parameters = {key: str(value) for key, value in named.items() if value is not None} | _assignments(set_ or [])
+    if openai_port is None and (openai_api_key_file or openai_set):
+        raise fail("--openai-api-key-file and --openai-set need --openai-port", EXIT_USAGE)
+    try:
+        from inflight.supervisor.options import Endpoints, ServeOptions
+        from inflight.supervisor.serve import serve as run
+    except ImportError as error:
+        raise fail(f"the engine is not installed beside this client: {error}", EXIT_USAGE) from None
+
+    def show(endpoints: Endpoints) -> None:
+        from inflight_client._client import Client
+
+        with Client(endpoints.grpc, model=endpoints.model) as client:
+            greet(
+                client=client,
+                grpc=endpoints.grpc,
+                http=endpoints.http,
+                metrics=endpoints.metrics,
+                openai=endpoints.openai,
+                model=endpoints.model,
+                prompt=_DEMO_PROMPT,
+            )
+
+    options = ServeOptions(
+        checkpoint=checkpoint,
+        model_repository=model_repository,
+        apis=tuple(name.strip() for names in api or () for name in names.split(",") if name.strip()),
+        tritonserver=tritonserver,
+        parameters=parameters,
+        allow_http=http,
+        grpc_address=host,
+        http_address=host,
+        metrics_address=host,
+        grpc_port=grpc_port,
+        http_port=http_port,
+        metrics_port=metrics_port,
+        openai=None
+        if openai_port is None
+        else _openai_options(openai_set, host=host, port=openai_port, api_key_file=str(openai_api_key_file or "")),
+        open_apis=open_apis,
+        api_key_file=api_key_file,
+        ready_timeout=ready_timeout,
+        drain_timeout=drain_timeout,
+        canary_period=canary_period,
+        log_file=log_file,
+        verbose=verbose,
+        on_ready=show if demo else None,
+    )
+    raise typer.Exit(run(options))
+
+
+def openai(
+    checkpoint: Annotated[
+        Path | None,
+        typer.Argument(metavar="[MODEL_DIR]", help="The engine's checkpoint folder; the default model's unless given."),
+    ] = None,
+    engine: Annotated[str, typer.Option(help="Name under which its program has started it.")] = "llm",
+    port: Annotated[int, typer.Option(help="0 takes a free one.", min=0, max=65535)] = 9000,
+    host: Annotated[str, typer.Option(help="Interface to listen on; loopback unless told otherwise.")] = "127.0.0.1",
+    api_key_file: Annotated[
+        Path | None, typer.Option(help="File with the keys of clients, one a line; none are needed unless given.")
+    ] = None,
+    set_: Annotated[
+        list[str] | None,
+        typer.Option("--set", metavar="KEY=VALUE", help="The engine's parameters, as it has them; may be repeated."),
+    ] = None,
+    openai_set: OpenAISet = None,
+) -> None:
+    """Serve OpenAI's API on an engine that runs on this machine already. `inflight serve --openai-port` does both."""
+    try:
+        from inflight.errors import ConfigurationError
+        from inflight.openai.serve import serve as run
+        from inflight.supervisor.installation import find_model_repository
+    except ImportError as error:
+        raise fail(f"the engine is not installed beside this client: {error}", EXIT_USAGE) from None
+    parameters = _assignments(set_ or [])
+    try:
+        folder = checkpoint or find_model_repository() / "llm" / "1" / "checkpoint"
+        parameters.setdefault("gpt_model_path", str(folder.resolve()))
+        run(
+            _openai_options(
+                openai_set,
+                engine=engine,
+                parameters=parameters,
+                host=host,
+                port=port,
+                api_key_file=str(api_key_file or ""),
+            )
+        )
+    except ConfigurationError as error:
+        raise fail(str(error), EXIT_USAGE) from None
+
+
+def backend_dir(
+    directory: Annotated[Path, typer.Argument(metavar="DIR", help="Folder to make; it must not exist or be empty.")],
+    tritonserver: Annotated[Path | None, typer.Option(help="tritonserver's binary, if not the installed one.")] = None,
+) -> None:
+    """Lay out a backend directory for a tritonserver of your own, and print how to start it."""
+    try:
+        from inflight.errors import ConfigurationError
+        from inflight.supervisor.backend_directory import lay_out
+    except ImportError as error:
+        raise fail(f"the engine is not installed beside this client: {error}", EXIT_USAGE) from None
+    try:
+        typer.echo(lay_out(directory, tritonserver))
+    except ConfigurationError as error:
+        raise fail(str(error), EXIT_USAGE) from None
+
+
+def _openai_options(settings: list[str] | None, **fields: Any) -> OpenAIOptions:
+    """Settings from the command line, and further fields of OpenAIOptions."""
+    from inflight.errors import ConfigurationError
+    from inflight.openai_options import OpenAIOptions
+
+    try:
+        return OpenAIOptions(**fields).with_settings(_assignments(settings or [], "--openai-set"))
+    except ConfigurationError as error:
+        raise fail(str(error), EXIT_USAGE) from None
+
+
+def _assignments(texts: list[str], option: str = "--set") -> dict[str, str]:
+    """{"KEY": "VALUE"} of KEY=VALUE texts."""
+    assigned = {}
+    for text in texts:
+        key, equals, value = text.partition("=")
+        if not (key.strip() and equals):
+            raise fail(f"{option} takes KEY=VALUE, got {text!r}", EXIT_USAGE)
+        assigned[key.strip()] = value.strip()
+    return assigned
