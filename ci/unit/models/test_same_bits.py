@@ -25,7 +25,7 @@ from inflight_kernels.cpu.instructions import VARIABLE
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("two_threads")]
 
-LENGTHS = (600, 290, 41, 7)
+LENGTHS = (560, 140, 41, 7)
 """Tokens of each sequence: parts and steps of attention end inside the first ones."""
 
 

@@ -1,7 +1,7 @@
 // Attention of up to 32 queries to the keys of one head, in products with panels: what decoding rows and prompt chunks
 // share.
 //
-// A query's sums have one order, whatever is computed beside it. The keys of a sequence are divided into parts of 256, at
+// A query's sums have one order, whatever is computed beside it. The keys of a sequence are divided into parts of 512, at
 // positions that are the same for all queries. In a part a query passes over 128 keys at a time, with a running maximum
 // and sum of weights (online softmax), and the parts are merged from the first to the last. So a token has the same bits
 // in a decode, in a chunk with any borders, and where it is computed again.
@@ -11,7 +11,7 @@
 
 namespace inflight {
 
-constexpr int64_t QUERIES_AT_ONCE = 32, KEYS_AT_ONCE = 128, KEYS_OF_PART = 256, MAX_HEAD_DIM = 256;
+constexpr int64_t QUERIES_AT_ONCE = 32, KEYS_AT_ONCE = 128, KEYS_OF_PART = 512, MAX_HEAD_DIM = 256;
 
 /// The score of a key that a query does not see. Finite: two of them may be subtracted. A maximum below the other one is
 /// that of a query which has not seen a key yet.
@@ -38,21 +38,50 @@ struct Panels {
   int64_t values_stride;
 };
 
+/// Offsets of a head's keys and values at consecutive positions of a sequence, without a division for each.
+class Offsets {
+ public:
+  Offsets(const Cache& cache, const int32_t* blocks, int64_t kv_head, int64_t position)
+      : cache_(cache), block_(blocks + position / cache.block_size), kv_head_(kv_head) {
+    place_ = position % cache.block_size;
+  }
+  /// That of the position, and on to the next one.
+  int64_t next() {
+    const int64_t offset = cache_.offset(*block_ * cache_.block_size + place_, kv_head_);
+    if (++place_ == cache_.block_size) {
+      place_ = 0;
+      ++block_;
+    }
+    return offset;
+  }
+
+ private:
+  const Cache& cache_;
+  const int32_t* block_;
+  int64_t kv_head_, place_;
+};
+
 /// Lay out the keys and values of one head at 32 positions from `start` on as panels; zeros from `end` on.
 inline void pack_keys_and_values(const Attention& op, const int32_t* blocks, int64_t kv_head, int64_t start,
                                  int64_t end, Bf16* key_panel, Bf16* value_panel, int64_t values_stride) {
   const Bf16 *keys[PANEL], *values[PANEL];
+  Offsets offsets(op.cache, blocks, kv_head, start);
+  const int64_t count = std::min(end - start, PANEL), num_next = std::min(end - start - count, PANEL);
   for (int64_t i = 0; i < PANEL; ++i) {
-    const bool is_there = start + i < end;
-    const int64_t offset = is_there ? op.cache.offset(blocks, start + i, kv_head) : 0;
-    keys[i] = is_there ? op.cache.keys + offset : nullptr;
-    values[i] = is_there ? op.cache.values + offset : nullptr;
+    const int64_t offset = i < count ? offsets.next() : 0;
+    keys[i] = i < count ? op.cache.keys + offset : nullptr;
+    values[i] = i < count ? op.cache.values + offset : nullptr;
+  }
+  // Mostly the next call wants the next positions, which the processor does not find by itself.
+  for (int64_t i = 0; i < num_next; ++i) {
+    const int64_t offset = offsets.next();
+    prefetch_lines(reinterpret_cast<const char*>(op.cache.keys + offset), op.cache.head_dim / PANEL);
+    prefetch_lines(reinterpret_cast<const char*>(op.cache.values + offset), op.cache.head_dim / PANEL);
   }
   for (int64_t i = 0; i < op.cache.head_dim; i += PANEL) {
     pack_rows(keys, key_panel + panel_elements(i));
     pack_columns(values, value_panel + values_stride * i / PANEL);
-    for (int64_t n = 0; n < PANEL; ++n) {
-      if (!keys[n]) continue;
+    for (int64_t n = 0; n < count; ++n) {
       keys[n] += PANEL;
       values[n] += PANEL;
     }

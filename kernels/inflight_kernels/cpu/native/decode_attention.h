@@ -34,56 +34,64 @@ inline int64_t count_part_floats(const Attention& op, const Batch& batch) {
   return batch.num_decodes * op.num_heads * most_parts(op, batch) * part_size(op);
 }
 
-/// One part for up to 32 heads of a row's token; `parts` is the first head's result, `stride` floats apart.
-inline void attend_part(const Attention& op, const Run& step, const Queries& heads, const int32_t* blocks,
-                        int64_t kv_head, int64_t part, float* parts, int64_t stride) {
-  const int64_t head_dim = op.cache.head_dim;
+/// What up to 32 heads of a row's token gather of one part.
+inline void gather_part(const Attention& op, const Run& step, const Queries& heads, const int32_t* blocks,
+                        int64_t kv_head, int64_t part, Gathered& gathered) {
   alignas(64) Bf16 keys[KEYS_AT_ONCE * MAX_HEAD_DIM], values[KEYS_AT_ONCE * MAX_HEAD_DIM];
-  Gathered gathered;
-  Attending attending(op, step, heads);
-  attending.gather_part(
-      part,
-      [&](int64_t first) {
-        for (int64_t i = 0; i < KEYS_AT_ONCE && first + i < heads.end; i += PANEL)
-          pack_keys_and_values(op, blocks, kv_head, first + i, heads.end, keys + i * head_dim,
-                               values + panel_elements(i), panel_elements(KEYS_AT_ONCE));
-        return Panels{keys, values, panel_elements(KEYS_AT_ONCE)};
-      },
-      gathered);
-  for (int64_t head = 0; head < heads.count; ++head) {
-    float* result = parts + head * stride;
-    std::copy_n(gathered.sums + head * head_dim, head_dim, result);
-    result[head_dim] = gathered.maxima[head];
-    result[head_dim + 1] = gathered.totals[head];
-  }
+  const auto pack = [&](int64_t first) {
+    for (int64_t i = 0; i < KEYS_AT_ONCE && first + i < heads.end; i += PANEL)
+      pack_keys_and_values(op, blocks, kv_head, first + i, heads.end, keys + i * op.cache.head_dim,
+                           values + panel_elements(i), panel_elements(KEYS_AT_ONCE));
+    return Panels{keys, values, panel_elements(KEYS_AT_ONCE)};
+  };
+  Attending(op, step, heads).gather_part(part, pack, gathered);
 }
 
+/// A row's output if it has one part, else results that are merged when all are there.
 inline void run_decode(const Attention& op, const Run& step) {
   const Batch& batch = step.batch;
   const int64_t most = most_parts(op, batch), num_kv_heads = op.cache.num_kv_heads, num_rows = batch.num_decodes;
   const int64_t size = part_size(op), of_head = most * size, head_dim = op.cache.head_dim;
   const int64_t tiles = ceil_div(op.queries_per_key(), QUERIES_AT_ONCE);
+  const auto out = [&](int64_t row, int64_t head) {
+    return step.at(op.out) + row * step.stride(op.out) + head * head_dim;
+  };
   share(num_rows * num_kv_heads * tiles * most, [&](int64_t item) {
     const int64_t tile = item % tiles, kv_head = item / tiles % num_kv_heads;
     const int64_t row = item / tiles / num_kv_heads % num_rows, part = item / tiles / num_kv_heads / num_rows;
     const Context context(op, batch.decode_lens[row]);
     if (part >= context.num_parts) return;
-    const int64_t first = tile * QUERIES_AT_ONCE, head = kv_head * op.queries_per_key() + first;
-    const Queries heads{step.at(op.queries) + row * step.stride(op.queries) + head * head_dim, head_dim,
-                        std::min(QUERIES_AT_ONCE, op.queries_per_key() - first), context.begin, context.end, 0};
-    attend_part(op, step, heads, batch.decode_table + row * batch.decode_width, kv_head,
-                (context.first_part + part) * KEYS_OF_PART,
-                step.parts + (row * op.num_heads + head) * of_head + part * size, of_head);
+    const int64_t first = kv_head * op.queries_per_key() + tile * QUERIES_AT_ONCE;
+    const int64_t count = std::min(QUERIES_AT_ONCE, op.queries_per_key() - tile * QUERIES_AT_ONCE);
+    const Queries heads{step.at(op.queries) + row * step.stride(op.queries) + first * head_dim,
+                        head_dim, count, context.begin, context.end, 0};
+    Gathered gathered;
+    gather_part(op, step, heads, batch.decode_table + row * batch.decode_width, kv_head,
+                (context.first_part + part) * KEYS_OF_PART, gathered);
+    for (int64_t i = 0; i < count; ++i) {
+      const float* sums = gathered.sums + i * head_dim;
+      if (context.num_parts == 1) {
+        finish(sums, gathered.totals[i], head_dim, out(row, first + i));
+        continue;
+      }
+      float* result = step.parts + (row * op.num_heads + first + i) * of_head + part * size;
+      std::copy_n(sums, head_dim, result);
+      result[head_dim] = gathered.maxima[i];
+      result[head_dim + 1] = gathered.totals[i];
+    }
   });
+  if (most == 1) return;
   share(num_rows * op.num_heads, [&](int64_t item) {
     const int64_t row = item / op.num_heads, head = item % op.num_heads;
+    const int64_t num_parts = Context(op, batch.decode_lens[row]).num_parts;
+    if (num_parts == 1) return;
     float* sums = step.parts + item * of_head;
     float &maximum = sums[head_dim], &total = sums[head_dim + 1];
-    for (int64_t i = 1; i < Context(op, batch.decode_lens[row]).num_parts; ++i) {
+    for (int64_t i = 1; i < num_parts; ++i) {
       const float* part = sums + i * size;
       merge(part, part[head_dim], part[head_dim + 1], head_dim, sums, maximum, total);
     }
-    finish(sums, total, head_dim, step.at(op.out) + row * step.stride(op.out) + head * head_dim);
+    finish(sums, total, head_dim, out(row, head));
   });
 }
 
