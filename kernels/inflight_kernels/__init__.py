@@ -24,6 +24,7 @@ from inflight_kernels.norm import rms_norm, rms_norm_quantized
 from inflight_kernels.quantization import quantize_per_token
 from inflight_kernels.rope import rope_and_kv_write
 from inflight_kernels.sampling import (
+    log_sum_exp,
     philox_uniform,
     sample,
     sampling_probabilities,
@@ -38,6 +39,7 @@ __all__ = [
     "fused_moe",
     "int4_linear",
     "linear",
+    "log_sum_exp",
     "lora_add",
     "pack_int4",
     "philox_uniform",

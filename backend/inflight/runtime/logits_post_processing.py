@@ -28,6 +28,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+import inflight_kernels
 from inflight.distributed.tensor_parallel import TensorParallelGroup
 from inflight.logits_post_processor import BATCHED, LogitsPostProcessorConfig
 from inflight.runtime.row_companions import AccompaniedRow, RowCompanions
@@ -80,7 +81,7 @@ class ProcessedLogits:
         """`log_probs_S` with those of processed rows under the model's own `logits_SV`."""
         model_PV = logits_SV.index_select(0, self.places_P).float()
         chosen_P = model_PV.gather(1, token_ids_S.index_select(0, self.places_P)[:, None]).squeeze(1)
-        return log_probs_S.index_copy(0, self.places_P, chosen_P - model_PV.logsumexp(1))
+        return log_probs_S.index_copy(0, self.places_P, chosen_P - inflight_kernels.log_sum_exp(model_PV))
 
 
 def sentences(rows: list[ProcessedRow], faults: Sequence[int]) -> dict[int, str]:

@@ -186,7 +186,7 @@ def _weigh(
 def _log_probs(logits_KV: Tensor, token_ids_K: Tensor) -> Tensor:
     """float32 (K): of tokens that must be in the vocabulary, under the raw distribution."""
     raw_KV = logits_KV.float()
-    return raw_KV.gather(1, token_ids_K[:, None]).squeeze(1) - raw_KV.logsumexp(1)
+    return raw_KV.gather(1, token_ids_K[:, None]).squeeze(1) - inflight_kernels.log_sum_exp(raw_KV)
 
 
 def find_allowed(logits_SV: Tensor, sampling: SamplingInput, history: Tensor | None) -> Tensor | None:

@@ -17,6 +17,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+import inflight_kernels
 from inflight.output_config import MAX_LOG_PROBS
 from inflight.runtime.row_table import WANTS_TENSORS, RowTable
 from inflight.runtime.staging import Array, Staging
@@ -225,7 +226,7 @@ def _of_piece(part: PromptPart, hidden: Tensors, targets_C: Tensor | None, head:
         predicted_CV = logits_CV[: len(targets_C)]
         if PROMPT_LOG_PROBS in part.outputs:
             chosen_C = predicted_CV.gather(1, targets_C[:, None]).squeeze(1)
-            tensors[PROMPT_LOG_PROBS] = chosen_C - predicted_CV.logsumexp(1)
+            tensors[PROMPT_LOG_PROBS] = chosen_C - inflight_kernels.log_sum_exp(predicted_CV)
         if PROMPT_TOP_LOG_PROBS in part.outputs:
             tensors.update(_top(predicted_CV, PROMPT_TOP_LOG_PROBS))
     return tensors
@@ -269,7 +270,7 @@ def _top(logits_KV: Tensor, output: str) -> Tensors:
     """
     values_KN, ids_KN = logits_KV.topk(min(MAX_LOG_PROBS, logits_KV.shape[1]), dim=1)
     ids, log_probs = top_names(output)
-    return {ids: ids_KN.int(), log_probs: values_KN - logits_KV.logsumexp(1, keepdim=True)}
+    return {ids: ids_KN.int(), log_probs: values_KN - inflight_kernels.log_sum_exp(logits_KV)[:, None]}
 
 
 def _candidates(logits_KV: Tensor, allowed_KV: Tensor | None, count: int) -> Tensors:

@@ -9,6 +9,7 @@ import json
 from collections.abc import Iterator
 from ctypes import CDLL
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -25,6 +26,7 @@ from inflight_kernels.cpu import (
     Program,
     WeightPacker,
     instructions,
+    library,
     load_library,
     record,
 )
@@ -102,8 +104,21 @@ def test_denormals_stay_what_they_are_for_everybody_else() -> None:
     assert (torch.tensor([1e-39]) * 1.0).item() != 0.0
 
 
+def without_tiles(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The library as on a processor that has none."""
+    load = library._load
+
+    def load_without(*arguments: Any) -> tuple[CDLL, Path]:
+        functions, path = load(*arguments)
+        functions.inflight_request_tiles = lambda: False
+        return functions, path
+
+    monkeypatch.setattr(library, "_load", load_without)
+
+
 @needs_compiler
 def test_what_is_fastest_is_measured_once_and_kept(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    without_tiles(monkeypatch)
     measured = load_library().instructions
     assert measured.one_row in (Instruction.VDPBF16PS, Instruction.FMA)
     [kept] = cache.glob("cpu/*.json")
@@ -123,7 +138,7 @@ def test_a_broken_choice_is_made_anew(content: str, tmp_path: Path, monkeypatch:
     kept.write_text(content)
     monkeypatch.setattr(instructions, "_measure", lambda library: chosen)
     library = load_library().functions
-    assert instructions.choose(library, kept, has_tiles=False) == chosen
+    assert instructions.choose(library, kept) == chosen
     assert json.loads(kept.read_text()) == chosen.names()
     assert list(tmp_path.iterdir()) == [kept]
 
@@ -135,7 +150,7 @@ def test_a_choice_that_cannot_be_kept_is_used(
     chosen = Instructions.only(Instruction.FMA)
     monkeypatch.setattr(instructions, "_measure", lambda library: chosen)
     library = load_library().functions
-    assert instructions.choose(library, tmp_path / "missing" / "decoder.json", has_tiles=False) == chosen
+    assert instructions.choose(library, tmp_path / "missing" / "decoder.json") == chosen
     assert "cannot be kept" in caplog.text
 
 
@@ -151,10 +166,10 @@ def test_a_processor_whose_instructions_differ_keeps_to_one(
     assert "do not give the same bits" in caplog.text
 
 
-def test_tiles_take_all_but_one_row(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(instructions, "_measure", lambda library: Instructions.only(Instruction.FMA))
-    chosen = instructions.choose(CDLL(None), tmp_path / "decoder.json", has_tiles=True)
-    assert chosen == Instructions(Instruction.FMA, Instruction.AMX, Instruction.AMX)
+@needs_compiler
+@pytest.mark.skipif(not HAS_AMX, reason="this processor has no AMX")
+def test_tiles_take_all_products() -> None:
+    assert load_library().instructions == Instructions.only(Instruction.AMX)
 
 
 @needs_compiler

@@ -15,7 +15,7 @@ import logging
 import os
 import time
 from ctypes import c_int64
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 
 import torch
@@ -75,8 +75,8 @@ def forced_instruction() -> Instruction | None:
         raise ValueError(f"{VARIABLE} must be one of {words}, got {named!r}") from None
 
 
-def choose(library: ctypes.CDLL, kept: Path, *, has_tiles: bool) -> Instructions:
-    """What is fastest here, as `kept` says, or measured now and written there."""
+def choose(library: ctypes.CDLL, kept: Path) -> Instructions:
+    """What is fastest without AMX, as `kept` says, or measured now and written there."""
     try:
         words = json.loads(kept.read_text(encoding="ascii"))
         chosen = Instructions(**{name: Instruction(word) for name, word in words.items()})
@@ -89,7 +89,7 @@ def choose(library: ctypes.CDLL, kept: Path, *, has_tiles: bool) -> Instructions
             os.replace(written, kept)
         except OSError as error:
             logger.warning("the choice of instructions cannot be kept and is made anew at each start: %s", error)
-    return replace(chosen, few_rows=Instruction.AMX, many_rows=Instruction.AMX) if has_tiles else chosen
+    return chosen
 
 
 _INPUTS = 1024

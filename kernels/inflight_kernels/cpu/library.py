@@ -25,7 +25,7 @@ from inflight_kernels.cache_folder import cache_folder
 from inflight_kernels.cpu.instructions import VARIABLE, Instruction, Instructions, choose, forced_instruction
 
 _SOURCES = Path(__file__).parent / "native"
-_FLAGS = ("-O3", "-march=native", "-std=c++17", "-fopenmp", "-fPIC", "-shared")
+_FLAGS = ("-O3", "-march=native", "-ffp-contract=off", "-std=c++17", "-fopenmp", "-fPIC", "-shared")
 _NEEDED_FLAGS = frozenset({"avx512f", "avx512bw", "avx512vl", "avx512_bf16"})
 _Functions = dict[str, tuple[Any, list[Any]]]
 """Name: what it gives, what it takes."""
@@ -82,9 +82,11 @@ def load_library(instruction: Instruction | None = None) -> NativeLibrary:
         has_tiles = functions.inflight_request_tiles()
         if forced is Instruction.AMX and not has_tiles:
             raise LibraryUnavailable(f"there is no AMX here for this process; unset {VARIABLE}")
-        if forced:
-            return NativeLibrary(functions, Instructions.only(forced))
-        return NativeLibrary(functions, choose(functions, path.with_suffix(".json"), has_tiles=has_tiles))
+        if forced or has_tiles:
+            # Sums in tiles have an order of their own: where there are tiles they take all products, so that a token
+            # has the same bits in a product of one row and of many.
+            return NativeLibrary(functions, Instructions.only(forced or Instruction.AMX))
+        return NativeLibrary(functions, choose(functions, path.with_suffix(".json")))
     except OSError as error:
         raise LibraryUnavailable(f"the C++ layers cannot be kept or loaded: {error}") from error
     except ValueError as error:

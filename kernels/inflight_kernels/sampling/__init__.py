@@ -5,7 +5,7 @@ from __future__ import annotations
 from torch import Tensor
 
 from inflight_kernels.dispatch import implementation
-from inflight_kernels.sampling import philox, speculative, typical
+from inflight_kernels.sampling import philox, reference, speculative, typical
 
 
 def sample(
@@ -180,3 +180,10 @@ def sampling_probabilities(logits: Tensor, temperature: Tensor, top_k: Tensor, t
 def philox_uniform(seeds: Tensor, positions: Tensor) -> Tensor:
     """The float32 in [0, 1) that `sample` draws for each pair of int64 `seeds` and `positions`, on any device."""
     return philox.philox_uniform(seeds, positions)
+
+
+def log_sum_exp(logits: Tensor) -> Tensor:
+    """(B,): the logarithm of the sum of exponentials of each row of `logits` (B, V), float, on any device.
+
+    A row's value depends on that row only, to the last bit; that of torch.logsumexp depends on the number of rows."""
+    return reference.logsumexp_rows(logits)

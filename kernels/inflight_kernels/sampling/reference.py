@@ -200,6 +200,12 @@ def sum_rows(weights: Tensor) -> Tensor:
     return _partial_sums(weights)[1].sum(1, keepdim=True)
 
 
+def logsumexp_rows(x: Tensor) -> Tensor:
+    """(B,): the logarithm of each row's sum of exponentials, which does not depend on the number of rows either."""
+    x_max = x.amax(1, keepdim=True).clamp_(min=torch.finfo(x.dtype).min)  # a row may be -inf everywhere
+    return (x_max + sum_rows((x - x_max).exp_()).log_()).squeeze(1)
+
+
 def draw(weights: Tensor, uniform: Tensor) -> Tensor:
     """(B,): the first index, in vocabulary order, whose running weight exceeds uniform * total."""
     parts, sums = _partial_sums(weights)
@@ -275,4 +281,4 @@ def sample(
         return token_ids, torch.full(token_ids.shape, float("nan"), dtype=torch.float32, device=logits.device)
     raw = logits.float()
     chosen = raw.gather(1, token_ids[:, None]).squeeze(1)
-    return token_ids, chosen - raw.logsumexp(1)
+    return token_ids, chosen - logsumexp_rows(raw)

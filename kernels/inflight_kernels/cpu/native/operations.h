@@ -128,6 +128,8 @@ struct Attention {
   float scale;
 
   int64_t queries_per_key() const { return num_heads / cache.num_kv_heads; }
+  /// Where the keys begin that a query sees which sees keys up to `end`; may be negative.
+  int64_t begin_of(int64_t end) const { return end - (sliding_window ? sliding_window : INT32_MAX); }
 };
 
 /// Tokens of a step: one of each decoding row, then the chunks of the prefilling rows.
@@ -178,8 +180,5 @@ struct Run {
   /// Elements between two rows of a value.
   int64_t stride(const Value& value) const { return program.widths[value.buffer]; }
 };
-
-/// The score of a key that a query does not see. Finite: two of them may be subtracted.
-constexpr float MASKED = -1e30f;
 
 }  // namespace inflight

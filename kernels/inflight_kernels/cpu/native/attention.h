@@ -1,0 +1,226 @@
+// Attention of up to 32 queries to the keys of one head, in products with panels: what decoding rows and prompt chunks
+// share.
+//
+// A query's sums have one order, whatever is computed beside it. The keys of a sequence are divided into parts of 512, at
+// positions that are the same for all queries. In a part a query passes over 128 keys at a time, with a running maximum
+// and sum of weights (online softmax), and the parts are merged from the first to the last. So a token has the same bits
+// in a decode, in a chunk with any borders, and where it is computed again.
+#pragma once
+
+#include "linear.h"
+
+namespace inflight {
+
+constexpr int64_t QUERIES_AT_ONCE = 32, KEYS_AT_ONCE = 128, KEYS_OF_PART = 512, MAX_HEAD_DIM = 256;
+
+/// The score of a key that a query does not see. Finite: two of them may be subtracted. A maximum below the other one is
+/// that of a query which has not seen a key yet.
+constexpr float MASKED = -1e30f, NOTHING_SEEN = -1e20f;
+
+/// Queries that share a key head: tokens of a chunk, or the heads of one token.
+struct Queries {
+  const Bf16* first;
+  int64_t stride, count;
+  /// Positions of the keys that the first one sees; those of each other one begin and end `advance` later than those of
+  /// the one before it.
+  int64_t begin, end, advance;
+
+  int64_t end_of_last() const { return end + (count - 1) * advance; }
+};
+
+/// The first of the keys that a query sees which sees keys up to `end`.
+inline int64_t first_key(const Attention& op, int64_t end) { return std::max<int64_t>(op.begin_of(end), 0); }
+
+/// Keys and values from one position on, as panels.
+struct Panels {
+  const Bf16 *keys, *values;
+  /// Elements of a panel of values, which holds 32 elements of every value.
+  int64_t values_stride;
+};
+
+/// Offsets of a head's keys and values at consecutive positions of a sequence, without a division for each.
+class Offsets {
+ public:
+  Offsets(const Cache& cache, const int32_t* blocks, int64_t kv_head, int64_t position)
+      : cache_(cache), block_(blocks + position / cache.block_size), kv_head_(kv_head) {
+    place_ = position % cache.block_size;
+  }
+  /// That of the position, and on to the next one.
+  int64_t next() {
+    const int64_t offset = cache_.offset(*block_ * cache_.block_size + place_, kv_head_);
+    if (++place_ == cache_.block_size) {
+      place_ = 0;
+      ++block_;
+    }
+    return offset;
+  }
+
+ private:
+  const Cache& cache_;
+  const int32_t* block_;
+  int64_t kv_head_, place_;
+};
+
+/// Lay out the keys and values of one head at 32 positions from `start` on as panels; zeros from `end` on.
+inline void pack_keys_and_values(const Attention& op, const int32_t* blocks, int64_t kv_head, int64_t start,
+                                 int64_t end, Bf16* key_panel, Bf16* value_panel, int64_t values_stride) {
+  const Bf16 *keys[PANEL], *values[PANEL];
+  Offsets offsets(op.cache, blocks, kv_head, start);
+  const int64_t count = std::min(end - start, PANEL), num_next = std::min(end - start - count, PANEL);
+  for (int64_t i = 0; i < PANEL; ++i) {
+    const int64_t offset = i < count ? offsets.next() : 0;
+    keys[i] = i < count ? op.cache.keys + offset : nullptr;
+    values[i] = i < count ? op.cache.values + offset : nullptr;
+  }
+  // Mostly the next call wants the next positions, which the processor does not find by itself.
+  for (int64_t i = 0; i < num_next; ++i) {
+    const int64_t offset = offsets.next();
+    prefetch_lines(reinterpret_cast<const char*>(op.cache.keys + offset), op.cache.head_dim / PANEL);
+    prefetch_lines(reinterpret_cast<const char*>(op.cache.values + offset), op.cache.head_dim / PANEL);
+  }
+  for (int64_t i = 0; i < op.cache.head_dim; i += PANEL) {
+    pack_rows(keys, key_panel + panel_elements(i));
+    pack_columns(values, value_panel + values_stride * i / PANEL);
+    for (int64_t n = 0; n < count; ++n) {
+      keys[n] += PANEL;
+      values[n] += PANEL;
+    }
+  }
+}
+
+/// Add to one query's weighted values, largest score and sum of weights those of a later part.
+inline void merge(const float* part, float part_maximum, float part_total, int64_t head_dim, float* sums,
+                  float& maximum, float& total) {
+  const float now = std::max(maximum, part_maximum);
+  const Floats kept = exp2(splat(maximum - now)), added = exp2(splat(part_maximum - now));
+  maximum = now;
+  total = _mm512_cvtss_f32(_mm512_fmadd_ps(splat(part_total), added, _mm512_mul_ps(splat(total), kept)));
+  for (int64_t i = 0; i < head_dim; i += 16)
+    _mm512_storeu_ps(sums + i, _mm512_fmadd_ps(_mm512_loadu_ps(part + i), added,
+                                               _mm512_mul_ps(_mm512_loadu_ps(sums + i), kept)));
+}
+
+/// The output of one query.
+inline void finish(const float* sums, float total, int64_t head_dim, Bf16* out) {
+  for (int64_t i = 0; i < head_dim; i += 16)
+    store(out + i, _mm512_div_ps(_mm512_loadu_ps(sums + i), splat(total)));
+}
+
+/// What queries have gathered of a part, or of all parts so far: weighted values, and the largest score and sum of
+/// weights of each. Products write 16 rows, however many queries there are.
+struct Gathered {
+  alignas(64) float sums[QUERIES_AT_ONCE * MAX_HEAD_DIM];
+  alignas(64) float maxima[QUERIES_AT_ONCE], totals[QUERIES_AT_ONCE];
+
+  void clear(int64_t count, int64_t head_dim) {
+    std::fill(sums, sums + round_up(count, 16) * head_dim, 0.0f);
+    std::fill(maxima, maxima + QUERIES_AT_ONCE, MASKED);
+    std::fill(totals, totals + QUERIES_AT_ONCE, 0.0f);
+  }
+  void add(const Gathered& part, int64_t count, int64_t head_dim) {
+    for (int64_t row = 0; row < count; ++row)
+      merge(part.sums + row * head_dim, part.maxima[row], part.totals[row], head_dim, sums + row * head_dim,
+            maxima[row], totals[row]);
+  }
+};
+
+/// Hide the keys that a query does not see; scores are those of keys from `key` on.
+inline void hide(const Queries& queries, int64_t key, float* scores) {
+  for (int64_t row = 0; row < queries.count; ++row) {
+    const int64_t first = queries.begin + row * queries.advance - key, end = queries.end + row * queries.advance - key;
+    for (int64_t i = 0; i < KEYS_AT_ONCE; i += 16) {
+      const __mmask16 seen = first_lanes(end - i) & ~first_lanes(first - i);
+      _mm512_mask_store_ps(scores + row * KEYS_AT_ONCE + i, ~seen, splat(MASKED));
+    }
+  }
+}
+
+/// One step of the online softmax: replaces the scores of up to 16 queries by weights, 2 ** (score * scale - maximum),
+/// and scales what was gathered so far to the new maxima.
+inline void soften(const float* scores, int64_t count, float scale, int64_t head_dim, float* sums, float* maxima,
+                   float* totals, Bf16* weights) {
+  alignas(64) float largest[16], kept[16], shifts[16];
+  for (int64_t row = 0; row < 16; ++row) {
+    if (row >= count) {
+      largest[row] = MASKED;
+      continue;
+    }
+    Floats x = _mm512_load_ps(scores + row * KEYS_AT_ONCE);
+    for (int i = 16; i < KEYS_AT_ONCE; i += 16) x = _mm512_max_ps(x, _mm512_load_ps(scores + row * KEYS_AT_ONCE + i));
+    largest[row] = _mm512_reduce_max_ps(x);
+  }
+  const Floats before = _mm512_load_ps(maxima);
+  const Floats now = _mm512_max_ps(before, _mm512_mul_ps(_mm512_load_ps(largest), splat(scale)));
+  const Floats factors = exp2(_mm512_sub_ps(before, now));
+  const __mmask16 nothing_seen = _mm512_cmp_ps_mask(now, splat(NOTHING_SEEN), _CMP_LT_OQ);
+  _mm512_store_ps(maxima, now);
+  _mm512_store_ps(kept, factors);
+  // Hidden keys get no weight even where a query has seen none yet.
+  _mm512_store_ps(shifts, _mm512_mask_mov_ps(now, nothing_seen, splat(0.0f)));
+  if (_mm512_cmpneq_ps_mask(before, now))
+    for (int64_t row = 0; row < count; ++row)
+      for (int64_t i = row * head_dim; i < (row + 1) * head_dim; i += 16)
+        _mm512_store_ps(sums + i, _mm512_mul_ps(_mm512_load_ps(sums + i), splat(kept[row])));
+
+  Floats added[16];
+  for (int64_t row = 0; row < 16; ++row) {
+    added[row] = splat(0.0f);
+    if (row >= count) continue;
+    const Floats shift = splat(shifts[row]);
+    for (int64_t i = row * KEYS_AT_ONCE; i < (row + 1) * KEYS_AT_ONCE; i += 32) {
+      const Floats low = exp2(_mm512_fmsub_ps(_mm512_load_ps(scores + i), splat(scale), shift));
+      const Floats high = exp2(_mm512_fmsub_ps(_mm512_load_ps(scores + i + 16), splat(scale), shift));
+      added[row] = _mm512_add_ps(added[row], _mm512_add_ps(low, high));
+      store(weights + i, low, high);
+    }
+  }
+  _mm512_store_ps(totals, _mm512_fmadd_ps(_mm512_load_ps(totals), factors, sums_of(added)));
+}
+
+/// Queries on their way over the keys.
+class Attending {
+ public:
+  Attending(const Attention& op, const Run& step, const Queries& queries)
+      : op_(op),
+        queries_(queries),
+        instruction_(step.instructions().of(queries.count)),
+        left_(instruction_, queries.first, queries.stride, queries.count, op.cache.head_dim, wide_queries_) {}
+
+  /// Gather the keys of the part that begins at `part`. `find(key)` gives the panels of the keys from `key` on.
+  template <class Find>
+  void gather_part(int64_t part, Find find, Gathered& gathered) {
+    const int64_t head_dim = op_.cache.head_dim, count = queries_.count;
+    const int64_t first = std::max(part, queries_.begin / KEYS_AT_ONCE * KEYS_AT_ONCE);
+    const int64_t end = std::min(part + KEYS_OF_PART, queries_.end_of_last());
+    gathered.clear(count, head_dim);
+    for (int64_t key = first; key < end; key += KEYS_AT_ONCE) {
+      const Panels panels = find(key);
+      const int64_t num_keys = std::min(round_up(end - key, PANEL), KEYS_AT_ONCE);
+      for (int64_t i = 0; i < num_keys; i += PANEL)
+        left_.template multiply<false>(panels.keys + i * head_dim, head_dim / PANEL, scores_ + i, KEYS_AT_ONCE);
+      const bool all_seen = key + KEYS_AT_ONCE <= queries_.end && key >= last_begin();
+      if (!all_seen) hide(queries_, key, scores_);
+      for (int64_t row = 0; row < count; row += 16)
+        soften(scores_ + row * KEYS_AT_ONCE, std::min<int64_t>(count - row, 16), op_.scale * LOG2_E, head_dim,
+               gathered.sums + row * head_dim, gathered.maxima + row, gathered.totals + row,
+               weights_ + row * KEYS_AT_ONCE);
+      const Left weighing(instruction_, weights_, KEYS_AT_ONCE, count, KEYS_AT_ONCE, wide_weights_);
+      for (int64_t i = 0; i < head_dim; i += PANEL)
+        weighing.template multiply<true>(panels.values + panels.values_stride * i / PANEL, num_keys / PANEL,
+                                         gathered.sums + i, head_dim);
+    }
+  }
+
+ private:
+  int64_t last_begin() const { return queries_.begin + (queries_.count - 1) * queries_.advance; }
+
+  const Attention& op_;
+  const Queries& queries_;
+  alignas(64) float scores_[QUERIES_AT_ONCE * KEYS_AT_ONCE];
+  alignas(64) Bf16 weights_[QUERIES_AT_ONCE * KEYS_AT_ONCE];
+  alignas(64) float wide_queries_[QUERIES_AT_ONCE * MAX_HEAD_DIM], wide_weights_[QUERIES_AT_ONCE * KEYS_AT_ONCE];
+  Instruction instruction_;
+  Left left_;
+};
+
+}  // namespace inflight
