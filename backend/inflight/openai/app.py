@@ -20,6 +20,7 @@ from inflight.lora import LoRARequest
 from inflight.openai.api_error import APIError, invalid, of_response, of_validation
 from inflight.openai.call import Call
 from inflight.openai.call_builder import CallBuilder
+from inflight.openai.call_runner import CallRunner
 from inflight.openai.dispatcher import Dispatcher, Mailbox
 from inflight.openai.embeddings import EmbeddingBody, Pooling, answer, collect_vectors, embedding_requests
 from inflight.openai.endpoint import Endpoint, Handler, send_bytes, send_json
@@ -38,7 +39,8 @@ from inflight.openai.model_names import ModelNames
 from inflight.openai.page.feed import BatchFeed
 from inflight.openai.page.index import HEADERS, INDEX
 from inflight.openai.prompts import PromptEncoder
-from inflight.openai.respond import STREAM_HEADERS, Responder, watch
+from inflight.openai.rendering import COMPLETIONS
+from inflight.openai.respond import STREAM_HEADERS, watch
 from inflight.openai.text_threads import TextThreads
 from inflight.openai.tool_use import read_definitions
 from inflight.request import Request
@@ -78,6 +80,7 @@ class App:
         self._guard = guard
         self._metrics = metrics
         self._threads = threads
+        self._runner = CallRunner(dispatcher, threads, metrics)
         self._feed = feed
         self._allows_lora_updates = allows_lora_updates
         self._pooling = pooling
@@ -118,18 +121,15 @@ class App:
             data = await self._guard.read_body(scope, receive)
             body: Any = _decode(data, kind)
             model, adapter = self._names.find(body.model)
-            mailbox = Mailbox(self._dispatcher)
-
-            def prepare() -> tuple[Call, list[int]]:
-                call = build(body, self._front.limits, model, adapter)
-                return call, mailbox.send([prompt.request for prompt in call.prompts])
-
-            try:
-                call, ids = await self._threads.run(len(data), prepare)
-            except BaseException:
-                mailbox.close()
-                raise
-            return await Responder(call, ids, mailbox, self._metrics, began).respond(scope, receive, send)
+            return await self._runner.run(
+                lambda: build(body, self._front.limits, model, adapter),
+                COMPLETIONS,
+                scope,
+                receive,
+                send,
+                num_bytes=len(data),
+                began=began,
+            )
 
     async def _embeddings(self, scope: Scope, receive: Receive, send: Send) -> int:
         with self._guard.admitted(scope):

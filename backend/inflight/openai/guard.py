@@ -42,9 +42,10 @@ class Guard:
         return number
 
     @contextlib.contextmanager
-    def admitted(self, scope: Scope) -> Iterator[None]:
-        """While a request of work is in progress. Raises APIError."""
-        seconds = self._rate.take(self.check_key(scope))
+    def admitted(self, scope: Scope) -> Iterator[int | None]:
+        """While a request of work is in progress. Gives the number of its key. Raises APIError."""
+        key = self.check_key(scope)
+        seconds = self._rate.take(key)
         if seconds:
             raise APIError(
                 429,
@@ -56,7 +57,7 @@ class Guard:
             raise overloaded(503, f"{self._num_open} requests are in progress, the most that this server takes")
         self._num_open += 1
         try:
-            yield
+            yield key
         finally:
             self._num_open -= 1
 
