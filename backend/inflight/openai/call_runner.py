@@ -22,8 +22,7 @@ class CallRunner:
 
     async def run(
         self,
-        build: Callable[[], Call],
-        rendering: Rendering,
+        build: Callable[[], tuple[Call, Rendering]],
         scope: Scope,
         receive: Receive,
         send: Send,
@@ -31,16 +30,16 @@ class CallRunner:
         num_bytes: int,
         began: float,
     ) -> int:
-        """Returns the HTTP status. `build` is called on a text thread; `num_bytes`: of the request's body; `began`:
-        when it arrived, on the monotonic clock. Raises as `build` does, and as Responder."""
+        """Returns the HTTP status. `build` makes the call and says how it is answered, on a text thread. `num_bytes`:
+        of the request's body; `began`: when it arrived, on the monotonic clock. Raises as `build` and Responder do."""
         mailbox = Mailbox(self._dispatcher)
 
-        def prepare() -> tuple[Call, list[int]]:
-            call = build()
-            return call, mailbox.send([prompt.request for prompt in call.prompts])
+        def prepare() -> tuple[Call, Rendering, list[int]]:
+            call, rendering = build()
+            return call, rendering, mailbox.send([prompt.request for prompt in call.prompts])
 
         try:
-            call, ids = await self._threads.run(num_bytes, prepare)
+            call, rendering, ids = await self._threads.run(num_bytes, prepare)
         except BaseException:
             mailbox.close()
             raise
