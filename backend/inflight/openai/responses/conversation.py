@@ -18,7 +18,7 @@ def chat_messages(items: list[Item], instructions: str | None = None) -> list[di
             messages += turn.messages()
             turn = _Turn()
         if isinstance(item, Reasoning):
-            turn.reasoning += "\n".join(part.text for part in item.content or item.summary or ())
+            turn.reasoning += [part.text for part in item.content or item.summary or ()]
         elif isinstance(item, FunctionCall):
             turn.calls.append(_call(item))
         elif isinstance(item, FunctionCallOutput):
@@ -34,7 +34,7 @@ class _Turn:
     """What the model has written, while its items are read."""
 
     def __init__(self) -> None:
-        self.reasoning = ""
+        self.reasoning: list[str] = []
         self.content: str | None = None
         self.calls: list[dict[str, Any]] = []
 
@@ -53,7 +53,7 @@ class _Turn:
             return []
         message: dict[str, Any] = {"role": "assistant", "content": self.content or ""}
         if self.reasoning:
-            message["reasoning"] = self.reasoning
+            message["reasoning"] = "\n".join(self.reasoning)
         if self.calls:
             message["tool_calls"] = self.calls
         return [message]

@@ -70,7 +70,7 @@ class Reasoning(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     summary: list[TextPart] | None = None
     id: str | None = None
     status: Status | None = None
-    encrypted_content: None = None
+    encrypted_content: str | None = None
 
 
 Item = Message | FunctionCall | FunctionCallOutput | Reasoning
@@ -113,6 +113,8 @@ def _read(given: dict[str, Any], where: str) -> Item:
         return structs.replace(item, content=_text(item.content, f"{where}.content"))
     if isinstance(item, FunctionCallOutput):
         return structs.replace(item, output=_text(item.output, f"{where}.output"))
+    if isinstance(item, Reasoning) and item.encrypted_content is not None:
+        raise unsupported(f"{where}.encrypted_content", "only the service that has encrypted it can read it")
     if isinstance(item, FunctionCall) and not is_json_object(item.arguments):
         raise invalid(f"{where}.arguments must be a JSON object", f"{where}.arguments")
     return item
