@@ -1,5 +1,8 @@
 """The items of a conversation: messages, reasoning, calls of functions and their outputs, as clients send them and as
-responses hold them. Those that were read have their content and their outputs as text."""
+responses hold them. Those that were read have their content and their outputs as text.
+
+Ids, states, phases, annotations and log probabilities come back with the items of responses, and say nothing to a model.
+"""
 
 from __future__ import annotations
 
@@ -17,8 +20,7 @@ Status = Literal["in_progress", "completed", "incomplete"]
 
 
 class TextPart(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Of a message's content, of a function's output, or of reasoning. What a message has of OpenAI's own besides its
-    text comes back with its responses, and says nothing to a model."""
+    """Of a message's content, of a function's output, or of reasoning."""
 
     type: Literal["input_text", "output_text", "reasoning_text", "summary_text"]
     text: str
