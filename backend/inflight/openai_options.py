@@ -54,7 +54,7 @@ class OpenAIOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     max_stored_responses: int = 1000
     """Responses that are kept in memory for GET and for `previous_response_id`; 0 = none."""
     max_stored_response_bytes: int = 64 * 2**20
-    """Of all of them together, each with its whole conversation."""
+    """Of all of them together, each with its whole conversation; 0 = none."""
     drain_seconds: float = 30.0
     """Time that requests in flight have to finish after SIGTERM."""
 

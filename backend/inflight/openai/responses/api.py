@@ -21,7 +21,7 @@ from inflight.openai.responses.request import ResponseRequest
 from inflight.openai.responses.store import ResponseStore, StoredResponse
 from inflight.text.safe_text import safe_text
 
-NONE_KEPT = "this server keeps no responses (max_stored_responses is 0): send the whole conversation as input"
+NONE_KEPT = "this server keeps no responses (max_stored_responses or max_stored_response_bytes is 0): send the whole conversation as input"
 
 
 class ResponsesApi:
@@ -54,15 +54,16 @@ class ResponsesApi:
             data = await self._guard.read_body(scope, receive)
             body = decode_body(data, ResponseBody)
             model, adapter = self._names.find(body.model)
-            request = ResponseRequest(
-                body, tenant, self._previous(body, tenant), self._store.put if self._keeps(body) else None
-            )
+            previous = self._previous(body, tenant)
+            put = self._store.put if self._keeps(body) else None
+            request = ResponseRequest(body, tenant, previous, put)
+            num_bytes = len(data) + (previous.num_bytes if previous is not None else 0)
 
             def build() -> tuple[Call, Rendering]:
                 made = request.build(self._builder, self._front.limits, model, adapter)
                 return made.call, made.rendering()
 
-            return await self._runner.run(build, scope, receive, send, num_bytes=len(data), began=began)
+            return await self._runner.run(build, scope, receive, send, num_bytes=num_bytes, began=began)
 
     async def _retrieve(self, scope: Scope, receive: Receive, send: Send) -> int:
         tenant = tenant_of(self._guard.check_key(scope))

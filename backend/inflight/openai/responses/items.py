@@ -1,7 +1,8 @@
 """The items of a conversation: messages, reasoning, calls of functions and their outputs, as clients send them and as
 responses hold them. Those that were read have their content and their outputs as text.
 
-Ids, states, phases, annotations and log probabilities come back with the items of responses, and say nothing to a model.
+Ids, states, phases, annotations and log probabilities come back with the items of responses. They say nothing to a
+model.
 """
 
 from __future__ import annotations

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, TypeVar
 
 from inflight.openai.chat_format import ChatFormat, ChatReader, Piece, Reasoning
-from inflight.openai.responses.output_item import CallItem, Event, MessageItem, OutputItem, ReasoningItem
+from inflight.openai.responses.event_frames import Event
+from inflight.openai.responses.output_item import CallItem, MessageItem, OutputItem, ReasoningItem
 from inflight.openai.tools.events import Content, ToolCallStarted
+
+ItemT = TypeVar("ItemT", MessageItem, ReasoningItem)
 
 
 class Output:
@@ -14,22 +17,31 @@ class Output:
 
     def __init__(self, format: ChatFormat | None) -> None:
         """`format`: None if all text is content."""
-        self._reader = ChatReader(format or ChatFormat())
+        self._reader = None if format is None else ChatReader(format)
         self._items: list[OutputItem] = []
         self._log_probs: list[dict[str, Any]] = []
         """Of tokens whose text has not come yet."""
 
     def add(self, text: str, log_probs: list[dict[str, Any]]) -> list[Event]:
         """`log_probs`: of the tokens that have come with this text; only where all text is content."""
-        self._log_probs += log_probs
-        return self._take(self._reader.feed(text))
+        events: list[Event] = []
+        if log_probs:
+            self._log_probs += log_probs
+        if self._reader is not None:
+            self._take(self._reader.feed(text), events)
+        elif text:
+            self._add_content(text, events)
+        return events
 
     def finish(self, *, is_cut: bool) -> list[Event]:
         """No more text comes. `is_cut`: whether the model would have gone on."""
-        events = self._take(self._reader.finish())
+        events: list[Event] = []
+        if self._reader is not None:
+            self._take(self._reader.finish(), events)
         if self._items:
             last = self._items[-1]
-            self._give_log_probs(last)
+            if isinstance(last, MessageItem):
+                last.log_probs += self._log_probs
             events += last.closing(is_cut=is_cut)
         return events
 
@@ -37,33 +49,35 @@ class Output:
         """All items as JSON, as far as they have come."""
         return [item.fields() for item in self._items]
 
-    def _take(self, pieces: list[Piece]) -> list[Event]:
-        events: list[Event] = []
+    def _take(self, pieces: list[Piece], events: list[Event]) -> None:
         for piece in pieces:
             if isinstance(piece, Content):
-                item = self._last_or_new(MessageItem, events)
-                self._give_log_probs(item)
-                events.append(item.grow(piece.text))
+                self._add_content(piece.text, events)
             elif isinstance(piece, Reasoning):
-                events.append(self._last_or_new(ReasoningItem, events).grow(piece.text))
+                events.append(self._open(ReasoningItem, events).grow(piece.text))
             elif isinstance(piece, ToolCallStarted):
-                self._open(CallItem(len(self._items), piece.id, piece.name), events)
+                self._append(CallItem(len(self._items), piece.id, piece.name), events)
             else:
                 events.append(self._items[-1].grow(piece.text))
-        return events
 
-    def _last_or_new(self, kind: type[MessageItem] | type[ReasoningItem], events: list[Event]) -> OutputItem:
-        if not self._items or not isinstance(self._items[-1], kind):
-            self._open(kind(len(self._items)), events)
-        return self._items[-1]
+    def _add_content(self, text: str, events: list[Event]) -> None:
+        item = self._open(MessageItem, events)
+        if self._log_probs:
+            item.log_probs += self._log_probs
+            self._log_probs = []
+        events.append(item.grow(text))
 
-    def _open(self, item: OutputItem, events: list[Event]) -> None:
+    def _open(self, kind: type[ItemT], events: list[Event]) -> ItemT:
+        """The last item if it is of this kind, else a new one."""
+        last = self._items[-1] if self._items else None
+        if isinstance(last, kind):
+            return last
+        item = kind(len(self._items))
+        self._append(item, events)
+        return item
+
+    def _append(self, item: OutputItem, events: list[Event]) -> None:
         if self._items:
             events += self._items[-1].closing(is_cut=False)
         self._items.append(item)
         events += item.opening()
-
-    def _give_log_probs(self, item: OutputItem) -> None:
-        if isinstance(item, MessageItem):
-            item.log_probs += self._log_probs
-            self._log_probs = []

@@ -1,22 +1,24 @@
 """The items of a response while they grow: each opens, takes text and closes, and tells so in events.
 
-response.output_item.added
-    response.content_part.added          of messages and reasoning, which have one part
-    response.*.delta …, response.*.done  the part's text, or a call's arguments
-    response.content_part.done
-response.output_item.done
+    response.output_item.added
+        response.content_part.added          of messages and reasoning, which have one part
+        response.*.delta …, response.*.done  the part's text, or a call's arguments
+        response.content_part.done
+    response.output_item.done
+
+Nothing else makes JSON of them.
 """
 
 from __future__ import annotations
 
+import functools
 import secrets
 from abc import ABC, abstractmethod
 from typing import Any, ClassVar
 
+from inflight.openai.responses.event_frames import Delta, Event, delta_head
 from inflight.openai.responses.items import is_json_object
 
-Event = tuple[str, dict[str, Any]]
-"""Its type and its other fields, all but the sequence number."""
 IN_PROGRESS, COMPLETED, INCOMPLETE = "in_progress", "completed", "incomplete"
 
 
@@ -35,6 +37,10 @@ class OutputItem(ABC):
         self._place: dict[str, Any] = {"item_id": self.id, "output_index": index}
         """Of its text, in events."""
 
+    @functools.cached_property
+    def _delta_head(self) -> bytes:
+        return delta_head(f"{self.text_event}.delta", self._place)
+
     @property
     def text(self) -> str:
         return "".join(self._pieces)
@@ -46,9 +52,9 @@ class OutputItem(ABC):
     def opening(self) -> list[Event]:
         return [("response.output_item.added", {"output_index": self._index, "item": self.fields()})]
 
-    def grow(self, text: str) -> Event:
+    def grow(self, text: str) -> Delta:
         self._pieces.append(text)
-        return f"{self.text_event}.delta", {**self._place, "delta": text}
+        return Delta(self._delta_head, text, None)
 
     def closing(self, *, is_cut: bool) -> list[Event]:
         """`is_cut`: whether the answer ended here before the model had ended it."""
@@ -102,11 +108,11 @@ class MessageItem(PartItem):
         content = self._content()
         return {"id": self.id, "type": "message", "role": "assistant", "status": self.status, "content": content}
 
-    def grow(self, text: str) -> Event:
-        kind, fields = super().grow(text)
-        fields["logprobs"] = self.log_probs[self._num_sent :]
-        self._num_sent = len(self.log_probs)
-        return kind, fields
+    def grow(self, text: str) -> Delta:
+        self._pieces.append(text)
+        new = self.log_probs[self._num_sent :] if self.log_probs else []
+        self._num_sent += len(new)
+        return Delta(self._delta_head, text, new)
 
     def _done(self) -> dict[str, Any]:
         return {**super()._done(), "logprobs": self.log_probs}

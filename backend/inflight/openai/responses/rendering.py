@@ -19,9 +19,8 @@ from inflight.openai.choice import TIME_OUT, Choice
 from inflight.openai.generation import Generation, News
 from inflight.openai.reasoning_tokens import ReasoningTokens
 from inflight.openai.rendering import Rendering
-from inflight.openai.responses.event_frames import EventFrames
+from inflight.openai.responses.event_frames import Event, EventFrames
 from inflight.openai.responses.output import Output
-from inflight.openai.responses.output_item import Event
 from inflight.openai.responses.response_object import MAX_OUTPUT_TOKENS, ResponseObject
 
 Keep = Callable[[dict[str, Any]], None]
@@ -114,7 +113,9 @@ class StreamedResponse(GrowingResponse):
         if not self._generation.is_done:
             return chunk
         ended = self._ended()
-        return chunk + self._frames.frame(ENDS[ended["status"]], {"response": ended})
+        return chunk + self._frames.frame((ENDS[ended["status"]], {"response": ended}))
 
     def fail(self, error: APIError) -> bytes:
-        return self._frames.frame("response.failed", {"response": self._response.failed(self._output.fields(), error)})
+        return self._frames.frame(
+            ("response.failed", {"response": self._response.failed(self._output.fields(), error)})
+        )

@@ -30,7 +30,7 @@ class ResponseStore:
     """Used on the event loop's thread."""
 
     def __init__(self, max_responses: int, max_bytes: int) -> None:
-        """`max_responses`: 0 = none is kept."""
+        """Either 0 = none is kept."""
         self._max_responses, self._max_bytes = max_responses, max_bytes
         self._responses: OrderedDict[str, StoredResponse] = OrderedDict()
         """By id, the one used last at the end."""
@@ -38,7 +38,7 @@ class ResponseStore:
 
     @property
     def keeps_any(self) -> bool:
-        return self._max_responses > 0
+        return self._max_responses > 0 and self._max_bytes > 0
 
     def put(self, response_id: str, response: StoredResponse) -> None:
         """One that is larger than the whole store is not kept."""
