@@ -144,6 +144,23 @@ def joined_calls(stream: openai.Stream[Any]) -> dict[int, tuple[list[tuple[str, 
     }
 
 
+def test_a_model_that_may_choose_needs_a_parser(client: openai.OpenAI) -> None:
+    with pytest.raises(openai.BadRequestError, match="tool_parser"):
+        client.chat.completions.create(model="llm", messages=[{"role": "user", "content": "Hi."}], tools=TOOLS)
+
+
+def test_log_probabilities_and_scores_are_one_models(client: openai.OpenAI) -> None:
+    """What it says of its own output is what it says of the same text as a prompt."""
+    answer = client.completions.create(model="llm", prompt=PROMPT, max_tokens=6, temperature=0, logprobs=2)
+    tokens = answer.choices[0].logprobs
+    whole = PROMPT + answer.choices[0].text
+    scored = client.completions.create(model="llm", prompt=whole, max_tokens=0, echo=True, logprobs=2)
+    found = scored.choices[0].logprobs
+    assert scored.choices[0].text == whole
+    assert "".join(found.tokens[1:]) == whole  # the first is the beginning of the text
+    assert found.token_logprobs[-6:] == pytest.approx(tokens.token_logprobs, abs=1e-3)
+
+
 def test_a_response_is_the_chats_text_whole_and_as_a_stream(client: openai.OpenAI) -> None:
     options = {"model": "llm", "temperature": 0}
     chat = client.chat.completions.create(
@@ -176,23 +193,6 @@ def test_the_example_of_responses(server: ServerProcess) -> None:
     assert shown["story"] and shown["another"]
     assert shown["call"].startswith("Feed with {'animal': ")
     assert shown["object"].startswith("Feed(animal='")
-
-
-def test_a_model_that_may_choose_needs_a_parser(client: openai.OpenAI) -> None:
-    with pytest.raises(openai.BadRequestError, match="tool_parser"):
-        client.chat.completions.create(model="llm", messages=[{"role": "user", "content": "Hi."}], tools=TOOLS)
-
-
-def test_log_probabilities_and_scores_are_one_models(client: openai.OpenAI) -> None:
-    """What it says of its own output is what it says of the same text as a prompt."""
-    answer = client.completions.create(model="llm", prompt=PROMPT, max_tokens=6, temperature=0, logprobs=2)
-    tokens = answer.choices[0].logprobs
-    whole = PROMPT + answer.choices[0].text
-    scored = client.completions.create(model="llm", prompt=whole, max_tokens=0, echo=True, logprobs=2)
-    found = scored.choices[0].logprobs
-    assert scored.choices[0].text == whole
-    assert "".join(found.tokens[1:]) == whole  # the first is the beginning of the text
-    assert found.token_logprobs[-6:] == pytest.approx(tokens.token_logprobs, abs=1e-3)
 
 
 def test_adapters_are_models(server: ServerProcess, client: openai.OpenAI) -> None:

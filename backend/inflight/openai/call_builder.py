@@ -117,6 +117,20 @@ class CallBuilder:
         prompts = [self._prompt_call(body, request, shared, shown=frozenset() if format is None else self._tag_ids)]
         return self._call(body, prompts, model, includes_usage, format=format)
 
+    @property
+    def splits_reasoning(self) -> bool:
+        """Whether the operator has said how the model marks its reasoning."""
+        return self._reasoning_tags is not None
+
+    def reasoning_tokens(self, call: Call) -> ReasoningTokens | None:
+        """What counts them in the one choice of a chat; None if no text is reasoning."""
+        format = call.chat_format
+        if format is None or format.reasoning_tags is None:
+            return None
+        prompt = call.prompts[0].request.input_token_ids
+        splitter = ReasoningSplitter(starts_in_reasoning=format.starts_in_reasoning, tags=format.reasoning_tags)
+        return ReasoningTokens(make_text_decoder(self._tokenizer, prompt, shown=self._tag_ids), splitter)
+
     def completion(self, body: CompletionBody, limits: RequestLimits, model: str, adapter: LoRARequest | None) -> Call:
         check_refused(body)
         includes_usage = check_stream_options(body)
@@ -135,20 +149,6 @@ class CallBuilder:
             is_whole = isinstance(prompt, str) and len(request.input_token_ids) == len(token_ids)
             prompts.append(self._prompt_call(body, request, shared, str(prompt) if is_whole else None))
         return self._call(body, prompts, model, includes_usage, scores_only=scores_only)
-
-    @property
-    def splits_reasoning(self) -> bool:
-        """Whether the operator has said how the model marks its reasoning."""
-        return self._reasoning_tags is not None
-
-    def reasoning_tokens(self, call: Call) -> ReasoningTokens | None:
-        """What counts them in the one choice of a chat; None if no text is reasoning."""
-        format = call.chat_format
-        if format is None or format.reasoning_tags is None:
-            return None
-        prompt = call.prompts[0].request.input_token_ids
-        splitter = ReasoningSplitter(starts_in_reasoning=format.starts_in_reasoning, tags=format.reasoning_tags)
-        return ReasoningTokens(make_text_decoder(self._tokenizer, prompt, shown=self._tag_ids), splitter)
 
     def _chat_format(self, body: ChatBody, use: ToolUse | None, prompt: str, *, has_guide: bool) -> ChatFormat | None:
         """`prompt`: the text that the template has made."""

@@ -21,7 +21,10 @@ from inflight.openai.responses.request import ResponseRequest
 from inflight.openai.responses.store import ResponseStore, StoredResponse
 from inflight.text.safe_text import safe_text
 
-NONE_KEPT = "this server keeps no responses (max_stored_responses or max_stored_response_bytes is 0): send the whole conversation as input"
+NONE_KEPT = (
+    "this server keeps no responses (max_stored_responses or max_stored_response_bytes is 0): send the whole "
+    "conversation as input"
+)
 
 
 class ResponsesApi:
