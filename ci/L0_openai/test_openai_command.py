@@ -76,6 +76,24 @@ def test_it_serves_the_programs_engine_until_it_is_told_to_end(executor: Generat
     assert answer.choices[0].text == executor.generate("Once upon a time", max_tokens=16).text
 
 
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (("--engine", "a/b"), "cannot be called"),
+        (("--engine", "none", "--set", "worker_start_timeout_ms=100"), "no engine called 'none' serves here"),
+        (("--api-key-file", "/nowhere"), "cannot be read"),
+        (("--openai-set", "tool_parser=nope"), "tool_parser must be one of hermes"),
+        (("/nowhere",), "nowhere"),
+    ],
+)
+def test_what_is_missing_is_said_in_a_sentence(run_directory: Path, arguments: tuple[str, ...], words: str) -> None:
+    with start("--port", "0", *arguments) as process:
+        _, told = process.communicate(timeout=PATIENCE)
+    assert process.returncode == 2
+    assert words in told
+    assert "Traceback" not in told
+
+
 TEMPLATE = """
 {%- if tools %}{{ tools | tojson }}{% endif -%}
 {%- for message in messages -%}
@@ -121,21 +139,3 @@ def test_a_loop_of_function_calls(executor: GenerationExecutor, tmp_path: Path) 
     ended = events[-1].response
     assert ended.output_text == "".join(event.delta for event in events if event.type == "response.output_text.delta")
     assert again.usage.input_tokens == ended.usage.input_tokens
-
-
-@pytest.mark.parametrize(
-    ("arguments", "words"),
-    [
-        (("--engine", "a/b"), "cannot be called"),
-        (("--engine", "none", "--set", "worker_start_timeout_ms=100"), "no engine called 'none' serves here"),
-        (("--api-key-file", "/nowhere"), "cannot be read"),
-        (("--openai-set", "tool_parser=nope"), "tool_parser must be one of hermes"),
-        (("/nowhere",), "nowhere"),
-    ],
-)
-def test_what_is_missing_is_said_in_a_sentence(run_directory: Path, arguments: tuple[str, ...], words: str) -> None:
-    with start("--port", "0", *arguments) as process:
-        _, told = process.communicate(timeout=PATIENCE)
-    assert process.returncode == 2
-    assert words in told
-    assert "Traceback" not in told
