@@ -14,8 +14,14 @@ from inflight.openai.responses.items import read_struct
 from inflight.text.safe_text import safe_text
 
 NO_OWN_TOOLS = "this engine runs no tools of its own, it calls functions of the client"
-NAMES = {"messages": "input", "max_tokens": "max_output_tokens", "response_format": "text.format"}
+NAMES = {
+    "messages": "input",
+    "max_tokens": "max_output_tokens",
+    "response_format": "text.format",
+    "reasoning_effort": "reasoning.effort",
+}
 """Field of a chat -> where a response has it."""
+NAMES_IN_SENTENCES = ("response_format", "reasoning_effort")
 
 _FUNCTION = re.compile(r"(tools\[\d+\])\.function\b")
 
@@ -43,12 +49,11 @@ def chat_body(body: ResponseBody, messages: list[dict[str, Any]], *, returns_tok
 
 def renamed(error: APIError) -> APIError:
     """An error about a chat's field, about the response's."""
-    param, message = error.param, error.message
+    param, message = error.param, _FUNCTION.sub(r"\1", error.message)
     if param is not None:
-        param = NAMES.get(param, "reasoning.effort" if param == "reasoning_effort" else _FUNCTION.sub(r"\1", param))
-    for old, new in (("response_format", "text.format"), ("reasoning_effort", "reasoning.effort")):
-        message = message.replace(old, new)
-    message = _FUNCTION.sub(r"\1", message)
+        param = NAMES.get(param, _FUNCTION.sub(r"\1", param))
+    for name in NAMES_IN_SENTENCES:
+        message = message.replace(name, NAMES[name])
     return APIError(error.status, message, param=param, code=error.code, headers=error.headers)
 
 

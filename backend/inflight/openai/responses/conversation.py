@@ -10,7 +10,7 @@ from inflight.openai.responses.items import FunctionCall, FunctionCallOutput, It
 def chat_messages(items: list[Item], instructions: str | None = None) -> list[dict[str, Any]]:
     """What the model has written between two messages of others is one message: reasoning, text and calls."""
     messages: list[dict[str, Any]] = []
-    if instructions is not None:
+    if instructions:
         messages.append({"role": "system", "content": instructions})
     turn = _Turn()
     for item in items:

@@ -28,8 +28,7 @@ _encode = msgspec.json.Encoder().encode
 
 class ResponseRequest:
     def __init__(self, body: ResponseBody, tenant: int, previous: StoredResponse | None, put: Put | None) -> None:
-        """`tenant`: who asks. `previous`: the response that it continues. `put`: None if it is not to be
-        kept."""
+        """`tenant`: who asks. `previous`: the response that it continues. `put`: None if it is not to be kept."""
         self._body = body
         self._tenant = tenant
         self._previous = previous

@@ -2,19 +2,32 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+from itertools import pairwise
+from pathlib import Path
+from random import Random
 from typing import Any
 
 import pytest
 from fake_tokenizer import END
-from openai_server import CLIENT, TEXT, Running, result, say
+from hypothesis import given
+from hypothesis import strategies as st
+from openai_server import CLIENT, TEXT, PlayedEngine, Running, checkpoint_folder, openai_server, result, say
 
+from inflight.openai.chat_format import ChatFormat
+from inflight.openai.reasoning import REASONING_TAGS
+from inflight.openai.responses.event_frames import EventFrames
+from inflight.openai.responses.output import Output
+from inflight.openai.tools.parser import make_tool_parser
+from inflight.openai.tools.tool import Tool
 from inflight.request import Request
 from inflight.result import FinishReason, PerfMetrics, Response
 
 RESPONSES = "/v1/responses"
 PING: dict[str, Any] = {"type": "function", "name": "ping", "parameters": {"type": "object"}}
 CALL = '<tool_call>{"name": "ping", "arguments": {"a": 1}}</tool_call>'
+PIECES = ("<think>", "</think>", CALL, CALL[:20], CALL[:45], "\n", " ", "dog", "<", '"', "ß")
 PART = ["response.content_part.added", "response.{}.delta", "response.{}.done", "response.content_part.done"]
 ADDED, DONE = "response.output_item.added", "response.output_item.done"
 
@@ -200,6 +213,38 @@ def test_an_error_behind_tokens_ends_the_stream_with_a_failed_response(running: 
     assert running.get(f"{RESPONSES}/{failed['id']}").status_code == 404
     running.engine.script = say()
     assert running.post(RESPONSES, {"input": "hi"}).json()["output"][0]["content"][0]["text"] == TEXT
+
+
+def test_a_stream_that_does_not_end_in_time_is_told(tmp_path: Path) -> None:
+    engine = PlayedEngine(lambda request: [result(request, [72])])
+    with contextlib.ExitStack() as stack:
+        with openai_server(engine, checkpoint_folder(tmp_path)) as url:
+            stream = CLIENT.stream("POST", url + RESPONSES, json={"input": "hi", "stream": True})
+            pieces = stack.enter_context(stream).iter_text()
+            seen = [next(pieces)]
+        last = read_events("".join([*seen, *pieces]))[-1]
+    assert last["type"] == "response.failed"
+    assert last["response"]["error"]["message"] == "the engine was shut down"
+    assert engine.cancelled
+
+
+@given(st.lists(st.sampled_from([*PIECES]), max_size=12), st.randoms(use_true_random=False))
+def test_items_do_not_depend_on_how_text_is_cut(pieces: list[str], random: Random) -> None:
+    text = "".join(pieces)
+    cuts = sorted(random.sample(range(len(text) + 1), min(len(text), 6)))
+    parts = [text[start:end] for start, end in pairwise([0, *cuts, len(text)])]
+    tool = Tool(name="ping")
+    format = ChatFormat(
+        make_tool_parser=lambda: make_tool_parser("hermes", [tool]), reasoning_tags=REASONING_TAGS["qwen3"]
+    )
+    whole, cut, frames = Output(format), Output(format), EventFrames()
+    whole.add(text, [])
+    whole.finish(is_cut=False)
+    data = b"".join([*(frames.frames(cut.add(part, [])) for part in parts), frames.frames(cut.finish(is_cut=False))])
+    own = ("id", "call_id")
+    expected, found = ([{k: v for k, v in each.items() if k not in own} for each in o.fields()] for o in (whole, cut))
+    assert found == expected
+    assert [event["item"] for event in read_events(data.decode()) if event["type"] == DONE] == cut.fields()
 
 
 def failure(request: Request, message: str, code: str) -> Response:
