@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import sys
-from typing import Literal
+from typing import Any, Literal
 
 from openai import OpenAI, pydantic_function_tool
 from pydantic import BaseModel
@@ -38,12 +38,21 @@ with OpenAI(base_url=f"{url}/v1", api_key="none") as client:
     )
     print(f"\nanother: {more.output_text}")
 
+    exact: Any = {
+        "temperature": 0,
+        "extra_body": {"bad_words": ["\n"]},  # JSON may have any white space between its parts, and this model likes it
+    }
     called = client.responses.parse(
-        model="llm", input="Feed the dog.", tools=[pydantic_function_tool(Feed)], tool_choice="required"
+        model="llm",
+        input="Feed the dog.",
+        tools=[pydantic_function_tool(Feed)],
+        tool_choice="required",
+        parallel_tool_calls=False,
+        **exact,
     )
     for item in called.output:
         if item.type == "function_call":
             print(f"call: {item.name} with {json.loads(item.arguments)}")
 
-    parsed = client.responses.parse(model="llm", input="Who is hungry?", text_format=Feed)
+    parsed = client.responses.parse(model="llm", input="Who is hungry?", text_format=Feed, **exact)
     print(f"object: {parsed.output_parsed!r}")
