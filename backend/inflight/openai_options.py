@@ -51,6 +51,10 @@ class OpenAIOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     """One of TOOL_PARSERS: how the model writes calls of tools; "" = requests may only force them."""
     reasoning_parser: str = ""
     """One of REASONING_PARSERS: how the model marks its reasoning; "" = all of its text is the answer."""
+    max_stored_responses: int = 1000
+    """Responses that are kept in memory for GET and for `previous_response_id`; 0 = none."""
+    max_stored_response_bytes: int = 64 * 2**20
+    """Of all of them together, each with its whole conversation; 0 = none."""
     drain_seconds: float = 30.0
     """Time that requests in flight have to finish after SIGTERM."""
 
@@ -58,6 +62,9 @@ class OpenAIOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
         for name in ("max_body_bytes", "max_open_requests"):
             if getattr(self, name) < 1:
                 raise ConfigurationError(f"{name} must be at least 1, got {getattr(self, name)}")
+        for name in ("max_stored_responses", "max_stored_response_bytes"):
+            if getattr(self, name) < 0:
+                raise ConfigurationError(f"{name} must not be negative, got {getattr(self, name)}")
         for name in ("max_requests_per_second", "max_request_seconds", "drain_seconds"):
             if not 0 <= getattr(self, name) < math.inf:
                 raise ConfigurationError(f"{name} must be a finite number of at least 0, got {getattr(self, name)}")
@@ -111,5 +118,7 @@ SETTABLE = (
     "embedding_pooling",
     "tool_parser",
     "reasoning_parser",
+    "max_stored_responses",
+    "max_stored_response_bytes",
 )
 """What `--openai-set` takes; the other fields have options of their own."""

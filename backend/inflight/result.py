@@ -59,6 +59,8 @@ class PerfMetrics(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
     kv_cache_alloc_new_blocks: int = 0
     kv_cache_reused_blocks: int = 0
     kv_cache_missed_blocks: int = 0
+    num_cached_tokens: int = 0
+    """Tokens of the prompt that were in the KV cache when the request's first sequence started."""
     first_iter: int = 0
     """Number of the iteration that brought the first token, as in IterationStats; 0 for beams, which have theirs all at
     once."""

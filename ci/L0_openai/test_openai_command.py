@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import openai
 import pytest
@@ -90,3 +92,50 @@ def test_what_is_missing_is_said_in_a_sentence(run_directory: Path, arguments: t
     assert process.returncode == 2
     assert words in told
     assert "Traceback" not in told
+
+
+TEMPLATE = """
+{%- if tools %}{{ tools | tojson }}{% endif -%}
+{%- for message in messages -%}
+<|{{ message.role }}|>{{ message.content }}
+{%- for call in message.tool_calls %}{{ call.function | tojson }}{% endfor -%}
+{%- endfor -%}
+<|assistant|>"""
+ANIMALS = ("cat", "dog", "fox")
+FEED = {
+    "type": "function",
+    "name": "feed",
+    "parameters": {"type": "object", "properties": {"animal": {"enum": ANIMALS}}, "required": ["animal"]},
+    "strict": True,
+}
+
+
+def test_a_loop_of_function_calls(executor: GenerationExecutor, tmp_path: Path) -> None:
+    """The default model, with a chat template that knows tools."""
+    for path in CHECKPOINT.iterdir():
+        (tmp_path / path.name).symlink_to(path)
+    (tmp_path / "chat_template.jinja").unlink()
+    (tmp_path / "chat_template.jinja").write_text(TEMPLATE)
+    arguments = (str(tmp_path), "--engine", "mine", "--port", "0", "--openai-set", "tool_parser=hermes")
+    with start(*arguments) as process:
+        assert process.stderr is not None
+        url = process.stderr.readline().split()[-1]
+        with openai.OpenAI(base_url=url, api_key="none") as client:
+            options: Any = {"model": "mine", "tools": [FEED], "max_output_tokens": 200, "temperature": 0}
+            asked = client.responses.create(
+                input="Feed one.", tool_choice="required", parallel_tool_calls=False, **options
+            )
+            (call,) = asked.output
+            result = {"type": "function_call_output", "call_id": call.call_id, "output": "It is fed."}
+            with client.responses.stream(
+                input=[result], previous_response_id=asked.id, tool_choice="none", **options
+            ) as stream:
+                events = list(stream)
+            sent_back = [{"role": "user", "content": "Feed one."}, *asked.output, result]
+            again = client.responses.create(input=sent_back, tool_choice="none", **options)
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(PATIENCE) == 0
+    assert json.loads(call.arguments)["animal"] in ANIMALS
+    ended = events[-1].response
+    assert ended.output_text == "".join(event.delta for event in events if event.type == "response.output_text.delta")
+    assert (again.usage.input_tokens, again.output_text) == (ended.usage.input_tokens, ended.output_text)

@@ -5,8 +5,11 @@ from __future__ import annotations
 import json
 import os
 import signal
+import subprocess
+import sys
 import threading
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import httpx
@@ -156,6 +159,40 @@ def test_log_probabilities_and_scores_are_one_models(client: openai.OpenAI) -> N
     assert scored.choices[0].text == whole
     assert "".join(found.tokens[1:]) == whole  # the first is the beginning of the text
     assert found.token_logprobs[-6:] == pytest.approx(tokens.token_logprobs, abs=1e-3)
+
+
+def test_a_response_is_the_chats_text_whole_and_as_a_stream(client: openai.OpenAI) -> None:
+    options = {"model": "llm", "temperature": 0}
+    chat = client.chat.completions.create(
+        messages=[{"role": "user", "content": "Tell a story."}], max_tokens=32, **options
+    )
+    answer = client.responses.create(input="Tell a story.", max_output_tokens=32, **options)
+    events = list(client.responses.create(input="Tell a story.", max_output_tokens=32, stream=True, **options))
+    deltas = [event.delta for event in events if event.type == "response.output_text.delta"]
+    assert answer.output_text == "".join(deltas) == chat.choices[0].message.content
+    assert (answer.status, events[-1].type) == ("incomplete", "response.incomplete")
+    assert (answer.usage.input_tokens, answer.usage.output_tokens) == (chat.usage.prompt_tokens, 32)
+
+
+def test_a_conversation_that_the_server_keeps_finds_its_blocks_cached(client: openai.OpenAI) -> None:
+    options = {"model": "llm", "max_output_tokens": 40, "temperature": 0, "extra_body": {"ignore_eos": True}}
+    first = client.responses.create(input="Tell a story of a fox and a dog. " * 4, **options)
+    second = client.responses.create(input="And then?", previous_response_id=first.id, **options)
+    assert second.usage.input_tokens > first.usage.total_tokens
+    assert second.usage.input_tokens_details.cached_tokens >= first.usage.input_tokens // 16 * 16 > 0
+    assert client.responses.retrieve(second.id).output_text == second.output_text
+
+
+def test_the_example_of_responses(server: ServerProcess) -> None:
+    example = Path(__file__).resolve().parents[2] / "client" / "examples" / "responses.py"
+    finished = subprocess.run(
+        [sys.executable, str(example), server.openai_url], capture_output=True, text=True, timeout=120, check=False
+    )
+    assert finished.returncode == 0, finished.stderr
+    shown = dict(line.split(": ", 1) for line in finished.stdout.splitlines() if ": " in line)
+    assert shown["story"] and shown["another"]
+    assert shown["call"].startswith("Feed with {'animal': ")
+    assert shown["object"].startswith("Feed(animal='")
 
 
 def test_adapters_are_models(server: ServerProcess, client: openai.OpenAI) -> None:

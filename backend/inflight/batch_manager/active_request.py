@@ -98,6 +98,7 @@ class ActiveRequest:
             kv_cache_alloc_new_blocks=sum(account.kv_cache_alloc_new_blocks for account in accounts),
             kv_cache_reused_blocks=sum(account.kv_cache_reused_blocks for account in accounts),
             kv_cache_missed_blocks=sum(account.kv_cache_missed_blocks for account in accounts),
+            num_cached_tokens=accounts[0].num_cached_tokens,
             total_draft_tokens=sum(account.total_draft_tokens for account in accounts),
             total_accepted_draft_tokens=sum(account.total_accepted_draft_tokens for account in accounts),
             first_iter=min((account.first_iter for account in accounts if account.first_iter), default=0),

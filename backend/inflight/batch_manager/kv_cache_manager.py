@@ -280,7 +280,10 @@ class KVCacheManager:
         self.num_reused_blocks += len(computed_blocks)
 
     def count_missed(self, sequence: Sequence) -> None:
-        """Count the full blocks that a sequence which is about to start did not find in the cache."""
+        """Count the full blocks that a sequence which is about to start did not find in the cache, and note what it
+        found."""
+        if sequence.num_cached_at_start is None:
+            sequence.num_cached_at_start = sequence.num_computed_tokens
         if self._enable_reuse:
             num_full = (len(sequence.token_ids) - 1) // self.block_size
             num_missed = num_full - sequence.num_cached_blocks

@@ -71,6 +71,7 @@ class Sequence:
         "log_probs",
         "max_length",
         "num_allocated_blocks",
+        "num_cached_at_start",
         "num_cached_blocks",
         "num_computed_tokens",
         "num_decoding_iters",
@@ -169,6 +170,8 @@ class Sequence:
         self.num_allocated_blocks = 0
         self.num_reused_blocks = 0
         self.num_missed_blocks = 0
+        self.num_cached_at_start: int | None = None
+        """Tokens whose keys and values were in the cache when it was started first; None before."""
 
         # Written by the GptManager.
         self.first_iter = 0
@@ -324,6 +327,7 @@ class Sequence:
             kv_cache_alloc_new_blocks=self.num_allocated_blocks,
             kv_cache_reused_blocks=self.num_reused_blocks,
             kv_cache_missed_blocks=self.num_missed_blocks,
+            num_cached_tokens=min(self.num_cached_at_start or 0, self.num_prompt_tokens),
             total_draft_tokens=self.speculation.num_draft_tokens if self.speculation is not None else 0,
             total_accepted_draft_tokens=self.speculation.num_accepted_tokens if self.speculation is not None else 0,
             first_iter=self.first_iter if self.beams is None else 0,

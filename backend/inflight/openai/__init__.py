@@ -2,6 +2,7 @@
 
 `serve` starts it, `app` routes its paths, `guard` keeps keys and limits. `fields` are the requests as clients write
 them, `call_builder` makes engine requests of them, `choice` makes text of tokens, `chat_format` tells reasoning,
-content and calls apart, `stream` and `answer` make JSON of text. `page` shows the live batch. Knows the executor's
-interface and nothing of how ranks compute, nor of tritonserver.
+content and calls apart, `stream` and `answer` make JSON of text. `responses` is OpenAI's other API of chats: items
+instead of messages. `page` shows the live batch. Knows the executor's interface and nothing of how ranks compute, nor
+of tritonserver.
 """

@@ -84,8 +84,9 @@ def context_too_long(limit: int, num_prompt: int, num_new: int | None = None) ->
     )
 
 
-def of_validation(error: Exception) -> APIError:
-    """Of a body that is no such request. `error`: msgspec's, which repeats no value but names of fields."""
+def of_validation(error: Exception, where: str = "") -> APIError:
+    """Of a body that is no such request. `error`: msgspec's, which repeats no value but names of fields. `where`: the
+    part of the body that it is about, "" = all of it."""
     if isinstance(error, RecursionError):
         return invalid("the body is nested too deeply")
     if not isinstance(error, msgspec.ValidationError):
@@ -93,6 +94,7 @@ def of_validation(error: Exception) -> APIError:
     text, param = str(error), ""
     if found := _PATH.match(text):
         text, param = found.groups()
+    param = ".".join(filter(None, [where, param]))
     if found := _UNKNOWN.match(text):
         name = safe_text(".".join(filter(None, [param, found[1]])))
         return invalid(f"Unrecognized request argument supplied: {name}", name, "unknown_parameter")

@@ -10,16 +10,16 @@ import time
 from collections.abc import Callable
 from typing import Any, TypeVar
 
-import msgspec
 from starlette.routing import Route, Router
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from inflight.errors import EngineUnavailable
 from inflight.executor.front.front import NOT_AVAILABLE, Front
 from inflight.lora import LoRARequest
-from inflight.openai.api_error import APIError, invalid, of_response, of_validation
+from inflight.openai.api_error import APIError, invalid, of_response
 from inflight.openai.call import Call
 from inflight.openai.call_builder import CallBuilder
+from inflight.openai.call_runner import CallRunner
 from inflight.openai.dispatcher import Dispatcher, Mailbox
 from inflight.openai.embeddings import EmbeddingBody, Pooling, answer, collect_vectors, embedding_requests
 from inflight.openai.endpoint import Endpoint, Handler, send_bytes, send_json
@@ -30,6 +30,7 @@ from inflight.openai.fields import (
     LoadAdapterBody,
     TokenizeBody,
     UnloadAdapterBody,
+    decode_body,
 )
 from inflight.openai.guard import Guard
 from inflight.openai.http import endless_stream
@@ -38,7 +39,10 @@ from inflight.openai.model_names import ModelNames
 from inflight.openai.page.feed import BatchFeed
 from inflight.openai.page.index import HEADERS, INDEX
 from inflight.openai.prompts import PromptEncoder
-from inflight.openai.respond import STREAM_HEADERS, Responder, watch
+from inflight.openai.rendering import COMPLETIONS
+from inflight.openai.respond import STREAM_HEADERS, watch
+from inflight.openai.responses.api import ResponsesApi
+from inflight.openai.responses.store import ResponseStore
 from inflight.openai.text_threads import TextThreads
 from inflight.openai.tool_use import read_definitions
 from inflight.request import Request
@@ -66,6 +70,7 @@ class App:
         metrics: ServerMetrics,
         threads: TextThreads,
         feed: BatchFeed,
+        store: ResponseStore,
         allows_lora_updates: bool = False,
         pooling: Pooling = "mean",
     ) -> None:
@@ -78,7 +83,11 @@ class App:
         self._guard = guard
         self._metrics = metrics
         self._threads = threads
+        self._runner = CallRunner(dispatcher, threads, metrics)
         self._feed = feed
+        self._responses = ResponsesApi(
+            front=front, builder=builder, runner=self._runner, names=names, guard=guard, store=store
+        )
         self._allows_lora_updates = allows_lora_updates
         self._pooling = pooling
 
@@ -88,6 +97,7 @@ class App:
             "/v1/models/{id:path}": {"GET": self._model},
             "/v1/completions": {"POST": self._completions},
             "/v1/chat/completions": {"POST": self._chat_completions},
+            **self._responses.paths(),
             "/v1/embeddings": {"POST": self._embeddings},
             "/tokenize": {"POST": self._tokenize},
             "/detokenize": {"POST": self._detokenize},
@@ -116,25 +126,21 @@ class App:
         began = time.monotonic()
         with self._guard.admitted(scope):
             data = await self._guard.read_body(scope, receive)
-            body: Any = _decode(data, kind)
+            body: Any = decode_body(data, kind)
             model, adapter = self._names.find(body.model)
-            mailbox = Mailbox(self._dispatcher)
-
-            def prepare() -> tuple[Call, list[int]]:
-                call = build(body, self._front.limits, model, adapter)
-                return call, mailbox.send([prompt.request for prompt in call.prompts])
-
-            try:
-                call, ids = await self._threads.run(len(data), prepare)
-            except BaseException:
-                mailbox.close()
-                raise
-            return await Responder(call, ids, mailbox, self._metrics, began).respond(scope, receive, send)
+            return await self._runner.run(
+                lambda: (build(body, self._front.limits, model, adapter), COMPLETIONS),
+                scope,
+                receive,
+                send,
+                num_bytes=len(data),
+                began=began,
+            )
 
     async def _embeddings(self, scope: Scope, receive: Receive, send: Send) -> int:
         with self._guard.admitted(scope):
             data = await self._guard.read_body(scope, receive)
-            body = _decode(data, EmbeddingBody)
+            body = decode_body(data, EmbeddingBody)
             model, adapter = self._names.find(body.model)
             mailbox = Mailbox(self._dispatcher)
 
@@ -159,7 +165,7 @@ class App:
     async def _tokenize(self, scope: Scope, receive: Receive, send: Send) -> int:
         with self._guard.admitted(scope):
             data = await self._guard.read_body(scope, receive)
-            body = _decode(data, TokenizeBody)
+            body = decode_body(data, TokenizeBody)
             self._names.find(body.model)
             ids = await self._threads.run(len(data), lambda: self._tokens_of(body))
             texts = [self._tokenizer.token(token) or "" for token in ids] if body.return_token_strs else None
@@ -188,7 +194,7 @@ class App:
     async def _detokenize(self, scope: Scope, receive: Receive, send: Send) -> int:
         with self._guard.admitted(scope):
             data = await self._guard.read_body(scope, receive)
-            body = _decode(data, DetokenizeBody)
+            body = decode_body(data, DetokenizeBody)
             self._names.find(body.model)
             return await send_json(send, {"prompt": await self._threads.run(len(data), lambda: self._text_of(body))})
 
@@ -216,7 +222,7 @@ class App:
     async def _load_adapter(self, scope: Scope, receive: Receive, send: Send) -> int:
         with self._guard.admitted(scope):
             self._check_lora_updates()
-            body = _decode(await self._guard.read_body(scope, receive), LoadAdapterBody)
+            body = decode_body(await self._guard.read_body(scope, receive), LoadAdapterBody)
             adapter = LoRARequest(body.lora_name, 0, body.lora_path)
             replaces = bool(body.load_inplace) and self._names.is_loaded(body.lora_name)
             if not replaces:
@@ -233,7 +239,7 @@ class App:
     async def _unload_adapter(self, scope: Scope, receive: Receive, send: Send) -> int:
         with self._guard.admitted(scope):
             self._check_lora_updates()
-            body = _decode(await self._guard.read_body(scope, receive), UnloadAdapterBody)
+            body = decode_body(await self._guard.read_body(scope, receive), UnloadAdapterBody)
             if not self._names.is_loaded(body.lora_name):
                 raise APIError(404, "no adapter of this name was loaded here", param="lora_name")
             self._names.remove(body.lora_name)
@@ -289,11 +295,3 @@ class App:
     async def _unknown_path(self, scope: Scope, receive: Receive, send: Send) -> int:
         self._guard.check_key(scope)
         raise APIError(404, "this server has no such path")
-
-
-def _decode(data: bytes, kind: type[T]) -> T:
-    """Raises APIError."""
-    try:
-        return msgspec.json.decode(data, type=kind)
-    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
-        raise of_validation(error) from None

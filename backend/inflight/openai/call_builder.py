@@ -24,7 +24,8 @@ from inflight.openai.fields import Body, ChatBody, CompletionBody, check_refused
 from inflight.openai.guides import read_guide
 from inflight.openai.log_probs import LogProbWriter
 from inflight.openai.prompts import PromptEncoder, split_prompts
-from inflight.openai.reasoning import reasoning_tags
+from inflight.openai.reasoning import ReasoningSplitter, reasoning_tags
+from inflight.openai.reasoning_tokens import ReasoningTokens
 from inflight.openai.sampling import Biases, engine_priority, read_biases, sampling_config
 from inflight.openai.tool_use import ToolUse, read_tools
 from inflight.openai.tools.parser import tool_tags
@@ -101,6 +102,7 @@ class CallBuilder:
             continue_final_message=body.continue_final_message,
             tools=None if use is None else use.definitions,
             kwargs=body.chat_template_kwargs,
+            reasoning_effort=body.reasoning_effort,
         )
         # The template writes the special tokens itself.
         token_ids = self._encoder.encode(text, limits, add_special_tokens=bool(body.add_special_tokens))
@@ -114,6 +116,20 @@ class CallBuilder:
         format = self._chat_format(body, use, text, has_guide=guide is not None)
         prompts = [self._prompt_call(body, request, shared, shown=frozenset() if format is None else self._tag_ids)]
         return self._call(body, prompts, model, includes_usage, format=format)
+
+    @property
+    def splits_reasoning(self) -> bool:
+        """Whether the operator has said how the model marks its reasoning."""
+        return self._reasoning_tags is not None
+
+    def reasoning_tokens(self, call: Call) -> ReasoningTokens | None:
+        """What counts them in the one choice of a chat; None if no text is reasoning."""
+        format = call.chat_format
+        if format is None or format.reasoning_tags is None:
+            return None
+        prompt = call.prompts[0].request.input_token_ids
+        splitter = ReasoningSplitter(starts_in_reasoning=format.starts_in_reasoning, tags=format.reasoning_tags)
+        return ReasoningTokens(make_text_decoder(self._tokenizer, prompt, shown=self._tag_ids), splitter)
 
     def completion(self, body: CompletionBody, limits: RequestLimits, model: str, adapter: LoRARequest | None) -> Call:
         check_refused(body)

@@ -37,6 +37,8 @@ class ChatTemplate:
         """Whether it tells the model which tools there are."""
         self.knows_developer = "developer" in source
         """Whether it has a role of that name."""
+        self.knows_effort = "reasoning_effort" in source
+        """Whether it has a variable of that name."""
         try:
             self._template = _environment().from_string(source)
             self._tool_use = self._template if tool_use is None else _environment().from_string(tool_use)

@@ -5,12 +5,13 @@ A field is honoured, listed in REFUSED with the reason, or unknown, which is an 
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 import msgspec
 
-from inflight.openai.api_error import invalid, unsupported
+from inflight.openai.api_error import invalid, of_validation, unsupported
 
+T = TypeVar("T")
 NOT_HERE = "this engine has no such thing"
 
 
@@ -68,23 +69,18 @@ class NamedToolChoice(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     function: FunctionName
 
 
-class Body(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What completions and chat completions have in common."""
+class TextBody(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What all bodies that ask for text have in common."""
 
     model: str | None = None
-    max_tokens: int | None = None
-    n: int | None = None
     stream: bool | None = None
-    stream_options: StreamOptions | None = None
     temperature: float | None = None
     top_p: float | None = None
     frequency_penalty: float | None = None
     presence_penalty: float | None = None
     logit_bias: dict[str, float] | None = None
     seed: int | None = None
-    stop: str | list[str] | None = None
     user: str | None = None
-    response_format: dict[str, Any] | None = None
     # vLLM's
     top_k: int | None = None
     min_p: float | None = None
@@ -92,13 +88,27 @@ class Body(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     min_tokens: int | None = None
     ignore_eos: bool | None = None
     stop_token_ids: list[int] | None = None
-    include_stop_str_in_output: bool | None = None
     skip_special_tokens: bool | None = None
-    spaces_between_special_tokens: bool | None = None
     bad_words: list[str] | None = None
     allowed_token_ids: list[int] | None = None
-    truncate_prompt_tokens: int | None = None
     structured_outputs: StructuredOutputs | None = None
+    priority: int | None = None
+    cache_salt: str | None = None
+    allotted_time_ms: int | None = None
+
+
+class Body(TextBody, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What completions and chat completions have in common."""
+
+    max_tokens: int | None = None
+    n: int | None = None
+    stream_options: StreamOptions | None = None
+    stop: str | list[str] | None = None
+    response_format: dict[str, Any] | None = None
+    # vLLM's
+    include_stop_str_in_output: bool | None = None
+    spaces_between_special_tokens: bool | None = None
+    truncate_prompt_tokens: int | None = None
     guided_json: str | dict[str, Any] | None = None
     guided_regex: str | None = None
     guided_choice: list[str] | None = None
@@ -106,8 +116,6 @@ class Body(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     guided_json_object: bool | None = None
     guided_decoding_backend: str | None = None
     guided_whitespace_pattern: str | None = None
-    priority: int | None = None
-    cache_salt: str | None = None
     request_id: str | None = None
     add_special_tokens: bool | None = None
     return_token_ids: bool | None = None
@@ -116,7 +124,6 @@ class Body(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     stream_interval: int | None = None
     use_beam_search: bool | None = None
     length_penalty: float | None = None
-    allotted_time_ms: int | None = None
     # OpenAI's
     metadata: dict[str, Any] | None = None
     best_of: int | None = None
@@ -217,7 +224,6 @@ REFUSED: dict[str, tuple[tuple[object, ...], str]] = {
     "echo": ((False,), "chat completions hold the answer alone"),
     "functions": ((), "it was replaced by tools"),
     "function_call": (("none",), "it was replaced by tool_choice"),
-    "reasoning_effort": ((), "set what the chat template knows in chat_template_kwargs"),
     "reasoning": ((), "set what the chat template knows in chat_template_kwargs"),
     "thinking_token_budget": ((), NOT_HERE),
     "audio": ((), "this engine writes text"),
@@ -227,14 +233,14 @@ REFUSED: dict[str, tuple[tuple[object, ...], str]] = {
     "store": ((False,), "nothing is stored"),
     "web_search_options": ((), NOT_HERE),
     "verbosity": ((), NOT_HERE),
-    "prompt_cache_key": ((), "equal prefixes are always shared; cache_salt keeps them apart"),
     "prompt_cache_retention": ((), "use the retention tensors of the model `llm` of the Triton side"),
     "mm_processor_kwargs": ((), "this engine reads text"),
 }
 """Field -> the values that ask for nothing, and why others are refused."""
 
-ACCEPTED_UNUSED = ("user", "safety_identifier")
-"""They name the client's own user, which changes no answer."""
+ACCEPTED_UNUSED = ("user", "safety_identifier", "prompt_cache_key")
+"""They change no answer: they name the client's own user, or help caches to find equal prefixes, which are always
+shared here."""
 
 
 def check_refused(body: Body) -> None:
@@ -259,3 +265,11 @@ def check_stream_options(body: Body) -> bool:
     if options.continuous_usage_stats:
         raise unsupported("stream_options.continuous_usage_stats", "usage comes once, at the end")
     return bool(options.include_usage)
+
+
+def decode_body(data: bytes, kind: type[T]) -> T:
+    """Raises APIError."""
+    try:
+        return msgspec.json.decode(data, type=kind)
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+        raise of_validation(error) from None

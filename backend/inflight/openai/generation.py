@@ -30,6 +30,8 @@ class Generation:
         self._num_unfinished = dict.fromkeys(request_ids, count)
         self.prompt_log_probs: dict[int, list[TokenLogProb]] = {}
         """By number of the prompt, if they were asked for."""
+        self.num_cached_tokens = 0
+        """Of the prompts whose last response has come."""
 
     @property
     def choices(self) -> list[Choice]:
@@ -54,6 +56,8 @@ class Generation:
                 raise of_response(response)
             if result.finish_reason is FinishReason.CANCELLED:
                 raise overloaded(503, ENDED_EARLY)
+            if result.request_perf_metrics is not None:
+                self.num_cached_tokens += result.request_perf_metrics.num_cached_tokens
             choice = self._choices[request_id][result.sequence_index]
             had_ended = bool(choice.finish_reason)
             if had_ended:

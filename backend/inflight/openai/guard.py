@@ -42,9 +42,10 @@ class Guard:
         return number
 
     @contextlib.contextmanager
-    def admitted(self, scope: Scope) -> Iterator[None]:
-        """While a request of work is in progress. Raises APIError."""
-        seconds = self._rate.take(self.check_key(scope))
+    def admitted(self, scope: Scope) -> Iterator[int]:
+        """While a request of work is in progress: its tenant. Raises APIError."""
+        key = self.check_key(scope)
+        seconds = self._rate.take(key)
         if seconds:
             raise APIError(
                 429,
@@ -56,7 +57,7 @@ class Guard:
             raise overloaded(503, f"{self._num_open} requests are in progress, the most that this server takes")
         self._num_open += 1
         try:
-            yield
+            yield tenant_of(key)
         finally:
             self._num_open -= 1
 
@@ -86,6 +87,11 @@ class Guard:
 
     def _too_long(self) -> APIError:
         return APIError(413, f"the body has more than {self._max_body_bytes} bytes", code="content_too_large")
+
+
+def tenant_of(key: int | None) -> int:
+    """Whose a request is: clients are told apart by their keys alone, 0 = those without."""
+    return 0 if key is None else key + 1
 
 
 def header(scope: Scope, name: bytes) -> bytes:

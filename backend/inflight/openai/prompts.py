@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from inflight.openai.api_error import APIError, context_too_long, invalid
+from inflight.openai.api_error import APIError, context_too_long, invalid, unsupported
 from inflight.openai.chat_template import ChatTemplate
 from inflight.openai.messages import read_messages
 from inflight.request_limits import RequestLimits
@@ -15,6 +15,8 @@ from inflight.text.tokenizer import Tokenizer
 
 MAX_PROMPTS = 1024
 """Of one body."""
+EFFORTS = ("none", "minimal", "low", "medium", "high", "xhigh", "max")
+"""Values of reasoning_effort: which of them a model knows, its chat template decides."""
 
 Prompt = str | list[int]
 
@@ -76,6 +78,7 @@ class PromptEncoder:
         continue_final_message: bool | None = None,
         tools: list[dict[str, Any]] | None = None,
         kwargs: dict[str, Any] | None = None,
+        reasoning_effort: str | None = None,
     ) -> str:
         """The text that the chat template makes of a conversation. `tools`: in OpenAI's form. Raises APIError."""
         if self._template is None:
@@ -87,6 +90,8 @@ class PromptEncoder:
                     f"chat_template_kwargs may not set this name; the operator allows: {allowed}",
                     "chat_template_kwargs",
                 )
+        if reasoning_effort is not None:
+            kwargs = {**(kwargs or {}), "reasoning_effort": self._effort(self._template, reasoning_effort)}
         if continue_final_message and add_generation_prompt:
             raise invalid("continue_final_message needs add_generation_prompt to be false", "continue_final_message")
         return self._template.render(
@@ -97,6 +102,15 @@ class PromptEncoder:
             continue_final_message=bool(continue_final_message),
             **{**(kwargs or {}), "tools": tools},
         )
+
+    @staticmethod
+    def _effort(template: ChatTemplate, asked: str) -> str:
+        if asked not in EFFORTS:
+            raise invalid(f"reasoning_effort must be one of {', '.join(EFFORTS)}", "reasoning_effort")
+        if not template.knows_effort:
+            sentence = "the checkpoint's chat template does not know it: set what it knows in chat_template_kwargs"
+            raise unsupported("reasoning_effort", sentence)
+        return asked
 
     def _check_length(self, text: str, limits: RequestLimits) -> None:
         num_bytes = len(text.encode("utf-8", "surrogatepass"))

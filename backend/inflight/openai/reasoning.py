@@ -43,6 +43,16 @@ class ReasoningSplitter:
         self._drops_space = False  # only white space was read behind a tag
         self._held = ""
 
+    @property
+    def may_reason(self) -> bool:
+        """Whether the next piece of text may still be reasoning."""
+        return self._is_reasoning or self._may_open
+
+    @property
+    def is_reasoning(self) -> bool:
+        """Whether the text, as far as it came, ends within the reasoning."""
+        return self._is_reasoning
+
     def feed(self, text: str) -> tuple[str, str]:
         """The text's next piece. Returns (reasoning, content) that are certain by now."""
         text, self._held = self._held + text, ""

@@ -13,16 +13,14 @@ import msgspec
 from starlette.types import Receive, Scope, Send
 
 from inflight.executor.front.front import SHUT_DOWN
-from inflight.openai.answer import WholeAnswer
 from inflight.openai.api_error import APIError, overloaded
 from inflight.openai.call import Call
 from inflight.openai.dispatcher import ClientGone, Mailbox
 from inflight.openai.endpoint import unexpected
-from inflight.openai.frames import DONE, error_frame
 from inflight.openai.generation import Generation
 from inflight.openai.http import chunk_writer
 from inflight.openai.metrics import ServerMetrics
-from inflight.openai.stream import StreamedAnswer
+from inflight.openai.rendering import Rendering, Streamed
 from inflight.result import Response
 
 JSON_HEADERS = [(b"content-type", b"application/json")]
@@ -38,13 +36,20 @@ class Responder:
     """Of one call that was sent to the engine."""
 
     def __init__(
-        self, call: Call, request_ids: list[int], mailbox: Mailbox, metrics: ServerMetrics, began: float
+        self,
+        call: Call,
+        request_ids: list[int],
+        mailbox: Mailbox,
+        metrics: ServerMetrics,
+        rendering: Rendering,
+        began: float,
     ) -> None:
         """`began`: when its HTTP request arrived, on the monotonic clock."""
         self._call = call
         self._mailbox = mailbox
         self._generation = Generation(call, request_ids, mailbox)
         self._metrics = metrics
+        self._rendering = rendering
         self._began = began
 
     async def respond(self, scope: Scope, receive: Receive, send: Send) -> int:
@@ -60,7 +65,7 @@ class Responder:
             self._metrics.count_tokens(self._call.num_prompt_tokens, self._generation.num_tokens)
 
     async def _whole(self, send: Send) -> int:
-        answer, generation = WholeAnswer(self._call, self._generation), self._generation
+        answer, generation = self._rendering.whole(self._call, self._generation), self._generation
         while not generation.is_done:
             answer.add(generation.add(await self._mailbox.take()))
         body = _encode(answer.fields())
@@ -73,7 +78,7 @@ class Responder:
         generation = self._generation
         news = generation.add(await self._mailbox.take())
         self._metrics.observe_first_token(time.monotonic() - self._began)
-        answer = StreamedAnswer(self._call, generation)
+        answer = self._rendering.stream(self._call, generation)
         await send({"type": "http.response.start", "status": 200, "headers": STREAM_HEADERS})
         status, body = 200, answer.open() + answer.add(news)
         if not generation.is_done:
@@ -82,7 +87,7 @@ class Responder:
         await send({"type": "http.response.body", "body": body})
         return status
 
-    async def _write_rest(self, answer: StreamedAnswer, write: Callable[[bytes], None]) -> tuple[int, bytes]:
+    async def _write_rest(self, answer: Streamed, write: Callable[[bytes], None]) -> tuple[int, bytes]:
         """Write what comes as it comes. Returns the status to count and the last bytes. Raises ClientGone."""
         generation, ended = self._generation, asyncio.get_running_loop().create_future()
 
@@ -93,7 +98,7 @@ class Responder:
                 chunk = answer.add(generation.add(responses))
             except Exception as error:
                 failure = error if isinstance(error, APIError) else unexpected(error)
-                ended.set_result((failure.status, error_frame(failure) + DONE))
+                ended.set_result((failure.status, answer.fail(failure)))
                 return b""
             if not generation.is_done:
                 return chunk
@@ -108,7 +113,7 @@ class Responder:
         try:
             result: tuple[int, bytes] = await ended
         except asyncio.CancelledError:  # this process ends, and the time to drain is over
-            return 503, error_frame(overloaded(503, SHUT_DOWN)) + DONE
+            return 503, answer.fail(overloaded(503, SHUT_DOWN))
         return result
 
 

@@ -39,6 +39,7 @@ from inflight.openai.model_names import ModelNames
 from inflight.openai.page.feed import BatchFeed
 from inflight.openai.prompts import PromptEncoder
 from inflight.openai.rate_limit import RateLimit
+from inflight.openai.responses.store import ResponseStore
 from inflight.openai.text_threads import TextThreads
 from inflight.openai_options import OpenAIOptions
 from inflight.text.tokenizer import Tokenizer
@@ -162,6 +163,7 @@ class OpenAIServer:
             metrics=ServerMetrics(),
             threads=threads,
             feed=feed,
+            store=ResponseStore(options.max_stored_responses, options.max_stored_response_bytes),
             allows_lora_updates=options.allow_lora_updates,
             pooling=options.embedding_pooling,
         ).routes()

@@ -14,10 +14,11 @@ from __future__ import annotations
 import msgspec
 
 from inflight.openai.answer import usage
+from inflight.openai.api_error import APIError
 from inflight.openai.call import Call
 from inflight.openai.choice import Choice
 from inflight.openai.deltas import NOTHING, ROLE, ChatDeltas
-from inflight.openai.frames import DONE, Frames
+from inflight.openai.frames import DONE, Frames, error_frame
 from inflight.openai.generation import Generation, News
 
 NO_TEXT = b'""'
@@ -73,6 +74,10 @@ class StreamedAnswer:
                 chunks.append(self._frames.usage(usage(self._call, self._generation)))
             chunks.append(DONE)
         return chunks[0] if len(chunks) == 1 else b"".join(chunks)
+
+    def fail(self, error: APIError) -> bytes:
+        """What ends a stream that cannot go on."""
+        return error_frame(error) + DONE
 
     def _write(self, choice: Choice, text: str, chunks: list[bytes]) -> None:
         index = choice.index

@@ -227,6 +227,20 @@ def test_the_latest_started_is_paused_and_resumes_first() -> None:
     assert_all_as_expected(harness, list(harness.requests.values()))
 
 
+def test_cached_tokens_are_those_of_the_first_start() -> None:
+    """A paused sequence finds its own blocks again: those it has computed."""
+    harness = Harness(policy=SchedulerPolicy.MAX_UTILIZATION, num_blocks=6, max_num_tokens=64)
+    harness.serve(make_request(1, list(range(9)), 1))
+    harness.submit(make_request(2, list(range(9)), 14), make_request(3, list(range(50, 58)), 12))
+    num_paused = 0
+    for _ in range(100):
+        harness.step()
+        num_paused += harness.scheduler.num_paused
+    assert num_paused > 0
+    cached = [harness.final(number).request_perf_metrics.num_cached_tokens for number in (1, 2, 3)]  # type: ignore[union-attr]
+    assert cached == [0, 8, 0]
+
+
 def test_a_paused_sequence_waits_for_its_outstanding_token() -> None:
     harness = Harness(policy=SchedulerPolicy.MAX_UTILIZATION, num_blocks=6, max_num_tokens=64)
     harness.submit(make_request(1, 8, 14), make_request(2, 8, 12))

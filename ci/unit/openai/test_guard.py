@@ -39,8 +39,16 @@ def bearer(key: str) -> dict[str, str]:
     return {"Authorization": f"Bearer {key}"}
 
 
-PATHS = ["/events", "/v1/models", "/v1/models/llm", "/metrics", "/nothing"]
-POSTS = [CHATS, COMPLETIONS, "/tokenize", "/detokenize", "/v1/load_lora_adapter", "/v1/unload_lora_adapter"]
+PATHS = ["/events", "/v1/responses/resp_1", "/v1/models", "/v1/models/llm", "/metrics", "/nothing"]
+POSTS = [
+    CHATS,
+    COMPLETIONS,
+    "/v1/responses",
+    "/tokenize",
+    "/detokenize",
+    "/v1/load_lora_adapter",
+    "/v1/unload_lora_adapter",
+]
 
 
 @pytest.mark.parametrize("headers", [{}, bearer("wrong"), {"Authorization": KEY}, bearer(KEY[:-1]), bearer(KEY + "x")])

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from inflight.openai.fields import ACCEPTED_UNUSED, REFUSED, ChatBody, CompletionBody
+from inflight.openai.responses import fields as of_responses
 from inflight.openai_options import SETTABLE, OpenAIOptions
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -12,6 +13,7 @@ SECTION = (ROOT / "README.md").read_text(encoding="utf-8").split("\n## OpenAI's 
 WELL_KNOWN = """
     model messages prompt max_tokens max_completion_tokens n best_of stream stream_options temperature top_p seed stop
     frequency_penalty presence_penalty logit_bias response_format echo logprobs top_logprobs
+    tools tool_choice parallel_tool_calls input
 """
 """Fields that README does not name, because they are OpenAI's and are honoured."""
 
@@ -23,6 +25,7 @@ def rows(first_column: str) -> list[list[str]]:
 
 def test_refused_fields() -> None:
     assert rows("field") == [[name, why] for name, (_, why) in REFUSED.items()]
+    assert rows("field of a response") == [[name, why] for name, (_, why) in of_responses.REFUSED.items()]
 
 
 def test_settings() -> None:
@@ -34,7 +37,6 @@ def test_settings() -> None:
 
 
 def test_every_field_is_named() -> None:
-    names = (
-        {*ChatBody.__struct_fields__, *CompletionBody.__struct_fields__} - {*WELL_KNOWN.split()} - {*ACCEPTED_UNUSED}
-    )
+    bodies = (ChatBody, CompletionBody, of_responses.ResponseBody)
+    names = {name for body in bodies for name in body.__struct_fields__} - {*WELL_KNOWN.split()} - {*ACCEPTED_UNUSED}
     assert sorted(name for name in names if f"`{name}`" not in SECTION) == []

@@ -1,0 +1,46 @@
+"""Makes a call of an HTTP request, sends it to the engine, and its answer to the client."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from starlette.types import Receive, Scope, Send
+
+from inflight.openai.call import Call
+from inflight.openai.dispatcher import Dispatcher, Mailbox
+from inflight.openai.metrics import ServerMetrics
+from inflight.openai.rendering import Rendering
+from inflight.openai.respond import Responder
+from inflight.openai.text_threads import TextThreads
+
+
+class CallRunner:
+    def __init__(self, dispatcher: Dispatcher, threads: TextThreads, metrics: ServerMetrics) -> None:
+        self._dispatcher = dispatcher
+        self._threads = threads
+        self._metrics = metrics
+
+    async def run(
+        self,
+        build: Callable[[], tuple[Call, Rendering]],
+        scope: Scope,
+        receive: Receive,
+        send: Send,
+        *,
+        num_bytes: int,
+        began: float,
+    ) -> int:
+        """Returns the HTTP status. `build` makes the call and says how it is answered, on a text thread. `num_bytes`:
+        of the request's body; `began`: when it arrived, on the monotonic clock. Raises as `build` and Responder do."""
+        mailbox = Mailbox(self._dispatcher)
+
+        def prepare() -> tuple[Call, Rendering, list[int]]:
+            call, rendering = build()
+            return call, rendering, mailbox.send([prompt.request for prompt in call.prompts])
+
+        try:
+            call, rendering, ids = await self._threads.run(num_bytes, prepare)
+        except BaseException:
+            mailbox.close()
+            raise
+        return await Responder(call, ids, mailbox, self._metrics, rendering, began).respond(scope, receive, send)

@@ -1,0 +1,47 @@
+"""How answers are written: each API writes them in two ways, whole and as a stream."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from inflight.openai.answer import WholeAnswer
+from inflight.openai.api_error import APIError
+from inflight.openai.call import Call
+from inflight.openai.generation import Generation, News
+from inflight.openai.stream import StreamedAnswer
+
+
+class Whole(Protocol):
+    """An answer that is sent when it is complete."""
+
+    def add(self, news: News) -> None: ...
+
+    def fields(self) -> dict[str, Any]:
+        """The body, once all choices have ended."""
+
+
+class Streamed(Protocol):
+    """An answer that is sent while it grows. All that it returns is written at once."""
+
+    def open(self) -> bytes:
+        """What comes before the first text."""
+
+    def add(self, news: News) -> bytes:
+        """The events of new tokens; with the last of them all that ends the stream."""
+
+    def fail(self, error: APIError) -> bytes:
+        """What ends a stream that cannot go on."""
+
+
+@dataclass(frozen=True, slots=True)
+class Rendering:
+    """Of one API."""
+
+    whole: Callable[[Call, Generation], Whole]
+    stream: Callable[[Call, Generation], Streamed]
+
+
+COMPLETIONS = Rendering(WholeAnswer, StreamedAnswer)
+"""Of completions and of chat completions."""

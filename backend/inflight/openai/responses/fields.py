@@ -1,0 +1,158 @@
+"""The body of POST /v1/responses. null counts as not given.
+
+A field is honoured, refused with the reason, or unknown, which is an error as well. Knows no tokens.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+import msgspec
+
+from inflight.openai.api_error import invalid, unsupported
+from inflight.openai.fields import NOT_HERE, TextBody
+
+LOG_PROBS = "message.output_text.logprobs"
+ENCRYPTED_REASONING = "reasoning.encrypted_content"
+MAX_METADATA = 16
+MAX_METADATA_KEY_CHARS = 64
+MAX_METADATA_VALUE_CHARS = 512
+
+
+class TextFormat(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    type: Literal["text", "json_schema", "json_object"]
+    name: str | None = None
+    schema: dict[str, Any] | None = None
+    description: str | None = None
+    strict: bool | None = None
+
+
+class TextConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    format: TextFormat | None = None
+    verbosity: str | None = None
+
+
+class ReasoningConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    effort: str | None = None
+    summary: str | None = None
+    generate_summary: str | None = None
+    context: str | None = None
+    mode: str | None = None
+
+
+class ResponseStreamOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    include_obfuscation: bool | None = None
+
+
+class NamedFunction(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    type: Literal["function"]
+    name: str
+
+
+class FunctionDefinition(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Of a tool: what chat completions have in `function` stands beside its type."""
+
+    type: Literal["function"]
+    name: str
+    description: str | None = None
+    parameters: dict[str, Any] | None = None
+    strict: bool | None = None
+
+
+class ResponseBody(TextBody, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """POST /v1/responses"""
+
+    input: str | list[dict[str, Any]]
+    instructions: str | None = None
+    max_output_tokens: int | None = None
+    tools: list[dict[str, Any]] | None = None
+    tool_choice: str | dict[str, Any] | None = None
+    parallel_tool_calls: bool | None = None
+    text: TextConfig | None = None
+    reasoning: ReasoningConfig | None = None
+    metadata: dict[str, str] | None = None
+    previous_response_id: str | None = None
+    store: bool | None = None
+    include: list[str] | None = None
+    top_logprobs: int | None = None
+    stream_options: ResponseStreamOptions | None = None
+    truncation: str | None = None
+    safety_identifier: str | None = None
+    prompt_cache_key: str | None = None
+    max_tool_calls: int | None = None
+    background: bool | None = None
+    background_options: Any = None
+    conversation: Any = None
+    prompt: Any = None
+    service_tier: str | None = None
+    prompt_cache_retention: str | None = None
+    prompt_cache_options: Any = None
+    moderation: Any = None
+    context_management: Any = None
+    access_programs: Any = None
+    image: Any = None
+    # vLLM's
+    chat_template_kwargs: dict[str, Any] | None = None
+
+    @property
+    def wants_log_probs(self) -> bool:
+        return LOG_PROBS in (self.include or ())
+
+
+REFUSED: dict[str, tuple[tuple[object, ...], str]] = {
+    "background": ((False,), "a response is made while its client waits"),
+    "background_options": ((), "a response is made while its client waits"),
+    "conversation": ((), "continue a conversation by previous_response_id"),
+    "prompt": ((), "no prompt is stored here: send its text as instructions and input"),
+    "truncation": (("disabled",), "nothing is left out of a conversation: shorten its input"),
+    "service_tier": (("auto", "default"), "there is one tier"),
+    "prompt_cache_retention": ((), "use the retention tensors of the model `llm` of the Triton side"),
+    "prompt_cache_options": ((), "equal prefixes are always shared; cache_salt keeps them apart"),
+    "moderation": ((), NOT_HERE),
+    "context_management": (([],), "nothing is left out of a conversation: shorten its input"),
+    "access_programs": ((), NOT_HERE),
+    "image": ((), "this engine reads text"),
+    "text.verbosity": (("medium",), NOT_HERE),
+    "reasoning.summary": (("auto",), "reasoning items hold what the model has thought, and nothing sums it up"),
+    "reasoning.generate_summary": (("auto",), "it was replaced by reasoning.summary"),
+    "reasoning.context": (("auto",), "the chat template chooses which earlier reasoning the model sees"),
+    "reasoning.mode": (("standard",), NOT_HERE),
+    "stream_options.include_obfuscation": ((False,), NOT_HERE),
+}
+"""Field -> the values that ask for nothing, and why others are refused."""
+
+ACCEPTED_UNUSED = ("user", "safety_identifier", "prompt_cache_key", "max_tool_calls")
+"""They change no answer: they name the client's own user, help caches to find equal prefixes, which are always shared
+here, or bound the calls of tools that only OpenAI's servers have."""
+
+
+def check_body(body: ResponseBody) -> None:
+    """Raise APIError for the first field that asks for what is not done."""
+    for path, (harmless, why) in REFUSED.items():
+        value: Any = body
+        for name in path.split("."):
+            value = getattr(value, name, None)
+        if value is not None and value not in harmless:
+            raise unsupported(path, why)
+    for name in body.include or ():
+        if name not in (LOG_PROBS, ENCRYPTED_REASONING):
+            raise unsupported("include", f"it may hold {LOG_PROBS} and {ENCRYPTED_REASONING} here")
+    if body.top_logprobs and not body.wants_log_probs:
+        raise invalid(f"top_logprobs needs include to hold {LOG_PROBS}", "top_logprobs")
+    if body.stream_options is not None and not body.stream:
+        raise invalid("stream_options is only allowed when stream is true", "stream_options")
+    if body.max_output_tokens is not None and body.max_output_tokens < 1:
+        raise invalid(f"max_output_tokens must be at least 1, got {body.max_output_tokens}", "max_output_tokens")
+    _check_metadata(body.metadata or {})
+
+
+def _check_metadata(metadata: dict[str, str]) -> None:
+    is_short = all(
+        len(key) <= MAX_METADATA_KEY_CHARS and len(value) <= MAX_METADATA_VALUE_CHARS for key, value in metadata.items()
+    )
+    if len(metadata) > MAX_METADATA or not is_short:
+        raise invalid(
+            f"metadata may have {MAX_METADATA} keys of {MAX_METADATA_KEY_CHARS} characters and values of "
+            f"{MAX_METADATA_VALUE_CHARS}",
+            "metadata",
+        )

@@ -1,0 +1,79 @@
+"""One request for a response: its conversation as a chat for the engine, and what is kept of it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import msgspec
+
+from inflight.lora import LoRARequest
+from inflight.openai.api_error import APIError, invalid, unsupported
+from inflight.openai.call_builder import CallBuilder
+from inflight.openai.responses.chat_body import chat_body, renamed
+from inflight.openai.responses.conversation import chat_messages
+from inflight.openai.responses.fields import LOG_PROBS, ResponseBody, check_body
+from inflight.openai.responses.items import Item, read_items
+from inflight.openai.responses.output_item import INCOMPLETE
+from inflight.openai.responses.rendering import Keep, ResponseCall
+from inflight.openai.responses.response_object import ResponseObject
+from inflight.openai.responses.store import StoredResponse
+from inflight.request_limits import RequestLimits
+
+Put = Callable[[str, StoredResponse], None]
+"""Takes a response to be kept, by its id."""
+
+_encode = msgspec.json.Encoder().encode
+
+
+class ResponseRequest:
+    def __init__(self, body: ResponseBody, tenant: int, previous: StoredResponse | None, put: Put | None) -> None:
+        """`tenant`: who asks. `previous`: the response that it continues. `put`: None if it is not to be kept."""
+        self._body = body
+        self._tenant = tenant
+        self._previous = previous
+        self._put = put
+        self._input: list[dict[str, Any]] = (
+            [{"type": "message", "role": "user", "content": body.input}] if isinstance(body.input, str) else body.input
+        )
+
+    def build(
+        self, builder: CallBuilder, limits: RequestLimits, model: str, adapter: LoRARequest | None
+    ) -> ResponseCall:
+        """To be called on a text thread. Raises APIError and InvalidRequest."""
+        body = self._body
+        check_body(body)
+        items = [*self._items_before(), *read_items(self._input)]
+        if not items:
+            raise invalid("input is empty: give at least one item", "input")
+        chat = chat_body(body, chat_messages(items, body.instructions), returns_token_ids=builder.splits_reasoning)
+        try:
+            call = builder.chat(chat, limits, model, adapter)
+        except APIError as error:
+            raise renamed(error) from None
+        if body.wants_log_probs and call.chat_format is not None:
+            why = "the output may be more than text: leave out tools, and the operator's setting reasoning_parser"
+            raise unsupported("include", f"{LOG_PROBS} is not given where {why}")
+        keep = self._keep(_encode(self._input))
+        return ResponseCall(call, ResponseObject(body, call), builder.reasoning_tokens(call), keep)
+
+    def _items_before(self) -> list[Item]:
+        """Of the conversation that the request continues."""
+        before: list[dict[str, Any]] = []
+        for turn in self._previous.turns if self._previous is not None else ():
+            before += msgspec.json.decode(turn)
+        if any(each.get("type") == "function_call" and each.get("status") == INCOMPLETE for each in before):
+            why = "was cut within a function call: send the conversation as input, without that call"
+            raise invalid(f"the response that previous_response_id names {why}", "previous_response_id")
+        return read_items(before, "previous_response_id")
+
+    def _keep(self, given: bytes) -> Keep:
+        """`given`: the input as JSON."""
+        before = () if self._previous is None else self._previous.turns
+
+        def keep(response: dict[str, Any]) -> None:
+            if self._put is not None:
+                turns = (*before, given, _encode(response["output"]))
+                self._put(response["id"], StoredResponse(self._tenant, _encode(response), turns))
+
+        return keep
