@@ -267,7 +267,7 @@ class App:
 
     async def _metrics_text(self, scope: Scope, receive: Receive, send: Send) -> int:
         self._guard.check_key(scope)
-        return await send_bytes(send, self._metrics.text(), CONTENT_TYPE)
+        return await send_bytes(send, self._metrics.text(self._front.description), CONTENT_TYPE)
 
     async def _page(self, scope: Scope, receive: Receive, send: Send) -> int:
         # Without a key, which only the page itself can ask for: it is the same for everybody.

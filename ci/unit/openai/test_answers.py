@@ -305,4 +305,5 @@ def test_metrics_count_requests_and_tokens(running: Running) -> None:
     before = value(counted), value("inflight_openai_generated_tokens_total")
     complete(running, max_tokens=5)
     assert (value(counted), value("inflight_openai_generated_tokens_total")) == (before[0] + 1, before[1] + 5)
+    assert "inflight_engine_info{" in running.get("/metrics").text
     assert value("inflight_openai_requests_in_progress") == 1  # that of /metrics itself
