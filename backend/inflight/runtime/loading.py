@@ -134,7 +134,7 @@ def _describe(
         dtype=str(dtype).removeprefix("torch."),
         num_ranks=config.num_ranks,
         inflight_version=__version__,
-        torch_version=torch.__version__,
+        torch_version=str(torch.__version__),
     )
 
 
