@@ -1,27 +1,28 @@
-"""Evaluates perf_analyzer's export: the timeline of each request, and percentiles over a level.
+"""What was measured: the timeline of each request, and the figures of a level.
 
 How a response is counted: a busy server merges several tokens into one response, so timestamps are those of responses,
-not of tokens; the number of tokens is read from the response's `sequence_length`. Time to first token ends at the first
-response. Inter-token latency spreads the gap before a response evenly over its tokens: one of 4 tokens that arrives
-20 ms after the previous one counts as four latencies of 5 ms. The gaps themselves are kept as inter-response latency,
-which is what a reader of the stream waits for. An empty final response counts for end-to-end latency only.
+not of tokens. Time to first token ends at the first response. Inter-token latency spreads the gap before a response
+evenly over its tokens: one of 4 tokens that arrives 20 ms after the previous one counts as four latencies of 5 ms. Of a
+server that tells a request's tokens in sum only, as OpenAI's API does, the time from the first to the last response is
+spread over all tokens but one. The gaps themselves are kept as inter-response latency, which is what a reader of the
+stream waits for. An empty final response counts for end-to-end latency only.
 """
 
 from __future__ import annotations
 
-import json
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass
-from pathlib import Path
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field, fields
 from typing import Any
 
 import numpy as np
 
-from inflight_client._exceptions import LoadTestError
-from inflight_client.load_test.perf_analyzer import MeasurementsLost
 from inflight_client.load_test.sweep import Level, LoadMode
 
 _MS = 1e-6  # milliseconds in a nanosecond
+
+SAMPLES_NEEDED: dict[str, int] = {"p50": 1, "p90": 10, "p99": 100}
+"""Percentile -> the fewest samples of which it is stated: with fewer, the largest sample alone would decide it."""
 
 
 @dataclass(frozen=True)
@@ -29,37 +30,51 @@ class RequestTimeline:
     """One request. Times in nanoseconds on one clock."""
 
     sent: int
+    """When it was sent, or at a request rate was due to be sent."""
     responses: tuple[int, ...]
     """Arrival time of each response with tokens."""
-    tokens: tuple[int, ...]
-    """Number of tokens in each of them."""
+    tokens: tuple[int, ...] | None
+    """Number of tokens in each of them; None if the server only tells their sum."""
+    num_tokens: int
     ended: int
     """Arrival time of the last response, with or without tokens."""
     num_input_tokens: int | None = None
 
+    def token_gaps(self) -> list[tuple[float, int]]:
+        """(milliseconds of each token, number of tokens) behind the first response."""
+        if self.tokens is None:
+            count, span = self.num_tokens - 1, self.responses[-1] - self.responses[0]
+            return [(span * _MS / count, count)] if count > 0 and len(self.responses) > 1 else []
+        gaps = np.diff(self.responses) * _MS
+        return [(gap / max(count, 1), count) for gap, count in zip(gaps, self.tokens[1:], strict=True)]
+
 
 @dataclass(frozen=True)
 class Percentiles:
-    """Of latencies, in milliseconds."""
+    """Of latencies, in milliseconds. What the samples cannot carry (SAMPLES_NEEDED) is nan."""
 
     mean: float
     p50: float
     p90: float
     p99: float
+    num_samples: int
 
     @classmethod
     def of(cls, samples: Sequence[float], weights: Sequence[int] | None = None) -> Percentiles:
-        """`weights`: how many times each sample counts."""
+        """`weights`: how many times each sample counts in the figures; it stays one sample."""
         values = np.repeat(samples, weights) if weights is not None else np.asarray(samples, dtype=np.float64)
-        if not values.size:
-            return cls(*[float("nan")] * 4)
-        p50, p90, p99 = np.percentile(values, [50, 90, 99])
-        return cls(float(values.mean()), float(p50), float(p90), float(p99))
+        stated = {
+            name: float(np.percentile(values, int(name[1:]))) if len(samples) >= needed else math.nan
+            for name, needed in SAMPLES_NEEDED.items()
+        }
+        mean = float(values.mean()) if values.size else math.nan
+        return cls(mean=mean, num_samples=len(samples), **stated)
 
 
 @dataclass(frozen=True, kw_only=True)
 class LevelResult:
-    """Figures of one level. Latencies in milliseconds, throughputs per second."""
+    """Figures of one level. Latencies in milliseconds, throughputs per second; failed requests count in `errors`
+    alone."""
 
     mode: LoadMode
     value: float
@@ -75,60 +90,34 @@ class LevelResult:
     inter_token_latency: Percentiles
     inter_response_latency: Percentiles
     end_to_end_latency: Percentiles
+    errors: Mapping[str, int] = field(default_factory=dict)
+    """Kind of failure -> number of requests."""
 
     @property
     def name(self) -> str:
         return f"{self.mode.label} {self.value:g}"
 
+    @property
+    def num_errors(self) -> int:
+        return sum(self.errors.values())
+
+    @property
+    def lacks_samples(self) -> bool:
+        """Whether a percentile is not stated."""
+        spreads = [getattr(self, each.name) for each in fields(self) if each.type == "Percentiles"]
+        return any(0 < spread.num_samples < max(SAMPLES_NEEDED.values()) for spread in spreads)
+
     def to_dict(self) -> dict[str, Any]:
         return {**asdict(self), "mode": self.mode.value}
 
 
-def read_level(export: Path, level: Level) -> LevelResult:
-    """Results of the one level in `export`. Raises LoadTestError if requests are missing or without tokens."""
-    try:
-        content = json.loads(export.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise MeasurementsLost(f"{level.name}: the measurements of perf_analyzer are cut off: {error}") from None
-    try:
-        timelines = [timeline(request) for experiment in content["experiments"] for request in experiment["requests"]]
-    except (KeyError, TypeError, ValueError, IndexError) as error:
-        raise LoadTestError(f"{level.name}: the measurements of perf_analyzer cannot be read: {error!r}") from None
-    if len(timelines) < level.num_requests:
-        raise LoadTestError(f"{level.name}: only {len(timelines)} of {level.num_requests} requests were measured")
-    empty = sum(not request.responses for request in timelines)
-    if empty:
-        raise LoadTestError(f"{level.name}: {empty} of {len(timelines)} requests ended without a token")
-    return summarise(level, timelines)
-
-
-def timeline(request: dict[str, Any]) -> RequestTimeline:
-    """One request of the export.
-
-    The export has every output of the model for every response; outputs that were not sent contain uninitialised memory
-    (strings are empty). The last tokens of an answer have a finish reason: a last response without one has no tokens.
-    """
-    stamps, outputs = list(request["response_timestamps"]), list(request["response_outputs"])
-    if request.get("has_error") or len(stamps) != len(outputs):
-        raise LoadTestError("a request ended with an error")
-    ended = stamps[-1] if stamps else request["timestamp"]
-    if outputs and not outputs[-1].get("finish_reason"):
-        del stamps[-1], outputs[-1]
-    limit = int(request["request_inputs"]["max_tokens"])
-    return RequestTimeline(
-        sent=request["timestamp"],
-        responses=tuple(stamps),
-        tokens=tuple(_num_tokens(output, limit) for output in outputs),
-        ended=ended,
-        num_input_tokens=int(outputs[0]["num_input_tokens"]) if outputs and "num_input_tokens" in outputs[0] else None,
-    )
-
-
-def summarise(level: Level, timelines: Sequence[RequestTimeline]) -> LevelResult:
+def summarise(
+    level: Level, timelines: Sequence[RequestTimeline], errors: Mapping[str, int] | None = None
+) -> LevelResult:
+    """`timelines`: of the requests that were answered, at least one, each with a response."""
     duration = (max(one.ended for one in timelines) - min(one.sent for one in timelines)) * 1e-9
-    num_output_tokens = sum(sum(one.tokens) for one in timelines)
-    gaps = [gap for one in timelines for gap in np.diff(one.responses) * _MS]
-    gap_tokens = [count for one in timelines for count in one.tokens[1:]]
+    num_output_tokens = sum(one.num_tokens for one in timelines)
+    token_gaps = [gap for one in timelines for gap in one.token_gaps()]
     inputs = [one.num_input_tokens for one in timelines]
     return LevelResult(
         mode=level.mode,
@@ -141,18 +130,8 @@ def summarise(level: Level, timelines: Sequence[RequestTimeline]) -> LevelResult
         num_output_tokens=num_output_tokens,
         tokens_per_response=num_output_tokens / sum(len(one.responses) for one in timelines),
         time_to_first_token=Percentiles.of([(one.responses[0] - one.sent) * _MS for one in timelines]),
-        inter_token_latency=Percentiles.of(
-            [gap / max(count, 1) for gap, count in zip(gaps, gap_tokens, strict=True)], gap_tokens
-        ),
-        inter_response_latency=Percentiles.of(gaps),
+        inter_token_latency=Percentiles.of([gap for gap, _ in token_gaps], [count for _, count in token_gaps]),
+        inter_response_latency=Percentiles.of([gap for one in timelines for gap in np.diff(one.responses) * _MS]),
         end_to_end_latency=Percentiles.of([(one.ended - one.sent) * _MS for one in timelines]),
+        errors=errors or {},
     )
-
-
-def _num_tokens(output: dict[str, Any], limit: int) -> int:
-    """Number of tokens in one response; 1 if the server does not send it or the exported number is impossible."""
-    for name in ("sequence_length", "num_output_tokens"):
-        count = output.get(name)
-        if isinstance(count, int) and 0 <= count <= limit:
-            return count
-    return 1
