@@ -203,7 +203,7 @@ def load_test(
         str, typer.Option(help="For the OpenAI server.", envvar="OPENAI_API_KEY", show_envvar=True)
     ] = "",
     metrics_url: Annotated[
-        str, typer.Option(help="Where tritonserver tells its metrics; port 8002 of its host unless given.")
+        str, typer.Option(help="Where tritonserver tells its metrics; beside port 8001 it is 8002.")
     ] = "",
     concurrency: Annotated[
         str | None, typer.Option("--concurrency", "-c", help="Levels: 8, or 1:16:5 (from, to, step), or 1,4,16.")

@@ -16,6 +16,7 @@ from typing import Any, ClassVar
 import pytest
 from rich.console import Console
 
+from ci.unit.openai.page.browser import Browser, find_chromium
 from inflight_client import Client, ClientError, LoadTestError, MockTransport, UsageError, text_reply
 from inflight_client._exceptions import ConnectError, ModelNotFound
 from inflight_client.load_test import (
@@ -35,7 +36,7 @@ from inflight_client.load_test.perf_analyzer import PerfAnalyzer, failure_reason
 from inflight_client.load_test.profile import read_level, timeline
 from inflight_client.load_test.prompts import Prompt, make_prompts
 from inflight_client.load_test.results import LevelResult, RequestTimeline, summarise
-from inflight_client.load_test.server_facts import ServerFacts
+from inflight_client.load_test.server_facts import ServerFacts, _engine, usual_metrics_address
 from inflight_client.load_test.triton_requests import RequestForm, make_requests
 
 MS = 1_000_000
@@ -323,7 +324,9 @@ def test_a_level_whose_measurements_are_always_lost_fails() -> None:
 def two_sweeps() -> LoadTestReport:
     levels = [Level(LoadMode.CONCURRENCY, 1, 2), Level(LoadMode.CONCURRENCY, 4, 2), Level(LoadMode.REQUEST_RATE, 9, 2)]
     client = Client(transport=MockTransport(lambda call: [text_reply("x", final=True)]))
-    return run_load_test(LoadTestOptions(levels=levels, model="<llm>"), client=client, analyzer=RecordingAnalyzer)
+    return run_load_test(
+        LoadTestOptions(levels=levels, url="localhost:1", model="<llm>"), client=client, analyzer=RecordingAnalyzer
+    )
 
 
 def test_every_level_is_measured_with_prompts_of_its_own() -> None:
@@ -371,7 +374,7 @@ def test_the_report_is_complete_and_needs_no_network(tmp_path: Path) -> None:
     results = json.loads((written / "results.json").read_text())
     assert [level["inter_token_latency"]["p50"] for level in results["levels"]] == [pytest.approx(10 / 3)] * 3
     assert [level["inter_token_latency"]["p99"] for level in results["levels"]] == [None] * 3
-    assert results["server"]["engine"] is None and "no metrics at" in results["server"]["unknown"]
+    assert results["server"]["engine"] is None and "--metrics-url" in results["server"]["unknown"]
     assert (written / "plot.png").read_bytes().startswith(b"\x89PNG")
     page = (written / "report.html").read_text()
     assert "&lt;llm&gt;" in page and "<llm>" not in page
@@ -397,6 +400,46 @@ def test_the_report_says_what_was_measured_and_what_failed() -> None:
     assert "concurrency 1: 3 of 4 requests failed, 503: full" in drawn.getvalue()
     page = html_page(report)
     assert "<dd>bfloat16</dd>" in page and "requests, 3 failed" in page
+
+
+@pytest.mark.parametrize(
+    ("url", "address"),
+    [("localhost:8001", "localhost:8002"), ("[::1]:8001", "[::1]:8002"), ("localhost:9001", ""), ("localhost", "")],
+)
+def test_metrics_are_looked_for_where_they_usually_are(url: str, address: str) -> None:
+    assert usual_metrics_address(url) == address
+
+
+def test_of_several_models_the_engine_of_the_measured_one_is_told() -> None:
+    text = "# TYPE inflight_engine_info gauge\n" + "".join(
+        f'inflight_engine_info{{checkpoint="{name}",model="{model}",pid="1",version="1"}} 1\n'
+        for name, model in (("a", "llm"), ("b", "other"))
+    )
+    found = _engine(text, "other")
+    assert found is not None and found.engine == {"checkpoint": "b"}
+    assert _engine("nv_inference_count 1\n", "llm") is None
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(find_chromium() is None, reason="there is no Chromium: name one in INFLIGHT_CHROMIUM")
+@pytest.mark.parametrize("is_dark", [False, True])
+def test_the_page_fits_a_phone_and_a_screen(tmp_path: Path, is_dark: bool) -> None:
+    program = find_chromium()
+    assert program is not None
+    write_report(two_sweeps(), tmp_path)
+    with Browser(program) as browser:
+        for width in (390, 1280):
+            browser.show(f"file://{tmp_path}/report.html", width=width, is_dark=is_dark)
+            assert browser.run("document.documentElement.scrollWidth") == width
+            seen = browser.run("[...document.querySelectorAll('svg')].map(svg => svg.getBoundingClientRect().width)")
+            assert len(seen) == 8 and all(200 < each < width for each in seen)
+        text, paper = (browser.run(f"getComputedStyle(document.body).{name}") for name in ("color", "backgroundColor"))
+        assert (_brightness(text) > _brightness(paper)) is is_dark
+        assert browser.problems == []
+
+
+def _brightness(colour: str) -> int:
+    return sum(map(int, re.findall(r"\d+", colour)))
 
 
 def test_figures_that_are_not_numbers_are_null_in_json(tmp_path: Path) -> None:

@@ -38,7 +38,7 @@ class LoadTestOptions:
     api_key: str = field(default="", repr=False)
     """For an OpenAI server; "" = none."""
     metrics_url: str = ""
-    """Where tritonserver tells its metrics, host:port; "" = port 8002 of its host."""
+    """Where tritonserver tells its metrics, host:port; "" = port 8002 beside port 8001, else unknown."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -14,8 +14,8 @@ from typing import Any
 
 METRIC = "inflight_engine_info"
 TIMEOUT = 5.0
-METRICS_PORT = 8002
-"""tritonserver's, if the user does not say."""
+USUAL_PORTS = ("8001", "8002")
+"""tritonserver's for gRPC and for metrics."""
 _OF_THE_SERIES = ("model", "version", "pid")
 
 
@@ -43,13 +43,18 @@ class ServerFacts:
         return {"engine": dict(self.engine) or None, "unknown": self.unknown, "tritonserver": self.tritonserver}
 
 
-def metrics_address(url: str) -> str:
-    """That of the tritonserver whose gRPC address is `url`, host:port."""
-    return f"{url.rpartition(':')[0] or url}:{METRICS_PORT}"
+def usual_metrics_address(url: str) -> str:
+    """That of a tritonserver whose gRPC address is `url`, host:port; "" if its ports are not the usual ones: another
+    server's facts would be worse than none."""
+    host, _, port = url.rpartition(":")
+    return f"{host}:{USUAL_PORTS[1]}" if port == USUAL_PORTS[0] else ""
 
 
 def read_engine(url: str, model: str, api_key: str = "") -> ServerFacts:
-    """`url`: of the metrics, host:port or a whole one. Of several models' series that of `model` is taken."""
+    """`url`: of the metrics, host:port or a whole one; "" = not known. Of several models' series that of `model` is
+    taken."""
+    if not url:
+        return ServerFacts(unknown="--metrics-url does not say where it tells its metrics")
     address = url if "://" in url else f"http://{url}/metrics"
     request = urllib.request.Request(address)
     if api_key:

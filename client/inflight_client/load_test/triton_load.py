@@ -13,7 +13,7 @@ from inflight_client.load_test.perf_analyzer import MeasurementsLost, PerfAnalyz
 from inflight_client.load_test.profile import read_level
 from inflight_client.load_test.prompts import PromptOptions, make_prompts
 from inflight_client.load_test.results import LevelResult
-from inflight_client.load_test.server_facts import ServerFacts, metrics_address, read_engine
+from inflight_client.load_test.server_facts import ServerFacts, read_engine, usual_metrics_address
 from inflight_client.load_test.sweep import Level, LoadMode
 from inflight_client.load_test.triton_requests import RequestForm, make_requests, write_requests
 
@@ -41,12 +41,12 @@ class TritonLoad:
         client: Client,
         analyzer: Analyzer,
     ) -> None:
-        """`metrics_url`: "" = at the default port."""
+        """`metrics_url`: "" = at the usual port, if `url` is."""
         self._url = url
         self._model = model
         self._prompts = prompts
         self._level_timeout = level_timeout
-        self._metrics_url = metrics_url or metrics_address(url)
+        self._metrics_url = metrics_url or usual_metrics_address(url)
         self._inputs = scratch / "inputs.json"
         self._client = client
         self._analyzer = analyzer(scratch)
