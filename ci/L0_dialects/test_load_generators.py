@@ -38,7 +38,7 @@ def test_genai_perf(server: ServerProcess, tmp_path: Path, backend: str, model: 
     assert load_generators.num_requests(results) == NUM_REQUESTS
 
 
-@pytest.mark.parametrize("model", ["ensemble", "tensorrt_llm_bls", "vllm_model"])
+@pytest.mark.parametrize("model", ["ensemble", "vllm_model"])
 def test_the_load_test_measures_them(server: ServerProcess, tmp_path: Path, model: str) -> None:
     arguments = ["load-test", "--url", server.grpc_url, "--metrics-url", server.metrics_url, "-m", model]
     load = ["-c", "2", "--requests", "12", "--input-tokens", "8", "--output-tokens", "6", "-o", str(tmp_path)]

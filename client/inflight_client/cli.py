@@ -197,8 +197,8 @@ def load_test(
         typer.Option("--openai", help="Measure an OpenAI server, by its URL, in place of tritonserver.", metavar="URL"),
     ] = None,
     endpoint: Annotated[
-        str, typer.Option(help="Of the OpenAI server: chat, or completions for prompts of exact lengths.")
-    ] = "chat",
+        str | None, typer.Option(help="Of the OpenAI server: chat, or completions for prompts of exact lengths.")
+    ] = None,
     api_key: Annotated[
         str, typer.Option(help="For the OpenAI server.", envvar="OPENAI_API_KEY", show_envvar=True)
     ] = "",
@@ -236,6 +236,10 @@ def load_test(
     if concurrency is None and request_rate is None:
         concurrency = "1:16:5"
     sweeps = ((concurrency, testing.LoadMode.CONCURRENCY), (request_rate, testing.LoadMode.REQUEST_RATE))
+    if openai_url and metrics_url:
+        raise fail("--metrics-url is for tritonserver: an OpenAI server has its metrics beside its API", EXIT_USAGE)
+    if endpoint and not openai_url:
+        raise fail("--endpoint is of an OpenAI server: name that in --openai", EXIT_USAGE)
     with failing_in_words():
         levels = [
             level
@@ -247,7 +251,7 @@ def load_test(
             levels=levels,
             url=openai_url or url,
             model=model,
-            endpoint=testing.parse_endpoint(endpoint) if openai_url else None,
+            endpoint=testing.parse_endpoint(endpoint or "chat") if openai_url else None,
             api_key=api_key if openai_url else "",
             metrics_url=metrics_url,
             prompts=testing.PromptOptions(

@@ -105,6 +105,19 @@ def test_urls(url: str) -> None:
     assert base_url(url) == "http://localhost:9000"
 
 
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        (["--openai", "localhost:1", "--metrics-url", "localhost:2"], "--metrics-url is for tritonserver"),
+        (["--endpoint", "chat"], "--endpoint is of an OpenAI server"),
+        (["--openai", "localhost:1", "--endpoint", "images"], "write chat or completions"),
+    ],
+)
+def test_options_of_the_other_kind_of_server_are_refused(options: list[str], words: str) -> None:
+    result = CliRunner().invoke(app, ["load-test", *options])
+    assert result.exit_code == 2 and words in result.output
+
+
 def test_an_unknown_endpoint() -> None:
     with pytest.raises(UsageError, match="chat or completions"):
         parse_endpoint("images")

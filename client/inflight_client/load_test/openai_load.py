@@ -84,8 +84,7 @@ class OpenAILoad:
         longest = replace(
             self._prompts, input_tokens=(self._prompts.input_tokens[1],) * 2, output_tokens=(WARM_UP_TOKENS,) * 2
         )
-        outcomes = asyncio.run(self._send(Level(LoadMode.CONCURRENCY, 1, 1), self._make(longest, 1, "warm-up")))
-        (outcome,) = outcomes
+        (outcome,) = asyncio.run(self._send(Level(LoadMode.CONCURRENCY, 1, 1), self._make(longest, 1, "warm-up")))
         if isinstance(outcome, Failure):
             if not outcome.was_connected:
                 raise ConnectError(f"no server answers at {self._url}: {outcome.kind}")
@@ -152,7 +151,7 @@ class OpenAILoad:
             return Failure(error.os_error.strerror or str(error), was_connected=False)
         except aiohttp.ClientError as error:
             return Failure(f"the connection broke: {type(error).__name__}")
-        except ValueError:
+        except (ValueError, KeyError, TypeError, AttributeError):
             return Failure("the stream is not one of OpenAI's API")
         finally:
             self._request_ended()
@@ -180,7 +179,7 @@ def request_body(endpoint: Endpoint, model: str, prompt: Prompt, temperature: fl
 
 
 async def _read_stream(response: aiohttp.ClientResponse, sent: int) -> RequestTimeline | Failure:
-    """Raises ValueError for what is no event of OpenAI's API."""
+    """Raises ValueError, KeyError, TypeError or AttributeError for what is no event of OpenAI's API."""
     with_text: list[int] = []
     with_choices: list[int] = []
     usage: dict[str, Any] | None = None

@@ -62,7 +62,8 @@ _NOTES = (
     "Every prompt is sent once, so no cache answers for the model. Throughput is over the time from the first request "
     "sent to the last response.",
     "Time to first token is until the first response. A response may carry several tokens: inter-token latency spreads "
-    "the gap before a response evenly over its tokens.",
+    "the gap before it evenly over them, or the time behind the first response over all of an answer's tokens, if the "
+    "server only tells their sum.",
 )
 
 

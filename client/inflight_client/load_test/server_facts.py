@@ -64,12 +64,13 @@ def read_engine(url: str, model: str, api_key: str = "") -> ServerFacts:
     try:
         with opener.open(request, timeout=TIMEOUT) as response:
             text = response.read().decode("utf-8", "replace")
+        return _engine(text, model) or ServerFacts(unknown=f"{address} has no {METRIC}")
     except (OSError, ValueError, urllib.error.URLError) as error:
         return ServerFacts(unknown=f"no metrics at {address} ({getattr(error, 'reason', error)})")
-    return _engine(text, model) or ServerFacts(unknown=f"{address} has no {METRIC}")
 
 
 def _engine(text: str, model: str) -> ServerFacts | None:
+    """None without the metric. Raises ValueError for what is not in Prometheus' form."""
     from prometheus_client.parser import text_string_to_metric_families
 
     lines = "\n".join(line for line in text.splitlines() if line.startswith(METRIC))
