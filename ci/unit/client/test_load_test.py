@@ -37,7 +37,7 @@ from inflight_client.load_test.profile import read_level, timeline
 from inflight_client.load_test.prompts import Prompt, make_prompts
 from inflight_client.load_test.results import LevelResult, RequestTimeline, summarise
 from inflight_client.load_test.server_facts import ServerFacts, _engine, usual_metrics_address
-from inflight_client.load_test.triton_requests import RequestForm, make_requests
+from inflight_client.load_test.tensor_requests import RequestForm, make_requests
 
 MS = 1_000_000
 ONE = Level(LoadMode.CONCURRENCY, 1, 1)

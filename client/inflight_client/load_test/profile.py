@@ -10,7 +10,7 @@ from inflight_client._exceptions import LoadTestError
 from inflight_client.load_test.perf_analyzer import MeasurementsLost
 from inflight_client.load_test.results import LevelResult, RequestTimeline, summarise
 from inflight_client.load_test.sweep import Level
-from inflight_client.load_test.triton_requests import RequestForm
+from inflight_client.load_test.tensor_requests import RequestForm
 
 
 def read_level(export: Path, level: Level, form: RequestForm = RequestForm.LLM) -> LevelResult:

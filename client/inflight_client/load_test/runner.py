@@ -12,6 +12,7 @@ from pathlib import Path
 from inflight_client._client import Client
 from inflight_client._exceptions import UsageError
 from inflight_client._protocol import DEFAULT_MODEL
+from inflight_client.load_test.grpc_load import Analyzer, GrpcLoad
 from inflight_client.load_test.load import Load, Progress
 from inflight_client.load_test.openai_load import Endpoint, OpenAILoad
 from inflight_client.load_test.perf_analyzer import LEVEL_TIMEOUT, PerfAnalyzer
@@ -19,7 +20,6 @@ from inflight_client.load_test.prompts import PromptOptions
 from inflight_client.load_test.results import LevelResult
 from inflight_client.load_test.server_facts import ServerFacts
 from inflight_client.load_test.sweep import Level
-from inflight_client.load_test.triton_load import Analyzer, TritonLoad
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -95,7 +95,7 @@ def _load(options: LoadTestOptions, progress: Progress, client: Client | None, a
         tempfile.TemporaryDirectory(prefix="inflight-load-test-") as folder,
         client or Client(options.url, model=options.model) as caller,
     ):
-        yield TritonLoad(
+        yield GrpcLoad(
             url=options.url,
             model=options.model,
             prompts=options.prompts,

@@ -15,7 +15,7 @@ from inflight_client.load_test.prompts import PromptOptions, make_prompts
 from inflight_client.load_test.results import LevelResult
 from inflight_client.load_test.server_facts import ServerFacts, read_engine, usual_metrics_address
 from inflight_client.load_test.sweep import Level, LoadMode
-from inflight_client.load_test.triton_requests import RequestForm, make_requests, write_requests
+from inflight_client.load_test.tensor_requests import RequestForm, make_requests, write_requests
 
 READY_TIMEOUT = 30.0
 WARM_UP_TOKENS = 4
@@ -26,7 +26,7 @@ _WARM_UP = Level(LoadMode.CONCURRENCY, 1, 1)
 Analyzer = Callable[[Path], PerfAnalyzer]
 
 
-class TritonLoad:
+class GrpcLoad:
     """See Load. `scratch`: a folder for inputs and exports. `client` is connected to the same `url` and `model`."""
 
     def __init__(
