@@ -32,7 +32,7 @@ _STYLE = """
   .plots { display: grid; grid-template-columns: repeat(auto-fit, minmax(min(100%, 250px), 1fr)); gap: 1rem; }
   svg { width: 100%; height: auto; display: block; }
   svg text { font-family: inherit !important; }
-  dl { display: grid; grid-template-columns: repeat(auto-fit, minmax(min(100%, 270px), 1fr)); gap: .2rem 2rem;
+  dl { display: grid; grid-template-columns: repeat(auto-fit, minmax(min(100%, 340px), 1fr)); gap: .2rem 2rem;
     margin: 0; }
   dl div { display: grid; grid-template-columns: 8.5rem 1fr; gap: .6rem; }
   dt { color: var(--muted); }
