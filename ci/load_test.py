@@ -13,7 +13,8 @@ def main(arguments: list[str]) -> int:
 
     with ServerProcess() as server:
         console = Path(sys.executable).with_name("inflight")
-        return subprocess.run([console, "load-test", "--url", server.grpc_url, *arguments], check=False).returncode
+        command = [console, "load-test", "--url", server.grpc_url, "--metrics-url", server.metrics_url, *arguments]
+        return subprocess.run(command, check=False).returncode
 
 
 if __name__ == "__main__":

@@ -23,6 +23,7 @@ from rich.table import Table
 from ci.bench.report import machine, result_path
 from inflight.config import EngineConfig
 from inflight.distributed.rank_group import SingleRank
+from inflight.engine_description import EngineDescription
 from inflight.executor.rank.assembly import make_manager
 from inflight.executor.rank.callbacks import RankCallbacks
 from inflight.executor.wire.messages import NO_INPUT, RankInput
@@ -46,7 +47,7 @@ RESULTS = Path(__file__).parent / "results"
 class NullRunner:
     """A Runner that prepares every step as for a device, and returns the same token for every row."""
 
-    device_type = "cpu"
+    description = EngineDescription(device="cpu")
     block_size = BLOCK_SIZE
     num_host_blocks = 0
     grammars = None

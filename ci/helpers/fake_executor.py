@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from inflight.batch_manager_stats import BatchManagerStats
+from inflight.engine_description import EngineDescription
 from inflight.executor.front.front import SHUT_DOWN, EngineState, Front
 from inflight.request import Request
 from inflight.request_limits import RequestLimits
@@ -54,7 +55,9 @@ class FakeExecutor(Front):
             kv_cache_tokens=10 * max_seq_len,
             max_batch_size=4,
         )
-        self._engine_ready(limits, "cuda", max_in_flight=0)  # a device without a rate limit for responses
+        self._engine_ready(
+            limits, EngineDescription(device="cuda"), max_in_flight=0
+        )  # a device without a rate limit for responses
 
     @property
     def is_shut_down(self) -> bool:

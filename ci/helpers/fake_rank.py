@@ -13,6 +13,7 @@ from fakes import VOCAB_SIZE, FakeRunner
 
 from inflight.config import EngineConfig
 from inflight.distributed.rank_group import RankGroup
+from inflight.engine_description import EngineDescription
 from inflight.errors import ConfigurationError
 from inflight.executor.rank.worker import main
 from inflight.request_limits import RequestLimits
@@ -27,7 +28,7 @@ class LoadedFakeRunner(FakeRunner):
     def __init__(self, config: EngineConfig, crash_step: int = -1) -> None:
         self.num_blocks = 4 * MAX_SEQ_LEN // config.tokens_per_block
         self.num_host_blocks = 0
-        self.device_type = "cpu"
+        self.description = EngineDescription(device="cpu")
         self.grammars = None
         self.adapters = None
         self.adapter_library = None

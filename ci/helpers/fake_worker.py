@@ -16,6 +16,7 @@ from pathlib import Path
 
 import zmq
 
+from inflight.engine_description import EngineDescription
 from inflight.executor.rank.parent_watch import die_with_parent
 from inflight.executor.wire.launch import Launch
 from inflight.executor.wire.messages import (
@@ -74,7 +75,14 @@ class FakeLeader:
             self._front, frame = self._socket.recv_multipart()
             message = decode_from_front(frame)
             if isinstance(message, Hello):
-                self._say(Welcome(limits=LIMITS, device="cuda", max_in_flight=MAX_IN_FLIGHT, pid=os.getpid()))
+                self._say(
+                    Welcome(
+                        limits=LIMITS,
+                        description=EngineDescription(device="cuda"),
+                        max_in_flight=MAX_IN_FLIGHT,
+                        pid=os.getpid(),
+                    )
+                )
             elif isinstance(message, Submit):
                 for request in message.requests:
                     self._obey(request)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from inflight.config import EngineConfig
+from inflight.engine_description import EngineDescription
 from inflight.executor.front.front import EngineState, Front
 from inflight.request import Request
 from inflight.request_limits import RequestLimits
@@ -23,13 +24,13 @@ class ListFront(Front):
         self.cancelled_sequences: list[tuple[int, int]] = []
 
     def start(self) -> None:
-        self._engine_ready(LIMITS, "cpu", self.max_in_flight)
+        self._engine_ready(LIMITS, EngineDescription(device="cpu"), self.max_in_flight)
 
     def lose(self, state: EngineState = EngineState.RELAUNCHING) -> None:
         self._engine_lost(state, "the ranks died")
 
     def recover(self, limits: RequestLimits = LIMITS) -> None:
-        self._engine_ready(limits, "cpu", self.max_in_flight)
+        self._engine_ready(limits, EngineDescription(device="cpu"), self.max_in_flight)
 
     def say(self, *responses: Response) -> None:
         self._deliver(responses)

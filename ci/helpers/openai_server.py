@@ -17,6 +17,7 @@ from fake_executor import FakeExecutor
 from fake_tokenizer import END, byte_tokenizer
 
 from inflight.config import EngineConfig
+from inflight.engine_description import EngineDescription
 from inflight.executor.front.front import Front
 from inflight.openai.serve import OpenAIServer, listen
 from inflight.openai_options import OpenAIOptions
@@ -132,7 +133,7 @@ class PlayedEngine(FakeExecutor):
             max_batch_size=max_batch_size,
             num_adapter_slots=2,
         )
-        self._engine_ready(limits, "cuda", max_in_flight=0)
+        self._engine_ready(limits, EngineDescription(device="cuda"), max_in_flight=0)
 
     @property
     def sent(self) -> Request:

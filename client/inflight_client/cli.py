@@ -192,6 +192,19 @@ def chat(
 def load_test(
     url: Url = "localhost:8001",
     model: Model = "llm",
+    openai_url: Annotated[
+        str | None,
+        typer.Option("--openai", help="Measure an OpenAI server, by its URL, in place of tritonserver.", metavar="URL"),
+    ] = None,
+    endpoint: Annotated[
+        str | None, typer.Option(help="Of the OpenAI server: chat, or completions for prompts of exact lengths.")
+    ] = None,
+    api_key: Annotated[
+        str, typer.Option(help="For the OpenAI server.", envvar="OPENAI_API_KEY", show_envvar=True)
+    ] = "",
+    metrics_url: Annotated[
+        str, typer.Option(help="Where tritonserver tells its metrics; beside port 8001 it is 8002.")
+    ] = "",
     concurrency: Annotated[
         str | None, typer.Option("--concurrency", "-c", help="Levels: 8, or 1:16:5 (from, to, step), or 1,4,16.")
     ] = None,
@@ -210,18 +223,23 @@ def load_test(
     level_timeout: Annotated[float, typer.Option(help="Seconds after which a level is aborted.", min=1.0)] = 900.0,
     output: Annotated[Path, typer.Option("--output", "-o", help="Folder for the results.")] = Path("load-test"),
 ) -> None:
-    """Measure a running server under load with perf_analyzer; 1:16:5 concurrent requests unless told otherwise.
+    """Measure a running server under load; 1:16:5 concurrent requests unless told otherwise.
 
-    Writes results.json, plot.png and report.html.
+    --concurrency keeps so many requests in flight, --request-rate starts them at Poisson intervals however many are.
+    Writes results.json, plot.png and report.html. Percentiles that too few samples would carry are not stated.
     """
     from rich.console import Console
 
     from inflight_client import load_test as testing
-    from inflight_client.load_test.progress import ProgressBar
+    from inflight_client.load_test.progress import ProgressBar, RequestCount
 
     if concurrency is None and request_rate is None:
         concurrency = "1:16:5"
     sweeps = ((concurrency, testing.LoadMode.CONCURRENCY), (request_rate, testing.LoadMode.REQUEST_RATE))
+    if openai_url and metrics_url:
+        raise fail("--metrics-url is for tritonserver: an OpenAI server has its metrics beside its API", EXIT_USAGE)
+    if endpoint and not openai_url:
+        raise fail("--endpoint is of an OpenAI server: name that in --openai", EXIT_USAGE)
     with failing_in_words():
         levels = [
             level
@@ -231,8 +249,11 @@ def load_test(
         ]
         options = testing.LoadTestOptions(
             levels=levels,
-            url=url,
+            url=openai_url or url,
             model=model,
+            endpoint=testing.parse_endpoint(endpoint or "chat") if openai_url else None,
+            api_key=api_key if openai_url else "",
+            metrics_url=metrics_url,
             prompts=testing.PromptOptions(
                 input_tokens=testing.parse_length(input_tokens),
                 output_tokens=testing.parse_length(output_tokens),
@@ -243,7 +264,8 @@ def load_test(
             ),
             level_timeout=level_timeout,
         )
-        with ProgressBar(levels, url=url, model=model, console=Console(stderr=True)) as bar:
+        count = None if openai_url else RequestCount(url, model)
+        with ProgressBar(levels, count=count, console=Console(stderr=True)) as bar:
             report = testing.run_load_test(options, progress=bar)
         testing.write_report(report, output)
         Console().print(testing.table(report))

@@ -123,7 +123,7 @@ class InProcessExecutor(Front):
         rank = RankCallbacks(SingleRank(), self._leader, runner.adapters)
         manager = make_manager(self._config, runner, rank.callbacks, raise_on_step_failure=False, notes_events=True)
         rank.attach(manager)
-        self._engine_ready(runner.limits, runner.device_type, max_in_flight=self._config.max_in_flight)
+        self._engine_ready(runner.limits, runner.description, max_in_flight=self._config.max_in_flight)
         self._started.set()
         manager.run()
         self._leader.deliver_responses()

@@ -93,8 +93,8 @@ class App:
 
     def routes(self) -> ASGIApp:
         paths: dict[str, dict[str, Handler]] = {
-            "/v1/models": {"GET": self._models},
-            "/v1/models/{id:path}": {"GET": self._model},
+            "/v1/models": _read(self._models),
+            "/v1/models/{id:path}": _read(self._model),
             "/v1/completions": {"POST": self._completions},
             "/v1/chat/completions": {"POST": self._chat_completions},
             **self._responses.paths(),
@@ -103,10 +103,10 @@ class App:
             "/detokenize": {"POST": self._detokenize},
             "/v1/load_lora_adapter": {"POST": self._load_adapter},
             "/v1/unload_lora_adapter": {"POST": self._unload_adapter},
-            "/": {"GET": self._page},
+            "/": _read(self._page),
             "/events": {"GET": self._events},
-            "/health": {"GET": self._health},
-            "/metrics": {"GET": self._metrics_text},
+            "/health": _read(self._health),
+            "/metrics": _read(self._metrics_text),
         }
         routes = [Route(path, Endpoint(path, methods, self._metrics)) for path, methods in paths.items()]
         every = dict.fromkeys(("GET", "POST", "PUT", "PATCH", "DELETE", "HEAD", "OPTIONS"), self._unknown_path)
@@ -273,7 +273,7 @@ class App:
 
     async def _metrics_text(self, scope: Scope, receive: Receive, send: Send) -> int:
         self._guard.check_key(scope)
-        return await send_bytes(send, self._metrics.text(), CONTENT_TYPE)
+        return await send_bytes(send, self._metrics.text(self._front.description), CONTENT_TYPE)
 
     async def _page(self, scope: Scope, receive: Receive, send: Send) -> int:
         # Without a key, which only the page itself can ask for: it is the same for everybody.
@@ -295,3 +295,8 @@ class App:
     async def _unknown_path(self, scope: Scope, receive: Receive, send: Send) -> int:
         self._guard.check_key(scope)
         raise APIError(404, "this server has no such path")
+
+
+def _read(handler: Handler) -> dict[str, Handler]:
+    """Methods of a path that is only read. uvicorn sends no body as the answer to HEAD."""
+    return {"GET": handler, "HEAD": handler}

@@ -16,6 +16,7 @@ from inflight.errors import InflightError
 from inflight.executor.front.front import SHUT_DOWN
 from inflight.openai.api_error import INTERNAL, APIError, of_engine, overloaded
 from inflight.openai.dispatcher import ClientGone
+from inflight.openai.http import connection_of
 from inflight.openai.metrics import ServerMetrics
 
 logger = logging.getLogger(__name__)
@@ -54,6 +55,8 @@ class Endpoint:
         except asyncio.CancelledError:  # this process ends, and the time to drain is over
             return await send_error(send, overloaded(503, SHUT_DOWN))
         except Exception as error:
+            if connection_of(scope).is_closing:  # uvicorn's last write of a stream, to a client that is gone
+                return CLIENT_GONE
             return await send_error(send, unexpected(error))
 
 

@@ -28,12 +28,17 @@ def chunk_writer(scope: Scope) -> Callable[[bytes], None]:
 
 
 CONNECTION = "inflight.connection"
-"""The same of the connection itself, for streams that have no end of their own."""
+"""The same of the connection itself."""
+
+
+def connection_of(scope: Scope) -> BoundedHttp:
+    connection: BoundedHttp = scope["state"][CONNECTION]
+    return connection
 
 
 def endless_stream(scope: Scope) -> BoundedHttp:
     """The connection of a response that has started, has no announced length and ends when either side closes it."""
-    connection: BoundedHttp = scope["state"][CONNECTION]
+    connection = connection_of(scope)
     connection.is_endless = True
     return connection
 
@@ -114,6 +119,12 @@ class BoundedHttp(HttpToolsProtocol):
         """Close the connection at once; what was not sent is lost."""
         self.transport.abort()
 
+    @property
+    def is_closing(self) -> bool:
+        """Whether nothing can be sent any more; uvicorn itself is told a moment later."""
+        return bool(self.transport.is_closing())
+
     def write_chunk(self, body: bytes) -> None:
-        if not self.transport.is_closing():
+        # An empty chunk would be the end of the response.
+        if body and not self.transport.is_closing():
             self.transport.write(b"%x\r\n%b\r\n" % (len(body), body))

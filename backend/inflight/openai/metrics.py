@@ -1,9 +1,12 @@
-"""What /metrics says of this server, in Prometheus' text form. The engine's own metrics are tritonserver's."""
+"""What /metrics says of this server, in Prometheus' text form. Of the engine it only tells what it is: its
+metrics are tritonserver's."""
 
 from __future__ import annotations
 
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, ProcessCollector, generate_latest
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, Info, ProcessCollector, generate_latest
 from prometheus_client.exposition import CONTENT_TYPE_LATEST
+
+from inflight.engine_description import EngineDescription
 
 CONTENT_TYPE = CONTENT_TYPE_LATEST
 SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0)
@@ -15,6 +18,7 @@ class ServerMetrics:
     def __init__(self) -> None:
         self._registry = CollectorRegistry()
         ProcessCollector(registry=self._registry)
+        self._engine = Info("inflight_engine", "What the engine computes, and with what", registry=self._registry)
         self._requests = Counter(
             "inflight_openai_requests",
             "HTTP requests by path and status, 499 if the client did not wait",
@@ -56,5 +60,7 @@ class ServerMetrics:
     def observe_first_token(self, seconds: float) -> None:
         self._first_token.observe(seconds)
 
-    def text(self) -> bytes:
+    def text(self, description: EngineDescription) -> bytes:
+        """`description`: of the engine now; another launch may be of another checkpoint."""
+        self._engine.info(description.labels())
         return generate_latest(self._registry)

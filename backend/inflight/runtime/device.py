@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import functools
 import os
+from pathlib import Path
 
 import torch
 
@@ -42,6 +43,17 @@ def _gpu_index(gpu_device_ids: str, rank: int) -> int:
         raise ConfigurationError(
             f"gpu_device_ids must be one number for each rank, separated by commas; got {gpu_device_ids!r}"
         ) from None
+
+
+def device_name(device: torch.device) -> str:
+    """The product name of this rank's GPU, or of the machine's CPU."""
+    if device.type == "cuda":
+        return str(torch.cuda.get_device_name(device))
+    try:
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
+    except OSError:
+        lines = []
+    return next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), "CPU")
 
 
 def choose_dtype(config: EngineConfig, checkpoint_dtype: torch.dtype) -> torch.dtype:

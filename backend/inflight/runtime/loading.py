@@ -4,24 +4,35 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from itertools import accumulate, chain, pairwise
+from pathlib import Path
 
 import torch
 
+from inflight import __version__
 from inflight.config import EngineConfig
 from inflight.distributed.mapping import Mapping
 from inflight.distributed.rank_group import RankGroup
 from inflight.distributed.tensor_parallel import TensorParallelGroup
+from inflight.engine_description import EngineDescription
 from inflight.errors import ConfigurationError
 from inflight.layers.attention import AttentionMetadata
 from inflight.models.adapter_places import AdapterPlaces
-from inflight.models.compiled import compile_network
+from inflight.models.compiled import CompiledNetwork, compile_network
 from inflight.models.config import ModelConfig
 from inflight.models.implementation import load_network, read_config
 from inflight.models.network import LayeredNetwork, Network
 from inflight.models.transformers_config import TransformersConfig
 from inflight.request_limits import RequestLimits
 from inflight.runtime.adapters.device_slots import allocate_adapters
-from inflight.runtime.device import choose_device, choose_dtype, count_threads, free_memory, gib, give_back_memory
+from inflight.runtime.device import (
+    choose_device,
+    choose_dtype,
+    count_threads,
+    device_name,
+    free_memory,
+    gib,
+    give_back_memory,
+)
 from inflight.runtime.host_blocks import HostBlocks, count_host_blocks
 from inflight.runtime.kv_cache import KVCache, KVCacheShape, count_blocks
 from inflight.scheduler_output import HIDDEN_STATES, layer_output
@@ -41,6 +52,7 @@ class LoadedEngine:
     limits: RequestLimits
     group: TensorParallelGroup
     device: torch.device
+    description: EngineDescription
 
 
 def load_engine(config: EngineConfig, rank_group: RankGroup) -> LoadedEngine:
@@ -101,6 +113,28 @@ def load_engine(config: EngineConfig, rank_group: RankGroup) -> LoadedEngine:
         limits=limits,
         group=group,
         device=device,
+        description=_describe(config, model, dtype, compiled[0], device),
+    )
+
+
+def _describe(
+    config: EngineConfig,
+    model: ModelConfig | TransformersConfig,
+    dtype: torch.dtype,
+    network: Network,
+    device: torch.device,
+) -> EngineDescription:
+    native = "compiled" if isinstance(network, CompiledNetwork) else "native"
+    return EngineDescription(
+        device=device.type,
+        device_name=device_name(device),
+        checkpoint=Path(config.gpt_model_path).resolve().name,
+        architecture=model.architecture,
+        layers=native if isinstance(model, ModelConfig) else "transformers",
+        dtype=str(dtype).removeprefix("torch."),
+        num_ranks=config.num_ranks,
+        inflight_version=__version__,
+        torch_version=str(torch.__version__),
     )
 
 

@@ -19,6 +19,7 @@ from torch import Tensor
 from inflight.config import EngineConfig
 from inflight.distributed.rank_group import RankGroup, SingleRank
 from inflight.distributed.tensor_parallel import TensorParallelGroup
+from inflight.engine_description import EngineDescription
 from inflight.logits_post_processor import LogitsPostProcessorConfig
 from inflight.models.network import LayeredNetwork, Network
 from inflight.request_limits import RequestLimits
@@ -65,7 +66,7 @@ NOTHING_FORCED: dict[int, list[int]] = {}
 
 class ModelRunner:
     """Built by `load`. The scheduler and the executor read `limits`, `num_blocks`, `num_host_blocks`, `block_size` and
-    `device_type`."""
+    `description`."""
 
     def __init__(
         self,
@@ -78,6 +79,7 @@ class ModelRunner:
         max_num_tokens: int,
         group: TensorParallelGroup,
         device: torch.device,
+        description: EngineDescription,
         thread: ThreadPoolExecutor,
         rank_group: RankGroup | None = None,
         grammars: Grammars | None = None,
@@ -97,7 +99,7 @@ class ModelRunner:
         135 M bfloat16 parameters on 2 cores then takes 38 ms instead of 17.
         """
         self.limits = limits
-        self.device_type = device.type
+        self.description = description
         self.num_blocks = kv_cache.num_blocks
         self.block_size = block_size
         self._decoder = decoder
@@ -179,6 +181,7 @@ class ModelRunner:
             max_num_tokens=config.max_num_tokens,
             group=engine.group,
             device=engine.device,
+            description=engine.description,
             thread=thread,
             rank_group=rank_group,
             grammars=_grammars(config, engine.limits.vocab_size) if rank_group.rank == 0 else None,

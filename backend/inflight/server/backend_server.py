@@ -97,6 +97,7 @@ class BackendServer:
         self._metrics = MetricsThread(
             pb_utils,
             own_labels(model_name, model_version),
+            executor.description,
             config.stats_check_period_ms / 1000,
             executor.get_latest_batch_manager_stats,
             executor.num_requests_in_flight,
@@ -104,7 +105,7 @@ class BackendServer:
             executor.is_relaunching,
             vllm_families(executor.limits.max_seq_len) if dialect.has_vllm_metrics else None,
         )
-        rate = choose_rate(config.max_responses_per_second, executor.device, len(os.sched_getaffinity(0)))
+        rate = choose_rate(config.max_responses_per_second, executor.description.device, len(os.sched_getaffinity(0)))
         self._tokenizing = TokenizingThreads(self._submit)
         self._sending = SendingThread(executor, self._items, ResponsePace(rate), self._on_end)
         self._watch = WatchThread(

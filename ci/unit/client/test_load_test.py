@@ -16,6 +16,7 @@ from typing import Any, ClassVar
 import pytest
 from rich.console import Console
 
+from ci.unit.openai.page.browser import Browser, find_chromium
 from inflight_client import Client, ClientError, LoadTestError, MockTransport, UsageError, text_reply
 from inflight_client._exceptions import ConnectError, ModelNotFound
 from inflight_client.load_test import (
@@ -30,9 +31,13 @@ from inflight_client.load_test import (
     table,
     write_report,
 )
+from inflight_client.load_test.page import page as html_page
 from inflight_client.load_test.perf_analyzer import PerfAnalyzer, failure_reason
-from inflight_client.load_test.profile import LevelResult, read_level, summarise, timeline
-from inflight_client.load_test.prompts import make_requests
+from inflight_client.load_test.profile import read_level, timeline
+from inflight_client.load_test.prompts import Prompt, make_prompts
+from inflight_client.load_test.results import LevelResult, RequestTimeline, summarise
+from inflight_client.load_test.server_facts import ServerFacts, _engine, usual_metrics_address
+from inflight_client.load_test.tensor_requests import RequestForm, make_requests
 
 MS = 1_000_000
 ONE = Level(LoadMode.CONCURRENCY, 1, 1)
@@ -98,21 +103,61 @@ def test_lengths() -> None:
 
 def test_no_prompt_is_sent_twice_and_a_run_can_be_repeated() -> None:
     options = PromptOptions(input_tokens=(16, 32), output_tokens=(4, 8))
-    levels = [make_requests(options, 50, level=str(number)) for number in range(3)]
-    prompts = [tuple(request["input_ids"]["content"]) for level in levels for request in level]  # type: ignore[index]
+    levels = [make_prompts(options, 50, level=str(number)) for number in range(3)]
+    prompts = [tuple(prompt.content) for level in levels for prompt in level]
     assert len(set(prompts)) == 150
     assert {len(prompt) for prompt in prompts} <= set(range(16, 33))
-    assert levels[1] == make_requests(options, 50, level="1")
-    assert all(request["end_id"] == {"content": [-1], "shape": [1]} for request in levels[0])
+    assert levels[1] == make_prompts(options, 50, level="1")
+    words = make_prompts(options, 50, level="1", as_text=True)
+    assert len({prompt.content for prompt in words}) == 50
+    assert all(isinstance(prompt.content, str) and 16 <= len(prompt.content.split()) <= 32 for prompt in words)
+
+
+@pytest.mark.parametrize(
+    ("inputs", "form", "sent"),
+    [
+        (
+            ["text_input", "input_ids", "max_tokens", "end_id"],
+            RequestForm.LLM,
+            {"input_ids": [1, 2], "max_tokens": [5], "end_id": [-1], "temperature": [0.5], "seed": [7]},
+        ),
+        (
+            ["text_input", "max_tokens", "end_id"],
+            RequestForm.TENSORRT_LLM,
+            {"text_input": ["a b"], "max_tokens": [5], "end_id": [-1], "temperature": [0.5], "seed": [7]},
+        ),
+        (
+            ["text_input", "stream", "sampling_parameters"],
+            RequestForm.VLLM,
+            {
+                "text_input": ["a b"],
+                "sampling_parameters": ['{"max_tokens": 5, "temperature": 0.5, "seed": 7, "ignore_eos": true}'],
+                "return_finish_reason": [True],
+            },
+        ),
+    ],
+)
+def test_requests_have_the_tensors_of_the_model(inputs: list[str], form: RequestForm, sent: dict[str, Any]) -> None:
+    assert RequestForm.of("m", inputs) is form
+    prompt = Prompt([1, 2] if form.takes_token_ids else "a b", 5, 7)
+    (request,) = make_requests([prompt], 0.5, form)
+    usual = ("stream", "exclude_input_in_output", "return_num_input_tokens", "return_num_output_tokens")
+    assert {name: tensor["content"] for name, tensor in request.items()} == {**{key: [True] for key in usual}, **sent}
+    assert form.max_tokens({name: tensor["content"][0] for name, tensor in request.items()}) == 5
+
+
+def test_a_model_that_takes_no_text_is_refused() -> None:
+    with pytest.raises(LoadTestError, match="does not know the inputs of tensorrt_llm"):
+        RequestForm.of("tensorrt_llm", ["input_ids", "request_output_len"])
 
 
 def test_prompts_of_a_file(tmp_path: Path) -> None:
     (tmp_path / "prompts").write_text("one\n\ntwo\n")
-    requests = make_requests(PromptOptions(prompt_file=tmp_path / "prompts"), 3, level="0")
-    assert [request["text_input"]["content"] for request in requests] == [["one"], ["two"], ["one"]]  # type: ignore[index]
+    prompts = make_prompts(PromptOptions(prompt_file=tmp_path / "prompts"), 3, level="0")
+    assert [prompt.content for prompt in prompts] == ["one", "two", "one"]
     (tmp_path / "prompts").write_text("\n")
     with pytest.raises(UsageError, match="no prompts"):
-        make_requests(PromptOptions(prompt_file=tmp_path / "prompts"), 1, level="0")
+        make_prompts(PromptOptions(prompt_file=tmp_path / "prompts"), 1, level="0")
 
 
 def test_latencies_of_single_tokens() -> None:
@@ -137,6 +182,24 @@ def test_an_empty_final_response_counts_for_the_end_only() -> None:
     assert with_it.num_input_tokens == 5
     assert with_it.inter_token_latency == without.inter_token_latency
     assert (with_it.end_to_end_latency.p50, without.end_to_end_latency.p50) == (pytest.approx(40), pytest.approx(15))
+
+
+def test_tokens_that_are_only_told_in_sum_share_the_time_behind_the_first_response() -> None:
+    one = RequestTimeline(0, (10 * MS, 20 * MS, 40 * MS), None, 7, 50 * MS)
+    single = RequestTimeline(0, (10 * MS,), None, 3, 50 * MS)
+    result = summarise(ONE, [one, single])
+    assert result.num_output_tokens == 10
+    assert (result.inter_token_latency.p50, result.inter_token_latency.num_samples) == (pytest.approx(5), 1)
+    assert result.inter_response_latency.mean == pytest.approx(15)
+
+
+@pytest.mark.parametrize(("num_samples", "p90", "p99"), [(9, False, False), (10, True, False), (100, True, True)])
+def test_percentiles_that_the_samples_do_not_carry_are_not_stated(num_samples: int, p90: bool, p99: bool) -> None:
+    result = result_of(*[exported((number + 1, 8), (number + 2, 8)) for number in range(num_samples)])
+    for latency in (result.time_to_first_token, result.inter_token_latency):
+        assert not math.isnan(latency.p50)
+        assert (not math.isnan(latency.p90), not math.isnan(latency.p99)) == (p90, p99)
+    assert result.lacks_samples is not p99
 
 
 def test_throughput_is_over_the_whole_level() -> None:
@@ -261,7 +324,9 @@ def test_a_level_whose_measurements_are_always_lost_fails() -> None:
 def two_sweeps() -> LoadTestReport:
     levels = [Level(LoadMode.CONCURRENCY, 1, 2), Level(LoadMode.CONCURRENCY, 4, 2), Level(LoadMode.REQUEST_RATE, 9, 2)]
     client = Client(transport=MockTransport(lambda call: [text_reply("x", final=True)]))
-    return run_load_test(LoadTestOptions(levels=levels, model="<llm>"), client=client, analyzer=RecordingAnalyzer)
+    return run_load_test(
+        LoadTestOptions(levels=levels, url="localhost:1", model="<llm>"), client=client, analyzer=RecordingAnalyzer
+    )
 
 
 def test_every_level_is_measured_with_prompts_of_its_own() -> None:
@@ -294,7 +359,8 @@ def test_the_table_fits_a_terminal() -> None:
     drawn = io.StringIO()
     report = LoadTestReport(options=LoadTestOptions(levels=[ONE]), started=datetime.now(timezone.utc), levels=[slow])
     Console(file=drawn, width=80).print(table(report))
-    assert "…" not in drawn.getvalue() and drawn.getvalue().count("2468") == 3
+    assert "…" not in drawn.getvalue() and drawn.getvalue().count("2468") == 1
+    assert "too few samples, it takes 10 for p90 and 100 for p99" in drawn.getvalue()
 
 
 def test_no_level_is_no_test() -> None:
@@ -306,12 +372,74 @@ def test_the_report_is_complete_and_needs_no_network(tmp_path: Path) -> None:
     write_report(two_sweeps(), tmp_path / "made" / "here")
     written = tmp_path / "made" / "here"
     results = json.loads((written / "results.json").read_text())
-    assert [level["inter_token_latency"]["p99"] for level in results["levels"]] == [pytest.approx(10 / 3)] * 3
+    assert [level["inter_token_latency"]["p50"] for level in results["levels"]] == [pytest.approx(10 / 3)] * 3
+    assert [level["inter_token_latency"]["p99"] for level in results["levels"]] == [None] * 3
+    assert results["server"]["engine"] is None and "--metrics-url" in results["server"]["unknown"]
     assert (written / "plot.png").read_bytes().startswith(b"\x89PNG")
     page = (written / "report.html").read_text()
     assert "&lt;llm&gt;" in page and "<llm>" not in page
-    assert page.count("<tr>") == 4 and "<svg" in page
+    assert page.count("<tr>") == 4 and page.count("<svg") == 8
     assert not re.search(r"<script|<link|<img|src=|@import|url\(http", page)
+
+
+def test_the_report_says_what_was_measured_and_what_failed() -> None:
+    engine = {"checkpoint": "tiny", "architecture": "Llama", "dtype": "bfloat16", "layers": "native", "num_ranks": "2"}
+    engine |= {"device": "cuda", "device_name": "H100", "inflight_version": "1", "torch_version": "2"}
+    levels = [summarise(ONE, [timeline(exported((10, 8)))], {"503: full": 3})]
+    report = LoadTestReport(
+        options=LoadTestOptions(levels=[ONE]),
+        started=datetime.now(timezone.utc),
+        levels=levels,
+        server=ServerFacts(engine=engine, tritonserver="2.51.0"),
+    )
+    drawn = io.StringIO()
+    Console(file=drawn, width=200).print(table(report))
+    assert "tiny (Llama), bfloat16, native layers, 2 ranks on H100; inflight 1, torch 2, tritonserver 2.51.0" in (
+        drawn.getvalue()
+    )
+    assert "concurrency 1: 3 of 4 requests failed, 503: full" in drawn.getvalue()
+    page = html_page(report)
+    assert "<dd>bfloat16</dd>" in page and "requests, 3 failed" in page
+
+
+@pytest.mark.parametrize(
+    ("url", "address"),
+    [("localhost:8001", "localhost:8002"), ("[::1]:8001", "[::1]:8002"), ("localhost:9001", ""), ("localhost", "")],
+)
+def test_metrics_are_looked_for_where_they_usually_are(url: str, address: str) -> None:
+    assert usual_metrics_address(url) == address
+
+
+def test_of_several_models_the_engine_of_the_measured_one_is_told() -> None:
+    text = "# TYPE inflight_engine_info gauge\n" + "".join(
+        f'inflight_engine_info{{checkpoint="{name}",model="{model}",pid="1",version="1"}} 1\n'
+        for name, model in (("a", "llm"), ("b", "other"))
+    )
+    found = _engine(text, "other")
+    assert found is not None and found.engine == {"checkpoint": "b"}
+    assert _engine("nv_inference_count 1\n", "llm") is None
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(find_chromium() is None, reason="there is no Chromium: name one in INFLIGHT_CHROMIUM")
+@pytest.mark.parametrize("is_dark", [False, True])
+def test_the_page_fits_a_phone_and_a_screen(tmp_path: Path, is_dark: bool) -> None:
+    program = find_chromium()
+    assert program is not None
+    write_report(two_sweeps(), tmp_path)
+    with Browser(program) as browser:
+        for width in (390, 1280):
+            browser.show(f"file://{tmp_path}/report.html", width=width, is_dark=is_dark)
+            assert browser.run("document.documentElement.scrollWidth") == width
+            seen = browser.run("[...document.querySelectorAll('svg')].map(svg => svg.getBoundingClientRect().width)")
+            assert len(seen) == 8 and all(200 < each < width for each in seen)
+        text, paper = (browser.run(f"getComputedStyle(document.body).{name}") for name in ("color", "backgroundColor"))
+        assert (_brightness(text) > _brightness(paper)) is is_dark
+        assert browser.problems == []
+
+
+def _brightness(colour: str) -> int:
+    return sum(map(int, re.findall(r"\d+", colour)))
 
 
 def test_figures_that_are_not_numbers_are_null_in_json(tmp_path: Path) -> None:

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 from fake_tokenizer import byte_tokenizer
-from openai_server import END_ID, TEXT, Running, log_probs, say
+from openai_server import CLIENT, END_ID, TEXT, Running, log_probs, say
 
 from inflight.guided_decoding import GuideType
 from inflight.output_config import MAX_LOG_PROBS
@@ -295,6 +295,13 @@ def test_the_most_log_probs_are_the_engines(running: Running) -> None:
     assert len(ask(running, logprobs=True, top_logprobs=MAX_LOG_PROBS, max_tokens=1)["logprobs"]["content"]) == 1
 
 
+@pytest.mark.parametrize("path", ["/metrics", "/health", "/v1/models", "/v1/models/llm", "/"])
+def test_head_is_answered_without_a_body(running: Running, path: str) -> None:
+    response = CLIENT.head(f"{running.url}{path}")
+    assert (response.status_code, response.content) == (200, b"")
+    assert response.headers["content-type"] == running.get(path).headers["content-type"]
+
+
 def test_metrics_count_requests_and_tokens(running: Running) -> None:
     def value(line: str) -> float:
         text = running.get("/metrics").text
@@ -305,4 +312,5 @@ def test_metrics_count_requests_and_tokens(running: Running) -> None:
     before = value(counted), value("inflight_openai_generated_tokens_total")
     complete(running, max_tokens=5)
     assert (value(counted), value("inflight_openai_generated_tokens_total")) == (before[0] + 1, before[1] + 5)
+    assert "inflight_engine_info{" in running.get("/metrics").text
     assert value("inflight_openai_requests_in_progress") == 1  # that of /metrics itself

@@ -12,6 +12,7 @@ import openai
 import pytest
 from openai_server import PlayedEngine, Running, checkpoint_folder, openai_server
 
+from inflight.engine_description import EngineDescription
 from inflight.openai.embeddings import pooled
 from inflight.request import Request
 from inflight.result import FinishReason, NamedTensor, Response, Result
@@ -41,7 +42,7 @@ def play(request: Request) -> list[Response]:
 def engine() -> PlayedEngine:
     played = PlayedEngine(play)
     limits = msgspec.structs.replace(played.limits, hidden_size=SIZE, model_outputs=["hidden_states"])
-    played._engine_ready(limits, "cpu", max_in_flight=0)
+    played._engine_ready(limits, EngineDescription(device="cpu"), max_in_flight=0)
     return played
 
 

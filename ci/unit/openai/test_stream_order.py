@@ -3,9 +3,16 @@
 from __future__ import annotations
 
 import json
+from types import SimpleNamespace
 
+import pytest
 from openai_server import CLIENT, TEXT, Running, result, say
+from starlette.types import Message, Receive, Scope, Send
 
+from inflight.engine_description import EngineDescription
+from inflight.openai.endpoint import Endpoint
+from inflight.openai.http import CONNECTION
+from inflight.openai.metrics import ServerMetrics
 from inflight.request import Request
 from inflight.result import FinishReason, Response
 
@@ -48,6 +55,43 @@ def test_the_bytes_of_a_completion(running: Running) -> None:
             "[DONE]",
         )
     )
+
+
+def test_first_tokens_without_text_do_not_end_a_stream(running: Running) -> None:
+    """A character of two tokens: the first has no text yet."""
+    later: list[Response] = []
+
+    def begin(request: Request) -> list[Response]:
+        first, *rest = say("étude")(request)
+        later.extend(rest)
+        return [first]
+
+    running.engine.script = begin
+    body = {**COMPLETION, "stream": True}
+    with CLIENT.stream("POST", f"{running.url}{COMPLETIONS}", json=body) as response:
+        # Status and headers have come with the first token.
+        running.engine.push(*later)
+        frames = response.read().decode().split("\n\n")
+    assert frames[-2:] == ["data: [DONE]", ""]
+    assert "".join(json.loads(frame[6:])["choices"][0]["text"] for frame in frames[:-2]) == "étude"
+
+
+async def test_the_last_write_to_a_client_that_is_gone_is_no_failure(caplog: pytest.LogCaptureFixture) -> None:
+    """uvicorn writes to a closed connection until it is told that it is closed."""
+
+    async def write(scope: Scope, receive: Receive, send: Send) -> int:
+        raise RuntimeError("the handler is closed")
+
+    async def refuse(message: Message) -> None:
+        raise AssertionError("something is sent")
+
+    metrics = ServerMetrics()
+    connection = SimpleNamespace(is_closing=True)
+    await Endpoint("/x", {"GET": write}, metrics)({"method": "GET", "state": {CONNECTION: connection}}, refuse, refuse)
+    assert b'inflight_openai_requests_total{path="/x",status="499"} 1.0' in metrics.text(
+        EngineDescription(device="cpu")
+    )
+    assert not caplog.records
 
 
 def test_no_usage_unless_it_is_asked_for(running: Running) -> None:

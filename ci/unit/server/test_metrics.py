@@ -12,12 +12,15 @@ import pytest
 from fake_executor import STATS
 
 from inflight.batch_manager_stats import BatchManagerStats
+from inflight.engine_description import EngineDescription
 from inflight.errors import InflightError
 from inflight.result import PerfMetrics
 from inflight.server.outcome import _of_perf_metrics
 from inflight.server.threads import metric_families as mf
 from inflight.server.threads.metrics_thread import MetricsThread, Outcome
 from inflight.server.threads.vllm_metrics import vllm_families
+
+ENGINE = EngineDescription(device="cpu", checkpoint="tiny", dtype="float32", num_ranks=2)
 
 
 @pytest.fixture(autouse=True)
@@ -52,7 +55,7 @@ def run(
 
     period = 60.0 if updates == 1 else 0.001
     thread = MetricsThread(
-        pb_utils, labels, period, latest_stats, lambda: in_flight, lambda: queued, lambda: relaunching, further
+        pb_utils, labels, ENGINE, period, latest_stats, lambda: in_flight, lambda: queued, lambda: relaunching, further
     )
     for note in notes:
         thread.record(note)
@@ -86,6 +89,14 @@ def test_gauges_show_the_latest_statistics() -> None:
     assert value("inflight_kv_blocks_free") == 90 and value("inflight_kv_blocks_total") == 100
     labels = pb.MetricFamily.metrics["nv_trt_llm_request_metrics", "active"].labels
     assert labels == {"model": "llm", "version": "1", "request_type": "active"}
+
+
+def test_what_the_engine_is_stands_in_labels() -> None:
+    run()
+    assert value("inflight_engine_info", "cpu") == 1
+    labels = pb.MetricFamily.metrics["inflight_engine_info", "cpu"].labels
+    assert labels["model"] == "llm" and labels["checkpoint"] == "tiny" and labels["num_ranks"] == "2"
+    assert labels["device"] == "cpu" and labels["dtype"] == "float32"
 
 
 def test_an_idle_engine_has_no_active_requests() -> None:

@@ -20,7 +20,8 @@ from inflight.server.tensors.dialects import LLM, TENSORRT_LLM
 @pytest.fixture
 def executor() -> FakeExecutor:
     executor = FakeExecutor()
-    executor._engine_ready(structs.replace(executor.limits, max_batch_size=4), "cuda", max_in_flight=0)
+    limits = structs.replace(executor.limits, max_batch_size=4)
+    executor._engine_ready(limits, executor.description, max_in_flight=0)
     return executor
 
 

@@ -1,4 +1,5 @@
-"""Load test of a running server: sweeps of concurrency and request rate with NVIDIA's perf_analyzer, and their report.
+"""Load test of a running server: sweeps of concurrency and request rate, and their report. The load comes from NVIDIA's
+perf_analyzer, or on a server of OpenAI's API from this process.
 
     report = run_load_test(LoadTestOptions(levels=parse_sweep("1:16:5", LoadMode.CONCURRENCY)))
     report.levels[0].time_to_first_token.p50
@@ -13,10 +14,13 @@ from __future__ import annotations
 from pathlib import Path
 
 from inflight_client._exceptions import LoadTestError
-from inflight_client.load_test.profile import LevelResult, Percentiles
+from inflight_client.load_test.load import Progress
+from inflight_client.load_test.openai_load import Endpoint, parse_endpoint
 from inflight_client.load_test.prompts import PromptOptions, parse_length
 from inflight_client.load_test.report import table, write_json
-from inflight_client.load_test.runner import LoadTestOptions, LoadTestReport, Progress, run_load_test
+from inflight_client.load_test.results import LevelResult, Percentiles
+from inflight_client.load_test.runner import LoadTestOptions, LoadTestReport, run_load_test
+from inflight_client.load_test.server_facts import ServerFacts
 from inflight_client.load_test.sweep import Level, LoadMode, parse_sweep
 
 
@@ -41,6 +45,7 @@ def _draw(report: LoadTestReport, folder: Path) -> None:
 
 
 __all__ = [
+    "Endpoint",
     "Level",
     "LevelResult",
     "LoadMode",
@@ -49,6 +54,8 @@ __all__ = [
     "Percentiles",
     "Progress",
     "PromptOptions",
+    "ServerFacts",
+    "parse_endpoint",
     "parse_length",
     "parse_sweep",
     "run_load_test",

@@ -1,7 +1,8 @@
 """A progress bar over a whole load test, for the terminal.
 
-perf_analyzer prints nothing before a level is over; within a level the bar follows the server's own count of the
-model's requests. A request is counted when it is admitted, so the bar is ahead by the requests in flight.
+perf_analyzer prints nothing before a level is over; within a level the bar follows tritonserver's own count of the
+model's requests. A request is counted when it is admitted, so the bar is ahead by the requests in flight. Loads of this
+process's own tell each end of a request.
 """
 
 from __future__ import annotations
@@ -11,8 +12,8 @@ from collections.abc import Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
-from inflight_client.load_test.profile import LevelResult
-from inflight_client.load_test.runner import Progress
+from inflight_client.load_test.load import Progress
+from inflight_client.load_test.results import LevelResult
 from inflight_client.load_test.sweep import Level
 
 if TYPE_CHECKING:
@@ -24,12 +25,13 @@ POLL_SECONDS = 0.25
 class ProgressBar(Progress):
     """A context manager that draws on `console`: with ProgressBar(...) as bar: run_load_test(..., progress=bar)."""
 
-    def __init__(self, levels: Sequence[Level], *, url: str, model: str, console: Console) -> None:
+    def __init__(self, levels: Sequence[Level], *, console: Console, count: RequestCount | None = None) -> None:
+        """`count`: of tritonserver; None = the load tells each end of a request."""
         from rich.progress import BarColumn, MofNCompleteColumn, SpinnerColumn, TextColumn, TimeElapsedColumn
         from rich.progress import Progress as Bar
 
         self._console = console
-        self._count = RequestCount(url, model)
+        self._count = count
         self._num_levels = len(levels)
         self._measured = 0
         self._number = 0
@@ -49,10 +51,13 @@ class ProgressBar(Progress):
         self._task = self._bar.add_task("warming up", total=sum(level.num_requests for level in levels))
 
     def level_started(self, level: Level) -> None:
-        self._base = self._count.read()
+        self._base = self._count.read() if self._count is not None else None
         self._number += 1
         self._bar.update(self._task, description=f"[bold]{level.name}[/] ({self._number} of {self._num_levels})")
         self._current = level
+
+    def request_ended(self) -> None:
+        self._bar.advance(self._task)
 
     def level_finished(self, level: Level, result: LevelResult) -> None:
         self._current = None
@@ -70,13 +75,16 @@ class ProgressBar(Progress):
         self._stopped.set()
         self._thread.join()
         self._bar.stop()
-        self._count.close()
+        if self._count is not None:
+            self._count.close()
 
     def _follow(self) -> None:
         while not self._stopped.wait(POLL_SECONDS):
             level, base = self._current, self._base
-            count = self._count.read() if level is not None and base is not None else None
-            if level is not None and base is not None and count is not None and level is self._current:
+            if self._count is None or level is None or base is None:
+                continue
+            count = self._count.read()
+            if count is not None and level is self._current:
                 done = min(max(count - base, 0), level.num_requests)
                 self._bar.update(self._task, completed=self._measured + done)
 

@@ -1,19 +1,24 @@
-"""The prompts of a load test, each sent only once, as perf_analyzer's input file.
+"""The prompts of a load test, each sent only once.
 
-Prompts are random token ids, so that their length is exact for every tokenizer and no two share a prefix that a cache
-could serve; or lines of a text file, if real text matters more than exact lengths.
+They are random token ids, so that their length is exact for every tokenizer; or random words, one for each token asked
+for, where a model takes text only; or lines of a text file, if real text matters more than exact lengths. No two of the
+random ones share a prefix that a cache could serve.
 """
 
 from __future__ import annotations
 
-import json
 import random
 from dataclasses import dataclass
 from pathlib import Path
 
 from inflight_client._exceptions import UsageError
 
-NO_END = -1
+_WORDS = (
+    "a and at big bird blue boat boy but came cat day dog down fish for found fox girl good green had happy he her his "
+    "home hot house in is it jump king lake little look man moon more new not of old on one out play rain ran red sad "
+    "said sea see she sky small so star sun the they to tree up very was water went were wind with"
+)
+WORDS = tuple(_WORDS.split())
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -37,6 +42,16 @@ class PromptOptions:
             raise UsageError(f"the vocabulary must have at least 2 tokens, got {self.vocabulary}")
 
 
+@dataclass(frozen=True)
+class Prompt:
+    """What one request sends, in no server's form yet."""
+
+    content: str | list[int]
+    """Text, or token ids."""
+    max_tokens: int
+    seed: int
+
+
 def parse_length(text: str) -> tuple[int, int]:
     """Parse "64" or "32:256" to (lowest, highest)."""
     try:
@@ -48,35 +63,22 @@ def parse_length(text: str) -> tuple[int, int]:
     return bounds[0], bounds[-1]
 
 
-def make_requests(options: PromptOptions, count: int, *, level: str) -> list[dict[str, object]]:
-    """`count` requests in perf_analyzer's JSON form; different ones for each `level`, the same in every run."""
+def make_prompts(options: PromptOptions, count: int, *, level: str, as_text: bool = False) -> list[Prompt]:
+    """`count` prompts; different ones for each `level`, the same in every run. `as_text`: words in place of ids."""
     # One generator per level, seeded by its name: requests of a level do not depend on earlier levels.
     generator = random.Random(f"{options.seed}/{level}")
     lines = _prompt_lines(options.prompt_file) if options.prompt_file else []
-    return [_request(options, generator, lines, index) for index in range(count)]
+    return [_prompt(options, generator, lines, index, as_text) for index in range(count)]
 
 
-def write_requests(requests: list[dict[str, object]], path: Path) -> None:
-    path.write_text(json.dumps({"data": requests}), encoding="utf-8")
-
-
-def _request(options: PromptOptions, generator: random.Random, lines: list[str], index: int) -> dict[str, object]:
+def _prompt(options: PromptOptions, generator: random.Random, lines: list[str], index: int, as_text: bool) -> Prompt:
     length = generator.randint(*options.input_tokens)
-    tensors: dict[str, list[object]] = {
-        "max_tokens": [generator.randint(*options.output_tokens)],
-        "end_id": [NO_END],
-        "stream": [True],
-        "temperature": [options.temperature],
-        "seed": [generator.getrandbits(31)],
-        "exclude_input_in_output": [True],
-        "return_num_input_tokens": [True],
-        "return_num_output_tokens": [True],
-    }
+    max_tokens, seed = generator.randint(*options.output_tokens), generator.getrandbits(31)
     if lines:
-        tensors["text_input"] = [lines[index % len(lines)]]
-    else:
-        tensors["input_ids"] = [generator.randrange(options.vocabulary) for _ in range(length)]
-    return {name: {"content": content, "shape": [len(content)]} for name, content in tensors.items()}
+        return Prompt(lines[index % len(lines)], max_tokens, seed)
+    if as_text:
+        return Prompt(" ".join(generator.choices(WORDS, k=length)), max_tokens, seed)
+    return Prompt([generator.randrange(options.vocabulary) for _ in range(length)], max_tokens, seed)
 
 
 def _prompt_lines(path: Path) -> list[str]:

@@ -10,7 +10,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from inflight_client.load_test.profile import LevelResult, Percentiles
+from inflight_client.load_test.openai_load import Endpoint
+from inflight_client.load_test.results import SAMPLES_NEEDED, LevelResult, Percentiles
 from inflight_client.load_test.runner import LoadTestReport
 from inflight_client.load_test.sweep import LoadMode
 
@@ -28,6 +29,8 @@ COLUMNS = (
     "end-to-end ms p50 / p90 / p99",
 )
 
+NOT_STATED = "-"
+"""In place of a figure that the samples do not carry."""
 _LATENCIES = ("time_to_first_token", "inter_token_latency", "end_to_end_latency")
 _LOAD_HEADS = {LoadMode.CONCURRENCY: "concurrent", LoadMode.REQUEST_RATE: "asked\nreq/s"}
 
@@ -56,7 +59,22 @@ def table(report: LoadTestReport) -> Group:
     from rich.console import Group
     from rich.text import Text
 
-    return Group(Text(title(report), style="bold"), *(_sweep_table(results) for results in sweeps(report.levels)))
+    tables = [_sweep_table(results) for results in sweeps(report.levels)]
+    return Group(
+        Text(title(report), style="bold"), Text(report.server.sentence()), *tables, *map(Text, remarks(report))
+    )
+
+
+def remarks(report: LoadTestReport) -> list[str]:
+    """What a reader of the figures must know: which percentiles are left out, and which requests failed."""
+    found = []
+    if any(result.lacks_samples for result in report.levels):
+        needed = " and ".join(f"{count} for {name}" for name, count in SAMPLES_NEEDED.items() if count > 1)
+        found.append(f"{NOT_STATED}: too few samples, it takes {needed}; --requests makes more")
+    for result in report.levels:
+        total = result.num_requests + result.num_errors
+        found += [f"{result.name}: {count} of {total} requests failed, {kind}" for kind, count in result.errors.items()]
+    return found
 
 
 def _sweep_table(results: Sequence[LevelResult]) -> Table:
@@ -86,7 +104,9 @@ def title(report: LoadTestReport) -> str:
 def load_sentence(report: LoadTestReport) -> str:
     """Description of this test's requests, for headings."""
     prompts = report.options.prompts
-    source = f"prompts of {prompts.prompt_file.name}" if prompts.prompt_file else f"{_span(prompts.input_tokens)} in"
+    unit = "words" if report.options.endpoint is Endpoint.CHAT else "tokens"
+    asked = f"{_span(prompts.input_tokens, unit)} in"
+    source = f"prompts of {prompts.prompt_file.name}" if prompts.prompt_file else asked
     return f"{source}, {_span(prompts.output_tokens)} out"
 
 
@@ -96,7 +116,9 @@ def to_json(report: LoadTestReport) -> dict[str, Any]:
         "started": report.started.isoformat(timespec="seconds"),
         "machine": {"cpu": _cpu_name(), "cores": os.cpu_count(), "system": platform.platform()},
         "url": options.url,
+        "endpoint": options.endpoint.path if options.endpoint else "gRPC",
         "model": options.model,
+        "server": report.server.to_dict(),
         "input_tokens": list(options.prompts.input_tokens),
         "output_tokens": list(options.prompts.output_tokens),
         "prompt_file": str(options.prompts.prompt_file) if options.prompts.prompt_file else None,
@@ -119,13 +141,13 @@ def _cells(values: Sequence[str]) -> str:
 
 def _three_digits(value: float) -> str:
     if math.isnan(value):
-        return "-"
+        return NOT_STATED
     return f"{value:.0f}" if value >= 100 else f"{value:.1f}" if value >= 10 else f"{value:.2f}"
 
 
-def _span(bounds: tuple[int, int]) -> str:
+def _span(bounds: tuple[int, int], unit: str = "tokens") -> str:
     low, high = bounds
-    return f"{low} tokens" if low == high else f"{low}-{high} tokens"
+    return f"{low} {unit}" if low == high else f"{low}-{high} {unit}"
 
 
 def _without_nan(value: Any) -> Any:

@@ -1,28 +1,25 @@
-"""The load test itself: check the server; then for every level make prompts, generate load, measure, report
-progress."""
+"""The load test itself: check the server, ask what it is, then measure level by level and report progress."""
 
 from __future__ import annotations
 
 import contextlib
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime, timezone
 from pathlib import Path
 
 from inflight_client._client import Client
-from inflight_client._exceptions import LoadTestError, RequestError, Unavailable, UsageError
+from inflight_client._exceptions import UsageError
 from inflight_client._protocol import DEFAULT_MODEL
-from inflight_client.load_test.perf_analyzer import LEVEL_TIMEOUT, MeasurementsLost, PerfAnalyzer
-from inflight_client.load_test.profile import LevelResult, read_level
-from inflight_client.load_test.prompts import PromptOptions, make_requests, write_requests
+from inflight_client.load_test.grpc_load import Analyzer, GrpcLoad
+from inflight_client.load_test.load import Load, Progress
+from inflight_client.load_test.openai_load import Endpoint, OpenAILoad
+from inflight_client.load_test.perf_analyzer import LEVEL_TIMEOUT, PerfAnalyzer
+from inflight_client.load_test.prompts import PromptOptions
+from inflight_client.load_test.results import LevelResult
+from inflight_client.load_test.server_facts import ServerFacts
 from inflight_client.load_test.sweep import Level
-
-READY_TIMEOUT = 30.0
-WARM_UP_TOKENS = 4
-ATTEMPTS = 4
-"""Maximum number of runs of one level; see MeasurementsLost."""
-_WARM_UP_LEVEL = "warm-up"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -31,10 +28,17 @@ class LoadTestOptions:
 
     levels: Sequence[Level]
     url: str = "localhost:8001"
+    """gRPC address of tritonserver, or the URL of an OpenAI server."""
     model: str = DEFAULT_MODEL
     prompts: PromptOptions = field(default_factory=PromptOptions)
     level_timeout: float = LEVEL_TIMEOUT
     """Seconds after which an unfinished level is aborted."""
+    endpoint: Endpoint | None = None
+    """Of an OpenAI server; None = tritonserver is measured."""
+    api_key: str = field(default="", repr=False)
+    """For an OpenAI server; "" = none."""
+    metrics_url: str = ""
+    """Where tritonserver tells its metrics, host:port; "" = port 8002 beside port 8001, else unknown."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -44,19 +48,7 @@ class LoadTestReport:
     options: LoadTestOptions
     started: datetime
     levels: Sequence[LevelResult]
-
-
-class Progress:
-    """Callbacks that report the progress of a test. These do nothing; override as needed."""
-
-    def level_started(self, level: Level) -> None:
-        """Called before the load of a level starts."""
-
-    def level_finished(self, level: Level, result: LevelResult) -> None:
-        """Called with the result of a level."""
-
-
-Analyzer = Callable[[Path], PerfAnalyzer]
+    server: ServerFacts = field(default_factory=ServerFacts)
 
 
 def run_load_test(
@@ -75,51 +67,41 @@ def run_load_test(
         raise UsageError("there is no level to measure: give a concurrency or a request rate")
     started = datetime.now(timezone.utc)
     watcher = progress or Progress()
-    with tempfile.TemporaryDirectory(prefix="inflight-load-test-") as folder:
-        runner = analyzer(Path(folder))
-        with client or Client(options.url, model=options.model) as caller:
-            warm_up(caller, options.prompts)
+    with _load(options, watcher, client, analyzer) as load:
+        load.warm_up()
+        server = load.server_facts()
         results = []
         for number, level in enumerate(options.levels):
             watcher.level_started(level)
-            results.append(_measure(options, runner, Path(folder), level, number))
+            results.append(load.measure(level, number))
             watcher.level_finished(level, results[-1])
-    return LoadTestReport(options=options, started=started, levels=results)
+    return LoadTestReport(options=options, started=started, levels=results, server=server)
 
 
-def _measure(options: LoadTestOptions, runner: PerfAnalyzer, folder: Path, level: Level, number: int) -> LevelResult:
-    """Measure one level, again with other prompts if its measurements were lost."""
-    inputs = folder / "inputs.json"
-    for attempt in range(ATTEMPTS):
-        key = f"{number}.{attempt}"
-        write_requests(make_requests(options.prompts, level.num_requests, level=key), inputs)
-        try:
-            export = runner.run(
-                level, url=options.url, model=options.model, inputs=inputs, timeout=options.level_timeout
-            )
-            return read_level(export, level)
-        except MeasurementsLost:
-            if attempt == ATTEMPTS - 1:
-                raise
-    raise AssertionError("unreachable")
-
-
-def warm_up(client: Client, prompts: PromptOptions) -> None:
-    """Send one request with the longest prompt, so that the first level does not measure a cold server, and that a
-    missing server or one that refuses such requests is reported before any load."""
-    with contextlib.suppress(Unavailable):  # a loading model is worth waiting for; a missing server or model is not
-        client.model_config()
-    client.wait_until_ready(READY_TIMEOUT)
-    longest = PromptOptions(
-        input_tokens=(prompts.input_tokens[1],) * 2,
-        output_tokens=(WARM_UP_TOKENS,) * 2,
-        vocabulary=prompts.vocabulary,
-        prompt_file=prompts.prompt_file,
-    )
-    (request,) = make_requests(longest, 1, level=_WARM_UP_LEVEL)
-    tensors = {name: tensor["content"] for name, tensor in request.items() if isinstance(tensor, dict)}
-    prompt = tensors["text_input"][0] if "text_input" in tensors else tensors["input_ids"]
-    try:
-        client.generate(prompt, max_tokens=WARM_UP_TOKENS, end_id=-1, timeout=READY_TIMEOUT)
-    except RequestError as error:
-        raise LoadTestError(f"the server refuses the load test's requests: {error}") from None
+@contextlib.contextmanager
+def _load(options: LoadTestOptions, progress: Progress, client: Client | None, analyzer: Analyzer) -> Iterator[Load]:
+    if options.endpoint is not None:
+        yield OpenAILoad(
+            url=options.url,
+            model=options.model,
+            endpoint=options.endpoint,
+            api_key=options.api_key,
+            prompts=options.prompts,
+            level_timeout=options.level_timeout,
+            request_ended=progress.request_ended,
+        )
+        return
+    with (
+        tempfile.TemporaryDirectory(prefix="inflight-load-test-") as folder,
+        client or Client(options.url, model=options.model) as caller,
+    ):
+        yield GrpcLoad(
+            url=options.url,
+            model=options.model,
+            prompts=options.prompts,
+            level_timeout=options.level_timeout,
+            metrics_url=options.metrics_url,
+            scratch=Path(folder),
+            client=caller,
+            analyzer=analyzer,
+        )

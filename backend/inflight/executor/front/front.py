@@ -25,6 +25,7 @@ from msgspec import structs
 from typing_extensions import Self
 
 from inflight.config import EngineConfig
+from inflight.engine_description import EngineDescription
 from inflight.errors import DuplicateRequest, EngineUnavailable, InvalidRequest, QueueFull, RequestCancelled
 from inflight.executor.front.journal import JournalEntry
 from inflight.executor.front.ready_responses import ReadyResponses
@@ -80,7 +81,7 @@ class Front(ABC):
         self._stats_arrived = threading.Condition(self._lock)  # apart: they arrive often, and few wait for them
         self._state = EngineState.STARTING
         self._limits: RequestLimits | None = None
-        self._device = ""
+        self._description = EngineDescription(device="")
         self._max_in_flight = 0
         self._front_id = _draw_front_id()
         self._num_ids = 0
@@ -119,9 +120,9 @@ class Front(ABC):
         return self._limits
 
     @property
-    def device(self) -> str:
-        """Device type of the ranks, cpu or cuda; known once they are ready."""
-        return self._device
+    def description(self) -> EngineDescription:
+        """What the ranks compute, and with what; known once they are ready."""
+        return self._description
 
     @property
     def generation_defaults(self) -> GenerationDefaults:
@@ -324,9 +325,9 @@ class Front(ABC):
 
     # -- for subclasses: reports about the engine ----------------------------------------------------------------------
 
-    def _engine_ready(self, limits: RequestLimits, device: str, max_in_flight: int) -> None:
+    def _engine_ready(self, limits: RequestLimits, description: EngineDescription, max_in_flight: int) -> None:
         with self._changed:
-            self._limits, self._device, self._max_in_flight = limits, device, max_in_flight
+            self._limits, self._description, self._max_in_flight = limits, description, max_in_flight
             self._state = EngineState.READY
             self._changed.notify_all()
 

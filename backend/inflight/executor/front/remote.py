@@ -287,7 +287,7 @@ class RemoteFront(Front):
         elif isinstance(message, KvCacheEvents):
             self._report_kv_cache_events(message.events)
         elif isinstance(message, Welcome):
-            self._engine_ready(message.limits, message.device, message.max_in_flight)
+            self._engine_ready(message.limits, message.description, message.max_in_flight)
             self._settled.set()
         elif isinstance(message, Occupied):
             self._redraw_id()

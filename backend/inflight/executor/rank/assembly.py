@@ -13,6 +13,7 @@ from inflight.batch_manager.kv_cache_manager import KVCacheManager
 from inflight.batch_manager.scheduler import Scheduler
 from inflight.config import EngineConfig
 from inflight.distributed.rank_group import RankGroup
+from inflight.engine_description import EngineDescription
 from inflight.executor.rank.callbacks import FollowsOrders
 from inflight.logits_post_processor import LogitsPostProcessorConfig
 from inflight.request_limits import RequestLimits
@@ -25,8 +26,7 @@ class LoadedRunner(Runner, Protocol):
     """A runner whose weights are loaded and whose KV cache is allocated."""
 
     limits: RequestLimits
-    device_type: str
-    """cpu or cuda."""
+    description: EngineDescription
     num_blocks: int
     num_host_blocks: int
     """Slots in host memory for cold blocks."""

@@ -78,7 +78,7 @@ def _serve(config: EngineConfig, launch: Launch, group: RankGroup, runner: Loade
         leader = LeaderSocket(
             launch.socket_path,
             limits=runner.limits,
-            device=runner.device_type,
+            description=runner.description,
             max_in_flight=config.max_in_flight,
             grammars=runner.grammars,
             adapters=runner.adapter_library,

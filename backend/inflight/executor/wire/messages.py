@@ -18,6 +18,7 @@ from typing import TypeVar
 import msgspec
 from msgspec import structs
 
+from inflight.engine_description import EngineDescription
 from inflight.errors import InvalidRequest
 from inflight.kv_cache_events import KVCacheEvent
 from inflight.lora import NO_ORDERS, AdapterOrders
@@ -81,8 +82,7 @@ class Welcome(msgspec.Struct, frozen=True, tag=True):
     """Answer to Hello: the engine is ready."""
 
     limits: RequestLimits
-    device: str
-    """Device type of the ranks, cpu or cuda."""
+    description: EngineDescription
     max_in_flight: int
     """Requests that the engine accepts from all fronts together; 0 = no limit."""
     pid: int

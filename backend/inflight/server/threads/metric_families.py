@@ -94,6 +94,11 @@ STATISTICS_FAMILIES = (
     ),
 )
 
+ENGINE_INFO = Family(
+    name="inflight_engine_info",
+    description="What the engine computes, and with what, as labels; the value is 1",
+    kind="GAUGE",
+)
 KV_BLOCKS_FREE = Family(name="inflight_kv_blocks_free", description="KV cache blocks that are free", kind="GAUGE")
 KV_BLOCKS_TOTAL = Family(name="inflight_kv_blocks_total", description="KV cache blocks of the engine", kind="GAUGE")
 REQUESTS_QUEUED = Family(
@@ -141,6 +146,7 @@ SEQUENCES = "sequences of a request"
 """The name of an observation for which there is no family of ours."""
 
 FAMILIES = (
+    ENGINE_INFO,
     *STATISTICS_FAMILIES,
     KV_BLOCKS_FREE,
     KV_BLOCKS_TOTAL,

@@ -17,6 +17,7 @@ from itertools import chain
 from typing import Any
 
 from inflight.batch_manager_stats import BatchManagerStats
+from inflight.engine_description import EngineDescription
 from inflight.server.threads import metric_families as mf
 from inflight.server.threads.metric_families import Family
 from inflight.server.threads.sending_thread import log_failure
@@ -54,6 +55,7 @@ class MetricsThread:
         self,
         pb_utils: Any,
         labels: dict[str, str],
+        description: EngineDescription,
         period: float,
         latest_stats: Callable[[], str | None],
         num_in_flight: Callable[[], int],
@@ -61,12 +63,13 @@ class MetricsThread:
         is_relaunching: Callable[[], bool],
         further: Mapping[str, tuple[Family, ...]] | None = None,
     ) -> None:
-        """`labels`: added to every series, see `own_labels`. `period` in seconds. `latest_stats`: returns the newest
-        statistics (JSON) since the last call, or None. `num_in_flight`, `num_queued`: requests of this server, and of
-        all fronts, as the Executor counts them. `is_relaunching`: see Executor. `further`: name of a family -> other
-        families to which its observations go as well."""
+        """`labels`: added to every series, see `own_labels`. `description`: of the engine, shown as labels. `period` in
+        seconds. `latest_stats`: returns the newest statistics (JSON) since the last call, or None. `num_in_flight`,
+        `num_queued`: requests of this server, and of all fronts, as the Executor counts them. `is_relaunching`: see
+        Executor. `further`: name of a family -> other families to which its observations go as well."""
         self._pb_utils = pb_utils
         self._labels = labels
+        self._description = description
         self._period = period
         self._latest_stats = latest_stats
         self._num_in_flight = num_in_flight
@@ -115,6 +118,7 @@ class MetricsThread:
         try:
             for family in chain.from_iterable(self._observing.values()):
                 self._create_family(family)
+            self._call(mf.ENGINE_INFO.name, "", "set", 1)
         except Exception as error:
             logger.info("custom metrics are off: the server does not offer them (%s)", type(error).__name__)
             return False
@@ -128,6 +132,8 @@ class MetricsThread:
         self._families.append(made)
         for series in family.series:
             labels = {**self._labels, **({family.label: series} if family.label else {})}
+            if family is mf.ENGINE_INFO:
+                labels |= self._description.labels()
             extra = {"buckets": list(family.buckets)} if family.buckets else {}
             if not self._is_given_up:
                 self._metrics[family.name, series] = made.Metric(labels=labels, **extra)

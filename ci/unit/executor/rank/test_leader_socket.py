@@ -13,6 +13,7 @@ from calls import until
 from fakes import iteration_stats
 from harness import make_request
 
+from inflight.engine_description import EngineDescription
 from inflight.executor.front.link import EngineLink
 from inflight.executor.rank.leader.leader_socket import LeaderSocket
 from inflight.executor.wire.messages import (
@@ -45,7 +46,9 @@ class Scene:
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self.server = LeaderSocket(path, limits=LIMITS, device="cpu", max_in_flight=3, tick_seconds=1000)
+        self.server = LeaderSocket(
+            path, limits=LIMITS, description=EngineDescription(device="cpu"), max_in_flight=3, tick_seconds=1000
+        )
         self.links: list[EngineLink] = []
         self.heard: dict[EngineLink, list[FromLeader]] = {}
         self.inputs: list[RankInput] = []
@@ -299,6 +302,6 @@ def test_a_message_beyond_the_bound_costs_its_sender_the_connection(scene: Scene
 
 
 def test_an_idle_server_ticks(tmp_path: Path) -> None:
-    server = LeaderSocket(tmp_path / "s", limits=LIMITS, device="cpu", tick_seconds=0.01)
+    server = LeaderSocket(tmp_path / "s", limits=LIMITS, description=EngineDescription(device="cpu"), tick_seconds=0.01)
     assert server.next_input(8, may_block=True) == RankInput(tick=True)
     server.close()

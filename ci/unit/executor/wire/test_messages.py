@@ -9,6 +9,7 @@ from harness import make_request
 from hypothesis import given
 from hypothesis import strategies as st
 
+from inflight.engine_description import EngineDescription
 from inflight.executor.wire.messages import (
     NO_INPUT,
     BadMessage,
@@ -57,7 +58,7 @@ def test_what_a_front_says_arrives_as_it_was(message: Hello | Submit | Cancel | 
     "message",
     [
         Occupied(),
-        Welcome(limits=LIMITS, device="cpu", max_in_flight=9, pid=1),
+        Welcome(limits=LIMITS, description=EngineDescription(device="cpu"), max_in_flight=9, pid=1),
         Responses(
             [Response(request_id=1, result=RESULT), Response(request_id=2, error_msg="e", error_code="INTERNAL")]
         ),

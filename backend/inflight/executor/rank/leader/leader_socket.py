@@ -15,6 +15,7 @@ from pathlib import Path
 
 import zmq
 
+from inflight.engine_description import EngineDescription
 from inflight.executor.rank.leader.request_book import RequestBook
 from inflight.executor.wire.messages import (
     MAX_FRONT_ID,
@@ -64,7 +65,7 @@ class LeaderSocket:
         path: Path,
         *,
         limits: RequestLimits,
-        device: str,
+        description: EngineDescription,
         max_in_flight: int = 0,
         grammars: Grammars | None = None,
         adapters: AdapterLibrary | None = None,
@@ -74,7 +75,7 @@ class LeaderSocket:
         """`path`: of the socket. `tick_seconds`: interval at which all ranks must answer. `stats_seconds`: shortest
         time between two reports of a busy engine's statistics."""
         self._limits = limits
-        self._device = device
+        self._description = description
         self._max_in_flight = max_in_flight
         self._tick_seconds = tick_seconds
         self._stats_seconds = stats_seconds
@@ -223,7 +224,7 @@ class LeaderSocket:
         self._note_wishes()
         welcome = Welcome(
             limits=self._limits,
-            device=self._device,
+            description=self._description,
             max_in_flight=self._max_in_flight,
             pid=os.getpid(),
         )

@@ -1,0 +1,28 @@
+"""What an engine computes, and with what, as its leader describes it: figures of a server mean little without it."""
+
+from __future__ import annotations
+
+import msgspec
+
+
+class EngineDescription(msgspec.Struct, frozen=True, kw_only=True):
+    """What is unknown is empty."""
+
+    device: str
+    """Device type of the ranks, cpu or cuda."""
+    device_name: str = ""
+    """The leader's CPU or GPU."""
+    checkpoint: str = ""
+    """Name of its folder, without the path: where files lie on a machine concerns no client."""
+    architecture: str = ""
+    layers: str = ""
+    """What computes them: native, compiled (native, in C++) or transformers."""
+    dtype: str = ""
+    """Of weights and activations, such as bfloat16."""
+    num_ranks: int = 1
+    inflight_version: str = ""
+    torch_version: str = ""
+
+    def labels(self) -> dict[str, str]:
+        """As labels of a metric."""
+        return {name: str(value) for name, value in msgspec.structs.asdict(self).items()}
