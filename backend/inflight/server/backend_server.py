@@ -24,6 +24,7 @@ from typing import Any
 from inflight.config import EngineConfig
 from inflight.errors import EngineUnavailable, InflightError, InvalidRequest, QueueFull, RequestCancelled
 from inflight.executor.front.front import SHUT_DOWN, Front
+from inflight.open_requests import OpenRequests
 from inflight.request import Request
 from inflight.result import Response
 from inflight.server.outcome import ended
@@ -101,6 +102,7 @@ class BackendServer:
             executor.get_latest_batch_manager_stats,
             executor.num_requests_in_flight,
             executor.num_requests_queued,
+            executor.is_ready,
             executor.is_relaunching,
             vllm_families(executor.limits.max_seq_len) if dialect.has_vllm_metrics else None,
         )
@@ -111,6 +113,7 @@ class BackendServer:
             executor, self._items, config.cancellation_check_period_ms / 1000, self._on_engine_down
         )
         self._signs = SignThread(instance)
+        self._open_requests = OpenRequests(instance)
 
     def start(self) -> None:
         self._metrics.start()
@@ -122,7 +125,8 @@ class BackendServer:
     def accept(self, request: Any) -> None:
         """Take one pb_utils.InferenceRequest. Never raises, and ensures that it gets exactly one final response."""
         try:
-            reply = Reply(self._pb_utils, request.get_response_sender(), is_unary=self._is_unary)
+            sender = request.get_response_sender()
+            reply = Reply(self._pb_utils, sender, is_unary=self._is_unary, open_requests=self._open_requests)
         except Exception as error:
             log_failure("taking a request", error)
             return
@@ -144,6 +148,7 @@ class BackendServer:
         with self._parting:
             self._is_closing = True
         with contextlib.ExitStack() as ending:  # runs the callbacks in reverse order
+            ending.callback(self._open_requests.close)
             ending.callback(self._metrics.stop)
             ending.callback(self._sending.stop)
             ending.callback(self._tokenizing.stop)

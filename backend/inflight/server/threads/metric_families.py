@@ -95,7 +95,7 @@ STATISTICS_FAMILIES = (
 )
 
 KV_BLOCKS_FREE = Family(name="inflight_kv_blocks_free", description="KV cache blocks that are free", kind="GAUGE")
-KV_BLOCKS_TOTAL = Family(name="inflight_kv_blocks_total", description="KV cache blocks of the engine", kind="GAUGE")
+KV_BLOCKS = Family(name="inflight_kv_blocks", description="KV cache blocks of the engine", kind="GAUGE")
 REQUESTS_QUEUED = Family(
     name="inflight_requests_queued",
     description="Requests that wait in the leader's queue until another request ends",
@@ -123,6 +123,30 @@ QUEUE_TIME = _histogram(
 END_TO_END = _histogram(
     "inflight_request_latency_seconds", "From a request's acceptance to its last response", LATENCY_BUCKETS
 )
+PREFIX_BLOCKS = Family(
+    name="inflight_prefix_cache_blocks_total",
+    description="Full blocks of prompts that were looked up in the prefix cache",
+    kind="COUNTER",
+    label="result",
+    series=("hit", "miss"),
+)
+DRAFT_TOKENS = Family(
+    name="inflight_draft_tokens_total",
+    description="Draft tokens that steps have verified",
+    kind="COUNTER",
+    label="result",
+    series=("accepted", "rejected"),
+)
+READY = Family(
+    name="inflight_engine_ready",
+    description="1 while every rank of the engine is alive and answers, else 0",
+    kind="GAUGE",
+)
+RELAUNCHES = Family(
+    name="inflight_engine_relaunches_total",
+    description="How often ranks were lost and a relaunch began",
+    kind="COUNTER",
+)
 RELAUNCHING = Family(
     name="inflight_engine_relaunch_seconds_total",
     description="Time for which lost ranks were being relaunched",
@@ -143,7 +167,7 @@ SEQUENCES = "sequences of a request"
 FAMILIES = (
     *STATISTICS_FAMILIES,
     KV_BLOCKS_FREE,
-    KV_BLOCKS_TOTAL,
+    KV_BLOCKS,
     REQUESTS_QUEUED,
     INPUT_TOKENS,
     OUTPUT_TOKENS,
@@ -151,6 +175,10 @@ FAMILIES = (
     TIME_PER_OUTPUT_TOKEN,
     QUEUE_TIME,
     END_TO_END,
+    PREFIX_BLOCKS,
+    DRAFT_TOKENS,
+    READY,
+    RELAUNCHES,
     RELAUNCHING,
     OUTCOMES,
 )
