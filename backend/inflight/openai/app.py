@@ -42,6 +42,7 @@ from inflight.openai.respond import STREAM_HEADERS, Responder, watch
 from inflight.openai.text_threads import TextThreads
 from inflight.openai.tool_use import read_definitions
 from inflight.request import Request
+from inflight.request_spans import RequestSpans
 from inflight.text.text_decoder import make_text_decoder
 from inflight.text.tokenizer import Tokenizer
 
@@ -68,6 +69,7 @@ class App:
         feed: BatchFeed,
         allows_lora_updates: bool = False,
         pooling: Pooling = "mean",
+        spans: RequestSpans | None = None,
     ) -> None:
         self._front = front
         self._dispatcher = dispatcher
@@ -81,6 +83,7 @@ class App:
         self._feed = feed
         self._allows_lora_updates = allows_lora_updates
         self._pooling = pooling
+        self._spans = spans
 
     def routes(self) -> ASGIApp:
         paths: dict[str, dict[str, Handler]] = {
@@ -129,7 +132,8 @@ class App:
             except BaseException:
                 mailbox.close()
                 raise
-            return await Responder(call, ids, mailbox, self._metrics, began).respond(scope, receive, send)
+            responder = Responder(call, ids, mailbox, self._metrics, began, self._spans)
+            return await responder.respond(scope, receive, send)
 
     async def _embeddings(self, scope: Scope, receive: Receive, send: Send) -> int:
         with self._guard.admitted(scope):

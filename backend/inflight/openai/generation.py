@@ -6,7 +6,7 @@ from inflight.openai.api_error import of_response, overloaded
 from inflight.openai.call import Call
 from inflight.openai.choice import Choice, TokenLogProb, read_prompt_log_probs
 from inflight.openai.dispatcher import Mailbox
-from inflight.result import FinishReason, Response
+from inflight.result import FinishReason, PerfMetrics, Response
 
 ENDED_EARLY = "the engine was shut down before the answer was complete"
 
@@ -30,6 +30,8 @@ class Generation:
         self._num_unfinished = dict.fromkeys(request_ids, count)
         self.prompt_log_probs: dict[int, list[TokenLogProb]] = {}
         """By number of the prompt, if they were asked for."""
+        self._perf_metrics: dict[int, PerfMetrics] = {}
+        """By request. That of one which a stop string has ended comes too late."""
 
     @property
     def choices(self) -> list[Choice]:
@@ -45,6 +47,13 @@ class Generation:
         """Generated so far, in all choices."""
         return 0 if self._call.scores_only else sum(choice.num_tokens for choice in self.choices)
 
+    def timings(self) -> list[tuple[PerfMetrics, int]]:
+        """(what the ranks tell, tokens of the longest choice) of each prompt that they have completed."""
+        return [
+            (perf, max(choice.num_tokens for choice in self._choices[request_id]))
+            for request_id, perf in self._perf_metrics.items()
+        ]
+
     def add(self, responses: list[Response]) -> News:
         """Raises APIError if one of the requests has failed: the call fails as a whole."""
         news: News = {}
@@ -54,6 +63,8 @@ class Generation:
                 raise of_response(response)
             if result.finish_reason is FinishReason.CANCELLED:
                 raise overloaded(503, ENDED_EARLY)
+            if result.request_perf_metrics is not None:
+                self._perf_metrics[request_id] = result.request_perf_metrics
             choice = self._choices[request_id][result.sequence_index]
             had_ended = bool(choice.finish_reason)
             if had_ended:

@@ -17,12 +17,14 @@ from inflight.openai.answer import WholeAnswer
 from inflight.openai.api_error import APIError, overloaded
 from inflight.openai.call import Call
 from inflight.openai.dispatcher import ClientGone, Mailbox
-from inflight.openai.endpoint import unexpected
+from inflight.openai.endpoint import CLIENT_GONE, unexpected
 from inflight.openai.frames import DONE, error_frame
 from inflight.openai.generation import Generation
 from inflight.openai.http import chunk_writer
 from inflight.openai.metrics import ServerMetrics
 from inflight.openai.stream import StreamedAnswer
+from inflight.openai.trace import ended_call
+from inflight.request_spans import RequestSpans
 from inflight.result import Response
 
 JSON_HEADERS = [(b"content-type", b"application/json")]
@@ -38,17 +40,40 @@ class Responder:
     """Of one call that was sent to the engine."""
 
     def __init__(
-        self, call: Call, request_ids: list[int], mailbox: Mailbox, metrics: ServerMetrics, began: float
+        self,
+        call: Call,
+        request_ids: list[int],
+        mailbox: Mailbox,
+        metrics: ServerMetrics,
+        began: float,
+        spans: RequestSpans | None = None,
     ) -> None:
-        """`began`: when its HTTP request arrived, on the monotonic clock."""
+        """`began`: when its HTTP request arrived, on the monotonic clock. `spans`: None = none are made."""
         self._call = call
         self._mailbox = mailbox
         self._generation = Generation(call, request_ids, mailbox)
         self._metrics = metrics
         self._began = began
+        self._spans = spans
 
     async def respond(self, scope: Scope, receive: Receive, send: Send) -> int:
         """Returns the HTTP status. Raises APIError as long as nothing was sent, and ClientGone."""
+        if self._spans is None:
+            return await self._respond(scope, receive, send)
+        status = 500
+        try:
+            status = await self._respond(scope, receive, send)
+        except APIError as error:
+            status = error.status
+            raise
+        except ClientGone:
+            status = CLIENT_GONE
+            raise
+        finally:
+            self._spans.record(ended_call(self._call, self._generation, scope, self._began, status))
+        return status
+
+    async def _respond(self, scope: Scope, receive: Receive, send: Send) -> int:
         watching = watch(receive, self._mailbox)
         try:
             if self._call.is_streamed:
@@ -58,6 +83,8 @@ class Responder:
             watching.cancel()
             self._mailbox.close()
             self._metrics.count_tokens(self._call.num_prompt_tokens, self._generation.num_tokens)
+            for perf, num_tokens in self._generation.timings():
+                self._metrics.observe_engine(perf, num_tokens)
 
     async def _whole(self, send: Send) -> int:
         answer, generation = WholeAnswer(self._call, self._generation), self._generation

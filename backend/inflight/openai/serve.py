@@ -41,6 +41,7 @@ from inflight.openai.prompts import PromptEncoder
 from inflight.openai.rate_limit import RateLimit
 from inflight.openai.text_threads import TextThreads
 from inflight.openai_options import OpenAIOptions
+from inflight.request_spans import open_spans
 from inflight.text.tokenizer import Tokenizer
 
 BACKLOG = 2048
@@ -106,6 +107,7 @@ class OpenAIServer:
             max_text_bytes=config.max_text_bytes,
             template_kwargs=frozenset(options.chat_template_kwargs),
         )
+        self._spans = open_spans(config.otlp_traces_endpoint, is_outermost=True)
         self._guard = Guard(
             ApiKeys.load(options.api_key_file),
             RateLimit(options.max_requests_per_second),
@@ -141,6 +143,8 @@ class OpenAIServer:
             front.shutdown()
             threads.stop()
             dispatcher.stop()
+            if self._spans is not None:
+                self._spans.close()
 
     def make_app(self, front: Front, dispatcher: Dispatcher, threads: TextThreads, feed: BatchFeed) -> ASGIApp:
         options, config = self._options, self._config
@@ -164,6 +168,7 @@ class OpenAIServer:
             feed=feed,
             allows_lora_updates=options.allow_lora_updates,
             pooling=options.embedding_pooling,
+            spans=self._spans,
         ).routes()
 
     def _uvicorn(self, app: ASGIApp) -> uvicorn.Config:

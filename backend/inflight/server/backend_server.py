@@ -17,7 +17,7 @@ import contextlib
 import logging
 import os
 import threading
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -26,6 +26,7 @@ from inflight.errors import EngineUnavailable, InflightError, InvalidRequest, Qu
 from inflight.executor.front.front import SHUT_DOWN, Front
 from inflight.open_requests import OpenRequests
 from inflight.request import Request
+from inflight.request_spans import RequestSpans
 from inflight.result import Response
 from inflight.server.outcome import ended
 from inflight.server.preparation import Preparation
@@ -43,6 +44,7 @@ from inflight.server.threads.sign_thread import SignThread
 from inflight.server.threads.tokenizing_threads import TokenizingThreads, text_length
 from inflight.server.threads.vllm_metrics import vllm_families
 from inflight.server.threads.watch_thread import WatchThread
+from inflight.server.trace import ended_request, find_parent
 from inflight.server.work_item import WorkItem
 from inflight.server.work_items import WorkItems
 from inflight.text.safe_text import safe_text
@@ -71,9 +73,11 @@ class BackendServer:
         instance: str,
         deaths: Sequence[str] = (),
         is_unary: bool = False,
+        spans: RequestSpans | None = None,
     ) -> None:
         """`instance`: tritonserver's name for this instance of the model. `deaths`: the list to which the executor
-        appends why the engine died, newest last. `is_unary`: the model is not decoupled."""
+        appends why the engine died, newest last. `is_unary`: the model is not decoupled. `spans`: gets the requests
+        that tritonserver traces, None = none."""
         self._deaths = deaths
         self._parting = threading.Lock()
         self._is_closing = False
@@ -85,6 +89,7 @@ class BackendServer:
         self._is_unary = is_unary
         self._config = config
         self._model_name = model_name
+        self._spans = spans
         builder = RequestBuilder(tokenizer, executor.limits, executor.generation_defaults)
         self._preparation = Preparation(tokenizer, builder, config.exclude_input_in_output)
         self._read_limits = ReadLimits(
@@ -149,6 +154,8 @@ class BackendServer:
             self._is_closing = True
         with contextlib.ExitStack() as ending:  # runs the callbacks in reverse order
             ending.callback(self._open_requests.close)
+            if self._spans is not None:
+                ending.callback(self._spans.close)
             ending.callback(self._metrics.stop)
             ending.callback(self._sending.stop)
             ending.callback(self._tokenizing.stop)
@@ -183,7 +190,8 @@ class BackendServer:
         self._items.check_free(triton_id)
         self._check_open()
         length = text_length(client)
-        item = self._make_item(reply, client, triton_id, wanted)
+        trace_parent = find_parent(request) if self._spans is not None else None
+        item = self._make_item(reply, client, triton_id, wanted, trace_parent)
         # From here on other threads may see the item, so nothing below may fail.
         self._items.add(item)
         self._tokenizing.put(item, length)
@@ -212,6 +220,7 @@ class BackendServer:
             item.fail(code, sentence)
             if self._items.remove(item):
                 self._metrics.record(Outcome(outcome=outcome))
+                self._trace(item, code)
             return
         if item.is_cancelled or item.is_stopped:
             # Its client disconnected or stopped it before the engine knew the request.
@@ -243,7 +252,12 @@ class BackendServer:
         self._executor.cancel_request(item.request.request_id)
 
     def _make_item(
-        self, reply: Reply, client: ClientRequest, triton_id: str, wanted: frozenset[str] | None
+        self,
+        reply: Reply,
+        client: ClientRequest,
+        triton_id: str,
+        wanted: frozenset[str] | None,
+        trace_parent: Mapping[str, str] | None,
     ) -> WorkItem:
         return WorkItem(
             request=Request(
@@ -257,10 +271,16 @@ class BackendServer:
             reply=reply,
             requested=wanted,
             gathers=self._is_unary or self._dialect.gathers(client),
+            trace_parent=trace_parent,
         )
 
     def _on_end(self, item: WorkItem, last: Response) -> None:
         self._metrics.record(ended(item, last))
+        self._trace(item, last.error_code if last.has_error and not item.is_completed else "")
+
+    def _trace(self, item: WorkItem, error: str) -> None:
+        if self._spans is not None and item.trace_parent is not None:
+            self._spans.record(ended_request(item, item.trace_parent, self._model_name, error))
 
     def _on_engine_down(self) -> None:
         """Under a supervisor, which loads the model again, end the engine at once: tritonserver calls finalize() only

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 from inflight.config import EngineConfig
 from inflight.log_output import start_logging
 from inflight.numpy_check import check_numpy
+from inflight.request_spans import open_spans
 from inflight.server.backend_server import BackendServer
 from inflight.server.dialect_model import DialectModel
 from inflight.server.self_unload import is_supervised
@@ -56,6 +57,7 @@ def start_server(pb_utils: Any, args: Mapping[str, str]) -> BackendServer:
         model_version=args["model_version"],
         instance=args["model_instance_name"],
         deaths=deaths,
+        spans=open_spans(config.otlp_traces_endpoint, is_outermost=False),
         is_unary=not model_config.get("model_transaction_policy", {}).get("decoupled", False),
     )
     server.start()

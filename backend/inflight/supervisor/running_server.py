@@ -48,7 +48,7 @@ class RunningServer:
         """What is wrong with the server as a whole; "" if nothing. To be called about twice a second."""
         if self.process.returncode is not None:
             return f"tritonserver ended ({ended(self.process.returncode)})"
-        if (stub := self.process.dead_stub()) and (failure := self._lost(stub)):
+        if (dead := self.process.dead_stub()) and (failure := self._lost(dead)):
             return failure
         if stub := self._signs.silent_stub(time.monotonic()):
             return f"the stub process {stub} hangs"
