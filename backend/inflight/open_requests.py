@@ -7,6 +7,7 @@ of 8 bytes in the machine's order, at the start of a file INSTANCE.PID of the ru
 
 from __future__ import annotations
 
+import logging
 import mmap
 import os
 import struct
@@ -16,6 +17,8 @@ from pathlib import Path
 
 from inflight.run_directory import OPEN_REQUESTS, run_directory
 
+logger = logging.getLogger(__name__)
+
 _NUMBER = struct.Struct("=Q")
 
 
@@ -23,8 +26,7 @@ class OpenRequests:
     """The number of one stub, this process. Thread safe. Without a supervisor nobody can read it."""
 
     def __init__(self, instance: str) -> None:
-        """`instance`: tritonserver's name of the model instance, e.g. "llm_0_0". Raises OSError if the run directory
-        has no room for the file."""
+        """`instance`: tritonserver's name of the model instance, e.g. "llm_0_0"."""
         self._lock = threading.Lock()
         self._number = 0
         self._memory: mmap.mmap | None = None
@@ -33,10 +35,13 @@ class OpenRequests:
             return
         # Two stubs have the same instance name while a model is reloaded in place, so the pid belongs to the name.
         self._file = directory / OPEN_REQUESTS / f"{instance}.{os.getpid()}"
-        self._file.parent.mkdir(exist_ok=True)
-        self._file.write_bytes(_NUMBER.pack(0))
-        with self._file.open("r+b") as opened:
-            self._memory = mmap.mmap(opened.fileno(), _NUMBER.size)
+        try:
+            self._file.parent.mkdir(exist_ok=True)
+            self._file.write_bytes(_NUMBER.pack(0))
+            with self._file.open("r+b") as opened:
+                self._memory = mmap.mmap(opened.fileno(), _NUMBER.size)
+        except OSError as error:
+            logger.warning("the supervisor cannot be shown how many requests are open: %s", error)
 
     def begin(self) -> None:
         self._add(1)

@@ -109,7 +109,7 @@ def test_requests_that_a_dead_stub_held_end_with_an_error(second_server: ServerP
         os.kill(stub_of(second_server, "vllm_model"), signal.SIGKILL)
         wire.collect(answer)
         assert "UNAVAILABLE" in answer.error
-    wait_until(lambda: "and 1 requests to it have no answer" in second_server.told)
+    wait_until(lambda: "left requests without an answer (1)" in second_server.told)
     wait_until(lambda: is_served(second_server))
     assert second_server.tritonserver_pid != before
 

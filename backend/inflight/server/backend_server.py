@@ -73,11 +73,12 @@ class BackendServer:
         instance: str,
         deaths: Sequence[str] = (),
         is_unary: bool = False,
+        is_attached: bool = False,
         spans: RequestSpans | None = None,
     ) -> None:
         """`instance`: tritonserver's name for this instance of the model. `deaths`: the list to which the executor
-        appends why the engine died, newest last. `is_unary`: the model is not decoupled. `spans`: gets the requests
-        that tritonserver traces, None = none."""
+        appends why the engine died, newest last. `is_unary`: the model is not decoupled. `is_attached`: it uses
+        another model's engine. `spans`: gets the requests that tritonserver traces, None = none."""
         self._deaths = deaths
         self._parting = threading.Lock()
         self._is_closing = False
@@ -107,7 +108,7 @@ class BackendServer:
             executor.get_latest_batch_manager_stats,
             executor.num_requests_in_flight,
             executor.num_requests_queued,
-            executor.is_ready,
+            None if is_attached else executor.is_ready,
             executor.is_relaunching,
             vllm_families(executor.limits.max_seq_len) if dialect.has_vllm_metrics else None,
         )

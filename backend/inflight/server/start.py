@@ -44,6 +44,7 @@ def start_server(pb_utils: Any, args: Mapping[str, str]) -> BackendServer:
     logging.getLogger("inflight").setLevel(config.log_level)
     tokenizer = Tokenizer.load(config.tokenizer_dir, config.gpt_model_path)
     dialect = DIALECTS.get(name, LLM) if attached is None else attached.dialect
+    spans = open_spans(config.otlp_traces_endpoint, is_outermost=False)
     deaths: list[str] = []
     # /metrics shows the newest state. Who wants to know each iteration, or KV cache events, attaches a front.
     front_config = replace(config, iter_stats_max_iterations=0, request_stats_max_iterations=0, event_buffer_max_size=0)
@@ -57,7 +58,8 @@ def start_server(pb_utils: Any, args: Mapping[str, str]) -> BackendServer:
         model_version=args["model_version"],
         instance=args["model_instance_name"],
         deaths=deaths,
-        spans=open_spans(config.otlp_traces_endpoint, is_outermost=False),
+        spans=spans,
+        is_attached=attached is not None,
         is_unary=not model_config.get("model_transaction_policy", {}).get("decoupled", False),
     )
     server.start()

@@ -85,7 +85,7 @@ class RunningServer:
         if left is None or left.model not in self._plan.repository.attached:
             return f"the stub process {stub} ended"
         if left.num_open:
-            return f"the stub process {left.instance} ended, and {left.num_open} requests to it have no answer"
+            return f"the stub process {left.instance} ended and left requests without an answer ({left.num_open})"
         self.process.give_up(stub)
         self._models.lose(left.model, f"its stub process {left.instance} ended")
         return ""

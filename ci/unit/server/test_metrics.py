@@ -36,6 +36,7 @@ def run(
     pb_utils=pb,
     updates: int = 1,
     relaunching: bool = False,
+    owns_engine: bool = True,
     further: Mapping[str, tuple[mf.Family, ...]] | None = None,
 ) -> None:
     """One life of the thread: it updates as often as asked, the last time because it is stopped."""
@@ -58,7 +59,7 @@ def run(
         latest_stats,
         lambda: in_flight,
         lambda: queued,
-        lambda: not relaunching,
+        (lambda: not relaunching) if owns_engine else None,
         lambda: relaunching,
         further,
     )
@@ -125,6 +126,12 @@ def test_an_engine_shows_whether_it_is_ready_and_each_relaunch_counts_once() -> 
     run(stats=STATS, updates=5)
     assert value("inflight_engine_ready") == 1
     assert value("inflight_engine_relaunches_total") == 0
+
+
+def test_a_model_on_another_ones_engine_does_not_speak_for_it() -> None:
+    run(stats=STATS, owns_engine=False)
+    assert ("inflight_engine_ready", "") not in pb.MetricFamily.metrics
+    assert value("nv_trt_llm_request_metrics", "active") == 3
 
 
 def test_prefix_hits_and_drafts_are_counted() -> None:

@@ -142,6 +142,8 @@ READY = Family(
     description="1 while every rank of the engine is alive and answers, else 0",
     kind="GAUGE",
 )
+"""Of the engine's own model alone: so it tells engines from the other models that show the same engine's gauges. These
+have stubs that may be killed by themselves, and then tritonserver shows their last values for ever."""
 RELAUNCHES = Family(
     name="inflight_engine_relaunches_total",
     description="How often ranks were lost and a relaunch began",

@@ -60,14 +60,15 @@ class MetricsThread:
         latest_stats: Callable[[], str | None],
         num_in_flight: Callable[[], int],
         num_queued: Callable[[], int],
-        is_ready: Callable[[], bool],
+        is_ready: Callable[[], bool] | None,
         is_relaunching: Callable[[], bool],
         further: Mapping[str, tuple[Family, ...]] | None = None,
     ) -> None:
         """`labels`: added to every series, see `own_labels`. `period` in seconds. `latest_stats`: returns the newest
         statistics (JSON) since the last call, or None. `num_in_flight`, `num_queued`: requests of this server, and of
-        all fronts, as the Executor counts them. `is_ready`, `is_relaunching`: see Executor. `further`: name of a family
-        -> other families to which its observations go as well."""
+        all fronts, as the Executor counts them. `is_ready`, `is_relaunching`: see Executor; `is_ready` is None for a
+        model that uses another one's engine. `further`: name of a family -> other families to which its observations go
+        as well."""
         self._pb_utils = pb_utils
         self._labels = labels
         self._period = period
@@ -126,7 +127,7 @@ class MetricsThread:
         return not self._is_given_up
 
     def _create_family(self, family: Family) -> None:
-        if self._is_given_up:
+        if self._is_given_up or (family is mf.READY and self._is_ready is None):
             return
         api = self._pb_utils.MetricFamily
         made = api(name=family.name, description=family.description, kind=getattr(api, family.kind))
@@ -163,7 +164,8 @@ class MetricsThread:
         if is_relaunching and not self._was_relaunching:
             self._call(mf.RELAUNCHES.name, "", "increment", 1)
         self._was_relaunching = is_relaunching
-        self._set(mf.READY.name, "", float(self._is_ready()))
+        if self._is_ready is not None:
+            self._set(mf.READY.name, "", float(self._is_ready()))
 
     def _observe(self, name: str, value: float) -> None:
         for family in self._observing.get(name, ()):
