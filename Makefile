@@ -15,6 +15,7 @@ BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 CHECKPOINT := model_repository/llm/1/checkpoint
 IMAGE ?= inflight:latest
+PROMETHEUS := build/prometheus
 ARGS ?=
 # Of each run the slowest tests are told; CONTRIBUTING.md has a budget for each folder.
 DURATIONS := --durations 10 --durations-min 1
@@ -25,7 +26,7 @@ TORCH_INDEX ?=
 PIP := $(BIN)/python -m pip --disable-pip-version-check
 PIP_INSTALL := $(PIP) install --constraint constraints.txt --no-warn-script-location
 
-.PHONY: help serve test test-full unit kernels L0 lint bench bench-features bench-host bench-openai load-test \
+.PHONY: help serve test test-full unit kernels L0 prometheus lint bench bench-features bench-host bench-openai load-test \
   default-model image test-gpu gpu-bench-kernels gpu-tune-kernels clean
 
 help: ## list the targets
@@ -75,8 +76,14 @@ endif
 kernels: $(READY) ## run the kernels' tests
 	$(BIN)/python -m pytest ci/kernels --numprocesses auto --dist worksteal $(DURATIONS) $(ARGS)
 
-L0: $(READY) ## run the tests against a real tritonserver
+L0: $(READY) prometheus ## run the tests against a real tritonserver
 	$(FILES_AT_A_TIME) 3 ci/L0_* $(DURATIONS) $(ARGS)
+
+# Of Debian's package, unpacked and not installed. Without it the tests that ask it are skipped.
+prometheus: ## fetch Prometheus, which checks metrics, alert rules and dashboard, where apt has it
+	@if ! command -v prometheus promtool >/dev/null && [ ! -x $(PROMETHEUS)/usr/bin/promtool ]; then \
+	  mkdir -p $(PROMETHEUS) && cd $(PROMETHEUS) && apt-get -q download prometheus && dpkg-deb -x prometheus_*.deb . \
+	    && rm prometheus_*.deb || echo "Prometheus cannot be had here: the tests of ci/L0_monitoring will be skipped."; fi
 
 lint: $(READY) ## check style, types, the C++ and the Dockerfile
 	$(BIN)/ruff check .

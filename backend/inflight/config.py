@@ -171,6 +171,8 @@ class EngineConfig:
     """Every rank calls these functions; false = the leader alone does, and sends the logits to the others."""
     max_prompt_embedding_bytes: int = 33_554_432
     """Most bytes of embeddings (prompt_embedding_table, prompt_embeds) that one request may bring; at most 48 MiB."""
+    otlp_traces_endpoint: str = ""
+    """URL of an OTLP receiver for OpenTelemetry spans of requests, as http://localhost:4318/v1/traces; unset = none."""
     log_level: str = "INFO"
     """Level of the ranks' log: DEBUG, INFO, WARNING or ERROR."""
 
@@ -184,6 +186,11 @@ class EngineConfig:
         one_of("executor", self.executor, ("auto", "uniproc", "mpi"))
         one_of("cpu_compile", self.cpu_compile, ("auto", "true", "false"))
         one_of("generation_config", self.generation_config, ("auto", "none"))
+        if self.otlp_traces_endpoint and not self.otlp_traces_endpoint.startswith(("http://", "https://")):
+            raise ConfigurationError(
+                "otlp_traces_endpoint must be a URL that begins with http:// or https://, "
+                f"got {self.otlp_traces_endpoint!r}"
+            )
         one_of("log_level", self.log_level, ("DEBUG", "INFO", "WARNING", "ERROR"))
         for key in POSITIVE_KEYS:
             if getattr(self, key) < 1:

@@ -4,6 +4,12 @@ from __future__ import annotations
 
 import logging
 import sys
+import time
+from collections.abc import Callable
+
+REPEATS, PERIOD_SECONDS = 10, 60.0
+"""How many lines a place in the code may log within which time. A client that sends one bad
+request after the other must not fill a disk."""
 
 
 def start_logging() -> None:
@@ -13,8 +19,32 @@ def start_logging() -> None:
         return
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(_Formatter())
+    handler.addFilter(RepeatLimit())
     root.addHandler(handler)
     root.propagate = False
+
+
+class RepeatLimit(logging.Filter):
+    """Drops what one place in the code logs too often. The first line of its next period says how many were lost."""
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        super().__init__()
+        self._clock = clock
+        self._places: dict[tuple[str, int], tuple[float, int]] = {}
+        """(file, line) -> begin of its period, and lines since."""
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        """Called under the handler's lock."""
+        now, place = self._clock(), (record.pathname, record.lineno)
+        began, number = self._places.get(place, (now, 0))
+        num_lost = 0
+        if now - began >= PERIOD_SECONDS:
+            began, number, num_lost = now, 0, max(number - REPEATS, 0)
+        self._places[place] = (began, number + 1)
+        if num_lost:
+            record.msg = f"{record.getMessage()} ({num_lost} more lines like this were dropped)"
+            record.args = ()
+        return number < REPEATS
 
 
 class _Formatter(logging.Formatter):

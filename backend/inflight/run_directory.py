@@ -19,6 +19,9 @@ UNLOADED = "unloaded"
 SIGNS = "signs"
 """Folder in it, with one file INSTANCE.PID per stub, whose modification time the stub renews while it is alive."""
 
+OPEN_REQUESTS = "open"
+"""Folder in it, with one file INSTANCE.PID per stub, which says how many of its requests have no final response yet."""
+
 
 def run_directory() -> Path | None:
     """The run directory of this process's server, or None without a supervisor."""

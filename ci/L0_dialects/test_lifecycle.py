@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import json
 import os
 import signal
 import time
@@ -12,8 +14,9 @@ import pytest
 import tritonclient.grpc as grpcclient
 from raw_stream import RawStream
 from server_process import ServerFailed, ServerProcess
+from tritonclient.utils import InferenceServerException
 
-from .conftest import text
+from .conftest import number, text
 
 PROMPT = {"text_input": text("Once", 1)}
 DEADLINE = 120.0
@@ -68,3 +71,50 @@ def test_without_its_engine_a_dialect_model_is_not_ready(second_server: ServerPr
 def test_a_wrong_dialect_model_is_told_at_the_start(tmp_path: Path) -> None:
     with pytest.raises(ServerFailed, match="--api has no 'vlm': did you mean vllm"):
         ServerProcess(apis=["vlm"]).start()
+
+
+def stub_of(server: ServerProcess, model: str) -> int:
+    return next(pid for pid, instance in server.stub_pids.items() if instance.startswith(model))
+
+
+def test_a_dead_stub_of_a_dialect_model_breaks_no_stream_of_another(second_server: ServerProcess) -> None:
+    """It held no request: that model alone is loaded again, on the same ranks."""
+    asked = {"text_input": "Once upon a time", "max_tokens": 800, "end_id": -1, "stream": True}
+    before = second_server.tritonserver_pid, ranks(second_server)
+    with RawStream(second_server.grpc_url) as wire, RawStream(second_server.grpc_url) as theirs:
+        expected = wire.ask(asked).token_ids
+        assert not theirs.ask(PROMPT, model="vllm_model").error
+        answer = wire.send(asked)
+        while not answer.responses:
+            wire.take()
+        dead = stub_of(second_server, "vllm_model")
+        os.kill(dead, signal.SIGKILL)
+        wire.collect(answer)
+        assert not answer.error and answer.token_ids == expected
+        wait_until(lambda: "model vllm_model serves again" in second_server.told)
+        assert not theirs.ask(PROMPT, model="vllm_model").error, "on a stream to the stub that died"
+    assert stub_of(second_server, "vllm_model") != dead
+    assert (second_server.tritonserver_pid, ranks(second_server)) == before
+
+
+def test_requests_that_a_dead_stub_held_end_with_an_error(second_server: ServerProcess) -> None:
+    """Which only tritonserver's own end gives them, so the whole server is started again."""
+    before = second_server.tritonserver_pid
+    parameters = {"max_tokens": 1500, "ignore_eos": True, "temperature": 0}
+    asked = {**PROMPT, "stream": number(True, bool, 1), "sampling_parameters": text(json.dumps(parameters), 1)}
+    with RawStream(second_server.grpc_url) as wire:
+        answer = wire.send(asked, model="vllm_model")
+        while not answer.responses:
+            wire.take()
+        os.kill(stub_of(second_server, "vllm_model"), signal.SIGKILL)
+        wire.collect(answer)
+        assert "UNAVAILABLE" in answer.error
+    wait_until(lambda: "left requests without an answer (1)" in second_server.told)
+    wait_until(lambda: is_served(second_server))
+    assert second_server.tritonserver_pid != before
+
+
+def is_served(server: ServerProcess) -> bool:
+    with grpcclient.InferenceServerClient(server.grpc_url) as client, contextlib.suppress(InferenceServerException):
+        return all(client.is_model_ready(model) for model in MODELS)
+    return False

@@ -54,7 +54,7 @@ class Metrics:
     @property
     def is_at_rest(self) -> bool:
         """No request is active and every block of the KV cache is free."""
-        free, total = self.of("inflight_kv_blocks_free"), self.of("inflight_kv_blocks_total")
+        free, total = self.of("inflight_kv_blocks_free"), self.of("inflight_kv_blocks")
         return self.of(REQUESTS, request_type="active") == 0 and 0 < total == free
 
 

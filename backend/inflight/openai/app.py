@@ -46,6 +46,7 @@ from inflight.openai.responses.store import ResponseStore
 from inflight.openai.text_threads import TextThreads
 from inflight.openai.tool_use import read_definitions
 from inflight.request import Request
+from inflight.request_spans import RequestSpans
 from inflight.text.text_decoder import make_text_decoder
 from inflight.text.tokenizer import Tokenizer
 
@@ -73,6 +74,7 @@ class App:
         store: ResponseStore,
         allows_lora_updates: bool = False,
         pooling: Pooling = "mean",
+        spans: RequestSpans | None = None,
     ) -> None:
         self._front = front
         self._dispatcher = dispatcher
@@ -83,7 +85,7 @@ class App:
         self._guard = guard
         self._metrics = metrics
         self._threads = threads
-        self._runner = CallRunner(dispatcher, threads, metrics)
+        self._runner = CallRunner(dispatcher, threads, metrics, spans)
         self._feed = feed
         self._responses = ResponsesApi(
             front=front, builder=builder, runner=self._runner, names=names, guard=guard, store=store

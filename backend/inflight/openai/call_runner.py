@@ -12,13 +12,18 @@ from inflight.openai.metrics import ServerMetrics
 from inflight.openai.rendering import Rendering
 from inflight.openai.respond import Responder
 from inflight.openai.text_threads import TextThreads
+from inflight.request_spans import RequestSpans
 
 
 class CallRunner:
-    def __init__(self, dispatcher: Dispatcher, threads: TextThreads, metrics: ServerMetrics) -> None:
+    def __init__(
+        self, dispatcher: Dispatcher, threads: TextThreads, metrics: ServerMetrics, spans: RequestSpans | None = None
+    ) -> None:
+        """`spans`: see Responder."""
         self._dispatcher = dispatcher
         self._threads = threads
         self._metrics = metrics
+        self._spans = spans
 
     async def run(
         self,
@@ -43,4 +48,5 @@ class CallRunner:
         except BaseException:
             mailbox.close()
             raise
-        return await Responder(call, ids, mailbox, self._metrics, rendering, began).respond(scope, receive, send)
+        responder = Responder(call, ids, mailbox, self._metrics, rendering, began, self._spans)
+        return await responder.respond(scope, receive, send)

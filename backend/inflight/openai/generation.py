@@ -6,7 +6,7 @@ from inflight.openai.api_error import of_response, overloaded
 from inflight.openai.call import Call
 from inflight.openai.choice import Choice, TokenLogProb, read_prompt_log_probs
 from inflight.openai.dispatcher import Mailbox
-from inflight.result import FinishReason, Response
+from inflight.result import FinishReason, PerfMetrics, Response
 
 ENDED_EARLY = "the engine was shut down before the answer was complete"
 
@@ -30,8 +30,8 @@ class Generation:
         self._num_unfinished = dict.fromkeys(request_ids, count)
         self.prompt_log_probs: dict[int, list[TokenLogProb]] = {}
         """By number of the prompt, if they were asked for."""
-        self.num_cached_tokens = 0
-        """Of the prompts whose last response has come."""
+        self._perf_metrics: dict[int, PerfMetrics] = {}
+        """By request. That of one which a stop string has ended comes too late."""
 
     @property
     def choices(self) -> list[Choice]:
@@ -47,6 +47,18 @@ class Generation:
         """Generated so far, in all choices."""
         return 0 if self._call.scores_only else sum(choice.num_tokens for choice in self.choices)
 
+    @property
+    def num_cached_tokens(self) -> int:
+        """Of the prompts whose last response has come."""
+        return sum(perf.num_cached_tokens for perf in self._perf_metrics.values())
+
+    def timings(self) -> list[tuple[PerfMetrics, int]]:
+        """(what the ranks tell, tokens of the longest choice) of each prompt that they have completed."""
+        return [
+            (perf, max(choice.num_tokens for choice in self._choices[request_id]))
+            for request_id, perf in self._perf_metrics.items()
+        ]
+
     def add(self, responses: list[Response]) -> News:
         """Raises APIError if one of the requests has failed: the call fails as a whole."""
         news: News = {}
@@ -57,7 +69,7 @@ class Generation:
             if result.finish_reason is FinishReason.CANCELLED:
                 raise overloaded(503, ENDED_EARLY)
             if result.request_perf_metrics is not None:
-                self.num_cached_tokens += result.request_perf_metrics.num_cached_tokens
+                self._perf_metrics[request_id] = result.request_perf_metrics
             choice = self._choices[request_id][result.sequence_index]
             had_ended = bool(choice.finish_reason)
             if had_ended:

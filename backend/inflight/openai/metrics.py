@@ -7,9 +7,11 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, Info
 from prometheus_client.exposition import CONTENT_TYPE_LATEST
 
 from inflight.engine_description import EngineDescription
+from inflight.result import PerfMetrics
 
 CONTENT_TYPE = CONTENT_TYPE_LATEST
 SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0)
+TOKEN_SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5)
 
 
 class ServerMetrics:
@@ -40,6 +42,24 @@ class ServerMetrics:
             buckets=SECONDS,
             registry=self._registry,
         )
+        self._per_token = Histogram(
+            "inflight_openai_time_per_output_token_seconds",
+            "Mean time between a prompt's tokens after the first, on the ranks; none if a stop string ended it",
+            buckets=TOKEN_SECONDS,
+            registry=self._registry,
+        )
+        self._prefix_blocks = Counter(
+            "inflight_openai_prefix_cache_blocks",
+            "Full blocks of prompts that were looked up in the prefix cache",
+            ("result",),
+            registry=self._registry,
+        )
+        self._draft_tokens = Counter(
+            "inflight_openai_draft_tokens",
+            "Draft tokens that steps have verified",
+            ("result",),
+            registry=self._registry,
+        )
         self._duration = Histogram(
             "inflight_openai_request_duration_seconds",
             "From a request's arrival to the end of its answer",
@@ -56,6 +76,15 @@ class ServerMetrics:
     def count_tokens(self, num_prompt: int, num_generated: int) -> None:
         self._prompt_tokens.inc(num_prompt)
         self._generated_tokens.inc(num_generated)
+
+    def observe_engine(self, perf: PerfMetrics, num_tokens: int) -> None:
+        """What the ranks tell of a prompt; `num_tokens`: of its longest choice."""
+        if perf.first_token_time_ns and num_tokens > 1:
+            self._per_token.observe((perf.last_token_time_ns - perf.first_token_time_ns) / (num_tokens - 1) / 1e9)
+        self._prefix_blocks.labels("hit").inc(perf.kv_cache_reused_blocks)
+        self._prefix_blocks.labels("miss").inc(perf.kv_cache_missed_blocks)
+        self._draft_tokens.labels("accepted").inc(perf.total_accepted_draft_tokens)
+        self._draft_tokens.labels("rejected").inc(perf.total_draft_tokens - perf.total_accepted_draft_tokens)
 
     def observe_first_token(self, seconds: float) -> None:
         self._first_token.observe(seconds)

@@ -16,11 +16,13 @@ from inflight.executor.front.front import SHUT_DOWN
 from inflight.openai.api_error import APIError, overloaded
 from inflight.openai.call import Call
 from inflight.openai.dispatcher import ClientGone, Mailbox
-from inflight.openai.endpoint import unexpected
+from inflight.openai.endpoint import CLIENT_GONE, unexpected
 from inflight.openai.generation import Generation
 from inflight.openai.http import chunk_writer
 from inflight.openai.metrics import ServerMetrics
 from inflight.openai.rendering import Rendering, Streamed
+from inflight.openai.trace import ended_call
+from inflight.request_spans import RequestSpans
 from inflight.result import Response
 
 JSON_HEADERS = [(b"content-type", b"application/json")]
@@ -43,17 +45,35 @@ class Responder:
         metrics: ServerMetrics,
         rendering: Rendering,
         began: float,
+        spans: RequestSpans | None = None,
     ) -> None:
-        """`began`: when its HTTP request arrived, on the monotonic clock."""
+        """`began`: when its HTTP request arrived, on the monotonic clock. `spans`: None = none are made."""
         self._call = call
         self._mailbox = mailbox
         self._generation = Generation(call, request_ids, mailbox)
         self._metrics = metrics
         self._rendering = rendering
         self._began = began
+        self._spans = spans
 
     async def respond(self, scope: Scope, receive: Receive, send: Send) -> int:
         """Returns the HTTP status. Raises APIError as long as nothing was sent, and ClientGone."""
+        if self._spans is None:
+            return await self._respond(scope, receive, send)
+        status = 500
+        try:
+            status = await self._respond(scope, receive, send)
+        except APIError as error:
+            status = error.status
+            raise
+        except ClientGone:
+            status = CLIENT_GONE
+            raise
+        finally:
+            self._spans.record(ended_call(self._call, self._generation, scope, self._began, status))
+        return status
+
+    async def _respond(self, scope: Scope, receive: Receive, send: Send) -> int:
         watching = watch(receive, self._mailbox)
         try:
             if self._call.is_streamed:
@@ -63,6 +83,8 @@ class Responder:
             watching.cancel()
             self._mailbox.close()
             self._metrics.count_tokens(self._call.num_prompt_tokens, self._generation.num_tokens)
+            for perf, num_tokens in self._generation.timings():
+                self._metrics.observe_engine(perf, num_tokens)
 
     async def _whole(self, send: Send) -> int:
         answer, generation = self._rendering.whole(self._call, self._generation), self._generation

@@ -42,6 +42,7 @@ from inflight.openai.rate_limit import RateLimit
 from inflight.openai.responses.store import ResponseStore
 from inflight.openai.text_threads import TextThreads
 from inflight.openai_options import OpenAIOptions
+from inflight.request_spans import open_spans
 from inflight.text.tokenizer import Tokenizer
 
 BACKLOG = 2048
@@ -107,6 +108,7 @@ class OpenAIServer:
             max_text_bytes=config.max_text_bytes,
             template_kwargs=frozenset(options.chat_template_kwargs),
         )
+        self._spans = open_spans(config.otlp_traces_endpoint, is_outermost=True)
         self._guard = Guard(
             ApiKeys.load(options.api_key_file),
             RateLimit(options.max_requests_per_second),
@@ -142,6 +144,8 @@ class OpenAIServer:
             front.shutdown()
             threads.stop()
             dispatcher.stop()
+            if self._spans is not None:
+                self._spans.close()
 
     def make_app(self, front: Front, dispatcher: Dispatcher, threads: TextThreads, feed: BatchFeed) -> ASGIApp:
         options, config = self._options, self._config
@@ -166,6 +170,7 @@ class OpenAIServer:
             store=ResponseStore(options.max_stored_responses, options.max_stored_response_bytes),
             allows_lora_updates=options.allow_lora_updates,
             pooling=options.embedding_pooling,
+            spans=self._spans,
         ).routes()
 
     def _uvicorn(self, app: ASGIApp) -> uvicorn.Config:

@@ -17,14 +17,16 @@ import contextlib
 import logging
 import os
 import threading
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
 from inflight.config import EngineConfig
 from inflight.errors import EngineUnavailable, InflightError, InvalidRequest, QueueFull, RequestCancelled
 from inflight.executor.front.front import SHUT_DOWN, Front
+from inflight.open_requests import OpenRequests
 from inflight.request import Request
+from inflight.request_spans import RequestSpans
 from inflight.result import Response
 from inflight.server.outcome import ended
 from inflight.server.preparation import Preparation
@@ -42,6 +44,7 @@ from inflight.server.threads.sign_thread import SignThread
 from inflight.server.threads.tokenizing_threads import TokenizingThreads, text_length
 from inflight.server.threads.vllm_metrics import vllm_families
 from inflight.server.threads.watch_thread import WatchThread
+from inflight.server.trace import ended_request, find_parent
 from inflight.server.work_item import WorkItem
 from inflight.server.work_items import WorkItems
 from inflight.text.safe_text import safe_text
@@ -70,9 +73,12 @@ class BackendServer:
         instance: str,
         deaths: Sequence[str] = (),
         is_unary: bool = False,
+        is_attached: bool = False,
+        spans: RequestSpans | None = None,
     ) -> None:
         """`instance`: tritonserver's name for this instance of the model. `deaths`: the list to which the executor
-        appends why the engine died, newest last. `is_unary`: the model is not decoupled."""
+        appends why the engine died, newest last. `is_unary`: the model is not decoupled. `is_attached`: it uses
+        another model's engine. `spans`: gets the requests that tritonserver traces, None = none."""
         self._deaths = deaths
         self._parting = threading.Lock()
         self._is_closing = False
@@ -84,6 +90,7 @@ class BackendServer:
         self._is_unary = is_unary
         self._config = config
         self._model_name = model_name
+        self._spans = spans
         builder = RequestBuilder(tokenizer, executor.limits, executor.generation_defaults)
         self._preparation = Preparation(tokenizer, builder, config.exclude_input_in_output)
         self._read_limits = ReadLimits(
@@ -102,6 +109,7 @@ class BackendServer:
             executor.get_latest_batch_manager_stats,
             executor.num_requests_in_flight,
             executor.num_requests_queued,
+            None if is_attached else executor.is_ready,
             executor.is_relaunching,
             vllm_families(executor.limits.max_seq_len) if dialect.has_vllm_metrics else None,
         )
@@ -112,6 +120,7 @@ class BackendServer:
             executor, self._items, config.cancellation_check_period_ms / 1000, self._on_engine_down
         )
         self._signs = SignThread(instance)
+        self._open_requests = OpenRequests(instance)
 
     def start(self) -> None:
         self._metrics.start()
@@ -123,7 +132,8 @@ class BackendServer:
     def accept(self, request: Any) -> None:
         """Take one pb_utils.InferenceRequest. Never raises, and ensures that it gets exactly one final response."""
         try:
-            reply = Reply(self._pb_utils, request.get_response_sender(), is_unary=self._is_unary)
+            sender = request.get_response_sender()
+            reply = Reply(self._pb_utils, sender, is_unary=self._is_unary, open_requests=self._open_requests)
         except Exception as error:
             log_failure("taking a request", error)
             return
@@ -145,6 +155,9 @@ class BackendServer:
         with self._parting:
             self._is_closing = True
         with contextlib.ExitStack() as ending:  # runs the callbacks in reverse order
+            ending.callback(self._open_requests.close)
+            if self._spans is not None:
+                ending.callback(self._spans.close)
             ending.callback(self._metrics.stop)
             ending.callback(self._sending.stop)
             ending.callback(self._tokenizing.stop)
@@ -179,7 +192,8 @@ class BackendServer:
         self._items.check_free(triton_id)
         self._check_open()
         length = text_length(client)
-        item = self._make_item(reply, client, triton_id, wanted)
+        trace_parent = find_parent(request) if self._spans is not None else None
+        item = self._make_item(reply, client, triton_id, wanted, trace_parent)
         # From here on other threads may see the item, so nothing below may fail.
         self._items.add(item)
         self._tokenizing.put(item, length)
@@ -208,6 +222,7 @@ class BackendServer:
             item.fail(code, sentence)
             if self._items.remove(item):
                 self._metrics.record(Outcome(outcome=outcome))
+                self._trace(item, code)
             return
         if item.is_cancelled or item.is_stopped:
             # Its client disconnected or stopped it before the engine knew the request.
@@ -239,7 +254,12 @@ class BackendServer:
         self._executor.cancel_request(item.request.request_id)
 
     def _make_item(
-        self, reply: Reply, client: ClientRequest, triton_id: str, wanted: frozenset[str] | None
+        self,
+        reply: Reply,
+        client: ClientRequest,
+        triton_id: str,
+        wanted: frozenset[str] | None,
+        trace_parent: Mapping[str, str] | None,
     ) -> WorkItem:
         return WorkItem(
             request=Request(
@@ -253,10 +273,16 @@ class BackendServer:
             reply=reply,
             requested=wanted,
             gathers=self._is_unary or self._dialect.gathers(client),
+            trace_parent=trace_parent,
         )
 
     def _on_end(self, item: WorkItem, last: Response) -> None:
         self._metrics.record(ended(item, last))
+        self._trace(item, last.error_code if last.has_error and not item.is_completed else "")
+
+    def _trace(self, item: WorkItem, error: str) -> None:
+        if self._spans is not None and item.trace_parent is not None:
+            self._spans.record(ended_request(item, item.trace_parent, self._model_name, error))
 
     def _on_engine_down(self) -> None:
         """Under a supervisor, which loads the model again, end the engine at once: tritonserver calls finalize() only

@@ -20,9 +20,12 @@ def ended(item: WorkItem, last: Response) -> Outcome:
         (mf.OUTPUT_TOKENS.name, float(item.num_output_tokens)),
         (mf.END_TO_END.name, (item.answered_ns - item.accepted_ns) / 1e9),
     ]
+    counts: list[tuple[str, str, float]] = []
     if item.perf_metrics is not None:
         observations += _of_perf_metrics(item.perf_metrics, item.longest_output)
-    return Outcome(outcome=_BY_FINISH_REASON.get(item.finish_reason, "completed"), observations=observations)
+        counts = _counts(item.perf_metrics)
+    outcome = _BY_FINISH_REASON.get(item.finish_reason, "completed")
+    return Outcome(outcome=outcome, observations=observations, counts=counts)
 
 
 def _of_perf_metrics(perf: PerfMetrics, num_tokens: int) -> list[tuple[str, float]]:
@@ -37,3 +40,14 @@ def _of_perf_metrics(perf: PerfMetrics, num_tokens: int) -> list[tuple[str, floa
         between = (perf.last_token_time_ns - perf.first_token_time_ns) / (num_tokens - 1)
         observations.append((mf.TIME_PER_OUTPUT_TOKEN.name, between / 1e9))
     return observations
+
+
+def _counts(perf: PerfMetrics) -> list[tuple[str, str, float]]:
+    rejected = perf.total_draft_tokens - perf.total_accepted_draft_tokens
+    counts = (
+        (mf.PREFIX_BLOCKS.name, "hit", float(perf.kv_cache_reused_blocks)),
+        (mf.PREFIX_BLOCKS.name, "miss", float(perf.kv_cache_missed_blocks)),
+        (mf.DRAFT_TOKENS.name, "accepted", float(perf.total_accepted_draft_tokens)),
+        (mf.DRAFT_TOKENS.name, "rejected", float(rejected)),
+    )
+    return [count for count in counts if count[-1]]

@@ -13,6 +13,7 @@ import logging
 from collections.abc import Mapping
 from typing import Any
 
+from inflight.open_requests import OpenRequests
 from inflight.server.tensors.tensor_values import Array
 
 logger = logging.getLogger(__name__)
@@ -28,11 +29,17 @@ _TRITON_NAMES = {"INVALID_ARGUMENT": "INVALID_ARG"}
 class Reply:
     """A response sender. One thread at a time."""
 
-    def __init__(self, pb_utils: Any, sender: Any, *, is_unary: bool = False) -> None:
-        """`is_unary`: the model is not decoupled, so that its only response is the final one."""
+    def __init__(
+        self, pb_utils: Any, sender: Any, *, is_unary: bool = False, open_requests: OpenRequests | None = None
+    ) -> None:
+        """`is_unary`: the model is not decoupled, so that its only response is the final one. `open_requests`: counts
+        this one until its final response."""
         self._pb_utils = pb_utils
         self._sender = sender
         self._is_unary = is_unary
+        self._open_requests = open_requests
+        if open_requests is not None:
+            open_requests.begin()
 
     def send(self, arrays: Mapping[str, Array], final: bool = False) -> None:
         """One response with these output tensors.
@@ -73,3 +80,5 @@ class Reply:
             self._sender.send(*response, flags=self._pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL)
         except Exception as error:
             logger.error("a final response could not be sent: %s", type(error).__name__)
+        if self._open_requests is not None:
+            self._open_requests.end()

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 from inflight.config import EngineConfig
 from inflight.log_output import start_logging
 from inflight.numpy_check import check_numpy
+from inflight.request_spans import open_spans
 from inflight.server.backend_server import BackendServer
 from inflight.server.dialect_model import DialectModel
 from inflight.server.self_unload import is_supervised
@@ -43,6 +44,7 @@ def start_server(pb_utils: Any, args: Mapping[str, str]) -> BackendServer:
     logging.getLogger("inflight").setLevel(config.log_level)
     tokenizer = Tokenizer.load(config.tokenizer_dir, config.gpt_model_path)
     dialect = DIALECTS.get(name, LLM) if attached is None else attached.dialect
+    spans = open_spans(config.otlp_traces_endpoint, is_outermost=False)
     deaths: list[str] = []
     # /metrics shows the newest state. Who wants to know each iteration, or KV cache events, attaches a front.
     front_config = replace(config, iter_stats_max_iterations=0, request_stats_max_iterations=0, event_buffer_max_size=0)
@@ -56,6 +58,8 @@ def start_server(pb_utils: Any, args: Mapping[str, str]) -> BackendServer:
         model_version=args["model_version"],
         instance=args["model_instance_name"],
         deaths=deaths,
+        spans=spans,
+        is_attached=attached is not None,
         is_unary=not model_config.get("model_transaction_policy", {}).get("decoupled", False),
     )
     server.start()

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import threading
 import time
+from collections.abc import Mapping
 from dataclasses import replace
 
 from msgspec import structs
@@ -41,9 +42,12 @@ class WorkItem:
         reply: Reply,
         requested: frozenset[str] | None,
         gathers: bool = False,
+        trace_parent: Mapping[str, str] | None = None,
     ) -> None:
         """`request` has no tokens before `prepare`. `requested`: names of the requested outputs, None = all. `gathers`:
-        each response holds all sequences."""
+        each response holds all sequences. `trace_parent`: of the span that tritonserver has made of it, see
+        EndedRequest; None = it has made none."""
+        self.trace_parent = trace_parent
         self.request = request
         self.client = client
         self.is_cancelled = False
@@ -132,6 +136,11 @@ class WorkItem:
         reasons = [output.finish_reason for output in self._outputs]
         early = [reason for reason in reasons if reason in (FinishReason.CANCELLED, FinishReason.TIMED_OUT)]
         return (*early, *reasons, FinishReason.NOT_FINISHED)[0].wire
+
+    @property
+    def finish_reasons(self) -> list[str]:
+        """Of each sequence; "" for one that has not ended."""
+        return [output.finish_reason.wire for output in self._outputs]
 
     @property
     def num_output_tokens(self) -> int:

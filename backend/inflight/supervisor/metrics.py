@@ -8,13 +8,17 @@ from __future__ import annotations
 
 import re
 import urllib.request
+from collections.abc import Callable
+
+from inflight.supervisor import processes
 
 TIMEOUT, SIGNS_TIMEOUT = 5.0, 0.5
 """Seconds. Signs of work are read repeatedly, so one read must not wait long for a server that hangs."""
 
 IN_FLIGHT = re.compile(
-    r"^nv_trt_llm_request_metrics\{[^}]*request_type=\"(?:active|waiting)\"[^}]*\} (\S+)$", re.MULTILINE
+    r"^nv_trt_llm_request_metrics\{([^}]*request_type=\"(?:active|waiting)\"[^}]*)\} (\S+)$", re.MULTILINE
 )
+PID = re.compile(r"\bpid=\"(\d+)\"")
 SIGNS = (
     r"^(?:inflight_requests_total|nv_trt_llm_general_metrics|inflight_engine_relaunch_seconds_total)"
     r"\{{[^}}]*model=\"{model}\"[^}}]*\}} \S+$"
@@ -36,10 +40,15 @@ def signs_of_work(address: str, model: str) -> tuple[str, ...]:
     return signs
 
 
-def count_in_flight(text: str) -> int | None:
-    """`requests_in_flight` from the text of /metrics."""
-    values = [float(value) for value in IN_FLIGHT.findall(text)]
+def count_in_flight(text: str, is_alive: Callable[[int], bool] = processes.is_alive) -> int | None:
+    """`requests_in_flight` from the text of /metrics. The series of a stub that was killed stay there as it left them,
+    and count for nothing."""
+    values = [float(value) for labels, value in IN_FLIGHT.findall(text) if all(map(is_alive, _pids(labels)))]
     return int(sum(values)) if values else None
+
+
+def _pids(labels: str) -> list[int]:
+    return [int(pid) for pid in PID.findall(labels)]
 
 
 def find_signs(text: str, model: str) -> tuple[str, ...]:

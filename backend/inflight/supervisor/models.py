@@ -45,12 +45,18 @@ class Models:
         self._attached = attached or {}
         self._next_look = 0.0
         self._down_since: dict[str, float] = {}
+        self._lost: dict[str, str] = {}
+        """Models without a stub, and the reasons, until they are reported as down."""
         for note in notes.iterdir():
             note.unlink()
 
     def down(self) -> Iterator[tuple[str, str]]:
         """(model, reason) for each model that is down, once. One with a file in UNLOADED is reported at once."""
         unloaded = self._unloaded()
+        lost, self._lost = self._lost, {}
+        for name, reason in lost.items():
+            unloaded.discard(name)
+            yield name, reason
         for note in sorted(self._notes.iterdir()):
             if note.name in self._names:
                 reason = note.read_text(encoding="utf-8", errors="replace").strip()
@@ -59,6 +65,11 @@ class Models:
                 yield note.name, reason or "it gave no reason"
         for name in sorted(unloaded):
             yield name, "it was unloaded, and not by this supervisor"
+
+    def lose(self, name: str, reason: str) -> None:
+        """A model's stub is dead, which tritonserver does not notice: unload the model, and report it as down."""
+        self._admin.unload(name)
+        self._lost[name] = reason
 
     def load(self, name: str, timeout: float) -> Loading:
         """Start to load a model that is down; `timeout` in seconds."""

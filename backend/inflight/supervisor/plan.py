@@ -129,6 +129,7 @@ def _plan(options: ServeOptions, run_directory: Path) -> Plan:
             *api_key.arguments,  # first, so that they have been read before the first line of the log
             *_arguments(backends, served, prefix),
             *_listening(options, chosen),
+            *_tracing(options, served),
             *options.server_arguments,
         ),
         environment={**os.environ, **variables, **options.environment, RUN_DIRECTORY: str(run_directory)},
@@ -191,6 +192,16 @@ def _listening(options: ServeOptions, chosen: Mapping[str, int]) -> tuple[str, .
         f"--metrics-address={options.metrics_address}",
         f"--metrics-port={chosen['metrics']}",
     )
+
+
+def _tracing(options: ServeOptions, served: ServedRepository) -> tuple[str, ...]:
+    """tritonserver's own spans go where ours go, which are under them, unless the operator has configured its tracing
+    themselves."""
+    endpoint = served.config.otlp_traces_endpoint if served.config is not None else ""
+    if not endpoint or any(argument.startswith("--trace-config") for argument in options.server_arguments):
+        return ()
+    settings = ("mode=opentelemetry", f"opentelemetry,url={endpoint}", "level=TIMESTAMPS", "rate=1")
+    return tuple(f"--trace-config={setting}" for setting in settings)
 
 
 def _reached_at(address: str, port: int) -> str:

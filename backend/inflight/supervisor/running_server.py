@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable, Iterator
 from functools import partial
 
+from inflight.open_requests import take_left
 from inflight.run_directory import SIGNS, UNLOADED
 from inflight.supervisor.admin import Admin
 from inflight.supervisor.canary import Canary
@@ -19,7 +20,7 @@ from inflight.supervisor.metrics import signs_of_work
 from inflight.supervisor.models import Loading, Models
 from inflight.supervisor.plan import Plan
 from inflight.supervisor.stub_signs import StubSigns
-from inflight.supervisor.tritonserver import Tritonserver, ended
+from inflight.supervisor.tritonserver import DeadStub, Tritonserver, ended
 
 
 class RunningServer:
@@ -47,8 +48,8 @@ class RunningServer:
         """What is wrong with the server as a whole; "" if nothing. To be called about twice a second."""
         if self.process.returncode is not None:
             return f"tritonserver ended ({ended(self.process.returncode)})"
-        if stub := self.process.killed_stub():
-            return f"the stub process {stub} ended"
+        if (dead := self.process.dead_stub()) and (failure := self._lost(dead)):
+            return failure
         if stub := self._signs.silent_stub(time.monotonic()):
             return f"the stub process {stub} hangs"
         if failure := self._health.failure():
@@ -74,6 +75,20 @@ class RunningServer:
     def close(self) -> None:
         """Cancel all calls to a server that has ended."""
         self.admin.close()
+
+    def _lost(self, stub: DeadStub) -> str:
+        """What is wrong with the server as a whole now that a stub is dead.
+
+        Nothing, if its model uses another one's engine and it held no request: then that model alone is loaded again.
+        Requests that it held are answered by the end of tritonserver only."""
+        left = take_left(self._plan.run_directory, stub.pid)
+        if left is None or left.model not in self._plan.repository.attached:
+            return f"the stub process {stub} ended"
+        if left.num_open:
+            return f"the stub process {left.instance} ended and left requests without an answer ({left.num_open})"
+        self.process.give_up(stub)
+        self._models.lose(left.model, f"its stub process {left.instance} ended")
+        return ""
 
     def _canary(self, model: str) -> Canary:
         return Canary(

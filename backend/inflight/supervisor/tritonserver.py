@@ -10,6 +10,7 @@ import signal
 import subprocess
 import time
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, cast
 
@@ -21,6 +22,18 @@ ZOMBIE_GRACE = 1.0
 
 SCAN_PERIOD = 4.0
 """Seconds between two searches for new stubs in /proc, which are most of the work of an idle supervisor."""
+
+
+@dataclass(frozen=True)
+class DeadStub:
+    """A stub that ended, but not by tritonserver."""
+
+    pid: int
+    instance: str
+    """Name of the model instance, e.g. "llm_0_0"; "" if no scan has seen it alive."""
+
+    def __str__(self) -> str:
+        return self.instance or f"of pid {self.pid}"
 
 
 class Tritonserver:
@@ -43,6 +56,8 @@ class Tritonserver:
         self._next_scan = 0.0
         self._zombies: dict[int, float] = {}
         """pid of a stub -> when it was first seen to be a zombie."""
+        self._given_up: set[int] = set()
+        """Pids of dead stubs that are not to be reported any more."""
 
     @property
     def pid(self) -> int:
@@ -57,19 +72,24 @@ class Tritonserver:
         """None while it runs."""
         return self._process.poll()
 
-    def killed_stub(self) -> str | None:
-        """Name of a stub that ended, but not by tritonserver, else None. To be called about twice a second."""
+    def dead_stub(self) -> DeadStub | None:
+        """A stub that ended, but not by tritonserver, else None. To be called about twice a second."""
         now = time.monotonic()
         if now >= self._next_scan:
             self._next_scan = now + SCAN_PERIOD
             found = processes.stubs(self.pid)
             self._stubs = {pid: name or self._stubs.get(pid, "") for pid, name in found.items()}
-        zombies = [pid for pid in self._stubs if processes.is_zombie(pid)]
+            self._given_up &= found.keys()
+        zombies = [pid for pid in self._stubs if pid not in self._given_up and processes.is_zombie(pid)]
         self._zombies = {pid: self._zombies.get(pid, now) for pid in zombies}
         for pid, since in self._zombies.items():
             if now - since >= ZOMBIE_GRACE:
-                return self._stubs[pid] or f"of pid {pid}"
+                return DeadStub(pid, self._stubs[pid])
         return None
+
+    def give_up(self, stub: DeadStub) -> None:
+        """Report this dead stub no more: it stays a zombie until tritonserver has freed its model."""
+        self._given_up.add(stub.pid)
 
     def terminate(self) -> None:
         with contextlib.suppress(ProcessLookupError):

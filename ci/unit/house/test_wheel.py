@@ -17,6 +17,7 @@ WANTED = (
     "inflight/worker.py",
     "inflight/py.typed",
     "inflight/shipped/model.py",
+    "inflight/shipped/monitoring/alerts.yml",
     "inflight/shipped/apis/vllm/vllm_model/config.pbtxt",
     "inflight/shipped/model_repository/llm/config.pbtxt",
     "inflight/shipped/model_repository/llm/1/checkpoint/model.safetensors",

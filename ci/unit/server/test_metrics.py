@@ -15,7 +15,7 @@ from inflight.batch_manager_stats import BatchManagerStats
 from inflight.engine_description import EngineDescription
 from inflight.errors import InflightError
 from inflight.result import PerfMetrics
-from inflight.server.outcome import _of_perf_metrics
+from inflight.server.outcome import _counts, _of_perf_metrics
 from inflight.server.threads import metric_families as mf
 from inflight.server.threads.metrics_thread import MetricsThread, Outcome
 from inflight.server.threads.vllm_metrics import vllm_families
@@ -39,6 +39,7 @@ def run(
     pb_utils=pb,
     updates: int = 1,
     relaunching: bool = False,
+    owns_engine: bool = True,
     further: Mapping[str, tuple[mf.Family, ...]] | None = None,
 ) -> None:
     """One life of the thread: it updates as often as asked, the last time because it is stopped."""
@@ -55,7 +56,16 @@ def run(
 
     period = 60.0 if updates == 1 else 0.001
     thread = MetricsThread(
-        pb_utils, labels, ENGINE, period, latest_stats, lambda: in_flight, lambda: queued, lambda: relaunching, further
+        pb_utils,
+        labels,
+        ENGINE,
+        period,
+        latest_stats,
+        lambda: in_flight,
+        lambda: queued,
+        (lambda: not relaunching) if owns_engine else None,
+        lambda: relaunching,
+        further,
     )
     for note in notes:
         thread.record(note)
@@ -86,7 +96,7 @@ def test_gauges_show_the_latest_statistics() -> None:
     assert value("inflight_requests_queued") == 5
     assert value("nv_trt_llm_kv_cache_block_metrics", "fraction") == pytest.approx(0.1)
     assert value("nv_trt_llm_general_metrics", "timestamp") % 1_000_000 == 250_000
-    assert value("inflight_kv_blocks_free") == 90 and value("inflight_kv_blocks_total") == 100
+    assert value("inflight_kv_blocks_free") == 90 and value("inflight_kv_blocks") == 100
     labels = pb.MetricFamily.metrics["nv_trt_llm_request_metrics", "active"].labels
     assert labels == {"model": "llm", "version": "1", "request_type": "active"}
 
@@ -119,6 +129,32 @@ def test_the_time_of_a_relaunch_is_counted_while_it_lasts() -> None:
     assert value("inflight_engine_relaunch_seconds_total") >= 5 * 0.001
     run(stats=STATS, updates=5)
     assert value("inflight_engine_relaunch_seconds_total") == 0
+
+
+def test_an_engine_shows_whether_it_is_ready_and_each_relaunch_counts_once() -> None:
+    run(stats=STATS, updates=5, relaunching=True)
+    assert value("inflight_engine_ready") == 0
+    assert value("inflight_engine_relaunches_total") == 1
+    run(stats=STATS, updates=5)
+    assert value("inflight_engine_ready") == 1
+    assert value("inflight_engine_relaunches_total") == 0
+
+
+def test_a_model_on_another_ones_engine_does_not_speak_for_it() -> None:
+    run(stats=STATS, owns_engine=False)
+    assert ("inflight_engine_ready", "") not in pb.MetricFamily.metrics
+    assert value("nv_trt_llm_request_metrics", "active") == 3
+
+
+def test_prefix_hits_and_drafts_are_counted() -> None:
+    perf = PerfMetrics(
+        kv_cache_reused_blocks=3, kv_cache_missed_blocks=1, total_draft_tokens=8, total_accepted_draft_tokens=8
+    )
+    run(Outcome(outcome="completed", counts=_counts(perf)), Outcome(outcome="completed", counts=_counts(perf)))
+    assert value("inflight_prefix_cache_blocks_total", "hit") == 6
+    assert value("inflight_prefix_cache_blocks_total", "miss") == 2
+    assert value("inflight_draft_tokens_total", "accepted") == 16
+    assert value("inflight_draft_tokens_total", "rejected") == 0
 
 
 def test_outcomes_are_counted_and_observed() -> None:

@@ -348,3 +348,8 @@ def test_requests_in_flight_are_summed_over_models() -> None:
     )
     assert count_in_flight(text) == 5
     assert count_in_flight("nv_inference_count 3\n") is None
+
+
+def test_requests_of_a_killed_stub_are_not_in_flight() -> None:
+    line = 'nv_trt_llm_request_metrics{{model="llm",pid="{}",request_type="active",version="1"}} {}\n'
+    assert count_in_flight(line.format(11, 3) + line.format(12, 4), lambda pid: pid == 12) == 4

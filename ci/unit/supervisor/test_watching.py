@@ -310,6 +310,13 @@ class TestModels:
         told = self.down(models, clock, 2 * LOOK_PERIOD + UNLOADED_GRACE)
         assert set(told) == {("ensemble", "it was unloaded, and not by this supervisor")}
 
+    def test_a_model_without_a_stub_is_unloaded_and_told_once(
+        self, models: Models, admin: FakeAdmin, clock: Clock
+    ) -> None:
+        models.lose("ensemble", "its stub process ensemble_0_0 ended")
+        assert admin.unloaded == ["ensemble"]
+        assert self.down(models, clock, 10) == [("ensemble", "its stub process ensemble_0_0 ended")]
+
     def test_a_model_that_is_being_loaded_is_not_lost(self, models: Models, admin: FakeAdmin, clock: Clock) -> None:
         admin.model_states["llm"] = {"LOADING"}
         assert self.down(models, clock, 60) == []

@@ -100,7 +100,7 @@ ENGINE_INFO = Family(
     kind="GAUGE",
 )
 KV_BLOCKS_FREE = Family(name="inflight_kv_blocks_free", description="KV cache blocks that are free", kind="GAUGE")
-KV_BLOCKS_TOTAL = Family(name="inflight_kv_blocks_total", description="KV cache blocks of the engine", kind="GAUGE")
+KV_BLOCKS = Family(name="inflight_kv_blocks", description="KV cache blocks of the engine", kind="GAUGE")
 REQUESTS_QUEUED = Family(
     name="inflight_requests_queued",
     description="Requests that wait in the leader's queue until another request ends",
@@ -128,6 +128,32 @@ QUEUE_TIME = _histogram(
 END_TO_END = _histogram(
     "inflight_request_latency_seconds", "From a request's acceptance to its last response", LATENCY_BUCKETS
 )
+PREFIX_BLOCKS = Family(
+    name="inflight_prefix_cache_blocks_total",
+    description="Full blocks of prompts that were looked up in the prefix cache",
+    kind="COUNTER",
+    label="result",
+    series=("hit", "miss"),
+)
+DRAFT_TOKENS = Family(
+    name="inflight_draft_tokens_total",
+    description="Draft tokens that steps have verified",
+    kind="COUNTER",
+    label="result",
+    series=("accepted", "rejected"),
+)
+READY = Family(
+    name="inflight_engine_ready",
+    description="1 while every rank of the engine is alive and answers, else 0",
+    kind="GAUGE",
+)
+"""Of the engine's own model alone: so it tells engines from the other models that show the same engine's gauges. These
+have stubs that may be killed by themselves, and then tritonserver shows their last values for ever."""
+RELAUNCHES = Family(
+    name="inflight_engine_relaunches_total",
+    description="How often ranks were lost and a relaunch began",
+    kind="COUNTER",
+)
 RELAUNCHING = Family(
     name="inflight_engine_relaunch_seconds_total",
     description="Time for which lost ranks were being relaunched",
@@ -149,7 +175,7 @@ FAMILIES = (
     ENGINE_INFO,
     *STATISTICS_FAMILIES,
     KV_BLOCKS_FREE,
-    KV_BLOCKS_TOTAL,
+    KV_BLOCKS,
     REQUESTS_QUEUED,
     INPUT_TOKENS,
     OUTPUT_TOKENS,
@@ -157,6 +183,10 @@ FAMILIES = (
     TIME_PER_OUTPUT_TOKEN,
     QUEUE_TIME,
     END_TO_END,
+    PREFIX_BLOCKS,
+    DRAFT_TOKENS,
+    READY,
+    RELAUNCHES,
     RELAUNCHING,
     OUTCOMES,
 )

@@ -36,6 +36,8 @@ class Outcome:
     outcome: str
     observations: list[tuple[str, float]] = field(default_factory=list)
     """(name of the family, value)"""
+    counts: list[tuple[str, str, float]] = field(default_factory=list)
+    """(name of a counter's family, series, growth)"""
 
 
 def own_labels(model: str, version: str) -> dict[str, str]:
@@ -60,13 +62,15 @@ class MetricsThread:
         latest_stats: Callable[[], str | None],
         num_in_flight: Callable[[], int],
         num_queued: Callable[[], int],
+        is_ready: Callable[[], bool] | None,
         is_relaunching: Callable[[], bool],
         further: Mapping[str, tuple[Family, ...]] | None = None,
     ) -> None:
         """`labels`: added to every series, see `own_labels`. `description`: of the engine, shown as labels. `period` in
         seconds. `latest_stats`: returns the newest statistics (JSON) since the last call, or None. `num_in_flight`,
-        `num_queued`: requests of this server, and of all fronts, as the Executor counts them. `is_relaunching`: see
-        Executor. `further`: name of a family -> other families to which its observations go as well."""
+        `num_queued`: requests of this server, and of all fronts, as the Executor counts them. `is_ready`,
+        `is_relaunching`: see Executor; `is_ready` is None for a model that uses another one's engine. `further`: name
+        of a family -> other families to which its observations go as well."""
         self._pb_utils = pb_utils
         self._labels = labels
         self._description = description
@@ -74,7 +78,9 @@ class MetricsThread:
         self._latest_stats = latest_stats
         self._num_in_flight = num_in_flight
         self._num_queued = num_queued
+        self._is_ready = is_ready
         self._is_relaunching = is_relaunching
+        self._was_relaunching = False
         self._observing = {family.name: (family,) for family in mf.FAMILIES}
         """The families to which the observations with a name go."""
         for family_name, families in (further or {}).items():
@@ -125,7 +131,7 @@ class MetricsThread:
         return not self._is_given_up
 
     def _create_family(self, family: Family) -> None:
-        if self._is_given_up:
+        if self._is_given_up or (family is mf.READY and self._is_ready is None):
             return
         api = self._pb_utils.MetricFamily
         made = api(name=family.name, description=family.description, kind=getattr(api, family.kind))
@@ -145,16 +151,27 @@ class MetricsThread:
             counts[note.outcome] = counts.get(note.outcome, 0) + 1
             for name, value in note.observations:
                 self._observe(name, value)
+            for name, series, growth in note.counts:
+                self._call(name, series, "increment", growth)
         for outcome, count in counts.items():
             self._call(mf.OUTCOMES.name, outcome, "increment", count)
-        if self._is_relaunching():
-            self._call(mf.RELAUNCHING.name, "", "increment", self._period)
+        self._show_engine()
         text = self._latest_stats()
         if text is not None:
             self._stats = BatchManagerStats.from_json(text)
             self._show(self._stats, self._num_queued())
         elif self._stats is not None and self._num_in_flight() == 0:
             self._show(mf.when_idle(self._stats), 0)
+
+    def _show_engine(self) -> None:
+        is_relaunching = self._is_relaunching()
+        if is_relaunching:
+            self._call(mf.RELAUNCHING.name, "", "increment", self._period)
+        if is_relaunching and not self._was_relaunching:
+            self._call(mf.RELAUNCHES.name, "", "increment", 1)
+        self._was_relaunching = is_relaunching
+        if self._is_ready is not None:
+            self._set(mf.READY.name, "", float(self._is_ready()))
 
     def _observe(self, name: str, value: float) -> None:
         for family in self._observing.get(name, ()):
@@ -165,7 +182,7 @@ class MetricsThread:
             for series, name in family.statistics.items():
                 self._set(family.name, series, mf.statistic(stats, name))
         self._set(mf.KV_BLOCKS_FREE.name, "", stats.free_kv_cache_blocks)
-        self._set(mf.KV_BLOCKS_TOTAL.name, "", stats.max_kv_cache_blocks)
+        self._set(mf.KV_BLOCKS.name, "", stats.max_kv_cache_blocks)
         self._set(mf.REQUESTS_QUEUED.name, "", num_queued)
 
     def _set(self, name: str, series: str, value: float) -> None:
