@@ -85,7 +85,9 @@ class BackendServer:
         self._config = config
         self._model_name = model_name
         builder = RequestBuilder(tokenizer, executor.limits, executor.generation_defaults)
-        self._preparation = Preparation(tokenizer, builder, config.exclude_input_in_output)
+        self._preparation = Preparation(
+            tokenizer, builder, config.exclude_input_in_output, repeats_text=dialect.repeats_text
+        )
         self._read_limits = ReadLimits(
             max_text_bytes=config.max_text_bytes,
             max_input_len=executor.limits.max_input_len,

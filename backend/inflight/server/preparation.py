@@ -20,11 +20,19 @@ from inflight.text.tokenizer import Tokenizer
 class Preparation:
     """Safe to use from several threads."""
 
-    def __init__(self, tokenizer: Tokenizer, builder: RequestBuilder, exclude_input_in_output: bool) -> None:
-        """`exclude_input_in_output`: the default for requests that do not set it."""
+    def __init__(
+        self,
+        tokenizer: Tokenizer,
+        builder: RequestBuilder,
+        exclude_input_in_output: bool,
+        *,
+        repeats_text: bool = False,
+    ) -> None:
+        """`exclude_input_in_output`: the default for requests that do not set it. `repeats_text`: see Dialect."""
         self._tokenizer = tokenizer
         self._builder = builder
         self._exclude_input = exclude_input_in_output
+        self._repeats_text = repeats_text
 
     def prepare(self, item: WorkItem) -> None:
         """Raises RequestError if the item cannot be served, or was cancelled or stopped meanwhile."""
@@ -45,7 +53,14 @@ class Preparation:
         def output(index: int) -> SequenceOutput:
             if request.sampling_config.beam_width > 1:
                 return BeamOutput(index, make_detokenizer, echo)
-            return SequenceOutput(index, make_detokenizer(), echo, client.additional_outputs or (), self._text_of_token)
+            return SequenceOutput(
+                index,
+                make_detokenizer(),
+                echo,
+                client.additional_outputs or (),
+                self._text_of_token,
+                repeats_text=self._repeats_text,
+            )
 
         return [output(index) for index in range(request.num_return_sequences)]
 

@@ -38,12 +38,17 @@ class SequenceOutput:
         echo: Prompt | None,
         network_outputs: Sequence[str] = (),
         text_of_token: Callable[[int], str] = str,
+        *,
+        repeats_text: bool = False,
     ) -> None:
         """`echo`: None for streams. `network_outputs`: names of the outputs of the network that the client asked for,
-        in its order. `text_of_token`: see Chunk."""
+        in its order. `text_of_token`: see Chunk. `repeats_text`: see Dialect."""
         self._index = index
         self._network_outputs = network_outputs
         self._text_of_token = text_of_token
+        self._repeats_text = repeats_text
+        self._taken_text = ""
+        """The text of all chunks before, if each chunk repeats it."""
         self._arrays: dict[str, list[Array]] = {}
         self._detokenizer = detokenizer
         self.finish_reason = FinishReason.NOT_FINISHED
@@ -91,7 +96,8 @@ class SequenceOutput:
         """All that was not delivered. `unfinished`: the finish reason that a chunk has before the last one."""
         chunk = Chunk(
             sequence_index=self._index,
-            text=self._text,
+            text=self._taken_text + self._text,
+            stop_string=self._detokenizer.stop_string,
             token_ids=self._token_ids,
             log_probs=self._log_probs,
             cum_log_prob=self._cum_log_prob,
@@ -102,6 +108,8 @@ class SequenceOutput:
             **self._joined_arrays(),
         )
         self._arrays = {}
+        if self._repeats_text:
+            self._taken_text = chunk.text
         self._text, self._token_ids, self._log_probs, self._num_undelivered = "", [], [], 0
         self.has_streamed = self.has_streamed or not self.is_finished
         self.is_delivered = self.is_finished

@@ -88,7 +88,7 @@ def test_tables_name_fields_that_exist(dialect: Dialect) -> None:
         assert not output.asked_by or hasattr(ClientRequest(), output.asked_by)
         assert output.fields_by_name.keys() <= client_fields
     for default in dialect.defaults:
-        assert {default.field, default.unless or default.field, default.like or default.field} <= client_fields
+        assert {default.field, *default.unless, default.like or default.field} <= client_fields
     names = {tensor.name for tensor in dialect.inputs}
     assert len(names) == len(dialect.inputs)
     assert {name for group in dialect.required for name in group} <= names

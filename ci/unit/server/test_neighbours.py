@@ -316,9 +316,34 @@ def test_llmapis_names_and_metrics_as_text() -> None:
     metrics = PerfMetrics(arrival_time_ns=5, kv_cache_reused_blocks=1, kv_cache_missed_blocks=3)
     written = LLMAPI.write([Chunk(text="x", perf_metrics=metrics)], client, None)
     assert written["arrival_time_ns"].tolist() == [b"5"] and written["kv_cache_hit_rate"].tolist() == [b"0.25"]
-    assert written["kv_cache_reused_block"].tolist() == [b"1"] and written["cumulative_logprob"].dtype == np.float32
+    assert written["kv_cache_reused_block"].tolist() == [b"1"]
+    assert written["cumulative_logprob"].tolist() == [b"0.0"]
     with pytest.raises(InvalidRequest, match="exactly one value"):
         read(LLMAPI, {"text_input": ["a", "b"]})
+
+
+@pytest.mark.parametrize(
+    ("said", "top_k"),
+    [({}, 1), ({"temperature": 0.5}, 0), ({"top_p": 0.5}, 0), ({"top_k": 0}, 0), ({"top_k": 7}, 7)],
+    ids=str,
+)
+def test_llmapi_is_greedy_unless_its_request_says_how_to_sample(said: dict[str, Any], top_k: int) -> None:
+    client = read(LLMAPI, {"text_input": "hi", **{f"sampling_param_{key}": value for key, value in said.items()}})
+    assert client.top_k == top_k
+    assert client.temperature == said.get("temperature", 1.0) and client.top_p == said.get("top_p", 1.0)
+
+
+def test_a_top_p_of_0_keeps_the_likeliest_token_alone() -> None:
+    client = read(LLMAPI, {"text_input": "hi", "sampling_param_top_p": 0.0})
+    assert client.top_p is not None and 0 < client.top_p < 1e-6
+
+
+def test_llmapis_reasons_are_none_before_the_end() -> None:
+    client = read(LLMAPI, {"text_input": "hi", "return_stop_reason": True, "return_finish_reason": True})
+    chunks = [Chunk(text="a", finish_reason=LLMAPI.unfinished), Chunk(text="ab", finish_reason="stop", stop_string="c")]
+    reasons = [LLMAPI.write([chunk], client, None) for chunk in chunks]
+    assert [each["stop_reason"].tolist() for each in reasons] == [[b"None"], [b"c"]]
+    assert [each["finish_reason"].tolist() for each in reasons] == [[b"None"], [b"stop"]]
 
 
 def test_an_output_that_is_named_is_asked_for() -> None:

@@ -20,7 +20,7 @@ from inflight.text.text_decoder import make_text_decoder
 
 
 def make(
-    client: ClientRequest, *, requested=None, echo: Prompt | None = None, **more
+    client: ClientRequest, *, requested=None, echo: Prompt | None = None, repeats_text: bool = False, **more
 ) -> tuple[WorkItem, pb.ResponseSender]:
     tokenizer = fake_tokenizer.byte_tokenizer()
     sender = pb.ResponseSender()
@@ -40,6 +40,7 @@ def make(
             Detokenizer(make_text_decoder(tokenizer, [65, 66]), stop_strings),
             echo,
             client.additional_outputs or (),
+            repeats_text=repeats_text,
         )
         for index in range(client.num_return_sequences or 1)
     ]
@@ -65,6 +66,17 @@ def test_tokens_that_wait_go_out_together() -> None:
     assert [response["sequence_length"] for response in sender.responses] == [[3], [1]]
     assert [response["finish_reason"] for response in sender.responses] == ["", "length"]
     assert sender.num_finals == 1
+
+
+def test_each_response_may_repeat_the_text_so_far() -> None:
+    item, sender = make(ClientRequest(text="AB", stream=True), repeats_text=True)
+    for piece in (b"a", b"", b"bc"):
+        item.add(result(piece))
+        item.deliver()
+    item.add(result(b"", FinishReason.LENGTH))
+    item.deliver()
+    assert [response["text_output"] for response in sender.responses] == ["a", "abc", "abc"]
+    assert [response["output_ids"] for response in sender.responses] == [[[97]], [[98, 99]], [[]]]
 
 
 def test_a_text_client_is_not_sent_half_a_character() -> None:

@@ -25,6 +25,8 @@ class Chunk:
     cum_log_prob: float = 0.0
     """Sum over all generated tokens of the sequence so far."""
     finish_reason: str = ""
+    stop_string: str = ""
+    """The one that ended the sequence; "" = none has."""
     num_input_tokens: int = 0
     num_output_tokens: int = 0
     """Generated tokens in this chunk."""
@@ -48,6 +50,11 @@ class Chunk:
     @property
     def sequence_length(self) -> int:
         return len(self.token_ids)
+
+    @property
+    def stop_reason(self) -> str:
+        """As TensorRT-LLM's LLM API has it behind tritonserver: the stop string that ended the sequence, or "None"."""
+        return self.stop_string or "None"
 
     @property
     def log_probs_json(self) -> str:

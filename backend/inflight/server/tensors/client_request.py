@@ -102,6 +102,7 @@ class ClientRequest:
     return_perf_metrics: bool = False
     # What only switches an output on, where a dialect has a tensor for that.
     return_finish_reason: bool = False
+    return_stop_reason: bool = False
     return_cumulative_logprob: bool = False
     return_logprobs: bool = False
 

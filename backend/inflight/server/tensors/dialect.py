@@ -147,8 +147,8 @@ class Default:
 
     field: str
     value: object = None
-    unless: str = ""
-    """Another field: the default does not hold if the request sets that one."""
+    unless: tuple[str, ...] = ()
+    """Other fields: the default does not hold if the request sets one of them."""
     like: str = ""
     """Another field, whose value is taken instead of `value` if the request sets it."""
 
@@ -179,6 +179,8 @@ class Dialect:
     defaults: tuple[Default, ...] = ()
     """In their order: a later one sees what an earlier one has set."""
     gathering: Gathering = Gathering.NONE
+    repeats_text: bool = False
+    """Whether each response of a stream holds the whole text so far, and not only what is new."""
     stops_unknown: bool = False
     """Whether a stop request succeeds although no request with its id is in flight."""
     stop_error: str = ""
@@ -263,7 +265,7 @@ class Dialect:
 
     def _fill_in(self, values: dict[str, Any]) -> None:
         for default in self.defaults:
-            if default.field not in values and not (default.unless and default.unless in values):
+            if default.field not in values and values.keys().isdisjoint(default.unless):
                 value = values.get(default.like) if default.like else default.value
                 if value is not None:
                     values[default.field] = value

@@ -51,7 +51,7 @@ NO_DRAFT_LOGITS = "a draft of this engine is accepted if it is what the model sa
 
 DEFAULTS = (
     Default(field="num_return_sequences", like="beam_width"),
-    Default(field="top_k", value=1, unless="top_p"),
+    Default(field="top_k", value=1, unless=("top_p",)),
     Default(field="top_k", value=0),
     Default(field="top_p", value=1.0),
     Default(field="temperature", value=1.0),
