@@ -12,7 +12,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT / "backend"))
 
-from inflight.server.tensors.dialect import Dialect, InputTensor, OutputTensor  # noqa: E402
+from inflight.server.tensors.dialect import MAX_PROMPTS, Dialect, InputTensor, OutputTensor  # noqa: E402
 from inflight.server.tensors.dialects import (  # noqa: E402
     ENSEMBLE,
     LLM,
@@ -31,7 +31,10 @@ MODELS = {
     "unary": {"llm_unary": LLM},
 }
 """API -> its models and their dialects."""
-WORDS = {"has_several_sequences": "`num_return_sequences` is above 1"}
+WORDS = {
+    "has_several_sequences": "`num_return_sequences` is above 1",
+    "is_one_of_several": "the request has several prompts",
+}
 """What switches an output on, where it is not the field of that name."""
 HEAD = """# Models for other backends' clients
 
@@ -58,7 +61,7 @@ def config(name: str, dialect: Dialect, *, decoupled: bool) -> str:
         "# Made by python -m ci.dialect_models. The dialect's table says what each tensor means.",
         f'name: "{name}"',
         'backend: "inflight"',
-        f"max_batch_size: {int(dialect.batched)}",
+        f"max_batch_size: {MAX_PROMPTS if dialect.batched else 0}",
         f"model_transaction_policy {{ decoupled: {str(decoupled).lower()} }}",
         "instance_group [ { kind: KIND_CPU count: 1 } ]",
         "",

@@ -17,7 +17,7 @@ import contextlib
 import logging
 import os
 import threading
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -26,6 +26,7 @@ from inflight.errors import EngineUnavailable, InflightError, InvalidRequest, Qu
 from inflight.executor.front.front import SHUT_DOWN, Front
 from inflight.request import Request
 from inflight.result import Response
+from inflight.server.batch_reply import BatchReply, PromptReply
 from inflight.server.outcome import ended
 from inflight.server.preparation import Preparation
 from inflight.server.reply import Reply
@@ -34,7 +35,7 @@ from inflight.server.self_unload import is_supervised, unload_itself
 from inflight.server.tensors.client_request import ClientRequest
 from inflight.server.tensors.dialect import Dialect
 from inflight.server.tensors.request_parameters import parse_parameters, read_parameters
-from inflight.server.tensors.tensor_values import ReadLimits
+from inflight.server.tensors.tensor_values import Array, ReadLimits, split
 from inflight.server.threads.metrics_thread import MetricsThread, Outcome, own_labels
 from inflight.server.threads.response_pace import ResponsePace, choose_rate
 from inflight.server.threads.sending_thread import SendingThread, log_failure
@@ -131,9 +132,7 @@ class BackendServer:
         try:
             self._accept(request, reply)
         except Exception as error:
-            code, sentence, outcome = _refusal(error)
-            reply.fail(code, sentence)
-            self._metrics.record(Outcome(outcome=outcome))
+            self._refuse(error, reply)
 
     def is_ready(self) -> bool:
         return self._executor.is_ready() and self._sending.is_alive()
@@ -165,25 +164,49 @@ class BackendServer:
         self._is_closed = True
 
     def _accept(self, request: Any, reply: Reply) -> None:
+        arrays = {tensor.name(): tensor.as_numpy() for tensor in request.inputs()}
+        parameters = parse_parameters(request.parameters())
+        common = read_parameters(parameters, request.timeout())
         wanted = self._dialect.wanted(request.requested_output_names())
-        client = self._read(request, wanted)
         triton_id = str(request.request_id() or "")
-        if client.stop:
-            self._stop(triton_id)
-            if self._dialect.stop_error:
-                reply.fail(RequestCancelled.code, self._dialect.stop_error)
-            else:
-                reply.close()
+        prompts = split(arrays) if self._dialect.batched else (arrays,)
+        if len(prompts) == 1:
+            client = self._read(arrays, parameters, wanted, common)
+            if client.stop:
+                self._answer_stop(triton_id, reply)
+                return
+            self._items.check_free(triton_id)
+            self._take(client, triton_id, wanted, reply)
             return
+        self._items.check_free(triton_id)
+        replies = BatchReply(reply, len(prompts), gathers=self._is_unary).prompts()
+        for index, (rows, prompt_reply) in enumerate(zip(prompts, replies, strict=True)):
+            # From the first one on the request has work items, so an error is that of one prompt.
+            try:
+                client = self._read(rows, parameters, wanted, {**common, "batch_index": index})
+                self._take(client, triton_id, wanted, prompt_reply)
+            except Exception as error:
+                self._refuse(error, prompt_reply)
+
+    def _take(
+        self, client: ClientRequest, triton_id: str, wanted: frozenset[str] | None, reply: Reply | PromptReply
+    ) -> None:
+        """Begin to serve a prompt."""
+        if client.stop:
+            raise InvalidRequest("stop stands in a request of its own, which has no other prompts")
         if client.stream and self._is_unary:
             raise InvalidRequest("Streaming is only supported in decoupled mode.")
-        self._items.check_free(triton_id)
         self._check_open()
         length = text_length(client)
         item = self._make_item(reply, client, triton_id, wanted)
         # From here on other threads may see the item, so nothing below may fail.
         self._items.add(item)
         self._tokenizing.put(item, length)
+
+    def _refuse(self, error: Exception, reply: Reply | PromptReply) -> None:
+        code, sentence, outcome = _refusal(error)
+        reply.fail(code, sentence)
+        self._metrics.record(Outcome(outcome=outcome))
 
     def _check_open(self) -> None:
         """Raise unless a request may be taken. The limit also counts requests that wait to be tokenised, which the
@@ -214,33 +237,46 @@ class BackendServer:
             # Its client disconnected or stopped it before the engine knew the request.
             self._executor.cancel_request(item.request.request_id)
 
-    def _read(self, request: Any, wanted: frozenset[str] | None) -> ClientRequest:
-        arrays = {tensor.name(): tensor.as_numpy() for tensor in request.inputs()}
-        parameters = parse_parameters(request.parameters())
+    def _read(
+        self,
+        arrays: Mapping[str, Array],
+        parameters: Mapping[str, Any],
+        wanted: frozenset[str] | None,
+        common: Mapping[str, Any],
+    ) -> ClientRequest:
+        """`common`: fields of ClientRequest that no tensor sets."""
         client = self._dialect.read(arrays, self._read_limits, parameters)
         unset = {
             field: value for field, value in self._dialect.fields_for(wanted).items() if not getattr(client, field)
         }
-        return replace(client, **read_parameters(parameters, request.timeout()), **unset)
+        return replace(client, **common, **unset)
+
+    def _answer_stop(self, triton_id: str, reply: Reply) -> None:
+        self._stop(triton_id)
+        if self._dialect.stop_error:
+            reply.fail(RequestCancelled.code, self._dialect.stop_error)
+        else:
+            reply.close()
 
     def _stop(self, triton_id: str) -> None:
         if not triton_id:
             raise InvalidRequest("Cannot send stop request without specifying a request_id")
-        item = self._items.find_triton_id(triton_id)
-        if item is None:
+        items = self._items.with_triton_id(triton_id)
+        if not items:
             if self._dialect.stops_unknown:
                 return
             raise InvalidRequest(
                 f"Received stop request for requestId {safe_text(triton_id)} but it's not active "
                 "(might be completed already)."
             )
-        # Set before cancelling: the engine may not know a request that is being tokenised, and its thread reads the
-        # flag after it has passed the request on.
-        item.is_stopped = True
-        self._executor.cancel_request(item.request.request_id)
+        for item in items:
+            # Set before cancelling: the engine may not know a request that is being tokenised, and its thread reads the
+            # flag after it has passed the request on.
+            item.is_stopped = True
+            self._executor.cancel_request(item.request.request_id)
 
     def _make_item(
-        self, reply: Reply, client: ClientRequest, triton_id: str, wanted: frozenset[str] | None
+        self, reply: Reply | PromptReply, client: ClientRequest, triton_id: str, wanted: frozenset[str] | None
     ) -> WorkItem:
         return WorkItem(
             request=Request(

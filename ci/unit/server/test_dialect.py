@@ -18,7 +18,7 @@ from inflight.prompt_tuning import EmbeddingTable
 from inflight.result import PerfMetrics
 from inflight.server.tensors.chunk import Chunk
 from inflight.server.tensors.client_request import ClientRequest
-from inflight.server.tensors.dialect import Dialect, InputTensor, OutputTensor, TensorType
+from inflight.server.tensors.dialect import MAX_PROMPTS, Dialect, InputTensor, OutputTensor, TensorType
 from inflight.server.tensors.dialects import DIALECTS, LLM
 from inflight.server.tensors.tensor_values import read_word_ids
 
@@ -53,7 +53,7 @@ def test_a_model_lists_the_tensors_of_its_dialect(model: str) -> None:
         listed = [(t.name, model_config_pb2.DataType.Name(t.data_type), tuple(t.dims)) for t in tensors]
         assert listed == [(t.name, t.dtype.config_name, t.dims) for t in table]
     assert all(tensor.optional for tensor in config.input)
-    assert config.max_batch_size == DIALECTS[name].batched and config.backend == "inflight"
+    assert config.max_batch_size == MAX_PROMPTS * DIALECTS[name].batched and config.backend == "inflight"
 
 
 def test_every_dialect_has_a_model() -> None:

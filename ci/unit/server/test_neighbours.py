@@ -295,7 +295,7 @@ def test_beams_lie_below_each_other_and_are_padded() -> None:
     written = TENSORRT_LLM.write(chunks, client, None)
     assert written["output_ids"].tolist() == [[[1, 2, 3], [4, -1, -1]]]
     assert written["sequence_length"].tolist() == [[3, 1]]
-    assert written["output_log_probs"].tolist() == [[[-1, -1, -1], [-2, 0, 0]]]
+    assert written["output_log_probs"].tolist() == [[[-1, -1, -1], [-2, -1, -1]]]
     assert written["cum_log_probs"].tolist() == [[-3, -2]]
 
 

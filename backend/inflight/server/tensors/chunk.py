@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from inflight.result import PerfMetrics
 from inflight.server.tensors.tensor_values import Array
 
-OF_REQUEST = ("sequence_index", "num_input_tokens", "perf_metrics.", "prompt_", "context_")
+OF_REQUEST = ("batch_index", "sequence_index", "num_input_tokens", "perf_metrics.", "prompt_", "context_")
 """What the names of values begin with that a request has once, however many sequences it has."""
 
 
@@ -17,6 +17,7 @@ OF_REQUEST = ("sequence_index", "num_input_tokens", "perf_metrics.", "prompt_", 
 class Chunk:
     """All output of one sequence that was not delivered before."""
 
+    batch_index: int = 0
     sequence_index: int = 0
     text: str = ""
     token_ids: list[int] = field(default_factory=list)

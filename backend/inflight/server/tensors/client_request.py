@@ -15,6 +15,8 @@ from inflight.prompt_tuning import EmbeddingTable
 class ClientRequest:
     """None always means that the client did not set the field."""
 
+    batch_index: int | None = None
+    """Its number among the prompts of one request; None = the request has no other."""
     text: str | None = None
     input_ids: list[int] | None = None
     input_length: int | None = None
@@ -128,6 +130,11 @@ class ClientRequest:
     """One for each token of the prompt, or one for all that are rows of the table."""
     prompt_embeds: EmbeddingTable | None = None
     """Embeddings of the whole prompt, instead of text or token ids."""
+
+    @property
+    def is_one_of_several(self) -> bool:
+        """Whether its request has other prompts."""
+        return self.batch_index is not None
 
     @property
     def has_several_sequences(self) -> bool:

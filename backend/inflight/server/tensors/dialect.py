@@ -26,6 +26,11 @@ Filler = Callable[[str, Array, ReadLimits], Mapping[str, Any]]
 """The same for a tensor that sets several fields of ClientRequest."""
 
 
+MAX_PROMPTS = 64
+"""Of one request to a dialect with a batch dimension: max_batch_size in config.pbtxt, where an operator may change
+it."""
+
+
 class TensorType(Enum):
     """A tritonserver data type: its name in config.pbtxt and the numpy type of its arrays."""
 
@@ -173,7 +178,7 @@ class Dialect:
     required: tuple[tuple[str, ...], ...]
     """Groups of input names; a request that is no stop and no order must have exactly one of each group."""
     batched: bool = False
-    """True: config.pbtxt has max_batch_size > 0, so every tensor carries a leading dimension of 1."""
+    """True: config.pbtxt has max_batch_size > 0, so every tensor has a leading dimension, the request's prompts."""
     unfinished: str = ""
     """The finish_reason of all chunks but the last."""
     defaults: tuple[Default, ...] = ()

@@ -1,7 +1,7 @@
 """The dialects of NVIDIA's tensorrtllm_backend: `tensorrt_llm` takes token ids, `ensemble` and `tensorrt_llm_bls` text.
 
-All have a batch dimension of 1. Where its decoders mean something else than ours by a request that is silent (greedy
-unless top_k or top_p is given; every beam is answered), defaults say so.
+All have a batch dimension: the prompts of a request are served side by side. Where its decoders mean something else
+than ours by a request that is silent (greedy unless top_k or top_p is given; every beam is answered), defaults say so.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from dataclasses import replace
 
 from inflight.server.tensors.dialect import Default, Dialect, Gathering, InputTensor, OutputTensor, TensorType
 from inflight.server.tensors.entries import (
+    BATCH_INDEX,
     DRAFTS,
     EMBEDDING_BIAS,
     GUIDED_DECODING,
@@ -80,7 +81,14 @@ def _read_as_number(name: str, array: Array, limits: ReadLimits) -> int:
     return int(bool(read_scalar(name, array, limits)))
 
 
-OUTPUTS = (replace(SEQUENCE_INDEX, asked_by="has_several_sequences"), *LOG_PROBS, *LOGITS, *NUM_TOKENS, *PERF_METRICS)
+OUTPUTS = (
+    BATCH_INDEX,
+    replace(SEQUENCE_INDEX, asked_by="has_several_sequences"),
+    *LOG_PROBS,
+    *LOGITS,
+    *NUM_TOKENS,
+    *PERF_METRICS,
+)
 """Those that all three models have."""
 
 
