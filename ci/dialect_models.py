@@ -17,25 +17,34 @@ from inflight.server.tensors.dialects import (  # noqa: E402
     ENSEMBLE,
     LLM,
     LLMAPI,
+    POSTPROCESSING,
+    PREPROCESSING,
     TENSORRT_LLM,
     TENSORRT_LLM_BLS,
     VLLM_MODEL,
 )
+from inflight.server.tensors.entries import NO_MEDIA  # noqa: E402
 from inflight.server.tensors.sampling_parameters import PARAMETERS, Parameter  # noqa: E402
 
 APIS = ROOT / "backend" / "apis"
 MODELS = {
-    "tensorrtllm": {each.name: each for each in (TENSORRT_LLM, ENSEMBLE, TENSORRT_LLM_BLS)},
+    "tensorrtllm": {
+        each.name: each for each in (TENSORRT_LLM, ENSEMBLE, TENSORRT_LLM_BLS, PREPROCESSING, POSTPROCESSING)
+    },
     "llmapi": {"tensorrt_llm": LLMAPI},
     "vllm": {VLLM_MODEL.name: VLLM_MODEL},
     "unary": {"llm_unary": LLM},
 }
 """API -> its models and their dialects."""
+UNARY = ("unary", PREPROCESSING.name, POSTPROCESSING.name)
+"""APIs and models that are not decoupled: one response to each request."""
 WORDS = {
     "has_several_sequences": "`num_return_sequences` is above 1",
     "is_one_of_several": "the request has several prompts",
 }
 """What switches an output on, where it is not the field of that name."""
+SENT = {"nothing": "never: " + NO_MEDIA, "prompt_table_extra_ids": "if `PROMPT_TABLE_EXTRA_ID` is given"}
+"""When an output is sent that nothing switches on, by its value, where it is not always."""
 HEAD = """# Models for other backends' clients
 
 Each folder is what one name of `inflight serve --api` adds to the model repository; README.md says how they are used.
@@ -50,7 +59,7 @@ def made_files() -> dict[Path, str]:
     for api, models in MODELS.items():
         for name, dialect in models.items():
             folder = APIS / api / name
-            files[folder / "config.pbtxt"] = config(name, dialect, decoupled=api != "unary")
+            files[folder / "config.pbtxt"] = config(name, dialect, decoupled=not {api, name} & set(UNARY))
             files[folder / "1" / ".gitkeep"] = ""
     return files
 
@@ -90,6 +99,8 @@ def tables() -> str:
         [
             *_table(f"input of `{TENSORRT_LLM.name}`", map(_input, TENSORRT_LLM.inputs)),
             *_table(f"input of `{ENSEMBLE.name}` and `{TENSORRT_LLM_BLS.name}`", map(_input, TENSORRT_LLM_BLS.inputs)),
+            *_table(f"input of `{PREPROCESSING.name}`", map(_input, PREPROCESSING.inputs)),
+            *_table(f"input of `{POSTPROCESSING.name}`", map(_input, POSTPROCESSING.inputs)),
             *_table("input of llmapi's `tensorrt_llm`", map(_input, LLMAPI.inputs)),
             *_table(f"input of `{VLLM_MODEL.name}`", map(_input, VLLM_MODEL.inputs)),
             *_table("key of `sampling_parameters`", map(_parameter, PARAMETERS)),
@@ -132,6 +143,8 @@ def _outputs() -> Iterator[list[str]]:
     models = (
         ("`tensorrt_llm`", TENSORRT_LLM),
         ("`ensemble`", ENSEMBLE),
+        ("`preprocessing`", PREPROCESSING),
+        ("`postprocessing`", POSTPROCESSING),
         ("llmapi", LLMAPI),
         ("`vllm_model`", VLLM_MODEL),
     )
@@ -142,7 +155,7 @@ def _outputs() -> Iterator[list[str]]:
                 told.append(tensor)
                 of = " and ".join(name for name, each in models if tensor in each.outputs)
                 flag = WORDS.get(tensor.asked_by, f"`{tensor.asked_by}`")
-                when = f"if {flag} or by its name" if tensor.asked_by else "always"
+                when = f"if {flag} or by its name" if tensor.asked_by else SENT.get(tensor.value, "always")
                 yield [f"`{tensor.name}` {tensor.dtype.name} {list(tensor.dims)} of {of}", when]
 
 

@@ -22,20 +22,21 @@ from dataclasses import replace
 from typing import Any
 
 from inflight.config import EngineConfig
-from inflight.errors import EngineUnavailable, InflightError, InvalidRequest, QueueFull, RequestCancelled
+from inflight.errors import EngineUnavailable, InvalidRequest, QueueFull, RequestCancelled
 from inflight.executor.front.front import SHUT_DOWN, Front
 from inflight.request import Request
 from inflight.result import Response
 from inflight.server.batch_reply import BatchReply, PromptReply
-from inflight.server.outcome import ended
+from inflight.server.outcome import ended, refused
 from inflight.server.preparation import Preparation
+from inflight.server.read_limits import read_limits
 from inflight.server.reply import Reply
 from inflight.server.request_builder import RequestBuilder
 from inflight.server.self_unload import is_supervised, unload_itself
 from inflight.server.tensors.client_request import ClientRequest
 from inflight.server.tensors.dialect import Dialect
 from inflight.server.tensors.request_parameters import parse_parameters, read_parameters
-from inflight.server.tensors.tensor_values import Array, ReadLimits, split
+from inflight.server.tensors.tensor_values import Array, split
 from inflight.server.threads.metrics_thread import MetricsThread, Outcome, own_labels
 from inflight.server.threads.response_pace import ResponsePace, choose_rate
 from inflight.server.threads.sending_thread import SendingThread, log_failure
@@ -89,13 +90,7 @@ class BackendServer:
         self._preparation = Preparation(
             tokenizer, builder, config.exclude_input_in_output, repeats_text=dialect.repeats_text
         )
-        self._read_limits = ReadLimits(
-            max_text_bytes=config.max_text_bytes,
-            max_input_len=executor.limits.max_input_len,
-            vocab_size=executor.limits.vocab_size,
-            max_bytes_per_token=tokenizer.max_bytes_per_token,
-            max_prompt_embedding_bytes=executor.limits.max_prompt_embedding_bytes,
-        )
+        self._read_limits = read_limits(config, executor.limits, tokenizer)
         self._items = WorkItems()
         self._metrics = MetricsThread(
             pb_utils,
@@ -108,7 +103,7 @@ class BackendServer:
             vllm_families(executor.limits.max_seq_len) if dialect.has_vllm_metrics else None,
         )
         rate = choose_rate(config.max_responses_per_second, executor.device, len(os.sched_getaffinity(0)))
-        self._tokenizing = TokenizingThreads(self._submit)
+        self._tokenizing = TokenizingThreads[WorkItem](self._submit)
         self._sending = SendingThread(executor, self._items, ResponsePace(rate), self._on_end)
         self._watch = WatchThread(
             executor, self._items, config.cancellation_check_period_ms / 1000, self._on_engine_down
@@ -204,7 +199,7 @@ class BackendServer:
         self._tokenizing.put(item, length)
 
     def _refuse(self, error: Exception, reply: Reply | PromptReply) -> None:
-        code, sentence, outcome = _refusal(error)
+        code, sentence, outcome = refused(error)
         reply.fail(code, sentence)
         self._metrics.record(Outcome(outcome=outcome))
 
@@ -226,7 +221,7 @@ class BackendServer:
             self._executor.enqueue_request(item.request)
         except Exception as error:
             # The sending thread may answer it too, if the engine is lost: the item ensures one final response.
-            code, sentence, outcome = _refusal(error)
+            code, sentence, outcome = refused(error)
             # Released first, so that the client can use the id again once it has the response.
             self._items.release_triton_id(item)
             item.fail(code, sentence)
@@ -311,11 +306,3 @@ class BackendServer:
             unload_itself(self._pb_utils, self._model_name, reason)
         self._executor.shutdown()
         self._sending.finish()
-
-
-def _refusal(error: Exception) -> tuple[str, str, str]:
-    """(code, sentence, outcome). An unexpected error is logged, and its client gets a general sentence."""
-    if not isinstance(error, InflightError):
-        log_failure("taking a request", error)
-        error = InflightError("the request could not be read")
-    return error.code, str(error), error.outcome

@@ -1,4 +1,4 @@
-"""Builds and starts a BackendServer from the arguments that tritonserver passes to initialize()."""
+"""Builds and starts what serves a model from the arguments that tritonserver passes to initialize()."""
 
 from __future__ import annotations
 
@@ -11,10 +11,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from inflight.config import EngineConfig
+from inflight.errors import ConfigurationError
 from inflight.log_output import start_logging
 from inflight.numpy_check import check_numpy
 from inflight.server.backend_server import BackendServer
 from inflight.server.dialect_model import DialectModel
+from inflight.server.processing import PROCESSES
+from inflight.server.processing_server import ProcessingServer
+from inflight.server.read_limits import read_limits
 from inflight.server.self_unload import is_supervised
 from inflight.server.tensors.dialects import DIALECTS, LLM
 from inflight.text.tokenizer import Tokenizer
@@ -23,7 +27,7 @@ if TYPE_CHECKING:
     from inflight.executor.front.front import Front
 
 
-def start_server(pb_utils: Any, args: Mapping[str, str]) -> BackendServer:
+def start_server(pb_utils: Any, args: Mapping[str, str]) -> BackendServer | ProcessingServer:
     """Read the configuration, launch the engine, start the threads. `args`: what tritonserver passes to initialize().
 
     Raises ConfigurationError with one sentence, or another InflightError if the engine does not start.
@@ -36,6 +40,8 @@ def start_server(pb_utils: Any, args: Mapping[str, str]) -> BackendServer:
     parameters = {key: value["string_value"] for key, value in model_config.get("parameters", {}).items()}
     name = args["model_name"]
     attached = DialectModel.from_parameters(parameters, name) if DialectModel.is_meant(parameters) else None
+    if attached is None and name in PROCESSES:
+        raise ConfigurationError(f"model {name} needs the parameter engine: the model whose tokenizer it uses")
     if attached is not None:
         config = attached.find_engine_config()
     else:
@@ -46,18 +52,33 @@ def start_server(pb_utils: Any, args: Mapping[str, str]) -> BackendServer:
     deaths: list[str] = []
     # /metrics shows the newest state. Who wants to know each iteration, or KV cache events, attaches a front.
     front_config = replace(config, iter_stats_max_iterations=0, request_stats_max_iterations=0, event_buffer_max_size=0)
-    server = BackendServer(
-        pb_utils=pb_utils,
-        executor=_launch(config, name, deaths) if attached is None else attached.attach(front_config, deaths),
-        tokenizer=tokenizer,
-        dialect=dialect.offering({output["name"] for output in model_config["output"]}),
-        config=config,
-        model_name=args["model_name"],
-        model_version=args["model_version"],
-        instance=args["model_instance_name"],
-        deaths=deaths,
-        is_unary=not model_config.get("model_transaction_policy", {}).get("decoupled", False),
-    )
+    executor = _launch(config, name, deaths) if attached is None else attached.attach(front_config, deaths)
+    dialect = dialect.offering({output["name"] for output in model_config["output"]})
+    is_unary = not model_config.get("model_transaction_policy", {}).get("decoupled", False)
+    server: BackendServer | ProcessingServer
+    if dialect.name in PROCESSES:
+        server = ProcessingServer(
+            pb_utils=pb_utils,
+            executor=executor,
+            dialect=dialect,
+            process=PROCESSES[dialect.name](tokenizer, executor.limits),
+            read_limits=read_limits(config, executor.limits, tokenizer),
+            instance=args["model_instance_name"],
+            is_unary=is_unary,
+        )
+    else:
+        server = BackendServer(
+            pb_utils=pb_utils,
+            executor=executor,
+            tokenizer=tokenizer,
+            dialect=dialect,
+            config=config,
+            model_name=args["model_name"],
+            model_version=args["model_version"],
+            instance=args["model_instance_name"],
+            deaths=deaths,
+            is_unary=is_unary,
+        )
     server.start()
     return server
 

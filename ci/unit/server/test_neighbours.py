@@ -13,7 +13,7 @@ from inflight.errors import InvalidRequest
 from inflight.result import PerfMetrics
 from inflight.server.tensors.chunk import Chunk
 from inflight.server.tensors.client_request import ClientRequest
-from inflight.server.tensors.dialect import Dialect
+from inflight.server.tensors.dialect import ANY_ONE, Dialect
 from inflight.server.tensors.dialects import (
     DIALECTS,
     ENSEMBLE,
@@ -262,10 +262,11 @@ def test_two_names_of_one_option_must_agree(dialect: Dialect) -> None:
 def test_what_cannot_be_honoured_is_refused_with_its_reason(dialect: Dialect) -> None:
     for tensor in dialect.inputs:
         if tensor.is_refused:
-            value = np.full((1,) * len(tensor.dims), b"x" if tensor.dtype.name == "STRING" else 77)
+            several = ANY_ONE in (tensor.neutral or ())
+            value = np.full((1 + several,) * len(tensor.dims), b"x" if tensor.dtype.name == "STRING" else 77)
             with pytest.raises(InvalidRequest, match=f"{tensor.name} is not supported: "):
                 tensor.values(value.astype(tensor.dtype.numpy_type), READ_LIMITS)
-            for neutral in tensor.neutral or ():
+            for neutral in {77 if each is ANY_ONE else each for each in tensor.neutral or ()}:
                 assert tensor.values(np.array([neutral], tensor.dtype.numpy_type), READ_LIMITS) == {}
             assert tensor.values(np.zeros((0,) * len(tensor.dims), tensor.dtype.numpy_type), READ_LIMITS) == {}
 

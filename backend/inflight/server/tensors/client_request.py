@@ -21,6 +21,10 @@ class ClientRequest:
     input_ids: list[int] | None = None
     input_length: int | None = None
     """How many of `input_ids` count: the others are padding."""
+    sequences: list[list[int]] | None = None
+    """Token ids that are to become text: this is no prompt."""
+    sequence_lengths: list[int] | None = None
+    """How many of each of `sequences` count: the others are padding."""
     max_tokens: int | None = None
     stream: bool = False
     stop: bool = False

@@ -248,7 +248,8 @@ def stack(arrays: Sequence[Array]) -> Array:
     stacked = np.full((sum(map(len, arrays)), *inner), padding, dtype=arrays[0].dtype)
     start = 0
     for array in arrays:
-        stacked[(slice(start, start + len(array)), *map(slice, array.shape[1:]))] = array
+        place = (slice(start, start + len(array)), *map(slice, array.shape[1:]))
+        stacked[place] = array
         start += len(array)
     return stacked
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from inflight.server.tensors.dialect import Default, Dialect, Gathering, InputTensor, OutputTensor, TensorType
+from inflight.server.tensors.dialect import ANY_ONE, Default, Dialect, Gathering, InputTensor, OutputTensor, TensorType
 from inflight.server.tensors.entries import (
     BATCH_INDEX,
     DRAFTS,
@@ -138,8 +138,9 @@ TENSORRT_LLM = Dialect(
         *RETENTION,
         refused("encoder_input_features", TensorType.FP16, 2, NO_ENCODER),
         refused("encoder_output_lengths", TensorType.INT32, 1, NO_ENCODER),
-        refused("decoder_input_ids", TensorType.INT32, 1, NO_ENCODER),
-        refused("decoder_input_lengths", TensorType.INT32, 1, NO_ENCODER),
+        # preprocessing sends one padding token for every prompt.
+        refused("decoder_input_ids", TensorType.INT32, 1, NO_ENCODER, ANY_ONE),
+        refused("decoder_input_lengths", TensorType.INT32, 1, NO_ENCODER, ANY_ONE),
         refused("cross_attention_mask", TensorType.BOOL, 2, NO_ENCODER),
         refused("skip_cross_attn_blocks", TensorType.BOOL, 1, NO_ENCODER, False),
         refused("mrope_rotary_cos_sin", TensorType.FP32, 1, NO_MEDIA),
