@@ -1,4 +1,4 @@
-"""The folder `backend/apis`: its models, and tables of what they do with each tensor, made from the dialects' tables.
+"""The folder `backend/apis`: its models, and tables of what they do with each tensor, made from the code's own tables.
 
 `python -m ci.dialect_models` brings it up to date, and `ci/unit/house/test_readme.py` fails where it is not.
 """
@@ -23,8 +23,11 @@ from inflight.server.tensors.dialects import (  # noqa: E402
     TENSORRT_LLM_BLS,
     VLLM_MODEL,
 )
-from inflight.server.tensors.entries import NO_MEDIA  # noqa: E402
+from inflight.server.tensors.entries import NO_MEDIA, NOT_SPLIT  # noqa: E402
+from inflight.server.tensors.request_parameters import REQUEST_TYPE, WHOLE  # noqa: E402
 from inflight.server.tensors.sampling_parameters import PARAMETERS, Parameter  # noqa: E402
+from inflight.server.threads.metric_families import FAMILIES  # noqa: E402
+from inflight.server.threads.vllm_metrics import vllm_families  # noqa: E402
 
 APIS = ROOT / "backend" / "apis"
 MODELS = {
@@ -45,10 +48,24 @@ WORDS = {
 """What switches an output on, where it is not the field of that name."""
 SENT = {"nothing": "never: " + NO_MEDIA, "prompt_table_extra_ids": "if `PROMPT_TABLE_EXTRA_ID` is given"}
 """When an output is sent that nothing switches on, by its value, where it is not always."""
+REQUEST_PARAMETERS = [
+    ["those of `sampling_parameters`", "honoured by `vllm_model` if the tensor is not given"],
+    [
+        "`timeout`; of ours `request_priority`, `allotted_time_ms`, `cache_salt`",
+        "honoured by each model that generates",
+    ],
+    [f"`{REQUEST_TYPE}`", f"refused unless it is {WHOLE}: {NOT_SPLIT}"],
+    ["`Streaming` and all others", "ignored, as there"],
+]
+NO_METRICS = {
+    "nv_trt_llm_v1_metrics": "this engine has no V1 batching",
+    "nv_trt_llm_disaggregated_serving_metrics": NOT_SPLIT,
+}
 HEAD = """# Models for other backends' clients
 
 Each folder is what one name of `inflight serve --api` adds to the model repository; README.md says how they are used.
-The tables say what becomes of each of their tensors. All files here are made by `python -m ci.dialect_models`.
+The tables say what becomes of each of their tensors, parameters and metrics. All files here are made by
+`python -m ci.dialect_models`.
 
 """
 
@@ -105,6 +122,8 @@ def tables() -> str:
             *_table(f"input of `{VLLM_MODEL.name}`", map(_input, VLLM_MODEL.inputs)),
             *_table("key of `sampling_parameters`", map(_parameter, PARAMETERS)),
             *_table("output", _outputs()),
+            *_table("request parameter", iter(REQUEST_PARAMETERS)),
+            *_table("metric", _metrics()),
         ]
     )
 
@@ -157,6 +176,18 @@ def _outputs() -> Iterator[list[str]]:
                 flag = WORDS.get(tensor.asked_by, f"`{tensor.asked_by}`")
                 when = f"if {flag} or by its name" if tensor.asked_by else SENT.get(tensor.value, "always")
                 yield [f"`{tensor.name}` {tensor.dtype.name} {list(tensor.dims)} of {of}", when]
+
+
+def _metrics() -> Iterator[list[str]]:
+    for family in FAMILIES:
+        if family.name.startswith(("nv_trt_llm_", "nv_llm_")):
+            yield [
+                f"`{family.name}` by `{family.label}`: {', '.join(family.series)}",
+                "as there, of each model that generates",
+            ]
+    for families in vllm_families(1).values():
+        yield from ([f"`{family.name}`", f"as there, of `{VLLM_MODEL.name}`"] for family in families)
+    yield from ([f"`{name}`", f"not there: {reason}"] for name, reason in NO_METRICS.items())
 
 
 if __name__ == "__main__":

@@ -87,9 +87,7 @@ class BackendServer:
         self._config = config
         self._model_name = model_name
         builder = RequestBuilder(tokenizer, executor.limits, executor.generation_defaults)
-        self._preparation = Preparation(
-            tokenizer, builder, config.exclude_input_in_output, repeats_text=dialect.repeats_text
-        )
+        self._preparation = Preparation(tokenizer, builder, config.exclude_input_in_output, dialect.repeats)
         self._read_limits = read_limits(config, executor.limits, tokenizer)
         self._items = WorkItems()
         self._metrics = MetricsThread(
@@ -244,7 +242,8 @@ class BackendServer:
         unset = {
             field: value for field, value in self._dialect.fields_for(wanted).items() if not getattr(client, field)
         }
-        return replace(client, **common, **unset)
+        # Most requests have neither, and a copy takes longer than reading the tensors.
+        return replace(client, **common, **unset) if common or unset else client
 
     def _answer_stop(self, triton_id: str, reply: Reply) -> None:
         self._stop(triton_id)

@@ -5,6 +5,8 @@ All the work that grows with a request's text is done here. Knows work items; no
 
 from __future__ import annotations
 
+from collections.abc import Collection
+
 from inflight.request import Request
 from inflight.server.beam_output import BeamOutput
 from inflight.server.request_builder import RequestBuilder
@@ -25,14 +27,13 @@ class Preparation:
         tokenizer: Tokenizer,
         builder: RequestBuilder,
         exclude_input_in_output: bool,
-        *,
-        repeats_text: bool = False,
+        repeats: Collection[str] = (),
     ) -> None:
-        """`exclude_input_in_output`: the default for requests that do not set it. `repeats_text`: see Dialect."""
+        """`exclude_input_in_output`: the default for requests that do not set it. `repeats`: see Dialect."""
         self._tokenizer = tokenizer
         self._builder = builder
         self._exclude_input = exclude_input_in_output
-        self._repeats_text = repeats_text
+        self._repeats = repeats
 
     def prepare(self, item: WorkItem) -> None:
         """Raises RequestError if the item cannot be served, or was cancelled or stopped meanwhile."""
@@ -59,7 +60,7 @@ class Preparation:
                 echo,
                 client.additional_outputs or (),
                 self._text_of_token,
-                repeats_text=self._repeats_text,
+                self._repeats,
             )
 
         return [output(index) for index in range(request.num_return_sequences)]

@@ -67,6 +67,7 @@ class ClientRequest:
     end_id: int | None = None
     """-1: no token ends the output; None: the checkpoint's own end tokens do."""
     pad_id: int | None = None
+    """Without effect: outputs are padded with -1."""
 
     guide_type: str | None = None
     guide: str | None = None

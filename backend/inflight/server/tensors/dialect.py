@@ -188,8 +188,9 @@ class Dialect:
     defaults: tuple[Default, ...] = ()
     """In their order: a later one sees what an earlier one has set."""
     gathering: Gathering = Gathering.NONE
-    repeats_text: bool = False
-    """Whether each response of a stream holds the whole text so far, and not only what is new."""
+    repeats: tuple[str, ...] = ()
+    """Values of Chunk that responses of a stream repeat. Of `text` and `log_probs` each one holds all so far, and not
+    only what is new; `context_logits` are in the first and in the last one."""
     stops_unknown: bool = False
     """Whether a stop request succeeds although no request with its id is in flight."""
     stop_error: str = ""

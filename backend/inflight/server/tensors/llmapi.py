@@ -39,7 +39,7 @@ LLMAPI = Dialect(
     name="llmapi",
     required=(("text_input",),),
     unfinished="None",
-    repeats_text=True,
+    repeats=("text",),
     defaults=(
         Default(field="max_tokens", value=32),
         Default(field="top_k", value=1, unless=("temperature", "top_p")),

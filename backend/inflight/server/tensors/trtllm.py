@@ -65,6 +65,10 @@ DEFAULTS = (
 """Those of TensorRT-LLM's decoders, which read no generation_config.json. Neither 0 top_k nor 0 top_p is a limit, and
 without a limit they are greedy, whatever the temperature."""
 
+REPEATED = ("log_probs", "context_logits")
+"""Its executor puts both into each response; clients read them from the last one. Those of a long prompt are too large
+to be sent with every token."""
+
 SWITCHES = (
     scalar("return_log_probs", TensorType.BOOL),
     scalar("return_context_logits", TensorType.BOOL),
@@ -100,6 +104,7 @@ TENSORRT_LLM = Dialect(
     name="tensorrt_llm",
     batched=True,
     gathering=Gathering.BEAMS,
+    repeats=REPEATED,
     stops_unknown=True,
     required=(("input_ids",), ("request_output_len",)),
     defaults=(*DEFAULTS, Default(field="end_id", value=-1)),
@@ -197,6 +202,7 @@ ENSEMBLE = Dialect(
     name="ensemble",
     batched=True,
     gathering=Gathering.BEAMS,
+    repeats=REPEATED,
     required=(("text_input",), ("max_tokens",)),
     defaults=DEFAULTS,
     inputs=_TEXT_INPUTS,
@@ -207,6 +213,7 @@ TENSORRT_LLM_BLS = Dialect(
     name="tensorrt_llm_bls",
     batched=True,
     gathering=Gathering.BEAMS,
+    repeats=REPEATED,
     required=ENSEMBLE.required,
     defaults=DEFAULTS,
     inputs=(
