@@ -100,6 +100,8 @@ class Preprocessing:
         bias = np.zeros(self._limits.vocab_size, np.float32)
         for word, weight in zip(words, weights, strict=True):
             for token in set(self._tokenizer.encode_plain(word)):
+                if token >= len(bias):
+                    raise InvalidRequest(f"EMBEDDING_BIAS_WORDS has token {token}, which the network does not have")
                 bias[token] += weight
         return bias
 

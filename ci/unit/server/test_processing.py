@@ -9,7 +9,7 @@ import fake_pb_utils as pb
 import numpy as np
 import pytest
 from fake_executor import FakeExecutor
-from fake_tokenizer import byte_tokenizer, sentencepiece_tokenizer
+from fake_tokenizer import byte_tokenizer_with, sentencepiece_tokenizer
 from played_backend import LONG
 
 from inflight.config import EngineConfig
@@ -58,7 +58,8 @@ def ask(request: pytest.FixtureRequest, tokenizer: Tokenizer):
 
 @pytest.fixture
 def tokenizer() -> Tokenizer:
-    return byte_tokenizer()
+    """Its last token is none of the network's."""
+    return byte_tokenizer_with(*(f"<{number}>" for number in range(43)), "<far>")
 
 
 pre = pytest.mark.parametrize("ask", [PREPROCESSING], indirect=True, ids=["preprocessing"])
@@ -135,6 +136,10 @@ def test_named_outputs_alone_are_sent_and_those_of_images_never(ask) -> None:
         ({"IMAGE_URL": texts(["http://x"])}, "IMAGE_URL is not supported"),
         ({"EMBEDDING_BIAS_WORDS": texts(["a", "b"]), "EMBEDDING_BIAS_WEIGHTS": np.ones((1, 1), np.float32)}, "has 2"),
         ({"QUERY": texts(["a"], ["b"])}, "but the request has 2 prompts"),
+        (
+            {"EMBEDDING_BIAS_WORDS": texts(["<far>"]), "EMBEDDING_BIAS_WEIGHTS": np.ones((1, 1), np.float32)},
+            "has token 300, which the network does not have",
+        ),
     ],
     ids=lambda value: "" if isinstance(value, str) else "+".join(value),
 )
