@@ -36,3 +36,14 @@ def test_they_answer_once_where_the_others_stream(server: ServerProcess) -> None
 def test_an_ensemble_of_the_three_answers_as_ensemble_does(second_server: ServerProcess) -> None:
     found = infer(second_server, OF_STEPS, two_prompts()).as_numpy("text_output")
     assert found.tolist() == infer(second_server, "ensemble", two_prompts()).as_numpy("text_output").tolist()
+
+
+def test_a_client_that_drafts_itself_gets_the_same_tokens(second_server: ServerProcess) -> None:
+    """As NVIDIA's client for speculative decoding: what one call generates are the drafts of the next."""
+    inputs = {"QUERY": np.array([[GOLDEN["prompt"].encode()]], object), "REQUEST_OUTPUT_LEN": np.array([[5]], np.int32)}
+    prompt = infer(second_server, "preprocessing", inputs)
+    asked = {name: prompt.as_numpy(each) for name, each in TO_TENSORRT_LLM.items()}
+    drafts = infer(second_server, "tensorrt_llm", asked | {"request_output_len": np.array([[4]], np.int32)})
+    ids = drafts.as_numpy("output_ids")[0, :, len(GOLDEN["prompt_ids"]) :]
+    target = infer(second_server, "tensorrt_llm", asked | {"draft_input_ids": ids})
+    assert target.as_numpy("output_ids")[0, 0].tolist() == GOLDEN["prompt_ids"] + GOLDEN["token_ids"][:5]
