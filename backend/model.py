@@ -1,4 +1,4 @@
-"""The module that tritonserver loads: TritonPythonModel, which passes every call on to a BackendServer.
+"""The module that tritonserver loads: TritonPythonModel, which passes every call on to what serves the model.
 
 tritonserver imports this file as the bare module `model`, sometimes in two stub processes, so nothing heavy is imported
 before initialize().
@@ -12,6 +12,7 @@ import triton_python_backend_utils as pb_utils
 
 if TYPE_CHECKING:
     from inflight.server.backend_server import BackendServer
+    from inflight.server.processing_server import ProcessingServer
 
 
 class TritonPythonModel:
@@ -27,7 +28,7 @@ class TritonPythonModel:
         from inflight.server.start import start_server
 
         try:
-            self._server: BackendServer = start_server(pb_utils, args)
+            self._server: BackendServer | ProcessingServer = start_server(pb_utils, args)
         except InflightError as error:
             raise pb_utils.TritonModelException(str(error)) from None
 

@@ -1,4 +1,4 @@
-"""The folder `backend/apis`: its models, and tables of what they do with each tensor, made from the dialects' tables.
+"""The folder `backend/apis`: its models, and tables of what they do with each tensor, made from the code's own tables.
 
 `python -m ci.dialect_models` brings it up to date, and `ci/unit/house/test_readme.py` fails where it is not.
 """
@@ -12,31 +12,60 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT / "backend"))
 
-from inflight.server.tensors.dialect import Dialect, InputTensor, OutputTensor  # noqa: E402
+from inflight.server.tensors.dialect import MAX_PROMPTS, Dialect, InputTensor, OutputTensor  # noqa: E402
 from inflight.server.tensors.dialects import (  # noqa: E402
     ENSEMBLE,
     LLM,
     LLMAPI,
+    POSTPROCESSING,
+    PREPROCESSING,
     TENSORRT_LLM,
     TENSORRT_LLM_BLS,
     VLLM_MODEL,
 )
+from inflight.server.tensors.entries import NO_MEDIA, NOT_SPLIT  # noqa: E402
+from inflight.server.tensors.request_parameters import REQUEST_TYPE, WHOLE  # noqa: E402
 from inflight.server.tensors.sampling_parameters import PARAMETERS, Parameter  # noqa: E402
+from inflight.server.threads.metric_families import FAMILIES  # noqa: E402
+from inflight.server.threads.vllm_metrics import vllm_families  # noqa: E402
 
 APIS = ROOT / "backend" / "apis"
 MODELS = {
-    "tensorrtllm": {each.name: each for each in (TENSORRT_LLM, ENSEMBLE, TENSORRT_LLM_BLS)},
+    "tensorrtllm": {
+        each.name: each for each in (TENSORRT_LLM, ENSEMBLE, TENSORRT_LLM_BLS, PREPROCESSING, POSTPROCESSING)
+    },
     "llmapi": {"tensorrt_llm": LLMAPI},
     "vllm": {VLLM_MODEL.name: VLLM_MODEL},
     "unary": {"llm_unary": LLM},
 }
 """API -> its models and their dialects."""
-WORDS = {"has_several_sequences": "`num_return_sequences` is above 1"}
+UNARY = ("unary", PREPROCESSING.name, POSTPROCESSING.name)
+"""APIs and models that are not decoupled: one response to each request."""
+WORDS = {
+    "has_several_sequences": "`num_return_sequences` is above 1",
+    "is_one_of_several": "the request has several prompts",
+}
 """What switches an output on, where it is not the field of that name."""
+SENT = {"nothing": "never: " + NO_MEDIA, "prompt_table_extra_ids": "if `PROMPT_TABLE_EXTRA_ID` is given"}
+"""When an output is sent that nothing switches on, by its value, where it is not always."""
+REQUEST_PARAMETERS = [
+    ["those of `sampling_parameters`", "honoured by `vllm_model` if the tensor is not given"],
+    [
+        "`timeout`; of ours `request_priority`, `allotted_time_ms`, `cache_salt`",
+        "honoured by each model that generates",
+    ],
+    [f"`{REQUEST_TYPE}`", f"refused unless it is {WHOLE}: {NOT_SPLIT}"],
+    ["`Streaming` and all others", "ignored, as there"],
+]
+NO_METRICS = {
+    "nv_trt_llm_v1_metrics": "this engine has no V1 batching",
+    "nv_trt_llm_disaggregated_serving_metrics": NOT_SPLIT,
+}
 HEAD = """# Models for other backends' clients
 
 Each folder is what one name of `inflight serve --api` adds to the model repository; README.md says how they are used.
-The tables say what becomes of each of their tensors. All files here are made by `python -m ci.dialect_models`.
+The tables say what becomes of each of their tensors, parameters and metrics. All files here are made by
+`python -m ci.dialect_models`.
 
 """
 
@@ -47,7 +76,7 @@ def made_files() -> dict[Path, str]:
     for api, models in MODELS.items():
         for name, dialect in models.items():
             folder = APIS / api / name
-            files[folder / "config.pbtxt"] = config(name, dialect, decoupled=api != "unary")
+            files[folder / "config.pbtxt"] = config(name, dialect, decoupled=not {api, name} & set(UNARY))
             files[folder / "1" / ".gitkeep"] = ""
     return files
 
@@ -58,7 +87,7 @@ def config(name: str, dialect: Dialect, *, decoupled: bool) -> str:
         "# Made by python -m ci.dialect_models. The dialect's table says what each tensor means.",
         f'name: "{name}"',
         'backend: "inflight"',
-        f"max_batch_size: {int(dialect.batched)}",
+        f"max_batch_size: {MAX_PROMPTS if dialect.batched else 0}",
         f"model_transaction_policy {{ decoupled: {str(decoupled).lower()} }}",
         "instance_group [ { kind: KIND_CPU count: 1 } ]",
         "",
@@ -87,10 +116,14 @@ def tables() -> str:
         [
             *_table(f"input of `{TENSORRT_LLM.name}`", map(_input, TENSORRT_LLM.inputs)),
             *_table(f"input of `{ENSEMBLE.name}` and `{TENSORRT_LLM_BLS.name}`", map(_input, TENSORRT_LLM_BLS.inputs)),
+            *_table(f"input of `{PREPROCESSING.name}`", map(_input, PREPROCESSING.inputs)),
+            *_table(f"input of `{POSTPROCESSING.name}`", map(_input, POSTPROCESSING.inputs)),
             *_table("input of llmapi's `tensorrt_llm`", map(_input, LLMAPI.inputs)),
             *_table(f"input of `{VLLM_MODEL.name}`", map(_input, VLLM_MODEL.inputs)),
             *_table("key of `sampling_parameters`", map(_parameter, PARAMETERS)),
             *_table("output", _outputs()),
+            *_table("request parameter", iter(REQUEST_PARAMETERS)),
+            *_table("metric", _metrics()),
         ]
     )
 
@@ -129,6 +162,8 @@ def _outputs() -> Iterator[list[str]]:
     models = (
         ("`tensorrt_llm`", TENSORRT_LLM),
         ("`ensemble`", ENSEMBLE),
+        ("`preprocessing`", PREPROCESSING),
+        ("`postprocessing`", POSTPROCESSING),
         ("llmapi", LLMAPI),
         ("`vllm_model`", VLLM_MODEL),
     )
@@ -139,8 +174,20 @@ def _outputs() -> Iterator[list[str]]:
                 told.append(tensor)
                 of = " and ".join(name for name, each in models if tensor in each.outputs)
                 flag = WORDS.get(tensor.asked_by, f"`{tensor.asked_by}`")
-                when = f"if {flag} or by its name" if tensor.asked_by else "always"
+                when = f"if {flag} or by its name" if tensor.asked_by else SENT.get(tensor.value, "always")
                 yield [f"`{tensor.name}` {tensor.dtype.name} {list(tensor.dims)} of {of}", when]
+
+
+def _metrics() -> Iterator[list[str]]:
+    for family in FAMILIES:
+        if family.name.startswith(("nv_trt_llm_", "nv_llm_")):
+            yield [
+                f"`{family.name}` by `{family.label}`: {', '.join(family.series)}",
+                "as there, of each model that generates",
+            ]
+    for families in vllm_families(1).values():
+        yield from ([f"`{family.name}`", f"as there, of `{VLLM_MODEL.name}`"] for family in families)
+    yield from ([f"`{name}`", f"not there: {reason}"] for name, reason in NO_METRICS.items())
 
 
 if __name__ == "__main__":

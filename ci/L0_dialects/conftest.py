@@ -15,6 +15,9 @@ import pytest
 from raw_stream import RawStream
 from server_process import MODEL_REPOSITORY, ServerProcess
 
+from . import ensemble
+from .ensemble import OF_STEPS
+
 GOLDEN = json.loads((Path(__file__).parents[1] / "golden" / "default_model.json").read_text())[0]
 """A prompt as text and as token ids, and its greedy tokens."""
 
@@ -30,7 +33,8 @@ def server() -> Iterator[ServerProcess]:
 @pytest.fixture(scope="session")
 def second_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
     """One whose models may be unloaded by everybody, for tests that do so and bring them back. The models of
-    TensorRT-LLM's API are not decoupled here; that of llmapi has another name, in an operator's own repository."""
+    TensorRT-LLM's API are not decoupled here; in an operator's own repository stand that of llmapi, with another name,
+    and an ensemble of theirs."""
     repository = tmp_path_factory.mktemp("repository")
     (repository / "llm").symlink_to(MODEL_REPOSITORY / "llm")
     (repository / "llmapi" / "1").mkdir(parents=True)
@@ -39,6 +43,8 @@ def second_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerPr
         config.read_text().replace('name: "tensorrt_llm"', 'name: "llmapi"')
     )
     apis = ["vllm", "tensorrtllm-unary"]
+    (repository / OF_STEPS / "1").mkdir(parents=True)
+    (repository / OF_STEPS / "config.pbtxt").write_text(ensemble.config())
     with ServerProcess(model_repository=repository, apis=apis, open_apis=True) as running:
         yield running
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from itertools import pairwise
 
 import numpy as np
 import pytest
@@ -33,16 +34,24 @@ def test_text_with_or_without_its_prompt(wire: RawStream, second_server: ServerP
     with Client(second_server.grpc_url) as client:
         expected = client.generate(GOLDEN["prompt"], max_tokens=12).text
     assert wire.ask(inputs(12), model="llmapi").text == GOLDEN["prompt"] + expected
-    streamed = wire.ask(inputs(12, streaming=number(True, bool, 1)), model="llmapi")
-    assert streamed.text == expected and len(streamed.responses) > 1
+    streamed = wire.ask(inputs(12, streaming=number(True, bool, 1)), model="llmapi").pieces
+    assert streamed[-1] == expected and len(streamed) > 1
+    assert all(after.startswith(before) for before, after in pairwise(streamed)), "each holds the whole text so far"
 
 
 def test_metrics_are_text(wire: RawStream) -> None:
-    flags = ("sampling_param_return_perf_metrics", "return_finish_reason", "return_cumulative_logprob")
+    names = ("sampling_param_return_perf_metrics", "finish_reason", "stop_reason", "cumulative_logprob")
+    flags = [name if "_param_" in name else f"return_{name}" for name in names]
     (response,) = wire.ask(inputs(4, **{flag: number(True, bool, 1) for flag in flags}), model="llmapi").responses
     assert response["acceptance_rate"].tolist() == [b"0.0"] and response["finish_reason"].tolist() == [b"length"]
     assert int(response["last_token_time_ns"][0]) >= int(response["first_token_time_ns"][0]) > 0
-    assert response["cumulative_logprob"].dtype == np.float32
+    assert float(response["cumulative_logprob"][0]) < 0 and response["stop_reason"].tolist() == [b"None"]
+
+
+def test_the_stop_string_is_the_reason(wire: RawStream) -> None:
+    flags = {f"return_{reason}_reason": number(True, bool, 1) for reason in ("finish", "stop")}
+    answer = wire.ask(inputs(40, sampling_param_stop=np.array([b"#", b" "], object), **flags), model="llmapi")
+    assert answer.responses[-1]["stop_reason"].tolist() == [b" "] and answer.finish_reason == "stop"
 
 
 @pytest.mark.parametrize("request_id", ["17", "4711"])

@@ -90,6 +90,21 @@ def test_outputs_that_flags_ask_for(wire: RawStream) -> None:
     assert response["kv_cache_alloc_total_blocks"].shape == (1, 1)
 
 
+def test_a_stream_repeats_log_probs_and_ends_with_the_prompts_logits(wire: RawStream) -> None:
+    """NVIDIA's client keeps those of the last response."""
+    flags = {"streaming": flag(), "return_log_probs": flag(), "return_context_logits": flag()}
+    first, *_, last = wire.ask(token_inputs(6, **flags), model="tensorrt_llm").responses
+    assert last["output_log_probs"].shape == (1, 1, 6)
+    assert last["output_log_probs"].sum() == pytest.approx(last["cum_log_probs"][0, 0], rel=1e-4)
+    assert (last["context_logits"] == first["context_logits"]).all()
+
+
+def test_what_clients_send_without_meaning_it(wire: RawStream) -> None:
+    """A padding token of another vocabulary, and no extra id for any token."""
+    more = {"pad_id": number(50256, np.int32, 1, 1), "prompt_table_extra_ids": np.zeros((1, len(IDS)), np.uint64)}
+    assert ids_of(wire.ask(token_inputs(4, streaming=flag(), **more), model="tensorrt_llm")) == TOKENS[:4]
+
+
 def test_beams_are_in_one_response(wire: RawStream, server: ServerProcess) -> None:
     with Client(server.grpc_url) as client:
         ranked = client.generate(IDS, max_tokens=8, beam_width=3, num_return_sequences=3, end_id=-1).sequences

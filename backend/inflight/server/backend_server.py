@@ -22,21 +22,23 @@ from dataclasses import replace
 from typing import Any
 
 from inflight.config import EngineConfig
-from inflight.errors import EngineUnavailable, InflightError, InvalidRequest, QueueFull, RequestCancelled
+from inflight.errors import EngineUnavailable, InvalidRequest, QueueFull, RequestCancelled
 from inflight.executor.front.front import SHUT_DOWN, Front
 from inflight.open_requests import OpenRequests
 from inflight.request import Request
 from inflight.request_spans import RequestSpans
 from inflight.result import Response
-from inflight.server.outcome import ended
+from inflight.server.batch_reply import BatchReply, PromptReply
+from inflight.server.outcome import ended, refused
 from inflight.server.preparation import Preparation
+from inflight.server.read_limits import read_limits
 from inflight.server.reply import Reply
 from inflight.server.request_builder import RequestBuilder
 from inflight.server.self_unload import is_supervised, unload_itself
 from inflight.server.tensors.client_request import ClientRequest
 from inflight.server.tensors.dialect import Dialect
 from inflight.server.tensors.request_parameters import parse_parameters, read_parameters
-from inflight.server.tensors.tensor_values import ReadLimits
+from inflight.server.tensors.tensor_values import Array, split
 from inflight.server.threads.metrics_thread import MetricsThread, Outcome, own_labels
 from inflight.server.threads.response_pace import ResponsePace, choose_rate
 from inflight.server.threads.sending_thread import SendingThread, log_failure
@@ -92,14 +94,8 @@ class BackendServer:
         self._model_name = model_name
         self._spans = spans
         builder = RequestBuilder(tokenizer, executor.limits, executor.generation_defaults)
-        self._preparation = Preparation(tokenizer, builder, config.exclude_input_in_output)
-        self._read_limits = ReadLimits(
-            max_text_bytes=config.max_text_bytes,
-            max_input_len=executor.limits.max_input_len,
-            vocab_size=executor.limits.vocab_size,
-            max_bytes_per_token=tokenizer.max_bytes_per_token,
-            max_prompt_embedding_bytes=executor.limits.max_prompt_embedding_bytes,
-        )
+        self._preparation = Preparation(tokenizer, builder, config.exclude_input_in_output, dialect.repeats)
+        self._read_limits = read_limits(config, executor.limits, tokenizer)
         self._items = WorkItems()
         self._metrics = MetricsThread(
             pb_utils,
@@ -114,7 +110,7 @@ class BackendServer:
             vllm_families(executor.limits.max_seq_len) if dialect.has_vllm_metrics else None,
         )
         rate = choose_rate(config.max_responses_per_second, executor.description.device, len(os.sched_getaffinity(0)))
-        self._tokenizing = TokenizingThreads(self._submit)
+        self._tokenizing = TokenizingThreads[WorkItem](self._submit)
         self._sending = SendingThread(executor, self._items, ResponsePace(rate), self._on_end)
         self._watch = WatchThread(
             executor, self._items, config.cancellation_check_period_ms / 1000, self._on_engine_down
@@ -140,9 +136,7 @@ class BackendServer:
         try:
             self._accept(request, reply)
         except Exception as error:
-            code, sentence, outcome = _refusal(error)
-            reply.fail(code, sentence)
-            self._metrics.record(Outcome(outcome=outcome))
+            self._refuse(error, reply)
 
     def is_ready(self) -> bool:
         return self._executor.is_ready() and self._sending.is_alive()
@@ -177,26 +171,55 @@ class BackendServer:
         self._is_closed = True
 
     def _accept(self, request: Any, reply: Reply) -> None:
+        arrays = {tensor.name(): tensor.as_numpy() for tensor in request.inputs()}
+        parameters = parse_parameters(request.parameters())
+        common = read_parameters(parameters, request.timeout())
         wanted = self._dialect.wanted(request.requested_output_names())
-        client = self._read(request, wanted)
         triton_id = str(request.request_id() or "")
-        if client.stop:
-            self._stop(triton_id)
-            if self._dialect.stop_error:
-                reply.fail(RequestCancelled.code, self._dialect.stop_error)
-            else:
-                reply.close()
+        trace_parent = find_parent(request) if self._spans is not None else None
+        prompts = split(arrays) if self._dialect.batched else (arrays,)
+        if len(prompts) == 1:
+            client = self._read(arrays, parameters, wanted, common)
+            if client.stop:
+                self._answer_stop(triton_id, reply)
+                return
+            self._items.check_free(triton_id)
+            self._take(client, triton_id, wanted, trace_parent, reply)
             return
+        self._items.check_free(triton_id)
+        replies = BatchReply(reply, len(prompts), gathers=self._is_unary).prompts()
+        for index, (rows, prompt_reply) in enumerate(zip(prompts, replies, strict=True)):
+            # From the first one on the request has work items, so an error is that of one prompt.
+            try:
+                client = self._read(rows, parameters, wanted, {**common, "batch_index": index})
+                self._take(client, triton_id, wanted, trace_parent, prompt_reply)
+            except Exception as error:
+                self._refuse(error, prompt_reply)
+
+    def _take(
+        self,
+        client: ClientRequest,
+        triton_id: str,
+        wanted: frozenset[str] | None,
+        trace_parent: Mapping[str, str] | None,
+        reply: Reply | PromptReply,
+    ) -> None:
+        """Begin to serve a prompt."""
+        if client.stop:
+            raise InvalidRequest("stop stands in a request of its own, which has no other prompts")
         if client.stream and self._is_unary:
             raise InvalidRequest("Streaming is only supported in decoupled mode.")
-        self._items.check_free(triton_id)
         self._check_open()
         length = text_length(client)
-        trace_parent = find_parent(request) if self._spans is not None else None
         item = self._make_item(reply, client, triton_id, wanted, trace_parent)
         # From here on other threads may see the item, so nothing below may fail.
         self._items.add(item)
         self._tokenizing.put(item, length)
+
+    def _refuse(self, error: Exception, reply: Reply | PromptReply) -> None:
+        code, sentence, outcome = refused(error)
+        reply.fail(code, sentence)
+        self._metrics.record(Outcome(outcome=outcome))
 
     def _check_open(self) -> None:
         """Raise unless a request may be taken. The limit also counts requests that wait to be tokenised, which the
@@ -216,7 +239,7 @@ class BackendServer:
             self._executor.enqueue_request(item.request)
         except Exception as error:
             # The sending thread may answer it too, if the engine is lost: the item ensures one final response.
-            code, sentence, outcome = _refusal(error)
+            code, sentence, outcome = refused(error)
             # Released first, so that the client can use the id again once it has the response.
             self._items.release_triton_id(item)
             item.fail(code, sentence)
@@ -228,34 +251,48 @@ class BackendServer:
             # Its client disconnected or stopped it before the engine knew the request.
             self._executor.cancel_request(item.request.request_id)
 
-    def _read(self, request: Any, wanted: frozenset[str] | None) -> ClientRequest:
-        arrays = {tensor.name(): tensor.as_numpy() for tensor in request.inputs()}
-        parameters = parse_parameters(request.parameters())
+    def _read(
+        self,
+        arrays: Mapping[str, Array],
+        parameters: Mapping[str, Any],
+        wanted: frozenset[str] | None,
+        common: Mapping[str, Any],
+    ) -> ClientRequest:
+        """`common`: fields of ClientRequest that no tensor sets."""
         client = self._dialect.read(arrays, self._read_limits, parameters)
         unset = {
             field: value for field, value in self._dialect.fields_for(wanted).items() if not getattr(client, field)
         }
-        return replace(client, **read_parameters(parameters, request.timeout()), **unset)
+        # Most requests have neither, and a copy takes longer than reading the tensors.
+        return replace(client, **common, **unset) if common or unset else client
+
+    def _answer_stop(self, triton_id: str, reply: Reply) -> None:
+        self._stop(triton_id)
+        if self._dialect.stop_error:
+            reply.fail(RequestCancelled.code, self._dialect.stop_error)
+        else:
+            reply.close()
 
     def _stop(self, triton_id: str) -> None:
         if not triton_id:
             raise InvalidRequest("Cannot send stop request without specifying a request_id")
-        item = self._items.find_triton_id(triton_id)
-        if item is None:
+        items = self._items.with_triton_id(triton_id)
+        if not items:
             if self._dialect.stops_unknown:
                 return
             raise InvalidRequest(
                 f"Received stop request for requestId {safe_text(triton_id)} but it's not active "
                 "(might be completed already)."
             )
-        # Set before cancelling: the engine may not know a request that is being tokenised, and its thread reads the
-        # flag after it has passed the request on.
-        item.is_stopped = True
-        self._executor.cancel_request(item.request.request_id)
+        for item in items:
+            # Set before cancelling: the engine may not know a request that is being tokenised, and its thread reads the
+            # flag after it has passed the request on.
+            item.is_stopped = True
+            self._executor.cancel_request(item.request.request_id)
 
     def _make_item(
         self,
-        reply: Reply,
+        reply: Reply | PromptReply,
         client: ClientRequest,
         triton_id: str,
         wanted: frozenset[str] | None,
@@ -300,11 +337,3 @@ class BackendServer:
             unload_itself(self._pb_utils, self._model_name, reason)
         self._executor.shutdown()
         self._sending.finish()
-
-
-def _refusal(error: Exception) -> tuple[str, str, str]:
-    """(code, sentence, outcome). An unexpected error is logged, and its client gets a general sentence."""
-    if not isinstance(error, InflightError):
-        log_failure("taking a request", error)
-        error = InflightError("the request could not be read")
-    return error.code, str(error), error.outcome

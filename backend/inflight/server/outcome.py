@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from inflight.errors import InflightError
 from inflight.result import PerfMetrics, Response
 from inflight.server.threads import metric_families as mf
 from inflight.server.threads.metrics_thread import Outcome
+from inflight.server.threads.sending_thread import log_failure
 from inflight.server.work_item import WorkItem
 
 _BY_FINISH_REASON = {"cancelled": "cancelled", "timeout": "timed_out"}
@@ -26,6 +28,15 @@ def ended(item: WorkItem, last: Response) -> Outcome:
         counts = _counts(item.perf_metrics)
     outcome = _BY_FINISH_REASON.get(item.finish_reason, "completed")
     return Outcome(outcome=outcome, observations=observations, counts=counts)
+
+
+def refused(error: Exception) -> tuple[str, str, str]:
+    """(code, sentence, outcome) of a request that was not taken. An unexpected error is logged, and its client gets a
+    general sentence."""
+    if not isinstance(error, InflightError):
+        log_failure("taking a request", error)
+        error = InflightError("the request could not be read")
+    return error.code, str(error), error.outcome
 
 
 def _of_perf_metrics(perf: PerfMetrics, num_tokens: int) -> list[tuple[str, float]]:

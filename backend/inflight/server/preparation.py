@@ -5,6 +5,8 @@ All the work that grows with a request's text is done here. Knows work items; no
 
 from __future__ import annotations
 
+from collections.abc import Collection
+
 from inflight.request import Request
 from inflight.server.beam_output import BeamOutput
 from inflight.server.request_builder import RequestBuilder
@@ -20,11 +22,18 @@ from inflight.text.tokenizer import Tokenizer
 class Preparation:
     """Safe to use from several threads."""
 
-    def __init__(self, tokenizer: Tokenizer, builder: RequestBuilder, exclude_input_in_output: bool) -> None:
-        """`exclude_input_in_output`: the default for requests that do not set it."""
+    def __init__(
+        self,
+        tokenizer: Tokenizer,
+        builder: RequestBuilder,
+        exclude_input_in_output: bool,
+        repeats: Collection[str] = (),
+    ) -> None:
+        """`exclude_input_in_output`: the default for requests that do not set it. `repeats`: see Dialect."""
         self._tokenizer = tokenizer
         self._builder = builder
         self._exclude_input = exclude_input_in_output
+        self._repeats = repeats
 
     def prepare(self, item: WorkItem) -> None:
         """Raises RequestError if the item cannot be served, or was cancelled or stopped meanwhile."""
@@ -45,7 +54,14 @@ class Preparation:
         def output(index: int) -> SequenceOutput:
             if request.sampling_config.beam_width > 1:
                 return BeamOutput(index, make_detokenizer, echo)
-            return SequenceOutput(index, make_detokenizer(), echo, client.additional_outputs or (), self._text_of_token)
+            return SequenceOutput(
+                index,
+                make_detokenizer(),
+                echo,
+                client.additional_outputs or (),
+                self._text_of_token,
+                self._repeats,
+            )
 
         return [output(index) for index in range(request.num_return_sequences)]
 

@@ -53,19 +53,20 @@ class Reply:
         if is_large or not final:
             self._sender.send(response, flags=0)
         if final:
-            self._send_final(*(() if is_large else (response,)))
+            self._send_last(*(() if is_large else (response,)))
 
-    def fail(self, code: str, message: str) -> None:
-        """Send the final response as an error `message [code]`, with the constant of TritonError that `code` names."""
+    def fail(self, code: str, message: str, final: bool = True) -> None:
+        """Send an error `message [code]`, with the constant of TritonError that `code` names. It is the final response
+        unless other prompts of the request go on."""
         errors = self._pb_utils.TritonError
         constant = getattr(errors, _TRITON_NAMES.get(code, code), None)
         sentence = f"{message} [{code}]"
         error = errors(sentence) if constant is None else errors(sentence, constant)
-        self._send_final(self._pb_utils.InferenceResponse(error=error))
+        self._send_last(self._pb_utils.InferenceResponse(error=error), final=final)
 
     def close(self) -> None:
         """Send an empty final response."""
-        self._send_final(*((self._pb_utils.InferenceResponse([]),) if self._is_unary else ()))
+        self._send_last(*((self._pb_utils.InferenceResponse([]),) if self._is_unary else ()))
 
     def is_cancelled(self) -> bool:
         """Whether the client has disconnected. Must not be called after the final response."""
@@ -75,9 +76,10 @@ class Reply:
             logger.warning("tritonserver could not say whether a request was cancelled: %s", type(error).__name__)
             return False
 
-    def _send_final(self, *response: Any) -> None:
+    def _send_last(self, *response: Any, final: bool = True) -> None:
+        """The last response to a request or, with `final` false, to one of its prompts."""
         try:
-            self._sender.send(*response, flags=self._pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL)
+            self._sender.send(*response, flags=self._pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL if final else 0)
         except Exception as error:
             logger.error("a final response could not be sent: %s", type(error).__name__)
         if self._open_requests is not None:

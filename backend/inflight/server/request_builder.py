@@ -164,7 +164,8 @@ class RequestBuilder:
                 raise InvalidRequest("prompt_embeds are the whole prompt: leave out prompt_embedding_table")
             return PromptTuningConfig(embedding_table=client.prompt_embeds)
         if table is None:
-            if extra_ids is not None or client.prompt_vocab_size is not None:
+            # Clients of TensorRT-LLM send a 0 for each token that is no row of a table.
+            if any(extra_ids or ()) or client.prompt_vocab_size is not None:
                 raise InvalidRequest(
                     "prompt_vocab_size and prompt_table_extra_ids need prompt_embedding_table: send all or none"
                 )
@@ -203,17 +204,13 @@ class RequestBuilder:
         return bias
 
     def _end_ids(self, client: ClientRequest) -> list[int]:
-        self._check_token_id("pad_id", client.pad_id)
-        self._check_token_id("end_id", client.end_id)
         if client.end_id is None:
             return self._tokenizer.end_ids_below(self._limits.vocab_size)
-        return [] if client.end_id == NEVER else [client.end_id]
-
-    def _check_token_id(self, name: str, token_id: int | None) -> None:
-        if token_id is not None and not NEVER <= token_id < self._limits.vocab_size:
+        if not NEVER <= client.end_id < self._limits.vocab_size:
             raise InvalidRequest(
-                f"{name} must be -1 (none) or a token id below {self._limits.vocab_size}, got {token_id}"
+                f"end_id must be -1 (none) or a token id below {self._limits.vocab_size}, got {client.end_id}"
             )
+        return [] if client.end_id == NEVER else [client.end_id]
 
     def _bad_words(self, client: ClientRequest) -> list[list[int]]:
         """A word is banned at the start of a text and after a space alike."""

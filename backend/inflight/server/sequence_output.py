@@ -5,7 +5,7 @@ Tokens become text here, and a stop string ends the sequence. Knows no response 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -38,12 +38,18 @@ class SequenceOutput:
         echo: Prompt | None,
         network_outputs: Sequence[str] = (),
         text_of_token: Callable[[int], str] = str,
+        repeats: Collection[str] = (),
     ) -> None:
         """`echo`: None for streams. `network_outputs`: names of the outputs of the network that the client asked for,
-        in its order. `text_of_token`: see Chunk."""
+        in its order. `text_of_token`: see Chunk. `repeats`: see Dialect."""
         self._index = index
         self._network_outputs = network_outputs
         self._text_of_token = text_of_token
+        self._repeats = repeats
+        # What was taken and is repeated.
+        self._taken_text = ""
+        self._taken_log_probs: list[float] = []
+        self._taken_context_logits: Array | None = None
         self._arrays: dict[str, list[Array]] = {}
         self._detokenizer = detokenizer
         self.finish_reason = FinishReason.NOT_FINISHED
@@ -88,20 +94,31 @@ class SequenceOutput:
             self.finish_reason = FinishReason.STOP_WORDS
 
     def take_chunk(self, num_input_tokens: int, unfinished: str) -> Chunk:
-        """All that was not delivered. `unfinished`: the finish reason that a chunk has before the last one."""
+        """All that was not delivered, and what is repeated. `unfinished`: the finish reason that a chunk has before the
+        last one."""
+        arrays = self._joined_arrays()
+        if "context_logits" in self._repeats:
+            self._taken_context_logits = arrays.get("context_logits", self._taken_context_logits)
+            if self.is_finished:
+                arrays["context_logits"] = self._taken_context_logits
         chunk = Chunk(
             sequence_index=self._index,
-            text=self._text,
+            text=self._taken_text + self._text,
+            stop_string=self._detokenizer.stop_string,
             token_ids=self._token_ids,
-            log_probs=self._log_probs,
+            log_probs=self._taken_log_probs + self._log_probs,
             cum_log_prob=self._cum_log_prob,
             finish_reason=self.finish_reason.wire or unfinished,
             num_input_tokens=num_input_tokens,
             num_output_tokens=self._num_undelivered,
             text_of_token=self._text_of_token,
-            **self._joined_arrays(),
+            **arrays,
         )
         self._arrays = {}
+        if "text" in self._repeats:
+            self._taken_text = chunk.text
+        if "log_probs" in self._repeats:
+            self._taken_log_probs = chunk.log_probs
         self._text, self._token_ids, self._log_probs, self._num_undelivered = "", [], [], 0
         self.has_streamed = self.has_streamed or not self.is_finished
         self.is_delivered = self.is_finished

@@ -1,4 +1,4 @@
-"""Builds and starts a BackendServer from the arguments that tritonserver passes to initialize()."""
+"""Builds and starts what serves a model from the arguments that tritonserver passes to initialize()."""
 
 from __future__ import annotations
 
@@ -11,11 +11,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from inflight.config import EngineConfig
+from inflight.errors import ConfigurationError
 from inflight.log_output import start_logging
 from inflight.numpy_check import check_numpy
 from inflight.request_spans import open_spans
 from inflight.server.backend_server import BackendServer
 from inflight.server.dialect_model import DialectModel
+from inflight.server.processing import PROCESSES
+from inflight.server.processing_server import ProcessingServer
+from inflight.server.read_limits import read_limits
 from inflight.server.self_unload import is_supervised
 from inflight.server.tensors.dialects import DIALECTS, LLM
 from inflight.text.tokenizer import Tokenizer
@@ -24,7 +28,7 @@ if TYPE_CHECKING:
     from inflight.executor.front.front import Front
 
 
-def start_server(pb_utils: Any, args: Mapping[str, str]) -> BackendServer:
+def start_server(pb_utils: Any, args: Mapping[str, str]) -> BackendServer | ProcessingServer:
     """Read the configuration, launch the engine, start the threads. `args`: what tritonserver passes to initialize().
 
     Raises ConfigurationError with one sentence, or another InflightError if the engine does not start.
@@ -37,6 +41,8 @@ def start_server(pb_utils: Any, args: Mapping[str, str]) -> BackendServer:
     parameters = {key: value["string_value"] for key, value in model_config.get("parameters", {}).items()}
     name = args["model_name"]
     attached = DialectModel.from_parameters(parameters, name) if DialectModel.is_meant(parameters) else None
+    if attached is None and name in PROCESSES:
+        raise ConfigurationError(f"model {name} needs the parameter engine: the model whose tokenizer it uses")
     if attached is not None:
         config = attached.find_engine_config()
     else:
@@ -44,24 +50,38 @@ def start_server(pb_utils: Any, args: Mapping[str, str]) -> BackendServer:
     logging.getLogger("inflight").setLevel(config.log_level)
     tokenizer = Tokenizer.load(config.tokenizer_dir, config.gpt_model_path)
     dialect = DIALECTS.get(name, LLM) if attached is None else attached.dialect
-    spans = open_spans(config.otlp_traces_endpoint, is_outermost=False)
     deaths: list[str] = []
     # /metrics shows the newest state. Who wants to know each iteration, or KV cache events, attaches a front.
     front_config = replace(config, iter_stats_max_iterations=0, request_stats_max_iterations=0, event_buffer_max_size=0)
-    server = BackendServer(
-        pb_utils=pb_utils,
-        executor=_launch(config, name, deaths) if attached is None else attached.attach(front_config, deaths),
-        tokenizer=tokenizer,
-        dialect=dialect.offering({output["name"] for output in model_config["output"]}),
-        config=config,
-        model_name=args["model_name"],
-        model_version=args["model_version"],
-        instance=args["model_instance_name"],
-        deaths=deaths,
-        spans=spans,
-        is_attached=attached is not None,
-        is_unary=not model_config.get("model_transaction_policy", {}).get("decoupled", False),
-    )
+    executor = _launch(config, name, deaths) if attached is None else attached.attach(front_config, deaths)
+    dialect = dialect.offering({output["name"] for output in model_config["output"]})
+    is_unary = not model_config.get("model_transaction_policy", {}).get("decoupled", False)
+    server: BackendServer | ProcessingServer
+    if dialect.name in PROCESSES:
+        server = ProcessingServer(
+            pb_utils=pb_utils,
+            executor=executor,
+            dialect=dialect,
+            process=PROCESSES[dialect.name](tokenizer, executor.limits),
+            read_limits=read_limits(config, executor.limits, tokenizer),
+            instance=args["model_instance_name"],
+            is_unary=is_unary,
+        )
+    else:
+        server = BackendServer(
+            pb_utils=pb_utils,
+            executor=executor,
+            tokenizer=tokenizer,
+            dialect=dialect,
+            config=config,
+            model_name=args["model_name"],
+            model_version=args["model_version"],
+            instance=args["model_instance_name"],
+            deaths=deaths,
+            spans=open_spans(config.otlp_traces_endpoint, is_outermost=False),
+            is_attached=attached is not None,
+            is_unary=is_unary,
+        )
     server.start()
     return server
 

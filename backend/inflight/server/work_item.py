@@ -1,8 +1,9 @@
-"""One Triton request with its response sender, from execute() to its single final response.
+"""One prompt of a Triton request with its reply, from execute() to its single final response.
 
 Each response carries tokens of one sequence, or of all if they are gathered. A stream gets responses of each of its
 sequences as they grow; without streaming each sequence is answered when it ends, and gathered ones when all have ended.
-The request's final response is the last one of the sequence that ends last.
+The final response is the last one of the sequence that ends last. Where a request has several prompts, their work items
+share its reply.
 
 It belongs to one thread at a time: the thread of execute(), then a tokenising thread, and the sending thread once the
 engine has it. Two exceptions: the thread of execute() may set `is_stopped`, and the watch thread calls
@@ -22,6 +23,7 @@ from msgspec import structs
 from inflight.errors import RequestCancelled, RequestTimedOut
 from inflight.request import Request
 from inflight.result import FinishReason, PerfMetrics, Result
+from inflight.server.batch_reply import PromptReply
 from inflight.server.reply import Reply
 from inflight.server.sequence_output import SequenceOutput
 from inflight.server.tensors.chunk import Chunk
@@ -31,7 +33,7 @@ from inflight.text.safe_text import safe_text
 
 
 class WorkItem:
-    """A request that the engine serves, its undelivered output, and the reply to its client."""
+    """A prompt that the engine serves, its undelivered output, and the reply to its client."""
 
     def __init__(
         self,
@@ -39,7 +41,7 @@ class WorkItem:
         request: Request,
         client: ClientRequest,
         dialect: Dialect,
-        reply: Reply,
+        reply: Reply | PromptReply,
         requested: frozenset[str] | None,
         gathers: bool = False,
         trace_parent: Mapping[str, str] | None = None,
@@ -234,4 +236,6 @@ class WorkItem:
 
     def _take_chunks(self, group: list[SequenceOutput]) -> list[Chunk]:
         num_input_tokens, unfinished = len(self.request.input_token_ids), self._dialect.unfinished
-        return [output.take_chunk(num_input_tokens, unfinished) for output in group]
+        chunks = [output.take_chunk(num_input_tokens, unfinished) for output in group]
+        index = self.client.batch_index
+        return chunks if index is None else [replace(chunk, batch_index=index) for chunk in chunks]

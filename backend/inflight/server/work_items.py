@@ -19,7 +19,8 @@ class WorkItems:
     def __init__(self) -> None:
         self._changed = threading.Condition()
         self._by_id: dict[int, WorkItem] = {}
-        self._by_triton_id: dict[str, WorkItem] = {}
+        self._by_triton_id: dict[str, list[WorkItem]] = {}
+        """Those without a final response: several where a request has several prompts."""
 
     def __len__(self) -> int:
         with self._changed:
@@ -35,20 +36,23 @@ class WorkItems:
         with self._changed:
             self._by_id[item.request.request_id] = item
             if item.request.client_id:
-                self._by_triton_id[item.request.client_id] = item
+                self._by_triton_id.setdefault(item.request.client_id, []).append(item)
 
     def find(self, request_id: int) -> WorkItem | None:
         with self._changed:
             return self._by_id.get(request_id)
 
-    def find_triton_id(self, triton_id: str) -> WorkItem | None:
+    def with_triton_id(self, triton_id: str) -> list[WorkItem]:
         with self._changed:
-            return self._by_triton_id.get(triton_id)
+            return list(self._by_triton_id.get(triton_id, ()))
 
     def release_triton_id(self, item: WorkItem) -> None:
         with self._changed:
-            if self._by_triton_id.get(item.request.client_id) is item:
-                del self._by_triton_id[item.request.client_id]
+            items = self._by_triton_id.get(item.request.client_id, [])
+            if item in items:
+                items.remove(item)
+                if not items:
+                    del self._by_triton_id[item.request.client_id]
 
     def remove(self, item: WorkItem) -> bool:
         """Returns False if the item had been removed before."""

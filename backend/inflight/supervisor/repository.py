@@ -33,7 +33,7 @@ class ServedRepository:
     models: tuple[str, ...]
     """The models that are loaded at the start, in this order: engines before models that may call them."""
     attached: dict[str, str]
-    """Dialect models, which are loaded after these, and the engine that each is attached to."""
+    """Dialect models and the ensembles with such a step, which are loaded after these, and the engine of each."""
     engine: str
     """The model of our backend, which got the parameters and the checkpoint; if there is none, the first model."""
     answering: tuple[str, ...]
@@ -85,9 +85,10 @@ def write(
             raise ConfigurationError(f"--api {model.api}: {source} has a model {name} already")
         _write_api_model(model, target / name, engine)
         attached[name] = engine
+    attached |= _ensembles_of(configs, attached)
     return ServedRepository(
         path=target,
-        models=(*engines, *(name for name in configs if name not in ours)),
+        models=(*engines, *(name for name in configs if name not in (*ours, *attached))),
         attached=attached,
         engine=engine,
         answering=tuple(name for name in engines if _takes_token_ids(configs[name])),
@@ -134,6 +135,19 @@ def _write_model(source: Path, target: Path, config: ModelConfig, overrides: Map
             (target / entry.name).symlink_to(entry.resolve())
     replace_parameters(config, overrides)
     (target / CONFIG).write_text(text_format.MessageToString(config, as_utf8=True), encoding="utf-8")
+
+
+def _ensembles_of(configs: Mapping[str, ModelConfig], attached: Mapping[str, str]) -> dict[str, str]:
+    """tritonserver's ensembles with a step that is attached to an engine or is such an ensemble, and each one's engine.
+    Loaded earlier, they would ask for a model whose engine does not serve yet."""
+    found: dict[str, str] = {}
+    for _ in configs:  # each pass finds those of the next depth
+        known = {**attached, **found}
+        for name, config in configs.items():
+            owners = [known[step.model_name] for step in config.ensemble_scheduling.step if step.model_name in known]
+            if owners:
+                found.setdefault(name, owners[0])
+    return found
 
 
 def _write_api_model(model: ApiModel, target: Path, engine: str) -> None:

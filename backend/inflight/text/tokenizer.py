@@ -24,13 +24,24 @@ from inflight.text.token_bytes import max_bytes_per_token
 class Tokenizer:
     """One checkpoint's tokenizer. Thread safe: it is never changed after loading."""
 
-    def __init__(self, backend: tokenizers.Tokenizer, end_ids: list[int], bos_id: int | None = None) -> None:
-        """`end_ids`: tokens that end an output unless the client sets end_id. `bos_id`: beginning-of-text token."""
+    def __init__(
+        self,
+        backend: tokenizers.Tokenizer,
+        end_ids: list[int],
+        bos_id: int | None = None,
+        eos_id: int | None = None,
+        pad_id: int | None = None,
+    ) -> None:
+        """`end_ids`: tokens that end an output unless the client sets end_id. `bos_id`, `eos_id`, `pad_id`: the
+        tokenizer's own tokens for the beginning and the end of a text, and for padding."""
         backend.no_truncation()
         backend.no_padding()
         self._backend = backend
         self._bos_id = bos_id
         self.end_ids = end_ids
+        self.eos_id = eos_id if eos_id is not None else min(end_ids, default=None)
+        """One of them: the tokenizer's own."""
+        self.pad_id = pad_id
         self.special_ids = frozenset(i for i, t in backend.get_added_tokens_decoder().items() if t.special)
         kinds = _decoder_kinds(backend)
         self.is_byte_level = kinds == ["ByteLevel"]
@@ -59,11 +70,12 @@ class Tokenizer:
         except Exception as error:  # the library raises bare Exception
             raise ConfigurationError(f"{path} cannot be read as a tokenizer: {error}") from None
         own = _read_json(folder / "tokenizer_config.json")
-        end_ids = set(_special_ids(backend, own, "eos_token"))
+        eos = _special_ids(backend, own, "eos_token")
+        end_ids = set(eos)
         for name in ("generation_config.json", "config.json"):
             end_ids.update(_end_ids(Path(checkpoint or folder, name)))
-        bos = _special_ids(backend, own, "bos_token")
-        return cls(backend, sorted(end_ids), bos[0] if bos else None)
+        bos, pad = (_special_ids(backend, own, key) for key in ("bos_token", "pad_token"))
+        return cls(backend, sorted(end_ids), *(next(iter(ids), None) for ids in (bos, eos, pad)))
 
     def encode(self, text: str) -> list[int]:
         """Prompt -> tokens, with the special tokens that the checkpoint adds to a prompt.

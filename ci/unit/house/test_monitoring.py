@@ -23,7 +23,9 @@ def known() -> set[str]:
     for family in FAMILIES:
         parts = ("_bucket", "_sum", "_count") if family.kind == "HISTOGRAM" else ("",)
         names |= {family.name + part for part in parts}
-    described = re.findall(r"^# TYPE (\S+) (\S+)$", ServerMetrics().text(EngineDescription(device="cpu")).decode(), re.MULTILINE)
+    described = re.findall(
+        r"^# TYPE (\S+) (\S+)$", ServerMetrics().text(EngineDescription(device="cpu")).decode(), re.MULTILINE
+    )
     for name, kind in described:
         names |= {name + part for part in (("_bucket", "_sum", "_count") if kind == "histogram" else ("",))}
     return names

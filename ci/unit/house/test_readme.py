@@ -27,7 +27,7 @@ from inflight.executor.wire import messages
 from inflight.request_limits import RequestLimits
 from inflight.runtime.adapters import adapter_library, peft_folder
 from inflight.runtime.guided import grammars
-from inflight.server.tensors import request_parameters, tensor_values
+from inflight.server.tensors import processing, request_parameters, tensor_values
 from inflight.server.tensors.dialect import InputTensor, OutputTensor
 from inflight.server.tensors.dialects import LLM
 from inflight.server.threads.metric_families import FAMILIES
@@ -112,6 +112,8 @@ def test_the_fixed_bounds_are_those_of_the_code() -> None:
         grammars.MAX_BYTES,
         ngram_index.MAX_INDEXED,
         workers.MAX_WORKERS,
+        tensor_values.MAX_BATCH_BYTES,
+        processing.MAX_DECODED_TOKENS,
         messages.MAX_FRONT_ID,
     ]
     assert [value for _, value in table("Limits", "bound")] == [str(bound) for bound in bounds]

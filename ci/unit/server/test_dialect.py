@@ -18,8 +18,9 @@ from inflight.prompt_tuning import EmbeddingTable
 from inflight.result import PerfMetrics
 from inflight.server.tensors.chunk import Chunk
 from inflight.server.tensors.client_request import ClientRequest
-from inflight.server.tensors.dialect import Dialect, InputTensor, OutputTensor, TensorType
+from inflight.server.tensors.dialect import MAX_PROMPTS, Dialect, InputTensor, OutputTensor, TensorType
 from inflight.server.tensors.dialects import DIALECTS, LLM
+from inflight.server.tensors.processing import PREPROCESSING, Preprocessed
 from inflight.server.tensors.tensor_values import read_word_ids
 
 REPOSITORY = Path(__file__).parents[3] / "model_repository"
@@ -53,7 +54,7 @@ def test_a_model_lists_the_tensors_of_its_dialect(model: str) -> None:
         listed = [(t.name, model_config_pb2.DataType.Name(t.data_type), tuple(t.dims)) for t in tensors]
         assert listed == [(t.name, t.dtype.config_name, t.dims) for t in table]
     assert all(tensor.optional for tensor in config.input)
-    assert config.max_batch_size == DIALECTS[name].batched and config.backend == "inflight"
+    assert config.max_batch_size == MAX_PROMPTS * DIALECTS[name].batched and config.backend == "inflight"
 
 
 def test_every_dialect_has_a_model() -> None:
@@ -83,12 +84,13 @@ def test_tables_name_fields_that_exist(dialect: Dialect) -> None:
     for tensor in dialect.inputs:
         assert tensor.field in client_fields or not tensor.field
         assert tensor.field or tensor.fills or tensor.reason, "what is refused or ignored has a reason"
+    source = Preprocessed if dialect is PREPROCESSING else Chunk(perf_metrics=PerfMetrics())
     for output in dialect.outputs:
-        assert attrgetter(output.value)(Chunk(perf_metrics=PerfMetrics())) is not output
+        assert attrgetter(output.value)(source) is not output
         assert not output.asked_by or hasattr(ClientRequest(), output.asked_by)
         assert output.fields_by_name.keys() <= client_fields
     for default in dialect.defaults:
-        assert {default.field, default.unless or default.field, default.like or default.field} <= client_fields
+        assert {default.field, *default.unless, default.like or default.field} <= client_fields
     names = {tensor.name for tensor in dialect.inputs}
     assert len(names) == len(dialect.inputs)
     assert {name for group in dialect.required for name in group} <= names

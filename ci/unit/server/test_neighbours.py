@@ -13,7 +13,7 @@ from inflight.errors import InvalidRequest
 from inflight.result import PerfMetrics
 from inflight.server.tensors.chunk import Chunk
 from inflight.server.tensors.client_request import ClientRequest
-from inflight.server.tensors.dialect import Dialect
+from inflight.server.tensors.dialect import ANY_ONE, Dialect
 from inflight.server.tensors.dialects import (
     DIALECTS,
     ENSEMBLE,
@@ -262,10 +262,11 @@ def test_two_names_of_one_option_must_agree(dialect: Dialect) -> None:
 def test_what_cannot_be_honoured_is_refused_with_its_reason(dialect: Dialect) -> None:
     for tensor in dialect.inputs:
         if tensor.is_refused:
-            value = np.full((1,) * len(tensor.dims), b"x" if tensor.dtype.name == "STRING" else 77)
+            several = ANY_ONE in (tensor.neutral or ())
+            value = np.full((1 + several,) * len(tensor.dims), b"x" if tensor.dtype.name == "STRING" else 77)
             with pytest.raises(InvalidRequest, match=f"{tensor.name} is not supported: "):
                 tensor.values(value.astype(tensor.dtype.numpy_type), READ_LIMITS)
-            for neutral in tensor.neutral or ():
+            for neutral in {77 if each is ANY_ONE else each for each in tensor.neutral or ()}:
                 assert tensor.values(np.array([neutral], tensor.dtype.numpy_type), READ_LIMITS) == {}
             assert tensor.values(np.zeros((0,) * len(tensor.dims), tensor.dtype.numpy_type), READ_LIMITS) == {}
 
@@ -295,7 +296,7 @@ def test_beams_lie_below_each_other_and_are_padded() -> None:
     written = TENSORRT_LLM.write(chunks, client, None)
     assert written["output_ids"].tolist() == [[[1, 2, 3], [4, -1, -1]]]
     assert written["sequence_length"].tolist() == [[3, 1]]
-    assert written["output_log_probs"].tolist() == [[[-1, -1, -1], [-2, 0, 0]]]
+    assert written["output_log_probs"].tolist() == [[[-1, -1, -1], [-2, -1, -1]]]
     assert written["cum_log_probs"].tolist() == [[-3, -2]]
 
 
@@ -316,9 +317,34 @@ def test_llmapis_names_and_metrics_as_text() -> None:
     metrics = PerfMetrics(arrival_time_ns=5, kv_cache_reused_blocks=1, kv_cache_missed_blocks=3)
     written = LLMAPI.write([Chunk(text="x", perf_metrics=metrics)], client, None)
     assert written["arrival_time_ns"].tolist() == [b"5"] and written["kv_cache_hit_rate"].tolist() == [b"0.25"]
-    assert written["kv_cache_reused_block"].tolist() == [b"1"] and written["cumulative_logprob"].dtype == np.float32
+    assert written["kv_cache_reused_block"].tolist() == [b"1"]
+    assert written["cumulative_logprob"].tolist() == [b"0.0"]
     with pytest.raises(InvalidRequest, match="exactly one value"):
         read(LLMAPI, {"text_input": ["a", "b"]})
+
+
+@pytest.mark.parametrize(
+    ("said", "top_k"),
+    [({}, 1), ({"temperature": 0.5}, 0), ({"top_p": 0.5}, 0), ({"top_k": 0}, 0), ({"top_k": 7}, 7)],
+    ids=str,
+)
+def test_llmapi_is_greedy_unless_its_request_says_how_to_sample(said: dict[str, Any], top_k: int) -> None:
+    client = read(LLMAPI, {"text_input": "hi", **{f"sampling_param_{key}": value for key, value in said.items()}})
+    assert client.top_k == top_k
+    assert client.temperature == said.get("temperature", 1.0) and client.top_p == said.get("top_p", 1.0)
+
+
+def test_a_top_p_of_0_keeps_the_likeliest_token_alone() -> None:
+    client = read(LLMAPI, {"text_input": "hi", "sampling_param_top_p": 0.0})
+    assert client.top_p is not None and 0 < client.top_p < 1e-6
+
+
+def test_llmapis_reasons_are_none_before_the_end() -> None:
+    client = read(LLMAPI, {"text_input": "hi", "return_stop_reason": True, "return_finish_reason": True})
+    chunks = [Chunk(text="a", finish_reason=LLMAPI.unfinished), Chunk(text="ab", finish_reason="stop", stop_string="c")]
+    reasons = [LLMAPI.write([chunk], client, None) for chunk in chunks]
+    assert [each["stop_reason"].tolist() for each in reasons] == [[b"None"], [b"c"]]
+    assert [each["finish_reason"].tolist() for each in reasons] == [[b"None"], [b"stop"]]
 
 
 def test_an_output_that_is_named_is_asked_for() -> None:

@@ -88,7 +88,6 @@ EXTRA = np.array([7, 8], np.uint64)
         ({"input_ids": [-1], "max_tokens": 4}, "token id -1 is outside the vocabulary"),
         ({**OK, "end_id": 300}, "end_id must be -1"),
         ({**OK, "end_id": -2}, "end_id must be -1"),
-        ({**OK, "pad_id": 300}, "pad_id must be -1"),
         ({**OK, "stop_words": ["x"] * 100_000}, "stop_words has 100000 entries, more than 1024"),
         ({**OK, "stop_words": ["x" * 10_000_000]}, "stop_words holds 10000000 bytes, more than"),
         ({**OK, "stop_words": [b"\xc3"]}, "stop_words is not valid UTF-8"),

@@ -14,6 +14,7 @@ def read_parameters(text: str, timeout_us: int = 0) -> dict:
 
 def test_parameters_beside_the_tensors() -> None:
     assert read_parameters('{"priority": 7, "Streaming": true, "triton_x": 1, "other": [1]}') == {}
+    assert read_parameters('{"triton_trtllm_request_type": "context_and_generation"}') == {}
     assert read_parameters('{"timeout": 2500}') == {"allotted_time_ms": 3}
     assert read_parameters('{"request_priority": "0.25", "cache_salt": "me"}') == {"priority": 0.25, "cache_salt": "me"}
     assert read_parameters("{}", timeout_us=1500) == {"allotted_time_ms": 2}
@@ -32,6 +33,7 @@ def test_parameters_beside_the_tensors() -> None:
         '{"allotted_time_ms": "x"}',
         '{"allotted_time_ms": -1}',
         '{"cache_salt": 7}',
+        '{"triton_trtllm_request_type": "context_only"}',
         '{"cache_salt": "%s"}' % ("x" * 300),
     ],
 )

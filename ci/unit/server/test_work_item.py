@@ -20,7 +20,7 @@ from inflight.text.text_decoder import make_text_decoder
 
 
 def make(
-    client: ClientRequest, *, requested=None, echo: Prompt | None = None, **more
+    client: ClientRequest, *, requested=None, echo: Prompt | None = None, repeats: tuple[str, ...] = (), **more
 ) -> tuple[WorkItem, pb.ResponseSender]:
     tokenizer = fake_tokenizer.byte_tokenizer()
     sender = pb.ResponseSender()
@@ -40,6 +40,7 @@ def make(
             Detokenizer(make_text_decoder(tokenizer, [65, 66]), stop_strings),
             echo,
             client.additional_outputs or (),
+            repeats=repeats,
         )
         for index in range(client.num_return_sequences or 1)
     ]
@@ -65,6 +66,24 @@ def test_tokens_that_wait_go_out_together() -> None:
     assert [response["sequence_length"] for response in sender.responses] == [[3], [1]]
     assert [response["finish_reason"] for response in sender.responses] == ["", "length"]
     assert sender.num_finals == 1
+
+
+def test_responses_of_a_stream_may_repeat_what_was_sent() -> None:
+    client = ClientRequest(text="AB", stream=True, return_log_probs=True, return_context_logits=True)
+    item, sender = make(client, repeats=("text", "log_probs", "context_logits"))
+    logits = NamedTensor.of("context_logits", np.ones((2, 3), np.float32))
+    item.add(result(b"a", log_probs=[-1.0], tensors=[logits]))
+    item.deliver()
+    item.add(result(b"bc", log_probs=[-2.0, -3.0]))
+    item.deliver()
+    item.add(result(b"", FinishReason.LENGTH))
+    item.deliver()
+    assert [response["text_output"] for response in sender.responses] == ["a", "abc", "abc"]
+    assert [response["output_ids"] for response in sender.responses] == [[[97]], [[98, 99]], [[]]]
+    whole = [[-1.0, -2.0, -3.0]]
+    assert [response["output_log_probs"] for response in sender.responses] == [[[-1.0]], whole, whole]
+    assert ["context_logits" in response.names() for response in sender.responses] == [True, False, True]
+    assert sender.responses[0]["context_logits"] == sender.responses[-1]["context_logits"]
 
 
 def test_a_text_client_is_not_sent_half_a_character() -> None:

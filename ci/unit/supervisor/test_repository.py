@@ -206,13 +206,14 @@ class TestApis:
         (source / "llm").rename(source / "mine")
         (source / "mine" / "config.pbtxt").write_text(ENGINE.replace('"llm"', '"mine"'))
         served = self.write(source, tmp_path / "target", "vllm", "tensorrtllm")
-        names = ("ensemble", "tensorrt_llm", "tensorrt_llm_bls", "vllm_model")
+        streaming = ("ensemble", "tensorrt_llm", "tensorrt_llm_bls", "vllm_model")
+        names = (*streaming, "preprocessing", "postprocessing")
         assert (served.models, served.engine, sorted(served.attached)) == (("mine",), "mine", sorted(names))
         assert sorted(served.attached_to("mine")) == sorted(names)
         for name in names:
             config = repository.read(served.path)[name]
             assert config.parameters["engine"].string_value == "mine"
-            assert config.model_transaction_policy.decoupled
+            assert config.model_transaction_policy.decoupled == (name in streaming)
             assert (served.path / name / "1").is_dir()
 
     def test_unary_models(self, source: Path, tmp_path: Path) -> None:
@@ -234,6 +235,15 @@ class TestApis:
     def test_wrong_apis(self, source: Path, tmp_path: Path, names: tuple[str, ...], sentence: str) -> None:
         with pytest.raises(ConfigurationError, match=sentence):
             self.write(source, tmp_path / "target", *names)
+
+    def test_an_ensemble_of_dialect_models_is_loaded_after_them(self, source: Path, tmp_path: Path) -> None:
+        for name, step in (("outer", "inner"), ("inner", "vllm_model"), ("other", "llm")):
+            (source / name / "1").mkdir(parents=True)
+            text = f'name: "{name}" platform: "ensemble" ensemble_scheduling {{ step [ {{ model_name: "{step}" }} ] }}'
+            (source / name / "config.pbtxt").write_text(text)
+        served = self.write(source, tmp_path / "target", "vllm")
+        assert list(served.attached.items()) == [("vllm_model", "llm"), ("inner", "llm"), ("outer", "llm")]
+        assert served.models[0] == "llm" and {"other", "ensemble"} == set(served.models[1:])
 
     def test_a_dialect_model_of_a_repository_of_ones_own(self, source: Path, tmp_path: Path) -> None:
         ours = CALLER.replace("python", "inflight").replace('"model"', '"engine"')

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from inflight.result import PerfMetrics
 from inflight.server.tensors.tensor_values import Array
 
-OF_REQUEST = ("sequence_index", "num_input_tokens", "perf_metrics.", "prompt_", "context_")
+OF_REQUEST = ("batch_index", "sequence_index", "num_input_tokens", "perf_metrics.", "prompt_", "context_")
 """What the names of values begin with that a request has once, however many sequences it has."""
 
 
@@ -17,6 +17,7 @@ OF_REQUEST = ("sequence_index", "num_input_tokens", "perf_metrics.", "prompt_", 
 class Chunk:
     """All output of one sequence that was not delivered before."""
 
+    batch_index: int = 0
     sequence_index: int = 0
     text: str = ""
     token_ids: list[int] = field(default_factory=list)
@@ -25,6 +26,8 @@ class Chunk:
     cum_log_prob: float = 0.0
     """Sum over all generated tokens of the sequence so far."""
     finish_reason: str = ""
+    stop_string: str = ""
+    """The one that ended the sequence; "" = none has."""
     num_input_tokens: int = 0
     num_output_tokens: int = 0
     """Generated tokens in this chunk."""
@@ -48,6 +51,11 @@ class Chunk:
     @property
     def sequence_length(self) -> int:
         return len(self.token_ids)
+
+    @property
+    def stop_reason(self) -> str:
+        """As TensorRT-LLM's LLM API has it behind tritonserver: the stop string that ended the sequence, or "None"."""
+        return self.stop_string or "None"
 
     @property
     def log_probs_json(self) -> str:

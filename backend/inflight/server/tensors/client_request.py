@@ -15,10 +15,16 @@ from inflight.prompt_tuning import EmbeddingTable
 class ClientRequest:
     """None always means that the client did not set the field."""
 
+    batch_index: int | None = None
+    """Its number among the prompts of one request; None = the request has no other."""
     text: str | None = None
     input_ids: list[int] | None = None
     input_length: int | None = None
     """How many of `input_ids` count: the others are padding."""
+    sequences: list[list[int]] | None = None
+    """Token ids that are to become text: this is no prompt."""
+    sequence_lengths: list[int] | None = None
+    """How many of each of `sequences` count: the others are padding."""
     max_tokens: int | None = None
     stream: bool = False
     stop: bool = False
@@ -61,6 +67,7 @@ class ClientRequest:
     end_id: int | None = None
     """-1: no token ends the output; None: the checkpoint's own end tokens do."""
     pad_id: int | None = None
+    """Without effect: outputs are padded with -1."""
 
     guide_type: str | None = None
     guide: str | None = None
@@ -102,6 +109,7 @@ class ClientRequest:
     return_perf_metrics: bool = False
     # What only switches an output on, where a dialect has a tensor for that.
     return_finish_reason: bool = False
+    return_stop_reason: bool = False
     return_cumulative_logprob: bool = False
     return_logprobs: bool = False
 
@@ -127,6 +135,11 @@ class ClientRequest:
     """One for each token of the prompt, or one for all that are rows of the table."""
     prompt_embeds: EmbeddingTable | None = None
     """Embeddings of the whole prompt, instead of text or token ids."""
+
+    @property
+    def is_one_of_several(self) -> bool:
+        """Whether its request has other prompts."""
+        return self.batch_index is not None
 
     @property
     def has_several_sequences(self) -> bool:

@@ -16,14 +16,22 @@ from typing import Any
 import numpy as np
 
 from inflight.errors import InvalidRequest
-from inflight.server.tensors.chunk import Chunk, is_of_request
+from inflight.server.tensors.chunk import is_of_request
 from inflight.server.tensors.client_request import ClientRequest
 from inflight.server.tensors.tensor_values import Array, ReadLimits, Value, read_scalar, stack, to_array
+
+ANY_ONE = "one value"
+"""Among the neutral values of an input: any, if it is the only one."""
 
 Reader = Callable[[str, Array, ReadLimits], Value | None]
 """(tensor's name, array, limits) -> Python value, None = as if it were not given; raises InvalidRequest."""
 Filler = Callable[[str, Array, ReadLimits], Mapping[str, Any]]
 """The same for a tensor that sets several fields of ClientRequest."""
+
+
+MAX_PROMPTS = 64
+"""Of one request to a dialect with a batch dimension: max_batch_size in config.pbtxt, where an operator may change
+it."""
 
 
 class TensorType(Enum):
@@ -63,7 +71,8 @@ class InputTensor:
     read: Reader = read_scalar
     fills: Filler | None = None
     neutral: tuple[object, ...] | None = ()
-    """Values without an effect, which are accepted; None = every value is ignored."""
+    """Values without an effect, which are accepted, ANY_ONE among them for any single one; None = every value is
+    ignored."""
     reason: str = ""
     """Why it is refused or ignored, or what to use instead."""
 
@@ -87,7 +96,7 @@ class InputTensor:
 
     @staticmethod
     def _is_neutral(array: Array, neutral: tuple[object, ...]) -> bool:
-        return array.size == 1 and array.reshape(-1)[0] in neutral
+        return array.size == 1 and (ANY_ONE in neutral or array.reshape(-1)[0] in neutral)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -99,7 +108,7 @@ class OutputTensor:
     dtype: TensorType
     dims: tuple[int, ...]
     value: str
-    """Attribute of Chunk, or behind a dot of one of its attributes."""
+    """Attribute of Chunk, or behind a dot of one of its attributes; None there = it is not sent."""
     asked_by: str = ""
     """Field or property of ClientRequest that switches it on; empty = always on."""
     by_name: Mapping[str, Any] | None = None
@@ -115,9 +124,9 @@ class OutputTensor:
             return self.by_name
         return {self.asked_by: True} if self.asked_by else {}
 
-    def to_array(self, chunks: Sequence[Chunk], batched: bool) -> Array | None:
-        """The values of all `chunks`, one below the other, or the first one's if they are the whole request's; None if
-        they have nothing of it."""
+    def to_array(self, chunks: Sequence[object], batched: bool) -> Array | None:
+        """The values of all `chunks` (Chunks, or what else has the attributes), one below the other, or the first one's
+        if they are the whole request's; None if they have nothing of it."""
         array = self._of_one(chunks[0])
         if len(chunks) > 1 and not is_of_request(self.value):
             others = [self._of_one(chunk) for chunk in chunks[1:]]
@@ -128,8 +137,8 @@ class OutputTensor:
         rank = self.wire_rank or array.ndim + batched
         return array if array.ndim == rank else array.reshape((1,) * (rank - array.ndim) + array.shape)
 
-    def _of_one(self, chunk: Chunk) -> Array | None:
-        value: object = chunk
+    def _of_one(self, chunk: object) -> Array | None:
+        value = chunk
         for name in self._path:
             value = None if value is None else getattr(value, name)
         if value is None:
@@ -147,8 +156,8 @@ class Default:
 
     field: str
     value: object = None
-    unless: str = ""
-    """Another field: the default does not hold if the request sets that one."""
+    unless: tuple[str, ...] = ()
+    """Other fields: the default does not hold if the request sets one of them."""
     like: str = ""
     """Another field, whose value is taken instead of `value` if the request sets it."""
 
@@ -173,12 +182,15 @@ class Dialect:
     required: tuple[tuple[str, ...], ...]
     """Groups of input names; a request that is no stop and no order must have exactly one of each group."""
     batched: bool = False
-    """True: config.pbtxt has max_batch_size > 0, so every tensor carries a leading dimension of 1."""
+    """True: config.pbtxt has max_batch_size > 0, so every tensor has a leading dimension, the request's prompts."""
     unfinished: str = ""
     """The finish_reason of all chunks but the last."""
     defaults: tuple[Default, ...] = ()
     """In their order: a later one sees what an earlier one has set."""
     gathering: Gathering = Gathering.NONE
+    repeats: tuple[str, ...] = ()
+    """Values of Chunk that responses of a stream repeat. Of `text` and `log_probs` each one holds all so far, and not
+    only what is new; `context_logits` are in the first and in the last one."""
     stops_unknown: bool = False
     """Whether a stop request succeeds although no request with its id is in flight."""
     stop_error: str = ""
@@ -243,7 +255,7 @@ class Dialect:
         """Whether each response to `client` holds all of its sequences."""
         return self.gathering is Gathering.ALL or (self.gathering is Gathering.BEAMS and (client.beam_width or 1) > 1)
 
-    def write(self, chunks: Sequence[Chunk], client: ClientRequest, wanted: frozenset[str] | None) -> dict[str, Array]:
+    def write(self, chunks: Sequence[object], client: ClientRequest, wanted: frozenset[str] | None) -> dict[str, Array]:
         """Chunks of one sequence each -> output tensors by name. `wanted`: see the method."""
         if wanted is None:
             asked = [tensor for tensor in self._switched if getattr(client, tensor.asked_by)]
@@ -263,7 +275,7 @@ class Dialect:
 
     def _fill_in(self, values: dict[str, Any]) -> None:
         for default in self.defaults:
-            if default.field not in values and not (default.unless and default.unless in values):
+            if default.field not in values and values.keys().isdisjoint(default.unless):
                 value = values.get(default.like) if default.like else default.value
                 if value is not None:
                     values[default.field] = value

@@ -2,7 +2,7 @@
 
 `llm` combines the tensor names of TensorRT-LLM's ensemble for text, those of its inner model for token ids, and what
 users of vLLM expect besides (min_p, finish_reason). No batch dimension: config.pbtxt has max_batch_size 0. The
-neighbours' own tables are in `trtllm`, `llmapi` and `vllm`.
+neighbours' own tables are in `trtllm`, `processing`, `llmapi` and `vllm`.
 """
 
 from __future__ import annotations
@@ -30,6 +30,7 @@ from inflight.server.tensors.entries import (
     scalar,
 )
 from inflight.server.tensors.llmapi import LLMAPI
+from inflight.server.tensors.processing import POSTPROCESSING, PREPROCESSING
 from inflight.server.tensors.tensor_values import read_numbers, read_prompt, read_texts, read_token_ids, read_words
 from inflight.server.tensors.trtllm import ENSEMBLE, TENSORRT_LLM, TENSORRT_LLM_BLS
 from inflight.server.tensors.vllm import VLLM_MODEL
@@ -125,5 +126,17 @@ LLM = Dialect(
     ),
 )
 
-DIALECTS = {dialect.name: dialect for dialect in (LLM, TENSORRT_LLM, ENSEMBLE, TENSORRT_LLM_BLS, LLMAPI, VLLM_MODEL)}
+DIALECTS = {
+    dialect.name: dialect
+    for dialect in (
+        LLM,
+        TENSORRT_LLM,
+        ENSEMBLE,
+        TENSORRT_LLM_BLS,
+        PREPROCESSING,
+        POSTPROCESSING,
+        LLMAPI,
+        VLLM_MODEL,
+    )
+}
 """By name. A model has the dialect that its parameter `dialect` names, or that has the model's own name."""

@@ -114,6 +114,14 @@ SEQUENCE_INDEX = OutputTensor(
     asked_by="num_return_sequences",
     by_name={},
 )
+BATCH_INDEX = OutputTensor(
+    name="batch_index",
+    dtype=TensorType.INT32,
+    dims=(1,),
+    value="batch_index",
+    asked_by="is_one_of_several",
+    by_name={},
+)
 NUM_TOKENS = (
     single("num_input_tokens", TensorType.INT32, "return_num_input_tokens"),
     single("num_output_tokens", TensorType.INT32, "return_num_output_tokens"),

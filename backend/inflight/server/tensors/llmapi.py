@@ -1,34 +1,53 @@
 """The dialect of TensorRT-LLM's LLM API behind tritonserver: text, and a tensor for each sampling parameter.
 
-Its model is called tensorrt_llm, as that of the C++ backend is. No batch dimension.
+Its model is called tensorrt_llm, as that of the C++ backend is. No batch dimension. Numbers are sent as text, whatever
+its configuration says, and what is not known yet as "None". A request that sets none of temperature, top_k and top_p is
+greedy, whatever generation_config.json says (`SamplingParams` of TensorRT-LLM).
 """
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from inflight.server.tensors.dialect import Default, Dialect, OutputTensor, TensorType
-from inflight.server.tensors.entries import NO_MEDIA, output, refused, row, scalar
-from inflight.server.tensors.tensor_values import read_above_zero, read_prompt, read_seed, read_words
+from inflight.server.tensors.entries import NO_MEDIA, output, refused, row, scalar, single
+from inflight.server.tensors.tensor_values import (
+    Array,
+    ReadLimits,
+    Value,
+    read_prompt,
+    read_scalar,
+    read_seed,
+    read_words,
+)
 
 BY_NAME = "name an adapter of lora_dir with lora_name"
+ONLY_THE_LIKELIEST = 1e-9
+"""A top_p that no token but the likeliest is needed for."""
+
+
+def _read_top_p(name: str, array: Array, limits: ReadLimits) -> Value:
+    """As read_scalar; 0 means the likeliest token."""
+    return read_scalar(name, array, limits) or ONLY_THE_LIKELIEST
 
 
 def _metric(name: str, dtype: TensorType, value: str = "") -> OutputTensor:
-    """Its server sends them as text, whatever its configuration says."""
-    return OutputTensor(
-        name=name,
-        dtype=dtype,
-        dims=(1,),
-        value=f"perf_metrics.{value or name}",
-        asked_by="return_perf_metrics",
-        as_text=True,
-    )
+    return replace(single(name, dtype, "return_perf_metrics", f"perf_metrics.{value or name}"), as_text=True)
 
 
 LLMAPI = Dialect(
     name="llmapi",
     required=(("text_input",),),
+    unfinished="None",
+    repeats=("text",),
     defaults=(
         Default(field="max_tokens", value=32),
+        Default(field="top_k", value=1, unless=("temperature", "top_p")),
+        Default(field="top_k", value=0),
+        Default(field="top_p", value=1.0),
+        Default(field="temperature", value=1.0),
+        Default(field="min_p", value=0.0),
+        Default(field="typical_p", value=1.0),
         Default(field="repetition_penalty", value=1.0),
         Default(field="no_repeat_ngram_size", value=0),
         Default(field="min_tokens", value=0),
@@ -42,7 +61,7 @@ LLMAPI = Dialect(
         refused("sampling_param_best_of", TensorType.INT32, 1, "ask for several answers and choose among them", 1),
         scalar("sampling_param_temperature", TensorType.FP32, "temperature"),
         scalar("sampling_param_top_k", TensorType.INT32, "top_k"),
-        scalar("sampling_param_top_p", TensorType.FP32, "top_p", read_above_zero),
+        scalar("sampling_param_top_p", TensorType.FP32, "top_p", _read_top_p),
         scalar("sampling_param_frequency_penalty", TensorType.FP32, "frequency_penalty"),
         scalar("sampling_param_presence_penalty", TensorType.FP32, "presence_penalty"),
         scalar("sampling_param_max_tokens", TensorType.INT32, "max_tokens"),
@@ -52,7 +71,7 @@ LLMAPI = Dialect(
         scalar("sampling_param_return_perf_metrics", TensorType.BOOL, "return_perf_metrics"),
         scalar("sampling_param_logits_post_processor_name", TensorType.STRING, "logits_post_processor_name"),
         scalar("return_finish_reason", TensorType.BOOL),
-        refused("return_stop_reason", TensorType.BOOL, 1, "return_finish_reason says why an answer ended", False),
+        scalar("return_stop_reason", TensorType.BOOL),
         scalar("return_cumulative_logprob", TensorType.BOOL, "return_log_probs"),
         scalar("stop", TensorType.BOOL),
         scalar("lora_name", TensorType.STRING),
@@ -63,7 +82,8 @@ LLMAPI = Dialect(
     outputs=(
         output("text_output", TensorType.STRING, 1, "text"),
         output("finish_reason", TensorType.STRING, 1, "finish_reason", "return_finish_reason"),
-        output("cumulative_logprob", TensorType.FP32, 1, "cum_log_prob", "return_log_probs"),
+        output("stop_reason", TensorType.STRING, 1, "stop_reason", "return_stop_reason"),
+        replace(output("cumulative_logprob", TensorType.FP32, 1, "cum_log_prob", "return_log_probs"), as_text=True),
         _metric("kv_cache_reused_block", TensorType.INT32, "kv_cache_reused_blocks"),
         _metric("kv_cache_missed_block", TensorType.INT32, "kv_cache_missed_blocks"),
         _metric("kv_cache_alloc_new_blocks", TensorType.INT32),

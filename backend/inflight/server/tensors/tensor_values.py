@@ -7,7 +7,7 @@ the client sent.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -31,6 +31,8 @@ MAX_WORDS_TOKENS = 32_768
 """Tokens of such a list."""
 MAX_MATRIX_BYTES = 2**26
 """A request that has more does not fit into a message to the engine."""
+MAX_BATCH_BYTES = 2**26
+"""Of all tensors of a request of several prompts: reading them delays the requests behind it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -206,6 +208,28 @@ def _text(name: str, value: bytes | str, max_bytes: int) -> str:
         raise InvalidRequest(f"{name} is not valid UTF-8 at byte {error.start}") from None
 
 
+def split(arrays: Mapping[str, Array]) -> Sequence[Mapping[str, Array]]:
+    """The tensors of each prompt of a request whose tensors have a batch dimension, which is 1 in each of them. Raises
+    InvalidRequest."""
+    num_prompts = max((len(array) for array in arrays.values() if array.ndim), default=0)
+    if num_prompts <= 1:
+        return (arrays,)
+    for name, array in arrays.items():
+        if array.ndim == 0 or len(array) != num_prompts:
+            raise InvalidRequest(f"{name} has shape {list(array.shape)}, but the request has {num_prompts} prompts")
+    num_bytes = sum(map(_num_bytes, arrays.values()))
+    if num_bytes > MAX_BATCH_BYTES:
+        raise InvalidRequest(
+            f"the {num_prompts} prompts of the request have {num_bytes} bytes, more than {MAX_BATCH_BYTES}: "
+            "send fewer at once"
+        )
+    return [{name: array[row : row + 1] for name, array in arrays.items()} for row in range(num_prompts)]
+
+
+def _num_bytes(array: Array) -> int:
+    return sum(map(len, array.reshape(-1))) if array.dtype == np.object_ else array.nbytes
+
+
 def to_array(value: object, numpy_type: type, rank: int) -> Array:
     """A value as a tensor of one sequence: shape (1, ..., 1, n) with `rank` dimensions. Text becomes UTF-8 bytes;
     an array keeps its own dimensions as the last ones."""
@@ -217,12 +241,30 @@ def to_array(value: object, numpy_type: type, rank: int) -> Array:
 
 
 def stack(arrays: Sequence[Array]) -> Array:
-    """Arrays of the same rank >= 1, shape (1, ...), as the rows of one. Shorter rows are padded at their ends, with -1
-    where they hold whole numbers and with 0 otherwise."""
-    shape = tuple(map(max, *(array.shape for array in arrays)))
-    padding = -1 if np.issubdtype(arrays[0].dtype, np.signedinteger) else 0
-    stacked = np.full((len(arrays), *shape[1:]), padding, dtype=arrays[0].dtype)
-    for number, array in enumerate(arrays):
-        place = (number, *map(slice, array.shape[1:]))
-        stacked[place] = array[0]
+    """Arrays of the same rank >= 1, their rows one below the other. Shorter rows are padded at their ends: with -1, as
+    TensorRT-LLM pads beams, where they hold signed numbers, and with 0 otherwise."""
+    inner = [max(sizes) for sizes in zip(*(array.shape[1:] for array in arrays), strict=True)]
+    padding = -1 if arrays[0].dtype.kind in "if" else 0
+    stacked = np.full((sum(map(len, arrays)), *inner), padding, dtype=arrays[0].dtype)
+    start = 0
+    for array in arrays:
+        place = (slice(start, start + len(array)), *map(slice, array.shape[1:]))
+        stacked[place] = array
+        start += len(array)
     return stacked
+
+
+def gather(responses: Sequence[Mapping[str, Array]]) -> dict[str, Array]:
+    """The outputs of several prompts, each with a batch dimension of 1, as those of one batch. An output that some lack
+    has a row of padding for these."""
+    first: dict[str, Array] = {}
+    for response in responses:
+        first = {**response, **first}
+    return {
+        name: stack([response.get(name, _nothing(array)) for response in responses]) for name, array in first.items()
+    }
+
+
+def _nothing(like: Array) -> Array:
+    """One row without values, which `stack` pads."""
+    return np.empty((1, *(0,) * (like.ndim - 1)), dtype=like.dtype)

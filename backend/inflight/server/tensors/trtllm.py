@@ -1,15 +1,16 @@
 """The dialects of NVIDIA's tensorrtllm_backend: `tensorrt_llm` takes token ids, `ensemble` and `tensorrt_llm_bls` text.
 
-All have a batch dimension of 1. Where its decoders mean something else than ours by a request that is silent (greedy
-unless top_k or top_p is given; every beam is answered), defaults say so.
+All have a batch dimension: the prompts of a request are served side by side. Where its decoders mean something else
+than ours by a request that is silent (greedy unless top_k or top_p is given; every beam is answered), defaults say so.
 """
 
 from __future__ import annotations
 
 from dataclasses import replace
 
-from inflight.server.tensors.dialect import Default, Dialect, Gathering, InputTensor, OutputTensor, TensorType
+from inflight.server.tensors.dialect import ANY_ONE, Default, Dialect, Gathering, InputTensor, OutputTensor, TensorType
 from inflight.server.tensors.entries import (
+    BATCH_INDEX,
     DRAFTS,
     EMBEDDING_BIAS,
     GUIDED_DECODING,
@@ -51,7 +52,7 @@ NO_DRAFT_LOGITS = "a draft of this engine is accepted if it is what the model sa
 
 DEFAULTS = (
     Default(field="num_return_sequences", like="beam_width"),
-    Default(field="top_k", value=1, unless="top_p"),
+    Default(field="top_k", value=1, unless=("top_p",)),
     Default(field="top_k", value=0),
     Default(field="top_p", value=1.0),
     Default(field="temperature", value=1.0),
@@ -63,6 +64,10 @@ DEFAULTS = (
 )
 """Those of TensorRT-LLM's decoders, which read no generation_config.json. Neither 0 top_k nor 0 top_p is a limit, and
 without a limit they are greedy, whatever the temperature."""
+
+REPEATED = ("log_probs", "context_logits")
+"""Its executor puts both into each response; clients read them from the last one. Those of a long prompt are too large
+to be sent with every token."""
 
 SWITCHES = (
     scalar("return_log_probs", TensorType.BOOL),
@@ -80,7 +85,14 @@ def _read_as_number(name: str, array: Array, limits: ReadLimits) -> int:
     return int(bool(read_scalar(name, array, limits)))
 
 
-OUTPUTS = (replace(SEQUENCE_INDEX, asked_by="has_several_sequences"), *LOG_PROBS, *LOGITS, *NUM_TOKENS, *PERF_METRICS)
+OUTPUTS = (
+    BATCH_INDEX,
+    replace(SEQUENCE_INDEX, asked_by="has_several_sequences"),
+    *LOG_PROBS,
+    *LOGITS,
+    *NUM_TOKENS,
+    *PERF_METRICS,
+)
 """Those that all three models have."""
 
 
@@ -92,6 +104,7 @@ TENSORRT_LLM = Dialect(
     name="tensorrt_llm",
     batched=True,
     gathering=Gathering.BEAMS,
+    repeats=REPEATED,
     stops_unknown=True,
     required=(("input_ids",), ("request_output_len",)),
     defaults=(*DEFAULTS, Default(field="end_id", value=-1)),
@@ -130,8 +143,9 @@ TENSORRT_LLM = Dialect(
         *RETENTION,
         refused("encoder_input_features", TensorType.FP16, 2, NO_ENCODER),
         refused("encoder_output_lengths", TensorType.INT32, 1, NO_ENCODER),
-        refused("decoder_input_ids", TensorType.INT32, 1, NO_ENCODER),
-        refused("decoder_input_lengths", TensorType.INT32, 1, NO_ENCODER),
+        # preprocessing sends one padding token for every prompt.
+        refused("decoder_input_ids", TensorType.INT32, 1, NO_ENCODER, ANY_ONE),
+        refused("decoder_input_lengths", TensorType.INT32, 1, NO_ENCODER, ANY_ONE),
         refused("cross_attention_mask", TensorType.BOOL, 2, NO_ENCODER),
         refused("skip_cross_attn_blocks", TensorType.BOOL, 1, NO_ENCODER, False),
         refused("mrope_rotary_cos_sin", TensorType.FP32, 1, NO_MEDIA),
@@ -188,6 +202,7 @@ ENSEMBLE = Dialect(
     name="ensemble",
     batched=True,
     gathering=Gathering.BEAMS,
+    repeats=REPEATED,
     required=(("text_input",), ("max_tokens",)),
     defaults=DEFAULTS,
     inputs=_TEXT_INPUTS,
@@ -198,6 +213,7 @@ TENSORRT_LLM_BLS = Dialect(
     name="tensorrt_llm_bls",
     batched=True,
     gathering=Gathering.BEAMS,
+    repeats=REPEATED,
     required=ENSEMBLE.required,
     defaults=DEFAULTS,
     inputs=(

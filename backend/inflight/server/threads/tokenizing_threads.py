@@ -9,10 +9,12 @@ from __future__ import annotations
 import queue
 import threading
 from collections.abc import Callable
+from typing import Generic, TypeVar
 
 from inflight.server.tensors.client_request import ClientRequest
 from inflight.server.threads.sending_thread import log_failure
-from inflight.server.work_item import WorkItem
+
+Item = TypeVar("Item")
 
 MAX_SHORT_LENGTH = 16_384
 """Most characters and token ids of a short request, which is tokenised in a few milliseconds."""
@@ -20,10 +22,10 @@ BYTES_PER_CHARACTER = 128
 """Bytes of embeddings, or of an adapter, that take as long to check and to pack as a character to tokenise."""
 
 
-class TokenizingThreads:
+class TokenizingThreads(Generic[Item]):
     """Started once, stopped once. All items that were put before stop() are handled before it returns."""
 
-    def __init__(self, take: Callable[[WorkItem], None]) -> None:
+    def __init__(self, take: Callable[[Item], None]) -> None:
         """`take(item)` is called on one of the threads for each item, to pass it to the engine or to answer it."""
         self._short = _Lane("inflight-text-short", take)
         self._long = _Lane("inflight-text-long", take)
@@ -32,7 +34,7 @@ class TokenizingThreads:
         for lane in (self._short, self._long):
             lane.start()
 
-    def put(self, item: WorkItem, length: int) -> None:
+    def put(self, item: Item, length: int) -> None:
         """Queue an item, which belongs to one of the threads from now on. `length`: see `text_length`."""
         lane = self._short if length <= MAX_SHORT_LENGTH else self._long
         lane.items.put(item)
@@ -51,9 +53,9 @@ class TokenizingThreads:
             lane.stop()
 
 
-class _Lane:
-    def __init__(self, name: str, take: Callable[[WorkItem], None]) -> None:
-        self.items: queue.Queue[WorkItem | None] = queue.Queue()
+class _Lane(Generic[Item]):
+    def __init__(self, name: str, take: Callable[[Item], None]) -> None:
+        self.items: queue.Queue[Item | None] = queue.Queue()
         self._take = take
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
 
@@ -90,4 +92,5 @@ def text_length(client: ClientRequest) -> int:
     num_bytes = sum(len(table.data) for table in tables if table is not None)
     num_bytes += 0 if client.lora_weights is None else client.lora_weights.nbytes
     num_characters = len(client.text or "") + len(client.input_ids or ()) + sum(map(len, words))
+    num_characters += sum(map(len, client.sequences or ()))
     return num_characters + num_bytes // BYTES_PER_CHARACTER
