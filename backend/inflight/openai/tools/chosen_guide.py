@@ -124,7 +124,7 @@ def _keywords(tool: Tool) -> Form:
             raise InvalidRequest(f"tool {tool.name} cannot be strict here: its parameters are not all in properties")
     required = [name for name in properties if name in schema.get("required", ())]
     others = [name for name in properties if name not in required]
-    shared = {key: schema[key] for key in ("$defs", "definitions") if key in schema}
+    shared: Form = {key: schema[key] for key in ("$defs", "definitions") if key in schema}
 
     def argument(name: str) -> Form:
         own = properties[name]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -29,7 +29,9 @@ class Vocabulary:
         if not shown:
             return self
         # With their bytes as they are: how the vocabulary spells bytes no longer matters.
-        tokens = [shown[each].encode() if each in shown else text for each, text in enumerate(self.info.decoded_vocab)]
+        tokens = self.info.decoded_vocab
+        for each, text in shown.items():
+            tokens[each] = text.encode()
         return _of(tokens, xgrammar.VocabType.RAW, self.tokenizer, [each for each in special if each not in shown])
 
 
@@ -62,7 +64,7 @@ def load_vocabulary(folder: Path, vocab_size: int) -> Vocabulary:
 
 
 def _of(
-    tokens: Sequence[str | bytes],
+    tokens: list[str] | list[bytes],
     vocab_type: xgrammar.VocabType,
     tokenizer: tokenizers.Tokenizer,
     special: list[int],
