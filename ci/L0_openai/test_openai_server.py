@@ -28,7 +28,7 @@ ADAPTERS = MODEL_REPOSITORY / "llm" / "1" / "adapters"
 def server() -> Iterator[ServerProcess]:
     with ServerProcess(
         parameters={"max_seq_len": "1024", "num_threads": "1"},
-        openai={"port": 0, "allow_lora_updates": True, "tool_parser": "llama3_json"},
+        openai={"port": 0, "allow_lora_updates": True},
         drain_timeout=20.0,
     ) as running:
         yield running
@@ -141,23 +141,9 @@ def joined_calls(stream: openai.Stream[Any]) -> dict[int, tuple[list[tuple[str, 
     }
 
 
-def test_a_strict_tool_is_called_as_its_schema_says(server: ServerProcess, client: openai.OpenAI) -> None:
-    """The default model knows nothing of tools: a bias makes it begin a call, and the grammar leaves no other."""
-    body = {"prompt": "a{", "add_special_tokens": False}
-    brace = CLIENT.post(f"{server.openai_url}/tokenize", json=body).json()["tokens"][-1]
-    tool = {"type": "function", "function": {**TOOLS[0]["function"], "strict": True}}
-    options = {"messages": [{"role": "user", "content": "Feed the dog."}], "tools": [tool], "temperature": 0.0}
-    free = client.chat.completions.create(model="llm", max_tokens=40, **options).choices[0].message
-    assert free.content and not free.tool_calls
-    biased = {**options, "logit_bias": {brace: 100}, "max_tokens": 300, "n": 2, "parallel_tool_calls": False}
-    whole = client.chat.completions.create(model="llm", **biased)
-    streamed = joined_calls(client.chat.completions.create(model="llm", stream=True, **biased))
-    for choice in whole.choices:
-        (call,) = choice.message.tool_calls
-        assert streamed[choice.index] == ([(call.function.name, call.function.arguments)], "tool_calls")
-        assert call.function.name == "feed" and choice.finish_reason == "tool_calls"
-        arguments = json.loads(call.function.arguments)
-        assert set(arguments) == {"animal", "count"} and arguments["animal"] in ("cat", "dog", "fox")
+def test_a_model_that_may_choose_needs_a_parser(client: openai.OpenAI) -> None:
+    with pytest.raises(openai.BadRequestError, match="tool_parser"):
+        client.chat.completions.create(model="llm", messages=[{"role": "user", "content": "Hi."}], tools=TOOLS)
 
 
 def test_log_probabilities_and_scores_are_one_models(client: openai.OpenAI) -> None:

@@ -24,8 +24,9 @@ class Vocabulary:
     def showing(self, token_ids: Iterable[int]) -> Vocabulary:
         """The same with these special tokens as their text. Ids that are none are ignored. Takes 0.1 s of a vocabulary
         of 128,000."""
-        special = self.tokenizer.get_added_tokens_decoder()
-        shown = {each: special[each].content for each in token_ids if each in special and each < len(self.num_bytes)}
+        added = self.tokenizer.get_added_tokens_decoder()
+        special = {each: token.content for each, token in added.items() if token.special}
+        shown = {each: special[each] for each in token_ids if each in special and each < len(self.num_bytes)}
         if not shown:
             return self
         # With their bytes as they are: how the vocabulary spells bytes no longer matters.
