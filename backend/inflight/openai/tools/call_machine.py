@@ -6,6 +6,7 @@ may be a tag. It sees each character once, but for the beginning of a tag: the w
     leading   white space at the start of the text, before what may be a call without a tag
     text      content; a tag begins calls
     call      a JSON object that is a call
+    list      behind a call in a list: white space, a comma and the next call, or the list's end
     between   behind a call: white space, closing tags, the next call, or content again
 
 What may turn out to be a call is held until it is one for certain: then it becomes events, otherwise content.
@@ -161,6 +162,26 @@ class CallMachine(ABC):
         """A call as a JSON object is next."""
         self._call = CallReader(self._names)
         self._state = self._read_call
+
+    def _read_list(self, text: str, position: int) -> int:
+        """Behind a call in a list."""
+        char = text[position]
+        if char in WHITE_SPACE:
+            return self._hold_gap(text, position)
+        if char == ",":
+            self._hold(char)
+            self._begin_listed_call()
+        elif char == "]":
+            self._drop_held()
+            self._state = self._read_between
+        else:
+            self._give_up()
+            return position
+        return position + 1
+
+    def _begin_listed_call(self) -> None:
+        """A call in a list is next."""
+        self._begin_call()
 
     def _read_value(self, text: str, position: int) -> int:
         """Arguments, or one of them, of a call that was started."""
