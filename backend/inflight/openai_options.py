@@ -38,7 +38,8 @@ class OpenAIOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     max_open_requests: int = 1024
     """HTTP requests in progress at the same time; more are refused with 503."""
     max_connections: int = 2048
-    """TCP connections at the same time, idle ones too; others are answered with 503 and closed."""
+    """TCP connections at the same time. Another one takes the place of the one that is idle longest; if none is idle,
+    it is answered with 503 and closed."""
     max_requests_per_second: float = 0.0
     """Of each key, or of all clients together without keys; more are refused with 429. 0 = no limit."""
     max_request_seconds: float = 0.0

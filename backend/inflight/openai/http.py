@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, cast
 
@@ -19,6 +20,11 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 MAX_HEAD_BYTES = 65_536
 """Of the request line and all headers."""
+
+REFUSED_SECONDS = 1.0
+"""That a client has to read that its connection is refused."""
+MAX_REFUSED = 64
+"""Connections that are told so at the same time; others are closed at once."""
 
 TOO_MANY = b"HTTP/1.1 503 Service Unavailable\r\nretry-after: 1\r\nconnection: close\r\ncontent-length: 0\r\n\r\n"
 TOO_LONG = b"HTTP/1.1 431 Request Header Fields Too Large\r\nconnection: close\r\ncontent-length: 0\r\n\r\n"
@@ -48,9 +54,21 @@ def endless_stream(scope: Scope) -> BoundedHttp:
     return connection
 
 
+@dataclass(slots=True)
+class Connections:
+    """What all connections of one server know of each other."""
+
+    most: int
+    """At the same time."""
+    idle: dict[BoundedHttp, None] = field(default_factory=dict)
+    """Those that wait for a head, the one that has waited longest first."""
+    num_refused: int = 0
+    """Those beyond `most` that are being told so."""
+
+
 def bounded_http(max_connections: int) -> type[asyncio.Protocol]:
     """What uvicorn makes its connections with."""
-    return cast(type[asyncio.Protocol], partial(BoundedHttp, max_connections=max_connections))
+    return cast(type[asyncio.Protocol], partial(BoundedHttp, all_connections=Connections(max_connections)))
 
 
 class BoundedHttp(HttpToolsProtocol):
@@ -71,25 +89,48 @@ class BoundedHttp(HttpToolsProtocol):
     _is_offered = False
     """Whether the head that has come offers another protocol."""
 
-    def __init__(self, *arguments: Any, max_connections: int, **options: Any) -> None:
+    _is_refused = False
+
+    def __init__(self, *arguments: Any, all_connections: Connections, **options: Any) -> None:
         super().__init__(*arguments, **options)
-        self._max_connections = max_connections
+        self._all = all_connections
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        if len(self.connections) >= self._max_connections:
-            self.transport = transport
-            self.logger.warning("%d connections are open, max_connections: others are refused", len(self.connections))
-            transport.write(TOO_MANY)
-            transport.close()
+        if len(self.connections) >= self._all.most and not self._take_place():
+            self._refuse(transport)
             return
         super().connection_made(transport)
         self._expect_head()
 
+    def _take_place(self) -> bool:
+        """Of the connection that has been idle longest. Returns whether there is one."""
+        idle = self._all.idle
+        while idle:
+            each = next(iter(idle))
+            del idle[each]
+            if each.close_if_idle():
+                self.connections.discard(each)
+                return True
+        return False
+
+    def _refuse(self, transport: asyncio.Transport) -> None:
+        """Whoever asks is told so: were the connection closed at once, its request would make it lose the answer."""
+        self.logger.warning("%d connections are in use, max_connections: another is refused", len(self.connections))
+        self.transport, self._is_refused = transport, True
+        self._all.num_refused += 1
+        transport.write(TOO_MANY)
+        transport.write_eof()
+        self.loop.call_later(REFUSED_SECONDS if self._all.num_refused <= MAX_REFUSED else 0, transport.abort)
+
     def connection_lost(self, exc: Exception | None) -> None:
         self._cancel_head_timer()
+        self._all.idle.pop(self, None)
+        self._all.num_refused -= self._is_refused
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
+        if self._is_refused:
+            return
         self._has_more_than_head = self._is_in_body
         self._unset_keepalive_if_required()
         try:
@@ -139,6 +180,7 @@ class BoundedHttp(HttpToolsProtocol):
             return
         self._is_in_body = self._has_more_than_head = True
         self._cancel_head_timer()
+        self._all.idle.pop(self, None)
         super().on_headers_complete()
 
     def on_message_complete(self) -> None:
@@ -154,16 +196,20 @@ class BoundedHttp(HttpToolsProtocol):
 
     def _expect_head(self) -> None:
         self._cancel_head_timer()
-        self._head_timer = self.loop.call_later(self.timeout_keep_alive, self._close_if_idle)
+        self._head_timer = self.loop.call_later(self.timeout_keep_alive, self.close_if_idle)
+        self._all.idle[self] = None
 
     def _cancel_head_timer(self) -> None:
         if self._head_timer is not None:
             self._head_timer.cancel()
 
-    def _close_if_idle(self) -> None:
+    def close_if_idle(self) -> bool:
+        """Returns whether it was."""
         # Of pipelined requests the last one's head has come: it is answered first.
-        if self.cycle is None or self.cycle.response_complete:
+        is_idle = self.cycle is None or self.cycle.response_complete
+        if is_idle:
             self.transport.close()
+        return is_idle
 
     def shutdown(self) -> None:
         if self.is_endless:

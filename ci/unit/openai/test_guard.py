@@ -206,28 +206,61 @@ def exchange(running: Running, *sent: bytes) -> bytes:
     return b"".join(received)
 
 
-def test_connections_are_bounded(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    """Those that are open go on; a place that becomes free can be taken."""
-    with openai_server(PlayedEngine(), checkpoint_folder(tmp_path), max_connections=3) as url:
+@pytest.fixture
+def narrow(tmp_path: Path) -> Iterator[tuple[PlayedEngine, Callable[[], socket.socket]]]:
+    """A server of three connections, whose model never ends its answers, and what opens a connection to it."""
+    engine = PlayedEngine(say(ends=False))
+    with openai_server(engine, checkpoint_folder(tmp_path), max_connections=3) as url, contextlib.ExitStack() as stack:
         CLIENT.get(f"{url}/health", headers={"connection": "close"})
         host, port = url.removeprefix("http://").split(":")
-        with contextlib.ExitStack() as stack:
-            held = [stack.enter_context(socket.create_connection((host, int(port)), ENOUGH)) for _ in range(3)]
-            for each in held:
-                each.sendall(HEALTH + b"\r\n")
-                assert each.recv(1000).startswith(b"HTTP/1.1 200")
-            with socket.create_connection((host, int(port)), ENOUGH) as late:
-                assert late.recv(1000).startswith(b"HTTP/1.1 503")
-                assert late.recv(1000) == b""
-            assert "3 connections are open" in caplog.text
-            held[0].sendall(HEALTH + b"connection: close\r\n\r\n")
-            while held[0].recv(1000):
-                pass
-            held[1].sendall(HEALTH + b"\r\n")
-            assert held[1].recv(1000).startswith(b"HTTP/1.1 200")
-            again = stack.enter_context(socket.create_connection((host, int(port)), ENOUGH))
-            again.sendall(HEALTH + b"\r\n")
-            assert again.recv(1000).startswith(b"HTTP/1.1 200")
+        yield engine, lambda: stack.enter_context(socket.create_connection((host, int(port)), ENOUGH))
+
+
+def test_a_connection_too_many_takes_the_place_of_the_one_idle_longest(
+    narrow: tuple[PlayedEngine, Callable[[], socket.socket]],
+) -> None:
+    """Whether that has sent nothing, the beginning of a head, or whole requests."""
+    _, connect = narrow
+    silent, begun, used = connect(), connect(), connect()
+    begun.sendall(HEALTH)
+    for make in (lambda: used, connect, connect, connect):
+        connection = make()
+        connection.sendall(HEALTH + b"\r\n")
+        assert connection.recv(1000).startswith(b"HTTP/1.1 200")
+    for connection in (silent, begun, used):
+        with contextlib.suppress(ConnectionResetError):  # where bytes came that nobody has read
+            assert connection.recv(1000) == b""
+
+
+def test_connections_in_use_are_kept_and_others_are_told(
+    narrow: tuple[PlayedEngine, Callable[[], socket.socket]], caplog: pytest.LogCaptureFixture
+) -> None:
+    engine, connect = narrow
+    body = json.dumps({**CHAT, "stream": True}).encode()
+    head = b"POST %b HTTP/1.1\r\nhost: x\r\ncontent-length: %d\r\n\r\n" % (CHATS.encode(), len(body))
+    streams = [connect() for _ in range(3)]
+    for stream in streams:
+        stream.sendall(head + body)
+        assert stream.recv(1000).startswith(b"HTTP/1.1 200")
+    late = connect()
+    late.sendall(HEALTH + b"\r\n")
+    assert late.recv(1000).startswith(b"HTTP/1.1 503")
+    assert late.recv(1000) == b""
+    assert "3 connections are in use" in caplog.text
+    engine.push(*(result(request, [72]) for request in engine.requests))
+    for stream in streams:
+        while b'"content":"H"' not in stream.recv(4000):
+            pass
+    streams[0].close()
+    while not connect_and_ask(connect):
+        pass
+
+
+def connect_and_ask(connect: Callable[[], socket.socket]) -> bool:
+    """Whether a new connection is served."""
+    connection = connect()
+    connection.sendall(HEALTH + b"connection: close\r\n\r\n")
+    return connection.recv(1000).startswith(b"HTTP/1.1 200")
 
 
 def test_a_process_that_may_not_open_so_many_files_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
