@@ -61,6 +61,8 @@ class GuidedDecodingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defau
     def validate(self) -> None:
         """Raise InvalidRequest, with one sentence, if it is outside the bounds or certainly no such guide."""
         name = self.guide_type.value
+        if self.reasoning is not None and not (self.reasoning.opening and self.reasoning.closing):
+            raise InvalidRequest("the reasoning before a grammar needs an opening and a closing tag")
         if self.guide_type is GuideType.JSON:
             if self.guide:
                 raise InvalidRequest("guided decoding of type json takes no guide: use json_schema for a schema")

@@ -7,7 +7,14 @@ import json
 import pytest
 
 from inflight.errors import InvalidRequest
-from inflight.guided_decoding import MAX_GUIDE_BYTES, MAX_JSON_GUIDE_BYTES, MAX_NESTING, GuidedDecodingParams, GuideType
+from inflight.guided_decoding import (
+    MAX_GUIDE_BYTES,
+    MAX_JSON_GUIDE_BYTES,
+    MAX_NESTING,
+    GuidedDecodingParams,
+    GuideType,
+    Reasoning,
+)
 from inflight.request import Request
 from inflight.request_limits import RequestLimits
 
@@ -56,6 +63,13 @@ def test_what_is_within_the_bounds_passes(guide_type: str, guide: str) -> None:
 def test_what_is_outside_is_refused_in_a_sentence(guide_type: str, guide: str, words: str) -> None:
     with pytest.raises(InvalidRequest, match=words):
         params(guide_type, guide).validate()
+
+
+@pytest.mark.parametrize(("opening", "closing"), [("", "b"), ("a", "")])
+def test_a_reasoning_has_two_tags(opening: str, closing: str) -> None:
+    reasoning = Reasoning(opening=opening, closing=closing)
+    with pytest.raises(InvalidRequest, match="needs an opening and a closing tag"):
+        GuidedDecodingParams(guide_type=GuideType.JSON, reasoning=reasoning).validate()
 
 
 def test_a_request_with_a_grammar_needs_an_end_token() -> None:

@@ -44,7 +44,7 @@ class Habits(NamedTuple):
 
 def find_habits(render: Callable[[Messages], str]) -> Habits:
     """`render`: the template, with a tool; it may raise anything."""
-    asked = [{"role": "user", "content": TEXT}]
+    asked: Messages = [{"role": "user", "content": TEXT}]
     takes_parts = not _shows(render, asked, Habits()) and _shows(render, asked, Habits(takes_parts=True))
     call = {"id": ID, "type": "function", "function": {"name": NAME, "arguments": {KEY: 1}}}
     messages = [

@@ -14,8 +14,9 @@ from dataclasses import dataclass
 from inflight.errors import InvalidRequest
 from inflight.guided_decoding import GuidedDecodingParams
 from inflight.openai.tools.call_machine import CallMachine
-from inflight.openai.tools.guide import Form, call_list, guide_of, json_call, schema_of, tag
+from inflight.openai.tools.guide import Form, call_list, guide_of, json_call, schema_of, separated, tag
 from inflight.openai.tools.hermes import HermesParser
+from inflight.openai.tools.llama3_json import Llama3JsonParser
 from inflight.openai.tools.mistral import ARGUMENTS_TAG, ID_TAG
 from inflight.openai.tools.parser import PARSERS
 from inflight.openai.tools.pythonic import PythonicParser
@@ -36,8 +37,8 @@ class Calls:
     """What follows the tag that begins calls, anywhere in the text."""
     separator: str | None = None
     """What stands between that and the next tag; None = nothing follows."""
-    opening: Form | None = None
-    """Calls without a tag, which are the whole text; None = the family has none."""
+    whole: Form | None = None
+    """A text that is calls alone, with a tag or without; None = the family needs the tag."""
 
 
 def chosen_call_guide(
@@ -61,21 +62,20 @@ def chosen_call_guide(
 def _free(calls: Calls, parser: type[CallMachine], is_one: bool) -> Form:
     goes_on = calls.separator is not None and not is_one
     text: Form = {"type": "dispatch", "rules": [[parser.tag, calls.behind_tag]], "loop": goes_on}
-    if calls.opening is None:
+    if calls.whole is None:
         return text
     # The first character decides whether the text is calls. The tag may begin it, too.
     first, second = re.escape(parser.tag[0]), re.escape(parser.tag[1])
     other = rf"[^ \t\n\r{re.escape(parser.opening)}{first}]|{first}[^{first}{second}]"
-    tagged = _sequence(_text(parser.tag), calls.behind_tag)
     free = _sequence({"type": "regex", "pattern": other}, text)
-    return _sequence(SPACE, _optional(_either(calls.opening, tagged, free)))
+    return _sequence(SPACE, _optional(_either(calls.whole, free)))
 
 
 def _instead_of(answer: Form, calls: Calls, tag: str, is_one: bool) -> Form:
-    tagged = _sequence(_text(tag), calls.behind_tag)
+    whole = calls.whole or _sequence(_text(tag), calls.behind_tag)
     if calls.separator is not None and not is_one:
-        tagged = _several(tagged, calls.separator)
-    return _sequence(SPACE, _either(answer, tagged, *([] if calls.opening is None else [calls.opening])))
+        whole = _several(whole, calls.separator)
+    return _sequence(SPACE, _either(answer, whole))
 
 
 def _arguments(tool: Tool) -> Form:
@@ -89,14 +89,15 @@ def _hermes(tools: list[Tool], special_tokens: Container[str], is_one: bool) -> 
 
 
 def _llama3_json(tools: list[Tool], special_tokens: Container[str], is_one: bool) -> Calls:
-    call = _either(*(json_call(tool, "parameters", _arguments(tool)) for tool in tools))
-    calls = call if is_one else _several(call, "; ")
-    return Calls(behind_tag=calls, opening=calls)
+    calls = separated([json_call(tool, "parameters", _arguments(tool)) for tool in tools], "; ", is_one=is_one)
+    return Calls(behind_tag=calls, whole=_sequence(_optional(_text(Llama3JsonParser.tag)), calls))
 
 
 def _pythonic(tools: list[Tool], special_tokens: Container[str], is_one: bool) -> Calls:
     calls = call_list([tag(f"{tool.name}(", _keywords(tool), ")") for tool in tools], is_one=is_one)
-    return Calls(behind_tag=_sequence(calls, _text(PythonicParser.closing_tag)), opening=calls)
+    begin, end = _text(PythonicParser.tag), _text(PythonicParser.closing_tag)
+    whole = _sequence(_optional(begin), calls, _optional(end))
+    return Calls(behind_tag=_sequence(calls, end), whole=whole)
 
 
 def _mistral(tools: list[Tool], special_tokens: Container[str], is_one: bool) -> Calls:
