@@ -72,7 +72,7 @@ class ApiKeys:
             logger.error("the keys from before are kept: %s", error)
             return
         self._number_all()
-        logger.warning("%s has changed: %d keys are known now", self._path, len(self._digests))
+        logger.warning("%s has changed; keys that are known now: %d", self._path, len(self._digests))
 
     def _number_all(self) -> None:
         for digest in self._digests:
