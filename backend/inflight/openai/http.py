@@ -90,6 +90,7 @@ class BoundedHttp(HttpToolsProtocol):
     """Whether the head that has come offers another protocol."""
 
     _is_refused = False
+    """Whether it is one too many."""
 
     def __init__(self, *arguments: Any, all_connections: Connections, **options: Any) -> None:
         super().__init__(*arguments, **options)
@@ -166,7 +167,9 @@ class BoundedHttp(HttpToolsProtocol):
         for name, value in self.headers:
             if name == b"connection":
                 value = b", ".join(part for part in map(bytes.strip, value.split(b",")) if part.lower() not in OFFERS)
-            if value and name not in OFFERS:
+                if not value:
+                    continue
+            if name not in OFFERS:
                 lines.append(b"%b: %b" % (name, value))
         self._is_offered = False
         self.parser = httptools.HttpRequestParser(self)
