@@ -16,7 +16,7 @@ from inflight.openai.chat_format import ChatFormat
 from inflight.openai.fields import ChatBody, FunctionTool, NamedToolChoice
 from inflight.openai.guides import answer_form
 from inflight.openai.tools.chosen_guide import chosen_call_guide
-from inflight.openai.tools.guide import forced_call_guide
+from inflight.openai.tools.guide import Form, forced_call_guide
 from inflight.openai.tools.parser import FORCED, make_tool_parser, new_id_maker
 from inflight.openai.tools.tool import Tool, validate_tools
 
@@ -39,6 +39,8 @@ class ToolUse:
     are written without one."""
     is_forced: bool = False
     """Whether there must be a call."""
+    has_answer_form: bool = False
+    """Whether the grammar is also that of an answer, of which calls are no part."""
     is_named: bool = False
     keeps_one_call: bool = False
 
@@ -47,7 +49,13 @@ class ToolUse:
         if not self.parser:
             return ChatFormat()
         return ChatFormat(
-            make_tool_parser=functools.partial(make_tool_parser, self.parser, self.tools, new_id_maker(self.family)),
+            make_tool_parser=functools.partial(
+                make_tool_parser,
+                self.parser,
+                self.tools,
+                new_id_maker(self.family),
+                at_start_only=self.has_answer_form,
+            ),
             calls_are_all=self.is_forced,
             keeps_one_call=self.keeps_one_call,
             calls_are_a_reason=not self.is_named,
@@ -73,8 +81,9 @@ def read_tools(body: ChatBody, family: str, special_tokens: Container[str] = ())
     if choice == "none":
         return use()
     if choice in (None, "auto"):
-        guide = _chosen_calls(body, family, tools, special_tokens)
-        return use(parser=family, guide=guide, keeps_one_call=one)
+        answer = answer_form(body.response_format)
+        guide = _chosen_calls(body, family, tools, special_tokens, answer)
+        return use(parser=family, guide=guide, has_answer_form=answer is not None, keeps_one_call=one)
     try:
         guide = forced_call_guide(tools, name=name, parallel_tool_calls=not one)
     except InvalidRequest as error:
@@ -102,9 +111,9 @@ def read_definitions(given: list[FunctionTool]) -> tuple[list[Tool], list[dict[s
 
 
 def _chosen_calls(
-    body: ChatBody, family: str, tools: list[Tool], special_tokens: Container[str]
+    body: ChatBody, family: str, tools: list[Tool], special_tokens: Container[str], answer: Form | None
 ) -> GuidedDecodingParams | None:
-    """The grammar of tool_choice auto: without a strict tool, and without a form that the answer has, none."""
+    """The grammar of tool_choice auto: without a strict tool, and without an `answer` in a form of its own, none."""
     if not family:
         raise invalid(
             "tool_choice auto needs the operator's setting tool_parser, which says how this model writes calls; "
@@ -112,7 +121,6 @@ def _chosen_calls(
             "tool_choice",
             "unsupported_parameter",
         )
-    answer = answer_form(body.response_format)
     if answer is None and not any(tool.strict for tool in tools):
         return None
     several = body.parallel_tool_calls is not False

@@ -48,9 +48,11 @@ class CallMachine(ABC):
     separator: ClassVar[str] = ""
     """Character that may stand between calls without tags, which then follow each other."""
 
-    def __init__(self, tools: list[Tool], new_id: Callable[[], str]) -> None:
+    def __init__(self, tools: list[Tool], new_id: Callable[[], str], *, at_start_only: bool = False) -> None:
+        """`at_start_only`: whether calls are the whole text, so that a tag within other text is a part of that."""
         self._names = frozenset(tool.name for tool in tools)
         self._new_id = new_id
+        self._tag_in_text = "" if at_start_only else self.tag
         self._state: Callable[[str, int], int] = self._read_leading
         self._unread = ""  # the beginning of a tag, perhaps
         self._held: list[str] = []
@@ -130,13 +132,14 @@ class CallMachine(ABC):
         return stop
 
     def _read_text(self, text: str, position: int) -> int:
-        found = text.find(self.tag, position) if self.tag else -1
+        tag = self._tag_in_text
+        found = text.find(tag, position) if tag else -1
         if found >= 0:
             self._add_content(text[position:found])
-            self._hold(self.tag)
+            self._hold(tag)
             self._begin_calls()
-            return found + len(self.tag)
-        stop = len(text) - tag_overlap(text, self.tag, position)
+            return found + len(tag)
+        stop = len(text) - tag_overlap(text, tag, position)
         self._add_content(text[position:stop])
         return stop if stop > position else NEEDS_MORE
 

@@ -59,9 +59,9 @@ def follows(params: GuidedDecodingParams, text: str) -> bool:
     return bool(found.accept_string(text) and found.is_completed())
 
 
-def read(family: str, text: str) -> tuple[list[tuple[str, Any]], str]:
+def read(family: str, text: str, **options: Any) -> tuple[list[tuple[str, Any]], str]:
     """The calls and the content that the family's parser finds."""
-    parser = make_tool_parser(family, TOOLS)
+    parser = make_tool_parser(family, TOOLS, **options)
     events = [*parser.feed(text), *parser.finish()]
     names = [event.name for event in events if isinstance(event, ToolCallStarted)]
     arguments = [""] * len(names)
@@ -198,8 +198,13 @@ def test_an_answer_may_have_a_form_of_its_own(name: str) -> None:
     params = guide(name, answer=ANSWER)
     assert follows(params, '{"ok": true}')
     assert not follows(params, "Hello.")
-    calls = [text for text in CALLS[name][1] if "Well" not in text]
-    assert calls and all(follows(params, text) for text in calls)
+    texts = [text for text in CALLS[name][1] if "Well" not in text]
+    assert texts and all(follows(params, text) for text in texts)
+    family = name.split(",")[0]
+    for text in texts:
+        assert read(family, text, at_start_only=True) == read(family, text)
+        within = json.dumps({"ok": text})
+        assert read(family, within, at_start_only=True) == ([], within), "a part of an answer is no call"
 
 
 def test_every_family_has_one() -> None:
