@@ -13,6 +13,9 @@ import msgspec
 from inflight.errors import InvalidRequest
 
 MAX_GUIDE_BYTES = 8192
+"""Of a regular expression or a grammar."""
+MAX_JSON_GUIDE_BYTES = 65536
+"""Of a schema, or of tags with the schemas of many tools."""
 MAX_NESTING = 32
 """Depth of the brackets in a guide."""
 
@@ -32,28 +35,47 @@ class GuideType(str, Enum):
     """XGrammar's JSON description of tags in free text, and of the content of each."""
 
 
+class Reasoning(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """Free text that an output begins with: what a model thinks before its answer."""
+
+    opening: str
+    """Tag that begins it."""
+    closing: str
+    """Tag that ends it."""
+    is_open: bool = False
+    """True: the prompt ends with the opening tag, so the output begins within. False: it need not think at all."""
+
+
 class GuidedDecodingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """Equal ones share one compiled grammar."""
 
     guide_type: GuideType
     guide: str = ""
     """Text of the schema, expression, grammar or tags; empty for GuideType.JSON."""
+    reasoning: Reasoning | None = None
+    """What the grammar holds behind; None = it holds from the first token on."""
+    shown_token_ids: tuple[int, ...] = ()
+    """Special tokens that whoever reads the output sees as their text, so that they may stand for it. Without text, as
+    all others are, a special token is allowed by no grammar."""
 
     def validate(self) -> None:
         """Raise InvalidRequest, with one sentence, if it is outside the bounds or certainly no such guide."""
         name = self.guide_type.value
+        if self.reasoning is not None and not (self.reasoning.opening and self.reasoning.closing):
+            raise InvalidRequest("the reasoning before a grammar needs an opening and a closing tag")
         if self.guide_type is GuideType.JSON:
             if self.guide:
                 raise InvalidRequest("guided decoding of type json takes no guide: use json_schema for a schema")
             return
         if not self.guide:
             raise InvalidRequest(f"guided decoding of type {name} needs a guide")
+        is_json = self.guide_type in (GuideType.JSON_SCHEMA, GuideType.STRUCTURAL_TAG)
         num_bytes = len(self.guide.encode("utf-8", "surrogatepass"))
-        if num_bytes > MAX_GUIDE_BYTES:
-            raise InvalidRequest(f"the guide has {num_bytes} bytes, more than {MAX_GUIDE_BYTES}")
+        most = MAX_JSON_GUIDE_BYTES if is_json else MAX_GUIDE_BYTES
+        if num_bytes > most:
+            raise InvalidRequest(f"the guide has {num_bytes} bytes, more than {most}")
         if "\0" in self.guide:
             raise InvalidRequest("the guide holds a null character")
-        is_json = self.guide_type in (GuideType.JSON_SCHEMA, GuideType.STRUCTURAL_TAG)
         depth = _json_nesting(self.guide) if is_json else _nesting(self.guide, self.guide_type)
         if depth > MAX_NESTING:
             raise InvalidRequest(f"the guide is nested {depth} levels deep, more than {MAX_NESTING}")

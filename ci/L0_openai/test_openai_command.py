@@ -64,15 +64,13 @@ def test_it_serves_the_programs_engine_until_it_is_told_to_end(executor: Generat
                 model="a",
                 messages=[{"role": "user", "content": "Hi."}],
                 temperature=0,
-                extra_body={"guided_regex": "<think>a (dog|fox)</think>\\n(yes|no)"},
+                extra_body={"guided_regex": "(yes|no)"},
             )
             with pytest.raises(openai.AuthenticationError):
                 client.with_options(api_key="wrong").models.list()
         process.send_signal(signal.SIGTERM)
         assert process.wait(PATIENCE) == 0
-    message = thinking.choices[0].message
-    assert message.reasoning in ("a dog", "a fox")
-    assert message.content in ("yes", "no")
+    assert thinking.choices[0].message.content in ("yes", "no"), "the model may think before its answer, and cannot"
     assert answer.choices[0].text == executor.generate("Once upon a time", max_tokens=16).text
 
 

@@ -6,6 +6,7 @@ the same list, so that it says what was proved and nothing else.
 
 from __future__ import annotations
 
+import json
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -109,6 +110,16 @@ def _rows(text: str, dtype: str) -> Array:
 WORDS = "[a-z ]{60,80}"
 TALE = "The (cat|dog|bird) went to the big park with [a-z]{2,9}, because [a-z ]{30,40}"
 TALE_TOKENS = 24
+TAGGED = json.dumps(
+    {
+        "type": "structural_tag",
+        "format": {
+            "type": "dispatch",
+            "rules": [[" rainy day", {"type": "regex", "pattern": " in (Rome|Oslo) with [0-9] dogs,"}]],
+        },
+    }
+)
+"""Of free text that, once it has this beginning, goes on like that. The greedy continuation of PROMPT has it."""
 _TABLE, _EMBEDS = _rows("A big bear", "f2"), _rows("The frog was very hungry. One day, he met a bird", "f4")
 _OWN_TOKENS = list(range(VOCAB_SIZE, VOCAB_SIZE + len(_TABLE)))
 _BIAS = np.sin(np.arange(VOCAB_SIZE, dtype="<f4"))
@@ -305,6 +316,20 @@ KINDS = (
             "temperature": 1.0,
             "seed": np.array([6], np.uint64),
             "end_id": 2,
+        },
+    ),
+    RequestKind(
+        feature="guided decoding of tags in free text",
+        fields={
+            "guided_decoding_params": guide(GuideType.STRUCTURAL_TAG, TAGGED),
+            "end_ids": [2],
+            "max_tokens": TALE_TOKENS,
+        },
+        tensors={
+            "guided_decoding_guide_type": "structural_tag",
+            "guided_decoding_guide": TAGGED,
+            "end_id": 2,
+            "max_tokens": TALE_TOKENS,
         },
     ),
     RequestKind(

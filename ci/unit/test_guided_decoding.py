@@ -7,7 +7,14 @@ import json
 import pytest
 
 from inflight.errors import InvalidRequest
-from inflight.guided_decoding import MAX_GUIDE_BYTES, MAX_NESTING, GuidedDecodingParams, GuideType
+from inflight.guided_decoding import (
+    MAX_GUIDE_BYTES,
+    MAX_JSON_GUIDE_BYTES,
+    MAX_NESTING,
+    GuidedDecodingParams,
+    GuideType,
+    Reasoning,
+)
 from inflight.request import Request
 from inflight.request_limits import RequestLimits
 
@@ -27,6 +34,7 @@ def params(guide_type: str, guide: str = "") -> GuidedDecodingParams:
         ("json_schema", "[" * 0 + '{"a":' * (MAX_NESTING - 1) + "{}" + "}" * (MAX_NESTING - 1)),
         ("regex", r"[(((]\(\(" + "(" * MAX_NESTING + "a" + ")" * MAX_NESTING),
         ("regex", "a" * MAX_GUIDE_BYTES),
+        ("json_schema", json.dumps({"const": "a" * MAX_GUIDE_BYTES})),
         ("ebnf_grammar", 'root ::= "' + "(" * 100 + '"'),
         ("structural_tag", '{"type": "structural_tag", "format": {"type": "any_text"}}'),
     ],
@@ -41,6 +49,7 @@ def test_what_is_within_the_bounds_passes(guide_type: str, guide: str) -> None:
         ("json", "{}", "takes no guide"),
         ("regex", "", "needs a guide"),
         ("regex", "a" * (MAX_GUIDE_BYTES + 1), "8193 bytes, more than 8192"),
+        ("json_schema", json.dumps({"const": "a" * MAX_JSON_GUIDE_BYTES}), "bytes, more than 65536"),
         ("regex", "ä" * MAX_GUIDE_BYTES, "16384 bytes, more than 8192"),
         ("regex", "(" * 33 + ")" * 33, "nested 33 levels deep, more than 32"),
         ("ebnf_grammar", "root ::= " + "(" * 4000, "levels deep"),
@@ -54,6 +63,13 @@ def test_what_is_within_the_bounds_passes(guide_type: str, guide: str) -> None:
 def test_what_is_outside_is_refused_in_a_sentence(guide_type: str, guide: str, words: str) -> None:
     with pytest.raises(InvalidRequest, match=words):
         params(guide_type, guide).validate()
+
+
+@pytest.mark.parametrize(("opening", "closing"), [("", "b"), ("a", "")])
+def test_a_reasoning_has_two_tags(opening: str, closing: str) -> None:
+    reasoning = Reasoning(opening=opening, closing=closing)
+    with pytest.raises(InvalidRequest, match="needs an opening and a closing tag"):
+        GuidedDecodingParams(guide_type=GuideType.JSON, reasoning=reasoning).validate()
 
 
 def test_a_request_with_a_grammar_needs_an_end_token() -> None:

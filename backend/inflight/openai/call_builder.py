@@ -13,8 +13,10 @@ from dataclasses import dataclass, replace
 from itertools import chain
 from typing import Any
 
+from msgspec import structs
+
 from inflight.generation_defaults import GenerationDefaults
-from inflight.guided_decoding import GuidedDecodingParams
+from inflight.guided_decoding import GuidedDecodingParams, Reasoning
 from inflight.lora import LoRARequest
 from inflight.openai.api_error import context_too_long, invalid, unsupported
 from inflight.openai.call import Call, PromptCall, fresh_id
@@ -85,14 +87,15 @@ class CallBuilder:
         self._texts = TokenTexts(tokenizer)
         self._tool_parser = tool_parser
         self._reasoning_tags = reasoning_tags(reasoning_parser) if reasoning_parser else None
+        self._special_texts = frozenset(filter(None, map(tokenizer.token, tokenizer.special_ids)))
         self._tag_ids = self._special_ids(tool_tags(tool_parser) if tool_parser else (), self._reasoning_tags or ())
         self._max_request_ms = math.ceil(max_request_seconds * 1000)
 
     def chat(self, body: ChatBody, limits: RequestLimits, model: str, adapter: LoRARequest | None) -> Call:
         check_refused(body)
         includes_usage = check_stream_options(body)
-        use = read_tools(body, self._tool_parser)
-        if use is not None and use.guide is None and use.parser and not self._encoder.knows_tools:
+        use = read_tools(body, self._tool_parser, self._special_texts)
+        if use is not None and not use.is_forced and use.parser and not self._encoder.knows_tools:
             raise invalid(
                 "the checkpoint's chat template tells the model of no tools: use tool_choice required", "tools"
             )
@@ -110,10 +113,12 @@ class CallBuilder:
             raise invalid("top_logprobs needs logprobs to be true", "top_logprobs")
         output = _output_config(body.top_logprobs or 0, "top_logprobs") if body.logprobs else OutputConfig()
         wanted = body.max_tokens if body.max_completion_tokens is None else body.max_completion_tokens
-        guide = read_guide(body, None if use is None else use.guide)
+        format = self._chat_format(body, use, text)
+        guide = read_guide(body) if use is None else read_guide(body, use.guide, is_forced=use.is_forced)
+        if guide is not None and format is not None:
+            guide = self._with_tags(guide, text)
         shared = self._shared(body, limits, 1, output, guide, adapter)
         request = self._request(body, token_ids, limits, wanted, None, shared)
-        format = self._chat_format(body, use, text, has_guide=guide is not None)
         prompts = [self._prompt_call(body, request, shared, shown=frozenset() if format is None else self._tag_ids)]
         return self._call(body, prompts, model, includes_usage, format=format)
 
@@ -150,7 +155,7 @@ class CallBuilder:
             prompts.append(self._prompt_call(body, request, shared, str(prompt) if is_whole else None))
         return self._call(body, prompts, model, includes_usage, scores_only=scores_only)
 
-    def _chat_format(self, body: ChatBody, use: ToolUse | None, prompt: str, *, has_guide: bool) -> ChatFormat | None:
+    def _chat_format(self, body: ChatBody, use: ToolUse | None, prompt: str) -> ChatFormat | None:
         """`prompt`: the text that the template has made."""
         tags, hides = self._reasoning_tags, body.include_reasoning is False
         if hides and tags is None:
@@ -163,10 +168,19 @@ class CallBuilder:
         return replace(
             ChatFormat() if use is None else use.format(),
             reasoning_tags=tags,
-            # A grammar is that of the answer, and holds from its first token on.
-            starts_in_reasoning=tags is not None and not has_guide and prompt.rstrip().endswith(tags.opening),
+            starts_in_reasoning=tags is not None and prompt.rstrip().endswith(tags.opening),
             includes_reasoning=not hides,
         )
+
+    def _with_tags(self, guide: GuidedDecodingParams, prompt: str) -> GuidedDecodingParams:
+        """The grammar as that of the answer: the model may think before it, unless the prompt says that it has, and
+        tags that are special tokens are text."""
+        tags, prompt = self._reasoning_tags, prompt.rstrip()
+        reasoning = None
+        if tags is not None and not prompt.endswith(tags.closing):
+            is_open = prompt.endswith(tags.opening)
+            reasoning = Reasoning(opening=tags.opening, closing=tags.closing, is_open=is_open)
+        return structs.replace(guide, reasoning=reasoning, shown_token_ids=tuple(sorted(self._tag_ids)))
 
     def _special_ids(self, *tags: Iterable[str]) -> frozenset[int]:
         """The special tokens that are tags."""

@@ -19,6 +19,7 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from inflight.errors import ConfigurationError
 from inflight.openai.api_error import invalid
+from inflight.openai.template_habits import TOOL, find_habits
 from inflight.text.safe_text import safe_text
 
 FILE = "chat_template.jinja"
@@ -44,6 +45,11 @@ class ChatTemplate:
             self._tool_use = self._template if tool_use is None else _environment().from_string(tool_use)
         except jinja2.TemplateError as error:
             raise ConfigurationError(f"the checkpoint's chat template is no jinja template: {error}") from None
+        self._habits = find_habits(
+            lambda messages: self._tool_use.render(
+                **self._special_tokens, tools=[TOOL], documents=None, messages=messages, add_generation_prompt=False
+            )
+        )
 
     @classmethod
     def load(cls, folder: Path) -> ChatTemplate | None:
@@ -71,7 +77,9 @@ class ChatTemplate:
         variables = {**self._special_tokens, "tools": tools, "documents": None, **kwargs}
         template = self._tool_use if tools else self._template
         try:
-            text = template.render(**variables, messages=messages, add_generation_prompt=add_generation_prompt)
+            text = template.render(
+                **variables, messages=self._habits.adapted(messages), add_generation_prompt=add_generation_prompt
+            )
         except Exception as error:  # of the template's own code, about these messages
             sentence = f"the chat template does not take these messages: {safe_text(str(error))}"
             raise invalid(sentence, "messages") from None
@@ -96,9 +104,15 @@ def _environment() -> ImmutableSandboxedEnvironment:
     return environment
 
 
-def _to_json(value: Any, **options: Any) -> str:
-    """Unlike jinja's own it escapes nothing for HTML."""
-    return json.dumps(value, **{"ensure_ascii": False, **options})
+def _to_json(
+    value: Any,
+    ensure_ascii: bool = False,
+    indent: int | None = None,
+    separators: tuple[str, str] | None = None,
+    sort_keys: bool = False,
+) -> str:
+    """With transformers' parameters, in their order. Unlike jinja's own it escapes nothing for HTML."""
+    return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
 
 
 def _raise_exception(message: str) -> NoReturn:

@@ -34,6 +34,19 @@ class ResponseFormat(msgspec.Struct, frozen=True):
     json_schema: JsonSchema | None = None
 
 
+class Structure(msgspec.Struct, frozen=True):
+    begin: str
+    schema: dict[str, Any]
+    end: str
+
+
+class TriggeredStructures(msgspec.Struct, frozen=True):
+    """Tags in free text, of the older form of type structural_tag."""
+
+    structures: list[Structure]
+    triggers: list[str]
+
+
 class StructuredOutputs(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """vLLM's."""
 

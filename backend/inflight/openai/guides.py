@@ -10,42 +10,83 @@ import msgspec
 
 from inflight.guided_decoding import GuidedDecodingParams, GuideType
 from inflight.openai.api_error import invalid, unsupported
-from inflight.openai.fields import Body, ResponseFormat
+from inflight.openai.fields import Body, ResponseFormat, TriggeredStructures
+from inflight.openai.tools.guide import Form, schema_of, tag
+
+RESPONSE_FORMATS = ("text", "json_object", "json_schema", "structural_tag")
 
 Found = tuple[str, GuidedDecodingParams]
 """The field that says so, and the grammar."""
 
 
-def read_guide(body: Body, forced_calls: GuidedDecodingParams | None = None) -> GuidedDecodingParams | None:
-    """`forced_calls`: the grammar of tool_choice. Raises APIError if fields contradict each other, or ask for what
-    XGrammar is not told here."""
-    found: list[Found] = [*_of_response_format(body.response_format), *_of_structured_outputs(body), *_of_guided(body)]
-    if forced_calls is not None:
-        found.append(("tool_choice", forced_calls))
+def read_guide(
+    body: Body, calls: GuidedDecodingParams | None = None, *, is_forced: bool = True
+) -> GuidedDecodingParams | None:
+    """`calls`: the grammar of tool calls; unless `is_forced`, also that of the answer in their place. Raises APIError
+    if fields contradict each other, or ask for what XGrammar is not told here."""
+    found: list[Found] = [*_of_structured_outputs(body), *_of_guided(body)]
+    if calls is None or is_forced or answer_form(body.response_format) is None:
+        found = [*_of_response_format(body.response_format), *found]
+    if calls is not None:
+        found.append(("tool_choice" if is_forced else "tools", calls))
     if len(found) > 1:
         first, second = found[0][0], found[1][0]
         raise invalid(f"{first} and {second} are two grammars for one output: give one of them", second)
     return found[0][1] if found else None
 
 
+def answer_form(given: dict[str, Any] | None) -> Form | None:
+    """What `response_format` says of an answer as a part of tags; None if it is free, or tags of its own."""
+    if given is None:
+        return None
+    form = _read_response_format(given)
+    if form.type not in ("json_object", "json_schema"):
+        return None
+    return schema_of({"type": "object", "additionalProperties": True} if form.type == "json_object" else _own(form))
+
+
 def _of_response_format(given: dict[str, Any] | None) -> Iterator[Found]:
     if given is None:
         return
+    form = _read_response_format(given)
+    if form.type == "json_object":
+        yield "response_format", _any_object()
+    elif form.type == "json_schema":
+        yield "response_format", _schema(_own(form))
+    elif form.type == "structural_tag":
+        yield "response_format", _tags(given, "response_format")
+
+
+def _read_response_format(given: dict[str, Any]) -> ResponseFormat:
     try:
         form = msgspec.convert(given, ResponseFormat)
     except msgspec.ValidationError as error:
         raise invalid(f"response_format: {error}", "response_format") from None
-    if form.type == "json_object":
-        yield "response_format", _any_object()
-    elif form.type == "json_schema":
-        if form.json_schema is None or form.json_schema.schema is None:
-            raise invalid("response_format of type json_schema needs json_schema.schema", "response_format")
-        yield "response_format", _schema(form.json_schema.schema)
-    elif form.type == "structural_tag":
-        yield "response_format", GuidedDecodingParams(guide_type=GuideType.STRUCTURAL_TAG, guide=json.dumps(given))
-    elif form.type != "text":
-        known = "text, json_object, json_schema or structural_tag"
-        raise invalid(f"response_format.type must be {known}", "response_format")
+    if form.type not in RESPONSE_FORMATS:
+        *others, last = RESPONSE_FORMATS
+        raise invalid(f"response_format.type must be {', '.join(others)} or {last}", "response_format")
+    return form
+
+
+def _own(form: ResponseFormat) -> dict[str, Any]:
+    """The schema of type json_schema."""
+    if form.json_schema is None or form.json_schema.schema is None:
+        raise invalid("response_format of type json_schema needs json_schema.schema", "response_format")
+    return form.json_schema.schema
+
+
+def _tags(given: str | dict[str, Any], field: str) -> GuidedDecodingParams:
+    """XGrammar's description of tags, or the older form that vLLM takes as well: `structures` and their `triggers`."""
+    if isinstance(given, dict) and "structures" in given:
+        try:
+            older = msgspec.convert(given, TriggeredStructures)
+        except msgspec.ValidationError as error:
+            raise invalid(f"{field}: {error}", field) from None
+        tags = [tag(each.begin, schema_of(each.schema), each.end) for each in older.structures]
+        free = {"type": "triggered_tags", "triggers": older.triggers, "tags": tags}
+        given = {"type": "structural_tag", "format": free}
+    text = given if isinstance(given, str) else json.dumps(given)
+    return GuidedDecodingParams(guide_type=GuideType.STRUCTURAL_TAG, guide=text)
 
 
 def _of_structured_outputs(body: Body) -> Iterator[Found]:
@@ -61,9 +102,7 @@ def _of_structured_outputs(body: Body) -> Iterator[Found]:
     if given.json_object:
         yield f"{where}json_object", _any_object()
     if given.structural_tag is not None:
-        tag = given.structural_tag
-        text = tag if isinstance(tag, str) else json.dumps(tag)
-        yield f"{where}structural_tag", GuidedDecodingParams(guide_type=GuideType.STRUCTURAL_TAG, guide=text)
+        yield f"{where}structural_tag", _tags(given.structural_tag, f"{where}structural_tag")
     yield from _of_texts(where, given.regex, given.choice, given.grammar)
 
 

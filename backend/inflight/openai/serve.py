@@ -10,6 +10,7 @@ import contextlib
 import gc
 import logging
 import os
+import resource
 import signal
 import socket
 import sys
@@ -33,7 +34,7 @@ from inflight.openai.call_builder import CallBuilder
 from inflight.openai.chat_template import ChatTemplate
 from inflight.openai.dispatcher import Dispatcher
 from inflight.openai.guard import Guard
-from inflight.openai.http import BoundedHttp
+from inflight.openai.http import bounded_http
 from inflight.openai.metrics import ServerMetrics
 from inflight.openai.model_names import ModelNames
 from inflight.openai.page.feed import BatchFeed
@@ -47,6 +48,8 @@ from inflight.text.tokenizer import Tokenizer
 
 BACKLOG = 2048
 KEEP_ALIVE_SECONDS = 75
+OTHER_FILES = 256
+"""That the process opens besides its connections."""
 
 LAST_SECONDS = 1.0
 WATCHED_ITERATIONS = 1000
@@ -60,10 +63,11 @@ streamed token's time went into looking for cycles among them."""
 def serve(options: OpenAIOptions) -> None:
     """Serve until SIGTERM or SIGINT. Raises ConfigurationError if something is missing or wrong, or if the engine is
     not found in time."""
-    start_logging()
+    start_logging("uvicorn.error")
     logging.getLogger("inflight").setLevel(logging.WARNING)
     # Texts are tokenised one at a time, and the library's own threads would only take cores from the ranks.
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+    allow_connections(options.max_connections)
     config = EngineConfig.from_parameters(options.parameters)
     server = OpenAIServer(options, config)
     with listen(options.host, options.port) as listener:
@@ -87,6 +91,19 @@ def with_statistics(config: EngineConfig, num_iterations: int) -> EngineConfig:
         request_stats_max_iterations=num_iterations,
         event_buffer_max_size=0,
     )
+
+
+def allow_connections(count: int) -> None:
+    """Each of them takes one of this process's files. Raises ConfigurationError if it may not have so many."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    needed = count + OTHER_FILES
+    if hard != resource.RLIM_INFINITY and needed > hard:
+        raise ConfigurationError(
+            f"max_connections {count} of the OpenAI server needs {needed} files, and this process may open {hard}: "
+            "raise its limit (ulimit -n) or lower max_connections"
+        )
+    if soft != resource.RLIM_INFINITY and needed > soft:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (needed, hard))
 
 
 def announce(address: str) -> None:
@@ -176,7 +193,7 @@ class OpenAIServer:
     def _uvicorn(self, app: ASGIApp) -> uvicorn.Config:
         return uvicorn.Config(
             app,
-            http=BoundedHttp,
+            http=bounded_http(self._options.max_connections),
             ws="none",
             lifespan="off",
             log_config=None,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+from collections.abc import Container
 from dataclasses import dataclass
 from typing import Any
 
@@ -10,10 +11,12 @@ import msgspec
 
 from inflight.errors import InvalidRequest
 from inflight.guided_decoding import GuidedDecodingParams
-from inflight.openai.api_error import invalid, unsupported
+from inflight.openai.api_error import invalid
 from inflight.openai.chat_format import ChatFormat
 from inflight.openai.fields import ChatBody, FunctionTool, NamedToolChoice
-from inflight.openai.tools.guide import forced_call_guide
+from inflight.openai.guides import answer_form
+from inflight.openai.tools.chosen_guide import chosen_call_guide
+from inflight.openai.tools.guide import Form, forced_call_guide
 from inflight.openai.tools.parser import FORCED, make_tool_parser, new_id_maker
 from inflight.openai.tools.tool import Tool, validate_tools
 
@@ -32,7 +35,12 @@ class ToolUse:
     family: str = ""
     """The operator's parser, whose chat template reads the calls' ids; "" = none."""
     guide: GuidedDecodingParams | None = None
-    """The grammar of calls that must be made."""
+    """The grammar of calls that must be made; or of those that may be, and of an answer in their place. None = calls
+    are written without one."""
+    is_forced: bool = False
+    """Whether there must be a call."""
+    has_answer_form: bool = False
+    """Whether the grammar is also that of an answer, of which calls are no part."""
     is_named: bool = False
     keeps_one_call: bool = False
 
@@ -41,15 +49,22 @@ class ToolUse:
         if not self.parser:
             return ChatFormat()
         return ChatFormat(
-            make_tool_parser=functools.partial(make_tool_parser, self.parser, self.tools, new_id_maker(self.family)),
-            calls_are_all=self.guide is not None,
+            make_tool_parser=functools.partial(
+                make_tool_parser,
+                self.parser,
+                self.tools,
+                new_id_maker(self.family),
+                at_start_only=self.has_answer_form,
+            ),
+            calls_are_all=self.is_forced,
             keeps_one_call=self.keeps_one_call,
             calls_are_a_reason=not self.is_named,
         )
 
 
-def read_tools(body: ChatBody, family: str) -> ToolUse | None:
-    """None without tools. `family`: the operator's parser, "" = none. Raises APIError."""
+def read_tools(body: ChatBody, family: str, special_tokens: Container[str] = ()) -> ToolUse | None:
+    """None without tools. `family`: the operator's parser, "" = none. `special_tokens`: of the checkpoint. Raises
+    APIError."""
     choice = body.tool_choice
     name = choice.function.name if isinstance(choice, NamedToolChoice) else None
     if name is None and choice not in (None, *MODES):
@@ -66,19 +81,28 @@ def read_tools(body: ChatBody, family: str) -> ToolUse | None:
     if choice == "none":
         return use()
     if choice in (None, "auto"):
-        _check_auto(body, family)
-        return use(parser=family, keeps_one_call=one)
+        answer = answer_form(body.response_format)
+        guide = _chosen_calls(body, family, tools, special_tokens, answer)
+        return use(parser=family, guide=guide, has_answer_form=answer is not None, keeps_one_call=one)
     try:
         guide = forced_call_guide(tools, name=name, parallel_tool_calls=not one)
     except InvalidRequest as error:
         raise invalid(str(error), "tool_choice") from None
-    return use(parser=FORCED, guide=guide, is_named=name is not None)
+    return use(parser=FORCED, guide=guide, is_forced=True, is_named=name is not None)
 
 
 def read_definitions(given: list[FunctionTool]) -> tuple[list[Tool], list[dict[str, Any]]]:
     """The tools, and what chat templates take. Raises APIError."""
     functions = [each.function for each in given]
-    tools = [Tool(name=each.name, description=each.description or "", parameters=each.parameters) for each in functions]
+    tools = [
+        Tool(
+            name=each.name,
+            description=each.description or "",
+            parameters=each.parameters,
+            strict=bool(each.strict),
+        )
+        for each in functions
+    ]
     try:
         validate_tools(tools)
     except InvalidRequest as error:
@@ -86,7 +110,10 @@ def read_definitions(given: list[FunctionTool]) -> tuple[list[Tool], list[dict[s
     return tools, msgspec.to_builtins(given)
 
 
-def _check_auto(body: ChatBody, family: str) -> None:
+def _chosen_calls(
+    body: ChatBody, family: str, tools: list[Tool], special_tokens: Container[str], answer: Form | None
+) -> GuidedDecodingParams | None:
+    """The grammar of tool_choice auto: without a strict tool, and without an `answer` in a form of its own, none."""
     if not family:
         raise invalid(
             "tool_choice auto needs the operator's setting tool_parser, which says how this model writes calls; "
@@ -94,9 +121,12 @@ def _check_auto(body: ChatBody, family: str) -> None:
             "tool_choice",
             "unsupported_parameter",
         )
-    for index, each in enumerate(body.tools or []):
-        if each.function.strict:
-            raise unsupported(
-                f"tools[{index}].function.strict",
-                "a model that may choose writes its arguments without a grammar; tool_choice required has one",
-            )
+    if answer is None and not any(tool.strict for tool in tools):
+        return None
+    several = body.parallel_tool_calls is not False
+    try:
+        return chosen_call_guide(
+            family, tools, special_tokens=special_tokens, parallel_tool_calls=several, answer=answer
+        )
+    except InvalidRequest as error:
+        raise invalid(str(error), "tools") from None

@@ -14,13 +14,14 @@ from typing import Any
 
 import pytest
 from guides import GUIDES, guide
+from msgspec import structs
 
 from inflight.config import EngineConfig
 from inflight.errors import InvalidRequest
 from inflight.executor.front.generation_result import GenerationResult
 from inflight.executor.generation_executor import GenerationExecutor
 from inflight.executor.in_process import InProcessExecutor
-from inflight.guided_decoding import GuideType
+from inflight.guided_decoding import GuideType, Reasoning
 from inflight.output_config import OutputConfig
 from inflight.result import FinishReason
 from inflight.runtime.guided.grammar import Grammar
@@ -45,11 +46,15 @@ FORM = {
     "maxItems": 3,
 }
 TALE = "Once upon a time there (was a (dog|cat)|were two (dogs|cats)) and they lived happily ever after\\."
+THOUGHT = Reasoning(opening="<", closing=".", is_open=True)
 ALL = {
     "json_schema": GUIDES["json_schema"][0],
     "structural_tag": GUIDES["structural_tag"][0],
     "form": guide(GuideType.JSON_SCHEMA, json.dumps(FORM)),
     "tale": guide(GuideType.REGEX, TALE),
+    "behind a reasoning": structs.replace(
+        GUIDES["json_schema"][0], reasoning=Reasoning(opening="<", closing=".", is_open=True)
+    ),
 }
 
 

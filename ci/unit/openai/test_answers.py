@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 import numpy as np
@@ -109,6 +110,28 @@ def test_allowed_tokens_leave_no_other(running: Running) -> None:
 SCHEMA = {"type": "object", "properties": {"a": {"type": "integer"}}}
 
 
+TAGS = {
+    "type": "structural_tag",
+    "format": {
+        "type": "triggered_tags",
+        "triggers": ["<f"],
+        "tags": [
+            {
+                "type": "tag",
+                "begin": "<f>",
+                "content": {"type": "json_schema", "json_schema": {}, "max_whitespace_cnt": 8},
+                "end": "</f>",
+            }
+        ],
+    },
+}
+OLDER_TAGS = {
+    "type": "structural_tag",
+    "structures": [{"begin": "<f>", "schema": {}, "end": "</f>"}],
+    "triggers": ["<f"],
+}
+
+
 @pytest.mark.parametrize(
     ("body", "kind", "guide"),
     [
@@ -123,6 +146,10 @@ SCHEMA = {"type": "object", "properties": {"a": {"type": "integer"}}}
             GuideType.JSON_SCHEMA,
             '{"type": "object", "properties": {"a": {"type": "integer"}}}',
         ),
+        ({"response_format": TAGS}, GuideType.STRUCTURAL_TAG, json.dumps(TAGS)),
+        ({"structured_outputs": {"structural_tag": json.dumps(TAGS)}}, GuideType.STRUCTURAL_TAG, json.dumps(TAGS)),
+        ({"response_format": OLDER_TAGS}, GuideType.STRUCTURAL_TAG, json.dumps(TAGS)),
+        ({"structured_outputs": {"structural_tag": OLDER_TAGS}}, GuideType.STRUCTURAL_TAG, json.dumps(TAGS)),
         ({"structured_outputs": {"regex": "a+"}}, GuideType.REGEX, "a+"),
         ({"structured_outputs": {"json": '{"type":"object"}'}}, GuideType.JSON_SCHEMA, '{"type":"object"}'),
         ({"guided_regex": "a+"}, GuideType.REGEX, "a+"),

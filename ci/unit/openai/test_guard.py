@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import json
+import re
 import socket
 import threading
 from collections.abc import Callable, Iterator
@@ -16,6 +17,7 @@ from openai_server import CLIENT, PlayedEngine, Running, checkpoint_folder, open
 from inflight.errors import ConfigurationError
 from inflight.openai.api_keys import ApiKeys
 from inflight.openai.rate_limit import RateLimit
+from inflight.openai.serve import allow_connections
 
 CHATS, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
 CHAT = {"messages": [{"role": "user", "content": "hi"}]}
@@ -88,6 +90,38 @@ def test_all_keys_are_compared_whatever_the_first_says(monkeypatch: pytest.Monke
     assert compared == [hashlib.sha256(key.encode()).digest() for key in (KEY, OTHER)] * 2
 
 
+def test_a_file_that_changes_is_read_again(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """A wrong one is said, and changes nothing. A key that stays keeps its number, by which its rate is counted."""
+    now = [0.0]
+    path = tmp_path / "keys"
+    path.write_text(KEY)
+    keys = ApiKeys.load(str(path), lambda: now[0])
+
+    def replace(text: str | None) -> None:
+        if text is None:
+            path.unlink()
+        else:
+            (tmp_path / "next").write_text(text)
+            (tmp_path / "next").rename(path)
+        now[0] += 1
+
+    def found() -> list[int | None]:
+        return [keys.find(f"Bearer {key}".encode()) for key in (KEY, OTHER)]
+
+    assert found() == [0, None]
+    replace(f"{OTHER}\n{KEY}\n")
+    assert found() == [0, 1]
+    for wrong in ("", "short\n", None):
+        caplog.clear()
+        replace(wrong)
+        assert found() == [0, 1]
+        assert "the keys from before are kept" in caplog.text and "short" not in caplog.text
+    replace(OTHER)
+    assert found() == [None, 1]
+    path.write_text(KEY + KEY)
+    assert found() == [None, 1], "it is looked at once a second"
+
+
 @pytest.mark.parametrize("text", ["", "# nothing\n", "short\n", "sha256:12\n"])
 def test_a_file_without_good_keys_is_a_wrong_configuration(tmp_path: Path, text: str) -> None:
     path = tmp_path / "keys"
@@ -132,6 +166,121 @@ def test_endless_heads_are_refused(guarded: Running) -> None:
         except ConnectionError:
             answer = answer or b"HTTP/1.1 431 and closed"
     assert answer.startswith(b"HTTP/1.1 431")
+
+
+OFFER = b"connection: Upgrade, HTTP2-Settings\r\nhttp2-settings: AAEAAEAAAAIAAAAB\r\nupgrade: h2c\r\n"
+HEALTH = b"GET /health HTTP/1.1\r\nhost: x\r\n"
+
+
+@pytest.mark.parametrize("size", [1, 7, 100_000], ids=["byte by byte", "in pieces", "at once"])
+def test_a_request_that_offers_http_2_is_answered_with_its_body(running: Running, size: int) -> None:
+    """As Java's client sends its first one. Another one may follow on the connection, whatever it offers."""
+    body = json.dumps(CHAT).encode()
+    head = b"POST %b HTTP/1.1\r\nhost: x\r\n%b" % (CHATS.encode(), OFFER)
+    whole = head + b"content-length: %d\r\n\r\n%b" % (len(body), body)
+    chunked = head + b"transfer-encoding: chunked\r\n\r\n%x\r\n%b\r\n0\r\n\r\n" % (len(body), body)
+    websocket = HEALTH + b"connection: close, upgrade\r\nupgrade: websocket\r\n\r\n"
+    sent = whole + HEALTH + OFFER + b"\r\n" + chunked + websocket
+    answer = exchange(running, *(sent[start : start + size] for start in range(0, len(sent), size)))
+    statuses = re.findall(rb"HTTP/1.1 (\d+) ", answer)
+    assert statuses == [b"200"] * 4
+    assert answer.count(b'"content":"Hello, world"') == 2
+
+
+@pytest.mark.parametrize(
+    "head",
+    [
+        b"CONNECT x:443 HTTP/1.1\r\nhost: x\r\n\r\n",
+        b"CONNECT x:443 HTTP/1.1\r\nhost: x\r\n" + OFFER + b"\r\n",
+        HEALTH + OFFER + b"content-length: 1\r\ncontent-length: 2\r\n\r\n",
+        b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n",
+        b"\x16\x03\x01\x02\x00\x01",
+    ],
+)
+def test_what_is_no_request_is_refused(running: Running, head: bytes) -> None:
+    assert exchange(running, head).startswith(b"HTTP/1.1 400 ")
+    assert running.get("/health").status_code == 200
+
+
+def exchange(running: Running, *sent: bytes) -> bytes:
+    """All that comes until the server closes the connection."""
+    host, port = running.url.removeprefix("http://").split(":")
+    with socket.create_connection((host, int(port)), ENOUGH) as connection:
+        for piece in sent:
+            connection.sendall(piece)
+        received = []
+        while piece := connection.recv(65536):
+            received.append(piece)
+    return b"".join(received)
+
+
+@pytest.fixture
+def narrow(tmp_path: Path) -> Iterator[tuple[PlayedEngine, Callable[[], socket.socket]]]:
+    """A server of three connections, whose model never ends its answers, and what opens a connection to it."""
+    engine = PlayedEngine(say(ends=False))
+    with openai_server(engine, checkpoint_folder(tmp_path), max_connections=3) as url, contextlib.ExitStack() as stack:
+        CLIENT.get(f"{url}/health", headers={"connection": "close"})
+        host, port = url.removeprefix("http://").split(":")
+        yield engine, lambda: stack.enter_context(socket.create_connection((host, int(port)), ENOUGH))
+
+
+def test_a_connection_too_many_takes_the_place_of_the_one_idle_longest(
+    narrow: tuple[PlayedEngine, Callable[[], socket.socket]],
+) -> None:
+    """Whether that has sent nothing, the beginning of a head, or whole requests."""
+    _, connect = narrow
+    silent, begun, used = connect(), connect(), connect()
+    begun.sendall(HEALTH)
+    for make in (lambda: used, connect, connect, connect):
+        connection = make()
+        connection.sendall(HEALTH + b"\r\n")
+        assert connection.recv(1000).startswith(b"HTTP/1.1 200")
+    for connection in (silent, begun, used):
+        with contextlib.suppress(ConnectionResetError):  # where bytes came that nobody has read
+            assert connection.recv(1000) == b""
+
+
+def test_connections_in_use_are_kept_and_others_are_told(
+    narrow: tuple[PlayedEngine, Callable[[], socket.socket]], caplog: pytest.LogCaptureFixture
+) -> None:
+    engine, connect = narrow
+    body = json.dumps({**CHAT, "stream": True}).encode()
+    head = b"POST %b HTTP/1.1\r\nhost: x\r\ncontent-length: %d\r\n\r\n" % (CHATS.encode(), len(body))
+    streams = [connect() for _ in range(3)]
+    for stream in streams:
+        stream.sendall(head + body)
+        assert stream.recv(1000).startswith(b"HTTP/1.1 200")
+    late = connect()
+    late.sendall(HEALTH + b"\r\n")
+    assert late.recv(1000).startswith(b"HTTP/1.1 503")
+    assert late.recv(1000) == b""
+    assert "3 connections are in use" in caplog.text
+    engine.push(*(result(request, [72]) for request in engine.requests))
+    for stream in streams:
+        while b'"content":"H"' not in stream.recv(4000):
+            pass
+    streams[0].close()
+    while not connect_and_ask(connect):
+        pass
+
+
+def connect_and_ask(connect: Callable[[], socket.socket]) -> bool:
+    """Whether a new connection is served."""
+    connection = connect()
+    connection.sendall(HEALTH + b"connection: close\r\n\r\n")
+    return connection.recv(1000).startswith(b"HTTP/1.1 200")
+
+
+def test_a_process_that_may_not_open_so_many_files_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    limits = [(1024, 4096)]
+    monkeypatch.setattr("inflight.openai.serve.resource.getrlimit", lambda which: limits[-1])
+    monkeypatch.setattr("inflight.openai.serve.resource.setrlimit", lambda which, new: limits.append(new))
+    allow_connections(500)
+    assert limits == [(1024, 4096)]
+    allow_connections(2048)
+    assert limits[-1] == (2304, 4096)
+    with pytest.raises(ConfigurationError, match=r"max_connections 4096 .* needs 4352 files, .* 4096: raise its limit"):
+        allow_connections(4096)
 
 
 BEGUN = b"GET /health HTTP/1.1\r\nhost: x\r\n"

@@ -9,10 +9,13 @@ import openai
 import pytest
 from openai_server import PlayedEngine, Running, checkpoint_folder, openai_server, say
 
+from inflight.guided_decoding import Reasoning
+
 CHATS = "/v1/chat/completions"
 CHAT: dict[str, Any] = {"messages": [{"role": "user", "content": "hi"}]}
 TOOL = {"type": "function", "function": {"name": "ping"}}
 CALL = '<tool_call>{"name": "ping", "arguments": {}}</tool_call>'
+FORCED = '[{"name": "ping", "parameters": {}}]'
 THOUGHT = f"<think>\nMaybe {CALL}?</think>\n\n"
 
 
@@ -47,12 +50,31 @@ def test_a_prompt_may_open_it(server: Running) -> None:
     thinking = {"chat_template_kwargs": {"think": True}}
     found = message(server, "I add.</think>4", **thinking)
     assert (found["reasoning"], found["content"]) == ("I add.", "4")
-    # A grammar is that of the answer.
-    found = message(server, "4", guided_choice=["4"], **thinking)
-    assert found == {"role": "assistant", "content": "4"}
-    found = message(server, '[{"name": "ping", "parameters": {}}]', tools=[TOOL], tool_choice="required", **thinking)
-    assert found["tool_calls"][0]["function"] == {"name": "ping", "arguments": "{}"}
-    assert "reasoning" not in found
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        {"guided_choice": ["4"]},
+        {"response_format": {"type": "json_object"}},
+        {"tools": [TOOL], "tool_choice": "required"},
+        {"tools": [{**TOOL, "function": {**TOOL["function"], "strict": True}}]},
+    ],
+    ids=["choice", "object", "forced call", "strict tool"],
+)
+def test_a_grammar_is_that_of_the_answer(server: Running, body: dict[str, Any]) -> None:
+    """Before it the model may think, and does so if the prompt has opened the reasoning."""
+    text = FORCED if body.get("tool_choice") else CALL if "tools" in body else "4"
+    for prompt, thought in (({}, "<think>"), ({"think": True}, "")):
+        found = message(server, f"{thought}I add.</think>\n{text}", chat_template_kwargs=prompt, **body)
+        guide = server.engine.sent.guided_decoding_params
+        assert guide is not None
+        assert guide.reasoning == Reasoning(opening="<think>", closing="</think>", is_open=bool(prompt))
+        assert found["reasoning"] == "I add."
+        assert found["content"] == "4" or found["tool_calls"][0]["function"] == {"name": "ping", "arguments": "{}"}
+    message(server, text, messages=[{"role": "user", "content": "</think>"}], add_generation_prompt=False, **body)
+    guide = server.engine.sent.guided_decoding_params
+    assert guide is not None and guide.reasoning is None, "the prompt says that it has thought"
 
 
 def test_tools_are_called_by_the_answer_alone(server: Running) -> None:

@@ -135,6 +135,14 @@ TABLE = [
         None,
     ),
     (CHATS, {**CHAT, "response_format": {"type": "yaml"}}, 400, "response_format", "json_schema", None),
+    (
+        CHATS,
+        {**CHAT, "response_format": {"type": "structural_tag", "structures": [{"begin": "<f>"}]}},
+        400,
+        "response_format",
+        "missing required field",
+        None,
+    ),
     (CHATS, {**CHAT, "response_format": {"type": "json_schema"}}, 400, "response_format", "schema", None),
     (
         CHATS,

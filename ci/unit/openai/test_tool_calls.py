@@ -11,11 +11,15 @@ import openai
 import pydantic
 import pytest
 from fake_tokenizer import byte_tokenizer_with
+from msgspec import structs
 from openai_server import PlayedEngine, Running, checkpoint_folder, openai_server, result, say
 
 from inflight.errors import ConfigurationError
+from inflight.guided_decoding import GuidedDecodingParams, GuideType
 from inflight.openai.reasoning import REASONING_TAGS
+from inflight.openai.tools.chosen_guide import chosen_call_guide
 from inflight.openai.tools.parser import FORCED, PARSERS
+from inflight.openai.tools.tool import Tool
 from inflight.openai_options import REASONING_PARSERS, TOOL_PARSERS, OpenAIOptions
 from inflight.result import FinishReason
 
@@ -29,6 +33,7 @@ WEATHER: dict[str, Any] = {
     },
 }
 CHAT: dict[str, Any] = {"messages": MESSAGES, "tools": [WEATHER]}
+STRICT_WEATHER = Tool(name="weather", parameters=WEATHER["function"]["parameters"], strict=True)
 NAMED = {"type": "function", "function": {"name": "weather"}}
 ROME = '<tool_call>\n{"name": "weather", "arguments": {"city": "Rome"}}\n</tool_call>'
 OSLO = ROME.replace("Rome", "Oslo")
@@ -55,6 +60,16 @@ def parsing(parsing_server: Running) -> Running:
 def client(parsing_server: Running) -> Iterator[openai.OpenAI]:
     with openai.OpenAI(base_url=f"{parsing_server.url}/v1", api_key="none", max_retries=0) as client:
         yield client
+
+
+def strict(tool: dict[str, Any]) -> dict[str, Any]:
+    return {**tool, "function": {**tool["function"], "strict": True}}
+
+
+def sent_guide(running: Running) -> GuidedDecodingParams:
+    guide = running.engine.sent.guided_decoding_params
+    assert guide is not None
+    return guide
 
 
 def ask(running: Running, **body: Any) -> dict[str, Any]:
@@ -200,6 +215,48 @@ def test_forced_calls_need_no_parser(running: Running, choice: Any, reason: str)
     assert (len(cut["message"]["tool_calls"]), cut["message"]["content"]) == (1, None)
 
 
+def test_a_strict_tool_has_a_grammar_where_the_model_may_choose(parsing: Running) -> None:
+    parsing.engine.script = say("I look. " + ROME)
+    choice = ask(parsing, tools=[strict(WEATHER)])
+    assert sent_guide(parsing) == chosen_call_guide("hermes", [STRICT_WEATHER])
+    assert (choice["message"]["content"], choice["finish_reason"]) == ("I look. ", "tool_calls")
+    ask(parsing, tools=[strict(WEATHER)], parallel_tool_calls=False)
+    assert sent_guide(parsing) == chosen_call_guide("hermes", [STRICT_WEATHER], parallel_tool_calls=False)
+    ask(parsing, tools=[strict(WEATHER)], tool_choice="none")
+    assert parsing.engine.sent.guided_decoding_params is None
+
+
+def test_the_sdks_models_of_tools_and_of_the_answer(parsing: Running, client: openai.OpenAI) -> None:
+    """`parse` sends tools of pydantic models as strict ones, and calls or answers come back as these models."""
+
+    class Weather(pydantic.BaseModel):
+        city: str
+
+    class Report(pydantic.BaseModel):
+        is_sunny: bool
+
+    options: dict[str, Any] = {"tools": [openai.pydantic_function_tool(Weather)], "response_format": Report}
+    parsing.engine.script = say(ROME.replace("weather", "Weather"))
+    message = client.chat.completions.parse(model="llm", messages=MESSAGES, **options).choices[0].message
+    assert message.tool_calls[0].function.parsed_arguments == Weather(city="Rome")
+    assert '"is_sunny"' in sent_guide(parsing).guide and '"Weather' in sent_guide(parsing).guide
+    with client.chat.completions.stream(model="llm", messages=MESSAGES, **options) as stream:
+        calls = stream.get_final_completion().choices[0].message.tool_calls
+    assert calls[0].function.parsed_arguments == Weather(city="Rome")
+    parsing.engine.script = say('{"is_sunny": true}')
+    message = client.chat.completions.parse(model="llm", messages=MESSAGES, **options).choices[0].message
+    assert (message.parsed, message.tool_calls) == (Report(is_sunny=True), None)
+    del options["tools"]
+    client.chat.completions.parse(model="llm", messages=MESSAGES, **options)
+    assert sent_guide(parsing).guide_type is GuideType.JSON_SCHEMA
+
+
+def test_a_call_may_stand_instead_of_a_json_object(parsing: Running) -> None:
+    parsing.engine.script = say(ROME)
+    assert ask(parsing, response_format={"type": "json_object"})["finish_reason"] == "tool_calls"
+    assert sent_guide(parsing).guide_type is GuideType.STRUCTURAL_TAG
+
+
 def test_ids_are_what_the_family_takes(tmp_path_factory: pytest.TempPathFactory) -> None:
     engine = PlayedEngine(say(FORCED_ROME))
     with openai_server(engine, checkpoint_folder(tmp_path_factory.mktemp("it")), tool_parser="mistral") as url:
@@ -219,7 +276,10 @@ def test_tags_that_are_special_tokens_are_read_and_others_stay_hidden(tmp_path: 
     ids = [*b"Hm", pad, calls, *b"weather", args, *ARGUMENTS.encode(), pad]
     engine = PlayedEngine(lambda request: [result(request, ids, finish=FinishReason.END_ID, is_final=True)])
     with openai_server(engine, checkpoint_folder(tmp_path), tokenizer=tokenizer, tool_parser="mistral") as url:
-        choice = ask(Running(url, engine))
+        choice = ask(Running(url, engine), tools=[strict(WEATHER)])
+        assert sent_guide(Running(url, engine)) == structs.replace(
+            chosen_call_guide("mistral", [STRICT_WEATHER], special_tokens=tags), shown_token_ids=(calls, args)
+        )
         plain = ask(Running(url, engine), tools=None)
     assert choice["message"]["content"] == "Hm"
     assert choice["message"]["tool_calls"][0]["function"] == {"name": "weather", "arguments": ARGUMENTS}
@@ -260,11 +320,7 @@ def test_refusals_without_a_parser(running: Running) -> None:
         ({"tool_choice": "always"}, "tool_choice", "one of none, auto, required"),
         ({"tool_choice": {"type": "function", "function": {"name": "b"}}}, "tool_choice", "does not have it"),
         ({"tool_choice": "required", "response_format": {"type": "json_object"}}, "tool_choice", "two grammars"),
-        (
-            {"tools": [{"type": "function", "function": {"name": "a", "strict": True}}]},
-            "tools[0].function.strict",
-            "without a grammar",
-        ),
+        ({"tools": [strict(WEATHER)], "guided_regex": "a"}, "tools", "guided_regex and tools are two grammars"),
         ({"messages": [{"role": "assistant", "tool_calls": [7]}]}, "messages[0]", "functions with a name"),
     ],
 )

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import os
 import random
+import re
 import socket
 import time
 from collections.abc import Iterator
@@ -12,8 +14,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 from guides import BOMBS, GUIDES, guide
+from msgspec import structs
 
-from inflight.guided_decoding import GuidedDecodingParams, GuideType
+from inflight.guided_decoding import GuidedDecodingParams, GuideType, Reasoning
 from inflight.runtime.guided import grammar as grammar_module
 from inflight.runtime.guided import grammar_server
 from inflight.runtime.guided import grammars as grammars_module
@@ -46,6 +49,10 @@ def grammars(shared: Grammars) -> Iterator[Grammars]:
     for params in [*leased, *shared._waiting.keys()]:
         shared.release(params)
     assert not leased
+
+
+def tags(form: dict[str, object]) -> GuidedDecodingParams:
+    return guide(GuideType.STRUCTURAL_TAG, json.dumps({"type": "structural_tag", "format": form}))
 
 
 def wait(grammars: Grammars) -> None:
@@ -100,6 +107,80 @@ def test_a_bomb_is_refused_in_a_sentence(grammars: Grammars, name: str) -> None:
     assert "gramm" in grammar.reason or "guide" in grammar.reason
     grammars.release(BOMBS[name])
     assert grammars.find(BOMBS[name]) is None, "it is not kept"
+
+
+BOMB = BOMBS["stars in a row"]
+IN_TAG = {"type": "tag", "begin": "<b>", "content": {"type": "regex", "pattern": BOMB.guide}, "end": "</b>"}
+
+
+@pytest.mark.parametrize(
+    "params",
+    [
+        structs.replace(BOMB, reasoning=Reasoning(opening="<a>", closing="</a>", is_open=True)),
+        structs.replace(BOMB, reasoning=Reasoning(opening="<a>", closing="</a>")),
+        tags(IN_TAG),
+        tags({"type": "dispatch", "rules": [["<c>", IN_TAG]]}),
+        tags({"type": "triggered_tags", "triggers": ["<b"], "tags": [IN_TAG]}),
+    ],
+    ids=["behind an open reasoning", "behind a reasoning", "in a tag", "behind free text", "in a tag in free text"],
+)
+def test_a_bomb_is_found_behind_free_text(grammars: Grammars, params: GuidedDecodingParams) -> None:
+    grammar = compiled(grammars, params)
+    assert grammar.state is GrammarState.BROKEN and "gramm" in grammar.reason
+    grammars.release(params)
+
+
+def follows(grammar: Grammar, matcher: Matcher, tokens: list[int]) -> bool:
+    """Whether each token is allowed behind those before it."""
+    for token in tokens:
+        (mask,) = grammar.wait(matcher)
+        if mask.error or token not in tokens_of(mask.bits):
+            return False
+        grammar.advance(matcher, [token])
+    return True
+
+
+@pytest.mark.parametrize(
+    ("text", "is_open", "is_whole"),
+    [
+        ("I think so</a>\n\nyes", True, True),
+        ("<a>yes or no</a>no", True, True),
+        ("yes", True, False),
+        ("yes", False, True),
+        ("<a></a>yes", False, True),
+        ("<a>no", False, False),
+        ("so</a>yes", False, None),
+        ("<a>hm</a>perhaps", False, None),
+        ("<a>hm</a>yes</a>", False, None),
+    ],
+)
+def test_a_grammar_holds_behind_the_reasoning(
+    grammars: Grammars, text: str, is_open: bool, is_whole: bool | None
+) -> None:
+    """`is_whole`: whether the output may end behind the text; None = the text is not allowed."""
+    reasoning = Reasoning(opening="<a>", closing="</a>", is_open=is_open)
+    params = structs.replace(guide(GuideType.REGEX, "yes|no"), reasoning=reasoning)
+    grammar = compiled(grammars, params)
+    matcher = grammar.make_matcher([], [END])
+    tokens = TOKENIZER.encode_plain(f"\n{text}")[1:]
+    assert follows(grammar, matcher, tokens) is (is_whole is not None)
+    if is_whole is not None:
+        assert (END in tokens_of(grammar.wait(matcher)[0].bits)) is is_whole
+    grammars.release(params)
+
+
+def test_a_special_token_that_is_shown_is_its_text(grammars: Grammars) -> None:
+    shown, hidden = 4, 5
+    text = TOKENIZER.token(shown)
+    assert text is not None
+    params = structs.replace(guide(GuideType.REGEX, f"a({re.escape(text)}b)*"), shown_token_ids=(shown, 10**6))
+    grammar = compiled(grammars, params)
+    matcher = grammar.make_matcher([], [END])
+    (a,), (b,) = (TOKENIZER.encode_plain(f"\n{letter}")[1:] for letter in "ab")
+    assert follows(grammar, matcher, [a, shown])
+    assert not {shown, hidden, END} & set(tokens_of(grammar.wait(matcher)[0].bits))
+    assert follows(grammar, matcher, [b, shown, b, END])
+    grammars.release(params)
 
 
 def test_a_matcher_that_starts_in_the_middle_goes_on_like_one_that_went_there(grammars: Grammars) -> None:

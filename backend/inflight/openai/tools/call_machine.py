@@ -6,6 +6,7 @@ may be a tag. It sees each character once, but for the beginning of a tag: the w
     leading   white space at the start of the text, before what may be a call without a tag
     text      content; a tag begins calls
     call      a JSON object that is a call
+    list      behind a call in a list: white space, a comma and the next call, or the list's end
     between   behind a call: white space, closing tags, the next call, or content again
 
 What may turn out to be a call is held until it is one for certain: then it becomes events, otherwise content.
@@ -47,9 +48,11 @@ class CallMachine(ABC):
     separator: ClassVar[str] = ""
     """Character that may stand between calls without tags, which then follow each other."""
 
-    def __init__(self, tools: list[Tool], new_id: Callable[[], str]) -> None:
+    def __init__(self, tools: list[Tool], new_id: Callable[[], str], *, at_start_only: bool = False) -> None:
+        """`at_start_only`: whether calls are the whole text, so that a tag within other text is a part of that."""
         self._names = frozenset(tool.name for tool in tools)
         self._new_id = new_id
+        self._tag_in_text = "" if at_start_only else self.tag
         self._state: Callable[[str, int], int] = self._read_leading
         self._unread = ""  # the beginning of a tag, perhaps
         self._held: list[str] = []
@@ -129,13 +132,14 @@ class CallMachine(ABC):
         return stop
 
     def _read_text(self, text: str, position: int) -> int:
-        found = text.find(self.tag, position) if self.tag else -1
+        tag = self._tag_in_text
+        found = text.find(tag, position) if tag else -1
         if found >= 0:
             self._add_content(text[position:found])
-            self._hold(self.tag)
+            self._hold(tag)
             self._begin_calls()
-            return found + len(self.tag)
-        stop = len(text) - tag_overlap(text, self.tag, position)
+            return found + len(tag)
+        stop = len(text) - tag_overlap(text, tag, position)
         self._add_content(text[position:stop])
         return stop if stop > position else NEEDS_MORE
 
@@ -161,6 +165,26 @@ class CallMachine(ABC):
         """A call as a JSON object is next."""
         self._call = CallReader(self._names)
         self._state = self._read_call
+
+    def _read_list(self, text: str, position: int) -> int:
+        """Behind a call in a list."""
+        char = text[position]
+        if char in WHITE_SPACE:
+            return self._hold_gap(text, position)
+        if char == ",":
+            self._hold(char)
+            self._begin_listed_call()
+        elif char == "]":
+            self._drop_held()
+            self._state = self._read_between
+        else:
+            self._give_up()
+            return position
+        return position + 1
+
+    def _begin_listed_call(self) -> None:
+        """A call in a list is next."""
+        self._begin_call()
 
     def _read_value(self, text: str, position: int) -> int:
         """Arguments, or one of them, of a call that was started."""

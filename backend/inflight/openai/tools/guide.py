@@ -1,11 +1,7 @@
-"""The grammar of a forced call: what `tool_choice` required or a tool's name makes of the output.
+"""What the grammars of calls have in common: one call, its arguments, and the bounds of the whole.
 
-Its form is the same for all families, because tags of theirs are special tokens, which no grammar can ask for:
-
-    [{"name": "f", "parameters": {…}}, {"name": "g", "parameters": {…}}]
-
-The name comes first, so that the model knows which arguments it writes, and so that they can be streamed. Each schema
-is one of its own within the grammar: references in it lead where its author meant.
+Each schema is one of its own within the grammar: references in it lead where its author meant. The name of a call comes
+before its arguments, so that the model knows which ones it writes, and so that they can be streamed.
 """
 
 from __future__ import annotations
@@ -14,41 +10,73 @@ import json
 from typing import Any
 
 from inflight.errors import InvalidRequest
-from inflight.guided_decoding import MAX_GUIDE_BYTES, GuidedDecodingParams, GuideType
+from inflight.guided_decoding import MAX_JSON_GUIDE_BYTES, GuidedDecodingParams, GuideType
 from inflight.openai.tools.tool import Tool
 
 MAX_WHITE_SPACE = 8
 """Characters of white space in a row that arguments may have: a model could write nothing else until its end."""
 
+Form = dict[str, Any]
+"""A part of XGrammar's description of structural tags."""
+
 
 def forced_call_guide(
     tools: list[Tool], *, name: str | None = None, parallel_tool_calls: bool = True
 ) -> GuidedDecodingParams:
-    """The grammar of one or more calls of any of `tools`, or of exactly one of the tool `name`. Raises InvalidRequest
-    if there is no such tool, or if the grammar is beyond the engine's bounds."""
+    """What `tool_choice` required or a tool's name makes of the output: one or more calls of any of `tools`, or exactly
+    one of the tool `name`. Raises InvalidRequest if there is no such tool, or if the grammar is beyond the engine's
+    bounds.
+
+    It is the same for all families, because no parser of theirs need be configured:
+
+        [{"name": "f", "parameters": {…}}, {"name": "g", "parameters": {…}}]
+    """
     offered = [tool for tool in tools if name in (None, tool.name)]
     if not offered:
         wanted = "a tool" if name is None else f"the tool {name}"
         raise InvalidRequest(f"tool_choice asks for {wanted}, and the request does not have it in tools")
-    calls = {
-        "type": "tags_with_separator",
-        "tags": [_call(tool) for tool in offered],
-        "separator": ", ",
-        "at_least_one": True,
-        "stop_after_first": name is not None or not parallel_tool_calls,
-    }
-    whole = {"type": "tag", "begin": "[", "content": calls, "end": "]"}
-    guide = json.dumps({"type": "structural_tag", "format": whole}, ensure_ascii=False, separators=(",", ":"))
+    calls = [json_call(tool, "parameters", schema_of(tool.schema)) for tool in offered]
+    return guide_of(call_list(calls, is_one=name is not None or not parallel_tool_calls), "tool_choice")
+
+
+def guide_of(form: Form, field: str) -> GuidedDecodingParams:
+    """The grammar that the engine is asked for. `field`: of the request, that wants it. Raises InvalidRequest."""
+    guide = json.dumps({"type": "structural_tag", "format": form}, ensure_ascii=False, separators=(",", ":"))
     num_bytes = len(guide.encode("utf-8", "surrogatepass"))
-    if num_bytes > MAX_GUIDE_BYTES:
+    if num_bytes > MAX_JSON_GUIDE_BYTES:
         raise InvalidRequest(
-            f"tool_choice needs a grammar of {num_bytes} bytes for the tools' parameters, more than {MAX_GUIDE_BYTES}"
+            f"{field} needs a grammar of {num_bytes} bytes for the tools' parameters, more than {MAX_JSON_GUIDE_BYTES}"
         )
     params = GuidedDecodingParams(guide_type=GuideType.STRUCTURAL_TAG, guide=guide)
     params.validate()
     return params
 
 
-def _call(tool: Tool) -> dict[str, Any]:
-    arguments = {"type": "json_schema", "json_schema": tool.schema, "max_whitespace_cnt": MAX_WHITE_SPACE}
-    return {"type": "tag", "begin": f'{{"name": "{tool.name}", "parameters": ', "content": arguments, "end": "}"}
+def schema_of(schema: Form) -> Form:
+    """JSON that follows a schema."""
+    return {"type": "json_schema", "json_schema": schema, "max_whitespace_cnt": MAX_WHITE_SPACE}
+
+
+def json_call(tool: Tool, key: str, arguments: Form) -> Form:
+    """A call as an object, with its arguments under `key`."""
+    return tag(f'{{"name": "{tool.name}", "{key}": ', arguments, "}")
+
+
+def call_list(calls: list[Form], *, is_one: bool) -> Form:
+    """Calls in brackets."""
+    return tag("[", separated(calls, ", ", is_one=is_one), "]")
+
+
+def tag(begin: str, content: Form, end: str = "") -> Form:
+    return {"type": "tag", "begin": begin, "content": content, "end": end}
+
+
+def separated(calls: list[Form], separator: str, *, is_one: bool) -> Form:
+    """One call or, unless `is_one`, more of them."""
+    return {
+        "type": "tags_with_separator",
+        "tags": calls,
+        "separator": separator,
+        "at_least_one": True,
+        "stop_after_first": is_one,
+    }

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from inflight.openai.tools.call_machine import CallMachine
-from inflight.openai.tools.call_reader import WHITE_SPACE
 
 
 class JsonListParser(CallMachine):
@@ -20,20 +19,4 @@ class JsonListParser(CallMachine):
 
     def _end_call(self) -> None:
         super()._end_call()
-        self._state = self._read_comma
-
-    def _read_comma(self, text: str, position: int) -> int:
-        """Behind a call in the list."""
-        char = text[position]
-        if char in WHITE_SPACE:
-            return self._hold_gap(text, position)
-        if char == ",":
-            self._hold(char)
-            self._begin_call()
-        elif char == "]":
-            self._drop_held()
-            self._state = self._read_between
-        else:
-            self._give_up()
-            return position
-        return position + 1
+        self._state = self._read_list

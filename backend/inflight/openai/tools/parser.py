@@ -47,11 +47,14 @@ class ToolParser(Protocol):
         """Whether the text, as far as it came, ends within the arguments of a call."""
 
 
-def make_tool_parser(name: str, tools: list[Tool], new_id: Callable[[], str] | None = None) -> ToolParser:
-    """A parser for one choice. `new_id` makes the calls' ids. Raises ConfigurationError if there is no such parser."""
+def make_tool_parser(
+    name: str, tools: list[Tool], new_id: Callable[[], str] | None = None, *, at_start_only: bool = False
+) -> ToolParser:
+    """A parser for one choice. `new_id` makes the calls' ids. `at_start_only`: see CallMachine. Raises
+    ConfigurationError if there is no such parser."""
     if name not in PARSERS:
         raise ConfigurationError(f"there is no tool parser {name}: choose one of {', '.join(PARSERS)}")
-    return PARSERS[name](tools, new_id or new_id_maker(name))
+    return PARSERS[name](tools, new_id or new_id_maker(name), at_start_only=at_start_only)
 
 
 def new_id_maker(family: str) -> Callable[[], str]:

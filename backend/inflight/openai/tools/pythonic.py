@@ -35,13 +35,12 @@ class PythonicParser(CallMachine):
         if text[position] != "[":
             self._give_up()
             return position
-        return self._expect_name(text, position)
+        self._begin_listed_call()
+        return self._hold_one(text, position)
 
-    def _expect_name(self, text: str, position: int) -> int:
-        """Pass a character that a call follows."""
+    def _begin_listed_call(self) -> None:
         self._word = ""
         self._state = self._read_name
-        return self._hold_one(text, position)
 
     def _expect_keyword(self, text: str, position: int) -> int:
         """Pass a character that an argument follows."""
@@ -123,19 +122,5 @@ class PythonicParser(CallMachine):
         self._add_arguments("}")
         self._drop_held()
         self._is_calling = False
-        self._state = self._read_next
+        self._state = self._read_list
         return position + 1
-
-    def _read_next(self, text: str, position: int) -> int:
-        """Behind a call."""
-        char = text[position]
-        if char in WHITE_SPACE:
-            return self._hold_gap(text, position)
-        if char == ",":
-            return self._expect_name(text, position)
-        if char == "]":
-            self._drop_held()
-            self._end_call()
-            return position + 1
-        self._give_up()
-        return position

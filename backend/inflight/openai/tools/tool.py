@@ -21,6 +21,8 @@ class Tool(msgspec.Struct, frozen=True, kw_only=True):
     description: str = ""
     parameters: dict[str, Any] | None = None
     """JSON schema of the arguments, an object; None for a function without arguments."""
+    strict: bool = False
+    """Whether the arguments of a call follow the schema also where the model may choose."""
 
     @property
     def schema(self) -> dict[str, Any]:

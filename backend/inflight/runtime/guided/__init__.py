@@ -4,7 +4,9 @@
     Grammars           the compiled grammars and their cache; on the leader rank alone
     Grammar            the leader's side of one compiled grammar, which lives in a process of its own
     grammar_server     that process, and the one it is forked from
-    matchers           in it, the outputs that follow the grammar
+    compiling          in it, from what the request asks to a compiled grammar
+    trial              outputs that are followed before any request's is
+    matchers           the outputs that follow the grammar
     forced_text        what they must go on with, as tokens
     token_mask         masks on the device
 

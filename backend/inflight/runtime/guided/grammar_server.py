@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import ctypes
 import os
-import random
 import resource
 import signal
 import socket
@@ -20,14 +19,13 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-import numpy as np
 import xgrammar
 
-from inflight.guided_decoding import GuidedDecodingParams, GuideType
-from inflight.runtime.guided.matchers import TOO_LARGE, Matchers
+from inflight.guided_decoding import GuidedDecodingParams
+from inflight.runtime.guided.compiling import TOO_LARGE, GrammarRefused, compile_grammar
+from inflight.runtime.guided.matchers import Matchers
 from inflight.runtime.guided.messages import (
     MAX_PACKET,
-    Advance,
     Close,
     Compiled,
     Mask,
@@ -38,25 +36,17 @@ from inflight.runtime.guided.messages import (
     decode_to_grammar,
     encode,
 )
+from inflight.runtime.guided.trial import beginnings, try_grammar
 from inflight.runtime.guided.vocabulary import Vocabulary, load_vocabulary
 
 MAX_MEMORY_GROWTH = 256 * 1024 * 1024
 """Bytes by which a grammar's process may grow in all."""
 MAX_COMPILED_BYTES = 64 * 1024 * 1024
 """Bytes by which it may have grown when the grammar is compiled and tried."""
-TRIAL_TOKENS = 256
-TRIAL_SECONDS = 1.0
-"""CPU time of the whole trial walk above which a grammar is refused."""
-MAX_TRIAL_STEP_SECONDS = 0.05
-"""CPU time of one token of the trial walk above which a grammar is refused."""
 SOON_SECONDS = 0.005
 """CPU time after which masks are sent even if others of the same step are still to be found."""
 MASK_FRAME = 512
 """Bytes of a mask's message besides its bits, at most."""
-MAX_WHITESPACE = 8
-"""Characters of whitespace in a row between the parts of a JSON text; without a limit, weak models write no others."""
-ANY_OBJECT = '{"type": "object"}'
-TOO_SLOW = "the grammar is too ambiguous to be followed: finding its next tokens takes too long"
 
 PR_SET_PDEATHSIG = 1
 
@@ -97,8 +87,11 @@ def _live(leader: socket.socket, params: GuidedDecodingParams, vocabulary: Vocab
     try:
         memory = _memory("VmData")
         resource.setrlimit(resource.RLIMIT_DATA, (memory + MAX_MEMORY_GROWTH, memory + MAX_MEMORY_GROWTH))
-        matchers = Matchers(_compile(params, vocabulary.info), vocabulary)
-        _try(matchers, vocabulary.info.stop_token_ids)
+        vocabulary = vocabulary.showing(params.shown_token_ids)
+        compiler = xgrammar.GrammarCompiler(vocabulary.info, max_threads=1, cache_enabled=False)
+        matchers = Matchers(compile_grammar(params, compiler), vocabulary)
+        for beginning in beginnings(params):
+            try_grammar(matchers, vocabulary.info.stop_token_ids, beginning)
         num_bytes = max(_memory("VmData") - memory, 0)
         if num_bytes > MAX_COMPILED_BYTES:
             raise GrammarRefused(TOO_LARGE)
@@ -131,54 +124,6 @@ def _answers(matchers: Matchers, messages: list[ToGrammar]) -> Iterator[list[Mas
                 masks, num_bytes, since = [], 0, time.process_time()
     if masks:
         yield masks
-
-
-class GrammarRefused(Exception):
-    """With the sentence for the client."""
-
-
-def _compile(params: GuidedDecodingParams, info: xgrammar.TokenizerInfo) -> xgrammar.CompiledGrammar:
-    compiler = xgrammar.GrammarCompiler(info, max_threads=1, cache_enabled=False)
-    try:
-        if params.guide_type is GuideType.JSON:
-            return compiler.compile_json_schema(ANY_OBJECT, strict_mode=False, max_whitespace_cnt=MAX_WHITESPACE)
-        if params.guide_type is GuideType.JSON_SCHEMA:
-            return compiler.compile_json_schema(params.guide, max_whitespace_cnt=MAX_WHITESPACE)
-        if params.guide_type is GuideType.REGEX:
-            return compiler.compile_regex(params.guide)
-        if params.guide_type is GuideType.EBNF_GRAMMAR:
-            return compiler.compile_grammar(params.guide)
-        return compiler.compile_structural_tag(params.guide)
-    except MemoryError:
-        raise GrammarRefused(TOO_LARGE) from None
-    except Exception as error:
-        if "bad_alloc" in str(error):
-            raise GrammarRefused(TOO_LARGE) from None
-        raise GrammarRefused(f"the guide of type {params.guide_type.value} cannot be compiled") from None
-
-
-def _try(matchers: Matchers, end_ids: list[int]) -> None:
-    """Follow the grammar along random tokens, always the same, and refuse it if a token takes long.
-
-    How long a token takes grows with the number of readings that the grammar has for the output so far.
-    """
-    choose = random.Random(0)
-    token_ids: list[int] = []
-    started = time.process_time()
-    for _ in range(TRIAL_TOKENS):
-        before = time.process_time()
-        (mask,) = matchers.advance(Advance(-1, token_ids, end_ids))
-        now = time.process_time()
-        if now - before > MAX_TRIAL_STEP_SECONDS or now - started > TRIAL_SECONDS:
-            raise GrammarRefused(TOO_SLOW)
-        if mask.error == TOO_LARGE or (mask.error and not token_ids):
-            raise GrammarRefused(mask.error)
-        allowed = np.flatnonzero(np.unpackbits(np.frombuffer(mask.bits, dtype=np.uint8), bitorder="little"))
-        allowed = np.setdiff1d(allowed, end_ids)
-        if not len(allowed):
-            break
-        token_ids = [int(allowed[choose.randrange(len(allowed))])]
-    matchers.close(-1)
 
 
 def _memory(name: str) -> int:

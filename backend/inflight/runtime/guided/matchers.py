@@ -8,11 +8,11 @@ from dataclasses import dataclass, field
 import numpy as np
 import xgrammar
 
+from inflight.runtime.guided.compiling import TOO_LARGE
 from inflight.runtime.guided.forced_text import ForcedText
 from inflight.runtime.guided.messages import Advance, Mask
 from inflight.runtime.guided.vocabulary import Vocabulary
 
-TOO_LARGE = "the grammar needs too much memory"
 DEAD_END = "no token of the vocabulary continues the output within the grammar"
 DOES_NOT_FOLLOW = "the output so far does not follow the grammar"
 
@@ -38,6 +38,12 @@ class Matchers:
         self._errors: dict[int, str] = {}  # of those that no mask is found for any more
         self._words = np.zeros((1, -(-len(vocabulary.num_bytes) // 32)), dtype=np.int32)
 
+    def begin(self, name: int, end_ids: list[int], text: str = "") -> bool:
+        """Make the matcher of an output that begins with `text`. Returns whether that follows the grammar."""
+        made = xgrammar.GrammarMatcher(self._grammar, override_stop_tokens=end_ids or None)
+        self._outputs[name] = Output(made, end_ids)
+        return not text or bool(made.accept_string(text))
+
     def advance(self, message: Advance) -> Iterator[Mask]:
         """Take tokens in, and yield exactly the masks that are asked for. To be exhausted."""
         name, num_missing = message.matcher, message.num_masks
@@ -58,9 +64,7 @@ class Matchers:
         """Those that are asked for, or none if the output does not follow the grammar."""
         name = message.matcher
         if name not in self._outputs:
-            end_ids = message.end_ids or []
-            made = xgrammar.GrammarMatcher(self._grammar, override_stop_tokens=end_ids or None)
-            self._outputs[name] = Output(made, end_ids)
+            self.begin(name, message.end_ids or [])
         output = self._outputs[name]
         matcher = output.matcher
         for token_id in message.token_ids:

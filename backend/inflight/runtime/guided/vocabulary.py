@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -19,6 +20,20 @@ class Vocabulary:
     tokenizer: tokenizers.Tokenizer
     num_bytes: npt.NDArray[np.int32]
     """Of each token's text; 0 for special tokens and padding."""
+
+    def showing(self, token_ids: Iterable[int]) -> Vocabulary:
+        """The same with these special tokens as their text. Ids that are none are ignored. Takes 0.1 s of a vocabulary
+        of 128,000."""
+        added = self.tokenizer.get_added_tokens_decoder()
+        special = {each: token.content for each, token in added.items() if token.special}
+        shown = {each: special[each] for each in token_ids if each in special and each < len(self.num_bytes)}
+        if not shown:
+            return self
+        # With their bytes as they are: how the vocabulary spells bytes no longer matters.
+        tokens = self.info.decoded_vocab
+        for each, text in shown.items():
+            tokens[each] = text.encode()
+        return _of(tokens, xgrammar.VocabType.RAW, self.tokenizer, [each for each in special if each not in shown])
 
 
 def load_vocabulary(folder: Path, vocab_size: int) -> Vocabulary:
@@ -46,10 +61,20 @@ def load_vocabulary(folder: Path, vocab_size: int) -> Vocabulary:
     for token_id in special:
         if token_id < vocab_size:
             tokens[token_id] = ""
+    return _of(tokens, vocab_type, backend, special)
+
+
+def _of(
+    tokens: list[str] | list[bytes],
+    vocab_type: xgrammar.VocabType,
+    tokenizer: tokenizers.Tokenizer,
+    special: list[int],
+) -> Vocabulary:
+    """`special`: those without text."""
     # The library wants an end token; each matcher gets its request's own.
-    info = xgrammar.TokenizerInfo(tokens, vocab_type, vocab_size=vocab_size, stop_token_ids=special[:1])
+    info = xgrammar.TokenizerInfo(tokens, vocab_type, vocab_size=len(tokens), stop_token_ids=special[:1])
     num_bytes = np.array([len(text) for text in info.decoded_vocab], dtype=np.int32)
-    return Vocabulary(info, backend, num_bytes)
+    return Vocabulary(info, tokenizer, num_bytes)
 
 
 def _kinds(part: dict[str, Any]) -> list[str]:

@@ -87,5 +87,5 @@ def test_what_has_no_grammar_is_refused_with_one_sentence() -> None:
         forced_call_guide(TOOLS, name="nope")
     with pytest.raises(InvalidRequest, match="tool_choice asks for a tool, and the request does not have it"):
         forced_call_guide([])
-    with pytest.raises(InvalidRequest, match=r"tool_choice needs a grammar of \d+ bytes .*, more than 8192"):
-        forced_call_guide([Tool(name=f"f{index}", parameters={"description": "x" * 400}) for index in range(30)])
+    with pytest.raises(InvalidRequest, match=r"tool_choice needs a grammar of \d+ bytes .*, more than 65536"):
+        forced_call_guide([Tool(name=f"f{index}", parameters={"description": "x" * 900}) for index in range(80)])

@@ -1,0 +1,71 @@
+"""In which of the forms that are in use a chat template takes messages, found by trying.
+
+Clients send text as content, "" as that of a message of calls alone, and the arguments of calls as objects here, which
+most templates take. Some read content as parts alone, know calls by content that is null, or join arguments to text.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+Messages = list[dict[str, Any]]
+
+TEXT, NAME, KEY = "probe_text", "probe_name", "probe_key"
+ID = "probe1234"
+"""Nine letters and digits, as templates of Mistral have it."""
+TOOL = {"type": "function", "function": {"name": NAME, "description": "", "parameters": {"type": "object"}}}
+
+
+class Habits(NamedTuple):
+    takes_parts: bool = False
+    """Content is a list of parts, for all messages."""
+    takes_null: bool = False
+    """Content beside calls is null if there is none."""
+    takes_text: bool = False
+    """The arguments of calls are JSON as a text."""
+
+    def adapted(self, messages: Messages) -> Messages:
+        """The same messages in this form."""
+        return [self._adapted(message) for message in messages] if any(self) else messages
+
+    def _adapted(self, message: dict[str, Any]) -> dict[str, Any]:
+        content, calls = message["content"], message.get("tool_calls")
+        if self.takes_parts:
+            content = [{"type": "text", "text": content}]
+        if calls and self.takes_null and not message["content"]:
+            content = None
+        if calls and self.takes_text:
+            calls = [{**call, "function": _as_text(call["function"])} for call in calls]
+        return {**message, "content": content, **({"tool_calls": calls} if calls else {})}
+
+
+def find_habits(render: Callable[[Messages], str]) -> Habits:
+    """`render`: the template, with a tool; it may raise anything."""
+    asked: Messages = [{"role": "user", "content": TEXT}]
+    takes_parts = not _shows(render, asked, Habits()) and _shows(render, asked, Habits(takes_parts=True))
+    call = {"id": ID, "type": "function", "function": {"name": NAME, "arguments": {KEY: 1}}}
+    messages = [
+        *asked,
+        {"role": "assistant", "content": "", "tool_calls": [call]},
+        {"role": "tool", "tool_call_id": ID, "name": NAME, "content": TEXT},
+    ]
+    for takes_text, takes_null in itertools.product((False, True), repeat=2):
+        habits = Habits(takes_parts, takes_null, takes_text)
+        # A name alone could be that of the tool, and an object that is joined to text would be Python's.
+        if _shows(render, messages, habits, f'"{KEY}"') or _shows(render, messages, habits, f"{KEY}="):
+            return habits
+    return Habits(takes_parts)
+
+
+def _shows(render: Callable[[Messages], str], messages: Messages, habits: Habits, text: str = TEXT) -> bool:
+    try:
+        return text in render(habits.adapted(messages))
+    except Exception:  # of the template's own code
+        return False
+
+
+def _as_text(function: dict[str, Any]) -> dict[str, Any]:
+    return {**function, "arguments": json.dumps(function["arguments"], ensure_ascii=False)}
