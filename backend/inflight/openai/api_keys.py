@@ -34,6 +34,9 @@ class ApiKeys:
             raise ConfigurationError(f"the file of API keys {path} holds no key")
         return cls(digests)
 
+    def __len__(self) -> int:
+        return len(self._digests)
+
     @property
     def are_needed(self) -> bool:
         return bool(self._digests)

@@ -114,11 +114,11 @@ class App:
         self, scope: Scope, receive: Receive, send: Send, kind: type[T], build: Callable[..., Call]
     ) -> int:
         began = time.monotonic()
-        with self._guard.admitted(scope):
+        with self._guard.admitted(scope) as tenant:
             data = await self._guard.read_body(scope, receive)
             body: Any = _decode(data, kind)
             model, adapter = self._names.find(body.model)
-            mailbox = Mailbox(self._dispatcher)
+            mailbox = Mailbox(self._dispatcher, tenant)
 
             def prepare() -> tuple[Call, list[int]]:
                 call = build(body, self._front.limits, model, adapter)
@@ -132,11 +132,11 @@ class App:
             return await Responder(call, ids, mailbox, self._metrics, began).respond(scope, receive, send)
 
     async def _embeddings(self, scope: Scope, receive: Receive, send: Send) -> int:
-        with self._guard.admitted(scope):
+        with self._guard.admitted(scope) as tenant:
             data = await self._guard.read_body(scope, receive)
             body = _decode(data, EmbeddingBody)
             model, adapter = self._names.find(body.model)
-            mailbox = Mailbox(self._dispatcher)
+            mailbox = Mailbox(self._dispatcher, tenant)
 
             def prepare() -> tuple[list[int], int]:
                 requests = embedding_requests(body, self._encoder, self._front.limits, adapter)
@@ -250,7 +250,7 @@ class App:
         the engine has dropped already."""
         kind: Any = order
         request = Request(input_token_ids=[], max_tokens=1, lora_request=adapter, lora_order=kind)
-        mailbox = Mailbox(self._dispatcher)
+        mailbox = Mailbox(self._dispatcher, tenant=0)
         try:
             mailbox.send([request])
             (response,) = await mailbox.take()

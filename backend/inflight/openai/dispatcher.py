@@ -31,8 +31,10 @@ class ClientGone(Exception):
 class Mailbox:
     """The responses to the engine requests of one HTTP request. All but `send` on the event loop's thread."""
 
-    def __init__(self, dispatcher: Dispatcher) -> None:
+    def __init__(self, dispatcher: Dispatcher, tenant: int) -> None:
+        """`tenant`: of the requests that it sends."""
         self._dispatcher = dispatcher
+        self.tenant = tenant
         self._open: set[int] = set()
         """Ids of requests that the engine may still answer."""
         self._responses: list[Response] = []
@@ -134,7 +136,10 @@ class Dispatcher:
     def send(self, mailbox: Mailbox, requests: Sequence[Request]) -> list[int]:
         """See Mailbox.send."""
         ids = [self._front.next_request_id() for _ in requests]
-        numbered = [structs.replace(each, request_id=id_) for each, id_ in zip(requests, ids, strict=True)]
+        numbered = [
+            structs.replace(each, request_id=id_, tenant=mailbox.tenant)
+            for each, id_ in zip(requests, ids, strict=True)
+        ]
         # Before they are sent: an answer may come at once.
         mailbox.opened(ids)
         self._mailboxes.update(dict.fromkeys(ids, mailbox))
