@@ -262,8 +262,7 @@ class App:
     # -- the server itself ---------------------------------------------------------------------------------------------
 
     async def _health(self, scope: Scope, receive: Receive, send: Send) -> int:
-        is_well = self._front.is_ready() and self._dispatcher.is_alive()
-        return await send_bytes(send, b"", "text/plain", 200 if is_well else 503)
+        return await send_bytes(send, b"", "text/plain", 200 if self._front.is_ready() else 503)
 
     async def _metrics_text(self, scope: Scope, receive: Receive, send: Send) -> int:
         self._guard.check_key(scope)

@@ -140,7 +140,6 @@ class OpenAIServer:
             feed.stop()
             front.shutdown()
             threads.stop()
-            dispatcher.stop()
 
     def make_app(self, front: Front, dispatcher: Dispatcher, threads: TextThreads, feed: BatchFeed) -> ASGIApp:
         options, config = self._options, self._config
