@@ -63,7 +63,8 @@ class Mailbox:
         """From now on nobody takes: `hear` is called with all that has come at once, and what it returns is written
         unless it is empty; `gone` is called if the client closes its connection. None of them may raise."""
         self.hear, self.write, self._gone = hear, write, gone
-        if self._responses and (chunk := hear(self._responses)):
+        taken, self._responses = self._responses, []
+        if taken and (chunk := hear(taken)):
             write(chunk)
         if self._is_abandoned:
             gone()
@@ -76,9 +77,11 @@ class Mailbox:
             self._gone()
 
     def close(self) -> None:
-        """Cancel the requests that the engine has not answered to the end."""
+        """Cancel the requests that the engine has not answered to the end. Nothing is heard from now on, and whoever
+        listened is no longer held, so that it ends at once and not with the next collection of garbage."""
         for request_id in list(self._open):
             self.cancel(request_id)
+        self.hear, self.write, self._gone = _unheard, _nowhere, None
 
     def cancel(self, request_id: int) -> None:
         """What the engine still sends for this request is dropped."""
@@ -165,6 +168,11 @@ class Dispatcher:
         for mailbox, chunk in zip(news, chunks, strict=True):
             if chunk:
                 mailbox.write(chunk)
+
+
+def _unheard(responses: list[Response]) -> bytes:
+    """Of a mailbox that is closed."""
+    return b""
 
 
 def _nowhere(chunk: bytes) -> None:

@@ -33,7 +33,7 @@ class TextStream:
         self._long_way, self._fail = long_way, fail
 
     def hear(self, responses: list[Response]) -> bytes:
-        """A Hear."""
+        """The bytes of responses that have come at once."""
         last = responses[-1].result  # no other one can end the choice
         if last is None or last.finish_reason:
             return self._long_way(responses)
