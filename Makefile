@@ -26,8 +26,8 @@ TORCH_INDEX ?=
 PIP := $(BIN)/python -m pip --disable-pip-version-check
 PIP_INSTALL := $(PIP) install --constraint constraints.txt --no-warn-script-location
 
-.PHONY: help serve test test-full unit kernels L0 prometheus lint bench bench-features bench-host bench-openai load-test \
-  default-model image test-gpu gpu-bench-kernels gpu-tune-kernels clean
+.PHONY: help serve test test-full unit kernels L0 prometheus lint bench bench-features bench-host bench-openai \
+  bench-front-ends load-test default-model image test-gpu gpu-bench-kernels gpu-tune-kernels clean
 
 help: ## list the targets
 	@sed -n 's/^\([a-zA-Z0-9-]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | while IFS=$$'\t' read -r word meaning; do \
@@ -99,6 +99,9 @@ bench-host: $(READY) ## measure the host's time per step, with a device that doe
 
 bench-openai: $(READY) ## measure the OpenAI server's CPU time per streamed token, on a played engine
 	$(BIN)/python -m ci.bench.openai_stream $(ARGS)
+
+bench-front-ends: $(READY) ## measure gRPC streams and the OpenAI server's against the engine in process
+	$(BIN)/python -m ci.bench.front_ends $(ARGS)
 
 bench-features: $(READY) ## measure what features gain or cost
 	$(BIN)/python -m ci.bench.features $(ARGS)

@@ -63,6 +63,9 @@ class Request(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """0 to 1; higher ones start first, equal ones in order of arrival."""
     allotted_time_ms: int = 0
     """The request is ended this long after the leader received it, whether it is waiting or active; 0 = no limit."""
+    tenant: int = 0
+    """Number of the client among those of its front: on the leader all clients take turns. A front gives one only to
+    clients that it can tell apart whatever they say of themselves; 0 = it cannot."""
     client_id: str = ""
     """The client's own id of the request. Every Response repeats it; the engine only uses it in messages."""
     return_all_generated_tokens: bool = False

@@ -20,7 +20,7 @@ from inflight.run_directory import RUN_DIRECTORY
 
 ROOT = Path(__file__).resolve().parents[2]
 PATIENCE = 60
-KEY = "a-key-of-some-length"
+KEY, OTHER = "a-key-of-some-length", "another-key-of-some-length"
 
 
 @pytest.fixture(scope="module")
@@ -72,6 +72,27 @@ def test_it_serves_the_programs_engine_until_it_is_told_to_end(executor: Generat
         assert process.wait(PATIENCE) == 0
     assert thinking.choices[0].message.content in ("yes", "no"), "the model may think before its answer, and cannot"
     assert answer.choices[0].text == executor.generate("Once upon a time", max_tokens=16).text
+
+
+def test_a_thousand_prompts_of_one_key_delay_anothers_by_a_turn(executor: GenerationExecutor, tmp_path: Path) -> None:
+    keys = tmp_path / "keys"
+    keys.write_text(f"{KEY}\n{OTHER}\n")
+    options = {"model": "mine", "max_tokens": 32, "extra_body": {"ignore_eos": True}}
+    with start(str(CHECKPOINT), "--engine", "mine", "--port", "0", "--api-key-file", str(keys)) as process:
+        assert process.stderr is not None
+        url = process.stderr.readline().split()[-1]
+        with (
+            openai.OpenAI(base_url=url, api_key=KEY) as many,
+            openai.OpenAI(base_url=url, api_key=OTHER) as few,
+            many.completions.create(prompt=["Once"] * 1000, stream=True, **options) as stream,
+        ):
+            next(stream)
+            for _ in range(3):
+                few.completions.create(prompt="Once", **options)
+            executor.get_stats()
+            assert executor.get_stats(PATIENCE)[-1].num_queued_requests > 500
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(PATIENCE) == 0
 
 
 @pytest.mark.parametrize(

@@ -16,7 +16,7 @@ from pathlib import Path
 
 from ci.bench import report
 from ci.bench.checkpoint import make_checkpoint
-from ci.bench.engines import Inflight, Served, Transformers, engine_parameters
+from ci.bench.engines import Inflight, Served, Transformers, engine_config, engine_parameters
 from ci.bench.workload import Job, batch_jobs, prompt
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -34,7 +34,7 @@ def main() -> int:
     checkpoint = make_checkpoint(options.checkpoint, ROOT / "model_repository" / "llm" / "1" / "checkpoint")
     with contextlib.ExitStack() as stack:
         served = None if options.no_server else Served(_start_server(stack, checkpoint))
-        rates = _measure(Inflight(checkpoint), Transformers(checkpoint), served, options.rounds)
+        rates = _measure(Inflight(engine_config(checkpoint)), Transformers(checkpoint), served, options.rounds)
     summary = report.summarise(rates)
     report.show(summary)
     print(f"kept in {report.keep(summary, rates, options.results)}")

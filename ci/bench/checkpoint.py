@@ -9,6 +9,7 @@ import shutil
 from pathlib import Path
 
 import torch
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import LlamaConfig, LlamaForCausalLM
 
 VOCAB_SIZE = 49152
@@ -33,4 +34,22 @@ def make_checkpoint(folder: Path, tokenizer: Path) -> Path:
         LlamaForCausalLM(config).to(torch.bfloat16).save_pretrained(folder)
         for name in TOKENIZER_FILES:
             shutil.copy(Path(tokenizer, name), folder)
+    return folder
+
+
+def with_words(checkpoint: Path) -> Path:
+    """The same checkpoint in a folder beside it, with a tokenizer in which every token has a text of its own."""
+    folder = checkpoint.with_name(f"{checkpoint.name}-words")
+    folder.mkdir(exist_ok=True)
+    for file in checkpoint.iterdir():
+        link = folder / file.name
+        if file.name not in TOKENIZER_FILES and not link.exists():
+            link.symlink_to(file.resolve())
+    letters = sorted(pre_tokenizers.ByteLevel.alphabet())
+    words = [*letters, *(f"Ġw{number}" for number in range(VOCAB_SIZE - len(letters)))]
+    backend = Tokenizer(models.BPE(vocab={word: index for index, word in enumerate(words)}, merges=[]))
+    backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    backend.decoder = decoders.ByteLevel()
+    backend.save(str(folder / TOKENIZER_FILES[0]))
+    (folder / TOKENIZER_FILES[1]).write_text("{}")
     return folder

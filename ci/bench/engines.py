@@ -30,18 +30,18 @@ class Engine(Protocol):
 class Inflight:
     """The engine in this process, without a server."""
 
-    def __init__(self, checkpoint: Path) -> None:
-        self._executor = InProcessExecutor(engine_config(checkpoint))
+    def __init__(self, config: EngineConfig) -> None:
+        self._executor = InProcessExecutor(config)
         self._executor.start()
 
     def decode(self, job: Job) -> float:
         arrivals = [time.perf_counter() for _ in self._tokens(job)]
         return (job.max_tokens - 1) / (arrivals[-1] - arrivals[0])
 
-    def batch(self, jobs: list[Job]) -> float:
+    def batch(self, jobs: list[Job], num_streams: int = CONCURRENCY) -> float:
         waiting = iter(jobs)
         start = time.perf_counter()
-        num_running = sum(self._submit(next(waiting, None)) for _ in range(CONCURRENCY))
+        num_running = sum(self._submit(next(waiting, None)) for _ in range(num_streams))
         num_tokens = 0
         while num_running:
             for response in self._executor.await_responses():
@@ -113,11 +113,11 @@ class Served:
     def __init__(self, grpc_url: str) -> None:
         self._url = grpc_url
 
-    def batch(self, jobs: list[Job]) -> float:
-        return asyncio.run(self._batch(jobs))
+    def batch(self, jobs: list[Job], num_streams: int = CONCURRENCY) -> float:
+        return asyncio.run(self._batch(jobs, num_streams))
 
-    async def _batch(self, jobs: list[Job]) -> float:
-        slots = asyncio.Semaphore(CONCURRENCY)
+    async def _batch(self, jobs: list[Job], num_streams: int) -> float:
+        slots = asyncio.Semaphore(num_streams)
         async with AsyncClient(self._url) as client:
 
             async def run(job: Job) -> int:
@@ -136,15 +136,17 @@ def engine_config(checkpoint: Path) -> EngineConfig:
     return EngineConfig.from_parameters(engine_parameters(checkpoint))
 
 
-def engine_parameters(checkpoint: Path) -> dict[str, str]:
+def engine_parameters(
+    checkpoint: Path, max_batch_size: int = CONCURRENCY, num_threads: int = THREADS
+) -> dict[str, str]:
     return {
         "gpt_model_path": str(checkpoint),
         "dtype": "bfloat16",
         "device": "cpu",
-        "num_threads": str(THREADS),
-        "max_batch_size": str(CONCURRENCY),
+        "num_threads": str(num_threads),
+        "max_batch_size": str(max_batch_size),
         "max_num_tokens": "1024",
         "max_seq_len": "2048",
-        "max_tokens_in_paged_kv_cache": "16384",
+        "max_tokens_in_paged_kv_cache": str(1024 * max_batch_size),
         "enable_kv_cache_reuse": "false",
     }

@@ -45,7 +45,7 @@ def serve(num_streams: int, num_tokens: int, step_ms: float, path: str) -> dict[
         program = [sys.executable, "-m", "ci.bench.openai_stream", *options]
         with subprocess.Popen(program, cwd=ROOT, stdout=subprocess.PIPE, text=True) as clients:
             calm_gc()
-            engine.run()
+            engine.run(clients.wait)
             told, _ = clients.communicate()
     heard = json.loads(told)
     num_sent = num_streams * num_tokens

@@ -40,7 +40,7 @@ def prompt(rng: random.Random, num_tokens: int) -> list[int]:
     return [rng.randrange(VOCAB_SIZE) for _ in range(num_tokens)]
 
 
-def batch_jobs(rng: random.Random, lengths: random.Random) -> list[Job]:
+def batch_jobs(rng: random.Random, lengths: random.Random, num_jobs: int = 32) -> list[Job]:
     """Case (b): lengths from `lengths`, equal in every round; tokens from `rng`, never twice."""
-    sizes = [(lengths.randint(32, 256), lengths.randint(16, 256)) for _ in range(32)]
+    sizes = [(lengths.randint(32, 256), lengths.randint(16, 256)) for _ in range(num_jobs)]
     return [Job(prompt(rng, num_in), num_out) for num_in, num_out in sizes]

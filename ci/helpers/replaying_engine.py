@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import time
+from collections.abc import Callable
 
 from openai_server import PlayedEngine
 
@@ -11,7 +12,7 @@ from inflight.executor.wire.messages import Responses, decode_frames, encode
 from inflight.result import FinishReason, Response, Result
 
 SETTLE_SECONDS = 0.2
-"""For what is on its way, before and after the steps."""
+"""For what is on its way before the steps."""
 
 
 class ReplayingEngine(PlayedEngine):
@@ -24,7 +25,8 @@ class ReplayingEngine(PlayedEngine):
         self._step_seconds = step_seconds
         self.user_seconds = self.system_seconds = self.wall_seconds = 0.0
 
-    def run(self) -> None:
+    def run(self, until_heard: Callable[[], object]) -> None:
+        """`until_heard` returns once the clients have got all."""
         while len(self.enqueued) < self._num_streams:
             time.sleep(0.01)
         ids = list(self.enqueued)
@@ -38,11 +40,9 @@ class ReplayingEngine(PlayedEngine):
             pause = began + (number + 1) * self._step_seconds - time.monotonic()
             if pause > 0:
                 time.sleep(pause)
-        while self.get_num_responses_ready():
-            time.sleep(0.001)
-        time.sleep(SETTLE_SECONDS)
+        until_heard()
         after = os.times()
-        self.wall_seconds = time.monotonic() - began - SETTLE_SECONDS
+        self.wall_seconds = time.monotonic() - began
         self.user_seconds, self.system_seconds = after.user - before.user, after.system - before.system
 
     def _message(self, ids: list[int], step: int) -> bytes:

@@ -41,6 +41,9 @@ class ApiKeys:
         file. Raises ConfigurationError."""
         return cls(path, _read(path) if path else [], clock)
 
+    def __len__(self) -> int:
+        return len(self._digests)
+
     @property
     def are_needed(self) -> bool:
         return bool(self._digests)

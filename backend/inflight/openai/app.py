@@ -126,12 +126,13 @@ class App:
         self, scope: Scope, receive: Receive, send: Send, kind: type[T], build: Callable[..., Call]
     ) -> int:
         began = time.monotonic()
-        with self._guard.admitted(scope):
+        with self._guard.admitted(scope) as tenant:
             data = await self._guard.read_body(scope, receive)
             body: Any = decode_body(data, kind)
             model, adapter = self._names.find(body.model)
             return await self._runner.run(
                 lambda: (build(body, self._front.limits, model, adapter), COMPLETIONS),
+                tenant,
                 scope,
                 receive,
                 send,
@@ -140,11 +141,11 @@ class App:
             )
 
     async def _embeddings(self, scope: Scope, receive: Receive, send: Send) -> int:
-        with self._guard.admitted(scope):
+        with self._guard.admitted(scope) as tenant:
             data = await self._guard.read_body(scope, receive)
             body = decode_body(data, EmbeddingBody)
             model, adapter = self._names.find(body.model)
-            mailbox = Mailbox(self._dispatcher)
+            mailbox = Mailbox(self._dispatcher, tenant)
 
             def prepare() -> tuple[list[int], int]:
                 requests = embedding_requests(body, self._encoder, self._front.limits, adapter)
@@ -258,7 +259,7 @@ class App:
         the engine has dropped already."""
         kind: Any = order
         request = Request(input_token_ids=[], max_tokens=1, lora_request=adapter, lora_order=kind)
-        mailbox = Mailbox(self._dispatcher)
+        mailbox = Mailbox(self._dispatcher, tenant=0)
         try:
             mailbox.send([request])
             (response,) = await mailbox.take()
@@ -270,8 +271,7 @@ class App:
     # -- the server itself ---------------------------------------------------------------------------------------------
 
     async def _health(self, scope: Scope, receive: Receive, send: Send) -> int:
-        is_well = self._front.is_ready() and self._dispatcher.is_alive()
-        return await send_bytes(send, b"", "text/plain", 200 if is_well else 503)
+        return await send_bytes(send, b"", "text/plain", 200 if self._front.is_ready() else 503)
 
     async def _metrics_text(self, scope: Scope, receive: Receive, send: Send) -> int:
         self._guard.check_key(scope)

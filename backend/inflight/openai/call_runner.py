@@ -28,6 +28,7 @@ class CallRunner:
     async def run(
         self,
         build: Callable[[], tuple[Call, Rendering]],
+        tenant: int,
         scope: Scope,
         receive: Receive,
         send: Send,
@@ -35,9 +36,10 @@ class CallRunner:
         num_bytes: int,
         began: float,
     ) -> int:
-        """Returns the HTTP status. `build` makes the call and says how it is answered, on a text thread. `num_bytes`:
-        of the request's body; `began`: when it arrived, on the monotonic clock. Raises as `build` and Responder do."""
-        mailbox = Mailbox(self._dispatcher)
+        """Returns the HTTP status. `build` makes the call and says how it is answered, on a text thread. `tenant`: who
+        asks. `num_bytes`: of the request's body. `began`: when it arrived, on the monotonic clock. Raises as `build`
+        and Responder do."""
+        mailbox = Mailbox(self._dispatcher, tenant)
 
         def prepare() -> tuple[Call, Rendering, list[int]]:
             call, rendering = build()

@@ -96,6 +96,16 @@ class Choice:
             self.log_probs += read_log_probs(result, num_new)
         return text
 
+    @property
+    def is_plain(self) -> bool:
+        """Whether its text is all that is made of its tokens, and they end it only by themselves."""
+        return not (self._wants_log_probs or self._keeps_ids or self._detokenizer.may_stop)
+
+    def extend(self, token_ids: list[int]) -> str:
+        """The text of tokens that do not end a plain choice."""
+        self.num_tokens += len(token_ids)
+        return self._detokenizer.push(token_ids)
+
     def take_token_ids(self) -> list[int]:
         taken, self.token_ids = self.token_ids, []
         return taken

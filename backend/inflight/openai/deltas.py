@@ -16,6 +16,8 @@ _encode = msgspec.json.Encoder().encode
 
 ROLE = b'{"role":"assistant","content":""}'
 """A choice's first delta."""
+CONTENT = b'{"content":'
+"""The beginning of a delta of content, before the text as JSON and a bracket."""
 NOTHING = b"{}"
 """The delta of a chunk that has only a finish reason."""
 
@@ -30,7 +32,7 @@ class ChatDeltas:
     def feed(self, text: str) -> list[bytes]:
         """The deltas, each a JSON object, that this text makes."""
         if self._reader is None:
-            return [b'{"content":' + _encode(text) + b"}"] if text else []
+            return [CONTENT + _encode(text) + b"}"] if text else []
         return [_encode(_delta(piece)) for piece in self._reader.feed(text)]
 
     def finish(self, reason: str) -> tuple[list[bytes], str]:

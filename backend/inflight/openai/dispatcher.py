@@ -1,16 +1,15 @@
 """The engine's responses on their way to the HTTP requests that wait for them.
 
-One thread takes responses from the front, all that have come at once, and hands them to the event loop in one call.
-There each goes to the mailbox of its HTTP request. A stream that has begun writes what has come at once, without a task
-that would have to wake for it.
+The front's thread wakes the event loop once for all responses of an iteration. There each goes to the mailbox of its
+HTTP request. A stream that has begun writes what has come at once, without a task that would have to wake for it: a
+token's way is `Dispatcher._give`, `TextStream.hear`, `ChunkWriter.write`.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-import logging
-import threading
+from collections import deque
 from collections.abc import Callable, Sequence
 
 from msgspec import structs
@@ -19,9 +18,8 @@ from inflight.executor.front.front import Front
 from inflight.request import Request
 from inflight.result import Response
 
-logger = logging.getLogger(__name__)
-
-WAIT_SECONDS = 1.0
+Hear = Callable[[list[Response]], bytes]
+"""Takes responses that have come at once, and returns the bytes that are to be written of them."""
 
 
 class ClientGone(Exception):
@@ -31,14 +29,19 @@ class ClientGone(Exception):
 class Mailbox:
     """The responses to the engine requests of one HTTP request. All but `send` on the event loop's thread."""
 
-    def __init__(self, dispatcher: Dispatcher) -> None:
+    __slots__ = ("_dispatcher", "_gone", "_is_abandoned", "_open", "_responses", "_waiting", "hear", "tenant", "write")
+
+    def __init__(self, dispatcher: Dispatcher, tenant: int) -> None:
+        """`tenant`: of the requests that it sends."""
         self._dispatcher = dispatcher
+        self.tenant = tenant
         self._open: set[int] = set()
         """Ids of requests that the engine may still answer."""
         self._responses: list[Response] = []
         self._waiting: asyncio.Future[None] | None = None
         self._is_abandoned = False
-        self._hear: Callable[[list[Response]], bytes] | None = None
+        self.hear: Hear = self._keep
+        """Called with all that has come at once."""
         self.write: Callable[[bytes], None] = _nowhere
         self._gone: Callable[[], None] | None = None
 
@@ -56,13 +59,12 @@ class Mailbox:
         taken, self._responses = self._responses, []
         return taken
 
-    def listen(
-        self, hear: Callable[[list[Response]], bytes], write: Callable[[bytes], None], gone: Callable[[], None]
-    ) -> None:
+    def listen(self, hear: Hear, write: Callable[[bytes], None], gone: Callable[[], None]) -> None:
         """From now on nobody takes: `hear` is called with all that has come at once, and what it returns is written
         unless it is empty; `gone` is called if the client closes its connection. None of them may raise."""
-        self._hear, self.write, self._gone = hear, write, gone
-        if self._responses and (chunk := self.flush()):
+        self.hear, self.write, self._gone = hear, write, gone
+        taken, self._responses = self._responses, []
+        if taken and (chunk := hear(taken)):
             write(chunk)
         if self._is_abandoned:
             gone()
@@ -75,33 +77,27 @@ class Mailbox:
             self._gone()
 
     def close(self) -> None:
-        """Cancel the requests that the engine has not answered to the end."""
+        """Cancel the requests that the engine has not answered to the end. Nothing is heard from now on, and whoever
+        listened is no longer held, so that it ends at once and not with the next collection of garbage."""
         for request_id in list(self._open):
             self.cancel(request_id)
+        self.hear, self.write, self._gone = _unheard, _nowhere, None
 
     def cancel(self, request_id: int) -> None:
         """What the engine still sends for this request is dropped."""
         self._open.discard(request_id)
         self._dispatcher.cancel(request_id)
 
-    def put(self, response: Response) -> bool:
-        """Whether it is the first that nobody has got: `flush` is due once all others of its batch are here."""
-        self._responses.append(response)
-        return len(self._responses) == 1
-
-    def flush(self) -> bytes:
-        """Hand on what has come. Returns what is to be written of it."""
-        if self._hear is None:
-            self._wake()
-            return b""
-        taken, self._responses = self._responses, []
-        return self._hear(taken)
-
     def opened(self, request_ids: Sequence[int]) -> None:
         self._open.update(request_ids)
 
     def ended(self, request_id: int) -> None:
         self._open.discard(request_id)
+
+    def _keep(self, responses: list[Response]) -> bytes:
+        self._responses += responses
+        self._wake()
+        return b""
 
     def _wake(self) -> None:
         waiting, self._waiting = self._waiting, None
@@ -117,24 +113,18 @@ class Dispatcher:
         self._loop = loop
         self._mailboxes: dict[int, Mailbox] = {}
         """By request id."""
-        self._stopping = threading.Event()
-        self._thread = threading.Thread(target=self._run, name="inflight-dispatch", daemon=True)
+        self._arrived: deque[list[Response]] = deque()
 
     def start(self) -> None:
-        self._thread.start()
-
-    def is_alive(self) -> bool:
-        return self._thread.is_alive()
-
-    def stop(self) -> None:
-        """After the front was shut down."""
-        self._stopping.set()
-        self._thread.join()
+        self._front.listen(self._arrive)
 
     def send(self, mailbox: Mailbox, requests: Sequence[Request]) -> list[int]:
         """See Mailbox.send."""
         ids = [self._front.next_request_id() for _ in requests]
-        numbered = [structs.replace(each, request_id=id_) for each, id_ in zip(requests, ids, strict=True)]
+        numbered = [
+            structs.replace(each, request_id=id_, tenant=mailbox.tenant)
+            for each, id_ in zip(requests, ids, strict=True)
+        ]
         # Before they are sent: an answer may come at once.
         mailbox.opened(ids)
         self._mailboxes.update(dict.fromkeys(ids, mailbox))
@@ -151,36 +141,38 @@ class Dispatcher:
         self._mailboxes.pop(request_id, None)
         self._front.cancel_request(request_id)
 
-    def _run(self) -> None:
-        while not self._stopping.is_set():
-            try:
-                responses = self._front.await_responses(timeout=WAIT_SECONDS)
-            except Exception:
-                logger.exception("taking responses failed")
-                return
-            if responses:
-                with contextlib.suppress(RuntimeError):  # the loop is closed, at the end
-                    self._loop.call_soon_threadsafe(self._give, responses)
-            elif not self._front.can_enqueue_requests():
-                self._stopping.wait(WAIT_SECONDS)
+    def _arrive(self, responses: list[Response]) -> None:
+        """On the front's thread."""
+        self._arrived.append(responses)
+        with contextlib.suppress(RuntimeError):  # the loop is closed, at the end
+            self._loop.call_soon_threadsafe(self._give)
 
-    def _give(self, responses: list[Response]) -> None:
-        mailboxes, due = self._mailboxes, []
-        for response in responses:
-            request_id = response.request_id
-            mailbox = mailboxes.get(request_id)
-            if mailbox is None:
-                continue
-            if response.is_final:
-                del mailboxes[request_id]
-                mailbox.ended(request_id)
-            if mailbox.put(response):
-                due.append(mailbox)
+    def _give(self) -> None:
+        """Give all that has arrived to whom it belongs, which leaves nothing to later calls."""
+        mailboxes = self._mailboxes
+        news: dict[Mailbox, list[Response]] = {}
+        for _ in range(len(self._arrived)):
+            for response in self._arrived.popleft():
+                mailbox = mailboxes.get(response.request_id)
+                if mailbox is None:
+                    continue
+                if response.is_final:
+                    del mailboxes[response.request_id]
+                    mailbox.ended(response.request_id)
+                if mailbox in news:
+                    news[mailbox].append(response)
+                else:
+                    news[mailbox] = [response]
         # All chunks first and then all system calls: between two of these the caches would have lost our code.
-        chunks = [mailbox.flush() for mailbox in due]
-        for mailbox, chunk in zip(due, chunks, strict=True):
+        chunks = [mailbox.hear(responses) for mailbox, responses in news.items()]
+        for mailbox, chunk in zip(news, chunks, strict=True):
             if chunk:
                 mailbox.write(chunk)
+
+
+def _unheard(responses: list[Response]) -> bytes:
+    """Of a mailbox that is closed."""
+    return b""
 
 
 def _nowhere(chunk: bytes) -> None:

@@ -33,6 +33,10 @@ class Frames:
         """A chunk of new text."""
         return b"".join((self._heads[index], part, self._plain_end))
 
+    def around(self, index: int) -> tuple[bytes, bytes]:
+        """What stands before and behind the part."""
+        return self._heads[index], self._plain_end
+
     def detailed(self, index: int, part: bytes, log_probs: dict[str, Any] | None, more: dict[str, Any]) -> bytes:
         """The same with log probabilities, and with further fields of the choice."""
         rest = {"logprobs": log_probs, "finish_reason": None, **more}

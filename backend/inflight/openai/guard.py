@@ -11,6 +11,7 @@ from starlette.types import Receive, Scope
 from inflight.openai.api_error import APIError, overloaded
 from inflight.openai.api_keys import ApiKeys
 from inflight.openai.dispatcher import ClientGone
+from inflight.openai.places import Places
 from inflight.openai.rate_limit import RateLimit
 
 BODY_SECONDS = 60.0
@@ -23,9 +24,8 @@ class Guard:
     def __init__(self, keys: ApiKeys, rate: RateLimit, *, max_open_requests: int, max_body_bytes: int) -> None:
         self._keys = keys
         self._rate = rate
-        self._max_open_requests = max_open_requests
+        self._places = Places(max_open_requests)
         self._max_body_bytes = max_body_bytes
-        self._num_open = 0
 
     def check_key(self, scope: Scope) -> int | None:
         """Number of the request's key; None if none is needed. Raises APIError."""
@@ -43,7 +43,8 @@ class Guard:
 
     @contextlib.contextmanager
     def admitted(self, scope: Scope) -> Iterator[int]:
-        """While a request of work is in progress: its tenant. Raises APIError."""
+        """While a request of work is in progress: the number under which the engine knows its client (see
+        Request.tenant). Raises APIError."""
         key = self.check_key(scope)
         seconds = self._rate.take(key)
         if seconds:
@@ -53,13 +54,16 @@ class Guard:
                 code="rate_limit_exceeded",
                 headers={"Retry-After": str(seconds)},
             )
-        if self._num_open >= self._max_open_requests:
-            raise overloaded(503, f"{self._num_open} requests are in progress, the most that this server takes")
-        self._num_open += 1
+        self._places.share(len(self._keys))
+        if not self._places.take(key):
+            whose = "" if key is None else " of this key"
+            raise overloaded(
+                503, f"{self._places.num_taken(key)} requests{whose} are in progress: there is no free place"
+            )
         try:
             yield tenant_of(key)
         finally:
-            self._num_open -= 1
+            self._places.give_back(key)
 
     async def read_body(self, scope: Scope, receive: Receive) -> bytes:
         """The whole body. Raises APIError as soon as it is too long, whether its length was announced or not, or too
@@ -90,7 +94,8 @@ class Guard:
 
 
 def tenant_of(key: int | None) -> int:
-    """Whose a request is: clients are told apart by their keys alone, 0 = those without."""
+    """Whose a request is, 0 = of those without a key. Only a key tells clients apart: a name or an address of their own
+    would be a turn more for each invented."""
     return 0 if key is None else key + 1
 
 

@@ -9,8 +9,10 @@ from typing import Any, Protocol
 from inflight.openai.answer import WholeAnswer
 from inflight.openai.api_error import APIError
 from inflight.openai.call import Call
+from inflight.openai.dispatcher import Hear
 from inflight.openai.generation import Generation, News
 from inflight.openai.stream import StreamedAnswer
+from inflight.openai.text_stream import TextStream
 
 
 class Whole(Protocol):
@@ -30,6 +32,9 @@ class Streamed(Protocol):
 
     def add(self, news: News) -> bytes:
         """The events of new tokens; with the last of them all that ends the stream."""
+
+    def text_stream(self, long_way: Hear, fail: Callable[[Exception], bytes]) -> TextStream | None:
+        """The short way for what comes now, if there is one; see TextStream."""
 
     def fail(self, error: APIError) -> bytes:
         """What ends a stream that cannot go on."""

@@ -119,19 +119,24 @@ class Responder:
             try:
                 chunk = answer.add(generation.add(responses))
             except Exception as error:
-                failure = error if isinstance(error, APIError) else unexpected(error)
-                ended.set_result((failure.status, answer.fail(failure)))
-                return b""
+                return fail(error)
             if not generation.is_done:
                 return chunk
             ended.set_result((200, chunk))
+            return b""
+
+        def fail(error: Exception) -> bytes:
+            if not ended.done():
+                failure = error if isinstance(error, APIError) else unexpected(error)
+                ended.set_result((failure.status, answer.fail(failure)))
             return b""
 
         def gone() -> None:
             if not ended.done():
                 ended.set_exception(ClientGone())
 
-        self._mailbox.listen(hear, write, gone)
+        text_stream = answer.text_stream(hear, fail)
+        self._mailbox.listen(hear if text_stream is None else text_stream.hear, write, gone)
         try:
             result: tuple[int, bytes] = await ended
         except asyncio.CancelledError:  # this process ends, and the time to drain is over

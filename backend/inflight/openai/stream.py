@@ -11,15 +11,19 @@ All that has come is made into bytes at once, a chunk for each choice however ma
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import msgspec
 
 from inflight.openai.answer import usage
 from inflight.openai.api_error import APIError
 from inflight.openai.call import Call
 from inflight.openai.choice import Choice
-from inflight.openai.deltas import NOTHING, ROLE, ChatDeltas
+from inflight.openai.deltas import CONTENT, NOTHING, ROLE, ChatDeltas
+from inflight.openai.dispatcher import Hear
 from inflight.openai.frames import DONE, Frames, error_frame
 from inflight.openai.generation import Generation, News
+from inflight.openai.text_stream import TextStream
 
 NO_TEXT = b'""'
 
@@ -60,6 +64,17 @@ class StreamedAnswer:
                 more = {"prompt_token_ids": prompt.request.input_token_ids}
                 chunks.append(frames.detailed(number * call.num_choices, nothing, None, more))
         return b"".join(chunks)
+
+    def text_stream(self, long_way: Hear, fail: Callable[[Exception], bytes]) -> TextStream | None:
+        """The short way for what comes now; None if the chunks hold more than the text of one choice."""
+        call, choices = self._call, self._generation.choices
+        is_text = self._is_plain and call.chat_format is None and not call.scores_only
+        if not is_text or len(choices) != 1 or not choices[0].is_plain:
+            return None
+        head, tail = self._frames.around(choices[0].index)
+        if call.is_chat:
+            head, tail = head + CONTENT, b"}" + tail
+        return TextStream(choices[0], head, tail, long_way, fail)
 
     def add(self, news: News) -> bytes:
         """The chunks of new tokens; with the last of them all that ends the stream."""

@@ -14,6 +14,8 @@ from inflight.text.text_decoder import TextDecoder
 class Detokenizer:
     """Text of one sequence."""
 
+    __slots__ = ("_decoder", "_keeps_stop_string", "_min_tokens", "_search", "is_stopped", "num_tokens")
+
     def __init__(
         self,
         decoder: TextDecoder,
@@ -33,6 +35,11 @@ class Detokenizer:
         """Whether a stop string was completed; further tokens are ignored."""
 
     @property
+    def may_stop(self) -> bool:
+        """Whether stop strings are searched."""
+        return self._search is not None
+
+    @property
     def stop_string(self) -> str:
         """The stop string that was completed; "" if none was."""
         return "" if self._search is None else self._search.found
@@ -40,6 +47,9 @@ class Detokenizer:
     def push(self, token_ids: list[int]) -> str:
         """The text that these tokens complete. Tokens after a stop string are ignored: `num_tokens` grows by those that
         were decoded."""
+        if self._search is None:
+            self.num_tokens += len(token_ids)
+            return "".join(map(self._decoder.push, token_ids))
         pieces = []
         for token_id in token_ids:
             if self.is_stopped:

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import codecs
 from collections.abc import Container
+from encodings.utf_8 import IncrementalDecoder
 from itertools import islice
 from typing import Protocol
 
@@ -62,16 +63,20 @@ def prompt_text(tokenizer: Tokenizer, prompt_ids: list[int]) -> str:
 class ByteLevelDecoder:
     """For tokenizers whose text is the concatenation of the tokens' bytes."""
 
+    __slots__ = ("_hidden", "_read", "_tokenizer", "_utf8")
+
     def __init__(self, tokenizer: Tokenizer, hidden: Container[int]) -> None:
         """`hidden`: tokens without text."""
         self._tokenizer = tokenizer
         self._hidden = hidden
         self._read = ByteLevel().read
-        self._utf8 = codecs.getincrementaldecoder("utf-8")(ByteLevel.errors)
+        self._utf8 = IncrementalDecoder(ByteLevel.errors)
 
     def push(self, token_id: int) -> str:
         if token_id in self._hidden:
             return ""
+        if not self._utf8.buffer and (text := self._tokenizer.whole_text(token_id)) is not None:
+            return text
         token = self._tokenizer.token(token_id)
         return self._utf8.decode(self._read(token)) if token else ""
 

@@ -48,6 +48,8 @@ class Tokenizer:
         """Whether the text is the concatenation of the tokens' bytes."""
         self.byte_tokens = _byte_tokens(kinds)
         self.token = cache(backend.id_to_token)
+        self.whole_text = cache(self._whole_text)
+        """The text of a byte-level token whose bytes are whole characters, None for others."""
         self.max_bytes_per_token = max_bytes_per_token(backend)
         """The most bytes of a prompt that one token can stand for; None = unknown."""
         self._decoder = backend.decoder
@@ -107,6 +109,12 @@ class Tokenizer:
         spellings = [*words, *(f" {word.lstrip()}" for word in words if word.strip())]
         encoded = (tuple(self.encode_plain(spelling)) for spelling in spellings)
         return [list(word) for word in dict.fromkeys(encoded) if word]
+
+    def _whole_text(self, token_id: int) -> str | None:
+        try:
+            return ByteLevel().read(self.token(token_id) or "").decode()
+        except UnicodeDecodeError:
+            return None
 
     def join(self, tokens: list[str]) -> str:
         """Decode tokens, given as the vocabulary writes them. Bytes that are not UTF-8 become U+FFFD."""

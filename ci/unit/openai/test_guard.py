@@ -337,6 +337,20 @@ def test_no_more_requests_than_allowed_are_open(guarded: Running) -> None:
     _wait_until(lambda: guarded.post(CHATS, CHAT, headers=bearer(KEY)).status_code == 200)
 
 
+def test_the_engine_tells_clients_apart_by_their_keys(guarded: Running) -> None:
+    tenants = []
+    for key, user in ((KEY, "one"), (OTHER, "one"), (KEY, "two")):
+        assert guarded.post(CHATS, {**CHAT, "user": user}, headers=bearer(key)).status_code == 200
+        tenants.append(guarded.engine.sent.tenant)
+    assert tenants == [1, 2, 1]
+
+
+def test_without_keys_all_clients_are_one(running: Running) -> None:
+    for user in ("one", "two"):
+        assert running.post(CHATS, {**CHAT, "user": user}, headers={"x-user": user}).status_code == 200
+        assert running.engine.sent.tenant == 0
+
+
 @pytest.mark.parametrize("stream", [True, False])
 def test_a_client_that_leaves_cancels_its_requests(running: Running, stream: bool) -> None:
     """Without a stream it waits for the headers."""

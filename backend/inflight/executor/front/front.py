@@ -17,7 +17,7 @@ import enum
 import secrets
 import threading
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from types import TracebackType
 from typing import overload
 
@@ -77,7 +77,7 @@ class Front(ABC):
         `keeps_statistics`: if False it has none, because nobody would read them."""
         self._generation_defaults = generation_defaults or GenerationDefaults()
         self._lock = threading.Lock()
-        self._changed = threading.Condition(self._lock)
+        self._changed = _Changed(self._lock)
         self._stats_arrived = threading.Condition(self._lock)  # apart: they arrive often, and few wait for them
         self._state = EngineState.STARTING
         self._limits: RequestLimits | None = None
@@ -249,6 +249,18 @@ class Front(ABC):
         with self._lock:
             return self._responses.count(request_id)
 
+    def listen(self, listener: Callable[[list[Response]], None]) -> None:
+        """From now on nobody awaits responses: `listener` is called with all that have arrived at once, on the thread
+        that has received them. It must neither block nor use this front."""
+
+        def tell() -> None:
+            if self._responses:
+                listener(self._responses.take_all())
+
+        with self._changed:
+            self._changed.tell = tell
+            self._changed.notify_all()
+
     def _await(self, request_ids: Sequence[int], timeout: float | None) -> list[list[Response]]:
         with self._changed:
             self._changed.wait_for(
@@ -398,6 +410,18 @@ class Front(ABC):
     def _draw_request_id(self) -> int:
         self._num_ids += 1
         return self._front_id << FRONT_ID_SHIFT | self._num_ids
+
+
+class _Changed(threading.Condition):
+    """Notifies those who wait for responses, or their listener."""
+
+    tell: Callable[[], None] | None = None
+    """Tells the listener, if there is one."""
+
+    def notify_all(self) -> None:
+        super().notify_all()
+        if self.tell is not None:
+            self.tell()
 
 
 def _draw_front_id() -> int:

@@ -66,7 +66,7 @@ class ResponsesApi:
                 made = request.build(self._builder, self._front.limits, model, adapter)
                 return made.call, made.rendering()
 
-            return await self._runner.run(build, scope, receive, send, num_bytes=num_bytes, began=began)
+            return await self._runner.run(build, tenant, scope, receive, send, num_bytes=num_bytes, began=began)
 
     async def _retrieve(self, scope: Scope, receive: Receive, send: Send) -> int:
         tenant = tenant_of(self._guard.check_key(scope))

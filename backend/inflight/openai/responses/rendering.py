@@ -16,6 +16,7 @@ from typing import Any
 from inflight.openai.api_error import APIError
 from inflight.openai.call import Call
 from inflight.openai.choice import TIME_OUT, Choice
+from inflight.openai.dispatcher import Hear
 from inflight.openai.generation import Generation, News
 from inflight.openai.reasoning_tokens import ReasoningTokens
 from inflight.openai.rendering import Rendering
@@ -114,6 +115,9 @@ class StreamedResponse(GrowingResponse):
             return chunk
         ended = self._ended()
         return chunk + self._frames.frame((ENDS[ended["status"]], {"response": ended}))
+
+    def text_stream(self, long_way: Hear, fail: Callable[[Exception], bytes]) -> None:
+        """There is no short way: each event has a number of its own."""
 
     def fail(self, error: APIError) -> bytes:
         return self._frames.frame(

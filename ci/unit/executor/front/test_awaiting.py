@@ -22,6 +22,22 @@ def test_responses_can_be_awaited_for_one_request(front: ListFront) -> None:
     assert front.await_responses(second, timeout=0) == []
 
 
+def test_a_listener_hears_all_responses_that_have_come_at_once(front: ListFront) -> None:
+    heard: list[list[tuple[int, bool]]] = []
+    first, second = submit(front), submit(front)
+    front.say(token(first))
+    front.listen(lambda responses: heard.append([(each.request_id, each.is_final) for each in responses]))
+    assert heard == [[(first, False)]], "what was there already"
+    front.say(token(first), token(second))
+    front.say(token(second, FinishReason.LENGTH))
+    front.lose()
+    assert heard[1:] == [[(first, False), (second, False)], [(second, True)], [(first, True)]]
+    waiting = submit(front)
+    front.cancel_request(waiting)
+    assert heard[4:] == [[(waiting, True)]]
+    assert front.get_num_responses_ready() == 0
+
+
 def test_an_id_is_not_awaited_twice_in_one_call(front: ListFront) -> None:
     first = submit(front)
     front.say(token(first))

@@ -71,6 +71,30 @@ def test_fronts_take_turns_whatever_their_numbers() -> None:
     assert len(queue) == 10_003 - 9
 
 
+def test_tenants_of_a_front_take_turns_with_each_other_and_with_other_fronts() -> None:
+    queue = RequestQueue()
+    for request_id in range(1, 10_001):
+        queue.push(make_request(request_id, 1, tenant=1), "front")
+    queue.push(make_request(20_001, 1, tenant=2), "front")
+    queue.push(make_request(30_001, 1), "other front")
+    queue.push(make_request(20_002, 1, tenant=2), "front")
+    assert [queue.pop().request_id for _ in range(6)] == [1, 20_001, 30_001, 2, 20_002, 3]
+
+
+def test_a_tenants_number_means_nothing_beyond_its_front() -> None:
+    queue = RequestQueue()
+    for request_id, front in ((1, "a"), (2, "a"), (3, "b")):
+        queue.push(make_request(request_id, 1, tenant=7), front)
+    assert [queue.pop().request_id for _ in range(3)] == [1, 3, 2]
+
+
+def test_priority_holds_across_tenants() -> None:
+    queue = RequestQueue()
+    for request_id, priority, tenant in ((1, 0.5, 1), (2, 0.9, 1), (3, 0.5, 2), (4, 0.9, 1), (5, 1.0, 2)):
+        queue.push(make_request(request_id, 1, priority=priority, tenant=tenant), "front")
+    assert [queue.pop().request_id for _ in range(5)] == [5, 2, 4, 1, 3]
+
+
 def test_priority_holds_across_fronts() -> None:
     queue = RequestQueue()
     for request_id, priority, front in ((1, 0.5, "a"), (2, 0.9, "a"), (3, 0.5, "b"), (4, 0.9, "a"), (5, 1.0, "b")):

@@ -1,7 +1,7 @@
 """Requests waiting on the leader: higher priority first.
 
-Among equal priorities the fronts take turns, a request each, so ten thousand requests of one front delay another's by
-one. A front's own requests go in order of arrival.
+Among equal priorities the clients take turns, a request each, so ten thousand requests of one client delay another's
+by one. A client is a tenant of a front; its own requests go in order of arrival.
 """
 
 from __future__ import annotations
@@ -12,8 +12,11 @@ from collections.abc import Hashable
 
 from inflight.request import Request
 
-Level = OrderedDict[Hashable, OrderedDict[int, Request]]
-"""The requests of one priority: front -> its requests by id, in order of arrival. The first front has its turn."""
+Client = tuple[Hashable, int]
+"""A front, and the number of one of its tenants."""
+
+Level = OrderedDict[Client, OrderedDict[int, Request]]
+"""The requests of one priority: client -> its requests by id, in order of arrival. The first client has its turn."""
 
 
 class RequestQueue:
@@ -23,8 +26,8 @@ class RequestQueue:
         self._levels: dict[float, Level] = {}
         self._priorities: list[float] = []
         """A heap with the negative priority of each level, and of some that are gone."""
-        self._places: dict[int, tuple[float, Hashable]] = {}
-        """Priority and front of every waiting request."""
+        self._places: dict[int, tuple[float, Client]] = {}
+        """Priority and client of every waiting request."""
 
     def __len__(self) -> int:
         return len(self._places)
@@ -33,13 +36,14 @@ class RequestQueue:
         return request_id in self._places
 
     def push(self, request: Request, front: Hashable = None) -> None:
-        """`front`: whose request it is. It must not be waiting already."""
+        """`front`: which has sent it. It must not be waiting already."""
+        client = (front, request.tenant)
         level = self._levels.get(request.priority)
         if level is None:
             level = self._levels[request.priority] = OrderedDict()
             self._note_priority(request.priority)
-        level.setdefault(front, OrderedDict())[request.request_id] = request
-        self._places[request.request_id] = (request.priority, front)
+        level.setdefault(client, OrderedDict())[request.request_id] = request
+        self._places[request.request_id] = (request.priority, client)
 
     def head(self) -> Request:
         """The next request, which stays. Raises IndexError if none is waiting."""
@@ -51,8 +55,8 @@ class RequestQueue:
     def pop(self) -> Request:
         """Remove and return the next request. Raises IndexError if none is waiting."""
         request = self.head()
-        priority, front = self._places[request.request_id]
-        self._levels[priority].move_to_end(front)
+        priority, client = self._places[request.request_id]
+        self._levels[priority].move_to_end(client)
         self.discard(request.request_id)
         return request
 
@@ -60,11 +64,11 @@ class RequestQueue:
         """Remove a request; False if it is not waiting."""
         if request_id not in self._places:
             return False
-        priority, front = self._places.pop(request_id)
+        priority, client = self._places.pop(request_id)
         level = self._levels[priority]
-        del level[front][request_id]
-        if not level[front]:
-            del level[front]
+        del level[client][request_id]
+        if not level[client]:
+            del level[client]
         if not level:
             del self._levels[priority]
         return True
