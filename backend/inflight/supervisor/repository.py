@@ -83,7 +83,7 @@ def write(
     for name, model in (api_models or {}).items():
         if name in configs:
             raise ConfigurationError(f"--api {model.api}: {source} has a model {name} already")
-        _write_api_model(model, target / name, engine)
+        write_bare_model(model.folder, target / name, {ENGINE: engine}, is_unary=model.is_unary)
         attached[name] = engine
     return ServedRepository(
         path=target,
@@ -93,6 +93,15 @@ def write(
         answering=tuple(name for name in engines if _takes_token_ids(configs[name])),
         config=_checked(configs[engine], source / engine) if engines else None,
     )
+
+
+def anywhere(config: EngineConfig) -> dict[str, str]:
+    """The parameters of an engine, with full paths, for a process that starts in another folder."""
+    parameters = config.to_parameters()
+    for key in ("gpt_model_path", "tokenizer_dir", "speculative_model_dir", "lora_dir"):
+        if parameters[key]:
+            parameters[key] = str(Path(parameters[key]).resolve())
+    return parameters
 
 
 def read(source: Path) -> dict[str, ModelConfig]:
@@ -122,6 +131,19 @@ def replace_parameters(config: ModelConfig, values: Mapping[str, str]) -> None:
         config.parameters[key].string_value = value
 
 
+def write_bare_model(source: Path, target: Path, parameters: Mapping[str, str], *, is_unary: bool = False) -> None:
+    """Write a model with the configuration of `source`, these parameters, and an empty version folder. `is_unary`: and
+    not decoupled."""
+    from google.protobuf import text_format
+
+    config = parse((source / CONFIG).read_text(encoding="utf-8"), source / CONFIG)
+    replace_parameters(config, parameters)
+    if is_unary:
+        config.model_transaction_policy.decoupled = False
+    (target / "1").mkdir(parents=True)
+    (target / CONFIG).write_text(text_format.MessageToString(config, as_utf8=True), encoding="utf-8")
+
+
 def _write_model(source: Path, target: Path, config: ModelConfig, overrides: Mapping[str, str]) -> None:
     if not overrides:
         target.symlink_to(source.resolve())
@@ -133,18 +155,6 @@ def _write_model(source: Path, target: Path, config: ModelConfig, overrides: Map
         if entry.name != CONFIG:
             (target / entry.name).symlink_to(entry.resolve())
     replace_parameters(config, overrides)
-    (target / CONFIG).write_text(text_format.MessageToString(config, as_utf8=True), encoding="utf-8")
-
-
-def _write_api_model(model: ApiModel, target: Path, engine: str) -> None:
-    from google.protobuf import text_format
-
-    origin = model.folder / CONFIG
-    config = parse(origin.read_text(encoding="utf-8"), origin)
-    replace_parameters(config, {ENGINE: engine})
-    if model.is_unary:
-        config.model_transaction_policy.decoupled = False
-    (target / "1").mkdir(parents=True)
     (target / CONFIG).write_text(text_format.MessageToString(config, as_utf8=True), encoding="utf-8")
 
 

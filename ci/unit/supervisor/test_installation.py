@@ -210,7 +210,7 @@ OTHER_PROGRAMS = frozenset({"--no-deps", "--enable-shared", "--version"})
 
 def test_every_option_that_a_sentence_names_exists() -> None:
     (command,) = [each for name, each in get_command(app).commands.items() if name == "serve"]
-    options = {option for parameter in command.params for option in parameter.opts}
+    options = {option for parameter in command.params for option in (*parameter.opts, *parameter.secondary_opts)}
     folder = Path(installation.__file__).parent
     named = set()
     for path in folder.glob("*.py"):
