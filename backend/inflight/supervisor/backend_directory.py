@@ -6,6 +6,7 @@ Such a server has no supervisor: nobody restarts it, loads its models again or r
 from __future__ import annotations
 
 import shlex
+import shutil
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -37,12 +38,25 @@ class BackendDirectory:
 
 def lay_out(directory: Path, tritonserver: Path | None = None) -> BackendDirectory:
     """Make `directory`, which must not exist or be empty, with links to this installation. `tritonserver`: the binary;
-    None = the one found. Raises ConfigurationError."""
+    None = the one found. Raises ConfigurationError, and then leaves nothing behind."""
+    pieces = installation.find(tritonserver)
+    folder = directory.absolute()
+    made = not folder.exists()
     try:
-        if directory.exists() and any(directory.iterdir()):
+        if folder.is_symlink() and made:
+            raise ConfigurationError(f"{directory} is a link to a folder that does not exist: name another one")
+        if not made and any(folder.iterdir()):
             raise ConfigurationError(f"{directory} is not empty: name a folder that does not exist")
-        pieces = installation.find(tritonserver)
-        backends, variables = pieces.lay_out(directory.absolute())
+        # Made first, so that all below it can be removed if anything fails.
+        folder.mkdir(parents=True, exist_ok=True)
+        try:
+            backends, variables = pieces.lay_out(folder)
+        except OSError:
+            for child in folder.iterdir():
+                shutil.rmtree(child)
+            if made:
+                folder.rmdir()
+            raise
     except OSError as error:
-        raise ConfigurationError(f"{error.filename or directory}: {error.strerror}") from None
+        raise ConfigurationError(f"{directory} cannot be made: {error.strerror}") from None
     return BackendDirectory(tritonserver=pieces.tritonserver, backends=backends, environment=variables)

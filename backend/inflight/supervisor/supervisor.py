@@ -111,7 +111,8 @@ class Supervisor:
 
     def _start_failure(self) -> str:
         self._log.join(5.0)
-        reason = self._log.load_failure() or self._log.last_error() or "no reason in its log"
+        log = self._log
+        reason = log.bad_option() or log.load_failure() or log.last_error() or "no reason in its log"
         how = ended(self._server.process.returncode)
         return f"tritonserver did not start ({how}): {reason} (--verbose shows its log)"
 
