@@ -269,6 +269,7 @@ def analyze(
             num_requests=requests,
             prompts=PromptOptions(input_tokens=parse_length(input_tokens), output_tokens=parse_length(output_tokens)),
         )
+        target: contextlib.AbstractContextManager[Target]
         if url is None:
             if metrics_url or api_key_file:
                 raise UsageError("--metrics-url and --api-key-file belong to the server of --url, and there is none")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import shutil
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -57,10 +58,14 @@ def run_analysis(
     model_analyzer.check_installed()
     _make(folder)
     with _scratch() as scratch, _restored(target):
-        inputs, settings = scratch / "inputs.json", scratch / "profile.yaml"
+        inputs, settings, export = scratch / "inputs.json", scratch / "profile.yaml", scratch / "export"
+        export.mkdir()
         write_requests(make_requests(options.prompts, WINDOWS * options.window, level="analysis"), inputs)
-        settings.write_text(json.dumps(_settings(options, target, folder, scratch, inputs), indent=2), encoding="utf-8")
-        model_analyzer.profile(settings, api_key=target.api_key, log=folder / "model-analyzer.log", tell=progress)
+        settings.write_text(json.dumps(_settings(options, target, scratch, inputs, export)), encoding="utf-8")
+        try:
+            model_analyzer.profile(settings, api_key=target.api_key, log=folder / "model-analyzer.log", tell=progress)
+        finally:
+            shutil.copytree(export, folder, dirs_exist_ok=True)
         measurements = results.read(folder / "results", scratch / "models", options.variants)
     analysis = Analysis(options=options, target=target, measurements=measurements)
     results.write_json(analysis, folder / "results.json")
@@ -74,8 +79,9 @@ def run_analysis(
     return analysis
 
 
-def _settings(options: AnalysisOptions, target: Target, folder: Path, scratch: Path, inputs: Path) -> dict[str, object]:
-    """Model Analyzer's configuration file; JSON is YAML."""
+def _settings(options: AnalysisOptions, target: Target, scratch: Path, inputs: Path, export: Path) -> dict[str, object]:
+    """Model Analyzer's configuration file; JSON is YAML. It takes paths apart at blanks, so it gets those of `scratch`
+    only."""
     sweep = [
         {key: {"string_value": value} for key, value in (target.parameters | FIXED | variant).items()}
         for variant in options.variants
@@ -88,7 +94,8 @@ def _settings(options: AnalysisOptions, target: Target, folder: Path, scratch: P
         "output_model_repository_path": str(scratch / "models"),
         "override_output_model_repository": True,
         "checkpoint_directory": str(scratch / "checkpoints"),
-        "export_path": str(folder),
+        "export_path": str(export),
+        "triton_output_path": str(export / "tritonserver.log"),
         "perf_analyzer_path": str(_perf_analyzer(scratch)),
         "perf_analyzer_cpu_util": 10_000.0,  # percent; it would kill perf_analyzer on a machine with few cores
         "perf_analyzer_flags": {

@@ -31,7 +31,8 @@ def profile(settings: Path, *, api_key: str, log: Path, tell: Callable[[str], No
     """Run its command `profile` with this configuration file. Its output goes to the file `log`, and what it does next
     to `tell`. Raises LoadTestError with its reason if it fails."""
     command = [sys.executable, "-m", PROGRAM, "profile", "--config-file", str(settings)]
-    environment = {**os.environ, KEY_VARIABLE: api_key}
+    # Its temporary files are removed with the folder, also when it is killed.
+    environment = {**os.environ, KEY_VARIABLE: api_key, "TMPDIR": str(settings.parent)}
     process = subprocess.Popen(
         command,
         env=environment,

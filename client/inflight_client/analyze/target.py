@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import tempfile
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -68,7 +69,8 @@ class LocalTarget:
             "model_repository": str(self.repository),
             "triton_server_path": str(self.tritonserver),
             "triton_server_flags": dict(self.flags),
-            "triton_server_environment": dict(self.environment),
+            # The servers keep the folder for temporary files that Model Analyzer does not have.
+            "triton_server_environment": {**self.environment, "TMPDIR": tempfile.gettempdir()},
             "triton_grpc_endpoint": self.grpc,
             "triton_http_endpoint": self.http,
             "triton_metrics_url": f"http://{self.metrics}/metrics",
