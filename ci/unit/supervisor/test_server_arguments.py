@@ -6,12 +6,15 @@ pytest ci/unit/supervisor/test_server_arguments.py
 from __future__ import annotations
 
 import re
+from pathlib import Path
 
 import pytest
 from typer.main import get_command
+from typer.testing import CliRunner
 
 from inflight.errors import ConfigurationError
 from inflight.supervisor import server_arguments
+from inflight.supervisor.options import ServeOptions
 from inflight_client.cli import app
 
 
@@ -54,6 +57,30 @@ def test_what_it_relies_on_is_refused_in_one_sentence(arguments: list[str], sent
     with pytest.raises(ConfigurationError, match=sentence) as refused:
         server_arguments.check(arguments)
     assert "\n" not in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    ("words", "checkpoint", "handed_on"),
+    [
+        (["--"], None, ()),
+        (["--", "--rate-limit=off", "--log-verbose", "1"], None, ("--rate-limit=off", "--log-verbose", "1")),
+        (["folder", "--no-demo", "--", "--id=x"], Path("folder"), ("--id=x",)),
+    ],
+)
+def test_the_command_line_hands_on_what_stands_behind_two_dashes(
+    monkeypatch: pytest.MonkeyPatch, words: list[str], checkpoint: Path | None, handed_on: tuple[str, ...]
+) -> None:
+    seen: list[ServeOptions] = []
+    monkeypatch.setattr("inflight.supervisor.serve.serve", lambda options: seen.append(options) or 0)
+    result = CliRunner().invoke(app, ["serve", *words])
+    assert result.exit_code == 0, result.output
+    assert [(options.checkpoint, options.server_arguments) for options in seen] == [(checkpoint, handed_on)]
+
+
+def test_what_is_refused_is_one_line_and_exit_code_2() -> None:
+    result = CliRunner().invoke(app, ["serve", "--", "--http-port=1"])
+    assert result.exit_code == 2 and result.stderr.startswith("inflight: tritonserver's --http-port is inflight's own")
+    assert CliRunner().invoke(app, ["serve", "--help"]).stdout.count("[-- TRITON_OPTIONS]") == 1
 
 
 def test_the_options_that_are_named_instead_are_ours() -> None:
