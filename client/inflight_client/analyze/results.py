@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import json
 import platform
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime, timezone
@@ -131,19 +132,25 @@ def table(analysis: Analysis) -> Table:
 
     first, names = analysis.options.variants[0], differing(analysis.options.variants)
     same = ", ".join(f"{name} {value}" for name, value in first.items() if name not in names)
-    shown = Table(box=None, header_style="bold", pad_edge=False, caption=same or None, caption_justify="left")
-    for name in ("configuration", *names, "concurrency", "requests/s", "tokens/s", "mean ms", "p99 ms"):
-        left = name in ("configuration", "batch_scheduler_policy")
-        # Long names are broken at their underscores.
-        shown.add_column(name.replace("_", "_\n"), justify="left" if left else "right", vertical="bottom")
+    shown = Table(box=None, header_style="bold", pad_edge=False, padding=(0, 1, 0, 0), caption=same or None)
+    shown.caption_justify = "left"
+    for name in ("configuration", *names, "in flight", "tokens/s", "p99 ms"):
+        # Names are broken where they can be, and of the values only those of the policy.
+        policy = name == "batch_scheduler_policy"
+        shown.add_column(
+            re.sub(r"(?<=[_ /])", "\n", name),
+            justify="left" if policy or name == "configuration" else "right",
+            vertical="bottom",
+            no_wrap=not policy,
+            min_width=10 if policy else None,
+            overflow="fold",
+        )
     for each in analysis.measurements:
         shown.add_row(
             each.config,
             *(each.variant[name] for name in names),
             str(each.concurrency),
-            f"{each.requests_per_s:.1f}",
             f"{analysis.tokens_per_s(each):.0f}",
-            f"{each.latency_mean:.0f}",
             f"{each.latency_p99:.0f}",
         )
     return shown
