@@ -254,8 +254,7 @@ def analyze(
     from inflight_client.load_test import PromptOptions, parse_length
 
     console = Console(stderr=True)
-    signal.signal(signal.SIGTERM, signal.default_int_handler)  # ends everything that was started, as Ctrl-C does
-    with failing_in_words():
+    with failing_in_words(), _sigterm_as_ctrl_c():
         options = analysis.AnalysisOptions(
             variants=analysis.make_variants(
                 {
@@ -286,6 +285,16 @@ def analyze(
             report = analysis.run_analysis(options, subject, output, progress=status.update)
         Console().print(analysis.table(report))
         typer.echo(f"results.json, plot.png and Model Analyzer's reports are in {output}")
+
+
+@contextlib.contextmanager
+def _sigterm_as_ctrl_c() -> Iterator[None]:
+    """So that SIGTERM, too, ends everything that was started."""
+    before = signal.signal(signal.SIGTERM, signal.default_int_handler)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 @contextlib.contextmanager

@@ -1,6 +1,6 @@
 """Sweeps of an engine's configuration with NVIDIA's Model Analyzer, against servers that it starts or one that runs.
 
-    variants = make_variants({"max_batch_size": "8,64", "tokens_per_block": "16,32"})
+    variants = make_variants({"max_batch_size": "8,64", "tokens_per_block": "16", …})
     report = run_analysis(AnalysisOptions(variants=variants, target=target), Path("analysis"))
 
 Model Analyzer loads the model once for each variant, has perf_analyzer measure it, and writes its own report. Modules

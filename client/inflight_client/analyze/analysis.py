@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import shlex
 import shutil
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
@@ -69,11 +70,11 @@ def run_analysis(
         measurements = results.read(folder / "results", scratch / "models", options.variants)
     analysis = Analysis(options=options, target=target, measurements=measurements)
     results.write_json(analysis, folder / "results.json")
-    missing = len(options.variants) * len(options.levels) - len(measurements)
-    if missing:
+    wanted = len(options.variants) * len(options.levels)
+    if len(measurements) < wanted:
         raise LoadTestError(
-            f"{missing} measurements are missing; {folder}/model-analyzer.log says why, and those that were made are "
-            f"in {folder}/results.json"
+            f"only {len(measurements)} of {wanted} measurements were made; they are in {folder}/results.json, and "
+            f"{folder}/model-analyzer.log says why the others were not"
         )
     _draw(analysis, folder)
     return analysis
@@ -123,9 +124,10 @@ def _settings(options: AnalysisOptions, target: Target, scratch: Path, inputs: P
 
 def _perf_analyzer(scratch: Path) -> Path:
     """A program that is perf_analyzer with its libraries, behind whatever environment Model Analyzer gives it."""
-    libraries = perf_analyzer_binary.environment().get("LD_LIBRARY_PATH", "")
+    libraries = shlex.quote(perf_analyzer_binary.environment().get("LD_LIBRARY_PATH", ""))
+    binary = shlex.quote(str(perf_analyzer_binary.find()))
     program = scratch / "perf_analyzer"
-    program.write_text(f'#!/bin/sh\nLD_LIBRARY_PATH="{libraries}" exec "{perf_analyzer_binary.find()}" "$@"\n')
+    program.write_text(f'#!/bin/sh\nLD_LIBRARY_PATH={libraries} exec {binary} "$@"\n')
     program.chmod(0o700)
     return program
 

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib.util
 import os
 import re
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from datetime import datetime
 from pathlib import Path
-from typing import Any
 
 from inflight_client._exceptions import LoadTestError, UsageError
 from inflight_client.analyze.target import KEY_VARIABLE
@@ -66,29 +66,18 @@ def profile(settings: Path, *, api_key: str, log: Path, tell: Callable[[str], No
 
 def _end(process: subprocess.Popen[str]) -> None:
     """End it and all its descendants, which have sessions of their own, if it runs."""
-    if process.poll() is not None:
-        return
-    import psutil
-
-    family = [psutil.Process(process.pid), *_descendants(process.pid)]
-    for each in family:
-        _ask(each, "terminate")
-    _, alive = psutil.wait_procs(family, timeout=5.0)
-    for each in alive:
-        _ask(each, "kill")
-    process.wait()
-
-
-def _descendants(pid: int) -> Iterator[Any]:
-    import psutil
-
-    yield from psutil.Process(pid).children(recursive=True)
-
-
-def _ask(process: Any, how: str) -> None:
     import psutil
 
     try:
-        getattr(process, how)()
+        parent = psutil.Process(process.pid)
+        family = [parent, *parent.children(recursive=True)]
     except psutil.NoSuchProcess:
         return
+    for each in family:
+        with contextlib.suppress(psutil.NoSuchProcess):
+            each.terminate()
+    _, alive = psutil.wait_procs(family, timeout=5.0)
+    for each in alive:
+        with contextlib.suppress(psutil.NoSuchProcess):
+            each.kill()
+    process.wait()

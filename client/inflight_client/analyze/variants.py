@@ -8,13 +8,8 @@ from collections.abc import Mapping, Sequence
 from inflight_client._exceptions import UsageError
 
 POLICIES = ("guaranteed_no_evict", "max_utilization", "static_batch")
-AXES = {
-    "max_batch_size": "16,64",
-    "max_num_tokens": "512,2048",
-    "batch_scheduler_policy": "guaranteed_no_evict,max_utilization",
-    "tokens_per_block": "16,32",
-}
-"""The engine's parameter -> the values that are compared unless told otherwise."""
+AXES = ("max_batch_size", "max_num_tokens", "batch_scheduler_policy", "tokens_per_block")
+"""The engine's parameters whose values are compared."""
 FIXED = {"enable_kv_cache_reuse": "false"}
 """Parameters of every variant. Measurements of a variant repeat their prompts, which a cache would serve."""
 MAX_VARIANTS = 64
@@ -25,9 +20,8 @@ Variant = dict[str, str]
 
 
 def make_variants(values: Mapping[str, str]) -> list[Variant]:
-    """Every combination of these values, which are comma-separated; those of AXES where a parameter is not named.
-    Raises UsageError."""
-    lists = [[(name, value) for value in _values(name, values.get(name, usual))] for name, usual in AXES.items()]
+    """Every combination of the values of AXES, which are comma-separated. Raises UsageError."""
+    lists = [[(name, value) for value in _values(name, values[name])] for name in AXES]
     variants = [dict(combination) for combination in itertools.product(*lists)]
     if len(variants) > MAX_VARIANTS:
         raise UsageError(f"these are {len(variants)} combinations; at most {MAX_VARIANTS} are compared in one run")
