@@ -47,6 +47,7 @@ $(READY): pyproject.toml constraints.txt
 	$(PIP_INSTALL) $(if $(TORCH_INDEX),--extra-index-url $(TORCH_INDEX)) torch
 	$(PIP_INSTALL) --group dev
 	$(PIP_INSTALL) --no-build-isolation --editable .
+	@rmdir $(VENV)/lib/python3*/site-packages/inflight 2>/dev/null || true  # left empty by an older install; it would hide ours
 	$(PIP_INSTALL) --no-deps nvidia-pytriton
 	@touch $@
 

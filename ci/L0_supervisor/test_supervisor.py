@@ -222,6 +222,24 @@ def test_without_http_everything_works_over_grpc(open_stream: Open) -> None:
         assert_nothing_left(server)
 
 
+def test_options_of_tritonserver_are_handed_on(tmp_path: Path, open_stream: Open) -> None:
+    trace = tmp_path / "trace.json"
+    options = [f"--trace-config=triton,file={trace}", "--trace-config", "rate=1", "--trace-config=level=TIMESTAMPS"]
+    with ServerProcess(model_repository=TOY_REPOSITORY, server_arguments=options) as server:
+        stream = open_stream(server)
+        stream.ask("hello")
+        assert stream.rest() == ["hello"]
+        stream.close()  # tritonserver writes its traces at its end, for which it waits for open streams
+        assert server.stop() == 0
+    assert '"model_name":"toy"' in trace.read_text().replace(" ", "")
+
+
+def test_an_option_that_tritonserver_does_not_know_is_named() -> None:
+    server = ServerProcess(model_repository=TOY_REPOSITORY, server_arguments=["--no-such-option"])
+    with pytest.raises(ServerFailed, match="unrecognized option '--no-such-option'"), server:
+        pass
+
+
 def test_nothing_outlives_a_killed_supervisor(server: ServerProcess, open_stream: Open) -> None:
     child = open_stream(server)
     child.ask("child")

@@ -12,6 +12,7 @@ and crashes tritonserver 2.51. After an error the stream is read to its end and 
 from __future__ import annotations
 
 import asyncio
+import re
 from collections.abc import AsyncIterator, Iterator
 from typing import Any
 
@@ -42,10 +43,13 @@ _CHANNEL_OPTIONS: tuple[tuple[str, int], ...] = (
     ("grpc.min_reconnect_backoff_ms", 1000),
     ("grpc.max_reconnect_backoff_ms", 1000),
 )
+_OTHER_FORM = re.compile(r"(?:unix|unix-abstract|dns|ipv4|ipv6|vsock|xds|passthrough):(?!\d+$)")
+"""gRPC's own way of writing an address; a host may have one of these names."""
 
 
-def _check_url(url: str) -> None:
-    """gRPC would look up "http" as a host's name, and say so at length."""
+def check_url(url: str) -> None:
+    """Raise UsageError if it is not "host:port", nor one of gRPC's own forms, as "unix:PATH". gRPC would look up "http"
+    as a host's name, take 443 for a port that is missing, and one above 65535 modulo 65536."""
     scheme, found, rest = url.partition("://")
     if found and scheme.lower() in ("http", "https", "grpc", "grpcs"):
         host = rest.split("/")[0]
@@ -53,17 +57,22 @@ def _check_url(url: str) -> None:
             f"{url} is no gRPC address: write host and port of the server's gRPC endpoint without {scheme}://, as in "
             f"{host.rpartition(':')[0] or host or 'localhost'}:8001"
         )
+    if _OTHER_FORM.match(url):
+        return
+    host, _, port = url.rpartition(":")
+    if not (host and port.isascii() and port.isdigit() and 0 < int(port) < 65536):
+        raise UsageError(f"{url!r} is no gRPC address: write host and port, as in {host or url or 'localhost'}:8001")
 
 
 class GrpcTransport:
     """Sends calls from any number of threads over one channel to `url` ("host:port").
 
     With `credentials` (from grpc.ssl_channel_credentials) the channel is encrypted, otherwise it is not. Raises
-    UsageError for an address of HTTP.
+    UsageError for what is no address of gRPC.
     """
 
     def __init__(self, url: str = DEFAULT_URL, *, credentials: grpc.ChannelCredentials | None = None) -> None:
-        _check_url(url)
+        check_url(url)
         options = list(_CHANNEL_OPTIONS)
         self._channel = (
             grpc.insecure_channel(url, options=options)
@@ -121,7 +130,7 @@ class AsyncGrpcTransport:
     """The same for asyncio. The channel is created at first use, in the event loop that uses it."""
 
     def __init__(self, url: str = DEFAULT_URL, *, credentials: grpc.ChannelCredentials | None = None) -> None:
-        _check_url(url)
+        check_url(url)
         self._url = url
         self._credentials = credentials
         self._channel: Any = None

@@ -1,4 +1,5 @@
-"""The console command `inflight`: generate, chat and load-test here, in `engine_commands` those that run the engine.
+"""The console command `inflight`: generate, chat, load-test and perf-analyzer here, in `engine_commands` those that run
+the engine.
 
 It only parses options. Every command imports what it needs when it runs, so that `inflight --help` answers at once.
 Expected failures are reported in one sentence on standard error, with exit code 2 for invalid options or requests and 1
@@ -14,10 +15,11 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from inflight_client.engine_commands import backend_dir, openai, serve
+from inflight_client.engine_commands import analyze, backend_dir, openai, serve
 from inflight_client.terminal import (
     EXIT_FAILED,
     EXIT_USAGE,
+    ServeCommand,
     converse,
     fail,
     failing_in_words,
@@ -39,9 +41,10 @@ app = typer.Typer(
     pretty_exceptions_show_locals=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-app.command()(serve)
+app.command(cls=ServeCommand)(serve)
 app.command()(openai)
 app.command("backend-dir")(backend_dir)
+app.command()(analyze)
 
 Url = Annotated[str, typer.Option("--url", "-u", help="gRPC address of the server, host:port.")]
 Model = Annotated[str, typer.Option("--model", "-m", help="Name of the model.")]
@@ -231,10 +234,14 @@ def load_test(
     from rich.console import Console
 
     from inflight_client import load_test as testing
+    from inflight_client._grpc import check_url
     from inflight_client.load_test.progress import ProgressBar, RequestCount
 
     if concurrency is None and request_rate is None:
         concurrency = "1:16:5"
+    if not openai_url:
+        with failing_in_words():
+            check_url(url)
     sweeps = ((concurrency, testing.LoadMode.CONCURRENCY), (request_rate, testing.LoadMode.REQUEST_RATE))
     if openai_url and metrics_url:
         raise fail("--metrics-url is for tritonserver: an OpenAI server has its metrics beside its API", EXIT_USAGE)
@@ -270,6 +277,22 @@ def load_test(
         testing.write_report(report, output)
         Console().print(testing.table(report))
         typer.echo(f"results.json, plot.png and report.html are in {output}")
+
+
+@app.command(
+    "perf-analyzer",
+    add_help_option=False,
+    context_settings={"allow_extra_args": True, "ignore_unknown_options": True, "help_option_names": []},
+)
+def perf_analyzer(context: typer.Context) -> None:
+    """Run NVIDIA's perf_analyzer with these arguments and the libraries that it needs."""
+    import os
+
+    from inflight_client import perf_analyzer_binary
+
+    with failing_in_words():
+        binary, environment = perf_analyzer_binary.find(), perf_analyzer_binary.environment()
+    os.execve(binary, [str(binary), *context.args], environment)
 
 
 if __name__ == "__main__":

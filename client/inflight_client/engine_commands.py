@@ -1,19 +1,25 @@
-"""The commands of `inflight` that run the engine of this machine: serve, openai, backend-dir. They only parse options.
+"""The commands of `inflight` that run the engine of this machine: serve, openai, backend-dir, analyze. They only parse
+options.
 
 The package `inflight` need not be installed beside the client; without it they say so.
 """
 
 from __future__ import annotations
 
+import contextlib
+import signal
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from inflight_client.terminal import EXIT_USAGE, fail, greet
+from inflight_client._exceptions import UsageError
+from inflight_client.terminal import EXIT_USAGE, fail, failing_in_words, greet
 
 if TYPE_CHECKING:
     from inflight.openai_options import OpenAIOptions
+    from inflight_client.analyze import Target
 
 _DEMO_PROMPT = "Once upon a time"
 
@@ -24,10 +30,11 @@ OpenAISet = Annotated[
 
 
 def serve(
+    context: typer.Context,
     checkpoint: Annotated[
         Path | None,
         typer.Argument(
-            metavar="[MODEL_DIR]", help="Hugging Face checkpoint folder; the model repository's unless given."
+            metavar="MODEL_DIR", help="Hugging Face checkpoint folder; the model repository's unless given."
         ),
     ] = None,
     tensor_parallel_size: Annotated[
@@ -81,7 +88,10 @@ def serve(
     verbose: Annotated[bool, typer.Option("--verbose", "-v", help="Show tritonserver's whole log.")] = False,
     demo: Annotated[bool, typer.Option(help="Stream one completion once the server is ready.")] = True,
 ) -> None:
-    """Serve a checkpoint until Ctrl-C. Needs the engine (package inflight) and a tritonserver on this machine."""
+    """Serve a checkpoint until Ctrl-C. Needs the engine (package inflight) and a tritonserver on this machine.
+
+    What stands behind a -- are options of tritonserver, such as --trace-config or --rate-limit.
+    """
     named = {
         "tensor_parallel_size": tensor_parallel_size,
         "dtype": dtype,
@@ -118,6 +128,7 @@ def serve(
         model_repository=model_repository,
         apis=tuple(name.strip() for names in api or () for name in names.split(",") if name.strip()),
         tritonserver=tritonserver,
+        server_arguments=tuple(context.args),
         parameters=parameters,
         allow_http=http,
         grpc_address=host,
@@ -144,7 +155,7 @@ def serve(
 def openai(
     checkpoint: Annotated[
         Path | None,
-        typer.Argument(metavar="[MODEL_DIR]", help="The engine's checkpoint folder; the default model's unless given."),
+        typer.Argument(metavar="MODEL_DIR", help="The engine's checkpoint folder; the default model's unless given."),
     ] = None,
     engine: Annotated[str, typer.Option(help="Name under which its program has started it.")] = "llm",
     port: Annotated[int, typer.Option(help="0 takes a free one.", min=0, max=65535)] = 9000,
@@ -194,9 +205,144 @@ def backend_dir(
     except ImportError as error:
         raise fail(f"the engine is not installed beside this client: {error}", EXIT_USAGE) from None
     try:
-        typer.echo(lay_out(directory, tritonserver))
+        typer.echo(lay_out(directory, tritonserver).commands)
     except ConfigurationError as error:
         raise fail(str(error), EXIT_USAGE) from None
+
+
+def analyze(
+    checkpoint: Annotated[
+        Path | None,
+        typer.Argument(
+            metavar="MODEL_DIR", help="Hugging Face checkpoint folder; the model repository's unless given."
+        ),
+    ] = None,
+    max_batch_size: Annotated[str, typer.Option(help="Values to compare, with commas between them.")] = "16,64",
+    max_num_tokens: Annotated[str, typer.Option(help="Likewise.")] = "512,2048",
+    batch_scheduler_policy: Annotated[str, typer.Option(help="Likewise.")] = "guaranteed_no_evict,max_utilization",
+    tokens_per_block: Annotated[str, typer.Option(help="Likewise.")] = "16,32",
+    concurrency: Annotated[str, typer.Option("--concurrency", "-c", help="Concurrent requests to measure.")] = "1,8,32",
+    requests: Annotated[
+        int, typer.Option(help="Requests of each of a measurement's three windows; 0 chooses.", min=0)
+    ] = 0,
+    input_tokens: Annotated[str, typer.Option(help="Length of prompts: 64, or 32:256 for a range.")] = "64",
+    output_tokens: Annotated[str, typer.Option(help="Length of answers, written the same way.")] = "64",
+    set_: Annotated[
+        list[str] | None,
+        typer.Option("--set", metavar="KEY=VALUE", help="Any other parameter of the engine; may be repeated."),
+    ] = None,
+    model_repository: Annotated[Path | None, typer.Option(help="The model's repository, not inflight's own.")] = None,
+    tritonserver: Annotated[Path | None, typer.Option(help="tritonserver's binary, if not the installed one.")] = None,
+    url: Annotated[
+        str | None, typer.Option("--url", "-u", help="Analyse the server with this gRPC address instead, host:port.")
+    ] = None,
+    metrics_url: Annotated[str | None, typer.Option(help="Where that server's metrics are.")] = None,
+    model: Annotated[str, typer.Option("--model", "-m", help="Name of that server's model.")] = "llm",
+    api_key_file: Annotated[
+        Path | None, typer.Option(help="File with that server's key, as inflight serve --api-key-file has it.")
+    ] = None,
+    output: Annotated[Path, typer.Option("--output", "-o", help="New folder for the results.")] = Path("analysis"),
+) -> None:
+    """Find a good configuration with NVIDIA's Model Analyzer: it compares every combination of some parameters.
+
+    It starts servers of its own, on free ports; or, with --url, it loads the model of a running one again and again,
+    which that server's clients notice. Writes results.json, plot.png and Model Analyzer's report.
+    """
+    from rich.console import Console
+
+    from inflight_client import analyze as analysis
+    from inflight_client.load_test import PromptOptions, parse_length
+
+    console = Console(stderr=True)
+    with failing_in_words(), _sigterm_as_ctrl_c():
+        options = analysis.AnalysisOptions(
+            variants=analysis.make_variants(
+                {
+                    "max_batch_size": max_batch_size,
+                    "max_num_tokens": max_num_tokens,
+                    "batch_scheduler_policy": batch_scheduler_policy,
+                    "tokens_per_block": tokens_per_block,
+                }
+            ),
+            levels=analysis.parse_levels(concurrency),
+            num_requests=requests,
+            prompts=PromptOptions(input_tokens=parse_length(input_tokens), output_tokens=parse_length(output_tokens)),
+        )
+        target: contextlib.AbstractContextManager[Target]
+        if url is None:
+            if metrics_url or api_key_file:
+                raise UsageError("--metrics-url and --api-key-file belong to the server of --url, and there is none")
+            # The first variant is what Model Analyzer finds, so that it measures nothing in vain.
+            parameters = _assignments(set_ or []) | analysis.FIXED | options.variants[0]
+            target = _started_servers(checkpoint, model_repository, tritonserver, parameters)
+        else:
+            if checkpoint or model_repository or tritonserver or set_:
+                raise UsageError(
+                    "MODEL_DIR, --set, --model-repository and --tritonserver are not for a server that runs"
+                )
+            target = _running_server(url, metrics_url, model, api_key_file)
+        with target as subject, console.status("Model Analyzer starts") as status:
+            report = analysis.run_analysis(options, subject, output, progress=status.update)
+        Console().print(analysis.table(report))
+        typer.echo(f"results.json, plot.png and Model Analyzer's reports are in {output}")
+
+
+@contextlib.contextmanager
+def _sigterm_as_ctrl_c() -> Iterator[None]:
+    """So that SIGTERM, too, ends everything that was started."""
+    before = signal.signal(signal.SIGTERM, signal.default_int_handler)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+@contextlib.contextmanager
+def _started_servers(
+    checkpoint: Path | None, model_repository: Path | None, tritonserver: Path | None, parameters: dict[str, str]
+) -> Iterator[Target]:
+    try:
+        from inflight.errors import ConfigurationError
+        from inflight.supervisor import tool_server
+        from inflight.supervisor.options import ServeOptions
+    except ImportError as error:
+        raise UsageError(f"the engine is not installed beside this client: {error}") from None
+    from inflight_client.analyze.target import LocalTarget
+
+    options = ServeOptions(
+        checkpoint=checkpoint, model_repository=model_repository, tritonserver=tritonserver, parameters=parameters
+    )
+    try:
+        with tool_server.prepare(options) as server:
+            yield LocalTarget(
+                model=server.model,
+                grpc=server.grpc,
+                http=server.http,
+                metrics=server.metrics,
+                parameters=server.parameters,
+                repository=server.repository,
+                tritonserver=server.tritonserver,
+                flags=server.flags,
+                environment=server.environment,
+                check=server.check,
+            )
+    except ConfigurationError as error:
+        raise UsageError(str(error)) from None
+
+
+def _running_server(
+    url: str, metrics_url: str | None, model: str, api_key_file: Path | None
+) -> contextlib.AbstractContextManager[Target]:
+    from inflight_client.analyze import RemoteTarget
+
+    key = ""
+    if api_key_file is not None:
+        try:
+            key = api_key_file.read_text(encoding="utf-8").strip()
+        except (OSError, UnicodeDecodeError) as error:
+            raise UsageError(f"--api-key-file {api_key_file} cannot be read: {error}") from None
+    host = url.rpartition(":")[0]
+    return RemoteTarget(grpc=url, metrics_url=metrics_url or f"http://{host}:8002/metrics", model=model, api_key=key)
 
 
 def _openai_options(settings: list[str] | None, **fields: Any) -> OpenAIOptions:

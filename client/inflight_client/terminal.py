@@ -8,9 +8,10 @@ import shutil
 import sys
 from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import typer
+from typer.core import TyperCommand
 
 from inflight_client._exceptions import ClientError, InvalidRequest, UsageError
 
@@ -24,6 +25,20 @@ EXIT_USAGE = 2
 EXIT_INTERRUPTED = 130
 
 _CHAT_HELP = "/reset forgets the conversation, /quit or Ctrl-D ends, Ctrl-C stops the running answer"
+
+
+class ServeCommand(TyperCommand):
+    """A command whose arguments behind a -- are for another program: `context.args`. (typer's type of a context is
+    private.)"""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        end = args.index("--") if "--" in args else len(args)
+        rest = super().parse_args(ctx, args[:end])
+        ctx.args = args[end + 1 :]
+        return rest
+
+    def collect_usage_pieces(self, ctx: Any) -> list[str]:
+        return [*super().collect_usage_pieces(ctx), "[-- TRITON_OPTIONS]"]
 
 
 @contextlib.contextmanager

@@ -186,10 +186,11 @@ def find_apis() -> Path:
 
 
 def _find_data(name: str, *, depth: int) -> Path:
-    """A file or folder that comes with the package: `depth` folders above it in a source tree, in its folder `shipped`
-    in a wheel. Raises ConfigurationError."""
+    """A file or folder that comes with the package: from a wheel in `inflight_shipped` beside it, in a source tree
+    `depth` folders above it. Raises ConfigurationError."""
     package = Path(__file__).resolve().parents[1]
-    for place in (package.parents[depth - 1], package / "shipped"):
+    # In this order: beside a package from a wheel lie other projects' modules, which may have these names.
+    for place in (package.parent / "inflight_shipped", package.parents[depth - 1]):
         if (place / name).exists():
             return place / name
     raise ConfigurationError(f"{name} is missing near {package}: install inflight again")

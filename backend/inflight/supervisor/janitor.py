@@ -10,11 +10,13 @@ of how a server is started.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shutil
 import signal
+import subprocess
 import sys
-from collections.abc import Collection
+from collections.abc import Collection, Iterator
 from pathlib import Path
 
 from inflight.supervisor import processes, shared_memory
@@ -27,6 +29,17 @@ def sweep(run_directory: Path, prefix: str, grace: float = GRACE, spared: Collec
     """End the server's processes but those `spared`, and remove its shared-memory regions; the directory stays."""
     processes.end(lambda: [pid for pid in processes.marked(run_directory) if pid not in spared], grace)
     shared_memory.remove(prefix)
+
+
+@contextlib.contextmanager
+def attending(run_directory: Path, prefix: str) -> Iterator[None]:
+    """Run a janitor for as long as the context lasts. When the context ends, the janitor has cleaned up."""
+    program = [sys.executable, "-m", "inflight.supervisor.janitor", str(run_directory), prefix]
+    attendant = subprocess.Popen(program, stdin=subprocess.PIPE, start_new_session=True)
+    try:
+        yield
+    finally:
+        attendant.communicate()
 
 
 def main(arguments: list[str]) -> int:

@@ -20,6 +20,8 @@ HARMLESS = re.compile(r"CudaDriverHelper has not been initialized|Failed to init
 
 LOUD = re.compile(r"\b(ERROR|CRITICAL|FATAL)\b|^Traceback \(most recent call last\)")
 FAILED_LOAD = re.compile(r"failed to load '([^']+)' version \d+: (?:[A-Z][A-Za-z ]+: )?(.*)")
+BAD_OPTION = re.compile(r"tritonserver: (.*\boption\b.*)|Bad option: \"(.*)\"\.")
+"""What tritonserver says of an option on its command line; after the second form the reason is the next line."""
 
 
 class ServerLog:
@@ -29,6 +31,7 @@ class ServerLog:
         self._tell, self._verbose = tell, verbose
         self._file = LogFile(file, tell) if file is not None else None
         self._lines: deque[str] = deque(maxlen=KEPT_LINES)
+        self._bad_option: list[str] = []
         self._loud = False
         self._hushed = True
         """Whether errors are not shown, because the server has not started yet, or is being ended."""
@@ -38,6 +41,7 @@ class ServerLog:
         """Read the output of a new run; the lines of the run before are dropped. `began` is called at the first line,
         in the reading thread."""
         self._lines.clear()
+        self._bad_option.clear()
         self._loud = False
         self._hushed = True
         self._thread = threading.Thread(target=self._read, args=(stream, began), name="server-log", daemon=True)
@@ -56,6 +60,11 @@ class ServerLog:
         """Wait for the end of the output, after the server has ended."""
         if self._thread is not None:
             self._thread.join(timeout)
+
+    def bad_option(self) -> str:
+        """Which option tritonserver refused, and why; "" if none. It is kept because hundreds of lines of usage come
+        with it."""
+        return ": ".join(self._bad_option)
 
     def load_failure(self) -> str:
         """Why a model could not be loaded, in one line; "" if the log has no such line."""
@@ -79,6 +88,10 @@ class ServerLog:
                 if not self._lines:
                     began()
                 self._lines.append(line)
+                if len(self._bad_option) == 1:
+                    self._bad_option.append(line)
+                elif found := BAD_OPTION.search(line):
+                    self._bad_option = [found[2]] if found[2] else ["tritonserver", found[1]]
                 if self._file:
                     self._file.write(line)
                 if self._verbose or (self._is_loud(line) and not self._hushed):

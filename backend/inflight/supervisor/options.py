@@ -64,7 +64,7 @@ class ServeOptions:
     tritonserver: Path | None = None
     """tritonserver's binary; None = the installed wheel's, then NVIDIA's image's, then PATH's."""
     server_arguments: tuple[str, ...] = ()
-    """Further arguments, passed to tritonserver unchanged."""
+    """Further options of tritonserver, handed on unchanged; see `server_arguments` for those that are refused."""
     environment: Mapping[str, str] = field(default_factory=dict)
     """Variables added to tritonserver's environment, and so to the ranks'."""
 

@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-import errno
 import os
-import shutil
-import tempfile
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,15 +13,14 @@ from msgspec import structs
 from inflight.errors import ConfigurationError
 from inflight.openai_options import OpenAIOptions
 from inflight.run_directory import RUN_DIRECTORY, UNLOADED
-from inflight.supervisor import apis, installation, mpi, ports, repository
+from inflight.supervisor import apis, installation, mpi, ports, repository, server_arguments
 from inflight.supervisor.api_key import ApiKey
 from inflight.supervisor.options import LOOPBACK, Endpoints, ServeOptions
+from inflight.supervisor.private_directory import explained, private_directory
 from inflight.supervisor.repository import ServedRepository
 
 EXIT_TIMEOUT = 5
 """tritonserver's own exit timeout in seconds; requests have been drained before it starts."""
-
-FULL = (errno.ENOSPC, errno.EDQUOT, errno.EROFS)
 
 OPENAI_FILE = "openai.json"
 """In the run directory: the options of the OpenAI server."""
@@ -55,52 +51,18 @@ class Plan:
 def make_plan(options: ServeOptions) -> Iterator[Plan]:
     """Check everything that can be checked before the start, and make the private directory, which is removed when the
     context ends. Raises ConfigurationError."""
-    run_directory = _make_run_directory()
-    try:
-        try:
+    with private_directory() as run_directory:
+        with explained(run_directory):
             plan = _plan(options, run_directory)
-        except OSError as error:
-            if error.errno in FULL:
-                raise ConfigurationError(_no_room(run_directory.parent, error)) from None
-            raise ConfigurationError(f"{error.filename or run_directory}: {error.strerror}") from None
         yield plan
-    finally:
-        shutil.rmtree(run_directory, ignore_errors=True)
-
-
-def _make_run_directory() -> Path:
-    try:
-        return Path(tempfile.mkdtemp(prefix="inflight-"))
-    except OSError as error:
-        # If no folder is usable, tempdir is None, and the error lists those that were tried.
-        raise ConfigurationError(_no_room(tempfile.tempdir, error)) from None
-
-
-def _no_room(folder: str | Path | None, error: OSError) -> str:
-    where = f" in {folder}" if folder else ""
-    return (
-        f"the server's private folder cannot be made{where} ({error.strerror or error}): "
-        "free some space there, or name another folder with TMPDIR"
-    )
 
 
 def _plan(options: ServeOptions, run_directory: Path) -> Plan:
+    server_arguments.check(options.server_arguments)
     pieces = installation.find(options.tritonserver)
     api_key = ApiKey.choose(open_apis=options.open_apis, file=options.api_key_file)
     _check_log_file(options.log_file)
-    source, parameters = options.model_repository, dict(options.parameters)
-    if source is None:
-        source = installation.find_model_repository()
-        if options.checkpoint is None:
-            # An absolute path tells clients on this machine where the tokenizer is.
-            parameters.setdefault("gpt_model_path", str(source / "llm" / "1" / "checkpoint"))
-    served = repository.write(
-        source,
-        run_directory / "models",
-        checkpoint_folder=options.checkpoint,
-        parameters=parameters,
-        api_models=apis.choose(options.apis, installation.find_apis()) if options.apis else None,
-    )
+    served = write_repository(options, run_directory / "models")
     if served.config is not None and served.config.num_ranks > 1:
         mpi.check_mpi(one_host=not served.config.mpi_hostfile)
     listeners = {
@@ -146,20 +108,32 @@ def _plan(options: ServeOptions, run_directory: Path) -> Plan:
     )
 
 
+def write_repository(options: ServeOptions, folder: Path) -> ServedRepository:
+    """Write the repository that the options ask for into the new `folder`. Raises ConfigurationError."""
+    source, parameters = options.model_repository, dict(options.parameters)
+    if source is None:
+        source = installation.find_model_repository()
+        if options.checkpoint is None:
+            # An absolute path tells clients on this machine where the tokenizer is.
+            parameters.setdefault("gpt_model_path", str(source / "llm" / "1" / "checkpoint"))
+    return repository.write(
+        source,
+        folder,
+        checkpoint_folder=options.checkpoint,
+        parameters=parameters,
+        api_models=apis.choose(options.apis, installation.find_apis()) if options.apis else None,
+    )
+
+
 def _write_openai_options(
     options: ServeOptions, openai: OpenAIOptions, served: ServedRepository, port: int, path: Path
 ) -> None:
     if served.config is None:
         raise ConfigurationError("the OpenAI server needs a model of backend inflight, and the repository has none")
-    parameters = served.config.to_parameters()
-    # That process does not start where this one does.
-    for key in ("gpt_model_path", "tokenizer_dir", "lora_dir"):
-        if parameters[key]:
-            parameters[key] = str(Path(parameters[key]).resolve())
     structs.replace(
         openai,
         engine=served.engine,
-        parameters=parameters,
+        parameters=repository.anywhere(served.config),  # that process does not start where this one does
         port=port,
         api_key_file=openai.api_key_file and str(Path(openai.api_key_file).resolve()),
         # What is not finished by then is told so before the supervisor's own deadline.
@@ -174,7 +148,7 @@ def _arguments(backends: Path, served: ServedRepository, prefix: str) -> tuple[s
         *(f"--load-model={model}" for model in served.models),
         "--disable-auto-complete-config",
         f"--backend-directory={backends}",
-        f"--backend-config=python,shm-region-prefix-name={prefix}",
+        f"--backend-config=python,{server_arguments.REGION_PREFIX}={prefix}",
         f"--exit-timeout-secs={EXIT_TIMEOUT}",
     )
 

@@ -83,7 +83,7 @@ def write(
     for name, model in (api_models or {}).items():
         if name in configs:
             raise ConfigurationError(f"--api {model.api}: {source} has a model {name} already")
-        _write_api_model(model, target / name, engine)
+        write_bare_model(model.folder, target / name, {ENGINE: engine}, is_unary=model.is_unary)
         attached[name] = engine
     attached |= _ensembles_of(configs, attached)
     return ServedRepository(
@@ -94,6 +94,15 @@ def write(
         answering=tuple(name for name in engines if _takes_token_ids(configs[name])),
         config=_checked(configs[engine], source / engine) if engines else None,
     )
+
+
+def anywhere(config: EngineConfig) -> dict[str, str]:
+    """The parameters of an engine, with full paths, for a process that starts in another folder."""
+    parameters = config.to_parameters()
+    for key in ("gpt_model_path", "tokenizer_dir", "speculative_model_dir", "lora_dir"):
+        if parameters[key]:
+            parameters[key] = str(Path(parameters[key]).resolve())
+    return parameters
 
 
 def read(source: Path) -> dict[str, ModelConfig]:
@@ -123,6 +132,19 @@ def replace_parameters(config: ModelConfig, values: Mapping[str, str]) -> None:
         config.parameters[key].string_value = value
 
 
+def write_bare_model(source: Path, target: Path, parameters: Mapping[str, str], *, is_unary: bool = False) -> None:
+    """Write a model with the configuration of `source`, these parameters, and an empty version folder. `is_unary`: and
+    not decoupled."""
+    from google.protobuf import text_format
+
+    config = parse((source / CONFIG).read_text(encoding="utf-8"), source / CONFIG)
+    replace_parameters(config, parameters)
+    if is_unary:
+        config.model_transaction_policy.decoupled = False
+    (target / "1").mkdir(parents=True)
+    (target / CONFIG).write_text(text_format.MessageToString(config, as_utf8=True), encoding="utf-8")
+
+
 def _write_model(source: Path, target: Path, config: ModelConfig, overrides: Mapping[str, str]) -> None:
     if not overrides:
         target.symlink_to(source.resolve())
@@ -150,18 +172,6 @@ def _ensembles_of(configs: Mapping[str, ModelConfig], attached: Mapping[str, str
     return found
 
 
-def _write_api_model(model: ApiModel, target: Path, engine: str) -> None:
-    from google.protobuf import text_format
-
-    origin = model.folder / CONFIG
-    config = parse(origin.read_text(encoding="utf-8"), origin)
-    replace_parameters(config, {ENGINE: engine})
-    if model.is_unary:
-        config.model_transaction_policy.decoupled = False
-    (target / "1").mkdir(parents=True)
-    (target / CONFIG).write_text(text_format.MessageToString(config, as_utf8=True), encoding="utf-8")
-
-
 def _parameter(config: ModelConfig, key: str) -> str:
     """Its value; "" if it is not set. (To ask the map for a missing key would add it.)"""
     return str(config.parameters[key].string_value) if key in config.parameters else ""
@@ -178,6 +188,8 @@ def _checked(config: ModelConfig, folder: Path) -> EngineConfig:
         raise ConfigurationError(f"{folder} has no version folder (1, 2, …)")
     values = {key: parameter.string_value for key, parameter in config.parameters.items()}
     engine = EngineConfig.from_parameters(values, folder / str(versions[0]))
+    if engine.model_impl == "transformers" and engine.tensor_parallel_size > 1:
+        raise ConfigurationError("model_impl transformers runs on one rank only: set tensor_parallel_size to 1")
     checkpoint.check(
         Path(engine.gpt_model_path),
         tokenizer=Path(engine.tokenizer_dir),

@@ -16,8 +16,6 @@ from __future__ import annotations
 
 import contextlib
 import math
-import subprocess
-import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -113,7 +111,8 @@ class Supervisor:
 
     def _start_failure(self) -> str:
         self._log.join(5.0)
-        reason = self._log.load_failure() or self._log.last_error() or "no reason in its log"
+        log = self._log
+        reason = log.bad_option() or log.load_failure() or log.last_error() or "no reason in its log"
         how = ended(self._server.process.returncode)
         return f"tritonserver did not start ({how}): {reason} (--verbose shows its log)"
 
@@ -234,14 +233,12 @@ class Supervisor:
 
     @contextlib.contextmanager
     def _cleaned_up(self) -> Iterator[None]:
-        """Run a janitor for as long as the context lasts. When the context ends, the janitor has cleaned up."""
-        program = [sys.executable, "-m", janitor.__name__, str(self._plan.run_directory), self._plan.prefix]
-        attendant = subprocess.Popen(program, stdin=subprocess.PIPE, start_new_session=True)
-        try:
-            yield
-        finally:
-            self._kill()
-            attendant.communicate()
+        """When the context ends, nothing of the server is left, whichever of its processes died before."""
+        with janitor.attending(self._plan.run_directory, self._plan.prefix):
+            try:
+                yield
+            finally:
+                self._kill()
 
     def _kill(self, *, spares_openai: bool = False) -> None:
         """End the server's every process at once and remove its shared memory."""

@@ -180,10 +180,18 @@ def test_failures_are_one_sentence(connect: Connect, arguments: tuple[str, ...],
 def test_an_address_of_http_is_explained(arguments: tuple[str, ...], host: str) -> None:
     result = run(*arguments, "--url", f"http://{host}:8000/v2")
     assert (result.exit_code, result.stdout) == (2, "")
-    assert result.stderr.splitlines()[-1] == (
+    assert result.stderr == (
         f"inflight: http://{host}:8000/v2 is no gRPC address: write host and port of the server's gRPC endpoint "
-        f"without http://, as in {host}:8001"
+        f"without http://, as in {host}:8001\n"
     )
+
+
+@pytest.mark.parametrize("url", ["localhost", "", ":8001", "localhost:", "localhost:99999", "localhost:eight"])
+@pytest.mark.parametrize("arguments", [("generate", "x"), ("chat",), ("load-test",), ("analyze",)])
+def test_an_address_without_a_port_is_refused(arguments: tuple[str, ...], url: str) -> None:
+    result = run(*arguments, "--url", url)
+    assert (result.exit_code, result.stdout) == (2, "")
+    assert "no gRPC address: write host and port, as in " in result.stderr and result.stderr.count("\n") == 1
 
 
 @pytest.mark.parametrize(

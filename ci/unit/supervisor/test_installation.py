@@ -210,7 +210,7 @@ OTHER_PROGRAMS = frozenset({"--no-deps", "--enable-shared", "--version"})
 
 def test_every_option_that_a_sentence_names_exists() -> None:
     (command,) = [each for name, each in get_command(app).commands.items() if name == "serve"]
-    options = {option for parameter in command.params for option in parameter.opts}
+    options = {option for parameter in command.params for option in (*parameter.opts, *parameter.secondary_opts)}
     folder = Path(installation.__file__).parent
     named = set()
     for path in folder.glob("*.py"):
@@ -261,6 +261,26 @@ class TestLog:
 
     def test_errors_of_a_server_that_is_being_ended_are_not_told(self) -> None:
         assert self.told(verbose=False, ending=True)[0] == []
+
+    @pytest.mark.parametrize(
+        ("lines", "reason"),
+        [
+            (["/bin/tritonserver: unrecognized option '--no'"], "tritonserver: unrecognized option '--no'"),
+            (
+                ['Bad option: "--rate-limit".', "invalid argument for --rate-limit"],
+                "--rate-limit: invalid argument for",
+            ),
+            (["I1121 08:00:00.000001 7 x.cc:1] an option: fine"], ""),
+        ],
+    )
+    def test_an_option_that_tritonserver_refuses_is_found_before_its_usage(self, lines: list[str], reason: str) -> None:
+        log = ServerLog(lambda line: None)
+        reading, writing = os.pipe()
+        log.follow(os.fdopen(reading))
+        with os.fdopen(writing, "w") as stream:
+            stream.write("\n".join([*lines, *["  --usage"] * 1000]))
+        log.join(10)
+        assert log.bad_option().startswith(reason) and bool(log.bad_option()) == bool(reason)
 
     def test_verbose_tells_all(self) -> None:
         assert self.told(verbose=True)[0] == self.LINES.splitlines()

@@ -170,6 +170,11 @@ class TestCheckpoint:
         parameters = {"tokenizer_dir": str(elsewhere)}
         assert repository.write(source, tmp_path / "target", checkpoint_folder=folder, parameters=parameters).config
 
+    def test_ranks_for_code_that_has_one(self, source: Path, folder: Path, tmp_path: Path) -> None:
+        parameters = {"model_impl": "transformers", "tensor_parallel_size": "2"}
+        with pytest.raises(ConfigurationError, match="transformers runs on one rank only: set tensor_parallel_size to"):
+            repository.write(source, tmp_path / "target", checkpoint_folder=folder, parameters=parameters)
+
     @pytest.mark.parametrize(
         ("changes", "num_ranks", "sentence"),
         [

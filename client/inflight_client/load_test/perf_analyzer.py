@@ -1,30 +1,24 @@
-"""Finds NVIDIA's perf_analyzer, runs it for one level of load, and checks that its measurements are complete.
+"""Runs NVIDIA's perf_analyzer for one level of load, and checks that its measurements are complete.
 
-The binary is part of tritonclient's wheel. Two shared libraries that it needs are in nvidia-pytriton's wheel under
-other names; they are linked into a folder during the run. An error in any response fails the level.
+An error in any response fails the level.
 """
 
 from __future__ import annotations
 
-import importlib.util
-import os
 import platform
 import re
-import shutil
 import subprocess
-import sys
 from pathlib import Path
 
+from inflight_client import perf_analyzer_binary
 from inflight_client._exceptions import LoadTestError
 from inflight_client.load_test.sweep import Level, LoadMode
 
 LEVEL_TIMEOUT = 900.0
 """Seconds after which an unfinished level is aborted."""
 
-_LIBRARIES = {"libcudart.so.12": "libcudart-*.so.12*", "libb64.so.0d": "libb64-*.so.0d"}
 _PLAIN_ADDRESSES = ("setarch", platform.machine(), "--addr-no-randomize", "--addr-compat-layout")
 """Gives perf_analyzer memory addresses whose bytes are mostly valid numbers in every type; see MeasurementsLost."""
-_INSTALL = "install it with: pip install 'tritonclient[grpc]==2.51.0'"
 _ERROR_LINE = re.compile(r"Thread \[\d+\] had error: (.+)")
 _NOISE = re.compile(r"^(\s*$|Request concurrency|Request Rate|\*\*\*|  )")
 
@@ -39,12 +33,12 @@ class MeasurementsLost(LoadTestError):
 
 
 class PerfAnalyzer:
-    """The installed perf_analyzer. `scratch` is a folder for links, inputs and exports that outlives the runs."""
+    """The installed perf_analyzer. `scratch` is a folder for inputs and exports that outlives the runs."""
 
     def __init__(self, scratch: Path) -> None:
-        self._binary = (*_address_layout(), str(_find_binary()))
+        self._binary = (*_address_layout(), str(perf_analyzer_binary.find()))
         self._scratch = scratch
-        self._environment = _environment(scratch)
+        self._environment = perf_analyzer_binary.environment()
 
     def run(self, level: Level, *, url: str, model: str, inputs: Path, timeout: float = LEVEL_TIMEOUT) -> Path:
         """Put one level of load on `model` and return the path of the profile export. Raises LoadTestError."""
@@ -96,33 +90,3 @@ def _address_layout() -> tuple[str, ...]:
     except OSError:
         return ()
     return _PLAIN_ADDRESSES if done.returncode == 0 else ()
-
-
-def _find_binary() -> Path:
-    beside = Path(sys.executable).parent / "perf_analyzer"
-    if beside.is_file() and os.access(beside, os.X_OK):
-        return beside
-    found = shutil.which("perf_analyzer")
-    if found is None:
-        raise LoadTestError(f"perf_analyzer is not installed; {_INSTALL}")
-    return Path(found)
-
-
-def _environment(scratch: Path) -> dict[str, str]:
-    """This process's environment with the folder of linked libraries appended to LD_LIBRARY_PATH."""
-    folder = scratch / "lib"
-    folder.mkdir(exist_ok=True)
-    for name, pattern in _LIBRARIES.items():
-        library = _bundled_library(pattern)
-        if library is not None:
-            (folder / name).symlink_to(library)
-    inherited = os.environ.get("LD_LIBRARY_PATH", "")
-    return {**os.environ, "LD_LIBRARY_PATH": f"{inherited}:{folder}" if inherited else str(folder)}
-
-
-def _bundled_library(pattern: str) -> Path | None:
-    spec = importlib.util.find_spec("pytriton")
-    if spec is None or spec.origin is None:
-        return None
-    bundled = Path(spec.origin).parent.parent / "nvidia_pytriton.libs"
-    return next(iter(sorted(bundled.glob(pattern))), None)
