@@ -22,6 +22,7 @@ POSITIVE_KEYS = (
     "max_tensor_bytes_per_request",
     "worker_heartbeat_timeout_ms",
     "worker_start_timeout_ms",
+    "journal_max_deaths",
     "max_matching_ngram_size",
     "lora_cache_max_adapter_size",
 )
@@ -31,6 +32,8 @@ NOT_NEGATIVE_KEYS = (
     "max_seq_len",
     "max_input_len",
     "max_queue_size",
+    "journal_max_tokens",
+    "journal_max_replays",
     "max_tokens_in_paged_kv_cache",
     "kv_cache_host_memory_bytes",
     "secondary_offload_min_priority",

@@ -8,6 +8,7 @@ import msgspec
 import pytest
 from fakes import log_prob_of
 from harness import Harness, make_request
+from replays import replay_after
 
 from inflight.config import SchedulerPolicy
 from inflight.errors import InvalidRequest
@@ -18,7 +19,7 @@ from inflight.result import FinishReason, Result
 def replayed(request: Request, output: list[int], cut: int) -> Request:
     generated = output[:cut]
     log_prob = sum(map(log_prob_of, generated)) if request.output_config.return_log_probs else 0.0
-    return msgspec.structs.replace(request, generated_token_ids=generated, cum_log_prob=log_prob)
+    return msgspec.structs.replace(request, replay=replay_after(generated, cum_log_prob=log_prob))
 
 
 def undisturbed(request: Request) -> tuple[list[int], Result]:
@@ -98,9 +99,9 @@ def test_a_request_that_was_complete_ends_without_a_new_token(name: str) -> None
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        ({"generated_token_ids": [1] * 6}, "generated_token_ids has 6 tokens"),
-        ({"generated_token_ids": [97]}, "generated_token_ids holds a token id outside"),
-        ({"generated_token_ids": [1], "cum_log_prob": float("nan")}, "cum_log_prob must be finite"),
+        ({"replay": replay_after([1] * 6)}, "replay has 6 tokens"),
+        ({"replay": replay_after([97])}, "replay holds a token id outside"),
+        ({"replay": replay_after([1], cum_log_prob=float("nan"))}, "must be finite"),
     ],
 )
 def test_tokens_that_cannot_have_been_generated_are_refused(options: dict[str, Any], words: str) -> None:
@@ -112,4 +113,4 @@ def test_tokens_that_cannot_have_been_generated_are_refused(options: dict[str, A
 
 
 def test_a_request_that_is_no_replay_is_as_short_on_the_wire_as_before() -> None:
-    assert b"generated" not in msgspec.msgpack.encode(make_request(1, 4, 5))
+    assert b"replay" not in msgspec.msgpack.encode(make_request(1, 4, 5))
