@@ -12,6 +12,7 @@ from replays import replay_after
 
 from inflight.config import SchedulerPolicy
 from inflight.errors import InvalidRequest
+from inflight.replay import DeliveredSequence, Replay
 from inflight.request import Request
 from inflight.result import FinishReason, Result
 
@@ -82,6 +83,40 @@ def test_a_replayed_request_may_be_paused() -> None:
         num_paused += harness.scheduler.num_paused
     assert num_paused > 0
     assert {request_id: harness.tokens(request_id) for request_id in (1, 2)} == {i: outputs[i][3:] for i in (1, 2)}
+
+
+@pytest.mark.parametrize("chunked", [True, False])
+def test_each_sequence_goes_on_from_its_own_place_and_what_has_ended_is_not_computed(chunked: bool) -> None:
+    request = make_request(1, 9, 12, seed=7, num_return_sequences=3, streaming=True, log_probs=True)
+    whole = Harness(max_seq_len=40)
+    whole.serve(request)
+    outputs = [whole.tokens(1, index) for index in range(3)]
+    assert len({tuple(output) for output in outputs}) == 3
+    for cuts in ((0, 5, 12), (12, 0, 3), (3, 12, 12), (0, 0, 1)):
+        delivered = [
+            DeliveredSequence(
+                token_ids=output[:cut],
+                cum_log_prob=sum(map(log_prob_of, output[:cut])),
+                num_iterations=cut,
+                is_finished=cut == 12,
+            )
+            for output, cut in zip(outputs, cuts, strict=True)
+        ]
+        harness = Harness(max_seq_len=40, max_num_tokens=16, enable_chunked_context=chunked)
+        harness.submit(make_request(2, 9, 14), msgspec.structs.replace(request, replay=Replay(sequences=delivered)))
+        harness.run_until_idle()
+        assert [harness.tokens(1, index) for index in range(3)] == [
+            output[cut:] for output, cut in zip(outputs, cuts, strict=True)
+        ]
+        for index, cut in enumerate(cuts):
+            results = harness.results(1, index)
+            assert len(results) == 12 - cut
+            if not results:
+                continue
+            result = results[-1]
+            assert result.is_sequence_final and result.decoding_iter == 12
+            assert result.cum_log_prob == pytest.approx(sum(map(log_prob_of, outputs[index])))
+        assert harness.num_finals(1) == 1 and harness.tokens(2) == harness.expected(2)
 
 
 @pytest.mark.parametrize("name", ["length", "end", "stop word"])
