@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import types
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 import fake_pb_utils as pb
 import msgspec
@@ -36,6 +36,7 @@ def run(
     pb_utils=pb,
     updates: int = 1,
     relaunching: bool = False,
+    totals: Mapping[str, Callable[[], int]] | None = None,
     further: Mapping[str, tuple[mf.Family, ...]] | None = None,
 ) -> None:
     """One life of the thread: it updates as often as asked, the last time because it is stopped."""
@@ -52,7 +53,7 @@ def run(
 
     period = 60.0 if updates == 1 else 0.001
     thread = MetricsThread(
-        pb_utils, labels, period, latest_stats, lambda: in_flight, lambda: queued, lambda: relaunching, further
+        pb_utils, labels, period, latest_stats, lambda: in_flight, lambda: queued, lambda: relaunching, totals, further
     )
     for note in notes:
         thread.record(note)
@@ -108,6 +109,13 @@ def test_the_time_of_a_relaunch_is_counted_while_it_lasts() -> None:
     assert value("inflight_engine_relaunch_seconds_total") >= 5 * 0.001
     run(stats=STATS, updates=5)
     assert value("inflight_engine_relaunch_seconds_total") == 0
+
+
+def test_replays_are_counted_from_the_executors_total() -> None:
+    totals = iter((0, 2, 2, 5, 5))
+    run(stats=STATS, updates=5, totals={mf.REPLAYS.name: lambda: next(totals, 5)})
+    assert value("inflight_request_replays_total") == 5
+    assert value("inflight_engine_pauses_total") == 0
 
 
 def test_outcomes_are_counted_and_observed() -> None:

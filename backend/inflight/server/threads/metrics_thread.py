@@ -59,12 +59,14 @@ class MetricsThread:
         num_in_flight: Callable[[], int],
         num_queued: Callable[[], int],
         is_relaunching: Callable[[], bool],
+        totals: Mapping[str, Callable[[], int]] | None = None,
         further: Mapping[str, tuple[Family, ...]] | None = None,
     ) -> None:
         """`labels`: added to every series, see `own_labels`. `period` in seconds. `latest_stats`: returns the newest
         statistics (JSON) since the last call, or None. `num_in_flight`, `num_queued`: requests of this server, and of
-        all fronts, as the Executor counts them. `is_relaunching`: see Executor. `further`: name of a family -> other
-        families to which its observations go as well."""
+        all fronts, as the Executor counts them. `is_relaunching`: see Executor. `totals`: name of a
+        family -> what its counter shows. `further`: name of a family -> other families to which its observations go as
+        well."""
         self._pb_utils = pb_utils
         self._labels = labels
         self._period = period
@@ -72,6 +74,7 @@ class MetricsThread:
         self._num_in_flight = num_in_flight
         self._num_queued = num_queued
         self._is_relaunching = is_relaunching
+        self._totals = totals or {}
         self._observing = {family.name: (family,) for family in mf.FAMILIES}
         """The families to which the observations with a name go."""
         for family_name, families in (further or {}).items():
@@ -143,6 +146,8 @@ class MetricsThread:
             self._call(mf.OUTCOMES.name, outcome, "increment", count)
         if self._is_relaunching():
             self._call(mf.RELAUNCHING.name, "", "increment", self._period)
+        for name, total in self._totals.items():
+            self._raise(name, total())
         text = self._latest_stats()
         if text is not None:
             self._stats = BatchManagerStats.from_json(text)
@@ -161,6 +166,13 @@ class MetricsThread:
         self._set(mf.KV_BLOCKS_FREE.name, "", stats.free_kv_cache_blocks)
         self._set(mf.KV_BLOCKS_TOTAL.name, "", stats.max_kv_cache_blocks)
         self._set(mf.REQUESTS_QUEUED.name, "", num_queued)
+
+    def _raise(self, name: str, total: int) -> None:
+        """Increment a counter to `total`."""
+        growth = total - self._shown.get((name, ""), 0)
+        if growth:
+            self._call(name, "", "increment", growth)
+            self._shown[name, ""] = total
 
     def _set(self, name: str, series: str, value: float) -> None:
         """Set a gauge unless it already shows the value: each call is a round trip to the server."""
