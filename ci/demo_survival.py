@@ -64,9 +64,8 @@ def main(arguments: list[str]) -> int:
     if disturbed != undisturbed:
         print(f"The answers DIFFER: {len(undisturbed.encode())} and {len(disturbed.encode())} bytes.")
         return 1
-    print(
-        f"The {len(undisturbed.encode())} bytes of both answers are equal. As JSON: {json.dumps(json.loads(disturbed))}"
-    )
+    print(f"The {len(undisturbed.encode())} bytes of both answers are equal. As JSON:")
+    print(json.dumps(json.loads(disturbed), ensure_ascii=False))
     return 0
 
 

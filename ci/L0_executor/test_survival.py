@@ -55,8 +55,9 @@ class Scene:
         self.service = GenerationExecutor(self.front, TOKENIZER)
         self.alone: dict[str, GenerationResult] = {}
         for kind in ALL:
-            self.alone[kind.feature] = self.start(kind)
+            self.alone[kind.feature] = self.start(kind, streaming=True)
             self.alone[kind.feature].result()
+        self.num_responses = self.front.num_delivered
 
     def start(self, kind: RequestKind, **changes: bool) -> GenerationResult:
         return self.service.generate_async(kind.prompt, **{**kind.python(), **changes})
@@ -83,24 +84,17 @@ def scene(request: pytest.FixtureRequest) -> Iterator[Scene]:
         scene.service.shutdown()
 
 
-def num_responses(scene: Scene) -> int:
-    before = scene.front.num_delivered
-    scene.check(scene.serve())
-    return scene.front.num_delivered - before
-
-
 def test_requests_of_all_kinds_go_on_when_ranks_die(scene: Scene) -> None:
-    """Each rank is killed at a random response, and the last one again while the requests are being replayed."""
-    whole = num_responses(scene)
-    for seed, rank in enumerate([*range(scene.num_ranks), 0]):
-        choose = random.Random(seed)
-        first = scene.front.num_delivered + choose.randrange(whole // 8, whole)
+    """Each rank is killed at a random response, and in the end one more while the requests are being replayed."""
+    for rank in range(scene.num_ranks):
+        choose = random.Random(rank)
+        first = scene.front.num_delivered + choose.randrange(scene.num_responses // 8, scene.num_responses)
         scene.front.deaths = [(first, rank)]
-        if seed == scene.num_ranks:
-            scene.front.deaths.append((first + choose.randrange(1, whole // 4), scene.num_ranks - 1))
+        if rank == scene.num_ranks - 1:
+            scene.front.deaths.append((first + choose.randrange(1, scene.num_responses // 4), 0))
         num_kills, num_replays = len(scene.front.deaths), scene.front.num_replays()
-        pauses = scene.front.num_pauses()
+        num_pauses = scene.front.num_pauses()
         scene.check(scene.serve())
         assert not scene.front.deaths
-        assert scene.front.num_pauses() == pauses + num_kills
+        assert scene.front.num_pauses() == num_pauses + num_kills
         assert scene.front.num_replays() > num_replays

@@ -54,6 +54,10 @@ class JournalEntry:
     """To the present ranks."""
     is_started: bool = False
     """Some ranks have begun it: it ends with its tokens so far, not with an error, if it is cancelled."""
+    _started_ns: int = 0
+    """When the first ranks began it, and when its first token came; 0 = not yet. time.monotonic_ns(), which the leader
+    counts by, too."""
+    _first_token_ns: int = 0
     _num_delivered: int = 0
     _num_deaths: int = 0
     """Of ranks that had begun it, in a row, without a new token of it in between."""
@@ -67,6 +71,7 @@ class JournalEntry:
 
     def note_started(self) -> None:
         self.is_started = self._is_running = True
+        self._started_ns = self._started_ns or time.monotonic_ns()
 
     def note(self, response: Response) -> list[Response]:
         """Record a response that is being delivered, and return what the caller receives: usually one response, none if
@@ -93,6 +98,9 @@ class JournalEntry:
                     result, output_token_ids=list(delivered.token_ids), log_probs=list(delivered.log_probs)
                 )
         self._has_progressed = True
+        self._first_token_ns = self._first_token_ns or time.monotonic_ns()
+        if self.num_replays and result.request_perf_metrics is not None:
+            result = structs.replace(result, request_perf_metrics=self._since_acceptance(result.request_perf_metrics))
         delivered.cum_log_prob = result.cum_log_prob
         delivered.num_iterations = result.decoding_iter
         delivered.is_finished = result.is_sequence_final
@@ -163,10 +171,20 @@ class JournalEntry:
                 sequence_index=index,
                 is_sequence_final=True,
                 decoding_iter=delivered.num_iterations,
-                request_perf_metrics=PerfMetrics() if is_final else None,
+                request_perf_metrics=self._since_acceptance(PerfMetrics()) if is_final else None,
             )
             responses.append(self._signed(Response(request_id=self.request.request_id, result=result)))
         return responses
+
+    def _since_acceptance(self, metrics: PerfMetrics) -> PerfMetrics:
+        """`metrics` of the last ranks, with the times that began before them."""
+        return structs.replace(
+            metrics,
+            arrival_time_ns=int(self.accepted_at * 1e9),
+            first_scheduled_time_ns=self._started_ns,
+            first_token_time_ns=self._first_token_ns,
+            last_token_time_ns=metrics.last_token_time_ns or self._first_token_ns,
+        )
 
     def _signed(self, response: Response) -> Response:
         client_id = self.request.client_id

@@ -15,7 +15,7 @@ from inflight.lora import LoraConfig, LoRARequest
 from inflight.replay import DeliveredSequence, Replay
 from inflight.request import Request
 from inflight.request_limits import RequestLimits
-from inflight.result import FinishReason, Response, Result
+from inflight.result import FinishReason, PerfMetrics, Response, Result
 from inflight.sampling_config import SamplingConfig
 
 WIDE: RequestLimits = structs.replace(LIMITS, max_batch_size=4, num_adapter_slots=2)
@@ -124,6 +124,21 @@ def test_a_replayed_beam_search_that_is_cancelled_early_keeps_what_its_client_ha
     say(front, request_id, [5], decoding_iter=1, **end)
     (result,) = results(front)
     assert result.output_token_ids == [5, 6, 7] and result.finish_reason is FinishReason.CANCELLED
+
+
+def test_latencies_count_from_the_acceptance_and_the_first_token() -> None:
+    front = start()
+    before = time.monotonic_ns()
+    request_id = submit(front)
+    say(front, request_id, [5])
+    after = time.monotonic_ns()
+    die(front)
+    later = PerfMetrics(arrival_time_ns=after, first_token_time_ns=after, last_token_time_ns=after + 9)
+    say(front, request_id, [6], is_final=True, is_sequence_final=True, request_perf_metrics=later)
+    metrics = results(front)[-1].request_perf_metrics
+    assert metrics is not None and metrics.last_token_time_ns == after + 9
+    assert before - 1000 <= metrics.arrival_time_ns <= metrics.first_scheduled_time_ns
+    assert metrics.first_scheduled_time_ns <= metrics.first_token_time_ns <= after
 
 
 # -- cancelled, overdue ------------------------------------------------------------------------------------------------
