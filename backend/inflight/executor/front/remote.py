@@ -156,7 +156,7 @@ class RemoteFront(Front):
     # -- the thread ----------------------------------------------------------------------------------------------------
 
     def _run(self) -> None:
-        backoff = Backoff()
+        backoff, lost_at = Backoff(), time.monotonic()
         while True:
             try:
                 reason, has_served = self._run_launch(backoff)
@@ -167,8 +167,11 @@ class RemoteFront(Front):
                 self._start_error = reason
                 self._settled.set()
                 return
-            if not has_served:
-                # Requests that waited for this relaunch fail, since nobody knows when one will succeed.
+            if has_served:
+                lost_at = time.monotonic()
+            elif self._launcher.owns_ranks or time.monotonic() - lost_at > self._config.worker_start_timeout_ms / 1000:
+                # Requests that waited for this relaunch fail, since nobody knows when one will succeed. Where others
+                # launch the ranks, what was found may have been left over from dead ones: it is looked for again.
                 self._lose(EngineState.DOWN, NOT_BACK, reason)
             seconds = backoff.failed()
             self._wait_for_relaunch(seconds if has_served or self._keep_trying else None)
