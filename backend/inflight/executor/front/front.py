@@ -26,7 +26,7 @@ from msgspec import structs
 from typing_extensions import Self
 
 from inflight.config import EngineConfig
-from inflight.errors import DuplicateRequest, EngineUnavailable, InvalidRequest, QueueFull, RequestError
+from inflight.errors import EngineUnavailable, InvalidRequest, QueueFull, RequestError
 from inflight.executor.front.journal import Journal
 from inflight.executor.front.journal_entry import JournalEntry
 from inflight.executor.front.ready_responses import ReadyResponses
@@ -176,7 +176,7 @@ class Front(ABC):
         request_ids = [request.request_id for request in numbered]
         with self._lock:
             self._check_available()
-            self._check_free(request_ids)
+            self._journal.check_free(request_ids)
             if self._max_in_flight and len(self._journal) + len(numbered) > self._max_in_flight:
                 raise QueueFull()
             for request, message in zip(numbered, encoded, strict=True):
@@ -423,14 +423,6 @@ class Front(ABC):
     def _check_available(self) -> None:
         if self._state not in ACCEPTING:
             raise EngineUnavailable(SHUT_DOWN if self._state is EngineState.CLOSED else NOT_AVAILABLE)
-
-    def _check_free(self, request_ids: list[int]) -> None:
-        """Raise DuplicateRequest if an id is in flight, or occurs twice. Called with the lock held."""
-        seen: set[int] = set()
-        for request_id in request_ids:
-            if request_id in self._journal or request_id in seen:
-                raise DuplicateRequest(f"requestId {request_id} is already in progress, request is ignored.")
-            seen.add(request_id)
 
     def _number(self, request: Request) -> Request:
         return request if request.request_id else structs.replace(request, request_id=self.next_request_id())

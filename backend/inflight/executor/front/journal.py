@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 
 from inflight.config import EngineConfig
-from inflight.errors import InflightError
+from inflight.errors import DuplicateRequest, InflightError
 from inflight.executor.front.journal_entry import JournalEntry
 from inflight.executor.front.sent_adapters import SentAdapters
 from inflight.request import Request
@@ -34,6 +34,14 @@ class Journal:
 
     def get(self, request_id: int) -> JournalEntry | None:
         return self._entries.get(request_id)
+
+    def check_free(self, request_ids: list[int]) -> None:
+        """Raise DuplicateRequest if an id is in flight, or occurs twice."""
+        seen: set[int] = set()
+        for request_id in request_ids:
+            if request_id in self._entries or request_id in seen:
+                raise DuplicateRequest(f"requestId {request_id} is already in progress, request is ignored.")
+            seen.add(request_id)
 
     # -- to ranks ------------------------------------------------------------------------------------------------------
 
