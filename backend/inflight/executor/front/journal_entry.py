@@ -234,9 +234,9 @@ class JournalEntry:
             request = structs.replace(request, lora_config=self.adapter)
         elif with_adapter and self.adapter is not None:
             request = structs.replace(request, lora_request=self.adapter, lora_config=None)
-        if request.allotted_time_ms:
-            left = int(request.allotted_time_ms - (now - self.accepted_at) * 1000)
-            request = structs.replace(request, allotted_time_ms=max(left, 1))
+        waited_ms = int((now - self.accepted_at) * 1000)
+        if request.allotted_time_ms and waited_ms:
+            request = structs.replace(request, allotted_time_ms=max(request.allotted_time_ms - waited_ms, 1))
         if not self.num_replays:
             return request
         sequences: list[DeliveredSequence] = []
