@@ -82,7 +82,7 @@ class EngineConfig:
     journal_max_replays: int = 10
     """Times that a request goes on with new ranks; then it ends with an error when they die."""
     journal_max_deaths: int = 3
-    """Deaths of ranks in a row, without a new token, after which a request ends with an error; the last is alone."""
+    """Deaths of ranks in a row, without a new token, that end a request with an error; at the last it is alone."""
 
     max_batch_size: int = 64
     """Sequences in one step (tritonserver's own max_batch_size stays 0)."""
