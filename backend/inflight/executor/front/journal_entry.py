@@ -80,9 +80,12 @@ class JournalEntry:
             reason = _REASONS.get(response.outcome)
             # The new ranks had not begun it again; for its client it had begun.
             return self.end(reason) if reason is not None and self.is_started else [self._signed(response)]
-        self.note_started()
+        if not self._is_running:
+            self.note_started()
         result = self._note(response.result)
-        return [] if result is None else [self._signed(structs.replace(response, result=result))]
+        if result is None:
+            return []
+        return [self._signed(response if result is response.result else structs.replace(response, result=result))]
 
     def _note(self, result: Result) -> Result | None:
         delivered = self._of(result.sequence_index)
