@@ -169,9 +169,8 @@ class RemoteFront(Front):
                 return
             if has_served:
                 lost_at = time.monotonic()
-            elif self._launcher.owns_ranks or time.monotonic() - lost_at > self._config.worker_start_timeout_ms / 1000:
-                # Requests that waited for this relaunch fail, since nobody knows when one will succeed. Where others
-                # launch the ranks, what was found may have been left over from dead ones: it is looked for again.
+            elif not self._may_find_others(lost_at):
+                # Requests that waited for this relaunch fail, since nobody knows when one will succeed.
                 self._lose(EngineState.DOWN, NOT_BACK, reason)
             seconds = backoff.failed()
             self._wait_for_relaunch(seconds if has_served or self._keep_trying else None)
@@ -179,6 +178,12 @@ class RemoteFront(Front):
                 return
             self._relaunch_asked.clear()
             logger.info("trying to bring the engine's ranks back")
+
+    def _may_find_others(self, lost_at: float) -> bool:
+        """Whether it is too early to give up ranks that another process launches: what was found may have been left
+        over from dead ones. `lost_at`: time.monotonic() of their death."""
+        is_waiting = not self._launcher.owns_ranks and self.is_relaunching()
+        return is_waiting and time.monotonic() - lost_at < self._config.worker_start_timeout_ms / 1000
 
     def _wait_for_relaunch(self, seconds: float | None) -> None:
         """Until so much time has passed, None = without end, or somebody asks for it."""
