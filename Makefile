@@ -27,7 +27,7 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check
 PIP_INSTALL := $(PIP) install --constraint constraints.txt --no-warn-script-location
 
 .PHONY: help serve test test-full unit kernels L0 prometheus lint bench bench-features bench-host bench-openai \
-  bench-front-ends load-test default-model image test-gpu gpu-bench-kernels gpu-tune-kernels clean
+  bench-front-ends load-test demo-survival default-model image test-gpu gpu-bench-kernels gpu-tune-kernels clean
 
 help: ## list the targets
 	@sed -n 's/^\([a-zA-Z0-9-]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | while IFS=$$'\t' read -r word meaning; do \
@@ -109,6 +109,9 @@ bench-features: $(READY) ## measure what features gain or cost
 
 load-test: $(READY) ## start a server and load-test it: a table, a plot and a page
 	@$(BIN)/python ci/load_test.py $(ARGS)
+
+demo-survival: $(READY) ## kill a rank in the middle of a JSON answer, and compare its bytes with an undisturbed one's
+	@$(BIN)/python ci/demo_survival.py $(ARGS)
 
 default-model: $(READY) ## train the default checkpoint and its adapters again
 	$(BIN)/python ci/default_model/train.py --out $(CHECKPOINT) $(ARGS)

@@ -77,6 +77,12 @@ class EngineConfig:
     """Ranks that send no heartbeat for this long count as hung and are relaunched."""
     worker_start_timeout_ms: int = 600_000
     """Time within which ranks must be ready after their launch."""
+    journal_max_tokens: int = 1_000_000
+    """Requests of more tokens, prompt and output, end with an error when ranks die; all others go on; 0 = all end."""
+    journal_max_replays: int = 10
+    """Times that a request goes on with new ranks; then it ends with an error when they die."""
+    journal_max_deaths: int = 3
+    """Deaths of ranks in a row, without a new token, that end a request with an error; at the last it is alone."""
 
     max_batch_size: int = 64
     """Sequences in one step (tritonserver's own max_batch_size stays 0)."""

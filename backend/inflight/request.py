@@ -15,6 +15,7 @@ from inflight.kv_cache_retention import KvCacheRetentionConfig
 from inflight.lora import LoadedAdapter, LoraConfig, LoRARequest
 from inflight.output_config import OutputConfig
 from inflight.prompt_tuning import PromptTuningConfig
+from inflight.replay import NOTHING_DELIVERED, DeliveredSequence, Replay
 from inflight.sampling_config import SamplingConfig
 from inflight.speculative_decoding import (
     DraftTargetDecodingConfig,
@@ -90,12 +91,9 @@ class Request(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     loaded_adapter: LoadedAdapter | None = None
     """What the leader has found for `lora_request` or `lora_config`, instead of which ranks get it. Set by the leader
     alone."""
-    generated_token_ids: list[int] = []
-    """Set when ranks take over a request from ranks that died: tokens that the client has already received. Generation
-    continues after them with the tokens that the earlier ranks would have generated. They count as generated tokens,
-    not as prompt, wherever that matters, and are not returned again."""
-    cum_log_prob: float = 0.0
-    """Sum of the log probabilities of `generated_token_ids`."""
+    replay: Replay | None = None
+    """Set by the front alone, when new ranks take the request over from ranks that died. What the client has received
+    is not returned again."""
     prompt_tuning_config: PromptTuningConfig | None = None
     """Embeddings of tokens of its own, whose ids in `input_token_ids` begin at the size of the vocabulary."""
 
@@ -118,6 +116,11 @@ class Request(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     def num_sequences(self) -> int:
         """Rows of a batch that it takes: one for each of its sequences, or beams."""
         return max(self.num_return_sequences, self.sampling_config.beam_width)
+
+    def delivered(self, sequence_index: int) -> DeliveredSequence:
+        """What the client had of a sequence before these ranks began it."""
+        sequences = [] if self.replay is None else self.replay.sequences
+        return sequences[sequence_index] if sequences else NOTHING_DELIVERED
 
     @property
     def prefix_identity(self) -> bytes:

@@ -10,6 +10,7 @@ import numpy as np
 from inflight.errors import InvalidRequest
 from inflight.output_config import MAX_LOG_PROBS
 from inflight.prompt_tuning import EmbeddingTable, PromptTuningConfig
+from inflight.replay import Replay
 from inflight.request import Request
 from inflight.sampling_config import MAX_BIAS, MAX_BIASED_TOKENS, SamplingConfig
 from inflight.speculative_decoding import ExternalDraftTokensConfig
@@ -75,9 +76,6 @@ class RequestLimits(msgspec.Struct, frozen=True, kw_only=True):
                 f"the prompt has {len(tokens)} tokens and leaves no room for a new one within max_seq_len "
                 f"{self.max_seq_len}"
             )
-        num_generated = len(request.generated_token_ids)
-        if num_generated > min(request.max_tokens, self.max_seq_len - len(tokens)):
-            raise InvalidRequest(f"generated_token_ids has {num_generated} tokens, more than the request can generate")
         if self.longest(request) > self.kv_cache_tokens:
             raise InvalidRequest(
                 f"the request needs room for {self.longest(request)} tokens, more than the whole KV cache holds "
@@ -86,11 +84,9 @@ class RequestLimits(msgspec.Struct, frozen=True, kw_only=True):
         if request.prompt_tuning_config is not None:
             self._validate_prompt_tuning(request, request.prompt_tuning_config)
         self._validate_token_ids(request)
-        if not math.isfinite(request.cum_log_prob):
-            raise InvalidRequest(f"cum_log_prob must be finite, got {request.cum_log_prob}")
         request.sampling_config.validate()
-        if request.num_return_sequences > 1 and request.generated_token_ids:
-            raise InvalidRequest("generated_token_ids cannot be given for a request of several sequences")
+        if request.replay is not None:
+            self._validate_replay(request, request.replay)
         if request.sampling_config.beam_width > 1:
             self._validate_beams(request)
         self._validate_biases(request.sampling_config)
@@ -184,7 +180,7 @@ class RequestLimits(msgspec.Struct, frozen=True, kw_only=True):
             "embedding_bias": bool(sampling.embedding_bias),
             "guided_decoding_guide_type": request.guided_decoding_params is not None,
             "logits_post_processor_name": bool(request.logits_post_processor_name),
-            "generated_token_ids": bool(request.generated_token_ids),
+            "replay.sequences": request.replay is not None and bool(request.replay.sequences),
             "num_log_probs": output.num_log_probs > 0,
             "return_prompt_log_probs": output.return_prompt_log_probs,
             "return_context_logits": output.return_context_logits,
@@ -194,6 +190,20 @@ class RequestLimits(msgspec.Struct, frozen=True, kw_only=True):
         for name, is_asked in refused.items():
             if is_asked:
                 raise InvalidRequest(f"{name} is not supported together with beam_width above 1")
+
+    def _validate_replay(self, request: Request, replay: Replay) -> None:
+        if not replay.sequences:
+            return
+        if len(replay.sequences) != request.num_sequences or all(each.is_finished for each in replay.sequences):
+            raise InvalidRequest("replay.sequences must hold every sequence of the request, one of them unfinished")
+        longest = min(request.max_tokens, self.max_seq_len - len(request.input_token_ids))
+        for each in replay.sequences:
+            if len(each.token_ids) > longest:
+                raise InvalidRequest(f"replay has {len(each.token_ids)} tokens, more than the request can generate")
+            if any(not 0 <= token < self.vocab_size for token in each.token_ids):
+                raise InvalidRequest(f"replay holds a token id outside [0, {self.vocab_size})")
+            if not math.isfinite(each.cum_log_prob):
+                raise InvalidRequest(f"cum_log_prob of a replay must be finite, got {each.cum_log_prob}")
 
     def _validate_drafts(self, request: Request) -> None:
         """Prompt lookup and lookahead decoding are ways to compute, which any request may leave open; drafts are given
@@ -288,9 +298,8 @@ class RequestLimits(msgspec.Struct, frozen=True, kw_only=True):
             raise InvalidRequest(f"token id {wrong} is outside {where} [0, {end})")
         if len(request.end_ids) > self.max_end_ids:
             raise InvalidRequest(f"end_ids has {len(request.end_ids)} entries, more than {self.max_end_ids}")
-        for name, token_ids in (("end_ids", request.end_ids), ("generated_token_ids", request.generated_token_ids)):
-            if any(not 0 <= token < self.vocab_size for token in token_ids):
-                raise InvalidRequest(f"{name} holds a token id outside [0, {self.vocab_size})")
+        if any(not 0 <= token < self.vocab_size for token in request.end_ids):
+            raise InvalidRequest(f"end_ids holds a token id outside [0, {self.vocab_size})")
         for name, words in (("stop_words", request.stop_words), ("bad_words", request.bad_words)):
             if len(words) > self.max_words:
                 raise InvalidRequest(f"{name} has {len(words)} entries, more than {self.max_words}")

@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
+import numpy as np
 import pytest
 import tritonclient.grpc as grpcclient
 from raw_stream import RawStream
@@ -19,6 +20,11 @@ from tritonclient.utils import InferenceServerException
 from .conftest import number, text
 
 PROMPT = {"text_input": text("Once", 1)}
+LONG = {
+    "text_input": text("Once", 1),
+    "stream": np.array([True]),
+    "sampling_parameters": text('{"max_tokens": 300, "ignore_eos": true}', 1),
+}
 DEADLINE = 120.0
 MODELS = ("llm", "vllm_model")
 
@@ -50,9 +56,14 @@ def test_a_dialect_model_is_loaded_and_unloaded_by_itself(second_server: ServerP
         assert answers(second_server) and ranks(second_server) == before, "on the ranks that were there"
 
 
-def test_a_dialect_model_finds_ranks_that_were_relaunched(second_server: ServerProcess) -> None:
+def test_a_dialect_model_goes_on_with_ranks_that_were_relaunched(second_server: ServerProcess) -> None:
     (old,) = ranks(second_server)
-    os.kill(old, signal.SIGKILL)
+    with RawStream(second_server.grpc_url) as wire:
+        streamed = wire.send(LONG, model="vllm_model")
+        wire.take()
+        os.kill(old, signal.SIGKILL)
+        wire.collect(streamed)
+        assert streamed.error == "" and streamed.num_finals == 1
     wait_until(lambda: old not in ranks(second_server))
     wait_until(lambda: answers(second_server))
     assert len(ranks(second_server)) == 1

@@ -101,17 +101,19 @@ def test_a_load_that_fails_ends_its_request_alone(engine: Engine, case: Case) ->
     assert engine.tokens(good) == case.expected["wide"][0]
 
 
-def test_numbers_live_as_long_as_the_ranks(engine: Engine, case: Case) -> None:
+def test_numbers_outlive_the_ranks(engine: Engine, case: Case) -> None:
     config = case.adapters["small"].lora_config(11)
     first = engine.submit(PROMPTS[1], NUM_TOKENS, lora_config=config)
     later = engine.submit(PROMPTS[2], NUM_TOKENS, lora_config=LoraConfig(11))
     assert [engine.tokens(first), engine.tokens(later)] == case.expected["small"][1:]
     engine.wait_until_ready()
+    running = engine.submit(PROMPTS[2], NUM_TOKENS, streaming=True, lora_config=LoraConfig(11))
+    engine.wait_for_first([running])
     pid = engine.rank_pid(1)
     os.kill(pid, signal.SIGKILL)
     wait_for_end(pid)
     assert engine.deaths.acquire(timeout=60)
-    engine.wait_until_ready()
-    final = engine.final(engine.submit(PROMPTS[0], NUM_TOKENS, lora_config=LoraConfig(11)))
-    assert "LoRA task 11 is not loaded" in final.error_msg
+    assert engine.tokens(running) == case.expected["small"][2]
+    for prompt, expected in zip(PROMPTS, case.expected["small"], strict=True):
+        assert engine.tokens(engine.submit(prompt, NUM_TOKENS, lora_config=LoraConfig(11))) == expected
     check(engine, case, ["small", "wide"])

@@ -17,18 +17,17 @@ from server_metrics import until, wait_for_rest
 from server_process import ServerProcess
 from workload import alone, mixed_requests, together
 
-from inflight_client import Client, ClientError, Completion, CompletionStream, Unavailable
+from inflight_client import Client, ClientError, Completion, CompletionStream
 from inflight_client._types import GenerationOptions
 
 HEARTBEAT = 3.0
 """Seconds of silence after which ranks count as hung, here."""
 
-UNAVAILABLE_WITHIN = 2.0
 SERVING_AGAIN_WITHIN = 15.0
 ALLOWANCE = 4.0
-"""The two bounds are promised for a machine with two free cores; others share this one."""
+"""The bound is promised for a machine with two free cores; others share this one."""
 
-STREAMS = 8
+STREAMS, NUM_TOKENS = 8, 150
 
 
 @pytest.fixture(scope="module")
@@ -60,39 +59,31 @@ def rank_pids(server: ServerProcess) -> dict[int, int]:
 
 
 class Reader(threading.Thread):
-    """Reads a stream to its end and keeps what ended it, and when."""
+    """Reads a stream to its end and keeps what ended it."""
 
     def __init__(self, stream: CompletionStream) -> None:
         super().__init__()
         self.begun = threading.Event()
         self.error: Exception | None = None
-        self.ended = 0.0
+        self.num_tokens = 0
         self._stream = stream
         self.start()
 
     def run(self) -> None:
         try:
-            for _ in self._stream:
+            for chunk in self._stream:
+                self.num_tokens += len(chunk.token_ids)
                 self.begun.set()
         except Exception as error:
             self.error = error
-        self.ended = time.monotonic()
 
 
 def open_streams(client: Client) -> list[Reader]:
-    """Streams under way that would go on for long."""
-    readers = [Reader(client.stream(f"Story {n}:", max_tokens=1900, end_id=-1)) for n in range(STREAMS)]
+    """Streams under way."""
+    readers = [Reader(client.stream(f"Story {n}:", max_tokens=NUM_TOKENS, end_id=-1)) for n in range(STREAMS)]
     for reader in readers:
         assert reader.begun.wait(60), reader.error
     return readers
-
-
-def assert_unavailable(readers: list[Reader], since: float, within: float) -> None:
-    for reader in readers:
-        reader.join(60)
-        assert isinstance(reader.error, Unavailable), repr(reader.error)
-        assert "Traceback" not in str(reader.error)
-        assert reader.ended - since < within * ALLOWANCE
 
 
 def serve_again(server: ServerProcess, client: Client, old: dict[int, int], since: float, expected: Completion) -> None:
@@ -145,24 +136,21 @@ def test_drafts_change_no_token_and_are_reported(client: Client, remote: Client)
 
 
 @pytest.mark.parametrize(
-    ("rank", "number", "detected_within"),
-    [
-        (1, signal.SIGKILL, UNAVAILABLE_WITHIN),
-        (0, signal.SIGKILL, UNAVAILABLE_WITHIN),
-        (1, signal.SIGSTOP, HEARTBEAT + UNAVAILABLE_WITHIN),
-    ],
+    ("rank", "number"),
+    [(1, signal.SIGKILL), (0, signal.SIGKILL), (1, signal.SIGSTOP)],
     ids=["follower killed", "leader killed", "follower stopped"],
 )
-def test_a_rank_lost_in_mid_stream(
-    two_ranks: ServerProcess, remote: Client, rank: int, number: int, detected_within: float
-) -> None:
+def test_a_rank_lost_in_mid_stream(two_ranks: ServerProcess, remote: Client, rank: int, number: int) -> None:
+    """The streams pause and go on; that each gets its own tokens is shown in L0_executor/test_survival.py."""
     expected = answers(remote)
     assert expected is not None
     ranks = rank_pids(two_ranks)
     readers = open_streams(remote)
     since = time.monotonic()
     os.kill(ranks[rank], number)
-    assert_unavailable(readers, since, detected_within)
+    for reader in readers:
+        reader.join(120)
+        assert reader.error is None and reader.num_tokens == NUM_TOKENS
     serve_again(two_ranks, remote, ranks, since, expected)
 
 

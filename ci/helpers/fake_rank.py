@@ -2,14 +2,16 @@
 
 INFLIGHT_FAKE_FAILURE=SENTENCE    loading fails with it
 INFLIGHT_FAKE_CRASH=RANK,STEP     the step of this number raises on that rank
+INFLIGHT_FAKE_POISON=TOKEN        a rank that samples for a prompt that begins with this token is killed
 """
 
 from __future__ import annotations
 
 import os
+import signal
 import sys
 
-from fakes import VOCAB_SIZE, FakeRunner
+from fakes import VOCAB_SIZE, FakeRunner, Row
 
 from inflight.config import EngineConfig
 from inflight.distributed.rank_group import RankGroup
@@ -19,7 +21,7 @@ from inflight.executor.rank.worker import main
 from inflight.request_limits import RequestLimits
 
 MAX_SEQ_LEN = 20_000
-FAILURE, CRASH = "INFLIGHT_FAKE_FAILURE", "INFLIGHT_FAKE_CRASH"
+FAILURE, CRASH, POISON = "INFLIGHT_FAKE_FAILURE", "INFLIGHT_FAKE_CRASH", "INFLIGHT_FAKE_POISON"
 
 
 class LoadedFakeRunner(FakeRunner):
@@ -45,7 +47,13 @@ class LoadedFakeRunner(FakeRunner):
             max_batch_size=config.max_batch_size,
             max_num_tokens=config.max_num_tokens,
             fail_collect=lambda step: step == crash_step,
+            row_error=_die_of_poison,
         )
+
+
+def _die_of_poison(row: Row) -> None:
+    if row.token_ids[0] == int(os.environ.get(POISON, "-1")):
+        os.kill(os.getpid(), signal.SIGKILL)
 
 
 def load_fake_runner(config: EngineConfig, group: RankGroup) -> LoadedFakeRunner:

@@ -27,6 +27,7 @@ from inflight.executor.wire.messages import (
     Hello,
     Responses,
     Shutdown,
+    Started,
     Stats,
     Submit,
     Welcome,
@@ -45,7 +46,7 @@ NONSENSE = (b"", b"\xc1", b"\x80", encode(Hello(front_id=1, pid=1)), b"\x93\x01\
 
 
 class Order(IntEnum):
-    """What a request's first prompt token asks for. All but ANSWER and GREET leave it unfinished."""
+    """What a request's first prompt token asks for. A replay of HOLD, EXIT or FATAL is answered as ANSWER."""
 
     ANSWER = 1
     """One token, then another with the end."""
@@ -59,6 +60,8 @@ class Order(IntEnum):
     """Bytes that are no message and answers to requests that nobody made; then one token and the end, twice."""
     STATS = 6
     """Two statistics, then as ANSWER."""
+    POISON = 7
+    """End this process, at a replay, too."""
 
 
 class FakeLeader:
@@ -93,6 +96,11 @@ class FakeLeader:
 
     def _obey(self, request: Request) -> None:
         order, request_id = Order(request.input_token_ids[0]), request.request_id
+        if request.replay is not None and order in (Order.HOLD, Order.EXIT, Order.FATAL):
+            order = Order.ANSWER
+        self._say(Started([request_id]))
+        if order is Order.POISON:
+            self._exit()
         if order is Order.NONSENSE:
             for frame in NONSENSE:
                 self._socket.send_multipart([self._front, frame])
@@ -108,8 +116,12 @@ class FakeLeader:
         elif order is Order.FATAL:
             self._say(Fatal("rank 1 has no more memory"))
         elif order is Order.EXIT:
-            zmq.Context.instance().destroy(linger=1000)
-            os._exit(3)
+            self._exit()
+
+    @staticmethod
+    def _exit() -> None:
+        zmq.Context.instance().destroy(linger=1000)
+        os._exit(3)
 
     def _say(self, message: FromLeader) -> None:
         if self._front:

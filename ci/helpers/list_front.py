@@ -20,6 +20,8 @@ class ListFront(Front):
         super().__init__(config)
         self.max_in_flight = max_in_flight
         self.sent: list[object] = []
+        self.messages: dict[int, Request] = {}
+        """By id, as it was sent last."""
         self.cancelled: list[int] = []
         self.cancelled_sequences: list[tuple[int, int]] = []
 
@@ -39,6 +41,7 @@ class ListFront(Front):
         self._engine_lost(EngineState.CLOSED, "the engine was shut down")
 
     def _encode(self, request: Request) -> object:
+        self.messages[request.request_id] = request
         return request.request_id
 
     def _send_request(self, request_id: int, encoded: object) -> None:

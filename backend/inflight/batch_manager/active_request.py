@@ -41,11 +41,11 @@ class ActiveRequest:
             for sequence in self.sequences:
                 sequence.beams = group
         elif len(self.sequences) > 1:
-            siblings = tuple(self.sequences)
+            siblings = tuple(self.queued)
             for sequence in siblings:
                 sequence.siblings = siblings
             self._share_prompt()
-        self.num_open = len(self.sequences)
+        self.num_open = len([sequence for sequence in self.sequences if not sequence.is_finished])
         """Number of sequences without their final result."""
         self._num_silent = len(self.sequences) - request.num_return_sequences  # beams that are not returned
 
@@ -57,8 +57,11 @@ class ActiveRequest:
 
     @property
     def queued(self) -> list[Sequence]:
-        """Those that wait for rows by themselves: of a beam search the first."""
-        return self.sequences[:1] if self.sequences[0].beams is not None else self.sequences
+        """Those that wait for rows by themselves: of a beam search the first, of others all that did not finish before
+        a replay."""
+        if self.sequences[0].beams is not None:
+            return self.sequences[:1]
+        return [sequence for sequence in self.sequences if not sequence.is_finished]
 
     def next_result(self, sequence: Sequence) -> Result:
         """A Result with the tokens of one of its sequences that no earlier Result held, or of a beam search with all. A

@@ -251,10 +251,10 @@ class GptManager:
         for sequence in active.queued:
             self._scheduler.add(sequence)
         self._active[request.request_id] = active
-        self._num_active_sequences += len(active.sequences)
+        self._num_active_sequences += active.num_open
         self._num_accepted += 1
-        for sequence in active.sequences if request.generated_token_ids else ():
-            reason = sequence.reason_to_finish()
+        for sequence in active.queued if request.replay is not None else ():
+            reason = sequence.reason_to_finish() if sequence.num_output_tokens else FinishReason.NOT_FINISHED
             if reason:
                 self._finish(sequence, reason)
 

@@ -14,7 +14,8 @@ from functools import partial
 from inflight.config import EngineConfig
 from inflight.distributed.rank_group import SingleRank
 from inflight.errors import ConfigurationError
-from inflight.executor.front.front import RANKS_LOST, SHUT_DOWN, EngineState, Front
+from inflight.executor.front.front import SHUT_DOWN, EngineState, Front
+from inflight.executor.front.journal_entry import RANKS_LOST
 from inflight.executor.rank.assembly import LoadedRunner, LoadRunner, load_model_runner, make_manager
 from inflight.executor.rank.callbacks import RankCallbacks
 from inflight.executor.rank.leader.request_book import RequestBook
@@ -38,7 +39,8 @@ FRONT = b""
 
 
 class InProcessExecutor(Front):
-    """If the worker loop fails, the executor stays down: the device of this process may be unusable after that."""
+    """If the worker loop fails, the executor stays down: the device of this process may be unusable after that.
+    There are no ranks that could die without this process, so nothing is ever replayed."""
 
     def __init__(
         self,
@@ -202,6 +204,8 @@ class _InProcessLeader:
         return None
 
     def deliver_responses(self) -> None:
+        for started in self._book.take_started().values():
+            self._front._note_started(started)
         for responses in self._book.collect_responses().values():
             self._front._deliver(responses)
 

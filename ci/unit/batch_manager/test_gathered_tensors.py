@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 from fakes import VOCAB_SIZE
 from harness import Harness, make_request
+from replays import replay_after
 
 from inflight.config import SchedulerPolicy
 from inflight.errors import InvalidRequest
@@ -83,7 +84,7 @@ def test_a_request_that_ranks_took_over_does_not_tell_its_prompt_again() -> None
     """Its client has had that with the first token."""
     harness = Harness()
     whole = harness.serve(make_request(1, 9, 8))[1]
-    taken_over = make_request(2, harness.requests[1].input_token_ids, 8, generated_token_ids=whole[:3], logits=True)
+    taken_over = make_request(2, harness.requests[1].input_token_ids, 8, replay=replay_after(whole[:3]), logits=True)
     assert harness.serve(taken_over)[2] == whole[3:]
     assert harness.tensors(2) == {"generation_logits": whole[3:]}
 

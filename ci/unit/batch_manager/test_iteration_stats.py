@@ -9,6 +9,7 @@ from typing import Any
 
 from harness import Harness, drafted, make_request
 from msgspec import structs
+from replays import replay_after
 
 from inflight.batch_manager.statistics import MEMORY_NS, MemoryUsage, batching_stats
 from inflight.batch_manager_stats import BatchManagerStats
@@ -238,7 +239,7 @@ def test_decoding_iterations_are_counted_in_each_result() -> None:
     harness.serve(make_request(1, 4, 5, streaming=True), make_request(2, 4, 5))
     assert [result.decoding_iter for result in harness.results(1)] == [1, 2, 3, 4, 5]
     assert [result.decoding_iter for result in harness.results(2)] == [5]
-    replayed = structs.replace(make_request(3, 4, 5), generated_token_ids=[1, 2])
+    replayed = structs.replace(make_request(3, 4, 5), replay=replay_after([1, 2]))
     harness.serve(replayed)
     assert [result.decoding_iter for result in harness.results(3)] == [5]
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 from harness import Harness, make_request
+from replays import replay_after
 
 from inflight.errors import DuplicateRequest, InvalidRequest
 from inflight.request import Request
@@ -44,7 +45,7 @@ def test_an_id_may_be_used_again_after_its_final_response() -> None:
         (make_request(1, 40, 20), "KV cache"),
         (make_request(1, 4, 5, num_return_sequences=0), "num_return_sequences must be between 1 and max_batch_size 4"),
         (make_request(1, 4, 5, num_return_sequences=5), "num_return_sequences must be between 1 and max_batch_size 4"),
-        (make_request(1, 4, 5, num_return_sequences=2, generated_token_ids=[1]), "of several sequences"),
+        (make_request(1, 4, 5, num_return_sequences=2, replay=replay_after([1])), "every sequence of the request"),
     ],
 )
 def test_a_bad_request_is_refused_while_its_neighbours_finish(bad: object, words: str) -> None:

@@ -8,9 +8,11 @@ import msgspec
 import pytest
 from fakes import log_prob_of
 from harness import Harness, make_request
+from replays import replay_after
 
 from inflight.config import SchedulerPolicy
 from inflight.errors import InvalidRequest
+from inflight.replay import DeliveredSequence, Replay
 from inflight.request import Request
 from inflight.result import FinishReason, Result
 
@@ -18,7 +20,7 @@ from inflight.result import FinishReason, Result
 def replayed(request: Request, output: list[int], cut: int) -> Request:
     generated = output[:cut]
     log_prob = sum(map(log_prob_of, generated)) if request.output_config.return_log_probs else 0.0
-    return msgspec.structs.replace(request, generated_token_ids=generated, cum_log_prob=log_prob)
+    return msgspec.structs.replace(request, replay=replay_after(generated, cum_log_prob=log_prob))
 
 
 def undisturbed(request: Request) -> tuple[list[int], Result]:
@@ -83,6 +85,40 @@ def test_a_replayed_request_may_be_paused() -> None:
     assert {request_id: harness.tokens(request_id) for request_id in (1, 2)} == {i: outputs[i][3:] for i in (1, 2)}
 
 
+@pytest.mark.parametrize("chunked", [True, False])
+def test_each_sequence_goes_on_from_its_own_place_and_what_has_ended_is_not_computed(chunked: bool) -> None:
+    request = make_request(1, 9, 12, seed=7, num_return_sequences=3, streaming=True, log_probs=True)
+    whole = Harness(max_seq_len=40)
+    whole.serve(request)
+    outputs = [whole.tokens(1, index) for index in range(3)]
+    assert len({tuple(output) for output in outputs}) == 3
+    for cuts in ((0, 5, 12), (12, 0, 3), (3, 12, 12), (0, 0, 1)):
+        delivered = [
+            DeliveredSequence(
+                token_ids=output[:cut],
+                cum_log_prob=sum(map(log_prob_of, output[:cut])),
+                num_iterations=cut,
+                is_finished=cut == 12,
+            )
+            for output, cut in zip(outputs, cuts, strict=True)
+        ]
+        harness = Harness(max_seq_len=40, max_num_tokens=16, enable_chunked_context=chunked)
+        harness.submit(make_request(2, 9, 14), msgspec.structs.replace(request, replay=Replay(sequences=delivered)))
+        harness.run_until_idle()
+        assert [harness.tokens(1, index) for index in range(3)] == [
+            output[cut:] for output, cut in zip(outputs, cuts, strict=True)
+        ]
+        for index, cut in enumerate(cuts):
+            results = harness.results(1, index)
+            assert len(results) == 12 - cut
+            if not results:
+                continue
+            result = results[-1]
+            assert result.is_sequence_final and result.decoding_iter == 12
+            assert result.cum_log_prob == pytest.approx(sum(map(log_prob_of, outputs[index])))
+        assert harness.num_finals(1) == 1 and harness.tokens(2) == harness.expected(2)
+
+
 @pytest.mark.parametrize("name", ["length", "end", "stop word"])
 def test_a_request_that_was_complete_ends_without_a_new_token(name: str) -> None:
     request = cases()[name]
@@ -98,9 +134,9 @@ def test_a_request_that_was_complete_ends_without_a_new_token(name: str) -> None
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        ({"generated_token_ids": [1] * 6}, "generated_token_ids has 6 tokens"),
-        ({"generated_token_ids": [97]}, "generated_token_ids holds a token id outside"),
-        ({"generated_token_ids": [1], "cum_log_prob": float("nan")}, "cum_log_prob must be finite"),
+        ({"replay": replay_after([1] * 6)}, "replay has 6 tokens"),
+        ({"replay": replay_after([97])}, "replay holds a token id outside"),
+        ({"replay": replay_after([1], cum_log_prob=float("nan"))}, "must be finite"),
     ],
 )
 def test_tokens_that_cannot_have_been_generated_are_refused(options: dict[str, Any], words: str) -> None:
@@ -112,4 +148,4 @@ def test_tokens_that_cannot_have_been_generated_are_refused(options: dict[str, A
 
 
 def test_a_request_that_is_no_replay_is_as_short_on_the_wire_as_before() -> None:
-    assert b"generated" not in msgspec.msgpack.encode(make_request(1, 4, 5))
+    assert b"replay" not in msgspec.msgpack.encode(make_request(1, 4, 5))

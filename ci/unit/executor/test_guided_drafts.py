@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 from guides import GUIDES, guide
 from msgspec import structs
+from replays import replay_after
 
 from inflight.config import EngineConfig
 from inflight.errors import InvalidRequest
@@ -193,7 +194,7 @@ def test_a_replay_goes_on_with_the_same_tokens(
     for case in (("form", 2), ("tale", 0)):
         whole = tokens_of(plain[case])
         for cut in (1, len(whole) // 2, len(whole) - 1):
-            assert tokens_of(start(service, *case, generated_token_ids=list(whole[:cut]))) == whole[cut:]
+            assert tokens_of(start(service, *case, replay=replay_after(whole[:cut]))) == whole[cut:]
 
 
 def test_several_sequences_have_forced_tokens_each(service: GenerationExecutor, alone: GenerationExecutor) -> None:

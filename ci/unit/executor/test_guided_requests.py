@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 from guides import BOMBS, GUIDES, slow_to_compile
+from replays import replay_after
 
 from inflight.config import EngineConfig
 from inflight.errors import InvalidRequest, RequestTimedOut
@@ -106,7 +107,7 @@ def test_pauses_change_no_token(service: GenerationExecutor) -> None:
 def test_a_replay_goes_on_with_the_same_tokens(service: GenerationExecutor, name: str) -> None:
     whole = start(service, 5, name).result(timeout=60).token_ids
     for cut in {1, len(whole) // 2, len(whole) - 1}:
-        rest = start(service, 5, name, generated_token_ids=list(whole[:cut]))
+        rest = start(service, 5, name, replay=replay_after(whole[:cut]))
         assert tuple(rest.result(timeout=60).token_ids) == tuple(whole[cut:])
 
 

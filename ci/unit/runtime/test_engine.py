@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 from msgspec import structs
+from replays import replay_after
 from tiny_checkpoints import TinyCheckpoint, make_checkpoint, make_prompt
 
 from inflight.batch_manager.callbacks import Callbacks
@@ -178,7 +179,8 @@ def test_a_request_goes_on_from_the_tokens_that_its_client_has(checkpoint: TinyC
     replayed = []
     for request, output, count in zip(requests, outputs, cuts, strict=True):
         log_probs = undisturbed.finals[request.request_id].log_probs[:count]
-        replayed.append(structs.replace(request, generated_token_ids=output[:count], cum_log_prob=sum(log_probs)))
+        replay = replay_after(output[:count], cum_log_prob=sum(log_probs))
+        replayed.append(structs.replace(request, replay=replay))
     assert again.serve(replayed) == [output[count:] for output, count in zip(outputs, cuts, strict=True)]
     again.runner.close()
     for request, count in zip(requests, cuts, strict=True):

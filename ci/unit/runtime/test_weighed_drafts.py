@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 from msgspec import structs
 from network_engine import Engine
+from replays import replay_after
 from tiny_checkpoints import make_checkpoint, make_prompt
 
 from inflight.config import SchedulerPolicy
@@ -161,7 +162,8 @@ def test_ranks_that_take_over_go_on_with_the_same_tokens(folder: Path, alone: Re
             if num_delivered < len(tokens):
                 number = 100 * request.request_id + num_delivered
                 expected[number] = tokens[num_delivered:]
-                replayed.append(structs.replace(request, request_id=number, generated_token_ids=tokens[:num_delivered]))
+                replay = replay_after(tokens[:num_delivered])
+                replayed.append(structs.replace(request, request_id=number, replay=replay))
     found = serve(folder, replayed)
     assert {number: tokens_of(found[number, 0]) for number in expected} == expected
 

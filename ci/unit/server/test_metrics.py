@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import types
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 import fake_pb_utils as pb
 import msgspec
@@ -40,6 +40,7 @@ def run(
     updates: int = 1,
     relaunching: bool = False,
     owns_engine: bool = True,
+    totals: Mapping[str, Callable[[], int]] | None = None,
     further: Mapping[str, tuple[mf.Family, ...]] | None = None,
 ) -> None:
     """One life of the thread: it updates as often as asked, the last time because it is stopped."""
@@ -65,6 +66,7 @@ def run(
         lambda: queued,
         (lambda: not relaunching) if owns_engine else None,
         lambda: relaunching,
+        totals,
         further,
     )
     for note in notes:
@@ -155,6 +157,13 @@ def test_prefix_hits_and_drafts_are_counted() -> None:
     assert value("inflight_prefix_cache_blocks_total", "miss") == 2
     assert value("inflight_draft_tokens_total", "accepted") == 16
     assert value("inflight_draft_tokens_total", "rejected") == 0
+
+
+def test_replays_are_counted_from_the_executors_total() -> None:
+    totals = iter((0, 2, 2, 5, 5))
+    run(stats=STATS, updates=5, totals={mf.REPLAYS.name: lambda: next(totals, 5)})
+    assert value("inflight_request_replays_total") == 5
+    assert value("inflight_engine_pauses_total") == 0
 
 
 def test_outcomes_are_counted_and_observed() -> None:

@@ -17,7 +17,8 @@ from inflight_client.analyze import model_analyzer, results
 from inflight_client.analyze.results import Analysis
 from inflight_client.analyze.target import Target
 from inflight_client.analyze.variants import FIXED, Variant, is_configured
-from inflight_client.load_test.prompts import PromptOptions, make_requests, write_requests
+from inflight_client.load_test.prompts import PromptOptions, make_prompts
+from inflight_client.load_test.tensor_requests import RequestForm, make_requests, write_requests
 
 WINDOWS = 3
 """Windows of one measurement, of so many requests each; perf_analyzer averages over them."""
@@ -61,7 +62,8 @@ def run_analysis(
     with _scratch() as scratch, _restored(target):
         inputs, settings, export = scratch / "inputs.json", scratch / "profile.yaml", scratch / "export"
         export.mkdir()
-        write_requests(make_requests(options.prompts, WINDOWS * options.window, level="analysis"), inputs)
+        prompts = make_prompts(options.prompts, WINDOWS * options.window, level="analysis")
+        write_requests(make_requests(prompts, options.prompts.temperature, RequestForm.LLM), inputs)
         settings.write_text(json.dumps(_settings(options, target, scratch, inputs, export)), encoding="utf-8")
         try:
             model_analyzer.profile(settings, api_key=target.api_key, log=folder / "model-analyzer.log", tell=progress)

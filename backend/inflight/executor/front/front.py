@@ -6,9 +6,9 @@ the state of the engine.
                    └────────────┴───────────┘
 
 Each accepted request gets exactly one final response, whatever happens to the ranks. Requests in flight when the ranks
-are lost fail; requests that arrive during a relaunch wait for the new ranks. Knows requests and responses; does not
-know tensors, text, tritonserver, processes or sockets: a subclass sends requests to the leader and reports when the
-engine becomes ready and when it is lost.
+are lost wait for the new ranks, as do those that arrive meanwhile, and go on from their last delivered tokens; the
+journal says which cannot. Knows requests and responses; does not know tensors, text, tritonserver, processes or
+sockets: a subclass sends requests to the leader and reports when the engine becomes ready and when it is lost.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from __future__ import annotations
 import enum
 import secrets
 import threading
+import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Sequence
 from types import TracebackType
@@ -26,8 +27,9 @@ from typing_extensions import Self
 
 from inflight.config import EngineConfig
 from inflight.engine_description import EngineDescription
-from inflight.errors import DuplicateRequest, EngineUnavailable, InvalidRequest, QueueFull, RequestCancelled
-from inflight.executor.front.journal import JournalEntry
+from inflight.errors import EngineUnavailable, InvalidRequest, QueueFull, RequestError
+from inflight.executor.front.journal import Journal
+from inflight.executor.front.journal_entry import JournalEntry
 from inflight.executor.front.ready_responses import ReadyResponses
 from inflight.executor.front.statistics import FrontStatistics
 from inflight.executor.wire.messages import FRONT_ID_SHIFT, MAX_FRONT_ID, as_received
@@ -35,10 +37,9 @@ from inflight.generation_defaults import GenerationDefaults
 from inflight.kv_cache_events import KVCacheEvent
 from inflight.request import Request
 from inflight.request_limits import RequestLimits
-from inflight.result import Response
+from inflight.result import FinishReason, Response
 from inflight.stats import IterationStats, RequestStatsPerIteration
 
-RANKS_LOST = "the engine's ranks died while the request was in flight"
 NOT_AVAILABLE = "the engine is not available: its ranks are dead"
 SHUT_DOWN = "the engine was shut down"
 
@@ -47,7 +48,7 @@ class EngineState(enum.Enum):
     STARTING = enum.auto()
     READY = enum.auto()
     RELAUNCHING = enum.auto()
-    """The ranks are lost and are being relaunched: requests are accepted and wait."""
+    """The ranks are lost and are being relaunched: requests in flight and new ones wait."""
     DOWN = enum.auto()
     """A relaunch has failed: requests are refused until a later one succeeds."""
     CLOSED = enum.auto()
@@ -60,8 +61,9 @@ ACCEPTING = (EngineState.READY, EngineState.RELAUNCHING)
 class Front(ABC):
     """One engine as a process sees it that sends requests to it. All methods are safe to use from several threads.
 
-    Each accepted request ends with exactly one final Response; if the ranks die, it is an error with the code
-    UNAVAILABLE. As a context manager it is started, unless it has been, and shut down at the end.
+    Each accepted request ends with exactly one final Response; if the ranks die and the request cannot go on with new
+    ones, it is an error with the code UNAVAILABLE. As a context manager it is started, unless it has been, and shut
+    down at the end.
 
     One lock protects all state. Nothing that may block is called while it is held.
     """
@@ -85,7 +87,7 @@ class Front(ABC):
         self._max_in_flight = 0
         self._front_id = _draw_front_id()
         self._num_ids = 0
-        self._journal: dict[int, JournalEntry] = {}
+        self._journal = Journal(config or EngineConfig())
         self._responses = ReadyResponses()
         self._statistics = FrontStatistics(config or EngineConfig(), has_rings=keeps_statistics)
 
@@ -175,26 +177,42 @@ class Front(ABC):
         request_ids = [request.request_id for request in numbered]
         with self._lock:
             self._check_available()
-            self._check_free(request_ids)
+            self._journal.check_free(request_ids)
             if self._max_in_flight and len(self._journal) + len(numbered) > self._max_in_flight:
                 raise QueueFull()
             for request, message in zip(numbered, encoded, strict=True):
-                self._journal[request.request_id] = JournalEntry(request)
-                self._send_request(request.request_id, message)
+                self._accept(request, message)
         self._wake()
         return request_ids
+
+    def _accept(self, request: Request, encoded: object) -> None:
+        """Enter it into the journal, and send it if there are ranks. Called with the lock held."""
+        entry = self._journal.accept(request)
+        if self._state is EngineState.READY:
+            self._send(entry, encoded)
+
+    def _send(self, entry: JournalEntry, encoded: object | None = None) -> None:
+        """Send a request to ranks that do not know it. `encoded`: as it came. Called with the lock held."""
+        message = self._journal.message(entry, time.monotonic())
+        try:
+            if encoded is None or message is not entry.request:
+                encoded = self._encode(message)
+        except RequestError as error:
+            self._responses.extend(self._journal.fail(entry, error))
+        else:
+            self._send_request(entry.request.request_id, encoded)
 
     def cancel_request(self, request_id: int) -> None:
         """Ask for an early end. An active request ends with its tokens so far (CANCELLED); unknown ids are ignored."""
         with self._changed:
-            if request_id not in self._journal:
+            entry = self._journal.get(request_id)
+            if entry is None:
                 return
             if self._state is EngineState.READY:
+                entry.cancel()
                 self._send_cancel(request_id)
             else:
-                # The request waits for a relaunch: no rank has received it.
-                text = f"request Id {request_id} has been stopped. Request is ignored."
-                self._responses.add(self._journal.pop(request_id).fail(RequestCancelled(text)))
+                self._responses.extend(self._journal.end(entry, FinishReason.CANCELLED))
                 self._changed.notify_all()
         self._wake()
 
@@ -202,14 +220,28 @@ class Front(ABC):
         """Ask for an early end of one sequence of an active request, which ends with its tokens so far (CANCELLED). The
         request ends with its last sequence. Beams end together only: one of them, and what is unknown, is ignored."""
         with self._changed:
-            if request_id not in self._journal or self._state is not EngineState.READY:
+            entry = self._journal.get(request_id)
+            if entry is None:
                 return
-            self._send_cancel_sequence(request_id, sequence_index)
+            if self._state is EngineState.READY:
+                entry.cancel_sequence(sequence_index)
+                self._send_cancel_sequence(request_id, sequence_index)
+            else:
+                self._responses.extend(self._journal.end_sequence(entry, sequence_index))
+                self._changed.notify_all()
         self._wake()
 
     def num_requests_in_flight(self) -> int:
         """Accepted requests that have not received their final response."""
         return len(self._journal)
+
+    def num_replays(self) -> int:
+        """Requests of this front that were sent again to relaunched ranks, each time."""
+        return self._journal.num_replays
+
+    def num_pauses(self) -> int:
+        """Times that requests of this front were in flight when ranks were lost, and waited for others."""
+        return self._journal.num_pauses
 
     def num_requests_queued(self) -> int:
         """Requests of all fronts that were waiting, not active, when the newest statistics were sent."""
@@ -341,31 +373,40 @@ class Front(ABC):
         with self._changed:
             self._limits, self._description, self._max_in_flight = limits, description, max_in_flight
             self._state = EngineState.READY
+            for entry in self._journal.unsent():
+                self._send(entry)
             self._changed.notify_all()
 
     def _engine_lost(self, state: EngineState, sentence: str) -> int:
-        """Fail all requests in flight with the message `sentence` and return their number. Later requests wait if
-        `state` is RELAUNCHING and are refused otherwise."""
+        """If `state` is RELAUNCHING, requests in flight and later ones wait, but for those that cannot. Otherwise all
+        in flight fail with the message `sentence`, and later ones are refused. Returns how many have ended."""
         with self._changed:
             self._state = state
             self._drop_unsent()
-            lost, self._journal = self._journal, {}
-            for entry in lost.values():
-                self._responses.add(entry.fail(EngineUnavailable(sentence)))
+            num_before = len(self._journal)
+            waits = state is EngineState.RELAUNCHING
+            error = EngineUnavailable(sentence)
+            self._responses.extend(self._journal.ranks_died() if waits else self._journal.fail_all(error))
             self._statistics.forget_state()
             self._changed.notify_all()
             self._stats_arrived.notify_all()
-            return len(lost)
+            return num_before - len(self._journal)
+
+    def _end_overdue(self) -> None:
+        """End what was allotted less time than it waits for ranks."""
+        with self._changed:
+            if self._state is EngineState.RELAUNCHING:
+                self._responses.extend(self._journal.end_overdue(time.monotonic()))
+                self._changed.notify_all()
+
+    def _note_started(self, request_ids: Iterable[int]) -> None:
+        with self._lock:
+            self._journal.note_started(request_ids)
 
     def _deliver(self, responses: Iterable[Response]) -> None:
         with self._changed:
             for response in responses:
-                entry = self._journal.get(response.request_id)
-                if entry is None:
-                    continue
-                if response.is_final:
-                    del self._journal[response.request_id]
-                self._responses.add(entry.note(response))
+                self._responses.extend(self._journal.note(response))
             self._changed.notify_all()
 
     def _redraw_id(self) -> None:
@@ -395,14 +436,6 @@ class Front(ABC):
     def _check_available(self) -> None:
         if self._state not in ACCEPTING:
             raise EngineUnavailable(SHUT_DOWN if self._state is EngineState.CLOSED else NOT_AVAILABLE)
-
-    def _check_free(self, request_ids: list[int]) -> None:
-        """Raise DuplicateRequest if an id is in flight, or occurs twice. Called with the lock held."""
-        seen: set[int] = set()
-        for request_id in request_ids:
-            if request_id in self._journal or request_id in seen:
-                raise DuplicateRequest(f"requestId {request_id} is already in progress, request is ignored.")
-            seen.add(request_id)
 
     def _number(self, request: Request) -> Request:
         return request if request.request_id else structs.replace(request, request_id=self.next_request_id())

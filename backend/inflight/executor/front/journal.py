@@ -1,66 +1,113 @@
-"""What a front records of a request in flight: the request and the tokens delivered, which outlive the ranks.
+"""The requests that a front has in flight, by id and in order of acceptance: what is left of them when ranks die.
 
-From the record come the parts of a response that the ranks need not send: the client's own id, and all tokens so far
-for a request that wants them with every response.
+Whatever ends a request passes through here: each method returns the responses that callers are to receive, and a
+request with its final one is forgotten. Knows no lock and no socket.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Iterator
 
-from msgspec import structs
-
-from inflight.errors import InflightError
+from inflight.config import EngineConfig
+from inflight.errors import DuplicateRequest, InflightError
+from inflight.executor.front.journal_entry import JournalEntry
+from inflight.executor.front.sent_adapters import SentAdapters
 from inflight.request import Request
-from inflight.result import Response, Result
+from inflight.result import FinishReason, Response
 
 
-@dataclass(slots=True)
-class Delivered:
-    """What was delivered of one sequence."""
+class Journal:
+    def __init__(self, config: EngineConfig) -> None:
+        self._config = config
+        self._entries: dict[int, JournalEntry] = {}
+        self._adapters = SentAdapters(config.lora_cache_host_memory_bytes)
+        self.num_pauses = 0
+        """Times that requests in flight have begun to wait for ranks in place of lost ones."""
+        self.num_replays = 0
+        """Requests that were sent again to such ranks; one that was sent again twice counts twice."""
 
-    token_ids: list[int] = field(default_factory=list)
-    log_probs: list[float] = field(default_factory=list)
-    """Kept only for a request that wants everything with every response."""
-    cum_log_prob: float = 0.0
+    def __len__(self) -> int:
+        return len(self._entries)
 
+    def __contains__(self, request_id: int) -> bool:
+        return request_id in self._entries
 
-@dataclass(slots=True)
-class JournalEntry:
-    """One request from its acceptance to its final response."""
+    def get(self, request_id: int) -> JournalEntry | None:
+        return self._entries.get(request_id)
 
-    request: Request
-    sequences: dict[int, Delivered] = field(default_factory=dict)
-    """By sequence index; a sequence without a result yet is not there."""
+    def check_free(self, request_ids: list[int]) -> None:
+        """Raise DuplicateRequest if an id is in flight, or occurs twice."""
+        seen: set[int] = set()
+        for request_id in request_ids:
+            if request_id in self._entries or request_id in seen:
+                raise DuplicateRequest(f"requestId {request_id} is already in progress, request is ignored.")
+            seen.add(request_id)
 
-    def note(self, response: Response) -> Response:
-        """Record a response that is being delivered, and return it as the caller receives it."""
-        if response.result is not None:
-            delivered = self._note(response.result)
-            if self.request.return_all_generated_tokens:
-                everything = structs.replace(
-                    response.result,
-                    output_token_ids=list(delivered.token_ids),
-                    log_probs=list(delivered.log_probs),
-                )
-                response = structs.replace(response, result=everything)
-        if self.request.client_id:
-            response = structs.replace(response, client_id=self.request.client_id)
-        return response
+    # -- to ranks ------------------------------------------------------------------------------------------------------
 
-    def fail(self, error: InflightError) -> Response:
-        """The final response of a request that no rank answers."""
-        return self.note(Response.of_error(self.request.request_id, error))
+    def accept(self, request: Request) -> JournalEntry:
+        """Enter a request whose id is free."""
+        entry = JournalEntry(request, self._config, adapter=self._adapters.note(request))
+        self._entries[request.request_id] = entry
+        return entry
 
-    def _note(self, result: Result) -> Delivered:
-        delivered = self.sequences.get(result.sequence_index)
-        if delivered is None:
-            delivered = self.sequences[result.sequence_index] = Delivered()
-        delivered.cum_log_prob = result.cum_log_prob
-        if self.request.sampling_config.beam_width > 1:  # each result holds everything
-            delivered.token_ids, delivered.log_probs = list(result.output_token_ids), list(result.log_probs)
-            return delivered
-        delivered.token_ids += result.output_token_ids
-        if self.request.return_all_generated_tokens:
-            delivered.log_probs += result.log_probs
-        return delivered
+    def message(self, entry: JournalEntry, now: float) -> Request:
+        """The request as it is sent to the present ranks, which happens now. `now`: time.monotonic()."""
+        entry.is_sent = True
+        self.num_replays += entry.num_replays > 0
+        return entry.message(now, with_adapter=self._adapters.must_tell(entry.request))
+
+    def unsent(self) -> Iterator[JournalEntry]:
+        """What the present ranks do not know, in order of acceptance."""
+        return iter([entry for entry in self._entries.values() if not entry.is_sent])
+
+    # -- from ranks ----------------------------------------------------------------------------------------------------
+
+    def note_started(self, request_ids: Iterable[int]) -> None:
+        """The ranks begin these requests."""
+        for request_id in request_ids:
+            entry = self._entries.get(request_id)
+            if entry is not None:
+                entry.note_started()
+
+    def note(self, response: Response) -> list[Response]:
+        """Of a request that is not in flight: nothing."""
+        entry = self._entries.get(response.request_id)
+        return [] if entry is None else self._ended(entry.note(response))
+
+    # -- without ranks -------------------------------------------------------------------------------------------------
+
+    def ranks_died(self) -> list[Response]:
+        """All requests wait for others now, but for those that end."""
+        self._adapters.ranks_died()
+        last = [response for entry in self._entries.values() for response in entry.ranks_died()]
+        responses = self._ended(last)
+        self.num_pauses += bool(self._entries)
+        return responses
+
+    def fail_all(self, error: InflightError) -> list[Response]:
+        """Nobody waits any more."""
+        self._adapters.ranks_died()
+        return self._ended([entry.fail(error) for entry in self._entries.values()])
+
+    def fail(self, entry: JournalEntry, error: InflightError) -> list[Response]:
+        return self._ended([entry.fail(error)])
+
+    def end(self, entry: JournalEntry, reason: FinishReason) -> list[Response]:
+        """It ends while it waits for ranks."""
+        return self._ended(entry.end(reason))
+
+    def end_sequence(self, entry: JournalEntry, index: int) -> list[Response]:
+        """The same of one sequence, which is cancelled."""
+        return self._ended(entry.end_sequence(index))
+
+    def end_overdue(self, now: float) -> list[Response]:
+        """Those whose allotted time passes while they wait for ranks, which would watch it."""
+        overdue = [entry for entry in self._entries.values() if entry.is_overdue(now)]
+        return [response for entry in overdue for response in self.end(entry, FinishReason.TIMED_OUT)]
+
+    def _ended(self, responses: list[Response]) -> list[Response]:
+        for response in responses:
+            if response.is_final:
+                del self._entries[response.request_id]
+        return responses

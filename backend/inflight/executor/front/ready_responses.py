@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from inflight.result import Response
 
 
@@ -19,6 +21,10 @@ class ReadyResponses:
 
     def add(self, response: Response) -> None:
         self._by_request.setdefault(response.request_id, []).append(response)
+
+    def extend(self, responses: Iterable[Response]) -> None:
+        for response in responses:
+            self.add(response)
 
     def count(self, request_id: int | None = None) -> int:
         """Of one request, or of all."""

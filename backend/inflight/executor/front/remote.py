@@ -3,9 +3,9 @@ their leader, and it starts or finds new ranks when they are lost.
 
 One thread does all of it and owns the socket and the launcher. One launch (`RunningLaunch`) passes through
 
-    open ── Welcome ──> serve ── a process ends, or the heartbeat is overdue ──> lost: fail what is in flight, end what
-      ^                                                                            is left of the ranks
-      └──────────────────────────────── after a pause ──────────────────────────────┘
+    open ── Welcome: send the journal ──> serve ── a process ends, or the heartbeat is overdue ──> lost: what is in
+      ^                                                                   │ flight waits; end what is left of the ranks
+      └──────────────────────────────── after a pause ────────────────────┘
 
 Only the launcher knows how the ranks are started, and whether this front or another one starts them.
 """
@@ -26,7 +26,8 @@ import zmq
 from inflight.backoff import Backoff
 from inflight.config import EngineConfig
 from inflight.errors import ConfigurationError, InvalidRequest
-from inflight.executor.front.front import RANKS_LOST, SHUT_DOWN, EngineState, Front
+from inflight.executor.front.front import SHUT_DOWN, EngineState, Front
+from inflight.executor.front.journal_entry import RANKS_LOST
 from inflight.executor.front.link import EngineLink
 from inflight.executor.front.watch import Watch
 from inflight.executor.wire.launcher import Launcher, RunningLaunch
@@ -43,6 +44,7 @@ from inflight.executor.wire.messages import (
     Occupied,
     Responses,
     Shutdown,
+    Started,
     Stats,
     Submit,
     Welcome,
@@ -57,6 +59,8 @@ SHUTDOWN_SECONDS = 3.0
 """Time that the ranks have to end by themselves at a shutdown before they are killed."""
 FIND_SECONDS = 0.2
 """Interval between attempts to find an engine that another front has not launched yet."""
+LOOK_SECONDS = 0.1
+"""How often it is looked whether the time of a request has passed that waits for ranks."""
 LAST_WORDS_MS = 20
 """For a message that the system has taken from ranks that ended meanwhile."""
 OVERSLEPT_SECONDS = 1.0
@@ -78,9 +82,9 @@ class RemoteFront(Front):
         on_engine_death: Callable[[str], None] | None = None,
     ) -> None:
         """`keep_trying`: if False, only the first relaunch is automatic; once it has failed, the next try needs a call
-        of relaunch(). `keeps_statistics`: see Front. `on_engine_death(reason)` is called on the front's thread after
-        all requests in flight have failed; it must not block. Raises ConfigurationError for a wrong
-        generation_config.json."""
+        of relaunch(). `keeps_statistics`: see Front. `on_engine_death(reason)` is called on the front's thread once it
+        is known which requests wait for new ranks and which fail; it must not block. Raises ConfigurationError for a
+        wrong generation_config.json."""
         super().__init__(config, GenerationDefaults.load(config), keeps_statistics=keeps_statistics)
         self._config = config
         self._launcher = launcher
@@ -152,7 +156,7 @@ class RemoteFront(Front):
     # -- the thread ----------------------------------------------------------------------------------------------------
 
     def _run(self) -> None:
-        backoff = Backoff()
+        backoff, lost_at = Backoff(), time.monotonic()
         while True:
             try:
                 reason, has_served = self._run_launch(backoff)
@@ -163,15 +167,31 @@ class RemoteFront(Front):
                 self._start_error = reason
                 self._settled.set()
                 return
-            if not has_served:
+            if has_served:
+                lost_at = time.monotonic()
+            elif not self._may_find_others(lost_at):
                 # Requests that waited for this relaunch fail, since nobody knows when one will succeed.
                 self._lose(EngineState.DOWN, NOT_BACK, reason)
             seconds = backoff.failed()
-            self._relaunch_asked.wait(seconds if has_served or self._keep_trying else None)
+            self._wait_for_relaunch(seconds if has_served or self._keep_trying else None)
             if self._closing.is_set():
                 return
             self._relaunch_asked.clear()
             logger.info("trying to bring the engine's ranks back")
+
+    def _may_find_others(self, lost_at: float) -> bool:
+        """Whether it is too early to give up ranks that another process launches: what was found may have been left
+        over from dead ones. `lost_at`: time.monotonic() of their death."""
+        is_waiting = not self._launcher.owns_ranks and self.is_relaunching()
+        return is_waiting and time.monotonic() - lost_at < self._config.worker_start_timeout_ms / 1000
+
+    def _wait_for_relaunch(self, seconds: float | None) -> None:
+        """Until so much time has passed, None = without end, or somebody asks for it."""
+        end = None if seconds is None else time.monotonic() + seconds
+        while not self._relaunch_asked.wait(None if end is None else min(max(end - time.monotonic(), 0), LOOK_SECONDS)):
+            self._end_overdue()
+            if end is not None and time.monotonic() >= end:
+                return
 
     def _run_launch(self, backoff: Backoff) -> tuple[str, bool]:
         """Run one launch of the engine from start to end. Returns why it ended, and whether it ever served."""
@@ -207,12 +227,15 @@ class RemoteFront(Front):
         deadline = time.monotonic() + self._config.worker_start_timeout_ms / 1000
         launch = self._launcher.open()
         while launch is None and time.monotonic() < deadline and not self._closing.wait(FIND_SECONDS):
+            self._end_overdue()
             launch = self._launcher.open()
         return launch
 
     def _lose(self, state: EngineState, sentence: str, reason: str) -> None:
-        num_lost = self._engine_lost(state, sentence)
-        logger.error("the engine is lost, %d requests in flight were failed: %s", num_lost, reason)
+        num_ended = self._engine_lost(state, sentence)
+        logger.error(
+            "the engine is lost: %s; %d requests wait for ranks, %d were ended", reason, len(self._journal), num_ended
+        )
         if self._on_engine_death is not None:
             self._on_engine_death(reason)
 
@@ -230,6 +253,7 @@ class RemoteFront(Front):
         while not self._closing.is_set():
             if not watch.welcomed:
                 self._watch_all(launch, poller)
+                self._end_overdue()
             ready = self._wait(poller, watch)
             for message in link.receive_all():
                 watch.heard(message)
@@ -280,6 +304,8 @@ class RemoteFront(Front):
         """Handle a message of the leader. Returns why the engine ends, if the message says so, else an empty string."""
         if isinstance(message, Responses):
             self._deliver(message.responses)
+        elif isinstance(message, Started):
+            self._note_started(message.request_ids)
         elif isinstance(message, Stats):
             self._report_stats(message.json, message.num_queued)
         elif isinstance(message, Iterations):

@@ -1,7 +1,7 @@
 """All messages between fronts and leader, and between leader and ranks: msgpack, one tagged struct per message.
 
     front -> leader    Hello, Submit, Cancel, CancelSequence, Goodbye, Shutdown
-    leader -> front    Welcome, Occupied, Responses, Stats, Iterations, KvCacheEvents, Heartbeat, Fatal
+    leader -> front    Welcome, Occupied, Started, Responses, Stats, Iterations, KvCacheEvents, Heartbeat, Fatal
     leader -> ranks    RankInput
 
 A message is one frame. Responses that hold tensors have their numbers behind it, a frame for each tensor: numbers that
@@ -93,6 +93,12 @@ class Occupied(msgspec.Struct, frozen=True, tag=True):
     """Answer to Hello: another front of this engine uses that front id."""
 
 
+class Started(msgspec.Struct, frozen=True, tag=True):
+    """The ranks begin these requests: from now on they may die of them."""
+
+    request_ids: list[int]
+
+
 class Responses(msgspec.Struct, frozen=True, tag=True):
     """All responses of one iteration to the requests of one front."""
 
@@ -130,7 +136,7 @@ class Fatal(msgspec.Struct, frozen=True, tag=True):
 
 
 FromFront = Hello | Submit | Cancel | CancelSequence | Goodbye | Shutdown
-FromLeader = Welcome | Occupied | Responses | Stats | Iterations | KvCacheEvents | Heartbeat | Fatal
+FromLeader = Welcome | Occupied | Started | Responses | Stats | Iterations | KvCacheEvents | Heartbeat | Fatal
 
 
 class RankInput(msgspec.Struct, frozen=True, omit_defaults=True):

@@ -160,6 +160,16 @@ RELAUNCHING = Family(
     kind="COUNTER",
 )
 """The supervisor takes its growth for a sign of work: the ranks may load for minutes and answer nothing meanwhile."""
+PAUSES = Family(
+    name="inflight_engine_pauses_total",
+    description="Times that ranks were lost while requests were in flight, which waited for others",
+    kind="COUNTER",
+)
+REPLAYS = Family(
+    name="inflight_request_replays_total",
+    description="Requests that went on with other ranks after theirs were lost, each time",
+    kind="COUNTER",
+)
 OUTCOMES = Family(
     name="inflight_requests_total",
     description="Requests by how they ended",
@@ -188,6 +198,8 @@ FAMILIES = (
     READY,
     RELAUNCHES,
     RELAUNCHING,
+    PAUSES,
+    REPLAYS,
     OUTCOMES,
 )
 

@@ -64,13 +64,15 @@ class MetricsThread:
         num_queued: Callable[[], int],
         is_ready: Callable[[], bool] | None,
         is_relaunching: Callable[[], bool],
+        totals: Mapping[str, Callable[[], int]] | None = None,
         further: Mapping[str, tuple[Family, ...]] | None = None,
     ) -> None:
         """`labels`: added to every series, see `own_labels`. `description`: of the engine, shown as labels. `period` in
         seconds. `latest_stats`: returns the newest statistics (JSON) since the last call, or None. `num_in_flight`,
         `num_queued`: requests of this server, and of all fronts, as the Executor counts them. `is_ready`,
-        `is_relaunching`: see Executor; `is_ready` is None for a model that uses another one's engine. `further`: name
-        of a family -> other families to which its observations go as well."""
+        `is_relaunching`: see Executor; `is_ready` is None for a model that uses another one's engine. `totals`: name of
+        a family -> what its counter shows. `further`: name of a family -> other families to which its observations go
+        as well."""
         self._pb_utils = pb_utils
         self._labels = labels
         self._description = description
@@ -81,6 +83,7 @@ class MetricsThread:
         self._is_ready = is_ready
         self._is_relaunching = is_relaunching
         self._was_relaunching = False
+        self._totals = totals or {}
         self._observing = {family.name: (family,) for family in mf.FAMILIES}
         """The families to which the observations with a name go."""
         for family_name, families in (further or {}).items():
@@ -156,6 +159,8 @@ class MetricsThread:
         for outcome, count in counts.items():
             self._call(mf.OUTCOMES.name, outcome, "increment", count)
         self._show_engine()
+        for name, total in self._totals.items():
+            self._raise(name, total())
         text = self._latest_stats()
         if text is not None:
             self._stats = BatchManagerStats.from_json(text)
@@ -184,6 +189,13 @@ class MetricsThread:
         self._set(mf.KV_BLOCKS_FREE.name, "", stats.free_kv_cache_blocks)
         self._set(mf.KV_BLOCKS.name, "", stats.max_kv_cache_blocks)
         self._set(mf.REQUESTS_QUEUED.name, "", num_queued)
+
+    def _raise(self, name: str, total: int) -> None:
+        """Increment a counter to `total`."""
+        growth = total - self._shown.get((name, ""), 0)
+        if growth:
+            self._call(name, "", "increment", growth)
+            self._shown[name, ""] = total
 
     def _set(self, name: str, series: str, value: float) -> None:
         """Set a gauge unless it already shows the value: each call is a round trip to the server."""

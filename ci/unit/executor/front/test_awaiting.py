@@ -8,6 +8,7 @@ import pytest
 from list_front import ListFront, submit, token
 
 from inflight.errors import InvalidRequest
+from inflight.executor.front.front import EngineState
 from inflight.request import Request
 from inflight.result import FinishReason, Response
 
@@ -90,6 +91,6 @@ def test_whoever_awaits_one_request_hears_that_its_ranks_are_lost(front: ListFro
     answers: list[list[Response]] = []
     thread = threading.Thread(target=lambda: answers.append(front.await_responses(request_id)))
     thread.start()
-    front.lose()
+    front.lose(EngineState.DOWN)
     thread.join(30)
     assert [[response.error_code for response in responses] for responses in answers] == [["UNAVAILABLE"]]

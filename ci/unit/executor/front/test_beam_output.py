@@ -5,8 +5,9 @@ from __future__ import annotations
 from fake_tokenizer import byte_tokenizer
 from harness import make_request
 
+from inflight.config import EngineConfig
 from inflight.executor.front.beam_output import BeamOutput
-from inflight.executor.front.journal import JournalEntry
+from inflight.executor.front.journal_entry import JournalEntry
 from inflight.executor.front.sequence_output import Seen
 from inflight.result import FinishReason, Response, Result
 from inflight.text.detokenizer import Detokenizer
@@ -34,8 +35,9 @@ def test_each_result_replaces_the_one_before() -> None:
 
 
 def test_a_front_passes_beams_on_as_they_are() -> None:
-    entry = JournalEntry(make_request(1, 2, beam_width=2, streaming=True, return_all_generated_tokens=True))
+    request = make_request(1, 2, beam_width=2, streaming=True, return_all_generated_tokens=True)
+    entry = JournalEntry(request, EngineConfig())
     for tokens in ([1], [2, 3]):
         response = Response(request_id=1, result=Result(output_token_ids=tokens, log_probs=[-1.0] * len(tokens)))
-        noted = entry.note(response).result
+        (noted,) = (each.result for each in entry.note(response))
         assert noted is not None and noted.output_token_ids == tokens and len(noted.log_probs) == len(tokens)

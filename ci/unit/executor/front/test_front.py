@@ -97,11 +97,12 @@ def test_a_full_engine_refuses_at_once_and_takes_again_after_an_end() -> None:
     assert front.num_requests_in_flight() == 2
 
 
-def test_lost_ranks_give_every_request_in_flight_one_error(front: ListFront) -> None:
+def test_ranks_that_are_lost_for_good_give_every_request_in_flight_one_error(front: ListFront) -> None:
     ids = [submit(front) for _ in range(5)]
     front.say(token(ids[0]), token(ids[1], FinishReason.LENGTH))
     front.lose()
-    front.lose()
+    front.lose(EngineState.DOWN)
+    front.lose(EngineState.DOWN)
     front.say(*(token(id_, FinishReason.LENGTH) for id_ in ids))
     finals = [response for response in front.await_responses(timeout=0) if response.is_final]
     assert sorted(response.request_id for response in finals) == ids
@@ -112,12 +113,13 @@ def test_lost_ranks_give_every_request_in_flight_one_error(front: ListFront) -> 
 def test_while_the_ranks_are_brought_back_requests_wait(front: ListFront) -> None:
     front.lose()
     first, second = submit(front), submit(front)
-    assert front.sent == [first, second] and not front.is_ready()
+    assert front.sent == [] and not front.is_ready()
     front.cancel_request(first)
     assert front.cancelled == []
     (refusal,) = front.await_responses(timeout=0)
     assert (refusal.request_id, refusal.error_code) == (first, "CANCELLED")
     front.recover()
+    assert front.sent == [second]
     front.say(token(second, FinishReason.LENGTH))
     assert [response.request_id for response in front.await_responses(timeout=0)] == [second]
 
@@ -194,7 +196,7 @@ def test_each_response_repeats_the_clients_id(front: ListFront) -> None:
         for client_id in ("a", "", "c")
     ]
     front.say(*map(token, ids), token(ids[0], FinishReason.LENGTH))
-    front.lose()
+    front.lose(EngineState.DOWN)
     heard = [(response.request_id, response.client_id) for response in front.await_responses()]
     assert sorted(heard) == sorted(
         [(ids[0], "a"), (ids[0], "a"), (ids[1], ""), (ids[1], ""), (ids[2], "c"), (ids[2], "c")]

@@ -247,7 +247,9 @@ def test_cancel_shutdown_heartbeat_stats_and_last_words(scene: Scene) -> None:
     scene.server.all_ranks_answered()
     scene.server.report_stats('{"n": 1}')
     scene.server.fail("a sentence")
-    scene.serve_until(lambda: {Heartbeat(), Stats('{"n": 1}'), Fatal("a sentence")} <= set(scene.heard[link][1:]))
+    scene.serve_until(
+        lambda: all(each in scene.heard[link] for each in (Heartbeat(), Stats('{"n": 1}'), Fatal("a sentence")))
+    )
 
 
 def test_a_front_that_is_gone_has_its_requests_stopped(scene: Scene) -> None:

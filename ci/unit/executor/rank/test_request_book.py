@@ -9,6 +9,8 @@ from harness import make_request
 from msgspec import structs
 
 from inflight.executor.rank.leader.request_book import RequestBook
+from inflight.replay import Replay
+from inflight.request import Request
 from inflight.request_limits import RequestLimits
 from inflight.result import FinishReason, Response, Result
 from inflight.sampling_config import SamplingConfig
@@ -221,6 +223,46 @@ def test_a_finished_request_does_not_time_out_nor_does_the_next_one_with_its_id(
     book.take(1)
     clock.now += 1
     assert book.take(1) == ([], {})
+
+
+def suspect(request_id: int) -> Request:
+    return structs.replace(make_request(request_id, 2), replay=Replay(is_suspect=True))
+
+
+def test_what_ranks_may_have_died_of_starts_alone_before_all_others() -> None:
+    """Its first answer shows that they do not; if they die again, its front was told that it had started."""
+    book = RequestBook()
+    for request in (make_request(1, 2), suspect(2), make_request(3, 2), suspect(4)):
+        book.submit(A, request)
+    assert [request.request_id for request in book.take(9, is_idle=True)[0]] == [2]
+    assert book.take_started() == {A: [2]} and book.num_queued == 3
+    assert book.take(9) == ([], {}) and book.take_started() == {}
+    book.respond(Response(request_id=2, result=Result(output_token_ids=[5])))
+    assert book.take(9) == ([], {}), "the next suspect waits until nothing is active"
+    end(book, 2)
+    assert [request.request_id for request in book.take(9, is_idle=True)[0]] == [4]
+    end(book, 4)
+    assert [request.request_id for request in book.take(9, is_idle=True)[0]] == [1, 3]
+    assert book.take_started() == {A: [4, 1, 3]}
+
+
+def test_a_suspect_can_be_cancelled_like_any_other() -> None:
+    book = RequestBook()
+    for request in (suspect(1), suspect(2), make_request(3, 2)):
+        book.submit(A, request)
+    book.take(9, is_idle=True)
+    book.cancel(A, [1, 2])
+    assert book.take(9)[1] == {1: FinishReason.CANCELLED}
+    assert [request_id for request_id, _, _ in answers(book)] == [2]
+    end(book, 1)
+    assert [request.request_id for request in book.take(9, is_idle=True)[0]] == [3]
+
+
+def test_a_replay_is_taken_even_if_others_have_taken_its_place() -> None:
+    book = RequestBook(max_in_flight=1)
+    book.submit(A, make_request(1, 2))
+    book.submit(B, structs.replace(make_request(2, 2), replay=Replay()))
+    assert [request.request_id for request in book.take(9)[0]] == [1, 2]
 
 
 def test_a_front_that_leaves_takes_its_requests_along() -> None:

@@ -22,6 +22,7 @@ from inflight.executor.wire.messages import (
     RankInput,
     Responses,
     Shutdown,
+    Started,
     Stats,
     Submit,
     Welcome,
@@ -58,6 +59,7 @@ def test_what_a_front_says_arrives_as_it_was(message: Hello | Submit | Cancel | 
     "message",
     [
         Occupied(),
+        Started([1, 2**64 - 1]),
         Welcome(limits=LIMITS, description=EngineDescription(device="cpu"), max_in_flight=9, pid=1),
         Responses(
             [Response(request_id=1, result=RESULT), Response(request_id=2, error_msg="e", error_code="INTERNAL")]

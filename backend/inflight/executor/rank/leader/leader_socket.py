@@ -35,6 +35,7 @@ from inflight.executor.wire.messages import (
     RankInput,
     Responses,
     Shutdown,
+    Started,
     Stats,
     Submit,
     Welcome,
@@ -234,6 +235,8 @@ class LeaderSocket:
 
     def _flush(self, everything: bool = False) -> None:
         """Send each front one message with all its responses, and the newest statistics if `everything` or if due."""
+        for front, started in self._book.take_started().items():
+            self._send(front, Started(started))
         for front, responses in self._book.collect_responses().items():
             self._send(front, Responses(responses))
         has_stats = self._stats is not None or self._iterations.iteration_stats or self._iterations.request_stats

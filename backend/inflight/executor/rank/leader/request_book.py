@@ -1,8 +1,11 @@
 """The leader's book of all fronts' requests in flight and of the responses to be sent. Knows no socket, rank or model.
 
 A request is waiting (in the queue, or before that for its grammar or adapter), active (handed to the ranks) or
-forgotten. Of all ranks only the leader reads the clock, here: a deadline that passes becomes a stop signal, which all
-ranks receive in the same iteration.
+forgotten. One that ranks may have died of waits apart: it starts when nothing is active, before all others, and nothing
+else starts until it is answered. Should the ranks die again, its front knows what they died of.
+
+Of all ranks only the leader reads the clock, here: a deadline that passes becomes a stop signal, which all ranks
+receive in the same iteration.
 """
 
 from __future__ import annotations
@@ -65,6 +68,9 @@ class RequestBook:
         self._guided: dict[int, GuidedDecodingParams] = {}  # of every waiting or active request that leases a grammar
         self._adapters = adapters
         self._adapted: dict[int, Adapter] = {}  # of every waiting or active request that leases an adapter
+        self._suspects: dict[int, Request] = {}  # those that ranks may have died of, in order of arrival
+        self._alone: int | None = None  # the one of them that is active and not answered yet
+        self._started: dict[Front, list[int]] = {}  # requests that ranks were handed, until the fronts are told
         self._preparing: dict[int, Request] = {}  # those whose grammars or adapters are not ready
         self._fronts: dict[int, Front] = {}  # request id -> front, of every waiting or active request
         self._stops: dict[int, FinishReason] = {}
@@ -81,7 +87,7 @@ class RequestBook:
     def has_input(self) -> bool:
         """Whether there are requests, stop signals or orders to take."""
         has_orders = self._adapters is not None and self._adapters.has_orders
-        return bool(self._queue or self._stops or self._cancelled_sequences) or has_orders
+        return bool(self._queue or self._suspects or self._stops or self._cancelled_sequences) or has_orders
 
     @property
     def num_in_flight(self) -> int:
@@ -90,7 +96,7 @@ class RequestBook:
     @property
     def num_queued(self) -> int:
         """Requests in flight that are waiting."""
-        return len(self._queue) + len(self._preparing)
+        return len(self._queue) + len(self._suspects) + len(self._preparing)
 
     @property
     def is_preparing(self) -> bool:
@@ -101,7 +107,7 @@ class RequestBook:
         request_id = request.request_id
         if request_id in self._fronts:
             self._refuse(front, request_id, DuplicateRequest(f"requestId {request_id} is already in progress"))
-        elif self._max_in_flight and len(self._fronts) >= self._max_in_flight:
+        elif self._max_in_flight and len(self._fronts) >= self._max_in_flight and request.replay is None:
             self._refuse(front, request_id, QueueFull())
         elif self._is_valid(front, request):
             self._accept(front, request)
@@ -119,11 +125,17 @@ class RequestBook:
         if request_id in self._guided or request_id in self._adapted:
             self._preparing[request_id] = request
         else:
-            self._queue.push(request, front)
+            self._enqueue(request)
         retention = request.kv_cache_retention_config
         self._tells_time = self._tells_time or (retention is not None and retention.has_durations)
         if request.allotted_time_ms > 0:
             self._set_deadline(request_id, self._queued_since[request_id] + request.allotted_time_ms / 1000)
+
+    def _enqueue(self, request: Request) -> None:
+        if request.replay is not None and request.replay.is_suspect:
+            self._suspects[request.request_id] = request
+        else:
+            self._queue.push(request, self._fronts[request.request_id])
 
     def _is_valid(self, front: Front, request: Request) -> bool:
         """Whether the queue can take it; False if it had to be refused. A front may be any program of this user."""
@@ -212,7 +224,17 @@ class RequestBook:
         self.poll_preparations()
         now = self._clock()
         self._expire(now)
-        room = max_sequences if max_sequences >= 0 else math.inf
+        if self._suspects or self._alone is not None:
+            requests = self._take_suspect() if max_sequences or is_idle else []
+        else:
+            requests = self._take_queued(max_sequences if max_sequences >= 0 else math.inf, is_idle=is_idle)
+        for request in requests:
+            self._started.setdefault(self._fronts[request.request_id], []).append(request.request_id)
+        self._queue_seconds = sum(now - self._queued_since.pop(request.request_id) for request in requests)
+        stops, self._stops = self._stops, {}
+        return requests, stops
+
+    def _take_queued(self, room: float, *, is_idle: bool) -> list[Request]:
         requests: list[Request] = []
         while self._queue:
             width = self._queue.head().num_sequences
@@ -220,9 +242,20 @@ class RequestBook:
                 break
             room -= width
             requests.append(self._queue.pop())
-        self._queue_seconds = sum(now - self._queued_since.pop(request.request_id) for request in requests)
-        stops, self._stops = self._stops, {}
-        return requests, stops
+        return requests
+
+    def _take_suspect(self) -> list[Request]:
+        """The first of them, if nothing is active."""
+        if self._alone is not None or len(self._fronts) > self.num_queued:
+            return []
+        self._alone, request = next(iter(self._suspects.items()))
+        del self._suspects[self._alone]
+        return [request]
+
+    def take_started(self) -> dict[Front, list[int]]:
+        """Ids of the requests that ranks were handed since the last call, by front."""
+        started, self._started = self._started, {}
+        return started
 
     def take_cancelled_sequences(self) -> list[tuple[int, int]]:
         """Sequences of active requests that all ranks are to end in this iteration: (request id, index)."""
@@ -265,7 +298,7 @@ class RequestBook:
                     self._end_preparing(request_id, _done(request_id))
                 else:
                     del self._preparing[request_id]
-                    self._queue.push(self._with_adapter(request), self._fronts[request_id])
+                    self._enqueue(self._with_adapter(request))
 
     def _broken_reason(self, request_id: int) -> str:
         """Why a request that waits can never start; empty if it may."""
@@ -306,6 +339,8 @@ class RequestBook:
         front = self._fronts.get(request_id)
         if front is None:
             return
+        if request_id == self._alone:
+            self._alone = None
         self._outboxes.setdefault(front, []).append(response)
         if response.is_final:
             self._forget(request_id)
@@ -314,7 +349,7 @@ class RequestBook:
         """`stats` with what only the leader knows of the iteration: who waits here, and how long the new ones did."""
         return structs.replace(
             stats,
-            num_queued_requests=len(self._queue),
+            num_queued_requests=len(self._queue) + len(self._suspects),
             new_active_requests_queue_latency_ms=self._queue_seconds * 1000,
         )
 
@@ -337,7 +372,8 @@ class RequestBook:
                 self._stop(request_id, FinishReason.TIMED_OUT, RequestTimedOut(text))
 
     def _stop(self, request_id: int, reason: FinishReason, error_if_waiting: InflightError) -> None:
-        if self._preparing.pop(request_id, None) is not None or self._queue.discard(request_id):
+        waited = self._preparing.pop(request_id, None) or self._suspects.pop(request_id, None)
+        if waited is not None or self._queue.discard(request_id):
             front = self._fronts[request_id]
             self._forget(request_id)
             self._refuse(front, request_id, error_if_waiting)

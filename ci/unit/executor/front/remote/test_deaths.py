@@ -1,4 +1,4 @@
-"""Ranks that die or hang: every request is answered once, and the ranks are launched again."""
+"""Ranks that die or hang: they are launched again, and every request goes on with the new ones or is answered once."""
 
 from __future__ import annotations
 
@@ -18,19 +18,45 @@ pytestmark = pytest.mark.slow
 
 
 @pytest.mark.parametrize("order", [Order.EXIT, Order.FATAL])
-def test_ranks_that_end_fail_what_is_in_flight_once_and_are_launched_again(launcher: Launcher, order: Order) -> None:
+def test_ranks_that_end_are_launched_again_and_what_is_in_flight_goes_on(launcher: Launcher, order: Order) -> None:
     executor = launcher()
     executor.start()
     held = [submit(executor, Order.HOLD) for _ in range(3)]
     first = pid_of(fetch(executor, 3)[0])
     fatal = submit(executor, order)
-    token, *errors = fetch(executor, 1 + 4)
-    assert token.request_id == fatal
-    assert sorted(error.request_id for error in errors) == [*held, fatal]
-    assert {error.error_code for error in errors} == {"UNAVAILABLE"}
+    token, *others = fetch(executor, 1 + 4 * 2)
+    assert token.request_id == fatal and pid_of(token) == first
+    (second,) = {pid_of(response) for response in others}
+    assert second != first
+    assert [other.request_id for other in others if other.is_final] == [*held, fatal], "in the order of their arrival"
+    assert (executor.num_pauses(), executor.num_replays()) == (1, 4)
+
+
+@pytest.mark.parametrize("bound", ["journal_max_tokens", "journal_max_replays"])
+def test_no_request_goes_on_where_that_is_switched_off(launcher: Launcher, bound: str) -> None:
+    executor = launcher(config=EngineConfig(**{bound: 0}))
+    executor.start()
+    held, fatal = submit(executor, Order.HOLD), submit(executor, Order.EXIT)
+    *_, first, second = fetch(executor, 2 + 2)
+    assert [first.request_id, second.request_id] == [held, fatal]
+    assert {first.error_code, second.error_code} == {"UNAVAILABLE"} and bound in first.error_msg
     wait_until_ready(executor)
     submit(executor, Order.ANSWER)
-    assert pid_of(fetch(executor, 2)[0]) != first
+    fetch(executor, 2)
+
+
+def test_a_request_that_ranks_die_of_ends_and_the_others_go_on(launcher: Launcher) -> None:
+    """The fake leader, which starts all at once, cannot tell them apart; but the others have had tokens."""
+    executor = launcher()
+    executor.start()
+    held = submit(executor, Order.HOLD)
+    fetch(executor, 1)
+    poison = submit(executor, Order.POISON)
+    responses = fetch(executor, 3)
+    assert [response.request_id for response in responses] == [held, held, poison]
+    assert responses[2].error_code == "UNAVAILABLE" and "3 times in a row" in responses[2].error_msg
+    assert executor.num_pauses() == 2
+    wait_until_ready(executor)
 
 
 def test_a_killed_rank_that_was_idle_is_launched_again(launcher: Launcher) -> None:
@@ -52,12 +78,10 @@ def test_a_hung_rank_counts_as_dead_after_the_heartbeats_deadline(launcher: Laun
     request_id = submit(executor, Order.HOLD)
     first = pid_of(fetch(executor, 1)[0])
     with stopped(first):
-        (error,) = fetch(executor, 1)
-        assert (error.request_id, error.error_code) == (request_id, "UNAVAILABLE")
-        wait_until_ready(executor)
+        responses = fetch(executor, 2)
+        assert {response.request_id for response in responses} == {request_id}
+        assert pid_of(responses[0]) != first
     assert "no heartbeat" in reasons[0]
-    submit(executor, Order.ANSWER)
-    assert pid_of(fetch(executor, 2)[0]) != first
 
 
 def test_a_pause_shorter_than_the_deadline_harms_nobody(launcher: Launcher) -> None:
@@ -76,13 +100,13 @@ def test_requests_that_come_while_the_ranks_are_brought_back_are_served_by_the_n
     died = threading.Event()
     executor = launcher(on_engine_death=lambda reason: died.set())
     executor.start()
-    submit(executor, Order.EXIT)
-    first = pid_of(fetch(executor, 2)[0])
+    replayed = submit(executor, Order.EXIT)
+    first = pid_of(fetch(executor, 1)[0])
     assert died.wait(PATIENCE)
     request_id = submit(executor, Order.ANSWER)
-    responses = fetch(executor, 2)
-    assert {response.request_id for response in responses} == {request_id}
-    assert pid_of(responses[0]) != first
+    responses = fetch(executor, 4)
+    assert [response.request_id for response in responses if response.is_final] == [replayed, request_id]
+    assert first not in map(pid_of, responses)
 
 
 def test_ranks_that_cannot_be_brought_back_at_once_are_down_until_a_relaunch_is_asked_for(

@@ -1,0 +1,298 @@
+"""What a front records of one request in flight: the request and what was delivered of it, which outlive the ranks.
+
+When ranks die, each entry either ends, for a reason that its client is told, or waits and becomes the Request that new
+ranks go on from (`message`). From the record come also the parts of a response that ranks need not send: the client's
+own id, and all tokens so far for a request that wants them with every response. Knows no lock and no socket.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+from msgspec import structs
+
+from inflight.config import EngineConfig
+from inflight.errors import EngineUnavailable, InflightError, RequestCancelled, RequestTimedOut
+from inflight.lora import LoraConfig, LoRARequest
+from inflight.replay import DeliveredSequence, Replay
+from inflight.request import Request
+from inflight.result import FinishReason, PerfMetrics, Response, Result
+
+RANKS_LOST = "the engine's ranks died while the request was in flight"
+
+
+@dataclass(slots=True)
+class Delivered:
+    """What was delivered of one sequence."""
+
+    token_ids: list[int] = field(default_factory=list)
+    log_probs: list[float] = field(default_factory=list)
+    """Kept only for a request that wants everything with every response."""
+    cum_log_prob: float = 0.0
+    num_iterations: int = 0
+    is_finished: bool = False
+    is_cancelled: bool = False
+    """The ranks were asked to end it."""
+
+
+@dataclass(slots=True)
+class JournalEntry:
+    """One request from its acceptance to its final response."""
+
+    request: Request
+    config: EngineConfig
+    """Of which the bounds named journal_* are used."""
+    adapter: LoraConfig | LoRARequest | None = None
+    """What new ranks load its adapter from, where its client relies on the ranks to have it."""
+    accepted_at: float = field(default_factory=time.monotonic)
+    sequences: dict[int, Delivered] = field(default_factory=dict)
+    """By sequence index; a sequence without a result yet is not there."""
+    num_replays: int = 0
+    is_sent: bool = False
+    """To the present ranks."""
+    is_started: bool = False
+    """Some ranks have begun it: it ends with its tokens so far, not with an error, if it is cancelled."""
+    _started_ns: int = 0
+    """When the first ranks began it, and when its first token came; 0 = not yet. time.monotonic_ns(), which the leader
+    counts by, too."""
+    _first_token_ns: int = 0
+    _num_delivered: int = 0
+    _num_deaths: int = 0
+    """Of ranks that had begun it, in a row, without a new token of it in between."""
+    _is_running: bool = False
+    """The present ranks have begun it."""
+    _has_progressed: bool = False
+    """They have brought it something."""
+    _is_cancelled: bool = False
+
+    # -- responses of ranks --------------------------------------------------------------------------------------------
+
+    def note_started(self) -> None:
+        self.is_started = self._is_running = True
+        self._started_ns = self._started_ns or time.monotonic_ns()
+
+    def note(self, response: Response) -> list[Response]:
+        """Record a response that is being delivered, and return what the caller receives: usually one response, none if
+        the client has had it from earlier ranks."""
+        if response.result is None:
+            reason = _REASONS.get(response.outcome)
+            # The new ranks had not begun it again; for its client it had begun.
+            return self.end(reason) if reason is not None and self.is_started else [self._signed(response)]
+        if not self._is_running:
+            self.note_started()
+        result = self._note(response.result)
+        if result is None:
+            return []
+        return [self._signed(response if result is response.result else structs.replace(response, result=result))]
+
+    def _note(self, result: Result) -> Result | None:
+        delivered = self._of(result.sequence_index)
+        if self._is_beam_search:
+            if self.num_replays and result.decoding_iter <= delivered.num_iterations:
+                # A replayed search repeats its choices from the first one on.
+                return self._last_result(result, delivered) if result.is_sequence_final else None
+            delivered.token_ids, delivered.log_probs = list(result.output_token_ids), list(result.log_probs)
+        else:
+            self._append(delivered, result)
+            if self.request.return_all_generated_tokens:
+                result = structs.replace(
+                    result, output_token_ids=list(delivered.token_ids), log_probs=list(delivered.log_probs)
+                )
+        self._has_progressed = True
+        self._first_token_ns = self._first_token_ns or time.monotonic_ns()
+        if self.num_replays and result.request_perf_metrics is not None:
+            result = structs.replace(result, request_perf_metrics=self._since_acceptance(result.request_perf_metrics))
+        delivered.cum_log_prob = result.cum_log_prob
+        delivered.num_iterations = result.decoding_iter
+        delivered.is_finished = result.is_sequence_final
+        return result
+
+    def _append(self, delivered: Delivered, result: Result) -> None:
+        self._num_delivered += len(result.output_token_ids)
+        if self.request.return_all_generated_tokens:
+            delivered.log_probs += result.log_probs
+        elif self._is_too_long:
+            delivered.token_ids.clear()
+            return
+        delivered.token_ids += result.output_token_ids
+
+    @staticmethod
+    def _last_result(result: Result, delivered: Delivered) -> Result:
+        """Of a search that is ended from outside before it has repeated what the client has."""
+        delivered.is_finished = True
+        return structs.replace(
+            result,
+            output_token_ids=list(delivered.token_ids),
+            log_probs=list(delivered.log_probs),
+            cum_log_prob=delivered.cum_log_prob,
+            decoding_iter=delivered.num_iterations,
+        )
+
+    # -- responses without ranks ---------------------------------------------------------------------------------------
+
+    def fail(self, error: InflightError) -> Response:
+        """The final response of a request that no rank answers."""
+        return self._signed(Response.of_error(self.request.request_id, error))
+
+    def end(self, reason: FinishReason) -> list[Response]:
+        """Its last responses, if no rank will give any: each sequence ends with its tokens so far. A request that no
+        rank has begun ends with an error."""
+        if not self.is_started:
+            return [self.fail(_ERRORS[reason](_SENTENCES[reason].format(self.request.request_id)))]
+        return self._end(range(self.request.num_return_sequences), reason)
+
+    def end_sequence(self, index: int) -> list[Response]:
+        """One of its sequences is cancelled while no rank has the request."""
+        return self._end([index], FinishReason.CANCELLED) if self._can_end(index) else []
+
+    def cancel(self) -> None:
+        """The ranks were asked to end it."""
+        self._is_cancelled = True
+
+    def cancel_sequence(self, index: int) -> None:
+        """The same of one sequence."""
+        if self._can_end(index):
+            self._of(index).is_cancelled = True
+
+    def _end(self, indices: Iterable[int], reason: FinishReason) -> list[Response]:
+        responses = []
+        for index in indices:
+            delivered = self._of(index)
+            if delivered.is_finished:
+                continue
+            delivered.is_finished = True
+            is_final = not self._open
+            has_everything = self._is_beam_search or self.request.return_all_generated_tokens
+            result = Result(
+                output_token_ids=list(delivered.token_ids) if has_everything else [],
+                log_probs=list(delivered.log_probs) if has_everything else [],
+                cum_log_prob=delivered.cum_log_prob,
+                finish_reason=reason,
+                is_final=is_final,
+                sequence_index=index,
+                is_sequence_final=True,
+                decoding_iter=delivered.num_iterations,
+                request_perf_metrics=self._since_acceptance(PerfMetrics()) if is_final else None,
+            )
+            responses.append(self._signed(Response(request_id=self.request.request_id, result=result)))
+        return responses
+
+    def _since_acceptance(self, metrics: PerfMetrics) -> PerfMetrics:
+        """`metrics` of the last ranks, with the times that began before them."""
+        return structs.replace(
+            metrics,
+            arrival_time_ns=int(self.accepted_at * 1e9),
+            first_scheduled_time_ns=self._started_ns,
+            first_token_time_ns=self._first_token_ns,
+            last_token_time_ns=metrics.last_token_time_ns or self._first_token_ns,
+        )
+
+    def _signed(self, response: Response) -> Response:
+        client_id = self.request.client_id
+        return structs.replace(response, client_id=client_id) if client_id else response
+
+    # -- the death of ranks --------------------------------------------------------------------------------------------
+
+    def ranks_died(self) -> list[Response]:
+        """Its last responses, if it does not wait for new ranks; those of sequences that were to end."""
+        if not self.is_sent:
+            return []
+        if self._is_running:
+            self._num_deaths = 1 if self._has_progressed else self._num_deaths + 1
+        self.is_sent = self._is_running = self._has_progressed = False
+        if self._is_cancelled:
+            return self.end(FinishReason.CANCELLED)
+        responses = self._end([index for index in self._open if self._of(index).is_cancelled], FinishReason.CANCELLED)
+        if responses and responses[-1].is_final:
+            return responses
+        sentence = self._cannot_go_on()
+        if sentence:
+            return [*responses, self.fail(EngineUnavailable(sentence))]
+        self.num_replays += 1
+        return responses
+
+    def _cannot_go_on(self) -> str:
+        """Why it is not replayed; empty if it is."""
+        config = self.config
+        if self._is_too_long:
+            return f"{RANKS_LOST}, and it has more tokens than journal_max_tokens allows ({config.journal_max_tokens})"
+        if self._num_deaths >= config.journal_max_deaths:
+            return f"{RANKS_LOST}, {self._num_deaths} times in a row: it may be what they die of (journal_max_deaths)"
+        if self.num_replays >= config.journal_max_replays:
+            return f"{RANKS_LOST}, after {self.num_replays} replays (journal_max_replays)"
+        return ""
+
+    def is_overdue(self, now: float) -> bool:
+        """Whether its allotted time has passed; `now`: time.monotonic()."""
+        allotted = self.request.allotted_time_ms
+        return allotted > 0 and now - self.accepted_at >= allotted / 1000
+
+    def message(self, now: float, *, with_adapter: bool) -> Request:
+        """The request as ranks get it that were launched after it was accepted. `now`: time.monotonic().
+        `with_adapter`: whether they have not been told yet where to load its adapter from."""
+        request = self.request
+        if with_adapter and isinstance(self.adapter, LoraConfig):
+            request = structs.replace(request, lora_config=self.adapter)
+        elif with_adapter and self.adapter is not None:
+            request = structs.replace(request, lora_request=self.adapter, lora_config=None)
+        waited_ms = int((now - self.accepted_at) * 1000)
+        if request.allotted_time_ms and waited_ms:
+            request = structs.replace(request, allotted_time_ms=max(request.allotted_time_ms - waited_ms, 1))
+        if not self.num_replays:
+            return request
+        sequences: list[DeliveredSequence] = []
+        if not self._is_beam_search and any(each.token_ids or each.is_finished for each in self.sequences.values()):
+            sequences = [_replayed(self._of(index)) for index in range(request.num_sequences)]
+        is_suspect = 0 < self._num_deaths >= self.config.journal_max_deaths - 1
+        return structs.replace(request, replay=Replay(sequences=sequences, is_suspect=is_suspect))
+
+    # -- the record ----------------------------------------------------------------------------------------------------
+
+    @property
+    def _is_beam_search(self) -> bool:
+        """Then each result holds everything."""
+        return self.request.sampling_config.beam_width > 1
+
+    @property
+    def _is_too_long(self) -> bool:
+        return len(self.request.input_token_ids) + self._num_delivered > self.config.journal_max_tokens
+
+    @property
+    def _open(self) -> list[int]:
+        """Indices of the sequences without their last result."""
+        return [index for index in range(self.request.num_return_sequences) if not self._of(index).is_finished]
+
+    def _can_end(self, index: int) -> bool:
+        is_one = self.is_started and 0 <= index < self.request.num_return_sequences
+        return is_one and not self._is_beam_search and not self._of(index).is_finished
+
+    def _of(self, index: int) -> Delivered:
+        delivered = self.sequences.get(index)
+        if delivered is None:
+            delivered = self.sequences[index] = Delivered()
+        return delivered
+
+
+_REASONS = {
+    RequestCancelled.outcome: FinishReason.CANCELLED,
+    RequestTimedOut.outcome: FinishReason.TIMED_OUT,
+}
+_ERRORS: dict[FinishReason, type[InflightError]] = {
+    FinishReason.CANCELLED: RequestCancelled,
+    FinishReason.TIMED_OUT: RequestTimedOut,
+}
+_SENTENCES = {
+    FinishReason.CANCELLED: "request Id {} has been stopped. Request is ignored.",
+    FinishReason.TIMED_OUT: "request Id {} waited longer than the time it was allotted",
+}
+
+
+def _replayed(delivered: Delivered) -> DeliveredSequence:
+    return DeliveredSequence(
+        token_ids=list(delivered.token_ids),
+        cum_log_prob=delivered.cum_log_prob,
+        num_iterations=delivered.num_iterations,
+        is_finished=delivered.is_finished,
+    )

@@ -1,0 +1,100 @@
+"""Ranks are killed while requests of every kind are in flight: each goes on, and its client gets what it gets alone.
+
+pytest ci/L0_executor/test_survival.py
+"""
+
+from __future__ import annotations
+
+import random
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import request_kinds
+from mortal_front import MortalFront, assert_same
+from request_kinds import ADAPTERS, CHECKPOINT, ENGINE, KINDS, TOKENIZER, RequestKind
+
+from inflight import backoff
+from inflight.config import EngineConfig
+from inflight.executor.front.generation_result import GenerationResult
+from inflight.executor.generation_executor import GenerationExecutor
+from inflight.run_directory import RUN_DIRECTORY
+from inflight.sampling_config import SamplingConfig
+
+SAMPLED = SamplingConfig(temperature=1.0, seed=3)
+MORE_KINDS = (
+    RequestKind(feature="stop string", fields={"stop": ["very big", "dog's n"], "max_tokens": 40}),
+    RequestKind(
+        feature="several sequences with stop strings",
+        fields={"stop": ["a", "!"], "num_return_sequences": 3, "sampling_config": SAMPLED, "max_tokens": 40},
+    ),
+    RequestKind(feature="all tokens each time", fields={"return_all_generated_tokens": True}),
+    RequestKind(feature="long", fields={"max_tokens": 150, "sampling_config": SAMPLED}),
+)
+ALL = (*KINDS, *MORE_KINDS)
+
+
+class Scene:
+    def __init__(self, num_ranks: int) -> None:
+        config = EngineConfig(
+            gpt_model_path=str(CHECKPOINT),
+            device="cpu",
+            dtype="float32",
+            num_threads=1,
+            tensor_parallel_size=num_ranks,
+            max_batch_size=8,
+            max_tokens_in_paged_kv_cache=4096,
+            max_loras=2,
+            lora_dir=str(ADAPTERS),
+            log_level="WARNING",
+            **ENGINE,
+        )
+        self.num_ranks = num_ranks
+        self.front = MortalFront(config)
+        self.service = GenerationExecutor(self.front, TOKENIZER)
+        self.alone: dict[str, GenerationResult] = {}
+        for kind in ALL:
+            self.alone[kind.feature] = self.start(kind, streaming=True)
+            self.alone[kind.feature].result()
+        self.num_responses = self.front.num_delivered
+
+    def start(self, kind: RequestKind, **changes: bool) -> GenerationResult:
+        return self.service.generate_async(kind.prompt, **{**kind.python(), **changes})
+
+    def serve(self) -> list[tuple[str, GenerationResult]]:
+        """All kinds at once, streamed and not."""
+        kinds = [(kind, streaming) for kind in ALL for streaming in (True, False)]
+        random.Random(len(kinds)).shuffle(kinds)
+        return [(kind.feature, self.start(kind, streaming=streaming)) for kind, streaming in kinds]
+
+    def check(self, results: list[tuple[str, GenerationResult]]) -> None:
+        for feature, result in results:
+            assert_same(result, self.alone[feature], feature)
+
+
+@pytest.fixture(scope="module", params=[1, 2], ids=["one rank", "two ranks"])
+def scene(request: pytest.FixtureRequest) -> Iterator[Scene]:
+    with tempfile.TemporaryDirectory(prefix="run-") as run_directory, pytest.MonkeyPatch.context() as patch:
+        patch.setenv(RUN_DIRECTORY, run_directory)
+        patch.setenv("PYTHONPATH", str(Path(request_kinds.__file__).parent))
+        patch.setattr(backoff, "LONGEST", 0.0)
+        scene = Scene(request.param)
+        yield scene
+        scene.service.shutdown()
+
+
+def test_requests_of_all_kinds_go_on_when_ranks_die(scene: Scene) -> None:
+    """Each rank is killed at a random response, and in the end one more while the requests are being replayed."""
+    for rank in range(scene.num_ranks):
+        choose = random.Random(rank)
+        first = scene.front.num_delivered + choose.randrange(scene.num_responses // 8, scene.num_responses)
+        scene.front.deaths = [(first, rank)]
+        if rank == scene.num_ranks - 1:
+            scene.front.deaths.append((first + choose.randrange(1, scene.num_responses // 4), 0))
+        num_kills, num_replays = len(scene.front.deaths), scene.front.num_replays()
+        num_pauses = scene.front.num_pauses()
+        scene.check(scene.serve())
+        assert not scene.front.deaths
+        assert scene.front.num_pauses() == num_pauses + num_kills
+        assert scene.front.num_replays() > num_replays

@@ -1,0 +1,98 @@
+"""`make demo-survival`: a rank is killed with SIGKILL in the middle of a streamed JSON answer, and the stream goes on.
+
+Starts a server of the default model, asks it for the same sampled answer twice, kills a rank during the second one and
+compares the bytes. In float32, in which a token computed again has the very same value.
+
+    make demo-survival ARGS="--ranks 2 --kill 1"     two ranks, of which the second is killed
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import signal
+import sys
+import time
+from pathlib import Path
+
+from inflight_client import Client
+
+HELPERS = Path(__file__).parent / "helpers"
+PROMPT = "There were three girls."
+GIRL = {
+    "type": "object",
+    "properties": {
+        "name": {"type": "string", "maxLength": 10},
+        "age": {"type": "integer", "minimum": 1, "maximum": 99},
+        "pets": {"type": "array", "items": {"enum": ["cat", "dog", "duck"]}, "minItems": 1, "maxItems": 3},
+    },
+    "required": ["name", "age", "pets"],
+}
+GIRLS = {"type": "array", "items": GIRL, "minItems": 3, "maxItems": 3}
+OPTIONS = {
+    "max_tokens": 500,
+    "temperature": 1.0,
+    "seed": 7,
+    "bad_words": ["\n"],  # JSON may have any white space between its parts, and this model likes it
+    "guided_decoding_guide_type": "json_schema",
+    "guided_decoding_guide": json.dumps(GIRLS),
+}
+NUM_CHUNKS = 20
+"""After which the rank is killed."""
+
+
+def main(arguments: list[str]) -> int:
+    options = argparse.ArgumentParser(prog="make demo-survival")
+    options.add_argument("--ranks", type=int, default=1, help="ranks of the engine")
+    options.add_argument("--kill", type=int, default=0, help="number of the rank that is killed")
+    chosen = options.parse_args(arguments)
+    if not 0 <= chosen.kill < chosen.ranks:
+        options.error(f"--kill must be the number of a rank, below {chosen.ranks}")
+    sys.path.insert(0, str(HELPERS))
+    from server_process import ServerProcess
+
+    print(f"Starting tritonserver and {chosen.ranks} rank(s) …", flush=True)
+    parameters = {"dtype": "float32", "tensor_parallel_size": str(chosen.ranks), "num_threads": "1"}
+    with ServerProcess(parameters=parameters) as server, Client(server.grpc_url) as client:
+        print(f"\nAn undisturbed answer, sampled with seed {OPTIONS['seed']}:\n", flush=True)
+        undisturbed, _ = ask(client, None)
+        pid = find_ranks(server.pids)[chosen.kill]
+        print(f"\nThe same request again; process {pid}, rank {chosen.kill}, is about to die:\n", flush=True)
+        disturbed, pause = ask(client, pid)
+    print(f"\nThe stream paused for {pause:.1f} s while ranks were launched again, and its client saw no error.")
+    if disturbed != undisturbed:
+        print(f"The answers DIFFER: {len(undisturbed.encode())} and {len(disturbed.encode())} bytes.")
+        return 1
+    print(f"The {len(undisturbed.encode())} bytes of both answers are equal. As JSON:")
+    print(json.dumps(json.loads(disturbed), ensure_ascii=False))
+    return 0
+
+
+def ask(client: Client, victim: int | None) -> tuple[str, float]:
+    """Stream an answer to the screen and return it, with the longest time in seconds between two of its chunks.
+    `victim`: process to kill in the middle."""
+    text, pause, before = "", 0.0, time.monotonic()
+    with client.stream(PROMPT, **OPTIONS) as stream:  # type: ignore[arg-type]
+        for number, chunk in enumerate(stream, 1):
+            pause, before = max(pause, time.monotonic() - before), time.monotonic()
+            text += chunk.text
+            print(chunk.text, end="", flush=True)
+            if number == NUM_CHUNKS and victim is not None:
+                os.kill(victim, signal.SIGKILL)
+                print(" [kill -9] ", end="", flush=True)
+    print()
+    return text, pause
+
+
+def find_ranks(pids: list[int]) -> list[int]:
+    """Processes of the ranks among those of a server, in the order of their ranks."""
+    from real_engine import rank_pids
+
+    workers = [pid for pid in pids if b"inflight.worker" in Path(f"/proc/{pid}/cmdline").read_bytes()]
+    by_rank = rank_pids(workers)
+    return [by_rank[rank] for rank in sorted(by_rank)] or workers
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,58 @@
+"""A front that kills one of its ranks once it has delivered so many responses, and looks at what becomes of results."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Iterable
+from pathlib import Path
+
+import numpy as np
+from real_engine import rank_pids
+
+from inflight.config import EngineConfig
+from inflight.executor.executor import make_launcher
+from inflight.executor.front.generation_result import GenerationResult
+from inflight.executor.front.remote import RemoteFront
+from inflight.result import Response
+
+
+class MortalFront(RemoteFront):
+    def __init__(self, config: EngineConfig) -> None:
+        super().__init__(config, make_launcher(config))
+        self.num_delivered = 0
+        self.deaths: list[tuple[int, int]] = []
+        """(responses that are delivered before, rank) of each kill to come."""
+        self.num_killed = 0
+
+    def rank_pid(self, rank: int) -> int:
+        if self._config.num_ranks > 1:
+            return rank_pids(self.engine_pids())[rank]
+        (pid,) = (pid for pid in self.engine_pids() if b"inflight.worker" in Path(f"/proc/{pid}/cmdline").read_bytes())
+        return pid
+
+    def _deliver(self, responses: Iterable[Response]) -> None:
+        responses = list(responses)
+        super()._deliver(responses)
+        self.num_delivered += len(responses)
+        if self.deaths and self.num_delivered >= self.deaths[0][0]:
+            _, rank = self.deaths.pop(0)
+            os.kill(self.rank_pid(rank), signal.SIGKILL)
+            self.num_killed += 1
+
+
+def assert_same(result: GenerationResult, wanted: GenerationResult, feature: str) -> None:
+    """The same tokens and ends. Numbers beside them may differ in their last digits: a chunk of tokens sums up in
+    another order than one token."""
+    for found, expected in zip(result.result().outputs, wanted.result().outputs, strict=True):
+        assert found.token_ids == expected.token_ids, feature
+        assert found.text == expected.text, feature
+        assert found.finish_reason is expected.finish_reason, feature
+        assert len(found.log_probs) == len(expected.log_probs), feature
+        np.testing.assert_allclose(found.log_probs, expected.log_probs, rtol=0, atol=2e-4, err_msg=feature)
+        np.testing.assert_allclose(found.cumulative_logprob, expected.cumulative_logprob, atol=2e-3, err_msg=feature)
+    for index in range(len(wanted.result().outputs)):
+        tensors, numbers = result.tensors(index), wanted.tensors(index)
+        assert set(tensors) == set(numbers), feature
+        for name, array in numbers.items():
+            np.testing.assert_allclose(tensors[name], array, rtol=0, atol=2e-4, err_msg=f"{feature}: {name}")
