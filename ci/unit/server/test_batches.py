@@ -13,6 +13,7 @@ from msgspec import structs
 from played_backend import LONG
 
 from inflight.config import EngineConfig
+from inflight.engine_description import EngineDescription
 from inflight.errors import InvalidRequest
 from inflight.result import FinishReason
 from inflight.server.backend_server import BackendServer
@@ -27,7 +28,9 @@ NAMED = {"output_ids", "sequence_length", "batch_index"}
 @pytest.fixture
 def executor() -> FakeExecutor:
     executor = FakeExecutor()
-    executor._engine_ready(structs.replace(executor.limits, max_batch_size=4), "cuda", max_in_flight=0)
+    executor._engine_ready(
+        structs.replace(executor.limits, max_batch_size=4), EngineDescription(device="cuda"), max_in_flight=0
+    )
     return executor
 
 

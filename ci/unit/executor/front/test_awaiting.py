@@ -32,10 +32,12 @@ def test_a_listener_hears_all_responses_that_have_come_at_once(front: ListFront)
     front.say(token(first), token(second))
     front.say(token(second, FinishReason.LENGTH))
     front.lose()
-    assert heard[1:] == [[(first, False), (second, False)], [(second, True)], [(first, True)]]
+    assert heard[1:] == [[(first, False), (second, False)], [(second, True)]]
     waiting = submit(front)
     front.cancel_request(waiting)
-    assert heard[4:] == [[(waiting, True)]]
+    assert heard[3:] == [[(waiting, True)]]
+    front.lose(EngineState.DOWN)
+    assert heard[4:] == [[(first, True)]]
     assert front.get_num_responses_ready() == 0
 
 
