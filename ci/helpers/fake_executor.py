@@ -55,9 +55,8 @@ class FakeExecutor(Front):
             kv_cache_tokens=10 * max_seq_len,
             max_batch_size=4,
         )
-        self._engine_ready(
-            limits, EngineDescription(device="cuda"), max_in_flight=0
-        )  # a device without a rate limit for responses
+        # Of a device without a rate limit for responses.
+        self._engine_ready(limits, EngineDescription(device="cuda"), max_in_flight=0)
 
     @property
     def is_shut_down(self) -> bool:
