@@ -117,7 +117,7 @@ class BackendServer:
         self._watch = WatchThread(
             executor, self._items, config.cancellation_check_period_ms / 1000, self._on_engine_down
         )
-        self._signs = SignThread(instance)
+        self._signs = SignThread(instance, lambda: not self._sending.has_failed)
         self._open_requests = OpenRequests(instance)
 
     def start(self) -> None:

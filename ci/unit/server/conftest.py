@@ -26,6 +26,7 @@ def senders(server: BackendServer):
     assert [sender.num_finals for sender in made] == [1] * len(made)
     assert not [sender.misuse for sender in made if sender.misuse]
     assert not pb.MetricFamily.misuse
+    assert server._open_requests._number == 0
 
 
 @pytest.fixture

@@ -53,6 +53,21 @@ def test_a_failure_while_answering_harms_one_request(
         assert executor.cancelled == [broken_id]
 
 
+def test_the_server_knows_when_it_cannot_answer_any_more(
+    server: BackendServer, executor: FakeExecutor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The heartbeat stops then, so that the supervisor brings the model back."""
+
+    def explode(**_: object) -> list[Response]:
+        raise ValueError
+
+    assert server.is_ready() and not server._sending.has_failed
+    monkeypatch.setattr(executor, "await_responses", explode)
+    server._sending._thread.join(LONG)
+    assert server._sending.has_failed and not server.is_ready()
+    server.close()
+
+
 def test_outcomes_reach_the_metrics(ask, server: BackendServer, executor: FakeExecutor) -> None:
     finish(executor, ask(PROMPT))
     ask({})

@@ -152,6 +152,22 @@ def test_a_stub_renews_its_file_until_it_ends(supervised: Path) -> None:
     assert not supervised.exists()
 
 
+def test_a_stub_that_cannot_answer_any_more_falls_silent(supervised: Path) -> None:
+    asked = threading.Semaphore(0)
+
+    def is_well() -> bool:
+        asked.release()
+        return False
+
+    thread = SignThread("llm_0_0", is_well)
+    thread.start()
+    until(supervised.exists)
+    os.utime(supervised, ns=(0, 0))
+    assert asked.acquire(timeout=LONG) and asked.acquire(timeout=LONG)
+    assert supervised.stat().st_mtime_ns == 0
+    thread.stop()
+
+
 def test_a_directory_that_is_gone_ends_the_signs_and_nothing_else(supervised: Path) -> None:
     thread = SignThread("llm_0_0")
     supervised.parent.parent.rmdir()

@@ -43,6 +43,8 @@ class SendingThread:
         self._held: dict[int, WorkItem] = {}
         """Requests with undelivered output, by request id."""
         self._on_end = on_end
+        self.has_failed = False
+        """Whether the thread has ended by a fault: nothing is answered any more."""
         self._stopping = threading.Event()
         self._thread = threading.Thread(target=self._run, name="inflight-send", daemon=True)
 
@@ -72,6 +74,7 @@ class SendingThread:
                     break
         except Exception as error:
             log_failure("the sending thread", error)
+            self.has_failed = True
         for item in self._items.snapshot():
             gone = EngineUnavailable("the engine was shut down")
             self._end(item, Response.of_error(item.request.request_id, gone))
@@ -126,12 +129,13 @@ class SendingThread:
             last = Response.of_error(request_id, RequestCancelled("the request was cancelled"))
         elif last.error_code == RequestCancelled.code:
             last = Response.of_error(request_id, RequestCancelled(item.stopped_sentence))
-        item.fail(last.error_code or "INTERNAL", last.error_msg or "the request ended without a result")
-        if self._items.remove(item):
-            try:
+        code, sentence = last.error_code or "INTERNAL", last.error_msg or "the request ended without a result"
+        try:
+            item.fail(code, sentence)
+            if self._items.remove(item):
                 self._on_end(item, last)
-            except Exception as error:
-                log_failure("counting a request", error)
+        except Exception as error:
+            log_failure("ending a request", error)
 
     def _guard(self, item: WorkItem, action: Callable[[], None]) -> None:
         try:

@@ -1,7 +1,8 @@
 """The heartbeat of a stub for its supervisor: a thread that updates the modification time of a file once a second.
 
-It uses neither tritonserver nor the engine, so the heartbeat stops only if the whole process hangs or some call never
-releases the GIL. tritonserver itself goes on calling a model ready whose stub has stopped.
+It uses neither tritonserver nor the engine, so the heartbeat stops only if the whole process hangs, some call never
+releases the GIL, or a thread without which no request is answered has ended by a fault. tritonserver itself goes on
+calling a model ready whose stub has stopped.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ from __future__ import annotations
 import logging
 import os
 import threading
+from collections.abc import Callable
 from pathlib import Path
 
 from inflight.run_directory import SIGNS, run_directory
@@ -22,8 +24,9 @@ class SignThread:
     """Keeps the heartbeat file from `start`, at the end of initialize(), until `stop`. Does nothing without a
     supervisor."""
 
-    def __init__(self, instance: str) -> None:
-        """`instance`: name of the model instance, e.g. "llm_0_0"."""
+    def __init__(self, instance: str, is_well: Callable[[], bool] = lambda: True) -> None:
+        """`instance`: name of the model instance, e.g. "llm_0_0". `is_well`: whether requests can be answered."""
+        self._is_well = is_well
         directory = run_directory()
         self._file: Path | None = None
         if directory is not None:
@@ -48,7 +51,8 @@ class SignThread:
             self._file.parent.mkdir(exist_ok=True)
             self._file.touch()
             while not self._stopping.wait(PERIOD_SECONDS):
-                os.utime(self._file)
+                if self._is_well():
+                    os.utime(self._file)
             self._file.unlink(missing_ok=True)
         except OSError as error:
             logger.warning("the supervisor cannot be shown that this process is alive: %s", error)
