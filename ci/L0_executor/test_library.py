@@ -6,7 +6,6 @@ import os
 import re
 import subprocess
 import sys
-import threading
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -26,6 +25,7 @@ from inflight import (
     Response,
     SamplingConfig,
 )
+from inflight.executor.front.generation_result import GenerationResult
 from inflight.run_directory import RUN_DIRECTORY
 from inflight.text.tokenizer import Tokenizer
 
@@ -196,29 +196,31 @@ async def test_results_can_be_awaited(library: GenerationExecutor) -> None:
     assert "".join(pieces) == output.text
 
 
-def test_lost_ranks_reach_every_waiting_result_and_later_ones_are_served() -> None:
+def test_results_go_on_with_other_ranks_when_theirs_are_killed() -> None:
     with GenerationExecutor.create(CHECKPOINT, config()) as library:
         front = library._executor
         assert isinstance(front, Executor)
-        generations = [library.generate_async([n + 5], max_tokens=LONG, end_ids=[], streaming=True) for n in range(3)]
+
+        def start() -> list[GenerationResult]:
+            return [library.generate_async([n + 5], max_tokens=LONG, end_ids=[], streaming=True) for n in range(3)]
+
+        undisturbed = [generation.result().token_ids for generation in start()]
+        generations = start()
         for generation in generations:
             next(iter(generation))
-        heard: list[str] = []
-
-        def wait(index: int) -> None:
-            with pytest.raises(EngineUnavailable) as caught:
-                generations[index].result()
-            heard.append(str(caught.value))
-
-        threads = [threading.Thread(target=wait, args=(index,)) for index in range(3)]
-        for thread in threads:
-            thread.start()
         for pid in front.engine_pids():
             os.kill(pid, 9)
-        for thread in threads:
-            thread.join(PATIENCE)
-        assert len(heard) == 3
-        assert library.generate(STORIES[0], max_tokens=4).finish_reason is FinishReason.LENGTH
+        assert [generation.result().token_ids for generation in generations] == undisturbed
+        assert front.num_pauses() == 1
+
+
+def test_results_end_when_there_will_be_no_ranks_any_more() -> None:
+    with GenerationExecutor.create(CHECKPOINT, config()) as library:
+        generation = library.generate_async([5], max_tokens=LONG, end_ids=[], streaming=True)
+        next(iter(generation))
+        library.shutdown()
+        with pytest.raises(EngineUnavailable):
+            generation.result()
 
 
 def test_the_lines_of_readme_run() -> None:
