@@ -34,6 +34,7 @@ from inflight.server.threads.metric_families import FAMILIES
 from inflight.server.threads.vllm_metrics import vllm_families
 
 ROOT = Path(__file__).resolve().parents[3]
+PAGES = sorted((ROOT / "CONTRIBUTING.md", *ROOT.glob("README.md"), *ROOT.glob("[bck]*/**/*.md")))
 README = (ROOT / "README.md").read_text(encoding="utf-8")
 
 
@@ -220,3 +221,22 @@ def test_the_words_of_make_exist() -> None:
     words = named - {"…"}
     assert words
     assert words - targets == set()
+
+
+def headings(page: Path) -> set[str]:
+    """The anchors of a page's headings, as code hosts name them."""
+    titles = re.findall(r"^#+ (.+)$", page.read_text(encoding="utf-8"), re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", title.lower()).replace(" ", "-") for title in titles}
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_the_links_of_a_page_lead_somewhere(page: Path) -> None:
+    links = re.findall(r"\]\(([^)\s]+)\)", page.read_text(encoding="utf-8"))
+    broken = []
+    for link in links:
+        name, _, heading = link.partition("#")
+        target = (page.parent / name).resolve() if name else page
+        is_outside = "://" in link
+        if not is_outside and (not target.exists() or (heading and heading not in headings(target))):
+            broken.append(link)
+    assert broken == []
