@@ -213,9 +213,9 @@ def test_the_files_of_a_requests_way_exist() -> None:
 
 
 def test_the_words_of_make_exist() -> None:
-    """Also those that CONTRIBUTING names."""
+    """Also those that other pages name."""
     targets = set(re.findall(r"^([\w-]+):", (ROOT / "Makefile").read_text(encoding="utf-8"), re.MULTILINE))
-    texts = README + (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
+    texts = "\n".join(page.read_text(encoding="utf-8") for page in PAGES)
     calls = re.findall(r"(?:`|^ {4})make ([^`#\n]+)", texts, re.MULTILINE)
     named = {word for call in calls for word in re.sub(r"\w+=(<[^>]*>|\"[^\"]*\"|\S+)", "", call).split()}
     words = named - {"…"}
