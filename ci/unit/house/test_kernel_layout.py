@@ -1,4 +1,4 @@
-"""A family of kernels is one folder of the package and one of its checks, and the goals of their README are the bench's."""
+"""A family of kernels is one folder of the package and one of its checks, and README's goals there are the bench's."""
 
 from __future__ import annotations
 
