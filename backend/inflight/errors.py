@@ -10,7 +10,7 @@
     │   ├── RequestTimedOut     it waited longer than its allotted time                   UNAVAILABLE
     │   ├── StepFailed          the forward pass that it was part of raised               INTERNAL
     │   └── ResponseFailed      its computed result could not be sent to the client       INTERNAL
-    └── EngineUnavailable       ranks are dead, hung or not ready yet                     UNAVAILABLE
+    └── EngineUnavailable       ranks are not ready, or lost and the request cannot go on UNAVAILABLE
 
 `code` is the name of the tritonserver error code of the answer, and `outcome` the label under which metrics count such
 requests. Both are part of :class:`inflight.result.Response`, so that a rank can choose them without knowing

@@ -63,7 +63,8 @@ class Request(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     priority: float = 0.5
     """0 to 1; higher ones start first, equal ones in order of arrival."""
     allotted_time_ms: int = 0
-    """The request is ended this long after the leader received it, whether it is waiting or active; 0 = no limit."""
+    """The request is ended this long after it was accepted, whether it is waiting or active, and also if it
+    waits for new ranks; 0 = no limit."""
     tenant: int = 0
     """Number of the client among those of its front: on the leader all clients take turns. A front gives one only to
     clients that it can tell apart whatever they say of themselves; 0 = it cannot."""

@@ -224,14 +224,14 @@ class UnloadAdapterBody(msgspec.Struct, frozen=True, kw_only=True, forbid_unknow
 
 REFUSED: dict[str, tuple[tuple[object, ...], str]] = {
     "suffix": (("",), "the engine continues texts, it does not fill gaps"),
-    "use_beam_search": ((False,), "ask the model `llm` of the Triton side for beams"),
-    "length_penalty": ((1, 1.0), "it belongs to beam search: ask the model `llm` of the Triton side for beams"),
+    "use_beam_search": ((False,), "ask tritonserver's model `llm` for beams"),
+    "length_penalty": ((1, 1.0), "it belongs to beam search: ask tritonserver's model `llm` for beams"),
     "prompt_logprobs": ((), "use echo with logprobs of /v1/completions"),
     "stream_interval": ((1,), "a stream's chunks hold all tokens that have come"),
     "spaces_between_special_tokens": ((True,), "special tokens are written as they are"),
     "guided_decoding_backend": (("auto", "xgrammar"), "grammars are XGrammar's"),
     "guided_whitespace_pattern": ((), NOT_HERE),
-    "metadata": (({},), "nothing is stored"),
+    "metadata": (({},), "chat completions are not kept: /v1/responses has metadata"),
     "chat_template": ((), "templates come from the checkpoint alone, because they are programs"),
     "documents": (([],), NOT_HERE),
     "echo": ((False,), "chat completions hold the answer alone"),
@@ -241,12 +241,12 @@ REFUSED: dict[str, tuple[tuple[object, ...], str]] = {
     "thinking_token_budget": ((), NOT_HERE),
     "audio": ((), "this engine writes text"),
     "modalities": ((["text"],), "this engine writes text"),
-    "prediction": ((), "use draft_input_ids of the model `llm` of the Triton side"),
+    "prediction": ((), "tritonserver's model `llm` takes draft_input_ids"),
     "service_tier": (("auto", "default"), "there is one tier"),
-    "store": ((False,), "nothing is stored"),
+    "store": ((False,), "chat completions are not kept: /v1/responses are"),
     "web_search_options": ((), NOT_HERE),
     "verbosity": ((), NOT_HERE),
-    "prompt_cache_retention": ((), "use the retention tensors of the model `llm` of the Triton side"),
+    "prompt_cache_retention": ((), "tritonserver's model `llm` takes retention tensors"),
     "mm_processor_kwargs": ((), "this engine reads text"),
 }
 """Field -> the values that ask for nothing, and why others are refused."""

@@ -1,6 +1,6 @@
 """How a body wants tokens chosen, with the checkpoint's defaults, as OpenAI and vLLM have them.
 
-Unlike on the Triton side, a body that says nothing is sampled: with the temperature of generation_config.json, else 1.
+Unlike at tritonserver, a body that says nothing is sampled: with the temperature of generation_config.json, else 1.
 """
 
 from __future__ import annotations

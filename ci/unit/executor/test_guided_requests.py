@@ -165,6 +165,7 @@ def test_nothing_is_left(service: GenerationExecutor) -> None:
     assert isinstance(executor, InProcessExecutor)
     start(service, 1, max_tokens=2).result(timeout=60)
     book = executor._leader._book
-    assert not book._guided and not book._preparing and book._grammars is not None
-    for grammar in book._grammars._grammars.values():
+    leases = book._leases
+    assert not leases._guided and not book._preparing and leases._grammars is not None
+    for grammar in leases._grammars._grammars.values():
         assert grammar.num_leases == 0 and grammar.num_matchers == 0

@@ -34,6 +34,7 @@ from inflight.server.threads.metric_families import FAMILIES
 from inflight.server.threads.vllm_metrics import vllm_families
 
 ROOT = Path(__file__).resolve().parents[3]
+PAGES = sorted((ROOT / "CONTRIBUTING.md", *ROOT.glob("README.md"), *ROOT.glob("[bck]*/**/*.md")))
 README = (ROOT / "README.md").read_text(encoding="utf-8")
 
 
@@ -212,11 +213,30 @@ def test_the_files_of_a_requests_way_exist() -> None:
 
 
 def test_the_words_of_make_exist() -> None:
-    """Also those that CONTRIBUTING names."""
+    """Also those that other pages name."""
     targets = set(re.findall(r"^([\w-]+):", (ROOT / "Makefile").read_text(encoding="utf-8"), re.MULTILINE))
-    texts = README + (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
+    texts = "\n".join(page.read_text(encoding="utf-8") for page in PAGES)
     calls = re.findall(r"(?:`|^ {4})make ([^`#\n]+)", texts, re.MULTILINE)
     named = {word for call in calls for word in re.sub(r"\w+=(<[^>]*>|\"[^\"]*\"|\S+)", "", call).split()}
     words = named - {"…"}
     assert words
     assert words - targets == set()
+
+
+def headings(page: Path) -> set[str]:
+    """The anchors of a page's headings, as code hosts name them."""
+    titles = re.findall(r"^#+ (.+)$", page.read_text(encoding="utf-8"), re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", title.lower()).replace(" ", "-") for title in titles}
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_the_links_of_a_page_lead_somewhere(page: Path) -> None:
+    links = re.findall(r"\]\(([^)\s]+)\)", page.read_text(encoding="utf-8"))
+    broken = []
+    for link in links:
+        name, _, heading = link.partition("#")
+        target = (page.parent / name).resolve() if name else page
+        is_outside = "://" in link
+        if not is_outside and (not target.exists() or (heading and heading not in headings(target))):
+            broken.append(link)
+    assert broken == []

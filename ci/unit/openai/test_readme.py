@@ -1,4 +1,4 @@
-"""README's tables of OpenAI's API say what the code says."""
+"""The reference of OpenAI's API, README.md of its room, says what the code says."""
 
 from __future__ import annotations
 
@@ -9,17 +9,17 @@ from inflight.openai.responses import fields as of_responses
 from inflight.openai_options import SETTABLE, OpenAIOptions
 
 ROOT = Path(__file__).resolve().parents[3]
-SECTION = (ROOT / "README.md").read_text(encoding="utf-8").split("\n## OpenAI's API\n")[1].split("\n## ")[0]
+REFERENCE = (ROOT / "backend" / "inflight" / "openai" / "README.md").read_text(encoding="utf-8")
 WELL_KNOWN = """
     model messages prompt max_tokens max_completion_tokens n best_of stream stream_options temperature top_p seed stop
     frequency_penalty presence_penalty logit_bias response_format echo logprobs top_logprobs
     tools tool_choice parallel_tool_calls input
 """
-"""Fields that README does not name, because they are OpenAI's and are honoured."""
+"""Fields that it does not name, because they are OpenAI's and are honoured."""
 
 
 def rows(first_column: str) -> list[list[str]]:
-    lines = SECTION.split(f"| {first_column} |")[1].split("\n\n")[0].splitlines()[2:]
+    lines = REFERENCE.split(f"| {first_column} |")[1].split("\n\n")[0].splitlines()[2:]
     return [[cell.strip().strip("`") for cell in line.strip("| ").split(" | ")] for line in lines]
 
 
@@ -39,4 +39,4 @@ def test_settings() -> None:
 def test_every_field_is_named() -> None:
     bodies = (ChatBody, CompletionBody, of_responses.ResponseBody)
     names = {name for body in bodies for name in body.__struct_fields__} - {*WELL_KNOWN.split()} - {*ACCEPTED_UNUSED}
-    assert sorted(name for name in names if f"`{name}`" not in SECTION) == []
+    assert sorted(name for name in names if f"`{name}`" not in REFERENCE) == []

@@ -15,9 +15,6 @@ class Value(ctypes.Structure):
     _fields_ = (("buffer", c_int64), ("column", c_int64))
 
 
-NO_VALUE = Value(-1, 0)
-
-
 class Cache(ctypes.Structure):
     _fields_ = (
         ("keys", c_void_p),

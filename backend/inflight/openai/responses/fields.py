@@ -106,7 +106,7 @@ REFUSED: dict[str, tuple[tuple[object, ...], str]] = {
     "prompt": ((), "no prompt is stored here: send its text as instructions and input"),
     "truncation": (("disabled",), "nothing is left out of a conversation: shorten its input"),
     "service_tier": (("auto", "default"), "there is one tier"),
-    "prompt_cache_retention": ((), "use the retention tensors of the model `llm` of the Triton side"),
+    "prompt_cache_retention": ((), "tritonserver's model `llm` takes retention tensors"),
     "prompt_cache_options": ((), "equal prefixes are always shared; cache_salt keeps them apart"),
     "moderation": ((), NOT_HERE),
     "context_management": (([],), "nothing is left out of a conversation: shorten its input"),

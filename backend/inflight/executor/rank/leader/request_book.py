@@ -25,14 +25,13 @@ from inflight.errors import (
     RequestCancelled,
     RequestTimedOut,
 )
+from inflight.executor.rank.leader.leases import Leases
 from inflight.executor.rank.leader.request_queue import RequestQueue
-from inflight.guided_decoding import GuidedDecodingParams
-from inflight.lora import NO_ORDERS, AdapterOrders
+from inflight.lora import AdapterOrders
 from inflight.request import Request
 from inflight.request_limits import RequestLimits
 from inflight.result import FinishReason, PerfMetrics, Response, Result
-from inflight.runtime.adapters.adapter_library import Adapter, AdapterLibrary, AdapterState
-from inflight.runtime.guided.grammar import Grammar, GrammarState
+from inflight.runtime.adapters.adapter_library import AdapterLibrary
 from inflight.runtime.guided.grammars import Grammars
 from inflight.stats import IterationStats
 
@@ -42,8 +41,8 @@ CLOCK_SECONDS = 0.1
 MAX_SEQUENCES = 2**12
 """Of one request, that a front may cancel in one iteration: more than any request has."""
 
-Front = bytes
-"""The transport's identity of a front."""
+FrontIdentity = bytes
+"""What the transport calls a front."""
 
 
 class RequestBook:
@@ -64,20 +63,17 @@ class RequestBook:
         self._limits = limits
         self._clock = clock
         self._queue = RequestQueue()
-        self._grammars = grammars
-        self._guided: dict[int, GuidedDecodingParams] = {}  # of every waiting or active request that leases a grammar
-        self._adapters = adapters
-        self._adapted: dict[int, Adapter] = {}  # of every waiting or active request that leases an adapter
+        self._leases = Leases(grammars, adapters)
         self._suspects: dict[int, Request] = {}  # those that ranks may have died of, in order of arrival
         self._alone: int | None = None  # the one of them that is active and not answered yet
-        self._started: dict[Front, list[int]] = {}  # requests that ranks were handed, until the fronts are told
+        self._started: dict[FrontIdentity, list[int]] = {}  # requests that ranks were handed, until the fronts are told
         self._preparing: dict[int, Request] = {}  # those whose grammars or adapters are not ready
-        self._fronts: dict[int, Front] = {}  # request id -> front, of every waiting or active request
+        self._fronts: dict[int, FrontIdentity] = {}  # request id -> front, of every waiting or active request
         self._stops: dict[int, FinishReason] = {}
         self._cancelled_sequences: dict[int, list[int]] = {}  # request id -> indices, of active requests
         self._deadlines: dict[int, float] = {}  # of the requests in flight that have an allotted time
         self._deadline_heap: list[tuple[float, int]] = []  # the same, and stale entries
-        self._outboxes: dict[Front, list[Response]] = {}
+        self._outboxes: dict[FrontIdentity, list[Response]] = {}
         self._queued_since: dict[int, float] = {}  # clock time of arrival, of every waiting request
         self._tells_time = False  # since the first request whose blocks are kept for a limited time
         self._next_time = 0.0
@@ -86,8 +82,8 @@ class RequestBook:
     @property
     def has_input(self) -> bool:
         """Whether there are requests, stop signals or orders to take."""
-        has_orders = self._adapters is not None and self._adapters.has_orders
-        return bool(self._queue or self._suspects or self._stops or self._cancelled_sequences) or has_orders
+        waiting = self._queue or self._suspects or self._stops or self._cancelled_sequences
+        return bool(waiting) or self._leases.has_orders
 
     @property
     def num_in_flight(self) -> int:
@@ -103,7 +99,7 @@ class RequestBook:
         """Whether requests wait for grammars or adapters: `poll_preparations` is to be called often."""
         return bool(self._preparing)
 
-    def submit(self, front: Front, request: Request) -> None:
+    def submit(self, front: FrontIdentity, request: Request) -> None:
         request_id = request.request_id
         if request_id in self._fronts:
             self._refuse(front, request_id, DuplicateRequest(f"requestId {request_id} is already in progress"))
@@ -112,17 +108,25 @@ class RequestBook:
         elif self._is_valid(front, request):
             self._accept(front, request)
 
-    def _accept(self, front: Front, request: Request) -> None:
-        if request.lora_order == "unload":
-            self._unload(front, request)
-        elif self._leases_grammar(front, request) and self._leases_adapter(front, request):
-            self._add(front, structs.replace(request, lora_config=None) if request.lora_config is not None else request)
+    def _accept(self, front: FrontIdentity, request: Request) -> None:
+        try:
+            if request.lora_order == "unload":
+                self._leases.forget_adapter(request)
+                self._outboxes.setdefault(front, []).append(_done(request.request_id))
+                return
+            must_wait = self._leases.take(request)
+        except InvalidRequest as error:
+            self._refuse(front, request.request_id, error)
+            return
+        request = structs.replace(request, lora_config=None) if request.lora_config is not None else request
+        self._add(front, request, must_wait=must_wait)
 
-    def _add(self, front: Front, request: Request) -> None:
+    def _add(self, front: FrontIdentity, request: Request, *, must_wait: bool) -> None:
+        """`must_wait`: until its grammar or adapter is ready."""
         request_id = request.request_id
         self._fronts[request_id] = front
         self._queued_since[request_id] = self._clock()
-        if request_id in self._guided or request_id in self._adapted:
+        if must_wait:
             self._preparing[request_id] = request
         else:
             self._enqueue(request)
@@ -137,7 +141,7 @@ class RequestBook:
         else:
             self._queue.push(request, self._fronts[request.request_id])
 
-    def _is_valid(self, front: Front, request: Request) -> bool:
+    def _is_valid(self, front: FrontIdentity, request: Request) -> bool:
         """Whether the queue can take it; False if it had to be refused. A front may be any program of this user."""
         try:
             if request.loaded_adapter is not None:
@@ -149,55 +153,14 @@ class RequestBook:
             return False
         return True
 
-    def _leases_grammar(self, front: Front, request: Request) -> bool:
-        """Lease the request's grammar, if it has one, until it is forgotten; False if the request had to be refused."""
-        params = request.guided_decoding_params
-        if params is None:
-            return True
-        try:
-            if self._grammars is None:
-                raise InvalidRequest("guided decoding is not supported by this engine")
-            params.validate()
-        except InvalidRequest as error:
-            self._refuse(front, request.request_id, error)
-            return False
-        self._grammars.lease(params)
-        self._guided[request.request_id] = params
-        return True
-
-    def _leases_adapter(self, front: Front, request: Request) -> bool:
-        """The same for its adapter. Then no grammar is leased either."""
-        if request.lora_request is None and request.lora_config is None:
-            return True
-        try:
-            self._adapted[request.request_id] = self._library().lease(request)
-        except InvalidRequest as error:
-            self._release(request.request_id)
-            self._refuse(front, request.request_id, error)
-            return False
-        return True
-
-    def _unload(self, front: Front, request: Request) -> None:
-        try:
-            self._library().forget(request)
-        except InvalidRequest as error:
-            self._refuse(front, request.request_id, error)
-        else:
-            self._outboxes.setdefault(front, []).append(_done(request.request_id))
-
-    def _library(self) -> AdapterLibrary:
-        if self._adapters is None:
-            raise InvalidRequest("this engine serves no LoRA adapters")
-        return self._adapters
-
-    def cancel(self, front: Front, request_ids: Iterable[int]) -> None:
+    def cancel(self, front: FrontIdentity, request_ids: Iterable[int]) -> None:
         """Stop requests of `front`; those it does not have in flight are ignored."""
         for request_id in request_ids:
             if self._fronts.get(request_id) == front:
                 text = f"request Id {request_id} has been stopped. Request is ignored."
                 self._stop(request_id, FinishReason.CANCELLED, RequestCancelled(text))
 
-    def cancel_sequence(self, front: Front, request_id: int, sequence_index: int) -> None:
+    def cancel_sequence(self, front: FrontIdentity, request_id: int, sequence_index: int) -> None:
         """Stop one sequence of a request of `front` that is active; otherwise it has no tokens that could be enough."""
         if self._fronts.get(request_id) != front or request_id in self._queued_since:
             return
@@ -205,7 +168,7 @@ class RequestBook:
         if sequence_index not in indices and len(indices) < MAX_SEQUENCES:
             indices.append(sequence_index)
 
-    def leave(self, front: Front) -> None:
+    def leave(self, front: FrontIdentity) -> None:
         """The front is gone: stop its requests and discard its responses."""
         self.cancel(front, [request_id for request_id, owner in self._fronts.items() if owner == front])
         self._outboxes.pop(front, None)
@@ -252,7 +215,7 @@ class RequestBook:
         del self._suspects[self._alone]
         return [request]
 
-    def take_started(self) -> dict[Front, list[int]]:
+    def take_started(self) -> dict[FrontIdentity, list[int]]:
         """Ids of the requests that ranks were handed since the last call, by front."""
         started, self._started = self._started, {}
         return started
@@ -275,9 +238,7 @@ class RequestBook:
 
     def take_adapter_orders(self) -> AdapterOrders:
         """What all ranks are to store and to drop before they take the next requests."""
-        if self._adapters is None or not self._adapters.has_orders:
-            return NO_ORDERS
-        return self._adapters.take_orders()
+        return self._leases.take_orders()
 
     def poll_preparations(self) -> None:
         """Queue the requests whose grammars and adapters have become ready, in order of arrival, and refuse those of
@@ -285,47 +246,17 @@ class RequestBook:
         if not self._preparing:
             return
         self._expire(self._clock())
-        if self._grammars is not None:
-            self._grammars.poll()
-        if self._adapters is not None:
-            self._adapters.poll()
+        self._leases.poll()
         for request_id, request in list(self._preparing.items()):
-            reason = self._broken_reason(request_id)
+            reason = self._leases.broken_reason(request_id)
             if reason:
                 self._end_preparing(request_id, Response.of_error(request_id, InvalidRequest(reason)))
-            elif self._is_prepared(request_id):
+            elif self._leases.are_ready(request_id):
                 if request.lora_order:
                     self._end_preparing(request_id, _done(request_id))
                 else:
                     del self._preparing[request_id]
-                    self._enqueue(self._with_adapter(request))
-
-    def _broken_reason(self, request_id: int) -> str:
-        """Why a request that waits can never start; empty if it may."""
-        grammar = self._grammar_of(request_id)
-        if grammar is not None and grammar.state is GrammarState.BROKEN:
-            return grammar.reason
-        adapter = self._adapted.get(request_id)
-        return adapter.reason if adapter is not None else ""
-
-    def _is_prepared(self, request_id: int) -> bool:
-        if request_id in self._guided:
-            grammar = self._grammar_of(request_id)
-            if grammar is None or grammar.state is not GrammarState.READY:
-                return False
-        adapter = self._adapted.get(request_id)
-        return adapter is None or adapter.state is AdapterState.READY
-
-    def _grammar_of(self, request_id: int) -> Grammar | None:
-        params = self._guided.get(request_id)
-        return None if params is None or self._grammars is None else self._grammars.find(params)
-
-    def _with_adapter(self, request: Request) -> Request:
-        """The request as ranks get it."""
-        adapter = self._adapted.get(request.request_id)
-        if adapter is None:
-            return request
-        return structs.replace(request, lora_request=None, loaded_adapter=adapter.loaded)
+                    self._enqueue(self._leases.with_adapter(request))
 
     def _end_preparing(self, request_id: int, response: Response) -> None:
         front = self._fronts[request_id]
@@ -353,7 +284,7 @@ class RequestBook:
             new_active_requests_queue_latency_ms=self._queue_seconds * 1000,
         )
 
-    def collect_responses(self) -> dict[Front, list[Response]]:
+    def collect_responses(self) -> dict[FrontIdentity, list[Response]]:
         """All responses kept since the last call."""
         outboxes, self._outboxes = self._outboxes, {}
         return outboxes
@@ -386,18 +317,9 @@ class RequestBook:
         self._queued_since.pop(request_id, None)
         self._stops.pop(request_id, None)
         self._cancelled_sequences.pop(request_id, None)
-        self._release(request_id)
+        self._leases.release(request_id)
 
-    def _release(self, request_id: int) -> None:
-        """Give back what it has leased."""
-        params = self._guided.pop(request_id, None)
-        if params is not None and self._grammars is not None:
-            self._grammars.release(params)
-        adapter = self._adapted.pop(request_id, None)
-        if adapter is not None:
-            self._library().release(adapter)
-
-    def _refuse(self, front: Front, request_id: int, error: InflightError) -> None:
+    def _refuse(self, front: FrontIdentity, request_id: int, error: InflightError) -> None:
         self._outboxes.setdefault(front, []).append(Response.of_error(request_id, error))
 
 
