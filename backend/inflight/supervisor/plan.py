@@ -169,13 +169,14 @@ def _listening(options: ServeOptions, chosen: Mapping[str, int]) -> tuple[str, .
 
 
 def _tracing(options: ServeOptions, served: ServedRepository) -> tuple[str, ...]:
-    """tritonserver's own spans go where ours go, which are under them, unless the operator has configured its tracing
-    themselves."""
+    """tritonserver's own spans go where ours go, which are under them. An operator's settings count before these; one
+    who sends traces elsewhere makes all of them."""
     endpoint = served.config.otlp_traces_endpoint if served.config is not None else ""
-    if not endpoint or any(argument.startswith("--trace-config") for argument in options.server_arguments):
+    given = server_arguments.trace_settings(options.server_arguments)
+    if not endpoint or "mode" in given or any(name.startswith("triton,") for name in given):
         return ()
-    settings = ("mode=opentelemetry", f"opentelemetry,url={endpoint}", "level=TIMESTAMPS", "rate=1")
-    return tuple(f"--trace-config={setting}" for setting in settings)
+    settings = {"mode": "opentelemetry", "opentelemetry,url": endpoint, "level": "TIMESTAMPS", "rate": "1"}
+    return tuple(f"--trace-config={name}={value}" for name, value in settings.items() if name not in given)
 
 
 def _reached_at(address: str, port: int) -> str:

@@ -84,6 +84,11 @@ def check(arguments: Sequence[str]) -> None:
             )
 
 
+def trace_settings(arguments: Sequence[str]) -> set[str]:
+    """Names of the settings of tritonserver's tracing that are given, such as "rate" or "triton,file"."""
+    return {value.partition("=")[0] for option, value in _options(arguments) if option == "trace-config"}
+
+
 def _options(arguments: Sequence[str]) -> Iterator[tuple[str, str]]:
     """(name, value) of each option; the value is "" where it has none. It may follow as the next argument."""
     place = 0
