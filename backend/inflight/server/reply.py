@@ -82,5 +82,5 @@ class Reply:
             self._sender.send(*response, flags=self._pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL if final else 0)
         except Exception as error:
             logger.error("a final response could not be sent: %s", type(error).__name__)
-        if self._open_requests is not None:
+        if final and self._open_requests is not None:
             self._open_requests.end()
