@@ -21,6 +21,10 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 MAX_HEAD_BYTES = 65_536
 """Of the request line and all headers."""
 
+MAX_PIPELINED = 16
+"""Requests of one connection that wait for the answer to an earlier one. A read of 256 KiB may hold thousands, each of
+which takes a hundred times its bytes."""
+
 REFUSED_SECONDS = 1.0
 """That a client has to read that its connection is refused."""
 MAX_REFUSED = 64
@@ -203,6 +207,8 @@ class BoundedHttp(HttpToolsProtocol):
         self._is_offered = self.parser.should_upgrade() and self.parser.get_method() != b"CONNECT"
         if self._is_offered:
             return
+        if len(self.pipeline) >= MAX_PIPELINED:
+            raise httptools.HttpParserError("too many pipelined requests")
         self._is_in_body = self._has_more_than_head = True
         self._cancel_head_timer()
         self._all.idle.pop(self, None)

@@ -51,6 +51,12 @@ KEEP_ALIVE_SECONDS = 75
 OTHER_FILES = 256
 """That the process opens besides its connections."""
 
+SEND_BUFFER_BYTES = 128 * 1024
+"""Of each connection, which the kernel doubles. It would take 4 MiB of text that a client does not read, and with
+hundreds of such clients the kernel's memory for all connections of the machine."""
+UNREAD_MS = 120_000
+"""For which a client may take nothing of what waits for it; then its connection is closed."""
+
 LAST_SECONDS = 1.0
 WATCHED_ITERATIONS = 1000
 """Whose statistics are kept for the page until they become an event."""
@@ -215,6 +221,9 @@ def listen(host: str, port: int) -> Iterator[socket.socket]:
         raise ConfigurationError(f"{host}:{port} is not an address to listen on: {error}") from None
     with listener:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        # The connections have what their listener has.
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, SEND_BUFFER_BYTES)
+        listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, UNREAD_MS)
         try:
             listener.bind(where)
         except OSError as error:

@@ -16,8 +16,9 @@ from openai_server import CLIENT, PlayedEngine, Running, checkpoint_folder, open
 
 from inflight.errors import ConfigurationError
 from inflight.openai.api_keys import ApiKeys
+from inflight.openai.http import MAX_PIPELINED
 from inflight.openai.rate_limit import RateLimit
-from inflight.openai.serve import allow_connections
+from inflight.openai.serve import SEND_BUFFER_BYTES, UNREAD_MS, allow_connections, listen
 
 CHATS, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
 CHAT = {"messages": [{"role": "user", "content": "hi"}]}
@@ -281,6 +282,22 @@ def test_a_process_that_may_not_open_so_many_files_is_told(monkeypatch: pytest.M
     assert limits[-1] == (2304, 4096)
     with pytest.raises(ConfigurationError, match=r"max_connections 4096 .* needs 4352 files, .* 4096: raise its limit"):
         allow_connections(4096)
+
+
+def test_a_client_that_does_not_read_holds_little_and_not_for_ever() -> None:
+    with listen("127.0.0.1", 0) as listener:
+        listener.listen()
+        with socket.create_connection(listener.getsockname()), listener.accept()[0] as accepted:
+            assert accepted.getsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF) <= 2 * SEND_BUFFER_BYTES
+            assert accepted.getsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT) == UNREAD_MS
+
+
+def test_more_pipelined_requests_than_may_wait_are_refused(running: Running) -> None:
+    whole = HEALTH + b"\r\n"
+    last = HEALTH + b"connection: close\r\n\r\n"
+    assert exchange(running, whole * MAX_PIPELINED + last).count(b"HTTP/1.1 200") == MAX_PIPELINED + 1
+    assert b"HTTP/1.1 400" in exchange(running, whole * (MAX_PIPELINED + 2))
+    assert running.get("/health").status_code == 200
 
 
 BEGUN = b"GET /health HTTP/1.1\r\nhost: x\r\n"

@@ -5,10 +5,15 @@ Run: pytest ci/unit/server/test_reply.py
 
 from __future__ import annotations
 
+import os
+from pathlib import Path
+
 import fake_pb_utils as pb
 import numpy as np
 import pytest
 
+from inflight.open_requests import OpenRequests, take_left
+from inflight.run_directory import RUN_DIRECTORY
 from inflight.server.reply import LARGE, Reply
 
 
@@ -38,3 +43,12 @@ def test_a_final_response_ends_the_request_once_whatever_its_size(size: int, num
     Reply(pb, sender).send({"context_logits": np.zeros(size, np.uint8)}, final=True)
     assert (len(sender.responses), sender.num_finals) == (num_responses, 1)
     assert sender.finished.is_set() and not sender.misuse
+
+
+def test_an_error_of_one_prompt_leaves_the_request_open(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv(RUN_DIRECTORY, str(tmp_path))
+    reply = Reply(pb, pb.ResponseSender(), open_requests=OpenRequests("llm_0_0"))
+    reply.fail("INVALID_ARGUMENT", "prompt 0: wrong", final=False)
+    reply.fail("INVALID_ARGUMENT", "prompt 1: wrong", final=False)
+    left = take_left(tmp_path, os.getpid())
+    assert left is not None and left.num_open == 1
