@@ -116,8 +116,8 @@ class RequestBook:
             self._accept(front, request)
 
     def _replace(self, front: Front, request: Request) -> None:
-        """A front has taken these ranks for dead and connects to them again, as another one: end the run whose responses
-        it does not receive, and then begin the one that it asks for."""
+        """A front has taken these ranks for dead and connects to them again, as another one: end the run whose
+        responses it does not receive, and then begin the one that it asks for."""
         self._returned[request.request_id] = front, request
         self._stop(request.request_id, FinishReason.CANCELLED, RequestCancelled("its front has sent it again"))
 
