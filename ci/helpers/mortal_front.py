@@ -41,18 +41,19 @@ class MortalFront(RemoteFront):
             self.num_killed += 1
 
 
-def assert_same(result: GenerationResult, wanted: GenerationResult, feature: str) -> None:
-    """The same tokens and ends. Numbers beside them may differ in their last digits: a chunk of tokens sums up in
-    another order than one token."""
+def assert_same(result: GenerationResult, wanted: GenerationResult, feature: str, *, exact: bool = False) -> None:
+    """The same tokens and ends. Numbers beside them may differ in their last digits, unless `exact`: a chunk of tokens
+    sums up in another order than one token."""
+    close, sums = ({"rtol": 0, "atol": 0},) * 2 if exact else ({"rtol": 0, "atol": 2e-4}, {"atol": 2e-3})
     for found, expected in zip(result.result().outputs, wanted.result().outputs, strict=True):
         assert found.token_ids == expected.token_ids, feature
         assert found.text == expected.text, feature
         assert found.finish_reason is expected.finish_reason, feature
         assert len(found.log_probs) == len(expected.log_probs), feature
-        np.testing.assert_allclose(found.log_probs, expected.log_probs, rtol=0, atol=2e-4, err_msg=feature)
-        np.testing.assert_allclose(found.cumulative_logprob, expected.cumulative_logprob, atol=2e-3, err_msg=feature)
+        np.testing.assert_allclose(found.log_probs, expected.log_probs, **close, err_msg=feature)
+        np.testing.assert_allclose(found.cumulative_logprob, expected.cumulative_logprob, **sums, err_msg=feature)
     for index in range(len(wanted.result().outputs)):
         tensors, numbers = result.tensors(index), wanted.tensors(index)
         assert set(tensors) == set(numbers), feature
         for name, array in numbers.items():
-            np.testing.assert_allclose(tensors[name], array, rtol=0, atol=2e-4, err_msg=f"{feature}: {name}")
+            np.testing.assert_allclose(tensors[name], array, **close, err_msg=f"{feature}: {name}")

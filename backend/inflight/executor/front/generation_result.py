@@ -166,7 +166,7 @@ class GenerationResult:
         sequence = self._sequences[result.sequence_index]
         was_finished = sequence.is_finished
         sequence.add(result, piece)
-        if result.tensors:
+        if result.tensors and not was_finished:
             self._with_tensors.append(result)
         self._perf_metrics = result.request_perf_metrics
         is_stopped = sequence.is_finished and not (was_finished or result.is_sequence_final)

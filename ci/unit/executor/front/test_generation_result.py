@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from typing import Any
 
+import numpy as np
 import pytest
 from fake_tokenizer import byte_tokenizer, sentencepiece_tokenizer
 from harness import make_request
@@ -21,7 +22,7 @@ from inflight.errors import (
 )
 from inflight.executor.front.generation_result import GenerationResult
 from inflight.executor.front.sequence_output import SequenceOutput
-from inflight.result import FinishReason, Response, Result
+from inflight.result import FinishReason, NamedTensor, Response, Result
 from inflight.text.detokenizer import Detokenizer
 from inflight.text.stop_strings import StopStrings
 from inflight.text.text_decoder import make_text_decoder
@@ -148,6 +149,14 @@ def test_the_sum_of_log_probabilities_ends_with_the_stop_string() -> None:
     generation = Generation(stop=["b"])
     generation.say(b"abcd", log_probs=[-1.0, -2.0, -4.0, -8.0], cum_log_prob=-15.0)
     assert generation.result.result().cumulative_logprob == -3.0
+
+
+def test_tensors_end_with_the_response_that_holds_the_stop_string() -> None:
+    """What the ranks had computed by the time they heard of it depends on chance."""
+    generation = Generation(stop=["b"], num_sequences=2)
+    for text in (b"a", b"b", b"c"):
+        generation.say(text, tensors=[NamedTensor.of("numbers", np.array(list(text), np.int32))])
+    assert generation.result.tensors()["numbers"].tolist() == list(b"ab")
 
 
 def test_a_stop_string_at_the_engines_end_is_not_aborted() -> None:

@@ -274,3 +274,36 @@ def test_a_front_that_leaves_takes_its_requests_along() -> None:
     requests, stops = book.take(5)
     assert not requests and stops == {1: FinishReason.CANCELLED}
     assert A not in book.collect_responses()
+
+
+@pytest.mark.parametrize("is_active", [False, True])
+def test_a_front_that_comes_back_gets_its_request_anew(is_active: bool) -> None:
+    """It took ranks for dead that were only suspended: what they compute for its former connection ends first."""
+    book = RequestBook(max_in_flight=1)
+    book.submit(A, make_request(1, 2))
+    if is_active:
+        book.take(1)
+    book.submit(B, make_request(1, 2, replay=Replay()))
+    if is_active:
+        assert book.take(1) == ([], {1: FinishReason.CANCELLED})
+        end(book, 1)
+    assert not answers(book, B)
+    ((request,), stops) = book.take(1)
+    assert request.replay is not None and not stops
+    end(book, 1)
+    assert len(answers(book, B)) == 1
+    assert book.num_in_flight == 0
+
+
+def test_a_request_that_came_back_can_be_cancelled_at_once() -> None:
+    book = RequestBook()
+    for front, replay in ((A, None), (B, Replay())):
+        book.submit(front, make_request(1, 2, replay=replay))
+        book.submit(front, make_request(2, 2, replay=replay))
+        book.take(2)
+    book.cancel(B, [1])
+    assert answers(book, B) == [(1, "CANCELLED", "request Id 1 has been stopped. Request is ignored.")]
+    book.leave(B)
+    end(book, 1)
+    end(book, 2)
+    assert not book.has_input and book.num_in_flight == 0

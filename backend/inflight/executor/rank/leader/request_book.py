@@ -69,6 +69,8 @@ class RequestBook:
         self._started: dict[FrontIdentity, list[int]] = {}  # requests that ranks were handed, until the fronts are told
         self._preparing: dict[int, Request] = {}  # those whose grammars or adapters are not ready
         self._fronts: dict[int, FrontIdentity] = {}  # request id -> front, of every waiting or active request
+        self._returned: dict[int, tuple[FrontIdentity, Request]] = {}
+        """What fronts have sent again before its first run has ended."""
         self._stops: dict[int, FinishReason] = {}
         self._cancelled_sequences: dict[int, list[int]] = {}  # request id -> indices, of active requests
         self._deadlines: dict[int, float] = {}  # of the requests in flight that have an allotted time
@@ -101,12 +103,20 @@ class RequestBook:
 
     def submit(self, front: FrontIdentity, request: Request) -> None:
         request_id = request.request_id
-        if request_id in self._fronts:
+        if request.replay is not None and self._fronts.get(request_id, front) != front:
+            self._replace(front, request)
+        elif request_id in self._fronts:
             self._refuse(front, request_id, DuplicateRequest(f"requestId {request_id} is already in progress"))
         elif self._max_in_flight and len(self._fronts) >= self._max_in_flight and request.replay is None:
             self._refuse(front, request_id, QueueFull())
         elif self._is_valid(front, request):
             self._accept(front, request)
+
+    def _replace(self, front: FrontIdentity, request: Request) -> None:
+        """A front has taken these ranks for dead and connects to them again, as another one: end the run whose
+        responses it does not receive, and then begin the one that it asks for."""
+        self._returned[request.request_id] = front, request
+        self._stop(request.request_id, FinishReason.CANCELLED, RequestCancelled("its front has sent it again"))
 
     def _accept(self, front: FrontIdentity, request: Request) -> None:
         try:
@@ -156,9 +166,12 @@ class RequestBook:
     def cancel(self, front: FrontIdentity, request_ids: Iterable[int]) -> None:
         """Stop requests of `front`; those it does not have in flight are ignored."""
         for request_id in request_ids:
+            error = RequestCancelled(f"request Id {request_id} has been stopped. Request is ignored.")
             if self._fronts.get(request_id) == front:
-                text = f"request Id {request_id} has been stopped. Request is ignored."
-                self._stop(request_id, FinishReason.CANCELLED, RequestCancelled(text))
+                self._stop(request_id, FinishReason.CANCELLED, error)
+            elif self._returned.get(request_id, (None,))[0] == front:
+                del self._returned[request_id]
+                self._refuse(front, request_id, error)
 
     def cancel_sequence(self, front: FrontIdentity, request_id: int, sequence_index: int) -> None:
         """Stop one sequence of a request of `front` that is active; otherwise it has no tokens that could be enough."""
@@ -170,12 +183,16 @@ class RequestBook:
 
     def leave(self, front: FrontIdentity) -> None:
         """The front is gone: stop its requests and discard its responses."""
-        self.cancel(front, [request_id for request_id, owner in self._fronts.items() if owner == front])
+        self._cancel_all(front)
         self._outboxes.pop(front, None)
 
     def stop_everything(self) -> None:
-        for front in set(self._fronts.values()):
-            self.cancel(front, [request_id for request_id, owner in self._fronts.items() if owner == front])
+        for front in {*self._fronts.values(), *(front for front, _ in self._returned.values())}:
+            self._cancel_all(front)
+
+    def _cancel_all(self, front: FrontIdentity) -> None:
+        self.cancel(front, [request_id for request_id, (owner, _) in self._returned.items() if owner == front])
+        self.cancel(front, [request_id for request_id, owner in self._fronts.items() if owner == front])
 
     def take(self, max_sequences: int, *, is_idle: bool = False) -> tuple[list[Request], dict[int, FinishReason]]:
         """The ranks' input for this iteration: new requests, and stops of active requests.
@@ -318,6 +335,8 @@ class RequestBook:
         self._stops.pop(request_id, None)
         self._cancelled_sequences.pop(request_id, None)
         self._leases.release(request_id)
+        if request_id in self._returned:
+            self.submit(*self._returned.pop(request_id))
 
     def _refuse(self, front: FrontIdentity, request_id: int, error: InflightError) -> None:
         self._outboxes.setdefault(front, []).append(Response.of_error(request_id, error))
