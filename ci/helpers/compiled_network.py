@@ -29,6 +29,7 @@ HAS_AMX = "amx_bf16" in library._processor_flags()
 INSTRUCTIONS = [
     Instruction.VDPBF16PS,
     Instruction.FMA,
+    Instruction.FMA_AS_AMX,
     pytest.param(Instruction.AMX, marks=pytest.mark.skipif(not HAS_AMX, reason="this processor has no AMX")),
 ]
 """To force each of them."""

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from compiled_network import BLOCK_SIZE, INSTRUCTIONS, needs_compiler
+from compiled_network import BLOCK_SIZE, needs_compiler
 from random_decoders import HEADS, RandomHeads, compile_alone, random_decoder
 from torch import Tensor
 
@@ -25,6 +25,8 @@ from inflight_kernels.cpu.instructions import VARIABLE
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("two_threads")]
 
+VECTORS = (Instruction.VDPBF16PS, Instruction.FMA, Instruction.FMA_AS_AMX)
+"""To be forced, besides what is chosen here."""
 LENGTHS = (560, 140, 41, 7)
 """Tokens of each sequence: parts and steps of attention end inside the first ones."""
 
@@ -137,8 +139,11 @@ def assert_same(found: Sequences, expected: Sequences, sequence: int) -> None:
 
 
 @needs_compiler
-@pytest.mark.parametrize("instruction", [None, *INSTRUCTIONS])
-@pytest.mark.parametrize("heads", HEADS, ids=str)
+@pytest.mark.parametrize(
+    ("heads", "instruction"),
+    [*((heads, None) for heads in HEADS), *zip(HEADS, VECTORS, strict=False)],
+    ids=str,
+)
 def test_tokens_have_the_same_bits_however_they_are_computed(
     heads: RandomHeads, instruction: Instruction | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:

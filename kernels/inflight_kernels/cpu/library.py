@@ -82,10 +82,10 @@ def load_library(instruction: Instruction | None = None) -> NativeLibrary:
         has_tiles = functions.inflight_request_tiles()
         if forced is Instruction.AMX and not has_tiles:
             raise LibraryUnavailable(f"there is no AMX here for this process; unset {VARIABLE}")
-        if forced or has_tiles:
-            # Sums in tiles have an order of their own: where there are tiles they take all products, so that a token
-            # has the same bits in a product of one row and of many.
-            return NativeLibrary(functions, Instructions.only(forced or Instruction.AMX))
+        if forced:
+            return NativeLibrary(functions, Instructions.only(forced))
+        if has_tiles:
+            return NativeLibrary(functions, Instructions.with_tiles())
         return NativeLibrary(functions, choose(functions, path.with_suffix(".json")))
     except OSError as error:
         raise LibraryUnavailable(f"the C++ layers cannot be kept or loaded: {error}") from error

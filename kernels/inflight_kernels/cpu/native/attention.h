@@ -1,10 +1,10 @@
 // Attention of up to 32 queries to the keys of one head, in products with panels: what decoding rows and prompt chunks
 // share.
 //
-// A query's sums have one order, whatever is computed beside it. The keys of a sequence are divided into parts of 512, at
-// positions that are the same for all queries. In a part a query passes over 128 keys at a time, with a running maximum
-// and sum of weights (online softmax), and the parts are merged from the first to the last. So a token has the same bits
-// in a decode, in a chunk with any borders, and where it is computed again.
+// A query's sums have one order, whatever is computed beside it. The keys of a sequence are divided into parts of 512,
+// at positions that are the same for all queries. In a part a query passes over 128 keys at a time, with a running
+// maximum and sum of weights (online softmax), and the parts are merged from the first to the last. So a token has the
+// same bits in a decode, in a chunk with any borders, and where it is computed again.
 #pragma once
 
 #include "linear.h"
@@ -13,8 +13,8 @@ namespace inflight {
 
 constexpr int64_t QUERIES_AT_ONCE = 32, KEYS_AT_ONCE = 128, KEYS_OF_PART = 512, MAX_HEAD_DIM = 256;
 
-/// The score of a key that a query does not see. Finite: two of them may be subtracted. A maximum below the other one is
-/// that of a query which has not seen a key yet.
+/// The score of a key that a query does not see. Finite: two of them may be subtracted. A maximum below the other one
+/// is that of a query which has not seen a key yet.
 constexpr float MASKED = -1e30f, NOTHING_SEEN = -1e20f;
 
 /// Queries that share a key head: tokens of a chunk, or the heads of one token.
@@ -96,14 +96,13 @@ inline void merge(const float* part, float part_maximum, float part_total, int64
   maximum = now;
   total = _mm512_cvtss_f32(_mm512_fmadd_ps(splat(part_total), added, _mm512_mul_ps(splat(total), kept)));
   for (int64_t i = 0; i < head_dim; i += 16)
-    _mm512_storeu_ps(sums + i, _mm512_fmadd_ps(_mm512_loadu_ps(part + i), added,
-                                               _mm512_mul_ps(_mm512_loadu_ps(sums + i), kept)));
+    _mm512_storeu_ps(sums + i,
+                     _mm512_fmadd_ps(_mm512_loadu_ps(part + i), added, _mm512_mul_ps(_mm512_loadu_ps(sums + i), kept)));
 }
 
 /// The output of one query.
 inline void finish(const float* sums, float total, int64_t head_dim, Bf16* out) {
-  for (int64_t i = 0; i < head_dim; i += 16)
-    store(out + i, _mm512_div_ps(_mm512_loadu_ps(sums + i), splat(total)));
+  for (int64_t i = 0; i < head_dim; i += 16) store(out + i, _mm512_div_ps(_mm512_loadu_ps(sums + i), splat(total)));
 }
 
 /// What queries have gathered of a part, or of all parts so far: weighted values, and the largest score and sum of

@@ -64,7 +64,11 @@ inline void run_decode(const Attention& op, const Run& step) {
     const int64_t first = kv_head * op.queries_per_key() + tile * QUERIES_AT_ONCE;
     const int64_t count = std::min(QUERIES_AT_ONCE, op.queries_per_key() - tile * QUERIES_AT_ONCE);
     const Queries heads{step.at(op.queries) + row * step.stride(op.queries) + first * head_dim,
-                        head_dim, count, context.begin, context.end, 0};
+                        head_dim,
+                        count,
+                        context.begin,
+                        context.end,
+                        0};
     Gathered gathered;
     gather_part(op, step, heads, batch.decode_table + row * batch.decode_width, kv_head,
                 (context.first_part + part) * KEYS_OF_PART, gathered);

@@ -69,7 +69,7 @@ inline void multiply(const Instructions& instructions, const Bf16* x, int64_t st
   share(ceil_div(num_panels, group) * num_tiles, [&](int64_t item) {
     const int64_t first = item / num_tiles * group, end = std::min(first + group, num_panels);
     const int64_t start = item % num_tiles * ROWS_AT_ONCE, count = std::min(ROWS_AT_ONCE, num_rows - start);
-    float* const room = instruction == Instruction::FMA ? own_floats(count * num_inputs) : nullptr;
+    float* const room = widens(instruction) ? own_floats(count * num_inputs) : nullptr;
     const Left left(instruction, x + start * stride, stride, count, num_inputs, room);
     // A panel's sums are finished after the next panel's product: read at once, they would have to leave the tiles
     // first.

@@ -61,8 +61,7 @@ inline void attend_queries(const Attention& op, const Run& step, const Chunk& ch
   };
   const int64_t row = step.batch.num_decodes + chunk.first_token + start, end = chunk.first_end() + start;
   const int64_t stride = step.stride(op.queries), count = std::min(QUERIES_AT_ONCE, chunk.num_tokens - start);
-  const Queries queries{step.at(op.queries) + row * stride + head * head_dim, stride, count,
-                        op.begin_of(end), end, 1};
+  const Queries queries{step.at(op.queries) + row * stride + head * head_dim, stride, count, op.begin_of(end), end, 1};
 
   Attending attending(op, step, queries);
   Gathered gathered, added;

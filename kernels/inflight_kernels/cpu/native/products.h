@@ -7,7 +7,12 @@
 namespace inflight {
 
 /// What multiplies; the same numbers as in instructions.py.
-enum class Instruction : int64_t { VDPBF16PS, FMA, AMX };
+enum class Instruction : int64_t { VDPBF16PS, FMA, AMX, FMA_AS_AMX };
+
+/// Whether the left matrix is multiplied as floats.
+inline bool widens(Instruction instruction) {
+  return instruction == Instruction::FMA || instruction == Instruction::FMA_AS_AMX;
+}
 
 constexpr int64_t ROWS_AT_ONCE = 32;
 
@@ -33,10 +38,10 @@ struct Multiplier {
 /// At most 32 rows that are multiplied with panels by one instruction. For AMX there is room for 32 of them.
 class Left {
  public:
-  /// `size` elements of a row, a multiple of 32; `room` takes num_rows * size floats, if the instruction is FMA.
+  /// `size` elements of a row, a multiple of 32; `room` takes num_rows * size floats, if the instruction widens.
   Left(Instruction instruction, const Bf16* x, int64_t stride, int64_t num_rows, int64_t size, float* room)
       : instruction_(instruction), x_(x), stride_(stride), num_rows_(num_rows), size_(size), widened_(room) {
-    if (instruction != Instruction::FMA) return;
+    if (!widens(instruction)) return;
     for (int64_t row = 0; row < num_rows; ++row)
       for (int64_t i = 0; i < size; i += 16) _mm512_storeu_ps(room + row * size + i, load(x + row * stride + i));
   }
@@ -51,6 +56,8 @@ class Left {
         return product_in_vectors<ADD>(widened_, size_, num_rows_, panel, num_steps, sums, sums_stride);
       case Instruction::AMX:
         return product_in_tiles<ADD>(x_, stride_, num_rows_, panel, num_steps, sums, sums_stride);
+      case Instruction::FMA_AS_AMX:
+        return product_as_in_tiles<ADD>(widened_, size_, num_rows_, panel, num_steps, sums, sums_stride);
     }
   }
 

@@ -1,6 +1,6 @@
 // Products with a panel in AMX's tiles, where compiler and processor have them.
 //
-// Tiles add up in an order of their own: their sums are not those of vectors to the last bit.
+// Tiles add up in an order of their own, which `product_as_in_tiles` follows in vectors.
 #pragma once
 
 #include "panels.h"

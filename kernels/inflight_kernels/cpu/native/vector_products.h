@@ -3,6 +3,9 @@
 // Both give the same bits. vdpbf16ps is two fused multiply-adds, the odd element of a pair before the even one, that
 // round to nearest and take and give 0 for what is denormal; FMA does the same in that order while denormals are
 // flushed. And a row's sums are added up in one order however many rows are multiplied with it.
+//
+// AMX adds up in another order, which FMA can follow too: of a single row, whose weights come from memory, tiles would
+// multiply more slowly.
 #pragma once
 
 #include <cstring>
@@ -89,6 +92,35 @@ inline void product_in_vectors(const Element* x, int64_t stride, int64_t num_row
                                : count == 2 ? product_of<2, ADD, Element>
                                             : product_of<1, ADD, Element>;
     multiply_rows(x + row * stride, stride, panel, num_steps, sums + row * sums_stride, sums_stride);
+  }
+}
+
+/// The sums that AMX gives, by float32 FMA: in each step the products of even and of odd elements are added up by
+/// themselves, beginning with zero, and then both to the sum. (So Intel describes TDPBF16PS.)
+template <bool ADD>
+inline void product_as_in_tiles(const float* x, int64_t stride, int64_t num_rows, const Bf16* panel, int64_t num_steps,
+                                float* sums, int64_t sums_stride) {
+  const __m512i odd_half = _mm512_set1_epi32(0xffff0000);
+  for (int64_t row = 0; row < num_rows; ++row, x += stride, sums += sums_stride) {
+    Floats kept[2] = {splat(0.0f), splat(0.0f)};
+    if (ADD)
+      for (int tile = 0; tile < 2; ++tile) kept[tile] = _mm512_loadu_ps(sums + 16 * tile);
+    const char* step = reinterpret_cast<const char*>(panel);
+    for (int64_t i = 0; i < num_steps; ++i, step += STEP_BYTES) {
+      Floats even[2] = {splat(0.0f), splat(0.0f)}, odd[2] = {splat(0.0f), splat(0.0f)};
+#pragma GCC unroll 16
+      for (int r = 0; r < 16; ++r)
+        for (int tile = 0; tile < 2; ++tile) {
+          const char* at = step + tile * TILE_BYTES + 64 * r;
+          _mm_prefetch(at + AHEAD_BYTES, _MM_HINT_T0);
+          const __m512i line = _mm512_loadu_si512(at);
+          const float* pair = x + 32 * i + 2 * r;
+          even[tile] = _mm512_fmadd_ps(splat(pair[0]), _mm512_castsi512_ps(_mm512_slli_epi32(line, 16)), even[tile]);
+          odd[tile] = _mm512_fmadd_ps(splat(pair[1]), _mm512_castsi512_ps(_mm512_and_si512(line, odd_half)), odd[tile]);
+        }
+      for (int tile = 0; tile < 2; ++tile) kept[tile] = _mm512_add_ps(kept[tile], _mm512_add_ps(even[tile], odd[tile]));
+    }
+    for (int tile = 0; tile < 2; ++tile) _mm512_storeu_ps(sums + 16 * tile, kept[tile]);
   }
 }
 
