@@ -6,7 +6,8 @@ from collections.abc import Sequence
 
 from inflight.batch_manager_stats import BatchManagerStats
 from inflight.engine_description import EngineDescription
-from inflight.executor.front.front import SHUT_DOWN, EngineState, Front
+from inflight.executor.front.engine_state import EngineState
+from inflight.executor.front.front import SHUT_DOWN, Front
 from inflight.request import Request
 from inflight.request_limits import RequestLimits
 from inflight.result import FinishReason, Response, Result

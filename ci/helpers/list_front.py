@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from inflight.config import EngineConfig
 from inflight.engine_description import EngineDescription
-from inflight.executor.front.front import EngineState, Front
+from inflight.executor.front.engine_state import EngineState
+from inflight.executor.front.front import Front
 from inflight.request import Request
 from inflight.request_limits import RequestLimits
 from inflight.result import FinishReason, Response, Result

@@ -14,7 +14,8 @@ from functools import partial
 from inflight.config import EngineConfig
 from inflight.distributed.rank_group import SingleRank
 from inflight.errors import ConfigurationError
-from inflight.executor.front.front import SHUT_DOWN, EngineState, Front
+from inflight.executor.front.engine_state import EngineState
+from inflight.executor.front.front import SHUT_DOWN, Front
 from inflight.executor.front.journal_entry import RANKS_LOST
 from inflight.executor.rank.assembly import LoadedRunner, LoadRunner, load_model_runner, make_manager
 from inflight.executor.rank.callbacks import RankCallbacks

@@ -1,10 +1,6 @@
 """The Executor API, and the state behind it that every front keeps: requests in flight, responses not fetched yet, and
 the state of the engine.
 
-    STARTING ──> READY ──> RELAUNCHING ──> DOWN         any ──> CLOSED
-                   ^            │           │
-                   └────────────┴───────────┘
-
 Each accepted request gets exactly one final response, whatever happens to the ranks. Requests in flight when the ranks
 are lost wait for the new ranks, as do those that arrive meanwhile, and go on from their last delivered tokens; the
 journal says which cannot. Knows requests and responses; does not know tensors, text, tritonserver, processes or
@@ -13,8 +9,6 @@ sockets: a subclass sends requests to the leader and reports when the engine bec
 
 from __future__ import annotations
 
-import enum
-import secrets
 import threading
 import time
 from abc import ABC, abstractmethod
@@ -28,11 +22,13 @@ from typing_extensions import Self
 from inflight.config import EngineConfig
 from inflight.engine_description import EngineDescription
 from inflight.errors import EngineUnavailable, InvalidRequest, QueueFull, RequestError
+from inflight.executor.front.engine_state import ACCEPTING, EngineState
 from inflight.executor.front.journal import Journal
 from inflight.executor.front.journal_entry import JournalEntry
-from inflight.executor.front.ready_responses import ReadyResponses
+from inflight.executor.front.ready_responses import ReadyResponses, ResponsesChanged
+from inflight.executor.front.request_ids import RequestIds
 from inflight.executor.front.statistics import FrontStatistics
-from inflight.executor.wire.messages import FRONT_ID_SHIFT, MAX_FRONT_ID, as_received
+from inflight.executor.wire.messages import as_received
 from inflight.generation_defaults import GenerationDefaults
 from inflight.kv_cache_events import KVCacheEvent
 from inflight.request import Request
@@ -42,20 +38,6 @@ from inflight.stats import IterationStats, RequestStatsPerIteration
 
 NOT_AVAILABLE = "the engine is not available: its ranks are dead"
 SHUT_DOWN = "the engine was shut down"
-
-
-class EngineState(enum.Enum):
-    STARTING = enum.auto()
-    READY = enum.auto()
-    RELAUNCHING = enum.auto()
-    """The ranks are lost and are being relaunched: requests in flight and new ones wait."""
-    DOWN = enum.auto()
-    """A relaunch has failed: requests are refused until a later one succeeds."""
-    CLOSED = enum.auto()
-    """This front was shut down. Final."""
-
-
-ACCEPTING = (EngineState.READY, EngineState.RELAUNCHING)
 
 
 class Front(ABC):
@@ -79,14 +61,13 @@ class Front(ABC):
         `keeps_statistics`: if False it has none, because nobody would read them."""
         self._generation_defaults = generation_defaults or GenerationDefaults()
         self._lock = threading.Lock()
-        self._changed = _Changed(self._lock)
+        self._changed = ResponsesChanged(self._lock)
         self._stats_arrived = threading.Condition(self._lock)  # apart: they arrive often, and few wait for them
         self._state = EngineState.STARTING
         self._limits: RequestLimits | None = None
         self._description = EngineDescription(device="")
         self._max_in_flight = 0
-        self._front_id = _draw_front_id()
-        self._num_ids = 0
+        self._ids = RequestIds()
         self._journal = Journal(config or EngineConfig())
         self._responses = ReadyResponses()
         self._statistics = FrontStatistics(config or EngineConfig(), has_rings=keeps_statistics)
@@ -157,7 +138,7 @@ class Front(ABC):
     def next_request_id(self) -> int:
         """A fresh id, unique among all fronts of the engine."""
         with self._lock:
-            return self._draw_request_id()
+            return self._ids.draw()
 
     def enqueue_request(self, request: Request) -> int:
         """Send a request without waiting for the engine, and return its id: a fresh one if it has none.
@@ -409,11 +390,6 @@ class Front(ABC):
                 self._responses.extend(self._journal.note(response))
             self._changed.notify_all()
 
-    def _redraw_id(self) -> None:
-        """Draw another id for this front, used from now on."""
-        with self._lock:
-            self._front_id = _draw_front_id()
-
     def _report_stats(self, json: str, num_queued: int) -> None:
         with self._lock:
             self._statistics.note(json, num_queued)
@@ -439,23 +415,3 @@ class Front(ABC):
 
     def _number(self, request: Request) -> Request:
         return request if request.request_id else structs.replace(request, request_id=self.next_request_id())
-
-    def _draw_request_id(self) -> int:
-        self._num_ids += 1
-        return self._front_id << FRONT_ID_SHIFT | self._num_ids
-
-
-class _Changed(threading.Condition):
-    """Notifies those who wait for responses, or their listener."""
-
-    tell: Callable[[], None] | None = None
-    """Tells the listener, if there is one."""
-
-    def notify_all(self) -> None:
-        super().notify_all()
-        if self.tell is not None:
-            self.tell()
-
-
-def _draw_front_id() -> int:
-    return 1 + secrets.randbelow(MAX_FRONT_ID)

@@ -1,14 +1,16 @@
-"""Responses that have arrived and were not fetched yet, by request. Knows no engine and takes no lock."""
+"""Responses that have arrived and were not fetched yet, and how those who wait for them are told. Knows no engine."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import threading
+from collections.abc import Callable, Iterable
 
 from inflight.result import Response
 
 
 class ReadyResponses:
-    """Those of one request stay in order; requests come in the order in which the first of each arrived."""
+    """Those of one request stay in order; requests come in the order in which the first of each arrived. Takes no
+    lock."""
 
     def __init__(self) -> None:
         self._by_request: dict[int, list[Response]] = {}
@@ -40,3 +42,15 @@ class ReadyResponses:
         """All of them, which are removed."""
         by_request, self._by_request = self._by_request, {}
         return [response for responses in by_request.values() for response in responses]
+
+
+class ResponsesChanged(threading.Condition):
+    """Notifies those who wait for responses, or their listener."""
+
+    tell: Callable[[], None] | None = None
+    """Tells the listener, if there is one."""
+
+    def notify_all(self) -> None:
+        super().notify_all()
+        if self.tell is not None:
+            self.tell()

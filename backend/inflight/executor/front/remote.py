@@ -26,7 +26,8 @@ import zmq
 from inflight.backoff import Backoff
 from inflight.config import EngineConfig
 from inflight.errors import ConfigurationError, InvalidRequest
-from inflight.executor.front.front import SHUT_DOWN, EngineState, Front
+from inflight.executor.front.engine_state import EngineState
+from inflight.executor.front.front import SHUT_DOWN, Front
 from inflight.executor.front.journal_entry import RANKS_LOST
 from inflight.executor.front.link import EngineLink
 from inflight.executor.front.watch import Watch
@@ -215,7 +216,7 @@ class RemoteFront(Front):
 
     def _hello(self) -> Hello:
         return Hello(
-            front_id=self._front_id,
+            front_id=self._ids.front_id,
             pid=os.getpid(),
             wants_iteration_stats=self._statistics.wants_iterations,
             wants_request_stats=self._statistics.wants_requests,
@@ -316,7 +317,8 @@ class RemoteFront(Front):
             self._engine_ready(message.limits, message.description, message.max_in_flight)
             self._settled.set()
         elif isinstance(message, Occupied):
-            self._redraw_id()
+            with self._lock:
+                self._ids.redraw_front()
             link.send(self._hello())
         elif isinstance(message, Fatal):
             return message.reason

@@ -8,7 +8,7 @@ import pytest
 from list_front import ListFront, submit, token
 
 from inflight.errors import InvalidRequest
-from inflight.executor.front.front import EngineState
+from inflight.executor.front.engine_state import EngineState
 from inflight.request import Request
 from inflight.result import FinishReason, Response
 

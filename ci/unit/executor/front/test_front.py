@@ -9,7 +9,7 @@ import pytest
 from list_front import LATER, ListFront, submit, token
 
 from inflight.errors import DuplicateRequest, EngineUnavailable, InvalidRequest, QueueFull
-from inflight.executor.front.front import EngineState
+from inflight.executor.front.engine_state import EngineState
 from inflight.executor.wire.messages import FRONT_ID_SHIFT, MAX_FRONT_ID
 from inflight.output_config import OutputConfig
 from inflight.request import Request

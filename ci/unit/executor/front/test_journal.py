@@ -10,7 +10,7 @@ from list_front import LIMITS, ListFront
 from msgspec import structs
 
 from inflight.config import EngineConfig
-from inflight.executor.front.front import EngineState
+from inflight.executor.front.engine_state import EngineState
 from inflight.lora import LoraConfig, LoRARequest
 from inflight.replay import DeliveredSequence, Replay
 from inflight.request import Request
