@@ -239,3 +239,17 @@ def _wait_until_it_listens(url: str) -> None:
             return
         threading.Event().wait(0.01)
     raise AssertionError("the server does not listen")
+
+
+def numbered(engine: PlayedEngine) -> object:
+    return next(iter(engine.enqueued.values()))
+
+
+def wait_until(holds: Callable[[], bool]) -> None:
+    """Half a minute at most."""
+    pause = threading.Event()
+    for _ in range(3000):
+        if holds():
+            return
+        pause.wait(0.01)
+    raise AssertionError("it never happened")

@@ -5,65 +5,30 @@ pytest ci/unit/client/test_load_test.py
 
 from __future__ import annotations
 
-import io
 import json
 import math
-import re
-from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any, ClassVar
 
 import pytest
-from rich.console import Console
+from load_exports import MS, ONE, RecordingAnalyzer, exported, result_of, two_sweeps, write_export
 
-from ci.unit.openai.page.browser import Browser, find_chromium
 from inflight_client import Client, ClientError, LoadTestError, MockTransport, UsageError, text_reply
 from inflight_client._exceptions import ConnectError, ModelNotFound
 from inflight_client.load_test import (
     Level,
     LoadMode,
     LoadTestOptions,
-    LoadTestReport,
     PromptOptions,
     parse_length,
     parse_sweep,
     run_load_test,
-    table,
-    write_report,
 )
-from inflight_client.load_test.page import page as html_page
 from inflight_client.load_test.perf_analyzer import PerfAnalyzer, failure_reason
-from inflight_client.load_test.profile import read_level, timeline
+from inflight_client.load_test.profile import read_level
 from inflight_client.load_test.prompts import Prompt, make_prompts
-from inflight_client.load_test.results import LevelResult, RequestTimeline, summarise
-from inflight_client.load_test.server_facts import ServerFacts, _engine, usual_metrics_address
+from inflight_client.load_test.results import RequestTimeline, summarise
 from inflight_client.load_test.tensor_requests import RequestForm, make_requests
-
-MS = 1_000_000
-ONE = Level(LoadMode.CONCURRENCY, 1, 1)
-
-
-def exported(*responses: tuple[int, int], sent: int = 0, final_at: int | None = None) -> dict[str, Any]:
-    """A request as perf_analyzer exports it. `responses`: when each came, in ms, and its tokens."""
-    stamps = [stamp * MS for stamp, _ in responses]
-    outputs: list[dict[str, Any]] = [
-        {"sequence_length": tokens, "num_input_tokens": 5, "finish_reason": "", "text_output": "x"}
-        for _, tokens in responses
-    ]
-    outputs[-1]["finish_reason"] = "length"
-    if final_at is not None:
-        stamps.append(final_at * MS)
-        outputs.append({"sequence_length": 230523952, "num_input_tokens": -7, "finish_reason": "", "text_output": ""})
-    return {
-        "timestamp": sent * MS,
-        "request_inputs": {"max_tokens": sum(tokens for _, tokens in responses)},
-        "response_timestamps": stamps,
-        "response_outputs": outputs,
-    }
-
-
-def result_of(*requests: dict[str, Any]) -> LevelResult:
-    return summarise(ONE, [timeline(request) for request in requests])
 
 
 @pytest.mark.parametrize(
@@ -211,11 +176,6 @@ def test_one_response_a_request_has_no_latency_between() -> None:
     assert math.isnan(result_of(exported((10, 8))).inter_token_latency.p50)
 
 
-def write_export(path: Path, *requests: dict[str, Any]) -> Path:
-    path.write_text(json.dumps({"experiments": [{"requests": list(requests)}]}))
-    return path
-
-
 @pytest.mark.parametrize(
     ("requests", "words"),
     [
@@ -278,19 +238,6 @@ def test_a_missing_perf_analyzer_says_what_to_install(tmp_path: Path, monkeypatc
         PerfAnalyzer(tmp_path)
 
 
-class RecordingAnalyzer(PerfAnalyzer):
-    """Answers each level with an export of its own; keeps the inputs that it was given."""
-
-    inputs: ClassVar[list[dict[str, Any]]] = []
-
-    def __init__(self, scratch: Path) -> None:
-        self._folder = scratch
-
-    def run(self, level: Level, *, url: str, model: str, inputs: Path, timeout: float = 0) -> Path:
-        self.inputs.append(json.loads(inputs.read_text()))
-        return write_export(self._folder / "export", *[exported((10, 1), (20, 3))] * level.num_requests)
-
-
 class LosingAnalyzer(RecordingAnalyzer):
     """Loses what it measured until it has run `losses` times more."""
 
@@ -321,14 +268,6 @@ def test_a_level_whose_measurements_are_always_lost_fails() -> None:
         run_load_test(LoadTestOptions(levels=[ONE]), client=client, analyzer=LosingAnalyzer)
 
 
-def two_sweeps() -> LoadTestReport:
-    levels = [Level(LoadMode.CONCURRENCY, 1, 2), Level(LoadMode.CONCURRENCY, 4, 2), Level(LoadMode.REQUEST_RATE, 9, 2)]
-    client = Client(transport=MockTransport(lambda call: [text_reply("x", final=True)]))
-    return run_load_test(
-        LoadTestOptions(levels=levels, url="localhost:1", model="<llm>"), client=client, analyzer=RecordingAnalyzer
-    )
-
-
 def test_every_level_is_measured_with_prompts_of_its_own() -> None:
     RecordingAnalyzer.inputs.clear()
     report = two_sweeps()
@@ -354,106 +293,6 @@ def test_what_is_not_there_is_not_waited_for(error: ClientError) -> None:
         run_load_test(LoadTestOptions(levels=[ONE]), client=Client(transport=Nowhere(lambda call: [])))
 
 
-def test_the_table_fits_a_terminal() -> None:
-    slow = result_of(exported((1234, 1), (2468, 1)))
-    drawn = io.StringIO()
-    report = LoadTestReport(options=LoadTestOptions(levels=[ONE]), started=datetime.now(timezone.utc), levels=[slow])
-    Console(file=drawn, width=80).print(table(report))
-    assert "…" not in drawn.getvalue() and drawn.getvalue().count("2468") == 1
-    assert "too few samples, it takes 10 for p90 and 100 for p99" in drawn.getvalue()
-
-
 def test_no_level_is_no_test() -> None:
     with pytest.raises(UsageError, match="no level"):
         run_load_test(LoadTestOptions(levels=[]))
-
-
-def test_the_report_is_complete_and_needs_no_network(tmp_path: Path) -> None:
-    write_report(two_sweeps(), tmp_path / "made" / "here")
-    written = tmp_path / "made" / "here"
-    results = json.loads((written / "results.json").read_text())
-    assert [level["inter_token_latency"]["p50"] for level in results["levels"]] == [pytest.approx(10 / 3)] * 3
-    assert [level["inter_token_latency"]["p99"] for level in results["levels"]] == [None] * 3
-    assert results["server"]["engine"] is None and "--metrics-url" in results["server"]["unknown"]
-    assert (written / "plot.png").read_bytes().startswith(b"\x89PNG")
-    page = (written / "report.html").read_text()
-    assert "&lt;llm&gt;" in page and "<llm>" not in page
-    assert page.count("<tr>") == 4 and page.count("<svg") == 8
-    assert not re.search(r"<script|<link|<img|src=|@import|url\(http", page)
-
-
-def test_the_report_says_what_was_measured_and_what_failed() -> None:
-    engine = {"checkpoint": "tiny", "architecture": "Llama", "dtype": "bfloat16", "layers": "native", "num_ranks": "2"}
-    engine |= {"device": "cuda", "device_name": "H100", "inflight_version": "1", "torch_version": "2"}
-    levels = [summarise(ONE, [timeline(exported((10, 8)))], {"503: full": 3})]
-    report = LoadTestReport(
-        options=LoadTestOptions(levels=[ONE]),
-        started=datetime.now(timezone.utc),
-        levels=levels,
-        server=ServerFacts(engine=engine, tritonserver="2.51.0"),
-    )
-    drawn = io.StringIO()
-    Console(file=drawn, width=200).print(table(report))
-    assert "tiny (Llama), bfloat16, native layers, 2 ranks on H100; inflight 1, torch 2, tritonserver 2.51.0" in (
-        drawn.getvalue()
-    )
-    assert "concurrency 1: 3 of 4 requests failed, 503: full" in drawn.getvalue()
-    page = html_page(report)
-    assert "<dd>bfloat16</dd>" in page and "requests, 3 failed" in page
-
-
-@pytest.mark.parametrize(
-    ("url", "address"),
-    [("localhost:8001", "localhost:8002"), ("[::1]:8001", "[::1]:8002"), ("localhost:9001", ""), ("localhost", "")],
-)
-def test_metrics_are_looked_for_where_they_usually_are(url: str, address: str) -> None:
-    assert usual_metrics_address(url) == address
-
-
-def test_of_several_models_the_engine_of_the_measured_one_is_told() -> None:
-    text = "# TYPE inflight_engine_info gauge\n" + "".join(
-        f'inflight_engine_info{{checkpoint="{name}",model="{model}",pid="1",version="1"}} 1\n'
-        for name, model in (("a", "llm"), ("b", "other"))
-    )
-    found = _engine(text, "other")
-    assert found is not None and found.engine == {"checkpoint": "b"}
-    assert _engine("nv_inference_count 1\n", "llm") is None
-
-
-@pytest.mark.slow
-@pytest.mark.skipif(find_chromium() is None, reason="there is no Chromium: name one in INFLIGHT_CHROMIUM")
-@pytest.mark.parametrize("is_dark", [False, True])
-def test_the_page_fits_a_phone_and_a_screen(tmp_path: Path, is_dark: bool) -> None:
-    program = find_chromium()
-    assert program is not None
-    write_report(two_sweeps(), tmp_path)
-    with Browser(program) as browser:
-        for width in (390, 1280):
-            browser.show(f"file://{tmp_path}/report.html", width=width, is_dark=is_dark)
-            assert browser.run("document.documentElement.scrollWidth") == width
-            seen = browser.run("[...document.querySelectorAll('svg')].map(svg => svg.getBoundingClientRect().width)")
-            assert len(seen) == 8 and all(200 < each < width for each in seen)
-        text, paper = (browser.run(f"getComputedStyle(document.body).{name}") for name in ("color", "backgroundColor"))
-        assert (_brightness(text) > _brightness(paper)) is is_dark
-        assert browser.problems == []
-
-
-def _brightness(colour: str) -> int:
-    return sum(map(int, re.findall(r"\d+", colour)))
-
-
-def test_figures_that_are_not_numbers_are_null_in_json(tmp_path: Path) -> None:
-    report = LoadTestReport(
-        options=LoadTestOptions(levels=[ONE]),
-        started=datetime.now(timezone.utc),
-        levels=[result_of(exported((10, 8)))],
-    )
-    write_report(report, tmp_path)
-    results = json.loads((tmp_path / "results.json").read_text(), parse_constant=lambda name: pytest.fail(name))
-    assert results["levels"][0]["inter_token_latency"]["p50"] is None
-
-
-def test_a_folder_that_cannot_be_written(tmp_path: Path) -> None:
-    (tmp_path / "file").write_text("")
-    with pytest.raises(LoadTestError, match="cannot be written"):
-        write_report(two_sweeps(), tmp_path / "file")

@@ -1,0 +1,220 @@
+"""Connections: heads, offers of other protocols, how many there may be and for how long."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import re
+import socket
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from openai_server import (
+    CLIENT,
+    PlayedEngine,
+    Running,
+    checkpoint_folder,
+    numbered,
+    openai_server,
+    result,
+    say,
+    wait_until,
+)
+
+from inflight.errors import ConfigurationError
+from inflight.openai.http import MAX_PIPELINED
+from inflight.openai.serve import SEND_BUFFER_BYTES, UNREAD_MS, allow_connections, listen
+
+CHATS, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
+
+
+CHAT = {"messages": [{"role": "user", "content": "hi"}]}
+
+
+ENOUGH = 30
+
+
+def test_endless_heads_are_refused(running: Running) -> None:
+    host, port = running.url.removeprefix("http://").split(":")
+    with socket.create_connection((host, int(port)), ENOUGH) as connection:
+        connection.sendall(b"POST /v1/completions HTTP/1.1\r\nx: ")
+        answer = b""
+        try:
+            for _ in range(100):
+                connection.sendall(b"y" * 10_000)
+            answer = connection.recv(1000)
+        except ConnectionError:
+            answer = answer or b"HTTP/1.1 431 and closed"
+    assert answer.startswith(b"HTTP/1.1 431")
+
+
+OFFER = b"connection: Upgrade, HTTP2-Settings\r\nhttp2-settings: AAEAAEAAAAIAAAAB\r\nupgrade: h2c\r\n"
+
+
+HEALTH = b"GET /health HTTP/1.1\r\nhost: x\r\n"
+
+
+@pytest.mark.parametrize("size", [1, 7, 100_000], ids=["byte by byte", "in pieces", "at once"])
+def test_a_request_that_offers_http_2_is_answered_with_its_body(running: Running, size: int) -> None:
+    """As Java's client sends its first one. Another one may follow on the connection, whatever it offers."""
+    body = json.dumps(CHAT).encode()
+    head = b"POST %b HTTP/1.1\r\nhost: x\r\n%b" % (CHATS.encode(), OFFER)
+    whole = head + b"content-length: %d\r\n\r\n%b" % (len(body), body)
+    chunked = head + b"transfer-encoding: chunked\r\n\r\n%x\r\n%b\r\n0\r\n\r\n" % (len(body), body)
+    websocket = HEALTH + b"connection: close, upgrade\r\nupgrade: websocket\r\n\r\n"
+    sent = whole + HEALTH + OFFER + b"\r\n" + chunked + websocket
+    answer = exchange(running, *(sent[start : start + size] for start in range(0, len(sent), size)))
+    statuses = re.findall(rb"HTTP/1.1 (\d+) ", answer)
+    assert statuses == [b"200"] * 4
+    assert answer.count(b'"content":"Hello, world"') == 2
+
+
+@pytest.mark.parametrize(
+    "head",
+    [
+        b"CONNECT x:443 HTTP/1.1\r\nhost: x\r\n\r\n",
+        b"CONNECT x:443 HTTP/1.1\r\nhost: x\r\n" + OFFER + b"\r\n",
+        HEALTH + OFFER + b"content-length: 1\r\ncontent-length: 2\r\n\r\n",
+        b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n",
+        b"\x16\x03\x01\x02\x00\x01",
+    ],
+)
+def test_what_is_no_request_is_refused(running: Running, head: bytes) -> None:
+    assert exchange(running, head).startswith(b"HTTP/1.1 400 ")
+    assert running.get("/health").status_code == 200
+
+
+def exchange(running: Running, *sent: bytes) -> bytes:
+    """All that comes until the server closes the connection."""
+    host, port = running.url.removeprefix("http://").split(":")
+    with socket.create_connection((host, int(port)), ENOUGH) as connection:
+        for piece in sent:
+            connection.sendall(piece)
+        received = []
+        while piece := connection.recv(65536):
+            received.append(piece)
+    return b"".join(received)
+
+
+@pytest.fixture
+def narrow(tmp_path: Path) -> Iterator[tuple[PlayedEngine, Callable[[], socket.socket]]]:
+    """A server of three connections, whose model never ends its answers, and what opens a connection to it."""
+    engine = PlayedEngine(say(ends=False))
+    with openai_server(engine, checkpoint_folder(tmp_path), max_connections=3) as url, contextlib.ExitStack() as stack:
+        CLIENT.get(f"{url}/health", headers={"connection": "close"})
+        host, port = url.removeprefix("http://").split(":")
+        yield engine, lambda: stack.enter_context(socket.create_connection((host, int(port)), ENOUGH))
+
+
+def test_a_connection_too_many_takes_the_place_of_the_one_idle_longest(
+    narrow: tuple[PlayedEngine, Callable[[], socket.socket]],
+) -> None:
+    """Whether that has sent nothing, the beginning of a head, or whole requests."""
+    _, connect = narrow
+    silent, begun, used = connect(), connect(), connect()
+    begun.sendall(HEALTH)
+    for make in (lambda: used, connect, connect, connect):
+        connection = make()
+        connection.sendall(HEALTH + b"\r\n")
+        assert connection.recv(1000).startswith(b"HTTP/1.1 200")
+    for connection in (silent, begun, used):
+        with contextlib.suppress(ConnectionResetError):  # where bytes came that nobody has read
+            assert connection.recv(1000) == b""
+
+
+def test_connections_in_use_are_kept_and_others_are_told(
+    narrow: tuple[PlayedEngine, Callable[[], socket.socket]], caplog: pytest.LogCaptureFixture
+) -> None:
+    engine, connect = narrow
+    body = json.dumps({**CHAT, "stream": True}).encode()
+    head = b"POST %b HTTP/1.1\r\nhost: x\r\ncontent-length: %d\r\n\r\n" % (CHATS.encode(), len(body))
+    streams = [connect() for _ in range(3)]
+    for stream in streams:
+        stream.sendall(head + body)
+        assert stream.recv(1000).startswith(b"HTTP/1.1 200")
+    late = connect()
+    late.sendall(HEALTH + b"\r\n")
+    assert late.recv(1000).startswith(b"HTTP/1.1 503")
+    assert late.recv(1000) == b""
+    assert "3 connections are in use" in caplog.text
+    engine.push(*(result(request, [72]) for request in engine.requests))
+    for stream in streams:
+        while b'"content":"H"' not in stream.recv(4000):
+            pass
+    streams[0].close()
+    while not connect_and_ask(connect):
+        pass
+
+
+def connect_and_ask(connect: Callable[[], socket.socket]) -> bool:
+    """Whether a new connection is served."""
+    connection = connect()
+    connection.sendall(HEALTH + b"connection: close\r\n\r\n")
+    return connection.recv(1000).startswith(b"HTTP/1.1 200")
+
+
+def test_a_process_that_may_not_open_so_many_files_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    limits = [(1024, 4096)]
+    monkeypatch.setattr("inflight.openai.serve.resource.getrlimit", lambda which: limits[-1])
+    monkeypatch.setattr("inflight.openai.serve.resource.setrlimit", lambda which, new: limits.append(new))
+    allow_connections(500)
+    assert limits == [(1024, 4096)]
+    allow_connections(2048)
+    assert limits[-1] == (2304, 4096)
+    with pytest.raises(ConfigurationError, match=r"max_connections 4096 .* needs 4352 files, .* 4096: raise its limit"):
+        allow_connections(4096)
+
+
+def test_a_client_that_does_not_read_holds_little_and_not_for_ever() -> None:
+    with listen("127.0.0.1", 0) as listener:
+        listener.listen()
+        with socket.create_connection(listener.getsockname()), listener.accept()[0] as accepted:
+            assert accepted.getsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF) <= 2 * SEND_BUFFER_BYTES
+            assert accepted.getsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT) == UNREAD_MS
+
+
+def test_more_pipelined_requests_than_may_wait_are_refused(running: Running) -> None:
+    whole = HEALTH + b"\r\n"
+    last = HEALTH + b"connection: close\r\n\r\n"
+    assert exchange(running, whole * MAX_PIPELINED + last).count(b"HTTP/1.1 200") == MAX_PIPELINED + 1
+    assert b"HTTP/1.1 400" in exchange(running, whole * (MAX_PIPELINED + 2))
+    assert running.get("/health").status_code == 200
+
+
+BEGUN = b"GET /health HTTP/1.1\r\nhost: x\r\n"
+
+
+REFUSED = b"POST /health HTTP/1.1\r\nhost: x\r\ncontent-length: 100\r\n\r\n{"
+
+
+@pytest.mark.parametrize("sent", [b"", BEGUN, BEGUN + b"\r\n" + BEGUN, REFUSED])
+def test_connections_without_a_whole_request_are_closed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, sent: bytes
+) -> None:
+    """Also behind an answer, and while a body comes that was refused already."""
+    monkeypatch.setattr("inflight.openai.serve.KEEP_ALIVE_SECONDS", 0.2)
+    with openai_server(PlayedEngine(), checkpoint_folder(tmp_path)) as url:
+        host, port = url.removeprefix("http://").split(":")
+        with socket.create_connection((host, int(port)), ENOUGH) as connection:
+            connection.sendall(sent)
+            while connection.recv(1000):
+                continue
+
+
+def test_an_answer_may_take_longer_than_the_next_head(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("inflight.openai.serve.KEEP_ALIVE_SECONDS", 0.1)
+    engine = PlayedEngine(lambda request: [])
+    with openai_server(engine, checkpoint_folder(tmp_path)) as url:
+        host, port = url.removeprefix("http://").split(":")
+        body = json.dumps(CHAT).encode()
+        head = f"POST {CHATS} HTTP/1.1\r\nhost: x\r\ncontent-length: {len(body)}\r\n\r\n".encode()
+        with socket.create_connection((host, int(port)), ENOUGH) as connection:
+            connection.sendall(head + body + BEGUN)
+            wait_until(lambda: bool(engine.requests))
+            connection.settimeout(0.5)
+            with pytest.raises(TimeoutError):
+                connection.recv(1)
+            connection.settimeout(ENOUGH)
+            engine.push(*say()(numbered(engine)))
+            assert connection.recv(12) == b"HTTP/1.1 200"
