@@ -243,7 +243,7 @@ def test_where_requests_do_not_go_on_a_dead_rank_costs_each_one_error(start_engi
 
 
 def test_requests_go_on_when_ranks_without_mpi_die(start_engine: StartEngine) -> None:
-    engine = start_engine(**WITHOUT_MPI)
+    engine = start_engine(dtype="float32", **WITHOUT_MPI)
     expected = engine.generate(PROMPTS, LONG, seed=5)
     for rank in (0, 1):
         ids = [engine.submit(prompt, LONG, seed=5, streaming=True) for prompt in PROMPTS]
