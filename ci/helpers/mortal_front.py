@@ -11,7 +11,7 @@ import numpy as np
 from real_engine import rank_pids
 
 from inflight.config import EngineConfig
-from inflight.executor.executor import make_launcher
+from inflight.executor.executor import make_launchers
 from inflight.executor.front.generation_result import GenerationResult
 from inflight.executor.front.remote import RemoteFront
 from inflight.result import Response
@@ -19,7 +19,7 @@ from inflight.result import Response
 
 class MortalFront(RemoteFront):
     def __init__(self, config: EngineConfig) -> None:
-        super().__init__(config, make_launcher(config))
+        super().__init__(config, *make_launchers(config))
         self.num_delivered = 0
         self.deaths: list[tuple[int, int]] = []
         """(responses that are delivered before, rank) of each kill to come."""

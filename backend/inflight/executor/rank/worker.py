@@ -64,9 +64,9 @@ def _join(config: EngineConfig, launch: Launch) -> RankGroup:
     from inflight.distributed.mpi import MpiRankGroup, library_version
 
     group = MpiRankGroup(Path(launch.directory) if launch.on_fronts_host else None)
-    if group.size != config.num_ranks:
+    if group.size != config.num_replica_ranks:
         raise ConfigurationError(
-            f"{config.num_ranks} ranks were launched but each finds itself in a group of {group.size}: "
+            f"{config.num_replica_ranks} ranks were launched but each finds itself in a group of {group.size}: "
             f"{misfit(None, library_version())}"
         )
     return group
