@@ -78,6 +78,9 @@ class FakeExecutor(Front):
     def is_ready(self) -> bool:
         return self.ready and not self.is_shut_down
 
+    def ready_replicas(self) -> list[bool]:
+        return [self.is_ready()]
+
     def is_relaunching(self) -> bool:
         return self.relaunching and not self.is_shut_down
 

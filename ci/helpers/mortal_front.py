@@ -1,4 +1,7 @@
-"""A front that kills one of its ranks once it has delivered so many responses, and looks at what becomes of results."""
+"""A front that kills one of its ranks once it has delivered so many responses, and looks at what becomes of results.
+
+A rank has its number among those of all replicas.
+"""
 
 from __future__ import annotations
 
@@ -26,9 +29,11 @@ class MortalFront(RemoteFront):
         self.num_killed = 0
 
     def rank_pid(self, rank: int) -> int:
-        if self._config.num_ranks > 1:
-            return rank_pids(self.engine_pids())[rank]
-        (pid,) = (pid for pid in self.engine_pids() if b"inflight.worker" in Path(f"/proc/{pid}/cmdline").read_bytes())
+        replica, rank = divmod(rank, self._config.num_replica_ranks)
+        pids = self._connections[replica].pids()
+        if self._config.num_replica_ranks > 1:
+            return rank_pids(pids)[rank]
+        (pid,) = (pid for pid in pids if b"inflight.worker" in Path(f"/proc/{pid}/cmdline").read_bytes())
         return pid
 
     def _deliver(self, responses: Iterable[Response]) -> None:

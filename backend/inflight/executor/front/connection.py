@@ -130,7 +130,7 @@ class Connection:
 
     @property
     def _state(self) -> EngineState:
-        return self._front._replicas[self._replica].state
+        return self._front._replicas.states()[self._replica]
 
     # -- the thread ----------------------------------------------------------------------------------------------------
 

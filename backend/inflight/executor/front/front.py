@@ -23,13 +23,12 @@ from typing_extensions import Self
 from inflight.config import EngineConfig
 from inflight.engine_description import EngineDescription
 from inflight.errors import EngineUnavailable, InvalidRequest, QueueFull, RequestError
-from inflight.executor.front.engine_state import ACCEPTING, EngineState, overall
+from inflight.executor.front.engine_state import ACCEPTING, EngineState
 from inflight.executor.front.journal import Journal
 from inflight.executor.front.journal_entry import JournalEntry
 from inflight.executor.front.ready_responses import ReadyResponses, ResponsesChanged
-from inflight.executor.front.replica import Replica, common_limits, total_in_flight
+from inflight.executor.front.replicas import Replicas
 from inflight.executor.front.request_ids import RequestIds
-from inflight.executor.front.routing import Router
 from inflight.executor.front.sent_adapters import adapter_order, brings_adapter
 from inflight.executor.front.statistics import FrontStatistics, of_replica
 from inflight.executor.wire.messages import as_received
@@ -69,17 +68,16 @@ class Front(ABC):
         self._lock = threading.Lock()
         self._changed = ResponsesChanged(self._lock)
         self._stats_arrived = threading.Condition(self._lock)  # apart: they arrive often, and few wait for them
-        self._state = EngineState.STARTING
-        self._replicas = [Replica() for _ in range(num_replicas)]
-        self._limits: RequestLimits | None = None
-        self._description = EngineDescription(device="")
-        self._max_in_flight = 0
+        self._replicas = Replicas(num_replicas, config)
         self._ids = RequestIds()
         self._journal = Journal(config)
-        self._router = Router(num_replicas, config.tokens_per_block if config.enable_kv_cache_reuse else 0)
         self._responses = ReadyResponses()
         self._statistics = FrontStatistics(config, num_replicas=num_replicas, has_rings=keeps_statistics)
         self._num_losses = 0
+
+    @property
+    def _state(self) -> EngineState:
+        return self._replicas.state
 
     # -- the engine ----------------------------------------------------------------------------------------------------
 
@@ -107,14 +105,15 @@ class Front(ABC):
     @property
     def limits(self) -> RequestLimits:
         """Bounds on the requests that the engine can serve. Raises EngineUnavailable before it was ready."""
-        if self._limits is None:
+        limits = self._replicas.limits
+        if limits is None:
             raise EngineUnavailable(NOT_AVAILABLE)
-        return self._limits
+        return limits
 
     @property
     def description(self) -> EngineDescription:
         """What the ranks compute, and with what; known once they are ready."""
-        return self._description
+        return self._replicas.description
 
     @property
     def generation_defaults(self) -> GenerationDefaults:
@@ -132,7 +131,7 @@ class Front(ABC):
 
     def ready_replicas(self) -> list[bool]:
         """Whether every rank is alive and answers, of each replica."""
-        return [replica.is_ready for replica in self._replicas]
+        return [state is EngineState.READY for state in self._replicas.states()]
 
     def is_relaunching(self) -> bool:
         """True while lost ranks are being relaunched and no replica serves: requests are accepted and wait. After
@@ -173,12 +172,13 @@ class Front(ABC):
         numbered = [self._number(as_received(request)) for request in requests]
         for request in numbered:
             self.limits.validate(request)
-        ready = [(request, self._encode(request), self._router.prefix(request)) for request in numbered]
+        ready = [(request, self._encode(request), self._replicas.prefix(request)) for request in numbered]
         request_ids = [request.request_id for request in numbered]
         with self._lock:
             self._check_available()
             self._journal.check_free(request_ids)
-            if self._max_in_flight and len(self._journal) + len(numbered) > self._max_in_flight:
+            max_in_flight = self._replicas.max_in_flight
+            if max_in_flight and len(self._journal) + len(numbered) > max_in_flight:
                 raise QueueFull()
             for request, message, prefix in ready:
                 self._send(self._journal.accept(request), prefix, message)
@@ -187,10 +187,10 @@ class Front(ABC):
     def _send(self, entry: JournalEntry, prefix: list[bytes], encoded: object | None = None) -> None:
         """Send a request that no ranks know to a replica that serves, if there is one. `encoded`: the request as it
         came. Called with the lock held."""
-        replica = self._choose(entry, prefix)
+        replica = self._replicas.choose(entry.num_tokens, prefix, entry.only_replica)
         if replica is None:
             return
-        placement = self._router.place(entry.num_tokens, prefix, replica)
+        placement = self._replicas.place(entry.num_tokens, prefix, replica)
         message = self._journal.message(entry, placement, time.monotonic())
         try:
             if encoded is None or message is not entry.request:
@@ -201,28 +201,19 @@ class Front(ABC):
         else:
             self._send_request(replica, entry.request.request_id, encoded)
 
-    def _choose(self, entry: JournalEntry, prefix: list[bytes]) -> int | None:
-        """The replica that gets it; None = it waits for ranks."""
-        ready = [index for index, replica in enumerate(self._replicas) if replica.is_ready]
-        if entry.only_replica is not None:
-            return entry.only_replica if entry.only_replica in ready else None
-        bounds = {index: self._replicas[index].max_in_flight for index in ready}
-        free = [index for index, bound in bounds.items() if not bound or self._router.num_requests(index) < bound]
-        return self._router.choose(entry.num_tokens, prefix, free or ready) if ready else None
-
     def _tell_others(self, request: Request, replica: int) -> None:
         """What a request says of an adapter to `replica` holds for all: later ones, of other fronts too, may go
         elsewhere."""
         if not brings_adapter(request):
             return
-        for index, other in enumerate(self._replicas):
-            if index != replica and other.is_ready:
-                self._send_request(index, 0, self._encode(adapter_order(request, self._ids.draw())))
+        for other in self._replicas.ready():
+            if other != replica:
+                self._send_request(other, 0, self._encode(adapter_order(request, self._ids.draw())))
 
     def _send_waiting(self) -> None:
         """What waits for ranks, as far as some serve. Called with the lock held."""
         for entry in self._journal.unsent():
-            self._send(entry, self._router.prefix(entry.request))
+            self._send(entry, self._replicas.prefix(entry.request))
 
     def cancel_request(self, request_id: int) -> None:
         """Ask for an early end. An active request ends with its tokens so far (CANCELLED); unknown ids are ignored."""
@@ -397,11 +388,7 @@ class Front(ABC):
         with self._changed:
             if self._state is EngineState.CLOSED:
                 return
-            known = self._replicas[replica]
-            if not known.is_ready:
-                self._router.expect(replica, limits.kv_cache_tokens)
-            known.limits, known.description, known.max_in_flight = limits, description, max_in_flight
-            self._note_state(replica, EngineState.READY)
+            self._replicas.note_ready(replica, limits, description, max_in_flight)
             self._send_waiting()
             self._changed.notify_all()
 
@@ -414,7 +401,7 @@ class Front(ABC):
             if self._state is EngineState.CLOSED and state is not EngineState.CLOSED:
                 return 0
             for index in range(len(self._replicas)) if state is EngineState.CLOSED else [replica]:
-                self._note_state(index, state)
+                self._replicas.note_state(index, state)
                 self._drop_unsent(index)
                 self._statistics.forget_state(index)
             num_before = len(self._journal)
@@ -426,17 +413,11 @@ class Front(ABC):
             else:
                 self._journal.release(replica)
             self._send_waiting()
+            if state is EngineState.RELAUNCHING:
+                self._journal.note_pause()
             self._changed.notify_all()
             self._stats_arrived.notify_all()
             return num_before - len(self._journal)
-
-    def _note_state(self, replica: int, state: EngineState) -> None:
-        self._replicas[replica].state = state
-        self._state = overall([each.state for each in self._replicas])
-        self._limits, self._max_in_flight = common_limits(self._replicas), total_in_flight(self._replicas)
-        self._description = next(
-            (each.description for each in self._replicas if each.description is not None), self._description
-        )
 
     def _end_overdue(self) -> None:
         """End what was allotted less time than it waits for ranks."""

@@ -83,9 +83,11 @@ class Journal:
     def ranks_died(self, replica: int) -> list[Response]:
         """All requests of that replica wait for other ranks now, but for those that end."""
         self._adapters.ranks_died(replica)
-        responses = self._ended([last for entry in self._on(replica) for last in entry.ranks_died()])
+        return self._ended([last for entry in self._on(replica) for last in entry.ranks_died()])
+
+    def note_pause(self) -> None:
+        """What no other ranks could take over after such a death waits from now on."""
         self.num_pauses += any(entry.placement is None for entry in self._entries.values())
-        return responses
 
     def release(self, replica: int) -> None:
         """Its ranks could not be brought back: what waits for them alone may go on elsewhere."""
@@ -115,8 +117,7 @@ class Journal:
         return [response for entry in overdue for response in self.end(entry, FinishReason.TIMED_OUT)]
 
     def _on(self, replica: int) -> list[JournalEntry]:
-        placed = [entry for entry in self._entries.values() if entry.placement is not None]
-        return [entry for entry in placed if entry.placement is not None and entry.placement.replica == replica]
+        return [entry for entry in self._entries.values() if entry.placement and entry.placement.replica == replica]
 
     def _ended(self, responses: list[Response]) -> list[Response]:
         for response in responses:

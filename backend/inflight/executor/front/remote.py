@@ -65,7 +65,7 @@ class RemoteFront(Front):
         """Whether it has begun to serve, or has failed to."""
         if self._owns_ranks and self._start_errors:
             return True
-        states = [replica.state for replica in self._replicas]
+        states = self._replicas.states()
         return EngineState.STARTING not in states or (not self._owns_ranks and EngineState.READY in states)
 
     def _start_error(self) -> str:
