@@ -34,6 +34,7 @@ from inflight.executor.wire.messages import (
     Fatal,
     FromLeader,
     Goodbye,
+    Heartbeat,
     Hello,
     Iterations,
     KvCacheEvents,
@@ -295,6 +296,8 @@ class Connection:
             front._report_kv_cache_events(message.events, replica)
         elif isinstance(message, Welcome):
             front._engine_ready(message.limits, message.description, message.max_in_flight, replica)
+        elif isinstance(message, Heartbeat):
+            front._note_heartbeat(replica)
         elif isinstance(message, Occupied):
             front.redraw_id(self._introduced_as)
             link.send(self._introduction())

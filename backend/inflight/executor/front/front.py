@@ -431,6 +431,10 @@ class Front(ABC):
         with self._lock:
             self._journal.note_started(request_ids)
 
+    def _note_heartbeat(self, replica: int) -> None:
+        with self._lock:
+            self._journal.note_heartbeat(replica)
+
     def _deliver(self, responses: Iterable[Response]) -> None:
         with self._changed:
             for response in responses:

@@ -73,6 +73,11 @@ class Journal:
             if entry is not None:
                 entry.note_started()
 
+    def note_heartbeat(self, replica: int) -> None:
+        """Its ranks have lived through all steps before."""
+        for entry in self._on(replica):
+            entry.note_heartbeat()
+
     def note(self, response: Response) -> list[Response]:
         """Of a request that is not in flight: nothing."""
         entry = self._entries.get(response.request_id)

@@ -24,6 +24,10 @@ from inflight.result import FinishReason, PerfMetrics, Response, Result
 
 RANKS_LOST = "the engine's ranks died while the request was in flight"
 
+SURVIVED_HEARTBEATS = 2
+"""Heartbeats after which ranks have lived through a step of a request that they had begun before. They are sent between
+two steps, and the first may have begun beside the request."""
+
 
 @dataclass(slots=True)
 class Delivered:
@@ -69,6 +73,8 @@ class JournalEntry:
     """Its present ranks have begun it."""
     _has_progressed: bool = False
     """They have brought it something."""
+    _num_heartbeats: int = 0
+    """That they have sent since."""
     _is_released: bool = False
     """The ranks that may have died of it could not be brought back."""
     _is_cancelled: bool = False
@@ -84,6 +90,9 @@ class JournalEntry:
     def note_started(self) -> None:
         self.is_started = self._is_running = True
         self._started_ns = self._started_ns or time.monotonic_ns()
+
+    def note_heartbeat(self) -> None:
+        self._num_heartbeats += self._is_running
 
     def note(self, response: Response) -> list[Response]:
         """Record a response that is being delivered, and return what the caller receives: usually one response, none if
@@ -216,10 +225,12 @@ class JournalEntry:
         self.only_replica = None
         if self._is_running:
             self._num_deaths = 1 if self._has_progressed else self._num_deaths + 1
-            # What ranks have begun and had no token of may be what they died of, and no others should.
-            self.only_replica = None if self._has_progressed else self.placement.replica
+            # What ranks have just begun may be what they died of, and no others should.
+            is_proved = self._has_progressed or self._num_heartbeats >= SURVIVED_HEARTBEATS
+            self.only_replica = None if is_proved else self.placement.replica
         self.place(None)
         self._is_running = self._has_progressed = self._is_released = False
+        self._num_heartbeats = 0
         if self._is_cancelled:
             return self.end(FinishReason.CANCELLED)
         responses = self._end([index for index in self._open if self._of(index).is_cancelled], FinishReason.CANCELLED)

@@ -127,6 +127,24 @@ def test_what_a_replica_dies_of_at_once_never_reaches_another() -> None:
     assert front.ready_replicas() == [False, True, True] and front.num_requests_in_flight() == 3
 
 
+def test_who_has_lived_through_a_step_goes_on_elsewhere_though_nobody_has_seen_its_tokens() -> None:
+    """A request that is not streamed: two heartbeats since it has begun say so."""
+    front = start()
+    request_id = front.enqueue_request(Request(input_token_ids=[1], max_tokens=9))
+    front._note_heartbeat(0)
+    front._note_started([request_id])
+    front._note_heartbeat(0)
+    front._note_heartbeat(1)
+    front.lose(replica=0)
+    assert request_id not in front.sent
+    front.recover(WIDE, 0)
+    front._note_started([request_id])
+    for _ in range(2):
+        front._note_heartbeat(0)
+    front.lose(replica=0)
+    assert front.replica_of[request_id] == 1
+
+
 def test_what_replicas_die_of_later_costs_two_of_them_at_most() -> None:
     front = start(3)
     poison = submit(front)
