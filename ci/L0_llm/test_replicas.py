@@ -39,10 +39,10 @@ def ready(server: ServerProcess) -> dict[str, float]:
 
 
 def test_two_replicas_give_the_tokens_of_one(client: Client, replicas: ServerProcess) -> None:
-    requests = mixed_requests(24, seed=4)
+    requests = mixed_requests(8, seed=4)
     expected = alone(client, requests)
     with Client(replicas.grpc_url, timeout=120) as remote:
-        assert together(remote, requests, 12) == [expected[asked] for asked in requests]
+        assert together(remote, requests, 8) == [expected[asked] for asked in requests]
     assert len(ranks(replicas)) == 2 and ready(replicas) == {"0": 1.0, "1": 1.0}
     metrics = wait_for_rest(replicas)
     assert metrics.of("nv_trt_llm_request_metrics", request_type="max") == 2 * 64
