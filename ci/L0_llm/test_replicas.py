@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from raw_stream import RawStream
+from raw_stream import Answer, RawStream
 from server_metrics import Metrics, until, wait_for_rest
 from server_process import ServerProcess
 from workload import alone, mixed_requests, together
@@ -32,6 +32,11 @@ def replicas() -> Iterator[ServerProcess]:
 
 def ranks(server: ServerProcess) -> list[int]:
     return [pid for pid in server.pids if b"inflight.worker" in Path(f"/proc/{pid}/cmdline").read_bytes()]
+
+
+def pieces(answer: Answer) -> str:
+    """The text of a model with a batch dimension."""
+    return "".join(response["text_output"].flat[0].decode() for response in answer.responses)
 
 
 def ready(server: ServerProcess) -> dict[str, float]:
@@ -64,19 +69,24 @@ def test_streams_of_a_killed_replica_go_on_at_the_other_and_nobody_waits(replica
     ]
     until(lambda: all(ready(replicas).values()), "both serve")
     before = Metrics(replicas)
+    other = {
+        "text_input": np.array([["Once upon a time"]], np.object_),
+        "max_tokens": np.array([[NUM_TOKENS]], np.int32),
+        "stream": np.array([[True]]),
+    }
     with RawStream(replicas.grpc_url) as stream:
         expected = [stream.ask(inputs).token_ids for inputs in asked]
-        with Client(replicas.grpc_url, model="ensemble", timeout=120) as other:
-            attached = other.stream("Once upon a time", max_tokens=NUM_TOKENS)
-            chunks = [next(attached)]
-            running = [stream.send(inputs) for inputs in asked]
-            while not all(answer.responses for answer in running):
-                stream.take()
-            os.kill(sorted(ranks(replicas))[index], signal.SIGKILL)
-            for answer, tokens in zip(running, expected, strict=True):
-                stream.collect(answer)
-                assert (answer.error, answer.num_finals, answer.token_ids) == ("", 1, tokens)
-            chunks += list(attached)
+        text = pieces(stream.ask(other, model="ensemble"))
+        running = [stream.send(inputs) for inputs in asked]
+        attached = stream.send(other, model="ensemble")
+        while not all(answer.responses for answer in (*running, attached)):
+            stream.take()
+        os.kill(sorted(ranks(replicas))[index], signal.SIGKILL)
+        for answer, tokens in zip(running, expected, strict=True):
+            stream.collect(answer)
+            assert (answer.error, answer.num_finals, answer.token_ids) == ("", 1, tokens)
+        stream.collect(attached)
+        assert attached.error == "" and pieces(attached) == text
     after = Metrics(replicas)
     assert after.of("inflight_engine_relaunches_total") == before.of("inflight_engine_relaunches_total") + 1
     assert after.of("inflight_request_replays_total") > before.of("inflight_request_replays_total")

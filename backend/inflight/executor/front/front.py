@@ -10,9 +10,8 @@ reports when a replica becomes ready and when it is lost.
 
 from __future__ import annotations
 
-import threading
 import time
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from collections.abc import Callable, Iterable, Sequence
 from types import TracebackType
 from typing import overload
@@ -30,20 +29,19 @@ from inflight.executor.front.ready_responses import ReadyResponses, ResponsesCha
 from inflight.executor.front.replicas import Replicas
 from inflight.executor.front.request_ids import RequestIds
 from inflight.executor.front.sent_adapters import adapter_order, brings_adapter
-from inflight.executor.front.statistics import FrontStatistics, of_replica
+from inflight.executor.front.statistics import FrontStatistics
+from inflight.executor.front.statistics_api import StatisticsApi
 from inflight.executor.wire.messages import as_received
 from inflight.generation_defaults import GenerationDefaults
-from inflight.kv_cache_events import KVCacheEvent
 from inflight.request import Request
 from inflight.request_limits import RequestLimits
 from inflight.result import FinishReason, Response
-from inflight.stats import IterationStats, RequestStatsPerIteration
 
 NOT_AVAILABLE = "the engine is not available: its ranks are dead"
 SHUT_DOWN = "the engine was shut down"
 
 
-class Front(ABC):
+class Front(StatisticsApi):
     """One engine as a process sees it that sends requests to it. All methods are safe to use from several threads.
 
     Each accepted request ends with exactly one final Response; if the ranks die and the request cannot go on with new
@@ -65,19 +63,20 @@ class Front(ABC):
         of the engine. `keeps_statistics`: if False it has none, because nobody would read them."""
         config = config or EngineConfig()
         self._generation_defaults = generation_defaults or GenerationDefaults()
-        self._lock = threading.Lock()
+        super().__init__(FrontStatistics(config, num_replicas=num_replicas, has_rings=keeps_statistics))
         self._changed = ResponsesChanged(self._lock)
-        self._stats_arrived = threading.Condition(self._lock)  # apart: they arrive often, and few wait for them
         self._replicas = Replicas(num_replicas, config)
         self._ids = RequestIds()
         self._journal = Journal(config)
         self._responses = ReadyResponses()
-        self._statistics = FrontStatistics(config, num_replicas=num_replicas, has_rings=keeps_statistics)
         self._num_losses = 0
 
     @property
     def _state(self) -> EngineState:
         return self._replicas.state
+
+    def _is_closed(self) -> bool:
+        return self._state is EngineState.CLOSED
 
     # -- the engine ----------------------------------------------------------------------------------------------------
 
@@ -145,7 +144,7 @@ class Front(ABC):
 
     def can_enqueue_requests(self) -> bool:
         """Whether this process may send requests: every front may, until it is shut down."""
-        return self._state is not EngineState.CLOSED
+        return not self._is_closed()
 
     def is_participant(self) -> bool:
         """Whether this process is one of the engine's ranks."""
@@ -195,7 +194,8 @@ class Front(ABC):
         try:
             if encoded is None or message is not entry.request:
                 encoded = self._encode(message)
-            self._tell_others(entry.request, replica)
+            if not entry.num_replays:
+                self._tell_others(entry.request, replica)
         except RequestError as error:
             self._responses.extend(self._journal.fail(entry, error))
         else:
@@ -258,10 +258,6 @@ class Front(ABC):
         """Times that a replica's ranks were lost and a relaunch began."""
         return self._num_losses
 
-    def num_requests_queued(self) -> int:
-        """Requests of all fronts that were waiting, not active, when the newest statistics were sent."""
-        return self._statistics.num_queued
-
     # -- responses -----------------------------------------------------------------------------------------------------
 
     @overload
@@ -283,7 +279,7 @@ class Front(ABC):
         """
         if request_ids is None:
             with self._changed:
-                self._changed.wait_for(lambda: self._responses or self._state is EngineState.CLOSED, timeout)
+                self._changed.wait_for(lambda: self._responses or self._is_closed(), timeout)
                 return self._responses.take_all()
         if isinstance(request_ids, int):
             return self._await([request_ids], timeout)[0]
@@ -321,41 +317,6 @@ class Front(ABC):
         text = f"request Id {request_id} is not in flight: all of its responses were returned, or it was never sent"
         return [Response.of_error(request_id, InvalidRequest(text))]
 
-    # -- statistics ----------------------------------------------------------------------------------------------------
-
-    def get_latest_iteration_stats(self, timeout: float | None = 0.0) -> list[IterationStats]:
-        """Statistics of the iterations since the last call, oldest first; at most the last `iter_stats_max_iterations`.
-
-        Waits up to `timeout` seconds for the first (None = until the executor is shut down). They arrive in batches,
-        shortly after their iterations: half of `stats_check_period_ms` on a busy engine."""
-        with self._stats_arrived:
-            self._stats_arrived.wait_for(
-                lambda: self._statistics.iterations or self._state is EngineState.CLOSED, timeout
-            )
-            return self._statistics.take_iterations()
-
-    def get_latest_request_stats(self) -> list[RequestStatsPerIteration]:
-        """The same of the requests in each iteration; at most the last `request_stats_max_iterations`: none unless that
-        is configured."""
-        with self._lock:
-            return self._statistics.take_requests()
-
-    def get_latest_batch_manager_stats(self) -> str | None:
-        """The newest statistics as the batch manager's JSON (see BatchManagerStats); None if none arrived since the
-        last call. Cheaper than those of every iteration."""
-        with self._lock:
-            return self._statistics.take_json()
-
-    def get_kv_cache_events(self, timeout: float | None = 0.0) -> list[KVCacheEvent]:
-        """What happened to the cached blocks since the last call, oldest first; at most the last
-        `event_buffer_max_size`: none unless that is configured. After a relaunch they begin anew, with event 0.
-
-        Waits up to `timeout` seconds for the first (None = until the executor is shut down). They hold tokens of all
-        requests of all fronts: see inflight.kv_cache_events."""
-        with self._stats_arrived:
-            self._stats_arrived.wait_for(lambda: self._statistics.events or self._state is EngineState.CLOSED, timeout)
-            return self._statistics.take_events()
-
     # -- for subclasses: sending to the leader -------------------------------------------------------------------------
 
     @abstractmethod
@@ -386,7 +347,7 @@ class Front(ABC):
     ) -> None:
         """The ranks of `replica` serve. What waits for ranks is sent."""
         with self._changed:
-            if self._state is EngineState.CLOSED:
+            if self._is_closed():
                 return
             self._replicas.note_ready(replica, limits, description, max_in_flight)
             self._send_waiting()
@@ -398,7 +359,7 @@ class Front(ABC):
         for those that cannot. Otherwise all in flight fail with the message `sentence`, and later ones are refused.
         Returns how many have ended."""
         with self._changed:
-            if self._state is EngineState.CLOSED and state is not EngineState.CLOSED:
+            if self._is_closed() and state is not EngineState.CLOSED:
                 return 0
             for index in range(len(self._replicas)) if state is EngineState.CLOSED else [replica]:
                 self._replicas.note_state(index, state)
@@ -441,31 +402,11 @@ class Front(ABC):
                 self._responses.extend(self._journal.note(response))
             self._changed.notify_all()
 
-    def _report_stats(self, json: str, num_queued: int, replica: int = 0) -> None:
-        with self._lock:
-            self._statistics.note(json, num_queued, replica)
-
-    def _report_iterations(
-        self,
-        iterations: Iterable[IterationStats],
-        requests: Iterable[RequestStatsPerIteration],
-        replica: int = 0,
-    ) -> None:
-        with self._stats_arrived:
-            self._statistics.iterations.extend(of_replica(iterations, replica))
-            self._statistics.requests.extend(of_replica(requests, replica))
-            self._stats_arrived.notify_all()
-
-    def _report_kv_cache_events(self, events: Iterable[KVCacheEvent], replica: int = 0) -> None:
-        with self._stats_arrived:
-            self._statistics.events.extend(of_replica(events, replica))
-            self._stats_arrived.notify_all()
-
     # -- checks --------------------------------------------------------------------------------------------------------
 
     def _check_available(self) -> None:
         if self._state not in ACCEPTING:
-            raise EngineUnavailable(SHUT_DOWN if self._state is EngineState.CLOSED else NOT_AVAILABLE)
+            raise EngineUnavailable(SHUT_DOWN if self._is_closed() else NOT_AVAILABLE)
 
     def _number(self, request: Request) -> Request:
         return request if request.request_id else structs.replace(request, request_id=self.next_request_id())
