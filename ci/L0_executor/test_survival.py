@@ -46,7 +46,7 @@ ALL = (*KINDS, *MORE_KINDS)
 
 
 class Scene:
-    def __init__(self, num_ranks: int) -> None:
+    def __init__(self, num_ranks: int, num_replicas: int) -> None:
         self.is_exact = num_ranks == 1 and not unsupported_reason()
         config = EngineConfig(
             gpt_model_path=str(CHECKPOINT),
@@ -55,6 +55,7 @@ class Scene:
             cpu_compile="true" if self.is_exact else "false",
             num_threads=1,
             tensor_parallel_size=num_ranks,
+            data_parallel_size=num_replicas,
             max_batch_size=8,
             max_tokens_in_paged_kv_cache=4096,
             max_loras=2,
@@ -62,7 +63,8 @@ class Scene:
             log_level="WARNING",
             **ENGINE,
         )
-        self.num_ranks = num_ranks
+        self.num_ranks = num_ranks * num_replicas
+        self.num_replicas = num_replicas
         self.front = MortalFront(config)
         self.service = GenerationExecutor(self.front, TOKENIZER)
         self.alone: dict[str, GenerationResult] = {}
@@ -85,13 +87,13 @@ class Scene:
             assert_same(result, self.alone[feature], feature, exact=self.is_exact)
 
 
-@pytest.fixture(scope="module", params=[1, 2], ids=["one rank", "two ranks"])
+@pytest.fixture(scope="module", params=[(1, 1), (2, 1), (1, 2)], ids=["one rank", "two ranks", "two replicas"])
 def scene(request: pytest.FixtureRequest) -> Iterator[Scene]:
     with tempfile.TemporaryDirectory(prefix="run-") as run_directory, pytest.MonkeyPatch.context() as patch:
         patch.setenv(RUN_DIRECTORY, run_directory)
         patch.setenv("PYTHONPATH", str(Path(request_kinds.__file__).parent))
         patch.setattr(backoff, "LONGEST", 0.0)
-        scene = Scene(request.param)
+        scene = Scene(*request.param)
         yield scene
         scene.service.shutdown()
 
@@ -105,8 +107,10 @@ def test_requests_of_all_kinds_go_on_when_ranks_die(scene: Scene) -> None:
         if rank == scene.num_ranks - 1:
             scene.front.deaths.append((first + choose.randrange(1, scene.num_responses // 4), 0))
         num_kills, num_replays = len(scene.front.deaths), scene.front.num_replays()
-        num_pauses = scene.front.num_pauses()
+        num_pauses, num_losses = scene.front.num_pauses(), scene.front.num_losses()
         scene.check(scene.serve())
         assert not scene.front.deaths
-        assert scene.front.num_pauses() == num_pauses + num_kills
+        if scene.num_replicas == 1:
+            assert scene.front.num_pauses() == num_pauses + num_kills
+        assert scene.front.num_losses() == num_losses + num_kills
         assert scene.front.num_replays() > num_replays

@@ -11,6 +11,7 @@ from typing import Protocol
 from ci.bench.transformers_process import THREADS, TransformersProcess
 from ci.bench.workload import CONCURRENCY, Job
 from inflight.config import EngineConfig
+from inflight.executor.front.front import Front
 from inflight.executor.in_process import InProcessExecutor
 from inflight.request import Request
 from inflight_client import AsyncClient
@@ -28,11 +29,13 @@ class Engine(Protocol):
 
 
 class Inflight:
-    """The engine in this process, without a server."""
+    """The engine without a server: in this process, or what another front of it reaches."""
 
-    def __init__(self, config: EngineConfig) -> None:
-        self._executor = InProcessExecutor(config)
-        self._executor.start()
+    def __init__(self, config: EngineConfig, front: Front | None = None) -> None:
+        """`front`: started; None = an engine in this process."""
+        self._executor = InProcessExecutor(config) if front is None else front
+        if front is None:
+            self._executor.start()
 
     def decode(self, job: Job) -> float:
         arrivals = [time.perf_counter() for _ in self._tokens(job)]

@@ -15,6 +15,8 @@ SERVER = "ci/L0_llm/test_retention.py::test_tokens_are_the_same_with_retention_a
 CHUNKS = "ci/unit/runtime/test_cold_blocks.py::test_tokens_do_not_depend_on_what_was_reused"
 HISTORIES = "ci/unit/batch_manager/test_cold_blocks.py::test_any_history_keeps_the_books_and_the_tokens"
 TEXT = "ci/unit/executor/test_postprocessing.py::test_their_text_is_that_of_reading_threads"
+SURVIVAL = "ci/L0_executor/test_survival.py::test_requests_of_all_kinds_go_on_when_ranks_die"
+REPLICAS = "ci/L0_llm/test_replicas.py::test_two_replicas_give_the_tokens_of_one"
 NOT_OF_RANKS = "the ranks do not know of it"
 
 
@@ -54,5 +56,9 @@ ENGINE_FEATURES = (
     EngineFeature(
         feature="text made in processes of their own",
         cells=_cells(TEXT, "no: tritonserver's stub makes it", *[NOT_OF_RANKS] * 4),
+    ),
+    EngineFeature(
+        feature="several replicas",
+        cells=_cells(SURVIVAL, REPLICAS, *[NOT_OF_RANKS] * 4),
     ),
 )

@@ -17,23 +17,26 @@ LATER = RequestLimits(vocab_size=100, max_seq_len=8, max_input_len=7, kv_cache_t
 class ListFront(Front):
     """Sends into lists."""
 
-    def __init__(self, max_in_flight: int = 0, config: EngineConfig | None = None) -> None:
-        super().__init__(config)
+    def __init__(self, max_in_flight: int = 0, config: EngineConfig | None = None, num_replicas: int = 1) -> None:
+        super().__init__(config, num_replicas=num_replicas)
         self.max_in_flight = max_in_flight
         self.sent: list[object] = []
         self.messages: dict[int, Request] = {}
         """By id, as it was sent last."""
+        self.replica_of: dict[object, int] = {}
+        """By what was sent: to which replica, the last time."""
         self.cancelled: list[int] = []
         self.cancelled_sequences: list[tuple[int, int]] = []
 
     def start(self) -> None:
-        self._engine_ready(LIMITS, EngineDescription(device="cpu"), self.max_in_flight)
+        for replica in range(self.num_replicas):
+            self.recover(replica=replica)
 
-    def lose(self, state: EngineState = EngineState.RELAUNCHING) -> None:
-        self._engine_lost(state, "the ranks died")
+    def lose(self, state: EngineState = EngineState.RELAUNCHING, replica: int = 0) -> None:
+        self._engine_lost(state, "the ranks died", replica)
 
-    def recover(self, limits: RequestLimits = LIMITS) -> None:
-        self._engine_ready(limits, EngineDescription(device="cpu"), self.max_in_flight)
+    def recover(self, limits: RequestLimits = LIMITS, replica: int = 0) -> None:
+        self._engine_ready(limits, EngineDescription(device="cpu"), self.max_in_flight, replica)
 
     def say(self, *responses: Response) -> None:
         self._deliver(responses)
@@ -45,20 +48,18 @@ class ListFront(Front):
         self.messages[request.request_id] = request
         return request.request_id
 
-    def _send_request(self, request_id: int, encoded: object) -> None:
+    def _send_request(self, replica: int, request_id: int, encoded: object) -> None:
         self.sent.append(encoded)
+        self.replica_of[encoded] = replica
 
-    def _send_cancel(self, request_id: int) -> None:
+    def _send_cancel(self, replica: int, request_id: int) -> None:
         self.cancelled.append(request_id)
 
-    def _send_cancel_sequence(self, request_id: int, sequence_index: int) -> None:
+    def _send_cancel_sequence(self, replica: int, request_id: int, sequence_index: int) -> None:
         self.cancelled_sequences.append((request_id, sequence_index))
 
-    def _drop_unsent(self) -> None:
-        self.sent.clear()
-
-    def _wake(self) -> None:
-        pass
+    def _drop_unsent(self, replica: int) -> None:
+        self.sent = [encoded for encoded in self.sent if self.replica_of[encoded] != replica]
 
 
 def submit(front: ListFront, prompt: tuple[int, ...] = (1, 2), max_tokens: int = 4) -> int:

@@ -1,4 +1,7 @@
-"""A front that kills one of its ranks once it has delivered so many responses, and looks at what becomes of results."""
+"""A front that kills one of its ranks once it has delivered so many responses, and looks at what becomes of results.
+
+A rank has its number among those of all replicas.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +14,7 @@ import numpy as np
 from real_engine import rank_pids
 
 from inflight.config import EngineConfig
-from inflight.executor.executor import make_launcher
+from inflight.executor.executor import make_launchers
 from inflight.executor.front.generation_result import GenerationResult
 from inflight.executor.front.remote import RemoteFront
 from inflight.result import Response
@@ -19,16 +22,18 @@ from inflight.result import Response
 
 class MortalFront(RemoteFront):
     def __init__(self, config: EngineConfig) -> None:
-        super().__init__(config, make_launcher(config))
+        super().__init__(config, *make_launchers(config))
         self.num_delivered = 0
         self.deaths: list[tuple[int, int]] = []
         """(responses that are delivered before, rank) of each kill to come."""
         self.num_killed = 0
 
     def rank_pid(self, rank: int) -> int:
-        if self._config.num_ranks > 1:
-            return rank_pids(self.engine_pids())[rank]
-        (pid,) = (pid for pid in self.engine_pids() if b"inflight.worker" in Path(f"/proc/{pid}/cmdline").read_bytes())
+        replica, rank = divmod(rank, self._config.num_replica_ranks)
+        pids = self._connections[replica].pids()
+        if self._config.num_replica_ranks > 1:
+            return rank_pids(pids)[rank]
+        (pid,) = (pid for pid in pids if b"inflight.worker" in Path(f"/proc/{pid}/cmdline").read_bytes())
         return pid
 
     def _deliver(self, responses: Iterable[Response]) -> None:

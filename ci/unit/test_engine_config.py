@@ -67,3 +67,24 @@ def test_sizes_of_lookahead_decoding_belong_together() -> None:
                 EngineConfig.from_parameters({**sizes, key: ""})
     with pytest.raises(ConfigurationError, match="lookahead_ngram_size 1 means no lookahead decoding"):
         EngineConfig.from_parameters({**sizes, "lookahead_ngram_size": "1"})
+
+
+def test_each_replica_gets_its_part_of_the_devices_and_shares_the_machine() -> None:
+    config = EngineConfig(tensor_parallel_size=2, data_parallel_size=2, gpu_device_ids="4,5,0,1")
+    assert (config.num_replica_ranks, config.num_ranks, config.launcher) == (2, 4, "mpi")
+    assert [config.of_replica(replica).gpu_device_ids for replica in (0, 1)] == ["4,5", "0,1"]
+    assert config.of_replica(1).num_ranks == 4
+    unset = EngineConfig(tensor_parallel_size=2, data_parallel_size=2)
+    assert [unset.of_replica(replica).gpu_device_ids for replica in (0, 1)] == ["0,1", "2,3"]
+    assert EngineConfig(tensor_parallel_size=2).of_replica(0) == EngineConfig(tensor_parallel_size=2)
+    with pytest.raises(
+        ConfigurationError, match="gpu_device_ids must be one number for each of the 4 ranks, got '4,5'"
+    ):
+        EngineConfig(tensor_parallel_size=2, data_parallel_size=2, gpu_device_ids="4,5").of_replica(0)
+
+
+def test_replicas_of_one_rank_need_no_mpi_and_several_machines_are_refused() -> None:
+    assert EngineConfig(data_parallel_size=2).launcher == "uniproc"
+    assert EngineConfig(data_parallel_size=2, executor="uniproc").num_ranks == 2
+    with pytest.raises(ConfigurationError, match="unset mpi_hostfile, or start a server on each machine"):
+        EngineConfig(data_parallel_size=2, mpi_hostfile="hosts")

@@ -64,7 +64,7 @@ def run(
         latest_stats,
         lambda: in_flight,
         lambda: queued,
-        (lambda: not relaunching) if owns_engine else None,
+        (lambda: [False, not relaunching]) if owns_engine else None,
         lambda: relaunching,
         totals,
         further,
@@ -133,18 +133,18 @@ def test_the_time_of_a_relaunch_is_counted_while_it_lasts() -> None:
     assert value("inflight_engine_relaunch_seconds_total") == 0
 
 
-def test_an_engine_shows_whether_it_is_ready_and_each_relaunch_counts_once() -> None:
+def test_an_engine_shows_whether_it_is_ready_and_each_replica_whether_it_is() -> None:
     run(stats=STATS, updates=5, relaunching=True)
     assert value("inflight_engine_ready") == 0
-    assert value("inflight_engine_relaunches_total") == 1
     run(stats=STATS, updates=5)
     assert value("inflight_engine_ready") == 1
-    assert value("inflight_engine_relaunches_total") == 0
+    assert [value("inflight_replica_ready", replica) for replica in "01"] == [0, 1]
 
 
 def test_a_model_on_another_ones_engine_does_not_speak_for_it() -> None:
     run(stats=STATS, owns_engine=False)
-    assert ("inflight_engine_ready", "") not in pb.MetricFamily.metrics
+    for family in ("inflight_engine_ready", "inflight_replica_ready"):
+        assert not any(name == family for name, _ in pb.MetricFamily.metrics)
     assert value("nv_trt_llm_request_metrics", "active") == 3
 
 

@@ -23,7 +23,7 @@ class MultiProc:
 
     def __init__(self, config: EngineConfig, program: Sequence[str] = WORKER) -> None:
         """`program`: arguments of the Python interpreter."""
-        self._size = config.num_ranks
+        self._size = config.num_replica_ranks
         self._program = program
 
     def commands(self, launch: Launch) -> list[Command]:

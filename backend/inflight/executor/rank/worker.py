@@ -48,7 +48,7 @@ def main(load_runner: LoadRunner = load_model_runner) -> int:
         group = join(
             launch.joining,
             rank=launched_rank(),
-            size=config.num_ranks,
+            size=config.num_replica_ranks,
             folder=Path(launch.directory) if launch.on_fronts_host else None,
         )
         _start_logging(config.log_level, group.rank)

@@ -144,11 +144,18 @@ DRAFT_TOKENS = Family(
 )
 READY = Family(
     name="inflight_engine_ready",
-    description="1 while every rank of the engine is alive and answers, else 0",
+    description="1 while the engine serves: every rank of one of its replicas is alive and answers; else 0",
     kind="GAUGE",
 )
 """Of the engine's own model alone: so it tells engines from the other models that show the same engine's gauges. These
 have stubs that may be killed by themselves, and then tritonserver shows their last values for ever."""
+REPLICA_READY = Family(
+    name="inflight_replica_ready",
+    description="1 while every rank of a replica of the engine is alive and answers, else 0",
+    kind="GAUGE",
+    label="replica",
+)
+"""Likewise. Its series are made for as many replicas as there are."""
 RELAUNCHES = Family(
     name="inflight_engine_relaunches_total",
     description="How often ranks were lost and a relaunch began",
@@ -156,7 +163,7 @@ RELAUNCHES = Family(
 )
 RELAUNCHING = Family(
     name="inflight_engine_relaunch_seconds_total",
-    description="Time for which lost ranks were being relaunched",
+    description="Time for which lost ranks were being relaunched and no replica served",
     kind="COUNTER",
 )
 """The supervisor takes its growth for a sign of work: the ranks may load for minutes and answer nothing meanwhile."""
@@ -196,6 +203,7 @@ FAMILIES = (
     PREFIX_BLOCKS,
     DRAFT_TOKENS,
     READY,
+    REPLICA_READY,
     RELAUNCHES,
     RELAUNCHING,
     PAUSES,

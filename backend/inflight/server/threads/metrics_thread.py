@@ -11,8 +11,8 @@ import logging
 import os
 import threading
 from collections import deque
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from itertools import chain
 from typing import Any
 
@@ -62,17 +62,17 @@ class MetricsThread:
         latest_stats: Callable[[], str | None],
         num_in_flight: Callable[[], int],
         num_queued: Callable[[], int],
-        is_ready: Callable[[], bool] | None,
+        ready_replicas: Callable[[], Sequence[bool]] | None,
         is_relaunching: Callable[[], bool],
         totals: Mapping[str, Callable[[], int]] | None = None,
         further: Mapping[str, tuple[Family, ...]] | None = None,
     ) -> None:
         """`labels`: added to every series, see `own_labels`. `description`: of the engine, shown as labels. `period` in
         seconds. `latest_stats`: returns the newest statistics (JSON) since the last call, or None. `num_in_flight`,
-        `num_queued`: requests of this server, and of all fronts, as the Executor counts them. `is_ready`,
-        `is_relaunching`: see Executor; `is_ready` is None for a model that uses another one's engine. `totals`: name of
-        a family -> what its counter shows. `further`: name of a family -> other families to which its observations go
-        as well."""
+        `num_queued`: requests of this server, and of all fronts, as the Executor counts them. `ready_replicas`,
+        `is_relaunching`: see Executor; `ready_replicas` is None for a model that uses another one's engine. `totals`:
+        name of a family -> what its counter shows. `further`: name of a family -> other families to which its
+        observations go as well."""
         self._pb_utils = pb_utils
         self._labels = labels
         self._description = description
@@ -80,9 +80,8 @@ class MetricsThread:
         self._latest_stats = latest_stats
         self._num_in_flight = num_in_flight
         self._num_queued = num_queued
-        self._is_ready = is_ready
+        self._ready_replicas = ready_replicas
         self._is_relaunching = is_relaunching
-        self._was_relaunching = False
         self._totals = totals or {}
         self._observing = {family.name: (family,) for family in mf.FAMILIES}
         """The families to which the observations with a name go."""
@@ -134,7 +133,11 @@ class MetricsThread:
         return not self._is_given_up
 
     def _create_family(self, family: Family) -> None:
-        if self._is_given_up or (family is mf.READY and self._is_ready is None):
+        if family in (mf.READY, mf.REPLICA_READY) and self._ready_replicas is None:
+            return
+        if family is mf.REPLICA_READY and self._ready_replicas is not None:
+            family = replace(family, series=tuple(map(str, range(len(self._ready_replicas())))))
+        if self._is_given_up:
             return
         api = self._pb_utils.MetricFamily
         made = api(name=family.name, description=family.description, kind=getattr(api, family.kind))
@@ -169,14 +172,13 @@ class MetricsThread:
             self._show(mf.when_idle(self._stats), 0)
 
     def _show_engine(self) -> None:
-        is_relaunching = self._is_relaunching()
-        if is_relaunching:
+        if self._is_relaunching():
             self._call(mf.RELAUNCHING.name, "", "increment", self._period)
-        if is_relaunching and not self._was_relaunching:
-            self._call(mf.RELAUNCHES.name, "", "increment", 1)
-        self._was_relaunching = is_relaunching
-        if self._is_ready is not None:
-            self._set(mf.READY.name, "", float(self._is_ready()))
+        if self._ready_replicas is not None:
+            ready = self._ready_replicas()
+            self._set(mf.READY.name, "", float(any(ready)))
+            for replica, is_ready in enumerate(ready):
+                self._set(mf.REPLICA_READY.name, str(replica), float(is_ready))
 
     def _observe(self, name: str, value: float) -> None:
         for family in self._observing.get(name, ()):
