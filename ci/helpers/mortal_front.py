@@ -14,6 +14,7 @@ from inflight.config import EngineConfig
 from inflight.executor.executor import make_launcher
 from inflight.executor.front.generation_result import GenerationResult
 from inflight.executor.front.remote import RemoteFront
+from inflight.executor.wire.launcher import RunningLaunch
 from inflight.result import Response
 
 
@@ -24,12 +25,21 @@ class MortalFront(RemoteFront):
         self.deaths: list[tuple[int, int]] = []
         """(responses that are delivered before, rank) of each kill to come."""
         self.num_killed = 0
+        self.num_loading_deaths = 0
+        """Launches to come that are killed while they load."""
 
     def rank_pid(self, rank: int) -> int:
         if self._config.num_ranks > 1:
             return rank_pids(self.engine_pids())[rank]
         (pid,) = (pid for pid in self.engine_pids() if b"inflight.worker" in Path(f"/proc/{pid}/cmdline").read_bytes())
         return pid
+
+    def _open(self) -> RunningLaunch | None:
+        launch = super()._open()
+        if self.num_loading_deaths:
+            self.num_loading_deaths -= 1
+            os.kill(self.engine_pids()[0], signal.SIGKILL)
+        return launch
 
     def _deliver(self, responses: Iterable[Response]) -> None:
         responses = list(responses)

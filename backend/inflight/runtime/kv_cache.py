@@ -11,7 +11,7 @@ from torch import Tensor
 import inflight_kernels
 from inflight.config import EngineConfig
 from inflight.distributed.tensor_parallel import TensorParallelGroup
-from inflight.errors import ConfigurationError
+from inflight.errors import InsufficientMemory
 from inflight.layers.attention import CacheSpec, LayerCache
 from inflight.runtime.device import free_memory, gib
 from inflight.runtime.host_memory import available_memory
@@ -51,7 +51,7 @@ def count_blocks(
 
     `reserved_bytes`: memory of a step, subtracted from the free memory first. `max_seq_len`: without a configured size,
     the cache of a CPU is not larger than `max_batch_size` sequences of this length need, because it is allocated at the
-    start. Raises ConfigurationError if there is no room.
+    start. Raises InsufficientMemory if there is no room.
     """
     limits: list[int] = []
     tokens, fraction = config.max_tokens_in_paged_kv_cache, config.kv_cache_free_gpu_mem_fraction
@@ -66,7 +66,7 @@ def count_blocks(
         limits.append(config.max_batch_size * -(-max_seq_len // shape.block_size))
     num_blocks = group.all_reduce_min(min(limits))
     if num_blocks < 1:
-        raise ConfigurationError(
+        raise InsufficientMemory(
             f"there is no room for the KV cache: a block of {shape.block_size} tokens takes {shape.block_bytes} bytes; "
             "raise max_tokens_in_paged_kv_cache or kv_cache_free_gpu_mem_fraction, "
             "lower tokens_per_block, or free memory"
@@ -77,7 +77,7 @@ def count_blocks(
 def _check_room(tokens: int, shape: KVCacheShape, free_bytes: int) -> None:
     num_bytes = tokens // shape.block_size * shape.block_bytes
     if num_bytes > free_bytes:
-        raise ConfigurationError(
+        raise InsufficientMemory(
             f"max_tokens_in_paged_kv_cache {tokens} takes {gib(num_bytes)} of memory in each rank, "
             f"but {gib(free_bytes)} are free; lower it or free memory"
         )
@@ -95,7 +95,7 @@ class KVCache:
     """The tensors of `num_blocks` blocks for sequences and of one more that is never written: `filler_block`."""
 
     def __init__(self, shape: KVCacheShape, num_blocks: int, device: torch.device) -> None:
-        """Raises ConfigurationError if the host lacks the memory."""
+        """Raises InsufficientMemory if the host lacks the memory."""
         self.num_blocks = num_blocks
         self.filler_block = num_blocks
         memory = _HostMemory((num_blocks + 1) * shape.block_bytes) if device.type == "cpu" else None
@@ -132,11 +132,11 @@ class _HostMemory:
         self._num_bytes = self._left = num_bytes
 
     def zeros(self, size: tuple[int, ...], dtype: torch.dtype) -> Tensor:
-        """A tensor of zeros, written by all threads. Raises ConfigurationError if the rest of the cache, this tensor
+        """A tensor of zeros, written by all threads. Raises InsufficientMemory if the rest of the cache, this tensor
         included, does not fit into the available memory."""
         available = available_memory() - SPARE_CPU_BYTES
         if self._left > available:
-            raise ConfigurationError(
+            raise InsufficientMemory(
                 f"the KV cache takes {gib(self._num_bytes)}; {gib(self._left)} of it are not allocated yet, but only "
                 f"{gib(max(available, 0))} of memory are available; lower max_tokens_in_paged_kv_cache or "
                 "kv_cache_free_gpu_mem_fraction, or free memory"

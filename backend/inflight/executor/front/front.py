@@ -117,8 +117,8 @@ class Front(ABC):
         return self._state is EngineState.READY
 
     def is_relaunching(self) -> bool:
-        """True while lost ranks are being relaunched: requests are accepted and wait. After
-        worker_start_timeout_ms at the latest the launch has failed, and the engine is down."""
+        """True while lost ranks are being relaunched: requests are accepted and wait. The last relaunch begins
+        worker_start_timeout_ms after the loss at the latest; if it fails, too, the engine is down."""
         return self._state is EngineState.RELAUNCHING
 
     def is_down(self) -> bool:

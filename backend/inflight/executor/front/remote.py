@@ -7,7 +7,8 @@ One thread does all of it and owns the socket and the launcher. One launch (`Run
       ^                                                                   │ flight waits; end what is left of the ranks
       └──────────────────────────────── after a pause ────────────────────┘
 
-Only the launcher knows how the ranks are started, and whether this front or another one starts them.
+What is in flight waits through several tries to open a launch (`Relaunches` says for how long). Only the launcher knows
+how the ranks are started, and whether this front or another one starts them.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from __future__ import annotations
 import atexit
 import contextlib
 import logging
+import math
 import os
 import threading
 import time
@@ -30,6 +32,7 @@ from inflight.executor.front.engine_state import EngineState
 from inflight.executor.front.front import SHUT_DOWN, Front
 from inflight.executor.front.journal_entry import RANKS_LOST
 from inflight.executor.front.link import EngineLink
+from inflight.executor.front.relaunches import MAX_TRIES, LaunchEnd, Relaunches
 from inflight.executor.front.watch import Watch
 from inflight.executor.wire.launcher import Launcher, RunningLaunch
 from inflight.executor.wire.messages import (
@@ -82,10 +85,10 @@ class RemoteFront(Front):
         keeps_statistics: bool = True,
         on_engine_death: Callable[[str], None] | None = None,
     ) -> None:
-        """`keep_trying`: if False, only the first relaunch is automatic; once it has failed, the next try needs a call
-        of relaunch(). `keeps_statistics`: see Front. `on_engine_death(reason)` is called on the front's thread once it
-        is known which requests wait for new ranks and which fail; it must not block. Raises ConfigurationError for a
-        wrong generation_config.json."""
+        """`keep_trying`: if False, relaunches end when requests do not wait for them any more; the next one then needs
+        a call of relaunch(). `keeps_statistics`: see Front. `on_engine_death(reason)` is called on the front's thread
+        once it is known which requests wait for new ranks and which fail; it must not block. Raises ConfigurationError
+        for a wrong generation_config.json."""
         super().__init__(config, GenerationDefaults.load(config), keeps_statistics=keeps_statistics)
         self._config = config
         self._launcher = launcher
@@ -157,34 +160,31 @@ class RemoteFront(Front):
     # -- the thread ----------------------------------------------------------------------------------------------------
 
     def _run(self) -> None:
-        backoff, lost_at = Backoff(), time.monotonic()
+        backoff = Backoff()
+        # What another process launches is only looked for, as often as there is time.
+        max_tries = MAX_TRIES if self._launcher.owns_ranks else math.inf
+        relaunches = Relaunches(self._config.worker_start_timeout_ms / 1000, max_tries)
         while True:
             try:
-                reason, has_served = self._run_launch(backoff)
+                end = self._run_launch(backoff)
             except Exception as error:
                 logger.exception("the front's thread failed")
-                reason, has_served = f"{type(error).__name__}: {error}", False
+                end = LaunchEnd(reason=f"{type(error).__name__}: {error}")
             if self._closing.is_set() or not self._settled.is_set():
-                self._start_error = reason
+                self._start_error = end.reason
                 self._settled.set()
                 return
-            if has_served:
-                lost_at = time.monotonic()
-            elif not self._may_find_others(lost_at):
-                # Requests that waited for this relaunch fail, since nobody knows when one will succeed.
-                self._lose(EngineState.DOWN, NOT_BACK, reason)
+            relaunches.note(end)
+            if relaunches.are_given_up:
+                self._lose(EngineState.DOWN, NOT_BACK, end.reason)
+            elif not end.has_served:
+                logger.warning("the ranks are not back yet: %s; %d requests wait", end.reason, len(self._journal))
             seconds = backoff.failed()
-            self._wait_for_relaunch(seconds if has_served or self._keep_trying else None)
+            self._wait_for_relaunch(None if relaunches.are_given_up and not self._keep_trying else seconds)
             if self._closing.is_set():
                 return
             self._relaunch_asked.clear()
             logger.info("trying to bring the engine's ranks back")
-
-    def _may_find_others(self, lost_at: float) -> bool:
-        """Whether it is too early to give up ranks that another process launches: what was found may have been left
-        over from dead ones. `lost_at`: time.monotonic() of their death."""
-        is_waiting = not self._launcher.owns_ranks and self.is_relaunching()
-        return is_waiting and time.monotonic() - lost_at < self._config.worker_start_timeout_ms / 1000
 
     def _wait_for_relaunch(self, seconds: float | None) -> None:
         """Until so much time has passed, None = without end, or somebody asks for it."""
@@ -194,14 +194,15 @@ class RemoteFront(Front):
             if end is not None and time.monotonic() >= end:
                 return
 
-    def _run_launch(self, backoff: Backoff) -> tuple[str, bool]:
-        """Run one launch of the engine from start to end. Returns why it ended, and whether it ever served."""
+    def _run_launch(self, backoff: Backoff) -> LaunchEnd:
+        """Run one launch of the engine from start to end."""
         try:
             launch = self._open()
         except (OSError, ConfigurationError) as error:
-            return f"the engine's ranks cannot be started: {error}", False
+            is_misconfigured = isinstance(error, ConfigurationError)
+            return LaunchEnd(reason=f"the engine's ranks cannot be started: {error}", is_misconfigured=is_misconfigured)
         if launch is None:
-            return self._launcher.absent, False
+            return LaunchEnd(reason=self._launcher.absent)
         watch = Watch(self._config)
         try:
             with contextlib.closing(EngineLink(launch.socket_path, self._hello())) as link:
@@ -210,9 +211,9 @@ class RemoteFront(Front):
                     self._leave(launch, link)
                 elif watch.welcomed:
                     self._lose(EngineState.RELAUNCHING, RANKS_LOST, reason)
+            return LaunchEnd(reason=reason, has_served=watch.welcomed, is_misconfigured=launch.is_misconfigured)
         finally:
             launch.end()
-        return reason, watch.welcomed
 
     def _hello(self) -> Hello:
         return Hello(

@@ -55,6 +55,7 @@ class AttachedLaunch:
     """Implements wire.launcher.RunningLaunch: one launch by another front."""
 
     has_joined = True
+    is_misconfigured = False
 
     def __init__(self, address: EngineAddress, socket_path: Path) -> None:
         self._address = address

@@ -85,6 +85,10 @@ class ProcessLaunch:
             return why if launch.failure() or launch.rank_pids() else self._command.explain(why)
         return failure
 
+    @property
+    def is_misconfigured(self) -> bool:
+        return self.processes.launch.is_misconfigured()
+
     def wait_for_end(self, seconds: float) -> bool:
         return self.processes.wait(seconds)
 

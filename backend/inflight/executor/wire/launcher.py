@@ -29,6 +29,10 @@ class RunningLaunch(Protocol):
     def end_reason(self, ready_fds: Collection[object]) -> str:
         """Why this launch has ended, as a sentence; empty while it runs. `ready_fds`: those of `fds` readable now."""
 
+    @property
+    def is_misconfigured(self) -> bool:
+        """True if a rank has ended because of the configuration or the checkpoint, as those of another launch would."""
+
     def wait_for_end(self, seconds: float) -> bool:
         """True if the ranks, which were told to end, do so within that time, or if this launcher does not own them."""
 
