@@ -105,10 +105,10 @@ def test_requests_of_all_kinds_go_on_when_ranks_die(scene: Scene) -> None:
         scene.front.deaths = [(first, rank)]
         if rank == scene.num_ranks - 1:
             scene.front.deaths.append((first + choose.randrange(1, scene.num_responses // 4), 0))
-            scene.front.num_loading_deaths = 3
+            scene.front.launchers[0].num_deaths = 3
         num_kills, num_replays = len(scene.front.deaths), scene.front.num_replays()
         num_pauses = scene.front.num_pauses()
         scene.check(scene.serve())
-        assert not scene.front.deaths and not scene.front.num_loading_deaths
+        assert not scene.front.deaths and not scene.front.launchers[0].num_deaths
         assert scene.front.num_pauses() == num_pauses + num_kills
         assert scene.front.num_replays() > num_replays

@@ -11,35 +11,48 @@ import numpy as np
 from real_engine import rank_pids
 
 from inflight.config import EngineConfig
-from inflight.executor.executor import make_launcher
+from inflight.executor.executor import make_launchers
 from inflight.executor.front.generation_result import GenerationResult
 from inflight.executor.front.remote import RemoteFront
-from inflight.executor.wire.launcher import RunningLaunch
+from inflight.executor.wire.launcher import Launcher, RunningLaunch
 from inflight.result import Response
+
+
+class MortalLauncher:
+    """Implements Launcher over another one."""
+
+    def __init__(self, launcher: Launcher) -> None:
+        self._launcher = launcher
+        self.owns_ranks = launcher.owns_ranks
+        self.absent = launcher.absent
+        self.num_deaths = 0
+        """Launches to come that are killed while they load."""
+
+    def open(self) -> RunningLaunch | None:
+        launch = self._launcher.open()
+        if self.num_deaths:
+            self.num_deaths -= 1
+            os.kill(self.pids()[0], signal.SIGKILL)
+        return launch
+
+    def pids(self) -> list[int]:
+        return self._launcher.pids()
 
 
 class MortalFront(RemoteFront):
     def __init__(self, config: EngineConfig) -> None:
-        super().__init__(config, make_launcher(config))
+        self.launchers = [MortalLauncher(launcher) for launcher in make_launchers(config)]
+        super().__init__(config, *self.launchers)
         self.num_delivered = 0
         self.deaths: list[tuple[int, int]] = []
         """(responses that are delivered before, rank) of each kill to come."""
         self.num_killed = 0
-        self.num_loading_deaths = 0
-        """Launches to come that are killed while they load."""
 
     def rank_pid(self, rank: int) -> int:
         if self._config.num_ranks > 1:
             return rank_pids(self.engine_pids())[rank]
         (pid,) = (pid for pid in self.engine_pids() if b"inflight.worker" in Path(f"/proc/{pid}/cmdline").read_bytes())
         return pid
-
-    def _open(self) -> RunningLaunch | None:
-        launch = super()._open()
-        if self.num_loading_deaths:
-            self.num_loading_deaths -= 1
-            os.kill(self.engine_pids()[0], signal.SIGKILL)
-        return launch
 
     def _deliver(self, responses: Iterable[Response]) -> None:
         responses = list(responses)

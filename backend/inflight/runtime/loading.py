@@ -59,13 +59,13 @@ def load_engine(config: EngineConfig, rank_group: RankGroup) -> LoadedEngine:
     """Raises ConfigurationError for a checkpoint or a configuration that does not fit."""
     mapping = Mapping.of(config)
     device = choose_device(config, rank_group.rank)
-    torch.set_num_threads(count_threads(config, mapping.size))
+    torch.set_num_threads(count_threads(config, config.num_ranks))
     if device.type == "cuda":
         torch.cuda.set_device(device)
     model = read_config(config)
     max_seq_len = _max_seq_len(config, model)
     if isinstance(model, ModelConfig):
-        _check_positions(max_seq_len, model.head_dim, mapping.size)
+        _check_positions(max_seq_len, model.head_dim, config.num_ranks)
     dtype = choose_dtype(config, model.dtype)
     group = TensorParallelGroup.create(rank_group, mapping, device)
     adapters = AdapterPlaces()

@@ -36,16 +36,18 @@ class AttachedLauncher:
 
 
 def find_engine(address: EngineAddress, seconds: float) -> EngineConfig:
-    """The configuration of the engine that serves at `address`, or will do so within `seconds`.
+    """The configuration of the engine one of whose replicas serves at `address` or beside it, or will do so within
+    `seconds`.
 
     Raises ConfigurationError if there is none by then.
     """
     deadline = time.monotonic() + seconds
     while True:
-        socket_path = address.resolve()
-        launch = Launch.beside(socket_path) if socket_path is not None else None
-        if launch is not None:
-            return launch.config
+        for replica in address.of_all_replicas():
+            socket_path = replica.resolve()
+            launch = Launch.beside(socket_path) if socket_path is not None else None
+            if launch is not None:
+                return launch.config
         if time.monotonic() >= deadline:
             raise ConfigurationError(AttachedLauncher(address).absent)
         time.sleep(FIND_SECONDS)

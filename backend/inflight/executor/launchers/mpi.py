@@ -28,7 +28,7 @@ class Mpi:
         """`mpiexec`: the MPI launcher; None = the one of this environment or of PATH. `program`: arguments of the
         Python interpreter."""
         self._hostfile = config.mpi_hostfile
-        self._size = config.num_ranks
+        self._size = config.num_replica_ranks
         self._mpiexec = mpiexec
         self._program = program
 

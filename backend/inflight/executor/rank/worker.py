@@ -18,8 +18,6 @@ from inflight.batch_manager_stats import BatchManagerStats
 from inflight.config import EngineConfig
 from inflight.distributed.joining import join
 from inflight.distributed.rank_group import RankGroup, SingleRank
-from inflight.distributed.joining import join
-from inflight.distributed.rank_group import RankGroup, SingleRank
 from inflight.errors import ConfigurationError, InflightError, InsufficientMemory
 from inflight.executor.rank.assembly import LoadedRunner, LoadRunner, load_model_runner, make_manager
 from inflight.executor.rank.callbacks import RankCallbacks
@@ -50,7 +48,7 @@ def main(load_runner: LoadRunner = load_model_runner) -> int:
         group = join(
             launch.joining,
             rank=launched_rank(),
-            size=config.num_ranks,
+            size=config.num_replica_ranks,
             folder=Path(launch.directory) if launch.on_fronts_host else None,
         )
         _start_logging(config.log_level, group.rank)

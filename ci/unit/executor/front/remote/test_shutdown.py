@@ -18,7 +18,7 @@ from fake_ranks import PATIENCE, Launcher, fetch, launched, submit
 from fake_worker import Order
 
 from inflight.errors import EngineUnavailable
-from inflight.executor.front import remote
+from inflight.executor.front import connection
 
 pytestmark = pytest.mark.slow
 
@@ -45,7 +45,7 @@ def test_shutdown_answers_what_is_in_flight_and_leaves_nothing(
 def test_ranks_that_do_not_hear_the_shutdown_are_killed(
     launcher: Launcher, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_stopped: bool
 ) -> None:
-    monkeypatch.setattr(remote, "SHUTDOWN_SECONDS", 0.2)
+    monkeypatch.setattr(connection, "SHUTDOWN_SECONDS", 0.2)
     executor = launcher("deaf")
     executor.start()
     (pid,) = executor.engine_pids()
@@ -80,7 +80,7 @@ def test_shutdown_during_a_relaunch_answers_each_waiting_request_once(
     launcher: Launcher, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The ranks load for as long as they are left alone."""
-    monkeypatch.setattr(remote, "SHUTDOWN_SECONDS", 0.2)
+    monkeypatch.setattr(connection, "SHUTDOWN_SECONDS", 0.2)
     executor = launcher("never ready again")
     executor.start()
     assert not executor.is_relaunching()
