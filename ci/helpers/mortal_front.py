@@ -28,6 +28,13 @@ class MortalLauncher:
         self.num_deaths = 0
         """Launches to come that are killed while they load."""
 
+    @property
+    def num_spares(self) -> int:
+        return self._launcher.num_spares
+
+    def close(self) -> None:
+        self._launcher.close()
+
     def open(self) -> RunningLaunch | None:
         launch = self._launcher.open()
         if self.num_deaths:

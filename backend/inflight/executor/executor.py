@@ -21,6 +21,7 @@ from inflight.executor.front.remote import RemoteFront
 from inflight.executor.launchers.attached import AttachedLauncher, find_engine
 from inflight.executor.launchers.mpi import Mpi
 from inflight.executor.launchers.processes import LaunchCommand, ProcessLauncher
+from inflight.executor.launchers.spares import SpareLauncher
 from inflight.executor.launchers.uniproc import UniProc
 from inflight.executor.wire.address import EngineAddress
 from inflight.executor.wire.launcher import Launcher
@@ -103,4 +104,8 @@ def make_launchers(config: EngineConfig, name: str = "") -> list[Launcher]:
 def make_launcher(config: EngineConfig, address: EngineAddress | None = None) -> Launcher:
     """What starts ranks in the way that `config.executor` names. `address`: where other fronts find them."""
     commands: dict[str, Callable[[], LaunchCommand]] = {"uniproc": UniProc, "mpi": lambda: Mpi(config)}
-    return ProcessLauncher(config, commands[config.launcher](), address)
+
+    def make() -> Launcher:
+        return ProcessLauncher(config, commands[config.launcher](), address)
+
+    return SpareLauncher(config, make) if config.spare_ranks else make()

@@ -59,6 +59,11 @@ def load_engine(config: EngineConfig, rank_group: RankGroup) -> LoadedEngine:
     """Raises ConfigurationError for a checkpoint or a configuration that does not fit."""
     mapping = Mapping.of(config)
     device = choose_device(config, rank_group.rank)
+    if config.spare_ranks and device.type == "cuda":
+        raise ConfigurationError(
+            "spare_ranks is for ranks on CPUs: on a GPU a second set of weights has no room beside the KV cache of the "
+            "first; set it to 0"
+        )
     torch.set_num_threads(count_threads(config, config.num_ranks))
     if device.type == "cuda":
         torch.cuda.set_device(device)
@@ -80,7 +85,7 @@ def load_engine(config: EngineConfig, rank_group: RankGroup) -> LoadedEngine:
     shape = KVCacheShape(layers=tuple(chain.from_iterable(specs)), block_size=config.tokens_per_block)
     reserved_bytes = max(_step_bytes(each, config, device) for each in networks) if device.type == "cuda" else 0
     num_blocks = count_blocks(config, shape, group, device, reserved_bytes, max_seq_len)
-    kv_cache = KVCache(shape, num_blocks, device)
+    kv_cache = KVCache(shape, num_blocks, device, is_deferred=config.spare_ranks > 0)
     host_blocks = HostBlocks(kv_cache, shape, count_host_blocks(config, shape, group, device), device)
     borders = accumulate(map(len, specs), initial=0)
     caches = [kv_cache.layers[first:end] for first, end in pairwise(borders)]

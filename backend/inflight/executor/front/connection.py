@@ -116,6 +116,10 @@ class Connection:
         if self._state in (EngineState.RELAUNCHING, EngineState.DOWN):
             self._relaunch_asked.set()
 
+    @property
+    def num_spares(self) -> int:
+        return self._launcher.num_spares
+
     def pids(self) -> list[int]:
         """Ids of the running processes that the launcher started."""
         return self._launcher.pids()
@@ -139,6 +143,10 @@ class Connection:
     # -- the thread ----------------------------------------------------------------------------------------------------
 
     def _run(self) -> None:
+        with contextlib.closing(self._launcher):
+            self._keep_serving()
+
+    def _keep_serving(self) -> None:
         backoff, has_ever_served = Backoff(), False
         # What another process launches is only looked for, as often as there is time.
         max_tries = MAX_TRIES if self._launcher.owns_ranks else math.inf
@@ -161,7 +169,9 @@ class Connection:
             elif has_ever_served and not end.has_served:
                 num_left = self._front.num_requests_in_flight()
                 logger.warning("the ranks are not back yet: %s; %d requests go on", end.reason, num_left)
-            seconds = backoff.failed()
+            # Where ranks are only found, or wait, the next ones cost nothing.
+            may_open_at_once = end.has_served and (self._launcher.num_spares or not self._launcher.owns_ranks)
+            seconds = 0.0 if may_open_at_once else backoff.failed()
             # While another replica serves, nobody would ask for it.
             tries_again = self._keep_trying or not relaunches.are_given_up or not self._front.is_down()
             self._wait_for_relaunch(seconds if tries_again else None)

@@ -267,6 +267,10 @@ class Front(ABC):
         """Times that a replica's ranks were lost and a relaunch began."""
         return self._num_losses
 
+    def num_spares(self) -> int:
+        """Loaded sets of ranks that wait to take the place of this front's own ranks, if these die."""
+        return 0
+
     def num_requests_queued(self) -> int:
         """Requests of all fronts that were waiting, not active, when the newest statistics were sent."""
         return self._statistics.num_queued

@@ -87,8 +87,11 @@ class RemoteFront(Front):
         for connection in self._connections:
             connection.relaunch()
 
+    def num_spares(self) -> int:
+        return sum(connection.num_spares for connection in self._connections)
+
     def engine_pids(self) -> list[int]:
-        """Ids of the running processes of the engine on this machine that this front started."""
+        """Ids of the running processes of the engine on this machine that this front started, without spares."""
         return [pid for connection in self._connections for pid in connection.pids()]
 
     # -- Front ---------------------------------------------------------------------------------------------------------

@@ -35,6 +35,7 @@ class ProcessLauncher:
     """Implements wire.launcher.Launcher."""
 
     owns_ranks = True
+    num_spares = 0
     absent = "the engine's ranks were not started"
 
     def __init__(self, config: EngineConfig, command: LaunchCommand, address: EngineAddress | None = None) -> None:
@@ -51,6 +52,9 @@ class ProcessLauncher:
 
     def pids(self) -> list[int]:
         return self._launch.processes.pids() if self._launch is not None else []
+
+    def close(self) -> None:
+        """Nothing to do: every launch was opened."""
 
 
 class ProcessLaunch:

@@ -86,6 +86,9 @@ def _serve(config: EngineConfig, launch: Launch, group: RankGroup, runner: Loade
         leader.report_stats(BatchManagerStats.of(manager.statistics()).to_json())
     logger.info("ready")
     try:
+        if config.spare_ranks:
+            _wait_for_front(group, leader)
+            runner.occupy_memory()
         manager.run()
     except BaseException as error:
         if leader is not None:
@@ -96,6 +99,15 @@ def _serve(config: EngineConfig, launch: Launch, group: RankGroup, runner: Loade
         leader.close()
     runner.close()
     group.close()
+
+
+def _wait_for_front(group: RankGroup, leader: LeaderSocket | None) -> None:
+    """Loaded ranks sleep until a front speaks to them. For ranks in reserve that is when they take over."""
+    if leader is not None:
+        leader.wait_for_front()
+        group.broadcast(b"")
+    else:
+        group.broadcast(None)
 
 
 def _fail(launch: Launch, group: RankGroup, reason: str, *, is_misconfigured: bool = False) -> None:

@@ -49,8 +49,15 @@ class Launcher(Protocol):
     absent: str
     """Error message for the case that `open` returns None."""
 
+    @property
+    def num_spares(self) -> int:
+        """Loaded sets of ranks that wait to be opened. Read from any thread."""
+
     def open(self) -> RunningLaunch | None:
         """Start or find a launch. None if there is no engine to find yet. Raises ConfigurationError or OSError."""
 
     def pids(self) -> list[int]:
-        """Ids of the running processes of the engine that this launcher started."""
+        """Ids of the running processes of the engine that this launcher started, without those of spares."""
+
+    def close(self) -> None:
+        """The front ends: end what this launcher has started besides the launches that were opened."""
