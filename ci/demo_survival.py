@@ -4,6 +4,7 @@ Starts a server of the default model, asks it for the same sampled answer twice,
 compares the bytes. In float32, in which a token computed again has the very same value.
 
     make demo-survival ARGS="--ranks 2 --kill 1"     two ranks, of which the second is killed
+    make demo-survival ARGS="--spares 1"             loaded ranks wait to take over
 """
 
 from __future__ import annotations
@@ -16,6 +17,8 @@ import sys
 import time
 from pathlib import Path
 
+from inflight.executor.wire.address import EngineAddress
+from inflight.executor.wire.launch import RANK_NOTE
 from inflight_client import Client
 
 HELPERS = Path(__file__).parent / "helpers"
@@ -40,27 +43,34 @@ OPTIONS = {
 }
 NUM_CHUNKS = 20
 """After which the rank is killed."""
+SPARES = "inflight_engine_spares"
 
 
 def main(arguments: list[str]) -> int:
     options = argparse.ArgumentParser(prog="make demo-survival")
     options.add_argument("--ranks", type=int, default=1, help="ranks of the engine")
     options.add_argument("--kill", type=int, default=0, help="number of the rank that is killed")
+    options.add_argument("--spares", type=int, default=0, help="loaded sets of ranks that wait to take over")
     chosen = options.parse_args(arguments)
     if not 0 <= chosen.kill < chosen.ranks:
         options.error(f"--kill must be the number of a rank, below {chosen.ranks}")
     sys.path.insert(0, str(HELPERS))
+    from server_metrics import Metrics, until
     from server_process import ServerProcess
 
     print(f"Starting tritonserver and {chosen.ranks} rank(s) …", flush=True)
     parameters = {"dtype": "float32", "tensor_parallel_size": str(chosen.ranks), "num_threads": "1"}
+    if chosen.spares:
+        parameters |= {"spare_ranks": str(chosen.spares), "max_tokens_in_paged_kv_cache": "65536"}
     with ServerProcess(parameters=parameters) as server, Client(server.grpc_url) as client:
         print(f"\nAn undisturbed answer, sampled with seed {OPTIONS['seed']}:\n", flush=True)
         undisturbed, _ = ask(client, None)
-        pid = find_ranks(server.pids)[chosen.kill]
+        until(lambda: Metrics(server).of(SPARES) == chosen.spares, "spare ranks are loaded")
+        pid = find_rank(server.ready_endpoints.run_directory, chosen.kill)
         print(f"\nThe same request again; process {pid}, rank {chosen.kill}, is about to die:\n", flush=True)
         disturbed, pause = ask(client, pid)
-    print(f"\nThe stream paused for {pause:.1f} s while ranks were launched again, and its client saw no error.")
+    which = "spare" if chosen.spares else "new"
+    print(f"\nThe stream paused for {pause:.1f} s until {which} ranks went on, and its client saw no error.")
     if disturbed != undisturbed:
         print(f"The answers DIFFER: {len(undisturbed.encode())} and {len(disturbed.encode())} bytes.")
         return 1
@@ -85,13 +95,11 @@ def ask(client: Client, victim: int | None) -> tuple[str, float]:
     return text, pause
 
 
-def find_ranks(pids: list[int]) -> list[int]:
-    """Processes of the ranks among those of a server, in the order of their ranks."""
-    from real_engine import rank_pids
-
-    workers = [pid for pid in pids if b"inflight.worker" in Path(f"/proc/{pid}/cmdline").read_bytes()]
-    by_rank = rank_pids(workers)
-    return [by_rank[rank] for rank in sorted(by_rank)] or workers
+def find_rank(run_directory: Path, rank: int) -> int:
+    """The process of a rank that serves."""
+    socket_path = EngineAddress.of("llm", run_directory).resolve()
+    assert socket_path is not None, "the engine serves"
+    return int(socket_path.with_name(f"{RANK_NOTE}{rank}").read_text())
 
 
 if __name__ == "__main__":

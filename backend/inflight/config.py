@@ -84,6 +84,9 @@ class EngineConfig:
     journal_max_deaths: int = 3
     """Deaths of ranks in a row, without a new token, that end a request with an error; at the last it is alone."""
 
+    spare_ranks: int = 0
+    """Loaded sets of ranks that wait to take over when ranks die, so that streams pause for moments; on CPUs only."""
+
     max_batch_size: int = 64
     """Sequences in one step (tritonserver's own max_batch_size stays 0)."""
     max_beam_width: int = 0
@@ -235,6 +238,12 @@ class EngineConfig:
             raise ConfigurationError(
                 f"max_num_tokens ({self.max_num_tokens}) must be at least max_batch_size ({self.max_batch_size}): "
                 "every running sequence needs one token a step"
+            )
+        sizes_vary = self.kv_cache_free_gpu_mem_fraction or self.lora_cache_gpu_memory_fraction
+        if self.spare_ranks and (sizes_vary or not self.max_tokens_in_paged_kv_cache):
+            raise ConfigurationError(
+                "spare_ranks needs sizes that do not depend on the free memory: set max_tokens_in_paged_kv_cache, and "
+                "leave kv_cache_free_gpu_mem_fraction and lora_cache_gpu_memory_fraction at 0"
             )
         if self.executor == "uniproc" and self.num_replica_ranks > 1:
             raise ConfigurationError(

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import os
 import signal
+import time
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -15,6 +17,11 @@ from raw_stream import RawStream
 from server_metrics import OUTCOMES, RELAUNCHING, Metrics, until
 from server_process import ServerProcess
 
+from inflight.executor.executor import attach_executor
+from inflight.executor.launchers.attached import find_engine
+from inflight.executor.wire.address import EngineAddress
+
+NUM_LOOKS = 20
 PROMPT = {"text_input": "Once upon a time", "max_tokens": 20, "end_id": -1}
 ENDLESS = {**PROMPT, "max_tokens": 1500, "stream": True}
 
@@ -96,6 +103,36 @@ def test_ranks_that_load_for_longer_than_a_canary_waits_are_not_interrupted() ->
         stream.collect(waiting)
         assert waiting.token_ids == before and waiting.num_finals == 1
         assert "again" not in server.told
+
+
+def test_who_asks_for_the_engines_health_is_told_the_truth() -> None:
+    """By the gauge, and by a front that did not launch the ranks, as those of the OpenAI server and of dialect models.
+    The new rank is suspended while it loads."""
+    with ServerProcess() as server:
+        run_directory = server.ready_endpoints.run_directory
+        config = find_engine(EngineAddress.of("llm", run_directory), 0.0)
+        with attach_executor(config, "llm", run_directory=run_directory) as guest:
+            (old,) = ranks(server)
+            for number in (1, 2):
+                assert guest.is_ready() and Metrics(server).of("inflight_engine_ready") == 1
+                os.kill(old, signal.SIGKILL)
+                until(lambda old=old: ranks(server) not in ([], [old]), "a rank is launched again")
+                (new,) = ranks(server)
+                os.kill(new, signal.SIGSTOP)
+                assert soon(lambda: not guest.is_ready() and Metrics(server).of("inflight_engine_ready") == 0), number
+                os.kill(new, signal.SIGCONT)
+                until(lambda: Metrics(server).of("inflight_engine_ready") == 1, "it serves again")
+                assert soon(guest.is_ready), number
+                old = new
+
+
+def soon(condition: Callable[[], bool]) -> bool:
+    """Whether it holds at one of the next looks, of which there are ten a second."""
+    for _ in range(NUM_LOOKS):
+        if condition():
+            return True
+        time.sleep(0.1)
+    return False
 
 
 def test_an_idle_server_is_tried_and_a_busy_one_left_alone() -> None:

@@ -22,6 +22,7 @@ from inflight.executor.launchers.attached import AttachedLauncher, find_engine
 from inflight.executor.launchers.mpi import Mpi
 from inflight.executor.launchers.multiproc import MultiProc
 from inflight.executor.launchers.processes import LaunchCommand, ProcessLauncher
+from inflight.executor.launchers.spares import SpareLauncher
 from inflight.executor.launchers.uniproc import UniProc
 from inflight.executor.wire.address import EngineAddress
 from inflight.executor.wire.launcher import Launcher
@@ -108,4 +109,8 @@ def make_launcher(config: EngineConfig, address: EngineAddress | None = None) ->
         "mpi": lambda: Mpi(config),
         "multiproc": lambda: MultiProc(config),
     }
-    return ProcessLauncher(config, commands[config.launcher](), address)
+
+    def make() -> Launcher:
+        return ProcessLauncher(config, commands[config.launcher](), address)
+
+    return SpareLauncher(config, make) if config.spare_ranks else make()

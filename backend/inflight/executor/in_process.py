@@ -59,6 +59,10 @@ class InProcessExecutor(Front):
             raise ConfigurationError(
                 "tensor_parallel_size and data_parallel_size must be 1 for an engine inside this process"
             )
+        if config.spare_ranks:
+            raise ConfigurationError(
+                "spare_ranks must be 0 for an engine inside this process: its rank cannot be replaced"
+            )
         self._config = config
         self._load_runner = load_runner
         if logits_post_processors is not None:

@@ -283,6 +283,10 @@ class ModelRunner:
         device_bytes = torch.cuda.memory_allocated(self._device) if self._device.type == "cuda" else 0
         return resident_memory(), device_bytes, pinned_memory(self._device)
 
+    def occupy_memory(self) -> None:
+        """Begin to take the memory that loaded ranks have left to those in use; see EngineConfig.spare_ranks."""
+        self._kv_cache.occupy()
+
     def close(self) -> None:
         """Wait for all launched steps, end what grammars and adapters have started, and leave the group."""
         if self.grammars is not None:
@@ -379,4 +383,6 @@ class ModelRunner:
 
 
 def _grammars(config: EngineConfig, vocab_size: int) -> Grammars:
-    return Grammars(config.tokenizer_dir or config.gpt_model_path, vocab_size, config.max_batch_size)
+    folder = config.tokenizer_dir or config.gpt_model_path
+    # Requests that wait for spare ranks may have grammars.
+    return Grammars(folder, vocab_size, config.max_batch_size, is_prepared=config.spare_ranks > 0)

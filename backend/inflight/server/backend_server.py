@@ -17,7 +17,7 @@ import contextlib
 import logging
 import os
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -39,7 +39,7 @@ from inflight.server.tensors.client_request import ClientRequest
 from inflight.server.tensors.dialect import Dialect
 from inflight.server.tensors.request_parameters import parse_parameters, read_parameters
 from inflight.server.tensors.tensor_values import Array, split
-from inflight.server.threads.metric_families import PAUSES, RELAUNCHES, REPLAYS
+from inflight.server.threads.metric_families import PAUSES, READY, RELAUNCHES, REPLAYS, REPLICA_READY, SPARES
 from inflight.server.threads.metrics_thread import MetricsThread, Outcome, own_labels
 from inflight.server.threads.response_pace import ResponsePace, choose_rate
 from inflight.server.threads.sending_thread import SendingThread, log_failure
@@ -106,7 +106,7 @@ class BackendServer:
             executor.get_latest_batch_manager_stats,
             executor.num_requests_in_flight,
             executor.num_requests_queued,
-            None if is_attached else executor.ready_replicas,
+            {} if is_attached else _of_own_engine(executor),
             executor.is_relaunching,
             {
                 RELAUNCHES.name: executor.num_losses,
@@ -343,3 +343,12 @@ class BackendServer:
             unload_itself(self._pb_utils, self._model_name, reason)
         self._executor.shutdown()
         self._sending.finish()
+
+
+def _of_own_engine(executor: Front) -> dict[str, Callable[[], Mapping[str, float]]]:
+    """What the gauges of the engine's own model show."""
+    return {
+        READY.name: lambda: {"": executor.is_ready()},
+        REPLICA_READY.name: lambda: {str(index): ready for index, ready in enumerate(executor.ready_replicas())},
+        SPARES.name: lambda: {"": executor.num_spares()},
+    }

@@ -48,6 +48,11 @@ def run(
     labels = {"model": "llm", "version": "1"}
     looked: list[str | None] = []
     all_but_last = threading.Event()
+    owned = {
+        mf.READY.name: lambda: {"": not relaunching},
+        mf.REPLICA_READY.name: lambda: {"0": False, "1": not relaunching},
+        mf.SPARES.name: lambda: {"": 2},
+    }
 
     def latest_stats() -> str | None:
         looked.append(waiting.pop() if waiting else None)
@@ -64,7 +69,7 @@ def run(
         latest_stats,
         lambda: in_flight,
         lambda: queued,
-        (lambda: [False, not relaunching]) if owns_engine else None,
+        owned if owns_engine else {},
         lambda: relaunching,
         totals,
         further,

@@ -6,12 +6,15 @@ One thread does all of it and owns the socket and the launcher. One launch (`Run
     open ── Welcome: send the journal ──> serve ── a process ends, or the heartbeat is overdue ──> lost: what is in
       ^                                                                   │ flight goes on elsewhere, or waits; end what
       └──────────────────────────────── after a pause ────────────────────┘ is left of the ranks
+
+What is in flight waits through several tries to open a launch; `Relaunches` says for how long.
 """
 
 from __future__ import annotations
 
 import contextlib
 import logging
+import math
 import os
 import threading
 import time
@@ -28,6 +31,7 @@ from inflight.executor.front.engine_state import EngineState
 from inflight.executor.front.front import SHUT_DOWN
 from inflight.executor.front.journal_entry import RANKS_LOST
 from inflight.executor.front.link import EngineLink
+from inflight.executor.front.relaunches import MAX_TRIES, LaunchEnd, Relaunches
 from inflight.executor.front.watch import Watch
 from inflight.executor.wire.launcher import Launcher, RunningLaunch
 from inflight.executor.wire.messages import (
@@ -113,6 +117,10 @@ class Connection:
         if self._state in (EngineState.RELAUNCHING, EngineState.DOWN):
             self._relaunch_asked.set()
 
+    @property
+    def num_spares(self) -> int:
+        return self._launcher.num_spares
+
     def pids(self) -> list[int]:
         """Ids of the running processes that the launcher started."""
         return self._launcher.pids()
@@ -136,37 +144,42 @@ class Connection:
     # -- the thread ----------------------------------------------------------------------------------------------------
 
     def _run(self) -> None:
-        backoff, lost_at, has_ever_served = Backoff(), time.monotonic(), False
+        with contextlib.closing(self._launcher):
+            self._keep_serving()
+
+    def _keep_serving(self) -> None:
+        backoff, has_ever_served = Backoff(), False
+        # What another process launches is only looked for, as often as there is time.
+        max_tries = MAX_TRIES if self._launcher.owns_ranks else math.inf
+        relaunches = Relaunches(self._config.worker_start_timeout_ms / 1000, max_tries)
         while True:
             try:
-                reason, has_served = self._run_launch(backoff)
+                end = self._run_launch(backoff)
             except Exception as error:
                 logger.exception("the front's thread failed")
-                reason, has_served = f"{type(error).__name__}: {error}", False
-            has_ever_served |= has_served
+                end = LaunchEnd(reason=f"{type(error).__name__}: {error}")
+            has_ever_served |= end.has_served
             if not has_ever_served:
-                self._front.fail_start(reason, self._replica)
+                self._front.fail_start(end.reason, self._replica)
             if self._closing.is_set() or (not has_ever_served and self._launcher.owns_ranks):
                 return
-            if has_served:
-                lost_at = time.monotonic()
-            elif has_ever_served and not self._may_find_others(lost_at):
-                # Requests that waited for this relaunch fail, since nobody knows when one will succeed.
-                self._lose(EngineState.DOWN, NOT_BACK, reason)
-            seconds = backoff.failed()
+            relaunches.note(end)
+            if has_ever_served and relaunches.are_given_up:
+                # Requests that waited fail, since nobody knows when a relaunch will succeed.
+                self._lose(EngineState.DOWN, NOT_BACK, end.reason)
+            elif has_ever_served and not end.has_served:
+                num_left = self._front.num_requests_in_flight()
+                logger.warning("the ranks are not back yet: %s; %d requests go on", end.reason, num_left)
+            # Where ranks are only found, or wait, the next ones cost nothing.
+            may_open_at_once = end.has_served and (self._launcher.num_spares or not self._launcher.owns_ranks)
+            seconds = 0.0 if may_open_at_once else backoff.failed()
             # While another replica serves, nobody would ask for it.
-            tries_again = has_served or self._keep_trying or not self._front.is_down()
+            tries_again = self._keep_trying or not relaunches.are_given_up or not self._front.is_down()
             self._wait_for_relaunch(seconds if tries_again else None)
             if self._closing.is_set():
                 return
             self._relaunch_asked.clear()
             logger.info("trying to bring the engine's ranks back")
-
-    def _may_find_others(self, lost_at: float) -> bool:
-        """Whether it is too early to give up ranks that another process launches: what was found may have been left
-        over from dead ones. `lost_at`: time.monotonic() of their death."""
-        is_waiting = not self._launcher.owns_ranks and self._state is EngineState.RELAUNCHING
-        return is_waiting and time.monotonic() - lost_at < self._config.worker_start_timeout_ms / 1000
 
     def _wait_for_relaunch(self, seconds: float | None) -> None:
         """Until so much time has passed, None = without end, or somebody asks for it."""
@@ -176,14 +189,15 @@ class Connection:
             if end is not None and time.monotonic() >= end:
                 return
 
-    def _run_launch(self, backoff: Backoff) -> tuple[str, bool]:
-        """Run one launch of the engine from start to end. Returns why it ended, and whether it ever served."""
+    def _run_launch(self, backoff: Backoff) -> LaunchEnd:
+        """Run one launch of the engine from start to end."""
         try:
             launch = self._open()
         except (OSError, ConfigurationError) as error:
-            return f"the engine's ranks cannot be started: {error}", False
+            is_misconfigured = isinstance(error, ConfigurationError)
+            return LaunchEnd(reason=f"the engine's ranks cannot be started: {error}", is_misconfigured=is_misconfigured)
         if launch is None:
-            return self._launcher.absent, False
+            return LaunchEnd(reason=self._launcher.absent)
         watch = Watch(self._config)
         try:
             with contextlib.closing(EngineLink(launch.socket_path, self._introduction())) as link:
@@ -192,9 +206,9 @@ class Connection:
                     self._leave(launch, link)
                 elif watch.welcomed:
                     self._lose(EngineState.RELAUNCHING, RANKS_LOST, reason)
+            return LaunchEnd(reason=reason, has_served=watch.welcomed, is_misconfigured=launch.is_misconfigured)
         finally:
             launch.end()
-        return reason, watch.welcomed
 
     def _introduction(self) -> Hello:
         hello = self._front.hello()

@@ -19,7 +19,7 @@ class EngineState(enum.Enum):
     RELAUNCHING = enum.auto()
     """The ranks are lost and are being relaunched: requests in flight and new ones wait."""
     DOWN = enum.auto()
-    """A relaunch has failed: requests are refused until a later one succeeds."""
+    """Relaunches have failed, too many or for too long: requests are refused until a later one succeeds."""
     CLOSED = enum.auto()
     """This front was shut down. Final."""
 

@@ -133,8 +133,8 @@ class Front(StatisticsApi):
         return [state is EngineState.READY for state in self._replicas.states()]
 
     def is_relaunching(self) -> bool:
-        """True while lost ranks are being relaunched and no replica serves: requests are accepted and wait. After
-        worker_start_timeout_ms at the latest the launch has failed, and the engine is down."""
+        """True while lost ranks are being relaunched and no replica serves: requests are accepted and wait. The last
+        relaunch begins worker_start_timeout_ms after the loss at the latest; if it fails, too, the engine is down."""
         return self._state is EngineState.RELAUNCHING
 
     def is_down(self) -> bool:
@@ -257,6 +257,10 @@ class Front(StatisticsApi):
     def num_losses(self) -> int:
         """Times that a replica's ranks were lost and a relaunch began."""
         return self._num_losses
+
+    def num_spares(self) -> int:
+        """Loaded sets of ranks that wait to take the place of this front's own ranks, if these die."""
+        return 0
 
     # -- responses -----------------------------------------------------------------------------------------------------
 

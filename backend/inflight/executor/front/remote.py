@@ -32,7 +32,7 @@ class RemoteFront(Front):
         on_engine_death: Callable[[str], None] | None = None,
     ) -> None:
         """`launchers`: of the replicas, at least one; either all own their ranks or none does. `keep_trying`: if False,
-        only the first relaunch is automatic; once it has failed and no replica serves, the next try needs a call of
+        relaunches end once no replica serves and requests wait for none any more; the next one then needs a call of
         relaunch(). `keeps_statistics`: see Front. `on_engine_death(reason)` is called for each replica that is lost, on
         its connection's thread, once it is known which requests go on elsewhere, which wait and which fail; it must not
         block. Raises ConfigurationError for a wrong generation_config.json."""
@@ -87,8 +87,11 @@ class RemoteFront(Front):
         for connection in self._connections:
             connection.relaunch()
 
+    def num_spares(self) -> int:
+        return sum(connection.num_spares for connection in self._connections)
+
     def engine_pids(self) -> list[int]:
-        """Ids of the running processes of the engine on this machine that this front started."""
+        """Ids of the running processes of the engine on this machine that this front started, without spares."""
         return [pid for connection in self._connections for pid in connection.pids()]
 
     # -- Front ---------------------------------------------------------------------------------------------------------

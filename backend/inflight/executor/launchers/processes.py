@@ -35,6 +35,7 @@ class ProcessLauncher:
     """Implements wire.launcher.Launcher."""
 
     owns_ranks = True
+    num_spares = 0
     absent = "the engine's ranks were not started"
 
     def __init__(self, config: EngineConfig, command: LaunchCommand, address: EngineAddress | None = None) -> None:
@@ -51,6 +52,9 @@ class ProcessLauncher:
 
     def pids(self) -> list[int]:
         return self._launch.processes.pids() if self._launch is not None else []
+
+    def close(self) -> None:
+        """Nothing to do: every launch was opened."""
 
 
 class ProcessLaunch:
@@ -86,6 +90,10 @@ class ProcessLaunch:
             why = self.processes.why_ended(ended[-1])  # of a rank rather than of mpiexec, which is watched first
             return why if launch.failure() or launch.rank_pids() else self._command.explain(why)
         return failure
+
+    @property
+    def is_misconfigured(self) -> bool:
+        return self.processes.launch.is_misconfigured()
 
     def wait_for_end(self, seconds: float) -> bool:
         return self.processes.wait(seconds)

@@ -18,7 +18,7 @@ from inflight.batch_manager_stats import BatchManagerStats
 from inflight.config import EngineConfig
 from inflight.distributed.joining import join
 from inflight.distributed.rank_group import RankGroup, SingleRank
-from inflight.errors import InflightError
+from inflight.errors import ConfigurationError, InflightError, InsufficientMemory
 from inflight.executor.rank.assembly import LoadedRunner, LoadRunner, load_model_runner, make_manager
 from inflight.executor.rank.callbacks import RankCallbacks
 from inflight.executor.rank.leader.leader_socket import LeaderSocket
@@ -55,7 +55,8 @@ def main(load_runner: LoadRunner = load_model_runner) -> int:
         launch.note_rank(group.rank)
         _serve(config, launch, group, load_runner(config, group))
     except InflightError as error:
-        _fail(launch, group, str(error))
+        is_lasting = isinstance(error, ConfigurationError) and not isinstance(error, InsufficientMemory)
+        _fail(launch, group, str(error), is_misconfigured=is_lasting)
     except BaseException as error:
         logger.exception("this rank ends because of an unexpected error")
         _fail(launch, group, f"{type(error).__name__}: {error}")
@@ -86,6 +87,9 @@ def _serve(config: EngineConfig, launch: Launch, group: RankGroup, runner: Loade
         leader.report_stats(BatchManagerStats.of(manager.statistics()).to_json())
     logger.info("ready")
     try:
+        if config.spare_ranks:
+            _wait_for_front(group, leader)
+            runner.occupy_memory()
         manager.run()
     except BaseException as error:
         if leader is not None:
@@ -98,10 +102,19 @@ def _serve(config: EngineConfig, launch: Launch, group: RankGroup, runner: Loade
     group.close()
 
 
-def _fail(launch: Launch, group: RankGroup, reason: str) -> None:
+def _wait_for_front(group: RankGroup, leader: LeaderSocket | None) -> None:
+    """Loaded ranks sleep until a front speaks to them. For ranks in reserve that is when they take over."""
+    if leader is not None:
+        leader.wait_for_front()
+        group.broadcast(b"")
+    else:
+        group.broadcast(None)
+
+
+def _fail(launch: Launch, group: RankGroup, reason: str, *, is_misconfigured: bool = False) -> None:
     """Record the reason and exit at once, without waiting for other threads or ranks, which may be stuck."""
     logger.error("%s", reason)
-    launch.note_failure(reason)
+    launch.note_failure(reason, is_misconfigured=is_misconfigured)
     logging.shutdown()
     group.abort()
     os._exit(1)

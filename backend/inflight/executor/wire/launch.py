@@ -28,6 +28,13 @@ FAILURE = "failure"
 RANK_NOTE = "rank."
 
 
+class _Failure(msgspec.Struct, frozen=True):
+    """Why a rank failed."""
+
+    reason: str
+    is_misconfigured: bool
+
+
 class Launch(msgspec.Struct, frozen=True, kw_only=True):
     """One launch of an engine's ranks."""
 
@@ -90,11 +97,12 @@ class Launch(msgspec.Struct, frozen=True, kw_only=True):
         if self.on_fronts_host:
             self._write(f"{RANK_NOTE}{rank}", str(os.getpid()))
 
-    def note_failure(self, reason: str) -> None:
-        """Note why this rank fails. The first note is kept: later failures are mostly consequences of the first."""
+    def note_failure(self, reason: str, *, is_misconfigured: bool = False) -> None:
+        """Note why this rank fails. The first note is kept: later failures are mostly consequences of the first.
+        `is_misconfigured`: another launch with this configuration would fail in the same way."""
         if self.on_fronts_host:
             with contextlib.suppress(FileExistsError):
-                self._write(FAILURE, reason)
+                self._write(FAILURE, msgspec.json.encode(_Failure(reason, is_misconfigured)).decode())
 
     def rank_pids(self) -> list[int]:
         """Process ids of the ranks on this machine that have joined the others."""
@@ -102,10 +110,17 @@ class Launch(msgspec.Struct, frozen=True, kw_only=True):
 
     def failure(self) -> str:
         """Why the first rank failed that noted a reason; empty if none did."""
+        return self._failure().reason
+
+    def is_misconfigured(self) -> bool:
+        """Whether that reason would end another launch as well."""
+        return self._failure().is_misconfigured
+
+    def _failure(self) -> _Failure:
         try:
-            return Path(self.directory, FAILURE).read_text(errors="replace").strip()
+            return msgspec.json.decode(Path(self.directory, FAILURE).read_bytes(), type=_Failure)
         except FileNotFoundError:
-            return ""
+            return _Failure("", is_misconfigured=False)
 
     def _write(self, name: str, text: str) -> None:
         """Create a note atomically. Raises FileExistsError if there is one of this name already."""

@@ -26,9 +26,12 @@ MAX_BYTES = 512 * 1024 * 1024
 
 
 class Grammars:
-    """No process exists before the first request with a grammar."""
+    """Unless it is prepared, no process exists before the first request with a grammar."""
 
-    def __init__(self, tokenizer_folder: str | Path, vocab_size: int, max_batch_size: int) -> None:
+    def __init__(
+        self, tokenizer_folder: str | Path, vocab_size: int, max_batch_size: int, *, is_prepared: bool = False
+    ) -> None:
+        """`is_prepared`: the process that grammars are forked from starts now, which takes it seconds."""
         self._tokenizer_folder = str(tokenizer_folder)
         self._vocab_size = vocab_size
         self._max_grammars = max_batch_size + MAX_IDLE
@@ -36,6 +39,8 @@ class Grammars:
         self._waiting: OrderedDict[GuidedDecodingParams, int] = OrderedDict()  # -> leases; not begun yet
         self._server: subprocess.Popen[bytes] | None = None
         self._control: socket.socket | None = None
+        if is_prepared:
+            self._start_server()
 
     def lease(self, params: GuidedDecodingParams) -> None:
         """A request needs this grammar from now on. To be followed by exactly one `release`."""

@@ -156,6 +156,11 @@ REPLICA_READY = Family(
     label="replica",
 )
 """Likewise. Its series are made for as many replicas as there are."""
+SPARES = Family(
+    name="inflight_engine_spares",
+    description="Loaded sets of ranks that wait to take over when ranks die",
+    kind="GAUGE",
+)
 RELAUNCHES = Family(
     name="inflight_engine_relaunches_total",
     description="How often ranks were lost and a relaunch began",
@@ -185,6 +190,9 @@ OUTCOMES = Family(
     series=("completed", "cancelled", "timed_out", "rejected", "queue_full", "unavailable", "failed"),
 )
 
+OF_OWN_MODEL = (READY, REPLICA_READY, SPARES)
+"""Gauges that a model which uses another one's engine does not show."""
+
 SEQUENCES = "sequences of a request"
 """The name of an observation for which there is no family of ours."""
 
@@ -204,6 +212,7 @@ FAMILIES = (
     DRAFT_TOKENS,
     READY,
     REPLICA_READY,
+    SPARES,
     RELAUNCHES,
     RELAUNCHING,
     PAUSES,

@@ -62,17 +62,17 @@ class MetricsThread:
         latest_stats: Callable[[], str | None],
         num_in_flight: Callable[[], int],
         num_queued: Callable[[], int],
-        ready_replicas: Callable[[], Sequence[bool]] | None,
+        of_own_engine: Mapping[str, Callable[[], Mapping[str, float]]],
         is_relaunching: Callable[[], bool],
         totals: Mapping[str, Callable[[], int]] | None = None,
         further: Mapping[str, tuple[Family, ...]] | None = None,
     ) -> None:
         """`labels`: added to every series, see `own_labels`. `description`: of the engine, shown as labels. `period` in
         seconds. `latest_stats`: returns the newest statistics (JSON) since the last call, or None. `num_in_flight`,
-        `num_queued`: requests of this server, and of all fronts, as the Executor counts them. `ready_replicas`,
-        `is_relaunching`: see Executor; `ready_replicas` is None for a model that uses another one's engine. `totals`:
-        name of a family -> what its counter shows. `further`: name of a family -> other families to which its
-        observations go as well."""
+        `num_queued`: requests of this server, and of all fronts, as the Executor counts them. `of_own_engine`: name of
+        each of OF_OWN_MODEL -> what it shows, by series; empty for a model that uses another one's engine.
+        `is_relaunching`: see Executor. `totals`: name of a family -> what its counter shows. `further`: name of a
+        family -> other families to which its observations go as well."""
         self._pb_utils = pb_utils
         self._labels = labels
         self._description = description
@@ -80,7 +80,7 @@ class MetricsThread:
         self._latest_stats = latest_stats
         self._num_in_flight = num_in_flight
         self._num_queued = num_queued
-        self._ready_replicas = ready_replicas
+        self._of_own_engine = of_own_engine
         self._is_relaunching = is_relaunching
         self._totals = totals or {}
         self._observing = {family.name: (family,) for family in mf.FAMILIES}
@@ -133,10 +133,10 @@ class MetricsThread:
         return not self._is_given_up
 
     def _create_family(self, family: Family) -> None:
-        if family in (mf.READY, mf.REPLICA_READY) and self._ready_replicas is None:
-            return
-        if family is mf.REPLICA_READY and self._ready_replicas is not None:
-            family = replace(family, series=tuple(map(str, range(len(self._ready_replicas())))))
+        if family in mf.OF_OWN_MODEL:
+            if family.name not in self._of_own_engine:
+                return
+            family = replace(family, series=tuple(self._of_own_engine[family.name]()))
         if self._is_given_up:
             return
         api = self._pb_utils.MetricFamily
@@ -174,11 +174,9 @@ class MetricsThread:
     def _show_engine(self) -> None:
         if self._is_relaunching():
             self._call(mf.RELAUNCHING.name, "", "increment", self._period)
-        if self._ready_replicas is not None:
-            ready = self._ready_replicas()
-            self._set(mf.READY.name, "", float(any(ready)))
-            for replica, is_ready in enumerate(ready):
-                self._set(mf.REPLICA_READY.name, str(replica), float(is_ready))
+        for name, shown in self._of_own_engine.items():
+            for series, value in shown().items():
+                self._set(name, series, float(value))
 
     def _observe(self, name: str, value: float) -> None:
         for family in self._observing.get(name, ()):

@@ -1,0 +1,100 @@
+"""`python -m ci.bench.pauses`: how long a stream pauses when its rank is killed, with spare ranks and without.
+
+Two engines of the default model, of which each streams in turn and loses its rank in the middle. The pause is the
+longest time between two of a stream's responses. A spare is loaded before each kill.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import signal
+import sys
+import time
+from pathlib import Path
+from statistics import median
+
+from rich.console import Console
+from rich.table import Table
+
+from ci.bench.report import machine, result_path
+from inflight.config import EngineConfig
+from inflight.executor.executor import Executor
+from inflight.request import Request
+from inflight.sampling_config import SamplingConfig
+
+ROOT = Path(__file__).parents[2]
+CHECKPOINT = ROOT / "model_repository" / "llm" / "1" / "checkpoint"
+RESULTS = Path(__file__).parent / "results"
+PROMPT, NEW_TOKENS = [1, 10, 20, 30], 200
+KILLED_AFTER = 20
+"""Responses."""
+
+
+def main(arguments: list[str]) -> int:
+    options = argparse.ArgumentParser(prog="python -m ci.bench.pauses", description=__doc__)
+    options.add_argument("--kills", type=int, default=10, help="of each engine")
+    options.add_argument("--no-file", action="store_true", help="keep no result file")
+    chosen = options.parse_args(arguments)
+    config = EngineConfig(
+        gpt_model_path=str(CHECKPOINT),
+        device="cpu",
+        dtype="float32",
+        num_threads=1,
+        max_tokens_in_paged_kv_cache=65_536,
+    )
+    spared = EngineConfig(**{**vars(config), "spare_ranks": 1})
+    pauses: dict[str, list[float]] = {"without a spare": [], "with a spare": []}
+    with Executor(config=config) as without, Executor(config=spared) as with_spare:
+        expected = stream(without, is_killed=False)[0]
+        for _ in range(chosen.kills):
+            for seconds, executor in zip(pauses.values(), (without, with_spare), strict=True):
+                while executor is with_spare and not executor.num_spares():
+                    time.sleep(0.1)
+                tokens, pause = stream(executor, is_killed=True)
+                assert tokens == expected, "another stream"
+                seconds.append(pause)
+    table = Table(title=f"pause of a stream whose rank is killed, in seconds, {chosen.kills} kills each")
+    for column in ("", "p50", "max"):
+        table.add_column(column, justify="right" if column else "left")
+    summary = {name: {"p50": round(median(times), 2), "max": round(max(times), 2)} for name, times in pauses.items()}
+    for name, row in summary.items():
+        table.add_row(name, f"{row['p50']:.2f}", f"{row['max']:.2f}")
+    Console().print(table)
+    found = machine()
+    result = {"pauses_s": summary, "kills": chosen.kills, **found, "load": round(os.getloadavg()[0], 1)}
+    print(json.dumps(result))
+    if not chosen.no_file:
+        result_path(RESULTS, "pauses", found).write_text(json.dumps(result, indent=2) + "\n")
+    return 0
+
+
+def stream(executor: Executor, *, is_killed: bool) -> tuple[list[int], float]:
+    """The tokens of a sampled stream, and the longest time in seconds between two of its responses."""
+    request_id = executor.next_request_id()
+    executor.enqueue_request(
+        Request(
+            request_id=request_id,
+            input_token_ids=PROMPT,
+            max_tokens=NEW_TOKENS,
+            streaming=True,
+            sampling_config=SamplingConfig(temperature=1.0, seed=11),
+        )
+    )
+    tokens: list[int] = []
+    pause, before, number, is_final = 0.0, time.monotonic(), 0, False
+    while not is_final:
+        for response in executor.await_responses(request_id):
+            assert response.result is not None, response.error_msg
+            number += 1
+            pause, before = max(pause, time.monotonic() - before) if number > 1 else 0.0, time.monotonic()
+            tokens += response.result.output_token_ids
+            is_final = response.is_final
+            if number == KILLED_AFTER and is_killed:
+                os.kill(executor.engine_pids()[0], signal.SIGKILL)
+    return tokens, pause
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
