@@ -89,6 +89,7 @@ class Histories(RuleBasedStateMachine):
         copies_used_blocks=st.booleans(),
         num_host_blocks=st.sampled_from([0, 1, 4, 20]),
         min_offload_priority=st.sampled_from([0, 30, 50]),
+        num_stages=st.sampled_from([1, 1, 2, 3]),
     )
     def start(
         self,
@@ -103,6 +104,7 @@ class Histories(RuleBasedStateMachine):
         copies_used_blocks: bool,
         num_host_blocks: int,
         min_offload_priority: int,
+        num_stages: int,
     ) -> None:
         """A pool that holds the longest sequence and little more. Only the first rank notes events."""
         self.max_batch_size = max_batch_size
@@ -118,6 +120,7 @@ class Histories(RuleBasedStateMachine):
                     enable_chunked_context=chunked,
                     enable_reuse=reuse,
                     hash_key=bytes([rank]),
+                    num_stages=num_stages,
                     kv_cache={
                         "enable_partial_reuse": partial,
                         "copy_on_partial_reuse": copies_used_blocks,
