@@ -66,7 +66,7 @@ class EngineConfig:
     tensor_parallel_size: int = 1
     """Ranks over which every layer is split."""
     pipeline_parallel_size: int = 1
-    """Pipeline stages over which the layers are distributed; only 1 is supported."""
+    """Stages of consecutive layers, each on ranks of its own; uneven ones give the first stages a layer more."""
     data_parallel_size: int = 1
     """Replicas of the model in one engine; only 1 is supported."""
     gpu_device_ids: str = ""
@@ -230,7 +230,12 @@ class EngineConfig:
                 "every running sequence needs one token a step"
             )
         if self.executor == "uniproc" and self.num_ranks > 1:
-            raise ConfigurationError("executor uniproc runs one rank; set executor to mpi for tensor_parallel_size > 1")
+            raise ConfigurationError("executor uniproc runs one rank; set executor to mpi for more")
+        if self.pipeline_parallel_size > 1 and self.speculative_model_dir:
+            raise ConfigurationError(
+                "speculative_model_dir: a draft model does not run on several pipeline stages; set "
+                "pipeline_parallel_size to 1, or leave speculative_model_dir unset"
+            )
 
     def _check_lookahead(self) -> None:
         window, ngram, verification = (

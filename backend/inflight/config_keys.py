@@ -53,7 +53,7 @@ NOT_NEGATIVE_KEYS = (
 
 LARGEST = {
     "tensor_parallel_size": 2**12,
-    "pipeline_parallel_size": 1,
+    "pipeline_parallel_size": 2**10,
     "data_parallel_size": 1,
     "max_batch_size": 2**14,
     "max_beam_width": 2**14,
@@ -99,7 +99,6 @@ LARGEST = {
 Whether the memory suffices is checked where it is allocated."""
 
 ONE_FOR_NOW = {
-    "pipeline_parallel_size": ": this engine has no pipeline stages; set tensor_parallel_size to split the model",
     "data_parallel_size": ": an engine serves one replica; start one server for each and balance requests over them",
 }
 """Keys that accept 1 only -> the rest of the message for a larger value."""

@@ -11,18 +11,14 @@ from __future__ import annotations
 import logging
 import mmap
 import os
-import shutil
-import socket
-import tempfile
-from datetime import timedelta
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
-from torch.distributed import FileStore, Store, TCPStore  # type: ignore[attr-defined]
 
 from inflight.distributed.mapping import Mapping
 from inflight.distributed.rank_group import RankGroup
+from inflight.distributed.torch_group import join_torch
 from inflight_kernels.cpu import (
     LibraryUnavailable,
     SharedMemoryCollectives,
@@ -34,9 +30,6 @@ logger = logging.getLogger(__name__)
 
 # all_gather_into_tensor is deprecated from torch 2.13 on.
 _all_gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
-
-RENDEZVOUS_TIMEOUT = timedelta(minutes=10)
-"""Long, because ranks load their libraries at different speeds. The executor notices a rank that died, not this."""
 
 
 class TensorParallelGroup:
@@ -55,13 +48,11 @@ class TensorParallelGroup:
         assert rank_group.size == mapping.size
         if mapping.tp == 1:
             return TensorParallelGroup()
-        # A second group needs a rendezvous of its own; EngineConfig refuses what would make one.
-        assert mapping.tensor_parallel_ranks(rank_group.rank) == tuple(range(rank_group.size))
         if device.type == "cpu" and not several_hosts:
-            collectives = _share_memory(rank_group)
+            collectives = _share_memory(rank_group, mapping)
             if collectives is not None:
-                return SharedMemoryTensorParallelGroup(rank_group, collectives)
-        return TorchTensorParallelGroup(rank_group, device, several_hosts)
+                return SharedMemoryTensorParallelGroup(rank_group.rank % mapping.tp, mapping.tp, collectives)
+        return TorchTensorParallelGroup(rank_group, mapping, device, several_hosts)
 
     def all_reduce(self, x: Tensor) -> Tensor:
         """Sum of every rank's `x`, equal on all of them; may overwrite `x`."""
@@ -82,9 +73,9 @@ class TensorParallelGroup:
 class SharedMemoryTensorParallelGroup(TensorParallelGroup):
     """Over the memory of `_share_memory`. A rank that waits for a dead one sleeps until the launcher ends it."""
 
-    def __init__(self, rank_group: RankGroup, collectives: SharedMemoryCollectives) -> None:
-        self.rank = rank_group.rank
-        self.size = rank_group.size
+    def __init__(self, rank: int, size: int, collectives: SharedMemoryCollectives) -> None:
+        self.rank = rank
+        self.size = size
         self._collectives = collectives
 
     def all_reduce(self, x: Tensor) -> Tensor:
@@ -98,45 +89,33 @@ class SharedMemoryTensorParallelGroup(TensorParallelGroup):
 
 
 class TorchTensorParallelGroup(TensorParallelGroup):
-    """Over torch.distributed's default group. Ranks of one host find each other by a file in a private folder and
-    communicate over loopback."""
+    """Over torch.distributed: its default group or, where there are several, a part of that."""
 
-    def __init__(self, rank_group: RankGroup, device: torch.device, several_hosts: bool) -> None:
-        self.rank = rank_group.rank
-        self.size = rank_group.size
+    def __init__(self, rank_group: RankGroup, mapping: Mapping, device: torch.device, several_hosts: bool) -> None:
+        join_torch(rank_group, device, several_hosts=several_hosts)
+        ranks = mapping.tensor_parallel_ranks(rank_group.rank)
+        self.rank = ranks.index(rank_group.rank)
+        self.size = mapping.tp
         self._device = device
-        folder = ""
-        if several_hosts:
-            store = _tcp_store(rank_group)
-        else:
-            # gloo would listen on the address of the host's name, which may be a public one.
-            os.environ["GLOO_SOCKET_IFNAME"] = "lo"
-            folder, store = _file_store(rank_group)
-        dist.init_process_group(
-            "nccl" if device.type == "cuda" else "gloo",
-            store=store,
-            rank=self.rank,
-            world_size=self.size,
-            timeout=RENDEZVOUS_TIMEOUT,
-            device_id=device if device.type == "cuda" else None,
-        )
-        # After this, all connections are established and the folder is no longer needed.
-        self.all_reduce_min(0)
-        if self.rank == 0 and folder:
-            shutil.rmtree(folder, ignore_errors=True)
+        self._group: dist.ProcessGroup | None = None
+        if mapping.size > mapping.tp:
+            # Each group is made by all ranks, members or not.
+            groups = [dist.new_group(range(first, first + mapping.tp)) for first in range(0, mapping.size, mapping.tp)]
+            self._group = groups[ranks[0] // mapping.tp]
+            self.all_reduce_min(0)  # connects its ranks
 
     def all_reduce(self, x: Tensor) -> Tensor:
-        dist.all_reduce(x)
+        dist.all_reduce(x, group=self._group)
         return x
 
     def all_gather(self, x: Tensor) -> Tensor:
         gathered = x.new_empty((self.size * x.shape[0], *x.shape[1:]))
-        _all_gather(gathered, x.contiguous())
+        _all_gather(gathered, x.contiguous(), group=self._group)
         return gathered.view(self.size, *x.shape).movedim(0, -2).flatten(-2)
 
     def all_reduce_min(self, value: int) -> int:
         smallest = torch.tensor([value], dtype=torch.int64, device=self._device)
-        dist.all_reduce(smallest, op=dist.ReduceOp.MIN)
+        dist.all_reduce(smallest, op=dist.ReduceOp.MIN, group=self._group)
         return int(smallest.item())
 
     def close(self) -> None:
@@ -144,14 +123,15 @@ class TorchTensorParallelGroup(TensorParallelGroup):
             dist.destroy_process_group()
 
 
-def _share_memory(rank_group: RankGroup) -> SharedMemoryCollectives | None:
-    """Memory of the leader's that every rank has mapped; None on all of them where the leader has no compiler, or where
-    a rank cannot open the memory.
+def _share_memory(rank_group: RankGroup, mapping: Mapping) -> SharedMemoryCollectives | None:
+    """A part, for this rank's group, of memory of the leader's that every rank has mapped; None on all of them where the
+    leader has no compiler, or where a rank cannot open the memory.
 
     It never has a name, so nothing stays behind whenever ranks are killed; the others open it as a file of the leader's
-    process, which the system allows to the same user only. Behind what the collectives need it has one byte for each
-    rank, which the rank sets once it has mapped the memory: ranks cannot send anything to the leader otherwise.
+    process, which the system allows to the same user only. Behind the groups' parts it has one byte for each rank,
+    which the rank sets once it has mapped the memory: ranks cannot send anything to the leader otherwise.
     """
+    num_groups = mapping.size // mapping.tp
     if rank_group.rank == 0:
         try:
             library = load_collectives()
@@ -161,8 +141,8 @@ def _share_memory(rank_group: RankGroup) -> SharedMemoryCollectives | None:
             return None
         descriptor = os.memfd_create("inflight-ranks")
         os.fchmod(descriptor, 0o600)
-        num_bytes = segment_bytes(library, rank_group.size)
-        os.ftruncate(descriptor, num_bytes + rank_group.size)
+        part_bytes = _part_bytes(segment_bytes(library, mapping.tp))
+        os.ftruncate(descriptor, num_groups * part_bytes + mapping.size)
         status = os.fstat(descriptor)
         rank_group.broadcast(f"{status.st_dev} {status.st_ino} /proc/{os.getpid()}/fd/{descriptor}".encode())
     else:
@@ -170,17 +150,20 @@ def _share_memory(rank_group: RankGroup) -> SharedMemoryCollectives | None:
         if not place:
             return None
         library = load_collectives()  # which the leader has compiled
-        num_bytes = segment_bytes(library, rank_group.size)
+        part_bytes = _part_bytes(segment_bytes(library, mapping.tp))
         descriptor = _open_leaders_memory(place)
-    memory = mmap.mmap(descriptor, num_bytes + rank_group.size) if descriptor >= 0 else None
-    if memory is not None:
-        memory[num_bytes + rank_group.rank] = 1
+    group, rank = divmod(rank_group.rank, mapping.tp)
+    memory = marks = None
+    if descriptor >= 0:
+        memory = mmap.mmap(descriptor, part_bytes, offset=group * part_bytes)
+        marks = mmap.mmap(descriptor, mapping.size, offset=num_groups * part_bytes)
+        marks[rank_group.rank] = 1
     rank_group.barrier()  # before the leader reads the bytes, and closes what the others are to open
     if descriptor >= 0:
         os.close(descriptor)
     if rank_group.rank == 0:
-        assert memory is not None
-        absent = [rank for rank in range(rank_group.size) if not memory[num_bytes + rank]]
+        assert marks is not None
+        absent = [other for other in range(mapping.size) if not marks[other]]
         if absent:
             logger.warning(
                 "the ranks sum through sockets, which takes many times as long: ranks %s cannot open the memory of "
@@ -193,7 +176,12 @@ def _share_memory(rank_group: RankGroup) -> SharedMemoryCollectives | None:
         all_mapped = rank_group.broadcast(None) != b""
     if not all_mapped or memory is None:
         return None
-    return SharedMemoryCollectives(library, memory, rank_group.rank, rank_group.size)
+    return SharedMemoryCollectives(library, memory, rank, mapping.tp)
+
+
+def _part_bytes(num_bytes: int) -> int:
+    """Rounded up to where memory can be mapped from."""
+    return -(-num_bytes // mmap.ALLOCATIONGRANULARITY) * mmap.ALLOCATIONGRANULARITY
 
 
 def _open_leaders_memory(place: str) -> int:
@@ -214,30 +202,3 @@ def _open_leaders_memory(place: str) -> int:
         os.close(descriptor)
         return -1
     return descriptor
-
-
-def _file_store(rank_group: RankGroup) -> tuple[str, Store]:
-    """A store in a folder that only this user can enter (mkdtemp makes it 0700)."""
-    folder = tempfile.mkdtemp(prefix="inflight-ranks-") if rank_group.rank == 0 else ""
-    folder = rank_group.broadcast(folder.encode() if rank_group.rank == 0 else None).decode()
-    return folder, FileStore(os.path.join(folder, "store"), rank_group.size)
-
-
-def _tcp_store(rank_group: RankGroup) -> Store:
-    """A store that the leader serves at a free port of its host's own address only."""
-    if rank_group.rank == 0:
-        host = socket.gethostname()
-        listener = socket.create_server((host, 0))
-        port = int(listener.getsockname()[1])
-        rank_group.broadcast(f"{host}:{port}".encode())
-        return TCPStore(
-            host,
-            port,
-            rank_group.size,
-            is_master=True,
-            wait_for_workers=False,
-            timeout=RENDEZVOUS_TIMEOUT,
-            master_listen_fd=listener.detach(),
-        )
-    host, _, port_text = rank_group.broadcast(None).decode().rpartition(":")
-    return TCPStore(host, int(port_text), rank_group.size, is_master=False, timeout=RENDEZVOUS_TIMEOUT)
