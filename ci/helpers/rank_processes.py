@@ -17,6 +17,8 @@ TIMEOUT_S = 240
 class PipeGroup:
     """RankGroup over pipes between the leader and each other rank."""
 
+    several_hosts = False
+
     def __init__(self, rank: int, size: int, pipes: list[Connection]) -> None:
         """`pipes`: the leader's to all others in order of their ranks; another rank's only one, to the leader."""
         self.rank = rank

@@ -19,9 +19,10 @@ copies the last one, and every beam's token goes to the runner with its next row
 A sequence whose adapter finds no slot on the device steps aside until one is free. Those without an adapter overtake
 it, those with one do not. In a static batch it keeps its place meanwhile.
 
-Where the layers are distributed over pipeline stages, each computes another step at the same time. Then a sequence waits
-for its token before it decodes again, and a step takes an even share of the decoding sequences only: as many steps as
-there are stages, over different sequences, keep all of them busy. The chunks of one prompt need not wait for each other.
+Where the layers are distributed over pipeline stages, each of them computes another step at the same time. A sequence
+then waits for its token before it decodes again, and a step takes an even share of the decoding sequences only: as many
+steps as there are stages, over different sequences, keep all stages busy. The chunks of a prompt do not wait for each
+other.
 
 Knows no tensors, no clock, no callbacks: the same calls lead to the same decisions on every rank.
 """
@@ -146,9 +147,9 @@ class Scheduler:
         while index < len(running):
             sequence = running[index]
             index += 1
-            if self.num_stages > 1 and sequence.is_decoding:
-                if sequence.has_pending or len(step.sampling) >= most_sampling:
-                    continue
+            is_full = len(step.sampling) >= most_sampling
+            if self.num_stages > 1 and sequence.is_decoding and (is_full or sequence.has_pending):
+                continue
             if sequence.beams is not None:
                 self._continue_beams(sequence.beams, step)
                 continue

@@ -20,15 +20,13 @@ class ParallelGroups:
     """The ranks of the other stages that hold the same part of every layer."""
 
     @classmethod
-    def create(
-        cls, rank_group: RankGroup, mapping: Mapping, device: torch.device, *, several_hosts: bool = False
-    ) -> ParallelGroups:
+    def create(cls, rank_group: RankGroup, mapping: Mapping, device: torch.device) -> ParallelGroups:
         """Connect this rank to those with which it computes; `device` is its own. Collective over `rank_group`, whose
         world ranks `mapping` describes."""
         assert rank_group.size == mapping.size
         return cls(
-            tensor=TensorParallelGroup.create(rank_group, mapping, device, several_hosts),
-            pipeline=PipelineGroup.create(rank_group, mapping, device, several_hosts=several_hosts),
+            tensor=TensorParallelGroup.create(rank_group, mapping, device),
+            pipeline=PipelineGroup.create(rank_group, mapping, device),
         )
 
     @property

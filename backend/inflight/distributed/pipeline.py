@@ -36,17 +36,15 @@ class PipelineGroup:
     """Number of stages."""
 
     @staticmethod
-    def create(
-        rank_group: RankGroup, mapping: Mapping, device: torch.device, *, several_hosts: bool = False
-    ) -> PipelineGroup:
+    def create(rank_group: RankGroup, mapping: Mapping, device: torch.device) -> PipelineGroup:
         """Connect the ranks of this rank's pipeline; `device` is its own. Collective over `rank_group`, whose world
         ranks `mapping` describes."""
         if mapping.pp == 1:
             return PipelineGroup()
         ranks = mapping.pipeline_ranks(rank_group.rank)
-        links = connect_stages(rank_group, ranks, several_hosts=several_hosts)
+        links = connect_stages(rank_group, ranks)
         if device.type == "cuda":
-            join_torch(rank_group, device, several_hosts=several_hosts)
+            join_torch(rank_group, device)
             return NcclPipelineGroup(rank_group.rank, ranks, links)
         return LinkedPipelineGroup(rank_group.rank, ranks, links)
 

@@ -52,7 +52,7 @@ class StageLink:
         self._socket.sendall(view)
 
     def receive(self) -> Future[bytearray]:
-        """The next frame that nobody has asked for yet. Its exception is a ConnectionError if the other rank is gone."""
+        """The next frame that nobody has asked for yet; it raises ConnectionError if the other rank is gone."""
         future: Future[bytearray] = Future()
         with self._lock:
             if self._frames:
@@ -88,12 +88,13 @@ class StageLink:
                 self._frames.append(frame)
 
 
-def connect_stages(rank_group: RankGroup, ranks: Sequence[int], *, several_hosts: bool) -> dict[int, StageLink]:
-    """A link to each other rank of `ranks`, this rank's pipeline from the first stage on, by its number. Collective over
-    `rank_group`. Raises OSError if one cannot be reached."""
+def connect_stages(rank_group: RankGroup, ranks: Sequence[int]) -> dict[int, StageLink]:
+    """A link to each other rank of `ranks`, this rank's pipeline from the first stage on, by its number.
+
+    Collective over `rank_group`. Raises OSError if a rank cannot be reached."""
     own = rank_group.rank
     secret = rank_group.broadcast(secrets.token_bytes(SECRET_BYTES) if own == 0 else None)
-    store = tcp_store(rank_group) if several_hosts else None
+    store = tcp_store(rank_group) if rank_group.several_hosts else None
     name = hmac.digest(secret, b"name", "sha256").hex()  # which everybody on this machine may see
     if store is None:
         listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)

@@ -40,19 +40,17 @@ class TensorParallelGroup:
     size = 1
 
     @staticmethod
-    def create(
-        rank_group: RankGroup, mapping: Mapping, device: torch.device, several_hosts: bool = False
-    ) -> TensorParallelGroup:
+    def create(rank_group: RankGroup, mapping: Mapping, device: torch.device) -> TensorParallelGroup:
         """Connect the ranks that split layers with this one; `device` is this rank's own. Collective over `rank_group`,
         whose world ranks `mapping` describes."""
         assert rank_group.size == mapping.size
         if mapping.tp == 1:
             return TensorParallelGroup()
-        if device.type == "cpu" and not several_hosts:
+        if device.type == "cpu" and not rank_group.several_hosts:
             collectives = _share_memory(rank_group, mapping)
             if collectives is not None:
                 return SharedMemoryTensorParallelGroup(rank_group.rank % mapping.tp, mapping.tp, collectives)
-        return TorchTensorParallelGroup(rank_group, mapping, device, several_hosts)
+        return TorchTensorParallelGroup(rank_group, mapping, device)
 
     def all_reduce(self, x: Tensor) -> Tensor:
         """Sum of every rank's `x`, equal on all of them; may overwrite `x`."""
@@ -91,8 +89,8 @@ class SharedMemoryTensorParallelGroup(TensorParallelGroup):
 class TorchTensorParallelGroup(TensorParallelGroup):
     """Over torch.distributed: its default group or, where there are several, a part of that."""
 
-    def __init__(self, rank_group: RankGroup, mapping: Mapping, device: torch.device, several_hosts: bool) -> None:
-        join_torch(rank_group, device, several_hosts=several_hosts)
+    def __init__(self, rank_group: RankGroup, mapping: Mapping, device: torch.device) -> None:
+        join_torch(rank_group, device)
         ranks = mapping.tensor_parallel_ranks(rank_group.rank)
         self.rank = ranks.index(rank_group.rank)
         self.size = mapping.tp
@@ -124,7 +122,7 @@ class TorchTensorParallelGroup(TensorParallelGroup):
 
 
 def _share_memory(rank_group: RankGroup, mapping: Mapping) -> SharedMemoryCollectives | None:
-    """A part, for this rank's group, of memory of the leader's that every rank has mapped; None on all of them where the
+    """The part of this rank's group in memory of the leader's that every rank has mapped; None on all of them where the
     leader has no compiler, or where a rank cannot open the memory.
 
     It never has a name, so nothing stays behind whenever ranks are killed; the others open it as a file of the leader's

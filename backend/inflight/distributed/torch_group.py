@@ -12,7 +12,7 @@ from inflight.distributed.rank_group import RankGroup
 from inflight.distributed.rendezvous import RENDEZVOUS_TIMEOUT, file_store, tcp_store
 
 
-def join_torch(rank_group: RankGroup, device: torch.device, *, several_hosts: bool) -> None:
+def join_torch(rank_group: RankGroup, device: torch.device) -> None:
     """Join it with all ranks, unless this was done before; `device` is this rank's own. Collective.
 
     Ranks of one host find each other by a file in a private folder and communicate over loopback.
@@ -20,7 +20,7 @@ def join_torch(rank_group: RankGroup, device: torch.device, *, several_hosts: bo
     if dist.is_initialized():
         return
     folder = ""
-    if several_hosts:
+    if rank_group.several_hosts:
         store = tcp_store(rank_group)
     else:
         # gloo would listen on the address of the host's name, which may be a public one.

@@ -83,7 +83,9 @@ class Decoder:
 def load_decoder(config: ModelConfig, loader: WeightLoader, num_positions: int, layers: range | None = None) -> Decoder:
     """Read this rank's part of the network; `num_positions` is the length of the longest sequence to be computed.
 
-    `layers`: those of its pipeline stage; None = all. The tensors of the others are checked, but not read. Raises ConfigurationError if the checkpoint's tensors are not exactly those that `config` requires.
+    `layers`: those of its pipeline stage; None = all. The tensors of the others are checked, but not read.
+
+    Raises ConfigurationError if the checkpoint's tensors are not exactly those that `config` requires.
     """
     family = config.family
     features = _features_of_rank(config, loader)

@@ -52,8 +52,8 @@ class StepHandle:
     """Dropped when the second half is started, because logits are large. A pipeline stage that does not sample keeps
     it: it has none."""
     sampled: Future[StepResult] | None = None
-    """On the host; on a GPU valid only after `done`. From another pipeline stage, if that samples. None = the second half
-    was not started."""
+    """On the host; on a GPU valid only after `done`. From the pipeline stage that samples, if this one does not. None =
+    the second half was not started."""
     guided: list[GuidedRow]
     """Its sampling rows that follow grammars."""
     processed: list[ProcessedRow]
