@@ -17,7 +17,6 @@ from pathlib import Path
 from inflight.config_keys import (
     LARGEST,
     NOT_NEGATIVE_KEYS,
-    ONE_FOR_NOW,
     POSITIVE_KEYS,
     TRITONSERVER_KEYS,
     UNSUPPORTED_KEYS,
@@ -66,7 +65,7 @@ class EngineConfig:
     tensor_parallel_size: int = 1
     """Ranks over which every layer is split."""
     pipeline_parallel_size: int = 1
-    """Pipeline stages over which the layers are distributed; only 1 is supported."""
+    """Pipeline stages, each with consecutive layers on its own ranks; the first ones get the layers left over."""
     data_parallel_size: int = 1
     """Replicas of the model in one engine, each with its own ranks and KV cache; all on one machine."""
     gpu_device_ids: str = ""
@@ -208,9 +207,7 @@ class EngineConfig:
                 raise ConfigurationError(f"{key} must be at least 1, got {getattr(self, key)}")
         for key, largest in LARGEST.items():
             if getattr(self, key) > largest:
-                raise ConfigurationError(
-                    f"{key} must be at most {largest}, got {getattr(self, key)}{ONE_FOR_NOW.get(key, '')}"
-                )
+                raise ConfigurationError(f"{key} must be at most {largest}, got {getattr(self, key)}")
         for key in NOT_NEGATIVE_KEYS:
             if getattr(self, key) < 0:
                 raise ConfigurationError(f"{key} must not be negative, got {getattr(self, key)}")
@@ -246,9 +243,7 @@ class EngineConfig:
                 "leave kv_cache_free_gpu_mem_fraction and lora_cache_gpu_memory_fraction at 0"
             )
         if self.executor == "uniproc" and self.num_replica_ranks > 1:
-            raise ConfigurationError(
-                "executor uniproc runs one rank; set executor to mpi or multiproc for tensor_parallel_size > 1"
-            )
+            raise ConfigurationError("executor uniproc runs one rank; set executor to mpi or multiproc for more")
         if self.executor == "multiproc" and self.mpi_hostfile:
             raise ConfigurationError(
                 "executor multiproc starts ranks on this machine alone; set executor to mpi for mpi_hostfile"
@@ -257,6 +252,11 @@ class EngineConfig:
             raise ConfigurationError(
                 "data_parallel_size above 1 is for one machine, because each replica would begin at the first host of "
                 "the file: unset mpi_hostfile, or start a server on each machine"
+            )
+        if self.pipeline_parallel_size > 1 and self.speculative_model_dir:
+            raise ConfigurationError(
+                "speculative_model_dir: a draft model does not run on several pipeline stages; set "
+                "pipeline_parallel_size to 1, or leave speculative_model_dir unset"
             )
 
     def _check_lookahead(self) -> None:

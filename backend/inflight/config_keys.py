@@ -54,7 +54,7 @@ NOT_NEGATIVE_KEYS = (
 
 LARGEST = {
     "tensor_parallel_size": 2**12,
-    "pipeline_parallel_size": 1,
+    "pipeline_parallel_size": 2**10,
     "data_parallel_size": 2**8,
     "max_batch_size": 2**14,
     "spare_ranks": 2**4,
@@ -99,11 +99,6 @@ LARGEST = {
 }
 """Upper bounds of integer keys: above any sensible use, below what threads, timers and 64-bit integers can represent.
 Whether the memory suffices is checked where it is allocated."""
-
-ONE_FOR_NOW = {
-    "pipeline_parallel_size": ": this engine has no pipeline stages; set tensor_parallel_size to split the model",
-}
-"""Keys that accept 1 only -> the rest of the message for a larger value."""
 
 TRITONSERVER_KEYS = frozenset({"FORCE_CPU_ONLY_INPUT_TENSORS", "EXECUTION_ENV_PATH"})
 """Parameters that tritonserver's Python backend reads itself."""

@@ -162,19 +162,22 @@ class FakeRunner:
         block_size: int,
         max_batch_size: int,
         max_num_tokens: int,
-        max_outstanding: int = 2,
+        num_stages: int = 1,
         num_host_blocks: int = 0,
         fail_launch: Callable[[int], bool] = lambda step: False,
         fail_collect: Callable[[int], bool] = lambda step: False,
         row_error: Callable[[Row], str | None] = lambda row: None,
         forced: Callable[[Row], list[int]] = lambda row: [],
     ) -> None:
-        """`fail_*`: given the number of the step, from 0, whether it raises. `row_error`: a row that cannot go on.
+        """`num_stages`: pipeline stages. With several, the host must know every token of a step.
+
+        `fail_*`: given the number of the step, from 0, whether it raises. `row_error`: a row that cannot go on.
         `forced`: what a guided row that is about to sample is told to be forced."""
         self.block_size = block_size
         self.max_batch_size = max_batch_size
         self.max_num_tokens = max_num_tokens
-        self.max_outstanding = max_outstanding
+        self.num_stages = num_stages
+        self.max_outstanding = max(2, num_stages)
         self.memory = [EMPTY] * (num_blocks * block_size)
         self.host_memory = [EMPTY] * (num_host_blocks * block_size)
         self.rows: dict[int, Row] = {}
@@ -268,7 +271,8 @@ class FakeRunner:
         assert 1 <= scheduled.num_tokens <= self.max_num_tokens, "max_num_tokens was exceeded"
         from_host = {part.row for part in scheduled.rows if part.is_prefill or part.is_chosen}
         assert {new.row for new in scheduled.new_sequences} <= from_host
-        assert all(part.num_tokens - len(part.token_ids) in (0, 1) for part in scheduled.rows)
+        unknown = (0,) if self.num_stages > 1 else (0, 1)
+        assert all(part.num_tokens - len(part.token_ids) in unknown for part in scheduled.rows)
 
     def _take_in(self, part: RowWork) -> list[int]:
         """The row's tokens of this step, after checking that the step goes on where the last one ended."""

@@ -84,6 +84,7 @@ class Harness:
         enable_reuse: bool = True,
         num_adapter_slots: int = 0,
         priority_preemption: bool = False,
+        num_stages: int = 1,
         hash_key: bytes = b"key",
         kv_cache: dict[str, Any] | None = None,
         runner: dict[str, Any] | None = None,
@@ -111,6 +112,7 @@ class Harness:
             enable_chunked_context=enable_chunked_context,
             num_adapter_slots=num_adapter_slots,
             priority_preemption=priority_preemption,
+            num_stages=num_stages,
         )
         self.runner = FakeRunner(
             num_blocks=num_blocks,
@@ -118,6 +120,7 @@ class Harness:
             max_batch_size=max_batch_size,
             max_num_tokens=max_num_tokens,
             num_host_blocks=kv_cache.get("num_host_blocks", 0),
+            num_stages=num_stages,
             **(runner or {}),
         )
         self.callbacks = Callbacks(

@@ -63,6 +63,7 @@ class Engine:
             max_num_tokens=max_num_tokens,
             max_seq_len=MAX_SEQ_LEN,
             policy=policy,
+            num_stages=config.pipeline_parallel_size,
         )
         self._manager = GptManager(
             runner=self.runner,

@@ -1,4 +1,4 @@
-"""Runs a function in two rank processes with a RankGroup over pipes, and returns each rank's result to the test.
+"""Runs a function in rank processes with a RankGroup over pipes, and returns each rank's result to the test.
 
 Spawned, not forked: torch and its threads do not survive a fork.
 """
@@ -15,37 +15,54 @@ TIMEOUT_S = 240
 
 
 class PipeGroup:
-    """RankGroup of two over one pipe."""
+    """RankGroup over pipes between the leader and each other rank."""
 
-    size = 2
     several_hosts = False
 
-    def __init__(self, rank: int, pipe: Connection) -> None:
+    def __init__(self, rank: int, size: int, pipes: list[Connection]) -> None:
+        """`pipes`: the leader's to all others in order of their ranks; another rank's only one, to the leader."""
         self.rank = rank
-        self._pipe = pipe
+        self.size = size
+        self._pipes = pipes
 
     def broadcast(self, payload: bytes | None) -> bytes:
-        if self.rank == 0:
-            assert payload is not None
-            self._pipe.send_bytes(payload)
-            return payload
-        return self._pipe.recv_bytes()
+        if self.rank:
+            return self._pipes[0].recv_bytes()
+        assert payload is not None
+        for pipe in self._pipes:
+            pipe.send_bytes(payload)
+        return payload
 
     def barrier(self) -> None:
-        self._pipe.send_bytes(b"here")
-        self._pipe.recv_bytes()
+        if self.rank:
+            self._pipes[0].send_bytes(b"here")
+        else:
+            for pipe in self._pipes:
+                pipe.recv_bytes()
+        self.broadcast(b"all" if self.rank == 0 else None)
 
     def close(self) -> None:
-        self._pipe.close()
+        for pipe in self._pipes:
+            pipe.close()
+
+    def abort(self) -> None:
+        self.close()
 
 
 def run_on_two_ranks(function: Callable[..., Any], *arguments: Any) -> list[Any]:
-    """[answer of rank 0, answer of rank 1] of `function(group, *arguments)`; an exception is its traceback, raised."""
+    """See run_on_ranks."""
+    return run_on_ranks(2, function, *arguments)
+
+
+def run_on_ranks(size: int, function: Callable[..., Any], *arguments: Any) -> list[Any]:
+    """The answer of each rank of `function(group, *arguments)`; an exception is its traceback, raised."""
     context = multiprocessing.get_context("spawn")
-    ends = context.Pipe()
+    pairs = [context.Pipe() for _ in range(size - 1)]
+    ends = [[leaders for leaders, _ in pairs], *([others] for _, others in pairs)]
     answers = [context.Pipe(duplex=False) for _ in ends]
     processes = [
-        context.Process(target=_main, args=(rank, ends[rank], answers[rank][1], function, arguments)) for rank in (0, 1)
+        context.Process(target=_main, args=(rank, size, ends[rank], answers[rank][1], function, arguments))
+        for rank in range(size)
     ]
     try:
         for process in processes:
@@ -68,9 +85,14 @@ def run_on_two_ranks(function: Callable[..., Any], *arguments: Any) -> list[Any]
 
 
 def _main(
-    rank: int, pipe: Connection, answer: Connection, function: Callable[..., Any], arguments: tuple[Any, ...]
+    rank: int,
+    size: int,
+    pipes: list[Connection],
+    answer: Connection,
+    function: Callable[..., Any],
+    arguments: tuple[Any, ...],
 ) -> None:
     try:
-        answer.send((True, function(PipeGroup(rank, pipe), *arguments)))
+        answer.send((True, function(PipeGroup(rank, size, pipes), *arguments)))
     except BaseException:
         answer.send((False, traceback.format_exc()))

@@ -39,7 +39,8 @@ from inflight.stats import IterationStats, RequestStatsPerIteration
 logger = logging.getLogger(__name__)
 
 MAX_OUTSTANDING_STEPS = 2
-"""One that the device computes and one queued behind it, so that the device never waits for the host."""
+"""One that the device computes and one queued behind it, so that the device never waits for the host. With more
+pipeline stages than that, one for each."""
 
 
 class GptManager:
@@ -80,6 +81,7 @@ class GptManager:
         self._active: dict[int, ActiveRequest] = {}
         self._num_active_sequences = 0  # that have not had their final result
         self._ready: dict[Sequence, None] = {}  # those with something to answer, in order
+        self._max_outstanding = max(MAX_OUTSTANDING_STEPS, scheduler.num_stages)
         self._outstanding: deque[tuple[SchedulerOutput, Any]] = deque()  # with the runner's handle, oldest first
         self._is_sampled = True  # the newest of them
         self._launched: SchedulerOutput | None = None  # what this iteration launched
@@ -137,7 +139,7 @@ class GptManager:
         """One iteration."""
         self._began_ns, self._num_accepted = self._clock(), 0
         self._scheduler.draft_count.reset()
-        if len(self._outstanding) == MAX_OUTSTANDING_STEPS or self._launched is None:
+        if len(self._outstanding) == self._max_outstanding or self._launched is None:
             self._collect_oldest()
         self._launched = None
         if self._outstanding and self._outstanding[-1][0].samples_late:

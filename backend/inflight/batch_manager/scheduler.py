@@ -20,6 +20,11 @@ copies the last one, and every beam's token goes to the runner with its next row
 A sequence whose adapter finds no slot on the device steps aside until one is free. Those without an adapter overtake
 it, those with one do not. In a static batch it keeps its place meanwhile.
 
+Where the layers are distributed over pipeline stages, each of them computes another step at the same time. A sequence
+then waits for its token before it decodes again, and a step takes an even share of the decoding sequences only: as many
+steps as there are stages, over different sequences, keep all stages busy. The chunks of a prompt do not wait for each
+other.
+
 Knows no tensors, no clock, no callbacks: the same calls lead to the same decisions on every rank.
 """
 
@@ -58,16 +63,18 @@ class Scheduler:
         enable_chunked_context: bool = True,
         num_adapter_slots: int = 0,
         priority_preemption: bool = False,
+        num_stages: int = 1,
     ) -> None:
         """`max_batch_size`: rows of a step. `max_num_tokens`: tokens of a step. `max_seq_len`: tokens of a sequence.
         `num_adapter_slots`: adapters that its rows may use. `priority_preemption`: the queue's head may displace
-        running sequences of lower priority."""
+        running sequences of lower priority. `num_stages`: pipeline stages that compute a step."""
         if max_num_tokens < max_batch_size:
             raise ValueError(f"max_num_tokens ({max_num_tokens}) must be at least max_batch_size ({max_batch_size})")
         self.kv_cache = kv_cache
         self.max_batch_size = max_batch_size
         self.max_seq_len = max_seq_len
         self.max_num_tokens = max_num_tokens
+        self.num_stages = num_stages
         self._enable_chunked_context = enable_chunked_context
         self._admission = Admission(kv_cache, policy, enable_chunked_context)
         self._preempts = priority_preemption
@@ -112,7 +119,8 @@ class Scheduler:
         if self._preempts and self._waiting.has_head:
             self._displace_for(self._waiting.head())
         # Decoding sequences come first: one token of the step is reserved for each before prompts get any.
-        step = Step(self.max_num_tokens - self._batch.num_decoding, self._batch, self.kv_cache.block_size)
+        budget = self.max_num_tokens - self._batch.num_decoding
+        step = Step(budget, self._batch, self.kv_cache.block_size, is_staged=self.num_stages > 1)
         self._continue_running(step)
         if self._waiting:
             self._start_waiting(step, now_ns)
@@ -130,7 +138,7 @@ class Scheduler:
             onboards=transfers.onboards,
             scrubbed_block_ids=transfers.scrubbed,
             adapter_loads=step.adapter_loads,
-            samples_late=self._batch.num_guided > 0 and bool(step.sampling),
+            samples_late=self.num_stages == 1 and self._batch.num_guided > 0 and bool(step.sampling),
         )
         self._outstanding.append((output, step))
         return output
@@ -141,10 +149,14 @@ class Scheduler:
         The sequence that is paused to free blocks is the last of the list, so never one that is already in the step.
         """
         running, block_size = self._batch.sequences, self.kv_cache.block_size
+        most_sampling = -(-self._batch.num_decoding // self.num_stages)
         index = 0
         while index < len(running):
             sequence = running[index]
             index += 1
+            is_full = len(step.sampling) >= most_sampling
+            if self.num_stages > 1 and sequence.is_decoding and (is_full or sequence.has_pending):
+                continue
             if sequence.beams is not None:
                 self._continue_beams(sequence.beams, step)
                 continue

@@ -16,6 +16,7 @@ class Step:
     __slots__ = (
         "_batch",
         "_block_size",
+        "_is_staged",
         "adapter_loads",
         "block_copies",
         "budget",
@@ -29,7 +30,9 @@ class Step:
         "sampling",
     )
 
-    def __init__(self, budget: int, batch: RunningBatch, block_size: int) -> None:
+    def __init__(self, budget: int, batch: RunningBatch, block_size: int, *, is_staged: bool = False) -> None:
+        """`is_staged`: pipeline stages compute it. The first does not know what the last has sampled, so the host tells
+        it every token."""
         self.budget = budget
         """Tokens left for prompts."""
         self.num_places = batch.num_free_rows
@@ -50,6 +53,7 @@ class Step:
         """Sequences that took a row to continue the prompt of a sibling, each with that sibling."""
         self._batch = batch
         self._block_size = block_size
+        self._is_staged = is_staged
 
     def add(self, sequence: Sequence, num_tokens: int, new_block_ids: list[int], drafts: list[int] = NONE) -> None:
         """Let a running sequence that has the blocks for it compute its next `num_tokens` tokens, the last of which are
@@ -82,6 +86,8 @@ class Step:
                 self.num_places -= len(drafts)
                 if drafts[0] == DRAFTED:
                     unseen_token_ids = self._unseen(sequence, sequence.speculation.num_seen, start)
+        elif self._is_staged:
+            token_ids, is_chosen = sequence.token_ids[start:end], True
         draft_index = NO_DRAFT
         if samples:
             if sequence.speculation is not None:

@@ -60,6 +60,11 @@ class Mapping:
         """Number of ranks."""
         return self.tp * self.pp
 
+    @property
+    def first_rank_of_last_stage(self) -> int:
+        """Of the first replica: the first of the ranks that sample."""
+        return self.tp * (self.pp - 1)
+
     def coordinates(self, rank: int) -> Coordinates:
         assert 0 <= rank < self.size
         pipeline_stage, tensor_parallel_rank = divmod(rank, self.tp)

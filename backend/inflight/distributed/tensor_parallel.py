@@ -10,19 +10,15 @@ from __future__ import annotations
 
 import logging
 import os
-import shutil
-import socket
-import tempfile
-from datetime import timedelta
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
-from torch.distributed import FileStore, Store, TCPStore  # type: ignore[attr-defined]
 
 from inflight.distributed.mapping import Mapping
 from inflight.distributed.rank_group import RankGroup
 from inflight.distributed.shared_memory import share_memory
+from inflight.distributed.torch_group import join_torch
 from inflight_kernels.cpu import (
     LibraryUnavailable,
     SharedMemoryCollectives,
@@ -34,9 +30,6 @@ logger = logging.getLogger(__name__)
 
 # all_gather_into_tensor is deprecated from torch 2.13 on.
 _all_gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
-
-RENDEZVOUS_TIMEOUT = timedelta(minutes=10)
-"""Long, because ranks load their libraries at different speeds. The executor notices a rank that died, not this."""
 
 
 class TensorParallelGroup:
@@ -53,13 +46,11 @@ class TensorParallelGroup:
         assert rank_group.size == mapping.size
         if mapping.tp == 1:
             return TensorParallelGroup()
-        # A second group needs a rendezvous of its own; EngineConfig refuses what would make one.
-        assert mapping.tensor_parallel_ranks(rank_group.rank) == tuple(range(rank_group.size))
         if device.type == "cpu" and not rank_group.several_hosts:
-            collectives = _share_memory(rank_group)
+            collectives = _share_memory(rank_group, mapping)
             if collectives is not None:
-                return SharedMemoryTensorParallelGroup(rank_group, collectives)
-        return TorchTensorParallelGroup(rank_group, device)
+                return SharedMemoryTensorParallelGroup(rank_group.rank % mapping.tp, mapping.tp, collectives)
+        return TorchTensorParallelGroup(rank_group, mapping, device)
 
     def all_reduce(self, x: Tensor) -> Tensor:
         """Sum of every rank's `x`, equal on all of them; may overwrite `x`."""
@@ -80,9 +71,9 @@ class TensorParallelGroup:
 class SharedMemoryTensorParallelGroup(TensorParallelGroup):
     """Over memory that all ranks have mapped. A rank that waits for a dead one sleeps until the launcher ends it."""
 
-    def __init__(self, rank_group: RankGroup, collectives: SharedMemoryCollectives) -> None:
-        self.rank = rank_group.rank
-        self.size = rank_group.size
+    def __init__(self, rank: int, size: int, collectives: SharedMemoryCollectives) -> None:
+        self.rank = rank
+        self.size = size
         self._collectives = collectives
 
     def all_reduce(self, x: Tensor) -> Tensor:
@@ -96,45 +87,33 @@ class SharedMemoryTensorParallelGroup(TensorParallelGroup):
 
 
 class TorchTensorParallelGroup(TensorParallelGroup):
-    """Over torch.distributed's default group. Ranks of one host find each other by a file in a private folder and
-    communicate over loopback."""
+    """Over torch.distributed: its default group or, where there are several, a part of that."""
 
-    def __init__(self, rank_group: RankGroup, device: torch.device) -> None:
-        self.rank = rank_group.rank
-        self.size = rank_group.size
+    def __init__(self, rank_group: RankGroup, mapping: Mapping, device: torch.device) -> None:
+        join_torch(rank_group, device)
+        ranks = mapping.tensor_parallel_ranks(rank_group.rank)
+        self.rank = ranks.index(rank_group.rank)
+        self.size = mapping.tp
         self._device = device
-        folder = ""
-        if rank_group.several_hosts:
-            store = _tcp_store(rank_group)
-        else:
-            # gloo would listen on the address of the host's name, which may be a public one.
-            os.environ["GLOO_SOCKET_IFNAME"] = "lo"
-            folder, store = _file_store(rank_group)
-        dist.init_process_group(
-            "nccl" if device.type == "cuda" else "gloo",
-            store=store,
-            rank=self.rank,
-            world_size=self.size,
-            timeout=RENDEZVOUS_TIMEOUT,
-            device_id=device if device.type == "cuda" else None,
-        )
-        # After this, all connections are established and the folder is no longer needed.
-        self.all_reduce_min(0)
-        if self.rank == 0 and folder:
-            shutil.rmtree(folder, ignore_errors=True)
+        self._group: dist.ProcessGroup | None = None
+        if mapping.size > mapping.tp:
+            # Each group is made by all ranks, members or not.
+            groups = [dist.new_group(range(first, first + mapping.tp)) for first in range(0, mapping.size, mapping.tp)]
+            self._group = groups[ranks[0] // mapping.tp]
+            self.all_reduce_min(0)  # connects its ranks
 
     def all_reduce(self, x: Tensor) -> Tensor:
-        dist.all_reduce(x)
+        dist.all_reduce(x, group=self._group)
         return x
 
     def all_gather(self, x: Tensor) -> Tensor:
         gathered = x.new_empty((self.size * x.shape[0], *x.shape[1:]))
-        _all_gather(gathered, x.contiguous())
+        _all_gather(gathered, x.contiguous(), group=self._group)
         return gathered.view(self.size, *x.shape).movedim(0, -2).flatten(-2)
 
     def all_reduce_min(self, value: int) -> int:
         smallest = torch.tensor([value], dtype=torch.int64, device=self._device)
-        dist.all_reduce(smallest, op=dist.ReduceOp.MIN)
+        dist.all_reduce(smallest, op=dist.ReduceOp.MIN, group=self._group)
         return int(smallest.item())
 
     def close(self) -> None:
@@ -142,9 +121,9 @@ class TorchTensorParallelGroup(TensorParallelGroup):
             dist.destroy_process_group()
 
 
-def _share_memory(rank_group: RankGroup) -> SharedMemoryCollectives | None:
-    """Collectives over memory that every rank has mapped; None on all of them where the leader has no compiler, or
-    where a rank cannot open the memory."""
+def _share_memory(rank_group: RankGroup, mapping: Mapping) -> SharedMemoryCollectives | None:
+    """Collectives of this rank's group, over its part of memory that every rank has mapped; None on all of them where
+    the leader has no compiler, or where a rank cannot open the memory."""
     if rank_group.rank == 0:
         try:
             library = load_collectives()
@@ -157,7 +136,8 @@ def _share_memory(rank_group: RankGroup) -> SharedMemoryCollectives | None:
         if not rank_group.broadcast(None):
             return None
         library = load_collectives()  # which the leader has compiled
-    shared = share_memory(rank_group, segment_bytes(library, rank_group.size))
+    num_bytes = segment_bytes(library, mapping.tp)
+    shared = share_memory(rank_group, mapping.size // mapping.tp * num_bytes)
     if shared.absent and rank_group.rank == 0:
         logger.warning(
             "the ranks sum through sockets, which takes many times as long: ranks %s cannot open the memory of "
@@ -166,31 +146,5 @@ def _share_memory(rank_group: RankGroup) -> SharedMemoryCollectives | None:
         )
     if shared.absent or shared.memory is None:
         return None
-    return SharedMemoryCollectives(library, shared.memory, rank_group.rank, rank_group.size)
-
-
-def _file_store(rank_group: RankGroup) -> tuple[str, Store]:
-    """A store in a folder that only this user can enter (mkdtemp makes it 0700)."""
-    folder = tempfile.mkdtemp(prefix="inflight-ranks-") if rank_group.rank == 0 else ""
-    folder = rank_group.broadcast(folder.encode() if rank_group.rank == 0 else None).decode()
-    return folder, FileStore(os.path.join(folder, "store"), rank_group.size)
-
-
-def _tcp_store(rank_group: RankGroup) -> Store:
-    """A store that the leader serves at a free port of its host's own address only."""
-    if rank_group.rank == 0:
-        host = socket.gethostname()
-        listener = socket.create_server((host, 0))
-        port = int(listener.getsockname()[1])
-        rank_group.broadcast(f"{host}:{port}".encode())
-        return TCPStore(
-            host,
-            port,
-            rank_group.size,
-            is_master=True,
-            wait_for_workers=False,
-            timeout=RENDEZVOUS_TIMEOUT,
-            master_listen_fd=listener.detach(),
-        )
-    host, _, port_text = rank_group.broadcast(None).decode().rpartition(":")
-    return TCPStore(host, int(port_text), rank_group.size, is_master=False, timeout=RENDEZVOUS_TIMEOUT)
+    group, rank = divmod(rank_group.rank, mapping.tp)
+    return SharedMemoryCollectives(library, shared.memory, rank, mapping.tp, group * num_bytes)

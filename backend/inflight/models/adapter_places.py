@@ -33,7 +33,8 @@ class AdapterPlace:
     """Columns of A that this rank holds."""
     outputs: tuple[range, ...]
     """Rows of B that this rank holds, in the order in which it holds them."""
-    slots: LoraSlots
+    slots: LoraSlots | None
+    """None = another pipeline stage has the layer."""
     index: int
     """Which of the layers that are stacked in `slots`."""
 
@@ -60,7 +61,8 @@ class AdapterPlaces:
     @property
     def slots(self) -> list[LoraSlots]:
         """Each once."""
-        return list({id(place.slots): place.slots for place in self.places.values()}.values())
+        own = [place.slots for place in self.places.values() if place.slots is not None]
+        return list({id(slots): slots for slots in own}.values())
 
     def add(self, name: str, place: AdapterPlace) -> None:
         self.places[name] = place

@@ -59,9 +59,11 @@ class Checkpoint:
 
         `shape` and `dtypes` are the whole tensor's expected shape and possible dtypes, and are checked. The block has
         the shape of `target` and begins at `starts` in the first dimensions, at 0 in the others. It may extend beyond
-        the tensor's end; the elements of `target` beyond are left unchanged.
+        the tensor's end; the elements of `target` beyond are left unchanged. Into a meta `target` nothing is read.
         """
         part = self._slice(name, shape, dtypes)
+        if target.is_meta:
+            return
         starts = (*starts, *(0,) * (len(shape) - len(starts)))
         bounds = list(zip(starts, target.shape, shape, strict=True))
         index = tuple(slice(start, min(start + size, end)) for start, size, end in bounds)
@@ -80,7 +82,7 @@ class Checkpoint:
         return {name: self._open_slice(name) for name in self._file_of if not name.endswith(ignored)}
 
     def refuse_leftovers(self, ignored: tuple[str, ...] = ()) -> None:
-        """Raise if a tensor was never read, since the network would lack it; names ending in `ignored` are excepted."""
+        """Raise if a tensor was never asked for, since the network lacks it; names ending in `ignored` are excepted."""
         leftovers = sorted(name for name in set(self._file_of) - self._read if not name.endswith(ignored))
         if leftovers:
             more = f" and {len(leftovers) - 3} more" if len(leftovers) > 3 else ""

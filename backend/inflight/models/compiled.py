@@ -32,13 +32,13 @@ class CompiledNetwork:
 
     cache_specs: tuple[CacheSpec, ...]
     hidden_states: Program
-    """Token ids to hidden states."""
-    head: Program
-    """Hidden states to logits."""
+    """Token ids, or the residual stream of an earlier pipeline stage, to hidden states."""
+    head: Program | None
+    """Hidden states to logits; None = a later stage has it."""
 
-    def forward(self, token_ids_T: Tensor, caches: Sequence[LayerCache], metadata: AttentionMetadata) -> Tensor:
+    def forward(self, x_T: Tensor, caches: Sequence[LayerCache], metadata: AttentionMetadata) -> Tensor:
         """See Network; `caches` are those that it was compiled for."""
-        given_T, given_rows = (None, None) if metadata.given is None else _given(metadata.given, len(token_ids_T))
+        given_T, given_rows = (None, None) if metadata.given is None else _given(metadata.given, len(x_T))
         batch = Batch(
             positions_T=metadata.positions_T,
             slots_T=metadata.slot_mapping_T,
@@ -51,10 +51,11 @@ class CompiledNetwork:
             given_rows=given_rows,
             adapters_T=metadata.adapters_T,
         )
-        return self.hidden_states(token_ids_T, batch)
+        return self.hidden_states(x_T, batch)
 
     def logits(self, hidden_BD: Tensor) -> Tensor:
         """See Network."""
+        assert self.head is not None, "logits of a stage that is not the last"
         return self.head(hidden_BD)
 
 
@@ -85,25 +86,31 @@ def compile_network(
         logger.warning("the layers run in torch, several times slower: %s", error)
         return network
     packer = WeightPacker(library, recordings)
-    hidden_states, head = (Program(library, recording, packer) for recording in recordings)
+    hidden_states, *heads = (Program(library, recording, packer) for recording in recordings)
     seconds = time.monotonic() - started
     logger.info("the layers are compiled and packed after %.1f s; products of %s", seconds, library.instructions)
-    return CompiledNetwork(cache_specs=network.cache_specs, hidden_states=hidden_states, head=head)
+    return CompiledNetwork(
+        cache_specs=network.cache_specs, hidden_states=hidden_states, head=heads[0] if heads else None
+    )
 
 
 def _record(
     config: EngineConfig, network: Network, caches: Sequence[LayerCache], device: torch.device
-) -> tuple[Recording, Recording]:
-    """The operations of `forward` and of `logits`. Raises Unsupported."""
+) -> tuple[Recording, ...]:
+    """The operations of `forward` and, in the last pipeline stage, of `logits`. Raises Unsupported."""
     if not isinstance(network, Decoder):
         raise Unsupported("it is for the engine's own layers, not for transformers' modelling code (key model_impl)")
     if device.type != "cpu" or config.tensor_parallel_size > 1:
-        raise Unsupported("it is for one rank on a CPU")
+        raise Unsupported("it is for one rank of each pipeline stage, on a CPU")
     if not _is_bfloat16(network):
         raise Unsupported("it is for bfloat16 (key dtype)")
     if reason := cpu.unsupported_reason():
         raise Unsupported(reason)
-    hidden_states = cpu.record(lambda token_ids_T, batch: network.forward(token_ids_T, caches, _metadata(batch)))
+    hidden_states = cpu.record(
+        lambda x_T, batch: network.forward(x_T, caches, _metadata(batch)), input_size=network.input_size
+    )
+    if network.head is None:
+        return (hidden_states,)
     head = cpu.record(lambda hidden_BD, _: network.logits(hidden_BD), input_size=hidden_states.output_size)
     return hidden_states, head
 

@@ -1,5 +1,7 @@
 """The native decoder: embedding, layers, norm and head of one rank, composed of the parts that its family describes.
 
+A pipeline stage has some of the layers: the first one the embedding too, the last one the norm and the head.
+
 Legend: T tokens, B rows that sample, D hidden size, V vocabulary.
 """
 
@@ -26,69 +28,104 @@ NOT_WEIGHTS: tuple[str, ...] = ("rotary_emb.inv_freq",)
 
 @dataclass(slots=True, kw_only=True)
 class Decoder:
-    embedding: Part
+    embedding: Part | None
+    """None = an earlier stage has it: the input is the residual stream (T, D) instead of token ids."""
     layers: Sequence[DecoderLayer]
     norm: RMSNorm
-    head: Callable[[Tensor], Tensor]
+    """Behind the last layer. A stage that has no head ends with the first norm of the next one's layers, of which only
+    the sum counts: the residual stream."""
+    head: Callable[[Tensor], Tensor] | None
+    """None = a later stage has it."""
+    first_layer: int = 0
+    """Number of the first of `layers` in the whole network."""
 
     @property
     def cache_specs(self) -> tuple[CacheSpec, ...]:
         """See Network."""
         return tuple(layer.attention.cache_spec for layer in self.layers)
 
-    def forward(self, token_ids_T: Tensor, caches: Sequence[LayerCache], metadata: AttentionMetadata) -> Tensor:
-        """Hidden states (T, D) after the last norm. Writes this step's keys and values into `caches`."""
-        return self.forward_layers(token_ids_T, caches, metadata, frozenset())[0]
+    @property
+    def input_size(self) -> int | None:
+        """D, if its input is the residual stream; None = token ids."""
+        return None if self.embedding is not None else self.norm.weight_D.shape[0]
+
+    def forward(self, x_T: Tensor, caches: Sequence[LayerCache], metadata: AttentionMetadata) -> Tensor:
+        """Hidden states (T, D) after the last norm, or the residual stream. Writes this step's keys and values into
+        `caches`."""
+        return self.forward_layers(x_T, caches, metadata, frozenset())[0]
 
     @property
     def num_layers(self) -> int:
         return len(self.layers)
 
     def forward_layers(
-        self, token_ids_T: Tensor, caches: Sequence[LayerCache], metadata: AttentionMetadata, wanted: frozenset[int]
+        self, x_T: Tensor, caches: Sequence[LayerCache], metadata: AttentionMetadata, wanted: frozenset[int]
     ) -> tuple[Tensor, dict[int, Tensor]]:
         """See LayeredNetwork."""
-        hidden_TD = self.embedding(token_ids_T, metadata)
+        hidden_TD = x_T if self.embedding is None else self.embedding(x_T, metadata)
         residual_TD: Tensor | None = None
         outputs: dict[int, Tensor] = {}
-        for number, (layer, cache) in enumerate(zip(self.layers, caches, strict=True)):
+        for number, (layer, cache) in enumerate(zip(self.layers, caches, strict=True), self.first_layer):
             hidden_TD, residual_TD = layer(hidden_TD, residual_TD, cache, metadata)
             if number in wanted:
                 outputs[number] = hidden_TD + residual_TD
         if residual_TD is None:
             return self.norm(hidden_TD, metadata), outputs
-        return self.norm.add(hidden_TD, residual_TD, metadata)[0], outputs
+        normed_TD, stream_TD = self.norm.add(hidden_TD, residual_TD, metadata)
+        return stream_TD if self.head is None else normed_TD, outputs
 
     def logits(self, hidden_BD: Tensor) -> Tensor:
         """(B, V) of the tokens that sample, equal on every rank."""
+        assert self.head is not None, "logits of a stage that is not the last"
         return self.head(hidden_BD)
 
 
-def load_decoder(config: ModelConfig, loader: WeightLoader, num_positions: int) -> Decoder:
+def load_decoder(config: ModelConfig, loader: WeightLoader, num_positions: int, layers: range | None = None) -> Decoder:
     """Read this rank's part of the network; `num_positions` is the length of the longest sequence to be computed.
+
+    `layers`: those of its pipeline stage; None = all. The tensors of the others are checked, but not read.
 
     Raises ConfigurationError if the checkpoint's tensors are not exactly those that `config` requires.
     """
     family = config.family
     features = _features_of_rank(config, loader)
     cos_sin = cos_sin_table(config.rope, config.rotary_dim, num_positions).to(loader.device)
-    embedding = loader.by_vocabulary(family.embedding, config.vocab_size, config.hidden_size)
-    layers = [_load_layer(config, loader, features, cos_sin, number) for number in range(config.num_layers)]
-    norm = loader.norm(family.norm, "", config.hidden_size, config.rms_norm_eps)
+    own = range(config.num_layers) if layers is None else layers
+    is_first, is_last = own.start == 0, own.stop == config.num_layers
+
+    def loader_of(is_own: bool) -> WeightLoader:
+        return loader if is_own else loader.elsewhere
+
+    is_embedding_own = is_first or (is_last and config.tie_word_embeddings)
+    embedding = loader_of(is_embedding_own).by_vocabulary(family.embedding, config.vocab_size, config.hidden_size)
+    all_layers = [
+        _load_layer(config, loader_of(number in own), features, cos_sin, number) for number in range(config.num_layers)
+    ]
+    norm = loader_of(is_last).norm(family.norm, "", config.hidden_size, config.rms_norm_eps)
     head_weight_UD = embedding.weight_UD
     ignored = NOT_WEIGHTS
     if config.tie_word_embeddings:
         ignored = (*ignored, f"{family.head.name}.weight")
     else:
-        head_weight_UD = loader.by_vocabulary(family.head, config.vocab_size, config.hidden_size).weight_UD
+        head_loader = loader_of(is_last)
+        head_weight_UD = head_loader.by_vocabulary(family.head, config.vocab_size, config.hidden_size).weight_UD
     loader.checkpoint.refuse_leftovers(ignored)
     head = VocabularyParallelHead(head_weight_UD, config.vocab_size, loader.group)
+    scaled_head = head if family.logits_multiplier == 1.0 else Scaled(head, family.logits_multiplier)
     return Decoder(
-        embedding=_scaled(embedding, family.embedding_multiplier),
-        layers=layers,
-        norm=norm,
-        head=head if family.logits_multiplier == 1.0 else Scaled(head, family.logits_multiplier),
+        embedding=_scaled(embedding, family.embedding_multiplier) if is_first else None,
+        layers=all_layers[own.start : own.stop],
+        norm=norm if is_last else _norm_behind(config, loader, own),
+        head=scaled_head if is_last else None,
+        first_layer=own.start,
     )
+
+
+def _norm_behind(config: ModelConfig, loader: WeightLoader, layers: range) -> RMSNorm:
+    """The first norm of the layer behind these."""
+    family = config.family
+    prefix = f"{family.layers}.{layers.stop}."
+    return loader.norm(family.attention.norm, prefix, config.hidden_size, config.rms_norm_eps)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -10,13 +10,14 @@ import logging
 import torch
 
 from inflight.config import EngineConfig
-from inflight.distributed.tensor_parallel import TensorParallelGroup
+from inflight.distributed.parallel_groups import ParallelGroups
 from inflight.errors import ConfigurationError
 from inflight.models.adapter_places import AdapterPlaces
 from inflight.models.checkpoint import Checkpoint
 from inflight.models.config import ModelConfig, NotNative
 from inflight.models.decoder import load_decoder
 from inflight.models.network import Network
+from inflight.models.pipeline_stage import layers_of_stage
 from inflight.models.transformers_config import TransformersConfig
 from inflight.models.weights import WeightLoader
 
@@ -42,11 +43,12 @@ def read_config(config: EngineConfig) -> ModelConfig | TransformersConfig:
 
 def _through_transformers(config: EngineConfig, reason: str) -> TransformersConfig:
     model = TransformersConfig.load(config.gpt_model_path)
-    if config.tensor_parallel_size > 1:
-        raise ConfigurationError(
-            f"tensor_parallel_size is {config.tensor_parallel_size}, but transformers' modelling code computes "
-            f"{model.architecture} ({reason}), which runs on one rank only; set tensor_parallel_size to 1"
-        )
+    for key in ("tensor_parallel_size", "pipeline_parallel_size"):
+        if getattr(config, key) > 1:
+            raise ConfigurationError(
+                f"{key} is {getattr(config, key)}, but transformers' modelling code computes "
+                f"{model.architecture} ({reason}), which runs on one rank only; set {key} to 1"
+            )
     logger.info("transformers' modelling code computes %s: %s", model.architecture, reason)
     return model
 
@@ -54,7 +56,7 @@ def _through_transformers(config: EngineConfig, reason: str) -> TransformersConf
 def load_network(
     config: EngineConfig,
     model: ModelConfig | TransformersConfig,
-    group: TensorParallelGroup,
+    groups: ParallelGroups,
     dtype: torch.dtype,
     device: torch.device,
     max_seq_len: int,
@@ -67,8 +69,8 @@ def load_network(
     with Checkpoint(config.gpt_model_path) as checkpoint:
         if isinstance(model, ModelConfig):
             # One position more than a sequence can have: the next step may have been launched already when it ends.
-            loader = WeightLoader(checkpoint, model.weight_format, group, dtype, device, adapters)
-            return load_decoder(model, loader, max_seq_len + 1)
+            loader = WeightLoader(checkpoint, model.weight_format, groups.tensor, dtype, device, adapters)
+            return load_decoder(model, loader, max_seq_len + 1, layers_of_stage(model.num_layers, groups.pipeline))
         from inflight.models.transformers_loading import load_transformers_decoder
 
         return load_transformers_decoder(model, checkpoint, dtype, device, max_seq_len)

@@ -21,7 +21,7 @@ class Network(Protocol):
         """One spec for each cache that `forward` takes, in the same order. Layers may differ."""
         ...
 
-    def forward(self, token_ids_T: Tensor, caches: Sequence[LayerCache], metadata: AttentionMetadata) -> Tensor:
+    def forward(self, token_ids_T: Tensor, caches: Sequence[LayerCache], metadata: AttentionMetadata, /) -> Tensor:
         """Hidden states (T, D), ready for `logits`. Writes this step's keys and values into `caches`."""
         ...
 
@@ -38,7 +38,7 @@ class LayeredNetwork(Network, Protocol):
     def num_layers(self) -> int: ...
 
     def forward_layers(
-        self, token_ids_T: Tensor, caches: Sequence[LayerCache], metadata: AttentionMetadata, wanted: frozenset[int]
+        self, token_ids_T: Tensor, caches: Sequence[LayerCache], metadata: AttentionMetadata, wanted: frozenset[int], /
     ) -> tuple[Tensor, dict[int, Tensor]]:
         """What `forward` gives, and by number the outputs (T, D) of the `wanted` layers: what the next one begins with,
         equal on every rank."""

@@ -7,7 +7,7 @@ they are read. All weights are copied: none is mapped from the files afterwards.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -44,6 +44,11 @@ class WeightLoader:
     device: torch.device
     adapters: AdapterPlaces | None = None
     """Where to note the products that take low-rank adapters; None = none does."""
+
+    @property
+    def elsewhere(self) -> WeightLoader:
+        """For what another pipeline stage holds: it checks the tensors, and reads none of them."""
+        return replace(self, device=torch.device("meta"))
 
     def split(self, what: str, value: int) -> int:
         """This rank's share of `value`; ConfigurationError, naming `what`, if it does not split evenly."""
@@ -120,7 +125,7 @@ class WeightLoader:
         for block in blocks:
             by_name.setdefault(block.name, []).append(block)
         widths = tuple(sum(len(block.outputs) for block in of_one) for of_one in by_name.values())
-        slots = LoraSlots(len(blocks[0].inputs), widths)
+        slots = None if self.device.type == "meta" else LoraSlots(len(blocks[0].inputs), widths)
         for index, (name, of_one) in enumerate(by_name.items()):
             place = AdapterPlace(
                 num_inputs=of_one[0].num_inputs,

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from inflight.config import EngineConfig
-from inflight.distributed.tensor_parallel import TensorParallelGroup
+from inflight.distributed.parallel_groups import ParallelGroups
 from inflight.errors import ConfigurationError, InsufficientMemory
 from inflight.runtime.device import free_memory, gib
 from inflight.runtime.kv_cache import SPARE_CPU_BYTES, KVCache, KVCacheShape
@@ -24,13 +24,11 @@ _PINNED_BYTES = 2**30
 """Of one region of pinned memory. torch rounds each up to a power of two, so a single one might take twice as much."""
 
 
-def count_host_blocks(
-    config: EngineConfig, shape: KVCacheShape, group: TensorParallelGroup, device: torch.device
-) -> int:
+def count_host_blocks(config: EngineConfig, shape: KVCacheShape, groups: ParallelGroups, device: torch.device) -> int:
     """Number of host blocks of every rank. Collective. Raises ConfigurationError if not one fits, or if those of a GPU
     are more than this rank's share of the host's memory."""
     num_bytes = config.kv_cache_host_memory_bytes
-    num_blocks = group.all_reduce_min(num_bytes // shape.block_bytes)
+    num_blocks = groups.all_reduce_min(num_bytes // shape.block_bytes)
     if num_bytes and not num_blocks:
         raise ConfigurationError(
             f"kv_cache_host_memory_bytes {num_bytes} has no room for one block of {shape.block_bytes} bytes: "

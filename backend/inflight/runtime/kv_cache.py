@@ -11,7 +11,7 @@ from torch import Tensor
 
 import inflight_kernels
 from inflight.config import EngineConfig
-from inflight.distributed.tensor_parallel import TensorParallelGroup
+from inflight.distributed.parallel_groups import ParallelGroups
 from inflight.errors import InsufficientMemory
 from inflight.layers.attention import CacheSpec, LayerCache
 from inflight.runtime.device import free_memory, gib
@@ -42,7 +42,7 @@ class KVCacheShape:
 def count_blocks(
     config: EngineConfig,
     shape: KVCacheShape,
-    group: TensorParallelGroup,
+    groups: ParallelGroups,
     device: torch.device,
     reserved_bytes: int,
     max_seq_len: int,
@@ -65,7 +65,7 @@ def count_blocks(
         limits.append(_cache_bytes(device, fraction, free_bytes) // shape.block_bytes)
     if device.type == "cpu" and not (tokens or fraction):
         limits.append(config.max_batch_size * -(-max_seq_len // shape.block_size))
-    num_blocks = group.all_reduce_min(min(limits))
+    num_blocks = groups.all_reduce_min(min(limits))
     if num_blocks < 1:
         raise InsufficientMemory(
             f"there is no room for the KV cache: a block of {shape.block_size} tokens takes {shape.block_bytes} bytes; "

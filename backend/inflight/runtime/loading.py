@@ -11,16 +11,18 @@ import torch
 from inflight import __version__
 from inflight.config import EngineConfig
 from inflight.distributed.mapping import Mapping
+from inflight.distributed.parallel_groups import ParallelGroups
 from inflight.distributed.rank_group import RankGroup
-from inflight.distributed.tensor_parallel import TensorParallelGroup
 from inflight.engine_description import EngineDescription
 from inflight.errors import ConfigurationError, InsufficientMemory
 from inflight.layers.attention import AttentionMetadata
 from inflight.models.adapter_places import AdapterPlaces
 from inflight.models.compiled import CompiledNetwork, compile_network
 from inflight.models.config import ModelConfig
+from inflight.models.decoder import Decoder
 from inflight.models.implementation import load_network, read_config
 from inflight.models.network import LayeredNetwork, Network
+from inflight.models.pipeline_stage import PipelineStage, layers_of_stage
 from inflight.models.transformers_config import TransformersConfig
 from inflight.request_limits import RequestLimits
 from inflight.runtime.adapters.device_slots import allocate_adapters
@@ -50,7 +52,7 @@ class LoadedEngine:
     kv_cache: KVCache
     host_blocks: HostBlocks
     limits: RequestLimits
-    group: TensorParallelGroup
+    groups: ParallelGroups
     device: torch.device
     description: EngineDescription
 
@@ -72,26 +74,38 @@ def load_engine(config: EngineConfig, rank_group: RankGroup) -> LoadedEngine:
     if isinstance(model, ModelConfig):
         _check_positions(max_seq_len, model.head_dim, config.num_ranks)
     dtype = choose_dtype(config, model.dtype)
-    group = TensorParallelGroup.create(rank_group, mapping, device)
+    groups = ParallelGroups.create(rank_group, mapping, device)
     adapters = AdapterPlaces()
     wants_adapters = bool(config.max_loras or config.lora_cache_gpu_memory_fraction)
-    network = load_network(config, model, group, dtype, device, max_seq_len, adapters if wants_adapters else None)
+    network = load_network(config, model, groups, dtype, device, max_seq_len, adapters if wants_adapters else None)
     if wants_adapters:
-        allocate_adapters(config, adapters, group, dtype, device)
+        allocate_adapters(config, adapters, groups, dtype, device)
     networks = [network]
     if config.speculative_model_dir:
-        networks.append(_load_draft_network(config, model.vocab_size, group, device, max_seq_len))
+        networks.append(_load_draft_network(config, model.vocab_size, groups, device, max_seq_len))
     specs = [each.cache_specs for each in networks]
     shape = KVCacheShape(layers=tuple(chain.from_iterable(specs)), block_size=config.tokens_per_block)
     reserved_bytes = max(_step_bytes(each, config, device) for each in networks) if device.type == "cuda" else 0
-    num_blocks = count_blocks(config, shape, group, device, reserved_bytes, max_seq_len)
+    num_blocks = count_blocks(config, shape, groups, device, reserved_bytes, max_seq_len)
     kv_cache = KVCache(shape, num_blocks, device, is_deferred=config.spare_ranks > 0)
-    host_blocks = HostBlocks(kv_cache, shape, count_host_blocks(config, shape, group, device), device)
+    host_blocks = HostBlocks(kv_cache, shape, count_host_blocks(config, shape, groups, device), device)
     borders = accumulate(map(len, specs), initial=0)
     caches = [kv_cache.layers[first:end] for first, end in pairwise(borders)]
     compiled = [compile_network(config, *each, device) for each in zip(networks, caches, strict=True)]
     if any(new is not former for new, former in zip(compiled, networks, strict=True)):
         give_back_memory()
+    description = _describe(config, model, dtype, compiled[0], device)
+    num_layers = compiled[0].num_layers if isinstance(compiled[0], LayeredNetwork) else 0
+    if isinstance(model, ModelConfig) and groups.pipeline.size > 1:
+        num_layers = model.num_layers if groups.all_reduce_min(num_layers) else 0
+        compiled[0] = PipelineStage(
+            network=compiled[0],
+            group=groups.pipeline,
+            layers=layers_of_stage(model.num_layers, groups.pipeline),
+            num_layers=model.num_layers,
+            hidden_size=model.hidden_size,
+            dtype=dtype,
+        )
     # Not every network of transformers says it, and what has no known size cannot be limited.
     hidden_size = model.hidden_size if isinstance(model, ModelConfig) else getattr(model.hf_config, "hidden_size", 0)
     limits = RequestLimits(
@@ -104,7 +118,7 @@ def load_engine(config: EngineConfig, rank_group: RankGroup) -> LoadedEngine:
         hidden_size=hidden_size,
         embedding_size=model.hidden_size if isinstance(model, ModelConfig) else getattr(network, "embedding_size", 0),
         max_prompt_embedding_bytes=config.max_prompt_embedding_bytes,
-        model_outputs=_model_outputs(compiled[0]) if hidden_size else [],
+        model_outputs=_model_outputs(num_layers) if hidden_size else [],
         max_tensor_bytes=config.max_tensor_bytes_per_request,
         num_adapter_slots=adapters.num_slots,
         has_draft_model=len(compiled) > 1,
@@ -116,9 +130,9 @@ def load_engine(config: EngineConfig, rank_group: RankGroup) -> LoadedEngine:
         kv_cache=kv_cache,
         host_blocks=host_blocks,
         limits=limits,
-        group=group,
+        groups=groups,
         device=device,
-        description=_describe(config, model, dtype, compiled[0], device),
+        description=description,
     )
 
 
@@ -143,9 +157,8 @@ def _describe(
     )
 
 
-def _model_outputs(network: Network) -> list[str]:
-    """Names of the tensors inside it that a request may ask for."""
-    num_layers = network.num_layers if isinstance(network, LayeredNetwork) else 0
+def _model_outputs(num_layers: int) -> list[str]:
+    """Names of the tensors inside the network that a request may ask for; `num_layers`: those that can tell theirs."""
     return [HIDDEN_STATES, *map(layer_output, range(num_layers))]
 
 
@@ -173,7 +186,7 @@ def _check_positions(max_seq_len: int, head_dim: int, num_ranks: int) -> None:
 
 
 def _load_draft_network(
-    config: EngineConfig, vocab_size: int, group: TensorParallelGroup, device: torch.device, max_seq_len: int
+    config: EngineConfig, vocab_size: int, groups: ParallelGroups, device: torch.device, max_seq_len: int
 ) -> Network:
     """This rank's part of the draft model, loaded as the network is.
 
@@ -194,8 +207,8 @@ def _load_draft_network(
                 f"{model.max_positions} or choose another draft model"
             )
         if isinstance(model, ModelConfig):
-            _check_positions(max_seq_len, model.head_dim, group.size)
-        return load_network(own, model, group, choose_dtype(config, model.dtype), device, max_seq_len)
+            _check_positions(max_seq_len, model.head_dim, groups.tensor.size)
+        return load_network(own, model, groups, choose_dtype(config, model.dtype), device, max_seq_len)
     except ConfigurationError as error:
         raise type(error)(f"speculative_model_dir: {error}") from None
 
@@ -224,10 +237,14 @@ def _step_bytes(network: Network, config: EngineConfig, device: torch.device) ->
     cache = KVCache(shape, 1, device)
     before = torch.cuda.memory_allocated(device)
     torch.cuda.reset_peak_memory_stats(device)
-    hidden_TD = network.forward(torch.zeros_like(positions_T), cache.layers, metadata)
-    logits_SV = network.logits(hidden_TD[: config.max_batch_size])
-    # Sampling works on two copies of the logits in float32.
-    sampling_bytes = 2 * logits_SV.numel() * 4
+    x_T = torch.zeros_like(positions_T)
+    if isinstance(network, Decoder) and network.input_size is not None:
+        x_T = network.norm.weight_D.new_zeros(len(positions_T), network.input_size)
+    hidden_TD = network.forward(x_T, cache.layers, metadata)
+    sampling_bytes = 0
+    if not isinstance(network, Decoder) or network.head is not None:
+        # Sampling works on two copies of the logits in float32.
+        sampling_bytes = 2 * network.logits(hidden_TD[: config.max_batch_size]).numel() * 4
     peak = torch.cuda.max_memory_allocated(device) - before + sampling_bytes
     torch.cuda.empty_cache()
     return int(peak)

@@ -3,6 +3,9 @@ sampling of its tokens; `collect` waits for them and copies them to the host.
 
 On a CPU the steps run one after the other on a thread of their own; on a GPU on a stream of their own. Either way the
 token that a row samples stays on the device and feeds the row's next step. Knows rows and blocks, no requests.
+
+Of pipeline stages each prepares every step and runs its own layers. The last one samples, and publishes the results, so
+that `collect` returns the same in all of them.
 """
 
 from __future__ import annotations
@@ -17,8 +20,9 @@ from msgspec import structs
 from torch import Tensor
 
 from inflight.config import EngineConfig
+from inflight.distributed.mapping import Mapping
+from inflight.distributed.parallel_groups import ParallelGroups
 from inflight.distributed.rank_group import RankGroup, SingleRank
-from inflight.distributed.tensor_parallel import TensorParallelGroup
 from inflight.engine_description import EngineDescription
 from inflight.logits_post_processor import LogitsPostProcessorConfig
 from inflight.models.network import LayeredNetwork, Network
@@ -44,6 +48,7 @@ from inflight.runtime.staging import InputBuffer
 from inflight.runtime.step_findings import StepFindings
 from inflight.runtime.step_handle import Forwarded, Logits, StepHandle, StepResult
 from inflight.runtime.step_input import StepInput, StepPreparation
+from inflight.runtime.step_message import encode_result, received_result
 from inflight.runtime.step_sizes import StepSizes
 from inflight.runtime.step_tensors import StepTensors, by_row, of_prompts, of_samples, pinned_copy
 from inflight.sampling_config import SamplingConfig
@@ -77,7 +82,7 @@ class ModelRunner:
         limits: RequestLimits,
         max_batch_size: int,
         max_num_tokens: int,
-        group: TensorParallelGroup,
+        groups: ParallelGroups,
         device: torch.device,
         description: EngineDescription,
         thread: ThreadPoolExecutor,
@@ -108,7 +113,7 @@ class ModelRunner:
         self._host_blocks = host_blocks
         self.num_host_blocks = 0 if host_blocks is None else host_blocks.num_blocks
         self._max_num_tokens = max_num_tokens
-        self._group = group
+        self._groups = groups
         self._device = device
         max_blocks = -(-(limits.max_seq_len + 1) // block_size)
         sizes = StepSizes.of(device.type, max_batch_size)
@@ -141,13 +146,17 @@ class ModelRunner:
         self.adapters = adapters
         self.adapter_library = adapter_library
         self._guidance = Guidance(rank_group or SingleRank(), grammars, limits.vocab_size)
-        self._post_processing = LogitsPostProcessing(post_processors or LogitsPostProcessorConfig(), group)
+        self._post_processing = LogitsPostProcessing(post_processors or LogitsPostProcessorConfig(), groups.tensor)
         self._scrubbed: list[int] = []  # blocks that the next step scrubs
         if device.type == "cuda":
             # Weights and caches were filled on another stream.
             torch.cuda.synchronize(device)
         self._stream = torch.cuda.Stream(device) if device.type == "cuda" else None  # type: ignore[no-untyped-call]
         self._thread = thread
+        self._is_staged = groups.pipeline.size > 1
+        self._publisher: ThreadPoolExecutor | None = None
+        if self._is_staged and groups.samples:
+            self._publisher = ThreadPoolExecutor(1, "inflight-results")
 
     @classmethod
     def load(
@@ -162,7 +171,8 @@ class ModelRunner:
         checkpoint or a configuration that cannot be served.
         """
         if post_processors is None:
-            post_processors = LogitsPostProcessorConfig.load(config, is_leader=rank_group.rank == 0)
+            is_caller = rank_group.rank == Mapping.of(config).first_rank_of_last_stage
+            post_processors = LogitsPostProcessorConfig.load(config, is_leader=is_caller)
         keep_freed_memory()
         thread = ThreadPoolExecutor(1, "inflight-step")
         try:
@@ -179,7 +189,7 @@ class ModelRunner:
             limits=structs.replace(engine.limits, logits_post_processors=post_processors.names),
             max_batch_size=config.max_batch_size,
             max_num_tokens=config.max_num_tokens,
-            group=engine.group,
+            groups=engine.groups,
             device=engine.device,
             description=engine.description,
             thread=thread,
@@ -212,7 +222,8 @@ class ModelRunner:
                 outputs=(LOG_PROBS,),
             )
             prefill = RowWork(row=0, start=0, num_tokens=num_tokens, token_ids=token_ids)
-            decode = RowWork(row=0, start=num_tokens, num_tokens=1)
+            known = [0] if self._is_staged else []
+            decode = RowWork(row=0, start=num_tokens, num_tokens=1, token_ids=known, is_chosen=bool(known))
             self._run_to_end(SchedulerOutput(new_sequences=[new], rows=[prefill], block_copies=[(0, 0)]))
             num_free = num_blocks * self.block_size - num_tokens
             if num_free > 1 and self._draft_model is not None and self._table.num_rows > 1:
@@ -230,6 +241,8 @@ class ModelRunner:
         """Start a step; see Runner. The host's part is done when this returns, while the device still computes."""
         if self._host_blocks is None and (scheduled.offloads or scheduled.onboards):
             raise ValueError("blocks in host memory are not served, but the step copies some")
+        if self._is_staged and any(len(work.token_ids) < work.num_tokens for work in scheduled.rows):
+            raise ValueError("only the last pipeline stage knows a token that the step does not tell")
         step = self._preparation.prepare(scheduled, self._scrubbed)
         self._scrubbed = []
         guided = self._guidance.begin(scheduled.new_sequences, step.sampling_rows, step.drafts)
@@ -239,17 +252,26 @@ class ModelRunner:
 
     def sample(self, handle: StepHandle) -> dict[int, list[int]]:
         """Start a step's second half; see Runner."""
-        assert handle.forwarded is not None, "a step was sampled twice"
-        forwarded, handle.forwarded = handle.forwarded, None
+        assert handle.sampled is None and handle.forwarded is not None, "a step was sampled twice"
         mask, forced = None, NOTHING_FORCED
         if handle.guided:
             found = self._guidance.find(handle.guided)
             mask, forced, handle.refused = found.mask, found.forced, found.refused
+        if not self._groups.samples:
+            handle.sampled = received_result(self._groups.pipeline.next_result())
+            return forced
+        forwarded, handle.forwarded = handle.forwarded, None
         handle.sampled = self._start(self._sample, forwarded, mask, handle.processed)
         if self._stream is not None:
             handle.done = torch.cuda.Event()  # type: ignore[no-untyped-call]
             handle.done.record(self._stream)
+        if self._publisher is not None:
+            self._publisher.submit(self._publish, handle)
         return forced
+
+    def _publish(self, handle: StepHandle) -> None:
+        """Wait for a step's results, and tell the other stages. If the step failed, they learn that this rank ends."""
+        self._groups.pipeline.publish(encode_result(handle.wait()))
 
     def _start(self, half: Callable[..., Any], *arguments: Any) -> Future[Any]:
         """Run one half of a step: on a CPU queued to the thread that computes, on a GPU launched on its stream now."""
@@ -294,9 +316,11 @@ class ModelRunner:
         if self.adapter_library is not None:
             self.adapter_library.close()
         self._thread.shutdown(wait=True)
+        if self._publisher is not None:
+            self._publisher.shutdown(wait=True)
         if self._stream is not None:
             self._stream.synchronize()
-        self._group.close()
+        self._groups.close()
 
     # -- a step, on the device's side ----------------------------------------------------------------------------------
 
@@ -325,6 +349,8 @@ class ModelRunner:
         self._state.note_drafts(step.staged)
         layout = lay_out(step, parts, self._state, self.block_size)
         hidden = self._run_network(step, layout)
+        if not self._groups.samples:
+            return Forwarded(logits=None, prompt_tensors=[])
         of_prompt = of_prompts(step.tensor_plan, step.staged, hidden, self._decoder.logits, self._to_host)
         if layout.sampling is None:
             return Forwarded(logits=None, prompt_tensors=of_prompt)

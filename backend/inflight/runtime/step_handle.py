@@ -49,9 +49,11 @@ class StepResult:
 class StepHandle:
     step: StepInput
     forwarded: Future[Forwarded] | None
-    """Dropped when the second half is started, because logits are large."""
+    """Dropped when the second half is started, because logits are large. A pipeline stage that does not sample keeps
+    it: it has none."""
     sampled: Future[StepResult] | None = None
-    """On the host; on a GPU valid only after `done`. None = the second half was not started."""
+    """On the host; on a GPU valid only after `done`. From the pipeline stage that samples, if this one does not. None =
+    the second half was not started."""
     guided: list[GuidedRow]
     """Its sampling rows that follow grammars."""
     processed: list[ProcessedRow]
@@ -64,6 +66,8 @@ class StepHandle:
         """Its results, on the host. Raises RuntimeError if its second half was not started."""
         if self.sampled is None:
             raise RuntimeError("a step was collected before its second half was started")
+        if self.forwarded is not None:
+            self.forwarded.result()  # if that failed, the other stages never get to the results
         result = self.sampled.result()
         if self.done is not None:
             self.done.synchronize()

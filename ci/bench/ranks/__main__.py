@@ -110,6 +110,7 @@ def measure_engines(checkpoint: Path, dtype: str, num_rounds: int) -> Rates:
             "one rank, multiproc": start(num_threads="2", executor="multiproc"),
             "two ranks": start(**two),
             "two ranks, multiproc": start(**two, executor="multiproc"),
+            "two stages": start(pipeline_parallel_size="2", num_threads="1"),
         }
         os.environ["CXX"] = "none"  # what ranks do without a compiler
         engines["two ranks, gloo"] = start(**two)

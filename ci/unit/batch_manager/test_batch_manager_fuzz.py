@@ -90,6 +90,7 @@ class Histories(RuleBasedStateMachine):
         num_host_blocks=st.sampled_from([0, 1, 4, 20]),
         min_offload_priority=st.sampled_from([0, 30, 50]),
         preempts=st.booleans(),
+        num_stages=st.sampled_from([1, 1, 2, 3]),
     )
     def start(
         self,
@@ -105,6 +106,7 @@ class Histories(RuleBasedStateMachine):
         num_host_blocks: int,
         min_offload_priority: int,
         preempts: bool,
+        num_stages: int,
     ) -> None:
         """A pool that holds the longest sequence and little more. Only the first rank notes events."""
         self.max_batch_size = max_batch_size
@@ -121,6 +123,7 @@ class Histories(RuleBasedStateMachine):
                     enable_reuse=reuse,
                     priority_preemption=preempts and policy is not SchedulerPolicy.STATIC_BATCH,
                     hash_key=bytes([rank]),
+                    num_stages=num_stages,
                     kv_cache={
                         "enable_partial_reuse": partial,
                         "copy_on_partial_reuse": copies_used_blocks,

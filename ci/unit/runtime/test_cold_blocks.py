@@ -16,7 +16,7 @@ from network_engine import BLOCK_SIZE, Engine
 from tiny_checkpoints import make_checkpoint, make_prompt
 
 from inflight.config import EngineConfig, SchedulerPolicy
-from inflight.distributed.tensor_parallel import TensorParallelGroup
+from inflight.distributed.parallel_groups import ParallelGroups
 from inflight.errors import ConfigurationError
 from inflight.layers.attention import CacheSpec
 from inflight.output_config import OutputConfig
@@ -183,7 +183,7 @@ def test_pinned_memory_is_bounded_by_the_ranks_share(monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(host_blocks, "free_memory", lambda device, num_ranks: 2**30 // num_ranks)
     config = EngineConfig(kv_cache_host_memory_bytes=2**29, tensor_parallel_size=2)
     with pytest.raises(ConfigurationError, match=r"0\.50 GiB of the host's memory for each rank, but only 0\.38 GiB"):
-        count_host_blocks(config, SHAPE, TensorParallelGroup(), torch.device("cuda"))
+        count_host_blocks(config, SHAPE, ParallelGroups(), torch.device("cuda"))
 
 
 @pytest.mark.parametrize("region_blocks", [1, 3])

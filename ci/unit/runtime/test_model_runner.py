@@ -15,8 +15,8 @@ from model_driver import Driver, Work, launch
 from tiny_checkpoints import TinyCheckpoint, make_checkpoint, make_prompt
 
 from inflight.config import EngineConfig
+from inflight.distributed.parallel_groups import ParallelGroups
 from inflight.distributed.rank_group import SingleRank
-from inflight.distributed.tensor_parallel import TensorParallelGroup
 from inflight.errors import ConfigurationError
 from inflight.layers.attention import CacheSpec
 from inflight.runtime import kv_cache
@@ -146,13 +146,13 @@ def test_a_sequence_fills_max_seq_len(runner: ModelRunner, checkpoint: TinyCheck
 
 def blocks(free_bytes: int, monkeypatch: pytest.MonkeyPatch, **options: Any) -> int:
     monkeypatch.setattr(kv_cache, "free_memory", lambda device, num_ranks: free_bytes)
-    return count_blocks(EngineConfig(tokens_per_block=4, **options), SHAPE, TensorParallelGroup(), CPU, 0, 1 << 20)
+    return count_blocks(EngineConfig(tokens_per_block=4, **options), SHAPE, ParallelGroups(), CPU, 0, 1 << 20)
 
 
 def test_a_cpu_that_was_told_nothing_keeps_what_a_full_batch_needs(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(kv_cache, "free_memory", lambda device, num_ranks: 2**40)
     config = EngineConfig(tokens_per_block=4, max_batch_size=3)
-    assert count_blocks(config, SHAPE, TensorParallelGroup(), CPU, 0, max_seq_len=10) == 3 * 3
+    assert count_blocks(config, SHAPE, ParallelGroups(), CPU, 0, max_seq_len=10) == 3 * 3
 
 
 def test_block_bytes() -> None:

@@ -26,10 +26,11 @@ class SharedMemoryCollectives:
     threads run meanwhile. For one thread at a time.
     """
 
-    def __init__(self, library: CDLL, memory: mmap.mmap, rank: int, size: int) -> None:
-        """`memory`: `segment_bytes` of them, shared by all ranks; stays mapped as long as this lives."""
+    def __init__(self, library: CDLL, memory: mmap.mmap, rank: int, size: int, start: int = 0) -> None:
+        """`memory`: shared by all ranks, theirs are `segment_bytes` from `start` on; stays mapped as long as this
+        lives."""
         self._held = (ctypes.c_char * len(memory)).from_buffer(memory)
-        self._place = (ctypes.addressof(self._held), rank, size)
+        self._place = (ctypes.addressof(self._held) + start, rank, size)
         self._size = size
         self._gather = library.inflight_gather
         self._sums = {torch.float32: library.inflight_sum_float32, torch.bfloat16: library.inflight_sum_bfloat16}

@@ -90,6 +90,7 @@ def make_manager(
         enable_chunked_context=config.enable_chunked_context,
         num_adapter_slots=runner.limits.num_adapter_slots,
         priority_preemption=config.priority_preemption,
+        num_stages=config.pipeline_parallel_size,
     )
     return GptManager(
         runner=runner,

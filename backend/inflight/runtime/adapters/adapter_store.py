@@ -28,7 +28,8 @@ class AdapterStore:
         for part in orders.parts:
             stored = self._parts.setdefault(part.uid, {})
             for module in part.modules:
-                stored[module.name] = self._own_part(module)
+                if self._places.places[module.name].slots is not None:
+                    stored[module.name] = self._own_part(module)
 
     def find(self, uid: int) -> Mapping[str, Matrices]:
         """This rank's part of an adapter by names of layers. Raises ValueError if it is not stored."""

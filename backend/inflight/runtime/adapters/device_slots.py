@@ -7,7 +7,7 @@ import logging
 import torch
 
 from inflight.config import EngineConfig
-from inflight.distributed.tensor_parallel import TensorParallelGroup
+from inflight.distributed.parallel_groups import ParallelGroups
 from inflight.errors import InsufficientMemory
 from inflight.models.adapter_places import AdapterPlaces
 from inflight.runtime.device import free_memory, gib
@@ -16,7 +16,7 @@ logger = logging.getLogger(__name__)
 
 
 def allocate_adapters(
-    config: EngineConfig, places: AdapterPlaces, group: TensorParallelGroup, dtype: torch.dtype, device: torch.device
+    config: EngineConfig, places: AdapterPlaces, groups: ParallelGroups, dtype: torch.dtype, device: torch.device
 ) -> None:
     """Allocate as many slots as `max_loras` and the memory allow, equally many on every rank. Collective.
 
@@ -28,7 +28,7 @@ def allocate_adapters(
     slot_bytes = places.slot_bytes(max_rank, dtype)
     free_bytes = free_memory(device, config.num_ranks)
     fraction = config.lora_cache_gpu_memory_fraction or 1.0
-    num_slots = group.all_reduce_min(min(wanted, int(fraction * free_bytes) // slot_bytes))
+    num_slots = groups.all_reduce_min(min(wanted, int(fraction * free_bytes) // slot_bytes))
     if num_slots < 1 or (num_slots < wanted and not config.lora_cache_gpu_memory_fraction):
         raise InsufficientMemory(
             f"max_loras {wanted} takes {gib(wanted * slot_bytes)} of memory in each rank, for adapters of rank "

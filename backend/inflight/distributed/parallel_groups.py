@@ -1,0 +1,44 @@
+"""The groups of ranks with which one rank computes: those of its layers, and those of the other layers."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import torch
+
+from inflight.distributed.mapping import Mapping
+from inflight.distributed.pipeline import PipelineGroup
+from inflight.distributed.rank_group import RankGroup
+from inflight.distributed.tensor_parallel import TensorParallelGroup
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ParallelGroups:
+    tensor: TensorParallelGroup = field(default_factory=TensorParallelGroup)
+    """The ranks that split the same layers."""
+    pipeline: PipelineGroup = field(default_factory=PipelineGroup)
+    """The ranks of the other stages that hold the same part of every layer."""
+
+    @classmethod
+    def create(cls, rank_group: RankGroup, mapping: Mapping, device: torch.device) -> ParallelGroups:
+        """Connect this rank to those with which it computes; `device` is its own. Collective over `rank_group`, whose
+        world ranks `mapping` describes."""
+        assert rank_group.size == mapping.size
+        return cls(
+            tensor=TensorParallelGroup.create(rank_group, mapping, device),
+            pipeline=PipelineGroup.create(rank_group, mapping, device),
+        )
+
+    @property
+    def samples(self) -> bool:
+        """Whether this rank's stage is the last one, which samples."""
+        return self.pipeline.is_last
+
+    def all_reduce_min(self, value: int) -> int:
+        """The smallest of every rank's `value`. Collective over all of them; waits for the device."""
+        return self.pipeline.all_reduce_min(self.tensor.all_reduce_min(value))
+
+    def close(self) -> None:
+        """Leave all groups."""
+        self.pipeline.close()
+        self.tensor.close()
