@@ -39,7 +39,7 @@ FIRST_PAUSE, LONGEST_PAUSE = 0.1, 1.0
 READY_TIMEOUT = 2.0
 """Seconds that such a look takes at most."""
 MAX_VAIN_RESUMES = 3
-"""In a row without a reply: a request that ends servers must not do so for ever."""
+"""In a row without a reply, until their connection was lost: a request must not go on ending servers."""
 JUDGED = ("journal_max_deaths", "journal_max_replays")
 """In the server's message: it has tried the request itself, and gives it up."""
 ENDED_EARLY = "the server ended the stream before the answer was complete"
@@ -104,17 +104,15 @@ class _Progress:
         if not self._is_waiting:
             self._lost_at, self._pause = time.monotonic(), FIRST_PAUSE
         self._is_waiting = True
-        self._num_vain += not _is_refusal(error)
+        self._num_vain += isinstance(error, ConnectionLost)
         if self._num_vain > MAX_VAIN_RESUMES:
             raise error
         return []
 
     def _may_resume(self, error: ClientError) -> bool:
-        if isinstance(error, ConnectionLost):
-            return True
-        if self._is_waiting:
-            return isinstance(error, ConnectError | Unavailable) or _is_refusal(error)
-        return isinstance(error, Unavailable) and not _is_refusal(error) and not _is_judged(error)
+        if _is_refusal(error) or isinstance(error, ConnectError):
+            return self._is_waiting
+        return isinstance(error, ConnectionLost) or (isinstance(error, Unavailable) and not _is_judged(error))
 
     def pause(self) -> float:
         """Seconds to wait before the next look. Raises ConnectionLost when the server was away for too long, and
