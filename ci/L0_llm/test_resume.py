@@ -55,6 +55,7 @@ OF_PROMPT = (
 
 @pytest.fixture(scope="module")
 def mortal() -> Iterator[ServerProcess]:
+    """The last test ends it."""
     exact = {"dtype": "bfloat16", "cpu_compile": "true"} if IS_EXACT else {"dtype": "float32", "cpu_compile": "false"}
     parameters = {"num_threads": "1", **exact, **{key: str(value) for key, value in ENGINE.items()}}
     with pytest.MonkeyPatch.context() as patch:
@@ -204,12 +205,21 @@ def test_the_command_line_goes_on(mortal: ServerProcess) -> None:
     assert begun + rest == whole and len(begun) < len(whole)
 
 
-def test_a_server_that_ends_for_good_is_an_error_in_time() -> None:
-    with ServerProcess(parameters={"num_threads": "1"}) as server:
-        client = Client(server.grpc_url, resume=True, resume_timeout=1.0)
-        with client.stream("Once upon a time", max_tokens=1000, end_id=-1, temperature=0.0) as stream:
-            begun = next(stream).text
-            server.stop(signal.SIGKILL)
+def test_a_server_that_is_started_anew_takes_streams_up_and_one_that_is_not_ends_them(
+    mortal: ServerProcess, undisturbed: dict[str, list[dict[str, Any]]]
+) -> None:
+    """The supervisor is killed as well. The next one's server has the same port."""
+    with Client(mortal.grpc_url, resume=True, resume_timeout=1.0) as client:
+        client.wait_until_ready(PATIENCE)
+        heard = threading.Event()
+        streams = serve(mortal, ALL[-3:], heard.set)
+        with client.stream("Once upon a time", max_tokens=1000, end_id=-1, temperature=0.0) as impatient:
+            begun = next(impatient).text
+            assert heard.wait(PATIENCE)
+            mortal.stop(signal.SIGKILL)
             with pytest.raises(ConnectionLost, match="the server ended, and was not back within 1 s"):
-                list(stream)
-    assert stream.completion.text.startswith(begun)
+                list(impatient)
+    assert impatient.completion.text.startswith(begun)
+    port = int(mortal.grpc_url.rpartition(":")[2])
+    with ServerProcess(**{**mortal.options, "grpc_port": port, "log_file": None}):
+        check(streams, undisturbed)
