@@ -100,6 +100,8 @@ class EngineConfig:
     """Compute long prompts in chunks beside running decodes; false = in one step, so prompts fit in max_num_tokens."""
     batch_scheduler_policy: SchedulerPolicy = SchedulerPolicy.GUARANTEED_NO_EVICT
     """guaranteed_no_evict, max_utilization or static_batch."""
+    priority_preemption: bool = False
+    """Requests of higher priority pause running ones of lower priority if rows or KV blocks are short."""
 
     tokens_per_block: int = 16
     """KV cache block size, a power of two."""
@@ -223,6 +225,11 @@ class EngineConfig:
             raise ConfigurationError(
                 "kv_cache_host_memory_bytes needs enable_kv_cache_reuse: blocks in host memory are there to be reused"
             )
+        if self.priority_preemption and self.batch_scheduler_policy is SchedulerPolicy.STATIC_BATCH:
+            raise ConfigurationError(
+                "priority_preemption needs a batch that requests may join: set batch_scheduler_policy to "
+                "guaranteed_no_evict or max_utilization, or priority_preemption to false"
+            )
         self._check_lookahead()
         if self.max_num_tokens < self.max_batch_size:
             raise ConfigurationError(
@@ -288,6 +295,11 @@ class EngineConfig:
     def max_in_flight(self) -> int:
         """Requests that may be active or waiting at the same time; 0 = no limit."""
         return self.max_batch_size + self.max_queue_size if self.max_queue_size else 0
+
+    @property
+    def preemption_rows(self) -> int:
+        """Rows of the batch, if requests of lower priority have to give way in it; 0 = none has to."""
+        return self.max_batch_size if self.priority_preemption else 0
 
     @property
     def speculative_decoding(self) -> SpeculativeDecodingConfig:

@@ -92,8 +92,8 @@ def test_a_deadline_ends_the_request_on_the_server_too(server: ServerProcess, cl
 
 
 def test_a_request_whose_allotted_time_is_up_keeps_what_it_has(server: ServerProcess) -> None:
-    """0.3 s are over before 1,800 tokens and after the first, and 10 minutes are not; both by Triton's own parameter and
-    by ours."""
+    """0.3 s end after the first token and before the 1,800th, 10 minutes do not; both by Triton's own parameter and by
+    ours."""
     with RawStream(server.grpc_url) as stream:
         for short in ({"timeout": 300_000}, {"parameters": {"allotted_time_ms": 300}}):
             before = outcome(server, "timed_out")

@@ -83,12 +83,14 @@ class Harness:
         enable_chunked_context: bool = True,
         enable_reuse: bool = True,
         num_adapter_slots: int = 0,
+        priority_preemption: bool = False,
         hash_key: bytes = b"key",
         kv_cache: dict[str, Any] | None = None,
         runner: dict[str, Any] | None = None,
         **manager: Any,
     ) -> None:
         self.max_seq_len = max_seq_len
+        self._preempts = priority_preemption
         self.queue: list[Request] = []
         self.stops: Any = set()
         self.calls: list[str] = []
@@ -108,6 +110,7 @@ class Harness:
             policy=policy,
             enable_chunked_context=enable_chunked_context,
             num_adapter_slots=num_adapter_slots,
+            priority_preemption=priority_preemption,
         )
         self.runner = FakeRunner(
             num_blocks=num_blocks,
@@ -195,6 +198,8 @@ class Harness:
     def _get_inference_requests(self, max_num_requests: int) -> list[Request]:
         self.calls.append("get")
         self.maxima.append(max_num_requests)
+        if self._preempts:
+            max_num_requests = len(self.queue)  # the leader hands over what may displace others
         taken, self.queue = self.queue[:max_num_requests], self.queue[max_num_requests:]
         return taken
 

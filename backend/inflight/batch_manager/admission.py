@@ -46,9 +46,13 @@ class Admission:
         """Whether it was refused with as much room: a long prompt is not looked up again before there is more."""
         return self._refused is not None and self._refused[0] is sequence and room <= self._refused[1]
 
-    def room(self, num_reserved: int) -> int:
-        """Blocks for those that start. `num_reserved`: what running sequences will still take at their longest."""
-        return self._kv_cache.num_free_blocks - (0 if self.may_pause else num_reserved)
+    def room(self, num_missing: int) -> int:
+        """Blocks for those that start. `num_missing`: what running sequences will still take at their longest."""
+        return self._kv_cache.num_free_blocks - self.num_reserved(num_missing)
+
+    def num_reserved(self, num_missing: int) -> int:
+        """Blocks that are kept for running sequences which still lack so many at their longest."""
+        return 0 if self.may_pause else num_missing
 
     def find_prefix(self, sequence: Sequence, room: int) -> Prefix:
         """What it may start on. Copying from a cached block takes that block from the free ones for a step: if it would

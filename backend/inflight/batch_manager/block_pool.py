@@ -204,6 +204,10 @@ class BlockPool:
         self._has_transfers = True
         return [new_ids.get(block_id, block_id) for block_id in block_ids]
 
+    def is_held_only(self, block_id: int, times: int) -> bool:
+        """Whether the block becomes free when it is freed so many times."""
+        return self._ref_counts[block_id] == times
+
     def num_revived(self, block_ids: Iterable[int]) -> int:
         """How many of these cached blocks are free now or on the host, so that sharing them would take as many from the
         free ones."""

@@ -8,6 +8,8 @@ block. So does a sequence whose tokens part from those of a cached block within 
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Collection
 from dataclasses import dataclass
 
 from inflight.batch_manager.block_pool import BlockPool
@@ -223,6 +225,12 @@ class KVCacheManager:
     @property
     def has_event_buffer(self) -> bool:
         return self._pool.events is not None
+
+    def num_freed_with(self, sequences: list[Sequence], kept: Collection[int]) -> int:
+        """Blocks, but for those of `kept`, that only `sequences` hold."""
+        held = Counter(block_id for sequence in sequences for block_id in sequence.block_ids)
+        held.update(sequence.tail_block for sequence in sequences if sequence.tail_block != NO_BLOCK)
+        return sum(self._pool.is_held_only(id_, times) for id_, times in held.items() if id_ not in kept)
 
     def num_missing(self, sequence: Sequence, num_tokens: int) -> int:
         """Free blocks that `allocate_slots` would take for `num_tokens` more tokens of a sequence that has started."""

@@ -6,6 +6,8 @@ The Scheduler decides who starts and ends; here is the account of it. Knows no s
 from __future__ import annotations
 
 import heapq
+import math
+from bisect import insort
 
 from inflight.batch_manager.adapter_slots import AdapterSlots
 from inflight.batch_manager.beam_group import BeamGroup, Move
@@ -14,12 +16,17 @@ from inflight.batch_manager.sequence import Sequence, SequenceStatus
 
 
 class RunningBatch:
-    def __init__(self, kv_cache: KVCacheManager, max_batch_size: int, num_adapter_slots: int) -> None:
+    def __init__(
+        self, kv_cache: KVCacheManager, max_batch_size: int, num_adapter_slots: int, *, by_priority: bool = False
+    ) -> None:
+        """`by_priority`: those of lower priority may be paused for others."""
         self._kv_cache = kv_cache
         self.adapters = AdapterSlots(num_adapter_slots)
         self._max_batch_size = max_batch_size
+        self._by_priority = by_priority
         self.sequences: list[Sequence] = []
-        """In the order they started; of beams the leader only."""
+        """By `order`: in the order they started, within each priority if that counts. The last is paused first. Of
+        beams the leader only."""
         self.num_decoding = 0
         self.num_missing_blocks = 0
         """Blocks that running sequences still need to reach their maximum length."""
@@ -51,10 +58,10 @@ class RunningBatch:
             member.status = SequenceStatus.RUNNING
             member.num_prefill_tokens = len(member.token_ids)
             member.first_scheduled_time_ns = member.first_scheduled_time_ns or now_ns
-            member.order = (0, 0.0, self._num_started)  # its place in the queue, should it be paused
+            member.order = (-member.request.priority if self._by_priority else -math.inf, 0, self._num_started)
             self._num_started += 1
             self.num_guided += member.is_guided
-        self.sequences.append(sequence)
+        insort(self.sequences, sequence, key=lambda started: started.order)
         return loads
 
     def count_blocks(self, sequence: Sequence) -> None:
@@ -115,5 +122,6 @@ class RunningBatch:
         assert self.num_decoding == sum(sequence.is_decoding for sequence in running)
         assert self.num_missing_blocks == sum(map(self.num_missing, running))
         assert self.num_guided == sum(sequence.is_guided for sequence in running)
+        assert self.sequences == sorted(self.sequences, key=lambda sequence: sequence.order)
         self.adapters.check(running)
         self._kv_cache.check(running)

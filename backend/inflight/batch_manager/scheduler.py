@@ -1,7 +1,8 @@
 """Decides what one step computes, and updates the sequences with its results.
 
 In-flight batching with chunked prefill: a step holds the next token of every decoding sequence and, in what is left of
-`max_num_tokens`, chunks of prompts. Sequences start by (priority, arrival); none starts before the queue's head.
+`max_num_tokens`, chunks of prompts. Sequences start by (priority, arrival); none starts before the queue's head. Where
+`priority_preemption` says so, the head displaces running ones of lower priority (see preemption.py).
 
 Steps overlap: `schedule` may be called again before `update` was called with the results of the step before. It counts
 a launched step as done (`num_computed_tokens`, `num_pending`); the token that such a step samples stays on the device
@@ -29,6 +30,7 @@ from collections import deque
 from inflight.batch_manager.admission import Admission
 from inflight.batch_manager.beam_group import BeamGroup
 from inflight.batch_manager.kv_cache_manager import KVCacheManager, Prefix
+from inflight.batch_manager.preemption import displaced_by
 from inflight.batch_manager.running_batch import RunningBatch
 from inflight.batch_manager.sequence import Sequence, SequenceStatus
 from inflight.batch_manager.speculation.draft_count import DraftCount
@@ -55,9 +57,11 @@ class Scheduler:
         policy: SchedulerPolicy = SchedulerPolicy.GUARANTEED_NO_EVICT,
         enable_chunked_context: bool = True,
         num_adapter_slots: int = 0,
+        priority_preemption: bool = False,
     ) -> None:
         """`max_batch_size`: rows of a step. `max_num_tokens`: tokens of a step. `max_seq_len`: tokens of a sequence.
-        `num_adapter_slots`: adapters that its rows may use."""
+        `num_adapter_slots`: adapters that its rows may use. `priority_preemption`: the queue's head may displace
+        running sequences of lower priority."""
         if max_num_tokens < max_batch_size:
             raise ValueError(f"max_num_tokens ({max_num_tokens}) must be at least max_batch_size ({max_batch_size})")
         self.kv_cache = kv_cache
@@ -66,8 +70,9 @@ class Scheduler:
         self.max_num_tokens = max_num_tokens
         self._enable_chunked_context = enable_chunked_context
         self._admission = Admission(kv_cache, policy, enable_chunked_context)
-        self._waiting = WaitingQueue()  # by `order`: paused ones first
-        self._batch = RunningBatch(kv_cache, max_batch_size, num_adapter_slots)
+        self._preempts = priority_preemption
+        self._waiting = WaitingQueue()
+        self._batch = RunningBatch(kv_cache, max_batch_size, num_adapter_slots, by_priority=priority_preemption)
         self._outstanding: deque[tuple[SchedulerOutput, Step]] = deque()
         self._num_arrived = 0
         self.draft_count = DraftCount()
@@ -96,7 +101,7 @@ class Scheduler:
                 f"the prompt has {sequence.num_prompt_tokens} tokens, more than max_num_tokens {self.max_num_tokens} "
                 "allows without enable_chunked_context"
             )
-        sequence.order = (1, -sequence.request.priority, self._num_arrived)
+        sequence.order = (-sequence.request.priority, 1, self._num_arrived)
         self._num_arrived += 1
         self._waiting.push(sequence)
 
@@ -104,6 +109,8 @@ class Scheduler:
 
     def schedule(self, now_ns: int = 0) -> SchedulerOutput | None:
         """The next step, counted as launched, or None if nothing can run before `update` of an outstanding step."""
+        if self._preempts and self._waiting.has_head:
+            self._displace_for(self._waiting.head())
         # Decoding sequences come first: one token of the step is reserved for each before prompts get any.
         step = Step(self.max_num_tokens - self._batch.num_decoding, self._batch, self.kv_cache.block_size)
         self._continue_running(step)
@@ -198,7 +205,7 @@ class Scheduler:
                 work.append((beam, num_tokens))
                 num_missing += self.kv_cache.num_missing(beam, num_tokens)
         while num_missing > self.kv_cache.num_free_blocks:
-            if self._pause_last(step) is group.leader:
+            if self._pause_for_blocks(step) is group.leader:
                 return
         for beam, num_tokens in work:
             new_block_ids = self.kv_cache.allocate_slots(beam, num_tokens)
@@ -207,6 +214,11 @@ class Scheduler:
             step.add(beam, num_tokens, new_block_ids)
 
     # -- starting, pausing ---------------------------------------------------------------------------------------------
+
+    def _displace_for(self, head: Sequence) -> None:
+        if self._has_adapter_slot(head):
+            for _ in range(displaced_by(head, self._batch, self._admission, self.kv_cache)):
+                self._pause_last()
 
     def _start_waiting(self, step: Step, now_ns: int) -> None:
         """Start the queue's head while there is a row, tokens are left in the step, and there are enough blocks."""
@@ -274,22 +286,28 @@ class Scheduler:
     def _allocate(self, sequence: Sequence, num_tokens: int, step: Step) -> list[int] | None:
         """New blocks for a running sequence; None if the sequence itself had to be paused.
 
-        If there are too few free blocks, sequences are paused, the last started first. Then fewer blocks are left free
-        than the last one paused had held, so it starts again in this step only if others hold part of its blocks.
+        If there are too few free blocks, sequences are paused, the last of the batch first. Then fewer blocks are left
+        free than the last one paused had held, so it starts again in this step only if others hold part of its blocks.
         """
         while (new_block_ids := self.kv_cache.allocate_slots(sequence, num_tokens)) is None:
-            if self._pause_last(step) is sequence:
+            if self._pause_for_blocks(step) is sequence:
                 return None
         self._batch.num_missing_blocks -= len(new_block_ids)
         return new_block_ids
 
-    def _pause_last(self, step: Step) -> Sequence:
-        """Pause the sequence that started last, with all beams of its search, and return it."""
+    def _pause_for_blocks(self, step: Step) -> Sequence:
+        """Pause the last of the batch, and return it."""
         if not self._admission.may_pause:
             raise RuntimeError("a started sequence found no KV cache block that was reserved for it")
+        num_decoding = self._batch.num_decoding
+        victim = self._pause_last()
+        step.budget += num_decoding - self._batch.num_decoding  # the tokens that were kept for it
+        return victim
+
+    def _pause_last(self) -> Sequence:
+        """Pause the last sequence of the batch, with all beams of its search, and return it."""
         victim = self._batch.sequences.pop()
         for member in victim.members:
-            step.budget += member.is_decoding  # the token that was kept for it
             self._release(member)
             member.status = SequenceStatus.PAUSED
         self._waiting.push(victim)

@@ -27,6 +27,10 @@ if TYPE_CHECKING:
 
 NO_BLOCK = -1
 
+Order = tuple[float, int, int]
+"""The smallest comes first: by the negative priority of the request, which is -inf for those that have started if none
+may displace them; then those that have started (0) before those that have not (1); then by number."""
+
 
 class SequenceStatus(enum.Enum):
     """WAITING -> RUNNING -> FINISHED, with PAUSED -> RUNNING in between; any state may go to FINISHED."""
@@ -139,8 +143,8 @@ class Sequence:
 
         # Written by the Scheduler.
         self.status = SequenceStatus.FINISHED if delivered.is_finished else SequenceStatus.WAITING
-        self.order: tuple[int, float, int] = (0, 0.0, 0)
-        """Place in the waiting queue, smallest first."""
+        self.order: Order = (0.0, 0, 0)
+        """Place in the waiting queue and in the batch."""
         self.row = -1
         self.is_placed = False
         """The runner was told that this sequence holds the row."""

@@ -9,9 +9,7 @@ from __future__ import annotations
 import heapq
 from collections.abc import Iterator
 
-from inflight.batch_manager.sequence import Sequence, SequenceStatus
-
-Order = tuple[int, float, int]
+from inflight.batch_manager.sequence import Order, Sequence, SequenceStatus
 
 
 class WaitingQueue:

@@ -9,6 +9,7 @@ import logging
 import threading
 import time
 from collections import deque
+from collections.abc import Callable
 from functools import partial
 
 from inflight.config import EngineConfig
@@ -61,7 +62,11 @@ class InProcessExecutor(Front):
         if logits_post_processors is not None:
             assert load_runner is load_model_runner, "another runner does not take them"
             self._load_runner = partial(load_model_runner, post_processors=logits_post_processors)
-        self._leader = _InProcessLeader(self, config.max_in_flight, stats_seconds=config.stats_check_period_ms / 2000)
+        self._leader = _InProcessLeader(
+            self,
+            partial(RequestBook, config.max_in_flight, preemption_rows=config.preemption_rows),
+            stats_seconds=config.stats_check_period_ms / 2000,
+        )
         self._started = threading.Event()
         self._start_error: Exception | None = None
         self._thread = threading.Thread(target=self._run, name="inflight-engine", daemon=True)
@@ -136,12 +141,15 @@ class _InProcessLeader:
     """Implements rank.callbacks.Leader. Other threads append to `inbox`: a Request, the id of one to cancel, or the
     sequence of one."""
 
-    def __init__(self, front: InProcessExecutor, max_in_flight: int, *, stats_seconds: float) -> None:
-        """`stats_seconds`: shortest time between two reports of a busy engine's newest statistics."""
+    def __init__(
+        self, front: InProcessExecutor, make_book: Callable[..., RequestBook], *, stats_seconds: float
+    ) -> None:
+        """`make_book`: as the configuration says; takes `grammars` and `adapters`. `stats_seconds`: shortest
+        time between two reports of a busy engine's newest statistics."""
         self.inbox: deque[Request | int | CancelSequence] = deque()
         self.news = threading.Event()
-        self._max_in_flight = max_in_flight
-        self._book = RequestBook(max_in_flight)
+        self._make_book = make_book
+        self._book = make_book()
         self._front = front
         self.wants_iteration_stats = front._statistics.wants_iterations
         self.wants_request_stats = front._statistics.wants_requests
@@ -152,7 +160,7 @@ class _InProcessLeader:
 
     def use(self, grammars: Grammars | None, adapters: AdapterLibrary | None) -> None:
         """Before the first request: the grammars and adapters that requests may ask for."""
-        self._book = RequestBook(self._max_in_flight, grammars=grammars, adapters=adapters)
+        self._book = self._make_book(grammars=grammars, adapters=adapters)
 
     def shut_down(self) -> None:
         self._shutdown = True

@@ -89,6 +89,7 @@ class Histories(RuleBasedStateMachine):
         copies_used_blocks=st.booleans(),
         num_host_blocks=st.sampled_from([0, 1, 4, 20]),
         min_offload_priority=st.sampled_from([0, 30, 50]),
+        preempts=st.booleans(),
     )
     def start(
         self,
@@ -103,6 +104,7 @@ class Histories(RuleBasedStateMachine):
         copies_used_blocks: bool,
         num_host_blocks: int,
         min_offload_priority: int,
+        preempts: bool,
     ) -> None:
         """A pool that holds the longest sequence and little more. Only the first rank notes events."""
         self.max_batch_size = max_batch_size
@@ -117,6 +119,7 @@ class Histories(RuleBasedStateMachine):
                     max_seq_len=MAX_SEQ_LEN,
                     enable_chunked_context=chunked,
                     enable_reuse=reuse,
+                    priority_preemption=preempts and policy is not SchedulerPolicy.STATIC_BATCH,
                     hash_key=bytes([rank]),
                     kv_cache={
                         "enable_partial_reuse": partial,

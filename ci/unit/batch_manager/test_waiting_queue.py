@@ -7,11 +7,11 @@ import random
 import pytest
 from harness import Harness, make_request
 
-from inflight.batch_manager.sequence import Sequence, SequenceStatus
+from inflight.batch_manager.sequence import Order, Sequence, SequenceStatus
 from inflight.batch_manager.waiting_queue import WaitingQueue
 
 
-def make_sequence(order: tuple[int, float, int]) -> Sequence:
+def make_sequence(order: Order) -> Sequence:
     sequence = Sequence(make_request(order[2], 3), max_seq_len=64)
     sequence.order = order
     return sequence

@@ -125,6 +125,22 @@ def test_a_paused_one_goes_on(small: GenerationExecutor, alone: dict[str, Genera
     assert max(stats.inflight_batching_stats.num_paused_requests for stats in small.get_stats()) > 0
 
 
+def test_each_gives_way_to_more_important_ones(alone: dict[str, GenerationResult]) -> None:
+    """All at the lowest priority, while others that need every row come and go."""
+    with serve(priority_preemption=True, max_batch_size=8, max_beam_width=4) as service:
+        results = [(kind.feature, start(service, kind, priority=0.0)) for kind in KINDS]
+        num_paused = 0
+        while not all(result.done for _, result in results):
+            urgent = {"max_tokens": 3, "end_ids": [], "priority": 1.0}
+            for each in [service.generate_async([5, number], **urgent) for number in range(8)]:  # type: ignore[arg-type]
+                each.result()
+            stats = service.get_stats()
+            num_paused = max([num_paused, *(each.inflight_batching_stats.num_paused_requests for each in stats)])
+        assert num_paused > 0
+        for feature, result in results:
+            assert_equal(result, alone[feature], feature)
+
+
 @pytest.fixture(scope="module")
 def small() -> Any:
     with serve(

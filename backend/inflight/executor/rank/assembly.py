@@ -86,6 +86,7 @@ def make_manager(
         policy=config.batch_scheduler_policy,
         enable_chunked_context=config.enable_chunked_context,
         num_adapter_slots=runner.limits.num_adapter_slots,
+        priority_preemption=config.priority_preemption,
     )
     return GptManager(
         runner=runner,

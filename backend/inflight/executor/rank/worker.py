@@ -84,6 +84,7 @@ def _serve(config: EngineConfig, launch: Launch, group: RankGroup, runner: Loade
             adapters=runner.adapter_library,
             tick_seconds=min(MAX_TICK_SECONDS, config.worker_heartbeat_timeout_ms / 1000 / TICKS_PER_TIMEOUT),
             stats_seconds=config.stats_check_period_ms / 2000,
+            preemption_rows=config.preemption_rows,
         )
     rank = RankCallbacks(group, leader, runner.adapters)
     manager = make_manager(

@@ -63,6 +63,31 @@ def test_the_maximum_counts_sequences_and_the_head_is_not_overtaken() -> None:
     assert book.take(2) == ([], {}) and len(book.take(3)[0]) == 1, "each beam takes a place"
 
 
+def test_requests_of_higher_priority_go_beyond_the_room_if_others_can_give_way() -> None:
+    book = RequestBook(preemption_rows=4)
+    for request_id, priority, width in ((1, 0.5, 2), (2, 0.1, 2)):
+        book.submit(A, make_request(request_id, 2, priority=priority, num_return_sequences=width))
+    assert [request.request_id for request in book.take(4)[0]] == [1, 2]
+    for request_id, priority, width in ((3, 0.1, 1), (4, 0.5, 1), (5, 0.9, 1), (6, 0.9, 1)):
+        book.submit(A, make_request(request_id, 2, priority=priority, num_return_sequences=width))
+    assert [request.request_id for request in book.take(0)[0]] == [5, 6], "with 1 they fill the four rows"
+    end(book, 5)
+    assert [request.request_id for request in book.take(0)[0]] == [4]
+    end(book, 1)
+    assert book.take(0) == ([], {}), "3 is not more important than 2"
+    assert [request.request_id for request in book.take(1)[0]] == [3]
+
+
+def test_a_request_wider_than_what_gives_way_waits() -> None:
+    book = RequestBook(preemption_rows=4)
+    book.submit(A, make_request(1, 2, priority=0.5, num_return_sequences=2))
+    book.submit(A, make_request(2, 2, priority=0.1, num_return_sequences=2))
+    book.take(4)
+    book.submit(A, make_request(3, 2, priority=0.9, num_return_sequences=3))
+    book.submit(A, make_request(4, 2, priority=0.5, num_return_sequences=3))
+    assert [request.request_id for request in book.take(0)[0]] == [3], "4 would need a row of 1, its equal"
+
+
 def test_the_fronts_take_turns() -> None:
     book = RequestBook()
     for request_id in range(1, 101):

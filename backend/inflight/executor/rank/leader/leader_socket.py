@@ -72,15 +72,18 @@ class LeaderSocket:
         adapters: AdapterLibrary | None = None,
         tick_seconds: float = 1.0,
         stats_seconds: float = 0.05,
+        preemption_rows: int = 0,
     ) -> None:
         """`path`: of the socket. `tick_seconds`: interval at which all ranks must answer. `stats_seconds`: shortest
-        time between two reports of a busy engine's statistics."""
+        time between two reports of a busy engine's statistics. `preemption_rows`: see RequestBook."""
         self._limits = limits
         self._description = description
         self._max_in_flight = max_in_flight
         self._tick_seconds = tick_seconds
         self._stats_seconds = stats_seconds
-        self._book = RequestBook(max_in_flight, grammars=grammars, adapters=adapters, limits=limits)
+        self._book = RequestBook(
+            max_in_flight, grammars=grammars, adapters=adapters, limits=limits, preemption_rows=preemption_rows
+        )
         self._fronts: dict[bytes, Hello] = {}
         """ZeroMQ identity of each front -> how it introduced itself."""
         self._iterations = Iterations()

@@ -55,13 +55,17 @@ class RequestBook:
         grammars: Grammars | None = None,
         adapters: AdapterLibrary | None = None,
         limits: RequestLimits | None = None,
+        preemption_rows: int = 0,
     ) -> None:
         """`max_in_flight`: waiting and active requests of all fronts together; 0 = no limit. `clock`: seconds.
         `grammars`: None = requests with a grammar are refused. `adapters`: the same for low-rank adapters. `limits`:
-        None = every front has validated its requests."""
+        None = every front has validated its requests. `preemption_rows`: rows of the ranks' batch, of which those of
+        lower priority give way to others; 0 = none does."""
         self._max_in_flight = max_in_flight
         self._limits = limits
         self._clock = clock
+        self._preemption_rows = preemption_rows
+        self._active: dict[int, Request] = {}  # those that the ranks have not answered to the end
         self._queue = RequestQueue()
         self._leases = Leases(grammars, adapters)
         self._suspects: dict[int, Request] = {}  # those that ranks may have died of, in order of arrival
@@ -199,7 +203,8 @@ class RequestBook:
 
         The new requests have at most `max_sequences` sequences together; a negative number means no limit. The head of
         the queue is never overtaken: if it has more sequences than there is room for, everybody waits behind it. An
-        idle engine takes the head whatever its width, as there will never be more room.
+        idle engine takes the head whatever its width, as there will never be more room. Those that
+        displace active requests of lower priority come in addition.
         """
         self.poll_preparations()
         now = self._clock()
@@ -209,6 +214,7 @@ class RequestBook:
         else:
             requests = self._take_queued(max_sequences if max_sequences >= 0 else math.inf, is_idle=is_idle)
         for request in requests:
+            self._active[request.request_id] = request
             self._started.setdefault(self._fronts[request.request_id], []).append(request.request_id)
         self._queue_seconds = sum(now - self._queued_since.pop(request.request_id) for request in requests)
         stops, self._stops = self._stops, {}
@@ -217,12 +223,19 @@ class RequestBook:
     def _take_queued(self, room: float, *, is_idle: bool) -> list[Request]:
         requests: list[Request] = []
         while self._queue:
-            width = self._queue.head().num_sequences
-            if width > room and (requests or not is_idle):
+            head = self._queue.head()
+            if head.num_sequences > room and (requests or not is_idle) and not self._displaces(head, requests):
                 break
-            room -= width
+            room -= head.num_sequences
             requests.append(self._queue.pop())
         return requests
+
+    def _displaces(self, head: Request, taken: list[Request]) -> bool:
+        """Whether the ranks' batch holds it beside all active requests that are as important: it displaces others."""
+        if not self._preemption_rows:
+            return False
+        as_important = [each for each in (*self._active.values(), *taken) if each.priority >= head.priority]
+        return sum(each.num_sequences for each in (*as_important, head)) <= self._preemption_rows
 
     def _take_suspect(self) -> list[Request]:
         """The first of them, if nothing is active."""
@@ -330,6 +343,7 @@ class RequestBook:
 
     def _forget(self, request_id: int) -> None:
         del self._fronts[request_id]
+        self._active.pop(request_id, None)
         self._deadlines.pop(request_id, None)
         self._queued_since.pop(request_id, None)
         self._stops.pop(request_id, None)
