@@ -67,8 +67,6 @@ _DTYPES: dict[str, Any] = {
     "prompt_table_extra_ids": np.uint64,
     "return_num_input_tokens": np.bool_,
     "return_num_output_tokens": np.bool_,
-    "return_resume_token": np.bool_,
-    "resume_token": np.object_,
     "stream": np.bool_,
     "stop": np.bool_,
 }

@@ -276,3 +276,15 @@ def test_every_sequence_is_waited_for() -> None:
 
     completion = Client(transport=MockTransport(two), resume=True).generate("x", num_return_sequences=2)
     assert [sequence.text for sequence in completion.sequences] == ["a", "b"]
+
+
+async def test_closing_the_client_ends_a_wait_for_the_server() -> None:
+    """gRPC has no status for a channel that was closed."""
+    here, there = Client("localhost:1"), AsyncClient("localhost:1")
+    assert not here.is_ready() and not await there.is_ready()
+    here.close()
+    await there.close()
+    with pytest.raises(Cancelled, match="the client was closed"):
+        here.is_ready()
+    with pytest.raises(Cancelled, match="the client was closed"):
+        await there.is_ready()
