@@ -12,7 +12,7 @@ from inflight_client import Client
 
 with (
     Client(*sys.argv[1:2], resume=True, resume_timeout=120) as client,
-    client.stream("Once upon a time", max_tokens=256, temperature=1.0) as stream,
+    client.stream("Once upon a time", max_tokens=96, temperature=1.0) as stream,
 ):
     for chunk in stream:
         print(chunk.text, end="", flush=True)
