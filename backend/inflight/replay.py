@@ -1,6 +1,7 @@
-"""What new ranks are told of a request that was in flight when earlier ranks died: immutable values.
+"""What ranks are told of a request that earlier ones had begun: immutable values.
 
-Written by the front that keeps the request in its journal; see inflight.executor.front.journal.
+Written by the front that keeps the request in its journal (inflight.executor.front.journal), or made from the resume
+token that a client sends after its whole server has ended (inflight.server.resume_token).
 """
 
 from __future__ import annotations
@@ -32,3 +33,5 @@ class Replay(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     choices depend on scores that no client has; the front drops what was delivered before."""
     is_suspect: bool = False
     """It may be what the ranks died of: until it has its first tokens nothing else runs beside it."""
+    is_resumed: bool = False
+    """Its client asks for it anew, with a resume token: as a new request it may find the queue full."""

@@ -93,8 +93,8 @@ class Request(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """What the leader has found for `lora_request` or `lora_config`, instead of which ranks get it. Set by the leader
     alone."""
     replay: Replay | None = None
-    """Set by the front alone, when new ranks take the request over from ranks that died. What the client has received
-    is not returned again."""
+    """Set by the front, when new ranks take the request over from ranks that died, and by the server for a request that
+    is resumed. What the client has received is not returned again."""
     prompt_tuning_config: PromptTuningConfig | None = None
     """Embeddings of tokens of its own, whose ids in `input_token_ids` begin at the size of the vocabulary."""
 

@@ -27,6 +27,7 @@ SHOWN = {
     "lora": "pirate: '",
     "lora_weights": "weights: '",
     "prompt_embeddings": "embeddings: '",
+    "resume": "resumed 0 times",
     "retention": "blocks were cached",
     "several_sequences": "sequence 2 (length): ",
     "speculative_sampling": "of 8 drafts became text: ",

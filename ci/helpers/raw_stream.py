@@ -136,14 +136,18 @@ def tensors(inputs: dict[str, Any]) -> list[grpcclient.InferInput]:
     return [_tensor(name, value) for name, value in inputs.items()]
 
 
-def _tensor(name: str, value: Any) -> grpcclient.InferInput:
+def as_array(name: str, value: Any) -> np.ndarray:
+    """The array of an input of `llm`."""
     if isinstance(value, np.ndarray):
-        array, kind = value, np_to_triton_dtype(value.dtype)
-    else:
-        values = value if isinstance(value, list) else [value]
-        kind = _TYPES.get(name, "INT32")
-        raw = [item.encode() if isinstance(item, str) else item for item in values] if kind == "BYTES" else values
-        array = np.array(raw, dtype=_NUMPY[kind])
-    tensor = grpcclient.InferInput(name, list(array.shape), kind)
+        return value
+    values = value if isinstance(value, list) else [value]
+    kind = _TYPES.get(name, "INT32")
+    raw = [item.encode() if isinstance(item, str) else item for item in values] if kind == "BYTES" else values
+    return np.array(raw, dtype=_NUMPY[kind])
+
+
+def _tensor(name: str, value: Any) -> grpcclient.InferInput:
+    array = as_array(name, value)
+    tensor = grpcclient.InferInput(name, list(array.shape), np_to_triton_dtype(array.dtype))
     tensor.set_data_from_numpy(array)
     return tensor

@@ -12,9 +12,18 @@ from typing_extensions import Unpack
 from inflight_client._client import CONTROL_TIMEOUT, READY_POLL
 from inflight_client._exceptions import NotReady
 from inflight_client._grpc import DEFAULT_URL, AsyncGrpcTransport
-from inflight_client._protocol import DEFAULT_MODEL, generation_call, has_beams, lora_call, num_sequences, stop_call
+from inflight_client._protocol import (
+    DEFAULT_MODEL,
+    generation_call,
+    has_beams,
+    lora_call,
+    may_stream,
+    num_sequences,
+    stop_call,
+)
+from inflight_client._resume import DEFAULT_RESUME_TIMEOUT, AsyncResumingReplyStream
 from inflight_client._stream import AsyncCompletionStream
-from inflight_client._transport import AsyncTransport
+from inflight_client._transport import AsyncReplyStream, AsyncTransport
 from inflight_client._types import Completion, GenerationOptions, Prompt
 
 
@@ -35,10 +44,16 @@ class AsyncClient:
         model: str = DEFAULT_MODEL,
         timeout: float | None = None,
         transport: AsyncTransport | None = None,
+        resume: bool = False,
+        resume_timeout: float = DEFAULT_RESUME_TIMEOUT,
     ) -> None:
+        """`resume`: whether answers go on when the server ends, from the last token that has come, once it is back or
+        another one has its address; it gets `resume_timeout` seconds for that each time."""
         self._url = url
         self._model = model
         self._timeout = timeout
+        self._resume = resume
+        self._resume_timeout = resume_timeout
         self._transport: AsyncTransport = transport or AsyncGrpcTransport(url)
 
     async def generate(
@@ -47,13 +62,16 @@ class AsyncClient:
         *,
         timeout: float | None = None,
         request_id: str | None = None,
+        resume: bool | None = None,
         **options: Unpack[GenerationOptions],
     ) -> Completion:
         """The whole answer to `prompt`, a text or token ids.
 
-        `timeout` is in seconds and overrides the client's. Raises ClientError, see :mod:`._exceptions`.
+        `timeout`, in seconds, and `resume` override the client's. Raises ClientError, see :mod:`._exceptions`.
         """
-        async with self._open(prompt, dict(options), stream=False, timeout=timeout, request_id=request_id) as stream:
+        async with self._open(
+            prompt, dict(options), stream=False, timeout=timeout, request_id=request_id, resume=resume
+        ) as stream:
             async for _ in stream:
                 pass
         return stream.completion
@@ -64,10 +82,12 @@ class AsyncClient:
         *,
         timeout: float | None = None,
         request_id: str | None = None,
+        resume: bool | None = None,
         **options: Unpack[GenerationOptions],
     ) -> AsyncCompletionStream:
-        """Chunks of the answer as they are generated. `timeout` (seconds) applies to the whole answer."""
-        return self._open(prompt, dict(options), stream=True, timeout=timeout, request_id=request_id)
+        """Chunks of the answer as they are generated. `timeout` (seconds) applies to the whole answer; it and `resume`
+        override the client's."""
+        return self._open(prompt, dict(options), stream=True, timeout=timeout, request_id=request_id, resume=resume)
 
     async def stop(self, request_id: str) -> None:
         """Ask the server to stop the request with that id, which another client may have sent.
@@ -130,11 +150,18 @@ class AsyncClient:
         stream: bool,
         timeout: float | None,
         request_id: str | None,
+        resume: bool | None,
     ) -> AsyncCompletionStream:
         deadline = self._timeout if timeout is None else timeout
+        resumes = self._resume if resume is None else resume
+        # Of an answer that is not streamed a client has nothing to go on from.
+        stream = stream or (resumes and may_stream(options))
         call = generation_call(
             prompt, options, model=self._model, stream=stream, timeout=deadline, request_id=request_id
         )
-        return AsyncCompletionStream(
-            self._transport.open(call), call.request_id, num_sequences(call), has_beams=has_beams(call)
+        replies: AsyncReplyStream = (
+            AsyncResumingReplyStream(self._transport, call, self._resume_timeout)
+            if resumes
+            else self._transport.open(call)
         )
+        return AsyncCompletionStream(replies, call.request_id, num_sequences(call), has_beams=has_beams(call))

@@ -10,9 +10,18 @@ from typing_extensions import Unpack
 
 from inflight_client._exceptions import NotReady
 from inflight_client._grpc import DEFAULT_URL, GrpcTransport
-from inflight_client._protocol import DEFAULT_MODEL, generation_call, has_beams, lora_call, num_sequences, stop_call
+from inflight_client._protocol import (
+    DEFAULT_MODEL,
+    generation_call,
+    has_beams,
+    lora_call,
+    may_stream,
+    num_sequences,
+    stop_call,
+)
+from inflight_client._resume import DEFAULT_RESUME_TIMEOUT, ResumingReplyStream
 from inflight_client._stream import CompletionStream
-from inflight_client._transport import Transport
+from inflight_client._transport import ReplyStream, Transport
 from inflight_client._types import Completion, GenerationOptions, Prompt
 
 CONTROL_TIMEOUT = 5.0
@@ -38,10 +47,16 @@ class Client:
         model: str = DEFAULT_MODEL,
         timeout: float | None = None,
         transport: Transport | None = None,
+        resume: bool = False,
+        resume_timeout: float = DEFAULT_RESUME_TIMEOUT,
     ) -> None:
+        """`resume`: whether answers go on when the server ends, from the last token that has come, once it is back or
+        another one has its address; it gets `resume_timeout` seconds for that each time."""
         self._url = url
         self._model = model
         self._timeout = timeout
+        self._resume = resume
+        self._resume_timeout = resume_timeout
         self._transport: Transport = transport or GrpcTransport(url)
 
     def generate(
@@ -50,13 +65,16 @@ class Client:
         *,
         timeout: float | None = None,
         request_id: str | None = None,
+        resume: bool | None = None,
         **options: Unpack[GenerationOptions],
     ) -> Completion:
         """The whole answer to `prompt`, a text or token ids.
 
-        `timeout` is in seconds and overrides the client's. Raises ClientError, see :mod:`._exceptions`.
+        `timeout`, in seconds, and `resume` override the client's. Raises ClientError, see :mod:`._exceptions`.
         """
-        with self._open(prompt, dict(options), stream=False, timeout=timeout, request_id=request_id) as stream:
+        with self._open(
+            prompt, dict(options), stream=False, timeout=timeout, request_id=request_id, resume=resume
+        ) as stream:
             for _ in stream:
                 pass
         return stream.completion
@@ -67,10 +85,12 @@ class Client:
         *,
         timeout: float | None = None,
         request_id: str | None = None,
+        resume: bool | None = None,
         **options: Unpack[GenerationOptions],
     ) -> CompletionStream:
-        """Chunks of the answer as they are generated. `timeout` (seconds) applies to the whole answer."""
-        return self._open(prompt, dict(options), stream=True, timeout=timeout, request_id=request_id)
+        """Chunks of the answer as they are generated. `timeout` (seconds) applies to the whole answer; it and `resume`
+        override the client's."""
+        return self._open(prompt, dict(options), stream=True, timeout=timeout, request_id=request_id, resume=resume)
 
     def stop(self, request_id: str) -> None:
         """Ask the server to stop the request with that id, which another client may have sent.
@@ -133,11 +153,16 @@ class Client:
         stream: bool,
         timeout: float | None,
         request_id: str | None,
+        resume: bool | None,
     ) -> CompletionStream:
         deadline = self._timeout if timeout is None else timeout
+        resumes = self._resume if resume is None else resume
+        # Of an answer that is not streamed a client has nothing to go on from.
+        stream = stream or (resumes and may_stream(options))
         call = generation_call(
             prompt, options, model=self._model, stream=stream, timeout=deadline, request_id=request_id
         )
-        return CompletionStream(
-            self._transport.open(call), call.request_id, num_sequences(call), has_beams=has_beams(call)
+        replies: ReplyStream = (
+            ResumingReplyStream(self._transport, call, self._resume_timeout) if resumes else self._transport.open(call)
         )
+        return CompletionStream(replies, call.request_id, num_sequences(call), has_beams=has_beams(call))

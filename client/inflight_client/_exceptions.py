@@ -135,6 +135,7 @@ _CODES_OF_WORDS = {
     _QUEUE_FULL: "UNAVAILABLE",
     "server is stopping": "UNAVAILABLE",
     "server not ready": "UNAVAILABLE",
+    "is not healthy": "UNAVAILABLE",  # the stub of the model has died
     "unexpected inference input": "INVALID_ARGUMENT",
     "unexpected inference output": "INVALID_ARGUMENT",
     "unexpected shape for input": "INVALID_ARGUMENT",

@@ -90,6 +90,8 @@ class GrpcTransport:
             answer = self._stub.ModelReady(service_pb2.ModelReadyRequest(name=model), timeout=timeout)
         except grpc.RpcError as error:
             return _not_ready(_client_error(error))
+        except ValueError:
+            raise _closed() from None
         return bool(answer.ready)
 
     def model_config(self, model: str, timeout: float) -> dict[str, Any]:
@@ -146,6 +148,8 @@ class AsyncGrpcTransport:
             answer = await self._connected().ModelReady(service_pb2.ModelReadyRequest(name=model), timeout=timeout)
         except grpc.RpcError as error:
             return _not_ready(_client_error(error))
+        except grpc.aio.UsageError:
+            raise _closed() from None
         return bool(answer.ready)
 
     async def model_config(self, model: str, timeout: float) -> dict[str, Any]:
@@ -228,6 +232,11 @@ def _decode(message: Any) -> Reply:
 
 def _client_error(error: Any, request_id: str = "") -> ClientError:
     return error_from_status(error.code().name, error.details() or "", request_id=request_id)
+
+
+def _closed() -> ClientError:
+    """What gRPC says of a channel that was closed, by an exception of no status."""
+    return error_from_status("CANCELLED", "the client was closed")
 
 
 def _not_ready(error: ClientError) -> bool:

@@ -6,6 +6,7 @@ from __future__ import annotations
 import difflib
 import secrets
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -139,6 +140,25 @@ def has_beams(call: Call) -> bool:
     """Whether each reply of a stream holds all of its sequence's text so far."""
     width = _scalar(call.inputs, "beam_width")
     return width is not None and int(width) > 1
+
+
+def may_stream(options: Mapping[str, object]) -> bool:
+    """Whether the joined chunks of a stream are what the answer would be without streaming: beams replace each other,
+    and a stream never repeats its prompt."""
+    return options.get("exclude_input_in_output", True) is True and options.get("beam_width") in (None, 1)
+
+
+def resumable(call: Call, token: Sequence[bytes], timeout: float | None) -> Call:
+    """The call, which asks for a resume token and, if there is one already, goes on behind its parts."""
+    inputs = {**call.inputs, "return_resume_token": np.ones(1, np.bool_)}
+    if token:
+        inputs["resume_token"] = strings((b"".join(token).decode(),))
+    return replace(call, inputs=inputs, timeout=timeout)
+
+
+def resume_token_of(reply: Reply) -> list[bytes]:
+    """The parts of the resume token that it holds."""
+    return _flat(reply.outputs, "resume_token")
 
 
 def chunk_from_reply(reply: Reply) -> Chunk | None:

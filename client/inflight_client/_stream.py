@@ -13,6 +13,7 @@ from types import TracebackType
 
 from inflight_client._exceptions import ClientError, ConnectionLost
 from inflight_client._protocol import chunk_from_reply
+from inflight_client._resume import AsyncResumingReplyStream, ResumingReplyStream
 from inflight_client._transport import AsyncReplyStream, Reply, ReplyStream
 from inflight_client._types import Chunk, Completion, CompletionBuilder
 
@@ -72,6 +73,11 @@ class CompletionStream(Iterator[Chunk]):
     @property
     def request_id(self) -> str:
         return self._answer.request_id
+
+    @property
+    def num_resumes(self) -> int:
+        """How often the answer has gone on after its server had ended, see `resume`."""
+        return self._replies.num_resumes if isinstance(self._replies, ResumingReplyStream) else 0
 
     @property
     def completion(self) -> Completion:
@@ -140,6 +146,11 @@ class AsyncCompletionStream(AsyncIterator[Chunk]):
     @property
     def request_id(self) -> str:
         return self._answer.request_id
+
+    @property
+    def num_resumes(self) -> int:
+        """How often the answer has gone on after its server had ended, see `resume`."""
+        return self._replies.num_resumes if isinstance(self._replies, AsyncResumingReplyStream) else 0
 
     @property
     def completion(self) -> Completion:

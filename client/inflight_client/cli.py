@@ -67,16 +67,21 @@ Lora = Annotated[str | None, typer.Option("--lora", help="LoRA adapter of the se
 Stop = Annotated[list[str] | None, typer.Option("--stop", help="End where this text appears; may be repeated.")]
 
 
+Resume = Annotated[
+    bool, typer.Option("--resume", help="When the server ends, wait for it and go on behind the last token.")
+]
+
+
 def main() -> None:
     """Entry point of the console command."""
     app()
 
 
-def connect(url: str, model: str, timeout: float | None = None) -> Client:
+def connect(url: str, model: str, timeout: float | None = None, resume: bool = False) -> Client:
     """A client for one command. Tests replace this function."""
     from inflight_client._client import Client
 
-    return Client(url, model=model, timeout=timeout)
+    return Client(url, model=model, timeout=timeout, resume=resume)
 
 
 @app.command()
@@ -96,6 +101,7 @@ def generate(
     prompt_table: PromptTable = None,
     lora: Lora = None,
     timeout: Timeout = None,
+    resume: Resume = False,
     num_return_sequences: Annotated[
         int,
         typer.Option("--num-return-sequences", help="Independent continuations, printed one after the other.", min=1),
@@ -138,7 +144,7 @@ def generate(
         options["num_log_probs"] = log_probs
     text = sys.stdin.read() if prompt == "-" else prompt
     started = time.monotonic()
-    with failing_in_words(), connect(url, model, timeout) as client, client.stream(text, **options) as stream:
+    with failing_in_words(), connect(url, model, timeout, resume) as client, client.stream(text, **options) as stream:
         if num_return_sequences > 1:
             write_sequences(stream)
         else:
@@ -166,6 +172,7 @@ def chat(
     seed: Seed = None,
     repetition_penalty: Repetition = None,
     stop: Stop = None,
+    resume: Resume = False,
 ) -> None:
     """Talk with a model. Ctrl-C stops the running answer, Ctrl-D ends."""
     from inflight_client.chat import ChatError, ChatSession, load_chat_template, tokenizer_folder
@@ -180,7 +187,7 @@ def chat(
         "repetition_penalty": repetition_penalty,
         "stop_words": stop,
     }
-    with failing_in_words(), connect(url, model) as client:
+    with failing_in_words(), connect(url, model, None, resume) as client:
         folder = tokenizer or tokenizer_folder(client.model_config())
         if folder is None:
             raise ChatError("the served checkpoint is not on this machine; name a copy of it with --tokenizer")

@@ -34,6 +34,7 @@ from inflight.server.preparation import Preparation
 from inflight.server.read_limits import read_limits
 from inflight.server.reply import Reply
 from inflight.server.request_builder import RequestBuilder
+from inflight.server.resumption import Resumption, checkpoint_digest
 from inflight.server.self_unload import is_supervised, unload_itself
 from inflight.server.tensors.client_request import ClientRequest
 from inflight.server.tensors.dialect import Dialect
@@ -95,7 +96,9 @@ class BackendServer:
         self._model_name = model_name
         self._spans = spans
         builder = RequestBuilder(tokenizer, executor.limits, executor.generation_defaults)
-        self._preparation = Preparation(tokenizer, builder, config.exclude_input_in_output, dialect.repeats)
+        folders = (config.gpt_model_path, config.tokenizer_dir)
+        resumption = Resumption(checkpoint_digest(folders, executor.description))
+        self._preparation = Preparation(tokenizer, builder, resumption, config.exclude_input_in_output, dialect.repeats)
         self._read_limits = read_limits(config, executor.limits, tokenizer)
         self._items = WorkItems()
         self._metrics = MetricsThread(

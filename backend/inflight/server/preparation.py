@@ -10,6 +10,8 @@ from collections.abc import Collection
 from inflight.request import Request
 from inflight.server.beam_output import BeamOutput
 from inflight.server.request_builder import RequestBuilder
+from inflight.server.resume_token import ResumeToken
+from inflight.server.resumption import Resumption, seeded
 from inflight.server.sequence_output import Prompt, SequenceOutput
 from inflight.server.tensors.client_request import ClientRequest
 from inflight.server.work_item import WorkItem
@@ -26,12 +28,14 @@ class Preparation:
         self,
         tokenizer: Tokenizer,
         builder: RequestBuilder,
+        resumption: Resumption,
         exclude_input_in_output: bool,
         repeats: Collection[str] = (),
     ) -> None:
         """`exclude_input_in_output`: the default for requests that do not set it. `repeats`: see Dialect."""
         self._tokenizer = tokenizer
         self._builder = builder
+        self._resumption = resumption
         self._exclude_input = exclude_input_in_output
         self._repeats = repeats
 
@@ -39,8 +43,17 @@ class Preparation:
         """Raises RequestError if the item cannot be served, or was cancelled or stopped meanwhile."""
         item.check_wanted()
         client = item.client
-        request = self._builder.build(client, item.request.request_id, item.request.client_id)
-        item.prepare(request, self._outputs(client, request))
+        token = ResumeToken.parse(client.resume_token) if client.resume_token else None
+        said = client if token is None else seeded(client, token)
+        request = self._builder.build(said, item.request.request_id, item.request.client_id)
+        outputs = self._outputs(client, request)
+        if token is None:
+            writer = self._resumption.begin(client, request)
+        else:
+            request, delivered, writer = self._resumption.resume(client, request, token)
+            for output, (sequence, finish_reason) in zip(outputs, delivered, strict=True):
+                output.resume(sequence, finish_reason)
+        item.prepare(request, outputs, writer)
         item.check_wanted()
 
     def _outputs(self, client: ClientRequest, request: Request) -> list[SequenceOutput]:

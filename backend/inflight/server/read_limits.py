@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from inflight.config import EngineConfig
 from inflight.request_limits import RequestLimits
+from inflight.server.resume_token import max_bytes
 from inflight.server.tensors.tensor_values import ReadLimits
 from inflight.text.tokenizer import Tokenizer
 
@@ -15,4 +16,5 @@ def read_limits(config: EngineConfig, limits: RequestLimits, tokenizer: Tokenize
         vocab_size=limits.vocab_size,
         max_bytes_per_token=tokenizer.max_bytes_per_token,
         max_prompt_embedding_bytes=limits.max_prompt_embedding_bytes,
+        max_resume_token_bytes=max_bytes(limits),
     )

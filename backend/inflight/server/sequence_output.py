@@ -11,6 +11,8 @@ from typing import Any
 
 import numpy as np
 
+from inflight.errors import InvalidRequest
+from inflight.replay import DeliveredSequence
 from inflight.result import FinishReason, Result
 from inflight.server.tensors.chunk import Chunk
 from inflight.server.tensors.tensor_values import Array
@@ -54,7 +56,7 @@ class SequenceOutput:
         self._detokenizer = detokenizer
         self.finish_reason = FinishReason.NOT_FINISHED
         self.num_tokens = 0
-        """Generated tokens, without those that follow a stop string."""
+        """Tokens generated here, without those that follow a stop string."""
         self.has_streamed = False
         """Whether a chunk before its last one was taken."""
         self.is_delivered = False
@@ -92,6 +94,17 @@ class SequenceOutput:
             self.finish_reason = result.finish_reason or FinishReason.LENGTH
         if self._detokenizer.is_stopped:
             self.finish_reason = FinishReason.STOP_WORDS
+
+    def resume(self, delivered: DeliveredSequence, finish_reason: FinishReason) -> None:
+        """Go on behind what the client has from a server that ended. Raises InvalidRequest if the sequence had ended
+        with a stop string before."""
+        self._detokenizer.push(delivered.token_ids)
+        self._cum_log_prob = delivered.cum_log_prob
+        self.has_streamed = bool(delivered.token_ids)
+        self.finish_reason = finish_reason
+        self.is_delivered = self.is_finished
+        if self._detokenizer.is_stopped and not self.is_finished:
+            raise InvalidRequest("resume_token holds a stop string, behind which nothing is generated")
 
     def take_chunk(self, num_input_tokens: int, unfinished: str) -> Chunk:
         """All that was not delivered, and what is repeated. `unfinished`: the finish reason that a chunk has before the

@@ -25,6 +25,7 @@ from inflight.request import Request
 from inflight.result import FinishReason, PerfMetrics, Result
 from inflight.server.batch_reply import PromptReply
 from inflight.server.reply import Reply
+from inflight.server.resume_token import Part, ResumeTokenWriter
 from inflight.server.sequence_output import SequenceOutput
 from inflight.server.tensors.chunk import Chunk
 from inflight.server.tensors.client_request import ClientRequest
@@ -66,6 +67,7 @@ class WorkItem:
         self._dialect = dialect
         self._gathers = gathers
         self._outputs: list[SequenceOutput] = []
+        self._resume_token: ResumeTokenWriter | None = None
         self._stopped: list[int] = []
         self._groups: list[list[SequenceOutput]] = []
         """Those whose tokens share responses."""
@@ -74,8 +76,11 @@ class WorkItem:
         self._waits_for_text = client.input_ids is None and (requested is None or "text_output" in requested)
         self._lock = threading.Lock()
 
-    def prepare(self, request: Request, outputs: list[SequenceOutput]) -> None:
-        """Set the request that the engine will get, and an output for each of its sequences.
+    def prepare(
+        self, request: Request, outputs: list[SequenceOutput], resume_token: ResumeTokenWriter | None = None
+    ) -> None:
+        """Set the request that the engine will get, an output for each of its sequences, and what writes its resume
+        token.
 
         The time that was spent before this call is taken off the request's allotted time. Raises RequestTimedOut if
         none is left.
@@ -86,6 +91,7 @@ class WorkItem:
                 raise RequestTimedOut(f"request Id {self.shown_id} waited longer than the time it was allotted")
             request = structs.replace(request, allotted_time_ms=left)
         self.request = request
+        self._resume_token = resume_token
         self._outputs = outputs
         self._groups = [outputs] if self._gathers else [[output] for output in outputs]
 
@@ -237,5 +243,18 @@ class WorkItem:
     def _take_chunks(self, group: list[SequenceOutput]) -> list[Chunk]:
         num_input_tokens, unfinished = len(self.request.input_token_ids), self._dialect.unfinished
         chunks = [output.take_chunk(num_input_tokens, unfinished) for output in group]
+        if self._resume_token is not None:
+            reasons = [output.finish_reason for output in group]
+            chunks = [self._with_resume_token(*each) for each in zip(chunks, reasons, strict=True)]
         index = self.client.batch_index
         return chunks if index is None else [replace(chunk, batch_index=index) for chunk in chunks]
+
+    def _with_resume_token(self, chunk: Chunk, finish_reason: FinishReason) -> Chunk:
+        assert self._resume_token is not None
+        part = Part(
+            sequence_index=chunk.sequence_index,
+            token_ids=chunk.generated_ids,
+            cum_log_prob=chunk.cum_log_prob if self.request.output_config.return_log_probs else None,
+            finish_reason=finish_reason,
+        )
+        return replace(chunk, resume_token=self._resume_token.write(part))

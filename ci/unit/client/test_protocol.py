@@ -78,7 +78,7 @@ def test_each_status_has_its_exception(code: str, message: str, kind: type[Clien
             InvalidRequest,
         ),
         ("Request was cancelled", "CANCELLED", Cancelled),
-        ("Stub process 'llm_0_0' is not healthy.", "UNKNOWN", ServerFailure),
+        ("Stub process 'llm_0_0' is not healthy.", "UNAVAILABLE", Unavailable),
         ("no kernel for this device [CUDA]", "UNKNOWN", ServerFailure),
     ],
 )

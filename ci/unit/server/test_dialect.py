@@ -272,6 +272,7 @@ def test_outputs_have_the_shapes_and_types_of_the_table() -> None:
         additional_outputs=["hidden_states"],
         gather_context=True,
         num_return_sequences=3,
+        return_resume_token=True,
     )
     plain = Chunk(
         sequence_index=2, text="é", token_ids=[1, 2], log_probs=[-1.0, -2.0], cum_log_prob=-3.0, finish_reason="stop"
@@ -287,6 +288,7 @@ def test_outputs_have_the_shapes_and_types_of_the_table() -> None:
         generation_logits=np.zeros((2, 300), np.float32),
         hidden_states=np.zeros((2, 8), np.float32),
         context_hidden_states=np.zeros((5, 8), np.float32),
+        resume_token="ab.",
         perf_metrics=PerfMetrics(arrival_time_ns=2**40, total_draft_tokens=4, total_accepted_draft_tokens=3),
     )
     written = LLM.write([chunk], client, None)
@@ -309,6 +311,7 @@ def test_outputs_have_the_shapes_and_types_of_the_table() -> None:
         "context_hidden_states": (5, 8),
         "num_input_tokens": (1,),
         "num_output_tokens": (1,),
+        "resume_token": (1,),
         **dict.fromkeys(PERF_METRICS, (1,)),
     }
     assert written["arrival_time_ns"] == [2**40] and written["acceptance_rate"] == [0.75]

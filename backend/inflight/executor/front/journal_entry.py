@@ -79,6 +79,19 @@ class JournalEntry:
     """The ranks that may have died of it could not be brought back."""
     _is_cancelled: bool = False
 
+    def __post_init__(self) -> None:
+        """Of a request that is resumed its client has something from ranks that this front never had."""
+        delivered = [] if self.request.replay is None else self.request.replay.sequences
+        for index, each in enumerate(delivered):
+            self.is_started = True
+            self._num_delivered += len(each.token_ids)
+            self.sequences[index] = Delivered(
+                token_ids=list(each.token_ids),
+                cum_log_prob=each.cum_log_prob,
+                num_iterations=each.num_iterations,
+                is_finished=each.is_finished,
+            )
+
     # -- responses of ranks --------------------------------------------------------------------------------------------
 
     def place(self, placement: Placement | None) -> None:

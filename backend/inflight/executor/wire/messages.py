@@ -168,6 +168,11 @@ def encode(message: FromFront | FromLeader) -> bytes:
     return _encoder.encode(message)
 
 
+def encode_request(request: Request) -> bytes:
+    """Equal requests have equal bytes."""
+    return _encoder.encode(request)
+
+
 def as_received(request: Request) -> Request:
     """A copy of the request as every rank will decode it. Raises InvalidRequest if a field has a wrong type: programs
     can make such a Request, and the leader would drop its message, so that nobody ever answered it."""

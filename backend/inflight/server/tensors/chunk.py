@@ -34,6 +34,8 @@ class Chunk:
 
     perf_metrics: PerfMetrics | None = None
     """Of the whole request, on its last chunk; None if its sequences were ended before the ranks had reported them."""
+    resume_token: str | None = None
+    """What this chunk adds to the resume token of its stream; None = the request has none."""
 
     # None where the chunk has nothing of it. Their first dimension are tokens.
     top_token_ids: Array | None = None
@@ -47,6 +49,11 @@ class Chunk:
     context_hidden_states: Array | None = None
 
     text_of_token: Callable[[int], str] = str
+
+    @property
+    def generated_ids(self) -> list[int]:
+        """`token_ids` without the prompt's."""
+        return self.token_ids[len(self.token_ids) - self.num_output_tokens :]
 
     @property
     def sequence_length(self) -> int:

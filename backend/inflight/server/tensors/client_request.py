@@ -107,6 +107,10 @@ class ClientRequest:
     return_num_input_tokens: bool = False
     return_num_output_tokens: bool = False
     return_perf_metrics: bool = False
+    return_resume_token: bool = False
+    resume_token: str | None = None
+    """What the client has of the same request from a server that ended; empty, as by clients that fill every tensor,
+    counts as unset."""
     # What only switches an output on, where a dialect has a tensor for that.
     return_finish_reason: bool = False
     return_stop_reason: bool = False

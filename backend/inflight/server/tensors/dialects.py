@@ -28,10 +28,18 @@ from inflight.server.tensors.entries import (
     output,
     row,
     scalar,
+    single,
 )
 from inflight.server.tensors.llmapi import LLMAPI
 from inflight.server.tensors.processing import POSTPROCESSING, PREPROCESSING
-from inflight.server.tensors.tensor_values import read_numbers, read_prompt, read_texts, read_token_ids, read_words
+from inflight.server.tensors.tensor_values import (
+    read_numbers,
+    read_prompt,
+    read_resume_token,
+    read_texts,
+    read_token_ids,
+    read_words,
+)
 from inflight.server.tensors.trtllm import ENSEMBLE, TENSORRT_LLM, TENSORRT_LLM_BLS
 from inflight.server.tensors.vllm import VLLM_MODEL
 
@@ -102,6 +110,8 @@ LLM = Dialect(
         scalar("return_num_input_tokens", TensorType.BOOL),
         scalar("return_num_output_tokens", TensorType.BOOL),
         scalar("return_perf_metrics", TensorType.BOOL),
+        scalar("return_resume_token", TensorType.BOOL),
+        scalar("resume_token", TensorType.STRING, read=read_resume_token),
         *RETENTION,
         *LEGACY,
         scalar("stop", TensorType.BOOL),
@@ -122,6 +132,7 @@ LLM = Dialect(
         _array("hidden_states", TensorType.FP32, 3, additional_outputs=HIDDEN_STATES),
         _array("context_hidden_states", TensorType.FP32, 2, gather_context=True, additional_outputs=HIDDEN_STATES),
         *NUM_TOKENS,
+        single("resume_token", TensorType.STRING, "return_resume_token"),
         *PERF_METRICS,
     ),
 )

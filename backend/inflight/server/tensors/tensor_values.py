@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -47,6 +47,7 @@ class ReadLimits:
     max_bytes_per_token: int | None = None
     """Bytes of a prompt's text that one token stands for at most; None = unknown."""
     max_prompt_embedding_bytes: int = 2**25
+    max_resume_token_bytes: int = 2**25
 
 
 def read_scalar(name: str, array: Array, limits: ReadLimits) -> Value:
@@ -87,6 +88,11 @@ def read_prompt(name: str, array: Array, limits: ReadLimits) -> Value:
                 f"the prompt has {size} bytes, which make more than max_input_len {limits.max_input_len} tokens"
             )
     return read_scalar(name, array, limits)
+
+
+def read_resume_token(name: str, array: Array, limits: ReadLimits) -> Value:
+    """A single text, which may be longer than others."""
+    return read_scalar(name, array, replace(limits, max_text_bytes=limits.max_resume_token_bytes))
 
 
 def read_token_ids(name: str, array: Array, limits: ReadLimits) -> Value:

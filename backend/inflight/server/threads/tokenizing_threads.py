@@ -92,5 +92,5 @@ def text_length(client: ClientRequest) -> int:
     num_bytes = sum(len(table.data) for table in tables if table is not None)
     num_bytes += 0 if client.lora_weights is None else client.lora_weights.nbytes
     num_characters = len(client.text or "") + len(client.input_ids or ()) + sum(map(len, words))
-    num_characters += sum(map(len, client.sequences or ()))
+    num_characters += len(client.resume_token or "") + sum(map(len, client.sequences or ()))
     return num_characters + num_bytes // BYTES_PER_CHARACTER

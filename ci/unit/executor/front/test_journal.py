@@ -305,3 +305,29 @@ def test_an_unloaded_adapter_is_forgotten_and_so_are_the_oldest_when_there_are_t
     requests = [submit(front, lora_config=LoraConfig(number)) for number in (1, 2)]
     die(front)
     assert [front.messages[id_].lora_config for id_ in requests] == [LoraConfig(1), LoraConfig(2)]
+
+
+def test_of_a_resumed_request_new_ranks_are_told_also_what_earlier_servers_delivered() -> None:
+    front = start()
+    had = [
+        DeliveredSequence(token_ids=[7, 8], cum_log_prob=-1.0),
+        DeliveredSequence(token_ids=[9], is_finished=True),
+    ]
+    request_id = submit(front, num_return_sequences=2, replay=Replay(sequences=had, is_resumed=True))
+    assert front.messages[request_id].replay == Replay(sequences=had, is_resumed=True)
+    say(front, request_id, [5], cum_log_prob=-1.5, decoding_iter=1)
+    die(front)
+    longer = DeliveredSequence(token_ids=[7, 8, 5], cum_log_prob=-1.5, num_iterations=1)
+    assert replay_of(front, request_id) == Replay(sequences=[longer, had[1]])
+    say(front, request_id, [6], is_final=True, is_sequence_final=True, finish_reason=FinishReason.LENGTH)
+    assert [result.output_token_ids for result in results(front)] == [[5], [6]]
+
+
+def test_a_resumed_request_ends_with_its_tokens_if_it_is_cancelled_before_ranks_begin_it() -> None:
+    front = start()
+    had = [DeliveredSequence(token_ids=[7])]
+    request_id = submit(front, replay=Replay(sequences=had, is_resumed=True))
+    front.lose()
+    front.cancel_request(request_id)
+    (last,) = results(front)
+    assert (last.output_token_ids, last.finish_reason, last.is_final) == ([], FinishReason.CANCELLED, True)

@@ -290,6 +290,13 @@ def test_a_replay_is_taken_even_if_others_have_taken_its_place() -> None:
     assert [request.request_id for request in book.take(9)[0]] == [1, 2]
 
 
+def test_a_request_that_its_client_resumes_may_find_the_queue_full() -> None:
+    book = RequestBook(max_in_flight=1)
+    book.submit(A, make_request(1, 2))
+    book.submit(A, make_request(2, 2, replay=Replay(is_resumed=True)))
+    assert answers(book) == [(2, "UNAVAILABLE", "Exceeds maximum queue size")]
+
+
 def test_a_front_that_leaves_takes_its_requests_along() -> None:
     book = RequestBook()
     for request_id, front in ((1, A), (2, B), (3, A)):

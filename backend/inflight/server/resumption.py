@@ -1,0 +1,95 @@
+"""Whether and from where a request goes on that another server had begun: its resume token against the request.
+
+Tokens are what the request would have had undisturbed only where checkpoint, data type and request are the same, so a
+digest of each is part of every resume token, and another one is refused. Knows no tensors and no text.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from msgspec import structs
+
+from inflight.engine_description import EngineDescription
+from inflight.errors import InvalidRequest
+from inflight.executor.wire.messages import encode_request
+from inflight.replay import DeliveredSequence, Replay
+from inflight.request import Request
+from inflight.result import FinishReason
+from inflight.server.resume_token import Head, ResumeToken, ResumeTokenWriter
+from inflight.server.tensors.client_request import ClientRequest
+
+DIGEST_BYTES = 8
+TAIL_BYTES = 2**16
+"""Of each file of a checkpoint that are read: all of its config.json, and of its weights enough to tell two trainings
+apart without reading gigabytes."""
+FILES = ("*.json", "*.safetensors", "*.model", "*.txt")
+"""Of a checkpoint and of its tokenizer."""
+
+
+def checkpoint_digest(folders: Sequence[str], description: EngineDescription) -> bytes:
+    """Of what decides an engine's tokens: device, data type, and the ends of the files in the folders of the checkpoint
+    and the tokenizer. The same on every machine with the same files."""
+    digest = hashlib.blake2b(repr((description.device, description.dtype)).encode(), digest_size=DIGEST_BYTES)
+    for folder in dict.fromkeys(filter(None, folders)):
+        for path in sorted(path for pattern in FILES for path in Path(folder).glob(pattern)):
+            with path.open("rb") as file:
+                size = file.seek(0, 2)
+                file.seek(max(size - TAIL_BYTES, 0))
+                digest.update(f"{path.name} {size} ".encode() + file.read())
+    return digest.digest()
+
+
+class Resumption:
+    """Of the requests to one engine. Thread safe."""
+
+    def __init__(self, checkpoint: bytes) -> None:
+        """`checkpoint`: see `checkpoint_digest`."""
+        self._checkpoint = checkpoint
+
+    def begin(self, client: ClientRequest, request: Request) -> ResumeTokenWriter | None:
+        """What writes the resume token of a new request; None if it wants none, or is a beam search, no part of which
+        is certain before its end."""
+        if not client.return_resume_token or request.sampling_config.beam_width > 1:
+            return None
+        return ResumeTokenWriter(self._head(client, request))
+
+    def resume(
+        self, client: ClientRequest, request: Request, token: ResumeToken
+    ) -> tuple[Request, list[tuple[DeliveredSequence, FinishReason]], ResumeTokenWriter | None]:
+        """The request as the ranks go on with it, what its client has of each sequence and how it ended, and what
+        writes the rest of its token. Raises InvalidRequest."""
+        if request.sampling_config.beam_width > 1:
+            raise InvalidRequest("resume_token is not supported together with beam_width above 1: send it without")
+        head = self._head(client, request)
+        if token.head.checkpoint != head.checkpoint:
+            raise InvalidRequest(
+                "resume_token is of another checkpoint, device or data type than this model's, which would go on with "
+                "other tokens"
+            )
+        if token.head != head:
+            raise InvalidRequest("resume_token is of another request: send it with the same inputs as before")
+        sequences, reasons = token.delivered(request.num_return_sequences)
+        replay = Replay(sequences=sequences, is_resumed=True) if token.parts else None
+        writer = ResumeTokenWriter(head, token) if client.return_resume_token else None
+        return structs.replace(request, replay=replay), list(zip(sequences, reasons, strict=True)), writer
+
+    def _head(self, client: ClientRequest, request: Request) -> Head:
+        seed = request.sampling_config.seed
+        return Head(checkpoint=self._checkpoint, request=_digest(client, request), seed=seed)
+
+
+def seeded(client: ClientRequest, token: ResumeToken) -> ClientRequest:
+    """The request with the seed that it got when it was accepted first."""
+    return replace(client, seed=token.head.seed) if client.seed is None else client
+
+
+def _digest(client: ClientRequest, request: Request) -> bytes:
+    """Of all that decides a request's output, and whether it is streamed."""
+    bare = structs.replace(request, request_id=0, client_id="", priority=0.5, allotted_time_ms=0, cache_salt="")
+    digest = hashlib.blake2b(encode_request(bare), digest_size=DIGEST_BYTES)
+    digest.update(repr((client.stream, client.stop_words)).encode())
+    return digest.digest()
