@@ -82,7 +82,7 @@ def load_decoder(config: ModelConfig, loader: WeightLoader, num_positions: int) 
     else:
         head_weight_UD = loader.by_vocabulary(family.head, config.vocab_size, config.hidden_size).weight_UD
     loader.checkpoint.refuse_leftovers(ignored)
-    head = VocabularyParallelHead(head_weight_UD, config.vocab_size, loader.group)
+    head = VocabularyParallelHead(head_weight_UD, config.vocab_size, loader.group, loader.deterministic)
     return Decoder(
         embedding=_scaled(embedding, family.embedding_multiplier),
         layers=layers,
@@ -151,6 +151,7 @@ def _load_layer(
             q_norm_E=head_norms[0],
             k_norm_E=head_norms[1],
             norm_eps=eps,
+            deterministic=loader.deterministic,
         ),
         output=_scaled(
             loader.by_inputs(attention.output, prefix, hidden_size, features.queries), family.residual_multiplier

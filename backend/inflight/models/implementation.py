@@ -47,6 +47,11 @@ def _through_transformers(config: EngineConfig, reason: str) -> TransformersConf
             f"tensor_parallel_size is {config.tensor_parallel_size}, but transformers' modelling code computes "
             f"{model.architecture} ({reason}), which runs on one rank only; set tensor_parallel_size to 1"
         )
+    if config.deterministic:
+        raise ConfigurationError(
+            f"deterministic is true, but transformers' modelling code computes {model.architecture} ({reason}), whose "
+            "products depend on the batch; set deterministic to false"
+        )
     logger.info("transformers' modelling code computes %s: %s", model.architecture, reason)
     return model
 
@@ -67,7 +72,9 @@ def load_network(
     with Checkpoint(config.gpt_model_path) as checkpoint:
         if isinstance(model, ModelConfig):
             # One position more than a sequence can have: the next step may have been launched already when it ends.
-            loader = WeightLoader(checkpoint, model.weight_format, group, dtype, device, adapters)
+            loader = WeightLoader(
+                checkpoint, model.weight_format, group, dtype, device, adapters, deterministic=config.deterministic
+            )
             return load_decoder(model, loader, max_seq_len + 1)
         from inflight.models.transformers_loading import load_transformers_decoder
 
