@@ -57,6 +57,8 @@ class EngineConfig:
     """Code that computes the network: native (this engine's), transformers (its own) or auto (native if supported)."""
     dtype: str = "auto"
     """auto (the checkpoint's), float32, bfloat16 or float16: type of weights, activations and KV cache."""
+    deterministic: bool = False
+    """Torch layers and GPU kernels compute the same bits of a token however it is batched, as C++ does, but slower."""
     device: str = "auto"
     """auto (cuda if a GPU is available, else cpu), cpu or cuda."""
 

@@ -39,7 +39,7 @@ class RandomHeads:
     window: int
 
 
-def random_decoder(heads: RandomHeads, dtype: torch.dtype) -> tuple[Decoder, KVCache]:
+def random_decoder(heads: RandomHeads, dtype: torch.dtype, *, deterministic: bool = False) -> tuple[Decoder, KVCache]:
     """Two layers; the second has a window and other sizes. The same numbers for every type, those of bfloat16."""
     generator = torch.Generator().manual_seed(heads.seed)
 
@@ -50,12 +50,18 @@ def random_decoder(heads: RandomHeads, dtype: torch.dtype) -> tuple[Decoder, KVC
     group = TensorParallelGroup.create(SingleRank(), Mapping(), torch.device("cpu"))
     cos_sin = cos_sin_table(RopeConfig(original_max_positions=1024), heads.head_dim, 1024)
 
+    def columns(weight_OI: Tensor) -> ColumnParallelLinear:
+        return ColumnParallelLinear(DenseWeight(weight_OI), None, deterministic=deterministic)
+
+    def rows(weight_OI: Tensor) -> RowParallelLinear:
+        return RowParallelLinear(DenseWeight(weight_OI), None, group, deterministic=deterministic)
+
     def layer(window: int, num_kv_heads: int, inner: int, eps: float) -> DecoderLayer:
         queries = num_kv_heads * heads.queries_of_key
         qkv_size = (queries + 2 * num_kv_heads) * heads.head_dim
         return DecoderLayer(
             input_norm=RMSNorm(1 + random(hidden, scale=0.1), eps),
-            qkv=ColumnParallelLinear(DenseWeight(random(qkv_size, hidden, scale=0.2)), None),
+            qkv=columns(random(qkv_size, hidden, scale=0.2)),
             attention=Attention(
                 num_heads=queries,
                 num_kv_heads=num_kv_heads,
@@ -64,12 +70,13 @@ def random_decoder(heads: RandomHeads, dtype: torch.dtype) -> tuple[Decoder, KVC
                 sliding_window=window,
                 cos_sin=cos_sin,
                 dtype=dtype,
+                deterministic=deterministic,
             ),
-            output=RowParallelLinear(DenseWeight(random(hidden, queries * heads.head_dim, scale=0.05)), None, group),
+            output=rows(random(hidden, queries * heads.head_dim, scale=0.05)),
             post_attention_norm=RMSNorm(1 + random(hidden, scale=0.1), 1e-6),
             mlp=GatedMLP(
-                gate_up=ColumnParallelLinear(DenseWeight(random(2 * inner, hidden, scale=0.1)), None),
-                down=RowParallelLinear(DenseWeight(random(hidden, inner, scale=0.1)), None, group),
+                gate_up=columns(random(2 * inner, hidden, scale=0.1)),
+                down=rows(random(hidden, inner, scale=0.1)),
             ),
         )
 
@@ -77,7 +84,7 @@ def random_decoder(heads: RandomHeads, dtype: torch.dtype) -> tuple[Decoder, KVC
         embedding=VocabularyParallelEmbedding(random(203, hidden, scale=1.0), group),
         layers=[layer(0, heads.num_kv_heads, 90, 1e-6), layer(heads.window, heads.num_kv_heads + 1, 160, 0.5)],
         norm=RMSNorm(1 + random(hidden, scale=0.1), 1e-6),
-        head=VocabularyParallelHead(random(203, hidden, scale=0.1), 203, group),
+        head=VocabularyParallelHead(random(203, hidden, scale=0.1), 203, group, deterministic),
     )
     shape = KVCacheShape(layers=decoder.cache_specs, block_size=BLOCK_SIZE)
     return decoder, KVCache(shape, 1200, torch.device("cpu"))

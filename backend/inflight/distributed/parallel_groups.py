@@ -20,12 +20,14 @@ class ParallelGroups:
     """The ranks of the other stages that hold the same part of every layer."""
 
     @classmethod
-    def create(cls, rank_group: RankGroup, mapping: Mapping, device: torch.device) -> ParallelGroups:
+    def create(
+        cls, rank_group: RankGroup, mapping: Mapping, device: torch.device, *, sums_in_order: bool = False
+    ) -> ParallelGroups:
         """Connect this rank to those with which it computes; `device` is its own. Collective over `rank_group`, whose
-        world ranks `mapping` describes."""
+        world ranks `mapping` describes. `sums_in_order`: see TensorParallelGroup."""
         assert rank_group.size == mapping.size
         return cls(
-            tensor=TensorParallelGroup.create(rank_group, mapping, device),
+            tensor=TensorParallelGroup.create(rank_group, mapping, device, sums_in_order=sums_in_order),
             pipeline=PipelineGroup.create(rank_group, mapping, device),
         )
 

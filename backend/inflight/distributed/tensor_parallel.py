@@ -40,9 +40,13 @@ class TensorParallelGroup:
     size = 1
 
     @staticmethod
-    def create(rank_group: RankGroup, mapping: Mapping, device: torch.device) -> TensorParallelGroup:
+    def create(
+        rank_group: RankGroup, mapping: Mapping, device: torch.device, *, sums_in_order: bool = False
+    ) -> TensorParallelGroup:
         """Connect the ranks that split layers with this one; `device` is this rank's own. Collective over `rank_group`,
-        whose world ranks `mapping` describes."""
+        whose world ranks `mapping` describes. `sums_in_order`: the order in which the ranks' parts of an element are
+        added up does not depend on the tensor's size or on the element's place in it; in shared memory it never does.
+        """
         assert rank_group.size == mapping.size
         if mapping.tp == 1:
             return TensorParallelGroup()
@@ -50,7 +54,7 @@ class TensorParallelGroup:
             collectives = _share_memory(rank_group, mapping)
             if collectives is not None:
                 return SharedMemoryTensorParallelGroup(rank_group.rank % mapping.tp, mapping.tp, collectives)
-        return TorchTensorParallelGroup(rank_group, mapping, device)
+        return TorchTensorParallelGroup(rank_group, mapping, device, sums_in_order=sums_in_order)
 
     def all_reduce(self, x: Tensor) -> Tensor:
         """Sum of every rank's `x`, equal on all of them; may overwrite `x`."""
@@ -89,8 +93,9 @@ class SharedMemoryTensorParallelGroup(TensorParallelGroup):
 class TorchTensorParallelGroup(TensorParallelGroup):
     """Over torch.distributed: its default group or, where there are several, a part of that."""
 
-    def __init__(self, rank_group: RankGroup, mapping: Mapping, device: torch.device) -> None:
+    def __init__(self, rank_group: RankGroup, mapping: Mapping, device: torch.device, *, sums_in_order: bool) -> None:
         join_torch(rank_group, device)
+        self._sums_in_order = sums_in_order
         ranks = mapping.tensor_parallel_ranks(rank_group.rank)
         self.rank = ranks.index(rank_group.rank)
         self.size = mapping.tp
@@ -103,13 +108,23 @@ class TorchTensorParallelGroup(TensorParallelGroup):
             self.all_reduce_min(0)  # connects its ranks
 
     def all_reduce(self, x: Tensor) -> Tensor:
-        dist.all_reduce(x, group=self._group)
-        return x
+        if not self._sums_in_order:
+            dist.all_reduce(x, group=self._group)
+            return x
+        first, *others = self._parts(x)
+        total = first.float()
+        for part in others:
+            total += part
+        return total.to(x.dtype)
 
     def all_gather(self, x: Tensor) -> Tensor:
+        return self._parts(x).movedim(0, -2).flatten(-2)
+
+    def _parts(self, x: Tensor) -> Tensor:
+        """Every rank's `x` (n, ...) in rank order: (size, n, ...)."""
         gathered = x.new_empty((self.size * x.shape[0], *x.shape[1:]))
         _all_gather(gathered, x.contiguous(), group=self._group)
-        return gathered.view(self.size, *x.shape).movedim(0, -2).flatten(-2)
+        return gathered.view(self.size, *x.shape)
 
     def all_reduce_min(self, value: int) -> int:
         smallest = torch.tensor([value], dtype=torch.int64, device=self._device)

@@ -79,6 +79,8 @@ class Attention:
     q_norm_E: Tensor | None = None
     k_norm_E: Tensor | None = None
     norm_eps: float = 1e-6
+    deterministic: bool = False
+    """The bits of a token's result depend on its query and its keys and values alone."""
 
     @property
     def cache_spec(self) -> CacheSpec:
@@ -107,14 +109,22 @@ class Attention:
             self.k_norm_E,
             self.norm_eps,
         )
-        attended_THE = attend(q_THE, cache, metadata, self.scale, self.sliding_window)
+        attended_THE = attend(q_THE, cache, metadata, self.scale, self.sliding_window, self.deterministic)
         return attended_THE.view(-1, self.num_heads * self.head_dim)
 
 
-def attend(q_THE: Tensor, cache: LayerCache, metadata: AttentionMetadata, scale: float, sliding_window: int) -> Tensor:
+def attend(
+    q_THE: Tensor,
+    cache: LayerCache,
+    metadata: AttentionMetadata,
+    scale: float,
+    sliding_window: int,
+    deterministic: bool = False,
+) -> Tensor:
     """(T, H, E) to (T, H, E): causal attention of each token to its sequence's keys, which the cache must hold already.
 
-    With a `sliding_window` above 0 each token attends to that many last keys only, itself included.
+    With a `sliding_window` above 0 each token attends to that many last keys only, itself included. `deterministic`:
+    see Attention.
     """
     out_THE = torch.empty_like(q_THE)
     decodes = metadata.num_decodes
@@ -128,6 +138,7 @@ def attend(q_THE: Tensor, cache: LayerCache, metadata: AttentionMetadata, scale:
             scale,
             sliding_window,
             out=out_THE[:decodes],
+            deterministic=deterministic,
         )
     if metadata.num_prefills:
         inflight_kernels.prefill_attention(
@@ -141,5 +152,6 @@ def attend(q_THE: Tensor, cache: LayerCache, metadata: AttentionMetadata, scale:
             scale,
             sliding_window,
             out=out_THE[decodes:],
+            deterministic=deterministic,
         )
     return out_THE

@@ -3,7 +3,8 @@
 Legend: T tokens, I input features, O output features of this rank.
 A column-parallel layer computes some of the output features. A row-parallel layer uses some of the input features, and
 its outputs are summed over the ranks. The weight's format decides which operation multiplies (weight.py). The products
-of low-rank adapters are added to those of a rank, before any sum over the ranks.
+of low-rank adapters are added to those of a rank, before any sum over the ranks. Deterministic: the bits of a token's
+features depend on that token alone.
 """
 
 from __future__ import annotations
@@ -25,9 +26,10 @@ class ColumnParallelLinear:
     weight: Weight
     bias_O: Tensor | None
     lora: LoraSlots | None = None
+    deterministic: bool = False
 
     def __call__(self, x_TI: Tensor, metadata: AttentionMetadata) -> Tensor:
-        y_TO = self.weight.multiply(x_TI, self.bias_O)
+        y_TO = self.weight.multiply(x_TI, self.bias_O, self.deterministic)
         return y_TO if self.lora is None else self.lora.add(y_TO, x_TI, metadata)
 
 
@@ -40,9 +42,10 @@ class RowParallelLinear:
     """On the leader only, so that the sum contains it once."""
     group: TensorParallelGroup
     lora: LoraSlots | None = None
+    deterministic: bool = False
 
     def __call__(self, x_TI: Tensor, metadata: AttentionMetadata) -> Tensor:
-        y_TO = self.weight.multiply(x_TI, self.bias_O)
+        y_TO = self.weight.multiply(x_TI, self.bias_O, self.deterministic)
         if self.lora is not None:
             y_TO = self.lora.add(y_TO, x_TI, metadata)
         return self.group.all_reduce(y_TO)

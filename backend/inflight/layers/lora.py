@@ -22,6 +22,8 @@ class LoraSlots:
     num_inputs: int
     widths: tuple[int, ...]
     """Output features of each stacked layer, which sum to O."""
+    deterministic: bool = False
+    """The bits of a token's sum depend on that token and its adapter alone."""
     _a: Tensor = field(init=False, default_factory=lambda: torch.empty(0))
     """(N, S * R, I)"""
     _b: Tensor = field(init=False, default_factory=lambda: torch.empty(0))
@@ -71,5 +73,13 @@ class LoraSlots:
         if metadata.adapters_T is None or not len(self._used):
             return y_TO
         return inflight_kernels.lora_add(
-            y_TO, x_TI, self._a, self._b, metadata.adapters_T, self._scales_N, self.widths, ranks=self._ranks_N
+            y_TO,
+            x_TI,
+            self._a,
+            self._b,
+            metadata.adapters_T,
+            self._scales_N,
+            self.widths,
+            deterministic=self.deterministic,
+            ranks=self._ranks_N,
         )

@@ -47,7 +47,9 @@ class VocabularyParallelHead:
     weight_UD: Tensor
     vocab_size: int
     group: TensorParallelGroup
+    deterministic: bool = False
+    """The bits of a row of logits depend on its hidden state alone."""
 
     def __call__(self, hidden_BD: Tensor) -> Tensor:
-        logits_BV = self.group.all_gather(inflight_kernels.linear(hidden_BD, self.weight_UD))
+        logits_BV = self.group.all_gather(inflight_kernels.linear(hidden_BD, self.weight_UD, None, self.deterministic))
         return logits_BV[:, : self.vocab_size]

@@ -17,8 +17,8 @@ from inflight_kernels import Int4Weight
 class Weight(Protocol):
     """A matrix (O, I) in some format."""
 
-    def multiply(self, x_TI: Tensor, bias_O: Tensor | None) -> Tensor:
-        """x W^T + bias: (T, O) of the dtype of `x_TI`."""
+    def multiply(self, x_TI: Tensor, bias_O: Tensor | None, deterministic: bool = False) -> Tensor:
+        """x W^T + bias: (T, O) of the dtype of `x_TI`. `deterministic`: the bits of a row depend on that row alone."""
         ...
 
 
@@ -28,9 +28,9 @@ class DenseWeight:
 
     values_OI: Tensor
 
-    def multiply(self, x_TI: Tensor, bias_O: Tensor | None) -> Tensor:
+    def multiply(self, x_TI: Tensor, bias_O: Tensor | None, deterministic: bool = False) -> Tensor:
         """See Weight."""
-        return inflight_kernels.linear(x_TI, self.values_OI, bias_O)
+        return inflight_kernels.linear(x_TI, self.values_OI, bias_O, deterministic)
 
 
 @dataclass(slots=True)
@@ -39,6 +39,6 @@ class Int4Groups:
 
     packed: Int4Weight
 
-    def multiply(self, x_TI: Tensor, bias_O: Tensor | None) -> Tensor:
+    def multiply(self, x_TI: Tensor, bias_O: Tensor | None, deterministic: bool = False) -> Tensor:
         """See Weight. `x_TI` has the dtype that the weight is packed for."""
-        return inflight_kernels.int4_linear(x_TI, self.packed, bias_O)
+        return inflight_kernels.int4_linear(x_TI, self.packed, bias_O, deterministic)

@@ -110,7 +110,7 @@ def load_decoder(config: ModelConfig, loader: WeightLoader, num_positions: int, 
         head_loader = loader_of(is_last)
         head_weight_UD = head_loader.by_vocabulary(family.head, config.vocab_size, config.hidden_size).weight_UD
     loader.checkpoint.refuse_leftovers(ignored)
-    head = VocabularyParallelHead(head_weight_UD, config.vocab_size, loader.group)
+    head = VocabularyParallelHead(head_weight_UD, config.vocab_size, loader.group, loader.deterministic)
     scaled_head = head if family.logits_multiplier == 1.0 else Scaled(head, family.logits_multiplier)
     return Decoder(
         embedding=_scaled(embedding, family.embedding_multiplier) if is_first else None,
@@ -188,6 +188,7 @@ def _load_layer(
             q_norm_E=head_norms[0],
             k_norm_E=head_norms[1],
             norm_eps=eps,
+            deterministic=loader.deterministic,
         ),
         output=_scaled(
             loader.by_inputs(attention.output, prefix, hidden_size, features.queries), family.residual_multiplier

@@ -49,6 +49,11 @@ def _through_transformers(config: EngineConfig, reason: str) -> TransformersConf
                 f"{key} is {getattr(config, key)}, but transformers' modelling code computes "
                 f"{model.architecture} ({reason}), which runs on one rank only; set {key} to 1"
             )
+    if config.deterministic:
+        raise ConfigurationError(
+            f"deterministic is true, but transformers' modelling code computes {model.architecture} ({reason}), whose "
+            "products depend on the batch; set deterministic to false"
+        )
     logger.info("transformers' modelling code computes %s: %s", model.architecture, reason)
     return model
 
@@ -69,7 +74,9 @@ def load_network(
     with Checkpoint(config.gpt_model_path) as checkpoint:
         if isinstance(model, ModelConfig):
             # One position more than a sequence can have: the next step may have been launched already when it ends.
-            loader = WeightLoader(checkpoint, model.weight_format, groups.tensor, dtype, device, adapters)
+            loader = WeightLoader(
+                checkpoint, model.weight_format, groups.tensor, dtype, device, adapters, config.deterministic
+            )
             return load_decoder(model, loader, max_seq_len + 1, layers_of_stage(model.num_layers, groups.pipeline))
         from inflight.models.transformers_loading import load_transformers_decoder
 

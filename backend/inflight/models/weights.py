@@ -44,6 +44,8 @@ class WeightLoader:
     device: torch.device
     adapters: AdapterPlaces | None = None
     """Where to note the products that take low-rank adapters; None = none does."""
+    deterministic: bool = False
+    """Of every part: the bits of a token's result depend on nothing but its own inputs."""
 
     @property
     def elsewhere(self) -> WeightLoader:
@@ -79,7 +81,7 @@ class WeightLoader:
         ]
         weight = self.weight_format.read(self.checkpoint, blocks, self.dtype, self.device)
         bias_O = self._stacked_bias(blocks) if tensors.bias else None
-        return ColumnParallelLinear(weight, bias_O, self._adapters_of(blocks))
+        return ColumnParallelLinear(weight, bias_O, self._adapters_of(blocks), self.deterministic)
 
     def by_inputs(self, tensors: SplitByInputs, prefix: str, num_outputs: int, inputs: Section) -> RowParallelLinear:
         """A layer with this rank's share of the input features and all output features."""
@@ -94,7 +96,7 @@ class WeightLoader:
         weight = self.weight_format.read(self.checkpoint, [block], self.dtype, self.device)
         bias_O = self.vector(f"{name}.bias", num_outputs) if tensors.bias else None
         bias_O = bias_O if self.group.rank == 0 else None
-        return RowParallelLinear(weight, bias_O, self.group, self._adapters_of([block]))
+        return RowParallelLinear(weight, bias_O, self.group, self._adapters_of([block]), self.deterministic)
 
     def norm(self, tensor: NotSplit, prefix: str, size: int, eps: float) -> RMSNorm:
         return RMSNorm(self.vector(f"{prefix}{tensor.name}.weight", size), eps)
@@ -125,7 +127,8 @@ class WeightLoader:
         for block in blocks:
             by_name.setdefault(block.name, []).append(block)
         widths = tuple(sum(len(block.outputs) for block in of_one) for of_one in by_name.values())
-        slots = None if self.device.type == "meta" else LoraSlots(len(blocks[0].inputs), widths)
+        on_meta = self.device.type == "meta"
+        slots = None if on_meta else LoraSlots(len(blocks[0].inputs), widths, self.deterministic)
         for index, (name, of_one) in enumerate(by_name.items()):
             place = AdapterPlace(
                 num_inputs=of_one[0].num_inputs,

@@ -74,7 +74,7 @@ def load_engine(config: EngineConfig, rank_group: RankGroup) -> LoadedEngine:
     if isinstance(model, ModelConfig):
         _check_positions(max_seq_len, model.head_dim, config.num_ranks)
     dtype = choose_dtype(config, model.dtype)
-    groups = ParallelGroups.create(rank_group, mapping, device)
+    groups = ParallelGroups.create(rank_group, mapping, device, sums_in_order=config.deterministic)
     adapters = AdapterPlaces()
     wants_adapters = bool(config.max_loras or config.lora_cache_gpu_memory_fraction)
     network = load_network(config, model, groups, dtype, device, max_seq_len, adapters if wants_adapters else None)

@@ -18,7 +18,6 @@ from ci.kernels.kernel_cases import (
 from inflight_kernels.attention import gpu, reference
 from inflight_kernels.attention.gpu.decode_attention import (
     CANDIDATES,
-    DETERMINISTIC_SPLIT_KEYS,
     decode_scratch_elements,
     default_config,
 )
@@ -80,8 +79,7 @@ def test_kernel_equals_softmax(
     k_cache, v_cache, table = random_cache(RAGGED, block_size, num_kv_heads, head_dim, dtype)
     q = torch.randn(len(RAGGED), num_q_heads, head_dim).to(dtype)
     out = torch.full(q.shape, float("nan"), dtype=dtype, device=device)
-    max_keys = table.shape[1] * block_size
-    elements = decode_scratch_elements(len(RAGGED), num_q_heads, num_kv_heads, head_dim, max_keys, device)
+    elements = decode_scratch_elements(num_q_heads, num_kv_heads, head_dim, device)
     returned = gpu.decode_attention(
         q.to(device),
         k_cache.to(device),
@@ -167,8 +165,22 @@ def test_deterministic_rows_are_alike_alone_and_in_any_batch(window: int, device
     assert torch.equal(attend([4, 0, 4], table.shape[1]), together[[4, 0, 4]])
     expected = _expected(q.cpu(), k_cache.cpu(), v_cache.cpu(), table.cpu(), lengths, 0.2, window)
     assert_near(together, expected, ATTENTION_TOLERANCE[torch.float32])
-    # The test is only meaningful if the longest row was merged from parts.
-    assert max(lengths) > DETERMINISTIC_SPLIT_KEYS
+    # A prompt that ends with the same token, whole and in the last of its chunks.
+    for queries in (32, 5):
+        prompt = torch.cat([torch.randn(queries - 1, 4, 32, device=device), q[:1]])
+        chunk = gpu.prefill_attention(
+            prompt,
+            k_cache,
+            v_cache,
+            table[:1],
+            _int32([0, queries], device),
+            _int32(lengths[:1], device),
+            queries,
+            0.2,
+            window,
+            deterministic=True,
+        )
+        assert torch.equal(chunk[-1], together[0])
 
 
 def test_kernel_reads_strided_queries_and_caches(device: torch.device) -> None:
@@ -227,7 +239,7 @@ def test_scratch_covers_every_candidate(monkeypatch: pytest.MonkeyPatch) -> None
     lengths = [5, 20]
     k_cache, v_cache, table = random_cache(lengths, 16, 1, 16, torch.float32)
     device = torch.device("cpu")
-    scratch = torch.empty(decode_scratch_elements(2, 2, 1, 16, table.shape[1] * 16, device))
+    scratch = torch.empty(decode_scratch_elements(2, 1, 16, device))
     if torch.cuda.is_available():
         pytest.skip("the device's multiprocessors are not a constant of ours")
     for config in CANDIDATES:

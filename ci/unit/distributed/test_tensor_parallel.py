@@ -36,6 +36,7 @@ LENGTHS = (1, 8, 21)
 NUM_TOKENS = 16
 COLLECTIVES = {
     "sum": [[12.0, 14.0], [16.0, 18.0]],
+    "sum in order": [[12.0, 14.0], [16.0, 18.0]],
     "sum of bfloat16": [[12.0, 14.0], [16.0, 18.0]],
     "side by side": [[1.0, 2.0, 11.0, 12.0], [3.0, 4.0, 13.0, 14.0]],
     "smallest": 6,
@@ -66,6 +67,9 @@ def use_collectives(rank_group: RankGroup, temporary: str, several_hosts: bool =
     x = torch.tensor([[1.0, 2.0], [3.0, 4.0]]) + 10 * rank_group.rank
     result = {
         "sum": group.all_reduce(x.clone()).tolist(),
+        "sum in order": TensorParallelGroup.create(rank_group, Mapping(2), cpu, sums_in_order=True)
+        .all_reduce(x.clone())
+        .tolist(),
         "sum of bfloat16": group.all_reduce(x.bfloat16()).float().tolist(),
         "side by side": group.all_gather(x).tolist(),
         "smallest": group.all_reduce_min(7 - rank_group.rank),

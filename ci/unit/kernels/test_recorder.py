@@ -200,14 +200,6 @@ REFUSED: dict[str, tuple[Callable[[Tensor, Batch], Tensor], str]] = {
         lambda x, batch: attend(rotate(x, batch), batch, block_table=torch.zeros(3, 7)),
         "the step's own sequences only",
     ),
-    "deterministic attention": (
-        lambda x, batch: attend(rotate(x, batch), batch, deterministic=True),
-        "not deterministic",
-    ),
-    "deterministic linear": (
-        lambda x, _: inflight_kernels.linear(x, weight(SIZE), deterministic=True),
-        "no deterministic linear layer",
-    ),
     "another type": (lambda x, _: inflight_kernels.linear(x, weight(SIZE).float()), "a weight is torch.float32"),
     "another bias": (
         lambda x, _: inflight_kernels.linear(x, weight(SIZE), torch.zeros(3, dtype=torch.bfloat16)),

@@ -1,25 +1,21 @@
-"""A token of a compiled network has the same bits however it comes to be computed: in a decode, in a chunk with any
-borders, beside any others, by any number of threads; so a sequence that is computed again goes on with the same tokens.
+"""A token has the same bits however it comes to be computed: in a decode, in a chunk with any borders, beside any
+others, by any number of threads; so a sequence that is computed again goes on with the same tokens. Of compiled
+networks, and of torch's with the key `deterministic`; ci/kernels has the same test of the kernels.
 
 Run: pytest ci/unit/models/test_same_bits.py
 """
 
 from __future__ import annotations
 
-import random
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 import torch
-from compiled_network import BLOCK_SIZE, needs_compiler
+from compiled_network import needs_compiler
 from random_decoders import HEADS, RandomHeads, compile_alone, random_decoder
-from torch import Tensor
+from token_steps import assert_same, at_once, compute, in_random_steps, one_by_one
 
-from inflight.layers.attention import AttentionMetadata
-from inflight.models.network import Network
-from inflight.runtime.kv_cache import KVCache
 from inflight_kernels.cpu import Instruction
 from inflight_kernels.cpu.instructions import VARIABLE
 
@@ -39,105 +35,6 @@ def cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
         yield folder
 
 
-@dataclass(frozen=True)
-class Piece:
-    """Tokens of one sequence that are computed in one step."""
-
-    sequence: int
-    start: int
-    count: int
-    decodes: bool
-
-    @property
-    def end(self) -> int:
-        return self.start + self.count
-
-
-class Sequences:
-    """Their tokens and blocks; what a network has computed of them."""
-
-    def __init__(self, network: Network, cache: KVCache) -> None:
-        self._network, self._cache = network, cache
-        for layer in cache.layers:
-            layer.keys.zero_()
-            layer.values.zero_()
-        generator = torch.Generator().manual_seed(5)
-        self._tokens = [torch.randint(0, 203, (length,), generator=generator) for length in LENGTHS]
-        self._width = -(-max(LENGTHS) // BLOCK_SIZE)
-        blocks = torch.randperm(len(LENGTHS) * self._width, generator=generator, dtype=torch.int32)
-        self._table = blocks.view(len(LENGTHS), self._width)
-        self.hidden: list[list[Tensor]] = [[] for _ in LENGTHS]
-
-    @torch.inference_mode()
-    def compute(self, pieces: list[Piece]) -> None:
-        pieces = sorted(pieces, key=lambda piece: not piece.decodes)
-        num_decodes = sum(piece.decodes for piece in pieces)
-        places = [(piece.sequence, place) for piece in pieces for place in range(piece.start, piece.end)]
-        lens = torch.tensor([piece.end for piece in pieces], dtype=torch.int32)
-        counts = [piece.count for piece in pieces[num_decodes:]]
-        table = self._table[[piece.sequence for piece in pieces]]
-        slots = [int(self._table[s, at // BLOCK_SIZE]) * BLOCK_SIZE + at % BLOCK_SIZE for s, at in places]
-        metadata = AttentionMetadata(
-            positions_T=torch.tensor([place for _, place in places]),
-            slot_mapping_T=torch.tensor(slots),
-            num_decodes=num_decodes,
-            decode_block_table=table[:num_decodes].contiguous(),
-            decode_seq_lens_N=lens[:num_decodes],
-            num_prefills=len(counts),
-            prefill_block_table=table[num_decodes:].contiguous(),
-            prefill_seq_lens_P=lens[num_decodes:],
-            prefill_start_loc=torch.tensor([0, *counts]).cumsum(0, dtype=torch.int32),
-            max_prefill_len=max(counts, default=0),
-        )
-        tokens = torch.stack([self._tokens[sequence][place] for sequence, place in places])
-        hidden = self._network.forward(tokens, self._cache.layers, metadata)
-        for piece, rows in zip(pieces, hidden.split([piece.count for piece in pieces]), strict=True):
-            self.hidden[piece.sequence] += rows.clone()
-
-    def cached(self, sequence: int) -> list[Tensor]:
-        """Keys and values of each layer."""
-        blocks = self._table[sequence].long()
-        return [tensor[blocks].clone() for layer in self._cache.layers for tensor in (layer.keys, layer.values)]
-
-
-def one_by_one(sequence: int) -> list[list[Piece]]:
-    return [[Piece(sequence, at, 1, decodes=True)] for at in range(LENGTHS[sequence])]
-
-
-def at_once() -> list[list[Piece]]:
-    return [[Piece(sequence, 0, length, decodes=False) for sequence, length in enumerate(LENGTHS)]]
-
-
-def in_random_steps(seed: int) -> list[list[Piece]]:
-    """All sequences at once, in chunks, single tokens and pauses by chance."""
-    draw = random.Random(seed)
-    done, steps = [0] * len(LENGTHS), []
-    while any(at < length for at, length in zip(done, LENGTHS, strict=True)):
-        step = []
-        for sequence, length in enumerate(LENGTHS):
-            if done[sequence] == length or draw.random() < 0.2:
-                continue
-            count = min(draw.choice((1, 1, 2, 5, 31, 33, 64, 130, 257)), length - done[sequence])
-            step.append(Piece(sequence, done[sequence], count, decodes=count == 1 and draw.random() < 0.7))
-            done[sequence] += count
-        if step:
-            steps.append(step)
-    return steps
-
-
-def compute(network: Network, cache: KVCache, steps: list[list[Piece]]) -> Sequences:
-    sequences = Sequences(network, cache)
-    for step in steps:
-        sequences.compute(step)
-    return sequences
-
-
-def assert_same(found: Sequences, expected: Sequences, sequence: int) -> None:
-    assert torch.equal(torch.stack(found.hidden[sequence]), torch.stack(expected.hidden[sequence]))
-    for mine, theirs in zip(found.cached(sequence), expected.cached(sequence), strict=True):
-        assert torch.equal(mine, theirs)
-
-
 @needs_compiler
 @pytest.mark.parametrize(
     ("heads", "instruction"),
@@ -153,14 +50,25 @@ def test_tokens_have_the_same_bits_however_they_are_computed(
         monkeypatch.setenv(VARIABLE, instruction.value)
     decoder, cache = random_decoder(heads, torch.bfloat16)
     network = compile_alone(decoder, cache)
-    alone = [compute(network, cache, one_by_one(sequence)) for sequence in range(len(LENGTHS))]
+    alone = [compute(network, cache, LENGTHS, one_by_one(sequence, LENGTHS)) for sequence in range(len(LENGTHS))]
     for num_threads, steps in (
-        (2, at_once()),
-        (1, in_random_steps(1)),
-        (2, in_random_steps(2)),
-        (2, in_random_steps(3)),
+        (2, at_once(LENGTHS)),
+        (1, in_random_steps(1, LENGTHS)),
+        (2, in_random_steps(2, LENGTHS)),
+        (2, in_random_steps(3, LENGTHS)),
     ):
         monkeypatch.setattr(torch, "get_num_threads", lambda num_threads=num_threads: num_threads)
-        together = compute(network, cache, steps)
+        together = compute(network, cache, LENGTHS, steps)
+        for sequence, expected in enumerate(alone):
+            assert_same(together, expected, sequence)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
+def test_deterministic_torch_layers_compute_the_same_bits(dtype: torch.dtype) -> None:
+    lengths = (150, 41, 7)
+    decoder, cache = random_decoder(HEADS[4], dtype, deterministic=True)
+    alone = [compute(decoder, cache, lengths, one_by_one(sequence, lengths)) for sequence in range(len(lengths))]
+    for steps in (at_once(lengths), in_random_steps(1, lengths), in_random_steps(2, lengths)):
+        together = compute(decoder, cache, lengths, steps)
         for sequence, expected in enumerate(alone):
             assert_same(together, expected, sequence)

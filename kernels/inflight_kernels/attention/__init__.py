@@ -28,8 +28,8 @@ def decode_attention(
     `seq_lens` (B,) int32 including the new token; 0 marks a padded row, whose output is zeros. With a `sliding_window`
     w > 0 only the last w keys are visible. The caches hold keys / k_scale and values / v_scale. Returns (B, Hq, D),
     written to `out` if given. `scratch`, contiguous float32, holds partial results on a GPU (its size is
-    `decode_scratch_elements`, beside the launcher); without it each call allocates. `deterministic`: a row's bits do
-    not depend on the other rows of the batch.
+    `decode_scratch_elements`, beside the launcher); without it each call allocates. `deterministic`: a row's bits
+    do not depend on the other rows of the batch, and are those of the deterministic `prefill_attention`.
     """
     result: Tensor = implementation(q, __name__).decode_attention(
         q,
@@ -70,7 +70,8 @@ def prefill_attention(
     query_start_loc[b + 1] (int32, (B + 1,)), its last positions of seq_lens[b] (int32, (B,)) in all. `max_query_len` is
     at least the length of the longest chunk. With a `sliding_window` w > 0 key j is visible to query i only if
     i - w < j <= i. Returns (T, Hq, D), written to `out` if given; rows that belong to no sequence are not written.
-    `deterministic`: a row's bits depend neither on the rest of the batch nor on how the prompt is divided into chunks.
+    `deterministic`: a row's bits depend neither on the rest of the batch nor on how the prompt is divided into chunks,
+    be it into single tokens.
     """
     result: Tensor = implementation(q, __name__).prefill_attention(
         q,

@@ -6,7 +6,8 @@ with such a tensor, but for views of it, raises Unsupported. So nothing of a net
 C++ has no operation for, or has it with other options, is the reason why the network cannot run there.
 
 What a recording cannot show is a forward pass that takes another path for another batch. Therefore `record` compares
-the recordings of three batches: decodes, prefills, and both.
+the recordings of three batches: decodes, prefills, and both. `deterministic` asks for nothing that a program does not
+do anyway, and is not recorded.
 
 Legend: T tokens, N decoding rows, P prefilling rows, K key/value heads, E head size.
 """
@@ -159,8 +160,6 @@ class _Recorder:
         return out
 
     def linear(self, x: Tensor, weight: Tensor, bias: Tensor | None = None, deterministic: bool = False) -> Tensor:
-        if deterministic:
-            raise Unsupported("C++ has no deterministic linear layer")
         num_outputs, num_inputs = weight.shape
         source = self._values.read(x, "the input of a linear layer")
         padded = -(-num_inputs // STEP) * STEP
@@ -199,8 +198,8 @@ class _Recorder:
             raise Unsupported("C++ adds adapters to the whole result of a linear layer only")
         if linear.fields["x"] != self._values.read(x, "the input of adapters") or linear.fields["delta"] != NOWHERE:
             raise Unsupported("C++ adds adapters once, with the input of the linear layer")
-        if adapters is not self._batch.adapters_T or ranks is None or deterministic or len(widths) > MAX_SLICES:
-            raise Unsupported("C++ adds the step's own adapters of known ranks only, and not deterministic")
+        if adapters is not self._batch.adapters_T or ranks is None or len(widths) > MAX_SLICES:
+            raise Unsupported("C++ adds the step's own adapters of known ranks only")
         num_inputs = x.shape[1]
         narrow = self._values.write(self._values.empty(self._num_tokens, len(widths) * max_rank))
         delta = self._values.write(self._values.empty(self._num_tokens, sum(widths)))
@@ -331,8 +330,8 @@ class _Recorder:
         v_scale: float = 1.0,
         deterministic: bool = False,
     ) -> Tensor:
-        if block_table is not self._batch.decode_table or seq_lens is not self._batch.decode_lens_N or deterministic:
-            raise Unsupported("C++ has decode attention to the step's own sequences only, and not deterministic")
+        if block_table is not self._batch.decode_table or seq_lens is not self._batch.decode_lens_N:
+            raise Unsupported("C++ has decode attention to the step's own sequences only")
         cache = self._values.cache(k_cache, v_cache, q.shape[2], (k_scale, v_scale))
         return self._attention(DecodeAttention, 0, self._num_decodes, q, cache, scale, sliding_window, out)
 
@@ -355,8 +354,8 @@ class _Recorder:
     ) -> Tensor:
         batch = self._batch
         own = (block_table is batch.prefill_table, query_start_loc is batch.prefill_starts)
-        if not all(own) or seq_lens is not batch.prefill_lens_P or deterministic:
-            raise Unsupported("C++ has prefill attention to the step's own sequences only, and not deterministic")
+        if not all(own) or seq_lens is not batch.prefill_lens_P:
+            raise Unsupported("C++ has prefill attention to the step's own sequences only")
         cache = self._values.cache(k_cache, v_cache, q.shape[2], (k_scale, v_scale))
         return self._attention(
             PrefillAttention, self._num_decodes, self._num_tokens, q, cache, scale, sliding_window, out

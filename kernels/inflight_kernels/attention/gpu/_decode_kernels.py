@@ -85,12 +85,9 @@ def _write_part(
 
 
 @triton.jit
-def _tiles_of_split(tiles, num_splits, TILES_PER_SPLIT: tl.constexpr):
-    """Tiles per split of a fixed grid: a constant, or the row's tiles divided evenly."""
-    tiles_per_split = tiles * 0 + TILES_PER_SPLIT
-    if TILES_PER_SPLIT == 0:
-        tiles_per_split = tl.maximum(tl.cdiv(tiles, num_splits), 1)
-    return tiles_per_split
+def _tiles_of_split(tiles, num_splits):
+    """Tiles per split of a fixed grid: the row's tiles divided evenly."""
+    return tl.maximum(tl.cdiv(tiles, num_splits), 1)
 
 
 # One compiled kernel for all batches: triton would otherwise specialise for widths and counts that are 1 or multiples
@@ -120,7 +117,6 @@ def decode_split_kernel(
     HEAD_DIM: tl.constexpr,
     BLOCK_SIZE: tl.constexpr,
     SLIDING_WINDOW: tl.constexpr,
-    TILES_PER_SPLIT: tl.constexpr,
     INPUT_PRECISION: tl.constexpr,
     BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr,
@@ -134,7 +130,7 @@ def decode_split_kernel(
     seq_len = tl.load(seq_lens_ptr + row)
     first_tile, end_tile = _visible_tiles(seq_len, SLIDING_WINDOW, BLOCK_N)
     tiles = end_tile - first_tile
-    tiles_per_split = _tiles_of_split(tiles, num_splits, TILES_PER_SPLIT)
+    tiles_per_split = _tiles_of_split(tiles, num_splits)
     if split * tiles_per_split >= tl.maximum(tiles, 1):
         return
     tile_begin = first_tile + split * tiles_per_split
@@ -260,7 +256,6 @@ def merge_parts_kernel(
     GROUP: tl.constexpr,
     HEAD_DIM: tl.constexpr,
     SLIDING_WINDOW: tl.constexpr,
-    TILES_PER_SPLIT: tl.constexpr,
     PERSISTENT: tl.constexpr,
     BLOCK_N: tl.constexpr,
     BLOCK_S: tl.constexpr,
@@ -279,7 +274,7 @@ def merge_parts_kernel(
         pair = pid
         first_tile, end_tile = _visible_tiles(tl.load(seq_lens_ptr + pair // NUM_KV_HEADS), SLIDING_WINDOW, BLOCK_N)
         tiles = end_tile - first_tile
-        parts = tl.cdiv(tiles, _tiles_of_split(tiles, num_splits, TILES_PER_SPLIT))
+        parts = tl.cdiv(tiles, _tiles_of_split(tiles, num_splits))
         first_slot = pair * num_splits
         next_slot = first_slot
         SLOT_STEP: tl.constexpr = 1

@@ -10,11 +10,12 @@ so that a CUDA graph captured for a batch size can be replayed for any lengths, 
 - persistent, for two or more rows: `programs_per_sm` programs per multiprocessor, each with an equal share of all tiles
   (`decode_persistent_kernel`). Rows of 128 and of 8k keys are balanced to within one tile, and no batch size leaves the
   last wave half empty: 40 rows of 8 heads on a fixed grid would be 320 programs, two waves of 264 for the work of 1.2.
-- split, for one row (nothing to balance, and the prefix sum over lengths would only add latency), for more than
-  MAX_PERSISTENT_ROWS (so many programs balance by themselves) and for `deterministic`: grid (Hkv, splits, B).
+- split, for one row (nothing to balance, and the prefix sum over lengths would only add latency) and for more than
+  MAX_PERSISTENT_ROWS (so many programs balance by themselves): grid (Hkv, splits, B).
 
-Parts are then merged (`merge_parts_kernel`). Deterministic: each split has DETERMINISTIC_SPLIT_KEYS keys and parts are
-merged in order, so that a row is computed the same way in every batch; rows of one split need no merge.
+Parts are then merged (`merge_parts_kernel`). Deterministic: prefill attention computes the rows, as chunks of one token
+each, so that a token has the same bits in a decode and in a prompt; few rows of long sequences then leave most of the
+device idle.
 
 Bytes: 2 Hkv D sum(seq_lens) e for a cache of element size e, and q and out: 537 MB for 32 rows of 4096 keys, 8 KV
 heads of 128, bf16; 269 MB in fp8. Operations: 4 Hq D sum(seq_lens), that is G per byte in bf16 and 2 G in fp8, 4 and 8
@@ -37,6 +38,7 @@ from inflight_kernels.attention.gpu._decode_kernels import (
     decode_split_kernel,
     merge_parts_kernel,
 )
+from inflight_kernels.attention.gpu.prefill_attention import prefill_attention
 from inflight_kernels.common.checks import cdiv, check_vector, multiprocessor_count, next_power_of_2
 from inflight_kernels.tuning import tuned
 
@@ -46,9 +48,6 @@ MAX_PERSISTENT_ROWS = 1024
 # Minimum width of that prefix sum: one length per lane of one warp. From 128 lengths on it spans several warps and
 # takes up to 70 registers more.
 LEAST_BLOCK_B = 32
-# Keys per deterministic split. Shorter splits would fill the device with fewer rows, longer ones have less to merge:
-# the part of a group of 4 heads is 1.6 % of the bytes of 512 keys of 128. Not measured yet.
-DETERMINISTIC_SPLIT_KEYS = 512
 # Parts merged at a time: 32 of head size 128 are 32 floats per thread, and cover one row of 1k keys in one step.
 MERGE_PARTS = 32
 
@@ -68,12 +67,11 @@ MAX_PROGRAMS_PER_SM = 4
 
 
 class _Schedule(NamedTuple):
-    """How the tiles are distributed. `programs` applies if `persistent`, the other two fields if not."""
+    """How the tiles are distributed. `programs` applies if `persistent`, `splits` if not."""
 
     persistent: bool
     programs: int
     splits: int
-    tiles_per_split: int
 
     def slots(self, pairs: int) -> int:
         """Number of parts for which the scratch buffer needs space."""
@@ -98,37 +96,20 @@ def default_config(batch: int, head_dim: int, element_size: int) -> dict[str, in
     }
 
 
-def decode_scratch_elements(
-    batch: int,
-    num_q_heads: int,
-    num_kv_heads: int,
-    head_dim: int,
-    max_keys: int,
-    device: torch.device,
-    deterministic: bool = False,
-) -> int:
+def decode_scratch_elements(num_q_heads: int, num_kv_heads: int, head_dim: int, device: torch.device) -> int:
     """Upper bound of the float32 elements of scratch that a call needs, for any tuned configuration. A caller can
     allocate them once and pass them to every call.
-
-    `max_keys` is the capacity of a row of the block table: its width times the block size.
     """
-    pairs = batch * num_kv_heads
     programs = MAX_PROGRAMS_PER_SM * multiprocessor_count(device)
-    slots = pairs * cdiv(max_keys, DETERMINISTIC_SPLIT_KEYS) if deterministic else 2 * programs
-    return slots * (num_q_heads // num_kv_heads) * (head_dim + 2) + 3 * programs
+    return 2 * programs * (num_q_heads // num_kv_heads) * (head_dim + 2) + 3 * programs
 
 
-def _schedule(
-    config: Mapping[str, int], batch: int, pairs: int, max_keys: int, programs: int, deterministic: bool
-) -> _Schedule:
+def _schedule(config: Mapping[str, int], batch: int, pairs: int, max_keys: int, programs: int) -> _Schedule:
     """The distribution of tiles, which depends on shapes only and never on the sequence lengths."""
-    max_tiles = cdiv(max_keys, config["BLOCK_N"])
-    if deterministic:
-        tiles_per_split = cdiv(DETERMINISTIC_SPLIT_KEYS, config["BLOCK_N"])
-        return _Schedule(False, 0, max(cdiv(max_tiles, tiles_per_split), 1), tiles_per_split)
     if config["persistent"] and batch <= MAX_PERSISTENT_ROWS:
-        return _Schedule(True, programs, 0, 0)
-    return _Schedule(False, 0, max(min(programs // pairs, max_tiles), 1), 0)
+        return _Schedule(persistent=True, programs=programs, splits=0)
+    max_tiles = cdiv(max_keys, config["BLOCK_N"])
+    return _Schedule(persistent=False, programs=0, splits=max(min(programs // pairs, max_tiles), 1))
 
 
 def decode_attention(
@@ -152,6 +133,11 @@ def decode_attention(
 
     `config` overrides the tuned one; `num_programs` overrides `programs_per_sm` times the multiprocessor count.
     """
+    if deterministic:
+        return prefill_attention(
+            q, k_cache, v_cache, block_table, None, seq_lens, 1, scale, sliding_window, out,
+            k_scale=k_scale, v_scale=v_scale, deterministic=True, config=config,
+        )  # fmt: skip
     check_attention(q, k_cache, v_cache, block_table, q.shape[0], out)
     check_vector("seq_lens", seq_lens, q.shape[0], torch.int32)
     check_scales(scale, k_scale, v_scale, sliding_window)
@@ -171,13 +157,13 @@ def decode_attention(
             "block_size": str(block_size),
             "cache": str(k_cache.dtype),
             "window": str(sliding_window > 0),
+            "pairs": next_power_of_2(pairs),
+            "max_keys": next_power_of_2(max_keys),
         }
-        if not deterministic:
-            shape |= {"pairs": next_power_of_2(pairs), "max_keys": next_power_of_2(max_keys)}
-        default = default_config(1 if deterministic else batch, head_dim, k_cache.element_size())
+        default = default_config(batch, head_dim, k_cache.element_size())
         config = tuned("decode_attention", shape, default, q.device)
     programs = num_programs or config["programs_per_sm"] * multiprocessor_count(q.device)
-    schedule = _schedule(config, batch, pairs, max_keys, programs, deterministic)
+    schedule = _schedule(config, batch, pairs, max_keys, programs)
 
     rows = schedule.slots(pairs) * group
     plan_elements = 3 * schedule.programs
@@ -229,9 +215,7 @@ def decode_attention(
             **constants,
         )
     else:
-        decode_split_kernel[(num_kv_heads, schedule.splits, batch)](
-            *operands, qk_scale, v_scale, *strides, TILES_PER_SPLIT=schedule.tiles_per_split, **constants
-        )
+        decode_split_kernel[(num_kv_heads, schedule.splits, batch)](*operands, qk_scale, v_scale, *strides, **constants)
     if rows:
         merge_parts_kernel[(schedule.programs if schedule.persistent else pairs, group)](
             acc,
@@ -248,7 +232,6 @@ def decode_attention(
             GROUP=group,
             HEAD_DIM=head_dim,
             SLIDING_WINDOW=sliding_window,
-            TILES_PER_SPLIT=schedule.tiles_per_split,
             PERSISTENT=schedule.persistent,
             BLOCK_N=config["BLOCK_N"],
             BLOCK_S=MERGE_PARTS,

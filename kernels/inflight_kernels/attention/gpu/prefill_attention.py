@@ -11,7 +11,8 @@ that are visible to no row are skipped.
 
 Tiles of keys begin at multiples of BLOCK_N in the sequence, and a masked tile computes the same as an unmasked one (see
 `_attention`): a row's bits do not depend on its place in a chunk. `deterministic` only makes the launch configuration
-independent of the batch.
+independent of the batch, and decode attention a chunk of one token for each sequence (ONE_QUERY): the shape of a tile
+decides which matrix instruction multiplies it, so both must use the same.
 
 Operations: 4 Hq D for each pair of a query and a visible key: 0.55e12 for 8192 queries from the start (33.6e6 pairs),
 Hq = 32, D = 128; 0.58e12 for 2048 queries after 16384 keys. Bytes: q and out 4 T Hq D, the cache 4 S Hkv D once: 0.17
@@ -73,6 +74,7 @@ def prefill_attention_kernel(
     stride_table,
     stride_ot,
     stride_oh,
+    ONE_QUERY: tl.constexpr,
     NUM_KV_HEADS: tl.constexpr,
     GROUP: tl.constexpr,
     HEAD_DIM: tl.constexpr,
@@ -90,8 +92,12 @@ def prefill_attention_kernel(
     pid_q = (tl.num_programs(0) - 1 - tl.program_id(0)) // NUM_KV_HEADS
     pid_b = tl.program_id(1).to(tl.int64)
 
-    query_begin = tl.load(query_start_loc_ptr + pid_b)
-    query_len = tl.load(query_start_loc_ptr + pid_b + 1) - query_begin
+    if ONE_QUERY:
+        query_begin = pid_b
+        query_len = 1
+    else:
+        query_begin = tl.load(query_start_loc_ptr + pid_b)
+        query_len = tl.load(query_start_loc_ptr + pid_b + 1) - query_begin
     if pid_q * BLOCK_Q >= query_len:
         return
     seq_len = tl.load(seq_lens_ptr + pid_b)
@@ -175,7 +181,7 @@ def prefill_attention(
     k_cache: Tensor,
     v_cache: Tensor,
     block_table: Tensor,
-    query_start_loc: Tensor,
+    query_start_loc: Tensor | None,
     seq_lens: Tensor,
     max_query_len: int,
     scale: float,
@@ -187,11 +193,13 @@ def prefill_attention(
     deterministic: bool = False,
     config: Mapping[str, int] | None = None,
 ) -> Tensor:
-    """Launch prefill attention; see `inflight_kernels.prefill_attention`. `config` overrides the tuned one."""
+    """Launch prefill attention; see `inflight_kernels.prefill_attention`. `query_start_loc`: None = a query for each
+    sequence. `config` overrides the tuned one."""
     batch = seq_lens.shape[0]
     check_attention(q, k_cache, v_cache, block_table, batch, out)
     check_vector("seq_lens", seq_lens, batch, torch.int32)
-    check_vector("query_start_loc", query_start_loc, batch + 1, torch.int32)
+    if query_start_loc is not None:
+        check_vector("query_start_loc", query_start_loc, batch + 1, torch.int32)
     check_scales(scale, k_scale, v_scale, sliding_window)
     num_q_heads, head_dim = q.shape[1], q.shape[2]
     num_kv_heads, block_size = k_cache.shape[2], k_cache.shape[1]
@@ -224,7 +232,7 @@ def prefill_attention(
         k_cache,
         v_cache,
         block_table,
-        query_start_loc,
+        seq_lens if query_start_loc is None else query_start_loc,
         seq_lens,
         out,
         scale * k_scale * LOG2_E,
@@ -237,6 +245,7 @@ def prefill_attention(
         block_table.stride(0),
         out.stride(0),
         out.stride(1),
+        ONE_QUERY=query_start_loc is None,
         NUM_KV_HEADS=num_kv_heads,
         GROUP=group,
         HEAD_DIM=head_dim,

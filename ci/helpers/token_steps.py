@@ -1,0 +1,121 @@
+"""Sequences of tokens that a network computes in steps of any kind, to be compared bit by bit."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import dataclass
+
+import torch
+from compiled_network import BLOCK_SIZE
+from torch import Tensor
+
+from inflight.layers.attention import AttentionMetadata
+from inflight.models.network import Network
+from inflight.runtime.kv_cache import KVCache
+
+Lengths = tuple[int, ...]
+"""Tokens of each sequence."""
+
+
+@dataclass(frozen=True)
+class Piece:
+    """Tokens of one sequence that are computed in one step."""
+
+    sequence: int
+    start: int
+    count: int
+    decodes: bool
+
+    @property
+    def end(self) -> int:
+        return self.start + self.count
+
+
+class Sequences:
+    """Their tokens and blocks; what a network has computed of them."""
+
+    def __init__(self, network: Network, cache: KVCache, lengths: Lengths) -> None:
+        self._network, self._cache = network, cache
+        for layer in cache.layers:
+            layer.keys.zero_()
+            layer.values.zero_()
+        generator = torch.Generator().manual_seed(5)
+        self._tokens = [torch.randint(0, 203, (length,), generator=generator) for length in lengths]
+        self._width = -(-max(lengths) // BLOCK_SIZE)
+        blocks = torch.randperm(len(lengths) * self._width, generator=generator, dtype=torch.int32)
+        self._table = blocks.view(len(lengths), self._width)
+        self.hidden: list[list[Tensor]] = [[] for _ in lengths]
+
+    @torch.inference_mode()
+    def compute(self, pieces: list[Piece]) -> None:
+        pieces = sorted(pieces, key=lambda piece: not piece.decodes)
+        num_decodes = sum(piece.decodes for piece in pieces)
+        places = [(piece.sequence, place) for piece in pieces for place in range(piece.start, piece.end)]
+        lens = torch.tensor([piece.end for piece in pieces], dtype=torch.int32)
+        counts = [piece.count for piece in pieces[num_decodes:]]
+        table = self._table[[piece.sequence for piece in pieces]]
+        slots = [int(self._table[s, at // BLOCK_SIZE]) * BLOCK_SIZE + at % BLOCK_SIZE for s, at in places]
+        metadata = AttentionMetadata(
+            positions_T=torch.tensor([place for _, place in places]),
+            slot_mapping_T=torch.tensor(slots),
+            num_decodes=num_decodes,
+            decode_block_table=table[:num_decodes].contiguous(),
+            decode_seq_lens_N=lens[:num_decodes],
+            num_prefills=len(counts),
+            prefill_block_table=table[num_decodes:].contiguous(),
+            prefill_seq_lens_P=lens[num_decodes:],
+            prefill_start_loc=torch.tensor([0, *counts]).cumsum(0, dtype=torch.int32),
+            max_prefill_len=max(counts, default=0),
+        )
+        tokens = torch.stack([self._tokens[sequence][place] for sequence, place in places])
+        hidden = self._network.forward(tokens, self._cache.layers, metadata)
+        for piece, rows in zip(pieces, hidden.split([piece.count for piece in pieces]), strict=True):
+            self.hidden[piece.sequence] += rows.clone()
+
+    def cached(self, sequence: int) -> list[Tensor]:
+        """Keys and values of each layer."""
+        blocks = self._table[sequence].long()
+        return [tensor[blocks].clone() for layer in self._cache.layers for tensor in (layer.keys, layer.values)]
+
+
+Steps = list[list[Piece]]
+
+
+def one_by_one(sequence: int, lengths: Lengths) -> Steps:
+    """One sequence alone, a token a step."""
+    return [[Piece(sequence, at, 1, decodes=True)] for at in range(lengths[sequence])]
+
+
+def at_once(lengths: Lengths) -> Steps:
+    """All sequences as whole prompts."""
+    return [[Piece(sequence, 0, length, decodes=False) for sequence, length in enumerate(lengths)]]
+
+
+def in_random_steps(seed: int, lengths: Lengths) -> Steps:
+    """All sequences at once, in chunks, single tokens and pauses by chance."""
+    draw = random.Random(seed)
+    done, steps = [0] * len(lengths), []
+    while any(at < length for at, length in zip(done, lengths, strict=True)):
+        step = []
+        for sequence, length in enumerate(lengths):
+            if done[sequence] == length or draw.random() < 0.2:
+                continue
+            count = min(draw.choice((1, 1, 2, 5, 31, 33, 64, 130, 257)), length - done[sequence])
+            step.append(Piece(sequence, done[sequence], count, decodes=count == 1 and draw.random() < 0.7))
+            done[sequence] += count
+        if step:
+            steps.append(step)
+    return steps
+
+
+def compute(network: Network, cache: KVCache, lengths: Lengths, steps: Steps) -> Sequences:
+    sequences = Sequences(network, cache, lengths)
+    for step in steps:
+        sequences.compute(step)
+    return sequences
+
+
+def assert_same(found: Sequences, expected: Sequences, sequence: int) -> None:
+    assert torch.equal(torch.stack(found.hidden[sequence]), torch.stack(expected.hidden[sequence]))
+    for mine, theirs in zip(found.cached(sequence), expected.cached(sequence), strict=True):
+        assert torch.equal(mine, theirs)
