@@ -11,6 +11,7 @@ from typing import Protocol
 from ci.bench.transformers_process import THREADS, TransformersProcess
 from ci.bench.workload import CONCURRENCY, Job
 from inflight.config import EngineConfig
+from inflight.executor.executor import Executor
 from inflight.executor.in_process import InProcessExecutor
 from inflight.request import Request
 from inflight_client import AsyncClient
@@ -28,11 +29,14 @@ class Engine(Protocol):
 
 
 class Inflight:
-    """The engine in this process, without a server."""
+    """The engine without a server: in this process, or, with an executor that was started, where that has it."""
 
-    def __init__(self, config: EngineConfig) -> None:
-        self._executor = InProcessExecutor(config)
-        self._executor.start()
+    def __init__(self, engine: EngineConfig | Executor) -> None:
+        if isinstance(engine, EngineConfig):
+            self._executor: InProcessExecutor | Executor = InProcessExecutor(engine)
+            self._executor.start()
+        else:
+            self._executor = engine
 
     def decode(self, job: Job) -> float:
         arrivals = [time.perf_counter() for _ in self._tokens(job)]

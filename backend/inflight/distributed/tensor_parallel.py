@@ -45,6 +45,8 @@ class TensorParallelGroup:
     rank = 0
     """This rank's number within the group."""
     size = 1
+    can_be_recorded = True
+    """Its sums can become operations of a program in C++ (inflight_kernels.cpu)."""
 
     @staticmethod
     def create(
@@ -100,6 +102,8 @@ class SharedMemoryTensorParallelGroup(TensorParallelGroup):
 class TorchTensorParallelGroup(TensorParallelGroup):
     """Over torch.distributed's default group. Ranks of one host find each other by a file in a private folder and
     communicate over loopback."""
+
+    can_be_recorded = False
 
     def __init__(self, rank_group: RankGroup, device: torch.device, several_hosts: bool) -> None:
         self.rank = rank_group.rank

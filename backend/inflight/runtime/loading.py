@@ -84,7 +84,7 @@ def load_engine(config: EngineConfig, rank_group: RankGroup) -> LoadedEngine:
     host_blocks = HostBlocks(kv_cache, shape, count_host_blocks(config, shape, group, device), device)
     borders = accumulate(map(len, specs), initial=0)
     caches = [kv_cache.layers[first:end] for first, end in pairwise(borders)]
-    compiled = [compile_network(config, *each, device) for each in zip(networks, caches, strict=True)]
+    compiled = [compile_network(config, *each, device, group) for each in zip(networks, caches, strict=True)]
     if any(new is not former for new, former in zip(compiled, networks, strict=True)):
         give_back_memory()
     # Not every network of transformers says it, and what has no known size cannot be limited.
