@@ -53,6 +53,10 @@ class DecoderOnRanks:
         """(T, D), the same bits on all ranks."""
         return self._same(lambda rank: self._forward(rank, token_ids_T, metadata))
 
+    def logits(self, hidden_BD: Tensor) -> Tensor:
+        """(B, V), likewise."""
+        return self._same(lambda rank: self._networks[rank].logits(hidden_BD))
+
     @torch.inference_mode()
     def _forward(self, rank: int, token_ids_T: Tensor, metadata: AttentionMetadata) -> Tensor:
         return self._networks[rank].forward(token_ids_T, self._caches[rank].layers, metadata)

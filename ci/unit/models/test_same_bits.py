@@ -169,6 +169,9 @@ def assert_same_however_computed(
         together = compute(decoder, lengths, steps)
         for sequence, expected in enumerate(alone):
             assert_same(together, expected, sequence)
+    last = torch.stack([expected.hidden[sequence][-1] for sequence, expected in enumerate(alone)])
+    for row, logits in enumerate(decoder.logits(last)):
+        assert torch.equal(decoder.logits(last[row : row + 1])[0], logits)
 
 
 @needs_compiler
