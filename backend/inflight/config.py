@@ -153,7 +153,7 @@ class EngineConfig:
     """Bytes of adapters that a rank keeps in host memory; those not used for the longest time are dropped first."""
 
     cpu_compile: str = "auto"
-    """Layers in C++: auto (one bfloat16 rank, a CPU with AVX-512 for bfloat16, g++ at hand), true or false."""
+    """Layers in C++: auto (bfloat16, one machine, a CPU with AVX-512 for bfloat16, g++ at hand), true or false."""
     num_threads: int = 0
     """Threads of one rank on CPU; 0 = OMP_NUM_THREADS if that is set, otherwise cores divided by ranks."""
 

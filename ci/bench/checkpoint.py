@@ -17,15 +17,17 @@ MAX_POSITIONS = 8192
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json")
 
 
-def make_checkpoint(folder: Path, tokenizer: Path) -> Path:
-    """The checkpoint in `folder`, with the tokenizer of another so that a server can load it; it is never used."""
+def make_checkpoint(folder: Path, tokenizer: Path, num_heads: int = 9, num_kv_heads: int = 3) -> Path:
+    """The checkpoint in `folder`, with the tokenizer of another so that a server can load it; it is never used. Other
+    numbers of heads, which have 64 elements, are for several ranks."""
     if not Path(folder, TOKENIZER_FILES[-1]).exists():
         torch.manual_seed(0)
         config = LlamaConfig(
             hidden_size=576,
             num_hidden_layers=30,
-            num_attention_heads=9,
-            num_key_value_heads=3,
+            num_attention_heads=num_heads,
+            num_key_value_heads=num_kv_heads,
+            head_dim=64,
             intermediate_size=1536,
             vocab_size=VOCAB_SIZE,
             tie_word_embeddings=True,

@@ -29,13 +29,14 @@ class Engine(Protocol):
 
 
 class Inflight:
-    """The engine without a server: in this process, or what another front of it reaches."""
+    """The engine without a server: in this process, or, of a front that was started, where that has it."""
 
-    def __init__(self, config: EngineConfig, front: Front | None = None) -> None:
-        """`front`: started; None = an engine in this process."""
-        self._executor = InProcessExecutor(config) if front is None else front
-        if front is None:
+    def __init__(self, engine: EngineConfig | Front) -> None:
+        if isinstance(engine, EngineConfig):
+            self._executor: Front = InProcessExecutor(engine)
             self._executor.start()
+        else:
+            self._executor = engine
 
     def decode(self, job: Job) -> float:
         arrivals = [time.perf_counter() for _ in self._tokens(job)]

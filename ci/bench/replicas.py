@@ -57,7 +57,7 @@ def measure(checkpoint: Path, num_rounds: int, num_jobs: int) -> dict[str, list[
         engines = {}
         for name, parameters in WAYS.items():
             config = EngineConfig.from_parameters({**engine_parameters(checkpoint), **parameters})
-            engines[name] = stack.enter_context(closing(Inflight(config, Executor(config=config))))
+            engines[name] = stack.enter_context(closing(Inflight(Executor(config=config))))
         for number in range(1 + num_rounds):
             for name, engine in engines.items():
                 rate = engine.batch(batch_jobs(rng, random.Random(7), num_jobs))

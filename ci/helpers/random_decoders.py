@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
+import torch.nn.functional as F
 from compiled_network import BLOCK_SIZE
+from thread_ranks import ThreadRanks
 from torch import Tensor
 
 from inflight.config import EngineConfig
-from inflight.distributed.mapping import Mapping
-from inflight.distributed.rank_group import SingleRank
 from inflight.distributed.tensor_parallel import TensorParallelGroup
-from inflight.layers.attention import Attention
+from inflight.layers.attention import Attention, AttentionMetadata, LayerCache
 from inflight.layers.decoder_layer import DecoderLayer
 from inflight.layers.linear import ColumnParallelLinear, RowParallelLinear
 from inflight.layers.mlp import GatedMLP
@@ -21,13 +23,61 @@ from inflight.layers.rotary import RopeConfig, cos_sin_table
 from inflight.layers.vocabulary import VocabularyParallelEmbedding, VocabularyParallelHead
 from inflight.layers.weight import DenseWeight
 from inflight.models.compiled import compile_network
-from inflight.models.decoder import Decoder
+from inflight.models.decoder import Decoder, num_local_kv_heads
 from inflight.models.network import Network
 from inflight.runtime.kv_cache import KVCache, KVCacheShape
 
+ALONE = TensorParallelGroup()
 
-def compile_alone(decoder: Decoder, cache: KVCache) -> Network:
-    return compile_network(EngineConfig(cpu_compile="true"), decoder, cache.layers, torch.device("cpu"))
+
+def compile_alone(decoder: Decoder, cache: KVCache, group: TensorParallelGroup = ALONE) -> Network:
+    return compile_network(EngineConfig(cpu_compile="true"), decoder, cache.layers, torch.device("cpu"), group)
+
+
+class DecoderOnRanks:
+    """A random decoder, on one rank or on several that are threads. Each has a cache of its own."""
+
+    def __init__(
+        self,
+        heads: RandomHeads,
+        ranks: ThreadRanks | None = None,
+        dtype: torch.dtype = torch.bfloat16,
+        *,
+        deterministic: bool = False,
+    ) -> None:
+        """`deterministic`: as this key makes the layers; else they are compiled."""
+        self._ranks = ranks
+        groups: Sequence[TensorParallelGroup] = [ALONE] if ranks is None else ranks.connect()
+        parts = [random_decoder(heads, dtype, group, deterministic=deterministic) for group in groups]
+        self._caches = [cache for _, cache in parts]
+        self._networks: list[Network] = [decoder for decoder, _ in parts]
+        if not deterministic:
+            self._networks = self._on_each(lambda rank: compile_alone(*parts[rank], groups[rank]))
+
+    @property
+    def cache_layers(self) -> list[LayerCache]:
+        """Of all ranks."""
+        return [layer for cache in self._caches for layer in cache.layers]
+
+    def hidden(self, token_ids_T: Tensor, metadata: AttentionMetadata) -> Tensor:
+        """(T, D), the same bits on all ranks."""
+        return self._same(lambda rank: self._forward(rank, token_ids_T, metadata))
+
+    def logits(self, hidden_BD: Tensor) -> Tensor:
+        """(B, V), likewise."""
+        return self._same(lambda rank: self._networks[rank].logits(hidden_BD))
+
+    @torch.inference_mode()
+    def _forward(self, rank: int, token_ids_T: Tensor, metadata: AttentionMetadata) -> Tensor:
+        return self._networks[rank].forward(token_ids_T, self._caches[rank].layers, metadata)
+
+    def _same(self, compute: Callable[[int], Tensor]) -> Tensor:
+        first, *others = self._on_each(compute)
+        assert all(torch.equal(first, other) for other in others)
+        return first
+
+    def _on_each(self, compute: Callable[[int], Any]) -> list[Any]:
+        return [compute(0)] if self._ranks is None else self._ranks.run(compute)
 
 
 @dataclass(frozen=True)
@@ -39,15 +89,30 @@ class RandomHeads:
     window: int
 
 
-def random_decoder(heads: RandomHeads, dtype: torch.dtype, *, deterministic: bool = False) -> tuple[Decoder, KVCache]:
-    """Two layers; the second has a window and other sizes. The same numbers for every type, those of bfloat16."""
+def random_decoder(
+    heads: RandomHeads, dtype: torch.dtype, group: TensorParallelGroup = ALONE, *, deterministic: bool = False
+) -> tuple[Decoder, KVCache]:
+    """Two layers; the second has a window and other sizes. The same numbers for every type, those of bfloat16, and on
+    every rank a part of those of one rank."""
     generator = torch.Generator().manual_seed(heads.seed)
 
     def random(*sizes: int, scale: float) -> Tensor:
         return (torch.randn(sizes, generator=generator) * scale).bfloat16().to(dtype)
 
+    def part(weight: Tensor, dim: int = 0) -> Tensor:
+        """This rank's even share; zeros behind the last one's."""
+        size = -(-weight.shape[dim] // group.size)
+        missing = size * group.size - weight.shape[dim]
+        return F.pad(weight, (0, 0, 0, missing)).narrow(dim, group.rank * size, size).contiguous()
+
+    def qkv(queries: int, num_kv_heads: int) -> Tensor:
+        sizes = [count * heads.head_dim for count in (queries, num_kv_heads, num_kv_heads)]
+        q, *kv = random(sum(sizes), hidden, scale=0.2).split(sizes)
+        first = group.rank * num_kv_heads // group.size * heads.head_dim
+        size = num_local_kv_heads(num_kv_heads, group.size) * heads.head_dim
+        return torch.cat((part(q), *(each[first : first + size] for each in kv)))
+
     hidden = 64
-    group = TensorParallelGroup.create(SingleRank(), Mapping(), torch.device("cpu"))
     cos_sin = cos_sin_table(RopeConfig(original_max_positions=1024), heads.head_dim, 1024)
 
     def columns(weight_OI: Tensor) -> ColumnParallelLinear:
@@ -58,13 +123,12 @@ def random_decoder(heads: RandomHeads, dtype: torch.dtype, *, deterministic: boo
 
     def layer(window: int, num_kv_heads: int, inner: int, eps: float) -> DecoderLayer:
         queries = num_kv_heads * heads.queries_of_key
-        qkv_size = (queries + 2 * num_kv_heads) * heads.head_dim
         return DecoderLayer(
             input_norm=RMSNorm(1 + random(hidden, scale=0.1), eps),
-            qkv=columns(random(qkv_size, hidden, scale=0.2)),
+            qkv=columns(qkv(queries, num_kv_heads)),
             attention=Attention(
-                num_heads=queries,
-                num_kv_heads=num_kv_heads,
+                num_heads=queries // group.size,
+                num_kv_heads=num_local_kv_heads(num_kv_heads, group.size),
                 head_dim=heads.head_dim,
                 scale=heads.head_dim**-0.5,
                 sliding_window=window,
@@ -72,19 +136,19 @@ def random_decoder(heads: RandomHeads, dtype: torch.dtype, *, deterministic: boo
                 dtype=dtype,
                 deterministic=deterministic,
             ),
-            output=rows(random(hidden, queries * heads.head_dim, scale=0.05)),
+            output=rows(part(random(hidden, queries * heads.head_dim, scale=0.05), 1)),
             post_attention_norm=RMSNorm(1 + random(hidden, scale=0.1), 1e-6),
             mlp=GatedMLP(
-                gate_up=columns(random(2 * inner, hidden, scale=0.1)),
-                down=rows(random(hidden, inner, scale=0.1)),
+                gate_up=columns(torch.cat([part(each) for each in random(2 * inner, hidden, scale=0.1).chunk(2)])),
+                down=rows(part(random(hidden, inner, scale=0.1), 1)),
             ),
         )
 
     decoder = Decoder(
-        embedding=VocabularyParallelEmbedding(random(203, hidden, scale=1.0), group),
+        embedding=VocabularyParallelEmbedding(part(random(203, hidden, scale=1.0)), group),
         layers=[layer(0, heads.num_kv_heads, 90, 1e-6), layer(heads.window, heads.num_kv_heads + 1, 160, 0.5)],
         norm=RMSNorm(1 + random(hidden, scale=0.1), 1e-6),
-        head=VocabularyParallelHead(random(203, hidden, scale=0.1), 203, group, deterministic),
+        head=VocabularyParallelHead(part(random(203, hidden, scale=0.1)), 203, group, deterministic),
     )
     shape = KVCacheShape(layers=decoder.cache_specs, block_size=BLOCK_SIZE)
     return decoder, KVCache(shape, 1200, torch.device("cpu"))

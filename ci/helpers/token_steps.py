@@ -1,20 +1,20 @@
-"""Sequences of tokens that a network computes in steps of any kind, to be compared bit by bit."""
+"""Sequences of tokens that a decoder computes in steps of any kind, to be compared bit by bit.
+
+Sequences have as many tokens as `lengths` says.
+"""
 
 from __future__ import annotations
 
 import random
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
 from compiled_network import BLOCK_SIZE
+from random_decoders import DecoderOnRanks
 from torch import Tensor
 
 from inflight.layers.attention import AttentionMetadata
-from inflight.models.network import Network
-from inflight.runtime.kv_cache import KVCache
-
-Lengths = tuple[int, ...]
-"""Tokens of each sequence."""
 
 
 @dataclass(frozen=True)
@@ -32,11 +32,11 @@ class Piece:
 
 
 class Sequences:
-    """Their tokens and blocks; what a network has computed of them."""
+    """Their tokens and blocks; what a decoder has computed of them."""
 
-    def __init__(self, network: Network, cache: KVCache, lengths: Lengths) -> None:
-        self._network, self._cache = network, cache
-        for layer in cache.layers:
+    def __init__(self, decoder: DecoderOnRanks, lengths: Sequence[int]) -> None:
+        self._decoder = decoder
+        for layer in decoder.cache_layers:
             layer.keys.zero_()
             layer.values.zero_()
         generator = torch.Generator().manual_seed(5)
@@ -68,30 +68,30 @@ class Sequences:
             max_prefill_len=max(counts, default=0),
         )
         tokens = torch.stack([self._tokens[sequence][place] for sequence, place in places])
-        hidden = self._network.forward(tokens, self._cache.layers, metadata)
+        hidden = self._decoder.hidden(tokens, metadata)
         for piece, rows in zip(pieces, hidden.split([piece.count for piece in pieces]), strict=True):
             self.hidden[piece.sequence] += rows.clone()
 
     def cached(self, sequence: int) -> list[Tensor]:
-        """Keys and values of each layer."""
+        """Keys and values of each layer, of every rank."""
         blocks = self._table[sequence].long()
-        return [tensor[blocks].clone() for layer in self._cache.layers for tensor in (layer.keys, layer.values)]
+        return [tensor[blocks].clone() for layer in self._decoder.cache_layers for tensor in (layer.keys, layer.values)]
 
 
 Steps = list[list[Piece]]
 
 
-def one_by_one(sequence: int, lengths: Lengths) -> Steps:
+def one_by_one(lengths: Sequence[int], sequence: int) -> Steps:
     """One sequence alone, a token a step."""
     return [[Piece(sequence, at, 1, decodes=True)] for at in range(lengths[sequence])]
 
 
-def at_once(lengths: Lengths) -> Steps:
+def at_once(lengths: Sequence[int]) -> Steps:
     """All sequences as whole prompts."""
     return [[Piece(sequence, 0, length, decodes=False) for sequence, length in enumerate(lengths)]]
 
 
-def in_random_steps(seed: int, lengths: Lengths) -> Steps:
+def in_random_steps(lengths: Sequence[int], seed: int) -> Steps:
     """All sequences at once, in chunks, single tokens and pauses by chance."""
     draw = random.Random(seed)
     done, steps = [0] * len(lengths), []
@@ -108,8 +108,8 @@ def in_random_steps(seed: int, lengths: Lengths) -> Steps:
     return steps
 
 
-def compute(network: Network, cache: KVCache, lengths: Lengths, steps: Steps) -> Sequences:
-    sequences = Sequences(network, cache, lengths)
+def compute(decoder: DecoderOnRanks, lengths: Sequence[int], steps: Steps) -> Sequences:
+    sequences = Sequences(decoder, lengths)
     for step in steps:
         sequences.compute(step)
     return sequences

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from random_decoders import RandomHeads, random_decoder
+from random_decoders import DecoderOnRanks, RandomHeads
 from token_steps import assert_same, at_once, compute, in_random_steps, one_by_one
 
 from inflight_kernels import dispatch
@@ -21,11 +21,11 @@ LENGTHS = (70, 18)
 def test_kernels_compute_the_same_bits(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(dispatch.IMPLEMENTATIONS, "cpu", "gpu")
     heads = RandomHeads(seed=4, head_dim=32, num_kv_heads=1, queries_of_key=2, window=20)
-    decoder, cache = random_decoder(heads, torch.bfloat16, deterministic=True)
-    alone = [compute(decoder, cache, LENGTHS, one_by_one(sequence, LENGTHS)) for sequence in range(len(LENGTHS))]
-    for steps in (at_once(LENGTHS), in_random_steps(1, LENGTHS)):
-        together = compute(decoder, cache, LENGTHS, steps)
+    decoder = DecoderOnRanks(heads, deterministic=True)
+    alone = [compute(decoder, LENGTHS, one_by_one(LENGTHS, sequence)) for sequence in range(len(LENGTHS))]
+    for steps in (at_once(LENGTHS), in_random_steps(LENGTHS, 1)):
+        together = compute(decoder, LENGTHS, steps)
         for sequence, expected in enumerate(alone):
             assert_same(together, expected, sequence)
-            rows = torch.stack(expected.hidden[sequence])
-            assert torch.equal(decoder.logits(rows)[-1:], decoder.logits(rows[-1:]))
+    rows = torch.stack([expected.hidden[sequence][-1] for sequence, expected in enumerate(alone)])
+    assert torch.equal(decoder.logits(rows)[-1:], decoder.logits(rows[-1:]))

@@ -15,6 +15,7 @@ unsupported shape, dtype or stride; the references check nothing.
 
 from inflight_kernels.activation import silu_and_mul, silu_and_mul_quantized
 from inflight_kernels.attention import decode_attention, prefill_attention
+from inflight_kernels.embeddings import embedding
 from inflight_kernels.kv_cache import copy_blocks
 from inflight_kernels.lora import lora_add
 from inflight_kernels.matmul import int4_linear, linear, scaled_linear
@@ -36,6 +37,7 @@ __all__ = [
     "Int4Weight",
     "copy_blocks",
     "decode_attention",
+    "embedding",
     "fused_moe",
     "int4_linear",
     "linear",

@@ -23,8 +23,11 @@ _RECORDER: ContextVar[Any] = ContextVar("recorder", default=None)
 def implementation(tensor: Tensor, family: str) -> Any:
     """The module of the package `family` whose functions run on the tensor's device. Raises ValueError if none does."""
     kind = IMPLEMENTATIONS.get(tensor.device.type)
-    if kind is not None:
-        return _module(family, kind)
+    return recorder_of(tensor) if kind is None else _module(family, kind)
+
+
+def recorder_of(tensor: Tensor) -> Any:
+    """What notes the operations that this thread computes with such a tensor. Raises ValueError if nothing does."""
     recorder = _RECORDER.get()
     if recorder is None or tensor.device.type != "meta":
         raise ValueError(f"inflight_kernels runs on cpu and cuda tensors, got one on {tensor.device}")

@@ -9,7 +9,6 @@ TorchTensorParallelGroup          torch.distributed: NCCL for GPUs; gloo for CPU
 from __future__ import annotations
 
 import logging
-import os
 
 import torch
 import torch.distributed as dist
@@ -38,6 +37,8 @@ class TensorParallelGroup:
     rank = 0
     """This rank's number within the group."""
     size = 1
+    can_be_recorded = True
+    """Its sums can become operations of a program in C++ (inflight_kernels.cpu)."""
 
     @staticmethod
     def create(
@@ -93,6 +94,8 @@ class SharedMemoryTensorParallelGroup(TensorParallelGroup):
 class TorchTensorParallelGroup(TensorParallelGroup):
     """Over torch.distributed: its default group or, where there are several, a part of that."""
 
+    can_be_recorded = False
+
     def __init__(self, rank_group: RankGroup, mapping: Mapping, device: torch.device, *, sums_in_order: bool) -> None:
         join_torch(rank_group, device)
         self._sums_in_order = sums_in_order
@@ -111,9 +114,8 @@ class TorchTensorParallelGroup(TensorParallelGroup):
         if not self._sums_in_order:
             dist.all_reduce(x, group=self._group)
             return x
-        first, *others = self._parts(x)
-        total = first.float()
-        for part in others:
+        total = torch.zeros_like(x, dtype=torch.float32)
+        for part in self._parts(x):
             total += part
         return total.to(x.dtype)
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-import torch.nn.functional as F
 from torch import Tensor
 
 import inflight_kernels
@@ -24,17 +23,9 @@ class VocabularyParallelEmbedding:
     group: TensorParallelGroup
 
     def __call__(self, token_ids_T: Tensor, metadata: AttentionMetadata) -> Tensor:
-        hidden_TD = self._look_up(token_ids_T)
+        first = None if self.group.size == 1 else self.group.rank * self.weight_UD.shape[0]
+        hidden_TD = self.group.all_reduce(inflight_kernels.embedding(token_ids_T, self.weight_UD, first))
         return hidden_TD if metadata.given is None else metadata.given.put_into(hidden_TD)
-
-    def _look_up(self, token_ids_T: Tensor) -> Tensor:
-        if self.group.size == 1:
-            return F.embedding(token_ids_T, self.weight_UD)
-        size = self.weight_UD.shape[0]
-        local_T = token_ids_T - self.group.rank * size
-        elsewhere_T = (local_T < 0) | (local_T >= size)
-        hidden_TD = F.embedding(local_T.clamp(0, size - 1), self.weight_UD)
-        return self.group.all_reduce(hidden_TD.masked_fill_(elsewhere_T[:, None], 0))
 
 
 @dataclass(slots=True)

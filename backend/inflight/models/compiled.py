@@ -1,4 +1,4 @@
-"""A network that runs in C++ compiled for this CPU. For one rank only: it does not sum over ranks.
+"""A network that runs in C++ compiled for this CPU, or one rank's part of it, sums over the ranks included.
 
 The network is not described a second time: its own forward pass is recorded (inflight_kernels.cpu.recorder). What C++
 has no operation for is the reason why torch runs the network instead.
@@ -15,13 +15,14 @@ import torch
 from torch import Tensor
 
 from inflight.config import EngineConfig
+from inflight.distributed.tensor_parallel import TensorParallelGroup
 from inflight.errors import ConfigurationError
 from inflight.layers.attention import AttentionMetadata, CacheSpec, LayerCache
 from inflight.layers.given_embeddings import GivenEmbeddings
 from inflight.models.decoder import Decoder
 from inflight.models.network import Network
 from inflight_kernels import cpu
-from inflight_kernels.cpu import Batch, Program, Recording, Unsupported, WeightPacker
+from inflight_kernels.cpu import Batch, NativeLibrary, Program, Recording, Unsupported, WeightPacker
 
 logger = logging.getLogger(__name__)
 
@@ -60,31 +61,34 @@ class CompiledNetwork:
 
 
 def compile_network(
-    config: EngineConfig, network: Network, caches: Sequence[LayerCache], device: torch.device
+    config: EngineConfig,
+    network: Network,
+    caches: Sequence[LayerCache],
+    device: torch.device,
+    group: TensorParallelGroup,
 ) -> Network:
     """`network` as C++, its weights moved out of it, or as it is, whichever `cpu_compile` and the machine determine.
 
-    Takes a few seconds the first time on a machine. Raises ConfigurationError if `cpu_compile` asks for what is
-    impossible.
+    Collective over `group`: the ranks compute in C++ all or none. Takes a few seconds the first time on a machine.
+    Raises ConfigurationError if `cpu_compile` asks for what is impossible.
     """
     if config.cpu_compile == "false":
         return network
-    try:
-        recordings = _record(config, network, caches, device)
-    except Unsupported as reason:
-        if config.cpu_compile == "true":
-            raise ConfigurationError(f"cpu_compile is true, but {reason}; set cpu_compile to auto or false") from None
-        if device.type == "cpu" and _is_bfloat16(network):
-            logger.info("the layers run in torch, several times slower: %s", reason)
-        return network
     started = time.monotonic()
+    prepared, level, reason = None, logging.INFO, "another rank cannot compute in C++"
     try:
-        library = cpu.load_library()
-    except cpu.LibraryUnavailable as error:
+        prepared = _prepare(config, network, caches, device, group)
+    except Unsupported as unsupported:
+        reason = str(unsupported)
+    except cpu.LibraryUnavailable as unavailable:
+        level, reason = logging.WARNING, str(unavailable)
+    if not group.all_reduce_min(prepared is not None) or prepared is None:
         if config.cpu_compile == "true":
-            raise ConfigurationError(f"cpu_compile is true, but {error}; set cpu_compile to auto or false") from error
-        logger.warning("the layers run in torch, several times slower: %s", error)
+            raise ConfigurationError(f"cpu_compile is true, but {reason}; set cpu_compile to auto or false")
+        if device.type == "cpu" and _is_bfloat16(network):
+            logger.log(level, "the layers run in torch, several times slower: %s", reason)
         return network
+    library, recordings = prepared
     packer = WeightPacker(library, recordings)
     hidden_states, *heads = (Program(library, recording, packer) for recording in recordings)
     seconds = time.monotonic() - started
@@ -94,14 +98,37 @@ def compile_network(
     )
 
 
+def _prepare(
+    config: EngineConfig,
+    network: Network,
+    caches: Sequence[LayerCache],
+    device: torch.device,
+    group: TensorParallelGroup,
+) -> tuple[NativeLibrary, tuple[Recording, ...]]:
+    """Raises Unsupported or LibraryUnavailable."""
+    recordings = _record(network, caches, device, group)
+    library = cpu.load_library()
+    # Rows of one token may be padded to a full batch beside a step's other tokens.
+    num_tokens = config.max_num_tokens + config.max_batch_size
+    most_tokens = min(cpu.most_tokens(library, recording) for recording in recordings)
+    if num_tokens > most_tokens:
+        raise Unsupported(
+            f"a step may have {num_tokens} tokens (keys max_num_tokens and max_batch_size), and the memory that the "
+            f"ranks share has room for {most_tokens}"
+        )
+    return library, recordings
+
+
 def _record(
-    config: EngineConfig, network: Network, caches: Sequence[LayerCache], device: torch.device
+    network: Network, caches: Sequence[LayerCache], device: torch.device, group: TensorParallelGroup
 ) -> tuple[Recording, ...]:
     """The operations of `forward` and, in the last pipeline stage, of `logits`. Raises Unsupported."""
     if not isinstance(network, Decoder):
         raise Unsupported("it is for the engine's own layers, not for transformers' modelling code (key model_impl)")
-    if device.type != "cpu" or config.tensor_parallel_size > 1:
-        raise Unsupported("it is for one rank of each pipeline stage, on a CPU")
+    if device.type != "cpu":
+        raise Unsupported("it is for CPUs")
+    if not group.can_be_recorded:
+        raise Unsupported("it is for ranks that share memory, and these sum through sockets")
     if not _is_bfloat16(network):
         raise Unsupported("it is for bfloat16 (key dtype)")
     if reason := cpu.unsupported_reason():

@@ -1,7 +1,8 @@
 """`python -m ci.bench.ranks`: broadcasts and sums in each way there is, then one rank against two with its cores.
 
-Engines run the default model in torch's layers, as C++ layers are for one rank. All of them run at once, and round by
-round each gets the same requests in turn. Prints tables and one line of JSON, and keeps a result file.
+The engines are one rank of two threads under each launcher, two ranks of one thread and two pipeline stages, with
+layers in C++, and two ranks with layers in torch. All of them run at once; round by round each gets the same requests
+in turn, those of `make bench`. Prints tables and one line of JSON, and keeps a result file.
 """
 
 from __future__ import annotations
@@ -15,37 +16,36 @@ import socket
 import subprocess
 import sys
 import tempfile
-import time
 from pathlib import Path
 from statistics import median
 from typing import Any
 
+from ci.bench.checkpoint import make_checkpoint
+from ci.bench.engines import Inflight, engine_parameters
 from ci.bench.report import machine, result_path
+from ci.bench.workload import CASES, Job, batch_jobs, prompt
 from inflight.config import EngineConfig
 from inflight.executor.executor import Executor
 from inflight.executor.launchers.python_command import find_python, worker_environment
 from inflight.mpi_launcher import find_launcher, launcher_environment, launcher_options
-from inflight.request import Request
 from inflight.run_directory import RUN_DIRECTORY
 
 ROOT = Path(__file__).resolve().parents[3]
-CHECKPOINT = ROOT / "model_repository" / "llm" / "1" / "checkpoint"
-PROMPT, NEW = 16, 64
-"""Tokens of each request."""
-TOGETHER = (1, 8)
-"""Requests at a time."""
+TOKENIZER = ROOT / "model_repository" / "llm" / "1" / "checkpoint"
+SEED = 20
 SIZES = (1, 2, 3, 4)
 """Ranks among which messages are broadcast."""
-PATIENCE = 60
 Rates = dict[str, dict[str, list[float]]]
+"""Case -> engine -> tokens per second of each round."""
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--rounds", type=int, default=9, help="counted rounds")
+    parser.add_argument("--rounds", type=int, default=7, help="counted rounds")
+    parser.add_argument("--requests", type=int, default=32, help="of case (b)")
     parser.add_argument("--only-broadcasts", action="store_true", help="measure nothing else")
-    parser.add_argument("--checkpoint", type=Path, default=CHECKPOINT)
-    parser.add_argument("--dtype", default="float32")
+    parser.add_argument("--no-torch", action="store_true", help="leave layers in torch out")
+    parser.add_argument("--checkpoint", type=Path, default=ROOT / "build" / "bench-144m", help="made if missing")
     parser.add_argument("--results", type=Path, default=ROOT / "ci" / "bench" / "results")
     options = parser.parse_args()
 
@@ -61,7 +61,8 @@ def main() -> int:
     print(f"{'us a sum of kB':24}" + "".join(f"{kilobytes:>9}" for kilobytes in sums["gloo"]))
     for way, row in sums.items():
         print(f"{way:24}" + "".join(f"{micros:9.1f}" for micros in row.values()))
-    rates = measure_engines(options.checkpoint, options.dtype, options.rounds)
+    checkpoint = make_checkpoint(options.checkpoint, TOKENIZER, num_heads=12, num_kv_heads=4)
+    rates = measure_engines(checkpoint, options.rounds, options.requests, with_torch=not options.no_torch)
     summary = {"broadcast_us": broadcasts, "sum_us": sums, "tokens_per_second": summarise(rates)}
     for case, engines in summary["tokens_per_second"].items():
         print(f"{case}: " + ", ".join(f"{name} {found['rate']} ({found['ratio']})" for name, found in engines.items()))
@@ -92,54 +93,37 @@ def run_ranks(program: str, size: int, *arguments: str) -> dict[str, dict[str, f
     return found
 
 
-def measure_engines(checkpoint: Path, dtype: str, num_rounds: int) -> Rates:
-    common = {"gpt_model_path": str(checkpoint), "dtype": dtype, "cpu_compile": "false", "max_batch_size": "8"}
-    small = {"max_seq_len": "1024", "max_tokens_in_paged_kv_cache": "8192", "enable_kv_cache_reuse": "false"}
+def measure_engines(checkpoint: Path, num_rounds: int, num_requests: int, with_torch: bool) -> Rates:
     two = {"tensor_parallel_size": "2", "num_threads": "1"}
-    rng = random.Random(20)
+    rng = random.Random(SEED)
     with contextlib.ExitStack() as stack:
         os.environ[RUN_DIRECTORY] = stack.enter_context(tempfile.TemporaryDirectory(prefix="run-"))
 
-        def start(**parameters: str) -> Executor:
-            config = EngineConfig.from_parameters({**common, **small, **parameters})
-            return stack.enter_context(Executor(config=config))
+        def start(cpu_compile: str, **parameters: str) -> Inflight:
+            options = {**engine_parameters(checkpoint), "cpu_compile": cpu_compile, **parameters}
+            return Inflight(stack.enter_context(Executor(config=EngineConfig.from_parameters(options))))
 
         engines = {
-            "one rank": start(num_threads="2"),
-            "one rank, mpi": start(num_threads="2", executor="mpi"),
-            "one rank, multiproc": start(num_threads="2", executor="multiproc"),
-            "two ranks": start(**two),
-            "two ranks, multiproc": start(**two, executor="multiproc"),
-            "two stages": start(pipeline_parallel_size="2", num_threads="1"),
+            "one rank": start("true"),
+            "one rank, mpi": start("true", executor="mpi"),
+            "one rank, multiproc": start("true", executor="multiproc"),
+            "two ranks": start("true", **two),
+            "two ranks, multiproc": start("true", executor="multiproc", **two),
+            "two stages": start("true", pipeline_parallel_size="2", num_threads="1"),
         }
-        os.environ["CXX"] = "none"  # what ranks do without a compiler
-        engines["two ranks, gloo"] = start(**two)
-        rates: Rates = {f"{number} at a time": {name: [] for name in engines} for number in TOGETHER}
-        for counted in [False] + [True] * num_rounds:
-            for number, case in zip(TOGETHER, rates.values(), strict=True):
-                prompts = [[rng.randrange(5, 2000) for _ in range(PROMPT)] for _ in range(number)]
-                for name, engine in engines.items():
-                    rate = serve(engine, prompts)
-                    if counted:
-                        case[name].append(rate)
-    return rates
-
-
-def serve(executor: Executor, prompts: list[list[int]]) -> float:
-    """New tokens per second of all prompts at a time."""
-    start = time.perf_counter()
-    for prompt in prompts:
-        executor.enqueue_request(Request(request_id=executor.next_request_id(), input_token_ids=prompt, max_tokens=NEW))
-    running, num_tokens = len(prompts), 0
-    while running:
-        responses = executor.await_responses(timeout=PATIENCE)
-        if not responses:
-            raise TimeoutError("no response came")
-        for response in responses:
-            assert response.result is not None, response.error_msg
-            num_tokens += len(response.result.output_token_ids)
-            running -= response.is_final
-    return num_tokens / (time.perf_counter() - start)
+        if with_torch:
+            engines["two ranks, torch"] = start("false", **two)
+        rates: Rates = {case.name: {name: [] for name in engines} for case in CASES}
+        for number in range(num_rounds + 1):
+            single, long = Job(prompt(rng, 128), 128), Job(prompt(rng, 1024), 1)
+            jobs = batch_jobs(rng, random.Random(SEED), num_requests)
+            for name, engine in engines.items():
+                found = {"decode": engine.decode(single), "prefill": engine.prefill(long), "batch": engine.batch(jobs)}
+                print(f"round {number or 'of warming up'}, {name}: {found}", file=sys.stderr, flush=True)
+                if number:
+                    for case, rate in found.items():
+                        rates[case][name].append(rate)
+        return rates
 
 
 def summarise(rates: Rates) -> dict[str, dict[str, dict[str, float]]]:
@@ -157,7 +141,7 @@ def summarise(rates: Rates) -> dict[str, dict[str, dict[str, float]]]:
 
 
 def keep(summary: dict[str, Any], rates: Rates, options: argparse.Namespace) -> Path:
-    found = {**machine(), "checkpoint": options.checkpoint.name, "dtype": options.dtype}
+    found = {**machine(), "checkpoint": options.checkpoint.name}
     path: Path = result_path(options.results, "ranks", found)
     rounds = {
         case: {name: [round(rate, 1) for rate in row] for name, row in each.items()} for case, each in rates.items()

@@ -37,12 +37,14 @@ def recordings(draw: st.DrawFn) -> Recording:
         input=0,
         output=Columns(draw(st.integers(1, len(widths) - 1)), 0),
         output_size=32,
+        ranks=None,
     )
 
 
 @given(recordings())
 def test_every_operation_reads_what_was_written_for_it(recording: Recording) -> None:
-    buffers, widths = share_buffers(recording)
+    shared = share_buffers(recording)
+    buffers, widths = shared.of, shared.widths
     held = {buffers[0]: 0}
     for operation in recording.operations:
         read, written = ([columns.buffer for columns in operation.columns(written)] for written in (False, True))
@@ -58,5 +60,7 @@ def test_every_operation_reads_what_was_written_for_it(recording: Recording) -> 
 
 def test_a_chain_needs_two_buffers_and_one_for_its_result() -> None:
     chain = tuple(Recorded(Linear, {"x": Columns(i, 0), "out": Columns(i + 1, 0)}, ("out",)) for i in range(9))
-    recording = Recording(operations=chain, widths=(32,) * 10, input=0, output=Columns(9, 0), output_size=32)
-    assert share_buffers(recording)[1] == [32] * 3
+    recording = Recording(
+        operations=chain, widths=(32,) * 10, input=0, output=Columns(9, 0), output_size=32, ranks=None
+    )
+    assert share_buffers(recording).widths == [32] * 3

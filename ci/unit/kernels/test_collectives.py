@@ -15,13 +15,13 @@ import struct
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
+from thread_ranks import PATIENCE, ThreadCollectives
 from torch import Tensor
 
 from inflight_kernels.cpu import (
@@ -35,36 +35,11 @@ from inflight_kernels.cpu import (
 
 pytestmark = pytest.mark.slow
 
-PATIENCE = 60
 CHUNK = 256 * 1024
 FLAG = struct.Struct("II56x")
 """A rank's flag in the memory: rounds posted, ranks asleep."""
 
 needs_compiler = pytest.mark.skipif(not library._find_compiler(), reason="there is no C++ compiler")
-
-
-class Ranks:
-    """All ranks of one machine, each with a thread of its own."""
-
-    def __init__(self, native: NativeLibrary, size: int) -> None:
-        self.memory = mmap.mmap(-1, segment_bytes(native, size))
-        self.ranks = [SharedMemoryCollectives(native, self.memory, rank, size) for rank in range(size)]
-        self._threads = [ThreadPoolExecutor(1) for _ in range(size)]
-
-    def run(self, function: Callable[[SharedMemoryCollectives, int], Any]) -> list[Any]:
-        """What `function(collectives, rank)` gives on each rank, all at the same time."""
-        asked = [thread.submit(function, self.ranks[rank], rank) for rank, thread in enumerate(self._threads)]
-        return [future.result(PATIENCE) for future in asked]
-
-    def all_reduce(self, parts: list[Tensor]) -> Tensor:
-        """The sum, which is the same bits on every rank."""
-        first, *others = self.run(lambda collectives, rank: collectives.all_reduce(parts[rank].clone()))
-        assert all(torch.equal(first.view(torch.uint8), other.view(torch.uint8)) for other in others)
-        return first
-
-    def close(self) -> None:
-        for thread in self._threads:
-            thread.shutdown()
 
 
 @pytest.fixture(scope="module")
@@ -75,15 +50,15 @@ def native(tmp_path_factory: pytest.TempPathFactory) -> Iterator[NativeLibrary]:
 
 
 @pytest.fixture(params=[1, 2, 3, 4])
-def ranks(native: NativeLibrary, request: pytest.FixtureRequest) -> Iterator[Ranks]:
-    ranks = Ranks(native, request.param)
+def ranks(native: NativeLibrary, request: pytest.FixtureRequest) -> Iterator[ThreadCollectives]:
+    ranks = ThreadCollectives(request.param)
     yield ranks
     ranks.close()
 
 
 @pytest.fixture
-def two(native: NativeLibrary) -> Iterator[Ranks]:
-    ranks = Ranks(native, 2)
+def two(native: NativeLibrary) -> Iterator[ThreadCollectives]:
+    ranks = ThreadCollectives(2)
     yield ranks
     ranks.close()
 
@@ -105,7 +80,7 @@ def added_in_order(parts: list[Tensor]) -> Tensor:
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
 @pytest.mark.parametrize("shape", [(0,), (1,), (513,), (3, 257), (CHUNK // 4 + 3,), (5, CHUNK // 4)], ids=str)
 def test_a_sum_is_added_in_rank_order_and_rounded_once(
-    ranks: Ranks, shape: tuple[int, ...], dtype: torch.dtype
+    ranks: ThreadCollectives, shape: tuple[int, ...], dtype: torch.dtype
 ) -> None:
     parts = parts_of(len(ranks.ranks), shape, dtype)
     assert torch.equal(ranks.all_reduce(parts), added_in_order(parts))
@@ -117,7 +92,7 @@ def test_the_order_of_these_sums_can_be_told() -> None:
 
 
 @needs_compiler
-def test_signs_and_what_is_no_number_pass(two: Ranks) -> None:
+def test_signs_and_what_is_no_number_pass(two: ThreadCollectives) -> None:
     special = torch.tensor([-0.0, float("inf"), float("nan"), float("-inf"), 1.0])
     for dtype in (torch.float32, torch.bfloat16):
         total = two.all_reduce([special.to(dtype), torch.tensor([-0.0, 1.0, 1.0, float("inf"), -1.0]).to(dtype)])
@@ -125,30 +100,30 @@ def test_signs_and_what_is_no_number_pass(two: Ranks) -> None:
 
 
 @needs_compiler
-def test_a_sum_is_written_over_a_tensor_with_gaps_too(two: Ranks) -> None:
+def test_a_sum_is_written_over_a_tensor_with_gaps_too(two: ThreadCollectives) -> None:
     whole = [torch.ones(4, 6), torch.ones(4, 6)]
-    two.run(lambda collectives, rank: collectives.all_reduce(whole[rank][:, ::2]))
+    two.run(lambda rank: two.ranks[rank].all_reduce(whole[rank][:, ::2]))
     assert whole[0].tolist() == whole[1].tolist() == [[2.0, 1.0] * 3] * 4
 
 
 @needs_compiler
 @pytest.mark.parametrize("shape", [(7,), (3, 5), (2, 3, 4), (0, 8), (3, CHUNK // 8 + 1), (1, CHUNK)], ids=str)
-def test_parts_are_gathered_side_by_side(ranks: Ranks, shape: tuple[int, ...]) -> None:
+def test_parts_are_gathered_side_by_side(ranks: ThreadCollectives, shape: tuple[int, ...]) -> None:
     numbers = torch.arange(torch.Size(shape).numel(), dtype=torch.int64).view(shape)
     parts = [numbers + 10**7 * rank for rank in range(len(ranks.ranks))]
-    for gathered in ranks.run(lambda collectives, rank: collectives.all_gather(parts[rank])):
+    for gathered in ranks.run(lambda rank: ranks.ranks[rank].all_gather(parts[rank])):
         assert torch.equal(gathered, torch.cat(parts, dim=-1))
 
 
 @needs_compiler
-def test_no_round_reads_another_ones_parts(ranks: Ranks) -> None:
+def test_no_round_reads_another_ones_parts(ranks: ThreadCollectives) -> None:
     """Thousands of short rounds, whose threads run as the system likes."""
     lengths = [random.Random(5).choice((1, 3, 40)) for _ in range(3000)]
     size = len(ranks.ranks)
 
-    def add(collectives: SharedMemoryCollectives, rank: int) -> bool:
+    def add(rank: int) -> bool:
         return all(
-            collectives.all_reduce(torch.full((length,), float(number * size + rank))).tolist()
+            ranks.ranks[rank].all_reduce(torch.full((length,), float(number * size + rank))).tolist()
             == [float(size * size * number + size * (size - 1) // 2)] * length
             for number, length in enumerate(lengths)
         )
@@ -157,7 +132,7 @@ def test_no_round_reads_another_ones_parts(ranks: Ranks) -> None:
 
 
 @needs_compiler
-def test_rounds_are_counted_beyond_32_bits(two: Ranks) -> None:
+def test_rounds_are_counted_beyond_32_bits(two: ThreadCollectives) -> None:
     for rank in range(2):
         FLAG.pack_into(two.memory, rank * FLAG.size, 2**32 - 3, 0)
     for number in range(8):
@@ -174,7 +149,7 @@ def wait_for_sleeper(memory: mmap.mmap) -> None:
 
 
 @needs_compiler
-def test_a_rank_that_waits_sleeps_and_is_woken(two: Ranks) -> None:
+def test_a_rank_that_waits_sleeps_and_is_woken(two: ThreadCollectives) -> None:
     with ThreadPoolExecutor(1) as late:
         waiting = late.submit(two.ranks[1].all_reduce, torch.ones(3))
         wait_for_sleeper(two.memory)

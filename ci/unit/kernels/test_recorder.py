@@ -7,16 +7,18 @@ from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 import pytest
 import torch
 import torch.nn.functional as F
+from thread_ranks import ThreadCollectives
 from torch import Tensor
 
 import inflight_kernels
-from inflight_kernels.cpu import Batch, Recording, Unsupported, record
-from inflight_kernels.cpu.operations import GatedLinear, Linear, RmsNorm
+from inflight_kernels.cpu import Batch, Recording, SharedMemoryCollectives, Unsupported, library, record
+from inflight_kernels.cpu.buffers import share_buffers
+from inflight_kernels.cpu.operations import GatedLinear, Linear, Place, RmsNorm
 from inflight_kernels.cpu.recorder import _Recorder
 from inflight_kernels.cpu.recording import Columns
 
@@ -24,7 +26,17 @@ SIZE, HEADS, KV_HEADS, HEAD_DIM = 64, 2, 1, 32
 CACHE = torch.zeros(3, 4, KV_HEADS, HEAD_DIM, dtype=torch.bfloat16)
 COS_SIN = torch.zeros(8, HEAD_DIM)
 NORM, QUERY_NORM = torch.ones(SIZE, dtype=torch.bfloat16), torch.ones(HEAD_DIM, dtype=torch.bfloat16)
-IMPLEMENTED = ("linear", "silu_and_mul", "rms_norm", "rope_and_kv_write", "decode_attention", "prefill_attention")
+IMPLEMENTED = (
+    "embedding",
+    "linear",
+    "silu_and_mul",
+    "rms_norm",
+    "rope_and_kv_write",
+    "decode_attention",
+    "prefill_attention",
+)
+
+needs_compiler = pytest.mark.skipif(not library._find_compiler(), reason="there is no C++ compiler")
 
 
 @functools.cache
@@ -105,9 +117,65 @@ def test_a_layer_becomes_a_program() -> None:
 
 def test_token_ids_are_embedded() -> None:
     table = weight(100)
-    recording = record(lambda token_ids, _: norm(F.embedding(token_ids, table)))
+    recording = record(lambda token_ids, _: norm(inflight_kernels.embedding(token_ids, table)))
     assert kinds(recording) == ["Embedding", "RmsNorm"]
     assert recording.input is None
+
+
+@pytest.fixture(scope="module")
+def collectives() -> Iterator[SharedMemoryCollectives]:
+    threads = ThreadCollectives(2)
+    yield threads.ranks[1]
+    threads.close()
+
+
+@needs_compiler
+def test_a_sum_over_ranks_is_joined_with_the_norm_behind_it(collectives: SharedMemoryCollectives) -> None:
+    def network(token_ids: Tensor, _: Batch) -> Tensor:
+        hidden = collectives.all_reduce(inflight_kernels.embedding(token_ids, weight(100), 100))
+        residual = hidden
+        for _ in range(3):
+            part = collectives.all_reduce(inflight_kernels.linear(hidden, weight(SIZE)))
+            hidden, residual = inflight_kernels.rms_norm(part, NORM, 1e-6, residual)
+        return collectives.all_gather(inflight_kernels.linear(hidden, weight(50)))[:, :99]
+
+    recording = record(network)
+    assert kinds(recording) == ["Embedding", "Sum", *["Linear", "NormOfSum"] * 3, "Linear", "Gather"]
+    assert recording.ranks is not None and (recording.ranks.rank, recording.ranks.size) == (1, 2)
+    assert recording.operations[0].fields["first"] == 100
+    assert recording.output_size == 99
+    buffers = share_buffers(recording)
+    assert sorted(buffers.places) == [*[Place.PRIVATE] * 3, *[Place.OWN_AREA] * 2, Place.COMMON_AREA]
+    # Others may still read a rank's part when it has come to the next one.
+    first, second, third = (buffers.of[recording.operations[at].fields["out"].buffer] for at in (2, 4, 6))  # type: ignore[union-attr]
+    assert first == third != second
+
+
+@needs_compiler
+@pytest.mark.parametrize(
+    ("read", "reason"),
+    [
+        (lambda part, total: part, "the input of a linear layer is not the result"),
+        (lambda part, total: total, "the input of a linear layer is not the result"),
+    ],
+    ids=["the sum over ranks", "the sum with the residual"],
+)
+def test_what_a_rank_has_some_rows_of_is_not_read_by_anything_else(
+    collectives: SharedMemoryCollectives, read: Callable[[Tensor, Tensor], Tensor], reason: str
+) -> None:
+    def network(x: Tensor, _: Batch) -> Tensor:
+        part = collectives.all_reduce(inflight_kernels.linear(x, weight(SIZE)))
+        _, total = inflight_kernels.rms_norm(part, NORM, 1e-6, x)
+        return inflight_kernels.linear(read(part, total), weight(SIZE))
+
+    with pytest.raises(Unsupported, match=reason):
+        record(network, SIZE)
+
+
+@needs_compiler
+def test_a_part_of_a_value_is_not_summed(collectives: SharedMemoryCollectives) -> None:
+    with pytest.raises(Unsupported, match="what ranks sum is not the whole result"):
+        record(lambda x, _: collectives.all_reduce(inflight_kernels.linear(x, weight(2 * SIZE))[:, :SIZE]), SIZE)
 
 
 def test_attention_reads_the_queries_where_they_were_rotated() -> None:

@@ -1,19 +1,21 @@
 """A token has the same bits however it comes to be computed: in a decode, in a chunk with any borders, beside any
-others, by any number of threads; so a sequence that is computed again goes on with the same tokens. Of compiled
-networks, and of torch's with the key `deterministic`; ci/kernels has the same test of the kernels.
+others, by any number of threads, on one rank or on two; so a sequence that is computed again goes on with the same
+tokens. Another number of ranks may give other bits. Of compiled networks, and of torch's with the key `deterministic`;
+ci/kernels has the same test of the kernels.
 
 Run: pytest ci/unit/models/test_same_bits.py
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import pytest
 import torch
 from compiled_network import needs_compiler
-from random_decoders import HEADS, RandomHeads, compile_alone, random_decoder
+from random_decoders import HEADS, DecoderOnRanks, RandomHeads
+from thread_ranks import ThreadRanks
 from token_steps import assert_same, at_once, compute, in_random_steps, one_by_one
 
 from inflight_kernels.cpu import Instruction
@@ -23,8 +25,11 @@ pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("two_threads")]
 
 VECTORS = (Instruction.VDPBF16PS, Instruction.FMA, Instruction.FMA_AS_AMX)
 """To be forced, besides what is chosen here."""
+HEADS_FOR_RANKS = HEADS[2:4]
+"""Heads that two ranks can share; both hold a copy of the first layer's only key head."""
 LENGTHS = (560, 140, 41, 7)
 """Tokens of each sequence: parts and steps of attention end inside the first ones."""
+LENGTHS_ON_RANKS = (140, 41, 7)
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -33,6 +38,39 @@ def cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("INFLIGHT_CACHE_DIR", str(folder))
         yield folder
+
+
+@pytest.fixture
+def two_ranks() -> Iterator[ThreadRanks]:
+    ranks = ThreadRanks(2)
+    yield ranks
+    ranks.close()
+
+
+def force(instruction: Instruction | None, monkeypatch: pytest.MonkeyPatch) -> None:
+    if instruction is None:
+        monkeypatch.delenv(VARIABLE, raising=False)
+    else:
+        monkeypatch.setenv(VARIABLE, instruction.value)
+
+
+def assert_same_however_computed(
+    decoder: DecoderOnRanks, lengths: Sequence[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    alone = [compute(decoder, lengths, one_by_one(lengths, sequence)) for sequence in range(len(lengths))]
+    for num_threads, steps in (
+        (2, at_once(lengths)),
+        (1, in_random_steps(lengths, 1)),
+        (2, in_random_steps(lengths, 2)),
+        (2, in_random_steps(lengths, 3)),
+    ):
+        monkeypatch.setattr(torch, "get_num_threads", lambda num_threads=num_threads: num_threads)
+        together = compute(decoder, lengths, steps)
+        for sequence, expected in enumerate(alone):
+            assert_same(together, expected, sequence)
+    last = torch.stack([expected.hidden[sequence][-1] for sequence, expected in enumerate(alone)])
+    for row, logits in enumerate(decoder.logits(last)):
+        assert torch.equal(decoder.logits(last[row : row + 1])[0], logits)
 
 
 @needs_compiler
@@ -44,31 +82,20 @@ def cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
 def test_tokens_have_the_same_bits_however_they_are_computed(
     heads: RandomHeads, instruction: Instruction | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    if instruction is None:
-        monkeypatch.delenv(VARIABLE, raising=False)
-    else:
-        monkeypatch.setenv(VARIABLE, instruction.value)
-    decoder, cache = random_decoder(heads, torch.bfloat16)
-    network = compile_alone(decoder, cache)
-    alone = [compute(network, cache, LENGTHS, one_by_one(sequence, LENGTHS)) for sequence in range(len(LENGTHS))]
-    for num_threads, steps in (
-        (2, at_once(LENGTHS)),
-        (1, in_random_steps(1, LENGTHS)),
-        (2, in_random_steps(2, LENGTHS)),
-        (2, in_random_steps(3, LENGTHS)),
-    ):
-        monkeypatch.setattr(torch, "get_num_threads", lambda num_threads=num_threads: num_threads)
-        together = compute(network, cache, LENGTHS, steps)
-        for sequence, expected in enumerate(alone):
-            assert_same(together, expected, sequence)
+    force(instruction, monkeypatch)
+    assert_same_however_computed(DecoderOnRanks(heads), LENGTHS, monkeypatch)
+
+
+@needs_compiler
+@pytest.mark.parametrize("instruction", [None, *VECTORS], ids=str)
+def test_so_they_have_on_two_ranks(
+    instruction: Instruction | None, two_ranks: ThreadRanks, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    force(instruction, monkeypatch)
+    heads = HEADS_FOR_RANKS[instruction is not None]
+    assert_same_however_computed(DecoderOnRanks(heads, two_ranks), LENGTHS_ON_RANKS, monkeypatch)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
-def test_deterministic_torch_layers_compute_the_same_bits(dtype: torch.dtype) -> None:
-    lengths = (150, 41, 7)
-    decoder, cache = random_decoder(HEADS[4], dtype, deterministic=True)
-    alone = [compute(decoder, cache, lengths, one_by_one(sequence, lengths)) for sequence in range(len(lengths))]
-    for steps in (at_once(lengths), in_random_steps(1, lengths), in_random_steps(2, lengths)):
-        together = compute(decoder, cache, lengths, steps)
-        for sequence, expected in enumerate(alone):
-            assert_same(together, expected, sequence)
+def test_so_they_have_in_torch_if_it_is_deterministic(dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert_same_however_computed(DecoderOnRanks(HEADS[4], None, dtype, deterministic=True), (150, 41, 7), monkeypatch)

@@ -9,7 +9,8 @@ multiplies, whichever is fast here.
 An operation is added in four places: its structure in native/operations.h and operations.py, its function in a header
 and a case in native/program.cpp, and the method of the recorder that notes it.
 
-Also what ranks on CPUs of one machine do together, through shared memory; that needs g++ alone.
+Also what ranks on CPUs of one machine do together, through shared memory; that needs g++ alone. Programs of several
+ranks sum there too.
 """
 
 from inflight_kernels.cpu.batch import Batch
@@ -23,7 +24,7 @@ from inflight_kernels.cpu.library import (
     load_library,
     unsupported_reason,
 )
-from inflight_kernels.cpu.program import Program
+from inflight_kernels.cpu.program import Program, most_tokens
 from inflight_kernels.cpu.recorded_values import Unsupported
 from inflight_kernels.cpu.recorder import record
 from inflight_kernels.cpu.recording import Recording
@@ -43,6 +44,7 @@ __all__ = [
     "WeightPacker",
     "load_collectives",
     "load_library",
+    "most_tokens",
     "pack_weight",
     "record",
     "segment_bytes",

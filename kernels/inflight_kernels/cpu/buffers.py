@@ -6,46 +6,87 @@ A step's memory is then that of the few values that are alive at once, and mostl
 from __future__ import annotations
 
 from collections import defaultdict
+from dataclasses import dataclass, field
 
-from inflight_kernels.cpu.operations import RmsNorm
-from inflight_kernels.cpu.recording import Recording
+from inflight_kernels.cpu.operations import NormOfSum, Place, RmsNorm
+from inflight_kernels.cpu.recording import Columns, Recording
 
 
-def share_buffers(recording: Recording) -> tuple[dict[int, int], list[int]]:
-    """(recorded buffer -> buffer of the program, columns of each of the latter).
+@dataclass(slots=True)
+class Buffers:
+    """Those of a program."""
 
-    The result has a buffer of its own, which the caller of the program gets.
-    """
+    of: dict[int, int] = field(default_factory=dict)
+    """Buffer of the recording -> buffer of the program."""
+    widths: list[int] = field(default_factory=list)
+    """Columns of each."""
+    places: list[Place] = field(default_factory=list)
+    """Of each."""
+
+    def add(self, width: int, place: Place) -> int:
+        self.widths.append(width)
+        self.places.append(place)
+        return len(self.widths) - 1
+
+    def width_at(self, place: Place) -> int:
+        """Columns of all buffers at `place`."""
+        return sum(width for width, at in zip(self.widths, self.places, strict=True) if at is place)
+
+
+def share_buffers(recording: Recording) -> Buffers:
+    """The result has a buffer of its own, which the caller of the program gets."""
     last_use: dict[int, int] = {}
     for place, operation in enumerate(recording.operations):
         for columns in (*operation.columns(written=False), *operation.columns(written=True)):
             last_use[columns.buffer] = place
-    widths: list[int] = []
-    buffers: dict[int, int] = {}
-    free: dict[int, list[int]] = defaultdict(list)
+    buffers = Buffers()
+    common = {_buffer(each.fields["out"]) for each in recording.operations if each.kind is NormOfSum}
+    free: dict[tuple[int, Place], list[int]] = defaultdict(list)
+
+    def place_of(recorded: int) -> Place:
+        return Place.COMMON_AREA if recorded in common else Place.PRIVATE
 
     def take(recorded: int) -> None:
-        width = recording.widths[recorded]
-        if free[width] and recorded != recording.output.buffer:
-            buffers[recorded] = free[width].pop()
+        width, place = recording.widths[recorded], place_of(recorded)
+        if free[width, place] and recorded != recording.output.buffer:
+            buffers.of[recorded] = free[width, place].pop()
         else:
-            widths.append(width)
-            buffers[recorded] = len(widths) - 1
+            buffers.of[recorded] = buffers.add(width, place)
 
     def release(place: int, recorded: set[int]) -> None:
-        for buffer in sorted(recorded):
+        for buffer in sorted(recorded - parts):
             if last_use[buffer] == place and buffer != recording.output.buffer:
-                free[recording.widths[buffer]].append(buffers[buffer])
+                free[recording.widths[buffer], place_of(buffer)].append(buffers.of[buffer])
 
+    parts = _place_parts(recording, buffers)
     if recording.input is not None:
         take(recording.input)
     for place, operation in enumerate(recording.operations):
         read = {columns.buffer for columns in operation.columns(written=False)}
         written = {columns.buffer for columns in operation.columns(written=True)} - read
         # A norm may write over what it reads: it reads an element before it writes there.
-        if operation.kind is RmsNorm:
+        is_norm = operation.kind in (RmsNorm, NormOfSum)
+        if is_norm:
             release(place, read)
-        for buffer in sorted(written - buffers.keys()):
+        for buffer in sorted(written - buffers.of.keys()):
             take(buffer)
-        release(place, written if operation.kind is RmsNorm else read | written)
-    return buffers, widths
+        release(place, written if is_norm else read | written)
+    return buffers
+
+
+def _place_parts(recording: Recording, buffers: Buffers) -> set[int]:
+    """Give buffers to what other ranks read, in turns: while one of them still reads a part, this rank may compute the
+    next one, but not the one after that. Returns the recorded buffers."""
+    made: dict[tuple[int, int], int] = {}
+    parts = [_buffer(each.fields["x"]) for each in recording.operations if each.kind is NormOfSum]
+    for number, recorded in enumerate(parts):
+        key = recording.widths[recorded], number % 2
+        if key not in made:
+            made[key] = buffers.add(recording.widths[recorded], Place.OWN_AREA)
+        buffers.of[recorded] = made[key]
+    return set(parts)
+
+
+def _buffer(value: object) -> int:
+    assert isinstance(value, Columns)
+    return value.buffer

@@ -31,6 +31,7 @@ _Functions = dict[str, tuple[Any, list[Any]]]
 """Name: what it gives, what it takes."""
 _PROGRAM: _Functions = {
     "inflight_request_tiles": (c_bool, []),
+    "inflight_area_bytes": (c_int64, []),
     "inflight_workspace_bytes": (c_int64, [c_void_p, c_void_p]),
     "inflight_run": (None, [c_void_p, c_void_p, c_int64, c_void_p, c_void_p, c_void_p]),
     "inflight_linear": (None, [c_void_p, c_void_p, c_int64, c_void_p, c_int64, c_int64, c_int64, c_void_p]),

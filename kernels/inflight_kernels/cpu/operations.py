@@ -6,6 +6,7 @@ The structures are those of native/operations.h, which documents them, field by 
 from __future__ import annotations
 
 import ctypes
+import enum
 from ctypes import c_float, c_int64, c_void_p
 
 from inflight_kernels.cpu.instructions import NativeInstructions
@@ -30,7 +31,20 @@ class Operation(ctypes.Structure):
 
 
 class Embedding(Operation):
-    _fields_ = (("kind", c_int64), ("out", Value), ("table", c_void_p), ("size", c_int64))
+    _fields_ = (
+        ("kind", c_int64),
+        ("out", Value),
+        ("table", c_void_p),
+        *((name, c_int64) for name in ("first", "num_rows", "size")),
+    )
+
+
+class Sum(Operation):
+    _fields_ = (("kind", c_int64), ("x", Value), ("size", c_int64))
+
+
+class Gather(Operation):
+    _fields_ = (("kind", c_int64), ("x", Value), ("out", Value), ("size", c_int64))
 
 
 class Lora(Operation):
@@ -72,17 +86,24 @@ class GatedLinear(Operation):
     _fields_ = (*_LINEAR, ("num_deltas", c_int64))
 
 
+_NORM = (
+    ("kind", c_int64),
+    ("x", Value),
+    ("residual", Value),
+    ("out", Value),
+    ("sum", Value),
+    ("weight", c_void_p),
+    ("size", c_int64),
+    ("eps", c_float),
+)
+
+
 class RmsNorm(Operation):
-    _fields_ = (
-        ("kind", c_int64),
-        ("x", Value),
-        ("residual", Value),
-        ("out", Value),
-        ("sum", Value),
-        ("weight", c_void_p),
-        ("size", c_int64),
-        ("eps", c_float),
-    )
+    _fields_ = _NORM
+
+
+class NormOfSum(Operation):
+    _fields_ = _NORM
 
 
 class RopeAndKvWrite(Operation):
@@ -122,14 +143,29 @@ class PrefillAttention(Operation):
 
 KINDS: tuple[type[Operation], ...] = (
     Embedding,
+    Sum,
+    Gather,
     Lora,
     Linear,
     GatedLinear,
     RmsNorm,
+    NormOfSum,
     RopeAndKvWrite,
     DecodeAttention,
     PrefillAttention,
 )
+
+
+class Place(enum.IntEnum):
+    """Of a buffer."""
+
+    PRIVATE = 0
+    OWN_AREA = 1
+    COMMON_AREA = 2
+
+
+class Ranks(ctypes.Structure):
+    _fields_ = (("segment", c_void_p), ("rank", c_int64), ("size", c_int64))
 
 
 class NativeBatch(ctypes.Structure):
@@ -150,8 +186,10 @@ class NativeProgram(ctypes.Structure):
         ("num_buffers", c_int64),
         ("operations", c_void_p),
         ("widths", c_void_p),
+        ("places", c_void_p),
         ("input", c_int64),
         ("output", c_int64),
         ("instructions", NativeInstructions),
         ("packed_at_once", c_int64),
+        ("ranks", Ranks),
     )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import math
 from ctypes import c_int64, c_void_p
 
 import torch
@@ -11,7 +12,7 @@ from torch import Tensor
 from inflight_kernels.cpu.batch import Batch
 from inflight_kernels.cpu.buffers import share_buffers
 from inflight_kernels.cpu.library import NativeLibrary
-from inflight_kernels.cpu.operations import KINDS, Cache, NativeBatch, NativeProgram, Operation, Value
+from inflight_kernels.cpu.operations import KINDS, Cache, NativeBatch, NativeProgram, Operation, Place, Ranks, Value
 from inflight_kernels.cpu.recording import NOWHERE, CacheTensors, Columns, Constant, Field, Recorded, Recording, Weight
 from inflight_kernels.cpu.weight_packer import WeightPacker
 
@@ -20,30 +21,45 @@ PACKED_AT_ONCE = 32 * 2**20
 each have a copy of it."""
 
 
+PANEL_ROWS = 32
+"""Rows behind a step's tokens that products may read."""
+
+
+def most_tokens(library: NativeLibrary, recording: Recording) -> float:
+    """Tokens of a step for which the memory that the ranks share has room; infinite without other ranks."""
+    buffers = share_buffers(recording)
+    width = max(map(buffers.width_at, (Place.OWN_AREA, Place.COMMON_AREA)))
+    num_rows = library.functions.inflight_area_bytes() // (width * torch.bfloat16.itemsize) if width else math.inf
+    return num_rows - PANEL_ROWS
+
+
 class Program:
-    """Called by one thread at a time."""
+    """Called by one thread at a time, and by all ranks that it sums over, in the same order and with as many tokens."""
 
     def __init__(self, library: NativeLibrary, recording: Recording, packer: WeightPacker) -> None:
-        buffers, widths = share_buffers(recording)
-        lowering = _Lowering(buffers, packer)
+        buffers = share_buffers(recording)
+        lowering = _Lowering(buffers.of, packer)
         operations = [lowering.operation(operation) for operation in recording.operations]
         addresses = (c_void_p * len(operations))(*map(ctypes.addressof, operations))
-        native_widths = (c_int64 * len(widths))(*widths)
+        widths = (c_int64 * len(buffers.widths))(*buffers.widths)
+        places = (c_int64 * len(buffers.places))(*buffers.places)
         # The structures only point at what they need.
-        self._held = (recording, packer, operations, addresses, native_widths)
+        self._held = (recording, packer, operations, addresses, widths, places)
         self._functions = library.functions
-        output = buffers[recording.output.buffer]
+        output, ranks = buffers.of[recording.output.buffer], recording.ranks
         self._native = NativeProgram(
             num_operations=len(operations),
-            num_buffers=len(widths),
+            num_buffers=len(buffers.widths),
             operations=ctypes.addressof(addresses),
-            widths=ctypes.addressof(native_widths),
-            input=-1 if recording.input is None else buffers[recording.input],
+            widths=ctypes.addressof(widths),
+            places=ctypes.addressof(places),
+            input=-1 if recording.input is None else buffers.of[recording.input],
             output=output,
             instructions=library.instructions.to_native(),
             packed_at_once=PACKED_AT_ONCE,
+            ranks=Ranks() if ranks is None else Ranks(ranks.address, ranks.rank, ranks.size),
         )
-        self._width = widths[output]
+        self._width = buffers.widths[output]
         self._columns = slice(recording.output.start, recording.output.start + recording.output_size)
         self._workspace = torch.empty(0, dtype=torch.uint8)
 

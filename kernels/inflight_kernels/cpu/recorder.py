@@ -24,16 +24,20 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from inflight_kernels.cpu.batch import Batch
+from inflight_kernels.cpu.collectives import RankPlace
 from inflight_kernels.cpu.operations import (
     DecodeAttention,
     Embedding,
     GatedLinear,
+    Gather,
     Linear,
     Lora,
+    NormOfSum,
     Operation,
     PrefillAttention,
     RmsNorm,
     RopeAndKvWrite,
+    Sum,
 )
 from inflight_kernels.cpu.recorded_values import STEP, RecordedValues, Unsupported, storage_of
 from inflight_kernels.cpu.recording import NOWHERE, CacheTensors, Columns, Field, Recorded, Recording, Weight
@@ -111,8 +115,6 @@ class _TorchOperations(TorchDispatchMode):
         self, func: Any, types: Sequence[type], args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         kwargs = kwargs or {}
-        if func is torch.ops.aten.embedding.default:
-            return self._recorder.embedding(args[0], args[1])
         # What is computed from constants is a constant. An empty tensor cannot be read before an operation writes it.
         inputs = _meta_tensors((args, kwargs))
         is_harmless = not inputs or func in _FACTORIES
@@ -136,6 +138,10 @@ class _Recorder:
         self._values = RecordedValues(self._num_tokens)
         self._padded: Columns | None = None
         """The newest value that is followed by zeros up to a multiple of 32 columns."""
+        self._ranks: RankPlace | None = None
+        self._residuals: dict[int, Columns] = {}
+        """Storage of a sum of NormOfSum -> where it lies. Of many rows a rank has only some, so only the next NormOfSum
+        may read it."""
         if x.dim() == 2:
             self._values.write(x)
 
@@ -146,18 +152,52 @@ class _Recorder:
             input=None if x is None else self._values.read(x, "input").buffer,
             output=self._values.read(result, "the result"),
             output_size=result.shape[1],
+            ranks=self._ranks,
         )
 
     def __getattr__(self, name: str) -> Any:
         raise Unsupported(f"C++ has no operation {name}")
 
-    def embedding(self, table: Tensor, token_ids: Tensor) -> Tensor:
+    def embedding(self, token_ids: Tensor, table: Tensor, first: int | None = None) -> Tensor:
         if token_ids is not self._x:
             raise Unsupported("C++ embeds the step's token ids only")
-        out = self._values.empty(self._num_tokens, table.shape[1])
-        constant = self._values.constant(table, "the embedding", table.shape)
-        self._note(Embedding, ("out",), out=self._values.write(out), table=constant, size=table.shape[1])
+        num_rows, size = table.shape
+        out = self._values.empty(self._num_tokens, size)
+        self._note(
+            Embedding,
+            ("out",),
+            out=self._values.write(out),
+            table=self._values.constant(table, "the embedding", table.shape),
+            first=first or 0,
+            num_rows=num_rows,
+            size=size,
+        )
         return out
+
+    def all_reduce(self, x: Tensor, place: RankPlace) -> Tensor:
+        """In place."""
+        self._join(place)
+        self._note(Sum, ("x",), x=self._whole(x, "what ranks sum"), size=x.shape[1])
+        return x
+
+    def all_gather(self, x: Tensor, place: RankPlace) -> Tensor:
+        self._join(place)
+        source, size = self._whole(x, "what ranks gather"), x.shape[1]
+        out = self._values.empty(self._num_tokens, size * place.size)
+        self._note(Gather, ("out",), x=source, out=self._values.write(out), size=size)
+        return out
+
+    def _join(self, place: RankPlace) -> None:
+        if self._ranks not in (None, place):
+            raise Unsupported("it sums over several groups of ranks")
+        self._ranks = place
+
+    def _whole(self, x: Tensor, what: str) -> Columns:
+        """Where `x` lies, all columns of a buffer."""
+        read = self._values.read(x, what)
+        if x.dim() != 2 or x.shape[1] != self._values.widths[read.buffer]:
+            raise Unsupported(f"{what} is not the whole result of an operation")
+        return read
 
     def linear(self, x: Tensor, weight: Tensor, bias: Tensor | None = None, deterministic: bool = False) -> Tensor:
         num_outputs, num_inputs = weight.shape
@@ -253,6 +293,9 @@ class _Recorder:
         if x.shape[1:] != weight.shape:
             raise Unsupported("a norm is not over the last dimension of its input alone")
         source = self._values.read(x, "the input of a norm")
+        last = self._operations[-1] if self._operations else None
+        if residual is not None and last and last.kind is Sum and last.fields["x"] == source:
+            return self._norm_of_sum(x, weight, eps, residual)
         other = NOWHERE if residual is None else self._values.read(residual, "the residual of a norm")
         out, total = self._values.empty(self._num_tokens, size), self._values.empty(self._num_tokens, size)
         self._note(
@@ -267,6 +310,29 @@ class _Recorder:
             eps=eps,
         )
         return out if residual is None else (out, total)
+
+    def _norm_of_sum(self, x: Tensor, weight: Tensor, eps: float, residual: Tensor) -> tuple[Tensor, Tensor]:
+        """Joined with the sum over ranks before it, which is not to be read by anything else."""
+        size = weight.shape[0]
+        source = self._operations.pop().fields["x"]
+        other = self._residuals.get(storage_of(residual)) or self._values.read(residual, "the residual of a norm")
+        out, total = self._values.empty(self._num_tokens, size), self._values.empty(self._num_tokens, size)
+        written = self._values.write(total)
+        self._values.forget(x)
+        self._values.forget(total)
+        self._residuals[storage_of(total)] = written
+        self._note(
+            NormOfSum,
+            ("out", "sum"),
+            x=source,
+            residual=other,
+            out=self._values.write(out),
+            sum=written,
+            weight=self._values.constant(weight, "a norm's weight", (size,)),
+            size=size,
+            eps=eps,
+        )
+        return out, total
 
     def rope_and_kv_write(
         self,

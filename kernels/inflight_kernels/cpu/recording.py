@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
+from inflight_kernels.cpu.collectives import RankPlace
 from inflight_kernels.cpu.operations import Operation
 
 
@@ -82,3 +83,5 @@ class Recording:
     """The buffer that holds the network's input; None if token ids are its input."""
     output: Columns
     output_size: int
+    ranks: RankPlace | None
+    """The ranks that compute it together; None = it does not exchange anything."""

@@ -13,7 +13,7 @@ void inflight_sum_float32(char* segment, int64_t rank, int64_t size, float* x, i
   RankSegment(segment, rank, size).sum(x, count);
 }
 
-void inflight_sum_bfloat16(char* segment, int64_t rank, int64_t size, BFloat* x, int64_t count) {
+void inflight_sum_bfloat16(char* segment, int64_t rank, int64_t size, Bf16* x, int64_t count) {
   RankSegment(segment, rank, size).sum(x, count);
 }
 

@@ -6,6 +6,7 @@
 #pragma once
 
 #include "products.h"
+#include "rank_segment.h"
 
 namespace inflight {
 
@@ -17,10 +18,13 @@ struct Value {
 /// The first field of every operation. operations.py numbers them in the same order.
 enum class Kind : int64_t {
   EMBEDDING,
+  SUM,
+  GATHER,
   LORA,
   LINEAR,
   GATED_LINEAR,
   RMS_NORM,
+  NORM_OF_SUM,
   ROPE_AND_KV_WRITE,
   DECODE_ATTENTION,
   PREFILL_ATTENTION,
@@ -39,12 +43,29 @@ struct Cache {
   }
 };
 
-/// out = table[token id], or a row that the batch gives
+/// out = table[token id], or a row that the batch gives. Of several ranks each holds a part of the table, and gives
+/// zeros for the tokens of other parts; the part that begins with token 0 has the rows that the batch gives.
 struct Embedding {
   Kind kind;
   Value out;
-  /// (tokens, size), not packed.
+  /// (num_rows, size), not packed; its first row is that of token `first`.
   const Bf16* table;
+  int64_t first, num_rows, size;
+};
+
+/// x becomes the sum of every rank's, which is rounded once.
+struct Sum {
+  Kind kind;
+  /// All `size` columns of its buffer.
+  Value x;
+  int64_t size;
+};
+
+/// out = every rank's x side by side, in rank order.
+struct Gather {
+  Kind kind;
+  /// All `size` columns of its buffer, and all of as many for each rank.
+  Value x, out;
   int64_t size;
 };
 
@@ -93,6 +114,10 @@ struct GatedLinear {
 };
 
 /// sum = x + residual; out = norm(sum) * weight. Without a residual (buffer -1): out = norm(x) * weight.
+///
+/// NORM_OF_SUM, with a residual, begins with the sum of every rank's x, which each has in its own area, rounded once.
+/// Of many rows each rank computes some (`Run::splits_rows`): it writes these rows of `out`, which lies in the common
+/// area, and of `sum`, which only the next NORM_OF_SUM reads, as its residual.
 struct RmsNorm {
   Kind kind;
   Value x, residual, out, sum;
@@ -152,17 +177,28 @@ struct Batch {
   bool has_adapter(int64_t token) const { return adapters && adapters[token] >= 0; }
 };
 
+/// The memory that ranks share (rank_segment.h), and which of them this is; null without other ranks.
+struct Ranks {
+  char* segment;
+  int64_t rank, size;
+};
+
+/// Where a buffer is: in memory of this rank alone, in its area, or, of many rows, in the common one.
+enum class Place : int64_t { PRIVATE, OWN_AREA, COMMON_AREA };
+
 struct Program {
   int64_t num_operations, num_buffers;
   /// Each points to the first field of an operation.
   const Kind* const* operations;
-  /// Columns of each buffer.
+  /// Columns of each buffer, and its place.
   const int64_t* widths;
+  const Place* places;
   /// The buffer that holds the program's input at first, -1 if the token ids are its input; the buffer of its result.
   int64_t input, output;
   Instructions instructions;
   /// Elements of keys and values that prompts may have packed at the same time; a single chunk may have more.
   int64_t packed_at_once;
+  Ranks ranks;
 };
 
 /// What the operations of one run share.
@@ -174,6 +210,9 @@ struct Run {
   /// Memory for the results of decode attention's parts, and for packed keys and values of prefill attention.
   float* parts;
   Bf16* packed;
+  RankSegment ranks;
+  /// Whether ranks share the rows of a NORM_OF_SUM: few rows are added up by all before they would have met again.
+  bool splits_rows;
 
   const Instructions& instructions() const { return program.instructions; }
   Bf16* at(const Value& value) const { return buffers[value.buffer] + value.column; }

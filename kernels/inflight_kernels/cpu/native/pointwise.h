@@ -1,4 +1,4 @@
-// Operations on each token by itself: embedding, norms, rotation, writing to the KV cache.
+// Operations on each token by itself: embedding, sums over ranks, norms, rotation, writing to the KV cache.
 #pragma once
 
 #include <cmath>
@@ -20,12 +20,28 @@ inline void rms_norm(const Bf16* x, const Bf16* weight, int64_t size, float eps,
 
 inline void run(const Embedding& op, const Run& step) {
   Bf16* const out = step.at(op.out);
-  share(step.batch.num_tokens, [&](int64_t row) {
-    const int64_t given = step.batch.given ? step.batch.given[row] : -1;
-    const Bf16* source =
-        given < 0 ? op.table + step.batch.token_ids[row] * op.size : step.batch.given_rows + given * op.size;
-    std::memcpy(out + row * step.stride(op.out), source, op.size * sizeof(Bf16));
+  const Batch& batch = step.batch;
+  share(batch.num_tokens, [&](int64_t row) {
+    const Bf16* source = nullptr;
+    if (batch.given && batch.given[row] >= 0) {
+      if (op.first == 0) source = batch.given_rows + batch.given[row] * op.size;
+    } else {
+      const int64_t local = batch.token_ids[row] - op.first;
+      if (local >= 0 && local < op.num_rows) source = op.table + local * op.size;
+    }
+    Bf16* const to = out + row * step.stride(op.out);
+    if (source)
+      std::memcpy(to, source, op.size * sizeof(Bf16));
+    else
+      std::memset(to, 0, op.size * sizeof(Bf16));
   });
+}
+
+inline void run(const Sum& op, const Run& step) { step.ranks.sum(step.at(op.x), step.batch.num_tokens * op.size); }
+
+inline void run(const Gather& op, const Run& step) {
+  step.ranks.gather(reinterpret_cast<const char*>(step.at(op.x)), step.batch.num_tokens, op.size * sizeof(Bf16),
+                    reinterpret_cast<char*>(step.at(op.out)));
 }
 
 /// `sum` may be in the buffer of `x` or of `residual`, and `out` in the other one.
@@ -42,6 +58,26 @@ inline void run(const RmsNorm& op, const Run& step) {
     }
     rms_norm(x, op.weight, op.size, op.eps, row_of(op.out));
   });
+}
+
+inline void run_norm_of_sum(const RmsNorm& op, const Run& step) {
+  const RankSegment& ranks = step.ranks;
+  const int64_t num_rows = step.batch.num_tokens;
+  const int64_t first = step.splits_rows ? num_rows * ranks.rank() / ranks.size() : 0;
+  const int64_t end = step.splits_rows ? num_rows * (ranks.rank() + 1) / ranks.size() : num_rows;
+  ranks.meet();
+  share(end - first, [&](int64_t item) {
+    const auto row_of = [&](const Value& value) { return step.at(value) + (first + item) * step.stride(value); };
+    const Bf16 *x = row_of(op.x), *residual = row_of(op.residual);
+    Bf16* sum = row_of(op.sum);
+    for (int64_t i = 0; i < op.size; i += 16) {
+      Floats total = load(ranks.of(0, x) + i);
+      for (int64_t other = 1; other < ranks.size(); ++other) total = _mm512_add_ps(total, load(ranks.of(other, x) + i));
+      store(sum + i, _mm512_add_ps(load(residual + i), rounded(total)));
+    }
+    rms_norm(sum, op.weight, op.size, op.eps, row_of(op.out));
+  });
+  if (step.splits_rows) ranks.meet();
 }
 
 /// Rotate the first `rotary_dim` elements of a head, element i with element i + rotary_dim / 2; y may be x.

@@ -22,6 +22,10 @@ void run(const Kind* operation, const Run& step) {
   switch (*operation) {
     case Kind::EMBEDDING:
       return run(as<Embedding>(operation), step);
+    case Kind::SUM:
+      return run(as<Sum>(operation), step);
+    case Kind::GATHER:
+      return run(as<Gather>(operation), step);
     case Kind::LORA:
       return run(as<Lora>(operation), step);
     case Kind::LINEAR:
@@ -30,6 +34,8 @@ void run(const Kind* operation, const Run& step) {
       return run(as<GatedLinear>(operation), step);
     case Kind::RMS_NORM:
       return run(as<RmsNorm>(operation), step);
+    case Kind::NORM_OF_SUM:
+      return run_norm_of_sum(as<RmsNorm>(operation), step);
     case Kind::ROPE_AND_KV_WRITE:
       return run(as<RopeAndKvWrite>(operation), step);
     case Kind::DECODE_ATTENTION:
@@ -41,24 +47,51 @@ void run(const Kind* operation, const Run& step) {
   }
 }
 
-/// Memory of one run, cut from one piece: all buffers but that of the result, then what attention needs.
+/// Memory cut into pieces that begin at pages. `start` may be null where only `num_bytes` matters.
+struct Pieces {
+  char* start;
+  int64_t num_bytes = 0;
+
+  template <class Element>
+  Element* take(int64_t count) {
+    char* taken = start ? start + num_bytes : nullptr;
+    num_bytes += round_up(count * sizeof(Element), PAGE);
+    return reinterpret_cast<Element*>(taken);
+  }
+};
+
+RankSegment open(const Ranks& ranks) { return RankSegment(ranks.segment, ranks.rank, ranks.size); }
+
+/// Rows that one rank of several adds up before it would have met the others.
+constexpr int64_t FEW_ROWS = 32;
+
+bool splits_rows(const Program& program, const Batch& batch) {
+  return program.ranks.segment && batch.num_tokens > FEW_ROWS;
+}
+
+/// Memory of one run: all buffers but that of the result, then what attention needs.
 struct Workspace {
   std::vector<Bf16*> buffers;
   float* parts;
   Bf16* packed;
-  int64_t num_bytes = 0;
+  int64_t num_bytes;
 
   /// `start` may be null where only `num_bytes` matters.
   Workspace(const Program& program, const Batch& batch, char* start, Bf16* out) : buffers(program.num_buffers) {
-    const auto take = [&](int64_t bytes) {
-      char* taken = start ? start + num_bytes : nullptr;
-      num_bytes += round_up(bytes, 4096);
-      return taken;
-    };
-    for (int64_t i = 0; i < program.num_buffers; ++i)
-      buffers[i] = i == program.output ? out
-                                       : reinterpret_cast<Bf16*>(take((batch.num_tokens + PANEL) * program.widths[i] *
-                                                                      static_cast<int64_t>(sizeof(Bf16))));
+    Pieces own{start}, area{nullptr}, common{nullptr};
+    if (program.ranks.segment) {
+      area.start = open(program.ranks).own_area();
+      common.start = open(program.ranks).common_area();
+    }
+    for (int64_t i = 0; i < program.num_buffers; ++i) {
+      const int64_t count = (batch.num_tokens + PANEL) * program.widths[i];
+      if (program.places[i] == Place::OWN_AREA)
+        buffers[i] = area.take<Bf16>(count);
+      else if (program.places[i] == Place::COMMON_AREA && splits_rows(program, batch))
+        buffers[i] = common.take<Bf16>(count);
+      else
+        buffers[i] = i == program.output ? out : own.take<Bf16>(count);
+    }
     int64_t part_floats = 0, packed_elements = 0;
     for (int64_t i = 0; i < program.num_operations; ++i) {
       const Kind* operation = program.operations[i];
@@ -67,8 +100,9 @@ struct Workspace {
       if (*operation == Kind::PREFILL_ATTENTION)
         packed_elements = std::max(packed_elements, count_packed(as<Attention>(operation), batch, program));
     }
-    parts = reinterpret_cast<float*>(take(part_floats * sizeof(float)));
-    packed = reinterpret_cast<Bf16*>(take(packed_elements * sizeof(Bf16)));
+    parts = own.take<float>(part_floats);
+    packed = own.take<Bf16>(packed_elements);
+    num_bytes = own.num_bytes;
   }
 };
 
@@ -82,23 +116,40 @@ extern "C" {
 /// True where this process may use AMX. Called once a process, before anything that uses it.
 bool inflight_request_tiles() { return request_tiles(); }
 
+/// Bytes of the area of one rank, or of the common one.
+int64_t inflight_area_bytes() { return AREA; }
+
 /// Bytes of the workspace that `inflight_run` needs for a batch.
 int64_t inflight_workspace_bytes(const Program* program, const Batch* batch) {
   return Workspace(*program, *batch, nullptr, nullptr).num_bytes;
 }
 
-/// All operations of a program. `x` (num_tokens, width of its buffer) is the input, if that is not the token ids; `out`
-/// (num_tokens, width of its buffer) takes the result.
+/// All operations of a program, on every rank that it knows. `x` (num_tokens, width of its buffer) is the input, if
+/// that is not the token ids; `out` (num_tokens, width of its buffer) takes the result.
 void inflight_run(const Program* program, const Batch* batch, int64_t num_threads, const Bf16* x, Bf16* out,
                   char* workspace) {
   const Workspace work(*program, *batch, workspace, out);
-  const Run step{*program, *batch, work.buffers.data(), work.parts, work.packed};
+  const Run step{*program,
+                 *batch,
+                 work.buffers.data(),
+                 work.parts,
+                 work.packed,
+                 open(program->ranks),
+                 splits_rows(*program, *batch)};
+  const Bf16* const result = work.buffers[program->output];
   if (program->input >= 0)
     std::memcpy(work.buffers[program->input], x, batch->num_tokens * program->widths[program->input] * sizeof(Bf16));
 #pragma omp parallel num_threads(num_threads)
   {
     const Multiplier multiplier(program->instructions);
+    // Another rank may be reading what this one has in the areas since the last run.
+    if (program->ranks.segment) step.ranks.meet();
     for (int64_t i = 0; i < program->num_operations; ++i) run(program->operations[i], step);
+    if (result != out)
+      share(batch->num_tokens, [&](int64_t row) {
+        const int64_t width = program->widths[program->output];
+        std::memcpy(out + row * width, result + row * width, width * sizeof(Bf16));
+      });
   }
 }
 

@@ -2,6 +2,7 @@
 //
 //     bytes 0            64           128                4096
 //           | Flag of 0  | Flag of 1  | ...  (padding)   | rank 0 even | rank 0 odd | rank 1 even | rank 1 odd | ...
+//           | area of rank 0 | area of rank 1 | ...      | area of all |
 //
 // The segment starts as zeros. A rank alone writes its `posted` and its two buffers of CHUNK bytes; the others read
 // them. Larger tensors go through it chunk by chunk; each chunk is a round. In round k = 0, 1, 2, ... every rank
@@ -21,10 +22,18 @@
 // `sleepers`. Both pairs are sequentially consistent: at least one side sees the other, and the kernel compares
 // `posted` once more before it puts anybody to sleep. No wake is lost, and without sleepers none is called for.
 //
+// In the areas lie activations of programs (program.cpp), which need not be copied then: a rank writes to its own and
+// to its rows of the common one, all ranks read them, and rounds without a chunk, `meet`, stand between. Areas are
+// large, but only what is touched takes memory.
+//
 // A rank that is gone leaves the others asleep: whoever started the ranks ends them.
+//
+// All threads of a rank's team take part: each copies and reads its share of a chunk, and the first one posts and waits
+// for the other ranks, between two barriers of the team. Outside of a parallel region a team is one thread.
 #pragma once
 
 #include <linux/futex.h>
+#include <omp.h>
 #include <sched.h>
 #include <sys/syscall.h>
 #include <unistd.h>
@@ -36,10 +45,14 @@
 #include <cstdint>
 #include <cstring>
 
+#include "bf16.h"
+
 namespace inflight {
 
 constexpr int64_t CHUNK = 256 * 1024;
 constexpr int64_t PAGE = 4096;
+/// Bytes of an area.
+constexpr int64_t AREA = 512 * 1024 * 1024;
 /// Elements that are summed in float32 at a time.
 constexpr int64_t BLOCK = 512;
 /// How long a rank looks at a flag before it sleeps. It yields its core between two looks: where the system has put
@@ -78,13 +91,8 @@ struct alignas(64) Flag {
 };
 static_assert(std::atomic<uint32_t>::is_always_lock_free && sizeof(std::atomic<uint32_t>) == 4, "a futex is 32 bits");
 
-/// The bits of a bfloat16.
-struct BFloat {
-  uint16_t bits;
-};
-
 inline float widen(float value) { return value; }
-inline float widen(BFloat value) {
+inline float widen(Bf16 value) {
   const uint32_t bits = static_cast<uint32_t>(value.bits) << 16;
   float wide;
   std::memcpy(&wide, &bits, sizeof wide);
@@ -93,48 +101,66 @@ inline float widen(BFloat value) {
 
 inline void narrow(float value, float* out) { *out = value; }
 /// To nearest, ties to even, as torch rounds.
-inline void narrow(float value, BFloat* out) {
+inline void narrow(float value, Bf16* out) {
   uint32_t bits;
   std::memcpy(&bits, &value, sizeof bits);
   const uint32_t rounded = (bits + 0x7fff + ((bits >> 16) & 1)) >> 16;
   out->bits = static_cast<uint16_t>(value != value ? 0x7fc0 : rounded);
 }
 
-/// One rank's view of the segment; its calls are collective: every rank makes them in the same order.
+/// One rank's view of the segment; its calls are collective: every rank makes them in the same order. All threads of a
+/// team make them, on data that all of them have finished writing, and go on when all have finished reading.
 class RankSegment {
  public:
   RankSegment(char* start, int64_t rank, int64_t size) : start_(start), rank_(rank), size_(size) {}
 
-  static int64_t num_bytes(int64_t size) { return flag_bytes(size) + 2 * size * CHUNK; }
+  static int64_t num_bytes(int64_t size) { return area_start(size) + (size + 1) * AREA; }
+
+  int64_t rank() const { return rank_; }
+  int64_t size() const { return size_; }
+  char* own_area() const { return start_ + area_start(size_) + rank_ * AREA; }
+  char* common_area() const { return start_ + area_start(size_) + size_ * AREA; }
+
+  /// What lies in the area of `other` where `own` lies in this rank's.
+  template <typename Element>
+  const Element* of(int64_t other, const Element* own) const {
+    return reinterpret_cast<const Element*>(reinterpret_cast<const char*>(own) + (other - rank_) * AREA);
+  }
+
+  /// Until all threads of all ranks have come here. The team has met since it wrote what others are to read.
+  void meet() const {
+    if (omp_get_thread_num() == 0) post_and_await();
+    meet_team();
+  }
 
   /// Every rank's `x`, added up in rank order in float32 and rounded once; the same bits on all ranks.
   template <typename Element>
   void sum(Element* x, int64_t count) const {
     constexpr int64_t step = CHUNK / sizeof(Element);
     for (int64_t start = 0; start < count; start += step) {
-      const int64_t length = std::min(step, count - start);
       Element* piece = x + start;
-      exchange(reinterpret_cast<const char*>(piece), length * sizeof(Element), [&](const auto& part_of) {
-        for (int64_t begin = 0; begin < length; begin += BLOCK)
-          sum_block(part_of, begin, std::min(BLOCK, length - begin), piece + begin);
+      exchange(piece, std::min(step, count - start), [&](const auto& part_of, int64_t first, int64_t end) {
+        for (int64_t begin = first; begin < end; begin += BLOCK)
+          sum_block(part_of, begin, std::min(BLOCK, end - begin), piece + begin);
       });
     }
+    meet_team();
   }
 
   /// Rows of all ranks side by side: `part` (num_rows, row_bytes) to `out` (num_rows, size, row_bytes).
   void gather(const char* part, int64_t num_rows, int64_t row_bytes, char* out) const {
     const int64_t num_bytes = num_rows * row_bytes;
     for (int64_t start = 0; start < num_bytes; start += CHUNK) {
-      const int64_t end = std::min(start + CHUNK, num_bytes);
-      exchange(part + start, end - start, [&](const auto& part_of) {
-        for (int64_t at = start, next; at < end; at = next) {
-          const int64_t row = at / row_bytes, column = at % row_bytes;
-          next = std::min((row + 1) * row_bytes, end);
+      exchange(part + start, std::min(CHUNK, num_bytes - start), [&](const auto& part_of, int64_t first, int64_t end) {
+        for (int64_t at = first, next; at < end; at = next) {
+          const int64_t row = (start + at) / row_bytes, column = (start + at) % row_bytes;
+          next = std::min(at + row_bytes - column, end);
           for (int64_t other = 0; other < size_; ++other)
-            std::memcpy(out + (row * size_ + other) * row_bytes + column, part_of(other) + at - start, next - at);
+            std::memcpy(out + (row * size_ + other) * row_bytes + column, part_of(other) + at, next - at);
         }
       });
     }
+    meet_team();
   }
 
  private:
@@ -142,18 +168,37 @@ class RankSegment {
   const int64_t rank_, size_;
 
   static int64_t flag_bytes(int64_t size) { return (size * sizeof(Flag) + PAGE - 1) / PAGE * PAGE; }
+  static int64_t area_start(int64_t size) { return flag_bytes(size) + 2 * size * CHUNK; }
 
   Flag& flag(int64_t of) const { return reinterpret_cast<Flag*>(start_)[of]; }
 
-  /// One round. `read(part_of)` reads everybody's part at `part_of(rank)`.
-  template <typename Read>
-  void exchange(const char* part, int64_t num_bytes, Read&& read) const {
+  static void meet_team() {
+#pragma omp barrier
+  }
+
+  void post_and_await() const {
     const uint32_t round = flag(rank_).posted.load(std::memory_order_relaxed);
-    const auto part_of = [&](int64_t other) { return start_ + flag_bytes(size_) + (2 * other + round % 2) * CHUNK; };
-    std::memcpy(part_of(rank_), part, num_bytes);
     flag(rank_).post();
     for (int64_t other = 0; other < size_; ++other) flag(other).await(round + 1);
-    read(part_of);
+  }
+
+  /// One round of `count` elements, a chunk at most. `read(part_of, first, end)` reads everybody's elements from
+  /// `first` to `end` at `part_of(rank)`; it is called for the elements that this thread has copied.
+  template <typename Element, typename Read>
+  void exchange(const Element* part, int64_t count, Read&& read) const {
+    const uint32_t round = flag(rank_).posted.load(std::memory_order_relaxed);
+    const auto part_of = [&](int64_t other) {
+      return reinterpret_cast<Element*>(start_ + flag_bytes(size_) + (2 * other + round % 2) * CHUNK);
+    };
+    // Whole blocks, so that no two threads write to one cache line.
+    const int64_t num_threads = omp_get_num_threads(), thread = omp_get_thread_num();
+    const int64_t num_blocks = (count + BLOCK - 1) / BLOCK;
+    const int64_t first = std::min(num_blocks * thread / num_threads * BLOCK, count);
+    const int64_t end = std::min(num_blocks * (thread + 1) / num_threads * BLOCK, count);
+    std::memcpy(part_of(rank_) + first, part + first, (end - first) * sizeof(Element));
+    meet_team();
+    meet();
+    read(part_of, first, end);
   }
 
   template <typename Element, typename PartOf>
@@ -161,7 +206,7 @@ class RankSegment {
     float sums[BLOCK];
     std::fill_n(sums, length, -0.0f);  // which leaves whatever is added as it is; 0 would not leave -0
     for (int64_t other = 0; other < size_; ++other) {
-      const Element* part = reinterpret_cast<const Element*>(part_of(other)) + begin;
+      const Element* part = part_of(other) + begin;
       for (int64_t i = 0; i < length; ++i) sums[i] += widen(part[i]);
     }
     for (int64_t i = 0; i < length; ++i) narrow(sums[i], &out[i]);

@@ -5,11 +5,9 @@
 
 #include <cstdint>
 
-namespace inflight {
+#include "bf16.h"
 
-struct Bf16 {
-  uint16_t bits;
-};
+namespace inflight {
 
 using Floats = __m512;
 

@@ -1,0 +1,235 @@
+"""Two ranks in C++: as exact as torch's layers on one, with adapters and given embeddings, and the same bits on both.
+
+Ranks are threads here. Run: pytest ci/unit/models/test_compiled_ranks.py
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+import torch
+from compiled_network import INSTRUCTIONS, Network, Step, config_of, needs_compiler
+from lora_adapters import RandomAdapter
+from random_decoders import HEADS, random_decoder
+from thread_ranks import ThreadRanks
+from tiny_checkpoints import COMPILED_CONFIGS, TinyCheckpoint, write_checkpoint
+from torch import Tensor
+
+from inflight.config import EngineConfig
+from inflight.distributed.rank_group import RankGroup, SingleRank
+from inflight.distributed.tensor_parallel import TensorParallelGroup
+from inflight.errors import ConfigurationError
+from inflight.layers.given_embeddings import GivenEmbeddings
+from inflight.models.compiled import CompiledNetwork, compile_network
+from inflight.runtime import loading
+from inflight_kernels import cpu
+from inflight_kernels.cpu import Instruction, Instructions
+
+pytestmark = [pytest.mark.slow, needs_compiler, pytest.mark.usefixtures("two_threads")]
+
+LORA = {"max_loras": "2", "lora_cache_max_adapter_size": "16"}
+STEPS = {
+    "one-token": Step(decodes=[1]),
+    "decodes": Step(decodes=[1, 2, 15, 16, 17, 33, 99]),
+    "more-rows-than-one-rank-adds-up": Step(decodes=range(1, 40)),
+    "prompt": Step(prefills=[(0, 77)]),
+    "mixed": Step(decodes=[40, 9], prefills=[(0, 33), (200, 10)]),
+}
+
+
+@pytest.fixture(scope="module", autouse=True)
+def cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("INFLIGHT_CACHE_DIR", str(tmp_path_factory.mktemp("libraries")))
+        yield
+
+
+@pytest.fixture(scope="module")
+def ranks() -> Iterator[ThreadRanks]:
+    ranks = ThreadRanks(2)
+    yield ranks
+    ranks.close()
+
+
+@pytest.fixture(scope="module", params=["llama-wide", "qwen3-wide"])
+def checkpoint(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> TinyCheckpoint:
+    """With heads that two ranks can share; of the only key head of the second one both hold a copy."""
+    config = copy.deepcopy(COMPILED_CONFIGS[request.param])
+    config.num_attention_heads = 6
+    folder = tmp_path_factory.mktemp(request.param)
+    checkpoint = write_checkpoint(folder, config, seed=7, dtype=torch.bfloat16)
+    checkpoint.model.float()
+    return checkpoint
+
+
+@dataclass(kw_only=True)
+class Part(Network):
+    """One rank's part of a network."""
+
+    rank: int
+    num_ranks: int
+    num_kv_heads: int
+    """Of all ranks."""
+
+    def fill_cache(self) -> None:
+        first = self.rank * self.num_kv_heads // self.num_ranks
+        for number, layer in enumerate(self.cache.layers):
+            generator = torch.Generator().manual_seed(number)
+            for tensor in (layer.keys, layer.values):
+                *places, num_kv_heads, size = tensor.shape
+                whole = torch.randn((*places, self.num_kv_heads, size), generator=generator).bfloat16()
+                tensor.copy_(whole[:, :, first : first + num_kv_heads])
+
+
+class Parts:
+    """Those of all ranks, with two adapters in slots."""
+
+    def __init__(
+        self, checkpoint: TinyCheckpoint, cpu_compile: str, dtype: str, ranks: ThreadRanks | None = None
+    ) -> None:
+        self._ranks = ranks
+        groups: Sequence[RankGroup] = [SingleRank()] if ranks is None else ranks.rank_groups
+        options = {"dtype": dtype, "tensor_parallel_size": str(len(groups)), "num_threads": "1", **LORA}
+        config = config_of(checkpoint, cpu_compile, **options)
+        engines = self._on_each(lambda rank: loading.load_engine(config, groups[rank]))
+        self.of_ranks = [
+            Part(
+                decoder=each.decoder,
+                cache=each.kv_cache,
+                adapters=each.adapters,
+                rank=rank,
+                num_ranks=len(engines),
+                num_kv_heads=checkpoint.model.config.num_key_value_heads,
+            )
+            for rank, each in enumerate(engines)
+        ]
+        for slot, rank in enumerate((3, 16)):
+            adapter = RandomAdapter.of(checkpoint, slot + 1, rank=rank)
+            for part in self.of_ranks:
+                matrices = {
+                    name: part.adapters.places[name].part(a.bfloat16(), (b * adapter.scale).bfloat16())
+                    for name, (a, b) in adapter.matrices.items()
+                }
+                part.adapters.fill(slot, matrices)
+
+    def logits(self, step: Step, given: GivenEmbeddings | None = None, slots: Sequence[int] | None = None) -> Tensor:
+        """The same bits on all ranks."""
+        first, *others = self._on_each(lambda rank: self.of_ranks[rank].logits(step, given, slots))
+        assert all(torch.equal(first, other) for other in others)
+        return first
+
+    def _on_each(self, compute: Callable[[int], Any]) -> list[Any]:
+        return [compute(0)] if self._ranks is None else self._ranks.run(compute)
+
+
+@pytest.fixture(scope="module")
+def exact(checkpoint: TinyCheckpoint) -> Parts:
+    return Parts(checkpoint, "false", "float32")
+
+
+@pytest.fixture(scope="module")
+def in_torch(checkpoint: TinyCheckpoint, ranks: ThreadRanks) -> Parts:
+    return Parts(checkpoint, "false", "bfloat16", ranks)
+
+
+@pytest.fixture(scope="module")
+def compiled(checkpoint: TinyCheckpoint, ranks: ThreadRanks) -> Parts:
+    parts = Parts(checkpoint, "true", "bfloat16", ranks)
+    assert all(isinstance(part.decoder, CompiledNetwork) for part in parts.of_ranks)
+    return parts
+
+
+def force(instruction: Instruction, parts: Parts, monkeypatch: pytest.MonkeyPatch) -> None:
+    native = Instructions.only(instruction).to_native()
+    for part in parts.of_ranks:
+        assert isinstance(part.decoder, CompiledNetwork)
+        for program in (part.decoder.hidden_states, part.decoder.head):
+            monkeypatch.setattr(program._native, "instructions", native)
+
+
+def assert_as_exact(found: Tensor, of_torch: Tensor, exact: Tensor) -> None:
+    """2**-9 is one rounding to bfloat16."""
+    assert (found - exact).norm() / exact.norm() < 2 * (of_torch - exact).norm() / exact.norm() + 2**-9
+
+
+@pytest.mark.parametrize("instruction", INSTRUCTIONS)
+@pytest.mark.parametrize("name", STEPS)
+def test_logits_are_as_exact_as_those_of_torch(
+    compiled: Parts, in_torch: Parts, exact: Parts, name: str, instruction: Instruction, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    force(instruction, compiled, monkeypatch)
+    step = STEPS[name]
+    assert_as_exact(compiled.logits(step), in_torch.logits(step), exact.logits(step))
+
+
+def test_adapters(compiled: Parts, in_torch: Parts, exact: Parts) -> None:
+    step, slots = STEPS["mixed"], [-1, 1, *[0] * 33, *[-1] * 10]
+    expected, found = exact.logits(step, slots=slots), compiled.logits(step, slots=slots)
+    assert_as_exact(found, in_torch.logits(step, slots=slots), expected)
+    plain = compiled.logits(step)
+    without = [place for place, slot in enumerate(slots) if slot < 0]
+    assert torch.equal(found[without], plain[without])
+    assert not torch.equal(found, plain)
+
+
+def test_given_embeddings(checkpoint: TinyCheckpoint, compiled: Parts, in_torch: Parts, exact: Parts) -> None:
+    """Each is added once, whichever rank has the embedding of the token."""
+    step, size = STEPS["mixed"], checkpoint.model.config.hidden_size
+    rows_GD = torch.randn(4, size, generator=torch.Generator().manual_seed(3)).bfloat16().float()
+    given = GivenEmbeddings(places_G=torch.tensor([14, 1, 4, 40]), rows_GD=rows_GD)
+    found = compiled.logits(step, given)
+    assert_as_exact(found, in_torch.logits(step, given), exact.logits(step, given))
+    assert not torch.equal(found, compiled.logits(step))
+
+
+def test_ranks_compute_in_c_all_or_none(
+    checkpoint: TinyCheckpoint, ranks: ThreadRanks, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """One that cannot load the library keeps the others from it: their sums would not meet."""
+    load, calls = cpu.load_library, iter(range(2))
+
+    def fail_once() -> cpu.NativeLibrary:
+        if next(calls) == 1:
+            raise cpu.LibraryUnavailable("this one has no compiler")
+        return load()
+
+    monkeypatch.setattr(cpu, "load_library", fail_once)
+    with caplog.at_level("INFO"):
+        parts = Parts(checkpoint, "auto", "bfloat16", ranks)
+    assert not any(isinstance(part.decoder, CompiledNetwork) for part in parts.of_ranks)
+    for reason in ("this one has no compiler", "another rank cannot compute in C++"):
+        assert f"the layers run in torch, several times slower: {reason}" in caplog.text
+
+
+class Sockets(TensorParallelGroup):
+    can_be_recorded = False
+
+
+def test_ranks_without_common_memory_compute_in_torch() -> None:
+    decoder, cache = random_decoder(HEADS[2], torch.bfloat16)
+    arguments = (decoder, cache.layers, torch.device("cpu"), Sockets())
+    assert compile_network(EngineConfig(cpu_compile="auto"), *arguments) is decoder
+    with pytest.raises(ConfigurationError, match="it is for ranks that share memory, and these sum through sockets"):
+        compile_network(EngineConfig(cpu_compile="true"), *arguments)
+
+
+def test_steps_that_do_not_fit_into_the_common_memory_are_refused(ranks: ThreadRanks) -> None:
+    """Two parts of 64 features of a rank, of 2 bytes each, in 512 MiB."""
+    groups = ranks.connect()
+    config = EngineConfig(cpu_compile="true", max_num_tokens=2**21)
+
+    def refusal(rank: int) -> str:
+        decoder, cache = random_decoder(HEADS[2], torch.bfloat16, groups[rank])
+        try:
+            compile_network(config, decoder, cache.layers, torch.device("cpu"), groups[rank])
+        except ConfigurationError as error:
+            return str(error)
+        return ""
+
+    reason = "the memory that the ranks share has room for 2097120; set cpu_compile to auto or false"
+    for found in ranks.run(refusal):
+        assert found.endswith(reason)

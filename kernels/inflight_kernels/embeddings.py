@@ -1,0 +1,23 @@
+"""Embeddings of token ids, looked up in a table or in a part of one. The same torch on every device; C++ records it."""
+
+from __future__ import annotations
+
+import torch.nn.functional as F
+from torch import Tensor
+
+from inflight_kernels.dispatch import recorder_of
+
+
+def embedding(token_ids: Tensor, table: Tensor, first: int | None = None) -> Tensor:
+    """Rows (T, H) of `table` (rows, H) for `token_ids` (T,), int64.
+
+    With a `first`, the table is a part of a larger one, from the row of that id on; ids of other parts get zeros.
+    """
+    if token_ids.is_meta:
+        result: Tensor = recorder_of(token_ids).embedding(token_ids, table, first)
+        return result
+    if first is None:
+        return F.embedding(token_ids, table)
+    local = token_ids - first
+    elsewhere = (local < 0) | (local >= table.shape[0])
+    return F.embedding(local.clamp(0, table.shape[0] - 1), table).masked_fill_(elsewhere[:, None], 0)
