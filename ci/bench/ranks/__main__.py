@@ -36,7 +36,7 @@ TOGETHER = (1, 8)
 """Requests at a time."""
 SIZES = (1, 2, 3, 4)
 """Ranks among which messages are broadcast."""
-PATIENCE = 60
+PATIENCE = 600
 Rates = dict[str, dict[str, list[float]]]
 
 
