@@ -80,7 +80,8 @@ class SpareLauncher:
 
     def settle(self) -> None:
         """A launch begins to serve."""
-        self._next_look = self._next_start = time.monotonic() + SETTLE_SECONDS
+        self._next_look = time.monotonic() + SETTLE_SECONDS
+        self._next_start = max(self._next_start, self._next_look)
 
     def look_after(self) -> None:
         """Notice which spares are loaded and which have ended, and start a missing one. To be called often while ranks
