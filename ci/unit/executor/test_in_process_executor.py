@@ -218,6 +218,11 @@ def test_a_failure_to_load_is_raised_by_start() -> None:
     executor.shutdown()
 
 
+def test_spare_ranks_are_refused() -> None:
+    with pytest.raises(ConfigurationError, match="spare_ranks must be 0"):
+        InProcessExecutor(EngineConfig(spare_ranks=1, max_tokens_in_paged_kv_cache=4096), load_fake_runner)
+
+
 def test_a_failure_to_begin_is_raised_by_start() -> None:
     def load(config: EngineConfig, group: RankGroup) -> LoadedFakeRunner:
         runner = LoadedFakeRunner(config)

@@ -5,14 +5,17 @@ Run: pytest ci/unit/runtime/test_host_memory.py
 
 from __future__ import annotations
 
+import time
 from pathlib import Path
 
 import pytest
 import torch
 
-from inflight.errors import ConfigurationError
+from inflight.config import EngineConfig
+from inflight.distributed.rank_group import SingleRank
+from inflight.errors import ConfigurationError, InsufficientMemory
 from inflight.layers.attention import CacheSpec
-from inflight.runtime import host_memory, kv_cache
+from inflight.runtime import host_memory, kv_cache, loading
 from inflight.runtime.device import free_memory, resident_memory
 from inflight.runtime.host_memory import available_memory
 from inflight.runtime.kv_cache import SPARE_CPU_BYTES, KVCache, KVCacheShape
@@ -45,6 +48,23 @@ def test_a_cache_begins_with_zeros() -> None:
             assert tensor.is_contiguous() and not tensor.any()
 
 
+def test_a_deferred_cache_takes_its_memory_when_it_is_told_to(monkeypatch: pytest.MonkeyPatch) -> None:
+    num_blocks = 128 * MIB // SHAPE.block_bytes
+    before = resident_memory()
+    cache = KVCache(SHAPE, num_blocks, CPU, is_deferred=True)
+    keys = cache.layers[1].keys
+    keys[5] = 3.0
+    assert resident_memory() - before < 16 * MIB
+    cache.occupy()
+    deadline = time.monotonic() + 60
+    while resident_memory() - before < 120 * MIB:
+        assert time.monotonic() < deadline, "it took none"
+    assert (keys[5] == 3.0).all() and not keys[6].any()
+    monkeypatch.setattr(kv_cache, "available_memory", lambda: SPARE_CPU_BYTES + 127 * MIB)
+    with pytest.raises(InsufficientMemory, match=r"takes 0\.13 GiB; 0\.13 GiB .* only 0\.12 GiB"):
+        cache.occupy()
+
+
 def test_memory_that_is_not_there_is_said_before_any_is_taken(monkeypatch: pytest.MonkeyPatch) -> None:
     num_blocks = 1024 * MIB // SHAPE.block_bytes - 1
     monkeypatch.setattr(kv_cache, "available_memory", lambda: SPARE_CPU_BYTES + 1024 * MIB - 1)
@@ -67,6 +87,12 @@ def test_memory_that_others_take_meanwhile_is_noticed(monkeypatch: pytest.Monkey
     with pytest.raises(ConfigurationError, match=r"takes 1\.00 GiB; 0\.75 GiB .* only 0\.50 GiB"):
         KVCache(SHAPE, 1024 * MIB // SHAPE.block_bytes - 1, CPU)
     assert len(taken) == 2
+
+
+def test_a_gpu_has_no_room_for_spare_ranks(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(loading, "choose_device", lambda *_: torch.device("cuda", 0))
+    with pytest.raises(ConfigurationError, match="spare_ranks is for ranks on CPUs"):
+        loading.load_engine(EngineConfig(spare_ranks=1, max_tokens_in_paged_kv_cache=4096), SingleRank())
 
 
 # -- control groups ----------------------------------------------------------------------------------------------------

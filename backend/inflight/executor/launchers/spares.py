@@ -58,10 +58,13 @@ class SpareLauncher:
             if reason := spare.end_reason():
                 self._discard(spare, reason)
                 continue
-            restore_priority(spare.pids())
+            silence = None
+            if spare.is_loaded:
+                silence = self._config.worker_heartbeat_timeout_ms / 1000
+            else:
+                restore_priority(spare.pids())
             self._serving = spare.launcher
-            silence = self._config.worker_heartbeat_timeout_ms / 1000 if spare.is_loaded else None
-            logger.info("ranks in reserve take over, %s", "loaded" if spare.is_loaded else "which are still loading")
+            logger.info("spare ranks take over%s", "" if spare.is_loaded else ", once they are loaded")
             return LaunchWithSpares(spare.launch, self, silence)
         self._serving = self._make()
         launch = self._serving.open()
@@ -77,7 +80,8 @@ class SpareLauncher:
 
     def settle(self) -> None:
         """A launch begins to serve."""
-        self._next_look = self._next_start = time.monotonic() + SETTLE_SECONDS
+        self._next_look = time.monotonic() + SETTLE_SECONDS
+        self._next_start = max(self._next_start, self._next_look)
 
     def look_after(self) -> None:
         """Notice which spares are loaded and which have ended, and start a missing one. To be called often while ranks
@@ -93,7 +97,7 @@ class SpareLauncher:
             elif spare.notice_loaded():
                 restore_priority(spare.pids())
                 self._backoff.succeeded()
-                logger.info("ranks in reserve are loaded: %d of %d", self.num_spares, self._config.spare_ranks)
+                logger.info("spare ranks are loaded: %d of %d", self.num_spares, self._config.spare_ranks)
         is_loading = self.num_spares < len(self._spares)
         if len(self._spares) < self._config.spare_ranks and not is_loading and now >= self._next_start:
             self._start()
@@ -118,7 +122,7 @@ class SpareLauncher:
     def _note_failure(self, reason: str) -> None:
         seconds = self._backoff.failed()
         self._next_start = time.monotonic() + seconds
-        logger.warning("ranks in reserve are lost: %s; others are started in %.0f s", reason, seconds)
+        logger.warning("spare ranks are lost: %s; others are started in %.0f s", reason, seconds)
 
 
 class Spare:
@@ -181,7 +185,7 @@ class LaunchWithSpares:
         if self._is_published:
             self._spares.look_after()
         elif self._answer_by is not None and time.monotonic() > self._answer_by:
-            return f"ranks in reserve did not answer for {self._silence:.1f} s (worker_heartbeat_timeout_ms)"
+            return f"the spare ranks did not answer for {self._silence:.1f} s (worker_heartbeat_timeout_ms)"
         return self._launch.end_reason(ready_fds)
 
     @property

@@ -103,7 +103,7 @@ def _serve(config: EngineConfig, launch: Launch, group: RankGroup, runner: Loade
 
 
 def _wait_for_front(group: RankGroup, leader: LeaderSocket | None) -> None:
-    """Loaded ranks sleep until a front speaks to them. For ranks in reserve that is when they take over."""
+    """Loaded ranks sleep until a front speaks to them. For spare ranks that is when they take over."""
     if leader is not None:
         leader.wait_for_front()
         group.broadcast(b"")

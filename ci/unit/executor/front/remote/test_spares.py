@@ -1,4 +1,4 @@
-"""Loaded ranks wait in reserve: they take over when ranks die, and are themselves watched and replaced."""
+"""Spare ranks are loaded and wait: they take over when ranks die, and are themselves watched and replaced."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from fake_worker import Order
 from inflight.config import EngineConfig
 from inflight.executor.front.remote import RemoteFront
 from inflight.executor.launchers import spares
+from inflight.executor.launchers.priority import can_restore_priority
 
 pytestmark = pytest.mark.slow
 
@@ -23,6 +24,10 @@ ONE_SPARE = EngineConfig(spare_ranks=1, max_tokens_in_paged_kv_cache=4096, worke
 @pytest.fixture(autouse=True)
 def at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(spares, "SETTLE_SECONDS", 0.0)
+
+
+def niceness(pid: int) -> int:
+    return os.getpriority(os.PRIO_PROCESS, pid)
 
 
 def wait_for_spare(executor: RemoteFront, folder: Path) -> int:
@@ -37,6 +42,7 @@ def test_a_spare_takes_over_and_another_one_is_loaded(launcher: Launcher, tmp_pa
     executor.start()
     for number in range(1, 4):
         spare = wait_for_spare(executor, tmp_path)
+        assert niceness(spare) == niceness(os.getpid())
         held = submit(executor, Order.HOLD)
         (serving,) = executor.engine_pids()
         assert pid_of(fetch(executor, 1)[0]) == serving
@@ -65,8 +71,11 @@ def test_a_spare_that_still_loads_takes_over_when_it_is_loaded(launcher: Launche
     until(lambda: len(list(tmp_path.iterdir())) == 2, "a spare is launched")
     assert executor.num_spares() == 0
     (spare,) = set(launched(tmp_path)) - set(executor.engine_pids())
+    is_lower = niceness(spare) > niceness(os.getpid())
+    assert is_lower or not can_restore_priority()
     os.kill(executor.engine_pids()[0], signal.SIGKILL)
     until(lambda: executor.engine_pids() == [spare], "the spare is waited for")
+    assert niceness(spare) == niceness(os.getpid())
     assert executor.is_relaunching() and len(list(tmp_path.iterdir())) == 2
 
 
