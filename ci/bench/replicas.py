@@ -58,9 +58,10 @@ def measure(checkpoint: Path, num_rounds: int, num_jobs: int) -> dict[str, list[
         for name, parameters in WAYS.items():
             config = EngineConfig.from_parameters({**engine_parameters(checkpoint), **parameters})
             engines[name] = stack.enter_context(closing(Inflight(Executor(config=config))))
-        for number in range(1 + num_rounds):
+        for number in range(1 + num_rounds):  # the first is not counted
             for name, engine in engines.items():
                 rate = engine.batch(batch_jobs(rng, random.Random(7), num_jobs))
+                print(f"round {number}, {name}: {rate:.1f}", flush=True)
                 if number:
                     rates[name].append(rate)
     return rates

@@ -67,6 +67,7 @@ OVERSLEPT_SECONDS = 1.0
 """If a wait exceeds its timeout by more than this, this process was suspended, and missed heartbeats prove nothing."""
 
 NOT_BACK = "the engine's ranks could not be brought back"
+REPLACED = "its ranks are being replaced"
 
 
 class Connection:
@@ -94,6 +95,7 @@ class Connection:
         """The front id that the present leader was told."""
         self._closing = threading.Event()
         self._relaunch_asked = threading.Event()
+        self._replacement_asked = threading.Event()
         name = f"inflight-front-{replica}" if replica else "inflight-front"
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
 
@@ -120,6 +122,12 @@ class Connection:
     @property
     def num_spares(self) -> int:
         return self._launcher.num_spares
+
+    def replace_ranks(self) -> None:
+        """Launch others in place of ranks that serve. Does nothing unless they do."""
+        if self._state is EngineState.READY:
+            self._replacement_asked.set()
+            self.wake()
 
     def pids(self) -> list[int]:
         """Ids of the running processes that the launcher started."""
@@ -204,11 +212,14 @@ class Connection:
                 reason = self._pump(launch, link, watch, backoff)
                 if self._closing.is_set():
                     self._leave(launch, link)
+                elif reason == REPLACED:
+                    self._replace(launch, link)
                 elif watch.welcomed:
                     self._lose(EngineState.RELAUNCHING, RANKS_LOST, reason)
             return LaunchEnd(reason=reason, has_served=watch.welcomed, is_misconfigured=launch.is_misconfigured)
         finally:
             launch.end()
+            self._replacement_asked.clear()
 
     def _introduction(self) -> Hello:
         hello = self._front.hello()
@@ -232,8 +243,19 @@ class Connection:
         if self._on_death is not None:
             self._on_death(reason)
 
+    def _replace(self, launch: RunningLaunch, link: EngineLink) -> None:
+        logger.info("the ranks of replica %d are being replaced", self._replica)
+        self._front._engine_lost(EngineState.RELAUNCHING, RANKS_LOST, self._replica, planned=True)
+        self._relaunch_asked.set()  # at once
+        self._launcher.close()  # spares have loaded what is to be replaced
+        self._end_ranks(launch, link)
+
     def _leave(self, launch: RunningLaunch, link: EngineLink) -> None:
         self._front._engine_lost(EngineState.CLOSED, SHUT_DOWN)
+        self._end_ranks(launch, link)
+
+    def _end_ranks(self, launch: RunningLaunch, link: EngineLink) -> None:
+        """Those of this front; the others it only leaves."""
         link.send(Shutdown() if self._launcher.owns_ranks else Goodbye())
         if not launch.wait_for_end(SHUTDOWN_SECONDS):
             logger.info("the ranks did not leave within %g s: killing them", SHUTDOWN_SECONDS)
@@ -260,6 +282,8 @@ class Connection:
                 self._hear_last_words(link)
                 return reason
             if watch.welcomed:
+                if self._replacement_asked.is_set():
+                    return REPLACED
                 self._send_all(link)
         return SHUT_DOWN
 

@@ -357,11 +357,11 @@ class Front(StatisticsApi):
             self._send_waiting()
             self._changed.notify_all()
 
-    def _engine_lost(self, state: EngineState, sentence: str, replica: int = 0) -> int:
+    def _engine_lost(self, state: EngineState, sentence: str, replica: int = 0, *, planned: bool = False) -> int:
         """The ranks of `replica` are lost, or, if `state` is CLOSED, this front is shut down. While another replica
         serves or the lost one is relaunched (RELAUNCHING), requests in flight and later ones go on there or wait, but
         for those that cannot. Otherwise all in flight fail with the message `sentence`, and later ones are refused.
-        Returns how many have ended."""
+        `planned`: the ranks are being replaced, and no request is to blame. Returns how many have ended."""
         with self._changed:
             if self._is_closed() and state is not EngineState.CLOSED:
                 return 0
@@ -373,8 +373,8 @@ class Front(StatisticsApi):
             if self._state not in ACCEPTING:
                 self._responses.extend(self._journal.fail_all(EngineUnavailable(sentence)))
             elif state is EngineState.RELAUNCHING:
-                self._num_losses += 1
-                self._responses.extend(self._journal.ranks_died(replica))
+                self._num_losses += not planned
+                self._responses.extend(self._journal.ranks_died(replica, planned=planned))
             else:
                 self._journal.release(replica)
             self._send_waiting()

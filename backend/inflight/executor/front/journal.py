@@ -85,10 +85,10 @@ class Journal:
 
     # -- without ranks -------------------------------------------------------------------------------------------------
 
-    def ranks_died(self, replica: int) -> list[Response]:
+    def ranks_died(self, replica: int, *, planned: bool = False) -> list[Response]:
         """All requests of that replica wait for other ranks now, but for those that end."""
         self._adapters.ranks_died(replica)
-        return self._ended([last for entry in self._on(replica) for last in entry.ranks_died()])
+        return self._ended([last for entry in self._on(replica) for last in entry.ranks_died(planned=planned)])
 
     def note_pause(self) -> None:
         """What no other ranks could take over after such a death waits from now on."""

@@ -231,12 +231,13 @@ class JournalEntry:
 
     # -- the death of ranks --------------------------------------------------------------------------------------------
 
-    def ranks_died(self) -> list[Response]:
-        """Its last responses, if it does not wait for new ranks; those of sequences that were to end."""
+    def ranks_died(self, *, planned: bool = False) -> list[Response]:
+        """Its last responses, if it does not wait for other ranks; those of sequences that were to end. `planned`: the
+        ranks are ended on purpose, and by nothing that they run."""
         if self.placement is None:
             return []
         self.only_replica = None
-        if self._is_running:
+        if self._is_running and not planned:
             self._num_deaths = 1 if self._has_progressed else self._num_deaths + 1
             # What ranks have just begun may be what they died of, and no others should.
             is_proved = self._has_progressed or self._num_heartbeats >= SURVIVED_HEARTBEATS
@@ -249,20 +250,20 @@ class JournalEntry:
         responses = self._end([index for index in self._open if self._of(index).is_cancelled], FinishReason.CANCELLED)
         if responses and responses[-1].is_final:
             return responses
-        sentence = self._cannot_go_on()
+        sentence = self._cannot_go_on(planned=planned)
         if sentence:
             return [*responses, self.fail(EngineUnavailable(sentence))]
         self.num_replays += 1
         return responses
 
-    def _cannot_go_on(self) -> str:
+    def _cannot_go_on(self, *, planned: bool) -> str:
         """Why it is not replayed; empty if it is."""
         config = self.config
         if self._is_too_long:
             return f"{RANKS_LOST}, and it has more tokens than journal_max_tokens allows ({config.journal_max_tokens})"
         if self._num_deaths >= config.journal_max_deaths:
             return f"{RANKS_LOST}, {self._num_deaths} times in a row: it may be what they die of (journal_max_deaths)"
-        if self.num_replays >= config.journal_max_replays:
+        if self.num_replays >= config.journal_max_replays and not planned:
             return f"{RANKS_LOST}, after {self.num_replays} replays (journal_max_replays)"
         return ""
 

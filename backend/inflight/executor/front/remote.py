@@ -10,7 +10,7 @@ import os
 from collections.abc import Callable
 
 from inflight.config import EngineConfig
-from inflight.errors import ConfigurationError, InvalidRequest
+from inflight.errors import ConfigurationError, EngineUnavailable, InvalidRequest
 from inflight.executor.front.connection import Connection
 from inflight.executor.front.engine_state import EngineState
 from inflight.executor.front.front import SHUT_DOWN, Front
@@ -89,6 +89,15 @@ class RemoteFront(Front):
 
     def num_spares(self) -> int:
         return sum(connection.num_spares for connection in self._connections)
+
+    def replace_ranks(self, replica: int) -> None:
+        """Launch the ranks of a replica anew, while it serves: for another checkpoint in the same folder, for example.
+        Its requests go on at the other replicas at once, or, if it is the only one, with the new ranks; only what is
+        longer than `journal_max_tokens` ends. Returns before the new ranks serve: see `ready_replicas`. Does nothing
+        while it does not serve. Raises EngineUnavailable if another front has launched the ranks."""
+        if not self._owns_ranks:
+            raise EngineUnavailable("only the front that has launched an engine's ranks can replace them")
+        self._connections[replica].replace_ranks()
 
     def engine_pids(self) -> list[int]:
         """Ids of the running processes of the engine on this machine that this front started, without spares."""

@@ -60,4 +60,5 @@ class Launcher(Protocol):
         """Ids of the running processes of the engine that this launcher started, without those of spares."""
 
     def close(self) -> None:
-        """The front ends: end what this launcher has started besides the launches that were opened."""
+        """The front ends, or replaces its ranks: end what this launcher has started besides the launches that were
+        opened."""

@@ -145,6 +145,18 @@ def test_who_has_lived_through_a_step_goes_on_elsewhere_though_nobody_has_seen_i
     assert front.replica_of[request_id] == 1
 
 
+def test_what_runs_on_ranks_that_are_replaced_is_not_blamed() -> None:
+    front = start()
+    request_id = submit(front)
+    for replica in (0, 1) * 4:
+        front._note_started([request_id])
+        front._engine_lost(EngineState.RELAUNCHING, "replaced", replica, planned=True)
+        front.recover(WIDE, replica)
+        replay = front.messages[request_id].replay
+        assert front.replica_of[request_id] == 1 - replica and replay is not None and not replay.is_suspect
+    assert (front.num_losses(), front.num_replays()) == (0, 8)
+
+
 def test_what_replicas_die_of_later_costs_two_of_them_at_most() -> None:
     front = start(3)
     poison = submit(front)

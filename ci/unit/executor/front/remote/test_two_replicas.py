@@ -18,7 +18,7 @@ from fakes import VOCAB_SIZE, expected_output
 
 from inflight import backoff
 from inflight.config import EngineConfig
-from inflight.errors import ConfigurationError
+from inflight.errors import ConfigurationError, EngineUnavailable
 from inflight.executor.executor import attach_executor, find_engine_config
 from inflight.executor.front.remote import RemoteFront
 from inflight.executor.launchers.processes import ProcessLauncher
@@ -51,6 +51,10 @@ def front(monkeypatch: pytest.MonkeyPatch) -> Iterator[RemoteFront]:
 def rank_of(front: RemoteFront, replica: int) -> int:
     (pid,) = front._connections[replica].pids()
     return pid
+
+
+def rank_has_gone(old: set[int], replica: int, front: RemoteFront) -> bool:
+    return front.ready_replicas()[replica] and not old & set(front._connections[replica].pids())
 
 
 def streams(caller: Caller, count: int = 4) -> list[int]:
@@ -96,6 +100,20 @@ def test_a_request_that_ranks_die_of_kills_one_replica_only(front: RemoteFront) 
     check(caller, ids)
     assert front.num_losses() == 3
     wait_until_all_ready(front)
+
+
+def test_ranks_are_replaced_one_replica_after_the_other_and_no_stream_is_lost(front: RemoteFront) -> None:
+    caller = Caller(front)
+    ids, old = streams(caller), set(front.engine_pids())
+    for replica in (0, 1):
+        front.replace_ranks(replica)
+        until(lambda replica=replica: rank_has_gone(old, replica, front), "new ranks are launched")
+        wait_until_all_ready(front)
+    check(caller, ids)
+    assert not old & set(front.engine_pids())
+    assert (front.num_losses(), front.num_pauses()) == (0, 0)
+    with attach_executor(EngineConfig(), "llm") as guest, pytest.raises(EngineUnavailable, match="only the front that"):
+        guest.replace_ranks(0)
 
 
 def test_another_front_finds_both_replicas_and_survives_each(front: RemoteFront) -> None:
