@@ -66,7 +66,7 @@ class EngineConfig:
     tensor_parallel_size: int = 1
     """Ranks over which every layer is split."""
     pipeline_parallel_size: int = 1
-    """Stages of consecutive layers, each on ranks of its own; uneven ones give the first stages a layer more."""
+    """Pipeline stages, each with consecutive layers on its own ranks; the first ones get the layers left over."""
     data_parallel_size: int = 1
     """Replicas of the model in one engine; only 1 is supported."""
     gpu_device_ids: str = ""

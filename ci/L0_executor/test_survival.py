@@ -9,6 +9,7 @@ from __future__ import annotations
 import random
 import tempfile
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -20,6 +21,7 @@ from inflight import backoff
 from inflight.config import EngineConfig
 from inflight.executor.front.generation_result import GenerationResult
 from inflight.executor.generation_executor import GenerationExecutor
+from inflight.executor.in_process import InProcessExecutor
 from inflight.output_config import OutputConfig
 from inflight.run_directory import RUN_DIRECTORY
 from inflight.sampling_config import SamplingConfig
@@ -46,8 +48,12 @@ ALL = (*KINDS, *MORE_KINDS)
 
 
 class Scene:
-    def __init__(self, num_ranks: int) -> None:
+    def __init__(self, num_ranks: int, num_stages: int) -> None:
+        """Each stage has `num_ranks`. What stages must give is what one rank gives; others are compared with what they
+        give alone."""
         self.is_exact = num_ranks == 1 and not unsupported_reason()
+        self.kinds = [kind for kind in ALL if num_stages == 1 or kind.feature != "draft model"]
+        options = {key: value for key, value in ENGINE.items() if num_stages == 1 or "speculative" not in key}
         config = EngineConfig(
             gpt_model_path=str(CHECKPOINT),
             device="cpu",
@@ -55,28 +61,32 @@ class Scene:
             cpu_compile="true" if self.is_exact else "false",
             num_threads=1,
             tensor_parallel_size=num_ranks,
+            pipeline_parallel_size=num_stages,
+            logits_post_processor_replicate=num_stages == 1,
             max_batch_size=8,
             max_tokens_in_paged_kv_cache=4096,
             max_loras=2,
             lora_dir=str(ADAPTERS),
             log_level="WARNING",
-            **ENGINE,
+            **options,
         )
-        self.num_ranks = num_ranks
+        self.num_ranks = config.num_ranks
         self.front = MortalFront(config)
         self.service = GenerationExecutor(self.front, TOKENIZER)
         self.alone: dict[str, GenerationResult] = {}
-        for kind in ALL:
+        for kind in self.kinds:
             self.alone[kind.feature] = self.start(kind, streaming=True)
             self.alone[kind.feature].result()
         self.num_responses = self.front.num_delivered
+        if num_stages > 1:
+            self.check(list(of_one_rank(config, self.kinds).items()))
 
     def start(self, kind: RequestKind, **changes: bool) -> GenerationResult:
         return self.service.generate_async(kind.prompt, **{**kind.python(), **changes})
 
     def serve(self) -> list[tuple[str, GenerationResult]]:
         """All kinds at once, streamed and not."""
-        kinds = [(kind, streaming) for kind in ALL for streaming in (True, False)]
+        kinds = [(kind, streaming) for kind in self.kinds for streaming in (True, False)]
         random.Random(len(kinds)).shuffle(kinds)
         return [(kind.feature, self.start(kind, streaming=streaming)) for kind, streaming in kinds]
 
@@ -85,13 +95,22 @@ class Scene:
             assert_same(result, self.alone[feature], feature, exact=self.is_exact)
 
 
-@pytest.fixture(scope="module", params=[1, 2], ids=["one rank", "two ranks"])
+def of_one_rank(config: EngineConfig, kinds: list[RequestKind]) -> dict[str, GenerationResult]:
+    one = replace(config, tensor_parallel_size=1, pipeline_parallel_size=1)
+    with GenerationExecutor(InProcessExecutor(one), TOKENIZER) as service:
+        results = {kind.feature: service.generate_async(kind.prompt, **kind.python(), streaming=True) for kind in kinds}
+        for result in results.values():
+            result.result()
+    return results
+
+
+@pytest.fixture(scope="module", params=[(1, 1), (2, 1), (1, 2)], ids=["one rank", "two ranks", "two stages"])
 def scene(request: pytest.FixtureRequest) -> Iterator[Scene]:
     with tempfile.TemporaryDirectory(prefix="run-") as run_directory, pytest.MonkeyPatch.context() as patch:
         patch.setenv(RUN_DIRECTORY, run_directory)
         patch.setenv("PYTHONPATH", str(Path(request_kinds.__file__).parent))
         patch.setattr(backoff, "LONGEST", 0.0)
-        scene = Scene(request.param)
+        scene = Scene(*request.param)
         yield scene
         scene.service.shutdown()
 

@@ -188,8 +188,9 @@ def _checked(config: ModelConfig, folder: Path) -> EngineConfig:
         raise ConfigurationError(f"{folder} has no version folder (1, 2, …)")
     values = {key: parameter.string_value for key, parameter in config.parameters.items()}
     engine = EngineConfig.from_parameters(values, folder / str(versions[0]))
-    if engine.model_impl == "transformers" and engine.tensor_parallel_size > 1:
-        raise ConfigurationError("model_impl transformers runs on one rank only: set tensor_parallel_size to 1")
+    for key in ("tensor_parallel_size", "pipeline_parallel_size"):
+        if engine.model_impl == "transformers" and getattr(engine, key) > 1:
+            raise ConfigurationError(f"model_impl transformers runs on one rank only: set {key} to 1")
     checkpoint.check(
         Path(engine.gpt_model_path),
         tokenizer=Path(engine.tokenizer_dir),
