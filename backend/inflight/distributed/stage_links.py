@@ -19,6 +19,8 @@ from collections import deque
 from collections.abc import Sequence
 from concurrent.futures import Future
 
+from torch.distributed import Store  # type: ignore[attr-defined]
+
 from inflight.distributed.rank_group import RankGroup
 from inflight.distributed.rendezvous import RENDEZVOUS_TIMEOUT, tcp_store
 
@@ -36,6 +38,8 @@ class StageLink:
 
     def __init__(self, sock: socket.socket, peer: int) -> None:
         """`peer`: the other rank's number."""
+        if sock.family != socket.AF_UNIX:
+            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         self._socket = sock
         self._peer = peer
         self._lock = threading.Lock()
@@ -94,28 +98,13 @@ def connect_stages(rank_group: RankGroup, ranks: Sequence[int]) -> dict[int, Sta
     Collective over `rank_group`. Raises OSError if a rank cannot be reached."""
     own = rank_group.rank
     secret = rank_group.broadcast(secrets.token_bytes(SECRET_BYTES) if own == 0 else None)
-    store = tcp_store(rank_group) if rank_group.several_hosts else None
     name = hmac.digest(secret, b"name", "sha256").hex()  # which everybody on this machine may see
-    if store is None:
-        listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-        listener.bind(_abstract(name, own))
-        listener.listen(len(ranks))
-    else:
-        host = socket.gethostname()
-        listener = socket.create_server((host, 0), backlog=len(ranks))
-        store.set(f"stage-{own}", f"{host}:{listener.getsockname()[1]}")
-    with listener:
-        listener.settimeout(RENDEZVOUS_TIMEOUT.total_seconds())
+    store = tcp_store(rank_group) if rank_group.several_hosts else None
+    sockets: dict[int, socket.socket] = {}
+    with _listen(name, own, store) as listener:
         rank_group.barrier()  # everybody listens
-        earlier = ranks[: ranks.index(own)]
-        sockets: dict[int, socket.socket] = {}
-        for peer in earlier:
-            if store is None:
-                sockets[peer] = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-                sockets[peer].connect(_abstract(name, peer))
-            else:
-                host, _, port = store.get(f"stage-{peer}").decode().rpartition(":")
-                sockets[peer] = socket.create_connection((host, int(port)), RENDEZVOUS_TIMEOUT.total_seconds())
+        for peer in ranks[: ranks.index(own)]:
+            sockets[peer] = _connect(name, peer, store)
             sockets[peer].sendall(secret + own.to_bytes(NUMBER_BYTES, "little"))
         while len(sockets) < len(ranks) - 1:
             connection, _ = listener.accept()
@@ -127,9 +116,31 @@ def connect_stages(rank_group: RankGroup, ranks: Sequence[int]) -> dict[int, Sta
     rank_group.barrier()  # nobody needs the store any more
     for each in sockets.values():
         each.settimeout(None)
-        if each.family != socket.AF_UNIX:
-            each.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     return {peer: StageLink(each, peer) for peer, each in sockets.items()}
+
+
+def _listen(name: str, rank: int, store: Store | None) -> socket.socket:
+    """`store`: where ranks of other machines find the address; None = all are on this one."""
+    if store is None:
+        listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        listener.bind(_abstract(name, rank))
+        listener.listen()
+    else:
+        host = socket.gethostname()
+        listener = socket.create_server((host, 0))
+        store.set(f"stage-{rank}", f"{host}:{listener.getsockname()[1]}")
+    listener.settimeout(RENDEZVOUS_TIMEOUT.total_seconds())
+    return listener
+
+
+def _connect(name: str, rank: int, store: Store | None) -> socket.socket:
+    """To a rank that listens."""
+    if store is None:
+        connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        connection.connect(_abstract(name, rank))
+        return connection
+    host, _, port = store.get(f"stage-{rank}").decode().rpartition(":")
+    return socket.create_connection((host, int(port)), RENDEZVOUS_TIMEOUT.total_seconds())
 
 
 def _abstract(name: str, rank: int) -> bytes:

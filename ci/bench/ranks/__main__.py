@@ -88,6 +88,7 @@ def measure_engines(checkpoint: Path, dtype: str, num_rounds: int) -> Rates:
             return stack.enter_context(Executor(config=config))
 
         engines = {"one rank": start(num_threads="2"), "two ranks": start(**two)}
+        engines["two stages"] = start(pipeline_parallel_size="2", num_threads="1")
         os.environ["CXX"] = "none"  # what ranks do without a compiler
         engines["two ranks, gloo"] = start(**two)
         rates: Rates = {f"{number} at a time": {name: [] for name in engines} for number in TOGETHER}
