@@ -6,10 +6,10 @@ Run: pytest ci/unit/batch_manager/test_stages.py
 from __future__ import annotations
 
 import pytest
-from guides import guide
+from fakes import VOCAB_SIZE
 from harness import Harness, make_request
 
-from inflight.guided_decoding import GuideType
+from inflight.guided_decoding import GuidedDecodingParams, GuideType
 
 
 def rows(harness: Harness) -> list[list[int]]:
@@ -76,8 +76,8 @@ def test_nobody_is_left_out_when_the_sequences_do_not_divide_evenly() -> None:
 def test_no_step_waits_for_the_tokens_of_the_one_before_to_be_sampled() -> None:
     """Its own guided sequences are known up to their last token."""
     harness = Harness(num_stages=2)
-    params = guide(GuideType.REGEX, "[a-z]*")
-    harness.submit(*(make_request(number, 3, guided_decoding_params=params) for number in range(1, 4)))
+    guided = {"guided_decoding_params": GuidedDecodingParams(guide_type=GuideType.JSON), "end_ids": [VOCAB_SIZE - 1]}
+    harness.submit(*(make_request(number, 3, **guided) for number in range(1, 4)))
     harness.run_until_idle()
     assert not any(step.samples_late for step in harness.runner.launched)
     assert answered(harness, 3)

@@ -159,8 +159,9 @@ def test_two_stages_give_the_same_tokens_as_transformers(answers: list[dict[str,
 
 
 def test_two_stages_of_two_ranks_give_the_same_tokens_as_transformers(cases: Cases) -> None:
-    for answer in run_on_ranks(4, run_all, Mapping(2, 2), cases):
-        assert answer["outputs"] == [[tokens for _, tokens in pairs] for _, pairs in cases]
+    some = cases[::3]  # two ranks alone and two stages alone compute all of them
+    for answer in run_on_ranks(4, run_all, Mapping(2, 2), some):
+        assert answer["outputs"] == [[tokens for _, tokens in pairs] for _, pairs in some]
 
 
 def test_stages_compute_different_sequences_at_once(answers: list[dict[str, Any]]) -> None:
