@@ -46,7 +46,8 @@ def find_launcher(python: Path, *, one_host: bool) -> Path:
         for name in names:
             if found := shutil.which(name, path=folder):
                 return Path(found)
-    raise ConfigurationError(f"there is no MPI launcher (mpiexec) here: {REMEDY}")
+    otherwise = ", or set executor to multiproc, which needs none" if one_host else ""
+    raise ConfigurationError(f"there is no MPI launcher (mpiexec) here: {REMEDY}{otherwise}")
 
 
 def launcher_options(launcher: Path, hostfile: str = "", exported: Sequence[str] = ()) -> list[str]:

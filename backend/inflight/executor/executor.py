@@ -19,6 +19,7 @@ from inflight.config import EngineConfig
 from inflight.executor.front.remote import RemoteFront
 from inflight.executor.launchers.attached import AttachedLauncher, find_engine
 from inflight.executor.launchers.mpi import Mpi
+from inflight.executor.launchers.multiproc import MultiProc
 from inflight.executor.launchers.processes import LaunchCommand, ProcessLauncher
 from inflight.executor.launchers.uniproc import UniProc
 from inflight.executor.wire.address import EngineAddress
@@ -88,5 +89,9 @@ def resolve_config(model_path: str | os.PathLike[str] | None, config: EngineConf
 
 def make_launcher(config: EngineConfig, address: EngineAddress | None = None) -> Launcher:
     """What starts ranks in the way that `config.executor` names. `address`: where other fronts find the engine."""
-    commands: dict[str, Callable[[], LaunchCommand]] = {"uniproc": UniProc, "mpi": lambda: Mpi(config)}
+    commands: dict[str, Callable[[], LaunchCommand]] = {
+        "uniproc": UniProc,
+        "mpi": lambda: Mpi(config),
+        "multiproc": lambda: MultiProc(config),
+    }
     return ProcessLauncher(config, commands[config.launcher](), address)
