@@ -121,8 +121,8 @@ class TorchTensorParallelGroup(TensorParallelGroup):
 
 
 def _share_memory(rank_group: RankGroup, mapping: Mapping) -> SharedMemoryCollectives | None:
-    """Collectives over memory that every rank has mapped, each group's another; None on all of them where the leader has
-    no compiler, or where a rank cannot open the memory."""
+    """Collectives over memory that every rank has mapped, each group's another; None on all of them where the leader
+    has no compiler, or where a rank cannot open the memory."""
     if rank_group.rank == 0:
         try:
             library = load_collectives()
