@@ -5,7 +5,7 @@ Run: pytest ci/unit/batch_manager/test_stages.py
 
 from __future__ import annotations
 
-import itertools
+from itertools import pairwise
 
 import pytest
 from fakes import VOCAB_SIZE
@@ -61,7 +61,7 @@ def test_a_long_prompt_does_not_hold_up_who_decodes() -> None:
     harness.run_until_idle()
     decoding = [step for step, found in enumerate(rows(harness)) if 1 in found]
     assert len(decoding) == 8
-    assert max(later - former for former, later in itertools.pairwise(decoding)) == 2
+    assert max(later - former for former, later in pairwise(decoding)) == 2
 
 
 def test_nobody_is_left_out_when_the_sequences_do_not_divide_evenly() -> None:
@@ -72,7 +72,7 @@ def test_nobody_is_left_out_when_the_sequences_do_not_divide_evenly() -> None:
     steps = rows(harness)[1:]
     for row in range(7):
         taken = [step for step, found in enumerate(steps) if row in found]
-        assert max(later - former for former, later in itertools.pairwise(taken)) <= 3
+        assert max(later - former for former, later in pairwise(taken)) <= 3
 
 
 def test_no_step_waits_for_the_tokens_of_the_one_before_to_be_sampled() -> None:
