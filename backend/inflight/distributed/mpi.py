@@ -38,7 +38,8 @@ class MpiRankGroup:
     """Implements rank_group.RankGroup over MPI_COMM_WORLD."""
 
     def __init__(self, folder: Path | None = None) -> None:
-        """Initialise MPI. Collective. `folder`: the launch's private directory; None on machines that lack it."""
+        """Initialise MPI. Collective. `folder`: a private directory that is there as long as the ranks are, for the
+        leader's wake-ups; None = there are none. Only the leader's counts."""
         if not MPI.Is_initialized():
             MPI.Init_thread(MPI.THREAD_FUNNELED)
         self._comm = MPI.COMM_WORLD
@@ -83,14 +84,19 @@ class MpiRankGroup:
         self._comm.Abort(1)
 
     def _open_wakeups(self, folder: Path | None) -> None:
-        """Set up wake-ups. A rank sleeps only if the leader sends wake-ups and the rank can receive them."""
+        """Set up wake-ups in the leader's folder, which ranks of its machine can reach."""
+        here = self._comm.Split_type(MPI.COMM_TYPE_SHARED)
+        first_here: NDArray[np.int64] = np.array([self.rank], dtype=np.int64)
+        here.Bcast(first_here, root=0)  # ranks of a machine are in the order of their numbers
+        here.Free()
         # Ranks that did not find each other are all rank 0 of a group of one, and would use the same socket.
-        wakeup = WakeupSocket(folder, self.rank, self.size) if folder is not None and self.size > 1 else None
+        wanted = str(folder).encode() if folder is not None and self.size > 1 else b""
+        place = self.broadcast(wanted if self.rank == 0 else None).decode()
+        wakeup = WakeupSocket(Path(place), self.rank, self.size) if place and first_here[0] == 0 else None
         self.barrier()  # a wake-up that is sent before its receiver's socket exists would be lost
-        leader_wakes = self.broadcast((b"1" if wakeup is not None else b"") if self.rank == 0 else None) != b""
         if self.rank == 0:
             self._wakes = wakeup
-        elif leader_wakes:
+        else:
             self._listens = wakeup
 
     def _complete(self, request: Any) -> None:
