@@ -67,7 +67,7 @@ def load_engine(config: EngineConfig, rank_group: RankGroup) -> LoadedEngine:
     if isinstance(model, ModelConfig):
         _check_positions(max_seq_len, model.head_dim, mapping.size)
     dtype = choose_dtype(config, model.dtype)
-    group = TensorParallelGroup.create(rank_group, mapping, device, several_hosts=bool(config.mpi_hostfile))
+    group = TensorParallelGroup.create(rank_group, mapping, device)
     adapters = AdapterPlaces()
     wants_adapters = bool(config.max_loras or config.lora_cache_gpu_memory_fraction)
     network = load_network(config, model, group, dtype, device, max_seq_len, adapters if wants_adapters else None)

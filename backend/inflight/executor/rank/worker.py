@@ -16,14 +16,14 @@ from pathlib import Path
 
 from inflight.batch_manager_stats import BatchManagerStats
 from inflight.config import EngineConfig
+from inflight.distributed.joining import join
 from inflight.distributed.rank_group import RankGroup, SingleRank
-from inflight.errors import ConfigurationError, InflightError
+from inflight.errors import InflightError
 from inflight.executor.rank.assembly import LoadedRunner, LoadRunner, load_model_runner, make_manager
 from inflight.executor.rank.callbacks import RankCallbacks
 from inflight.executor.rank.leader.leader_socket import LeaderSocket
 from inflight.executor.rank.parent_watch import die_with_parent
-from inflight.executor.wire.launch import LAUNCH, Launch, RankGroupKind
-from inflight.mpi_launcher import misfit
+from inflight.executor.wire.launch import LAUNCH, Launch, launched_rank
 
 logger = logging.getLogger("inflight.worker")
 
@@ -45,7 +45,12 @@ def main(load_runner: LoadRunner = load_model_runner) -> int:
     group: RankGroup = SingleRank()
     try:
         config = launch.config
-        group = _join(config, launch)
+        group = join(
+            launch.joining,
+            rank=launched_rank(),
+            size=config.num_ranks,
+            folder=Path(launch.directory) if launch.on_fronts_host else None,
+        )
         _start_logging(config.log_level, group.rank)
         launch.note_rank(group.rank)
         _serve(config, launch, group, load_runner(config, group))
@@ -55,21 +60,6 @@ def main(load_runner: LoadRunner = load_model_runner) -> int:
         logger.exception("this rank ends because of an unexpected error")
         _fail(launch, group, f"{type(error).__name__}: {error}")
     return 0
-
-
-def _join(config: EngineConfig, launch: Launch) -> RankGroup:
-    """Join the other ranks. Raises ConfigurationError if their number is not the configured one."""
-    if launch.rank_group is RankGroupKind.SINGLE:
-        return SingleRank()
-    from inflight.distributed.mpi import MpiRankGroup, library_version
-
-    group = MpiRankGroup(Path(launch.directory) if launch.on_fronts_host else None)
-    if group.size != config.num_ranks:
-        raise ConfigurationError(
-            f"{config.num_ranks} ranks were launched but each finds itself in a group of {group.size}: "
-            f"{misfit(None, library_version())}"
-        )
-    return group
 
 
 def _serve(config: EngineConfig, launch: Launch, group: RankGroup, runner: LoadedRunner) -> None:
