@@ -5,10 +5,12 @@ Fronts read it, too, as part of a launch: the library of each way is imported on
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import msgspec
 
+from inflight.distributed.outer_job import join_outer_job
 from inflight.distributed.rank_group import RankGroup, SingleRank
 from inflight.errors import ConfigurationError
 from inflight.mpi_launcher import misfit
@@ -22,7 +24,11 @@ class MpiJob(msgspec.Struct, frozen=True, tag="mpi_job"):
     """The ranks are members of one MPI job, which numbers them."""
 
 
-Joining = OneRank | MpiJob
+class OuterJob(msgspec.Struct, frozen=True, tag="outer_job"):
+    """Somebody else started the ranks, in a job that their environment describes."""
+
+
+Joining = OneRank | MpiJob | OuterJob
 """One of the ways."""
 
 
@@ -37,6 +43,8 @@ def join(way: Joining, *, rank: int | None, size: int, folder: Path | None) -> R
             return SingleRank()
         case MpiJob():
             return _join_mpi_job(size, folder)
+        case OuterJob():
+            return join_outer_job(os.environ, folder)
 
 
 def _join_mpi_job(size: int, folder: Path | None) -> RankGroup:

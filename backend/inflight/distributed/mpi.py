@@ -49,12 +49,14 @@ class MpiRankGroup:
         self.size: int = self._comm.Get_size()
         here = self._comm.Split_type(MPI.COMM_TYPE_SHARED)
         self.several_hosts: bool = here.Get_size() < self.size
+        first_here: NDArray[np.int64] = np.array([self.rank], dtype=np.int64)
+        here.Bcast(first_here, root=0)  # the ranks of a machine are in the order of their numbers
         here.Free()
         self._count: NDArray[np.int64] = np.zeros(1, dtype=np.int64)
         self._wakes: WakeupSocket | None = None  # on the leader, if it can wake others
         self._listens: WakeupSocket | None = None  # on the other ranks, if the leader can wake them
         _unlink_shared_memory(self)
-        self._open_wakeups(folder)
+        self._open_wakeups(folder, beside_leader=int(first_here[0]) == 0)
 
     def broadcast(self, payload: bytes | None) -> bytes:
         """See RankGroup. Sends the length first, then the bytes unless the payload is empty."""
@@ -86,16 +88,12 @@ class MpiRankGroup:
         """End every rank of every machine, this one included."""
         self._comm.Abort(1)
 
-    def _open_wakeups(self, folder: Path | None) -> None:
-        """Set up wake-ups in the leader's folder, which ranks of its machine can reach."""
-        here = self._comm.Split_type(MPI.COMM_TYPE_SHARED)
-        first_here: NDArray[np.int64] = np.array([self.rank], dtype=np.int64)
-        here.Bcast(first_here, root=0)  # ranks of a machine are in the order of their numbers
-        here.Free()
+    def _open_wakeups(self, folder: Path | None, *, beside_leader: bool) -> None:
+        """Set up wake-ups in the leader's folder, which the ranks of its machine can reach."""
         # Ranks that did not find each other are all rank 0 of a group of one, and would use the same socket.
         wanted = str(folder).encode() if folder is not None and self.size > 1 else b""
         place = self.broadcast(wanted if self.rank == 0 else None).decode()
-        wakeup = WakeupSocket(Path(place), self.rank, self.size) if place and first_here[0] == 0 else None
+        wakeup = WakeupSocket(Path(place), self.rank, self.size) if place and beside_leader else None
         self.barrier()  # a wake-up that is sent before its receiver's socket exists would be lost
         if self.rank == 0:
             self._wakes = wakeup

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 
 from inflight.distributed.rank_group import RankGroup, SingleRank
 from inflight.errors import ConfigurationError
@@ -22,7 +23,7 @@ its library, but the launchers of Open MPI set their own besides; slurmstepd set
 
 
 @dataclass(frozen=True)
-class OuterJob:
+class Membership:
     """What the environment says of the job."""
 
     is_mpi: bool
@@ -45,34 +46,35 @@ class Rendezvous:
     """Of the store's keys: another one in every attempt, as a restarted job finds the keys of its last one."""
 
 
-def find_outer_job(environment: Mapping[str, str]) -> OuterJob | None:
+def find_outer_job(environment: Mapping[str, str]) -> Membership | None:
     """None if this process was started alone. Raises ConfigurationError."""
     rank = next((int(environment[name]) for name in MPI_RANKS if environment.get(name, "").isdigit()), None)
     if rank is not None:
         sizes = [int(environment[name]) for name in MPI_SIZES if environment.get(name, "").isdigit()]
-        return OuterJob(is_mpi=True, size=sizes[0] if sizes else _slurm_size(environment), rank=rank)
+        return Membership(is_mpi=True, size=sizes[0] if sizes else _slurm_size(environment), rank=rank)
     if {"RANK", "WORLD_SIZE"} <= environment.keys():
-        return OuterJob(is_mpi=False, size=_number(environment, "WORLD_SIZE"), rank=_number(environment, "RANK"))
+        return Membership(is_mpi=False, size=_number(environment, "WORLD_SIZE"), rank=_number(environment, "RANK"))
     if "SLURM_PROCID" in environment:
-        return OuterJob(is_mpi=False, size=_slurm_size(environment), rank=_number(environment, "SLURM_PROCID"))
+        return Membership(is_mpi=False, size=_slurm_size(environment), rank=_number(environment, "SLURM_PROCID"))
     return None
 
 
-def join_outer_job(environment: Mapping[str, str]) -> RankGroup:
-    """Join the other ranks of the job; alone, a group of one. Collective. Raises ConfigurationError."""
+def join_outer_job(environment: Mapping[str, str], folder: Path | None = None) -> RankGroup:
+    """Join the other ranks of the job; alone, a group of one. Collective. `folder`: on rank 0, a private directory that
+    is there as long as the ranks are. Raises ConfigurationError."""
     job = find_outer_job(environment)
     if job is None or job.size == 1:
         return SingleRank()
     if job.is_mpi:
         from inflight.distributed.mpi import MpiRankGroup
 
-        return MpiRankGroup()
-    from inflight.distributed.gloo import GlooRankGroup
+        return MpiRankGroup(folder)
+    from inflight.distributed.tcp import TcpRankGroup
 
-    return GlooRankGroup(_rendezvous(job, environment))
+    return TcpRankGroup(_rendezvous(job, environment))
 
 
-def _rendezvous(job: OuterJob, environment: Mapping[str, str]) -> Rendezvous:
+def _rendezvous(job: Membership, environment: Mapping[str, str]) -> Rendezvous:
     if not environment.get("MASTER_ADDR") or not environment.get("MASTER_PORT"):
         raise ConfigurationError(
             f"rank {job.rank} of {job.size} does not know where to find the others: export MASTER_ADDR and MASTER_PORT "

@@ -16,9 +16,12 @@ from collections.abc import Callable
 from pathlib import Path
 
 from inflight.config import EngineConfig
+from inflight.errors import ConfigurationError
 from inflight.executor.front.remote import RemoteFront
 from inflight.executor.launchers.attached import AttachedLauncher, find_engine
+from inflight.executor.launchers.external import ExternalLauncher
 from inflight.executor.launchers.mpi import Mpi
+from inflight.executor.launchers.mpi_leader import MpiLeader, leads_mpi_job
 from inflight.executor.launchers.processes import LaunchCommand, ProcessLauncher
 from inflight.executor.launchers.uniproc import UniProc
 from inflight.executor.wire.address import EngineAddress
@@ -45,11 +48,9 @@ class Executor(RemoteFront):
         ConfigurationError with the reason that the ranks gave.
         """
         config = resolve_config(model_path, config)
-        address = EngineAddress.of(name) if name else None
-        launcher = make_launcher(config, address)
         super().__init__(
             config,
-            launcher,
+            make_launcher(config, name),
             keep_trying=keep_trying,
             keeps_statistics=keeps_statistics,
             on_engine_death=on_engine_death,
@@ -86,7 +87,18 @@ def resolve_config(model_path: str | os.PathLike[str] | None, config: EngineConf
     return config if model_path is None else dataclasses.replace(config, gpt_model_path=os.fspath(model_path))
 
 
-def make_launcher(config: EngineConfig, address: EngineAddress | None = None) -> Launcher:
-    """What starts ranks in the way that `config.executor` names. `address`: where other fronts find the engine."""
+def make_launcher(config: EngineConfig, name: str = "") -> Launcher:
+    """What starts ranks, or finds them, in the way that `config.executor` names. `name`: the engine's, by which other
+    fronts find it; "" = no other front uses it. Raises ConfigurationError."""
+    address = EngineAddress.of(name) if name else None
+    way = config.launcher
+    if config.executor == "auto" and config.num_ranks > 1 and leads_mpi_job(config.num_ranks):
+        way = "mpi_leader"
+    if way == "external":
+        if not name:
+            raise ConfigurationError("executor external finds ranks by the engine's name: use attach_executor")
+        return ExternalLauncher(config, name, address)
+    if way == "mpi_leader":
+        return MpiLeader(config, address)
     commands: dict[str, Callable[[], LaunchCommand]] = {"uniproc": UniProc, "mpi": lambda: Mpi(config)}
-    return ProcessLauncher(config, commands[config.launcher](), address)
+    return ProcessLauncher(config, commands[way](), address)

@@ -28,9 +28,9 @@ class EngineAddress:
 
     @classmethod
     def of(cls, name: str, directory: Path | None = None) -> EngineAddress:
-        """The address of the engine called `name`. `directory`: run directory of its server, or `user_directory` for
-        ranks without a server; None = this process's run directory, if it has one, else the user's. Raises ConfigurationError if no file can have that name, or if other users could write to the
-        folder of links."""
+        """The address of the engine called `name`. `directory`: run directory of its server, or `user_directory()` for
+        ranks without a server; None = this process's run directory, if it has one, else the user's. Raises
+        ConfigurationError if no file can have that name, or if other users could write to the folder of links."""
         if not name or name in (".", "..") or "/" in name or "\0" in name:
             raise ConfigurationError(f"an engine cannot be called {name!r}: give a name without a slash")
         parent = directory or run_directory()

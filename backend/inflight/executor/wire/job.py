@@ -18,6 +18,8 @@ from inflight.executor.wire.launch import DESCRIPTION, Launch
 
 JOBS = "jobs"
 MAILBOX = "mailbox"
+CURRENT = "launch"
+"""Link to the directory of the newest launch that was posted."""
 MAX_LAUNCH_BYTES = 1 << 17
 """Of the longest launch that a mailbox takes."""
 
@@ -56,6 +58,13 @@ class JobFolder:
         """Pass a launch to rank 0. Raises OSError if it is gone."""
         with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as sender:
             sender.sendto(launch.to_environment().encode(), str(self.mailbox))
+        link = self.path / CURRENT
+        link.unlink(missing_ok=True)
+        link.symlink_to(launch.directory)
+
+    def is_in_launch(self) -> bool:
+        """Whether the ranks have not all left the newest launch."""
+        return (self.path / CURRENT / DESCRIPTION).exists()
 
 
 def take(mailbox: socket.socket) -> Launch:
@@ -72,3 +81,13 @@ def note_end(launch: Launch) -> None:
 def has_ended(launch: Launch) -> bool:
     """Whether all ranks have left it."""
     return not Path(launch.directory, DESCRIPTION).exists()
+
+
+def is_served(socket_path: Path) -> bool:
+    """Whether a leader listens there: a dead one's socket is still there if it was killed."""
+    with socket.socket(socket.AF_UNIX) as probe:
+        try:
+            probe.connect(str(socket_path))
+        except OSError:
+            return False
+    return True
