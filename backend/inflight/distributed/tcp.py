@@ -1,6 +1,6 @@
 """A RankGroup over TCP, without MPI: the leader has a connection to every other rank, and sends to one after the other.
 
-The ranks find each other through a store of torch at an address that all of them know (`outer_job.Rendezvous`). Those of
+The ranks find each other through a store of torch, at an address that all know (`outer_job.Rendezvous`). Those of
 one machine connect over loopback, others at the address of the leader's machine. Who connects must send a secret from
 the store. A waiting rank sleeps in the kernel. Only raw bytes travel. A rank that ends closes its connections, which ends
 the calls of all others.

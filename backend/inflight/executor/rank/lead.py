@@ -60,6 +60,7 @@ class OwnLaunch:
                 "--name"
             )
         self.job = JobFolder(os.getpid())
+        self.job.create()
         self._launch: Launch | None = None
 
     def next_launch(self) -> Launch | None:

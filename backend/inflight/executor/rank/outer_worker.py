@@ -41,7 +41,7 @@ def main(arguments: Sequence[str], load_runner: LoadRunner = load_model_runner) 
     lead: Lead | None = None
     try:
         lead = _lead(options)
-        group = join(OuterJob(), rank=None, size=0, folder=lead.job.create() if lead is not None else None)
+        group = join(OuterJob(), rank=None, size=0, folder=lead.job.path if lead is not None else None)
         if lead is None:
             # Launchers send signals to all processes of a job; rank 0 ends the others in order.
             for number in (signal.SIGTERM, signal.SIGINT):

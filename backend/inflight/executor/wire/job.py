@@ -32,12 +32,12 @@ class JobFolder:
         self.pid = pid
         self.path = private(user_directory() / JOBS) / str(pid)
 
-    def create(self) -> Path:
-        """Make it, and remove those of jobs that were killed."""
-        for other in self.path.parent.iterdir():
-            if not (other.name.isdigit() and Path("/proc", other.name).exists()) or other == self.path:
-                shutil.rmtree(other, ignore_errors=True)
-        return private(self.path)
+    def create(self) -> None:
+        """Make it anew, and remove those of jobs that were killed."""
+        for folder in self.path.parent.iterdir():
+            if folder == self.path or not Path("/proc", folder.name).exists():
+                shutil.rmtree(folder, ignore_errors=True)
+        private(self.path)
 
     def remove(self) -> None:
         shutil.rmtree(self.path, ignore_errors=True)
