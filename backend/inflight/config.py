@@ -73,6 +73,8 @@ class EngineConfig:
     """Comma-separated device number of each rank; unset = the rank's own number."""
     mpi_hostfile: str = ""
     """Hostfile for mpiexec; unset = all ranks on this machine."""
+    mpi_interface: str = ""
+    """Network interface by which ranks of several machines communicate, the same name on all; unset = chosen."""
     worker_heartbeat_timeout_ms: int = 10_000
     """Ranks that send no heartbeat for this long count as hung and are relaunched."""
     worker_start_timeout_ms: int = 600_000

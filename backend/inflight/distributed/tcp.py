@@ -2,8 +2,8 @@
 
 The ranks find each other through a store of torch, at an address that all know (`outer_job.Rendezvous`). Those of
 one machine connect over loopback, others at the address of the leader's machine. Who connects must send a secret from
-the store. A waiting rank sleeps in the kernel. Only raw bytes travel. A rank that ends closes its connections, which ends
-the calls of all others.
+the store. A waiting rank sleeps in the kernel. Only raw bytes travel. A rank that ends closes its connections: then the
+calls of all others end.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from pathlib import Path
 
 from torch.distributed import PrefixStore, Store, TCPStore  # type: ignore[attr-defined]
 
+from inflight.distributed.host_address import host_address
 from inflight.distributed.outer_job import Rendezvous
 from inflight.errors import ConfigurationError
 
@@ -96,7 +97,7 @@ def _networks(store: Store, rank: int, size: int) -> set[bytes]:
 
 def _accept(store: Store, group: TcpRankGroup) -> list[socket.socket]:
     """As the leader, a connection to each other rank, in their order."""
-    host = socket.gethostname() if group.several_hosts else LOOPBACK
+    host = host_address() if group.several_hosts else LOOPBACK
     secret = secrets.token_bytes(SECRET_BYTES)
     peers: dict[int, socket.socket] = {}
     with socket.create_server((host, 0)) as listener:

@@ -21,6 +21,7 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.distributed import FileStore, Store, TCPStore  # type: ignore[attr-defined]
 
+from inflight.distributed.host_address import host_address
 from inflight.distributed.mapping import Mapping
 from inflight.distributed.rank_group import RankGroup
 from inflight_kernels.cpu import (
@@ -222,9 +223,9 @@ def _file_store(rank_group: RankGroup) -> tuple[str, Store]:
 
 
 def _tcp_store(rank_group: RankGroup) -> Store:
-    """A store that the leader serves at a free port of its host's own address only."""
+    """A store that the leader serves at a free port of its machine's address only."""
     if rank_group.rank == 0:
-        host = socket.gethostname()
+        host = host_address()
         listener = socket.create_server((host, 0))
         port = int(listener.getsockname()[1])
         rank_group.broadcast(f"{host}:{port}".encode())

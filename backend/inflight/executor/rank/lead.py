@@ -27,7 +27,7 @@ from inflight.executor.wire.launch import Launch
 from inflight.model_config import read_engine_config
 
 TOLD_TO_END = "the ranks were told to end"
-LEAVE_SECONDS = 10
+LEAVE_SECONDS = 5
 """Time that the other ranks have to leave the job with rank 0. After it, rank 0 is killed."""
 
 
@@ -74,9 +74,15 @@ class OwnLaunch:
 
     def has_begun(self, leader: LeaderSocket) -> None:
         assert self._launch is not None
-        self._address.point_to(self._launch.socket_path)
+        socket_path = self._launch.socket_path
+
+        def end(*_: object) -> None:
+            self._address.withdraw(socket_path)  # fronts are to wait for other ranks, and not to find these again
+            leader.end(TOLD_TO_END)
+
+        self._address.point_to(socket_path)
         for number in (signal.SIGTERM, signal.SIGINT):
-            signal.signal(number, lambda *_: leader.end(TOLD_TO_END))
+            signal.signal(number, end)
 
     def close(self) -> None:
         if self._launch is not None:
@@ -104,7 +110,7 @@ class PostedLaunches:
             poll.register(descriptor, select.POLLIN)
         ready = dict(poll.poll())
         if self._process in ready:
-            signal.alarm(LEAVE_SECONDS)
+            signal.alarm(LEAVE_SECONDS)  # a launcher may have killed the others at once
             return None
         self._launch = take(self._mailbox)
         self._watch = dying_with(self._launch.front_pid, self.job.pid)

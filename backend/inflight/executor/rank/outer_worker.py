@@ -48,14 +48,14 @@ def main(arguments: Sequence[str], load_runner: LoadRunner = load_model_runner) 
                 signal.signal(number, signal.SIG_IGN)
         while (launch := _next_launch(group, lead)) is not None:
             _serve_launch(launch, group, lead, load_runner)
+        if lead is not None:
+            lead.close()
         group.close()
     except InflightError as error:
         _fail(group, lead, str(error))
     except BaseException as error:
         logger.exception("this rank ends because of an unexpected error")
         _fail(group, lead, f"{type(error).__name__}: {error}")
-    if lead is not None:
-        lead.close()
     return 0
 
 
