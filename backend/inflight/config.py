@@ -62,7 +62,7 @@ class EngineConfig:
     """auto (cuda if a GPU is available, else cpu), cpu or cuda."""
 
     executor: str = "auto"
-    """How ranks are started: auto (uniproc for one rank, mpi for more), uniproc, mpi, mpi_leader or external."""
+    """How ranks are started: auto (uniproc or mpi), uniproc, mpi, mpi_leader, multiproc (without MPI) or external."""
     tensor_parallel_size: int = 1
     """Ranks over which every layer is split."""
     pipeline_parallel_size: int = 1
@@ -191,7 +191,7 @@ class EngineConfig:
         one_of("model_impl", self.model_impl, ("auto", "native", "transformers"))
         one_of("dtype", self.dtype, ("auto", "float32", "bfloat16", "float16"))
         one_of("device", self.device, ("auto", "cpu", "cuda"))
-        one_of("executor", self.executor, ("auto", "uniproc", "mpi", "mpi_leader", "external"))
+        one_of("executor", self.executor, ("auto", "uniproc", "mpi", "mpi_leader", "multiproc", "external"))
         one_of("cpu_compile", self.cpu_compile, ("auto", "true", "false"))
         one_of("generation_config", self.generation_config, ("auto", "none"))
         if self.otlp_traces_endpoint and not self.otlp_traces_endpoint.startswith(("http://", "https://")):
@@ -232,7 +232,13 @@ class EngineConfig:
                 "every running sequence needs one token a step"
             )
         if self.executor == "uniproc" and self.num_ranks > 1:
-            raise ConfigurationError("executor uniproc runs one rank; set executor to mpi for tensor_parallel_size > 1")
+            raise ConfigurationError(
+                "executor uniproc runs one rank; set executor to mpi or multiproc for tensor_parallel_size > 1"
+            )
+        if self.executor == "multiproc" and self.mpi_hostfile:
+            raise ConfigurationError(
+                "executor multiproc starts ranks on this machine alone; set executor to mpi for mpi_hostfile"
+            )
 
     def _check_lookahead(self) -> None:
         window, ngram, verification = (

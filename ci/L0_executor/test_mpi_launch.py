@@ -1,4 +1,4 @@
-"""How ranks are launched under MPI, with ranks whose runner is a fake, so that only the launch is tested."""
+"""How ranks are launched under MPI and without it, with ranks whose runner is a fake: only the launch is tested."""
 
 from __future__ import annotations
 
@@ -17,11 +17,14 @@ from inflight.config import EngineConfig
 from inflight.errors import ConfigurationError
 from inflight.executor.front.remote import RemoteFront
 from inflight.executor.launchers.mpi import Mpi
+from inflight.executor.launchers.multiproc import MultiProc
 from inflight.executor.launchers.processes import ProcessLauncher
 from inflight.executor.launchers.python_command import find_python
 from inflight.mpi_launcher import find_launcher
 
 LONG = fake_rank.MAX_SEQ_LEN - 100
+
+several_ways = pytest.mark.parametrize("executor", ["mpi", "multiproc"])
 
 StartRanks = Callable[..., RemoteFront]
 
@@ -32,7 +35,9 @@ def start_ranks() -> Iterator[StartRanks]:
 
     def start(size: int = 2, mpiexec: Path | None = None, keep_trying: bool = True, **config: Any) -> RemoteFront:
         engine_config = EngineConfig(tensor_parallel_size=size, max_batch_size=4, max_num_tokens=64, **config)
-        way = Mpi(engine_config, mpiexec=mpiexec, program=[fake_rank.__file__])
+        way: Mpi | MultiProc = Mpi(engine_config, mpiexec=mpiexec, program=[fake_rank.__file__])
+        if engine_config.executor == "multiproc":
+            way = MultiProc(engine_config, [fake_rank.__file__])
         executor = RemoteFront(engine_config, ProcessLauncher(engine_config, way), keep_trying=keep_trying)
         executors.append(executor)
         executor.start()
@@ -44,9 +49,10 @@ def start_ranks() -> Iterator[StartRanks]:
         assert executor.engine_pids() == []
 
 
+@several_ways
 @pytest.mark.parametrize("size", [1, 2, 3])
-def test_ranks_stay_in_step_whatever_comes_and_goes(start_ranks: StartRanks, size: int) -> None:
-    caller = Caller(start_ranks(size, executor="mpi"))
+def test_ranks_stay_in_step_whatever_comes_and_goes(start_ranks: StartRanks, size: int, executor: str) -> None:
+    caller = Caller(start_ranks(size, executor=executor))
     cancelled = caller.send(*(caller.request([n], LONG, streaming=True) for n in range(3)))
     caller.wait_for_tokens(cancelled[2])
     for request_id in cancelled:
@@ -56,23 +62,32 @@ def test_ranks_stay_in_step_whatever_comes_and_goes(start_ranks: StartRanks, siz
     caller.serve(caller.request(200, 40))
 
 
+@several_ways
+@pytest.mark.parametrize("rank", [0, 1])
 def test_a_step_that_fails_on_one_rank_alone_ends_all_ranks_and_no_request(
-    start_ranks: StartRanks, monkeypatch: pytest.MonkeyPatch
+    start_ranks: StartRanks, monkeypatch: pytest.MonkeyPatch, executor: str, rank: int
 ) -> None:
-    monkeypatch.setenv(fake_rank.CRASH, "1,20")
-    executor = start_ranks()
+    monkeypatch.setenv(fake_rank.CRASH, f"{rank},20")
+    front = start_ranks(executor=executor)
     monkeypatch.delenv(fake_rank.CRASH)  # the next ranks have no such fault
-    caller = Caller(executor)
+    caller = Caller(front)
     caller.serve(*(caller.request([n], 60) for n in range(6)))
-    assert executor.num_replays() == 6
+    assert front.num_replays() == 6
 
 
+@several_ways
 def test_a_failure_on_load_is_told_in_its_own_sentence(
-    start_ranks: StartRanks, monkeypatch: pytest.MonkeyPatch
+    start_ranks: StartRanks, monkeypatch: pytest.MonkeyPatch, executor: str
 ) -> None:
     monkeypatch.setenv(fake_rank.FAILURE, "gpt_model_path: nothing there")
     with pytest.raises(ConfigurationError, match=r"^gpt_model_path: nothing there$"):
-        start_ranks()
+        start_ranks(executor=executor)
+
+
+def test_ranks_that_end_before_they_join_are_told(start_ranks: StartRanks, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PYTHONHOME", "/nowhere")  # no interpreter starts with it
+    with pytest.raises(ConfigurationError, match=r"the engine's 2 ranks did not find each other: .* exit code 1"):
+        start_ranks(executor="multiproc")
 
 
 def test_a_launcher_of_another_mpi_is_named(start_ranks: StartRanks, tmp_path: Path) -> None:
@@ -100,11 +115,11 @@ def test_an_outer_mpi_job_does_not_confuse_ours(start_ranks: StartRanks, monkeyp
     caller.serve(caller.request())
 
 
-def test_ranks_share_nothing_with_a_name(start_ranks: StartRanks) -> None:
+@several_ways
+def test_ranks_share_nothing_with_a_name(start_ranks: StartRanks, executor: str) -> None:
     """No port, and no shared memory that would stay behind when ranks are killed."""
-    executor = start_ranks()
-    pids = executor.engine_pids()
-    assert len(pids) >= 3
+    pids = start_ranks(executor=executor).engine_pids()
+    assert len(pids) == (2 if executor == "multiproc" else 3)
     for pid in pids:
         assert psutil.Process(pid).net_connections("inet") == []
         links = [_target(f"/proc/{pid}/fd/{fd}") for fd in os.listdir(f"/proc/{pid}/fd")]

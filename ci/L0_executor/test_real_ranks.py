@@ -1,4 +1,4 @@
-"""Real ranks under a real MPI launcher, on the repository's own checkpoint: same tokens, and every kind of failure."""
+"""Real ranks, started with MPI and without it, on our own checkpoint: same tokens, and every kind of failure."""
 
 from __future__ import annotations
 
@@ -59,6 +59,8 @@ GARBAGE = (b"", b"\xc1\xc1", bytes(1_000_000), b"\x81\xa4type\xa6Submit", encode
 MANY, NEW = 24, 64
 """Requests, and tokens of each."""
 
+WITHOUT_MPI = {"executor": "multiproc", "tensor_parallel_size": "2"}
+
 StartEngine = Callable[..., Engine]
 
 
@@ -95,24 +97,27 @@ def start_engine() -> Iterator[StartEngine]:
         yield start
 
 
-@pytest.fixture
-def two_ranks(start_engine: StartEngine) -> Engine:
+@pytest.fixture(params=["mpi", "multiproc"])
+def two_ranks(start_engine: StartEngine, request: pytest.FixtureRequest) -> Engine:
     """For a test that breaks it."""
-    return start_engine(tensor_parallel_size="2")
+    return start_engine(tensor_parallel_size="2", executor=request.param)
 
 
-@pytest.fixture(scope="module")
-def shared_ranks() -> Iterator[Engine]:
+@pytest.fixture(scope="module", params=["mpi", "multiproc"])
+def shared_ranks(request: pytest.FixtureRequest) -> Iterator[Engine]:
     """Two ranks for tests that break nothing."""
     with starting() as start:
-        yield start(tensor_parallel_size="2")
+        yield start(tensor_parallel_size="2", executor=request.param)
 
 
 def test_tokens_do_not_depend_on_the_number_of_ranks(start_engine: StartEngine) -> None:
     # In float32: the order of a sum decides the last digit, which in bfloat16 is coarse enough to change a draw.
     one, two = start_engine(dtype="float32"), start_engine(dtype="float32", tensor_parallel_size="2")
-    assert two.generate(PROMPTS, 24) == one.generate(PROMPTS, 24)
-    assert two.generate(PROMPTS, 24, seed=5) == one.generate(PROMPTS, 24, seed=5)
+    two_without_mpi = start_engine(dtype="float32", **WITHOUT_MPI)
+    for seed in (None, 5):
+        expected = one.generate(PROMPTS, 24, seed)
+        assert two.generate(PROMPTS, 24, seed) == expected
+        assert two_without_mpi.generate(PROMPTS, 24, seed) == expected
 
 
 def test_two_ranks_give_every_sequence_of_a_request_its_own_tokens(start_engine: StartEngine) -> None:
@@ -237,9 +242,22 @@ def test_where_requests_do_not_go_on_a_dead_rank_costs_each_one_error(start_engi
     assert len(engine.generate(PROMPTS, 8)) == len(PROMPTS)
 
 
-@pytest.mark.parametrize("rank", [0, 1])
-def test_a_frozen_rank_is_replaced_after_the_heartbeats_deadline(start_engine: StartEngine, rank: int) -> None:
-    engine = start_engine(tensor_parallel_size="2", worker_heartbeat_timeout_ms="3000")
+def test_requests_go_on_when_ranks_without_mpi_die(start_engine: StartEngine) -> None:
+    engine = start_engine(dtype="float32", **WITHOUT_MPI)
+    expected = engine.generate(PROMPTS, LONG, seed=5)
+    for rank in (0, 1):
+        ids = [engine.submit(prompt, LONG, seed=5, streaming=True) for prompt in PROMPTS]
+        engine.wait_for_first(ids)
+        os.kill(engine.rank_pid(rank), signal.SIGKILL)
+        assert [engine.tokens(id_) for id_ in ids] == expected
+        assert engine.deaths.acquire(timeout=PATIENCE)
+
+
+@pytest.mark.parametrize(("rank", "executor"), [(0, "mpi"), (1, "mpi"), (0, "multiproc"), (1, "multiproc")])
+def test_a_frozen_rank_is_replaced_after_the_heartbeats_deadline(
+    start_engine: StartEngine, rank: int, executor: str
+) -> None:
+    engine = start_engine(tensor_parallel_size="2", executor=executor, worker_heartbeat_timeout_ms="3000")
     expected = engine.generate(PROMPTS[:1], 16)
     frozen = engine.rank_pid(rank)
     os.kill(frozen, signal.SIGSTOP)
@@ -281,7 +299,7 @@ def test_ranks_of_one_machine_share_no_port_and_nothing_with_a_name(shared_ranks
     """So no other user can reach what they exchange, and nothing is left when they are killed."""
     shared_ranks.generate(PROMPTS, 4)
     pids = shared_ranks.executor.engine_pids()
-    assert len(pids) >= 3
+    assert len(pids) >= 2
     assert not {address for pid in pids for address in listening_addresses(pid)}
     for rank in (0, 1):
         mapped = mapped_files(shared_ranks.rank_pid(rank))
@@ -326,8 +344,10 @@ sys.stdin.read()
 """
 
 
-def test_no_rank_outlives_a_front_that_was_killed() -> None:
-    parameters = {"gpt_model_path": CHECKPOINT, "tensor_parallel_size": 2, "cpu_compile": "false"}
+@pytest.mark.parametrize("executor", ["mpi", "multiproc"])
+def test_no_rank_outlives_a_front_that_was_killed(executor: str) -> None:
+    ranks = {"executor": executor, "tensor_parallel_size": 2}
+    parameters = {"gpt_model_path": CHECKPOINT, "cpu_compile": "false", **ranks}
     command = [sys.executable, "-c", FRONT, *(f"{key}={value}" for key, value in parameters.items())]
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
     with (
@@ -343,6 +363,6 @@ def test_no_rank_outlives_a_front_that_was_killed() -> None:
         assert front.stdout is not None
         pids = [int(word) for word in front.stdout.readline().split()]
         front.kill()
-        assert len(pids) >= 3
+        assert len(pids) >= 2
         for pid in pids:
             wait_for_end(pid)

@@ -110,14 +110,14 @@ class Engine:
 
 
 def rank_pids(pids: list[int]) -> dict[int, int]:
-    """rank -> pid, from what the MPI launcher put into each rank's environment; launchers themselves are left out."""
+    """rank -> pid, from what its launcher put into each rank's environment; launchers themselves are left out."""
     ranks: dict[int, int] = {}
     for pid in pids:
         environment = dict(
             item.split(b"=", 1) for item in Path(f"/proc/{pid}/environ").read_bytes().split(b"\0") if b"=" in item
         )
-        for variable in (b"PMI_RANK", b"PMIX_RANK", b"OMPI_COMM_WORLD_RANK"):
-            if variable in environment and b"inflight.worker" in Path(f"/proc/{pid}/cmdline").read_bytes():
+        for variable in (b"INFLIGHT_RANK", b"PMI_RANK", b"PMIX_RANK", b"OMPI_COMM_WORLD_RANK"):
+            if environment.get(variable) and b"inflight.worker" in Path(f"/proc/{pid}/cmdline").read_bytes():
                 ranks[int(environment[variable])] = pid
     return ranks
 

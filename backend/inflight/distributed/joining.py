@@ -15,6 +15,9 @@ from inflight.distributed.rank_group import RankGroup, SingleRank
 from inflight.errors import ConfigurationError
 from inflight.mpi_launcher import misfit
 
+MEETING_PLACE = "ranks.sock"
+"""Of ranks of one machine, in the launch's directory."""
+
 
 class OneRank(msgspec.Struct, frozen=True, tag="one_rank"):
     """There is one rank."""
@@ -28,7 +31,17 @@ class OuterJob(msgspec.Struct, frozen=True, tag="outer_job"):
     """Somebody else started the ranks, in a job that their environment describes."""
 
 
-Joining = OneRank | MpiJob | OuterJob
+class Meeting(msgspec.Struct, frozen=True, kw_only=True, tag="meeting"):
+    """The ranks meet at a socket of rank 0; each is told its number when it is started."""
+
+    endpoint: str = ""
+    """tcp://ADDRESS:PORT of one interface of rank 0's machine; unset = a socket in the launch's private directory, for
+    ranks of one machine."""
+    secret: str = ""
+    """Of this launch alone, 32 characters or more; only for TCP."""
+
+
+Joining = OneRank | MpiJob | OuterJob | Meeting
 """One of the ways."""
 
 
@@ -45,6 +58,8 @@ def join(way: Joining, *, rank: int | None, size: int, folder: Path | None) -> R
             return _join_mpi_job(size, folder)
         case OuterJob():
             return join_outer_job(os.environ, folder)
+        case Meeting():
+            return _meet(way, rank, size, folder)
 
 
 def _join_mpi_job(size: int, folder: Path | None) -> RankGroup:
@@ -57,3 +72,19 @@ def _join_mpi_job(size: int, folder: Path | None) -> RankGroup:
             f"{misfit(None, library_version())}"
         )
     return group
+
+
+def _meet(meeting: Meeting, rank: int | None, size: int, folder: Path | None) -> RankGroup:
+    from inflight.distributed.ring_group import RingRankGroup
+    from inflight.distributed.sockets import SocketRankGroup
+
+    if rank is None or not 0 <= rank < size:
+        raise ConfigurationError(f"{size} ranks were launched and this one was told the number {rank}")
+    if size == 1:
+        return SingleRank()
+    endpoint = meeting.endpoint
+    if not endpoint:
+        if folder is None:
+            raise ConfigurationError("ranks on other machines than their front need a TCP endpoint to meet at")
+        endpoint = f"ipc://{folder / MEETING_PLACE}"
+    return RingRankGroup(SocketRankGroup(endpoint, rank=rank, size=size, secret=meeting.secret))

@@ -69,9 +69,9 @@ def join_outer_job(environment: Mapping[str, str], folder: Path | None = None) -
         from inflight.distributed.mpi import MpiRankGroup
 
         return MpiRankGroup(folder)
-    from inflight.distributed.tcp import TcpRankGroup
+    from inflight.distributed.store_meeting import meet
 
-    return TcpRankGroup(_rendezvous(job, environment))
+    return meet(_rendezvous(job, environment))
 
 
 def _rendezvous(job: Membership, environment: Mapping[str, str]) -> Rendezvous:

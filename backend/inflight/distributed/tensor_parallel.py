@@ -9,7 +9,6 @@ TorchTensorParallelGroup          torch.distributed: NCCL for GPUs; gloo for CPU
 from __future__ import annotations
 
 import logging
-import mmap
 import os
 import shutil
 import socket
@@ -24,6 +23,7 @@ from torch.distributed import FileStore, Store, TCPStore  # type: ignore[attr-de
 from inflight.distributed.host_address import host_address
 from inflight.distributed.mapping import Mapping
 from inflight.distributed.rank_group import RankGroup
+from inflight.distributed.shared_memory import share_memory
 from inflight_kernels.cpu import (
     LibraryUnavailable,
     SharedMemoryCollectives,
@@ -79,7 +79,7 @@ class TensorParallelGroup:
 
 
 class SharedMemoryTensorParallelGroup(TensorParallelGroup):
-    """Over the memory of `_share_memory`. A rank that waits for a dead one sleeps until the launcher ends it."""
+    """Over memory that all ranks have mapped. A rank that waits for a dead one sleeps until the launcher ends it."""
 
     def __init__(self, rank_group: RankGroup, collectives: SharedMemoryCollectives) -> None:
         self.rank = rank_group.rank
@@ -144,13 +144,8 @@ class TorchTensorParallelGroup(TensorParallelGroup):
 
 
 def _share_memory(rank_group: RankGroup) -> SharedMemoryCollectives | None:
-    """Memory of the leader's that every rank has mapped; None on all of them where the leader has no compiler, or where
-    a rank cannot open the memory.
-
-    It never has a name, so nothing stays behind whenever ranks are killed; the others open it as a file of the leader's
-    process, which the system allows to the same user only. Behind what the collectives need it has one byte for each
-    rank, which the rank sets once it has mapped the memory: ranks cannot send anything to the leader otherwise.
-    """
+    """Collectives over memory that every rank has mapped; None on all of them where the leader has no compiler, or
+    where a rank cannot open the memory."""
     if rank_group.rank == 0:
         try:
             library = load_collectives()
@@ -158,61 +153,21 @@ def _share_memory(rank_group: RankGroup) -> SharedMemoryCollectives | None:
             logger.warning("the ranks sum over sockets, many times slower than in shared memory: %s", error)
             rank_group.broadcast(b"")
             return None
-        descriptor = os.memfd_create("inflight-ranks")
-        os.fchmod(descriptor, 0o600)
-        num_bytes = segment_bytes(library, rank_group.size)
-        os.ftruncate(descriptor, num_bytes + rank_group.size)
-        status = os.fstat(descriptor)
-        rank_group.broadcast(f"{status.st_dev} {status.st_ino} /proc/{os.getpid()}/fd/{descriptor}".encode())
+        rank_group.broadcast(b"compiled")
     else:
-        place = rank_group.broadcast(None).decode()
-        if not place:
+        if not rank_group.broadcast(None):
             return None
         library = load_collectives()  # which the leader has compiled
-        num_bytes = segment_bytes(library, rank_group.size)
-        descriptor = _open_leaders_memory(place)
-    memory = mmap.mmap(descriptor, num_bytes + rank_group.size) if descriptor >= 0 else None
-    if memory is not None:
-        memory[num_bytes + rank_group.rank] = 1
-    rank_group.barrier()  # before the leader reads the bytes, and closes what the others are to open
-    if descriptor >= 0:
-        os.close(descriptor)
-    if rank_group.rank == 0:
-        assert memory is not None
-        absent = [rank for rank in range(rank_group.size) if not memory[num_bytes + rank]]
-        if absent:
-            logger.warning(
-                "the ranks sum through sockets, which takes many times as long: ranks %s cannot open the memory of "
-                "rank 0; start all ranks of this machine in one PID namespace (one container)",
-                ", ".join(map(str, absent)),
-            )
-        rank_group.broadcast(b"" if absent else b"all")
-        all_mapped = not absent
-    else:
-        all_mapped = rank_group.broadcast(None) != b""
-    if not all_mapped or memory is None:
+    shared = share_memory(rank_group, segment_bytes(library, rank_group.size))
+    if shared.absent and rank_group.rank == 0:
+        logger.warning(
+            "the ranks sum through sockets, which takes many times as long: ranks %s cannot open the memory of "
+            "rank 0; start all ranks of this machine in one PID namespace (one container)",
+            ", ".join(map(str, shared.absent)),
+        )
+    if shared.absent or shared.memory is None:
         return None
-    return SharedMemoryCollectives(library, memory, rank_group.rank, rank_group.size)
-
-
-def _open_leaders_memory(place: str) -> int:
-    """A descriptor of the leader's memory; -1, with a warning, if this process cannot open it.
-
-    `place`: device and inode number of the memory, and its path. In another PID namespace the path leads nowhere, or to
-    a file of a process that has the same number there.
-    """
-    device, inode, path = place.split(" ", 2)
-    try:
-        descriptor = os.open(path, os.O_RDWR | os.O_CLOEXEC)
-    except OSError as error:
-        logger.warning("this rank cannot open the memory of rank 0: %s", error)
-        return -1
-    status = os.fstat(descriptor)
-    if (status.st_dev, status.st_ino) != (int(device), int(inode)):
-        logger.warning("this rank cannot open the memory of rank 0: %s is another file here", path)
-        os.close(descriptor)
-        return -1
-    return descriptor
+    return SharedMemoryCollectives(library, shared.memory, rank_group.rank, rank_group.size)
 
 
 def _file_store(rank_group: RankGroup) -> tuple[str, Store]:

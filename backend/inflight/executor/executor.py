@@ -22,6 +22,7 @@ from inflight.executor.launchers.attached import AttachedLauncher, find_engine
 from inflight.executor.launchers.external import ExternalLauncher
 from inflight.executor.launchers.mpi import Mpi
 from inflight.executor.launchers.mpi_leader import MpiLeader, leads_mpi_job
+from inflight.executor.launchers.multiproc import MultiProc
 from inflight.executor.launchers.processes import LaunchCommand, ProcessLauncher
 from inflight.executor.launchers.uniproc import UniProc
 from inflight.executor.wire.address import EngineAddress
@@ -100,5 +101,9 @@ def make_launcher(config: EngineConfig, name: str = "") -> Launcher:
         return ExternalLauncher(config, name, address)
     if way == "mpi_leader":
         return MpiLeader(config, address)
-    commands: dict[str, Callable[[], LaunchCommand]] = {"uniproc": UniProc, "mpi": lambda: Mpi(config)}
+    commands: dict[str, Callable[[], LaunchCommand]] = {
+        "uniproc": UniProc,
+        "mpi": lambda: Mpi(config),
+        "multiproc": lambda: MultiProc(config),
+    }
     return ProcessLauncher(config, commands[way](), address)

@@ -1,4 +1,4 @@
-"""`python -m ci.bench.ranks`: a sum over two ranks in each way there is, then one rank against two with its cores.
+"""`python -m ci.bench.ranks`: broadcasts and sums in each way there is, then one rank against two with its cores.
 
 Engines run the default model in torch's layers, as C++ layers are for one rank. All of them run at once, and round by
 round each gets the same requests in turn. Prints tables and one line of JSON, and keeps a result file.
@@ -11,6 +11,7 @@ import contextlib
 import json
 import os
 import random
+import socket
 import subprocess
 import sys
 import tempfile
@@ -33,6 +34,8 @@ PROMPT, NEW = 16, 64
 """Tokens of each request."""
 TOGETHER = (1, 8)
 """Requests at a time."""
+SIZES = (1, 2, 3, 4)
+"""Ranks among which messages are broadcast."""
 PATIENCE = 60
 Rates = dict[str, dict[str, list[float]]]
 
@@ -40,17 +43,26 @@ Rates = dict[str, dict[str, list[float]]]
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--rounds", type=int, default=9, help="counted rounds")
+    parser.add_argument("--only-broadcasts", action="store_true", help="measure nothing else")
     parser.add_argument("--checkpoint", type=Path, default=CHECKPOINT)
     parser.add_argument("--dtype", default="float32")
     parser.add_argument("--results", type=Path, default=ROOT / "ci" / "bench" / "results")
     options = parser.parse_args()
 
+    broadcasts = {size: time_broadcasts(size) for size in SIZES}
+    for size, ways in broadcasts.items():
+        print(f"us a broadcast to {size} ranks" + "".join(f"{int(length):>12,}" for length in ways["mpi"]) + " bytes")
+        for way, row in ways.items():
+            print(f"{way:26}" + "".join(f"{micros:12.1f}" for micros in row.values()))
+    if options.only_broadcasts:
+        print(f"kept in {keep({'broadcast_us': broadcasts}, {}, options)}")
+        return 0
     sums = time_collectives()
     print(f"{'us a sum of kB':24}" + "".join(f"{kilobytes:>9}" for kilobytes in sums["gloo"]))
     for way, row in sums.items():
         print(f"{way:24}" + "".join(f"{micros:9.1f}" for micros in row.values()))
     rates = measure_engines(options.checkpoint, options.dtype, options.rounds)
-    summary = {"sum_us": sums, "tokens_per_second": summarise(rates)}
+    summary = {"broadcast_us": broadcasts, "sum_us": sums, "tokens_per_second": summarise(rates)}
     for case, engines in summary["tokens_per_second"].items():
         print(f"{case}: " + ", ".join(f"{name} {found['rate']} ({found['ratio']})" for name, found in engines.items()))
     print(f"kept in {keep(summary, rates, options)}")
@@ -58,17 +70,22 @@ def main() -> int:
     return 0
 
 
+def time_broadcasts(size: int) -> dict[str, dict[str, float]]:
+    with tempfile.TemporaryDirectory(prefix="ranks-") as folder, socket.create_server(("127.0.0.1", 0)) as listener:
+        port = str(listener.getsockname()[1])
+        listener.close()
+        return run_ranks("broadcasts", size, folder, port)
+
+
 def time_collectives() -> dict[str, dict[str, float]]:
+    return run_ranks("collectives", 2)
+
+
+def run_ranks(program: str, size: int, *arguments: str) -> dict[str, dict[str, float]]:
+    """What the leader prints."""
     launcher = find_launcher(find_python(), one_host=True)
-    command = [
-        str(launcher),
-        *launcher_options(launcher),
-        "-n",
-        "2",
-        sys.executable,
-        "-m",
-        "ci.bench.ranks.collectives",
-    ]
+    module = f"ci.bench.ranks.{program}"
+    command = [str(launcher), *launcher_options(launcher), "-n", str(size), sys.executable, "-m", module, *arguments]
     environment = launcher_environment(worker_environment(os.environ), one_host=True)
     done = subprocess.run(command, env=environment, cwd=ROOT, stdout=subprocess.PIPE, text=True, check=True)
     found: dict[str, dict[str, float]] = json.loads(done.stdout)
@@ -87,7 +104,13 @@ def measure_engines(checkpoint: Path, dtype: str, num_rounds: int) -> Rates:
             config = EngineConfig.from_parameters({**common, **small, **parameters})
             return stack.enter_context(Executor(config=config))
 
-        engines = {"one rank": start(num_threads="2"), "two ranks": start(**two)}
+        engines = {
+            "one rank": start(num_threads="2"),
+            "one rank, mpi": start(num_threads="2", executor="mpi"),
+            "one rank, multiproc": start(num_threads="2", executor="multiproc"),
+            "two ranks": start(**two),
+            "two ranks, multiproc": start(**two, executor="multiproc"),
+        }
         os.environ["CXX"] = "none"  # what ranks do without a compiler
         engines["two ranks, gloo"] = start(**two)
         rates: Rates = {f"{number} at a time": {name: [] for name in engines} for number in TOGETHER}

@@ -47,4 +47,4 @@ class Mpi:
         return f"the {self._size} ranks did not find each other ({reason}): most likely {misfits}"
 
     def _find_launcher(self) -> Path:
-        return self._mpiexec or find_launcher(find_python(), one_host=not self._hostfile, interface=self._interface)
+        return self._mpiexec or find_launcher(find_python(), one_host=not self._hostfile)

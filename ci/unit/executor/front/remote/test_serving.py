@@ -11,6 +11,7 @@ from fake_worker import FAILURE, LIMITS, MAX_IN_FLIGHT, Order
 
 from inflight.config import EngineConfig
 from inflight.errors import ConfigurationError, InvalidRequest, QueueFull
+from inflight.executor.launchers.rank_processes import Command
 from inflight.executor.launchers.uniproc import UniProc
 from inflight.request import Request
 from inflight.result import FinishReason
@@ -114,7 +115,7 @@ def test_a_program_that_is_not_there_is_a_configuration_error(
     launcher: Launcher, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     executor = launcher()
-    monkeypatch.setattr(UniProc, "command", lambda self, launch: (["/nonexistent/python"], {}))
+    monkeypatch.setattr(UniProc, "commands", lambda self, launch: [Command(["/nonexistent/python"], {})])
     with pytest.raises(ConfigurationError):
         executor.start()
 
