@@ -57,7 +57,7 @@ def outer_job(
         options = ["--standalone", f"--nproc-per-node={size}", f"--max-restarts={restarts}", "--monitor-interval=0.1"]
         commands = [([sys.executable, "-m", "torch.distributed.run", *options, *arguments], environment)]
     else:
-        own = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(_free_port()), "SLURM_NTASKS": str(size)}
+        own = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port()), "SLURM_NTASKS": str(size)}
         commands = [
             ([sys.executable, *arguments], {**environment, **own, "SLURM_PROCID": str(rank)}) for rank in range(size)
         ]
@@ -70,6 +70,6 @@ def outer_job(
         job.end()
 
 
-def _free_port() -> int:
+def free_port() -> int:
     with socket.create_server(("127.0.0.1", 0)) as listener:
         return int(listener.getsockname()[1])
