@@ -1,4 +1,4 @@
-"""`scripts/launch_triton_server.py`: the options of tensorrtllm_backend's script, and MPI leader mode under tritonserver."""
+"""`scripts/launch_triton_server.py`: tensorrtllm_backend's options, and MPI leader mode under tritonserver."""
 
 from __future__ import annotations
 
