@@ -43,6 +43,10 @@ class SchedulerPolicy(str, Enum):
     STATIC_BATCH = "static_batch"
 
 
+STARTED_OUTSIDE = frozenset({"external", "mpi_leader"})
+"""Values of `executor` that start no ranks, or the first one of an MPI job alone."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class EngineConfig:
     """One field per key. README's configuration table repeats the docstring of each field."""
@@ -63,7 +67,7 @@ class EngineConfig:
     """auto (cuda if a GPU is available, else cpu), cpu or cuda."""
 
     executor: str = "auto"
-    """How ranks are started: auto (uniproc for one rank, mpi for more), uniproc, mpi or multiproc (without MPI)."""
+    """How ranks are started: auto (uniproc or mpi), uniproc, mpi, mpi_leader, multiproc (without MPI) or external."""
     tensor_parallel_size: int = 1
     """Ranks over which every layer is split."""
     pipeline_parallel_size: int = 1
@@ -74,6 +78,8 @@ class EngineConfig:
     """Comma-separated device number of each rank, replica by replica; unset = the rank's own number."""
     mpi_hostfile: str = ""
     """Hostfile for mpiexec; unset = all ranks on this machine."""
+    mpi_interface: str = ""
+    """Network interface by which ranks of several machines communicate, the same name on all; unset = chosen."""
     worker_heartbeat_timeout_ms: int = 10_000
     """Ranks that send no heartbeat for this long count as hung and are relaunched."""
     worker_start_timeout_ms: int = 600_000
@@ -195,7 +201,7 @@ class EngineConfig:
         one_of("model_impl", self.model_impl, ("auto", "native", "transformers"))
         one_of("dtype", self.dtype, ("auto", "float32", "bfloat16", "float16"))
         one_of("device", self.device, ("auto", "cpu", "cuda"))
-        one_of("executor", self.executor, ("auto", "uniproc", "mpi", "multiproc"))
+        one_of("executor", self.executor, ("auto", "uniproc", "mpi", "mpi_leader", "multiproc", "external"))
         one_of("cpu_compile", self.cpu_compile, ("auto", "true", "false"))
         one_of("generation_config", self.generation_config, ("auto", "none"))
         if self.otlp_traces_endpoint and not self.otlp_traces_endpoint.startswith(("http://", "https://")):
@@ -238,6 +244,9 @@ class EngineConfig:
                 f"max_num_tokens ({self.max_num_tokens}) must be at least max_batch_size ({self.max_batch_size}): "
                 "every running sequence needs one token a step"
             )
+        self._check_ranks()
+
+    def _check_ranks(self) -> None:
         sizes_vary = self.kv_cache_free_gpu_mem_fraction or self.lora_cache_gpu_memory_fraction
         if self.spare_ranks and (sizes_vary or not self.max_tokens_in_paged_kv_cache):
             raise ConfigurationError(
@@ -259,6 +268,12 @@ class EngineConfig:
             raise ConfigurationError(
                 "speculative_model_dir: a draft model does not run on several pipeline stages; set "
                 "pipeline_parallel_size to 1, or leave speculative_model_dir unset"
+            )
+        if self.executor in STARTED_OUTSIDE and (self.spare_ranks or self.data_parallel_size > 1):
+            key, value = ("spare_ranks", 0) if self.spare_ranks else ("data_parallel_size", 1)
+            raise ConfigurationError(
+                f"executor {self.executor} takes the ranks that somebody else starts, one set of them: set {key} to "
+                f"{value}, or executor to mpi or multiproc"
             )
 
     def _check_lookahead(self) -> None:
@@ -372,6 +387,12 @@ class EngineConfig:
         if self.executor != "auto":
             return self.executor
         return "mpi" if self.num_replica_ranks > 1 else "uniproc"
+
+    @property
+    def may_lead_mpi_job(self) -> bool:
+        """Whether `executor` leaves it to the environment to start ranks or to lead those of an MPI job."""
+        is_one_set = self.num_replica_ranks > 1 and self.data_parallel_size == 1 and not self.spare_ranks
+        return self.executor == "auto" and is_one_set
 
     def to_parameters(self) -> dict[str, str]:
         """The inverse of from_parameters: strings that read back to an equal configuration."""

@@ -18,19 +18,22 @@ OUTER_JOB = ("PMI_", "PMIX_", "OMPI_", "PRTE_", "HYDRA_", "HYDI_", "MPIEXEC_", "
 """Prefixes of environment variables that an outer MPI job sets. Our job must not inherit them: its ranks would take
 themselves for members of the outer job."""
 
-ONE_HOST = {
-    # MPICH over UCX: no TCP listeners.
-    "UCX_TLS": "self,posix",
-    # MPICH over libfabric, and Open MPI.
-    "FI_TCP_IFACE": "lo",
-    "FI_SOCKETS_IFACE": "lo",
-    "OMPI_MCA_btl_tcp_if_include": "lo",
-    "OMPI_MCA_oob_tcp_if_include": "lo",
-    "PRTE_MCA_oob_tcp_if_include": "lo",
+LOOPBACK = "lo"
+INTERFACE_VARIABLES = (
+    # MPICH over UCX and over libfabric, and Open MPI.
+    "UCX_NET_DEVICES",
+    "FI_TCP_IFACE",
+    "FI_SOCKETS_IFACE",
+    "OMPI_MCA_btl_tcp_if_include",
+    "OMPI_MCA_oob_tcp_if_include",
+    "PRTE_MCA_oob_tcp_if_include",
     # Tensor collectives.
-    "GLOO_SOCKET_IFNAME": "lo",
-    "NCCL_SOCKET_IFNAME": "lo",
-}
+    "GLOO_SOCKET_IFNAME",
+    "NCCL_SOCKET_IFNAME",
+)
+"""Environment variables that limit communication to a network interface."""
+SHARED_MEMORY = {"UCX_TLS": "self,posix"}
+"""MPICH over UCX on one host: no TCP listeners."""
 
 REMEDY = "install mpich and mpi4py in one environment, or put the mpiexec of mpi4py's library first on PATH"
 
@@ -50,10 +53,13 @@ def find_launcher(python: Path, *, one_host: bool) -> Path:
     raise ConfigurationError(f"there is no MPI launcher (mpiexec) here: {REMEDY}{otherwise}")
 
 
-def launcher_options(launcher: Path, hostfile: str = "", exported: Sequence[str] = ()) -> list[str]:
+def launcher_options(
+    launcher: Path, hostfile: str = "", exported: Sequence[str] = (), interface: str = ""
+) -> list[str]:
     """Options of this kind of launcher. Ranks are not bound to cores, because the runner places their threads.
 
-    `exported`: names of environment variables that ranks on the hosts of `hostfile` need. Raises ConfigurationError.
+    `exported`: names of environment variables that ranks on the hosts of `hostfile` need. `interface`: by which these
+    hosts communicate. Raises ConfigurationError.
     """
     if launcher.name.endswith("gforker"):
         return []
@@ -63,18 +69,22 @@ def launcher_options(launcher: Path, hostfile: str = "", exported: Sequence[str]
         raise ConfigurationError(f"the MPI launcher {launcher} cannot be run ({error}): {REMEDY}") from None
     version = shown.stdout + shown.stderr
     if "HYDRA" in version:
-        return ["-bind-to", "none", *(["-f", hostfile] if hostfile else ["-launcher", "fork", "-rmk", "user"])]
+        there = ["-f", hostfile] if hostfile else ["-launcher", "fork", "-rmk", "user"]
+        return ["-bind-to", "none", *there, *(["-iface", interface] if interface else [])]
     if any(name in version for name in ("Open MPI", "OpenRTE", "PRTE", "prterun")):
         root = ["--allow-run-as-root"] if os.geteuid() == 0 else []
+        exported = (*exported, *(INTERFACE_VARIABLES if interface else ()))
         there = ["--hostfile", hostfile, *(word for name in exported for word in ("-x", name))] if hostfile else []
         return [*root, "--oversubscribe", "--bind-to", "none", *there]
     return ["-f", hostfile] if hostfile else []
 
 
-def launcher_environment(inherited: Mapping[str, str], *, one_host: bool) -> dict[str, str]:
-    """`inherited` without the variables of an outer MPI job; with `one_host`, communication is limited to this host."""
+def launcher_environment(inherited: Mapping[str, str], *, one_host: bool, interface: str = "") -> dict[str, str]:
+    """`inherited` without the variables of an outer MPI job; communication is limited to this host with `one_host`,
+    else to the network `interface`, if one is given."""
     own = {name: value for name, value in inherited.items() if not name.startswith(OUTER_JOB)}
-    return {**own, **ONE_HOST} if one_host else own
+    limits = dict.fromkeys(INTERFACE_VARIABLES, LOOPBACK if one_host else interface)
+    return {**own, **(limits if one_host or interface else {}), **(SHARED_MEMORY if one_host else {})}
 
 
 def misfit(launcher: Path | None, library: str = "") -> str:

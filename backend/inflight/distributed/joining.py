@@ -5,10 +5,12 @@ Fronts read it, too, as part of a launch: the library of each way is imported on
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import msgspec
 
+from inflight.distributed.outer_job import join_outer_job
 from inflight.distributed.rank_group import RankGroup, SingleRank
 from inflight.errors import ConfigurationError
 from inflight.mpi_launcher import misfit
@@ -25,6 +27,10 @@ class MpiJob(msgspec.Struct, frozen=True, tag="mpi_job"):
     """The ranks are members of one MPI job, which numbers them."""
 
 
+class OuterJob(msgspec.Struct, frozen=True, tag="outer_job"):
+    """Somebody else started the ranks, in a job that their environment describes."""
+
+
 class Meeting(msgspec.Struct, frozen=True, kw_only=True, tag="meeting"):
     """The ranks meet at a socket of rank 0; each is told its number when it is started."""
 
@@ -35,7 +41,7 @@ class Meeting(msgspec.Struct, frozen=True, kw_only=True, tag="meeting"):
     """Of this launch alone, 32 characters or more; only for TCP."""
 
 
-Joining = OneRank | MpiJob | Meeting
+Joining = OneRank | MpiJob | OuterJob | Meeting
 """One of the ways."""
 
 
@@ -50,6 +56,8 @@ def join(way: Joining, *, rank: int | None, size: int, folder: Path | None) -> R
             return SingleRank()
         case MpiJob():
             return _join_mpi_job(size, folder)
+        case OuterJob():
+            return join_outer_job(os.environ, folder)
         case Meeting():
             return _meet(way, rank, size, folder)
 

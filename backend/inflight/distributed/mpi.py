@@ -38,7 +38,8 @@ class MpiRankGroup:
     """Implements rank_group.RankGroup over MPI_COMM_WORLD."""
 
     def __init__(self, folder: Path | None = None) -> None:
-        """Initialise MPI. Collective. `folder`: the launch's private directory; None on machines that lack it."""
+        """Initialise MPI. Collective. `folder`: a private directory that is there as long as the ranks are, for the
+        leader's wake-ups; None = there are none. Only the leader's counts."""
         if not MPI.Is_initialized():
             MPI.Init_thread(MPI.THREAD_FUNNELED)
         self._comm = MPI.COMM_WORLD
@@ -48,12 +49,14 @@ class MpiRankGroup:
         self.size: int = self._comm.Get_size()
         here = self._comm.Split_type(MPI.COMM_TYPE_SHARED)
         self.several_hosts: bool = here.Get_size() < self.size
+        first_here: NDArray[np.int64] = np.array([self.rank], dtype=np.int64)
+        here.Bcast(first_here, root=0)  # the ranks of a machine are in the order of their numbers
         here.Free()
         self._count: NDArray[np.int64] = np.zeros(1, dtype=np.int64)
         self._wakes: WakeupSocket | None = None  # on the leader, if it can wake others
         self._listens: WakeupSocket | None = None  # on the other ranks, if the leader can wake them
         _unlink_shared_memory(self)
-        self._open_wakeups(folder)
+        self._open_wakeups(folder, beside_leader=int(first_here[0]) == 0)
 
     def broadcast(self, payload: bytes | None) -> bytes:
         """See RankGroup. Sends the length first, then the bytes unless the payload is empty."""
@@ -85,15 +88,16 @@ class MpiRankGroup:
         """End every rank of every machine, this one included."""
         self._comm.Abort(1)
 
-    def _open_wakeups(self, folder: Path | None) -> None:
-        """Set up wake-ups. A rank sleeps only if the leader sends wake-ups and the rank can receive them."""
+    def _open_wakeups(self, folder: Path | None, *, beside_leader: bool) -> None:
+        """Set up wake-ups in the leader's folder, which the ranks of its machine can reach."""
         # Ranks that did not find each other are all rank 0 of a group of one, and would use the same socket.
-        wakeup = WakeupSocket(folder, self.rank, self.size) if folder is not None and self.size > 1 else None
+        wanted = str(folder).encode() if folder is not None and self.size > 1 else b""
+        place = self.broadcast(wanted if self.rank == 0 else None).decode()
+        wakeup = WakeupSocket(Path(place), self.rank, self.size) if place and beside_leader else None
         self.barrier()  # a wake-up that is sent before its receiver's socket exists would be lost
-        leader_wakes = self.broadcast((b"1" if wakeup is not None else b"") if self.rank == 0 else None) != b""
         if self.rank == 0:
             self._wakes = wakeup
-        elif leader_wakes:
+        else:
             self._listens = wakeup
 
     def _complete(self, request: Any) -> None:

@@ -9,6 +9,7 @@ from datetime import timedelta
 
 from torch.distributed import FileStore, Store, TCPStore  # type: ignore[attr-defined]
 
+from inflight.distributed.host_address import host_address
 from inflight.distributed.rank_group import RankGroup
 
 RENDEZVOUS_TIMEOUT = timedelta(minutes=10)
@@ -23,9 +24,9 @@ def file_store(rank_group: RankGroup) -> tuple[str, Store]:
 
 
 def tcp_store(rank_group: RankGroup) -> Store:
-    """A store that the leader serves at a free port of its host's own address only."""
+    """A store that the leader serves at a free port of its machine's address only."""
     if rank_group.rank == 0:
-        host = socket.gethostname()
+        host = host_address()
         listener = socket.create_server((host, 0))
         port = int(listener.getsockname()[1])
         rank_group.broadcast(f"{host}:{port}".encode())

@@ -19,7 +19,9 @@ from inflight.config import EngineConfig
 from inflight.errors import ConfigurationError
 from inflight.executor.front.remote import RemoteFront
 from inflight.executor.launchers.attached import AttachedLauncher, find_engine
+from inflight.executor.launchers.external import ExternalLauncher
 from inflight.executor.launchers.mpi import Mpi
+from inflight.executor.launchers.mpi_leader import MpiLeader, leads_mpi_job
 from inflight.executor.launchers.multiproc import MultiProc
 from inflight.executor.launchers.processes import LaunchCommand, ProcessLauncher
 from inflight.executor.launchers.spares import SpareLauncher
@@ -94,16 +96,23 @@ def resolve_config(model_path: str | os.PathLike[str] | None, config: EngineConf
 
 
 def make_launchers(config: EngineConfig, name: str = "") -> list[Launcher]:
-    """What starts the ranks of each replica. `name`: by which other fronts find the engine; "" if none does. Raises
-    ConfigurationError."""
-    return [
-        make_launcher(config.of_replica(replica), EngineAddress.of(name, replica=replica) if name else None)
-        for replica in range(config.data_parallel_size)
-    ]
+    """What starts the ranks of each replica, or finds them, in the way that `config.executor` names. `name`: the
+    engine's, by which other fronts find it; "" = no other front uses it. Raises ConfigurationError."""
+    return [make_launcher(config.of_replica(replica), name, replica) for replica in range(config.data_parallel_size)]
 
 
-def make_launcher(config: EngineConfig, address: EngineAddress | None = None) -> Launcher:
-    """What starts ranks in the way that `config.executor` names. `address`: where other fronts find them."""
+def make_launcher(config: EngineConfig, name: str = "", replica: int = 0) -> Launcher:
+    """The same of one replica, whose own part of the configuration this is."""
+    address = EngineAddress.of(name, replica=replica) if name else None
+    way = config.launcher
+    if config.may_lead_mpi_job and leads_mpi_job(config.num_replica_ranks):
+        way = "mpi_leader"
+    if way == "external":
+        if not name:
+            raise ConfigurationError("executor external finds ranks by the engine's name: use attach_executor")
+        return ExternalLauncher(config, name, address)
+    if way == "mpi_leader":
+        return MpiLeader(config, address)
     commands: dict[str, Callable[[], LaunchCommand]] = {
         "uniproc": UniProc,
         "mpi": lambda: Mpi(config),
@@ -111,6 +120,6 @@ def make_launcher(config: EngineConfig, address: EngineAddress | None = None) ->
     }
 
     def make() -> Launcher:
-        return ProcessLauncher(config, commands[config.launcher](), address)
+        return ProcessLauncher(config, commands[way](), address)
 
     return SpareLauncher(config, make) if config.spare_ranks else make()

@@ -48,6 +48,16 @@ def stubs(parent: int) -> dict[int, str]:
     return found
 
 
+def named(name: str) -> list[int]:
+    """Pids of this user's processes of a program."""
+    found = []
+    for pid in _all():
+        with contextlib.suppress(OSError, IndexError, ValueError):
+            if _status(pid)[0] == name[:NAME_LENGTH] and Path(f"/proc/{pid}").stat().st_uid == os.getuid():
+                found.append(pid)
+    return found
+
+
 def is_alive(pid: int) -> bool:
     """False for a process that is gone or a zombie."""
     try:

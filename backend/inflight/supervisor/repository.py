@@ -13,13 +13,13 @@ from typing import TYPE_CHECKING
 
 from inflight.config import EngineConfig
 from inflight.errors import ConfigurationError
+from inflight.model_config import CONFIG, newest_version, parse
 from inflight.supervisor import checkpoint
 from inflight.supervisor.apis import ApiModel
 
 if TYPE_CHECKING:
     from tritonclient.grpc.model_config_pb2 import ModelConfig
 
-CONFIG = "config.pbtxt"
 BACKEND = "inflight"
 ENGINE = "engine"
 """Parameter of a model of our backend that has no engine of its own: the name of the model whose engine it uses."""
@@ -115,17 +115,6 @@ def read(source: Path) -> dict[str, ModelConfig]:
     return {folder.name: parse((folder / CONFIG).read_text(encoding="utf-8"), folder / CONFIG) for folder in folders}
 
 
-def parse(text: str, origin: Path) -> ModelConfig:
-    """Read one config.pbtxt; `origin` is named in the error."""
-    from google.protobuf import text_format
-    from tritonclient.grpc import model_config_pb2
-
-    try:
-        return text_format.Parse(text, model_config_pb2.ModelConfig())
-    except text_format.ParseError as error:
-        raise ConfigurationError(f"{origin} cannot be read: line {error}") from None
-
-
 def replace_parameters(config: ModelConfig, values: Mapping[str, str]) -> None:
     """Set these parameters of the configuration; the others keep their values."""
     for key, value in values.items():
@@ -183,11 +172,8 @@ def _takes_token_ids(config: ModelConfig) -> bool:
 
 def _checked(config: ModelConfig, folder: Path) -> EngineConfig:
     """Read the parameters as the backend will, so that a wrong one is reported before anything starts."""
-    versions = sorted((int(entry.name) for entry in folder.iterdir() if entry.name.isdigit()), reverse=True)
-    if not versions:
-        raise ConfigurationError(f"{folder} has no version folder (1, 2, …)")
     values = {key: parameter.string_value for key, parameter in config.parameters.items()}
-    engine = EngineConfig.from_parameters(values, folder / str(versions[0]))
+    engine = EngineConfig.from_parameters(values, newest_version(folder))
     for key in ("tensor_parallel_size", "pipeline_parallel_size"):
         if engine.model_impl == "transformers" and getattr(engine, key) > 1:
             raise ConfigurationError(f"model_impl transformers runs on one rank only: set {key} to 1")

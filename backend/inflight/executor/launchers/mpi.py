@@ -28,14 +28,17 @@ class Mpi:
         """`mpiexec`: the MPI launcher; None = the one of this environment or of PATH. `program`: arguments of the
         Python interpreter."""
         self._hostfile = config.mpi_hostfile
+        self._interface = config.mpi_interface
         self._size = config.num_replica_ranks
         self._mpiexec = mpiexec
         self._program = program
 
     def commands(self, launch: Launch) -> list[Command]:
         launcher = self._find_launcher()
-        options = launcher_options(launcher, self._hostfile, exported=(LAUNCH, "PYTHONPATH"))
-        environment = launcher_environment(worker_environment(os.environ), one_host=not self._hostfile)
+        options = launcher_options(launcher, self._hostfile, (LAUNCH, "PYTHONPATH"), self._interface)
+        environment = launcher_environment(
+            worker_environment(os.environ), one_host=not self._hostfile, interface=self._interface
+        )
         arguments = [str(launcher), *options, "-n", str(self._size), str(find_python()), *self._program]
         return [Command(arguments, environment)]
 

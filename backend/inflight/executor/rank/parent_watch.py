@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import os
 import select
 import signal
 import threading
+from collections.abc import Iterator
 
 PR_SET_PDEATHSIG = 1
 
@@ -28,11 +30,31 @@ def die_with_parent(front_pid: int | None) -> None:
         threading.Thread(target=_wait_and_end, args=(pidfd,), name="inflight-parent", daemon=True).start()
 
 
-def _wait_and_end(pidfd: int) -> None:
+@contextlib.contextmanager
+def dying_with(*pids: int) -> Iterator[None]:
+    """Within the context, this process is killed when one of the processes `pids` of this machine ends."""
+    done = os.eventfd(0, os.EFD_CLOEXEC)
+    try:
+        pidfds = [os.pidfd_open(pid) for pid in pids]
+    except ProcessLookupError:
+        _end()
+    thread = threading.Thread(target=_wait_and_end, args=(*pidfds, done), name="inflight-parent", daemon=True)
+    thread.start()
+    yield
+    os.eventfd_write(done, 1)
+    thread.join()
+    for descriptor in (*pidfds, done):
+        os.close(descriptor)
+
+
+def _wait_and_end(*descriptors: int) -> None:
+    """Until one is readable. If that is the last of several, nothing has ended but the watch."""
     poll = select.poll()
-    poll.register(pidfd, select.POLLIN)
-    poll.poll()
-    _end()
+    for descriptor in descriptors:
+        poll.register(descriptor, select.POLLIN)
+    ready = [descriptor for descriptor, _ in poll.poll()]
+    if len(descriptors) == 1 or descriptors[-1] not in ready:
+        _end()
 
 
 def _end() -> None:

@@ -4,7 +4,7 @@
 
 It ends when the front that launched it ends, in whatever way: a rank without that front would serve nobody and occupy a
 device. An exception that leaves the worker loop ends the rank too, because the states of the ranks may differ after it;
-the front relaunches all of them.
+the front relaunches all of them. (For ranks that somebody else starts, see `outer_worker.py`.)
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from __future__ import annotations
 import logging
 import os
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 from inflight.batch_manager_stats import BatchManagerStats
@@ -23,7 +24,7 @@ from inflight.executor.rank.assembly import LoadedRunner, LoadRunner, load_model
 from inflight.executor.rank.callbacks import RankCallbacks
 from inflight.executor.rank.leader.leader_socket import LeaderSocket
 from inflight.executor.rank.parent_watch import die_with_parent
-from inflight.executor.wire.launch import LAUNCH, Launch, launched_rank
+from inflight.executor.wire.launch import Launch, launched_rank
 
 logger = logging.getLogger("inflight.worker")
 
@@ -35,13 +36,9 @@ takes each rank one to three milliseconds, which is most of the work of an idle 
 
 def main(load_runner: LoadRunner = load_model_runner) -> int:
     """Serve as one rank. Returns the exit code."""
-    try:
-        launch = Launch.from_environment()
-    except KeyError:
-        print(f"a rank is started by an executor, which sets {LAUNCH}", file=sys.stderr)
-        return 2
+    launch = Launch.from_environment()
     die_with_parent(launch.front_pid if launch.on_fronts_host else None)
-    _start_logging(launch.parameters.get("log_level", "INFO"))
+    start_logging(launch.parameters.get("log_level", "INFO"))
     group: RankGroup = SingleRank()
     try:
         config = launch.config
@@ -51,9 +48,10 @@ def main(load_runner: LoadRunner = load_model_runner) -> int:
             size=config.num_replica_ranks,
             folder=Path(launch.directory) if launch.on_fronts_host else None,
         )
-        _start_logging(config.log_level, group.rank)
+        start_logging(config.log_level, group.rank)
         launch.note_rank(group.rank)
-        _serve(config, launch, group, load_runner(config, group))
+        serve(config, launch, group, load_runner(config, group))
+        group.close()
     except InflightError as error:
         is_lasting = isinstance(error, ConfigurationError) and not isinstance(error, InsufficientMemory)
         _fail(launch, group, str(error), is_misconfigured=is_lasting)
@@ -63,7 +61,14 @@ def main(load_runner: LoadRunner = load_model_runner) -> int:
     return 0
 
 
-def _serve(config: EngineConfig, launch: Launch, group: RankGroup, runner: LoadedRunner) -> None:
+def serve(
+    config: EngineConfig,
+    launch: Launch,
+    group: RankGroup,
+    runner: LoadedRunner,
+    on_ready: Callable[[LeaderSocket], None] | None = None,
+) -> None:
+    """Serve one launch to its end. Collective. `on_ready` is called on the leader once fronts can connect."""
     leader = None
     if group.rank == 0:
         leader = LeaderSocket(
@@ -85,6 +90,8 @@ def _serve(config: EngineConfig, launch: Launch, group: RankGroup, runner: Loade
     if leader is not None:
         # The manager reports nothing before the first request, but fronts show the KV cache's size from the start.
         leader.report_stats(BatchManagerStats.of(manager.statistics()).to_json())
+        if on_ready is not None:
+            on_ready(leader)
     logger.info("ready")
     try:
         if config.spare_ranks:
@@ -99,7 +106,6 @@ def _serve(config: EngineConfig, launch: Launch, group: RankGroup, runner: Loade
     if leader is not None:
         leader.close()
     runner.close()
-    group.close()
 
 
 def _wait_for_front(group: RankGroup, leader: LeaderSocket | None) -> None:
@@ -112,15 +118,19 @@ def _wait_for_front(group: RankGroup, leader: LeaderSocket | None) -> None:
 
 
 def _fail(launch: Launch, group: RankGroup, reason: str, *, is_misconfigured: bool = False) -> None:
-    """Record the reason and exit at once, without waiting for other threads or ranks, which may be stuck."""
-    logger.error("%s", reason)
     launch.note_failure(reason, is_misconfigured=is_misconfigured)
+    end_ranks(group, reason)
+
+
+def end_ranks(group: RankGroup, reason: str) -> None:
+    """Log the reason and exit at once, without waiting for other threads or ranks, which may be stuck."""
+    logger.error("%s", reason)
     logging.shutdown()
     group.abort()
     os._exit(1)
 
 
-def _start_logging(level: str, rank: int | None = None) -> None:
+def start_logging(level: str, rank: int | None = None) -> None:
     """Log to standard error in the format of tritonserver's log. No log line contains text of a prompt."""
     handler = logging.StreamHandler(sys.stderr)
     name = "rank" if rank is None else f"rank {rank}"

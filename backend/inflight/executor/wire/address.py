@@ -30,12 +30,15 @@ class EngineAddress:
 
     @classmethod
     def of(cls, name: str, directory: Path | None = None, replica: int = 0) -> EngineAddress:
-        """The address of a replica of the engine called `name`. `directory`: run directory of its server; None = this
-        process's own, if it has one. Raises ConfigurationError if no file can have that name, or if other users could
-        write to the folder of links."""
+        """The address of a replica of the engine called `name`. `directory`: run directory of its server, or
+        `user_directory()` for ranks without a server; None = this process's run directory, if it has one, else the
+        user's. Raises ConfigurationError if no file can have that name, or if other users could write to the folder of
+        links."""
         if not name or name in (".", "..") or "/" in name or "\0" in name:
             raise ConfigurationError(f"an engine cannot be called {name!r}: give a name without a slash")
-        return cls(_private_directory(directory, f"{ENGINES}.{replica}" if replica else ENGINES) / name)
+        parent = directory or run_directory()
+        folder = private(parent) if parent is not None else user_directory()
+        return cls(private(folder / (f"{ENGINES}.{replica}" if replica else ENGINES)) / name)
 
     def of_all_replicas(self) -> list[EngineAddress]:
         """Those of the engine's replicas that serve now; this is the address of any of them."""
@@ -62,18 +65,17 @@ class EngineAddress:
             self.link.unlink(missing_ok=True)
 
 
-def _private_directory(parent: Path | None, name: str) -> Path:
-    """The folder of links with that name, created if it is missing. Raises ConfigurationError if it is not private to
-    this user."""
-    parent = parent or run_directory()
-    if parent is None:
-        base = os.environ.get("XDG_RUNTIME_DIR") or tempfile.gettempdir()
-        parent = Path(base, f"inflight-{os.getuid()}")
-    directory = parent / name
-    for folder in (parent, directory):
-        # One after the other: parents that mkdir makes on the way would not be private.
-        folder.mkdir(mode=0o700, exist_ok=True)
-        status = folder.lstat()
-        if status.st_uid != os.getuid() or status.st_mode & (stat.S_IRWXG | stat.S_IRWXO):
-            raise ConfigurationError(f"{folder} must belong to this user alone: remove it, or set its mode to 0700")
-    return directory
+def user_directory() -> Path:
+    """The directory of this user's engines that belong to no server with a run directory. Raises ConfigurationError if
+    it is not private."""
+    base = os.environ.get("XDG_RUNTIME_DIR") or tempfile.gettempdir()
+    return private(Path(base, f"inflight-{os.getuid()}"))
+
+
+def private(folder: Path) -> Path:
+    """This folder, created if it is missing. Raises ConfigurationError if it is not private to this user."""
+    folder.mkdir(mode=0o700, exist_ok=True)
+    status = folder.lstat()
+    if status.st_uid != os.getuid() or status.st_mode & (stat.S_IRWXG | stat.S_IRWXO):
+        raise ConfigurationError(f"{folder} must belong to this user alone: remove it, or set its mode to 0700")
+    return folder

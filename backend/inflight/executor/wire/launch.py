@@ -60,7 +60,12 @@ class Launch(msgspec.Struct, frozen=True, kw_only=True):
     @classmethod
     def from_environment(cls) -> Launch:
         """Raises KeyError if no front launched this process."""
-        return msgspec.json.decode(os.environ[LAUNCH], type=cls)
+        return cls.from_text(os.environ[LAUNCH])
+
+    @classmethod
+    def from_text(cls, text: str) -> Launch:
+        """The inverse of to_environment."""
+        return msgspec.json.decode(text, type=cls)
 
     @classmethod
     def beside(cls, socket_path: Path) -> Launch | None:

@@ -95,6 +95,7 @@ class LeaderSocket:
         self.wants_kv_cache_events = False
         self._num_bad_messages = 0
         self._shutdown = False
+        self._end_reason = ""
         self._stats: str | None = None
         self._latest_stats: str | None = None
         self._next_stats = 0.0
@@ -166,6 +167,10 @@ class LeaderSocket:
         for front in list(self._fronts):
             self._send(front, Fatal(reason))
 
+    def end(self, reason: str) -> None:
+        """End the ranks; fronts keep what is in flight for others. May be called by a signal's handler."""
+        self._end_reason = reason
+
     def close(self) -> None:
         """Send the remaining responses and close the socket."""
         self._flush(everything=True)
@@ -187,6 +192,10 @@ class LeaderSocket:
             os.umask(previous)
 
     def _receive_all(self) -> None:
+        if self._end_reason and not self._shutdown:
+            self.fail(self._end_reason)
+            self._fronts.clear()  # what follows is nobody's
+            self._shut_down()
         while True:
             try:
                 front, *frames = self._socket.recv_multipart(zmq.NOBLOCK)
@@ -217,8 +226,11 @@ class LeaderSocket:
         elif isinstance(message, Goodbye):
             self._part_from(front)
         elif isinstance(message, Shutdown):
-            self._shutdown = True
-            self._book.stop_everything()
+            self._shut_down()
+
+    def _shut_down(self) -> None:
+        self._shutdown = True
+        self._book.stop_everything()
 
     def _greet(self, front: bytes, hello: Hello) -> None:
         if not 1 <= hello.front_id <= MAX_FRONT_ID:

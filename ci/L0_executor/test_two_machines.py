@@ -1,0 +1,67 @@
+"""Ranks on two machines, by `mpi_hostfile` and `mpi_interface`. The second is a network namespace of this one."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+from calls import Caller
+from outer_jobs import MODEL
+from two_machines import second_machine, why_impossible
+
+from inflight.executor.executor import make_launcher
+from inflight.executor.front.remote import RemoteFront
+from inflight.executor.in_process import InProcessExecutor
+from inflight.model_config import read_engine_config
+from inflight.request import Request
+
+
+@pytest.mark.skipif(bool(why_impossible()), reason=why_impossible() or "it is possible")
+def test_ranks_of_two_machines_give_the_tokens_of_one_rank(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    _, alone = read_engine_config(MODEL, {"dtype": "float32", "max_loras": "", "lora_dir": "", "num_threads": "1"})
+    with InProcessExecutor(config=alone) as executor:
+        expected = tokens_of(Caller(executor))
+    with second_machine() as other:
+        hostfile = tmp_path / "hosts"
+        hostfile.write_text(f"{other.near_address}:1\n{other.address}:1\n")
+        monkeypatch.setenv("PATH", f"{other.ssh_folder}:{os.environ['PATH']}")
+        # By itself UCX would try shared memory between them, as they have one kernel.
+        monkeypatch.setenv("UCX_TLS", "self,tcp")
+        split = replace(
+            alone, tensor_parallel_size=2, mpi_hostfile=str(hostfile), mpi_interface=other.interface, executor="mpi"
+        )
+        front = RemoteFront(split, make_launcher(split))
+        front.start()
+        try:
+            assert tokens_of(Caller(front)) == expected
+            # Ranks inherit the socket of hydra, which listens on every interface, whatever it is told.
+            assert {address.ip for address in listening(front, "python") - listening(front, "mpiexec")} == {
+                other.near_address
+            }
+        finally:
+            front.shutdown()
+        assert front.engine_pids() == []
+
+
+def listening(front: RemoteFront, program: str) -> set[Any]:
+    """Where the engine's processes of this name on this machine listen."""
+    processes = [psutil.Process(pid) for pid in front.engine_pids()]
+    return {
+        connection.laddr
+        for process in processes
+        if process.name().startswith(program)
+        for connection in process.net_connections("tcp4")
+        if connection.status == psutil.CONN_LISTEN
+    }
+
+
+def tokens_of(caller: Caller) -> list[int]:
+    request_id = caller.executor.next_request_id()
+    caller.send(Request(request_id=request_id, input_token_ids=[1, 1321, 436, 265], max_tokens=32))
+    (final,) = caller.wait(request_id)
+    assert final.result is not None, final.error_msg
+    return caller.tokens[request_id]

@@ -1,0 +1,77 @@
+"""A second "machine" on this one: a network namespace with an address, a host's name and process ids of its own.
+
+    with second_machine() as other:
+        hostfile.write_text(f"{other.near_address}:1\\n{other.address}:1\\n")
+        monkeypatch.setenv("PATH", f"{other.ssh_folder}:…")
+
+A cable (a veth pair) of the same interface name at both ends is all that connects it with this machine; an `ssh` that
+comes first on PATH enters it instead of logging in.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+ENTER = """#!/bin/sh
+# ssh [options] HOST COMMAND…
+while [ "${{1#-}}" != "$1" ]; do shift; done
+shift
+exec ip netns exec {name} unshare --uts --pid --fork --mount-proc --kill-child \\
+  sh -c 'hostname {name}; exec sh -c "$0"' "$*"
+"""
+
+
+@dataclass(frozen=True)
+class Machine:
+    """`interface`: the cable's, on both machines. `near_address`: of this machine, on the cable."""
+
+    interface: str
+    near_address: str
+    address: str
+    ssh_folder: Path
+
+
+def why_impossible() -> str:
+    """Why this machine cannot have a second one; empty if it can."""
+    if shutil.which("ip") is None or shutil.which("unshare") is None:
+        return "there is no ip or unshare here"
+    name = f"inflight-probe-{os.getpid()}"
+    made = subprocess.run(["ip", "netns", "add", name], capture_output=True, text=True, check=False)
+    if made.returncode != 0:
+        return f"ip netns is not permitted here: {made.stderr.strip()}"
+    subprocess.run(["ip", "netns", "delete", name], check=True)
+    return ""
+
+
+@contextmanager
+def second_machine() -> Iterator[Machine]:
+    number = os.getpid() % 250 + 1
+    name, interface = f"inflight{os.getpid()}", f"cable{os.getpid() % 100000}"
+    near, far = f"10.231.{number}.1", f"10.231.{number}.2"
+    folder = Path(tempfile.mkdtemp(prefix="ssh-"))
+    inside = ["ip", "netns", "exec", name]
+    subprocess.run(["ip", "netns", "add", name], check=True)
+    try:
+        for command in (
+            ["ip", "link", "add", interface, "type", "veth", "peer", "name", interface, "netns", name],
+            ["ip", "address", "add", f"{near}/24", "dev", interface],
+            ["ip", "link", "set", interface, "up"],
+            [*inside, "ip", "address", "add", f"{far}/24", "dev", interface],
+            [*inside, "ip", "link", "set", interface, "up"],
+            [*inside, "ip", "link", "set", "lo", "up"],
+        ):
+            subprocess.run(command, check=True)
+        ssh = folder / "ssh"
+        ssh.write_text(ENTER.format(name=name))
+        ssh.chmod(0o700)
+        yield Machine(interface=interface, near_address=near, address=far, ssh_folder=folder)
+    finally:
+        subprocess.run(["ip", "netns", "delete", name], check=True)  # and the cable with it
+        shutil.rmtree(folder)
