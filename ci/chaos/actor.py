@@ -1,0 +1,58 @@
+"""Who injects: all faults that are possible here, in a random order, then all again, each a moment after the server
+serves as it did before the last one."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from random import Random
+
+from ci.chaos.faults import Fault
+from ci.chaos.load import Load
+from ci.chaos.oracle import Injection, Oracle
+from ci.chaos.scene import ChaosFailed, Scene
+
+QUIET = 0.5, 4.0
+"""Seconds between two faults, at random."""
+
+
+class Actor:
+    def __init__(self, scene: Scene, load: Load, oracle: Oracle, faults: list[Fault], seed: int) -> None:
+        self._scene, self._load, self._oracle = scene, load, oracle
+        self._faults, self._dice = faults, Random(seed)
+        self._bag: list[Fault] = []
+
+    async def act(self, until: float) -> None:
+        """Until this time of time.monotonic."""
+        began = time.monotonic()
+        while True:
+            await asyncio.sleep(self._dice.uniform(*QUIET))
+            self._load.check()
+            if time.monotonic() >= until:
+                return
+            await self._inject(self._next(), began)
+
+    def _next(self) -> Fault:
+        if not self._bag:
+            self._bag = self._dice.sample(self._faults, len(self._faults))
+        return self._bag.pop()
+
+    async def _inject(self, fault: Fault, start: float) -> None:
+        scene, oracle = self._scene, self._oracle
+        before = scene.roles()
+        injection = Injection(fault, in_flight=list(self._load.open))
+        oracle.injections.append(injection)
+        shown = f"{injection.began - start:6.1f} s  {fault.name}: {len(injection.in_flight)} streams in flight"
+        print(shown, flush=True)
+        # Of its own, so that what a fault does hangs on nothing but the seed.
+        dice = Random(self._dice.getrandbits(64))
+        try:
+            injection.what = await fault.inject(scene, dice)
+        except ChaosFailed as error:
+            oracle.complain(f"{fault.name}: {error}")
+        await scene.wait_until(scene.serves, f"the server serves again after: {fault.name}")
+        injection.over = time.monotonic()
+        print(f"          {injection.what}; over after {injection.over - injection.began:.1f} s", flush=True)
+        replaced = [role for role, pid in before.items() if scene.roles().get(role) != pid]
+        if replaced and not fault.replaces:
+            oracle.complain(f"{fault.name}: {', '.join(replaced)} had to be replaced")

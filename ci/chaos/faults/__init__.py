@@ -1,0 +1,16 @@
+"""All that can happen to a server, one file for each family of faults. A fault is data: what is done, and what is
+promised to the streams then."""
+
+from __future__ import annotations
+
+from ci.chaos.faults.clients import CLIENTS
+from ci.chaos.faults.clocks import CLOCKS
+from ci.chaos.faults.disk import DISK
+from ci.chaos.faults.fault import Fault
+from ci.chaos.faults.memory import MEMORY
+from ci.chaos.faults.network import NETWORK
+from ci.chaos.faults.processes import PROCESSES
+
+FAULTS: tuple[Fault, ...] = (*PROCESSES, *NETWORK, *MEMORY, *DISK, *CLIENTS, *CLOCKS)
+
+__all__ = ["FAULTS", "Fault"]

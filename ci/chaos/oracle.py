@@ -1,0 +1,122 @@
+"""The judge: what each request gets alone, whether a stream got the same, and whether the server counts as its clients
+do."""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from dataclasses import dataclass, field
+from enum import Enum
+
+from server_metrics import OUTCOMES
+
+from ci.chaos.answer import Answer
+from ci.chaos.faults.fault import Fault
+from ci.chaos.load import Load, Stream
+from ci.chaos.scene import ChaosFailed, Scene
+from ci.chaos.workload import Item
+
+REST_DEADLINE = 60.0
+OUTAGES = (
+    "[UNAVAILABLE]",
+    # tritonserver's own words while a model is loaded again.
+    "no available versions",
+    "is not ready",
+    "unknown model",
+)
+"""What an error may say where a front's end is allowed to end its streams."""
+
+
+class Verdict(Enum):
+    EQUAL = "equal"
+    ENDED = "ended"
+    """With an error, in a fault that is allowed to end it; what came before it is right."""
+    REFUSED = "refused"
+    """The same, of a request that was sent when the fault had already begun."""
+    DIFFERENT = "different"
+    LOST = "lost"
+    """It ended with an error, or not at all, although it was promised to go on."""
+
+
+@dataclass(eq=False)
+class Injection:
+    """One fault, from its beginning until the server serves as before."""
+
+    fault: Fault
+    began: float = field(default_factory=time.monotonic)
+    over: float | None = None
+    what: str = ""
+    """What exactly was done."""
+    in_flight: list[Stream] = field(default_factory=list)
+    """Streams that were open when it began."""
+
+    def touches(self, stream: Stream) -> bool:
+        return (self.over is None or stream.sent <= self.over) and (stream.ended is None or stream.ended >= self.began)
+
+
+class Oracle:
+    def __init__(self, scene: Scene, *, exact: bool) -> None:
+        """`exact`: a token that is computed again has the very same bits, so that other numbers are equal too."""
+        self._scene, self._exact = scene, exact
+        self._alone: dict[str, Answer] = {}
+        self.injections: list[Injection] = []
+        self.verdicts: dict[Stream, Verdict] = {}
+        self.complaints: list[str] = []
+        """What was promised and did not come true, in words."""
+
+    async def learn(self, load: Load, items: list[Item]) -> None:
+        """Ask everything once, one after the other, with nobody else there."""
+        for item in items:
+            stream = await load.ask(item)
+            if stream.answer.error:
+                raise ChaosFailed(f"{item.name} fails even alone: {stream.answer.error}")
+            self._alone[item.name] = stream.answer
+
+    def judge(self, stream: Stream) -> None:
+        verdict, why = self._verdict(stream)
+        self.verdicts[stream] = verdict
+        if (p := stream.pause(0, 1e18)) > 8:
+            print("DEBUG pause", p, stream.item.name, len(stream.arrivals), flush=True)
+        if verdict in (Verdict.DIFFERENT, Verdict.LOST):
+            faults = ", ".join(each.fault.name for each in self._touching(stream)) or "no fault"
+            self.complain(f"{verdict.value}: {stream.item.name} ({faults}): {why}")
+
+    def complain(self, what: str) -> None:
+        self.complaints.append(what)
+        print(f"  !! {what[:1000]}", flush=True)
+
+    def _verdict(self, stream: Stream) -> tuple[Verdict, str]:
+        answer, alone = stream.answer, self._alone[stream.item.name]
+        if not answer.error:
+            difference = answer.differs(alone, exact=self._exact)
+            return (Verdict.DIFFERENT, difference) if difference else (Verdict.EQUAL, "")
+        allowed = [each for each in self._touching(stream) if stream.item.front in each.fault.ends]
+        if not allowed or not any(words in answer.error for words in OUTAGES):
+            return Verdict.LOST, answer.error
+        if not answer.begins(alone):
+            return Verdict.DIFFERENT, f"before its error: {answer.texts}"
+        return (Verdict.REFUSED if any(stream.sent > each.began for each in allowed) else Verdict.ENDED), ""
+
+    def _touching(self, stream: Stream) -> list[Injection]:
+        return [each for each in self.injections if each.touches(stream)]
+
+    # At rest
+
+    async def check_rest(self) -> dict[str, float]:
+        """With nothing in flight: every block of the KV cache is free and no request is open. Returns the number of
+        requests by outcome."""
+        scene = self._scene
+
+        async def is_at_rest() -> bool:
+            return (await scene.metrics()).is_at_rest
+
+        try:
+            await scene.wait_until(is_at_rest, "no request is active and every KV block is free", REST_DEADLINE)
+        except ChaosFailed as error:
+            self.complain(str(error))
+        return (await scene.metrics()).by_label(OUTCOMES, "outcome")
+
+    def accounts(self, asked: Counter[str]) -> None:
+        """Every request that was asked has exactly one verdict."""
+        if (num_asked := asked.total()) != len(self.verdicts):
+            self.complain(f"{num_asked} streams were asked, and {len(self.verdicts)} ended")
