@@ -61,7 +61,7 @@ async def _run(chosen: argparse.Namespace, place: Any) -> int:
         oracle = Oracle(scene, exact=chosen.ranks == 1 and not unsupported_reason())
         items = workload()
         load, growth = Load(scene, items, oracle.judge, chosen.seed), Growth(scene)
-        await scene.wait_until(scene.serves, "the server serves")
+        await scene.wait_until_serving()
         print(f"Asking {len(items)} kinds of requests alone …", flush=True)
         await oracle.learn(load, items)
         load.asked.clear()

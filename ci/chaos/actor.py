@@ -21,28 +21,28 @@ class Actor:
         self._scene, self._load, self._oracle = scene, load, oracle
         self._faults, self._dice = faults, Random(seed)
         self._bag: list[Fault] = []
+        self._start = time.monotonic()
 
     async def act(self, until: float) -> None:
         """Until this time of time.monotonic."""
-        began = time.monotonic()
         while True:
             await asyncio.sleep(self._dice.uniform(*QUIET))
             self._load.check()
             if time.monotonic() >= until:
                 return
-            await self._inject(self._next(), began)
+            await self._inject(self._next())
 
     def _next(self) -> Fault:
         if not self._bag:
             self._bag = self._dice.sample(self._faults, len(self._faults))
         return self._bag.pop()
 
-    async def _inject(self, fault: Fault, start: float) -> None:
+    async def _inject(self, fault: Fault) -> None:
         scene, oracle = self._scene, self._oracle
         before = scene.roles()
         injection = Injection(fault, in_flight=list(self._load.open))
         oracle.injections.append(injection)
-        shown = f"{injection.began - start:6.1f} s  {fault.name}: {len(injection.in_flight)} streams in flight"
+        shown = f"{injection.began - self._start:6.1f} s  {fault.name}: {len(injection.in_flight)} streams in flight"
         print(shown, flush=True)
         # Of its own, so that what a fault does hangs on nothing but the seed.
         dice = Random(self._dice.getrandbits(64))
@@ -50,9 +50,12 @@ class Actor:
             injection.what = await fault.inject(scene, dice)
         except ChaosFailed as error:
             oracle.complain(f"{fault.name}: {error}")
-        await scene.wait_until(scene.serves, f"the server serves again after: {fault.name}")
+        await scene.wait_until_serving()
+        injection.serves = time.monotonic()
+        await scene.wait_until(lambda: not injection.stalled(), f"every stream goes on after: {fault.name}")
         injection.over = time.monotonic()
-        print(f"          {injection.what}; over after {injection.over - injection.began:.1f} s", flush=True)
+        times = f"serves after {injection.serves - injection.began:.1f} s"
+        print(f"          {injection.what}; {times}, over after {injection.over - injection.began:.1f} s", flush=True)
         replaced = [role for role, pid in before.items() if scene.roles().get(role) != pid]
         if replaced and not fault.replaces:
             oracle.complain(f"{fault.name}: {', '.join(replaced)} had to be replaced")

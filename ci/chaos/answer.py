@@ -23,24 +23,26 @@ class Answer:
     texts: dict[str, bytes] = field(default_factory=dict)
     numbers: dict[str, list[Any]] = field(default_factory=dict)
     """Arrays in the order of arrival."""
+    is_revised: bool = False
+    """Its responses repeat what came before them and may change it, as those of a beam search do."""
     error: str = ""
     """With a code of README's table of errors in brackets; "" = it came to its end."""
 
-    def add_text(self, name: str, text: str | bytes, *, index: int = 0, replaces: bool = False) -> None:
+    def add_text(self, name: str, text: str | bytes, *, index: int = 0) -> None:
         key, new = f"{name} {index}", text.encode() if isinstance(text, str) else text
-        self.texts[key] = new if replaces else self.texts.get(key, b"") + new
+        self.texts[key] = new if self.is_revised else self.texts.get(key, b"") + new
 
-    def add_tensors(self, tensors: Mapping[str, Any], *, replaces: bool = False) -> None:
-        """One response. `replaces`: it repeats what came before it, as that of a beam does."""
+    def add_tensors(self, tensors: Mapping[str, Any]) -> None:
+        """One response."""
         index = int(tensors["sequence_index"].ravel()[0]) if "sequence_index" in tensors else 0
         for name, array in tensors.items():
             if name in NOT_COMPARED:
                 continue
             if array.dtype == np.object_:
-                self.add_text(name, b"".join(array.ravel()), index=index, replaces=replaces)
+                self.add_text(name, b"".join(array.ravel()), index=index)
                 continue
             values = self.numbers.setdefault(f"{name} {index}", [])
-            if replaces or name in LATEST:
+            if self.is_revised or name in LATEST:
                 values.clear()
             values.append(array.ravel())
 
@@ -62,7 +64,10 @@ class Answer:
         return ""
 
     def begins(self, alone: Answer) -> bool:
-        """Whether the other answer goes on behind this one: text by text, tokens by tokens."""
+        """Whether the other answer goes on behind this one: text by text, tokens by tokens. One that is revised need
+        not show."""
+        if self.is_revised:
+            return True
         texts = all(alone.texts.get(name, b"").startswith(text) for name, text in self.texts.items())
         return texts and all(
             np.array_equal(found, np.concatenate(alone.numbers[name])[: found.size])

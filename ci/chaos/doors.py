@@ -33,10 +33,10 @@ async def ask_grpc(
     model: str = "llm",
     outputs: tuple[str, ...] = (),
     request_id: str = "",
-    replaces: bool = False,
+    is_revised: bool = False,
 ) -> Answer:
-    """One request on a gRPC stream of its own, whose tensors go as they are. `replaces`: see Answer.add_tensors."""
-    answer = Answer()
+    """One request on a gRPC stream of its own, whose tensors go as they are. `is_revised`: see Answer."""
+    answer = Answer(is_revised=is_revised)
     request = {
         "model_name": model,
         "inputs": as_tensors(dict(tensors)),
@@ -60,7 +60,7 @@ async def ask_grpc(
                     response = result.get_response()
                     if response.outputs:
                         found = {output.name: result.as_numpy(output.name) for output in response.outputs}
-                        answer.add_tensors(found, replaces=replaces)
+                        answer.add_tensors(found)
                     if response.parameters["triton_final_response"].bool_param:
                         return answer
             except asyncio.CancelledError:

@@ -30,6 +30,11 @@ class Stream:
     ended: float | None = None
     answer: Answer = field(default_factory=Answer)
 
+    @property
+    def latest(self) -> float:
+        """When its last response came, or it was sent."""
+        return self.arrivals[-1] if self.arrivals else self.sent
+
     def pause(self, began: float, over: float) -> float:
         """Seconds of the longest time without a response that touches the span of time, once responses had come."""
         times = self.arrivals

@@ -40,15 +40,23 @@ class Verdict(Enum):
 
 @dataclass(eq=False)
 class Injection:
-    """One fault, from its beginning until the server serves as before."""
+    """One fault, from its beginning until every stream goes on."""
 
     fault: Fault
     began: float = field(default_factory=time.monotonic)
+    serves: float | None = None
+    """When the server served as before."""
     over: float | None = None
+    """When every stream had gone on or ended as well."""
     what: str = ""
     """What exactly was done."""
     in_flight: list[Stream] = field(default_factory=list)
     """Streams that were open when it began."""
+
+    def stalled(self) -> list[Stream]:
+        """Streams that have had no response yet since the server serves again."""
+        assert self.serves is not None
+        return [each for each in self.in_flight if each.ended is None and each.latest < self.serves]
 
     def touches(self, stream: Stream) -> bool:
         return (self.over is None or stream.sent <= self.over) and (stream.ended is None or stream.ended >= self.began)
@@ -75,8 +83,6 @@ class Oracle:
     def judge(self, stream: Stream) -> None:
         verdict, why = self._verdict(stream)
         self.verdicts[stream] = verdict
-        if (p := stream.pause(0, 1e18)) > 8:
-            print("DEBUG pause", p, stream.item.name, len(stream.arrivals), flush=True)
         if verdict in (Verdict.DIFFERENT, Verdict.LOST):
             faults = ", ".join(each.fault.name for each in self._touching(stream)) or "no fault"
             self.complain(f"{verdict.value}: {stream.item.name} ({faults}): {why}")

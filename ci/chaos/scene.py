@@ -70,22 +70,37 @@ class Scene:
         launchers = {LAUNCHER} if self.num_ranks > 1 else set()
         return {TRITONSERVER, OPENAI, *map(stub_of, MODELS), *ranks, *launchers}
 
-    async def serves(self) -> bool:
-        """Every process is there, every model is ready, and so is the OpenAI server."""
-        if not self.expected_roles() <= set(self.roles()):
-            return False
-        with contextlib.suppress(OSError, InferenceServerException, grpc.RpcError, TimeoutError, aiohttp.ClientError):
+    async def trouble(self) -> str:
+        """What a server lacks that serves: a process, a model that is ready, an answer; "" = nothing."""
+        if absent := self.expected_roles() - set(self.roles()):
+            return f"{', '.join(sorted(absent))} is not there"
+        try:
             async with grpcaio.InferenceServerClient(self.endpoints.grpc) as client:
                 for model in MODELS:
                     if not await client.is_model_ready(model, client_timeout=5.0):
-                        return False
+                        return f"{model} is not ready"
             timeout = aiohttp.ClientTimeout(total=5.0)
             health = f"http://{self.endpoints.openai}/health"
             async with aiohttp.ClientSession(timeout=timeout) as session, session.get(health) as response:
                 if response.status != 200:
-                    return False
-            return (await self.metrics()).of("inflight_engine_ready") >= 1
-        return False
+                    return "the OpenAI server is not healthy"
+            is_ready = (await self.metrics()).of("inflight_engine_ready") >= 1
+            return "" if is_ready else "the metrics say that the engine is not ready"
+        except (OSError, InferenceServerException, grpc.RpcError, TimeoutError, aiohttp.ClientError) as error:
+            return f"{type(error).__name__}: {error}"
+
+    async def wait_until_serving(self) -> None:
+        """Until no process, no model and no answer is missing. Raises ChaosFailed."""
+        last = ""
+
+        async def serves() -> bool:
+            nonlocal last
+            if (trouble := await self.trouble()) != last:
+                last = trouble
+                print(f"          {trouble[:200] or 'serves'}", flush=True)
+            return not last
+
+        await self.wait_until(serves, "the server serves")
 
     async def metrics(self) -> Metrics:
         return await asyncio.to_thread(Metrics, self.server)

@@ -50,7 +50,7 @@ def row(name: str, injections: list[Injection], verdicts: dict[Stream, Verdict])
             counted["paused"] += is_paused
             counted["resumed"] += is_paused and verdict is Verdict.EQUAL
             counted[verdict.value] += 1
-    backs = [each.over - each.began for each in injections if each.over is not None]
+    backs = [each.serves - each.began for each in injections if each.serves is not None]
     return {
         "fault": name,
         "times": len(injections),

@@ -63,8 +63,7 @@ def _kind(kind: RequestKind) -> Item:
     inputs = {**kind.inputs(), "stream": True}
     if kind.feature not in SHAPED | LARGE:
         inputs["max_tokens"] = LENGTH
-    has_beams = "beam_width" in kind.tensors
-    return _grpc(f"llm: {kind.feature}", tensors=inputs, replaces=has_beams)
+    return _grpc(f"llm: {kind.feature}", tensors=inputs, is_revised="beam_width" in kind.tensors)
 
 
 def _grpc(name: str, **request: Any) -> Item:
