@@ -6,6 +6,8 @@ onto them one to one. The numbers are those of :class:`inflight.stats.IterationS
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import msgspec
 
 from inflight.stats import IterationStats
@@ -63,9 +65,25 @@ class BatchManagerStats(msgspec.Struct, frozen=True, kw_only=True):
             waiting_requests=batching.num_waiting_requests,
         )
 
+    @classmethod
+    def total(cls, replicas: Sequence[BatchManagerStats]) -> BatchManagerStats:
+        """An engine's, of the newest iterations of its replicas, at least one: sums, but for what all have in common.
+        The timestamp is the newest one's."""
+        newest = max(replicas, key=lambda stats: stats.timestamp)
+        totals = {name: sum(getattr(stats, name) for stats in replicas) for name in _SUMMED}
+        fraction = totals["used_kv_cache_blocks"] / totals["max_kv_cache_blocks"]
+        return msgspec.structs.replace(newest, **totals, fraction_used_kv_cache_blocks=fraction)
+
     def to_json(self) -> str:
         return msgspec.json.encode(self).decode()
 
     @classmethod
     def from_json(cls, text: str) -> BatchManagerStats:
         return msgspec.json.decode(text, type=cls)
+
+
+_SUMMED = tuple(
+    name
+    for name in BatchManagerStats.__struct_fields__
+    if name not in ("timestamp", "tokens_per_kv_cache_block", "fraction_used_kv_cache_blocks", "micro_batch_id")
+)

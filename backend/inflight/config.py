@@ -68,9 +68,9 @@ class EngineConfig:
     pipeline_parallel_size: int = 1
     """Pipeline stages over which the layers are distributed; only 1 is supported."""
     data_parallel_size: int = 1
-    """Replicas of the model in one engine; only 1 is supported."""
+    """Replicas of the model in one engine, each with its own ranks and KV cache; all on one machine."""
     gpu_device_ids: str = ""
-    """Comma-separated device number of each rank; unset = the rank's own number."""
+    """Comma-separated device number of each rank, replica by replica; unset = the rank's own number."""
     mpi_hostfile: str = ""
     """Hostfile for mpiexec; unset = all ranks on this machine."""
     worker_heartbeat_timeout_ms: int = 10_000
@@ -83,6 +83,9 @@ class EngineConfig:
     """Times that a request goes on with new ranks; then it ends with an error when they die."""
     journal_max_deaths: int = 3
     """Deaths of ranks in a row, without a new token, that end a request with an error; at the last it is alone."""
+
+    spare_ranks: int = 0
+    """Loaded sets of ranks that wait to take over when ranks die, so that streams pause for moments; on CPUs only."""
 
     max_batch_size: int = 64
     """Sequences in one step (tritonserver's own max_batch_size stays 0)."""
@@ -229,8 +232,19 @@ class EngineConfig:
                 f"max_num_tokens ({self.max_num_tokens}) must be at least max_batch_size ({self.max_batch_size}): "
                 "every running sequence needs one token a step"
             )
-        if self.executor == "uniproc" and self.num_ranks > 1:
+        sizes_vary = self.kv_cache_free_gpu_mem_fraction or self.lora_cache_gpu_memory_fraction
+        if self.spare_ranks and (sizes_vary or not self.max_tokens_in_paged_kv_cache):
+            raise ConfigurationError(
+                "spare_ranks needs sizes that do not depend on the free memory: set max_tokens_in_paged_kv_cache, and "
+                "leave kv_cache_free_gpu_mem_fraction and lora_cache_gpu_memory_fraction at 0"
+            )
+        if self.executor == "uniproc" and self.num_replica_ranks > 1:
             raise ConfigurationError("executor uniproc runs one rank; set executor to mpi for tensor_parallel_size > 1")
+        if self.mpi_hostfile and self.data_parallel_size > 1:
+            raise ConfigurationError(
+                "data_parallel_size above 1 is for one machine, because each replica would begin at the first host of "
+                "the file: unset mpi_hostfile, or start a server on each machine"
+            )
 
     def _check_lookahead(self) -> None:
         window, ngram, verification = (
@@ -311,15 +325,33 @@ class EngineConfig:
 
     @property
     def num_ranks(self) -> int:
-        """Ranks of the engine; `distributed.mapping.Mapping` says which does what."""
-        return self.tensor_parallel_size * self.pipeline_parallel_size * self.data_parallel_size
+        """Ranks of the engine, of all its replicas."""
+        return self.num_replica_ranks * self.data_parallel_size
+
+    @property
+    def num_replica_ranks(self) -> int:
+        """Ranks of one replica, which are launched together; `distributed.mapping.Mapping` says which does what."""
+        return self.tensor_parallel_size * self.pipeline_parallel_size
+
+    def of_replica(self, replica: int) -> EngineConfig:
+        """What the ranks of one replica are launched with: their part of `gpu_device_ids`. They share the machine's
+        memory and cores with those of the other replicas, so `data_parallel_size` stays. Raises ConfigurationError."""
+        if self.data_parallel_size == 1:
+            return self
+        devices = self.gpu_device_ids.split(",") if self.gpu_device_ids else list(map(str, range(self.num_ranks)))
+        if len(devices) != self.num_ranks:
+            raise ConfigurationError(
+                f"gpu_device_ids must be one number for each of the {self.num_ranks} ranks, got {self.gpu_device_ids!r}"
+            )
+        first = replica * self.num_replica_ranks
+        return replace(self, gpu_device_ids=",".join(devices[first : first + self.num_replica_ranks]))
 
     @property
     def launcher(self) -> str:
         """How ranks are started: `executor`, with auto resolved to uniproc or mpi."""
         if self.executor != "auto":
             return self.executor
-        return "mpi" if self.num_ranks > 1 else "uniproc"
+        return "mpi" if self.num_replica_ranks > 1 else "uniproc"
 
     def to_parameters(self) -> dict[str, str]:
         """The inverse of from_parameters: strings that read back to an equal configuration."""

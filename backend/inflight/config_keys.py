@@ -34,6 +34,7 @@ NOT_NEGATIVE_KEYS = (
     "max_queue_size",
     "journal_max_tokens",
     "journal_max_replays",
+    "spare_ranks",
     "max_tokens_in_paged_kv_cache",
     "kv_cache_host_memory_bytes",
     "secondary_offload_min_priority",
@@ -54,8 +55,9 @@ NOT_NEGATIVE_KEYS = (
 LARGEST = {
     "tensor_parallel_size": 2**12,
     "pipeline_parallel_size": 1,
-    "data_parallel_size": 1,
+    "data_parallel_size": 2**8,
     "max_batch_size": 2**14,
+    "spare_ranks": 2**4,
     "max_beam_width": 2**14,
     "max_num_tokens": 2**24,
     "tokens_per_block": 2**16,
@@ -100,7 +102,6 @@ Whether the memory suffices is checked where it is allocated."""
 
 ONE_FOR_NOW = {
     "pipeline_parallel_size": ": this engine has no pipeline stages; set tensor_parallel_size to split the model",
-    "data_parallel_size": ": an engine serves one replica; start one server for each and balance requests over them",
 }
 """Keys that accept 1 only -> the rest of the message for a larger value."""
 

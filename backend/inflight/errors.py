@@ -2,6 +2,7 @@
 
     InflightError
     ├── ConfigurationError      a key, a checkpoint or an installation is wrong: nothing starts; names the remedy
+    │   └── InsufficientMemory  what was configured does not fit into the memory that is free now
     ├── RequestError            one request fails; other requests are not affected
     │   ├── InvalidRequest      the request is malformed or can never be served           INVALID_ARGUMENT
     │   ├── DuplicateRequest    its id is already in flight                               ALREADY_EXISTS
@@ -29,6 +30,10 @@ class InflightError(Exception):
 
 class ConfigurationError(InflightError):
     """The engine cannot start as configured; the message names the key and the remedy."""
+
+
+class InsufficientMemory(ConfigurationError):
+    """It cannot start now; it may be able to later, with the same configuration."""
 
 
 class RequestError(InflightError):

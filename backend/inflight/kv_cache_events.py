@@ -64,3 +64,5 @@ class KVCacheEvent(msgspec.Struct, frozen=True, kw_only=True):
     """Counts the events of a launch from 0. A gap means that events were dropped, because nobody fetched them in time:
     what is cached is then to be learnt anew."""
     data: KVCacheEventData
+    replica: int = 0
+    """Of the engine (data_parallel_size), whose cache it is; each counts its own events."""

@@ -112,6 +112,8 @@ class IterationStats(msgspec.Struct, frozen=True, kw_only=True):
     inflight_batching_stats: InflightBatchingStats
     spec_decoding_stats: SpecDecodingStats | None = None
     """None if the iteration got no results of drafts."""
+    replica: int = 0
+    """Of the engine (data_parallel_size), which counts its own iterations."""
 
 
 class RequestStage(enum.IntEnum):
@@ -159,6 +161,8 @@ class RequestStatsPerIteration(msgspec.Struct, frozen=True, kw_only=True):
 
     iter: int
     request_stats: list[RequestStats]
+    replica: int = 0
+    """As in IterationStats."""
 
 
 def hit_rate(num_found: int, num_missed: int) -> float:

@@ -97,16 +97,18 @@ def scene(request: pytest.FixtureRequest) -> Iterator[Scene]:
 
 
 def test_requests_of_all_kinds_go_on_when_ranks_die(scene: Scene) -> None:
-    """Each rank is killed at a random response, and in the end one more while the requests are being replayed."""
+    """Each rank is killed at a random response, and in the end three relaunches while they load, and one more rank
+    while the requests are being replayed."""
     for rank in range(scene.num_ranks):
         choose = random.Random(rank)
         first = scene.front.num_delivered + choose.randrange(scene.num_responses // 8, scene.num_responses)
         scene.front.deaths = [(first, rank)]
         if rank == scene.num_ranks - 1:
             scene.front.deaths.append((first + choose.randrange(1, scene.num_responses // 4), 0))
+            scene.front.launchers[0].num_deaths = 3
         num_kills, num_replays = len(scene.front.deaths), scene.front.num_replays()
         num_pauses = scene.front.num_pauses()
         scene.check(scene.serve())
-        assert not scene.front.deaths
+        assert not scene.front.deaths and not scene.front.launchers[0].num_deaths
         assert scene.front.num_pauses() == num_pauses + num_kills
         assert scene.front.num_replays() > num_replays

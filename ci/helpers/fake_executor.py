@@ -105,21 +105,18 @@ class FakeExecutor(Front):
     def _encode(self, request: Request) -> object:
         return request
 
-    def _send_request(self, request_id: int, encoded: object) -> None:
+    def _send_request(self, replica: int, request_id: int, encoded: object) -> None:
         assert isinstance(encoded, Request)
         self.enqueued[request_id] = encoded
 
-    def _send_cancel(self, request_id: int) -> None:
+    def _send_cancel(self, replica: int, request_id: int) -> None:
         self.cancelled.append(request_id)
 
-    def _send_cancel_sequence(self, request_id: int, sequence_index: int) -> None:
+    def _send_cancel_sequence(self, replica: int, request_id: int, sequence_index: int) -> None:
         self.cancelled_sequences.append((request_id, sequence_index))
 
-    def _drop_unsent(self) -> None:
+    def _drop_unsent(self, replica: int) -> None:
         """Everything was sent."""
-
-    def _wake(self) -> None:
-        """Nobody waits for what was sent."""
 
 
 def tokens(request_id: int, ids: list[int], finish: FinishReason = FinishReason.NOT_FINISHED) -> Response:

@@ -151,7 +151,12 @@ def main(behaviour: str, folder: Path) -> int:
     if behaviour == "fail":
         launch.note_failure(FAILURE)
         return 1
+    if behaviour == "refuse again" and num_launches > 1:
+        launch.note_failure(FAILURE, is_misconfigured=True)
+        return 1
     if behaviour == "exit" or (behaviour == "serve once" and num_launches > 1):
+        return 3
+    if behaviour == "fail three times" and 1 < num_launches <= 4:
         return 3
     if behaviour == "never ready" or (behaviour == "never ready again" and num_launches > 1):
         while True:

@@ -45,20 +45,17 @@ class ListFront(Front):
         self.messages[request.request_id] = request
         return request.request_id
 
-    def _send_request(self, request_id: int, encoded: object) -> None:
+    def _send_request(self, replica: int, request_id: int, encoded: object) -> None:
         self.sent.append(encoded)
 
-    def _send_cancel(self, request_id: int) -> None:
+    def _send_cancel(self, replica: int, request_id: int) -> None:
         self.cancelled.append(request_id)
 
-    def _send_cancel_sequence(self, request_id: int, sequence_index: int) -> None:
+    def _send_cancel_sequence(self, replica: int, request_id: int, sequence_index: int) -> None:
         self.cancelled_sequences.append((request_id, sequence_index))
 
-    def _drop_unsent(self) -> None:
+    def _drop_unsent(self, replica: int) -> None:
         self.sent.clear()
-
-    def _wake(self) -> None:
-        pass
 
 
 def submit(front: ListFront, prompt: tuple[int, ...] = (1, 2), max_tokens: int = 4) -> int:

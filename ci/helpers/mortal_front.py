@@ -11,15 +11,45 @@ import numpy as np
 from real_engine import rank_pids
 
 from inflight.config import EngineConfig
-from inflight.executor.executor import make_launcher
+from inflight.executor.executor import make_launchers
 from inflight.executor.front.generation_result import GenerationResult
 from inflight.executor.front.remote import RemoteFront
+from inflight.executor.wire.launcher import Launcher, RunningLaunch
 from inflight.result import Response
+
+
+class MortalLauncher:
+    """Implements Launcher over another one."""
+
+    def __init__(self, launcher: Launcher) -> None:
+        self._launcher = launcher
+        self.owns_ranks = launcher.owns_ranks
+        self.absent = launcher.absent
+        self.num_deaths = 0
+        """Launches to come that are killed while they load."""
+
+    @property
+    def num_spares(self) -> int:
+        return self._launcher.num_spares
+
+    def close(self) -> None:
+        self._launcher.close()
+
+    def open(self) -> RunningLaunch | None:
+        launch = self._launcher.open()
+        if self.num_deaths:
+            self.num_deaths -= 1
+            os.kill(self.pids()[0], signal.SIGKILL)
+        return launch
+
+    def pids(self) -> list[int]:
+        return self._launcher.pids()
 
 
 class MortalFront(RemoteFront):
     def __init__(self, config: EngineConfig) -> None:
-        super().__init__(config, make_launcher(config))
+        self.launchers = [MortalLauncher(launcher) for launcher in make_launchers(config)]
+        super().__init__(config, *self.launchers)
         self.num_delivered = 0
         self.deaths: list[tuple[int, int]] = []
         """(responses that are delivered before, rank) of each kill to come."""

@@ -18,6 +18,7 @@ class PipeGroup:
     """RankGroup of two over one pipe."""
 
     size = 2
+    several_hosts = False
 
     def __init__(self, rank: int, pipe: Connection) -> None:
         self.rank = rank

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from inflight.config import EngineConfig
-from inflight.executor.executor import make_launcher
+from inflight.executor.executor import make_launchers
 from inflight.executor.front.remote import RemoteFront
 from inflight.executor.wire.messages import Responses, decode_from_leader
 from inflight.request import Request
@@ -37,7 +37,7 @@ class Engine:
         )
         self.deaths = threading.Semaphore(0)
         self.executor = RemoteFront(
-            self.config, make_launcher(self.config), on_engine_death=lambda reason: self.deaths.release()
+            self.config, *make_launchers(self.config), on_engine_death=lambda reason: self.deaths.release()
         )
         self._mail: dict[int, list[Response]] = {}
 

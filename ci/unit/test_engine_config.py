@@ -39,8 +39,22 @@ def test_the_largest_value_is_allowed(key: str) -> None:
         "max_num_tokens": str(LARGEST["max_num_tokens"]),
         "lookahead_window_size": "2",
         "lookahead_ngram_size": "2",
+        "max_tokens_in_paged_kv_cache": "4096",
     }
     assert getattr(EngineConfig.from_parameters({**others, key: str(LARGEST[key])}), key) == LARGEST[key]
+
+
+@pytest.mark.parametrize(
+    "sizes",
+    [
+        {},
+        {"max_tokens_in_paged_kv_cache": 4096, "kv_cache_free_gpu_mem_fraction": 0.5},
+        {"max_tokens_in_paged_kv_cache": 4096, "lora_cache_gpu_memory_fraction": 0.5},
+    ],
+)
+def test_spare_ranks_need_sizes_that_are_the_same_whenever_they_load(sizes: dict[str, float]) -> None:
+    with pytest.raises(ConfigurationError, match="set max_tokens_in_paged_kv_cache, and leave"):
+        EngineConfig(spare_ranks=1, **sizes)  # type: ignore[arg-type]
 
 
 def test_a_draft_model_is_looked_for_in_the_version_folder() -> None:

@@ -46,6 +46,9 @@ class MpiRankGroup:
         self._comm.Set_errhandler(MPI.ERRORS_RETURN)
         self.rank: int = self._comm.Get_rank()
         self.size: int = self._comm.Get_size()
+        here = self._comm.Split_type(MPI.COMM_TYPE_SHARED)
+        self.several_hosts: bool = here.Get_size() < self.size
+        here.Free()
         self._count: NDArray[np.int64] = np.zeros(1, dtype=np.int64)
         self._wakes: WakeupSocket | None = None  # on the leader, if it can wake others
         self._listens: WakeupSocket | None = None  # on the other ranks, if the leader can wake them

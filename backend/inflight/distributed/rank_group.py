@@ -10,6 +10,8 @@ class RankGroup(Protocol):
 
     rank: int
     size: int
+    several_hosts: bool
+    """Whether ranks are on different machines: then they share no memory."""
 
     def broadcast(self, payload: bytes | None) -> bytes:
         """Returns the leader's payload on every rank; followers pass None. A waiting follower must not busy-wait."""
@@ -29,6 +31,7 @@ class SingleRank:
 
     rank = 0
     size = 1
+    several_hosts = False
 
     def broadcast(self, payload: bytes | None) -> bytes:
         assert payload is not None

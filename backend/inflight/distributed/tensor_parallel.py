@@ -47,9 +47,7 @@ class TensorParallelGroup:
     size = 1
 
     @staticmethod
-    def create(
-        rank_group: RankGroup, mapping: Mapping, device: torch.device, several_hosts: bool = False
-    ) -> TensorParallelGroup:
+    def create(rank_group: RankGroup, mapping: Mapping, device: torch.device) -> TensorParallelGroup:
         """Connect the ranks that split layers with this one; `device` is this rank's own. Collective over `rank_group`,
         whose world ranks `mapping` describes."""
         assert rank_group.size == mapping.size
@@ -57,11 +55,11 @@ class TensorParallelGroup:
             return TensorParallelGroup()
         # A second group needs a rendezvous of its own; EngineConfig refuses what would make one.
         assert mapping.tensor_parallel_ranks(rank_group.rank) == tuple(range(rank_group.size))
-        if device.type == "cpu" and not several_hosts:
+        if device.type == "cpu" and not rank_group.several_hosts:
             collectives = _share_memory(rank_group)
             if collectives is not None:
                 return SharedMemoryTensorParallelGroup(rank_group, collectives)
-        return TorchTensorParallelGroup(rank_group, device, several_hosts)
+        return TorchTensorParallelGroup(rank_group, device)
 
     def all_reduce(self, x: Tensor) -> Tensor:
         """Sum of every rank's `x`, equal on all of them; may overwrite `x`."""
@@ -101,12 +99,12 @@ class TorchTensorParallelGroup(TensorParallelGroup):
     """Over torch.distributed's default group. Ranks of one host find each other by a file in a private folder and
     communicate over loopback."""
 
-    def __init__(self, rank_group: RankGroup, device: torch.device, several_hosts: bool) -> None:
+    def __init__(self, rank_group: RankGroup, device: torch.device) -> None:
         self.rank = rank_group.rank
         self.size = rank_group.size
         self._device = device
         folder = ""
-        if several_hosts:
+        if rank_group.several_hosts:
             store = _tcp_store(rank_group)
         else:
             # gloo would listen on the address of the host's name, which may be a public one.

@@ -16,10 +16,12 @@ from collections.abc import Callable
 from pathlib import Path
 
 from inflight.config import EngineConfig
+from inflight.errors import ConfigurationError
 from inflight.executor.front.remote import RemoteFront
 from inflight.executor.launchers.attached import AttachedLauncher, find_engine
 from inflight.executor.launchers.mpi import Mpi
 from inflight.executor.launchers.processes import LaunchCommand, ProcessLauncher
+from inflight.executor.launchers.spares import SpareLauncher
 from inflight.executor.launchers.uniproc import UniProc
 from inflight.executor.wire.address import EngineAddress
 from inflight.executor.wire.launcher import Launcher
@@ -45,11 +47,9 @@ class Executor(RemoteFront):
         ConfigurationError with the reason that the ranks gave.
         """
         config = resolve_config(model_path, config)
-        address = EngineAddress.of(name) if name else None
-        launcher = make_launcher(config, address)
         super().__init__(
             config,
-            launcher,
+            *make_launchers(config, name),
             keep_trying=keep_trying,
             keeps_statistics=keeps_statistics,
             on_engine_death=on_engine_death,
@@ -66,12 +66,18 @@ def attach_executor(
 ) -> RemoteFront:
     """A front of an engine that another process of this user launched under `name`, as tritonserver does under the name
     of its model. It reconnects after that process relaunches the engine. Of `config` only the timeouts, the rings of
-    statistics and KV cache events, and the checkpoint's generation_config.json are used. It is returned unstarted: use
+    statistics and KV cache events, the checkpoint's generation_config.json and what routes requests to replicas are
+    used; how many replicas there are the engine says, if it serves by now, else `config`. It is returned unstarted: use
     it as a context manager, or call `start`. `run_directory`: that of the engine's server, which `inflight serve`
     prints; None for an engine without that supervisor, or for a process of the same server. Raises ConfigurationError
     if the directory is not this user's alone."""
     directory = None if run_directory is None else Path(run_directory)
-    return RemoteFront(config, AttachedLauncher(EngineAddress.of(name, directory)), on_engine_death=on_engine_death)
+    try:
+        num_replicas = find_engine(EngineAddress.of(name, directory), 0.0).data_parallel_size
+    except ConfigurationError:
+        num_replicas = config.data_parallel_size
+    addresses = [EngineAddress.of(name, directory, replica) for replica in range(num_replicas)]
+    return RemoteFront(config, *map(AttachedLauncher, addresses), on_engine_death=on_engine_death)
 
 
 def find_engine_config(name: str, seconds: float) -> EngineConfig:
@@ -86,7 +92,20 @@ def resolve_config(model_path: str | os.PathLike[str] | None, config: EngineConf
     return config if model_path is None else dataclasses.replace(config, gpt_model_path=os.fspath(model_path))
 
 
+def make_launchers(config: EngineConfig, name: str = "") -> list[Launcher]:
+    """What starts the ranks of each replica. `name`: by which other fronts find the engine; "" if none does. Raises
+    ConfigurationError."""
+    return [
+        make_launcher(config.of_replica(replica), EngineAddress.of(name, replica=replica) if name else None)
+        for replica in range(config.data_parallel_size)
+    ]
+
+
 def make_launcher(config: EngineConfig, address: EngineAddress | None = None) -> Launcher:
-    """What starts ranks in the way that `config.executor` names. `address`: where other fronts find the engine."""
+    """What starts ranks in the way that `config.executor` names. `address`: where other fronts find them."""
     commands: dict[str, Callable[[], LaunchCommand]] = {"uniproc": UniProc, "mpi": lambda: Mpi(config)}
-    return ProcessLauncher(config, commands[config.launcher](), address)
+
+    def make() -> Launcher:
+        return ProcessLauncher(config, commands[config.launcher](), address)
+
+    return SpareLauncher(config, make) if config.spare_ranks else make()

@@ -55,7 +55,13 @@ class InProcessExecutor(Front):
         generation_config.json."""
         super().__init__(config, GenerationDefaults.load(config))
         if config.num_ranks != 1:
-            raise ConfigurationError("tensor_parallel_size must be 1 for an engine inside this process")
+            raise ConfigurationError(
+                "tensor_parallel_size and data_parallel_size must be 1 for an engine inside this process"
+            )
+        if config.spare_ranks:
+            raise ConfigurationError(
+                "spare_ranks must be 0 for an engine inside this process: its rank cannot be replaced"
+            )
         self._config = config
         self._load_runner = load_runner
         if logits_post_processors is not None:
@@ -89,21 +95,18 @@ class InProcessExecutor(Front):
     def _encode(self, request: Request) -> object:
         return request
 
-    def _send_request(self, request_id: int, encoded: object) -> None:
+    def _send_request(self, replica: int, request_id: int, encoded: object) -> None:
         assert isinstance(encoded, Request)
-        self._leader.inbox.append(encoded)
+        self._leader.send(encoded)
 
-    def _send_cancel(self, request_id: int) -> None:
-        self._leader.inbox.append(request_id)
+    def _send_cancel(self, replica: int, request_id: int) -> None:
+        self._leader.send(request_id)
 
-    def _send_cancel_sequence(self, request_id: int, sequence_index: int) -> None:
-        self._leader.inbox.append(CancelSequence(request_id, sequence_index))
+    def _send_cancel_sequence(self, replica: int, request_id: int, sequence_index: int) -> None:
+        self._leader.send(CancelSequence(request_id, sequence_index))
 
-    def _drop_unsent(self) -> None:
+    def _drop_unsent(self, replica: int) -> None:
         """The leader's thread reads the inbox until it ends."""
-
-    def _wake(self) -> None:
-        self._leader.news.set()
 
     # -- the engine's thread -------------------------------------------------------------------------------------------
 
@@ -133,13 +136,12 @@ class InProcessExecutor(Front):
 
 
 class _InProcessLeader:
-    """Implements rank.callbacks.Leader. Other threads append to `inbox`: a Request, the id of one to cancel, or the
-    sequence of one."""
+    """Implements rank.callbacks.Leader. Other threads `send` to it."""
 
     def __init__(self, front: InProcessExecutor, max_in_flight: int, *, stats_seconds: float) -> None:
         """`stats_seconds`: shortest time between two reports of a busy engine's newest statistics."""
-        self.inbox: deque[Request | int | CancelSequence] = deque()
-        self.news = threading.Event()
+        self._inbox: deque[Request | int | CancelSequence] = deque()
+        self._news = threading.Event()
         self._max_in_flight = max_in_flight
         self._book = RequestBook(max_in_flight)
         self._front = front
@@ -154,16 +156,21 @@ class _InProcessLeader:
         """Before the first request: the grammars and adapters that requests may ask for."""
         self._book = RequestBook(self._max_in_flight, grammars=grammars, adapters=adapters)
 
+    def send(self, item: Request | int | CancelSequence) -> None:
+        """From any thread: a request, the id of one to cancel, or one of its sequences."""
+        self._inbox.append(item)
+        self._news.set()
+
     def shut_down(self) -> None:
         self._shutdown = True
-        self.news.set()
+        self._news.set()
 
     def next_input(self, max_requests: int, may_block: bool) -> RankInput:
         self.deliver_responses()
         self._read_inbox()
         while may_block and not self._book.has_input and not self._shutdown:
             self.deliver_responses()  # of requests that were refused
-            self.news.wait(PREPARATION_POLL_SECONDS if self._book.is_preparing else None)
+            self._news.wait(PREPARATION_POLL_SECONDS if self._book.is_preparing else None)
             self._read_inbox()
             self._book.poll_preparations()
         if self._shutdown:
@@ -211,9 +218,9 @@ class _InProcessLeader:
             self._front._deliver(responses)
 
     def _read_inbox(self) -> None:
-        self.news.clear()
-        while self.inbox:
-            item = self.inbox.popleft()
+        self._news.clear()
+        while self._inbox:
+            item = self._inbox.popleft()
             if isinstance(item, Request):
                 self._book.submit(FRONT, item)
             elif isinstance(item, CancelSequence):

@@ -28,7 +28,7 @@ def choose_device(config: EngineConfig, rank: int) -> torch.device:
     if not 0 <= index < torch.cuda.device_count():
         raise ConfigurationError(
             f"rank {rank} is to run on GPU {index}, but this machine has {torch.cuda.device_count()}; "
-            "see gpu_device_ids and tensor_parallel_size"
+            "see gpu_device_ids, tensor_parallel_size and data_parallel_size"
         )
     return torch.device("cuda", index)
 

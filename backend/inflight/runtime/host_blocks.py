@@ -16,7 +16,7 @@ from torch import Tensor
 
 from inflight.config import EngineConfig
 from inflight.distributed.tensor_parallel import TensorParallelGroup
-from inflight.errors import ConfigurationError
+from inflight.errors import ConfigurationError, InsufficientMemory
 from inflight.runtime.device import free_memory, gib
 from inflight.runtime.kv_cache import SPARE_CPU_BYTES, KVCache, KVCacheShape
 
@@ -38,7 +38,7 @@ def count_host_blocks(
         )
     available = free_memory(torch.device("cpu"), config.num_ranks) - SPARE_CPU_BYTES
     if device.type == "cuda" and num_bytes > available:
-        raise ConfigurationError(
+        raise InsufficientMemory(
             f"kv_cache_host_memory_bytes takes {gib(num_bytes)} of the host's memory for each rank, but only "
             f"{gib(max(available, 0))} are available to each; lower it or free memory"
         )
@@ -49,7 +49,7 @@ class HostBlocks:
     """`num_blocks` blocks, for the caches of one rank."""
 
     def __init__(self, kv_cache: KVCache, shape: KVCacheShape, num_blocks: int, device: torch.device) -> None:
-        """Raises ConfigurationError if there is no room for them."""
+        """Raises InsufficientMemory if there is no room for them."""
         self.num_blocks = num_blocks
         self._caches = [cache for layer in kv_cache.layers for cache in (layer.keys, layer.values)]
         self._is_cuda = device.type == "cuda"
@@ -103,7 +103,7 @@ def _file_memory(num_bytes: int) -> Tensor:
             os.posix_fallocate(file.fileno(), 0, num_bytes)
             memory = mmap.mmap(file.fileno(), num_bytes)
     except OSError as error:
-        raise ConfigurationError(
+        raise InsufficientMemory(
             f"kv_cache_host_memory_bytes takes {gib(num_bytes)} in {tempfile.gettempdir()} for each rank, which has no "
             f"room for it ({error.strerror}); lower it, or let TMPDIR name another folder"
         ) from None

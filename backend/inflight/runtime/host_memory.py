@@ -1,4 +1,5 @@
-"""How much host memory this process may still use: of the machine, and of each control group that it is in.
+"""How much host memory this process may still use: of the machine, and of each control group that it is in. And how
+memory is taken before it is used.
 
 A container's memory limit is that of a control group. The system kills a process that exceeds it, so the limit must be
 known before memory is allocated.
@@ -6,10 +7,18 @@ known before memory is allocated.
 
 from __future__ import annotations
 
+import ctypes
+import mmap
 import os
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
+from torch import Tensor
+
+MADV_POPULATE_WRITE = 23
+"""From mman.h, since Linux 5.14."""
+CHUNK_BYTES = 64 * 2**20
+"""Taken at a time. Other threads that need memory wait no longer than that takes, some 20 ms."""
 CGROUP = Path("/sys/fs/cgroup")
 OWN_CGROUPS = Path("/proc/self/cgroup")
 NO_LIMIT = 2**63
@@ -24,6 +33,19 @@ memory.stat."""
 def available_memory() -> int:
     """Available bytes. The page cache of files counts as available, because the system can drop it."""
     return min([_host_available(), *map(_cgroup_available, _cgroups())])
+
+
+def occupy(tensors: Iterable[Tensor]) -> None:
+    """Take the memory of contiguous tensors of the host now. What they hold stays, also what is written meanwhile. On
+    systems that cannot do that, their memory is taken when it is written."""
+    madvise = ctypes.CDLL(None).madvise  # lets other threads of Python run, unlike mmap's own
+    for tensor in tensors:
+        start = tensor.data_ptr() // mmap.PAGESIZE * mmap.PAGESIZE
+        end = tensor.data_ptr() + tensor.nbytes
+        for begin in range(start, end, CHUNK_BYTES):
+            num_bytes = min(CHUNK_BYTES, end - begin)
+            if madvise(ctypes.c_void_p(begin), ctypes.c_size_t(num_bytes), MADV_POPULATE_WRITE):
+                return
 
 
 def _host_available() -> int:

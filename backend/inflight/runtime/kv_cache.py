@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import threading
 from dataclasses import dataclass
 
 import torch
@@ -11,10 +12,10 @@ from torch import Tensor
 import inflight_kernels
 from inflight.config import EngineConfig
 from inflight.distributed.tensor_parallel import TensorParallelGroup
-from inflight.errors import ConfigurationError
+from inflight.errors import InsufficientMemory
 from inflight.layers.attention import CacheSpec, LayerCache
 from inflight.runtime.device import free_memory, gib
-from inflight.runtime.host_memory import available_memory
+from inflight.runtime.host_memory import available_memory, occupy
 from inflight_kernels.cpu import HugePageArena
 
 MAX_DEFAULT_CPU_BYTES = 4 * 2**30
@@ -51,14 +52,14 @@ def count_blocks(
 
     `reserved_bytes`: memory of a step, subtracted from the free memory first. `max_seq_len`: without a configured size,
     the cache of a CPU is not larger than `max_batch_size` sequences of this length need, because it is allocated at the
-    start. Raises ConfigurationError if there is no room.
+    start. Raises InsufficientMemory if there is no room; with spare ranks, `KVCache.occupy` does.
     """
     limits: list[int] = []
     tokens, fraction = config.max_tokens_in_paged_kv_cache, config.kv_cache_free_gpu_mem_fraction
     free_bytes = max(free_memory(device, config.num_ranks) - reserved_bytes, 0)
     if tokens:
         limits.append(tokens // shape.block_size)
-    if tokens and not fraction:
+    if tokens and not fraction and not config.spare_ranks:
         _check_room(tokens, shape, free_bytes)
     if fraction or not tokens:
         limits.append(_cache_bytes(device, fraction, free_bytes) // shape.block_bytes)
@@ -66,7 +67,7 @@ def count_blocks(
         limits.append(config.max_batch_size * -(-max_seq_len // shape.block_size))
     num_blocks = group.all_reduce_min(min(limits))
     if num_blocks < 1:
-        raise ConfigurationError(
+        raise InsufficientMemory(
             f"there is no room for the KV cache: a block of {shape.block_size} tokens takes {shape.block_bytes} bytes; "
             "raise max_tokens_in_paged_kv_cache or kv_cache_free_gpu_mem_fraction, "
             "lower tokens_per_block, or free memory"
@@ -77,7 +78,7 @@ def count_blocks(
 def _check_room(tokens: int, shape: KVCacheShape, free_bytes: int) -> None:
     num_bytes = tokens // shape.block_size * shape.block_bytes
     if num_bytes > free_bytes:
-        raise ConfigurationError(
+        raise InsufficientMemory(
             f"max_tokens_in_paged_kv_cache {tokens} takes {gib(num_bytes)} of memory in each rank, "
             f"but {gib(free_bytes)} are free; lower it or free memory"
         )
@@ -94,11 +95,15 @@ def _cache_bytes(device: torch.device, fraction: float, free_bytes: int) -> int:
 class KVCache:
     """The tensors of `num_blocks` blocks for sequences and of one more that is never written: `filler_block`."""
 
-    def __init__(self, shape: KVCacheShape, num_blocks: int, device: torch.device) -> None:
-        """Raises ConfigurationError if the host lacks the memory."""
+    def __init__(
+        self, shape: KVCacheShape, num_blocks: int, device: torch.device, *, is_deferred: bool = False
+    ) -> None:
+        """`is_deferred`: on a CPU most of the memory is taken by `occupy`. Raises InsufficientMemory if the host lacks
+        the memory that is taken now."""
         self.num_blocks = num_blocks
         self.filler_block = num_blocks
-        memory = _HostMemory((num_blocks + 1) * shape.block_bytes) if device.type == "cpu" else None
+        num_bytes = (num_blocks + 1) * shape.block_bytes
+        memory = _HostMemory(num_bytes, is_deferred=is_deferred) if device.type == "cpu" else None
 
         def zeros(spec: CacheSpec) -> Tensor:
             # Attention multiplies masked values by 0, and 0 times a NaN that was left in memory is NaN.
@@ -106,6 +111,13 @@ class KVCache:
             return memory.zeros(size, spec.dtype) if memory else torch.zeros(size, dtype=spec.dtype, device=device)
 
         self.layers = [LayerCache(keys=zeros(spec), values=zeros(spec)) for spec in shape.layers]
+
+    def occupy(self) -> None:
+        """Begin to take the memory of a deferred cache, beside the steps that use it. Raises InsufficientMemory."""
+        caches = [cache for layer in self.layers for cache in (layer.keys, layer.values)]
+        num_bytes = sum(cache.nbytes for cache in caches)
+        _check_available(num_bytes, num_bytes)
+        threading.Thread(target=occupy, args=(caches,), name="inflight-kv-memory", daemon=True).start()
 
     def copy_blocks(self, sources: Tensor, destinations: Tensor) -> None:
         """Copy whole blocks in every layer; see `inflight_kernels.copy_blocks`. Both int64 (pairs,)."""
@@ -124,23 +136,32 @@ class _HostMemory:
     """Memory of a cache in huge pages, all allocated at the start. If pages were allocated when requests first write to
     them, the system might run out of memory then and kill the rank.
 
-    4 GiB take 1.3 to 1.5 s (two threads on two cores of Zen 5, 2026-11-22).
+    4 GiB take 1.3 to 1.5 s (two threads on two cores of Zen 5, 2026-11-22). Spare ranks have none until they serve:
+    their cache would lie idle beside the one in use, which is gone when they take over.
     """
 
-    def __init__(self, num_bytes: int) -> None:
+    def __init__(self, num_bytes: int, *, is_deferred: bool) -> None:
         self._arena = HugePageArena()
         self._num_bytes = self._left = num_bytes
+        self._is_deferred = is_deferred
 
     def zeros(self, size: tuple[int, ...], dtype: torch.dtype) -> Tensor:
-        """A tensor of zeros, written by all threads. Raises ConfigurationError if the rest of the cache, this tensor
-        included, does not fit into the available memory."""
-        available = available_memory() - SPARE_CPU_BYTES
-        if self._left > available:
-            raise ConfigurationError(
-                f"the KV cache takes {gib(self._num_bytes)}; {gib(self._left)} of it are not allocated yet, but only "
-                f"{gib(max(available, 0))} of memory are available; lower max_tokens_in_paged_kv_cache or "
-                "kv_cache_free_gpu_mem_fraction, or free memory"
-            )
+        """A tensor of zeros, written by all threads unless that is deferred. Raises InsufficientMemory if the rest of
+        the cache, this tensor included, does not fit into the available memory."""
         num_elements = math.prod(size)
+        if self._is_deferred:
+            return self._arena.take(num_elements, dtype).view(size)
+        _check_available(self._num_bytes, self._left)
         self._left -= num_elements * dtype.itemsize
         return self._arena.take(num_elements, dtype).zero_().view(size)
+
+
+def _check_available(num_bytes: int, left: int) -> None:
+    """Raise InsufficientMemory if the bytes that are `left` to take, of those of a whole cache, are not available."""
+    available = available_memory() - SPARE_CPU_BYTES
+    if left > available:
+        raise InsufficientMemory(
+            f"the KV cache takes {gib(num_bytes)}; {gib(left)} of it are not allocated yet, but only "
+            f"{gib(max(available, 0))} of memory are available; lower max_tokens_in_paged_kv_cache or "
+            "kv_cache_free_gpu_mem_fraction, or free memory"
+        )

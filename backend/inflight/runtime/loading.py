@@ -14,7 +14,7 @@ from inflight.distributed.mapping import Mapping
 from inflight.distributed.rank_group import RankGroup
 from inflight.distributed.tensor_parallel import TensorParallelGroup
 from inflight.engine_description import EngineDescription
-from inflight.errors import ConfigurationError
+from inflight.errors import ConfigurationError, InsufficientMemory
 from inflight.layers.attention import AttentionMetadata
 from inflight.models.adapter_places import AdapterPlaces
 from inflight.models.compiled import CompiledNetwork, compile_network
@@ -59,15 +59,20 @@ def load_engine(config: EngineConfig, rank_group: RankGroup) -> LoadedEngine:
     """Raises ConfigurationError for a checkpoint or a configuration that does not fit."""
     mapping = Mapping.of(config)
     device = choose_device(config, rank_group.rank)
-    torch.set_num_threads(count_threads(config, mapping.size))
+    if config.spare_ranks and device.type == "cuda":
+        raise ConfigurationError(
+            "spare_ranks is for ranks on CPUs: on a GPU a second set of weights has no room beside the KV cache of the "
+            "first; set it to 0"
+        )
+    torch.set_num_threads(count_threads(config, config.num_ranks))
     if device.type == "cuda":
         torch.cuda.set_device(device)
     model = read_config(config)
     max_seq_len = _max_seq_len(config, model)
     if isinstance(model, ModelConfig):
-        _check_positions(max_seq_len, model.head_dim, mapping.size)
+        _check_positions(max_seq_len, model.head_dim, config.num_ranks)
     dtype = choose_dtype(config, model.dtype)
-    group = TensorParallelGroup.create(rank_group, mapping, device, several_hosts=bool(config.mpi_hostfile))
+    group = TensorParallelGroup.create(rank_group, mapping, device)
     adapters = AdapterPlaces()
     wants_adapters = bool(config.max_loras or config.lora_cache_gpu_memory_fraction)
     network = load_network(config, model, group, dtype, device, max_seq_len, adapters if wants_adapters else None)
@@ -80,7 +85,7 @@ def load_engine(config: EngineConfig, rank_group: RankGroup) -> LoadedEngine:
     shape = KVCacheShape(layers=tuple(chain.from_iterable(specs)), block_size=config.tokens_per_block)
     reserved_bytes = max(_step_bytes(each, config, device) for each in networks) if device.type == "cuda" else 0
     num_blocks = count_blocks(config, shape, group, device, reserved_bytes, max_seq_len)
-    kv_cache = KVCache(shape, num_blocks, device)
+    kv_cache = KVCache(shape, num_blocks, device, is_deferred=config.spare_ranks > 0)
     host_blocks = HostBlocks(kv_cache, shape, count_host_blocks(config, shape, group, device), device)
     borders = accumulate(map(len, specs), initial=0)
     caches = [kv_cache.layers[first:end] for first, end in pairwise(borders)]
@@ -156,12 +161,12 @@ def _max_seq_len(config: EngineConfig, model: ModelConfig | TransformersConfig) 
 
 
 def _check_positions(max_seq_len: int, head_dim: int, num_ranks: int) -> None:
-    """Raise ConfigurationError if the table of cosines and sines does not fit into the host's memory. While it is made,
+    """Raise InsufficientMemory if the table of cosines and sines does not fit into the host's memory. While it is made,
     two more tables of its size exist."""
     num_bytes = 3 * 4 * (max_seq_len + 1) * head_dim
     free_bytes = free_memory(torch.device("cpu"), num_ranks)
     if num_bytes > free_bytes:
-        raise ConfigurationError(
+        raise InsufficientMemory(
             f"max_seq_len {max_seq_len} takes {gib(num_bytes)} of memory to make the table of its positions "
             f"for heads of {head_dim}, but {gib(free_bytes)} are free; set max_seq_len to less"
         )
@@ -192,7 +197,7 @@ def _load_draft_network(
             _check_positions(max_seq_len, model.head_dim, group.size)
         return load_network(own, model, group, choose_dtype(config, model.dtype), device, max_seq_len)
     except ConfigurationError as error:
-        raise ConfigurationError(f"speculative_model_dir: {error}") from None
+        raise type(error)(f"speculative_model_dir: {error}") from None
 
 
 @torch.inference_mode()

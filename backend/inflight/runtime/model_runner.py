@@ -283,6 +283,10 @@ class ModelRunner:
         device_bytes = torch.cuda.memory_allocated(self._device) if self._device.type == "cuda" else 0
         return resident_memory(), device_bytes, pinned_memory(self._device)
 
+    def occupy_memory(self) -> None:
+        """Begin to take the memory that loaded ranks have left to those in use; see EngineConfig.spare_ranks."""
+        self._kv_cache.occupy()
+
     def close(self) -> None:
         """Wait for all launched steps, end what grammars and adapters have started, and leave the group."""
         if self.grammars is not None:

@@ -39,7 +39,7 @@ from inflight.server.tensors.client_request import ClientRequest
 from inflight.server.tensors.dialect import Dialect
 from inflight.server.tensors.request_parameters import parse_parameters, read_parameters
 from inflight.server.tensors.tensor_values import Array, split
-from inflight.server.threads.metric_families import PAUSES, REPLAYS
+from inflight.server.threads.metric_families import PAUSES, READY, REPLAYS, SPARES
 from inflight.server.threads.metrics_thread import MetricsThread, Outcome, own_labels
 from inflight.server.threads.response_pace import ResponsePace, choose_rate
 from inflight.server.threads.sending_thread import SendingThread, log_failure
@@ -106,7 +106,7 @@ class BackendServer:
             executor.get_latest_batch_manager_stats,
             executor.num_requests_in_flight,
             executor.num_requests_queued,
-            None if is_attached else executor.is_ready,
+            {} if is_attached else {READY.name: executor.is_ready, SPARES.name: executor.num_spares},
             executor.is_relaunching,
             {PAUSES.name: executor.num_pauses, REPLAYS.name: executor.num_replays},
             vllm_families(executor.limits.max_seq_len) if dialect.has_vllm_metrics else None,

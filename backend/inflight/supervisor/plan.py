@@ -63,7 +63,7 @@ def _plan(options: ServeOptions, run_directory: Path) -> Plan:
     api_key = ApiKey.choose(open_apis=options.open_apis, file=options.api_key_file)
     _check_log_file(options.log_file)
     served = write_repository(options, run_directory / "models")
-    if served.config is not None and served.config.num_ranks > 1:
+    if served.config is not None and served.config.num_replica_ranks > 1:
         mpi.check_mpi(one_host=not served.config.mpi_hostfile)
     listeners = {
         "HTTP": (options.http_address, options.http_port),

@@ -64,7 +64,7 @@ def _lay_out(options: ServeOptions, directory: Path, prefix: str) -> ToolServer:
     served = write_repository(options, directory / "models")
     if served.config is None:
         raise ConfigurationError(f"{options.model_repository} has no model of backend {repository.BACKEND}")
-    if served.config.num_ranks > 1:
+    if served.config.num_replica_ranks > 1:
         mpi.check_mpi(one_host=not served.config.mpi_hostfile)
     parameters = repository.anywhere(served.config)
     repository.write_bare_model(served.path / served.engine, directory / "bare" / served.engine, parameters)

@@ -27,7 +27,7 @@ def main() -> None:
     torch.set_num_threads(1)
     ranks, cpu = MpiRankGroup(), torch.device("cpu")
     shared = TensorParallelGroup.create(ranks, Mapping(ranks.size), cpu)
-    gloo = TorchTensorParallelGroup(ranks, cpu, several_hosts=False)
+    gloo = TorchTensorParallelGroup(ranks, cpu)
     found: dict[str, dict[int, float]] = defaultdict(dict)
     for kilobytes in KILOBYTES:
         x = torch.ones(kilobytes * 256)

@@ -15,24 +15,23 @@ from hypothesis import strategies as st
 from inflight.config import EngineConfig
 from inflight.distributed.mapping import Coordinates, Mapping
 
-mappings = st.builds(Mapping, st.integers(1, 6), st.integers(1, 6), st.integers(1, 6))
+mappings = st.builds(Mapping, st.integers(1, 6), st.integers(1, 6))
 
 GROUPS: dict[str, Callable[[Mapping, int], tuple[int, ...]]] = {
     "tensor_parallel_rank": Mapping.tensor_parallel_ranks,
     "pipeline_stage": Mapping.pipeline_ranks,
-    "data_parallel_replica": Mapping.data_parallel_ranks,
 }
 """Coordinate -> the group whose ranks differ in nothing but this coordinate."""
 
 
-def as_tuple(coordinates: Coordinates) -> tuple[int, int, int]:
+def as_tuple(coordinates: Coordinates) -> tuple[int, int]:
     """Slowest coordinate first, as ranks are numbered."""
-    return coordinates.data_parallel_replica, coordinates.pipeline_stage, coordinates.tensor_parallel_rank
+    return coordinates.pipeline_stage, coordinates.tensor_parallel_rank
 
 
 @given(mappings)
 def test_ranks_count_through_the_coordinates_with_the_tensor_parallel_rank_fastest(mapping: Mapping) -> None:
-    every = [(d, p, t) for d in range(mapping.dp) for p in range(mapping.pp) for t in range(mapping.tp)]
+    every = [(p, t) for p in range(mapping.pp) for t in range(mapping.tp)]
     assert [as_tuple(mapping.coordinates(rank)) for rank in range(mapping.size)] == every
 
 
@@ -62,19 +61,18 @@ def test_every_rank_is_in_exactly_one_group_of_a_kind(coordinate: str, mapping: 
 
 
 def test_the_example_of_the_docstring() -> None:
-    mapping = Mapping(2, 2, 2)
-    assert mapping.tensor_parallel_ranks(5) == (4, 5)
-    assert mapping.pipeline_ranks(5) == (5, 7)
-    assert mapping.data_parallel_ranks(5) == (1, 5)
+    mapping = Mapping(2, 2)
+    assert mapping.tensor_parallel_ranks(3) == (2, 3)
+    assert mapping.pipeline_ranks(3) == (1, 3)
 
 
-@pytest.mark.parametrize("sizes", [(0, 1, 1), (1, -1, 1), (1, 1, 0)])
-def test_a_size_below_one_is_refused(sizes: tuple[int, int, int]) -> None:
+@pytest.mark.parametrize("sizes", [(0, 1), (1, -1)])
+def test_a_size_below_one_is_refused(sizes: tuple[int, int]) -> None:
     with pytest.raises(ValueError, match="must be at least 1"):
         Mapping(*sizes)
 
 
 def test_a_configuration_gives_its_mapping() -> None:
-    config = EngineConfig(tensor_parallel_size=4)
-    assert Mapping.of(config) == Mapping(4, 1, 1)
-    assert Mapping.of(config).size == config.num_ranks == 4
+    config = EngineConfig(tensor_parallel_size=4, data_parallel_size=2)
+    assert Mapping.of(config) == Mapping(4, 1)
+    assert Mapping.of(config).size == config.num_replica_ranks == 4

@@ -58,10 +58,11 @@ def config(folder: Path, **options: Any) -> EngineConfig:
     )
 
 
-def use_collectives(rank_group: RankGroup, temporary: str, several_hosts: bool) -> dict[str, Any]:
+def use_collectives(rank_group: RankGroup, temporary: str, several_hosts: bool = False) -> dict[str, Any]:
     tempfile.tempdir = temporary
     cpu = torch.device("cpu")
-    group = TensorParallelGroup.create(rank_group, Mapping(2), cpu, several_hosts)
+    rank_group.several_hosts = several_hosts
+    group = TensorParallelGroup.create(rank_group, Mapping(2), cpu)
     x = torch.tensor([[1.0, 2.0], [3.0, 4.0]]) + 10 * rank_group.rank
     result = {
         "sum": group.all_reduce(x.clone()).tolist(),
@@ -112,7 +113,7 @@ def run_all(
     rank_group: PipeGroup, temporary: str, cases: list[tuple[Path, list[list[int]]]], unsplittable: Path
 ) -> dict[str, Any]:
     return {
-        "collectives": use_collectives(rank_group, temporary, False),
+        "collectives": use_collectives(rank_group, temporary),
         "outputs": generate(rank_group, cases),
         "num_blocks": count_blocks(rank_group, cases[0][0]),
         "refusal": refusal(rank_group, unsplittable),
@@ -150,7 +151,7 @@ def test_collectives(answers: list[dict[str, Any]]) -> None:
 
 def test_collectives_without_a_compiler(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CXX", "no-such-compiler")
-    for rank, answer in enumerate(run_on_two_ranks(use_collectives, str(tmp_path), False)):
+    for rank, answer in enumerate(run_on_two_ranks(use_collectives, str(tmp_path))):
         assert answer == {**COLLECTIVES, "rank": rank, "group": "TorchTensorParallelGroup"}
 
 
@@ -160,7 +161,7 @@ def use_collectives_in_own_pid_namespaces(rank_group: RankGroup, temporary: str,
     for pid in pids:
         if rank_group.rank == 0:
             os.getpid = lambda pid=pid: pid  # type: ignore[misc]
-        answers.append(use_collectives(rank_group, temporary, False))
+        answers.append(use_collectives(rank_group, temporary))
     return answers
 
 

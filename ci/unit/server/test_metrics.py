@@ -64,7 +64,7 @@ def run(
         latest_stats,
         lambda: in_flight,
         lambda: queued,
-        (lambda: not relaunching) if owns_engine else None,
+        {mf.READY.name: lambda: not relaunching, mf.SPARES.name: lambda: 2} if owns_engine else {},
         lambda: relaunching,
         totals,
         further,

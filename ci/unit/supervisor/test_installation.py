@@ -19,7 +19,7 @@ from typer.main import get_command
 from inflight.config import EngineConfig
 from inflight.errors import ConfigurationError
 from inflight.executor.launchers.mpi import Mpi
-from inflight.executor.wire.launch import Launch, RankGroupKind
+from inflight.executor.wire.launch import Launch
 from inflight.mpi_launcher import find_launcher, launcher_environment
 from inflight.supervisor import installation, mpi, ports
 from inflight.supervisor.log import ServerLog
@@ -133,7 +133,8 @@ class TestMpi:
             return subprocess.CompletedProcess(command, 0, "size 2 MPI\nsize 2 MPI\n", "")
 
         config = EngineConfig(tensor_parallel_size=2)
-        launched, _ = Mpi(config).command(Launch.of(Path("/nowhere"), config, RankGroupKind.MPI))
+        (command,) = Mpi(config).commands(Launch.of(Path("/nowhere"), config, Mpi.joining))
+        launched = command.arguments
         monkeypatch.setattr(mpi.subprocess, "run", note)
         mpi.check_mpi()
         own = launched.index(sys.executable)

@@ -1,10 +1,11 @@
 """The Executor API, and the state behind it that every front keeps: requests in flight, responses not fetched yet, and
-the state of the engine.
+the state of the engine's replicas.
 
-Each accepted request gets exactly one final response, whatever happens to the ranks. Requests in flight when the ranks
-are lost wait for the new ranks, as do those that arrive meanwhile, and go on from their last delivered tokens; the
-journal says which cannot. Knows requests and responses; does not know tensors, text, tritonserver, processes or
-sockets: a subclass sends requests to the leader and reports when the engine becomes ready and when it is lost.
+Each accepted request gets exactly one final response, whatever happens to the ranks. It goes to one replica, which the
+router chooses. Requests in flight when a replica's ranks are lost go on from their last delivered tokens on another
+one, or wait for new ranks, as do those that arrive while none serves; the journal says which cannot. Knows requests and
+responses; does not know tensors, text, tritonserver, processes or sockets: a subclass sends requests to the leaders and
+reports when a replica becomes ready and when it is lost.
 """
 
 from __future__ import annotations
@@ -22,12 +23,15 @@ from typing_extensions import Self
 from inflight.config import EngineConfig
 from inflight.engine_description import EngineDescription
 from inflight.errors import EngineUnavailable, InvalidRequest, QueueFull, RequestError
-from inflight.executor.front.engine_state import ACCEPTING, EngineState
+from inflight.executor.front.engine_state import ACCEPTING, EngineState, overall
 from inflight.executor.front.journal import Journal
 from inflight.executor.front.journal_entry import JournalEntry
 from inflight.executor.front.ready_responses import ReadyResponses, ResponsesChanged
+from inflight.executor.front.replica import Replica, common_limits, total_in_flight
 from inflight.executor.front.request_ids import RequestIds
-from inflight.executor.front.statistics import FrontStatistics
+from inflight.executor.front.routing import Router
+from inflight.executor.front.sent_adapters import adapter_order, brings_adapter
+from inflight.executor.front.statistics import FrontStatistics, of_replica
 from inflight.executor.wire.messages import as_received
 from inflight.generation_defaults import GenerationDefaults
 from inflight.kv_cache_events import KVCacheEvent
@@ -55,22 +59,27 @@ class Front(ABC):
         config: EngineConfig | None = None,
         generation_defaults: GenerationDefaults | None = None,
         *,
+        num_replicas: int = 1,
         keeps_statistics: bool = True,
     ) -> None:
-        """`config`: of this front; its rings of statistics and KV cache events are as long as it says.
-        `keeps_statistics`: if False it has none, because nobody would read them."""
+        """`config`: of this front; its rings of statistics and KV cache events are as long as it says. `num_replicas`:
+        of the engine. `keeps_statistics`: if False it has none, because nobody would read them."""
+        config = config or EngineConfig()
         self._generation_defaults = generation_defaults or GenerationDefaults()
         self._lock = threading.Lock()
         self._changed = ResponsesChanged(self._lock)
         self._stats_arrived = threading.Condition(self._lock)  # apart: they arrive often, and few wait for them
         self._state = EngineState.STARTING
+        self._replicas = [Replica() for _ in range(num_replicas)]
         self._limits: RequestLimits | None = None
         self._description = EngineDescription(device="")
         self._max_in_flight = 0
         self._ids = RequestIds()
-        self._journal = Journal(config or EngineConfig())
+        self._journal = Journal(config)
+        self._router = Router(num_replicas, config.tokens_per_block if config.enable_kv_cache_reuse else 0)
         self._responses = ReadyResponses()
-        self._statistics = FrontStatistics(config or EngineConfig(), has_rings=keeps_statistics)
+        self._statistics = FrontStatistics(config, num_replicas=num_replicas, has_rings=keeps_statistics)
+        self._num_losses = 0
 
     # -- the engine ----------------------------------------------------------------------------------------------------
 
@@ -113,16 +122,26 @@ class Front(ABC):
         return self._generation_defaults
 
     def is_ready(self) -> bool:
-        """True while the engine serves: every rank is alive and answers."""
+        """True while the engine serves: every rank of a replica is alive and answers."""
         return self._state is EngineState.READY
 
+    @property
+    def num_replicas(self) -> int:
+        """Of the engine: data_parallel_size."""
+        return len(self._replicas)
+
+    def ready_replicas(self) -> list[bool]:
+        """Whether every rank is alive and answers, of each replica."""
+        return [replica.is_ready for replica in self._replicas]
+
     def is_relaunching(self) -> bool:
-        """True while lost ranks are being relaunched: requests are accepted and wait. After
-        worker_start_timeout_ms at the latest the launch has failed, and the engine is down."""
+        """True while lost ranks are being relaunched and no replica serves: requests are accepted and wait. The last
+        relaunch begins worker_start_timeout_ms after the loss at the latest; if it fails, too, the engine is down."""
         return self._state is EngineState.RELAUNCHING
 
     def is_down(self) -> bool:
-        """True if the ranks were lost and could not be relaunched: requests are refused until that succeeds."""
+        """True if the ranks of every replica were lost and could not be relaunched: requests are refused until that
+        succeeds."""
         return self._state is EngineState.DOWN
 
     def can_enqueue_requests(self) -> bool:
@@ -154,34 +173,56 @@ class Front(ABC):
         numbered = [self._number(as_received(request)) for request in requests]
         for request in numbered:
             self.limits.validate(request)
-        encoded = [self._encode(request) for request in numbered]
+        ready = [(request, self._encode(request), self._router.prefix(request)) for request in numbered]
         request_ids = [request.request_id for request in numbered]
         with self._lock:
             self._check_available()
             self._journal.check_free(request_ids)
             if self._max_in_flight and len(self._journal) + len(numbered) > self._max_in_flight:
                 raise QueueFull()
-            for request, message in zip(numbered, encoded, strict=True):
-                self._accept(request, message)
-        self._wake()
+            for request, message, prefix in ready:
+                self._send(self._journal.accept(request), prefix, message)
         return request_ids
 
-    def _accept(self, request: Request, encoded: object) -> None:
-        """Enter it into the journal, and send it if there are ranks. Called with the lock held."""
-        entry = self._journal.accept(request)
-        if self._state is EngineState.READY:
-            self._send(entry, encoded)
-
-    def _send(self, entry: JournalEntry, encoded: object | None = None) -> None:
-        """Send a request to ranks that do not know it. `encoded`: as it came. Called with the lock held."""
-        message = self._journal.message(entry, time.monotonic())
+    def _send(self, entry: JournalEntry, prefix: list[bytes], encoded: object | None = None) -> None:
+        """Send a request that no ranks know to a replica that serves, if there is one. `encoded`: the request as it
+        came. Called with the lock held."""
+        replica = self._choose(entry, prefix)
+        if replica is None:
+            return
+        placement = self._router.place(entry.num_tokens, prefix, replica)
+        message = self._journal.message(entry, placement, time.monotonic())
         try:
             if encoded is None or message is not entry.request:
                 encoded = self._encode(message)
+            self._tell_others(entry.request, replica)
         except RequestError as error:
             self._responses.extend(self._journal.fail(entry, error))
         else:
-            self._send_request(entry.request.request_id, encoded)
+            self._send_request(replica, entry.request.request_id, encoded)
+
+    def _choose(self, entry: JournalEntry, prefix: list[bytes]) -> int | None:
+        """The replica that gets it; None = it waits for ranks."""
+        ready = [index for index, replica in enumerate(self._replicas) if replica.is_ready]
+        if entry.only_replica is not None:
+            return entry.only_replica if entry.only_replica in ready else None
+        bounds = {index: self._replicas[index].max_in_flight for index in ready}
+        free = [index for index, bound in bounds.items() if not bound or self._router.num_requests(index) < bound]
+        return self._router.choose(entry.num_tokens, prefix, free or ready) if ready else None
+
+    def _tell_others(self, request: Request, replica: int) -> None:
+        """What a request says of an adapter to `replica` holds for all: later ones, of other fronts too, may go
+        elsewhere."""
+        if not brings_adapter(request):
+            return
+        for index, other in enumerate(self._replicas):
+            if index != replica and other.is_ready:
+                self._send_request(index, 0, self._encode(adapter_order(request, self._ids.draw())))
+
+    def _send_waiting(self) -> None:
+        """What waits for ranks, as far as some serve. Called with the lock held."""
+        for entry in self._journal.unsent():
+            self._send(entry, self._router.prefix(entry.request))
 
     def cancel_request(self, request_id: int) -> None:
         """Ask for an early end. An active request ends with its tokens so far (CANCELLED); unknown ids are ignored."""
@@ -189,13 +230,12 @@ class Front(ABC):
             entry = self._journal.get(request_id)
             if entry is None:
                 return
-            if self._state is EngineState.READY:
+            if entry.placement is not None:
                 entry.cancel()
-                self._send_cancel(request_id)
+                self._send_cancel(entry.placement.replica, request_id)
             else:
                 self._responses.extend(self._journal.end(entry, FinishReason.CANCELLED))
                 self._changed.notify_all()
-        self._wake()
 
     def cancel_sequence(self, request_id: int, sequence_index: int) -> None:
         """Ask for an early end of one sequence of an active request, which ends with its tokens so far (CANCELLED). The
@@ -204,25 +244,32 @@ class Front(ABC):
             entry = self._journal.get(request_id)
             if entry is None:
                 return
-            if self._state is EngineState.READY:
+            if entry.placement is not None:
                 entry.cancel_sequence(sequence_index)
-                self._send_cancel_sequence(request_id, sequence_index)
+                self._send_cancel_sequence(entry.placement.replica, request_id, sequence_index)
             else:
                 self._responses.extend(self._journal.end_sequence(entry, sequence_index))
                 self._changed.notify_all()
-        self._wake()
 
     def num_requests_in_flight(self) -> int:
         """Accepted requests that have not received their final response."""
         return len(self._journal)
 
     def num_replays(self) -> int:
-        """Requests of this front that were sent again to relaunched ranks, each time."""
+        """Requests of this front that were sent again to other ranks, each time."""
         return self._journal.num_replays
 
     def num_pauses(self) -> int:
         """Times that requests of this front were in flight when ranks were lost, and waited for others."""
         return self._journal.num_pauses
+
+    def num_losses(self) -> int:
+        """Times that a replica's ranks were lost and a relaunch began."""
+        return self._num_losses
+
+    def num_spares(self) -> int:
+        """Loaded sets of ranks that wait to take the place of this front's own ranks, if these die."""
+        return 0
 
     def num_requests_queued(self) -> int:
         """Requests of all fronts that were waiting, not active, when the newest statistics were sent."""
@@ -329,55 +376,78 @@ class Front(ABC):
         """The request in the form that _send_request takes. Raises RequestError. Called without the lock."""
 
     @abstractmethod
-    def _send_request(self, request_id: int, encoded: object) -> None:
-        """Queue it for sending, without waiting; the order of calls is kept. Called with the lock held."""
+    def _send_request(self, replica: int, request_id: int, encoded: object) -> None:
+        """Queue it for sending to the leader of `replica`, without waiting; the order of calls is kept. `request_id`: 0
+        for an order whose answer nobody waits for. Called with the lock held."""
 
     @abstractmethod
-    def _send_cancel(self, request_id: int) -> None:
+    def _send_cancel(self, replica: int, request_id: int) -> None:
         """The same for a cancellation. Called with the lock held."""
 
     @abstractmethod
-    def _send_cancel_sequence(self, request_id: int, sequence_index: int) -> None:
+    def _send_cancel_sequence(self, replica: int, request_id: int, sequence_index: int) -> None:
         """The same for one sequence."""
 
     @abstractmethod
-    def _drop_unsent(self) -> None:
-        """Discard what is queued and not sent yet. Called with the lock held."""
-
-    @abstractmethod
-    def _wake(self) -> None:
-        """Something was queued for sending. Called without the lock."""
+    def _drop_unsent(self, replica: int) -> None:
+        """Discard what is queued for it and not sent yet. Called with the lock held."""
 
     # -- for subclasses: reports about the engine ----------------------------------------------------------------------
 
-    def _engine_ready(self, limits: RequestLimits, description: EngineDescription, max_in_flight: int) -> None:
+    def _engine_ready(
+        self, limits: RequestLimits, description: EngineDescription, max_in_flight: int, replica: int = 0
+    ) -> None:
+        """The ranks of `replica` serve. What waits for ranks is sent."""
         with self._changed:
-            self._limits, self._description, self._max_in_flight = limits, description, max_in_flight
-            self._state = EngineState.READY
-            for entry in self._journal.unsent():
-                self._send(entry)
+            if self._state is EngineState.CLOSED:
+                return
+            known = self._replicas[replica]
+            if not known.is_ready:
+                self._router.expect(replica, limits.kv_cache_tokens)
+            known.limits, known.description, known.max_in_flight = limits, description, max_in_flight
+            self._note_state(replica, EngineState.READY)
+            self._send_waiting()
             self._changed.notify_all()
 
-    def _engine_lost(self, state: EngineState, sentence: str) -> int:
-        """If `state` is RELAUNCHING, requests in flight and later ones wait, but for those that cannot. Otherwise all
-        in flight fail with the message `sentence`, and later ones are refused. Returns how many have ended."""
+    def _engine_lost(self, state: EngineState, sentence: str, replica: int = 0) -> int:
+        """The ranks of `replica` are lost, or, if `state` is CLOSED, this front is shut down. While another replica
+        serves or the lost one is relaunched (RELAUNCHING), requests in flight and later ones go on there or wait, but
+        for those that cannot. Otherwise all in flight fail with the message `sentence`, and later ones are refused.
+        Returns how many have ended."""
         with self._changed:
-            self._state = state
-            self._drop_unsent()
+            if self._state is EngineState.CLOSED and state is not EngineState.CLOSED:
+                return 0
+            for index in range(len(self._replicas)) if state is EngineState.CLOSED else [replica]:
+                self._note_state(index, state)
+                self._drop_unsent(index)
+                self._statistics.forget_state(index)
             num_before = len(self._journal)
-            waits = state is EngineState.RELAUNCHING
-            error = EngineUnavailable(sentence)
-            self._responses.extend(self._journal.ranks_died() if waits else self._journal.fail_all(error))
-            self._statistics.forget_state()
+            if self._state not in ACCEPTING:
+                self._responses.extend(self._journal.fail_all(EngineUnavailable(sentence)))
+            elif state is EngineState.RELAUNCHING:
+                self._num_losses += 1
+                self._responses.extend(self._journal.ranks_died(replica))
+            else:
+                self._journal.release(replica)
+            self._send_waiting()
             self._changed.notify_all()
             self._stats_arrived.notify_all()
             return num_before - len(self._journal)
 
+    def _note_state(self, replica: int, state: EngineState) -> None:
+        self._replicas[replica].state = state
+        self._state = overall([each.state for each in self._replicas])
+        self._limits, self._max_in_flight = common_limits(self._replicas), total_in_flight(self._replicas)
+        self._description = next(
+            (each.description for each in self._replicas if each.description is not None), self._description
+        )
+
     def _end_overdue(self) -> None:
         """End what was allotted less time than it waits for ranks."""
         with self._changed:
-            if self._state is EngineState.RELAUNCHING:
-                self._responses.extend(self._journal.end_overdue(time.monotonic()))
+            ended = self._journal.end_overdue(time.monotonic())
+            if ended:
+                self._responses.extend(ended)
                 self._changed.notify_all()
 
     def _note_started(self, request_ids: Iterable[int]) -> None:
@@ -390,21 +460,24 @@ class Front(ABC):
                 self._responses.extend(self._journal.note(response))
             self._changed.notify_all()
 
-    def _report_stats(self, json: str, num_queued: int) -> None:
+    def _report_stats(self, json: str, num_queued: int, replica: int = 0) -> None:
         with self._lock:
-            self._statistics.note(json, num_queued)
+            self._statistics.note(json, num_queued, replica)
 
     def _report_iterations(
-        self, iterations: Iterable[IterationStats], requests: Iterable[RequestStatsPerIteration]
+        self,
+        iterations: Iterable[IterationStats],
+        requests: Iterable[RequestStatsPerIteration],
+        replica: int = 0,
     ) -> None:
         with self._stats_arrived:
-            self._statistics.iterations.extend(iterations)
-            self._statistics.requests.extend(requests)
+            self._statistics.iterations.extend(of_replica(iterations, replica))
+            self._statistics.requests.extend(of_replica(requests, replica))
             self._stats_arrived.notify_all()
 
-    def _report_kv_cache_events(self, events: Iterable[KVCacheEvent]) -> None:
+    def _report_kv_cache_events(self, events: Iterable[KVCacheEvent], replica: int = 0) -> None:
         with self._stats_arrived:
-            self._statistics.events.extend(events)
+            self._statistics.events.extend(of_replica(events, replica))
             self._stats_arrived.notify_all()
 
     # -- checks --------------------------------------------------------------------------------------------------------

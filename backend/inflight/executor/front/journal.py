@@ -1,4 +1,5 @@
-"""The requests that a front has in flight, by id and in order of acceptance: what is left of them when ranks die.
+"""The requests that a front has in flight, by id and in order of acceptance, on whichever replica: what is left of them
+when ranks die.
 
 Whatever ends a request passes through here: each method returns the responses that callers are to receive, and a
 request with its final one is forgotten. Knows no lock and no socket.
@@ -11,6 +12,7 @@ from collections.abc import Iterable, Iterator
 from inflight.config import EngineConfig
 from inflight.errors import DuplicateRequest, InflightError
 from inflight.executor.front.journal_entry import JournalEntry
+from inflight.executor.front.routing import Placement
 from inflight.executor.front.sent_adapters import SentAdapters
 from inflight.request import Request
 from inflight.result import FinishReason, Response
@@ -51,15 +53,16 @@ class Journal:
         self._entries[request.request_id] = entry
         return entry
 
-    def message(self, entry: JournalEntry, now: float) -> Request:
-        """The request as it is sent to the present ranks, which happens now. `now`: time.monotonic()."""
-        entry.is_sent = True
+    def message(self, entry: JournalEntry, placement: Placement, now: float) -> Request:
+        """The request as it is sent to a replica's present ranks, which happens now. `now`: time.monotonic()."""
+        entry.place(placement)
         self.num_replays += entry.num_replays > 0
-        return entry.message(now, with_adapter=self._adapters.must_tell(entry.request))
+        with_adapter = self._adapters.must_tell(entry.request, placement.replica)
+        return entry.message(now, with_adapter=with_adapter)
 
     def unsent(self) -> Iterator[JournalEntry]:
-        """What the present ranks do not know, in order of acceptance."""
-        return iter([entry for entry in self._entries.values() if not entry.is_sent])
+        """What no present ranks know, in order of acceptance."""
+        return iter([entry for entry in self._entries.values() if entry.placement is None])
 
     # -- from ranks ----------------------------------------------------------------------------------------------------
 
@@ -77,17 +80,22 @@ class Journal:
 
     # -- without ranks -------------------------------------------------------------------------------------------------
 
-    def ranks_died(self) -> list[Response]:
-        """All requests wait for others now, but for those that end."""
-        self._adapters.ranks_died()
-        last = [response for entry in self._entries.values() for response in entry.ranks_died()]
-        responses = self._ended(last)
-        self.num_pauses += bool(self._entries)
+    def ranks_died(self, replica: int) -> list[Response]:
+        """All requests of that replica wait for other ranks now, but for those that end."""
+        self._adapters.ranks_died(replica)
+        responses = self._ended([last for entry in self._on(replica) for last in entry.ranks_died()])
+        self.num_pauses += any(entry.placement is None for entry in self._entries.values())
         return responses
+
+    def release(self, replica: int) -> None:
+        """Its ranks could not be brought back: what waits for them alone may go on elsewhere."""
+        for entry in self._entries.values():
+            if entry.only_replica == replica:
+                entry.release()
 
     def fail_all(self, error: InflightError) -> list[Response]:
         """Nobody waits any more."""
-        self._adapters.ranks_died()
+        self._adapters.all_ranks_died()
         return self._ended([entry.fail(error) for entry in self._entries.values()])
 
     def fail(self, entry: JournalEntry, error: InflightError) -> list[Response]:
@@ -103,11 +111,15 @@ class Journal:
 
     def end_overdue(self, now: float) -> list[Response]:
         """Those whose allotted time passes while they wait for ranks, which would watch it."""
-        overdue = [entry for entry in self._entries.values() if entry.is_overdue(now)]
+        overdue = [entry for entry in self.unsent() if entry.is_overdue(now)]
         return [response for entry in overdue for response in self.end(entry, FinishReason.TIMED_OUT)]
+
+    def _on(self, replica: int) -> list[JournalEntry]:
+        placed = [entry for entry in self._entries.values() if entry.placement is not None]
+        return [entry for entry in placed if entry.placement is not None and entry.placement.replica == replica]
 
     def _ended(self, responses: list[Response]) -> list[Response]:
         for response in responses:
             if response.is_final:
-                del self._entries[response.request_id]
+                self._entries.pop(response.request_id).place(None)
         return responses

@@ -1,8 +1,9 @@
 """What a front records of one request in flight: the request and what was delivered of it, which outlive the ranks.
 
-When ranks die, each entry either ends, for a reason that its client is told, or waits and becomes the Request that new
-ranks go on from (`message`). From the record come also the parts of a response that ranks need not send: the client's
-own id, and all tokens so far for a request that wants them with every response. Knows no lock and no socket.
+When ranks die, each entry either ends, for a reason that its client is told, or waits and becomes the Request that
+others go on from (`message`): those of another replica, or new ones. From the record come also the parts of a response
+that ranks need not send: the client's own id, and all tokens so far for a request that wants them with every response.
+Knows no lock and no socket.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from msgspec import structs
 
 from inflight.config import EngineConfig
 from inflight.errors import EngineUnavailable, InflightError, RequestCancelled, RequestTimedOut
+from inflight.executor.front.routing import Placement
 from inflight.lora import LoraConfig, LoRARequest
 from inflight.replay import DeliveredSequence, Replay
 from inflight.request import Request
@@ -50,8 +52,10 @@ class JournalEntry:
     sequences: dict[int, Delivered] = field(default_factory=dict)
     """By sequence index; a sequence without a result yet is not there."""
     num_replays: int = 0
-    is_sent: bool = False
-    """To the present ranks."""
+    placement: Placement | None = None
+    """The replica that it was sent to; None = it waits for one."""
+    only_replica: int | None = None
+    """The replica that alone may go on with it, because its ranks may have died of it; None = each may."""
     is_started: bool = False
     """Some ranks have begun it: it ends with its tokens so far, not with an error, if it is cancelled."""
     _started_ns: int = 0
@@ -62,12 +66,20 @@ class JournalEntry:
     _num_deaths: int = 0
     """Of ranks that had begun it, in a row, without a new token of it in between."""
     _is_running: bool = False
-    """The present ranks have begun it."""
+    """Its present ranks have begun it."""
     _has_progressed: bool = False
     """They have brought it something."""
+    _is_released: bool = False
+    """The ranks that may have died of it could not be brought back."""
     _is_cancelled: bool = False
 
     # -- responses of ranks --------------------------------------------------------------------------------------------
+
+    def place(self, placement: Placement | None) -> None:
+        """It is sent to a replica, or leaves the one that has it."""
+        if self.placement is not None:
+            self.placement.end()
+        self.placement = placement
 
     def note_started(self) -> None:
         self.is_started = self._is_running = True
@@ -111,6 +123,8 @@ class JournalEntry:
 
     def _append(self, delivered: Delivered, result: Result) -> None:
         self._num_delivered += len(result.output_token_ids)
+        if self.placement is not None:
+            self.placement.note_tokens(len(result.output_token_ids))
         if self.request.return_all_generated_tokens:
             delivered.log_probs += result.log_probs
         elif self._is_too_long:
@@ -197,11 +211,15 @@ class JournalEntry:
 
     def ranks_died(self) -> list[Response]:
         """Its last responses, if it does not wait for new ranks; those of sequences that were to end."""
-        if not self.is_sent:
+        if self.placement is None:
             return []
+        self.only_replica = None
         if self._is_running:
             self._num_deaths = 1 if self._has_progressed else self._num_deaths + 1
-        self.is_sent = self._is_running = self._has_progressed = False
+            # What ranks have begun and had no token of may be what they died of, and no others should.
+            self.only_replica = None if self._has_progressed else self.placement.replica
+        self.place(None)
+        self._is_running = self._has_progressed = self._is_released = False
         if self._is_cancelled:
             return self.end(FinishReason.CANCELLED)
         responses = self._end([index for index in self._open if self._of(index).is_cancelled], FinishReason.CANCELLED)
@@ -224,6 +242,11 @@ class JournalEntry:
             return f"{RANKS_LOST}, after {self.num_replays} replays (journal_max_replays)"
         return ""
 
+    def release(self) -> None:
+        """Its `only_replica` could not be brought back: others may go on with it, while nothing else runs there."""
+        self.only_replica = None
+        self._is_released = True
+
     def is_overdue(self, now: float) -> bool:
         """Whether its allotted time has passed; `now`: time.monotonic()."""
         allotted = self.request.allotted_time_ms
@@ -245,10 +268,15 @@ class JournalEntry:
         sequences: list[DeliveredSequence] = []
         if not self._is_beam_search and any(each.token_ids or each.is_finished for each in self.sequences.values()):
             sequences = [_replayed(self._of(index)) for index in range(request.num_sequences)]
-        is_suspect = 0 < self._num_deaths >= self.config.journal_max_deaths - 1
+        is_suspect = self._is_released or 0 < self._num_deaths >= self.config.journal_max_deaths - 1
         return structs.replace(request, replay=Replay(sequences=sequences, is_suspect=is_suspect))
 
     # -- the record ----------------------------------------------------------------------------------------------------
+
+    @property
+    def num_tokens(self) -> int:
+        """Of its prompt, and of what was delivered: what a replica has to compute that takes it over."""
+        return len(self.request.input_token_ids) + self._num_delivered
 
     @property
     def _is_beam_search(self) -> bool:
@@ -257,7 +285,7 @@ class JournalEntry:
 
     @property
     def _is_too_long(self) -> bool:
-        return len(self.request.input_token_ids) + self._num_delivered > self.config.journal_max_tokens
+        return self.num_tokens > self.config.journal_max_tokens
 
     @property
     def _open(self) -> list[int]:

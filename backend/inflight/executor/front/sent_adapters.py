@@ -1,4 +1,4 @@
-"""Where the adapters came from that a front's requests name, so that new ranks can load them again.
+"""Where the adapters came from that a front's requests name, so that every replica and new ranks can load them.
 
 A client sends an adapter's weights, or names its folder, once; later requests give only a number or a name, which dies
 with the ranks that have loaded it. Knows no lock and no file.
@@ -6,7 +6,7 @@ with the ranks that have loaded it. Knows no lock and no file.
 
 from __future__ import annotations
 
-from collections import OrderedDict
+from collections import OrderedDict, defaultdict
 
 from msgspec import structs
 
@@ -24,8 +24,8 @@ class SentAdapters:
         self._max_bytes = max_bytes
         self._sources: OrderedDict[Key, Source] = OrderedDict()
         self._num_bytes = 0
-        self._told: set[Key] = set()
-        """Adapters whose source the present ranks were told."""
+        self._told: defaultdict[int, set[Key]] = defaultdict(set)
+        """By replica: adapters whose source its present ranks were told."""
 
     def note(self, request: Request) -> Source | None:
         """Take in a request that is accepted. Returns the source of the adapter that it names, unless that stands in
@@ -48,27 +48,47 @@ class SentAdapters:
             self._forget(key)
             self._sources[key] = source
             self._num_bytes += _num_bytes(source)
-        self._told.update(keys)
         while self._num_bytes > self._max_bytes:
             self._forget(next(iter(self._sources)))
         return None
 
-    def ranks_died(self) -> None:
+    def ranks_died(self, replica: int) -> None:
+        self._told[replica].clear()
+
+    def all_ranks_died(self) -> None:
         self._told.clear()
 
-    def must_tell(self, request: Request) -> bool:
-        """Whether the present ranks were not told yet where to load its adapter from. From now on they were."""
-        keys = set(_keys(request))
-        if keys <= self._told:
+    def must_tell(self, request: Request, replica: int) -> bool:
+        """Whether its present ranks were not told yet where to load its adapter from. From now on they were."""
+        keys, told = set(_keys(request)), self._told[replica]
+        if keys <= told:
             return False
-        self._told |= keys
+        told |= keys
         return True
 
     def _forget(self, key: Key) -> None:
         source = self._sources.pop(key, None)
-        self._told.discard(key)
+        for told in self._told.values():
+            told.discard(key)
         if source is not None:
             self._num_bytes -= _num_bytes(source)
+
+
+def brings_adapter(request: Request) -> bool:
+    """Whether ranks learn something about an adapter from it that later requests rely on."""
+    return bool(request.lora_order) or _source(request) is not None
+
+
+def adapter_order(request: Request, request_id: int) -> Request:
+    """What such a request says of its adapter, as an order of its own, which is answered to nobody."""
+    return Request(
+        request_id=request_id,
+        input_token_ids=[],
+        max_tokens=1,
+        lora_order=request.lora_order or "load",
+        lora_config=request.lora_config,
+        lora_request=request.lora_request,
+    )
 
 
 def _keys(request: Request) -> list[Key]:

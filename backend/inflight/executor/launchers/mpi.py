@@ -8,33 +8,36 @@ trusted.
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 from inflight.config import EngineConfig
+from inflight.distributed.joining import MpiJob
 from inflight.executor.launchers.python_command import WORKER, find_python, worker_environment
-from inflight.executor.wire.launch import LAUNCH, Launch, RankGroupKind
+from inflight.executor.launchers.rank_processes import Command
+from inflight.executor.wire.launch import LAUNCH, Launch
 from inflight.mpi_launcher import find_launcher, launcher_environment, launcher_options, misfit
 
 
 class Mpi:
     """Implements LaunchCommand, for any number of ranks."""
 
-    rank_group = RankGroupKind.MPI
+    joining = MpiJob()
 
     def __init__(self, config: EngineConfig, *, mpiexec: Path | None = None, program: Sequence[str] = WORKER) -> None:
         """`mpiexec`: the MPI launcher; None = the one of this environment or of PATH. `program`: arguments of the
         Python interpreter."""
         self._hostfile = config.mpi_hostfile
-        self._size = config.num_ranks
+        self._size = config.num_replica_ranks
         self._mpiexec = mpiexec
         self._program = program
 
-    def command(self, launch: Launch) -> tuple[list[str], Mapping[str, str]]:
+    def commands(self, launch: Launch) -> list[Command]:
         launcher = self._find_launcher()
         options = launcher_options(launcher, self._hostfile, exported=(LAUNCH, "PYTHONPATH"))
         environment = launcher_environment(worker_environment(os.environ), one_host=not self._hostfile)
-        return [str(launcher), *options, "-n", str(self._size), str(find_python()), *self._program], environment
+        arguments = [str(launcher), *options, "-n", str(self._size), str(find_python()), *self._program]
+        return [Command(arguments, environment)]
 
     def explain(self, reason: str) -> str:
         misfits = misfit(self._find_launcher())

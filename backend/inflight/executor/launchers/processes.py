@@ -1,29 +1,31 @@
-"""A Launcher for ranks that a single command starts, whichever command that is.
+"""A Launcher for ranks that are started by commands: by one for all of them, or by one for each.
 
-A LaunchCommand (`uniproc`, `mpi`) supplies the command line, its environment, and the error message for ranks that did
-not find each other. Starting, watching and ending the processes is the same for all.
+A LaunchCommand (`uniproc`, `mpi`) supplies the command lines, their environments, how the ranks join each other, and
+the error message for ranks that did not. Starting, watching and ending the processes is the same for all.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection
 from pathlib import Path
 from typing import Protocol
 
 from inflight.config import EngineConfig
-from inflight.executor.launchers.rank_processes import RankProcesses
+from inflight.distributed.joining import Joining
+from inflight.executor.launchers.rank_processes import Command, RankProcesses
 from inflight.executor.wire.address import EngineAddress
-from inflight.executor.wire.launch import Launch, RankGroupKind
+from inflight.executor.wire.launch import Launch
 
 
 class LaunchCommand(Protocol):
-    """A command that starts all ranks of a launch."""
+    """What starts all ranks of a launch."""
 
-    rank_group: RankGroupKind
-    """How these ranks join each other."""
+    @property
+    def joining(self) -> Joining:
+        """How these ranks join each other."""
 
-    def command(self, launch: Launch) -> tuple[list[str], Mapping[str, str]]:
-        """Command line and environment that start all ranks. Raises ConfigurationError."""
+    def commands(self, launch: Launch) -> list[Command]:
+        """One command that starts all ranks, or one for each rank in their order. Raises ConfigurationError."""
 
     def explain(self, reason: str) -> str:
         """Error message for ranks that ended before they found each other; `reason` says how they ended."""
@@ -33,6 +35,7 @@ class ProcessLauncher:
     """Implements wire.launcher.Launcher."""
 
     owns_ranks = True
+    num_spares = 0
     absent = "the engine's ranks were not started"
 
     def __init__(self, config: EngineConfig, command: LaunchCommand, address: EngineAddress | None = None) -> None:
@@ -43,12 +46,15 @@ class ProcessLauncher:
         self._launch: ProcessLaunch | None = None
 
     def open(self) -> ProcessLaunch:
-        processes = RankProcesses(self._config, self._command.command, self._command.rank_group)
+        processes = RankProcesses(self._config, self._command.commands, self._command.joining)
         self._launch = ProcessLaunch(processes, self._command, self._address)
         return self._launch
 
     def pids(self) -> list[int]:
         return self._launch.processes.pids() if self._launch is not None else []
+
+    def close(self) -> None:
+        """Nothing to do: every launch was opened."""
 
 
 class ProcessLaunch:
@@ -84,6 +90,10 @@ class ProcessLaunch:
             why = self.processes.why_ended(ended[-1])  # of a rank rather than of mpiexec, which is watched first
             return why if launch.failure() or launch.rank_pids() else self._command.explain(why)
         return failure
+
+    @property
+    def is_misconfigured(self) -> bool:
+        return self.processes.launch.is_misconfigured()
 
     def wait_for_end(self, seconds: float) -> bool:
         return self.processes.wait(seconds)

@@ -15,49 +15,46 @@ import subprocess
 import tempfile
 import time
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 
 from inflight.config import EngineConfig
-from inflight.executor.wire.launch import LAUNCH, Launch, RankGroupKind
+from inflight.distributed.joining import Joining
+from inflight.executor.wire.launch import LAUNCH, RANK, Launch
 from inflight.run_directory import run_directory
 
 MAX_PARENT_LENGTH = 70
 """Bytes. The whole address of a UNIX socket may have 107."""
 
-CommandOf = Callable[[Launch], tuple[list[str], Mapping[str, str]]]
-"""The command line and the environment that start all ranks of a launch."""
+
+@dataclass(frozen=True, slots=True)
+class Command:
+    """What starts one process of a launch."""
+
+    arguments: list[str]
+    environment: Mapping[str, str]
+    rank: int | None = None
+    """The number of the rank that the process is; None if ranks learn theirs in another way."""
 
 
 class RankProcesses:
     """The constructor starts them. To be used from one thread, which must outlive the ranks: they are killed when it
     ends."""
 
-    def __init__(self, config: EngineConfig, command_of: CommandOf, rank_group: RankGroupKind) -> None:
-        """Raises OSError if the command cannot be run, and whatever `command_of` raises."""
+    def __init__(self, config: EngineConfig, commands_of: Callable[[Launch], list[Command]], joining: Joining) -> None:
+        """Raises OSError if a command cannot be run, and whatever `commands_of` raises."""
         directory = tempfile.mkdtemp(prefix="engine-", dir=_parent_directory())
-        self.launch = Launch.of(Path(directory), config, rank_group)
+        self.launch = Launch.of(Path(directory), config, joining)
         self._mark = f"{LAUNCH}={self.launch.to_environment()}".encode()
         self._pidfds: dict[int, int] = {}  # pidfd -> pid
+        self._children: dict[int, subprocess.Popen[bytes]] = {}  # by pid
         try:
             self.launch.describe()
-            command, environment = command_of(self.launch)
-            self._child = subprocess.Popen(
-                command,
-                # Temporary files that a dying rank leaves behind are removed with the launch's directory.
-                env={**environment, LAUNCH: self.launch.to_environment(), "TMPDIR": directory},
-                stdin=subprocess.DEVNULL,
-                stdout=2,
-                start_new_session=True,
-            )
+            for command in commands_of(self.launch):
+                self._start(command)
         except BaseException:
-            shutil.rmtree(directory, ignore_errors=True)
+            self.kill()
             raise
-        self._watch(self._child.pid)
-
-    @property
-    def pid(self) -> int:
-        """Process id of the command: mpiexec, or the only rank."""
-        return self._child.pid
 
     @property
     def pidfds(self) -> list[int]:
@@ -74,9 +71,9 @@ class RankProcesses:
         """How the process of `pidfd` ended, as a sentence."""
         pid = self._pidfds[pidfd]
         reason = self.launch.failure()
-        if pid != self._child.pid:
+        if pid not in self._children:
             return reason or f"rank process {pid} has died"
-        code = self._child.wait()
+        code = self._children[pid].wait()
         how = f"was killed by signal {-code}" if code < 0 else f"ended with exit code {code}"
         return reason or f"the ranks' process {pid} {how}"
 
@@ -93,7 +90,7 @@ class RankProcesses:
     def wait(self, seconds: float) -> bool:
         """True if the ranks on this machine end by themselves within `seconds`. mpiexec is not waited for."""
         deadline = time.monotonic() + seconds
-        ranks = set(self.launch.rank_pids()) or {self._child.pid}
+        ranks = set(self.launch.rank_pids()) or self._children.keys()
         for pidfd in [pidfd for pidfd, pid in self._pidfds.items() if pid in ranks]:
             poll = select.poll()
             poll.register(pidfd, select.POLLIN)
@@ -103,18 +100,37 @@ class RankProcesses:
 
     def kill(self) -> None:
         """Kill every process of the launch, even if suspended, and remove its directory. Returns when none is left."""
-        if self._child.poll() is None:
-            self._child.kill()
+        for child in self._children.values():
+            if child.poll() is None:
+                child.kill()
         while pids := self.pids():
             for pid in pids:
                 with contextlib.suppress(ProcessLookupError):
                     os.kill(pid, signal.SIGKILL)
             time.sleep(0.005)
-        self._child.wait()
+        for child in self._children.values():
+            child.wait()
         for pidfd in self._pidfds:
             os.close(pidfd)
         self._pidfds.clear()
         shutil.rmtree(self.launch.directory, ignore_errors=True)
+
+    def _start(self, command: Command) -> None:
+        child = subprocess.Popen(
+            command.arguments,
+            env={
+                **command.environment,
+                LAUNCH: self.launch.to_environment(),
+                RANK: "" if command.rank is None else str(command.rank),
+                # Temporary files that a dying rank leaves behind are removed with the launch's directory.
+                "TMPDIR": self.launch.directory,
+            },
+            stdin=subprocess.DEVNULL,
+            stdout=2,
+            start_new_session=True,
+        )
+        self._children[child.pid] = child
+        self._watch(child.pid)
 
     def _watch(self, pid: int) -> None:
         with contextlib.suppress(ProcessLookupError):  # already ended: a missing heartbeat or mpiexec's exit reveals it

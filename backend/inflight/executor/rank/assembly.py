@@ -36,6 +36,9 @@ class LoadedRunner(Runner, Protocol):
     adapter_library: AdapterLibrary | None
     """On the leader, if requests may use low-rank adapters."""
 
+    def occupy_memory(self) -> None:
+        """Begin to take the memory that ranks without work do without. Raises ConfigurationError if there is none."""
+
     @property
     def adapters(self) -> FollowsOrders | None:
         """What this rank stores of them."""

@@ -16,14 +16,14 @@ from pathlib import Path
 
 from inflight.batch_manager_stats import BatchManagerStats
 from inflight.config import EngineConfig
+from inflight.distributed.joining import join
 from inflight.distributed.rank_group import RankGroup, SingleRank
-from inflight.errors import ConfigurationError, InflightError
+from inflight.errors import ConfigurationError, InflightError, InsufficientMemory
 from inflight.executor.rank.assembly import LoadedRunner, LoadRunner, load_model_runner, make_manager
 from inflight.executor.rank.callbacks import RankCallbacks
 from inflight.executor.rank.leader.leader_socket import LeaderSocket
 from inflight.executor.rank.parent_watch import die_with_parent
-from inflight.executor.wire.launch import LAUNCH, Launch, RankGroupKind
-from inflight.mpi_launcher import misfit
+from inflight.executor.wire.launch import LAUNCH, Launch, launched_rank
 
 logger = logging.getLogger("inflight.worker")
 
@@ -45,31 +45,22 @@ def main(load_runner: LoadRunner = load_model_runner) -> int:
     group: RankGroup = SingleRank()
     try:
         config = launch.config
-        group = _join(config, launch)
+        group = join(
+            launch.joining,
+            rank=launched_rank(),
+            size=config.num_replica_ranks,
+            folder=Path(launch.directory) if launch.on_fronts_host else None,
+        )
         _start_logging(config.log_level, group.rank)
         launch.note_rank(group.rank)
         _serve(config, launch, group, load_runner(config, group))
     except InflightError as error:
-        _fail(launch, group, str(error))
+        is_lasting = isinstance(error, ConfigurationError) and not isinstance(error, InsufficientMemory)
+        _fail(launch, group, str(error), is_misconfigured=is_lasting)
     except BaseException as error:
         logger.exception("this rank ends because of an unexpected error")
         _fail(launch, group, f"{type(error).__name__}: {error}")
     return 0
-
-
-def _join(config: EngineConfig, launch: Launch) -> RankGroup:
-    """Join the other ranks. Raises ConfigurationError if their number is not the configured one."""
-    if launch.rank_group is RankGroupKind.SINGLE:
-        return SingleRank()
-    from inflight.distributed.mpi import MpiRankGroup, library_version
-
-    group = MpiRankGroup(Path(launch.directory) if launch.on_fronts_host else None)
-    if group.size != config.num_ranks:
-        raise ConfigurationError(
-            f"{config.num_ranks} ranks were launched but each finds itself in a group of {group.size}: "
-            f"{misfit(None, library_version())}"
-        )
-    return group
 
 
 def _serve(config: EngineConfig, launch: Launch, group: RankGroup, runner: LoadedRunner) -> None:
@@ -95,6 +86,9 @@ def _serve(config: EngineConfig, launch: Launch, group: RankGroup, runner: Loade
         leader.report_stats(BatchManagerStats.of(manager.statistics()).to_json())
     logger.info("ready")
     try:
+        if config.spare_ranks:
+            _wait_for_front(group, leader)
+            runner.occupy_memory()
         manager.run()
     except BaseException as error:
         if leader is not None:
@@ -107,10 +101,19 @@ def _serve(config: EngineConfig, launch: Launch, group: RankGroup, runner: Loade
     group.close()
 
 
-def _fail(launch: Launch, group: RankGroup, reason: str) -> None:
+def _wait_for_front(group: RankGroup, leader: LeaderSocket | None) -> None:
+    """Loaded ranks sleep until a front speaks to them. For ranks in reserve that is when they take over."""
+    if leader is not None:
+        leader.wait_for_front()
+        group.broadcast(b"")
+    else:
+        group.broadcast(None)
+
+
+def _fail(launch: Launch, group: RankGroup, reason: str, *, is_misconfigured: bool = False) -> None:
     """Record the reason and exit at once, without waiting for other threads or ranks, which may be stuck."""
     logger.error("%s", reason)
-    launch.note_failure(reason)
+    launch.note_failure(reason, is_misconfigured=is_misconfigured)
     logging.shutdown()
     group.abort()
     os._exit(1)

@@ -1,12 +1,13 @@
-"""An engine's stable address: from the engine's name to the socket of its current launch.
+"""An engine's stable addresses, one for each replica: from the engine's name to the socket of a current launch.
 
 The leader of every launch listens in that launch's own private directory. The address is a symbolic link with the
-engine's name that points to the current socket. It lies in a directory that only this user may enter: in the server's
-run directory if there is one.
+engine's name that points to the current socket. It lies in a directory that only this user may enter, one for each
+number of a replica: in the server's run directory if there is one.
 """
 
 from __future__ import annotations
 
+import glob
 import os
 import stat
 import tempfile
@@ -17,23 +18,29 @@ from inflight.errors import ConfigurationError
 from inflight.run_directory import run_directory
 
 ENGINES = "engines"
-"""Folder of the symbolic links."""
+"""Folder of the symbolic links. Those of other replicas than the first lie in engines.1, engines.2 and so on: behind
+the name a number could be part of another engine's name."""
 
 
 @dataclass(frozen=True, slots=True)
 class EngineAddress:
-    """The address of one engine. No link exists before the first launch serves and between two launches."""
+    """The address of one replica. No link exists before the first launch serves and between two launches."""
 
     link: Path
 
     @classmethod
-    def of(cls, name: str, directory: Path | None = None) -> EngineAddress:
-        """The address of the engine called `name`. `directory`: run directory of its server; None = this process's own,
-        if it has one. Raises ConfigurationError if no file can have that name, or if other users could write to the
-        folder of links."""
+    def of(cls, name: str, directory: Path | None = None, replica: int = 0) -> EngineAddress:
+        """The address of a replica of the engine called `name`. `directory`: run directory of its server; None = this
+        process's own, if it has one. Raises ConfigurationError if no file can have that name, or if other users could
+        write to the folder of links."""
         if not name or name in (".", "..") or "/" in name or "\0" in name:
             raise ConfigurationError(f"an engine cannot be called {name!r}: give a name without a slash")
-        return cls(_private_directory(directory) / name)
+        return cls(_private_directory(directory, f"{ENGINES}.{replica}" if replica else ENGINES) / name)
+
+    def of_all_replicas(self) -> list[EngineAddress]:
+        """Those of the engine's replicas that serve now; this is the address of any of them."""
+        found = sorted(self.link.parent.parent.glob(f"{ENGINES}*/{glob.escape(self.link.name)}"))
+        return [EngineAddress(link) for link in found]
 
     def point_to(self, socket_path: Path) -> None:
         """From now on the engine is found at `socket_path`."""
@@ -55,13 +62,14 @@ class EngineAddress:
             self.link.unlink(missing_ok=True)
 
 
-def _private_directory(parent: Path | None) -> Path:
-    """The folder of links, created if it is missing. Raises ConfigurationError if it is not private to this user."""
+def _private_directory(parent: Path | None, name: str) -> Path:
+    """The folder of links with that name, created if it is missing. Raises ConfigurationError if it is not private to
+    this user."""
     parent = parent or run_directory()
     if parent is None:
         base = os.environ.get("XDG_RUNTIME_DIR") or tempfile.gettempdir()
         parent = Path(base, f"inflight-{os.getuid()}")
-    directory = parent / ENGINES
+    directory = parent / name
     for folder in (parent, directory):
         # One after the other: parents that mkdir makes on the way would not be private.
         folder.mkdir(mode=0o700, exist_ok=True)

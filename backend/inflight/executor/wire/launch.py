@@ -1,15 +1,15 @@
 """What a front passes to the ranks that it launches, and the notes that they leave for it.
 
 It is passed in one environment variable, which every process of the launch inherits. Its value is unique to the launch,
-so it also identifies those processes later, whatever their parents and sessions are by then. Notes are files in the
-launch's private directory: which processes are ranks, and why one of them failed. The front leaves one too: what it
-passed to the ranks, for other fronts.
+so it also identifies those processes later, whatever their parents and sessions are by then. A second variable holds
+the number of a rank, where each has a command of its own. Notes are files in the launch's private directory: which
+processes are ranks, and why one of them failed. The front leaves one too: what it passed to the ranks, for other
+fronts.
 """
 
 from __future__ import annotations
 
 import contextlib
-import enum
 import os
 import socket
 from pathlib import Path
@@ -17,22 +17,22 @@ from pathlib import Path
 import msgspec
 
 from inflight.config import EngineConfig
+from inflight.distributed.joining import Joining
 
 LAUNCH = "INFLIGHT_LAUNCH"
+RANK = "INFLIGHT_RANK"
 
 SOCKET = "engine.sock"
 DESCRIPTION = "launch.json"
 FAILURE = "failure"
-RANK = "rank."
+RANK_NOTE = "rank."
 
 
-class RankGroupKind(enum.Enum):
-    """How the ranks of a launch join each other: which RankGroup each of them makes."""
+class _Failure(msgspec.Struct, frozen=True):
+    """Why a rank failed."""
 
-    SINGLE = "single"
-    """There is one rank."""
-    MPI = "mpi"
-    """They are members of one MPI job."""
+    reason: str
+    is_misconfigured: bool
 
 
 class Launch(msgspec.Struct, frozen=True, kw_only=True):
@@ -42,17 +42,18 @@ class Launch(msgspec.Struct, frozen=True, kw_only=True):
     """Private (mode 0700) and created for this launch alone."""
     front_pid: int
     front_host: str
-    rank_group: RankGroupKind
+    joining: Joining
+    """How the ranks join each other."""
     parameters: dict[str, str]
     """EngineConfig.to_parameters()."""
 
     @classmethod
-    def of(cls, directory: Path, config: EngineConfig, rank_group: RankGroupKind) -> Launch:
+    def of(cls, directory: Path, config: EngineConfig, joining: Joining) -> Launch:
         return cls(
             directory=str(directory),
             front_pid=os.getpid(),
             front_host=socket.gethostname(),
-            rank_group=rank_group,
+            joining=joining,
             parameters=config.to_parameters(),
         )
 
@@ -94,24 +95,32 @@ class Launch(msgspec.Struct, frozen=True, kw_only=True):
     def note_rank(self, rank: int) -> None:
         """Note that this process is `rank` and has joined the other ranks."""
         if self.on_fronts_host:
-            self._write(f"{RANK}{rank}", str(os.getpid()))
+            self._write(f"{RANK_NOTE}{rank}", str(os.getpid()))
 
-    def note_failure(self, reason: str) -> None:
-        """Note why this rank fails. The first note is kept: later failures are mostly consequences of the first."""
+    def note_failure(self, reason: str, *, is_misconfigured: bool = False) -> None:
+        """Note why this rank fails. The first note is kept: later failures are mostly consequences of the first.
+        `is_misconfigured`: another launch with this configuration would fail in the same way."""
         if self.on_fronts_host:
             with contextlib.suppress(FileExistsError):
-                self._write(FAILURE, reason)
+                self._write(FAILURE, msgspec.json.encode(_Failure(reason, is_misconfigured)).decode())
 
     def rank_pids(self) -> list[int]:
         """Process ids of the ranks on this machine that have joined the others."""
-        return sorted(int(note.read_text()) for note in Path(self.directory).glob(f"{RANK}*"))
+        return sorted(int(note.read_text()) for note in Path(self.directory).glob(f"{RANK_NOTE}*"))
 
     def failure(self) -> str:
         """Why the first rank failed that noted a reason; empty if none did."""
+        return self._failure().reason
+
+    def is_misconfigured(self) -> bool:
+        """Whether that reason would end another launch as well."""
+        return self._failure().is_misconfigured
+
+    def _failure(self) -> _Failure:
         try:
-            return Path(self.directory, FAILURE).read_text(errors="replace").strip()
+            return msgspec.json.decode(Path(self.directory, FAILURE).read_bytes(), type=_Failure)
         except FileNotFoundError:
-            return ""
+            return _Failure("", is_misconfigured=False)
 
     def _write(self, name: str, text: str) -> None:
         """Create a note atomically. Raises FileExistsError if there is one of this name already."""
@@ -121,3 +130,9 @@ class Launch(msgspec.Struct, frozen=True, kw_only=True):
             os.link(draft, Path(self.directory, name))
         finally:
             draft.unlink()
+
+
+def launched_rank() -> int | None:
+    """The number that this process's launcher gave it; None if the ranks' own job numbers them."""
+    number = os.environ.get(RANK)
+    return int(number) if number else None

@@ -29,6 +29,10 @@ class RunningLaunch(Protocol):
     def end_reason(self, ready_fds: Collection[object]) -> str:
         """Why this launch has ended, as a sentence; empty while it runs. `ready_fds`: those of `fds` readable now."""
 
+    @property
+    def is_misconfigured(self) -> bool:
+        """True if a rank has ended because of the configuration or the checkpoint, as those of another launch would."""
+
     def wait_for_end(self, seconds: float) -> bool:
         """True if the ranks, which were told to end, do so within that time, or if this launcher does not own them."""
 
@@ -45,8 +49,15 @@ class Launcher(Protocol):
     absent: str
     """Error message for the case that `open` returns None."""
 
+    @property
+    def num_spares(self) -> int:
+        """Loaded sets of ranks that wait to be opened. Read from any thread."""
+
     def open(self) -> RunningLaunch | None:
         """Start or find a launch. None if there is no engine to find yet. Raises ConfigurationError or OSError."""
 
     def pids(self) -> list[int]:
-        """Ids of the running processes of the engine that this launcher started."""
+        """Ids of the running processes of the engine that this launcher started, without those of spares."""
+
+    def close(self) -> None:
+        """The front ends: end what this launcher has started besides the launches that were opened."""

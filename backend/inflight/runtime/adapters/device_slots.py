@@ -8,7 +8,7 @@ import torch
 
 from inflight.config import EngineConfig
 from inflight.distributed.tensor_parallel import TensorParallelGroup
-from inflight.errors import ConfigurationError
+from inflight.errors import InsufficientMemory
 from inflight.models.adapter_places import AdapterPlaces
 from inflight.runtime.device import free_memory, gib
 
@@ -20,7 +20,7 @@ def allocate_adapters(
 ) -> None:
     """Allocate as many slots as `max_loras` and the memory allow, equally many on every rank. Collective.
 
-    Raises ConfigurationError if there is no room for one."""
+    Raises InsufficientMemory if there is no room for one."""
     if not places.places:
         logger.warning("no LoRA adapters are served: transformers' modelling code takes none")
         return
@@ -30,7 +30,7 @@ def allocate_adapters(
     fraction = config.lora_cache_gpu_memory_fraction or 1.0
     num_slots = group.all_reduce_min(min(wanted, int(fraction * free_bytes) // slot_bytes))
     if num_slots < 1 or (num_slots < wanted and not config.lora_cache_gpu_memory_fraction):
-        raise ConfigurationError(
+        raise InsufficientMemory(
             f"max_loras {wanted} takes {gib(wanted * slot_bytes)} of memory in each rank, for adapters of rank "
             f"{max_rank}, but {gib(int(fraction * free_bytes))} may be used; lower max_loras or "
             "lora_cache_max_adapter_size, raise lora_cache_gpu_memory_fraction, or free memory"

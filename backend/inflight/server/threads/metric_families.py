@@ -149,6 +149,11 @@ READY = Family(
 )
 """Of the engine's own model alone: so it tells engines from the other models that show the same engine's gauges. These
 have stubs that may be killed by themselves, and then tritonserver shows their last values for ever."""
+SPARES = Family(
+    name="inflight_engine_spares",
+    description="Loaded sets of ranks that wait to take over when ranks die",
+    kind="GAUGE",
+)
 RELAUNCHES = Family(
     name="inflight_engine_relaunches_total",
     description="How often ranks were lost and a relaunch began",
@@ -178,6 +183,9 @@ OUTCOMES = Family(
     series=("completed", "cancelled", "timed_out", "rejected", "queue_full", "unavailable", "failed"),
 )
 
+OF_OWN_MODEL = (READY, SPARES)
+"""Gauges that a model which uses another one's engine does not show."""
+
 SEQUENCES = "sequences of a request"
 """The name of an observation for which there is no family of ours."""
 
@@ -196,6 +204,7 @@ FAMILIES = (
     PREFIX_BLOCKS,
     DRAFT_TOKENS,
     READY,
+    SPARES,
     RELAUNCHES,
     RELAUNCHING,
     PAUSES,

@@ -62,17 +62,17 @@ class MetricsThread:
         latest_stats: Callable[[], str | None],
         num_in_flight: Callable[[], int],
         num_queued: Callable[[], int],
-        is_ready: Callable[[], bool] | None,
+        of_own_engine: Mapping[str, Callable[[], float]],
         is_relaunching: Callable[[], bool],
         totals: Mapping[str, Callable[[], int]] | None = None,
         further: Mapping[str, tuple[Family, ...]] | None = None,
     ) -> None:
         """`labels`: added to every series, see `own_labels`. `description`: of the engine, shown as labels. `period` in
         seconds. `latest_stats`: returns the newest statistics (JSON) since the last call, or None. `num_in_flight`,
-        `num_queued`: requests of this server, and of all fronts, as the Executor counts them. `is_ready`,
-        `is_relaunching`: see Executor; `is_ready` is None for a model that uses another one's engine. `totals`: name of
-        a family -> what its counter shows. `further`: name of a family -> other families to which its observations go
-        as well."""
+        `num_queued`: requests of this server, and of all fronts, as the Executor counts them.
+        `of_own_engine`: name of each of OF_OWN_MODEL -> what it shows; empty for a model that uses another one's
+        engine. `is_relaunching`: see Executor. `totals`: name of a family -> what its counter shows. `further`: name of
+        a family -> other families to which its observations go as well."""
         self._pb_utils = pb_utils
         self._labels = labels
         self._description = description
@@ -80,7 +80,7 @@ class MetricsThread:
         self._latest_stats = latest_stats
         self._num_in_flight = num_in_flight
         self._num_queued = num_queued
-        self._is_ready = is_ready
+        self._of_own_engine = of_own_engine
         self._is_relaunching = is_relaunching
         self._was_relaunching = False
         self._totals = totals or {}
@@ -134,7 +134,7 @@ class MetricsThread:
         return not self._is_given_up
 
     def _create_family(self, family: Family) -> None:
-        if self._is_given_up or (family is mf.READY and self._is_ready is None):
+        if self._is_given_up or (family in mf.OF_OWN_MODEL and not self._of_own_engine):
             return
         api = self._pb_utils.MetricFamily
         made = api(name=family.name, description=family.description, kind=getattr(api, family.kind))
@@ -175,8 +175,8 @@ class MetricsThread:
         if is_relaunching and not self._was_relaunching:
             self._call(mf.RELAUNCHES.name, "", "increment", 1)
         self._was_relaunching = is_relaunching
-        if self._is_ready is not None:
-            self._set(mf.READY.name, "", float(self._is_ready()))
+        for name, shown in self._of_own_engine.items():
+            self._set(name, "", float(shown()))
 
     def _observe(self, name: str, value: float) -> None:
         for family in self._observing.get(name, ()):

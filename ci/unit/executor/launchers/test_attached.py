@@ -6,6 +6,7 @@ import os
 import shutil
 import signal
 import tempfile
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -18,6 +19,7 @@ from inflight.config import EngineConfig
 from inflight.errors import ConfigurationError
 from inflight.executor.executor import attach_executor, find_engine_config
 from inflight.executor.front.remote import RemoteFront
+from inflight.executor.launchers.attached import AttachedLauncher
 from inflight.executor.launchers.processes import ProcessLauncher
 from inflight.executor.launchers.uniproc import UniProc
 from inflight.executor.wire.address import ENGINES, EngineAddress
@@ -97,6 +99,29 @@ def test_a_guest_loses_ranks_that_die_and_goes_on_with_the_next_ones(owner: Remo
     assert answer.result is not None and answer.result.finish_reason is FinishReason.LENGTH
     until(owner.is_ready, "the owner serves again")
     assert guest.next_request_id() >> 48 == prefix
+
+
+def test_a_guest_knows_at_once_that_the_ranks_have_died(owner: RemoteFront) -> None:
+    """Heartbeats, and looks at the address, are minutes apart."""
+    died = threading.Event()
+    config = EngineConfig(worker_heartbeat_timeout_ms=30 * 60_000)
+    with attach_executor(config, "llm", on_engine_death=lambda reason: died.set()) as guest:
+        os.kill(owner.engine_pids()[0], signal.SIGKILL)
+        assert died.wait(30)
+        until(guest.is_ready, "the guest has found the next ranks")
+
+
+def test_ranks_that_have_died_are_not_found(owner: RemoteFront, tmp_path: Path) -> None:
+    """As those of a front that was killed, whose address stays."""
+    address = EngineAddress.of("llm")
+    socket_path = address.resolve()
+    assert socket_path is not None
+    notes, kept = socket_path.parent, tmp_path / "kept"
+    shutil.copytree(notes, kept, ignore=shutil.ignore_patterns("*.sock"))
+    owner.shutdown()
+    kept.rename(notes)
+    address.point_to(socket_path)
+    assert AttachedLauncher(address).open() is None
 
 
 def test_an_engine_that_never_comes_is_told_by_its_name(run_directory: Path) -> None:

@@ -100,6 +100,10 @@ class LeaderSocket:
         self._socket = self._context.socket(zmq.ROUTER)
         self._bind(path)
 
+    def wait_for_front(self) -> None:
+        """Sleep until a front has sent something."""
+        self._socket.poll()
+
     # -- Leader --------------------------------------------------------------------------------------------------------
 
     def next_input(self, max_requests: int, may_block: bool) -> RankInput:

@@ -15,6 +15,7 @@ from inflight import backoff
 from inflight.config import EngineConfig
 from inflight.executor.front.remote import RemoteFront
 from inflight.executor.launchers.processes import ProcessLauncher
+from inflight.executor.launchers.spares import SpareLauncher
 from inflight.executor.launchers.uniproc import UniProc
 from inflight.run_directory import RUN_DIRECTORY
 
@@ -36,7 +37,11 @@ def launcher(tmp_path: Path, run_directory: Path, monkeypatch: pytest.MonkeyPatc
 
     def make(behaviour: str = "serve", config: EngineConfig | None = None, **options: object) -> RemoteFront:
         config = config or EngineConfig()
-        launcher = ProcessLauncher(config, UniProc((fake_worker.__file__, behaviour, str(tmp_path))))
+
+        def make_one() -> ProcessLauncher:
+            return ProcessLauncher(config, UniProc((fake_worker.__file__, behaviour, str(tmp_path))))
+
+        launcher = SpareLauncher(config, make_one) if config.spare_ranks else make_one()
         executor = RemoteFront(config, launcher, **options)  # type: ignore[arg-type]
         made.append(executor)
         return executor

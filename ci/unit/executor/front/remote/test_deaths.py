@@ -8,11 +8,13 @@ import threading
 from pathlib import Path
 
 import pytest
+from calls import until
 from fake_ranks import PATIENCE, Launcher, fetch, pid_of, stopped, submit, wait_until_ready
-from fake_worker import Order
+from fake_worker import FAILURE, Order
 
 from inflight.config import EngineConfig
 from inflight.errors import EngineUnavailable
+from inflight.executor.front.relaunches import MAX_TRIES
 
 pytestmark = pytest.mark.slow
 
@@ -109,7 +111,36 @@ def test_requests_that_come_while_the_ranks_are_brought_back_are_served_by_the_n
     assert first not in map(pid_of, responses)
 
 
-def test_ranks_that_cannot_be_brought_back_at_once_are_down_until_a_relaunch_is_asked_for(
+def test_relaunches_that_fail_are_tried_again_and_what_is_in_flight_waits(launcher: Launcher, tmp_path: Path) -> None:
+    """No request is blamed for launches that did not serve, nor counts them among its replays."""
+    config = EngineConfig(journal_max_deaths=2, journal_max_replays=1)
+    deaths: list[str] = []
+    executor = launcher("fail three times", config=config, on_engine_death=deaths.append)
+    executor.start()
+    held = submit(executor, Order.HOLD)
+    fetch(executor, 1)
+    fatal = submit(executor, Order.EXIT)
+    ended = fetch(executor, 1 + 2 * 2)
+    assert [response.request_id for response in ended if response.is_final] == [held, fatal]
+    assert len(deaths) == 1 and len(list(tmp_path.iterdir())) == 5
+    assert (executor.num_pauses(), executor.num_replays()) == (1, 2)
+
+
+def test_ranks_that_their_configuration_keeps_from_starting_are_given_up_at_once(
+    launcher: Launcher, tmp_path: Path
+) -> None:
+    deaths: list[str] = []
+    executor = launcher("refuse again", keep_trying=False, on_engine_death=deaths.append)
+    executor.start()
+    request_id = submit(executor, Order.EXIT)
+    _, failed = fetch(executor, 2)
+    assert (failed.request_id, failed.error_code) == (request_id, "UNAVAILABLE")
+    until(lambda: len(deaths) == 2, "it is told")
+    assert deaths[1] == FAILURE and len(list(tmp_path.iterdir())) == 2
+    assert executor.is_down()
+
+
+def test_ranks_that_cannot_be_brought_back_are_down_until_a_relaunch_is_asked_for(
     launcher: Launcher, tmp_path: Path
 ) -> None:
     deaths = threading.Semaphore(0)
@@ -119,13 +150,13 @@ def test_ranks_that_cannot_be_brought_back_at_once_are_down_until_a_relaunch_is_
     for _ in range(2):
         assert deaths.acquire(timeout=PATIENCE)
     assert not deaths.acquire(timeout=1)
-    assert len(list(tmp_path.iterdir())) == 2
+    assert len(list(tmp_path.iterdir())) == 1 + MAX_TRIES
     assert executor.is_down() and not executor.is_ready()
     with pytest.raises(EngineUnavailable):
         submit(executor, Order.ANSWER)
     executor.relaunch()
     assert deaths.acquire(timeout=PATIENCE)
-    assert len(list(tmp_path.iterdir())) == 3
+    assert len(list(tmp_path.iterdir())) == 2 + MAX_TRIES
 
 
 def test_ranks_that_cannot_be_brought_back_are_tried_again_for_ever(launcher: Launcher, tmp_path: Path) -> None:

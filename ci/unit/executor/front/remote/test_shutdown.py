@@ -18,7 +18,7 @@ from fake_ranks import PATIENCE, Launcher, fetch, launched, submit
 from fake_worker import Order
 
 from inflight.errors import EngineUnavailable
-from inflight.executor.front import remote
+from inflight.executor.front import connection
 
 pytestmark = pytest.mark.slow
 
@@ -45,7 +45,7 @@ def test_shutdown_answers_what_is_in_flight_and_leaves_nothing(
 def test_ranks_that_do_not_hear_the_shutdown_are_killed(
     launcher: Launcher, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_stopped: bool
 ) -> None:
-    monkeypatch.setattr(remote, "SHUTDOWN_SECONDS", 0.2)
+    monkeypatch.setattr(connection, "SHUTDOWN_SECONDS", 0.2)
     executor = launcher("deaf")
     executor.start()
     (pid,) = executor.engine_pids()
@@ -80,7 +80,7 @@ def test_shutdown_during_a_relaunch_answers_each_waiting_request_once(
     launcher: Launcher, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The ranks load for as long as they are left alone."""
-    monkeypatch.setattr(remote, "SHUTDOWN_SECONDS", 0.2)
+    monkeypatch.setattr(connection, "SHUTDOWN_SECONDS", 0.2)
     executor = launcher("never ready again")
     executor.start()
     assert not executor.is_relaunching()
@@ -98,12 +98,17 @@ def test_shutdown_during_a_relaunch_answers_each_waiting_request_once(
 
 FRONT = """
 import sys
+import time
 from inflight.config import EngineConfig
 from inflight.executor.front.remote import RemoteFront
 from inflight.executor.launchers.processes import ProcessLauncher
+from inflight.executor.launchers.spares import SpareLauncher
 from inflight.executor.launchers.uniproc import UniProc
-executor = RemoteFront(EngineConfig(), ProcessLauncher(EngineConfig(), UniProc(sys.argv[1:])))
+config = EngineConfig(spare_ranks=1, max_tokens_in_paged_kv_cache=4096)
+executor = RemoteFront(config, SpareLauncher(config, lambda: ProcessLauncher(config, UniProc(sys.argv[1:]))))
 executor.start()
+while not executor.num_spares():
+    time.sleep(0.05)
 print(*executor.engine_pids(), flush=True)
 if sys.stdin.readline():
     sys.exit(0)
@@ -112,7 +117,7 @@ if sys.stdin.readline():
 
 @contextmanager
 def front_process(folder: Path) -> Iterator[tuple[subprocess.Popen[str], int]]:
-    """Another process with a started executor, and the pid of its only rank."""
+    """Another process with a started executor that has a spare, and the pid of its only rank."""
     command = [sys.executable, "-c", FRONT, fake_worker.__file__, "serve", str(folder)]
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
     with subprocess.Popen(
@@ -141,6 +146,7 @@ def test_ranks_end_with_a_front_that_was_killed(tmp_path: Path, run_directory: P
     with front_process(tmp_path) as (process, rank):
         process.kill()
         wait_for_end(rank)
+        until(lambda: not launched(tmp_path), "the spare ends, too")
 
 
 def test_an_interpreter_that_exits_takes_its_ranks_along_and_does_not_hang(tmp_path: Path, run_directory: Path) -> None:
@@ -150,4 +156,5 @@ def test_an_interpreter_that_exits_takes_its_ranks_along_and_does_not_hang(tmp_p
         process.stdin.flush()
         assert process.wait(PATIENCE) == 0
         wait_for_end(rank)
+        assert launched(tmp_path) == []
         assert list(run_directory.iterdir()) == []

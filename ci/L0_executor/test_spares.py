@@ -1,0 +1,128 @@
+"""Spare ranks: real ones take over with the very tokens, and until then they take neither time nor a KV cache.
+
+pytest ci/L0_executor/test_spares.py
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from calls import until
+from mortal_front import MortalFront
+from real_engine import CHECKPOINT, num_wakes
+from request_kinds import TOKENIZER
+
+from inflight.config import EngineConfig
+from inflight.executor.front.generation_result import GenerationResult
+from inflight.executor.generation_executor import GenerationExecutor
+from inflight.executor.wire.launch import LAUNCH
+from inflight.run_directory import RUN_DIRECTORY, run_directory
+from inflight.sampling_config import SamplingConfig
+
+PROMPTS = ["Once upon a time", "There were three girls", "The dog", "A"]
+KV_TOKENS = 32 * 1024
+"""200 MB in float32."""
+WAKES = 5
+"""A second, of all processes of a spare. One that ticked would wake more often on each of its threads."""
+
+
+class Engine:
+    def __init__(self, num_ranks: int) -> None:
+        self.config = EngineConfig(
+            gpt_model_path=str(CHECKPOINT),
+            device="cpu",
+            dtype="float32",
+            num_threads=1,
+            tensor_parallel_size=num_ranks,
+            max_batch_size=8,
+            max_tokens_in_paged_kv_cache=KV_TOKENS,
+            spare_ranks=1,
+            log_level="WARNING",
+        )
+        self.front = MortalFront(self.config)
+        self.service = GenerationExecutor(self.front, TOKENIZER)
+
+    def start(self, max_tokens: int = 200) -> list[GenerationResult]:
+        """Greedy and sampled requests of all prompts."""
+        return [
+            self.service.generate_async(prompt, max_tokens=max_tokens, streaming=True, sampling_config=sampling)
+            for prompt in PROMPTS
+            for sampling in (SamplingConfig(), SamplingConfig(temperature=1.0, seed=5))
+        ]
+
+    def wait_for_spare(self) -> list[int]:
+        """Its processes."""
+        until(lambda: self.front.num_spares() == 1, "a spare is loaded")
+        return sorted(set(engine_processes()) - set(self.front.engine_pids()))
+
+
+@pytest.fixture(scope="module", params=[1, 2], ids=["one rank", "two ranks"])
+def engine(request: pytest.FixtureRequest) -> Iterator[Engine]:
+    with tempfile.TemporaryDirectory(prefix="run-") as directory, pytest.MonkeyPatch.context() as patch:
+        patch.setenv(RUN_DIRECTORY, directory)
+        engine = Engine(request.param)
+        yield engine
+        engine.service.shutdown()
+        assert engine_processes() == []
+
+
+def test_a_spare_sleeps_without_a_kv_cache_until_it_takes_over(engine: Engine) -> None:
+    spare = engine.wait_for_spare()
+    serving = [pid for pid in engine.front.engine_pids() if is_rank(pid)]
+    ranks = [pid for pid in spare if is_rank(pid)]
+    wakes, seconds = num_wakes(spare), 3.0
+    time.sleep(seconds)
+    assert (num_wakes(spare) - wakes) / seconds < WAKES
+    cache_bytes = kv_cache_bytes(engine)
+    assert max(map(resident_bytes, ranks)) < min(map(resident_bytes, serving)) - cache_bytes / 2
+    before = [resident_bytes(pid) for pid in ranks]
+    alone = [result.result() for result in engine.start()]
+    running = engine.start()
+    os.kill(serving[-1], signal.SIGKILL)
+    for result, expected in zip(running, alone, strict=True):
+        assert [each.token_ids for each in result.result().outputs] == [each.token_ids for each in expected.outputs]
+    assert set(ranks) <= set(engine.front.engine_pids()), "the spare has taken over"
+    until(
+        lambda: all(resident_bytes(pid) > size + cache_bytes / 2 for pid, size in zip(ranks, before, strict=True)),
+        "it has one",
+    )
+    engine.wait_for_spare()
+
+
+def engine_processes() -> list[int]:
+    """Of all launches of this test's engines."""
+    mark = f"{LAUNCH}=".encode()
+    here = str(run_directory()).encode()
+    found = []
+    for folder in Path("/proc").glob("[0-9]*"):
+        try:
+            variables = (folder / "environ").read_bytes().split(b"\0")
+        except OSError:
+            continue
+        if any(each.startswith(mark) and here in each for each in variables):
+            found.append(int(folder.name))
+    return found
+
+
+def is_rank(pid: int) -> bool:
+    command = Path(f"/proc/{pid}/cmdline").read_bytes()
+    return b"inflight.worker" in command and b"mpiexec" not in command
+
+
+def resident_bytes(pid: int) -> int:
+    return int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+
+
+def kv_cache_bytes(engine: Engine) -> int:
+    """Of one rank. Two tensors of each layer."""
+    model = json.loads((CHECKPOINT / "config.json").read_text())
+    head_dim = model.get("head_dim") or model["hidden_size"] // model["num_attention_heads"]
+    heads = model["num_key_value_heads"] // engine.config.tensor_parallel_size
+    return int(2 * 4 * model["num_hidden_layers"] * heads * head_dim * KV_TOKENS)
