@@ -12,10 +12,9 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[2]
 FAULTS = (
     "kill the leader",
-    "kill a follower",
     "kill the OpenAI server",
     "the leader stops briefly",
-    "messages to a follower are late",
+    "messages to the stub are late",
     "a client is killed",
     "a storm of cancels",
     "bad requests",
@@ -26,8 +25,14 @@ TIMEOUT = 500
 
 def test_no_promise_is_broken_in_a_minute_of_faults() -> None:
     chosen = [word for name in FAULTS for word in ("--fault", name)]
-    command = [sys.executable, "-m", "ci.chaos", "--minutes", "1", "--seed", "1", "--no-result", *chosen]
+    command = [sys.executable, "-m", "ci.chaos", "--minutes", "1", "--ranks", "1", "--seed", "1", "--no-result"]
     finished = subprocess.run(
-        command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=TIMEOUT, check=False
+        [*command, *chosen],
+        cwd=ROOT,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        timeout=TIMEOUT,
+        check=False,
     )
     assert finished.returncode == 0, finished.stdout

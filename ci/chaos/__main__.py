@@ -6,6 +6,7 @@ import argparse
 import asyncio
 import contextlib
 import os
+import shlex
 import sys
 import time
 from pathlib import Path
@@ -27,6 +28,7 @@ def main(arguments: list[str]) -> int:
     options.add_argument("--minutes", type=float, default=10.0, help="how long faults are injected")
     options.add_argument("--seed", type=int, default=None, help="of load and faults; a random one unless given")
     options.add_argument("--ranks", type=int, default=2, help="ranks of the engine")
+    options.add_argument("--spares", type=int, default=0, help="sets of spare ranks")
     options.add_argument("--clients", type=int, default=8, help="streams at a time")
     options.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="a key of the configuration")
     options.add_argument(
@@ -55,7 +57,7 @@ async def _run(chosen: argparse.Namespace, place: Any) -> int:
 
     print(f"Starting a server of {chosen.ranks} rank(s); seed {chosen.seed} …", flush=True)
     parameters = dict(each.split("=", 1) for each in chosen.set)
-    with running_server(chosen.ranks, place, parameters) as scene:
+    with running_server(chosen.ranks, chosen.spares, place, parameters) as scene:
         wanted = [fault for fault in FAULTS if fault.name in (chosen.fault or [fault.name])]
         skipped = {fault: why for fault in wanted if (why := fault.missing(scene))}
         oracle = Oracle(scene, exact=chosen.ranks == 1 and not unsupported_reason())
@@ -85,7 +87,13 @@ async def _run(chosen: argparse.Namespace, place: Any) -> int:
             oracle.complain(f"the supervisor ended with {code}: {scene.server.told[-2000:]}")
     for complaint in [*growth.complaints(), *(f"left behind: {each}" for each in left_behind(scene))]:
         oracle.complain(complaint)
-    found |= {"seed": chosen.seed, "ranks": chosen.ranks, "minutes": chosen.minutes, "complaints": oracle.complaints}
+    found |= {
+        "seed": chosen.seed,
+        "ranks": chosen.ranks,
+        "spares": chosen.spares,
+        "minutes": chosen.minutes,
+        "complaints": oracle.complaints,
+    }
     show(found)
     if not chosen.no_result:
         print(f"kept in {keep(found)}")
@@ -95,9 +103,15 @@ async def _run(chosen: argparse.Namespace, place: Any) -> int:
     print(f"\n{len(oracle.complaints)} promises were broken:")
     for complaint in oracle.complaints:
         print(f"- {complaint[:1000]}")
-    again = f"--minutes {chosen.minutes:g} --ranks {chosen.ranks} --clients {chosen.clients} --seed {chosen.seed}"
-    print(f'The same once more: make chaos ARGS="{again}"')
+    print(f"The same once more: .venv/bin/python -m ci.chaos {shlex.join(_again(chosen))}")
     return 1
+
+
+def _again(chosen: argparse.Namespace) -> list[str]:
+    """The arguments that repeat a run."""
+    given = vars(chosen)
+    numbers = [f"--{name}={given[name]:g}" for name in ("minutes", "ranks", "spares", "clients", "seed")]
+    return [*numbers, *(f"--set={each}" for each in chosen.set), *(f"--fault={name}" for name in chosen.fault or ())]
 
 
 async def _sample(growth: Any) -> None:

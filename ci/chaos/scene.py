@@ -19,6 +19,8 @@ from tritonclient.utils import InferenceServerException
 
 from ci.chaos.sandbox import Sandbox
 from ci.chaos.workload import APIS, MODELS
+from inflight.executor.wire.address import EngineAddress
+from inflight.executor.wire.launch import LAUNCH, RANK
 from inflight.supervisor import processes
 
 SERVING_DEADLINE = 180.0
@@ -27,6 +29,7 @@ LAUNCHER = "the launcher"
 TRITONSERVER = "tritonserver"
 OPENAI = "the OpenAI server"
 LEADER, FOLLOWER = "rank 0", "rank 1"
+RANK_VARIABLES = (RANK.encode(), b"PMI_RANK", b"PMIX_RANK", b"OMPI_COMM_WORLD_RANK")
 
 
 def stub_of(model: str) -> str:
@@ -38,11 +41,13 @@ class ChaosFailed(Exception):
 
 
 class Scene:
-    """`server`: running. `can_compute_again`: whether a token that is computed again has the very same bits."""
+    """`server`: running, with so many ranks and sets of spare ranks."""
 
-    def __init__(self, server: ServerProcess, sandbox: Sandbox, *, num_ranks: int) -> None:
-        self.server, self.sandbox, self.num_ranks = server, sandbox, num_ranks
+    def __init__(self, server: ServerProcess, sandbox: Sandbox, *, num_ranks: int, num_spares: int) -> None:
+        self.server, self.sandbox = server, sandbox
+        self.num_ranks, self.num_spares = num_ranks, num_spares
         self.endpoints = server.ready_endpoints
+        self._address = EngineAddress.of("llm", self.endpoints.run_directory)
 
     def roles(self) -> dict[str, int]:
         """What each of the server's lasting processes is -> its pid."""
@@ -52,17 +57,27 @@ class Scene:
             if b"inflight.openai" in command:
                 found[OPENAI] = pid
             elif b"inflight.worker" in command:
-                name = LAUNCHER if b"mpiexec" in command[0] else f"rank {_rank(pid)}"
-                found[name] = pid
+                if self._serves_now(pid):
+                    found[_part_of_launch(pid, command)] = pid
             elif _program(pid) == TRITONSERVER:
                 found[TRITONSERVER] = pid
                 stubs = processes.stubs(pid).items()
                 found |= {stub_of(instance.rsplit("_", 2)[0]): stub for stub, instance in stubs if instance}
         return found
 
-    def helpers_of(self, pid: int) -> list[int]:
-        """Processes that the process started, such as those of a rank's grammars."""
-        return [each for each in self.server.pids if _parent(each) == pid]
+    def waiting_ranks(self) -> dict[int, str]:
+        """pid -> its part, of all launches but the one that serves: those that load, and spares."""
+        workers = {pid: command_of(pid) for pid in self.server.pids}
+        return {
+            pid: _part_of_launch(pid, command)
+            for pid, command in workers.items()
+            if b"inflight.worker" in command and not self._serves_now(pid)
+        }
+
+    def _serves_now(self, pid: int) -> bool:
+        """Whether a worker belongs to the launch that fronts find at the engine's address."""
+        socket = self._address.resolve()
+        return socket is not None and str(socket.parent).encode() in _environment(pid).get(LAUNCH.encode(), b"")
 
     def expected_roles(self) -> set[str]:
         """Of a server that serves."""
@@ -84,8 +99,10 @@ class Scene:
             async with aiohttp.ClientSession(timeout=timeout) as session, session.get(health) as response:
                 if response.status != 200:
                     return "the OpenAI server is not healthy"
-            is_ready = (await self.metrics()).of("inflight_engine_ready") >= 1
-            return "" if is_ready else "the metrics say that the engine is not ready"
+            metrics = await self.metrics()
+            if metrics.of("inflight_engine_ready") < 1:
+                return "the metrics say that the engine is not ready"
+            return "" if metrics.of("inflight_engine_spares") >= self.num_spares else "a spare is not loaded"
         except (OSError, InferenceServerException, grpc.RpcError, TimeoutError, aiohttp.ClientError) as error:
             return f"{type(error).__name__}: {error}"
 
@@ -120,7 +137,7 @@ class Scene:
 
 
 @contextlib.contextmanager
-def running_server(num_ranks: int, sandbox: Sandbox, parameters: dict[str, str]) -> Iterator[Scene]:
+def running_server(num_ranks: int, num_spares: int, sandbox: Sandbox, parameters: dict[str, str]) -> Iterator[Scene]:
     """With a model of each API and an OpenAI server beside it. One rank computes in bfloat16 where C++ can; several in
     float32."""
     from request_kinds import ENGINE
@@ -128,6 +145,7 @@ def running_server(num_ranks: int, sandbox: Sandbox, parameters: dict[str, str])
     own = {
         "tensor_parallel_size": str(num_ranks),
         "dtype": "bfloat16" if num_ranks == 1 else "float32",
+        "spare_ranks": str(num_spares),
         "num_threads": "1",
         "max_batch_size": "16",
         "max_tokens_in_paged_kv_cache": "16384",
@@ -137,26 +155,27 @@ def running_server(num_ranks: int, sandbox: Sandbox, parameters: dict[str, str])
     helpers = str(Path(__file__).parents[1] / "helpers")
     os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [helpers, os.environ.get("PYTHONPATH")]))
     with ServerProcess(parameters={**own, **parameters}, **options) as server:
-        yield Scene(server, sandbox, num_ranks=num_ranks)
+        yield Scene(server, sandbox, num_ranks=num_ranks, num_spares=num_spares)
 
 
-def _rank(pid: int) -> int:
-    """As its launcher told it; 0 without one."""
+def _part_of_launch(pid: int, command: list[bytes]) -> str:
+    """The launcher, or a rank by its number as it was told; 0 without one."""
+    if b"mpiexec" in command[0]:
+        return LAUNCHER
+    environment = _environment(pid)
+    numbers = [environment[name] for name in RANK_VARIABLES if environment.get(name)]
+    return f"rank {int(numbers[0]) if numbers else 0}"
+
+
+def _environment(pid: int) -> dict[bytes, bytes]:
+    """Of a process; empty if it has ended."""
     with contextlib.suppress(OSError):
-        for item in Path(f"/proc/{pid}/environ").read_bytes().split(b"\0"):
-            name, _, value = item.partition(b"=")
-            if name in (b"PMI_RANK", b"PMIX_RANK", b"OMPI_COMM_WORLD_RANK"):
-                return int(value)
-    return 0
+        items = Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
+        return {name: value for name, _, value in (item.partition(b"=") for item in items)}
+    return {}
 
 
 def _program(pid: int) -> str:
     with contextlib.suppress(OSError):
         return Path(os.readlink(f"/proc/{pid}/exe")).name
     return ""
-
-
-def _parent(pid: int) -> int:
-    with contextlib.suppress(OSError):
-        return int(Path(f"/proc/{pid}/stat").read_text(errors="replace").rpartition(")")[2].split()[1])
-    return 0

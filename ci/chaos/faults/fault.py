@@ -9,7 +9,6 @@ from random import Random
 from ci.chaos.scene import Scene
 from ci.chaos.workload import Front
 
-BOTH = frozenset(Front)
 TRITONSERVER = frozenset({Front.TRITONSERVER})
 OPENAI = frozenset({Front.OPENAI})
 

@@ -7,7 +7,7 @@ import os
 import signal
 from random import Random
 
-from ci.chaos.faults.fault import BOTH, OPENAI, TRITONSERVER, Fault, Inject
+from ci.chaos.faults.fault import OPENAI, TRITONSERVER, Fault, Inject
 from ci.chaos.scene import FOLLOWER, LAUNCHER, LEADER, Scene, stub_of
 from ci.chaos.scene import OPENAI as OPENAI_SERVER
 from ci.chaos.scene import TRITONSERVER as SERVER
@@ -32,17 +32,15 @@ async def _kill_all(scene: Scene, victims: dict[str, int]) -> str:
 
 
 async def kill_during_relaunch(scene: Scene, dice: Random) -> str:
-    """A rank, and its successor while it loads."""
-    old = scene.roles()[LEADER]
-    first = await _kill_all(scene, {LEADER: old})
-    await scene.wait_until(lambda: scene.roles().get(LEADER, old) != old, "a new rank is launched")
-    return f"{first}, then {await _kill_all(scene, {LEADER: scene.roles()[LEADER]})}"
+    """A rank, and another one of the next launch: while it loads, or a spare that takes over."""
+    first = await _kill_all(scene, {LEADER: scene.roles()[LEADER]})
 
+    def next_ones() -> list[int]:
+        serving = [pid for role, pid in scene.roles().items() if role.startswith("rank")]
+        return [*serving, *(pid for pid, part in scene.waiting_ranks().items() if part.startswith("rank"))]
 
-async def kill_grammars(scene: Scene, dice: Random) -> str:
-    """One of the processes in which a rank's grammars are compiled and followed."""
-    helpers = scene.helpers_of(scene.roles()[LEADER])
-    return await _kill_all(scene, {"a helper of rank 0": dice.choice(helpers)}) if helpers else "there was none"
+    await scene.wait_until(next_ones, "a new rank is launched")
+    return f"{first}, then {await _kill_all(scene, {'its successor': dice.choice(next_ones())})}"
 
 
 def _one_rank(scene: Scene) -> str:
@@ -54,7 +52,7 @@ PROCESSES = (
     Fault(name="kill a follower", inject=kill(FOLLOWER), replaces=True, missing=_one_rank),
     Fault(name="kill all ranks", inject=kill(LEADER, FOLLOWER), replaces=True, missing=_one_rank),
     Fault(name="kill the launcher", inject=kill(LAUNCHER), replaces=True, missing=_one_rank),
-    Fault(name="kill a rank twice", inject=kill_during_relaunch, replaces=True, ends=BOTH),
+    Fault(name="kill a rank twice", inject=kill_during_relaunch, replaces=True),
     Fault(name="kill the stub of llm", inject=kill(stub_of("llm")), replaces=True, ends=TRITONSERVER),
     Fault(name="kill a dialect's stub", inject=kill(stub_of("vllm_model")), replaces=True, ends=TRITONSERVER),
     Fault(name="kill tritonserver", inject=kill(SERVER), replaces=True, ends=TRITONSERVER),
