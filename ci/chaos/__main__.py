@@ -75,7 +75,7 @@ async def _run(chosen: argparse.Namespace, place: Any) -> int:
             while (now := time.monotonic()) < end:
                 await actor.act(min(end, now + REST_SECONDS))
                 await load.settle()
-                await oracle.check_rest()
+                await oracle.check_rest(load.asked)
                 load.go_on()
         except ChaosFailed as error:
             oracle.complain(str(error))

@@ -14,6 +14,8 @@ from ci.chaos.scene import ChaosFailed, Scene
 
 QUIET = 0.5, 4.0
 """Seconds between two faults, at random."""
+SLOW = 5.0
+"""Seconds from which on the log names the stream for which everybody waited."""
 
 
 class Actor:
@@ -54,8 +56,9 @@ class Actor:
         injection.serves = time.monotonic()
         await scene.wait_until(lambda: not injection.stalled(), f"every stream goes on after: {fault.name}")
         injection.over = time.monotonic()
-        times = f"serves after {injection.serves - injection.began:.1f} s"
-        print(f"          {injection.what}; {times}, over after {injection.over - injection.began:.1f} s", flush=True)
+        serves, over = injection.serves - injection.began, injection.over - injection.began
+        slow = f" (the last was {injection.last})" if over - serves >= SLOW else ""
+        print(f"          {injection.what}; serves after {serves:.1f} s, over after {over:.1f} s{slow}", flush=True)
         replaced = [role for role, pid in before.items() if scene.roles().get(role) != pid]
         if replaced and not fault.replaces:
             oracle.complain(f"{fault.name}: {', '.join(replaced)} had to be replaced")

@@ -8,12 +8,12 @@ from collections import Counter
 from dataclasses import dataclass, field
 from enum import Enum
 
-from server_metrics import OUTCOMES
+from server_metrics import OUTCOMES, REQUESTS
 
 from ci.chaos.answer import Answer
 from ci.chaos.faults.fault import Fault
 from ci.chaos.load import Load, Stream
-from ci.chaos.scene import ChaosFailed, Scene
+from ci.chaos.scene import ChaosFailed, Scene, stub_of
 from ci.chaos.workload import Item
 
 REST_DEADLINE = 60.0
@@ -50,23 +50,39 @@ class Injection:
     """When every stream had gone on or ended as well."""
     what: str = ""
     """What exactly was done."""
+    last: str = ""
+    """The item whose stream went on last, once the server served again."""
     in_flight: list[Stream] = field(default_factory=list)
     """Streams that were open when it began."""
 
     def stalled(self) -> list[Stream]:
         """Streams that have had no response yet since the server serves again."""
         assert self.serves is not None
-        return [each for each in self.in_flight if each.ended is None and each.latest < self.serves]
+        found = [each for each in self.in_flight if each.ended is None and each.latest < self.serves]
+        self.last = found[0].item.name if found else self.last
+        return found
 
     def touches(self, stream: Stream) -> bool:
         return (self.over is None or stream.sent <= self.over) and (stream.ended is None or stream.ended >= self.began)
+
+
+@dataclass(frozen=True)
+class Account:
+    """What a stub of `llm` has counted, and the equal answers that its clients have got."""
+
+    stub: int
+    completed: float
+    failed: float
+    got: int
 
 
 class Oracle:
     def __init__(self, scene: Scene, *, exact: bool) -> None:
         """`exact`: a token that is computed again has the very same bits, so that other numbers are equal too."""
         self._scene, self._exact = scene, exact
-        self._alone: dict[str, Answer] = {}
+        self._account: Account | None = None
+        self.alone: dict[str, Answer] = {}
+        """By the items' names."""
         self.injections: list[Injection] = []
         self.verdicts: dict[Stream, Verdict] = {}
         self.complaints: list[str] = []
@@ -78,7 +94,7 @@ class Oracle:
             stream = await load.ask(item)
             if stream.answer.error:
                 raise ChaosFailed(f"{item.name} fails even alone: {stream.answer.error}")
-            self._alone[item.name] = stream.answer
+            self.alone[item.name] = stream.answer
 
     def judge(self, stream: Stream) -> None:
         verdict, why = self._verdict(stream)
@@ -92,7 +108,7 @@ class Oracle:
         print(f"  !! {what[:1000]}", flush=True)
 
     def _verdict(self, stream: Stream) -> tuple[Verdict, str]:
-        answer, alone = stream.answer, self._alone[stream.item.name]
+        answer, alone = stream.answer, self.alone[stream.item.name]
         if not answer.error:
             difference = answer.differs(alone, exact=self._exact)
             return (Verdict.DIFFERENT, difference) if difference else (Verdict.EQUAL, "")
@@ -108,21 +124,34 @@ class Oracle:
 
     # At rest
 
-    async def check_rest(self) -> dict[str, float]:
-        """With nothing in flight: every block of the KV cache is free and no request is open. Returns the number of
-        requests by outcome."""
+    async def check_rest(self, asked: Counter[str]) -> None:
+        """With nothing in flight: each request that was asked has one verdict, the engine holds nothing of any, and
+        since the last look its stub has completed at least what its clients have got."""
+        if asked.total() != len(self.verdicts):
+            self.complain(f"{asked.total()} streams were asked, and {len(self.verdicts)} ended")
         scene = self._scene
+        stub = scene.roles()[stub_of("llm")]
 
         async def is_at_rest() -> bool:
-            return (await scene.metrics()).is_at_rest
+            # By pid: what a stub showed stays there when another takes its place.
+            metrics = await scene.metrics()
+            free, blocks = (
+                metrics.of(name, pid=str(stub)) for name in ("inflight_kv_blocks_free", "inflight_kv_blocks")
+            )
+            return metrics.of(REQUESTS, request_type="active", pid=str(stub)) == 0 and 0 < free == blocks
 
         try:
             await scene.wait_until(is_at_rest, "no request is active and every KV block is free", REST_DEADLINE)
         except ChaosFailed as error:
             self.complain(str(error))
-        return (await scene.metrics()).by_label(OUTCOMES, "outcome")
-
-    def accounts(self, asked: Counter[str]) -> None:
-        """Every request that was asked has exactly one verdict."""
-        if (num_asked := asked.total()) != len(self.verdicts):
-            self.complain(f"{num_asked} streams were asked, and {len(self.verdicts)} ended")
+        metrics = await scene.metrics()
+        completed, failed = (metrics.of(OUTCOMES, outcome=each, pid=str(stub)) for each in ("completed", "failed"))
+        got = sum(verdict is Verdict.EQUAL and each.item.model == "llm" for each, verdict in self.verdicts.items())
+        now = Account(stub, completed, failed, got)
+        if self._account is not None and self._account.stub == stub:
+            before = self._account
+            if completed - before.completed < got - before.got:
+                self.complain(f"{got - before.got} answers came, and {completed - before.completed} were counted")
+            if failed > before.failed:
+                self.complain(f"{failed - before.failed:.0f} requests failed by the engine's own fault")
+        self._account = now

@@ -17,6 +17,7 @@ from server_metrics import Metrics
 from server_process import ServerProcess, command_of
 from tritonclient.utils import InferenceServerException
 
+from ci.chaos import clock
 from ci.chaos.sandbox import Sandbox
 from ci.chaos.workload import APIS, MODELS
 from inflight.executor.wire.address import EngineAddress
@@ -107,17 +108,18 @@ class Scene:
             return f"{type(error).__name__}: {error}"
 
     async def wait_until_serving(self) -> None:
-        """Until no process, no model and no answer is missing. Raises ChaosFailed."""
-        last = ""
+        """Until nothing is missing. Raises ChaosFailed."""
+        trouble = ""
 
         async def serves() -> bool:
-            nonlocal last
-            if (trouble := await self.trouble()) != last:
-                last = trouble
-                print(f"          {trouble[:200] or 'serves'}", flush=True)
-            return not last
+            nonlocal trouble
+            trouble = await self.trouble()
+            return not trouble
 
-        await self.wait_until(serves, "the server serves")
+        try:
+            await self.wait_until(serves, "the server serves")
+        except ChaosFailed as error:
+            raise ChaosFailed(f"{error} ({trouble})") from None
 
     async def metrics(self) -> Metrics:
         return await asyncio.to_thread(Metrics, self.server)
@@ -154,7 +156,7 @@ def running_server(num_ranks: int, num_spares: int, sandbox: Sandbox, parameters
     options = {"apis": list(APIS), "openai": {"port": 0}, "canary_period": 30.0}
     helpers = str(Path(__file__).parents[1] / "helpers")
     os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [helpers, os.environ.get("PYTHONPATH")]))
-    with ServerProcess(parameters={**own, **parameters}, **options) as server:
+    with clock.movable(sandbox.temporary), ServerProcess(parameters={**own, **parameters}, **options) as server:
         yield Scene(server, sandbox, num_ranks=num_ranks, num_spares=num_spares)
 
 

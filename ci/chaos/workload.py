@@ -46,6 +46,8 @@ class Item:
 
     name: str
     front: Front
+    model: str
+    """That tritonserver serves it by; "" at the OpenAI server."""
     url: Callable[[Endpoints], str]
     door: Callable[..., Awaitable[Answer]]
     """A function of `doors`, with all but address and callback."""
@@ -66,8 +68,9 @@ def _kind(kind: RequestKind) -> Item:
     return _grpc(f"llm: {kind.feature}", tensors=inputs, is_revised="beam_width" in kind.tensors)
 
 
-def _grpc(name: str, **request: Any) -> Item:
-    return Item(name, Front.TRITONSERVER, lambda endpoints: endpoints.grpc, partial(ask_grpc, **request))
+def _grpc(name: str, *, model: str = "llm", **request: Any) -> Item:
+    door = partial(ask_grpc, model=model, **request)
+    return Item(name, Front.TRITONSERVER, model, lambda endpoints: endpoints.grpc, door)
 
 
 def _dialects() -> list[Item]:
@@ -110,6 +113,7 @@ def _by_client() -> list[Item]:
         Item(
             f"client: {name}",
             Front.TRITONSERVER,
+            "llm",
             lambda endpoints: endpoints.grpc,
             partial(ask_client, prompt=PROMPT, options={"max_tokens": LENGTH, **options}),
         )
@@ -120,7 +124,7 @@ def _by_client() -> list[Item]:
 def _over_http() -> list[Item]:
     body = {"text_input": PROMPT, "max_tokens": LENGTH, "temperature": 1.0, "seed": 21, "stream": True, "end_id": -1}
     door = partial(ask_generate_stream, body=body)
-    return [Item("generate_stream", Front.TRITONSERVER, lambda endpoints: f"http://{endpoints.http}", door)]
+    return [Item("generate_stream", Front.TRITONSERVER, "llm", lambda endpoints: f"http://{endpoints.http}", door)]
 
 
 def _openai() -> list[Item]:
@@ -147,6 +151,7 @@ def _openai() -> list[Item]:
         Item(
             f"OpenAI: {name}",
             Front.OPENAI,
+            "",
             lambda endpoints: f"http://{endpoints.openai}",
             partial(ask_openai, path=path, body=body),
         )
