@@ -113,11 +113,7 @@ load-test: $(READY) ## start a server and load-test it: a table, a plot and a pa
 demo-survival: $(READY) ## kill a rank in the middle of a JSON answer, and compare its bytes with an undisturbed one's
 	@$(BIN)/python ci/demo_survival.py $(ARGS)
 
-# libfaketime moves the server's clock; of Debian's package, unpacked and not installed.
 chaos: $(READY) ## inject faults into a server under load for 10 minutes, and compare every stream with what it gets alone
-	@if [ ! -d build/libfaketime ] && ! ls /usr/lib/*/faketime >/dev/null 2>&1; then \
-	  mkdir -p build/libfaketime && cd build/libfaketime && apt-get -q download libfaketime && dpkg-deb -x libfaketime_*.deb . \
-	    || echo "libfaketime cannot be had here: clocks will not jump."; fi
 	@$(BIN)/python -m ci.chaos $(ARGS)
 
 default-model: $(READY) ## train the default checkpoint and its adapters again

@@ -7,6 +7,7 @@ import asyncio
 import contextlib
 import os
 import shlex
+import signal
 import sys
 import time
 from pathlib import Path
@@ -120,7 +121,12 @@ async def _sample(growth: Any) -> None:
         await asyncio.sleep(SAMPLE_SECONDS)
 
 
+def _interrupt(number: int, frame: object) -> None:
+    raise KeyboardInterrupt
+
+
 if __name__ == "__main__":
+    signal.signal(signal.SIGTERM, _interrupt)
     with contextlib.suppress(KeyboardInterrupt):
         sys.exit(main(sys.argv[1:]))
     sys.exit(130)

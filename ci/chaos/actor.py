@@ -54,10 +54,18 @@ class Actor:
             oracle.complain(f"{fault.name}: {error}")
         await scene.wait_until_serving()
         injection.serves = time.monotonic()
-        await scene.wait_until(lambda: not injection.stalled(), f"every stream goes on after: {fault.name}")
+        last = ""
+
+        def all_go_on() -> bool:
+            nonlocal last
+            stalled = injection.stalled()
+            last = stalled[0].item.name if stalled else last
+            return not stalled
+
+        await scene.wait_until(all_go_on, f"every stream goes on after: {fault.name}")
         injection.over = time.monotonic()
         serves, over = injection.serves - injection.began, injection.over - injection.began
-        slow = f" (the last was {injection.last})" if over - serves >= SLOW else ""
+        slow = f" (the last was {last})" if over - serves >= SLOW else ""
         print(f"          {injection.what}; serves after {serves:.1f} s, over after {over:.1f} s{slow}", flush=True)
         replaced = [role for role, pid in before.items() if scene.roles().get(role) != pid]
         if replaced and not fault.replaces:

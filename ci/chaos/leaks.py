@@ -18,6 +18,8 @@ MIN_SECONDS = 120.0
 """For which a process must have lived before its growth says anything."""
 MAX_GROWTH = 0.05, 24 * MiB
 """Of the second half of a process's life: part of its memory, and bytes; more than both is a leak."""
+MAX_NEW_DESCRIPTORS = 24
+"""Streams come and go, and each may hold some."""
 REPORTED_ONLY = frozenset({TRITONSERVER})
 """tritonserver keeps the pools of the largest load that it had."""
 
@@ -33,11 +35,20 @@ class Life:
 
     @property
     def growth(self) -> tuple[int, int]:
-        """Bytes in the middle of its life, and those added by its end; medians of fifths. The first 40 % are its
-        warming up."""
-        fifth = max(len(self.bytes_) // 5, 1)
-        middle, end = median(self.bytes_[2 * fifth : 3 * fifth]), median(self.bytes_[-fifth:])
-        return int(middle), int(end - middle)
+        """Bytes in the middle of its life, and those added by its end."""
+        return _middle_and_added(self.bytes_)
+
+    @property
+    def new_descriptors(self) -> int:
+        """Between the same times."""
+        return _middle_and_added(self.descriptors)[1]
+
+
+def _middle_and_added(values: list[int]) -> tuple[int, int]:
+    """Medians of fifths of a life; its first 40 % are its warming up."""
+    fifth = max(len(values) // 5, 1)
+    middle, end = median(values[2 * fifth : 3 * fifth]), median(values[-fifth:])
+    return int(middle), int(end - middle)
 
 
 class Growth:
@@ -66,6 +77,8 @@ class Growth:
             before, added = life.growth
             if life.role not in REPORTED_ONLY and added > max(MAX_GROWTH[0] * before, MAX_GROWTH[1]):
                 found.append(f"{life.role} grew from {before // MiB} to {(before + added) // MiB} MiB")
+            if life.new_descriptors > MAX_NEW_DESCRIPTORS:
+                found.append(f"{life.role} has {life.new_descriptors} descriptors more than before")
         return found
 
 

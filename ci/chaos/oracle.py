@@ -50,17 +50,17 @@ class Injection:
     """When every stream had gone on or ended as well."""
     what: str = ""
     """What exactly was done."""
-    last: str = ""
-    """The item whose stream went on last, once the server served again."""
     in_flight: list[Stream] = field(default_factory=list)
     """Streams that were open when it began."""
+
+    def allows_error(self, stream: Stream) -> bool:
+        fault, front = self.fault, stream.item.front
+        return front in fault.ends or (front in fault.refuses and stream.sent >= self.began and not stream.arrivals)
 
     def stalled(self) -> list[Stream]:
         """Streams that have had no response yet since the server serves again."""
         assert self.serves is not None
-        found = [each for each in self.in_flight if each.ended is None and each.latest < self.serves]
-        self.last = found[0].item.name if found else self.last
-        return found
+        return [each for each in self.in_flight if each.ended is None and each.latest < self.serves]
 
     def touches(self, stream: Stream) -> bool:
         return (self.over is None or stream.sent <= self.over) and (stream.ended is None or stream.ended >= self.began)
@@ -112,7 +112,7 @@ class Oracle:
         if not answer.error:
             difference = answer.differs(alone, exact=self._exact)
             return (Verdict.DIFFERENT, difference) if difference else (Verdict.EQUAL, "")
-        allowed = [each for each in self._touching(stream) if stream.item.front in each.fault.ends]
+        allowed = [each for each in self._touching(stream) if each.allows_error(stream)]
         if not allowed or not any(words in answer.error for words in OUTAGES):
             return Verdict.LOST, answer.error
         if not answer.begins(alone):

@@ -17,7 +17,6 @@ from server_metrics import Metrics
 from server_process import ServerProcess, command_of
 from tritonclient.utils import InferenceServerException
 
-from ci.chaos import clock
 from ci.chaos.sandbox import Sandbox
 from ci.chaos.workload import APIS, MODELS
 from inflight.executor.wire.address import EngineAddress
@@ -156,7 +155,7 @@ def running_server(num_ranks: int, num_spares: int, sandbox: Sandbox, parameters
     options = {"apis": list(APIS), "openai": {"port": 0}, "canary_period": 30.0}
     helpers = str(Path(__file__).parents[1] / "helpers")
     os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [helpers, os.environ.get("PYTHONPATH")]))
-    with clock.movable(sandbox.temporary), ServerProcess(parameters={**own, **parameters}, **options) as server:
+    with ServerProcess(parameters={**own, **parameters}, **options) as server:
         yield Scene(server, sandbox, num_ranks=num_ranks, num_spares=num_spares)
 
 

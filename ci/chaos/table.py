@@ -12,7 +12,7 @@ from rich.console import Console
 from rich.table import Table
 
 from ci.bench.report import machine, result_path
-from ci.chaos.faults import Fault
+from ci.chaos.faults import NEVER, Fault
 from ci.chaos.leaks import Growth, MiB
 from ci.chaos.load import SHORTEST_PAUSE, Stream
 from ci.chaos.oracle import Injection, Verdict
@@ -79,7 +79,7 @@ def summary(
         "streams": {verdict.value: count for verdict, count in Counter(verdicts.values()).items()},
         "all": row("all", injections, verdicts),
         "faults": rows,
-        "skipped": {fault.name: why for fault, why in skipped.items()},
+        "skipped": {**{fault.name: why for fault, why in skipped.items()}, **NEVER},
         "memory": [{**each, "grew": round(each["grew"], 1)} for each in memory],
     }
 
@@ -92,10 +92,10 @@ def show(found: dict[str, Any]) -> None:
         is_bad = each["lost"] or each["different"]
         style = "red" if is_bad else "bold" if each is found["all"] else None
         table.add_row(*("" if each[key] is None else str(each[key]) for key in COLUMNS), style=style)
-    for name, why in found["skipped"].items():
-        table.add_row(f"{name} (not injected: {why})", style="dim")
     console = Console(width=140)
     console.print(table)
+    for name, why in found["skipped"].items():
+        console.print(f"not injected: {name} ({why})", style="dim")
     counts = ", ".join(f"{count} {verdict}" for verdict, count in sorted(found["streams"].items()))
     console.print(f"all streams of the load: {counts}")
     for life in found["memory"]:

@@ -27,6 +27,8 @@ class Fault:
     inject: Inject
     ends: frozenset[Front] = frozenset()
     """Whose streams may end with an error (UNAVAILABLE, or a lost connection). All others go on and are equal."""
+    refuses: frozenset[Front] = frozenset()
+    """Who may refuse requests that are sent meanwhile, in the same words. Those in flight go on."""
     replaces: bool = False
     """Whether processes of the server may be replaced; otherwise each must be there afterwards."""
     missing: Callable[[Scene], str] = _nothing

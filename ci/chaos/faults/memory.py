@@ -9,7 +9,7 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 from random import Random
 
-from ci.chaos.faults.fault import TRITONSERVER, Fault, Inject
+from ci.chaos.faults.fault import OPENAI, TRITONSERVER, Fault, Inject
 from ci.chaos.faults.filled import filled
 from ci.chaos.sandbox import SHARED_MEMORY
 from ci.chaos.scene import FOLLOWER, LEADER, Scene
@@ -72,7 +72,7 @@ def _not_private(scene: Scene) -> str:
 MEMORY = (
     Fault(name="no memory for the leader", inject=no_memory(LEADER), replaces=True),
     Fault(name="no memory for a follower", inject=no_memory(FOLLOWER), replaces=True, missing=_one_rank),
-    Fault(name="no descriptors for the OpenAI server", inject=no_descriptors(OPENAI_SERVER)),
-    Fault(name="no descriptors for tritonserver", inject=no_descriptors(SERVER)),
+    Fault(name="no descriptors for the OpenAI server", inject=no_descriptors(OPENAI_SERVER), refuses=OPENAI),
+    Fault(name="no descriptors for tritonserver", inject=no_descriptors(SERVER), refuses=TRITONSERVER),
     Fault(name="no shared memory", inject=no_shared_memory, ends=TRITONSERVER, replaces=True, missing=_not_private),
 )
