@@ -19,7 +19,8 @@ from ci.chaos.workload import Item
 REST_DEADLINE = 60.0
 OUTAGES = (
     "[UNAVAILABLE]",
-    # tritonserver's own words while a model is loaded again.
+    # tritonserver's own words while a model is loaded again, and of a stub that hangs.
+    "is not healthy",
     "no available versions",
     "is not ready",
     "unknown model",

@@ -17,6 +17,8 @@ from ci.chaos.scene import OPENAI as OPENAI_SERVER
 from ci.chaos.scene import TRITONSERVER as SERVER
 
 SECONDS = 3.0
+SHORT = 1.0
+"""Without descriptors a server answers nobody: if it lasted, the supervisor would rightly start it again."""
 
 
 @contextlib.asynccontextmanager
@@ -49,8 +51,8 @@ def no_descriptors(role: str) -> Inject:
 
     async def inject(scene: Scene, dice: Random) -> str:
         async with limited(scene.roles()[role], resource.RLIMIT_NOFILE, 3):
-            await asyncio.sleep(SECONDS)
-        return f"no descriptor more for {SECONDS:.0f} s"
+            await asyncio.sleep(SHORT)
+        return f"no descriptor more for {SHORT:.0f} s"
 
     return inject
 
