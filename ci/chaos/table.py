@@ -49,7 +49,8 @@ def row(name: str, injections: list[Injection], verdicts: dict[Stream, Verdict])
             counted["in flight"] += 1
             counted["paused"] += is_paused
             counted["resumed"] += is_paused and verdict is Verdict.EQUAL
-            counted[verdict.value] += 1
+            # A later fault may have ended it.
+            counted[verdict.value] += verdict is not Verdict.ENDED or injection.allows_error(stream)
     backs = [each.serves - each.began for each in injections if each.serves is not None]
     return {
         "fault": name,
