@@ -27,7 +27,7 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check
 PIP_INSTALL := $(PIP) install --constraint constraints.txt --no-warn-script-location
 
 .PHONY: help serve test test-full unit kernels L0 prometheus lint bench bench-features bench-host bench-openai \
-  bench-front-ends load-test demo-survival default-model image test-gpu gpu-bench-kernels gpu-tune-kernels clean
+  bench-front-ends load-test demo-survival chaos default-model image test-gpu gpu-bench-kernels gpu-tune-kernels clean
 
 help: ## list the targets
 	@sed -n 's/^\([a-zA-Z0-9-]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | while IFS=$$'\t' read -r word meaning; do \
@@ -112,6 +112,9 @@ load-test: $(READY) ## start a server and load-test it: a table, a plot and a pa
 
 demo-survival: $(READY) ## kill a rank in the middle of a JSON answer, and compare its bytes with an undisturbed one's
 	@$(BIN)/python ci/demo_survival.py $(ARGS)
+
+chaos: $(READY) ## inject faults into a server under load for 10 minutes, and compare every stream with what it gets alone
+	@$(BIN)/python -m ci.chaos $(ARGS)
 
 default-model: $(READY) ## train the default checkpoint and its adapters again
 	$(BIN)/python ci/default_model/train.py --out $(CHECKPOINT) $(ARGS)
