@@ -94,8 +94,9 @@ class SpareLauncher:
             if reason := spare.end_reason():
                 self._spares.remove(spare)
                 self._discard(spare, reason)
-            elif spare.notice_loaded():
+            elif not spare.is_loaded and spare.listens():
                 restore_priority(spare.pids())
+                spare.is_loaded = True
                 self._backoff.succeeded()
                 logger.info("spare ranks are loaded: %d of %d", self.num_spares, self._config.spare_ranks)
         is_loading = self.num_spares < len(self._spares)
@@ -139,12 +140,9 @@ class Spare:
     def pids(self) -> list[int]:
         return self.launcher.pids()
 
-    def notice_loaded(self) -> bool:
-        """True once: when its leader listens, which it does after all ranks have loaded."""
-        if self.is_loaded or not self.launch.socket_path.exists():
-            return False
-        self.is_loaded = True
-        return True
+    def listens(self) -> bool:
+        """Whether its leader does, which it begins to after all ranks have loaded."""
+        return self.launch.socket_path.exists()
 
     def end_reason(self) -> str:
         """Why it cannot take over any more; empty if it can."""

@@ -84,7 +84,7 @@ def test_streams_go_on_at_the_other_replica_while_the_dead_one_is_relaunched(fro
     pid = rank_of(front, replica)
     os.kill(pid, signal.SIGKILL)
     check(caller, ids)
-    assert (front.num_replays(), front.num_losses()) == (2, 1)
+    assert 0 < front.num_replays() <= 2 and front.num_losses() == 1
     wait_until_all_ready(front)
     assert rank_of(front, replica) != pid
     caller.serve(*(caller.request([number], 20) for number in range(8)))
@@ -128,7 +128,7 @@ def test_another_front_finds_both_replicas_and_survives_each(front: RemoteFront)
             check(caller, ids)
             wait_until_all_ready(front)
             wait_until_all_ready(guest)
-        assert guest.num_replays() == 4
+        assert 0 < guest.num_replays() <= 4, "a stream may have ended before the death was known"
 
 
 def test_another_front_needs_one_replica_only(front: RemoteFront) -> None:
