@@ -8,10 +8,13 @@ PostedLaunches    rank 0 is the child of a front, and outlives it: a front posts
 
 from __future__ import annotations
 
+import logging
 import os
 import select
 import signal
 import socket
+import threading
+import time
 from collections.abc import Mapping
 from contextlib import AbstractContextManager
 from pathlib import Path
@@ -26,9 +29,11 @@ from inflight.executor.wire.job import JobFolder, is_served, note_end, take
 from inflight.executor.wire.launch import Launch
 from inflight.model_config import read_engine_config
 
+logger = logging.getLogger("inflight.worker")
+
 TOLD_TO_END = "the ranks were told to end"
 LEAVE_SECONDS = 5
-"""Time that the other ranks have to leave the job with rank 0. After it, rank 0 is killed."""
+"""Time that the ranks have to leave the job. After it, rank 0 ends without the others."""
 
 
 class Lead(Protocol):
@@ -74,15 +79,24 @@ class OwnLaunch:
 
     def has_begun(self, leader: LeaderSocket) -> None:
         assert self._launch is not None
-        socket_path = self._launch.socket_path
-
-        def end(*_: object) -> None:
-            self._address.withdraw(socket_path)  # fronts are to wait for other ranks, and not to find these again
-            leader.end(TOLD_TO_END)
-
-        self._address.point_to(socket_path)
+        self._address.point_to(self._launch.socket_path)
+        # By a thread, because the main one may be waiting in C++ for a rank that is dead, and then runs no handler.
+        told, tells = socket.socketpair()
+        tells.setblocking(False)
+        signal.set_wakeup_fd(tells.detach())
         for number in (signal.SIGTERM, signal.SIGINT):
-            signal.signal(number, end)
+            signal.signal(number, lambda *_: None)
+        arguments = (told, self._launch.socket_path, leader)
+        threading.Thread(target=self._end_when_told, args=arguments, name="inflight-signals", daemon=True).start()
+
+    def _end_when_told(self, told: socket.socket, socket_path: Path, leader: LeaderSocket) -> None:
+        told.recv(1)
+        self._address.withdraw(socket_path)  # fronts are to wait for other ranks, and not to find these again
+        leader.end(TOLD_TO_END)
+        time.sleep(LEAVE_SECONDS)
+        logger.error("the other ranks did not leave within %d s", LEAVE_SECONDS)
+        self.job.remove()
+        os._exit(1)
 
     def close(self) -> None:
         if self._launch is not None:

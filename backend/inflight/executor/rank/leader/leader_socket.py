@@ -168,7 +168,7 @@ class LeaderSocket:
             self._send(front, Fatal(reason))
 
     def end(self, reason: str) -> None:
-        """End the ranks; fronts keep what is in flight for others. May be called by a signal's handler."""
+        """End the ranks; fronts keep what is in flight for others. May be called from any thread."""
         self._end_reason = reason
 
     def close(self) -> None:
@@ -241,6 +241,8 @@ class LeaderSocket:
         if front not in self._fronts:
             logger.info("front %d (process %d) connected", hello.front_id, hello.pid)
         self._fronts[front] = hello
+        if hello.wants_kv_cache_events and not self.wants_kv_cache_events:
+            self._next_tick = 0.0  # after which an idle engine reports what it has kept, too
         self._note_wishes()
         welcome = Welcome(
             limits=self._limits,
