@@ -14,11 +14,13 @@ import pytest
 import typer
 import yaml
 
-from inflight.config import EngineConfig
-from inflight.executor.rank import outer_worker
+from inflight.executor.launchers import external
+from inflight.executor.rank import lead, outer_worker
+from inflight.supervisor import repository
 from inflight_client.cli import app
 
 FOLDER = Path(__file__).parents[3] / "backend" / "kubernetes"
+MODELS = Path(__file__).parents[3] / "model_repository"
 FILES = sorted(FOLDER.glob("*.yml"))
 """One for each way to lay an engine out."""
 
@@ -41,6 +43,13 @@ def templates(file: Path) -> list[dict[str, Any]]:
 
 def containers(file: Path) -> list[dict[str, Any]]:
     return [container for template in templates(file) for container in template["spec"]["containers"]]
+
+
+def filled_in(text: str) -> str:
+    """With a checkpoint that there is, and as a group of two."""
+    for variable in ("$(LWS_GROUP_SIZE)", "$LWS_GROUP_SIZE"):
+        text = text.replace(variable, "2")
+    return text.replace("/checkpoints/model", str(MODELS / "llm" / "1" / "checkpoint"))
 
 
 @pytest.mark.parametrize("file", FILES, ids=lambda file: file.name)
@@ -80,20 +89,20 @@ def test_names_that_are_used_are_there(file: Path) -> None:
 
 
 @pytest.mark.parametrize("file", FILES, ids=lambda file: file.name)
-def test_the_commands_are_understood(file: Path) -> None:
+def test_the_commands_start_ranks_that_the_server_takes(file: Path, tmp_path: Path) -> None:
     command = typer.main.get_command(app).commands["serve"]  # type: ignore[attr-defined]
     (server,) = (container for container in containers(file) if "args" in container)
-    arguments = [argument.replace("$(LWS_GROUP_SIZE)", "2") for argument in server["args"]]
+    arguments = [filled_in(argument) for argument in server["args"]]
     options = command.make_context("serve", arguments).params
-    front = dict(assignment.split("=") for assignment in options["set_"] or ())
+    parameters = dict(assignment.split("=") for assignment in options["set_"] or ())
     if tensor_parallel_size := options["tensor_parallel_size"]:
-        front["tensor_parallel_size"] = str(tensor_parallel_size)
-    config = EngineConfig.from_parameters(front)
+        parameters["tensor_parallel_size"] = str(tensor_parallel_size)
+    folder = options["checkpoint"]
+    front = repository.write(MODELS, tmp_path / "models", checkpoint_folder=folder, parameters=parameters).config
     scripts = [resource["data"]["ranks.sh"] for resource in load(file) if resource["kind"] == "ConfigMap"]
-    assert (config.executor == "external") == bool(scripts)
+    assert front is not None and (front.executor == "external") == bool(scripts)
     for script in scripts:
-        words = shlex.split(script.replace("\\\n", " ").replace("$LWS_GROUP_SIZE", "2"))
+        words = shlex.split(filled_in(script.replace("\\\n", " ")))
         ranks = outer_worker._parser().parse_args(words[words.index("inflight.worker") + 1 :])
-        settings = dict(ranks.set)
-        assert settings.pop("gpt_model_path") == str(options["checkpoint"])
-        assert EngineConfig.from_parameters({**settings, "executor": "external"}) == config
+        _, config = lead.read_engine_config(MODELS / "llm", dict(ranks.set))
+        external._check_equal(config.to_parameters(), front.to_parameters())
