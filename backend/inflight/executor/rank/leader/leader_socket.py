@@ -259,7 +259,8 @@ class LeaderSocket:
         for front, started in self._book.take_started().items():
             self._send(front, Started(started))
         for front, responses in self._book.collect_responses().items():
-            self._send(front, Responses(responses))
+            if not self._end_reason:  # what fronts have in flight is to go on with other ranks
+                self._send(front, Responses(responses))
         has_stats = self._stats is not None or self._iterations.iteration_stats or self._iterations.request_stats
         if (has_stats or self._kv_cache_events) and (everything or time.monotonic() >= self._next_stats):
             self._next_stats = time.monotonic() + self._stats_seconds
