@@ -207,7 +207,7 @@ def _load_draft_network(
                 f"{model.max_positions} or choose another draft model"
             )
         if isinstance(model, ModelConfig):
-            _check_positions(max_seq_len, model.head_dim, groups.tensor.size)
+            _check_positions(max_seq_len, model.head_dim, config.num_ranks)
         return load_network(own, model, groups, choose_dtype(config, model.dtype), device, max_seq_len)
     except ConfigurationError as error:
         raise type(error)(f"speculative_model_dir: {error}") from None
