@@ -92,7 +92,7 @@ class EngineConfig:
     """Deaths of ranks in a row, without a new token, that end a request with an error; at the last it is alone."""
 
     spare_ranks: int = 0
-    """Loaded sets of ranks that wait to take over when ranks die, so that streams pause for moments; on CPUs only."""
+    """Loaded sets of ranks of each replica that wait to take over when its ranks die, within moments; on CPUs only."""
 
     max_batch_size: int = 64
     """Sequences in one step (tritonserver's own max_batch_size stays 0)."""
