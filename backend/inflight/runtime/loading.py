@@ -152,6 +152,9 @@ def _describe(
         layers=native if isinstance(model, ModelConfig) else "transformers",
         dtype=str(dtype).removeprefix("torch."),
         num_ranks=config.num_ranks,
+        tensor_parallel_size=config.tensor_parallel_size,
+        pipeline_parallel_size=config.pipeline_parallel_size,
+        data_parallel_size=config.data_parallel_size,
         inflight_version=__version__,
         torch_version=str(torch.__version__),
     )
