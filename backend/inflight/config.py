@@ -186,7 +186,7 @@ class EngineConfig:
     logits_post_processor_batched: str = ""
     """module:attribute of the function for all requests that name batched; unset = none."""
     logits_post_processor_replicate: bool = True
-    """Every rank calls these functions; false = the leader alone does, and sends the logits to the others."""
+    """Every rank that samples calls these functions; false = the first one does, and sends the logits to the others."""
     max_prompt_embedding_bytes: int = 33_554_432
     """Most bytes of embeddings (prompt_embedding_table, prompt_embeds) that one request may bring; at most 48 MiB."""
     otlp_traces_endpoint: str = ""
