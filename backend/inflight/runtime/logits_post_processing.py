@@ -12,8 +12,8 @@ the device has the logits, and nothing waits for it unless a function does.
 that one keeps from answering for `worker_heartbeat_timeout_ms` count as hung.
 
 *All ranks agree on what failed.* Each notes which of its calls raised, and the notes are added up over the ranks, as
-layers add up their outputs. Where the first rank alone calls, its logits travel in the same sum, to which the others add
-zeros. So whose function raised, and on which rank, changes nothing but the rank's log.
+layers add up their outputs. Where the first rank alone calls, its logits travel in the same sum, to which the others
+add zeros. So whose function raised, and on which rank, changes nothing but the rank's log.
 
 Legend: S rows that sample, P rows among them that name a function, V vocabulary.
 """
