@@ -91,7 +91,7 @@ def load_engine(config: EngineConfig, rank_group: RankGroup) -> LoadedEngine:
     host_blocks = HostBlocks(kv_cache, shape, count_host_blocks(config, shape, groups, device), device)
     borders = accumulate(map(len, specs), initial=0)
     caches = [kv_cache.layers[first:end] for first, end in pairwise(borders)]
-    compiled = [compile_network(config, *each, device, groups.tensor) for each in zip(networks, caches, strict=True)]
+    compiled = [compile_network(config, *each, device, groups) for each in zip(networks, caches, strict=True)]
     if any(new is not former for new, former in zip(compiled, networks, strict=True)):
         give_back_memory()
     description = _describe(config, model, dtype, compiled[0], device)
