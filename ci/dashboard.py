@@ -92,8 +92,16 @@ ROWS: Mapping[str, tuple[Panel, ...]] = {
         ),
         Panel(
             title="Engine ready",
-            what="1 while every rank is alive and answers.",
+            what="1 while every rank of a replica is alive and answers.",
             lines={"{{instance}}": 'max by (instance) (inflight_engine_ready{job="$job", model="$engine"})'},
+        ),
+        Panel(
+            title="Replicas and spares",
+            what="1 while every rank of a replica is alive and answers; loaded sets of ranks that wait to take over.",
+            lines={
+                "replica {{replica}}": of_engine("inflight_replica_ready", "replica"),
+                "spares": of_engine("inflight_engine_spares"),
+            },
         ),
         Panel(
             title="Relaunches of ranks in an hour",

@@ -92,7 +92,7 @@ class EngineConfig:
     """Deaths of ranks in a row, without a new token, that end a request with an error; at the last it is alone."""
 
     spare_ranks: int = 0
-    """Loaded sets of ranks that wait to take over when ranks die, so that streams pause for moments; on CPUs only."""
+    """Loaded sets of ranks of each replica that wait to take over when its ranks die, within moments; on CPUs only."""
 
     max_batch_size: int = 64
     """Sequences in one step (tritonserver's own max_batch_size stays 0)."""
@@ -186,7 +186,7 @@ class EngineConfig:
     logits_post_processor_batched: str = ""
     """module:attribute of the function for all requests that name batched; unset = none."""
     logits_post_processor_replicate: bool = True
-    """Every rank calls these functions; false = the leader alone does, and sends the logits to the others."""
+    """Every rank that samples calls these functions; false = the first one does, and sends the logits to the others."""
     max_prompt_embedding_bytes: int = 33_554_432
     """Most bytes of embeddings (prompt_embedding_table, prompt_embeds) that one request may bring; at most 48 MiB."""
     otlp_traces_endpoint: str = ""

@@ -20,6 +20,10 @@ class EngineDescription(msgspec.Struct, frozen=True, kw_only=True):
     dtype: str = ""
     """Of weights and activations, such as bfloat16."""
     num_ranks: int = 1
+    """Of all replicas together; the next three say how they share the work."""
+    tensor_parallel_size: int = 1
+    pipeline_parallel_size: int = 1
+    data_parallel_size: int = 1
     inflight_version: str = ""
     torch_version: str = ""
 

@@ -54,8 +54,8 @@ class LogitsPostProcessorConfig:
     """By the name that a request gives."""
     processor_batched: BatchedLogitsPostProcessor | None = None
     replicate: bool = True
-    """True: every rank calls them, so what they depend on must be equal on all ranks. False: only the leader calls
-    them, and the other ranks get the logits from it."""
+    """True: every rank that samples calls them, so what they depend on must be equal on all of these. False: only the
+    first one calls them, and the others get the logits from it."""
 
     def __post_init__(self) -> None:
         if BATCHED in self.processor_map:
@@ -70,10 +70,11 @@ class LogitsPostProcessorConfig:
         return [*self.processor_map, *([BATCHED] if self.processor_batched is not None else [])]
 
     @classmethod
-    def load(cls, config: EngineConfig, *, is_leader: bool = True) -> LogitsPostProcessorConfig:
-        """Those that `config` names, imported on the ranks that call them. Raises ConfigurationError."""
+    def load(cls, config: EngineConfig, *, is_caller: bool = True) -> LogitsPostProcessorConfig:
+        """Those that `config` names, imported on the ranks that call them. `is_caller`: whether this rank is the first
+        of those that sample. Raises ConfigurationError."""
         replicate, batched = config.logits_post_processor_replicate, config.logits_post_processor_batched
-        load = _load if replicate or is_leader else lambda place: _called_by_the_leader
+        load = _load if replicate or is_caller else lambda place: _called_elsewhere
         return cls(
             processor_map={name: load(place) for name, place in _entries(config).items()},
             processor_batched=load(batched) if batched else None,
@@ -109,5 +110,5 @@ def _load(place: str) -> Any:
     return found
 
 
-def _called_by_the_leader(*arguments: Any) -> None:
-    raise AssertionError("only the leader calls logits post-processors")
+def _called_elsewhere(*arguments: Any) -> None:
+    raise AssertionError("only the first rank that samples calls logits post-processors")

@@ -54,14 +54,13 @@ async def _run(chosen: argparse.Namespace, place: Any) -> int:
     from ci.chaos.scene import ChaosFailed, running_server
     from ci.chaos.table import keep, show, summary
     from ci.chaos.workload import workload
-    from inflight_kernels.cpu import unsupported_reason
 
     print(f"Starting a server of {chosen.ranks} rank(s); seed {chosen.seed} …", flush=True)
     parameters = dict(each.split("=", 1) for each in chosen.set)
     with running_server(chosen.ranks, chosen.spares, place, parameters) as scene:
         wanted = [fault for fault in FAULTS if fault.name in (chosen.fault or [fault.name])]
         skipped = {fault: why for fault in wanted if (why := fault.missing(scene))}
-        oracle = Oracle(scene, exact=chosen.ranks == 1 and not unsupported_reason())
+        oracle = Oracle(scene, exact=scene.is_exact)
         items = workload()
         load, growth = Load(scene, items, oracle.judge, chosen.seed), Growth(scene)
         await scene.wait_until_serving()

@@ -22,6 +22,7 @@ from ci.chaos.workload import APIS, MODELS
 from inflight.executor.wire.address import EngineAddress
 from inflight.executor.wire.launch import LAUNCH, RANK
 from inflight.supervisor import processes
+from inflight_kernels.cpu import unsupported_reason
 
 SERVING_DEADLINE = 180.0
 """Seconds within which a server must serve again, on a machine with other work."""
@@ -41,10 +42,13 @@ class ChaosFailed(Exception):
 
 
 class Scene:
-    """`server`: running, with so many ranks and sets of spare ranks."""
+    """`server`: running, with so many ranks and sets of spare ranks. `is_exact`: a token that is computed again has the
+    very same bits."""
 
-    def __init__(self, server: ServerProcess, sandbox: Sandbox, *, num_ranks: int, num_spares: int) -> None:
-        self.server, self.sandbox = server, sandbox
+    def __init__(
+        self, server: ServerProcess, sandbox: Sandbox, *, num_ranks: int, num_spares: int, is_exact: bool
+    ) -> None:
+        self.server, self.sandbox, self.is_exact = server, sandbox, is_exact
         self.num_ranks, self.num_spares = num_ranks, num_spares
         self.endpoints = server.ready_endpoints
         self._address = EngineAddress.of("llm", self.endpoints.run_directory)
@@ -139,24 +143,26 @@ class Scene:
 
 @contextlib.contextmanager
 def running_server(num_ranks: int, num_spares: int, sandbox: Sandbox, parameters: dict[str, str]) -> Iterator[Scene]:
-    """With a model of each API and an OpenAI server beside it. One rank computes in bfloat16 where C++ can; several in
+    """With a model of each API and an OpenAI server beside it. Ranks compute in bfloat16 where C++ can, else in
     float32."""
     from request_kinds import ENGINE
 
     own = {
         "tensor_parallel_size": str(num_ranks),
-        "dtype": "bfloat16" if num_ranks == 1 else "float32",
+        "dtype": "float32" if unsupported_reason() else "bfloat16",
         "spare_ranks": str(num_spares),
         "num_threads": "1",
         "max_batch_size": "16",
         "max_tokens_in_paged_kv_cache": "16384",
         **{key: str(value) for key, value in ENGINE.items()},
+        **parameters,
     }
+    is_exact = own["dtype"] == "bfloat16" and not unsupported_reason()
     options = {"apis": list(APIS), "openai": {"port": 0}, "canary_period": 30.0}
     helpers = str(Path(__file__).parents[1] / "helpers")
     os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [helpers, os.environ.get("PYTHONPATH")]))
-    with ServerProcess(parameters={**own, **parameters}, **options) as server:
-        yield Scene(server, sandbox, num_ranks=num_ranks, num_spares=num_spares)
+    with ServerProcess(parameters=own, **options) as server:
+        yield Scene(server, sandbox, num_ranks=num_ranks, num_spares=num_spares, is_exact=is_exact)
 
 
 def _part_of_launch(pid: int, command: list[bytes]) -> str:

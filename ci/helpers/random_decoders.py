@@ -13,6 +13,7 @@ from thread_ranks import ThreadRanks
 from torch import Tensor
 
 from inflight.config import EngineConfig
+from inflight.distributed.parallel_groups import ParallelGroups
 from inflight.distributed.tensor_parallel import TensorParallelGroup
 from inflight.layers.attention import Attention, AttentionMetadata, LayerCache
 from inflight.layers.decoder_layer import DecoderLayer
@@ -31,7 +32,8 @@ ALONE = TensorParallelGroup()
 
 
 def compile_alone(decoder: Decoder, cache: KVCache, group: TensorParallelGroup = ALONE) -> Network:
-    return compile_network(EngineConfig(cpu_compile="true"), decoder, cache.layers, torch.device("cpu"), group)
+    groups = ParallelGroups(tensor=group)
+    return compile_network(EngineConfig(cpu_compile="true"), decoder, cache.layers, torch.device("cpu"), groups)
 
 
 class DecoderOnRanks:

@@ -24,9 +24,9 @@ def test_functions_are_imported_by_their_places() -> None:
 
 def test_ranks_that_call_nothing_import_nothing() -> None:
     config = EngineConfig(logits_post_processors="mine=no_such_module:f", logits_post_processor_replicate=False)
-    assert LogitsPostProcessorConfig.load(config, is_leader=False).names == ["mine"]
+    assert LogitsPostProcessorConfig.load(config, is_caller=False).names == ["mine"]
     with pytest.raises(ConfigurationError, match="no_such_module:f cannot be imported: ModuleNotFoundError"):
-        LogitsPostProcessorConfig.load(config, is_leader=True)
+        LogitsPostProcessorConfig.load(config, is_caller=True)
 
 
 @pytest.mark.parametrize(

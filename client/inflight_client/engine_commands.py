@@ -40,6 +40,12 @@ def serve(
     tensor_parallel_size: Annotated[
         int | None, typer.Option("--tensor-parallel-size", "-tp", help="Ranks that share every layer.", min=1)
     ] = None,
+    pipeline_parallel_size: Annotated[
+        int | None, typer.Option("--pipeline-parallel-size", "-pp", help="Stages that share the layers.", min=1)
+    ] = None,
+    data_parallel_size: Annotated[
+        int | None, typer.Option("--data-parallel-size", "-dp", help="Replicas that share the requests.", min=1)
+    ] = None,
     dtype: Annotated[str | None, typer.Option(help="auto, float32, bfloat16 or float16.")] = None,
     device: Annotated[str | None, typer.Option(help="auto, cpu or cuda.")] = None,
     max_batch_size: Annotated[int | None, typer.Option(help="Sequences in one step.", min=1)] = None,
@@ -94,6 +100,8 @@ def serve(
     """
     named = {
         "tensor_parallel_size": tensor_parallel_size,
+        "pipeline_parallel_size": pipeline_parallel_size,
+        "data_parallel_size": data_parallel_size,
         "dtype": dtype,
         "device": device,
         "max_batch_size": max_batch_size,

@@ -62,17 +62,13 @@ class Mapping:
 
     @property
     def first_rank_of_last_stage(self) -> int:
-        """Of the first replica: the first of the ranks that sample."""
+        """The first of the ranks that sample."""
         return self.tp * (self.pp - 1)
 
     def coordinates(self, rank: int) -> Coordinates:
         assert 0 <= rank < self.size
         pipeline_stage, tensor_parallel_rank = divmod(rank, self.tp)
         return Coordinates(tensor_parallel_rank=tensor_parallel_rank, pipeline_stage=pipeline_stage)
-
-    def rank_at(self, coordinates: Coordinates) -> int:
-        """The inverse of `coordinates`."""
-        return coordinates.tensor_parallel_rank + self.tp * coordinates.pipeline_stage
 
     def tensor_parallel_ranks(self, rank: int) -> tuple[int, ...]:
         """The ranks that hold the parts of the same layers as `rank`, itself included."""

@@ -57,7 +57,8 @@ class InProcessExecutor(Front):
         super().__init__(config, GenerationDefaults.load(config))
         if config.num_ranks != 1:
             raise ConfigurationError(
-                "tensor_parallel_size and data_parallel_size must be 1 for an engine inside this process"
+                "tensor_parallel_size, pipeline_parallel_size and data_parallel_size must be 1 for an engine inside "
+                "this process"
             )
         if config.spare_ranks:
             raise ConfigurationError(

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from inflight.config import EngineConfig
+from inflight.distributed.parallel_groups import ParallelGroups
 from inflight.distributed.tensor_parallel import TensorParallelGroup
 from inflight.errors import ConfigurationError
 from inflight.layers.attention import AttentionMetadata, CacheSpec, LayerCache
@@ -65,24 +66,24 @@ def compile_network(
     network: Network,
     caches: Sequence[LayerCache],
     device: torch.device,
-    group: TensorParallelGroup,
+    groups: ParallelGroups,
 ) -> Network:
     """`network` as C++, its weights moved out of it, or as it is, whichever `cpu_compile` and the machine determine.
 
-    Collective over `group`: the ranks compute in C++ all or none. Takes a few seconds the first time on a machine.
-    Raises ConfigurationError if `cpu_compile` asks for what is impossible.
+    Collective: the ranks of all pipeline stages compute in C++ all or none. Takes a few seconds the first time on a
+    machine. Raises ConfigurationError if `cpu_compile` asks for what is impossible.
     """
     if config.cpu_compile == "false":
         return network
     started = time.monotonic()
     prepared, level, reason = None, logging.INFO, "another rank cannot compute in C++"
     try:
-        prepared = _prepare(config, network, caches, device, group)
+        prepared = _prepare(config, network, caches, device, groups.tensor)
     except Unsupported as unsupported:
         reason = str(unsupported)
     except cpu.LibraryUnavailable as unavailable:
         level, reason = logging.WARNING, str(unavailable)
-    if not group.all_reduce_min(prepared is not None) or prepared is None:
+    if not groups.all_reduce_min(prepared is not None) or prepared is None:
         if config.cpu_compile == "true":
             raise ConfigurationError(f"cpu_compile is true, but {reason}; set cpu_compile to auto or false")
         if device.type == "cpu" and _is_bfloat16(network):

@@ -91,7 +91,7 @@ def load_engine(config: EngineConfig, rank_group: RankGroup) -> LoadedEngine:
     host_blocks = HostBlocks(kv_cache, shape, count_host_blocks(config, shape, groups, device), device)
     borders = accumulate(map(len, specs), initial=0)
     caches = [kv_cache.layers[first:end] for first, end in pairwise(borders)]
-    compiled = [compile_network(config, *each, device, groups.tensor) for each in zip(networks, caches, strict=True)]
+    compiled = [compile_network(config, *each, device, groups) for each in zip(networks, caches, strict=True)]
     if any(new is not former for new, former in zip(compiled, networks, strict=True)):
         give_back_memory()
     description = _describe(config, model, dtype, compiled[0], device)
@@ -152,6 +152,9 @@ def _describe(
         layers=native if isinstance(model, ModelConfig) else "transformers",
         dtype=str(dtype).removeprefix("torch."),
         num_ranks=config.num_ranks,
+        tensor_parallel_size=config.tensor_parallel_size,
+        pipeline_parallel_size=config.pipeline_parallel_size,
+        data_parallel_size=config.data_parallel_size,
         inflight_version=__version__,
         torch_version=str(torch.__version__),
     )
@@ -207,7 +210,7 @@ def _load_draft_network(
                 f"{model.max_positions} or choose another draft model"
             )
         if isinstance(model, ModelConfig):
-            _check_positions(max_seq_len, model.head_dim, groups.tensor.size)
+            _check_positions(max_seq_len, model.head_dim, config.num_ranks)
         return load_network(own, model, groups, choose_dtype(config, model.dtype), device, max_seq_len)
     except ConfigurationError as error:
         raise type(error)(f"speculative_model_dir: {error}") from None

@@ -1,4 +1,4 @@
-"""Calls logits post-processors between the two halves of a step, on every rank or on the leader for all.
+"""Calls logits post-processors between the two halves of a step, on every rank that samples or on the first for all.
 
 Only rows that name one are touched: their logits are copied, in float32, and the copies go through the functions and
 into the sampler. Log probabilities and logits that a request asks for are those of the model.
@@ -12,8 +12,8 @@ the device has the logits, and nothing waits for it unless a function does.
 that one keeps from answering for `worker_heartbeat_timeout_ms` count as hung.
 
 *All ranks agree on what failed.* Each notes which of its calls raised, and the notes are added up over the ranks, as
-layers add up their outputs. Where the leader alone calls, its logits travel in the same sum, to which the others add
-zeros. So whose function raised, and on which rank, changes nothing but the rank's log.
+layers add up their outputs. Where the first rank alone calls, its logits travel in the same sum, to which the others
+add zeros. So whose function raised, and on which rank, changes nothing but the rank's log.
 
 Legend: S rows that sample, P rows among them that name a function, V vocabulary.
 """

@@ -172,7 +172,7 @@ class ModelRunner:
         """
         if post_processors is None:
             is_caller = rank_group.rank == Mapping.of(config).first_rank_of_last_stage
-            post_processors = LogitsPostProcessorConfig.load(config, is_leader=is_caller)
+            post_processors = LogitsPostProcessorConfig.load(config, is_caller=is_caller)
         keep_freed_memory()
         thread = ThreadPoolExecutor(1, "inflight-step")
         try:

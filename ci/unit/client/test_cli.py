@@ -234,11 +234,17 @@ def test_commands_are_printed_as_this_one_was_called(monkeypatch: pytest.MonkeyP
 def test_serve_hands_its_options_to_the_supervisor(monkeypatch: pytest.MonkeyPatch) -> None:
     given: list[Any] = []
     monkeypatch.setattr("inflight.supervisor.serve.serve", lambda options: given.append(options) or 3)
-    result = run("serve", "/models/m", "--tensor-parallel-size", "2", "--set", "device = cpu", "--grpc-port", "0")
+    sizes = ("-tp", "2", "-pp", "3", "-dp", "4")
+    result = run("serve", "/models/m", *sizes, "--set", "device = cpu", "--grpc-port", "0")
     assert result.exit_code == 3
     (options,) = given
     assert options.checkpoint == Path("/models/m")
-    assert options.parameters == {"tensor_parallel_size": "2", "device": "cpu"}
+    assert options.parameters == {
+        "tensor_parallel_size": "2",
+        "pipeline_parallel_size": "3",
+        "data_parallel_size": "4",
+        "device": "cpu",
+    }
     assert (options.grpc_address, options.grpc_port, options.http_port) == ("127.0.0.1", 0, 8000)
     assert options.on_ready is not None
 

@@ -69,6 +69,11 @@ def test_the_report_says_what_was_measured_and_what_failed() -> None:
     assert "<dd>bfloat16</dd>" in page and "requests, 3 failed" in page
 
 
+def test_the_report_says_how_ranks_share_the_work() -> None:
+    engine = {"device": "cpu", "num_ranks": "8", "pipeline_parallel_size": "2", "data_parallel_size": "4"}
+    assert "8 ranks (2 stages, 4 replicas) on cpu" in ServerFacts(engine=engine).sentence()
+
+
 @pytest.mark.parametrize(
     ("url", "address"),
     [("localhost:8001", "localhost:8002"), ("[::1]:8001", "[::1]:8002"), ("localhost:9001", ""), ("localhost", "")],

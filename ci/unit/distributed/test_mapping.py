@@ -35,12 +35,6 @@ def test_ranks_count_through_the_coordinates_with_the_tensor_parallel_rank_faste
     assert [as_tuple(mapping.coordinates(rank)) for rank in range(mapping.size)] == every
 
 
-@given(mappings)
-def test_coordinates_lead_back_to_their_rank(mapping: Mapping) -> None:
-    ranks = range(mapping.size)
-    assert [mapping.rank_at(mapping.coordinates(rank)) for rank in ranks] == list(ranks)
-
-
 @pytest.mark.parametrize("coordinate", GROUPS)
 @given(mappings)
 def test_a_group_differs_in_one_coordinate_and_is_in_its_order(coordinate: str, mapping: Mapping) -> None:

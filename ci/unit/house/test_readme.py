@@ -77,6 +77,15 @@ def test_the_configuration_table_is_engine_config() -> None:
     assert table("Configuration", "key") == expected
 
 
+def test_the_comments_of_config_pbtxt_are_those_of_engine_config() -> None:
+    text = (ROOT / "model_repository" / "llm" / "config.pbtxt").read_text(encoding="utf-8")
+    found = re.findall(r'((?:^#.*\n)+)parameters \{ key: "(\w+)"', text, re.MULTILINE)
+    comments = {key: " ".join(line.strip("# ") for line in comment.splitlines()) for comment, key in found}
+    assert comments.keys() == sentences().keys()
+    said = {key: sentence.partition(" (see ")[0] for key, sentence in sentences().items()}
+    assert [key for key, sentence in said.items() if sentence not in comments[key]] == []
+
+
 @pytest.mark.parametrize(("head", "tensors"), [("input", LLM.inputs), ("output", LLM.outputs)])
 def test_the_tensor_tables_are_the_dialects(head: str, tensors: tuple[InputTensor | OutputTensor, ...]) -> None:
     rows = table("The tensors of `llm`", head)

@@ -14,7 +14,7 @@ import torch
 from compiled_network import Network, config_of, needs_compiler
 from tiny_checkpoints import TinyCheckpoint, make_checkpoint
 
-from inflight.distributed.tensor_parallel import TensorParallelGroup
+from inflight.distributed.parallel_groups import ParallelGroups
 from inflight.errors import ConfigurationError
 from inflight.models.compiled import compile_network
 from inflight.models.decoder import Decoder
@@ -106,7 +106,7 @@ def test_a_network_that_is_not_supported_is_refused_only_if_compiling_was_asked_
     monkeypatch.setattr(cpu, "unsupported_reason", lambda: "")
     checkpoint = make_checkpoint(tmp_path / "checkpoint", name, dtype=torch.bfloat16)
     network = Network.load(checkpoint, "false", options.get("dtype", "bfloat16"))
-    arguments = (network.decoder, network.cache.layers, torch.device("cpu"), TensorParallelGroup())
+    arguments = (network.decoder, network.cache.layers, torch.device("cpu"), ParallelGroups())
     assert compile_network(config_of(checkpoint, "auto", **options), *arguments) is network.decoder
     with pytest.raises(ConfigurationError, match=f"cpu_compile is true, but .*{reason}"):
         compile_network(config_of(checkpoint, "true", **options), *arguments)

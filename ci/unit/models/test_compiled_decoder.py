@@ -20,8 +20,8 @@ from tiny_checkpoints import COMPILED_CONFIGS, TinyCheckpoint, make_checkpoint, 
 from torch import Tensor
 
 from inflight.config import EngineConfig
+from inflight.distributed.parallel_groups import ParallelGroups
 from inflight.distributed.rank_group import SingleRank
-from inflight.distributed.tensor_parallel import TensorParallelGroup
 from inflight.errors import ConfigurationError
 from inflight.layers.attention import AttentionMetadata
 from inflight.layers.linear import ColumnParallelLinear
@@ -320,7 +320,7 @@ def test_torch_runs_what_has_no_operation_and_the_log_says_why(caplog: pytest.Lo
     decoder, cache = random_decoder(HEADS[0], torch.bfloat16)
     norm = decoder.layers[0].input_norm
     decoder.layers[0].input_norm = ShiftedNorm(norm.weight_D, norm.eps)
-    arguments = (decoder, cache.layers, torch.device("cpu"), TensorParallelGroup())
+    arguments = (decoder, cache.layers, torch.device("cpu"), ParallelGroups())
     with caplog.at_level("INFO"):
         assert compile_network(EngineConfig(cpu_compile="auto"), *arguments) is decoder
     assert "the layers run in torch, several times slower: C++ has no operation aten.add" in caplog.text

@@ -20,6 +20,8 @@ from tiny_checkpoints import COMPILED_CONFIGS, TinyCheckpoint, write_checkpoint
 from torch import Tensor
 
 from inflight.config import EngineConfig
+from inflight.distributed.parallel_groups import ParallelGroups
+from inflight.distributed.pipeline import PipelineGroup
 from inflight.distributed.rank_group import RankGroup, SingleRank
 from inflight.distributed.tensor_parallel import TensorParallelGroup
 from inflight.errors import ConfigurationError
@@ -211,9 +213,23 @@ class Sockets(TensorParallelGroup):
 
 def test_ranks_without_common_memory_compute_in_torch() -> None:
     decoder, cache = random_decoder(HEADS[2], torch.bfloat16)
-    arguments = (decoder, cache.layers, torch.device("cpu"), Sockets())
+    arguments = (decoder, cache.layers, torch.device("cpu"), ParallelGroups(tensor=Sockets()))
     assert compile_network(EngineConfig(cpu_compile="auto"), *arguments) is decoder
     with pytest.raises(ConfigurationError, match="it is for ranks that share memory, and these sum through sockets"):
+        compile_network(EngineConfig(cpu_compile="true"), *arguments)
+
+
+class OtherStages(PipelineGroup):
+    def all_reduce_min(self, value: int) -> int:
+        return 0
+
+
+def test_a_stage_computes_in_torch_if_another_one_cannot_in_cpp() -> None:
+    """Else a token's bits would depend on its batch, though the engine is described as one of C++."""
+    decoder, cache = random_decoder(HEADS[2], torch.bfloat16)
+    arguments = (decoder, cache.layers, torch.device("cpu"), ParallelGroups(pipeline=OtherStages()))
+    assert compile_network(EngineConfig(cpu_compile="auto"), *arguments) is decoder
+    with pytest.raises(ConfigurationError, match=r"another rank cannot compute in C\+\+"):
         compile_network(EngineConfig(cpu_compile="true"), *arguments)
 
 
@@ -225,7 +241,7 @@ def test_steps_that_do_not_fit_into_the_common_memory_are_refused(ranks: ThreadR
     def refusal(rank: int) -> str:
         decoder, cache = random_decoder(HEADS[2], torch.bfloat16, groups[rank])
         try:
-            compile_network(config, decoder, cache.layers, torch.device("cpu"), groups[rank])
+            compile_network(config, decoder, cache.layers, torch.device("cpu"), ParallelGroups(tensor=groups[rank]))
         except ConfigurationError as error:
             return str(error)
         return ""

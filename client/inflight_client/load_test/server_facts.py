@@ -34,8 +34,11 @@ class ServerFacts:
             return "; ".join(filter(None, [f"engine unknown: {self.unknown}", versions]))
         told = self.engine.get
         ranks = told("num_ranks", "1")
+        sizes = {"stages": told("pipeline_parallel_size", "1"), "replicas": told("data_parallel_size", "1")}
+        ways = ", ".join(f"{size} {what}" for what, size in sizes.items() if size != "1")
         network = " ".join(filter(None, [told("checkpoint"), f"({told('architecture')})"]))
-        where = f"{ranks} rank{'' if ranks == '1' else 's'} on {told('device_name') or told('device')}"
+        split = f"{ranks} rank{'' if ranks == '1' else 's'}{f' ({ways})' if ways else ''}"
+        where = f"{split} on {told('device_name') or told('device')}"
         own = (f"inflight {told('inflight_version')}", f"torch {told('torch_version')}", versions)
         return f"{network}, {told('dtype')}, {told('layers')} layers, {where}; {', '.join(filter(None, own))}"
 

@@ -23,6 +23,7 @@ from inflight.request import Request
 from inflight.result import FinishReason, PerfMetrics, Response, Result
 
 RANKS_LOST = "the engine's ranks died while the request was in flight"
+RANKS_REPLACED = "the engine's ranks were replaced while the request was in flight"
 
 SURVIVED_HEARTBEATS = 2
 """Heartbeats after which ranks have lived through a step of a request that they had begun before. They are sent between
@@ -260,7 +261,8 @@ class JournalEntry:
         """Why it is not replayed; empty if it is."""
         config = self.config
         if self._is_too_long:
-            return f"{RANKS_LOST}, and it has more tokens than journal_max_tokens allows ({config.journal_max_tokens})"
+            how = RANKS_REPLACED if planned else RANKS_LOST
+            return f"{how}, and it has more tokens than journal_max_tokens allows ({config.journal_max_tokens})"
         if self._num_deaths >= config.journal_max_deaths:
             return f"{RANKS_LOST}, {self._num_deaths} times in a row: it may be what they die of (journal_max_deaths)"
         if self.num_replays >= config.journal_max_replays and not planned:

@@ -1,1 +1,2 @@
-"""How an engine's ranks are started: one file for each way, and one that finds ranks another process started."""
+"""How a replica's ranks are started: one file for each way, one that finds ranks another process started, and one that
+keeps loaded ranks in reserve."""

@@ -1,7 +1,7 @@
 """A Launcher for ranks that are started by commands: by one for all of them, or by one for each.
 
-A LaunchCommand (`uniproc`, `mpi`) supplies the command lines, their environments, how the ranks join each other, and
-the error message for ranks that did not. Starting, watching and ending the processes is the same for all.
+A LaunchCommand (`uniproc`, `mpi`, `multiproc`) supplies the command lines, their environments, how the ranks join each
+other, and the error message for ranks that did not. Starting, watching and ending the processes is the same for all.
 """
 
 from __future__ import annotations

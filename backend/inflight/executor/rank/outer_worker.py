@@ -91,7 +91,7 @@ def _serve_launch(launch: Launch, group: RankGroup, lead: Lead | None, load_runn
         if group.size != config.num_replica_ranks:
             raise ConfigurationError(
                 f"the job has {group.size} ranks, and the engine's configuration asks for {config.num_replica_ranks}: "
-                "start as many, or set tensor_parallel_size"
+                "start as many, or set tensor_parallel_size and pipeline_parallel_size"
             )
         launch.note_rank(group.rank)
         serve(config, launch, group, load_runner(config, group), lead.has_begun if lead is not None else None)

@@ -36,7 +36,7 @@ class _Failure(msgspec.Struct, frozen=True):
 
 
 class Launch(msgspec.Struct, frozen=True, kw_only=True):
-    """One launch of an engine's ranks."""
+    """One launch of a replica's ranks."""
 
     directory: str
     """Private (mode 0700) and created for this launch alone."""

@@ -157,6 +157,14 @@ def test_what_runs_on_ranks_that_are_replaced_is_not_blamed() -> None:
     assert (front.num_losses(), front.num_replays()) == (0, 8)
 
 
+def test_what_is_too_long_to_go_on_is_told_that_its_ranks_were_replaced() -> None:
+    front = start(journal_max_tokens=1)
+    submit(front, [1, 2])
+    front._engine_lost(EngineState.RELAUNCHING, "replaced", 0, planned=True)
+    (error,) = finals(front)
+    assert "ranks were replaced" in error.error_msg and "died" not in error.error_msg
+
+
 def test_what_replicas_die_of_later_costs_two_of_them_at_most() -> None:
     front = start(3)
     poison = submit(front)
