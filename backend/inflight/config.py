@@ -255,14 +255,20 @@ class EngineConfig:
             )
         if self.executor == "uniproc" and self.num_replica_ranks > 1:
             raise ConfigurationError("executor uniproc runs one rank; set executor to mpi or multiproc for more")
-        if self.executor == "multiproc" and self.mpi_hostfile:
-            raise ConfigurationError(
-                "executor multiproc starts ranks on this machine alone; set executor to mpi for mpi_hostfile"
-            )
         if self.mpi_hostfile and self.data_parallel_size > 1:
             raise ConfigurationError(
                 "data_parallel_size above 1 is for one machine, because each replica would begin at the first host of "
                 "the file: unset mpi_hostfile, or start a server on each machine"
+            )
+        for key in ("mpi_hostfile", "mpi_interface"):
+            if getattr(self, key) and self.launcher != "mpi":
+                raise ConfigurationError(
+                    f"{key} is for ranks that mpiexec starts, and executor {self.launcher} does without it: unset "
+                    f"{key}, or set executor to mpi"
+                )
+        if self.mpi_interface and not self.mpi_hostfile:
+            raise ConfigurationError(
+                "mpi_interface is for ranks on several machines: set mpi_hostfile, or unset mpi_interface"
             )
         if self.pipeline_parallel_size > 1 and self.speculative_model_dir:
             raise ConfigurationError(

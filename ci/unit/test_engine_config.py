@@ -6,6 +6,7 @@ pytest ci/unit/test_engine_config.py
 from __future__ import annotations
 
 from dataclasses import fields
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -102,3 +103,17 @@ def test_replicas_of_one_rank_need_no_mpi_and_several_machines_are_refused() -> 
     assert EngineConfig(data_parallel_size=2, executor="uniproc").num_ranks == 2
     with pytest.raises(ConfigurationError, match="unset mpi_hostfile, or start a server on each machine"):
         EngineConfig(data_parallel_size=2, mpi_hostfile="hosts")
+
+
+@pytest.mark.parametrize("key", ["mpi_hostfile", "mpi_interface"])
+@pytest.mark.parametrize(
+    "options", [{"executor": "multiproc", "tensor_parallel_size": 2}, {"executor": "external"}, {}]
+)
+def test_what_mpiexec_is_told_needs_mpiexec(key: str, options: dict[str, Any]) -> None:
+    with pytest.raises(ConfigurationError, match=f"unset {key}, or set executor to mpi"):
+        EngineConfig(**options, **{key: "eth9"})
+
+
+def test_an_interface_is_for_several_machines() -> None:
+    with pytest.raises(ConfigurationError, match="set mpi_hostfile, or unset mpi_interface"):
+        EngineConfig(tensor_parallel_size=2, mpi_interface="eth9")

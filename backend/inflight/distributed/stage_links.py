@@ -6,29 +6,35 @@
 Each pair of ranks has one socket. A thread reads the frames as they come, so that a rank that computes keeps no sender
 waiting; it sleeps while nothing comes. On one machine the sockets are Unix sockets with random abstract names, so no
 file stays behind however ranks end. Between machines they are TCP sockets on each machine's own address only. Whoever
-connects shows a secret first, which the leader has told the ranks; other connections are closed.
+connects shows a secret first, which the leader has told the ranks; other connections are closed, and one that says
+nothing keeps nobody waiting.
 """
 
 from __future__ import annotations
 
+import contextlib
 import hmac
 import secrets
+import selectors
 import socket
 import threading
+import time
 from collections import deque
 from collections.abc import Sequence
 from concurrent.futures import Future
 
 from torch.distributed import Store  # type: ignore[attr-defined]
 
+from inflight.distributed.host_address import host_address
 from inflight.distributed.rank_group import RankGroup
 from inflight.distributed.rendezvous import RENDEZVOUS_TIMEOUT, tcp_store
 
 SECRET_BYTES = 32
 NUMBER_BYTES = 8
 """Of the length of a frame, and of a rank in a greeting."""
-GREETING_SECONDS = 10.0
-"""Within which whoever connects must have shown the secret."""
+GREETING_BYTES = SECRET_BYTES + NUMBER_BYTES
+MAX_STRANGERS = 64
+"""Connections that have not shown the secret yet; of more, the oldest are closed. A rank shows it at once."""
 
 Buffer = bytes | bytearray | memoryview
 
@@ -106,13 +112,14 @@ def connect_stages(rank_group: RankGroup, ranks: Sequence[int]) -> dict[int, Sta
         for peer in ranks[: ranks.index(own)]:
             sockets[peer] = _connect(name, peer, store)
             sockets[peer].sendall(secret + own.to_bytes(NUMBER_BYTES, "little"))
-        while len(sockets) < len(ranks) - 1:
-            connection, _ = listener.accept()
-            peer = _greeted(connection, secret)
-            if peer in ranks and peer not in sockets:
-                sockets[peer] = connection
-            else:
-                connection.close()
+        deadline = time.monotonic() + RENDEZVOUS_TIMEOUT.total_seconds()
+        with contextlib.closing(_Greetings(listener, secret)) as greetings:
+            while len(sockets) < len(ranks) - 1:
+                peer, connection = greetings.next_rank(deadline)
+                if peer in ranks and peer not in sockets:
+                    sockets[peer] = connection
+                else:
+                    connection.close()
     rank_group.barrier()  # nobody needs the store any more
     for each in sockets.values():
         each.settimeout(None)
@@ -126,10 +133,10 @@ def _listen(name: str, rank: int, store: Store | None) -> socket.socket:
         listener.bind(_abstract(name, rank))
         listener.listen()
     else:
-        host = socket.gethostname()
+        host = host_address()
         listener = socket.create_server((host, 0))
         store.set(f"stage-{rank}", f"{host}:{listener.getsockname()[1]}")
-    listener.settimeout(RENDEZVOUS_TIMEOUT.total_seconds())
+    listener.setblocking(False)
     return listener
 
 
@@ -148,16 +155,67 @@ def _abstract(name: str, rank: int) -> bytes:
     return f"\0inflight-{name}-{rank}".encode()
 
 
-def _greeted(connection: socket.socket, secret: bytes) -> int:
-    """The rank that has connected; -1 if it does not know the secret."""
-    connection.settimeout(GREETING_SECONDS)
-    try:
-        greeting = _read_exactly(connection, SECRET_BYTES + NUMBER_BYTES)
-    except OSError:
-        return -1
-    if not hmac.compare_digest(bytes(greeting[:SECRET_BYTES]), secret):
-        return -1
-    return int.from_bytes(greeting[SECRET_BYTES:], "little")
+class _Greetings:
+    """Connections that have not shown the secret yet. All are heard beside each other."""
+
+    def __init__(self, listener: socket.socket, secret: bytes) -> None:
+        self._listener = listener
+        self._secret = secret
+        self._said: dict[socket.socket, bytearray] = {}
+        """By connection, the oldest first."""
+        self._selector = selectors.DefaultSelector()
+        self._selector.register(listener, selectors.EVENT_READ)
+
+    def next_rank(self, deadline: float) -> tuple[int, socket.socket]:
+        """The next one that shows it, with the rank that it says it is. Raises TimeoutError at `deadline`."""
+        while (seconds := deadline - time.monotonic()) > 0:
+            for key, _ in self._selector.select(seconds):
+                connection = key.fileobj
+                assert isinstance(connection, socket.socket)
+                if connection is self._listener:
+                    self._take()
+                elif connection in self._said and (rank := self._hear(connection)) is not None:
+                    return rank, connection
+        raise TimeoutError("a rank of the same pipeline has not connected in time")
+
+    def close(self) -> None:
+        for connection in list(self._said):
+            self._release(connection)
+            connection.close()
+        self._selector.close()
+
+    def _take(self) -> None:
+        try:
+            connection, _ = self._listener.accept()
+        except (BlockingIOError, ConnectionAbortedError):
+            return  # it has gone again
+        connection.setblocking(False)
+        self._said[connection] = bytearray()
+        self._selector.register(connection, selectors.EVENT_READ)
+        if len(self._said) > MAX_STRANGERS:
+            oldest = next(iter(self._said))
+            self._release(oldest)
+            oldest.close()
+
+    def _hear(self, connection: socket.socket) -> int | None:
+        """None if it has not said everything yet, or is closed because that was wrong."""
+        greeting = self._said[connection]
+        try:
+            said = connection.recv(GREETING_BYTES - len(greeting))
+        except OSError:
+            said = b""
+        greeting += said
+        if said and len(greeting) < GREETING_BYTES:
+            return None
+        self._release(connection)
+        if hmac.compare_digest(bytes(greeting[:SECRET_BYTES]), self._secret) and len(greeting) == GREETING_BYTES:
+            return int.from_bytes(greeting[SECRET_BYTES:], "little")
+        connection.close()
+        return None
+
+    def _release(self, connection: socket.socket) -> None:
+        del self._said[connection]
+        self._selector.unregister(connection)
 
 
 def _read_exactly(sock: socket.socket, size: int) -> bytearray:

@@ -21,7 +21,6 @@ import pytest
 import zmq
 from ring_ranks import PATIENCE, RankProcess, Ranks, play
 
-from inflight.config import EngineConfig
 from inflight.distributed import sockets
 from inflight.distributed.joining import Meeting, join
 from inflight.distributed.rank_group import SingleRank
@@ -194,8 +193,3 @@ def test_a_launch_tells_its_ranks_how_to_meet(place: Path) -> None:
         join(Meeting(), rank=None, size=2, folder=place)
     with pytest.raises(ConfigurationError, match="need a TCP endpoint to meet at"):
         join(Meeting(), rank=0, size=2, folder=None)
-
-
-def test_multiproc_is_for_one_machine() -> None:
-    with pytest.raises(ConfigurationError, match="set executor to mpi for mpi_hostfile"):
-        EngineConfig(executor="multiproc", tensor_parallel_size=2, mpi_hostfile="hosts")

@@ -18,9 +18,10 @@ import pytest
 import torch
 from rank_processes import PipeGroup, run_on_ranks
 
+from inflight.distributed.host_address import INTERFACE
 from inflight.distributed.mapping import Mapping
 from inflight.distributed.parallel_groups import ParallelGroups
-from inflight.distributed.stage_links import StageLink, connect_stages
+from inflight.distributed.stage_links import GREETING_BYTES, MAX_STRANGERS, StageLink, connect_stages
 
 pytestmark = pytest.mark.slow
 
@@ -114,8 +115,37 @@ class ThreadGroup:
         return None
 
 
+def linked(barrier: threading.Barrier, *, several_hosts: bool = False) -> dict[int, StageLink]:
+    """Both ends of the link between two stages that are threads, by the other stage."""
+    told: queue.Queue[bytes] = queue.Queue()
+    links: dict[int, StageLink] = {}
+
+    def join(rank: int) -> None:
+        group = ThreadGroup(rank, told, barrier)
+        group.several_hosts = several_hosts
+        links.update(connect_stages(group, (0, 1)))
+
+    threads = [threading.Thread(target=join, args=(rank,), daemon=True) for rank in (0, 1)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(PATIENCE)
+    return links
+
+
+def test_machines_are_linked_by_the_interface_that_is_given(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever address the machine's name has."""
+    monkeypatch.setenv(INTERFACE, "lo")
+    monkeypatch.setattr(socket, "gethostname", lambda: "192.0.2.1")
+    links = linked(threading.Barrier(2), several_hosts=True)
+    assert {link._socket.getsockname()[0] for link in links.values()} == {"127.0.0.1"}
+    for link in links.values():
+        link.close()
+
+
 def test_a_stranger_is_not_taken_for_a_stage() -> None:
-    """Every user of the machine may connect, and see the names, but the secret is not among them."""
+    """Every user of the machine may connect, and see the names, but the secret is not among them. Nor does anybody wait
+    for those that say nothing, or not all."""
     strangers: list[socket.socket] = []
 
     def come() -> None:
@@ -128,19 +158,12 @@ def test_a_stranger_is_not_taken_for_a_stage() -> None:
                 strangers[-1].connect(b"\0" + name[1:].encode())
                 strangers[-1].sendall(greeting)
                 strangers[-1].shutdown(socket.SHUT_WR)
+            for number in range(MAX_STRANGERS):
+                strangers.append(socket.socket(socket.AF_UNIX, socket.SOCK_STREAM))
+                strangers[-1].connect(b"\0" + name[1:].encode())
+                strangers[-1].sendall(bytes(number % GREETING_BYTES))
 
-    told: queue.Queue[bytes] = queue.Queue()
-    barrier = threading.Barrier(2, action=come)
-    links: dict[int, StageLink] = {}
-
-    def join(rank: int) -> None:
-        links.update(connect_stages(ThreadGroup(rank, told, barrier), (0, 1)))
-
-    threads = [threading.Thread(target=join, args=(rank,)) for rank in (0, 1)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(PATIENCE)
+    links = linked(threading.Barrier(2, action=come))
     assert sorted(links) == [0, 1] and len(strangers) >= 6
     links[1].send(b"hidden states")
     assert links[0].receive().result(PATIENCE) == b"hidden states"

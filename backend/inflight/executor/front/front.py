@@ -188,6 +188,7 @@ class Front(StatisticsApi):
         came. Called with the lock held."""
         replica = self._replicas.choose(entry.num_tokens, prefix, entry.only_replica)
         if replica is None:
+            entry.has_waited = True
             return
         placement = self._replicas.place(entry.num_tokens, prefix, replica)
         message = self._journal.message(entry, placement, time.monotonic())

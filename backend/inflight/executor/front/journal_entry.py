@@ -61,6 +61,8 @@ class JournalEntry:
     """The replica that it was sent to; None = it waits for one."""
     only_replica: int | None = None
     """The replica that alone may go on with it, because its ranks may have died of it; None = each may."""
+    has_waited: bool = False
+    """No ranks served when it was accepted: those that it is sent to later find no queue full for it."""
     is_started: bool = False
     """Some ranks have begun it: it ends with its tokens so far, not with an error, if it is cancelled."""
     _started_ns: int = 0
@@ -290,7 +292,7 @@ class JournalEntry:
         waited_ms = int((now - self.accepted_at) * 1000)
         if request.allotted_time_ms and waited_ms:
             request = structs.replace(request, allotted_time_ms=max(request.allotted_time_ms - waited_ms, 1))
-        if not self.num_replays:
+        if not (self.num_replays or self.has_waited):
             return request
         sequences: list[DeliveredSequence] = []
         if not self._is_beam_search and any(each.token_ids or each.is_finished for each in self.sequences.values()):

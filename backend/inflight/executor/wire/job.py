@@ -86,8 +86,11 @@ def has_ended(launch: Launch) -> bool:
 def is_served(socket_path: Path) -> bool:
     """Whether a leader listens there: a dead one's socket is still there if it was killed."""
     with socket.socket(socket.AF_UNIX) as probe:
+        probe.setblocking(False)
         try:
             probe.connect(str(socket_path))
+        except BlockingIOError:
+            return True  # one that is suspended has taken no connection for long
         except OSError:
             return False
     return True

@@ -85,7 +85,7 @@ def test_what_no_rank_had_read_is_sent_again_whole_and_in_order() -> None:
     assert front.sent == []
     front.recover(WIDE)
     assert front.sent == [first, second, third]
-    assert [front.messages[id_].replay for id_ in (first, second, third)] == [Replay(), Replay(), None]
+    assert [front.messages[id_].replay for id_ in (first, second, third)] == [Replay()] * 3
     assert [front.messages[id_].priority for id_ in (first, second)] == [0.2, 0.9]
     assert (front.num_pauses(), front.num_replays()) == (2, 2)
 

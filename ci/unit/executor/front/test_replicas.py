@@ -15,6 +15,7 @@ from inflight.batch_manager_stats import BatchManagerStats
 from inflight.config import EngineConfig
 from inflight.errors import EngineUnavailable, QueueFull
 from inflight.executor.front.engine_state import EngineState
+from inflight.executor.rank.leader.request_book import RequestBook
 from inflight.lora import LoraConfig, LoRARequest
 from inflight.request import Request
 from inflight.request_limits import RequestLimits
@@ -100,6 +101,20 @@ def test_all_wait_when_no_replica_serves_and_the_first_that_is_back_gets_them() 
     assert front.sent == []
     front.recover(WIDE, 1)
     assert front.sent == [*requests, later] and {front.replica_of[id_] for id_ in front.sent} == {1}
+
+
+def test_the_first_that_is_back_takes_all_that_was_accepted_however_full_it_is() -> None:
+    front = start(max_in_flight=1)
+    for replica in (0, 1):
+        front.lose(replica=replica)
+    requests = [submit(front) for _ in range(2)]
+    with pytest.raises(QueueFull):
+        submit(front)
+    front.recover(WIDE, 1)
+    leader = RequestBook(max_in_flight=1)
+    for request_id in requests:
+        leader.submit(b"front", front.messages[request_id])
+    assert leader.num_in_flight == 2 and leader.collect_responses() == {}
 
 
 # -- what replicas die of ----------------------------------------------------------------------------------------------
