@@ -12,10 +12,10 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
+import pytest
 import ray
 from ray.cluster_utils import Cluster
 
-LOOPBACK = "127.0.0.1"
 SOON_DEAD = {
     "health_check_initial_delay_ms": 0,
     "health_check_period_ms": 500,
@@ -28,15 +28,14 @@ SOON_DEAD = {
 class RayCluster:
     """Of a node with one CPU, to which the drivers on this machine connect, and others like it."""
 
-    def __init__(self, folder: str) -> None:
+    def __init__(self) -> None:
         self._cluster = Cluster()
-        self._cluster.add_node(
-            num_cpus=1, node_ip_address=LOOPBACK, include_dashboard=False, _system_config=SOON_DEAD, temp_dir=folder
-        )
+        self._cluster.add_node(num_cpus=1, include_dashboard=False, _system_config=SOON_DEAD)
         self.address: str = self._cluster.address
+        self.host = self.address.rpartition(":")[0]
 
     def add_node(self) -> Any:
-        return self._cluster.add_node(num_cpus=1, node_ip_address=LOOPBACK)
+        return self._cluster.add_node(num_cpus=1)
 
     def kill_node(self, node: Any) -> None:
         """As if its machine lost power: nothing of it ends in order."""
@@ -57,9 +56,11 @@ class RayCluster:
 @contextmanager
 def ray_cluster() -> Iterator[RayCluster]:
     folder = tempfile.mkdtemp(prefix="ray-")  # short enough for sockets' addresses
-    cluster = RayCluster(folder)
-    try:
-        yield cluster
-    finally:
-        cluster.close()
-        shutil.rmtree(folder)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("RAY_TMPDIR", folder)
+        cluster = RayCluster()
+        try:
+            yield cluster
+        finally:
+            cluster.close()
+            shutil.rmtree(folder)

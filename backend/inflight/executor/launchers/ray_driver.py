@@ -10,8 +10,10 @@ from __future__ import annotations
 import json
 import os
 import secrets
+import socket
 import sys
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -32,6 +34,7 @@ from inflight.executor.wire.launch import LAUNCH, Launch
 
 ROOM_SECONDS = 45.0
 """Time that Ray has to find places. Less than a front waits for ranks to join, so that it hears what is missing."""
+CONNECT_SECONDS = 5.0
 NODE_ID = "ray.io/node-id"
 """Label that Ray gives each node."""
 LOOPBACK = "127.0.0.1"
@@ -93,16 +96,30 @@ def _serve(launch: Launch) -> None:
         _check_end(ended, rank, places[rank])
 
 
-def _join_cluster(address: str) -> None:
-    if address != "auto":
-        os.environ.pop("RAY_ADDRESS", None)  # which Ray would prefer
+def _join_cluster(named: str) -> None:
+    told = os.environ.pop("RAY_ADDRESS", "auto")  # Ray would prefer it to the configuration
     try:
+        address = told if named == "auto" else named
+        if address == "auto":
+            address = _noted_cluster()
+        # Ray itself would try for minutes.
+        host, _, port = address.rpartition(":")
+        socket.create_connection((host, int(port)), CONNECT_SECONDS).close()
         ray.init(address=address, logging_level="WARNING")
-    except (ConnectionError, RuntimeError, ValueError) as error:
+    except (OSError, RuntimeError, ValueError) as error:
         raise ConfigurationError(
-            f"this machine belongs to no Ray cluster that ray_address ({address}) names: run `ray start --head`, or "
+            f"this machine belongs to no Ray cluster that ray_address ({named}) names: run `ray start --head`, or "
             f"`ray start --address=…` to join one ({_first_line(error)})"
         ) from None
+
+
+def _noted_cluster() -> str:
+    """The address that `ray start` has noted on this machine. That of another user does not count, who could note
+    any. Raises OSError."""
+    note = Path(os.environ["RAY_TMPDIR"], "ray", "ray_current_cluster")
+    if note.stat().st_uid != os.getuid():
+        raise PermissionError(f"{note} is another user's")
+    return note.read_text()
 
 
 def _resources(config: EngineConfig) -> dict[str, float]:
