@@ -343,7 +343,7 @@ class EngineConfig:
     def of_replica(self, replica: int) -> EngineConfig:
         """What the ranks of one replica are launched with: their part of `gpu_device_ids`. They share the machine's
         memory and cores with those of the other replicas, so `data_parallel_size` stays. Raises ConfigurationError."""
-        if self.data_parallel_size == 1:
+        if self.data_parallel_size == 1 or self.executor == "ray":  # in Ray each rank sees one GPU alone
             return self
         devices = self.gpu_device_ids.split(",") if self.gpu_device_ids else list(map(str, range(self.num_ranks)))
         if len(devices) != self.num_ranks:

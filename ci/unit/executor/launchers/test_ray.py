@@ -43,6 +43,11 @@ def test_keys_that_do_not_fit_are_refused(keys: dict[str, Any], sentence: str) -
         EngineConfig(**keys)
 
 
+def test_replicas_leave_it_to_ray_which_gpus_they_get() -> None:
+    config = EngineConfig(executor="ray", data_parallel_size=2, tensor_parallel_size=2)
+    assert config.of_replica(1) == config and config.launcher == "ray"
+
+
 @pytest.mark.slow
 def test_the_reason_of_a_rank_on_another_machine_reaches_the_driver(monkeypatch: pytest.MonkeyPatch) -> None:
     with tempfile.TemporaryDirectory() as folder:
