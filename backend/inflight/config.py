@@ -25,6 +25,7 @@ from inflight.config_keys import (
     one_of,
     parse,
 )
+from inflight.config_ranks import check_ranks
 from inflight.errors import ConfigurationError, InvalidRequest
 from inflight.speculative_decoding import (
     NO_LOOKAHEAD,
@@ -41,10 +42,6 @@ class SchedulerPolicy(str, Enum):
     GUARANTEED_NO_EVICT = "guaranteed_no_evict"
     MAX_UTILIZATION = "max_utilization"
     STATIC_BATCH = "static_batch"
-
-
-STARTED_OUTSIDE = frozenset({"external", "mpi_leader"})
-"""Values of `executor` that start no ranks, or the first one of an MPI job alone."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -67,7 +64,7 @@ class EngineConfig:
     """auto (cuda if a GPU is available, else cpu), cpu or cuda."""
 
     executor: str = "auto"
-    """How ranks are started: auto (uniproc or mpi), uniproc, mpi, mpi_leader, multiproc (without MPI) or external."""
+    """How ranks are started: auto (uniproc or mpi), uniproc, mpi, mpi_leader, multiproc, ray or external."""
     tensor_parallel_size: int = 1
     """Ranks over which every layer is split."""
     pipeline_parallel_size: int = 1
@@ -80,6 +77,12 @@ class EngineConfig:
     """Hostfile for mpiexec; unset = all ranks on this machine."""
     mpi_interface: str = ""
     """Network interface by which ranks of several machines communicate, the same name on all; unset = chosen."""
+    ray_address: str = "auto"
+    """Ray cluster of executor ray, as HOST:PORT; auto = the one that this machine belongs to. None is ever started."""
+    ray_placement: str = "pack"
+    """Ranks of executor ray: pack (on as few machines as have room) or spread (over as many as there are)."""
+    ray_runtime_env: str = ""
+    """Runtime environment of ranks in Ray, a JSON object: {"env_vars": {"NAME": "value"}} and Ray's other fields."""
     worker_heartbeat_timeout_ms: int = 10_000
     """Ranks that send no heartbeat for this long count as hung and are relaunched."""
     worker_start_timeout_ms: int = 600_000
@@ -201,7 +204,6 @@ class EngineConfig:
         one_of("model_impl", self.model_impl, ("auto", "native", "transformers"))
         one_of("dtype", self.dtype, ("auto", "float32", "bfloat16", "float16"))
         one_of("device", self.device, ("auto", "cpu", "cuda"))
-        one_of("executor", self.executor, ("auto", "uniproc", "mpi", "mpi_leader", "multiproc", "external"))
         one_of("cpu_compile", self.cpu_compile, ("auto", "true", "false"))
         one_of("generation_config", self.generation_config, ("auto", "none"))
         if self.otlp_traces_endpoint and not self.otlp_traces_endpoint.startswith(("http://", "https://")):
@@ -244,43 +246,7 @@ class EngineConfig:
                 f"max_num_tokens ({self.max_num_tokens}) must be at least max_batch_size ({self.max_batch_size}): "
                 "every running sequence needs one token a step"
             )
-        self._check_ranks()
-
-    def _check_ranks(self) -> None:
-        sizes_vary = self.kv_cache_free_gpu_mem_fraction or self.lora_cache_gpu_memory_fraction
-        if self.spare_ranks and (sizes_vary or not self.max_tokens_in_paged_kv_cache):
-            raise ConfigurationError(
-                "spare_ranks needs sizes that do not depend on the free memory: set max_tokens_in_paged_kv_cache, and "
-                "leave kv_cache_free_gpu_mem_fraction and lora_cache_gpu_memory_fraction at 0"
-            )
-        if self.executor == "uniproc" and self.num_replica_ranks > 1:
-            raise ConfigurationError("executor uniproc runs one rank; set executor to mpi or multiproc for more")
-        if self.mpi_hostfile and self.data_parallel_size > 1:
-            raise ConfigurationError(
-                "data_parallel_size above 1 is for one machine, because each replica would begin at the first host of "
-                "the file: unset mpi_hostfile, or start a server on each machine"
-            )
-        for key in ("mpi_hostfile", "mpi_interface"):
-            if getattr(self, key) and self.launcher != "mpi":
-                raise ConfigurationError(
-                    f"{key} is for ranks that mpiexec starts, and executor {self.launcher} does without it: unset "
-                    f"{key}, or set executor to mpi"
-                )
-        if self.mpi_interface and not self.mpi_hostfile:
-            raise ConfigurationError(
-                "mpi_interface is for ranks on several machines: set mpi_hostfile, or unset mpi_interface"
-            )
-        if self.pipeline_parallel_size > 1 and self.speculative_model_dir:
-            raise ConfigurationError(
-                "speculative_model_dir: a draft model does not run on several pipeline stages; set "
-                "pipeline_parallel_size to 1, or leave speculative_model_dir unset"
-            )
-        if self.executor in STARTED_OUTSIDE and (self.spare_ranks or self.data_parallel_size > 1):
-            key, value = ("spare_ranks", 0) if self.spare_ranks else ("data_parallel_size", 1)
-            raise ConfigurationError(
-                f"executor {self.executor} takes the ranks that somebody else starts, one set of them: set {key} to "
-                f"{value}, or executor to mpi or multiproc"
-            )
+        check_ranks(self)
 
     def _check_lookahead(self) -> None:
         window, ngram, verification = (
@@ -377,7 +343,7 @@ class EngineConfig:
     def of_replica(self, replica: int) -> EngineConfig:
         """What the ranks of one replica are launched with: their part of `gpu_device_ids`. They share the machine's
         memory and cores with those of the other replicas, so `data_parallel_size` stays. Raises ConfigurationError."""
-        if self.data_parallel_size == 1:
+        if self.data_parallel_size == 1 or self.executor == "ray":  # in Ray each rank sees one GPU alone
             return self
         devices = self.gpu_device_ids.split(",") if self.gpu_device_ids else list(map(str, range(self.num_ranks)))
         if len(devices) != self.num_ranks:

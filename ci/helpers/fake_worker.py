@@ -17,7 +17,7 @@ from pathlib import Path
 import zmq
 
 from inflight.engine_description import EngineDescription
-from inflight.executor.rank.parent_watch import die_with_parent
+from inflight.executor.parent_watch import die_with_parent
 from inflight.executor.wire.launch import Launch
 from inflight.executor.wire.messages import (
     Cancel,

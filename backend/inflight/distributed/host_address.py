@@ -1,4 +1,4 @@
-"""The address at which ranks of other machines reach this one."""
+"""The addresses of this machine at which ranks of others reach it, and the network interfaces that have them."""
 
 from __future__ import annotations
 
@@ -22,9 +22,28 @@ def host_address() -> str:
     name = os.environ.get(INTERFACE, "")
     if not name:
         return socket.gethostbyname(socket.gethostname())
+    address = _address_of(name)
+    if not address:
+        raise ConfigurationError(f"the network interface {name} ({INTERFACE}) has no IPv4 address here")
+    return address
+
+
+def interface_of(address: str) -> str:
+    """The name of the interface with this IPv4 address; empty if none has it."""
+    return next((name for _, name in socket.if_nameindex() if _address_of(name) == address), "")
+
+
+def free_port(address: str) -> int:
+    """A TCP port at which nothing listens now."""
+    with socket.create_server((address, 0)) as listener:
+        return int(listener.getsockname()[1])
+
+
+def _address_of(interface: str) -> str:
+    """Its IPv4 address; empty if it has none."""
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as any_socket:
         try:
-            answer = fcntl.ioctl(any_socket, SIOCGIFADDR, struct.pack("256s", name.encode()[:NAME_BYTES]))
+            answer = fcntl.ioctl(any_socket, SIOCGIFADDR, struct.pack("256s", interface.encode()[:NAME_BYTES]))
         except OSError:
-            raise ConfigurationError(f"the network interface {name} ({INTERFACE}) has no IPv4 address here") from None
+            return ""
     return socket.inet_ntoa(answer[ADDRESS])

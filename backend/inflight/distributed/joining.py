@@ -15,6 +15,8 @@ from inflight.distributed.rank_group import RankGroup, SingleRank
 from inflight.errors import ConfigurationError
 from inflight.mpi_launcher import misfit
 
+MEETING = "INFLIGHT_MEETING"
+"""Environment variable of each rank that holds its AppointedMeeting: a Meeting as JSON."""
 MEETING_PLACE = "ranks.sock"
 """Of ranks of one machine, in the launch's directory."""
 
@@ -41,7 +43,12 @@ class Meeting(msgspec.Struct, frozen=True, kw_only=True, tag="meeting"):
     """Of this launch alone, 32 characters or more; only for TCP."""
 
 
-Joining = OneRank | MpiJob | OuterJob | Meeting
+class AppointedMeeting(msgspec.Struct, frozen=True, tag="appointed_meeting"):
+    """A Meeting that is known only once it is known which machines the ranks are on: each rank is told it, too, when it
+    is started."""
+
+
+Joining = OneRank | MpiJob | OuterJob | Meeting | AppointedMeeting
 """One of the ways."""
 
 
@@ -60,6 +67,8 @@ def join(way: Joining, *, rank: int | None, size: int, folder: Path | None) -> R
             return join_outer_job(os.environ, folder)
         case Meeting():
             return _meet(way, rank, size, folder)
+        case AppointedMeeting():
+            return _meet(msgspec.json.decode(os.environ[MEETING], type=Meeting), rank, size, folder)
 
 
 def _join_mpi_job(size: int, folder: Path | None) -> RankGroup:

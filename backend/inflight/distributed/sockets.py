@@ -19,6 +19,7 @@ from __future__ import annotations
 
 import contextlib
 import hmac
+import os
 import time
 from collections.abc import Iterable
 from pathlib import Path
@@ -44,7 +45,9 @@ MAX_FROM_RANKS = 1024
 MIN_SECRET = 32
 EVERY_INTERFACE = ("*", "0.0.0.0", "[::]", "")
 BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
-"""The same for all processes of one machine, and for no others."""
+"""The same for all processes of one kernel, and for no others."""
+NAMESPACES = (Path("/proc/self/ns/net"), Path("/proc/self/ns/mnt"))
+"""Loopback and private folders reach no further."""
 
 
 class Hello(msgspec.Struct, frozen=True, array_like=True):
@@ -252,5 +255,5 @@ def _milliseconds_to(deadline: float) -> int:
 
 
 def machine() -> str:
-    """What tells machines apart."""
-    return BOOT_ID.read_text().strip()
+    """What tells machines apart, and containers of one machine."""
+    return " ".join([BOOT_ID.read_text().strip(), *(os.readlink(namespace) for namespace in NAMESPACES)])

@@ -1,24 +1,22 @@
 """How ranks of a job without MPI meet: rank 0 tells the others in a store of torch where, and a secret.
 
-All ranks know the store's address (`outer_job.Rendezvous`). Ranks that share a network meet on loopback, others at the
+All ranks know the store's address (`outer_job.Rendezvous`). Ranks of one machine meet on loopback, others at the
 address of rank 0's machine. After that the store is not used any more.
 """
 
 from __future__ import annotations
 
-import os
 import secrets
 import socket
 from datetime import timedelta
-from pathlib import Path
 
 from torch.distributed import PrefixStore, Store, TCPStore  # type: ignore[attr-defined]
 
-from inflight.distributed.host_address import host_address
+from inflight.distributed.host_address import free_port, host_address
 from inflight.distributed.outer_job import Rendezvous
 from inflight.distributed.rank_group import RankGroup
 from inflight.distributed.ring_group import RingRankGroup
-from inflight.distributed.sockets import JOIN_SECONDS, MIN_SECRET, SocketRankGroup
+from inflight.distributed.sockets import JOIN_SECONDS, MIN_SECRET, SocketRankGroup, machine
 from inflight.errors import ConfigurationError
 
 LOOPBACK = "127.0.0.1"
@@ -29,10 +27,10 @@ def meet(rendezvous: Rendezvous) -> RankGroup:
     rank, size = rendezvous.rank, rendezvous.size
     try:
         store = PrefixStore(rendezvous.prefix, _open_store(rendezvous))
-        several_networks = len(_networks(store, rank, size)) > 1
+        several_machines = len(_machines(store, rank, size)) > 1
         if rank == 0:
-            host = host_address() if several_networks else LOOPBACK
-            store.set("place", f"tcp://{host}:{_free_port(host)} {secrets.token_hex(MIN_SECRET)}")
+            host = host_address() if several_machines else LOOPBACK
+            store.set("place", f"tcp://{host}:{free_port(host)} {secrets.token_hex(MIN_SECRET)}")
         endpoint, secret = store.get("place").decode().split()
     except (RuntimeError, OSError) as error:
         reason = str(error).splitlines()[0]
@@ -59,13 +57,7 @@ def _open_store(rendezvous: Rendezvous) -> Store:
     )
 
 
-def _networks(store: Store, rank: int, size: int) -> set[bytes]:
-    """The machines, or rather network namespaces, in which the ranks are: loopback reaches no further."""
-    boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
-    store.set(f"network/{rank}", f"{boot} {os.readlink('/proc/self/ns/net')}")
-    return {store.get(f"network/{other}") for other in range(size)}
-
-
-def _free_port(host: str) -> int:
-    with socket.create_server((host, 0)) as listener:
-        return int(listener.getsockname()[1])
+def _machines(store: Store, rank: int, size: int) -> set[bytes]:
+    """Those that the ranks are on."""
+    store.set(f"machine/{rank}", machine())
+    return {store.get(f"machine/{other}") for other in range(size)}

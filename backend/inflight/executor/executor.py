@@ -24,6 +24,7 @@ from inflight.executor.launchers.mpi import Mpi
 from inflight.executor.launchers.mpi_leader import MpiLeader, leads_mpi_job
 from inflight.executor.launchers.multiproc import MultiProc
 from inflight.executor.launchers.processes import LaunchCommand, ProcessLauncher
+from inflight.executor.launchers.ray import Ray
 from inflight.executor.launchers.spares import SpareLauncher
 from inflight.executor.launchers.uniproc import UniProc
 from inflight.executor.wire.address import EngineAddress
@@ -117,6 +118,7 @@ def make_launcher(config: EngineConfig, name: str = "", replica: int = 0) -> Lau
         "uniproc": UniProc,
         "mpi": lambda: Mpi(config),
         "multiproc": lambda: MultiProc(config),
+        "ray": lambda: Ray(config),
     }
 
     def make() -> Launcher:

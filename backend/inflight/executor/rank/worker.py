@@ -20,10 +20,10 @@ from inflight.config import EngineConfig
 from inflight.distributed.joining import join
 from inflight.distributed.rank_group import RankGroup, SingleRank
 from inflight.errors import ConfigurationError, InflightError, InsufficientMemory
+from inflight.executor.parent_watch import die_with_parent
 from inflight.executor.rank.assembly import LoadedRunner, LoadRunner, load_model_runner, make_manager
 from inflight.executor.rank.callbacks import RankCallbacks
 from inflight.executor.rank.leader.leader_socket import LeaderSocket
-from inflight.executor.rank.parent_watch import die_with_parent
 from inflight.executor.wire.launch import Launch, launched_rank
 
 logger = logging.getLogger("inflight.worker")
