@@ -32,7 +32,7 @@ def test_without_ray_the_error_says_what_to_install(monkeypatch: pytest.MonkeyPa
         ({"ray_placement": "spread"}, "ray_placement is for executor ray: set executor to ray"),
         ({"executor": "ray", "ray_placement": "strict"}, "ray_placement must be one of pack, spread"),
         ({"executor": "ray", "ray_address": "ray://10.0.0.1:10001"}, "not a Ray client's ray://"),
-        ({"executor": "ray", "mpi_hostfile": "hosts"}, "set executor to mpi for mpi_hostfile"),
+        ({"executor": "ray", "mpi_hostfile": "hosts"}, "executor ray does without it: unset mpi_hostfile"),
         ({"executor": "ray", "gpu_device_ids": "0"}, "leave gpu_device_ids unset"),
         ({"executor": "ray", "ray_runtime_env": "[1]"}, "ray_runtime_env must be a JSON object"),
         ({"executor": "ray", "ray_runtime_env": '{"env_vars": {"A": 1}}'}, 'must be a JSON object, with "env_vars"'),
