@@ -119,13 +119,6 @@ def _write_repository(options: argparse.Namespace, folder: Path) -> Path:
     source = options.model_repo or installation.find_model_repository()
     overrides = {"tensor_parallel_size": str(options.world_size)} if options.world_size > 1 else {}
     served = repository.write(source, folder, parameters=overrides)
-    config = served.config
-    if overrides and config is not None and config.num_ranks != options.world_size:
-        raise ConfigurationError(
-            f"--world_size {options.world_size} ranks share every layer, but {served.engine} has "
-            f"pipeline_parallel_size {config.pipeline_parallel_size} and data_parallel_size "
-            f"{config.data_parallel_size}: set both to 1, or use inflight serve"
-        )
     for name in options.tensorrt_llm_model_name.split(",") if options.tensorrt_llm_model_name else ():
         if not (source / name / repository.CONFIG).is_file():
             raise ConfigurationError(

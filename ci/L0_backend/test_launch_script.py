@@ -46,17 +46,6 @@ def test_what_it_cannot_do_is_refused_with_a_sentence(arguments: list[str], sent
     assert sentence in done.stderr.splitlines()[-1]
 
 
-def test_a_model_of_several_stages_is_refused_before_the_start(tmp_path: Path) -> None:
-    models = shutil.copytree(ROOT / "model_repository", tmp_path / "models")
-    config = models / "llm" / "config.pbtxt"
-    text, changed = 'key: "pipeline_parallel_size" value { string_value: "1" }', config.read_text(encoding="utf-8")
-    assert text in changed
-    config.write_text(changed.replace(text, text.replace('"1"', '"2"')), encoding="utf-8")
-    done = run("--force", "--world_size", "2", "--model_repo", str(models))
-    assert done.returncode == 2, done.stdout
-    assert "llm has pipeline_parallel_size 2 and data_parallel_size 1" in done.stderr
-
-
 @pytest.fixture
 def leading_server(monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[int, str]]:
     """(the process to end, http://host:port) of a server whose model leads two ranks."""
