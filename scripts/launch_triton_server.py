@@ -50,6 +50,8 @@ def main(arguments: Sequence[str]) -> int:
 
 def _check(options: argparse.Namespace) -> None:
     """Raise ConfigurationError for options that do not fit each other, or what is there."""
+    if options.world_size < 1:
+        raise ConfigurationError(f"--world_size must be at least 1, got {options.world_size}")
     if options.no_mpi and options.world_size > 1:
         raise ConfigurationError(f"--no-mpi starts one process: leave it out for --world_size {options.world_size}")
     if options.multi_model and options.disable_spawn_processes:
@@ -117,8 +119,15 @@ def _tritonserver(options: argparse.Namespace, laid_out: backend_directory.Backe
 def _write_repository(options: argparse.Namespace, folder: Path) -> Path:
     """The repository to serve, with as many ranks in its configuration as --world_size says; returns `folder`."""
     source = options.model_repo or installation.find_model_repository()
-    overrides = {"tensor_parallel_size": str(options.world_size)} if options.world_size > 1 else {}
+    size = options.world_size
+    overrides = {"tensor_parallel_size": str(size), "executor": "mpi_leader"} if size > 1 else {}
     served = repository.write(source, folder, parameters=overrides)
+    if size > 1 and served.config is not None and served.config.num_replica_ranks != size:
+        stages = served.config.pipeline_parallel_size
+        raise ConfigurationError(
+            f"--world_size {size} splits every layer over {size} ranks, and {source} has pipeline_parallel_size "
+            f"{stages} besides: set that to 1, or start the {size * stages} ranks with mpiexec"
+        )
     for name in options.tensorrt_llm_model_name.split(",") if options.tensorrt_llm_model_name else ():
         if not (source / name / repository.CONFIG).is_file():
             raise ConfigurationError(

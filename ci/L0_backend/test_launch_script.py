@@ -18,6 +18,8 @@ from pathlib import Path
 import pytest
 from outer_jobs import free_port
 
+from inflight.supervisor import repository
+
 ROOT = Path(__file__).resolve().parents[2]
 SCRIPT = ROOT / "scripts" / "launch_triton_server.py"
 PATIENCE = 200
@@ -38,10 +40,28 @@ def run(*arguments: str) -> subprocess.CompletedProcess[str]:
         (["--tritonserver", "/nowhere"], "/nowhere is not an executable"),
         (["--force", "--model_repo", "/nowhere"], "/nowhere is not a folder: give a model repository"),
         (["--force", "--tensorrt_llm_model_name", "nobody"], "has no model nobody; its engine is llm"),
+        (["--world_size", "0"], "--world_size must be at least 1, got 0"),
     ],
 )
 def test_what_it_cannot_do_is_refused_with_a_sentence(arguments: list[str], sentence: str) -> None:
     done = run("--force", *arguments)
+    assert done.returncode == 2, done.stdout
+    assert sentence in done.stderr.splitlines()[-1]
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "sentence"),
+    [
+        ("pipeline_parallel_size", "2", "pipeline_parallel_size 2 besides: set that to 1"),
+        ("data_parallel_size", "2", "one set of them: set data_parallel_size to 1"),
+    ],
+)
+def test_ranks_that_would_not_be_those_of_the_job_are_refused(
+    tmp_path: Path, key: str, value: str, sentence: str
+) -> None:
+    """Those of the job would wait for ever."""
+    repository.write(ROOT / "model_repository", tmp_path / "models", parameters={key: value})
+    done = run("--force", "--world_size", "2", "--model_repo", str(tmp_path / "models"))
     assert done.returncode == 2, done.stdout
     assert sentence in done.stderr.splitlines()[-1]
 
