@@ -83,7 +83,7 @@ def compile_network(
         reason = str(unsupported)
     except cpu.LibraryUnavailable as unavailable:
         level, reason = logging.WARNING, str(unavailable)
-    if not groups.all_reduce_min(prepared is not None) or prepared is None:
+    if not groups.all_reduce_min(int(prepared is not None)) or prepared is None:
         if config.cpu_compile == "true":
             raise ConfigurationError(f"cpu_compile is true, but {reason}; set cpu_compile to auto or false")
         if device.type == "cpu" and _is_bfloat16(network):
