@@ -23,6 +23,8 @@ PATIENCE = 300
 class ThreadRank:
     """Implements RankGroup."""
 
+    several_hosts = False
+
     def __init__(self, rank: int, inboxes: list[Queue[bytes]], barrier: Barrier) -> None:
         self.rank = rank
         self.size = len(inboxes)
