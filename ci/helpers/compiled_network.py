@@ -113,10 +113,16 @@ class Network:
     @torch.inference_mode()
     def logits(self, step: Step, given: GivenEmbeddings | None = None, slots: Sequence[int] | None = None) -> Tensor:
         """`slots`: of the adapter of each token, -1 = none."""
+        return self.decoder.logits(self.hidden_states(step, given, slots)).float()
+
+    @torch.inference_mode()
+    def hidden_states(
+        self, step: Step, given: GivenEmbeddings | None = None, slots: Sequence[int] | None = None
+    ) -> Tensor:
+        """What the head gets, or the next pipeline stage."""
         self.fill_cache()
         metadata = step.metadata(given)
         if slots is not None:
             metadata = replace(metadata, adapters_T=torch.tensor(slots, dtype=torch.int32))
         token_ids = torch.randint(0, 203, metadata.positions_T.shape, generator=torch.Generator().manual_seed(2))
-        hidden_TD = self.decoder.forward(token_ids, self.cache.layers, metadata)
-        return self.decoder.logits(hidden_TD).float()
+        return self.decoder.forward(token_ids, self.cache.layers, metadata)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import pytest
@@ -26,7 +26,8 @@ from inflight.distributed.rank_group import RankGroup, SingleRank
 from inflight.distributed.tensor_parallel import TensorParallelGroup
 from inflight.errors import ConfigurationError
 from inflight.layers.given_embeddings import GivenEmbeddings
-from inflight.models.compiled import CompiledNetwork, compile_network
+from inflight.models.compiled import CompiledNetwork, _record, compile_network
+from inflight.models.decoder import Decoder
 from inflight.runtime import loading
 from inflight_kernels import cpu
 from inflight_kernels.cpu import Instruction, Instructions
@@ -124,6 +125,12 @@ class Parts:
         assert all(torch.equal(first, other) for other in others)
         return first
 
+    def hidden_states(self, step: Step) -> Tensor:
+        """The same bits on all ranks."""
+        first, *others = self._on_each(lambda rank: self.of_ranks[rank].hidden_states(step))
+        assert all(torch.equal(first, other) for other in others)
+        return first
+
     def _on_each(self, compute: Callable[[int], Any]) -> list[Any]:
         return [compute(0)] if self._ranks is None else self._ranks.run(compute)
 
@@ -186,6 +193,37 @@ def test_given_embeddings(checkpoint: TinyCheckpoint, compiled: Parts, in_torch:
     found = compiled.logits(step, given)
     assert_as_exact(found, in_torch.logits(step, given), exact.logits(step, given))
     assert not torch.equal(found, compiled.logits(step))
+
+
+@pytest.mark.parametrize("name", STEPS)
+def test_a_stage_ends_with_the_whole_residual_stream(
+    first_stage: Parts, in_torch: Parts, exact: Parts, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On all ranks: it goes to the next pipeline stage."""
+    for part in (*in_torch.of_ranks, *exact.of_ranks):
+        monkeypatch.setattr(part, "decoder", replace(part.decoder, head=None))
+    found, of_torch, wanted = (parts.hidden_states(STEPS[name]) for parts in (first_stage, in_torch, exact))
+    assert_as_exact(found.float(), of_torch.float(), wanted)
+
+
+@pytest.fixture(scope="module")
+def first_stage(checkpoint: TinyCheckpoint, ranks: ThreadRanks) -> Parts:
+    """All layers in C++, without the head."""
+    parts = Parts(checkpoint, "false", "bfloat16", ranks)
+    groups = ranks.connect()
+
+    def compile_part(rank: int) -> CompiledNetwork:
+        part = parts.of_ranks[rank]
+        assert isinstance(part.decoder, Decoder)
+        stage = replace(part.decoder, head=None)
+        recordings = _record(stage, part.cache.layers, torch.device("cpu"), groups[rank])
+        library = cpu.load_library()
+        program = cpu.Program(library, recordings[0], cpu.WeightPacker(library, recordings))
+        return CompiledNetwork(cache_specs=stage.cache_specs, hidden_states=program, head=None)
+
+    for part, network in zip(parts.of_ranks, ranks.run(compile_part), strict=True):
+        part.decoder = network
+    return parts
 
 
 def test_ranks_compute_in_c_all_or_none(

@@ -60,6 +60,7 @@ inline void run(const RmsNorm& op, const Run& step) {
   });
 }
 
+/// Without a weight `out` is the sum itself, of which a rank has all rows there only.
 inline void run_norm_of_sum(const RmsNorm& op, const Run& step) {
   const RankSegment& ranks = step.ranks;
   const int64_t num_rows = step.batch.num_tokens;
@@ -75,7 +76,10 @@ inline void run_norm_of_sum(const RmsNorm& op, const Run& step) {
       for (int64_t other = 1; other < ranks.size(); ++other) total = _mm512_add_ps(total, load(ranks.of(other, x) + i));
       store(sum + i, _mm512_add_ps(load(residual + i), rounded(total)));
     }
-    rms_norm(sum, op.weight, op.size, op.eps, row_of(op.out));
+    if (op.weight)
+      rms_norm(sum, op.weight, op.size, op.eps, row_of(op.out));
+    else
+      std::memcpy(row_of(op.out), sum, op.size * sizeof(Bf16));
   });
   if (step.splits_rows) ranks.meet();
 }
