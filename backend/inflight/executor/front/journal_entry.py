@@ -70,6 +70,8 @@ class JournalEntry:
     counts by, too."""
     _first_token_ns: int = 0
     _num_delivered: int = 0
+    _num_moves: int = 0
+    """Replays because ranks were replaced, which journal_max_replays does not bound."""
     _num_deaths: int = 0
     """Of ranks that had begun it, in a row, without a new token of it in between."""
     _is_running: bool = False
@@ -257,6 +259,7 @@ class JournalEntry:
         if sentence:
             return [*responses, self.fail(EngineUnavailable(sentence))]
         self.num_replays += 1
+        self._num_moves += planned
         return responses
 
     def _cannot_go_on(self, *, planned: bool) -> str:
@@ -267,8 +270,8 @@ class JournalEntry:
             return f"{how}, and it has more tokens than journal_max_tokens allows ({config.journal_max_tokens})"
         if self._num_deaths >= config.journal_max_deaths:
             return f"{RANKS_LOST}, {self._num_deaths} times in a row: it may be what they die of (journal_max_deaths)"
-        if self.num_replays >= config.journal_max_replays and not planned:
-            return f"{RANKS_LOST}, after {self.num_replays} replays (journal_max_replays)"
+        if (replays := self.num_replays - self._num_moves) >= config.journal_max_replays and not planned:
+            return f"{RANKS_LOST}, after {replays} replays (journal_max_replays)"
         return ""
 
     def release(self) -> None:

@@ -161,7 +161,7 @@ def test_who_has_lived_through_a_step_goes_on_elsewhere_though_nobody_has_seen_i
 
 
 def test_what_runs_on_ranks_that_are_replaced_is_not_blamed() -> None:
-    front = start()
+    front = start(journal_max_replays=1)
     request_id = submit(front)
     for replica in (0, 1) * 4:
         front._note_started([request_id])
@@ -170,6 +170,8 @@ def test_what_runs_on_ranks_that_are_replaced_is_not_blamed() -> None:
         replay = front.messages[request_id].replay
         assert front.replica_of[request_id] == 1 - replica and replay is not None and not replay.is_suspect
     assert (front.num_losses(), front.num_replays()) == (0, 8)
+    front.lose(replica=front.replica_of[request_id])
+    assert not finals(front), "only deaths count"
 
 
 def test_what_is_too_long_to_go_on_is_told_that_its_ranks_were_replaced() -> None:
