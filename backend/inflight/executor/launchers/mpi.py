@@ -8,11 +8,13 @@ trusted.
 from __future__ import annotations
 
 import os
+import socket
 from collections.abc import Sequence
 from pathlib import Path
 
 from inflight.config import EngineConfig
 from inflight.distributed.joining import MpiJob
+from inflight.errors import ConfigurationError
 from inflight.executor.launchers.python_command import WORKER, find_python, worker_environment
 from inflight.executor.launchers.rank_processes import Command
 from inflight.executor.wire.launch import LAUNCH, Launch
@@ -26,7 +28,15 @@ class Mpi:
 
     def __init__(self, config: EngineConfig, *, mpiexec: Path | None = None, program: Sequence[str] = WORKER) -> None:
         """`mpiexec`: the MPI launcher; None = the one of this environment or of PATH. `program`: arguments of the
-        Python interpreter."""
+        Python interpreter. Raises ConfigurationError for a hostfile or a network interface that is not there."""
+        if config.mpi_hostfile and not Path(config.mpi_hostfile).is_file():
+            raise ConfigurationError(f"mpi_hostfile: there is no file {config.mpi_hostfile}; give the path of one")
+        interfaces = [name for _, name in socket.if_nameindex()]
+        if config.mpi_interface and config.mpi_interface not in interfaces:
+            raise ConfigurationError(
+                f"mpi_interface: this machine has no network interface {config.mpi_interface}; it has "
+                f"{', '.join(interfaces)}"
+            )
         self._hostfile = config.mpi_hostfile
         self._interface = config.mpi_interface
         self._size = config.num_replica_ranks
