@@ -84,7 +84,7 @@ def test_streams_go_on_at_the_other_replica_while_the_dead_one_is_relaunched(fro
     pid = rank_of(front, replica)
     os.kill(pid, signal.SIGKILL)
     check(caller, ids)
-    assert 0 < front.num_replays() <= 2 and front.num_losses() == 1
+    assert 0 < front.num_replays() <= len(ids) and front.num_losses() == 1
     wait_until_all_ready(front)
     assert rank_of(front, replica) != pid
     caller.serve(*(caller.request([number], 20) for number in range(8)))
@@ -98,7 +98,7 @@ def test_a_request_that_ranks_die_of_kills_one_replica_only(front: RemoteFront) 
     error = caller.finals[other]
     assert error.error_code == "UNAVAILABLE" and "3 times in a row" in error.error_msg
     check(caller, ids)
-    assert front.num_losses() == 3
+    assert 3 <= front.num_losses() <= 4, "the first ranks may die before they have told what they began"
     wait_until_all_ready(front)
 
 
@@ -128,7 +128,7 @@ def test_another_front_finds_both_replicas_and_survives_each(front: RemoteFront)
             check(caller, ids)
             wait_until_all_ready(front)
             wait_until_all_ready(guest)
-        assert 0 < guest.num_replays() <= 4, "a stream may have ended before the death was known"
+        assert 0 < guest.num_replays() <= 8, "streams that were on the replica, and had not ended"
 
 
 def test_another_front_needs_one_replica_only(front: RemoteFront) -> None:
