@@ -79,13 +79,14 @@ class RankProcesses:
 
     def pids(self) -> list[int]:
         """Ids of the launch's processes that still run."""
-        found = []
+        # Those just started may not show their variables yet.
+        found = {pid for pid, child in list(self._children.items()) if child.poll() is None}
         for name in os.listdir("/proc"):
             if name.isdigit():
                 with contextlib.suppress(OSError):
                     if self._mark in Path(f"/proc/{name}/environ").read_bytes().split(b"\0"):
-                        found.append(int(name))
-        return found
+                        found.add(int(name))
+        return sorted(found)
 
     def wait(self, seconds: float) -> bool:
         """True if the ranks on this machine end by themselves within `seconds`. mpiexec is not waited for."""
