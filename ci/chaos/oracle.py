@@ -26,6 +26,9 @@ OUTAGES = (
     "unknown model",
 )
 """What an error may say where a front's end is allowed to end its streams."""
+NOT_ACCEPTED, CONNECTING = "before receiving SETTINGS frame", 20.0
+"""What gRPC says of a connection that a server without descriptors did not accept, and the seconds that it waits for it.
+The streams of a process share the attempt, which may have begun before they were sent."""
 
 
 class Verdict(Enum):
@@ -64,7 +67,8 @@ class Injection:
         return [each for each in self.in_flight if each.ended is None and each.latest < self.serves]
 
     def touches(self, stream: Stream) -> bool:
-        return (self.over is None or stream.sent <= self.over) and (stream.ended is None or stream.ended >= self.began)
+        since = stream.sent - CONNECTING if NOT_ACCEPTED in stream.answer.error else stream.sent
+        return (self.over is None or since <= self.over) and (stream.ended is None or stream.ended >= self.began)
 
 
 @dataclass(frozen=True)

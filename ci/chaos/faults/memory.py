@@ -19,6 +19,9 @@ from ci.chaos.scene import TRITONSERVER as SERVER
 SECONDS = 3.0
 SHORT = 1.0
 """Without descriptors a server answers nobody: if it lasted, the supervisor would rightly start it again."""
+FEW_DESCRIPTORS = 16
+"""Fewer than each server has open, so no more can be opened; enough for poll(2), which refuses to wait for more
+descriptors than the limit, whatever their numbers."""
 
 
 @contextlib.asynccontextmanager
@@ -50,7 +53,7 @@ def no_descriptors(role: str) -> Inject:
     """No file, socket or connection can be opened."""
 
     async def inject(scene: Scene, dice: Random) -> str:
-        async with limited(scene.roles()[role], resource.RLIMIT_NOFILE, 3):
+        async with limited(scene.roles()[role], resource.RLIMIT_NOFILE, FEW_DESCRIPTORS):
             await asyncio.sleep(SHORT)
         return f"no descriptor more for {SHORT:.0f} s"
 
