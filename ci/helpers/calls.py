@@ -13,7 +13,7 @@ from inflight.executor.front.front import Front
 from inflight.request import Request
 from inflight.result import FinishReason, Response
 
-PATIENCE = 60.0
+PATIENCE = 120.0
 """Seconds after which a test gives up waiting. It says nothing about how fast anything is."""
 
 

@@ -6,6 +6,7 @@ import os
 import select
 import subprocess
 import threading
+import time
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
@@ -23,6 +24,11 @@ CHECKPOINT = Path(__file__).parents[2] / "model_repository" / "llm" / "1" / "che
 
 PATIENCE = 120
 """Seconds after which something that should happen counts as never happening."""
+IDLE_SECONDS = 3.0
+"""For which processes are watched that should sleep."""
+IDLE_SHARE = 0.2
+"""Of one core. What a wake costs is the machine's affair, 20 to 400 us have been seen on one; this is enough to tell a
+rank that never sleeps."""
 
 
 class Engine:
@@ -139,6 +145,20 @@ def num_wakes(pids: list[int]) -> int:
             status = dict(line.split(":\t", 1) for line in (task / "status").read_text().splitlines() if ":\t" in line)
             wakes += int(status["voluntary_ctxt_switches"])
     return wakes
+
+
+def wait_until_idle(pids: list[int], wakes: float, share: float) -> None:
+    """Until these processes, for `IDLE_SECONDS`, wake `wakes` times a second at most and use `share` of a core. What they
+    still had to do, or what a busy machine did to them, may take a few such times; ranks that tick never get there."""
+    deadline = time.monotonic() + PATIENCE
+    while True:
+        begin, seconds, before = time.monotonic(), cpu_seconds(pids), num_wakes(pids)
+        time.sleep(IDLE_SECONDS)
+        elapsed = time.monotonic() - begin
+        found = (num_wakes(pids) - before) / elapsed, (cpu_seconds(pids) - seconds) / elapsed
+        if found[0] < wakes and found[1] < share:
+            return
+        assert time.monotonic() < deadline, f"{found[0]:.1f} wakes a second, {found[1]:.2f} of a core"
 
 
 def listening_addresses(pid: int) -> set[str]:
