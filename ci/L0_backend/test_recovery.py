@@ -11,6 +11,7 @@ import signal
 from pathlib import Path
 
 import numpy as np
+import pytest
 from raw_stream import RawStream
 from server_metrics import OUTCOMES, RELAUNCHING, Metrics, until
 from server_process import ServerProcess
@@ -18,6 +19,8 @@ from server_process import ServerProcess
 from inflight.executor.executor import attach_executor
 from inflight.executor.launchers.attached import find_engine
 from inflight.executor.wire.address import EngineAddress
+
+pytestmark = pytest.mark.long
 
 PROMPT = {"text_input": "Once upon a time", "max_tokens": 20, "end_id": -1}
 ENDLESS = {**PROMPT, "max_tokens": 1500, "stream": True}

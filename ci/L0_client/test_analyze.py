@@ -13,11 +13,14 @@ import tempfile
 import time
 from pathlib import Path
 
+import pytest
 import tritonclient.grpc as grpc
 from server_process import MODEL_REPOSITORY, ServerProcess
 from typer.testing import CliRunner
 
 from inflight_client.cli import app
+
+pytestmark = pytest.mark.long
 
 KEY = "a-key-of-the-operators"
 ONE_POLICY = ["--batch-scheduler-policy", "guaranteed_no_evict", "--max-num-tokens", "256"]

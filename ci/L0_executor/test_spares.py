@@ -25,6 +25,8 @@ from inflight.executor.wire.launch import LAUNCH
 from inflight.run_directory import RUN_DIRECTORY, run_directory
 from inflight.sampling_config import SamplingConfig
 
+pytestmark = pytest.mark.long
+
 PROMPTS = ["Once upon a time", "There were three girls", "The dog", "A"]
 KV_TOKENS = 32 * 1024
 """200 MB in float32."""

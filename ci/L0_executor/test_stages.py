@@ -22,7 +22,7 @@ PROMPTS = [[10, 20, 30], list(range(40, 75)), [7], [90, 91, 90, 91, 90, 91]]
 LONG = 200
 """Tokens: enough that a request is still in flight when something is done to it."""
 IDLE_WAKES = 30
-"""As in test_real_ranks.py, with more ranks."""
+"""As in test_idle_and_shared.py, with more ranks."""
 
 
 @pytest.fixture(scope="module")

@@ -19,6 +19,8 @@ from workload import alone, mixed_requests, together
 from inflight_client import Client, ClientError, Completion, CompletionStream
 from inflight_client._types import GenerationOptions
 
+pytestmark = pytest.mark.long
+
 HEARTBEAT = 3.0
 """Seconds of silence after which ranks count as hung, here."""
 

@@ -31,6 +31,8 @@ from inflight_client._protocol import new_request_id
 from inflight_client._resume import ResumingReplyStream
 from inflight_kernels.cpu import unsupported_reason
 
+pytestmark = pytest.mark.long
+
 PATIENCE = 240.0
 """Seconds for a server to come back."""
 IS_EXACT = not unsupported_reason()
@@ -169,7 +171,7 @@ def num_open(server: ServerProcess) -> int:
 def test_streams_of_all_kinds_go_on_when_their_server_dies_twice(
     mortal: ServerProcess, undisturbed: dict[str, list[dict[str, Any]]]
 ) -> None:
-    """tritonserver once each stream has a reply on average, and the stub of the next one after as many of that one's."""
+    """tritonserver once each stream has a reply on average, and the next one's stub after as many replies again."""
     lock, num_heard = threading.Lock(), Counter[int]()
 
     def heard(stream: Stream) -> None:

@@ -18,6 +18,8 @@ from tritonclient.utils import InferenceServerException
 
 from inflight.supervisor import processes
 
+pytestmark = pytest.mark.long
+
 Open = Callable[[ServerProcess], Stream]
 
 BROKEN = """

@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import os
 import select
+import shutil
 import subprocess
+import tempfile
 import threading
 import time
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
+
+import pytest
 
 from inflight.config import EngineConfig
 from inflight.executor.executor import make_launchers
@@ -18,6 +22,7 @@ from inflight.executor.front.remote import RemoteFront
 from inflight.executor.wire.messages import Responses, decode_from_leader
 from inflight.request import Request
 from inflight.result import Array, Response, join_tensors
+from inflight.run_directory import RUN_DIRECTORY
 from inflight.sampling_config import SamplingConfig
 
 CHECKPOINT = Path(__file__).parents[2] / "model_repository" / "llm" / "1" / "checkpoint"
@@ -115,6 +120,34 @@ class Engine:
         return rank_pids(self.executor.engine_pids())[rank]
 
 
+StartEngine = Callable[..., Engine]
+
+
+@contextmanager
+def starting() -> Iterator[StartEngine]:
+    """Starts engines, and ends them: no process and no file of theirs may be left. (That they share no memory
+    with a name, has a test of its own: in /dev/shm other tests' ranks come and go.)"""
+    engines: list[Engine] = []
+    run_directory = Path(tempfile.mkdtemp(prefix="run-"))  # a name that is short enough for a socket's address
+
+    def start(**parameters: str) -> Engine:
+        engine = Engine(run_directory, **parameters)
+        engines.append(engine)
+        engine.executor.start()
+        return engine
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv(RUN_DIRECTORY, str(run_directory))
+        try:
+            yield start
+        finally:
+            for engine in engines:
+                engine.executor.shutdown()
+    assert [engine.executor.engine_pids() for engine in engines] == [[] for _ in engines]
+    assert list(run_directory.iterdir()) == []
+    shutil.rmtree(run_directory)
+
+
 def rank_pids(pids: list[int]) -> dict[int, int]:
     """rank -> pid, from what its launcher put into each rank's environment; launchers themselves are left out."""
     ranks: dict[int, int] = {}
@@ -148,8 +181,8 @@ def num_wakes(pids: list[int]) -> int:
 
 
 def wait_until_idle(pids: list[int], wakes: float, share: float) -> None:
-    """Until these processes, for `IDLE_SECONDS`, wake `wakes` times a second at most and use `share` of a core. What they
-    still had to do, or what a busy machine did to them, may take a few such times; ranks that tick never get there."""
+    """Until these processes, for IDLE_SECONDS, wake `wakes` times a second at most and use `share` of a core. What they
+    still had to do may take a few such times; ranks that tick never get there."""
     deadline = time.monotonic() + PATIENCE
     while True:
         begin, seconds, before = time.monotonic(), cpu_seconds(pids), num_wakes(pids)
