@@ -133,7 +133,7 @@ class PlayedEngine(FakeExecutor):
             max_batch_size=max_batch_size,
             num_adapter_slots=2,
         )
-        self._engine_ready(limits, EngineDescription(device="cuda"), max_in_flight=0)
+        self._replica_ready(limits, EngineDescription(device="cuda"), max_in_flight=0)
 
     @property
     def sent(self) -> Request:
