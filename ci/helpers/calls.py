@@ -40,8 +40,8 @@ class Caller:
         return make_request(self.executor.next_request_id(), prompt, max_tokens, **options)
 
     def send(self, *requests: Request) -> list[int]:
+        self.executor.enqueue_requests(requests)
         for request in requests:
-            self.executor.enqueue_request(request)
             self.requests[request.request_id] = request
             self.tokens[request.request_id] = []
             self.num_responses[request.request_id] = 0
