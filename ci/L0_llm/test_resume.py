@@ -235,6 +235,6 @@ def test_a_server_that_is_started_anew_takes_streams_up_and_one_that_is_not_ends
             with pytest.raises(ConnectionLost, match="the server ended, and was not back within 1 s"):
                 list(impatient)
     assert impatient.completion.text.startswith(begun)
-    port = int(mortal.grpc_url.rpartition(":")[2])
-    with ServerProcess(**{**mortal.options, "grpc_port": port, "log_file": None}):
+    until(lambda: not mortal.pids, "nothing of the killed one holds its ports any more")
+    with ServerProcess(**{**mortal.options, "log_file": None}):
         check(streams, undisturbed)
