@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-import torch
 from torch import Tensor
 
 
@@ -36,25 +35,3 @@ class Batch:
     """bfloat16 (rows, features)."""
     adapters_T: Tensor | None = None
     """int32, slot of each token's low-rank adapter, -1 where it has none; None = no token has one."""
-
-
-def example_batches() -> list[Batch]:
-    """Meta tensors of a batch with decodes and prefills, one of decodes, one of prefills."""
-
-    def empty(*shape: int, dtype: torch.dtype = torch.int32) -> Tensor:
-        return torch.empty(shape, dtype=dtype, device="meta")
-
-    def batch(num_decodes: int, num_prefills: int) -> Batch:
-        num_tokens = num_decodes + 5 * num_prefills
-        return Batch(
-            positions_T=empty(num_tokens, dtype=torch.int64),
-            slots_T=empty(num_tokens, dtype=torch.int64),
-            decode_table=empty(num_decodes, 7),
-            decode_lens_N=empty(num_decodes),
-            prefill_table=empty(num_prefills, 7),
-            prefill_lens_P=empty(num_prefills),
-            prefill_starts=empty(num_prefills + 1),
-            adapters_T=empty(num_tokens),
-        )
-
-    return [batch(3, 2), batch(3, 0), batch(0, 2)]

@@ -21,7 +21,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from inflight_kernels.cpu.batch import Batch, example_batches
+from inflight_kernels.cpu.batch import Batch
 from inflight_kernels.cpu.collectives import RankPlace
 from inflight_kernels.cpu.operations import (
     DecodeAttention,
@@ -51,12 +51,34 @@ def record(network: Callable[[Tensor, Batch], Tensor], input_size: int | None = 
 
     Its input is bfloat16 (T, input_size), or, with None, token ids (T,), int64. Raises Unsupported.
     """
-    mixed, *others = (_record(network, input_size, batch) for batch in example_batches())
+    mixed, *others = (_record(network, input_size, batch) for batch in _batches())
     for other, missing in zip(others, (PrefillAttention, DecodeAttention), strict=True):
         expected = tuple(operation for operation in mixed.operations if operation.kind is not missing)
         if other.operations != expected:
             raise Unsupported("its forward pass takes different paths for decodes and for prefills")
     return mixed
+
+
+def _batches() -> list[Batch]:
+    """Meta tensors of a batch with decodes and prefills, one of decodes, one of prefills."""
+
+    def empty(*shape: int, dtype: torch.dtype = torch.int32) -> Tensor:
+        return torch.empty(shape, dtype=dtype, device="meta")
+
+    def batch(num_decodes: int, num_prefills: int) -> Batch:
+        num_tokens = num_decodes + 5 * num_prefills
+        return Batch(
+            positions_T=empty(num_tokens, dtype=torch.int64),
+            slots_T=empty(num_tokens, dtype=torch.int64),
+            decode_table=empty(num_decodes, 7),
+            decode_lens_N=empty(num_decodes),
+            prefill_table=empty(num_prefills, 7),
+            prefill_lens_P=empty(num_prefills),
+            prefill_starts=empty(num_prefills + 1),
+            adapters_T=empty(num_tokens),
+        )
+
+    return [batch(3, 2), batch(3, 0), batch(0, 2)]
 
 
 @torch.inference_mode()
