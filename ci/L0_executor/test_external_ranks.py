@@ -93,7 +93,7 @@ def test_ranks_told_to_end_leave_streams_to_those_that_come_next(start_front: St
     """A change of the ranks' configuration or machine, without losing a stream."""
     with outer_job("srun", SMALL, program=FAKE) as job:
         caller = Caller(start_front())
-        request = caller.request(1, 3_000, streaming=True)
+        request = caller.request(1, 1_500, streaming=True)
         (long,) = caller.send(request)
         caller.wait_for_tokens(long)
         job.end()

@@ -60,7 +60,7 @@ def rank_has_gone(old: set[int], replica: int, front: RemoteFront) -> bool:
 
 def streams(caller: Caller, count: int = 4) -> list[int]:
     """Long requests that have begun, half of them on each replica."""
-    ids = caller.send(*(caller.request([number], 600, streaming=True) for number in range(1, count + 1)))
+    ids = caller.send(*(caller.request([number], 1000, streaming=True) for number in range(1, count + 1)))
     for request_id in ids:
         caller.wait_for_tokens(request_id)
     return ids
