@@ -61,9 +61,10 @@ test-full: ## the same with 20 times as many random histories of scheduler and K
 	INFLIGHT_FUZZ_EXAMPLES=2000 $(MAKE) test
 
 # Tests that load no network and start no process run side by side, a worker per core; the slow ones, and those against
-# servers, two and three files at a time. Their networks then have one thread each: threads that wait for each other by
-# spinning, more of them than cores, made such tests take three times as long. Tests of several threads say how many.
-FILES_AT_A_TIME := OMP_NUM_THREADS=1 $(BIN)/python -m pytest --dist loadfile --numprocesses
+# servers, two and four files at a time, the longest files first. Their networks then have one thread each: threads that
+# wait for each other by spinning, more of them than cores, made such tests take three times as long. Tests of several
+# threads say how many.
+FILES_AT_A_TIME := OMP_NUM_THREADS=1 $(BIN)/python -m pytest --dist loadfile --no-loadscope-reorder --numprocesses
 
 unit: $(READY) ## run the tests that need no server
 ifeq ($(strip $(ARGS)),)
@@ -78,7 +79,7 @@ kernels: $(READY) ## run the kernels' tests
 	$(BIN)/python -m pytest ci/kernels --numprocesses auto --dist worksteal $(DURATIONS) $(ARGS)
 
 L0: $(READY) prometheus ## run the tests against a real tritonserver
-	$(FILES_AT_A_TIME) 3 ci/L0_* $(DURATIONS) $(ARGS)
+	$(FILES_AT_A_TIME) 4 ci/L0_* $(DURATIONS) $(ARGS)
 
 # Of Debian's package, unpacked and not installed. Without it the tests that ask it are skipped.
 prometheus: ## fetch Prometheus, which checks metrics, alert rules and dashboard, where apt has it

@@ -49,6 +49,11 @@ def pytest_itemcollected(item: pytest.Item) -> None:
             item.add_marker(pytest.mark.timeout(SLOW))
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Files that take long begin first, so that no worker is left alone with one at the end."""
+    items.sort(key=lambda item: item.get_closest_marker("long") is None)
+
+
 @pytest.fixture(scope="session")
 def server() -> Iterator[ServerProcess]:
     """A tritonserver with the default model as it comes, for all tests that leave it as it was."""

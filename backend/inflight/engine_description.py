@@ -19,6 +19,8 @@ class EngineDescription(msgspec.Struct, frozen=True, kw_only=True):
     """What computes them: native, compiled (native, in C++) or transformers."""
     dtype: str = ""
     """Of weights and activations, such as bfloat16."""
+    deterministic: bool = False
+    """Whether layers of torch and of GPUs compute the same bits however they are batched."""
     num_ranks: int = 1
     """Of all replicas together; the next three say how they share the work."""
     tensor_parallel_size: int = 1
@@ -29,4 +31,7 @@ class EngineDescription(msgspec.Struct, frozen=True, kw_only=True):
 
     def labels(self) -> dict[str, str]:
         """As labels of a metric."""
-        return {name: str(value) for name, value in msgspec.structs.asdict(self).items()}
+        return {
+            name: str(value).lower() if isinstance(value, bool) else str(value)
+            for name, value in msgspec.structs.asdict(self).items()
+        }

@@ -196,14 +196,15 @@ class RequestLimits(msgspec.Struct, frozen=True, kw_only=True):
             return
         if len(replay.sequences) != request.num_sequences or all(each.is_finished for each in replay.sequences):
             raise InvalidRequest("replay.sequences must hold every sequence of the request, one of them unfinished")
+        name = "resume_token" if replay.is_resumed else "replay"
         longest = min(request.max_tokens, self.max_seq_len - len(request.input_token_ids))
         for each in replay.sequences:
             if len(each.token_ids) > longest:
-                raise InvalidRequest(f"replay has {len(each.token_ids)} tokens, more than the request can generate")
+                raise InvalidRequest(f"{name} has {len(each.token_ids)} tokens, more than the request can generate")
             if any(not 0 <= token < self.vocab_size for token in each.token_ids):
-                raise InvalidRequest(f"replay holds a token id outside [0, {self.vocab_size})")
+                raise InvalidRequest(f"{name} holds a token id outside [0, {self.vocab_size})")
             if not math.isfinite(each.cum_log_prob):
-                raise InvalidRequest(f"cum_log_prob of a replay must be finite, got {each.cum_log_prob}")
+                raise InvalidRequest(f"cum_log_prob of {name} must be finite, got {each.cum_log_prob}")
 
     def _validate_drafts(self, request: Request) -> None:
         """Prompt lookup and lookahead decoding are ways to compute, which any request may leave open; drafts are given

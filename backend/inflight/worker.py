@@ -3,16 +3,29 @@
 See inflight.executor.rank.worker for ranks that an executor starts, inflight.executor.rank.outer_worker for others.
 """
 
+import atexit
 import os
 import sys
 
 from inflight.executor.wire.launch import LAUNCH
 
-if __name__ == "__main__":
+
+def run() -> int:
+    """The exit code."""
     if LAUNCH in os.environ:
         from inflight.executor.rank.worker import main
 
-        sys.exit(main())
+        return main()
     from inflight.executor.rank.outer_worker import main as outer_main
 
-    sys.exit(outer_main(sys.argv[1:]))
+    return outer_main(sys.argv[1:])
+
+
+if __name__ == "__main__":
+    code = run()
+    # The rank has ended everything of its own. The interpreter would take half a second of a core to free its modules,
+    # torch above all, while the ranks that come next load.
+    atexit._run_exitfuncs()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)

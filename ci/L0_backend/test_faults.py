@@ -67,13 +67,12 @@ def test_a_live_id_is_refused_and_its_first_owner_unharmed(stream: RawStream, ot
 
 
 def test_a_full_queue_refuses_at_once(narrow_server: ServerProcess) -> None:
-    """One is served and one waits, so the third is refused; requests of one stream arrive in order."""
+    """One is served and one waits, so the third is refused; requests of one stream arrive in order. All are sent at
+    once, so that the third comes while the first is served."""
     request = {**PROMPT, "max_tokens": 450, "stream": True}
     with RawStream(narrow_server.grpc_url) as stream:
-        served = stream.send(request)
-        stream.take()
-        waiting = stream.send(request)
-        refused = stream.collect(stream.send(request))
+        served, waiting, third = (stream.send(request) for _ in range(3))
+        refused = stream.collect(third)
         assert refused.error.startswith("Exceeds maximum queue size")
         assert not served.num_finals and not waiting.responses
         stream.collect(served, waiting)

@@ -16,7 +16,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from outer_jobs import free_port
+from free_ports import free_port
 
 from inflight.supervisor import repository
 

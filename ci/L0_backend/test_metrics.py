@@ -32,7 +32,7 @@ def read(server: ServerProcess) -> dict[tuple[str, frozenset[str]], float]:
 def wait_for(server: ServerProcess, holds: Callable[[dict], bool]) -> dict:
     """Metrics are updated once a period: poll until they have the value."""
     pause = threading.Event()
-    for _ in range(200):
+    for _ in range(1200):
         metrics = read(server)
         if holds(metrics):
             return metrics
@@ -44,7 +44,7 @@ def read_at_rest(server: ServerProcess) -> dict:
     """The metrics, once two readings more than a period apart are equal."""
     pause = threading.Event()
     metrics = read(server)
-    for _ in range(50):
+    for _ in range(200):
         pause.wait(0.3)
         metrics, before = read(server), metrics
         if ours(metrics) == ours(before):
@@ -100,12 +100,23 @@ def test_requests_are_counted_and_timed(server: ServerProcess, stream: RawStream
 
 
 def test_who_waits_for_a_place_is_shown(narrow_server: ServerProcess) -> None:
-    """One is served and one waits; both have gone when their client leaves."""
-    name = "inflight_requests_queued"
-    with RawStream(narrow_server.grpc_url) as crowd:
-        for _ in range(2):
-            crowd.send({"text_input": "Once", "max_tokens": 400, "end_id": -1, "stream": True})
+    """Of two clients, that ask again and again until it is seen, one is served and one waits."""
+    name, seen = "inflight_requests_queued", threading.Event()
+
+    def keep_asking() -> None:
+        with RawStream(narrow_server.grpc_url) as stream:
+            while not seen.is_set():
+                stream.ask({"text_input": "Once", "max_tokens": 400, "end_id": -1, "stream": True})
+
+    crowd = [threading.Thread(target=keep_asking) for _ in range(2)]
+    for client in crowd:
+        client.start()
+    try:
         wait_for(narrow_server, lambda found: total(found, name) == 1)
+    finally:
+        seen.set()
+        for client in crowd:
+            client.join()
     wait_for(narrow_server, lambda found: total(found, name) == 0)
 
 

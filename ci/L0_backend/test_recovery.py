@@ -8,11 +8,10 @@ from __future__ import annotations
 
 import os
 import signal
-import time
-from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
+import pytest
 from raw_stream import RawStream
 from server_metrics import OUTCOMES, RELAUNCHING, Metrics, until
 from server_process import ServerProcess
@@ -21,7 +20,8 @@ from inflight.executor.executor import attach_executor
 from inflight.executor.launchers.attached import find_engine
 from inflight.executor.wire.address import EngineAddress
 
-NUM_LOOKS = 20
+pytestmark = pytest.mark.long
+
 PROMPT = {"text_input": "Once upon a time", "max_tokens": 20, "end_id": -1}
 ENDLESS = {**PROMPT, "max_tokens": 1500, "stream": True}
 
@@ -119,20 +119,12 @@ def test_who_asks_for_the_engines_health_is_told_the_truth() -> None:
                 until(lambda old=old: ranks(server) not in ([], [old]), "a rank is launched again")
                 (new,) = ranks(server)
                 os.kill(new, signal.SIGSTOP)
-                assert soon(lambda: not guest.is_ready() and Metrics(server).of("inflight_engine_ready") == 0), number
+                until(lambda: not guest.is_ready(), f"the front knows of loss {number}")
+                until(lambda: Metrics(server).of("inflight_engine_ready") == 0, f"the gauge shows loss {number}")
                 os.kill(new, signal.SIGCONT)
                 until(lambda: Metrics(server).of("inflight_engine_ready") == 1, "it serves again")
-                assert soon(guest.is_ready), number
+                until(guest.is_ready, f"the front finds the ranks of launch {number}")
                 old = new
-
-
-def soon(condition: Callable[[], bool]) -> bool:
-    """Whether it holds at one of the next looks, of which there are ten a second."""
-    for _ in range(NUM_LOOKS):
-        if condition():
-            return True
-        time.sleep(0.1)
-    return False
 
 
 def test_an_idle_server_is_tried_and_a_busy_one_left_alone() -> None:

@@ -7,11 +7,14 @@ from __future__ import annotations
 
 import os
 
+import pytest
 from raw_stream import RawStream
 from server_metrics import OUTCOMES, Metrics, until
 from server_process import ServerProcess
 
 from inflight.supervisor.admin import Admin
+
+pytestmark = pytest.mark.long
 
 TIMES = 3
 PROMPT = {"text_input": "Once upon a time", "max_tokens": 60, "end_id": -1, "stream": True}

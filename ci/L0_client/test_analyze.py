@@ -13,11 +13,14 @@ import tempfile
 import time
 from pathlib import Path
 
+import pytest
 import tritonclient.grpc as grpc
 from server_process import MODEL_REPOSITORY, ServerProcess
 from typer.testing import CliRunner
 
 from inflight_client.cli import app
+
+pytestmark = pytest.mark.long
 
 KEY = "a-key-of-the-operators"
 ONE_POLICY = ["--batch-scheduler-policy", "guaranteed_no_evict", "--max-num-tokens", "256"]
@@ -73,6 +76,6 @@ def test_an_interrupted_analysis_leaves_nothing_behind(tmp_path: Path) -> None:
         assert process.poll() is None and time.monotonic() < deadline
         time.sleep(0.1)
     process.terminate()
-    assert process.wait(60) == 130
+    assert process.wait(120) == 130
     assert list(Path(environment["TMPDIR"]).iterdir()) == []
     assert list(Path("/dev/shm").glob(f"inflight_{process.pid}_*")) == []

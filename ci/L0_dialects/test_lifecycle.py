@@ -19,6 +19,8 @@ from tritonclient.utils import InferenceServerException
 
 from .conftest import number, text
 
+pytestmark = pytest.mark.long
+
 PROMPT = {"text_input": text("Once", 1)}
 LONG = {
     "text_input": text("Once", 1),

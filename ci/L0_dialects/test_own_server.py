@@ -6,7 +6,6 @@ import os
 import re
 import shlex
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -17,6 +16,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import tritonclient.grpc as grpc
+from free_ports import free_port
 from raw_stream import RawStream
 from server_process import MODEL_REPOSITORY, ROOT
 
@@ -91,13 +91,6 @@ def grpc_url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
             server.kill()
             for region in Path("/dev/shm").glob(f"{prefix}*"):
                 region.unlink()
-
-
-def free_port() -> int:
-    with socket.socket() as found:
-        found.bind(("127.0.0.1", 0))
-        port: int = found.getsockname()[1]
-        return port
 
 
 def wait_until_ready(server: subprocess.Popen[bytes], port: int, log: Path) -> None:

@@ -168,12 +168,12 @@ def test_what_is_refused_is_said_in_a_sentence(wire: RawStream, more: dict[str, 
 @pytest.mark.parametrize("model", ["ensemble", "tensorrt_llm_bls"])
 def test_text_models(wire: RawStream, server: ServerProcess, model: str) -> None:
     with Client(server.grpc_url) as client:
-        expected = client.generate(GOLDEN["prompt"], max_tokens=12).text
-    whole = wire.ask(text_inputs(12), model=model)
+        expected = client.generate(GOLDEN["prompt"], max_tokens=48).text
+    whole = wire.ask(text_inputs(48), model=model)
     (response,) = whole.responses
     assert response["text_output"].shape == (1,) and whole.text == GOLDEN["prompt"] + expected
     streamed = wire.ask(
-        text_inputs(12, stream=flag(), return_log_probs=flag()), model=model, parameters={"Streaming": True}
+        text_inputs(48, stream=flag(), return_log_probs=flag()), model=model, parameters={"Streaming": True}
     )
     assert streamed.text == expected and len(streamed.responses) > 1
     assert all(response["cum_log_probs"].shape == (1, 1) for response in streamed.responses)

@@ -1,4 +1,4 @@
-"""A directory of the user's engines and jobs for one test."""
+"""Engines with real ranks, and a directory of the user's engines and jobs, for one test."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from real_engine import StartEngine, starting
 
 
 @pytest.fixture
@@ -17,3 +18,9 @@ def user_files(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     monkeypatch.setenv("XDG_RUNTIME_DIR", str(path))
     yield path
     shutil.rmtree(path)
+
+
+@pytest.fixture
+def start_engine() -> Iterator[StartEngine]:
+    with starting() as start:
+        yield start

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import fake_outer_rank
 import pytest
-from calls import Caller, until
+from calls import PATIENCE, Caller, until
 from outer_jobs import MODEL, outer_job
 
 from inflight.config import EngineConfig
@@ -93,7 +93,7 @@ def test_ranks_told_to_end_leave_streams_to_those_that_come_next(start_front: St
     """A change of the ranks' configuration or machine, without losing a stream."""
     with outer_job("srun", SMALL, program=FAKE) as job:
         caller = Caller(start_front())
-        request = caller.request(1, 3_000, streaming=True)
+        request = caller.request(1, 1_500, streaming=True)
         (long,) = caller.send(request)
         caller.wait_for_tokens(long)
         job.end()
@@ -141,7 +141,7 @@ def test_ranks_that_cannot_serve_say_why(
     size: int, parameters: dict[str, str], sentence: str, capfd: pytest.CaptureFixture[str], user_files: Path
 ) -> None:
     with outer_job("srun", parameters, size=size, program=FAKE) as job:
-        assert job.processes[0].wait(60) == 1
+        assert job.processes[0].wait(PATIENCE) == 1
     assert sentence in capfd.readouterr().err
     assert left_over(user_files) == []
 
@@ -152,7 +152,7 @@ def test_a_second_engine_of_one_name_is_refused(
     with outer_job("srun", SMALL, size=1, program=FAKE):
         start_front(tensor_parallel_size=1)
         with outer_job("srun", SMALL, size=1, program=FAKE) as second:
-            assert second.processes[0].wait(60) == 1
+            assert second.processes[0].wait(PATIENCE) == 1
         assert "an engine called llm serves here already" in capfd.readouterr().err
         caller = Caller(start_front(tensor_parallel_size=1))
         caller.serve(caller.request())

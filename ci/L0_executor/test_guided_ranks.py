@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 from guides import BOMBS, GUIDES
-from real_engine import CHECKPOINT, Engine, wait_for_end
+from real_engine import CHECKPOINT, PATIENCE, Engine, wait_for_end
 
 from inflight.guided_decoding import GuidedDecodingParams
 from inflight.request import Request
@@ -74,7 +74,7 @@ def test_the_processes_of_grammars_end_with_the_leader(engine: Engine) -> None:
     (server,) = (int(pid) for pid in Path(f"/proc/{leader}/task/{leader}/children").read_text().split())
     Path(f"/proc/{server}/cmdline").read_bytes().index(b"grammar_server")
     os.kill(leader, signal.SIGKILL)
-    assert engine.deaths.acquire(timeout=60)
+    assert engine.deaths.acquire(timeout=PATIENCE)
     wait_for_end(server)
     engine.wait_until_ready()
     assert engine.tokens(submit(engine, GUIDES["regex"][0], 3)) == expected

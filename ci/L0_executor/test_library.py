@@ -29,6 +29,8 @@ from inflight.executor.front.generation_result import GenerationResult
 from inflight.run_directory import RUN_DIRECTORY
 from inflight.text.tokenizer import Tokenizer
 
+pytestmark = pytest.mark.long
+
 ROOT = Path(__file__).resolve().parents[2]
 CHECKPOINT = ROOT / "model_repository" / "llm" / "1" / "checkpoint"
 PATIENCE = 120

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 import torch
 from lora_adapters import RandomAdapter
-from real_engine import CHECKPOINT, Engine, wait_for_end
+from real_engine import CHECKPOINT, PATIENCE, Engine, wait_for_end
 from tiny_checkpoints import TinyCheckpoint
 from transformers import AutoModelForCausalLM
 
@@ -112,7 +112,7 @@ def test_numbers_outlive_the_ranks(engine: Engine, case: Case) -> None:
     pid = engine.rank_pid(1)
     os.kill(pid, signal.SIGKILL)
     wait_for_end(pid)
-    assert engine.deaths.acquire(timeout=60)
+    assert engine.deaths.acquire(timeout=PATIENCE)
     assert engine.tokens(running) == case.expected["small"][2]
     for prompt, expected in zip(PROMPTS, case.expected["small"], strict=True):
         assert engine.tokens(engine.submit(prompt, NUM_TOKENS, lora_config=LoraConfig(11))) == expected

@@ -22,6 +22,8 @@ from inflight.executor.launchers.processes import ProcessLauncher
 from inflight.executor.launchers.python_command import find_python
 from inflight.mpi_launcher import find_launcher
 
+pytestmark = pytest.mark.long
+
 LONG = fake_rank.MAX_SEQ_LEN - 100
 
 several_ways = pytest.mark.parametrize("executor", ["mpi", "multiproc"])

@@ -9,14 +9,13 @@ import json
 import os
 import signal
 import tempfile
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from calls import until
 from mortal_front import MortalFront
-from real_engine import CHECKPOINT, num_wakes
+from real_engine import CHECKPOINT, IDLE_SHARE, wait_until_idle
 from request_kinds import TOKENIZER
 
 from inflight.config import EngineConfig
@@ -25,6 +24,8 @@ from inflight.executor.generation_executor import GenerationExecutor
 from inflight.executor.wire.launch import LAUNCH
 from inflight.run_directory import RUN_DIRECTORY, run_directory
 from inflight.sampling_config import SamplingConfig
+
+pytestmark = pytest.mark.long
 
 PROMPTS = ["Once upon a time", "There were three girls", "The dog", "A"]
 KV_TOKENS = 32 * 1024
@@ -77,9 +78,7 @@ def test_a_spare_sleeps_without_a_kv_cache_until_it_takes_over(engine: Engine) -
     spare = engine.wait_for_spare()
     serving = [pid for pid in engine.front.engine_pids() if is_rank(pid)]
     ranks = [pid for pid in spare if is_rank(pid)]
-    wakes, seconds = num_wakes(spare), 3.0
-    time.sleep(seconds)
-    assert (num_wakes(spare) - wakes) / seconds < WAKES
+    wait_until_idle(spare, WAKES, IDLE_SHARE)
     cache_bytes = kv_cache_bytes(engine)
     assert max(map(resident_bytes, ranks)) < min(map(resident_bytes, serving)) - cache_bytes / 2
     before = [resident_bytes(pid) for pid in ranks]

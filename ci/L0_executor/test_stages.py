@@ -10,20 +10,19 @@ from __future__ import annotations
 import os
 import signal
 import tempfile
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from real_engine import PATIENCE, Engine, cpu_seconds, listening_addresses, num_wakes
+from real_engine import IDLE_SHARE, PATIENCE, Engine, listening_addresses, wait_until_idle
 
 from inflight.run_directory import RUN_DIRECTORY
 
 PROMPTS = [[10, 20, 30], list(range(40, 75)), [7], [90, 91, 90, 91, 90, 91]]
 LONG = 200
 """Tokens: enough that a request is still in flight when something is done to it."""
-IDLE_SECONDS, IDLE_WAKES, IDLE_SHARE = 5, 30, 0.2
-"""As in test_real_ranks.py, with more ranks."""
+IDLE_WAKES = 30
+"""As in test_idle_and_shared.py, with more ranks."""
 
 
 @pytest.fixture(scope="module")
@@ -64,11 +63,8 @@ def test_idle_stages_sleep_and_share_no_port(four_ranks: Engine) -> None:
     pids = four_ranks.executor.engine_pids()
     assert len(pids) >= 5
     assert not {address for pid in pids for address in listening_addresses(pid)}
-    begin, seconds, wakes = time.monotonic(), cpu_seconds(pids), num_wakes(pids)
-    assert four_ranks.executor.await_responses(timeout=IDLE_SECONDS) == []
-    elapsed = time.monotonic() - begin
-    assert (cpu_seconds(pids) - seconds) / elapsed < IDLE_SHARE
-    assert (num_wakes(pids) - wakes) / elapsed < IDLE_WAKES
+    wait_until_idle(pids, IDLE_WAKES, IDLE_SHARE)
+    assert four_ranks.executor.await_responses(timeout=0) == []
 
 
 @pytest.mark.parametrize("rank", [1, 2])

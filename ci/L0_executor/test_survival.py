@@ -27,6 +27,8 @@ from inflight.run_directory import RUN_DIRECTORY
 from inflight.sampling_config import SamplingConfig
 from inflight_kernels.cpu import unsupported_reason
 
+pytestmark = pytest.mark.long
+
 SAMPLED = SamplingConfig(temperature=1.0, seed=3)
 MORE_KINDS = (
     RequestKind(feature="stop string", fields={"stop": ["very big", "dog's n"], "max_tokens": 40}),

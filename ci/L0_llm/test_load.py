@@ -1,4 +1,4 @@
-"""Sixty-four streams and a thousand requests: no response is lost or mixed up, and nothing is left.
+"""Sixty-four streams and five hundred requests: no response is lost or mixed up, and nothing is left.
 
 pytest ci/L0_llm/test_load.py
 """
@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import random
 
-import pytest
 from server_metrics import OUTCOMES, wait_for_rest
 from server_process import ServerProcess
 from workload import alone, mixed_requests, read_otherwise, together
@@ -15,13 +14,11 @@ from workload import alone, mixed_requests, read_otherwise, together
 from inflight_client import Client
 
 STREAMS = 64
-DIFFERENT = 100
+DIFFERENT = 50
 REPEATED = 10
 
 
-# Eleven hundred answers: two minutes on two idle cores, and three times that beside other work.
-@pytest.mark.timeout(900)
-def test_each_of_a_thousand_requests_gets_what_it_gets_alone(server: ServerProcess, client: Client) -> None:
+def test_each_of_five_hundred_requests_gets_what_it_gets_alone(server: ServerProcess, client: Client) -> None:
     requests = mixed_requests(DIFFERENT, seed=1)
     expected = alone(client, requests)
     crowd = [asked if turn % 2 else read_otherwise(asked) for asked in requests for turn in range(REPEATED)]

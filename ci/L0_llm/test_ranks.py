@@ -8,7 +8,6 @@ from __future__ import annotations
 import os
 import signal
 import threading
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -20,14 +19,14 @@ from workload import alone, mixed_requests, together
 from inflight_client import Client, ClientError, Completion, CompletionStream
 from inflight_client._types import GenerationOptions
 
+pytestmark = pytest.mark.long
+
 HEARTBEAT = 3.0
 """Seconds of silence after which ranks count as hung, here."""
 
-SERVING_AGAIN_WITHIN = 15.0
-ALLOWANCE = 4.0
-"""The bound is promised for a machine with two free cores; others share this one."""
-
 STREAMS, NUM_TOKENS = 8, 150
+PATIENCE = 180.0
+"""Seconds after which something that should happen counts as never happening."""
 
 
 @pytest.fixture(scope="module")
@@ -82,14 +81,13 @@ def open_streams(client: Client) -> list[Reader]:
     """Streams under way."""
     readers = [Reader(client.stream(f"Story {n}:", max_tokens=NUM_TOKENS, end_id=-1)) for n in range(STREAMS)]
     for reader in readers:
-        assert reader.begun.wait(60), reader.error
+        assert reader.begun.wait(PATIENCE), reader.error
     return readers
 
 
-def serve_again(server: ServerProcess, client: Client, old: dict[int, int], since: float, expected: Completion) -> None:
+def serve_again(server: ServerProcess, client: Client, old: dict[int, int], expected: Completion) -> None:
     """As before, from new ranks and none of the old ones, while the model stays loaded."""
     until(lambda: answers(client) == expected, "serving again")
-    assert time.monotonic() - since < SERVING_AGAIN_WITHIN * ALLOWANCE
     assert client.is_ready()
     assert sorted(rank_pids(server)) == [0, 1]
     assert not [pid for pid in old.values() if Path(f"/proc/{pid}").exists()]
@@ -146,12 +144,12 @@ def test_a_rank_lost_in_mid_stream(two_ranks: ServerProcess, remote: Client, ran
     assert expected is not None
     ranks = rank_pids(two_ranks)
     readers = open_streams(remote)
-    since = time.monotonic()
     os.kill(ranks[rank], number)
     for reader in readers:
-        reader.join(120)
+        reader.join(PATIENCE)
+        assert not reader.is_alive()
         assert reader.error is None and reader.num_tokens == NUM_TOKENS
-    serve_again(two_ranks, remote, ranks, since, expected)
+    serve_again(two_ranks, remote, ranks, expected)
 
 
 def test_a_rank_lost_while_idle(two_ranks: ServerProcess, remote: Client) -> None:
@@ -159,6 +157,5 @@ def test_a_rank_lost_while_idle(two_ranks: ServerProcess, remote: Client) -> Non
     assert expected is not None
     ranks = rank_pids(two_ranks)
     wait_for_rest(two_ranks)
-    since = time.monotonic()
     os.kill(ranks[0], signal.SIGKILL)
-    serve_again(two_ranks, remote, ranks, since, expected)
+    serve_again(two_ranks, remote, ranks, expected)

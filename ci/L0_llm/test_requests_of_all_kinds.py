@@ -19,6 +19,8 @@ from inflight.config import EngineConfig
 from inflight.executor.generation_executor import GenerationExecutor
 from inflight.executor.in_process import InProcessExecutor
 
+pytestmark = pytest.mark.long
+
 
 @pytest.fixture(scope="module")
 def alone() -> dict[str, list[list[int]]]:

@@ -11,6 +11,7 @@ import signal
 import subprocess
 import sys
 import threading
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -21,12 +22,16 @@ import pytest
 import request_kinds
 from raw_stream import as_array
 from request_kinds import ENGINE, KINDS, RequestKind
+from server_metrics import until
 from server_process import ROOT, ServerProcess, command_of
 
+from inflight.run_directory import OPEN_REQUESTS
 from inflight_client import Call, Client, ClientError, ConnectionLost, GrpcTransport
 from inflight_client._protocol import new_request_id
 from inflight_client._resume import ResumingReplyStream
 from inflight_kernels.cpu import unsupported_reason
+
+pytestmark = pytest.mark.long
 
 PATIENCE = 240.0
 """Seconds for a server to come back."""
@@ -70,7 +75,7 @@ class Stream:
 
     kind: RequestKind
     replies: ResumingReplyStream
-    heard: Callable[[], None]
+    heard: Callable[[Stream], None]
     outputs: list[dict[str, Any]] = field(default_factory=list)
     error: str = ""
 
@@ -82,7 +87,7 @@ class Stream:
             for reply in self.replies:
                 if reply.outputs:
                     self.outputs.append(dict(reply.outputs))
-                    self.heard()
+                    self.heard(self)
         except ClientError as error:
             self.error = str(error)
 
@@ -108,7 +113,7 @@ class Stream:
 
 
 def serve(
-    server: ServerProcess, kinds: Iterable[RequestKind], heard: Callable[[], None] = lambda: None
+    server: ServerProcess, kinds: Iterable[RequestKind], heard: Callable[[Stream], None] = lambda stream: None
 ) -> list[Stream]:
     """All at once. `heard` is called at each reply."""
     transport = GrpcTransport(server.grpc_url)
@@ -156,23 +161,32 @@ def kill_stub(server: ServerProcess) -> None:
     os.kill(stub, signal.SIGKILL)
 
 
+def num_open(server: ServerProcess) -> int:
+    """Requests that its stub has taken and not answered, as it tells the supervisor."""
+    (stub,) = server.stub_pids
+    (file,) = (server.ready_endpoints.run_directory / OPEN_REQUESTS).glob(f"*.{stub}")
+    return int.from_bytes(file.read_bytes(), sys.byteorder)
+
+
 def test_streams_of_all_kinds_go_on_when_their_server_dies_twice(
     mortal: ServerProcess, undisturbed: dict[str, list[dict[str, Any]]]
 ) -> None:
-    """tritonserver once each stream has a reply on average, and its next one's stub after as many replies again."""
-    lock, num_heard = threading.Lock(), 0
-    deaths = {len(ALL): kill_tritonserver, 2 * len(ALL): kill_stub}
+    """tritonserver once each stream has a reply on average, and the next one's stub after as many replies again."""
+    lock, num_heard = threading.Lock(), Counter[int]()
 
-    def heard() -> None:
-        nonlocal num_heard
+    def heard(stream: Stream) -> None:
+        # What the first server said before its end may be read after it.
+        serving = min(stream.replies.num_resumes, 1)
         with lock:
-            num_heard += 1
-            if kill := deaths.pop(num_heard, None):
-                kill(mortal)
+            num_heard[serving] += 1
+            if serving == 0 and num_heard[serving] == len(ALL):
+                kill_tritonserver(mortal)
+            elif serving == 1 and num_heard[serving] == len(ALL):
+                kill_stub(mortal)
 
     streams = serve(mortal, ALL, heard)
     check(streams, undisturbed)
-    assert not deaths
+    assert num_heard[1] >= len(ALL)
     assert max(stream.replies.num_resumes for stream in streams) == 2
 
 
@@ -184,6 +198,7 @@ def test_streams_go_on_whose_server_dies_before_their_first_token(
     (rank,) = (pid for pid in mortal.pids if b"inflight.worker" in command_of(pid))
     os.kill(rank, signal.SIGSTOP)
     streams = serve(mortal, ALL[:8])
+    until(lambda: num_open(mortal) == len(streams), "the server has them all")
     kill_tritonserver(mortal)
     check(streams, undisturbed)
     assert {stream.replies.num_resumes for stream in streams} == {1}
@@ -212,7 +227,7 @@ def test_a_server_that_is_started_anew_takes_streams_up_and_one_that_is_not_ends
     with Client(mortal.grpc_url, resume=True, resume_timeout=1.0) as client:
         client.wait_until_ready(PATIENCE)
         heard = threading.Event()
-        streams = serve(mortal, ALL[-3:], heard.set)
+        streams = serve(mortal, ALL[-3:], lambda stream: heard.set())
         with client.stream("Once upon a time", max_tokens=1000, end_id=-1, temperature=0.0) as impatient:
             begun = next(impatient).text
             assert heard.wait(PATIENCE)
@@ -220,6 +235,6 @@ def test_a_server_that_is_started_anew_takes_streams_up_and_one_that_is_not_ends
             with pytest.raises(ConnectionLost, match="the server ended, and was not back within 1 s"):
                 list(impatient)
     assert impatient.completion.text.startswith(begun)
-    port = int(mortal.grpc_url.rpartition(":")[2])
-    with ServerProcess(**{**mortal.options, "grpc_port": port, "log_file": None}):
+    until(lambda: not mortal.pids, "nothing of the killed one holds its ports any more")
+    with ServerProcess(**{**mortal.options, "log_file": None}):
         check(streams, undisturbed)

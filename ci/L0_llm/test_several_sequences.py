@@ -38,7 +38,7 @@ def ends(answer: Answer) -> list[tuple[int, str]]:
 @pytest.mark.parametrize("stream", [True, False])
 def test_three_sequences_are_three_requests_of_their_own_seeds(server: ServerProcess, stream: bool) -> None:
     with RawStream(server.grpc_url) as raw:
-        options = {**PROMPT, "max_tokens": 24, "end_id": -1, "stream": stream}
+        options = {**PROMPT, "max_tokens": 64, "end_id": -1, "stream": stream}
         answer = raw.ask({**options, "seed": 7, "num_return_sequences": 3})
         assert not answer.error and answer.num_finals == 1
         assert sorted(ends(answer)) == [(index, "length") for index in range(3)]

@@ -19,7 +19,8 @@ from inflight import EngineConfig, GenerationExecutor
 from inflight.run_directory import RUN_DIRECTORY
 
 ROOT = Path(__file__).resolve().parents[2]
-PATIENCE = 60
+PATIENCE = 180
+"""Seconds after which something that should happen counts as never happening."""
 KEY, OTHER = "a-key-of-some-length", "another-key-of-some-length"
 
 

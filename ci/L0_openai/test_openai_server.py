@@ -23,6 +23,8 @@ from server_process import MODEL_REPOSITORY, ServerProcess, command_of
 from ci.unit.openai.page.browser import Browser, find_chromium
 from inflight_client import Client
 
+pytestmark = pytest.mark.long
+
 PROMPT = "Once upon a time"
 ADAPTERS = MODEL_REPOSITORY / "llm" / "1" / "adapters"
 

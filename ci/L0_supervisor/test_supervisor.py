@@ -13,10 +13,12 @@ from pathlib import Path
 
 import pytest
 from server_process import ServerFailed, ServerProcess
-from toy_client import TOY_REPOSITORY, Stream, until
+from toy_client import DEADLINE, TOY_REPOSITORY, Stream, until
 from tritonclient.utils import InferenceServerException
 
 from inflight.supervisor import processes
+
+pytestmark = pytest.mark.long
 
 Open = Callable[[ServerProcess], Stream]
 
@@ -281,7 +283,7 @@ def _pid(server: ServerProcess) -> int:
 
 def _exit_code(server: ServerProcess) -> int:
     assert server.process is not None
-    return server.process.wait(60)
+    return server.process.wait(DEADLINE)
 
 
 def _post(server: ServerProcess, path: str, headers: dict[str, str] | None = None) -> int:

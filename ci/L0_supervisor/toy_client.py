@@ -13,7 +13,8 @@ import numpy as np
 import tritonclient.grpc as grpc
 
 TOY_REPOSITORY = Path(__file__).with_name("toy_repository")
-DEADLINE = 30.0
+DEADLINE = 120.0
+"""Seconds after which something that should happen counts as never happening."""
 
 
 class Stream:

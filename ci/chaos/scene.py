@@ -157,12 +157,13 @@ def running_server(num_ranks: int, num_spares: int, sandbox: Sandbox, parameters
         **{key: str(value) for key, value in ENGINE.items()},
         **parameters,
     }
+    num_stages = int(own.get("pipeline_parallel_size", "1"))
     is_exact = own["dtype"] == "bfloat16" and not unsupported_reason()
     options = {"apis": list(APIS), "openai": {"port": 0}, "canary_period": 30.0}
     helpers = str(Path(__file__).parents[1] / "helpers")
     os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [helpers, os.environ.get("PYTHONPATH")]))
     with ServerProcess(parameters=own, **options) as server:
-        yield Scene(server, sandbox, num_ranks=num_ranks, num_spares=num_spares, is_exact=is_exact)
+        yield Scene(server, sandbox, num_ranks=num_ranks * num_stages, num_spares=num_spares, is_exact=is_exact)
 
 
 def _part_of_launch(pid: int, command: list[bytes]) -> str:

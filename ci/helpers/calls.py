@@ -13,7 +13,7 @@ from inflight.executor.front.front import Front
 from inflight.request import Request
 from inflight.result import FinishReason, Response
 
-PATIENCE = 60.0
+PATIENCE = 120.0
 """Seconds after which a test gives up waiting. It says nothing about how fast anything is."""
 
 
@@ -40,8 +40,8 @@ class Caller:
         return make_request(self.executor.next_request_id(), prompt, max_tokens, **options)
 
     def send(self, *requests: Request) -> list[int]:
+        self.executor.enqueue_requests(requests)
         for request in requests:
-            self.executor.enqueue_request(request)
             self.requests[request.request_id] = request
             self.tokens[request.request_id] = []
             self.num_responses[request.request_id] = 0

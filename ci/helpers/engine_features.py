@@ -17,6 +17,15 @@ HISTORIES = "ci/unit/batch_manager/test_cold_blocks.py::test_any_history_keeps_t
 TEXT = "ci/unit/executor/test_postprocessing.py::test_their_text_is_that_of_reading_threads"
 SURVIVAL = "ci/L0_executor/test_survival.py::test_requests_of_all_kinds_go_on_when_ranks_die"
 REPLICAS = "ci/L0_llm/test_replicas.py::test_two_replicas_give_the_tokens_of_one"
+STAGES = "ci/L0_executor/test_stages.py::test_two_stages_of_two_ranks_give_the_tokens_of_one_rank"
+CHUNKS_OF_STAGES = "ci/unit/distributed/test_pipeline.py::test_two_stages_give_the_same_tokens_as_transformers"
+PAUSES_OF_STAGES = "ci/unit/distributed/test_pipeline.py::test_paused_sequences_go_on_in_all_stages"
+SPARES = "ci/L0_executor/test_spares.py::test_a_spare_sleeps_without_a_kv_cache_until_it_takes_over"
+WAY = "ci/unit/executor/test_requests_of_all_kinds.py::test_each_gives_way_to_more_important_ones"
+BITS = "ci/unit/models/test_same_bits.py::test_so_they_have_in_torch_if_it_is_deterministic"
+NOT_BY_SERVER = "not tried: a stub is a front as the library is"
+AS_RELAUNCHED = "as ranks that are launched again"
+AS_OTHER_PAUSES = "as after any other pause"
 NOT_OF_RANKS = "the ranks do not know of it"
 
 
@@ -60,5 +69,21 @@ ENGINE_FEATURES = (
     EngineFeature(
         feature="several replicas",
         cells=_cells(SURVIVAL, REPLICAS, *[NOT_OF_RANKS] * 4),
+    ),
+    EngineFeature(
+        feature="pipeline stages",
+        cells=_cells(SURVIVAL, NOT_BY_SERVER, STAGES, CHUNKS_OF_STAGES, PAUSES_OF_STAGES, "not tried"),
+    ),
+    EngineFeature(
+        feature="spare ranks (`spare_ranks`)",
+        cells=_cells(SPARES, NOT_BY_SERVER, SPARES, *[AS_RELAUNCHED] * 3),
+    ),
+    EngineFeature(
+        feature="pauses for more important requests (`priority_preemption`)",
+        cells=_cells(WAY, NOT_BY_SERVER, "not tried", AS_OTHER_PAUSES, WAY, AS_OTHER_PAUSES),
+    ),
+    EngineFeature(
+        feature="the same bits in torch (`deterministic`)",
+        cells=_cells("compared below the library", NOT_BY_SERVER, "not tried", BITS, BITS, BITS),
     ),
 )

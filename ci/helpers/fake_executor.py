@@ -57,7 +57,7 @@ class FakeExecutor(Front):
             max_batch_size=4,
         )
         # Of a device without a rate limit for responses.
-        self._engine_ready(limits, EngineDescription(device="cuda"), max_in_flight=0)
+        self._replica_ready(limits, EngineDescription(device="cuda"), max_in_flight=0)
 
     @property
     def is_shut_down(self) -> bool:
@@ -88,7 +88,7 @@ class FakeExecutor(Front):
         return not self.is_ready() and not self.is_relaunching()
 
     def shutdown(self) -> None:
-        self._engine_lost(EngineState.CLOSED, SHUT_DOWN)
+        self._replica_lost(EngineState.CLOSED, SHUT_DOWN)
         self.enqueued.clear()
 
     @property

@@ -33,16 +33,16 @@ class ListFront(Front):
             self.recover(replica=replica)
 
     def lose(self, state: EngineState = EngineState.RELAUNCHING, replica: int = 0) -> None:
-        self._engine_lost(state, "the ranks died", replica)
+        self._replica_lost(state, "the ranks died", replica)
 
     def recover(self, limits: RequestLimits = LIMITS, replica: int = 0) -> None:
-        self._engine_ready(limits, EngineDescription(device="cpu"), self.max_in_flight, replica)
+        self._replica_ready(limits, EngineDescription(device="cpu"), self.max_in_flight, replica)
 
     def say(self, *responses: Response) -> None:
         self._deliver(responses)
 
     def shutdown(self) -> None:
-        self._engine_lost(EngineState.CLOSED, "the engine was shut down")
+        self._replica_lost(EngineState.CLOSED, "the engine was shut down")
 
     def _encode(self, request: Request) -> object:
         self.messages[request.request_id] = request

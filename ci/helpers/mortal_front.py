@@ -57,6 +57,8 @@ class MortalFront(RemoteFront):
         self.deaths: list[tuple[int, int]] = []
         """(responses that are delivered before, rank) of each kill to come."""
         self.num_killed = 0
+        self._num_noticed = 0
+        """Losses of ranks that the last kill brings the front to."""
 
     def rank_pid(self, rank: int) -> int:
         replica, rank = divmod(rank, self._config.num_replica_ranks)
@@ -70,8 +72,11 @@ class MortalFront(RemoteFront):
         responses = list(responses)
         super()._deliver(responses)
         self.num_delivered += len(responses)
-        if self.deaths and self.num_delivered >= self.deaths[0][0]:
+        # What ranks said before they were killed may come after it, and must not kill the same ones again.
+        is_due = self.deaths and self.num_delivered >= self.deaths[0][0]
+        if is_due and self.num_losses() >= self._num_noticed:
             _, rank = self.deaths.pop(0)
+            self._num_noticed = self.num_losses() + 1
             os.kill(self.rank_pid(rank), signal.SIGKILL)
             self.num_killed += 1
 

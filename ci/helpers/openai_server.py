@@ -37,7 +37,7 @@ TEMPLATE = (
 END_ID = byte_tokenizer().end_ids[0]
 TEXT = "Hello, world"
 
-CLIENT = httpx.Client(timeout=30, trust_env=False, verify=False)
+CLIENT = httpx.Client(timeout=50, trust_env=False, verify=False)
 """Of all tests: to make one takes longer than most of them."""
 
 Script = Callable[[Request], list[Response]]
@@ -133,7 +133,7 @@ class PlayedEngine(FakeExecutor):
             max_batch_size=max_batch_size,
             num_adapter_slots=2,
         )
-        self._engine_ready(limits, EngineDescription(device="cuda"), max_in_flight=0)
+        self._replica_ready(limits, EngineDescription(device="cuda"), max_in_flight=0)
 
     @property
     def sent(self) -> Request:
@@ -219,7 +219,7 @@ def openai_server(
 
     thread = threading.Thread(target=serve, name="openai-server", daemon=True)
     thread.start()
-    assert ready.wait(30)
+    assert ready.wait(50)
     url = f"http://{address[0]}"
     _wait_until_it_listens(url)
     try:
@@ -227,13 +227,13 @@ def openai_server(
     finally:
         loop, stop = stopping[0]
         loop.call_soon_threadsafe(stop.set)
-        thread.join(30)
+        thread.join(50)
         assert not thread.is_alive()
 
 
 def _wait_until_it_listens(url: str) -> None:
     # The socket is bound already, but refuses connections until uvicorn listens.
-    for _ in range(500):
+    for _ in range(5000):
         with contextlib.suppress(httpx.ConnectError):
             CLIENT.get(f"{url}/health")
             return

@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import os
 import signal
-import socket
 import subprocess
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+
+from free_ports import free_port
 
 from inflight.executor.launchers.python_command import WORKER, worker_environment
 from inflight.mpi_launcher import find_launcher, launcher_environment, launcher_options
@@ -68,8 +69,3 @@ def outer_job(
         yield job
     finally:
         job.end()
-
-
-def free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        return int(listener.getsockname()[1])

@@ -11,7 +11,6 @@ from __future__ import annotations
 import contextlib
 import os
 import shutil
-import socket
 import subprocess
 from pathlib import Path
 from types import TracebackType
@@ -19,10 +18,11 @@ from typing import Any
 
 import httpx
 import pytest
+from free_ports import free_port
 from server_metrics import until
 
 FETCHED = Path(__file__).resolve().parents[2] / "build" / "prometheus" / "usr" / "bin"
-CLIENT = httpx.Client(timeout=30, trust_env=False)
+CLIENT = httpx.Client(timeout=120, trust_env=False)
 
 
 def find(program: str) -> str:
@@ -44,8 +44,7 @@ class Prometheus:
 
     def __init__(self, config: Path, folder: Path) -> None:
         """`folder`: for its data."""
-        with socket.create_server(("127.0.0.1", 0)) as listener:
-            address = f"127.0.0.1:{listener.getsockname()[1]}"
+        address = f"127.0.0.1:{free_port()}"
         self._url = f"http://{address}"
         self._log = (folder / "prometheus.log").open("wb")
         self._process = subprocess.Popen(
@@ -74,7 +73,7 @@ class Prometheus:
 
     def close(self) -> None:
         self._process.terminate()
-        self._process.wait(30)
+        self._process.wait(120)
         self._log.close()
 
     def query(self, expression: str) -> list[float]:

@@ -20,7 +20,7 @@ from tritonclient.utils import np_to_triton_dtype
 
 from inflight.server.tensors.dialects import LLM
 
-DEADLINE = 60.0
+DEADLINE = 180.0
 """Seconds without any response after which a request counts as hung."""
 
 _TYPES = {tensor.name: "BYTES" if tensor.dtype.name == "STRING" else tensor.dtype.name for tensor in LLM.inputs}

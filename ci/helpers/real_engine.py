@@ -4,12 +4,17 @@ from __future__ import annotations
 
 import os
 import select
+import shutil
 import subprocess
+import tempfile
 import threading
-from collections.abc import Callable
-from contextlib import suppress
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
+
+import pytest
 
 from inflight.config import EngineConfig
 from inflight.executor.executor import make_launchers
@@ -17,12 +22,18 @@ from inflight.executor.front.remote import RemoteFront
 from inflight.executor.wire.messages import Responses, decode_from_leader
 from inflight.request import Request
 from inflight.result import Array, Response, join_tensors
+from inflight.run_directory import RUN_DIRECTORY
 from inflight.sampling_config import SamplingConfig
 
 CHECKPOINT = Path(__file__).parents[2] / "model_repository" / "llm" / "1" / "checkpoint"
 
 PATIENCE = 120
 """Seconds after which something that should happen counts as never happening."""
+IDLE_SECONDS = 3.0
+"""For which processes are watched that should sleep."""
+IDLE_SHARE = 0.2
+"""Of one core. What a wake costs is the machine's affair, 20 to 400 us have been seen on one; this is enough to tell a
+rank that never sleeps."""
 
 
 class Engine:
@@ -109,6 +120,34 @@ class Engine:
         return rank_pids(self.executor.engine_pids())[rank]
 
 
+StartEngine = Callable[..., Engine]
+
+
+@contextmanager
+def starting() -> Iterator[StartEngine]:
+    """Starts engines, and ends them: no process and no file of theirs may be left. (That they share no memory
+    with a name, has a test of its own: in /dev/shm other tests' ranks come and go.)"""
+    engines: list[Engine] = []
+    run_directory = Path(tempfile.mkdtemp(prefix="run-"))  # a name that is short enough for a socket's address
+
+    def start(**parameters: str) -> Engine:
+        engine = Engine(run_directory, **parameters)
+        engines.append(engine)
+        engine.executor.start()
+        return engine
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv(RUN_DIRECTORY, str(run_directory))
+        try:
+            yield start
+        finally:
+            for engine in engines:
+                engine.executor.shutdown()
+    assert [engine.executor.engine_pids() for engine in engines] == [[] for _ in engines]
+    assert list(run_directory.iterdir()) == []
+    shutil.rmtree(run_directory)
+
+
 def rank_pids(pids: list[int]) -> dict[int, int]:
     """rank -> pid, from what its launcher put into each rank's environment; launchers themselves are left out."""
     ranks: dict[int, int] = {}
@@ -139,6 +178,20 @@ def num_wakes(pids: list[int]) -> int:
             status = dict(line.split(":\t", 1) for line in (task / "status").read_text().splitlines() if ":\t" in line)
             wakes += int(status["voluntary_ctxt_switches"])
     return wakes
+
+
+def wait_until_idle(pids: list[int], wakes: float, share: float) -> None:
+    """Until these processes, for IDLE_SECONDS, wake `wakes` times a second at most and use `share` of a core. What they
+    still had to do may take a few such times; ranks that tick never get there."""
+    deadline = time.monotonic() + PATIENCE
+    while True:
+        begin, seconds, before = time.monotonic(), cpu_seconds(pids), num_wakes(pids)
+        time.sleep(IDLE_SECONDS)
+        elapsed = time.monotonic() - begin
+        found = (num_wakes(pids) - before) / elapsed, (cpu_seconds(pids) - seconds) / elapsed
+        if found[0] < wakes and found[1] < share:
+            return
+        assert time.monotonic() < deadline, f"{found[0]:.1f} wakes a second, {found[1]:.2f} of a core"
 
 
 def listening_addresses(pid: int) -> set[str]:

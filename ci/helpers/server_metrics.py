@@ -16,9 +16,9 @@ REQUESTS = "nv_trt_llm_request_metrics"
 RELAUNCHING = "inflight_engine_relaunch_seconds_total"
 KV_BLOCKS = "nv_trt_llm_kv_cache_block_metrics"
 
-DEADLINE = 60.0
+DEADLINE = 180.0
 """Seconds after which something that should happen counts as never happening."""
-PORT_SECONDS = 2.0
+PORT_SECONDS = 60.0
 """tritonserver opens the port of its metrics a moment after it is ready."""
 
 _SERIES = re.compile(r"^(?P<name>\w+)\{(?P<labels>[^}]*)\} (?P<value>\S+)$", re.MULTILINE)

@@ -23,6 +23,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
+from free_ports import free_port
+
 from inflight.openai_options import OpenAIOptions
 from inflight.run_directory import RUN_DIRECTORY
 from inflight.supervisor import processes
@@ -48,8 +50,10 @@ class ServerProcess:
         self._log_path = Path(self._directory.name, "server.log")
         self._told_path = Path(self._directory.name, "supervisor.log")
         # Tests that count requests must know all of them, so there are no canaries unless a test asks for them.
-        usual = {"http_port": 0, "grpc_port": 0, "metrics_port": 0, "canary_period": 0.0}
-        self.options = {**usual, "log_file": str(self._log_path), **options}
+        ports = {name: free_port() for name in ("http_port", "grpc_port", "metrics_port")}
+        self.options = {**ports, "canary_period": 0.0, "log_file": str(self._log_path), **options}
+        if openai := options.get("openai"):
+            self.options["openai"] = {**openai, "port": openai.get("port") or free_port()}
         self.process: subprocess.Popen[bytes] | None = None
         self.endpoints: Endpoints | None = None
 
@@ -104,9 +108,11 @@ class ServerProcess:
         return self
 
     def close(self) -> None:
-        """Stop, by force if need be, and remove the logs."""
+        """End it at once, and remove the logs. For a test that is about the end: `stop` takes the seconds in which
+        tritonserver ends by itself."""
         if self.process is not None and self.process.poll() is None:
-            self.stop()
+            self.process.send_signal(signal.SIGINT)
+            self.stop()  # by another signal: of two equal ones that are pending, one is lost
         self._directory.cleanup()
 
     def stop(self, number: int = signal.SIGTERM) -> int:

@@ -87,11 +87,11 @@ class InProcessExecutor(Front):
             raise ConfigurationError(f"the engine could not be loaded: {self._start_error}") from self._start_error
 
     def shutdown(self) -> None:
-        self._engine_lost(EngineState.CLOSED, SHUT_DOWN)
+        self._replica_lost(EngineState.CLOSED, SHUT_DOWN)
         self._leader.shut_down()
         if self._thread.ident is not None:
             self._thread.join()
-        self._engine_lost(EngineState.CLOSED, SHUT_DOWN)
+        self._replica_lost(EngineState.CLOSED, SHUT_DOWN)
 
     def is_participant(self) -> bool:
         return True
@@ -122,7 +122,7 @@ class InProcessExecutor(Front):
             try:
                 self._serve(runner)
             finally:
-                self._engine_lost(EngineState.DOWN, RANKS_LOST)
+                self._replica_lost(EngineState.DOWN, RANKS_LOST)
                 runner.close()
         except Exception as error:
             if self._started.is_set():
@@ -135,7 +135,7 @@ class InProcessExecutor(Front):
         rank = RankCallbacks(SingleRank(), self._leader, runner.adapters)
         manager = make_manager(self._config, runner, rank.callbacks, raise_on_step_failure=False, notes_events=True)
         rank.attach(manager)
-        self._engine_ready(runner.limits, runner.description, max_in_flight=self._config.max_in_flight)
+        self._replica_ready(runner.limits, runner.description, max_in_flight=self._config.max_in_flight)
         self._started.set()
         manager.run()
         self._leader.deliver_responses()

@@ -151,6 +151,7 @@ def _describe(
         architecture=model.architecture,
         layers=native if isinstance(model, ModelConfig) else "transformers",
         dtype=str(dtype).removeprefix("torch."),
+        deterministic=config.deterministic,
         num_ranks=config.num_ranks,
         tensor_parallel_size=config.tensor_parallel_size,
         pipeline_parallel_size=config.pipeline_parallel_size,

@@ -97,7 +97,7 @@ class BackendServer:
         self._spans = spans
         builder = RequestBuilder(tokenizer, executor.limits, executor.generation_defaults)
         folders = (config.gpt_model_path, config.tokenizer_dir)
-        resumption = Resumption(checkpoint_digest(folders, executor.description))
+        resumption = Resumption(checkpoint_digest(folders, executor.description), executor.limits)
         self._preparation = Preparation(tokenizer, builder, resumption, config.exclude_input_in_output, dialect.repeats)
         self._read_limits = read_limits(config, executor.limits, tokenizer)
         self._items = WorkItems()

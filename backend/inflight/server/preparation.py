@@ -10,7 +10,6 @@ from collections.abc import Collection
 from inflight.request import Request
 from inflight.server.beam_output import BeamOutput
 from inflight.server.request_builder import RequestBuilder
-from inflight.server.resume_token import ResumeToken
 from inflight.server.resumption import Resumption, seeded
 from inflight.server.sequence_output import Prompt, SequenceOutput
 from inflight.server.tensors.client_request import ClientRequest
@@ -43,7 +42,7 @@ class Preparation:
         """Raises RequestError if the item cannot be served, or was cancelled or stopped meanwhile."""
         item.check_wanted()
         client = item.client
-        token = ResumeToken.parse(client.resume_token) if client.resume_token else None
+        token = self._resumption.read(client)
         said = client if token is None else seeded(client, token)
         request = self._builder.build(said, item.request.request_id, item.request.client_id)
         outputs = self._outputs(client, request)

@@ -74,11 +74,14 @@ class ResumeToken:
     checksum: int
 
     @classmethod
-    def parse(cls, text: str) -> ResumeToken:
-        """Raises InvalidRequest with one sentence."""
+    def parse(cls, text: str, max_parts: int) -> ResumeToken:
+        """Raises InvalidRequest with one sentence, and reads none of more than `max_parts` parts."""
         version, _, joined = text.partition(":")
         if version.isdigit() and version != VERSION:
             raise InvalidRequest(f"resume_token is of version {version[:8]}, and this server has version {VERSION}")
+        num_parts = joined.count(END) - 1
+        if num_parts > max_parts:
+            raise InvalidRequest(f"resume_token has {num_parts} parts, more than this request can have responses")
         head, *pieces = joined.split(END)
         if version != VERSION or not pieces or pieces.pop():
             raise InvalidRequest(DAMAGED)

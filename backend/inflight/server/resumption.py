@@ -1,6 +1,6 @@
 """Whether and from where a request goes on that another server had begun: its resume token against the request.
 
-Tokens are what the request would have had undisturbed only where checkpoint, data type and request are the same, so a
+Tokens are what the request would have had undisturbed only where the request is the same, and what computes it. So a
 digest of each is part of every resume token, and another one is refused. Knows no tensors and no text.
 """
 
@@ -18,6 +18,7 @@ from inflight.errors import InvalidRequest
 from inflight.executor.wire.messages import encode_request
 from inflight.replay import DeliveredSequence, Replay
 from inflight.request import Request
+from inflight.request_limits import RequestLimits
 from inflight.result import FinishReason
 from inflight.server.resume_token import Head, ResumeToken, ResumeTokenWriter
 from inflight.server.tensors.client_request import ClientRequest
@@ -32,8 +33,14 @@ FILES = ("*.json", "*.safetensors", "*.model", "*.txt")
 
 def checkpoint_digest(folders: Sequence[str], description: EngineDescription) -> bytes:
     """Of what decides an engine's tokens: device, data type, and the ends of the files in the folders of the checkpoint
-    and the tokenizer. The same on every machine with the same files."""
-    digest = hashlib.blake2b(repr((description.device, description.dtype)).encode(), digest_size=DIGEST_BYTES)
+    and the tokenizer. The same on every machine with the same files.
+
+    Sums that are rounded more coarsely than float32's also follow what adds them up: the layers, whether they are
+    deterministic, and how many ranks share a layer."""
+    decisive: tuple[object, ...] = (description.device, description.dtype)
+    if description.dtype != "float32":
+        decisive += (description.layers, description.deterministic, description.tensor_parallel_size)
+    digest = hashlib.blake2b(repr(decisive).encode(), digest_size=DIGEST_BYTES)
     for folder in dict.fromkeys(filter(None, folders)):
         for path in sorted(path for pattern in FILES for path in Path(folder).glob(pattern)):
             with path.open("rb") as file:
@@ -46,9 +53,18 @@ def checkpoint_digest(folders: Sequence[str], description: EngineDescription) ->
 class Resumption:
     """Of the requests to one engine. Thread safe."""
 
-    def __init__(self, checkpoint: bytes) -> None:
-        """`checkpoint`: see `checkpoint_digest`."""
+    def __init__(self, checkpoint: bytes, limits: RequestLimits) -> None:
+        """`checkpoint`: see `checkpoint_digest`. `limits`: of the engine."""
         self._checkpoint = checkpoint
+        self._limits = limits
+
+    def read(self, client: ClientRequest) -> ResumeToken | None:
+        """The resume token that a request brings, if it does. Raises InvalidRequest."""
+        if not client.resume_token:
+            return None
+        num_sequences = min(client.num_return_sequences or 1, self._limits.max_batch_size)
+        # Each part holds a token or ends a sequence.
+        return ResumeToken.parse(client.resume_token, num_sequences * (self._limits.max_seq_len + 1))
 
     def begin(self, client: ClientRequest, request: Request) -> ResumeTokenWriter | None:
         """What writes the resume token of a new request; None if it wants none, or is a beam search, no part of which
@@ -67,8 +83,8 @@ class Resumption:
         head = self._head(client, request)
         if token.head.checkpoint != head.checkpoint:
             raise InvalidRequest(
-                "resume_token is of another checkpoint, device or data type than this model's, which would go on with "
-                "other tokens"
+                "resume_token is of another checkpoint, device or data type than this model's, or of other sums below "
+                "float32 (layers, deterministic, tensor_parallel_size): it would go on with other tokens"
             )
         if token.head != head:
             raise InvalidRequest("resume_token is of another request: send it with the same inputs as before")

@@ -12,7 +12,9 @@ TOKENIZERS = ("tokenizer.json", "tokenizer.model", "vocab.json", "tokenizer_conf
 INDEX = "model.safetensors.index.json"
 
 
-def check(folder: Path, *, tokenizer: Path | None = None, tensor_parallel_size: int = 1) -> None:
+def check(
+    folder: Path, *, tokenizer: Path | None = None, tensor_parallel_size: int = 1, pipeline_parallel_size: int = 1
+) -> None:
     """Raise ConfigurationError with one sentence if `folder` cannot be served by so many ranks. `tokenizer`: folder of
     the tokenizer; None = `folder`."""
     if not folder.is_dir():
@@ -21,6 +23,7 @@ def check(folder: Path, *, tokenizer: Path | None = None, tensor_parallel_size: 
     if not (config.get("architectures") or config.get("model_type")):
         raise ConfigurationError(f"{folder / 'config.json'} names no architecture, so it is not a model's")
     _check_ranks(config, tensor_parallel_size)
+    _check_stages(config, pipeline_parallel_size)
     _check_weights(folder)
     place = tokenizer or folder
     if not any((place / name).is_file() for name in TOKENIZERS):
@@ -39,6 +42,16 @@ def _check_ranks(config: Mapping[str, object], num_ranks: int) -> None:
             continue  # ranks hold copies of a head
         raise ConfigurationError(
             f"tensor_parallel_size {num_ranks} does not divide the checkpoint's {key} ({value}): choose another one"
+        )
+
+
+def _check_stages(config: Mapping[str, object], num_stages: int) -> None:
+    """Likewise."""
+    num_layers = config.get("num_hidden_layers")
+    if isinstance(num_layers, int) and 1 <= num_layers < num_stages:
+        raise ConfigurationError(
+            f"pipeline_parallel_size {num_stages} is more than the checkpoint's {num_layers} layers; "
+            f"set it to at most {num_layers}"
         )
 
 

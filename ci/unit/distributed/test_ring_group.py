@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import random
 import signal
-import socket
 import tempfile
 import threading
 from collections.abc import Iterator
@@ -19,6 +18,7 @@ from typing import Any
 
 import pytest
 import zmq
+from free_ports import free_port
 from ring_ranks import PATIENCE, RankProcess, Ranks, play
 
 from inflight.distributed import sockets
@@ -39,11 +39,6 @@ def place() -> Iterator[Path]:
     """A folder whose path is short enough for a socket's address."""
     with tempfile.TemporaryDirectory(prefix="ranks-") as folder:
         yield Path(folder)
-
-
-def free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        return int(listener.getsockname()[1])
 
 
 @contextmanager

@@ -42,7 +42,7 @@ def play(request: Request) -> list[Response]:
 def engine() -> PlayedEngine:
     played = PlayedEngine(play)
     limits = msgspec.structs.replace(played.limits, hidden_size=SIZE, model_outputs=["hidden_states"])
-    played._engine_ready(limits, EngineDescription(device="cpu"), max_in_flight=0)
+    played._replica_ready(limits, EngineDescription(device="cpu"), max_in_flight=0)
     return played
 
 

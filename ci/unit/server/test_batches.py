@@ -28,7 +28,7 @@ NAMED = {"output_ids", "sequence_length", "batch_index"}
 @pytest.fixture
 def executor() -> FakeExecutor:
     executor = FakeExecutor()
-    executor._engine_ready(
+    executor._replica_ready(
         structs.replace(executor.limits, max_batch_size=4), EngineDescription(device="cuda"), max_in_flight=0
     )
     return executor

@@ -24,6 +24,9 @@ HEAD = Head(checkpoint=b"c" * 8, request=b"r" * 8, seed=2**64 - 1)
 GOING_ON = FinishReason.NOT_FINISHED
 
 
+MAX_PARTS = 9
+
+
 def part(*token_ids: int, index: int = 0, total: float | None = None, reason: FinishReason = GOING_ON) -> Part:
     return Part(sequence_index=index, token_ids=list(token_ids), cum_log_prob=total, finish_reason=reason)
 
@@ -42,7 +45,7 @@ def written(*parts: Part) -> list[str]:
 
 
 def test_the_parts_joined_are_what_was_written() -> None:
-    token = ResumeToken.parse("".join(written(*PARTS)))
+    token = ResumeToken.parse("".join(written(*PARTS)), MAX_PARTS)
     assert (token.head, token.parts) == (HEAD, list(PARTS))
     (first, second), reasons = token.delivered(2)
     assert (first.token_ids, first.cum_log_prob, first.is_finished) == ([1, 2, 4], -0.3, False)
@@ -53,7 +56,7 @@ def test_the_parts_joined_are_what_was_written() -> None:
 def test_a_token_goes_on_after_each_resumption() -> None:
     text = "".join(written(*PARTS[:1]))
     for each in PARTS[1:]:
-        text += ResumeTokenWriter(HEAD, ResumeToken.parse(text)).write(each)
+        text += ResumeTokenWriter(HEAD, ResumeToken.parse(text, MAX_PARTS)).write(each)
     assert text == "".join(written(*PARTS))
 
 
@@ -86,12 +89,20 @@ PIECES = written(*PARTS)
 )
 def test_what_is_not_the_parts_of_a_stream_is_refused(pieces: list[str]) -> None:
     with pytest.raises(InvalidRequest, match="resume_token is damaged: it must be"):
-        ResumeToken.parse("".join(pieces))
+        ResumeToken.parse("".join(pieces), MAX_PARTS)
+
+
+def test_more_parts_than_the_request_can_have_responses_are_not_read() -> None:
+    text = "".join(written(part(1), part(2))) + "." * 7
+    with pytest.raises(InvalidRequest, match="damaged"):
+        ResumeToken.parse(text, MAX_PARTS)
+    with pytest.raises(InvalidRequest, match="resume_token has 10 parts, more than this request can have responses"):
+        ResumeToken.parse(text + ".", MAX_PARTS)
 
 
 def test_another_version_is_refused() -> None:
     with pytest.raises(InvalidRequest, match="version 2, and this server has version 1"):
-        ResumeToken.parse("2:" + PIECES[0][2:])
+        ResumeToken.parse("2:" + PIECES[0][2:], MAX_PARTS)
 
 
 @pytest.mark.parametrize(
@@ -103,7 +114,7 @@ def test_another_version_is_refused() -> None:
     ],
 )
 def test_made_up_tokens_are_refused(made_up: Part, words: str) -> None:
-    token = ResumeToken.parse("".join(written(part(3, index=0), made_up)))
+    token = ResumeToken.parse("".join(written(part(3, index=0), made_up)), MAX_PARTS)
     with pytest.raises(InvalidRequest, match=words):
         token.delivered(1)
 
@@ -111,4 +122,4 @@ def test_made_up_tokens_are_refused(made_up: Part, words: str) -> None:
 def test_values_out_of_range_are_refused() -> None:
     for bad in (part(-1), part(2**31), part(1, index=-1)):
         with pytest.raises(InvalidRequest, match="damaged"):
-            ResumeToken.parse("".join(written(bad)))
+            ResumeToken.parse("".join(written(bad)), MAX_PARTS)

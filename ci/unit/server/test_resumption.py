@@ -155,7 +155,7 @@ def test_tokens_that_the_vocabulary_does_not_have_are_refused(ask, executor: Fak
     hear(first, 1)
     again = ask({**PROMPT, "resume_token": token_of(first)})
     assert again.finished.wait(LONG)
-    assert "replay holds a token id outside" in again.error.message()
+    assert "resume_token holds a token id outside" in again.error.message()
     end(executor)
 
 
@@ -177,3 +177,14 @@ def test_a_checkpoint_is_known_by_its_files(tmp_path: Path) -> None:
     folder = str(tmp_path / "0")
     other = EngineDescription(device="cpu", dtype="bfloat16", checkpoint="renamed")
     assert checkpoint_digest((folder,), other) != one == checkpoint_digest((folder,), description)
+
+
+def test_what_adds_up_decides_the_tokens_of_coarse_types_only() -> None:
+    def digest(**fields: Any) -> bytes:
+        return checkpoint_digest((), EngineDescription(device="cpu", **fields))
+
+    adders: list[dict[str, Any]] = [{"layers": "compiled"}, {"deterministic": True}, {"tensor_parallel_size": 2}]
+    assert len({digest(dtype="bfloat16", **adder) for adder in ({}, *adders)}) == 4
+    assert len({digest(dtype="float32", **adder) for adder in ({}, *adders)}) == 1
+    same = {"pipeline_parallel_size": 2, "data_parallel_size": 2, "num_ranks": 4, "torch_version": "another"}
+    assert digest(dtype="bfloat16", **same) == digest(dtype="bfloat16")

@@ -21,7 +21,7 @@ from inflight.server.tensors.dialects import LLM, TENSORRT_LLM
 def executor() -> FakeExecutor:
     executor = FakeExecutor()
     limits = structs.replace(executor.limits, max_batch_size=4)
-    executor._engine_ready(limits, executor.description, max_in_flight=0)
+    executor._replica_ready(limits, executor.description, max_in_flight=0)
     return executor
 
 

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import os
 import signal
-import socket
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from free_ports import free_port
 
 from inflight.errors import ConfigurationError
 from inflight.supervisor import openai_process
@@ -31,7 +31,7 @@ class Handler(http.server.BaseHTTPRequestHandler):
 http.server.ThreadingHTTPServer(("127.0.0.1", int(port)), Handler).serve_forever()
 """
 """Its only argument is a file that says what to do."""
-PATIENCE = 30
+PATIENCE = 50
 
 Play = Callable[[str], OpenAIProcess]
 
@@ -46,10 +46,8 @@ def play(tmp_path: Path, told: list[str], monkeypatch: pytest.MonkeyPatch) -> It
     (tmp_path / "played.py").write_text(PROGRAM)
     monkeypatch.setattr(openai_process, "MODULE", "played")
     monkeypatch.setattr(openai_process, "PERIOD", 0.0)
-    monkeypatch.setattr(openai_process, "TIMEOUT", 0.2)
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
+    monkeypatch.setattr(openai_process, "TIMEOUT", 1.0)
+    port = free_port()
     processes: list[OpenAIProcess] = []
 
     def make(how: str) -> OpenAIProcess:

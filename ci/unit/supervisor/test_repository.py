@@ -201,6 +201,20 @@ class TestCheckpoint:
             repository.write(source, target, checkpoint_folder=folder, parameters=parameters)
         assert sentence in str(caught.value) and str(caught.value).endswith("choose another one")
 
+    def test_more_stages_than_layers(self, source: Path, folder: Path, tmp_path: Path) -> None:
+        values = {"architectures": ["LlamaForCausalLM"], "num_hidden_layers": 3}
+        (folder / "config.json").write_text(json.dumps(values))
+
+        def write(num_stages: int) -> None:
+            parameters = {"pipeline_parallel_size": str(num_stages)}
+            repository.write(source, tmp_path / str(num_stages), checkpoint_folder=folder, parameters=parameters)
+
+        write(3)
+        with pytest.raises(
+            ConfigurationError, match="pipeline_parallel_size 4 is more than the checkpoint's 3 layers;"
+        ):
+            write(4)
+
 
 class TestApis:
     def write(self, source: Path, target: Path, *names: str) -> repository.ServedRepository:

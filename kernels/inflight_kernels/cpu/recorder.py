@@ -20,8 +20,6 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves
 
 from inflight_kernels.cpu.batch import Batch
 from inflight_kernels.cpu.collectives import RankPlace
@@ -41,6 +39,7 @@ from inflight_kernels.cpu.operations import (
 )
 from inflight_kernels.cpu.recorded_values import STEP, RecordedValues, Unsupported, storage_of
 from inflight_kernels.cpu.recording import NOWHERE, CacheTensors, Columns, Field, Recorded, Recording, Weight
+from inflight_kernels.cpu.torch_operations import TorchOperations
 from inflight_kernels.dispatch import recording
 
 MAX_SLICES = 3
@@ -90,40 +89,13 @@ def _record(network: Callable[[Tensor, Batch], Tensor], input_size: int | None, 
     else:
         x = torch.empty((num_tokens, input_size), dtype=torch.bfloat16, device="meta")
     recorder = _Recorder(x, batch)
-    with recording(recorder), _TorchOperations(recorder):
+    with recording(recorder), TorchOperations():
         try:
             result = network(x, batch)
             return recorder.finish(x if input_size else None, result)
         except (RuntimeError, TypeError, AttributeError) as error:
             # Values cannot be read while recording; torch says so in exceptions of several types.
             raise Unsupported(f"its forward pass cannot be recorded: {' '.join(str(error).split())}") from error
-
-
-class _TorchOperations(TorchDispatchMode):
-    """Sees every operation of torch itself."""
-
-    def __init__(self, recorder: _Recorder) -> None:
-        super().__init__()
-        self._recorder = recorder
-
-    @classmethod
-    def _should_skip_dynamo(cls) -> bool:
-        """Nobody compiles this. True, the default, imports torch._dynamo: 2 s of each start."""
-        return False
-
-    def __torch_dispatch__(
-        self, func: Any, types: Sequence[type], args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
-    ) -> Any:
-        kwargs = kwargs or {}
-        # What is computed from constants is a constant. An empty tensor cannot be read before an operation writes it.
-        inputs = _meta_tensors((args, kwargs))
-        is_harmless = not inputs or func in _FACTORIES
-        if is_harmless or func.is_view:
-            result = func(*args, **kwargs)
-            # Some, such as `contiguous`, are a view of their input or a copy of it.
-            if is_harmless or set(map(storage_of, inputs)).issuperset(map(storage_of, _meta_tensors(result))):
-                return result
-        raise Unsupported(f"C++ has no operation {func.overloadpacket}")
 
 
 class _Recorder:
@@ -470,12 +442,3 @@ class _Recorder:
 
     def _note(self, kind: type[Operation], writes: tuple[str, ...], **fields: Field) -> None:
         self._operations.append(Recorded(kind, fields, writes))
-
-
-_FACTORIES = frozenset(
-    {torch.ops.aten.empty.memory_format, torch.ops.aten.empty_like.default, torch.ops.aten.new_empty.default}
-)
-
-
-def _meta_tensors(values: object) -> list[Tensor]:
-    return [leaf for leaf in tree_leaves(values) if isinstance(leaf, Tensor) and leaf.is_meta]

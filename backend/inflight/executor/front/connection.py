@@ -33,7 +33,7 @@ from inflight.executor.front.journal_entry import RANKS_LOST
 from inflight.executor.front.link import EngineLink
 from inflight.executor.front.relaunches import MAX_TRIES, LaunchEnd, Relaunches
 from inflight.executor.front.watch import Watch
-from inflight.executor.wire.launcher import Launcher, RunningLaunch
+from inflight.executor.wire.launcher import FIND_SECONDS, Launcher, RunningLaunch
 from inflight.executor.wire.messages import (
     Fatal,
     FromLeader,
@@ -57,8 +57,6 @@ logger = logging.getLogger(__name__)
 
 SHUTDOWN_SECONDS = 3.0
 """Time that the ranks have to end by themselves at a shutdown before they are killed."""
-FIND_SECONDS = 0.2
-"""Interval between attempts to find an engine that another front has not launched yet."""
 LOOK_SECONDS = 0.1
 """How often it is looked whether the time of a request has passed that waits for ranks."""
 LAST_WORDS_MS = 20
@@ -236,7 +234,7 @@ class Connection:
         return launch
 
     def _lose(self, state: EngineState, sentence: str, reason: str) -> None:
-        num_ended = self._front._engine_lost(state, sentence, self._replica)
+        num_ended = self._front._replica_lost(state, sentence, self._replica)
         num_left = self._front.num_requests_in_flight()
         which = f"replica {self._replica} of " if self._front.num_replicas > 1 else ""
         logger.error("%sthe engine is lost: %s; %d requests go on, %d were ended", which, reason, num_left, num_ended)
@@ -245,13 +243,13 @@ class Connection:
 
     def _replace(self, launch: RunningLaunch, link: EngineLink) -> None:
         logger.info("the ranks of replica %d are being replaced", self._replica)
-        self._front._engine_lost(EngineState.RELAUNCHING, RANKS_LOST, self._replica, planned=True)
+        self._front._replica_lost(EngineState.RELAUNCHING, RANKS_LOST, self._replica, planned=True)
         self._relaunch_asked.set()  # at once
         self._launcher.close()  # spares have loaded what is to be replaced
         self._end_ranks(launch, link)
 
     def _leave(self, launch: RunningLaunch, link: EngineLink) -> None:
-        self._front._engine_lost(EngineState.CLOSED, SHUT_DOWN)
+        self._front._replica_lost(EngineState.CLOSED, SHUT_DOWN)
         self._end_ranks(launch, link)
 
     def _end_ranks(self, launch: RunningLaunch, link: EngineLink) -> None:
@@ -333,7 +331,7 @@ class Connection:
         elif isinstance(message, KvCacheEvents):
             front._report_kv_cache_events(message.events, replica)
         elif isinstance(message, Welcome):
-            front._engine_ready(message.limits, message.description, message.max_in_flight, replica)
+            front._replica_ready(message.limits, message.description, message.max_in_flight, replica)
         elif isinstance(message, Heartbeat):
             front._note_heartbeat(replica)
         elif isinstance(message, Occupied):

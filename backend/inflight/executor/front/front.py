@@ -56,16 +56,18 @@ class Front(StatisticsApi):
         config: EngineConfig | None = None,
         generation_defaults: GenerationDefaults | None = None,
         *,
+        engine: EngineConfig | None = None,
         num_replicas: int = 1,
         keeps_statistics: bool = True,
     ) -> None:
-        """`config`: of this front; its rings of statistics and KV cache events are as long as it says. `num_replicas`:
-        of the engine. `keeps_statistics`: if False it has none, because nobody would read them."""
+        """`config`: of this front; its rings of statistics and KV cache events are as long as it says. `engine`: of the
+        ranks, None = the same. `num_replicas`: of the engine. `keeps_statistics`: if False it has none, because nobody
+        would read them."""
         config = config or EngineConfig()
         self._generation_defaults = generation_defaults or GenerationDefaults()
         super().__init__(FrontStatistics(config, num_replicas=num_replicas, has_rings=keeps_statistics))
         self._changed = ResponsesChanged(self._lock)
-        self._replicas = Replicas(num_replicas, config)
+        self._replicas = Replicas(num_replicas, engine or config)
         self._ids = RequestIds()
         self._journal = Journal(config)
         self._responses = ReadyResponses()
@@ -347,7 +349,7 @@ class Front(StatisticsApi):
 
     # -- for subclasses: reports about the engine ----------------------------------------------------------------------
 
-    def _engine_ready(
+    def _replica_ready(
         self, limits: RequestLimits, description: EngineDescription, max_in_flight: int, replica: int = 0
     ) -> None:
         """The ranks of `replica` serve. What waits for ranks is sent."""
@@ -358,7 +360,7 @@ class Front(StatisticsApi):
             self._send_waiting()
             self._changed.notify_all()
 
-    def _engine_lost(self, state: EngineState, sentence: str, replica: int = 0, *, planned: bool = False) -> int:
+    def _replica_lost(self, state: EngineState, sentence: str, replica: int = 0, *, planned: bool = False) -> int:
         """The ranks of `replica` are lost, or, if `state` is CLOSED, this front is shut down. While another replica
         serves or the lost one is relaunched (RELAUNCHING), requests in flight and later ones go on there or wait, but
         for those that cannot. Otherwise all in flight fail with the message `sentence`, and later ones are refused.

@@ -31,7 +31,7 @@ class Replicas:
     """Takes no lock. A replica is its number."""
 
     def __init__(self, num_replicas: int, config: EngineConfig) -> None:
-        """`config`: of which what the prefix cache shares is used."""
+        """`config`: of the ranks, of which what the prefix cache shares is used."""
         self._replicas = [_Replica() for _ in range(num_replicas)]
         self._router = Router(num_replicas, config.tokens_per_block if config.enable_kv_cache_reuse else 0)
         self.state = EngineState.STARTING

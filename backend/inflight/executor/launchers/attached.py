@@ -5,7 +5,6 @@ Starts no processes and ends none.
 
 from __future__ import annotations
 
-import os
 import select
 import time
 from collections.abc import Collection
@@ -13,11 +12,10 @@ from pathlib import Path
 
 from inflight.config import EngineConfig
 from inflight.errors import ConfigurationError
+from inflight.executor.launchers.found_ranks import FoundRanks
 from inflight.executor.wire.address import EngineAddress
 from inflight.executor.wire.launch import Launch
-
-FIND_SECONDS = 0.2
-"""Interval between attempts to find an engine that is being launched."""
+from inflight.executor.wire.launcher import FIND_SECONDS
 
 
 class AttachedLauncher:
@@ -77,17 +75,11 @@ class AttachedLaunch:
     def __init__(self, address: EngineAddress, socket_path: Path) -> None:
         self._address = address
         self.socket_path = socket_path
-        self._pidfds: list[int] = []
-        self._is_lost = False
         launch = Launch.beside(socket_path)
-        for pid in launch.rank_pids() if launch is not None and launch.on_fronts_host else []:
-            try:
-                self._pidfds.append(os.pidfd_open(pid))
-            except ProcessLookupError:
-                self._is_lost = True
+        self._ranks = FoundRanks(launch.rank_pids() if launch is not None and launch.on_fronts_host else [])
 
     def fds(self) -> list[int]:
-        return self._pidfds
+        return self._ranks.fds()
 
     def publish(self) -> None:
         """Nothing to do: the front that launched the ranks watches them and has set the address."""
@@ -95,18 +87,17 @@ class AttachedLaunch:
     def ready_fds(self) -> set[int]:
         """Of `fds` those that are readable now."""
         poll = select.poll()
-        for fd in self._pidfds:
+        for fd in self.fds():
             poll.register(fd, select.POLLIN)
         return {fd for fd, _ in poll.poll(0)}
 
     def end_reason(self, ready_fds: Collection[object]) -> str:
-        is_lost = self._is_lost or any(fd in ready_fds for fd in self._pidfds)
-        return "the engine's launch has ended" if is_lost or self._address.resolve() != self.socket_path else ""
+        has_ended = self._ranks.has_ended(ready_fds) or self._address.resolve() != self.socket_path
+        return "the engine's launch has ended" if has_ended else ""
 
     def wait_for_end(self, seconds: float) -> bool:
         return True
 
     def end(self) -> None:
         """The ranks keep running."""
-        while self._pidfds:
-            os.close(self._pidfds.pop())
+        self._ranks.release()

@@ -8,13 +8,13 @@ worker_start_timeout_ms. It shows the engine to the other fronts of its server u
 
 from __future__ import annotations
 
-import contextlib
 import os
 from collections.abc import Collection
 from pathlib import Path
 
 from inflight.config import EngineConfig
 from inflight.errors import ConfigurationError
+from inflight.executor.launchers.found_ranks import FoundRanks
 from inflight.executor.wire.address import EngineAddress, user_directory
 from inflight.executor.wire.job import is_served
 from inflight.executor.wire.launch import Launch
@@ -60,8 +60,7 @@ class ExternalLauncher:
 
 
 class ExternalLaunch:
-    """Implements wire.launcher.RunningLaunch. The ranks of this machine are watched, so that a death is known at once
-    rather than by a missing heartbeat."""
+    """Implements wire.launcher.RunningLaunch."""
 
     has_joined = True
     is_misconfigured = False
@@ -70,20 +69,17 @@ class ExternalLaunch:
         self.socket_path: Path = launch.socket_path
         self._found = found
         self._shown = shown
-        self._pidfds: list[int] = []
-        for pid in launch.rank_pids():
-            with contextlib.suppress(ProcessLookupError):  # its launcher ends the others
-                self._pidfds.append(os.pidfd_open(pid))
+        self._ranks = FoundRanks(launch.rank_pids())
 
     def fds(self) -> list[int]:
-        return self._pidfds
+        return self._ranks.fds()
 
     def publish(self) -> None:
         if self._shown is not None:
             self._shown.point_to(self.socket_path)
 
     def end_reason(self, ready_fds: Collection[object]) -> str:
-        if any(pidfd in ready_fds for pidfd in self._pidfds):
+        if self._ranks.has_ended(ready_fds):
             return "a rank has ended"
         return "" if self._found.resolve() == self.socket_path else "the engine's launch has ended"
 
@@ -94,9 +90,7 @@ class ExternalLaunch:
         """The ranks keep running."""
         if self._shown is not None:
             self._shown.withdraw(self.socket_path)
-        for pidfd in self._pidfds:
-            os.close(pidfd)
-        self._pidfds = []
+        self._ranks.release()
 
 
 def _check_equal(ranks: dict[str, str], front: dict[str, str]) -> None:

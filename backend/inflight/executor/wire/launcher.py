@@ -9,6 +9,9 @@ from collections.abc import Collection
 from pathlib import Path
 from typing import Protocol
 
+FIND_SECONDS = 0.2
+"""Interval between attempts to find an engine that another front, or somebody else, has not launched yet."""
+
 
 class RunningLaunch(Protocol):
     """The ranks of one launch as a front sees them, from the moment it starts or finds them to their end."""

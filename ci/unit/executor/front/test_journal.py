@@ -203,7 +203,7 @@ def test_the_allotted_time_runs_on_during_the_pause(monkeypatch: pytest.MonkeyPa
     assert started.result.finish_reason is FinishReason.TIMED_OUT and started.is_final
     assert (waiting.request_id, waiting.outcome) == (queued, "timed_out")
     front.recover(WIDE)
-    assert front.sent == [long] and 6000 < front.messages[long].allotted_time_ms <= 7001
+    assert front.sent == [long] and 6000 < front.messages[long].allotted_time_ms < 9000
 
 
 # -- bounds ------------------------------------------------------------------------------------------------------------

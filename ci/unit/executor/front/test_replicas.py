@@ -165,7 +165,7 @@ def test_what_runs_on_ranks_that_are_replaced_is_not_blamed() -> None:
     request_id = submit(front)
     for replica in (0, 1) * 4:
         front._note_started([request_id])
-        front._engine_lost(EngineState.RELAUNCHING, "replaced", replica, planned=True)
+        front._replica_lost(EngineState.RELAUNCHING, "replaced", replica, planned=True)
         front.recover(WIDE, replica)
         replay = front.messages[request_id].replay
         assert front.replica_of[request_id] == 1 - replica and replay is not None and not replay.is_suspect
@@ -177,7 +177,7 @@ def test_what_runs_on_ranks_that_are_replaced_is_not_blamed() -> None:
 def test_what_is_too_long_to_go_on_is_told_that_its_ranks_were_replaced() -> None:
     front = start(journal_max_tokens=1)
     submit(front, [1, 2])
-    front._engine_lost(EngineState.RELAUNCHING, "replaced", 0, planned=True)
+    front._replica_lost(EngineState.RELAUNCHING, "replaced", 0, planned=True)
     (error,) = finals(front)
     assert "ranks were replaced" in error.error_msg and "died" not in error.error_msg
 

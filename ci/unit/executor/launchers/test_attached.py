@@ -83,14 +83,14 @@ def test_a_guest_that_leaves_takes_its_requests_along_and_leaves_the_engine(
 
 def test_a_guest_loses_ranks_that_die_and_goes_on_with_the_next_ones(owner: RemoteFront, guest: RemoteFront) -> None:
     visitor = Caller(guest)
-    request = visitor.request(1, 3000, streaming=True)
+    request = visitor.request(1, 1500, streaming=True)
     (long,) = visitor.send(request)
     visitor.wait_for_tokens(long)
     prefix = guest.next_request_id() >> 48
     (rank,) = owner.engine_pids()
     os.kill(rank, signal.SIGKILL)
     (final,) = visitor.wait(long)
-    assert final.result is not None and final.result.decoding_iter == 3000
+    assert final.result is not None and final.result.decoding_iter == 1500
     assert visitor.tokens[long] == expected_output(request, fake_rank.MAX_SEQ_LEN)
     assert guest.num_replays() == 1
     # Requests that come before the next ranks are there wait for them.
@@ -107,7 +107,7 @@ def test_a_guest_knows_at_once_that_the_ranks_have_died(owner: RemoteFront) -> N
     config = EngineConfig(worker_heartbeat_timeout_ms=30 * 60_000)
     with attach_executor(config, "llm", on_engine_death=lambda reason: died.set()) as guest:
         os.kill(owner.engine_pids()[0], signal.SIGKILL)
-        assert died.wait(30)
+        assert died.wait(120)
         until(guest.is_ready, "the guest has found the next ranks")
 
 
@@ -147,14 +147,14 @@ def test_a_guest_hears_of_the_kv_cache_what_the_front_that_launched_it_does_not_
     with RemoteFront(config, launcher, keeps_statistics=False) as owner:
         monkeypatch.delenv(RUN_DIRECTORY)
         with attach_executor(config, "llm", run_directory=run_directory) as guest:
-            created, *_ = guest.get_kv_cache_events(30)
+            created, *_ = guest.get_kv_cache_events(120)
             assert isinstance(created.data, KVCacheCreatedData)
             host = Caller(owner)
             host.serve(host.request(list(range(10)), 12))
-            stored, *_ = guest.get_kv_cache_events(30)
+            stored, *_ = guest.get_kv_cache_events(120)
             assert isinstance(stored.data, KVCacheStoredData)
             assert stored.data.blocks[0].tokens == [0, 1, 2, 3]
-            assert guest.get_latest_iteration_stats(30)
+            assert guest.get_latest_iteration_stats(120)
         assert not owner.get_kv_cache_events() and not owner.get_latest_iteration_stats()
 
 

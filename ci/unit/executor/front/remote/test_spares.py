@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -18,7 +19,7 @@ from inflight.executor.launchers.priority import can_restore_priority
 
 pytestmark = pytest.mark.slow
 
-ONE_SPARE = EngineConfig(spare_ranks=1, max_tokens_in_paged_kv_cache=4096, worker_heartbeat_timeout_ms=2000)
+ONE_SPARE = EngineConfig(spare_ranks=1, max_tokens_in_paged_kv_cache=4096)
 
 
 @pytest.fixture(autouse=True)
@@ -80,7 +81,7 @@ def test_a_spare_that_still_loads_takes_over_when_it_is_loaded(launcher: Launche
 
 
 def test_a_spare_that_hangs_is_given_up_for_a_new_launch(launcher: Launcher, tmp_path: Path) -> None:
-    executor = launcher(config=ONE_SPARE)
+    executor = launcher(config=replace(ONE_SPARE, worker_heartbeat_timeout_ms=2000))
     executor.start()
     spare = wait_for_spare(executor, tmp_path)
     with stopped(spare):

@@ -24,6 +24,7 @@ from inflight.executor.front.remote import RemoteFront
 from inflight.executor.launchers.processes import ProcessLauncher
 from inflight.executor.launchers.uniproc import UniProc
 from inflight.executor.wire.address import EngineAddress
+from inflight.request import Request
 from inflight.result import Response
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("run_directory")]
@@ -59,7 +60,7 @@ def rank_has_gone(old: set[int], replica: int, front: RemoteFront) -> bool:
 
 def streams(caller: Caller, count: int = 4) -> list[int]:
     """Long requests that have begun, half of them on each replica."""
-    ids = caller.send(*(caller.request([number], 600, streaming=True) for number in range(1, count + 1)))
+    ids = caller.send(*(caller.request([number], 1000, streaming=True) for number in range(1, count + 1)))
     for request_id in ids:
         caller.wait_for_tokens(request_id)
     return ids
@@ -129,6 +130,15 @@ def test_another_front_finds_both_replicas_and_survives_each(front: RemoteFront)
             wait_until_all_ready(front)
             wait_until_all_ready(guest)
         assert 0 < guest.num_replays() <= 8, "streams that were on the replica, and had not ended"
+
+
+def test_another_front_routes_by_what_the_engine_s_cache_shares(front: RemoteFront) -> None:
+    """Not by its own configuration."""
+    prompt = Request(request_id=1, input_token_ids=list(range(100)), max_tokens=1)
+    for config in (EngineConfig(tokens_per_block=64), EngineConfig(enable_kv_cache_reuse=False)):
+        guest = attach_executor(config, "llm")
+        assert guest._replicas.prefix(prompt) == front._replicas.prefix(prompt)
+        assert len(front._replicas.prefix(prompt)) == 99 // CONFIG.tokens_per_block
 
 
 def test_another_front_needs_one_replica_only(front: RemoteFront) -> None:
