@@ -77,6 +77,7 @@ class SpareLauncher:
     def close(self) -> None:
         while self._spares:
             self._spares.pop().launch.end()
+        self._serving.close()
 
     def settle(self) -> None:
         """A launch begins to serve."""

@@ -13,6 +13,7 @@ import logging
 import os
 import sys
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 from inflight.batch_manager_stats import BatchManagerStats
@@ -34,9 +35,10 @@ MAX_TICK_SECONDS = 2.0
 takes each rank one to three milliseconds, which is most of the work of an idle engine."""
 
 
-def main(load_runner: LoadRunner = load_model_runner) -> int:
-    """Serve as one rank. Returns the exit code."""
+def main(load_runner: LoadRunner | None = None) -> int:
+    """Serve as one rank. Returns the exit code. `load_runner`: None = what runs the model."""
     launch = Launch.from_environment()
+    load_runner = load_runner or partial(load_model_runner, launch=launch)
     die_with_parent(launch.front_pid if launch.on_fronts_host else None)
     start_logging(launch.parameters.get("log_level", "INFO"))
     group: RankGroup = SingleRank()
@@ -96,6 +98,7 @@ def serve(
     try:
         if config.spare_ranks:
             _wait_for_front(group, leader)
+        if config.spare_ranks or launch.is_relaunch:
             runner.occupy_memory()
         manager.run()
     except BaseException as error:

@@ -12,6 +12,7 @@ from __future__ import annotations
 import contextlib
 import os
 import socket
+from collections.abc import Sequence
 from pathlib import Path
 
 import msgspec
@@ -46,15 +47,29 @@ class Launch(msgspec.Struct, frozen=True, kw_only=True):
     """How the ranks join each other."""
     parameters: dict[str, str]
     """EngineConfig.to_parameters()."""
+    weights: list[str] = []
+    """Of each rank: where the front holds memory for its weights (distributed.shared_memory.place_of); empty = none."""
+    is_relaunch: bool = False
+    """The replica's ranks have served before, from this front."""
 
     @classmethod
-    def of(cls, directory: Path, config: EngineConfig, joining: Joining) -> Launch:
+    def of(
+        cls,
+        directory: Path,
+        config: EngineConfig,
+        joining: Joining,
+        *,
+        weights: Sequence[str] = (),
+        is_relaunch: bool = False,
+    ) -> Launch:
         return cls(
             directory=str(directory),
             front_pid=os.getpid(),
             front_host=socket.gethostname(),
             joining=joining,
             parameters=config.to_parameters(),
+            weights=[*weights],
+            is_relaunch=is_relaunch,
         )
 
     @classmethod
