@@ -1,7 +1,8 @@
 """Memory that one process fills and others then map, none of which can write to it any more.
 
-It is a file without a name (memfd), which one process at a time has open here. The first one fills it. When it is whole
-the kernel seals it against every change; a process that ends before leaves it unsealed, and the next one begins anew.
+It is a file without a name (memfd). Whoever opens it first fills it, and nobody else can open it meanwhile. When it is
+whole the kernel seals it against every change; a process that ends before leaves it unsealed, and the next one begins
+anew.
 
     header    of the process that has filled it, up to a page; written last
     regions   as they were mapped, each on whole huge pages; only what is written takes memory
@@ -51,7 +52,7 @@ class Region:
 
 class SealedMemory:
     def __init__(self, descriptor: int, seconds: float = 0.0) -> None:
-        """Takes the descriptor over. Waits for `seconds` while another process has the memory open; TimeoutError."""
+        """Takes the descriptor over. Waits for `seconds` while another process fills the memory; TimeoutError."""
         self._descriptor = descriptor
         self._regions: list[Region] = []
         self._end = HUGE_PAGE_BYTES
@@ -59,9 +60,9 @@ class SealedMemory:
         while not _lock(descriptor):
             if time.monotonic() >= deadline:
                 os.close(descriptor)
-                raise TimeoutError("another process has this memory open")
+                raise TimeoutError("another process fills this memory")
             time.sleep(LOOK_SECONDS)
-        self.is_sealed = bool(fcntl.fcntl(descriptor, fcntl.F_GET_SEALS) & fcntl.F_SEAL_WRITE)
+        self.is_sealed = _is_sealed(descriptor)
         if not self.is_sealed:
             os.ftruncate(descriptor, 0)  # of what a process has left that ended too early
 
@@ -129,10 +130,16 @@ def collapse(address: int, num_bytes: int) -> bool:
     return end <= first or not _libc.madvise(first, end - first, MADV_COLLAPSE)
 
 
+def _is_sealed(descriptor: int) -> bool:
+    return bool(fcntl.fcntl(descriptor, fcntl.F_GET_SEALS) & fcntl.F_SEAL_WRITE)
+
+
 def _lock(descriptor: int) -> bool:
-    """Whether this process has the lock now, which the system gives back when the process ends."""
+    """Whether this process may use the memory now, alone if it is not sealed. The lock goes with the process."""
     try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        if not _is_sealed(descriptor):
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)  # a shared lock is lost if this fails
     except BlockingIOError:
         return False
     return True

@@ -66,9 +66,10 @@ class SharedWeights:
 
     @classmethod
     def open(cls, place: str, identity: str) -> SharedWeights | None:
-        """`place`: of memory that another process of this user holds; `identity`: of what the weights are made of. None
-        if they are to be in memory of this rank's own. Nobody else can open it before `finish`."""
-        descriptor = open_place(place)
+        """`place`: of memory that another process of this user holds, "" = there is none on this machine.
+        `identity`: of what the weights are made of. None if they are to be in memory of this rank's own. If this rank
+        is to fill it, nobody else can open it before `finish`."""
+        descriptor = open_place(place) if place else -1
         if descriptor < 0:
             return None
         try:

@@ -66,9 +66,9 @@ def load_engine(
     weights_place: str | None = None,
     defers_cache: bool = False,
 ) -> LoadedEngine:
-    """`weights_place`: of memory for the weights that outlives this rank, which another one may have filled; all ranks
-    have one or none has. `defers_cache`: the memory of the KV cache is taken later. Raises ConfigurationError for a
-    checkpoint or a configuration that does not fit.
+    """`weights_place`: of memory for the weights that outlives this rank, which another one may have filled (see
+    SharedWeights.open); None = of no rank. `defers_cache`: the memory of the KV cache is taken later. Raises
+    ConfigurationError for a checkpoint or a configuration that does not fit.
     """
     mapping = Mapping.of(config)
     device = choose_device(config, rank_group.rank)
@@ -154,8 +154,8 @@ def load_engine(
 
 
 def _open_weights(place: str, config: EngineConfig, rank_group: RankGroup) -> SharedWeights | None:
-    """Collective. While rank 0 has its memory open it is this replica's turn: ranks of several replicas that each
-    waited for another one's would wait for ever."""
+    """Collective. While rank 0 fills its memory it is this replica's turn: ranks of several replicas would wait for one
+    another otherwise."""
     if rank_group.rank == 0:
         weights = SharedWeights.open(place, weight_identity(config))
         rank_group.broadcast(b"shared" if weights is not None else b"")

@@ -96,7 +96,7 @@ def test_what_a_killed_process_has_filled_is_dropped(holder: int) -> None:
     assert not memory.is_sealed and bytes(memory.map(5_000_000).memory[:6]) == bytes(6)
 
 
-def test_one_process_at_a_time_has_it_open(holder: int) -> None:
+def test_nobody_else_opens_it_while_it_is_filled(holder: int) -> None:
     with start_other(holder, "seals") as other:
         with pytest.raises(TimeoutError):
             SealedMemory(open_place(place_of(holder)))

@@ -68,6 +68,9 @@ class ProcessLauncher:
     def pids(self) -> list[int]:
         return self._launch.processes.pids() if self._launch is not None else []
 
+    def end_spares(self) -> None:
+        """There are none."""
+
     def close(self) -> None:
         self._weights.close()
 

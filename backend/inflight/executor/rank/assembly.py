@@ -63,12 +63,14 @@ def load_model_runner(
     """
     from inflight.runtime.model_runner import ModelRunner
 
-    places = launch.weights if launch is not None else []
+    weights_place = None
+    if launch is not None and launch.weights:
+        weights_place = launch.weights[rank_group.rank] if launch.on_fronts_host else ""
     return ModelRunner.load(
         config,
         rank_group,
         post_processors,
-        weights_place=places[rank_group.rank] if places else None,
+        weights_place=weights_place,
         defers_cache=config.spare_ranks > 0 or (launch is not None and launch.is_relaunch),
     )
 
