@@ -168,8 +168,7 @@ def _collapse(extents: list[tuple[int, int]]) -> None:
             joined.append((address, num_bytes))
     for address, num_bytes in joined:
         for start in range(address, address + num_bytes, 32 * HUGE_PAGE_BYTES):
-            if not collapse(start, min(32 * HUGE_PAGE_BYTES, address + num_bytes - start)):
-                return
+            collapse(start, min(32 * HUGE_PAGE_BYTES, address + num_bytes - start))
 
 
 def _other_layout() -> InflightError:

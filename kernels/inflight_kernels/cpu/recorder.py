@@ -472,7 +472,9 @@ class _Recorder:
         self._operations.append(Recorded(kind, fields, writes))
 
 
-_FACTORIES = frozenset({torch.ops.aten.empty.memory_format, torch.ops.aten.new_empty.default})
+_FACTORIES = frozenset(
+    {torch.ops.aten.empty.memory_format, torch.ops.aten.empty_like.default, torch.ops.aten.new_empty.default}
+)
 
 
 def _meta_tensors(values: object) -> list[Tensor]:
