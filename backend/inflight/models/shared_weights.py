@@ -29,7 +29,7 @@ from inflight.distributed.sealed_memory import (
     create_sealable_memory,
 )
 from inflight.distributed.shared_memory import open_place
-from inflight.errors import InflightError, InsufficientMemory
+from inflight.errors import InsufficientMemory, UnusableWeights
 
 logger = logging.getLogger(__name__)
 
@@ -95,7 +95,7 @@ class SharedWeights:
 
     def take(self, num_elements: int, dtype: torch.dtype) -> Tensor:
         """(num_elements), zeros if they do not hold values, from a cache line on. Raises InsufficientMemory, and
-        InflightError if the memory was filled for something else."""
+        UnusableWeights if the memory was filled for something else."""
         num_bytes = num_elements * dtype.itemsize
         self._layout.update(f"{num_elements} {dtype} ".encode())
         if not num_bytes:
@@ -119,8 +119,8 @@ class SharedWeights:
             self._memory.remove(*extent)
 
     def finish(self, identity: str) -> None:
-        """All weights are loaded: others may map them. `identity`: what it is now. Raises InflightError if the files
-        have changed meanwhile, or if the memory was filled for something else."""
+        """All weights are loaded: others may map them. `identity`: what it is now. Raises UnusableWeights if the
+        files have changed meanwhile, or if the memory was filled for something else."""
         layout = self._layout.hexdigest()
         if self.is_filled:
             if msgspec.json.decode(self._memory.header(), type=_Header).layout != layout:
@@ -128,7 +128,7 @@ class SharedWeights:
             logger.info("weights are mapped from shared memory")
         elif identity != self._identity:
             # Unsealed memory is another rank's to fill, so it cannot be kept either.
-            raise InflightError("the checkpoint was changed while it was read")
+            raise UnusableWeights("the checkpoint was changed while it was read")
         else:
             self._memory.seal(msgspec.json.encode(_Header(identity, layout)))
         self._memory.close()
@@ -171,5 +171,5 @@ def _collapse(extents: list[tuple[int, int]]) -> None:
             collapse(start, min(32 * HUGE_PAGE_BYTES, address + num_bytes - start))
 
 
-def _other_layout() -> InflightError:
-    return InflightError("the weights in shared memory are laid out for other code: they must be read anew")
+def _other_layout() -> UnusableWeights:
+    return UnusableWeights("the weights in shared memory are laid out for other code: they must be read anew")

@@ -22,7 +22,7 @@ from inflight.config import EngineConfig
 from inflight.distributed.rank_group import SingleRank
 from inflight.distributed.sealed_memory import SealedMemory
 from inflight.distributed.shared_memory import open_place
-from inflight.errors import InflightError
+from inflight.errors import UnusableWeights
 from inflight.executor.launchers.weight_holder import WeightHolder
 from inflight.models import shared_weights
 from inflight.runtime import loading
@@ -169,7 +169,7 @@ def test_a_checkpoint_that_changes_while_it_is_read_is_not_kept(
         return network
 
     monkeypatch.setattr(loading, "load_network", load_and_change)
-    with pytest.raises(InflightError, match="the checkpoint was changed while it was read"):
+    with pytest.raises(UnusableWeights, match="the checkpoint was changed while it was read"):
         ranks.load()
 
 
@@ -178,7 +178,7 @@ def test_weights_that_were_packed_are_not_taken_for_plain_ones(tmp_path: Path) -
     checkpoint = make_checkpoint(tmp_path, next(iter(COMPILED_CONFIGS)), dtype=torch.bfloat16)
     ranks = Ranks(config_of(checkpoint, "true"))
     ranks.load()
-    with pytest.raises(InflightError, match="laid out for other code"):
+    with pytest.raises(UnusableWeights, match="laid out for other code"):
         ranks.load(config_of(checkpoint, "false"))
 
 

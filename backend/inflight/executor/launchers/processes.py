@@ -130,6 +130,6 @@ class ProcessLaunch:
     def end(self) -> None:
         if self._address is not None:
             self._address.withdraw(self.socket_path)
-        if not self._is_published and self.processes.launch.failure():
-            self._weights.close()  # the ranks may have failed because of what they mapped: the next ones read anew
+        if self.processes.launch.has_unusable_weights():
+            self._weights.close()  # the next launch reads them anew
         self.processes.kill()

@@ -1,4 +1,4 @@
-"""What the ranks' weights in shared memory outlive the ranks by: a front holds the memory and passes on where it is.
+"""Holds the memory of the ranks' weights, so that it outlives the ranks, and tells each launch where it is.
 
 There is one for each rank of a replica, which equal ranks of all replicas and of spares map. The front neither fills
 nor maps it. It ends with the front, however that ends.

@@ -20,7 +20,7 @@ from inflight.batch_manager_stats import BatchManagerStats
 from inflight.config import EngineConfig
 from inflight.distributed.joining import join
 from inflight.distributed.rank_group import RankGroup, SingleRank
-from inflight.errors import ConfigurationError, InflightError, InsufficientMemory
+from inflight.errors import ConfigurationError, InflightError, InsufficientMemory, UnusableWeights
 from inflight.executor.parent_watch import die_with_parent
 from inflight.executor.rank.assembly import LoadedRunner, LoadRunner, load_model_runner, make_manager
 from inflight.executor.rank.callbacks import RankCallbacks
@@ -56,7 +56,8 @@ def main(load_runner: LoadRunner | None = None) -> int:
         group.close()
     except InflightError as error:
         is_lasting = isinstance(error, ConfigurationError) and not isinstance(error, InsufficientMemory)
-        _fail(launch, group, str(error), is_misconfigured=is_lasting)
+        is_of_weights = isinstance(error, UnusableWeights)
+        _fail(launch, group, str(error), is_misconfigured=is_lasting, is_of_weights=is_of_weights)
     except BaseException as error:
         logger.exception("this rank ends because of an unexpected error")
         _fail(launch, group, f"{type(error).__name__}: {error}")
@@ -120,8 +121,10 @@ def _wait_for_front(group: RankGroup, leader: LeaderSocket | None) -> None:
         group.broadcast(None)
 
 
-def _fail(launch: Launch, group: RankGroup, reason: str, *, is_misconfigured: bool = False) -> None:
-    launch.note_failure(reason, is_misconfigured=is_misconfigured)
+def _fail(
+    launch: Launch, group: RankGroup, reason: str, *, is_misconfigured: bool = False, is_of_weights: bool = False
+) -> None:
+    launch.note_failure(reason, is_misconfigured=is_misconfigured, is_of_weights=is_of_weights)
     end_ranks(group, reason)
 
 

@@ -11,7 +11,6 @@ from pathlib import Path
 
 import fake_rank
 import pytest
-from calls import until
 
 from inflight.config import EngineConfig
 from inflight.distributed.shared_memory import open_place
@@ -74,25 +73,19 @@ def test_a_changed_checkpoint_gets_new_memory(config: EngineConfig, change: str)
 
 
 @pytest.mark.slow
-def test_ranks_that_fail_before_they_serve_leave_nothing_to_the_next_ones(
-    config: EngineConfig, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    one_rank = replace(config, tensor_parallel_size=1, data_parallel_size=1)
-    launcher = ProcessLauncher(one_rank, UniProc([fake_rank.__file__]))
-    monkeypatch.setenv(fake_rank.FAILURE, "it cannot be read")
-    first = launcher.open()
-    until(lambda: bool(first.processes.launch.failure()), "it has failed")
-    first.end()
-    monkeypatch.delenv(fake_rank.FAILURE)
-    second = launcher.open()
-    until(second.socket_path.exists, "it serves")
-    second.publish()
-    second.end()
-    third = launcher.open()
-    try:
-        places = [launch.processes.launch.weights for launch in (first, second, third)]
-        assert places[0] != places[1] == places[2]
-        assert [launch.processes.launch.is_relaunch for launch in (first, second, third)] == [False, False, True]
-    finally:
-        third.end()
-        launcher.close()
+def test_what_ranks_could_not_use_is_not_left_to_the_next_ones(config: EngineConfig) -> None:
+    launcher = ProcessLauncher(
+        replace(config, tensor_parallel_size=1, data_parallel_size=1), UniProc([fake_rank.__file__])
+    )
+    launches = [launcher.open()]
+    launches[0].processes.launch.note_failure("other code has written them", is_of_weights=True)
+    launches[0].end()
+    for _ in range(2):
+        launches.append(launcher.open())
+        launches[-1].publish()
+        launches[-1].processes.launch.note_failure("memory was short")
+        launches[-1].end()
+    launcher.close()
+    places = [launch.processes.launch.weights for launch in launches]
+    assert places[0] != places[1] == places[2]
+    assert [launch.processes.launch.is_relaunch for launch in launches] == [False, False, True]
