@@ -97,6 +97,9 @@ class EngineConfig:
     spare_ranks: int = 0
     """Loaded sets of ranks of each replica that wait to take over when its ranks die, within moments; on CPUs only."""
 
+    share_weights: bool = True
+    """Ranks on CPUs keep weights in shared memory, which relaunched ranks, spares and replicas map and do not read."""
+
     max_batch_size: int = 64
     """Sequences in one step (tritonserver's own max_batch_size stays 0)."""
     max_beam_width: int = 0

@@ -3,6 +3,7 @@
     InflightError
     ├── ConfigurationError      a key, a checkpoint or an installation is wrong: nothing starts; names the remedy
     │   └── InsufficientMemory  what was configured does not fit into the memory that is free now
+    ├── UnusableWeights         a rank's weights in shared memory cannot be used: they must be read anew
     ├── RequestError            one request fails; other requests are not affected
     │   ├── InvalidRequest      the request is malformed or can never be served           INVALID_ARGUMENT
     │   ├── DuplicateRequest    its id is already in flight                               ALREADY_EXISTS
@@ -34,6 +35,10 @@ class ConfigurationError(InflightError):
 
 class InsufficientMemory(ConfigurationError):
     """It cannot start now; it may be able to later, with the same configuration."""
+
+
+class UnusableWeights(InflightError):
+    """Ranks that find the same weights in shared memory fail as well, and those that read them anew do not."""
 
 
 class RequestError(InflightError):

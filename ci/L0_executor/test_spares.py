@@ -27,6 +27,7 @@ from inflight.sampling_config import SamplingConfig
 
 pytestmark = pytest.mark.long
 
+WEIGHTS = "memfd:inflight-weights"
 PROMPTS = ["Once upon a time", "There were three girls", "The dog", "A"]
 KV_TOKENS = 32 * 1024
 """200 MB in float32."""
@@ -72,6 +73,7 @@ def engine(request: pytest.FixtureRequest) -> Iterator[Engine]:
         yield engine
         engine.service.shutdown()
         assert engine_processes() == []
+        assert not any(WEIGHTS in os.readlink(link) for link in Path("/proc/self/fd").iterdir() if link.is_symlink())
 
 
 def test_a_spare_sleeps_without_a_kv_cache_until_it_takes_over(engine: Engine) -> None:
@@ -81,6 +83,11 @@ def test_a_spare_sleeps_without_a_kv_cache_until_it_takes_over(engine: Engine) -
     wait_until_idle(spare, WAKES, IDLE_SHARE)
     cache_bytes = kv_cache_bytes(engine)
     assert max(map(resident_bytes, ranks)) < min(map(resident_bytes, serving)) - cache_bytes / 2
+    # Each rank's weights are the same memory, which none can write to, as those of the one that serves.
+    assert {inode for pid in ranks for inode in shared_weights(pid)} == {
+        inode for pid in serving for inode in shared_weights(pid)
+    }
+    assert all(len(shared_weights(pid)) == 1 for pid in [*ranks, *serving])
     before = [resident_bytes(pid) for pid in ranks]
     alone = [result.result() for result in engine.start()]
     running = engine.start()
@@ -113,6 +120,13 @@ def engine_processes() -> list[int]:
 def is_rank(pid: int) -> bool:
     command = Path(f"/proc/{pid}/cmdline").read_bytes()
     return b"inflight.worker" in command and b"mpiexec" not in command
+
+
+def shared_weights(pid: int) -> set[str]:
+    """Inode numbers of the weights that a process maps, all of them to read only."""
+    lines = [line.split() for line in Path(f"/proc/{pid}/maps").read_text().splitlines() if WEIGHTS in line]
+    assert all(protection == "r--s" for _, protection, *_ in lines)
+    return {inode for _, _, _, _, inode, *_ in lines}
 
 
 def resident_bytes(pid: int) -> int:

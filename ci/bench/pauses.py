@@ -1,7 +1,8 @@
-"""`python -m ci.bench.pauses`: how long a stream pauses when its rank is killed, with spare ranks and without.
+"""`python -m ci.bench.pauses`: how long a stream pauses when its rank is killed: if the next rank reads the weights, if
+it maps them, and with a spare.
 
-Two engines of the default model, of which each streams in turn and loses its rank in the middle. The pause is the
-longest time between two of a stream's responses. A spare is loaded before each kill.
+Engines that each stream in turn and lose their rank in the middle. The pause is the longest time between two of a
+stream's responses. A spare is loaded before each kill.
 """
 
 from __future__ import annotations
@@ -12,12 +13,15 @@ import os
 import signal
 import sys
 import time
+from contextlib import ExitStack
+from dataclasses import replace
 from pathlib import Path
 from statistics import median
 
 from rich.console import Console
 from rich.table import Table
 
+from ci.bench.checkpoint import make_checkpoint
 from ci.bench.report import machine, result_path
 from inflight.config import EngineConfig
 from inflight.executor.executor import Executor
@@ -30,27 +34,35 @@ RESULTS = Path(__file__).parent / "results"
 PROMPT, NEW_TOKENS = [1, 10, 20, 30], 200
 KILLED_AFTER = 20
 """Responses."""
+BENCH = ROOT / "build" / "bench-135m"
+ENGINES: dict[str, dict[str, int]] = {
+    "weights are read": {"share_weights": False},
+    "weights are mapped": {},
+    "a spare": {"spare_ranks": 1},
+}
+"""What differs in their configuration."""
 
 
 def main(arguments: list[str]) -> int:
     options = argparse.ArgumentParser(prog="python -m ci.bench.pauses", description=__doc__)
     options.add_argument("--kills", type=int, default=10, help="of each engine")
+    options.add_argument("--large", action="store_true", help="135 M parameters in bfloat16, not the default model")
     options.add_argument("--no-file", action="store_true", help="keep no result file")
     chosen = options.parse_args(arguments)
     config = EngineConfig(
-        gpt_model_path=str(CHECKPOINT),
+        gpt_model_path=str(make_checkpoint(BENCH, CHECKPOINT) if chosen.large else CHECKPOINT),
         device="cpu",
-        dtype="float32",
+        dtype="bfloat16" if chosen.large else "float32",
         num_threads=1,
         max_tokens_in_paged_kv_cache=65_536,
     )
-    spared = EngineConfig(**{**vars(config), "spare_ranks": 1})
-    pauses: dict[str, list[float]] = {"without a spare": [], "with a spare": []}
-    with Executor(config=config) as without, Executor(config=spared) as with_spare:
-        expected = stream(without, is_killed=False)[0]
+    pauses: dict[str, list[float]] = {name: [] for name in ENGINES}
+    with ExitStack() as stack:
+        executors = [stack.enter_context(Executor(config=replace(config, **options))) for options in ENGINES.values()]
+        expected = stream(executors[0], is_killed=False)[0]
         for _ in range(chosen.kills):
-            for seconds, executor in zip(pauses.values(), (without, with_spare), strict=True):
-                while executor is with_spare and not executor.num_spares():
+            for seconds, executor, options in zip(pauses.values(), executors, ENGINES.values(), strict=True):
+                while executor.num_spares() < options.get("spare_ranks", 0):
                     time.sleep(0.1)
                 tokens, pause = stream(executor, is_killed=True)
                 assert tokens == expected, "another stream"
@@ -63,7 +75,13 @@ def main(arguments: list[str]) -> int:
         table.add_row(name, f"{row['p50']:.2f}", f"{row['max']:.2f}")
     Console().print(table)
     found = machine()
-    result = {"pauses_s": summary, "kills": chosen.kills, **found, "load": round(os.getloadavg()[0], 1)}
+    result = {
+        "pauses_s": summary,
+        "kills": chosen.kills,
+        "large": chosen.large,
+        **found,
+        "load": round(os.getloadavg()[0], 1),
+    }
     print(json.dumps(result))
     if not chosen.no_file:
         result_path(RESULTS, "pauses", found).write_text(json.dumps(result, indent=2) + "\n")

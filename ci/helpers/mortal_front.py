@@ -35,6 +35,9 @@ class MortalLauncher:
     def num_spares(self) -> int:
         return self._launcher.num_spares
 
+    def end_spares(self) -> None:
+        self._launcher.end_spares()
+
     def close(self) -> None:
         self._launcher.close()
 

@@ -45,10 +45,9 @@ def share_memory(rank_group: RankGroup, num_bytes: int) -> SharedMemory:
         descriptor = os.memfd_create("inflight-ranks")
         os.fchmod(descriptor, 0o600)
         os.ftruncate(descriptor, total)
-        status = os.fstat(descriptor)
-        rank_group.broadcast(f"{status.st_dev} {status.st_ino} /proc/{os.getpid()}/fd/{descriptor}".encode())
+        rank_group.broadcast(place_of(descriptor).encode())
     else:
-        descriptor = _open_leaders_memory(rank_group.broadcast(None).decode())
+        descriptor = open_place(rank_group.broadcast(None).decode())
     memory = mmap.mmap(descriptor, total) if descriptor >= 0 else None
     if memory is not None:
         PID.pack_into(memory, num_bytes + rank_group.rank * PID.size, os.getpid())
@@ -63,21 +62,27 @@ def share_memory(rank_group: RankGroup, num_bytes: int) -> SharedMemory:
     return SharedMemory(memory, tuple(pid for (pid,) in PID.iter_unpack(found)))
 
 
-def _open_leaders_memory(place: str) -> int:
-    """A descriptor of the leader's memory; -1 if this process cannot open it.
+def place_of(descriptor: int) -> str:
+    """Where other processes of this user find this process's memory: device, inode number and path."""
+    status = os.fstat(descriptor)
+    return f"{status.st_dev} {status.st_ino} /proc/{os.getpid()}/fd/{descriptor}"
 
-    `place`: device and inode number of the memory, and its path. In another PID namespace the path leads nowhere, or to
-    a file of a process that has the same number there.
+
+def open_place(place: str) -> int:
+    """A descriptor of another process's memory; -1 if this process cannot open it.
+
+    `place`: see place_of. In another PID namespace its path leads nowhere, or to a file of a process that has the same
+    number there.
     """
     device, inode, path = place.split(" ", 2)
     try:
         descriptor = os.open(path, os.O_RDWR | os.O_CLOEXEC)
     except OSError as error:
-        logger.info("this rank cannot open the memory of rank 0: %s", error)
+        logger.info("this rank cannot open memory of another process: %s", error)
         return -1
     status = os.fstat(descriptor)
     if (status.st_dev, status.st_ino) != (int(device), int(inode)):
-        logger.info("this rank cannot open the memory of rank 0: %s is another file here", path)
+        logger.info("this rank cannot open memory of another process: %s is another file here", path)
         os.close(descriptor)
         return -1
     return descriptor

@@ -27,6 +27,7 @@ from inflight.executor.launchers.processes import LaunchCommand, ProcessLauncher
 from inflight.executor.launchers.ray import Ray
 from inflight.executor.launchers.spares import SpareLauncher
 from inflight.executor.launchers.uniproc import UniProc
+from inflight.executor.launchers.weight_holder import WeightHolder
 from inflight.executor.wire.address import EngineAddress
 from inflight.executor.wire.launcher import Launcher
 
@@ -100,11 +101,19 @@ def resolve_config(model_path: str | os.PathLike[str] | None, config: EngineConf
 def make_launchers(config: EngineConfig, name: str = "") -> list[Launcher]:
     """What starts the ranks of each replica, or finds them, in the way that `config.executor` names. `name`: the
     engine's, by which other fronts find it; "" = no other front uses it. Raises ConfigurationError."""
-    return [make_launcher(config.of_replica(replica), name, replica) for replica in range(config.data_parallel_size)]
+    weights = WeightHolder(config)
+    return [
+        make_launcher(config.of_replica(replica), name, replica, weights)
+        for replica in range(config.data_parallel_size)
+    ]
 
 
-def make_launcher(config: EngineConfig, name: str = "", replica: int = 0) -> Launcher:
-    """The same of one replica, whose own part of the configuration this is."""
+def make_launcher(
+    config: EngineConfig, name: str = "", replica: int = 0, weights: WeightHolder | None = None
+) -> Launcher:
+    """The same of one replica, whose own part of the configuration this is. `weights`: what holds those of all
+    replicas; None = it is the only one."""
+    weights = weights or WeightHolder(config)
     address = EngineAddress.of(name, replica=replica) if name else None
     way = config.launcher
     if config.may_lead_mpi_job and leads_mpi_job(config.num_replica_ranks):
@@ -123,6 +132,6 @@ def make_launcher(config: EngineConfig, name: str = "", replica: int = 0) -> Lau
     }
 
     def make() -> Launcher:
-        return ProcessLauncher(config, commands[way](), address)
+        return ProcessLauncher(config, commands[way](), address, weights)
 
     return SpareLauncher(config, make) if config.spare_ranks else make()

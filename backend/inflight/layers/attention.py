@@ -126,7 +126,7 @@ def attend(
     With a `sliding_window` above 0 each token attends to that many last keys only, itself included. `deterministic`:
     see Attention.
     """
-    out_THE = torch.empty_like(q_THE)
+    out_THE = q_THE.new_empty(q_THE.shape)  # empty_like of a meta tensor imports SymPy, for 0.3 s
     decodes = metadata.num_decodes
     if decodes:
         inflight_kernels.decode_attention(

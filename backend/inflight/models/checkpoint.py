@@ -23,8 +23,10 @@ FLOAT_DTYPES = ("F32", "BF16", "F16")
 class Checkpoint:
     """The open files of one checkpoint, as a context manager. All errors are ConfigurationErrors that name the file."""
 
-    def __init__(self, folder: str | Path) -> None:
+    def __init__(self, folder: str | Path, *, is_read: bool = True) -> None:
+        """`is_read`: False = tensors are checked, and none is read: `copy_into` leaves its targets as they are."""
         self.folder = Path(folder)
+        self.is_read = is_read
         self._files: dict[str, Any] = {}
         self._read: set[str] = set()
         self._file_of = self._locate()
@@ -62,7 +64,7 @@ class Checkpoint:
         the tensor's end; the elements of `target` beyond are left unchanged. Into a meta `target` nothing is read.
         """
         part = self._slice(name, shape, dtypes)
-        if target.is_meta:
+        if target.is_meta or not self.is_read:
             return
         starts = (*starts, *(0,) * (len(shape) - len(starts)))
         bounds = list(zip(starts, target.shape, shape, strict=True))

@@ -23,7 +23,7 @@ from inflight.layers.given_embeddings import GivenEmbeddings
 from inflight.models.decoder import Decoder
 from inflight.models.network import Network
 from inflight_kernels import cpu
-from inflight_kernels.cpu import Batch, NativeLibrary, Program, Recording, Unsupported, WeightPacker
+from inflight_kernels.cpu import Batch, NativeLibrary, Program, Recording, Unsupported, WeightMemory, WeightPacker
 
 logger = logging.getLogger(__name__)
 
@@ -67,11 +67,13 @@ def compile_network(
     caches: Sequence[LayerCache],
     device: torch.device,
     groups: ParallelGroups,
+    weights: WeightMemory | None = None,
 ) -> Network:
     """`network` as C++, its weights moved out of it, or as it is, whichever `cpu_compile` and the machine determine.
 
     Collective: the ranks of all pipeline stages compute in C++ all or none. Takes a few seconds the first time on a
-    machine. Raises ConfigurationError if `cpu_compile` asks for what is impossible.
+    machine. `weights`: the memory that the network's were taken from, and packed ones are; None = its own. Raises
+    ConfigurationError if `cpu_compile` asks for what is impossible.
     """
     if config.cpu_compile == "false":
         return network
@@ -90,7 +92,7 @@ def compile_network(
             logger.log(level, "the layers run in torch, several times slower: %s", reason)
         return network
     library, recordings = prepared
-    packer = WeightPacker(library, recordings)
+    packer = WeightPacker(library, recordings, weights)
     hidden_states, *heads = (Program(library, recording, packer) for recording in recordings)
     seconds = time.monotonic() - started
     logger.info("the layers are compiled and packed after %.1f s; products of %s", seconds, library.instructions)

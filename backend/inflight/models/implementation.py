@@ -18,6 +18,7 @@ from inflight.models.config import ModelConfig, NotNative
 from inflight.models.decoder import load_decoder
 from inflight.models.network import Network
 from inflight.models.pipeline_stage import layers_of_stage
+from inflight.models.shared_weights import SharedWeights
 from inflight.models.transformers_config import TransformersConfig
 from inflight.models.weights import WeightLoader
 
@@ -66,16 +67,19 @@ def load_network(
     device: torch.device,
     max_seq_len: int,
     adapters: AdapterPlaces | None = None,
+    weights: SharedWeights | None = None,
 ) -> Network:
     """Read this rank's part of the network, for sequences of up to `max_seq_len` tokens. Raises ConfigurationError.
 
     `adapters`: where to note which layers take low-rank adapters; those of transformers' modelling code do not.
+    `weights`: the memory of the native decoder's; if it is filled none are read. None = memory of the rank's own.
     """
-    with Checkpoint(config.gpt_model_path) as checkpoint:
+    is_read = weights is None or not weights.is_filled or not isinstance(model, ModelConfig)
+    with Checkpoint(config.gpt_model_path, is_read=is_read) as checkpoint:
         if isinstance(model, ModelConfig):
             # One position more than a sequence can have: the next step may have been launched already when it ends.
             loader = WeightLoader(
-                checkpoint, model.weight_format, groups.tensor, dtype, device, adapters, config.deterministic
+                checkpoint, model.weight_format, groups.tensor, dtype, device, adapters, config.deterministic, weights
             )
             return load_decoder(model, loader, max_seq_len + 1, layers_of_stage(model.num_layers, groups.pipeline))
         from inflight.models.transformers_loading import load_transformers_decoder

@@ -5,7 +5,7 @@ Knows neither layers' names nor how they split. Legend: I input features, O outp
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
@@ -41,11 +41,19 @@ class Block:
 class WeightFormat(Protocol):
     """The format of the weights of all layers of a checkpoint."""
 
-    def read(self, checkpoint: Checkpoint, blocks: Sequence[Block], dtype: torch.dtype, device: torch.device) -> Weight:
+    def read(
+        self,
+        checkpoint: Checkpoint,
+        blocks: Sequence[Block],
+        dtype: torch.dtype,
+        device: torch.device,
+        empty: Callable[[int, int], Tensor],
+    ) -> Weight:
         """One weight with the outputs of all `blocks`, which have the same number of inputs.
 
-        `dtype` is that of the activations. Raises ConfigurationError if the checkpoint does not hold the tensors, or if
-        the format cannot be divided at the blocks' borders.
+        `dtype` is that of the activations. `empty`: makes the tensor (O, I) of a dense weight. Raises
+        ConfigurationError if the checkpoint does not hold the tensors, or if the format cannot be divided at the
+        borders of the blocks.
         """
         ...
 
@@ -55,13 +63,17 @@ class DenseFormat:
     """`<name>.weight` (O, I), of any float type."""
 
     def read(
-        self, checkpoint: Checkpoint, blocks: Sequence[Block], dtype: torch.dtype, device: torch.device
+        self,
+        checkpoint: Checkpoint,
+        blocks: Sequence[Block],
+        dtype: torch.dtype,
+        device: torch.device,
+        empty: Callable[[int, int], Tensor],
     ) -> DenseWeight:
         """See WeightFormat."""
         for block in blocks:
             checkpoint.check(f"{block.name}.weight", (block.num_outputs, block.num_inputs))
-        shape = (sum(len(block.outputs) for block in blocks), len(blocks[0].inputs))
-        values_OI = torch.empty(shape, dtype=dtype, device=device)
+        values_OI = empty(*_shape(blocks))
         row = 0
         for block in blocks:
             checkpoint.copy_into(
@@ -83,10 +95,17 @@ class AwqFormat:
 
     group_size: int
 
-    def read(self, checkpoint: Checkpoint, blocks: Sequence[Block], dtype: torch.dtype, device: torch.device) -> Weight:
+    def read(
+        self,
+        checkpoint: Checkpoint,
+        blocks: Sequence[Block],
+        dtype: torch.dtype,
+        device: torch.device,
+        empty: Callable[[int, int], Tensor],
+    ) -> Weight:
         """See WeightFormat."""
         if f"{blocks[0].name}.weight" in checkpoint:
-            return DenseFormat().read(checkpoint, blocks, dtype, device)
+            return DenseFormat().read(checkpoint, blocks, dtype, device, empty)
         if dtype not in (torch.float16, torch.bfloat16):
             raise ConfigurationError(
                 f"{checkpoint.folder}: 4-bit weights are computed in float16 or bfloat16, not in "
@@ -97,8 +116,12 @@ class AwqFormat:
         qweight = self._read_tensor(checkpoint, blocks, "qweight", 1, torch.int32, device)
         qzeros = self._read_tensor(checkpoint, blocks, "qzeros", self.group_size, torch.int32, device)
         scales = self._read_tensor(checkpoint, blocks, "scales", self.group_size, dtype, device)
-        packed = repack_awq(qweight, qzeros, scales)
-        return DenseWeight(packed.dequantize()) if device.type in DEQUANTIZED_ON else Int4Groups(packed)
+        if device.type not in DEQUANTIZED_ON:
+            return Int4Groups(repack_awq(qweight, qzeros, scales))
+        values_OI = empty(*_shape(blocks))
+        if checkpoint.is_read:
+            values_OI.copy_(repack_awq(qweight, qzeros, scales).dequantize())
+        return DenseWeight(values_OI)
 
     def _read_tensor(
         self,
@@ -134,6 +157,11 @@ class AwqFormat:
                     f"and one rank's share of them, {len(features)}, is not a whole number of groups; "
                     "choose another tensor_parallel_size"
                 )
+
+
+def _shape(blocks: Sequence[Block]) -> tuple[int, int]:
+    """(O, I) of the weight of all blocks."""
+    return sum(len(block.outputs) for block in blocks), len(blocks[0].inputs)
 
 
 def choose_weight_format(path: Path, quantization: Mapping[str, Any] | None) -> WeightFormat:

@@ -1,7 +1,8 @@
 """Loads one rank's weights: from what a family declares to the parts of a network. Knows no architecture.
 
 Legend: I input features, O output features, D hidden size. The weights of layers with a common input are stacked while
-they are read. All weights are copied: none is mapped from the files afterwards.
+they are read. All weights are copied: none is mapped from the files afterwards. Those that another process has read
+into shared memory are taken from there, in the same order.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ from inflight.layers.vocabulary import VocabularyParallelEmbedding
 from inflight.models.adapter_places import AdapterPlace, AdapterPlaces
 from inflight.models.checkpoint import Checkpoint
 from inflight.models.family import NotSplit, SplitByInputs, SplitByOutputs, SplitByVocabulary
+from inflight.models.shared_weights import SharedWeights
 from inflight.models.weight_formats import Block, WeightFormat
 
 
@@ -46,11 +48,13 @@ class WeightLoader:
     """Where to note the products that take low-rank adapters; None = none does."""
     deterministic: bool = False
     """Of every part: the bits of a token's result depend on nothing but its own inputs."""
+    memory: SharedWeights | None = None
+    """Where the tensors lie; None = in the device's memory."""
 
     @property
     def elsewhere(self) -> WeightLoader:
         """For what another pipeline stage holds: it checks the tensors, and reads none of them."""
-        return replace(self, device=torch.device("meta"))
+        return replace(self, device=torch.device("meta"), memory=None)
 
     def split(self, what: str, value: int) -> int:
         """This rank's share of `value`; ConfigurationError, naming `what`, if it does not split evenly."""
@@ -79,7 +83,7 @@ class WeightLoader:
             )
             for name, num_outputs, outputs in _rows(tensors.names, sections)
         ]
-        weight = self.weight_format.read(self.checkpoint, blocks, self.dtype, self.device)
+        weight = self.weight_format.read(self.checkpoint, blocks, self.dtype, self.device, self._empty)
         bias_O = self._stacked_bias(blocks) if tensors.bias else None
         return ColumnParallelLinear(weight, bias_O, self._adapters_of(blocks), self.deterministic)
 
@@ -93,7 +97,7 @@ class WeightLoader:
             outputs=range(num_outputs),
             inputs=range(inputs.start, inputs.start + inputs.size),
         )
-        weight = self.weight_format.read(self.checkpoint, [block], self.dtype, self.device)
+        weight = self.weight_format.read(self.checkpoint, [block], self.dtype, self.device, self._empty)
         bias_O = self.vector(f"{name}.bias", num_outputs) if tensors.bias else None
         bias_O = bias_O if self.group.rank == 0 else None
         return RowParallelLinear(weight, bias_O, self.group, self._adapters_of([block]), self.deterministic)
@@ -115,7 +119,9 @@ class WeightLoader:
         size = -(-vocab_size // self.group.size)
         name, shape = f"{tensor.name}.weight", (vocab_size, hidden_size)
         self.checkpoint.check(name, shape)
-        weight_UD = self._empty(size, hidden_size).zero_()
+        weight_UD = self._empty(size, hidden_size)
+        if self.checkpoint.is_read:
+            weight_UD.zero_()
         self.checkpoint.copy_into(weight_UD, name, shape, (self.group.rank * size,))
         return VocabularyParallelEmbedding(weight_UD, self.group)
 
@@ -144,12 +150,15 @@ class WeightLoader:
     def _stacked_bias(self, blocks: Sequence[Block]) -> Tensor:
         for block in blocks:
             self.checkpoint.check(f"{block.name}.bias", (block.num_outputs,))
-        parts = [self._empty(len(block.outputs)) for block in blocks]
+        bias_O = self._empty(sum(len(block.outputs) for block in blocks))
+        parts = torch.split(bias_O, [len(block.outputs) for block in blocks])
         for block, part in zip(blocks, parts, strict=True):
             self.checkpoint.copy_into(part, f"{block.name}.bias", (block.num_outputs,), (block.outputs.start,))
-        return torch.cat(parts)
+        return bias_O
 
     def _empty(self, *shape: int) -> Tensor:
+        if self.memory is not None:
+            return self.memory.empty(shape, self.dtype)
         return torch.empty(shape, dtype=self.dtype, device=self.device)
 
 

@@ -23,6 +23,7 @@ from inflight.models.decoder import Decoder
 from inflight.models.implementation import load_network, read_config
 from inflight.models.network import LayeredNetwork, Network
 from inflight.models.pipeline_stage import PipelineStage, layers_of_stage
+from inflight.models.shared_weights import SharedWeights
 from inflight.models.transformers_config import TransformersConfig
 from inflight.request_limits import RequestLimits
 from inflight.runtime.adapters.device_slots import allocate_adapters
@@ -38,6 +39,7 @@ from inflight.runtime.device import (
 from inflight.runtime.host_blocks import HostBlocks, count_host_blocks
 from inflight.runtime.kv_cache import KVCache, KVCacheShape, count_blocks
 from inflight.scheduler_output import HIDDEN_STATES, layer_output
+from inflight.weight_identity import weight_identity
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,8 +59,17 @@ class LoadedEngine:
     description: EngineDescription
 
 
-def load_engine(config: EngineConfig, rank_group: RankGroup) -> LoadedEngine:
-    """Raises ConfigurationError for a checkpoint or a configuration that does not fit."""
+def load_engine(
+    config: EngineConfig,
+    rank_group: RankGroup,
+    *,
+    weights_place: str | None = None,
+    defers_cache: bool = False,
+) -> LoadedEngine:
+    """`weights_place`: of memory for the weights that outlives this rank, which another one may have filled (see
+    SharedWeights.open); None = of no rank. `defers_cache`: the memory of the KV cache is taken later. Raises
+    ConfigurationError for a checkpoint or a configuration that does not fit.
+    """
     mapping = Mapping.of(config)
     device = choose_device(config, rank_group.rank)
     if config.spare_ranks and device.type == "cuda":
@@ -77,21 +88,27 @@ def load_engine(config: EngineConfig, rank_group: RankGroup) -> LoadedEngine:
     groups = ParallelGroups.create(rank_group, mapping, device, sums_in_order=config.deterministic)
     adapters = AdapterPlaces()
     wants_adapters = bool(config.max_loras or config.lora_cache_gpu_memory_fraction)
-    network = load_network(config, model, groups, dtype, device, max_seq_len, adapters if wants_adapters else None)
+    weights = None
+    if weights_place is not None and device.type == "cpu" and isinstance(model, ModelConfig):
+        weights = _open_weights(weights_place, config, rank_group)
+    own_adapters = adapters if wants_adapters else None
+    network = load_network(config, model, groups, dtype, device, max_seq_len, own_adapters, weights)
     if wants_adapters:
         allocate_adapters(config, adapters, groups, dtype, device)
     networks = [network]
     if config.speculative_model_dir:
-        networks.append(_load_draft_network(config, model.vocab_size, groups, device, max_seq_len))
+        networks.append(_load_draft_network(config, model.vocab_size, groups, device, max_seq_len, weights))
     specs = [each.cache_specs for each in networks]
     shape = KVCacheShape(layers=tuple(chain.from_iterable(specs)), block_size=config.tokens_per_block)
     reserved_bytes = max(_step_bytes(each, config, device) for each in networks) if device.type == "cuda" else 0
     num_blocks = count_blocks(config, shape, groups, device, reserved_bytes, max_seq_len)
-    kv_cache = KVCache(shape, num_blocks, device, is_deferred=config.spare_ranks > 0)
+    kv_cache = KVCache(shape, num_blocks, device, is_deferred=defers_cache)
     host_blocks = HostBlocks(kv_cache, shape, count_host_blocks(config, shape, groups, device), device)
     borders = accumulate(map(len, specs), initial=0)
     caches = [kv_cache.layers[first:end] for first, end in pairwise(borders)]
-    compiled = [compile_network(config, *each, device, groups) for each in zip(networks, caches, strict=True)]
+    compiled = [compile_network(config, *each, device, groups, weights) for each in zip(networks, caches, strict=True)]
+    if weights_place is not None:
+        _finish_weights(weights, config, rank_group)
     if any(new is not former for new, former in zip(compiled, networks, strict=True)):
         give_back_memory()
     description = _describe(config, model, dtype, compiled[0], device)
@@ -134,6 +151,25 @@ def load_engine(config: EngineConfig, rank_group: RankGroup) -> LoadedEngine:
         device=device,
         description=description,
     )
+
+
+def _open_weights(place: str, config: EngineConfig, rank_group: RankGroup) -> SharedWeights | None:
+    """Collective. While rank 0 fills its memory it is this replica's turn: ranks of several replicas would wait for one
+    another otherwise."""
+    if rank_group.rank == 0:
+        weights = SharedWeights.open(place, weight_identity(config))
+        rank_group.broadcast(b"shared" if weights is not None else b"")
+        return weights
+    return SharedWeights.open(place, weight_identity(config)) if rank_group.broadcast(None) else None
+
+
+def _finish_weights(weights: SharedWeights | None, config: EngineConfig, rank_group: RankGroup) -> None:
+    """Collective; rank 0 is the last."""
+    if weights is not None and rank_group.rank:
+        weights.finish(weight_identity(config))
+    rank_group.barrier()
+    if weights is not None and rank_group.rank == 0:
+        weights.finish(weight_identity(config))
 
 
 def _describe(
@@ -190,7 +226,12 @@ def _check_positions(max_seq_len: int, head_dim: int, num_ranks: int) -> None:
 
 
 def _load_draft_network(
-    config: EngineConfig, vocab_size: int, groups: ParallelGroups, device: torch.device, max_seq_len: int
+    config: EngineConfig,
+    vocab_size: int,
+    groups: ParallelGroups,
+    device: torch.device,
+    max_seq_len: int,
+    weights: SharedWeights | None,
 ) -> Network:
     """This rank's part of the draft model, loaded as the network is.
 
@@ -212,7 +253,8 @@ def _load_draft_network(
             )
         if isinstance(model, ModelConfig):
             _check_positions(max_seq_len, model.head_dim, config.num_ranks)
-        return load_network(own, model, groups, choose_dtype(config, model.dtype), device, max_seq_len)
+        dtype = choose_dtype(config, model.dtype)
+        return load_network(own, model, groups, dtype, device, max_seq_len, weights=weights)
     except ConfigurationError as error:
         raise type(error)(f"speculative_model_dir: {error}") from None
 

@@ -164,11 +164,15 @@ class ModelRunner:
         config: EngineConfig,
         rank_group: RankGroup,
         post_processors: LogitsPostProcessorConfig | None = None,
+        *,
+        weights_place: str | None = None,
+        defers_cache: bool = False,
     ) -> Runs:
         """Read this rank's part of the checkpoint and allocate the KV cache. Collective.
 
-        `post_processors`: logits post-processors in place of those that `config` names. Raises ConfigurationError for a
-        checkpoint or a configuration that cannot be served.
+        `post_processors`: logits post-processors in place of those that `config` names. `weights_place`,
+        `defers_cache`: see load_engine. Raises ConfigurationError for a checkpoint or a configuration that cannot be
+        served.
         """
         if post_processors is None:
             is_caller = rank_group.rank == Mapping.of(config).first_rank_of_last_stage
@@ -176,7 +180,10 @@ class ModelRunner:
         keep_freed_memory()
         thread = ThreadPoolExecutor(1, "inflight-step")
         try:
-            engine = thread.submit(load_engine, config, rank_group).result()
+            loading = thread.submit(
+                load_engine, config, rank_group, weights_place=weights_place, defers_cache=defers_cache
+            )
+            engine = loading.result()
         except BaseException:
             thread.shutdown()
             raise
@@ -306,7 +313,7 @@ class ModelRunner:
         return resident_memory(), device_bytes, pinned_memory(self._device)
 
     def occupy_memory(self) -> None:
-        """Begin to take the memory that loaded ranks have left to those in use; see EngineConfig.spare_ranks."""
+        """Begin to take the memory of a deferred KV cache; see load_engine."""
         self._kv_cache.occupy()
 
     def close(self) -> None:

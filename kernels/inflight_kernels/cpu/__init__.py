@@ -28,7 +28,7 @@ from inflight_kernels.cpu.program import Program, most_tokens
 from inflight_kernels.cpu.recorded_values import Unsupported
 from inflight_kernels.cpu.recorder import record
 from inflight_kernels.cpu.recording import Recording
-from inflight_kernels.cpu.weight_packer import WeightPacker, pack_weight
+from inflight_kernels.cpu.weight_packer import WeightMemory, WeightPacker, pack_weight
 
 __all__ = [
     "Batch",
@@ -41,6 +41,7 @@ __all__ = [
     "Recording",
     "SharedMemoryCollectives",
     "Unsupported",
+    "WeightMemory",
     "WeightPacker",
     "load_collectives",
     "load_library",

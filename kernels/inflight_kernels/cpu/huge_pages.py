@@ -22,6 +22,9 @@ class HugePageArena:
     A region is given back when nobody holds a tensor of it any more. What of a region is not used yet takes no memory.
     """
 
+    is_filled = False
+    """See WeightMemory."""
+
     def __init__(self) -> None:
         self._region = torch.empty(0, dtype=torch.uint8)
         self._used = 0
@@ -34,6 +37,10 @@ class HugePageArena:
             self._region, start = _map_region(max(num_bytes, _REGION_BYTES)), 0
         self._used = start + num_bytes
         return self._region[start : self._used].view(dtype)
+
+    def release(self, tensor: Tensor) -> None:
+        """See WeightMemory; of a tensor that was not taken here, but has memory of its own."""
+        tensor.untyped_storage().resize_(0)
 
 
 def _map_region(num_bytes: int) -> Tensor:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable
+from typing import Protocol
 
 import torch
 import torch.nn.functional as F
@@ -19,11 +20,28 @@ from inflight_kernels.cpu.recorded_values import STEP
 from inflight_kernels.cpu.recording import Constant, Recording, Weight
 
 
+class WeightMemory(Protocol):
+    """Where packed weights lie, or those of a network and the packed ones. A HugePageArena is one."""
+
+    is_filled: bool
+    """What is taken holds its values already, and cannot be written to."""
+
+    def take(self, num_elements: int, dtype: torch.dtype) -> Tensor:
+        """(num_elements) from a cache line on: zeros, or values."""
+        ...
+
+    def release(self, tensor: Tensor) -> None:
+        """Free a tensor of the network, which nobody reads any more."""
+        ...
+
+
 class WeightPacker:
-    def __init__(self, library: NativeLibrary, recordings: Iterable[Recording]) -> None:
-        """`recordings`: of all programs that are to be made."""
+    def __init__(
+        self, library: NativeLibrary, recordings: Iterable[Recording], memory: WeightMemory | None = None
+    ) -> None:
+        """`recordings`: of all programs that are to be made. `memory`: None = new memory for packed weights."""
         self._library = library
-        self._arena = HugePageArena()
+        self._memory = memory or HugePageArena()
         self._packed: dict[Weight, Tensor] = {}
         constants = {
             value
@@ -43,25 +61,30 @@ class WeightPacker:
             self._readers[storage] -= 1
             if not self._readers[storage]:
                 # The network's parts still hold the tensor, but memory is to hold a weight only once.
-                tensor.untyped_storage().resize_(0)
+                self._memory.release(tensor)
         return self._packed[weight]
 
     def _pack(self, tensor: Tensor, gated: bool) -> Tensor:
+        if self._memory.is_filled:
+            tensor = tensor.to("meta")  # only its shape counts: it may have been freed
         if gated:
             halves = tensor.view(2, tensor.shape[0] // 2, *tensor.shape[1:])
             tensor = _pad(halves, 1).flatten(0, 1)
         if tensor.dim() == 1:
-            return tensor.clone()
-        return pack_weight(self._library, _pad(tensor, 1), self._arena, gated=gated)
+            bias = self._memory.take(tensor.numel(), tensor.dtype)
+            return bias if self._memory.is_filled else bias.copy_(tensor)
+        return pack_weight(self._library, _pad(tensor, 1), self._memory, gated=gated)
 
 
-def pack_weight(library: NativeLibrary, weight_OI: Tensor, arena: HugePageArena, *, gated: bool = False) -> Tensor:
-    """`weight_OI` as panels, taken from `arena`. It is bfloat16, and I is a multiple of 32. `gated`: gate above up,
+def pack_weight(library: NativeLibrary, weight_OI: Tensor, memory: WeightMemory, *, gated: bool = False) -> Tensor:
+    """`weight_OI` as panels, taken from `memory`. It is bfloat16, and I is a multiple of 32. `gated`: gate above up,
     whose panels are joined; O is then a multiple of 32."""
     num_outputs, num_inputs = weight_OI.shape
     if weight_OI.dtype != torch.bfloat16 or num_inputs % STEP or (gated and num_outputs % STEP):
         raise ValueError(f"cannot pack {weight_OI.dtype} {tuple(weight_OI.shape)}: bfloat16, multiples of {STEP}")
-    packed = arena.take(library.functions.inflight_packed_size(num_outputs, num_inputs), torch.bfloat16)
+    packed = memory.take(library.functions.inflight_packed_size(num_outputs, num_inputs), torch.bfloat16)
+    if memory.is_filled:
+        return packed
     weight_OI = weight_OI.contiguous()
     library.functions.inflight_pack(
         weight_OI.data_ptr(), num_outputs, num_inputs, gated, torch.get_num_threads(), packed.data_ptr()

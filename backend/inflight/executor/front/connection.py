@@ -245,7 +245,7 @@ class Connection:
         logger.info("the ranks of replica %d are being replaced", self._replica)
         self._front._replica_lost(EngineState.RELAUNCHING, RANKS_LOST, self._replica, planned=True)
         self._relaunch_asked.set()  # at once
-        self._launcher.close()  # spares have loaded what is to be replaced
+        self._launcher.end_spares()
         self._end_ranks(launch, link)
 
     def _leave(self, launch: RunningLaunch, link: EngineLink) -> None:

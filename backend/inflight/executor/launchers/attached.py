@@ -42,6 +42,9 @@ class AttachedLauncher:
     def pids(self) -> list[int]:
         return []
 
+    def end_spares(self) -> None:
+        """There are none."""
+
     def close(self) -> None:
         """Nothing to do: it has started nothing."""
 

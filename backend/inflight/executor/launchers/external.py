@@ -55,6 +55,9 @@ class ExternalLauncher:
     def pids(self) -> list[int]:
         return []
 
+    def end_spares(self) -> None:
+        """There are none."""
+
     def close(self) -> None:
         """Nothing to do: it has started nothing."""
 

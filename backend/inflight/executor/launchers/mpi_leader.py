@@ -83,6 +83,9 @@ class MpiLeader:
             self._rank.poll()  # a zombie is no running process
         return self._launch.pids() if self._launch is not None else []
 
+    def end_spares(self) -> None:
+        """There are none."""
+
     def close(self) -> None:
         """Nothing to do: every launch was opened, and rank 0 ends with the job."""
 

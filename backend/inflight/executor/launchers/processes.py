@@ -13,6 +13,7 @@ from typing import Protocol
 from inflight.config import EngineConfig
 from inflight.distributed.joining import Joining
 from inflight.executor.launchers.rank_processes import Command, RankProcesses
+from inflight.executor.launchers.weight_holder import WeightHolder
 from inflight.executor.wire.address import EngineAddress
 from inflight.executor.wire.launch import Launch
 
@@ -38,32 +39,56 @@ class ProcessLauncher:
     num_spares = 0
     absent = "the engine's ranks were not started"
 
-    def __init__(self, config: EngineConfig, command: LaunchCommand, address: EngineAddress | None = None) -> None:
-        """`address`: where other fronts find the engine; None = no other front can."""
+    def __init__(
+        self,
+        config: EngineConfig,
+        command: LaunchCommand,
+        address: EngineAddress | None = None,
+        weights: WeightHolder | None = None,
+    ) -> None:
+        """`address`: where other fronts find the engine; None = no other front can. `weights`: what holds those of all
+        launches of the engine; None = of this launcher's."""
         self._config = config
         self._command = command
         self._address = address
+        self._weights = weights or WeightHolder(config)
         self._launch: ProcessLaunch | None = None
 
     def open(self) -> ProcessLaunch:
-        processes = RankProcesses(self._config, self._command.commands, self._command.joining)
-        self._launch = ProcessLaunch(processes, self._command, self._address)
+        processes = RankProcesses(
+            self._config,
+            self._command.commands,
+            self._command.joining,
+            weights=self._weights.places(),
+            is_relaunch=self._launch is not None and self._launch.has_served,
+        )
+        self._launch = ProcessLaunch(processes, self._command, self._address, self._weights)
         return self._launch
 
     def pids(self) -> list[int]:
         return self._launch.processes.pids() if self._launch is not None else []
 
+    def end_spares(self) -> None:
+        """There are none."""
+
     def close(self) -> None:
-        """Nothing to do: every launch was opened."""
+        self._weights.close()
 
 
 class ProcessLaunch:
     """Implements wire.launcher.RunningLaunch: the processes of one launch."""
 
-    def __init__(self, processes: RankProcesses, command: LaunchCommand, address: EngineAddress | None) -> None:
+    def __init__(
+        self,
+        processes: RankProcesses,
+        command: LaunchCommand,
+        address: EngineAddress | None,
+        weights: WeightHolder,
+    ) -> None:
         self.processes = processes
         self._command = command
         self._address = address
+        self._weights = weights
         self._is_published = False
         self.socket_path: Path = processes.launch.socket_path
 
@@ -76,6 +101,10 @@ class ProcessLaunch:
     @property
     def has_joined(self) -> bool:
         return self._is_published or bool(self.processes.launch.rank_pids())
+
+    @property
+    def has_served(self) -> bool:
+        return self._is_published
 
     def publish(self) -> None:
         self._is_published = True
@@ -101,4 +130,6 @@ class ProcessLaunch:
     def end(self) -> None:
         if self._address is not None:
             self._address.withdraw(self.socket_path)
+        if self.processes.launch.has_unusable_weights():
+            self._weights.close()  # the next launch reads them anew
         self.processes.kill()

@@ -14,7 +14,7 @@ import signal
 import subprocess
 import tempfile
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -41,10 +41,19 @@ class RankProcesses:
     """The constructor starts them. To be used from one thread, which must outlive the ranks: they are killed when it
     ends."""
 
-    def __init__(self, config: EngineConfig, commands_of: Callable[[Launch], list[Command]], joining: Joining) -> None:
-        """Raises OSError if a command cannot be run, and whatever `commands_of` raises."""
+    def __init__(
+        self,
+        config: EngineConfig,
+        commands_of: Callable[[Launch], list[Command]],
+        joining: Joining,
+        *,
+        weights: Sequence[str] = (),
+        is_relaunch: bool = False,
+    ) -> None:
+        """For `weights` and `is_relaunch` see Launch. Raises OSError if a command cannot be run, and whatever
+        `commands_of` raises."""
         directory = tempfile.mkdtemp(prefix="engine-", dir=_parent_directory())
-        self.launch = Launch.of(Path(directory), config, joining)
+        self.launch = Launch.of(Path(directory), config, joining, weights=weights, is_relaunch=is_relaunch)
         self._mark = f"{LAUNCH}={self.launch.to_environment()}".encode()
         self._pidfds: dict[int, int] = {}  # pidfd -> pid
         self._children: dict[int, subprocess.Popen[bytes]] = {}  # by pid

@@ -74,9 +74,13 @@ class SpareLauncher:
         """Without those of spares."""
         return self._serving.pids()
 
-    def close(self) -> None:
+    def end_spares(self) -> None:
         while self._spares:
             self._spares.pop().launch.end()
+
+    def close(self) -> None:
+        self.end_spares()
+        self._serving.close()
 
     def settle(self) -> None:
         """A launch begins to serve."""

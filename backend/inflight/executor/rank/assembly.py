@@ -15,6 +15,7 @@ from inflight.config import EngineConfig
 from inflight.distributed.rank_group import RankGroup
 from inflight.engine_description import EngineDescription
 from inflight.executor.rank.callbacks import FollowsOrders
+from inflight.executor.wire.launch import Launch
 from inflight.logits_post_processor import LogitsPostProcessorConfig
 from inflight.request_limits import RequestLimits
 from inflight.runtime.adapters.adapter_library import AdapterLibrary
@@ -49,15 +50,29 @@ LoadRunner = Callable[[EngineConfig, RankGroup], LoadedRunner]
 
 
 def load_model_runner(
-    config: EngineConfig, rank_group: RankGroup, post_processors: LogitsPostProcessorConfig | None = None
+    config: EngineConfig,
+    rank_group: RankGroup,
+    post_processors: LogitsPostProcessorConfig | None = None,
+    *,
+    launch: Launch | None = None,
 ) -> LoadedRunner:
-    """Load the ModelRunner. `post_processors`: in place of those that `config` names.
+    """Load the ModelRunner. `post_processors`: in place of those that `config` names. `launch`: of a front that starts
+    ranks again when they die; those of a relaunch take the memory of their KV cache beside the first steps.
 
     Its import, here and not above, takes seconds, which the launch and the join need not wait for.
     """
     from inflight.runtime.model_runner import ModelRunner
 
-    return ModelRunner.load(config, rank_group, post_processors)
+    weights_place = None
+    if launch is not None and launch.weights:
+        weights_place = launch.weights[rank_group.rank] if launch.on_fronts_host else ""
+    return ModelRunner.load(
+        config,
+        rank_group,
+        post_processors,
+        weights_place=weights_place,
+        defers_cache=config.spare_ranks > 0 or (launch is not None and launch.is_relaunch),
+    )
 
 
 def make_manager(

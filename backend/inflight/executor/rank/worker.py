@@ -13,13 +13,14 @@ import logging
 import os
 import sys
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 from inflight.batch_manager_stats import BatchManagerStats
 from inflight.config import EngineConfig
 from inflight.distributed.joining import join
 from inflight.distributed.rank_group import RankGroup, SingleRank
-from inflight.errors import ConfigurationError, InflightError, InsufficientMemory
+from inflight.errors import ConfigurationError, InflightError, InsufficientMemory, UnusableWeights
 from inflight.executor.parent_watch import die_with_parent
 from inflight.executor.rank.assembly import LoadedRunner, LoadRunner, load_model_runner, make_manager
 from inflight.executor.rank.callbacks import RankCallbacks
@@ -34,9 +35,10 @@ MAX_TICK_SECONDS = 2.0
 takes each rank one to three milliseconds, which is most of the work of an idle engine."""
 
 
-def main(load_runner: LoadRunner = load_model_runner) -> int:
-    """Serve as one rank. Returns the exit code."""
+def main(load_runner: LoadRunner | None = None) -> int:
+    """Serve as one rank. Returns the exit code. `load_runner`: None = what runs the model."""
     launch = Launch.from_environment()
+    load_runner = load_runner or partial(load_model_runner, launch=launch)
     die_with_parent(launch.front_pid if launch.on_fronts_host else None)
     start_logging(launch.parameters.get("log_level", "INFO"))
     group: RankGroup = SingleRank()
@@ -54,7 +56,8 @@ def main(load_runner: LoadRunner = load_model_runner) -> int:
         group.close()
     except InflightError as error:
         is_lasting = isinstance(error, ConfigurationError) and not isinstance(error, InsufficientMemory)
-        _fail(launch, group, str(error), is_misconfigured=is_lasting)
+        is_of_weights = isinstance(error, UnusableWeights)
+        _fail(launch, group, str(error), is_misconfigured=is_lasting, is_of_weights=is_of_weights)
     except BaseException as error:
         logger.exception("this rank ends because of an unexpected error")
         _fail(launch, group, f"{type(error).__name__}: {error}")
@@ -96,6 +99,7 @@ def serve(
     try:
         if config.spare_ranks:
             _wait_for_front(group, leader)
+        if config.spare_ranks or launch.is_relaunch:
             runner.occupy_memory()
         manager.run()
     except BaseException as error:
@@ -117,8 +121,10 @@ def _wait_for_front(group: RankGroup, leader: LeaderSocket | None) -> None:
         group.broadcast(None)
 
 
-def _fail(launch: Launch, group: RankGroup, reason: str, *, is_misconfigured: bool = False) -> None:
-    launch.note_failure(reason, is_misconfigured=is_misconfigured)
+def _fail(
+    launch: Launch, group: RankGroup, reason: str, *, is_misconfigured: bool = False, is_of_weights: bool = False
+) -> None:
+    launch.note_failure(reason, is_misconfigured=is_misconfigured, is_of_weights=is_of_weights)
     end_ranks(group, reason)
 
 

@@ -12,6 +12,7 @@ from __future__ import annotations
 import contextlib
 import os
 import socket
+from collections.abc import Sequence
 from pathlib import Path
 
 import msgspec
@@ -32,7 +33,8 @@ class _Failure(msgspec.Struct, frozen=True):
     """Why a rank failed."""
 
     reason: str
-    is_misconfigured: bool
+    is_misconfigured: bool = False
+    is_of_weights: bool = False
 
 
 class Launch(msgspec.Struct, frozen=True, kw_only=True):
@@ -46,15 +48,29 @@ class Launch(msgspec.Struct, frozen=True, kw_only=True):
     """How the ranks join each other."""
     parameters: dict[str, str]
     """EngineConfig.to_parameters()."""
+    weights: list[str] = []
+    """Of each rank: where the front holds memory for its weights (distributed.shared_memory.place_of); empty = none."""
+    is_relaunch: bool = False
+    """The replica's ranks have served before, from this front."""
 
     @classmethod
-    def of(cls, directory: Path, config: EngineConfig, joining: Joining) -> Launch:
+    def of(
+        cls,
+        directory: Path,
+        config: EngineConfig,
+        joining: Joining,
+        *,
+        weights: Sequence[str] = (),
+        is_relaunch: bool = False,
+    ) -> Launch:
         return cls(
             directory=str(directory),
             front_pid=os.getpid(),
             front_host=socket.gethostname(),
             joining=joining,
             parameters=config.to_parameters(),
+            weights=[*weights],
+            is_relaunch=is_relaunch,
         )
 
     @classmethod
@@ -102,12 +118,14 @@ class Launch(msgspec.Struct, frozen=True, kw_only=True):
         if self.on_fronts_host:
             self._write(f"{RANK_NOTE}{rank}", str(os.getpid()))
 
-    def note_failure(self, reason: str, *, is_misconfigured: bool = False) -> None:
+    def note_failure(self, reason: str, *, is_misconfigured: bool = False, is_of_weights: bool = False) -> None:
         """Note why this rank fails. The first note is kept: later failures are mostly consequences of the first.
-        `is_misconfigured`: another launch with this configuration would fail in the same way."""
+        `is_misconfigured`: another launch with this configuration would fail in the same way; `is_of_weights`: another
+        one that finds the same `weights` would."""
         if self.on_fronts_host:
             with contextlib.suppress(FileExistsError):
-                self._write(FAILURE, msgspec.json.encode(_Failure(reason, is_misconfigured)).decode())
+                failure = _Failure(reason, is_misconfigured, is_of_weights)
+                self._write(FAILURE, msgspec.json.encode(failure).decode())
 
     def rank_pids(self) -> list[int]:
         """Process ids of the ranks on this machine that have joined the others."""
@@ -121,11 +139,15 @@ class Launch(msgspec.Struct, frozen=True, kw_only=True):
         """Whether that reason would end another launch as well."""
         return self._failure().is_misconfigured
 
+    def has_unusable_weights(self) -> bool:
+        """Whether that reason is what `weights` name."""
+        return self._failure().is_of_weights
+
     def _failure(self) -> _Failure:
         try:
             return msgspec.json.decode(Path(self.directory, FAILURE).read_bytes(), type=_Failure)
         except FileNotFoundError:
-            return _Failure("", is_misconfigured=False)
+            return _Failure("")
 
     def _write(self, name: str, text: str) -> None:
         """Create a note atomically. Raises FileExistsError if there is one of this name already."""

@@ -62,6 +62,9 @@ class Launcher(Protocol):
     def pids(self) -> list[int]:
         """Ids of the running processes of the engine that this launcher started, without those of spares."""
 
+    def end_spares(self) -> None:
+        """The front replaces its ranks: end what waits to take over, as it has loaded what is to be replaced."""
+
     def close(self) -> None:
-        """The front ends, or replaces its ranks: end what this launcher has started besides the launches that were
-        opened."""
+        """The front ends: end what this launcher has started besides the launches that were opened, and give back what
+        it holds."""
