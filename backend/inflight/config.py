@@ -97,6 +97,17 @@ class EngineConfig:
     spare_ranks: int = 0
     """Loaded sets of ranks of each replica that wait to take over when its ranks die, within moments; on CPUs only."""
 
+    context_replicas: int = 0
+    """So many of data_parallel_size replicas, the first, compute prompts for the others; 0 = all do both."""
+    max_tokens_in_buffer: int = 0
+    """Prompt tokens whose KV blocks wait in host memory for other ranks; 0 = contexts are not handed over."""
+    kv_transfer_timeout_ms: int = 10_000
+    """Time within which they must be fetched; otherwise the ranks that go on compute the prompt."""
+    kv_transfer_interface: str = ""
+    """Network interface by which ranks of other machines fetch them, encrypted; unset = none can."""
+    kv_transfer_key_file: str = ""
+    """File of a secret, equal on all engines that hand contexts over; unset = those of one user on one machine do."""
+
     max_batch_size: int = 64
     """Sequences in one step (tritonserver's own max_batch_size stays 0)."""
     max_beam_width: int = 0

@@ -25,6 +25,7 @@ from inflight.errors import EngineUnavailable, InvalidRequest, QueueFull, Reques
 from inflight.executor.front.engine_state import ACCEPTING, EngineState
 from inflight.executor.front.journal import Journal
 from inflight.executor.front.journal_entry import JournalEntry
+from inflight.executor.front.phase import Phase
 from inflight.executor.front.ready_responses import ReadyResponses, ResponsesChanged
 from inflight.executor.front.replicas import Replicas
 from inflight.executor.front.request_ids import RequestIds
@@ -186,16 +187,17 @@ class Front(StatisticsApi):
     def _send(self, entry: JournalEntry, prefix: list[bytes], encoded: object | None = None) -> None:
         """Send a request that no ranks know to a replica that serves, if there is one. `encoded`: the request as it
         came. Called with the lock held."""
-        replica = self._replicas.choose(entry.num_tokens, prefix, entry.only_replica)
+        replica = self._replicas.choose(entry.num_tokens, prefix, entry.only_replica, entry.phase)
         if replica is None:
             entry.has_waited = True
             return
+        entry.phase = self._replicas.phase_at(replica, entry.phase)
         placement = self._replicas.place(entry.num_tokens, prefix, replica)
         message = self._journal.message(entry, placement, time.monotonic())
         try:
             if encoded is None or message is not entry.request:
                 encoded = self._encode(message)
-            if not entry.num_replays:
+            if not entry.num_replays and entry.phase is not Phase.GENERATION:
                 self._tell_others(entry.request, replica)
         except RequestError as error:
             self._responses.extend(self._journal.fail(entry, error))
@@ -250,6 +252,10 @@ class Front(StatisticsApi):
     def num_replays(self) -> int:
         """Requests of this front that were sent again to other ranks, each time."""
         return self._journal.num_replays
+
+    def num_handovers(self) -> int:
+        """Requests of this front whose prompts one replica has computed, for another one to go on."""
+        return self._journal.num_handovers
 
     def num_pauses(self) -> int:
         """Times that requests of this front were in flight when ranks were lost, and waited for others."""
@@ -405,6 +411,8 @@ class Front(StatisticsApi):
         with self._changed:
             for response in responses:
                 self._responses.extend(self._journal.note(response))
+            for entry in self._journal.take_handed_over():
+                self._send(entry, self._replicas.prefix(entry.request))
             self._changed.notify_all()
 
     # -- checks --------------------------------------------------------------------------------------------------------
