@@ -266,6 +266,11 @@ class FakeRunner:
         assert destinations.issuperset(scheduled.scrubbed_block_ids)
         self._copy_blocks(scheduled.block_copies, self.memory, self.memory)
 
+    def arrive(self, request: Request) -> None:
+        """What another runner has exported of the request's prompt is here."""
+        states = states_of(request.input_token_ids)
+        self.arrived[request.request_id] = [*states, *[EMPTY] * (-len(states) % self.block_size)]
+
     def _slots(self, block_id: int) -> slice:
         return slice(block_id * self.block_size, (block_id + 1) * self.block_size)
 

@@ -194,8 +194,8 @@ class WorkItem:
             for group in ready:
                 self._send(group)
             first, *others = self._take_chunks(last)
-            last_words = {"perf_metrics": self.perf_metrics, "context_phase_params": self._context_phase_params}
-            self._send_final([replace(first, **last_words), *others])
+            first = replace(first, perf_metrics=self.perf_metrics, context_phase_params=self._context_phase_params)
+            self._send_final([first, *others])
         else:
             for group in ready:
                 self._send(group)

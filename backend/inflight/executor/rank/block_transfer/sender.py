@@ -101,7 +101,7 @@ class BlockSender:
         keys.protect(far, is_leader=True)
         far.bind(f"tcp://{address}:*")
         self._sockets.append(far)
-        return far.get(zmq.LAST_ENDPOINT).decode().rstrip("\0")
+        return far.get_string(zmq.LAST_ENDPOINT).rstrip("\0")
 
     def _wake(self) -> None:
         with contextlib.suppress(BlockingIOError):
