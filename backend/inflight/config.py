@@ -299,9 +299,9 @@ class EngineConfig:
         config = cls(**values)  # type: ignore[arg-type]
         checkpoint = Path(model_directory, config.gpt_model_path)
         tokenizer = Path(model_directory, config.tokenizer_dir) if config.tokenizer_dir else checkpoint
-        adapters, draft_model = (
-            str(Path(model_directory, folder)) if folder else ""
-            for folder in (config.lora_dir, config.speculative_model_dir)
+        adapters, draft_model, key_file = (
+            str(Path(model_directory, path)) if path else ""
+            for path in (config.lora_dir, config.speculative_model_dir, config.kv_transfer_key_file)
         )
         return replace(
             config,
@@ -309,12 +309,18 @@ class EngineConfig:
             tokenizer_dir=str(tokenizer),
             lora_dir=adapters,
             speculative_model_dir=draft_model,
+            kv_transfer_key_file=key_file,
         )
 
     @property
     def max_in_flight(self) -> int:
         """Requests that may be active or waiting at the same time; 0 = no limit."""
         return self.max_batch_size + self.max_queue_size if self.max_queue_size else 0
+
+    @property
+    def max_context_tokens(self) -> int:
+        """Longest prompt whose blocks can be handed over; 0 = none are."""
+        return self.max_tokens_in_buffer // self.tokens_per_block * self.tokens_per_block
 
     @property
     def preemption_rows(self) -> int:

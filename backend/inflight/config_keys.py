@@ -61,7 +61,7 @@ LARGEST = {
     "data_parallel_size": 2**8,
     "max_batch_size": 2**14,
     "spare_ranks": 2**4,
-    "context_replicas": 2**8,
+    "context_replicas": 2**8 - 1,
     "max_tokens_in_buffer": 2**48,
     "max_beam_width": 2**14,
     "max_num_tokens": 2**24,

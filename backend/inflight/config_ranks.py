@@ -75,6 +75,11 @@ def _check_contexts(config: EngineConfig) -> None:
             "context_replicas needs room for the KV blocks that they hand over: set max_tokens_in_buffer to the tokens "
             "of the prompts that wait at the same time"
         )
+    if 0 < config.max_tokens_in_buffer < config.tokens_per_block:
+        raise ConfigurationError(
+            f"max_tokens_in_buffer ({config.max_tokens_in_buffer}) must be at least tokens_per_block "
+            f"({config.tokens_per_block}), or 0"
+        )
     if config.max_tokens_in_buffer and config.mpi_hostfile:
         raise ConfigurationError(
             "max_tokens_in_buffer is for ranks on one machine: unset mpi_hostfile; engines on other machines can fetch "

@@ -53,8 +53,8 @@ class RequestLimits(msgspec.Struct, frozen=True, kw_only=True):
     """Of all tensors that one request asks for: they are held on the host until it takes them."""
     num_adapter_slots: int = 0
     """Low-rank adapters that run at once; 0 = none is served."""
-    hands_contexts_over: bool = False
-    """Requests may be split between this engine and another one."""
+    max_context_tokens: int = 0
+    """Prompt tokens of a request that is split between this engine and another one; 0 = none is."""
     has_draft_model: bool = False
     """Requests may have drafts of it."""
     max_end_ids: int = 128
@@ -141,8 +141,15 @@ class RequestLimits(msgspec.Struct, frozen=True, kw_only=True):
 
     def _validate_request_type(self, request: Request) -> None:
         kind, params = request.request_type, request.context_phase_params
-        if kind is not RequestType.CONTEXT_AND_GENERATION and not self.hands_contexts_over:
+        if kind is RequestType.CONTEXT_AND_GENERATION and params is None:
+            return
+        if not self.max_context_tokens:
             raise InvalidRequest(NOT_SPLIT)
+        if len(request.input_token_ids) > self.max_context_tokens:
+            raise InvalidRequest(
+                f"the prompt has {len(request.input_token_ids)} tokens, more than max_tokens_in_buffer allows to hand "
+                f"over ({self.max_context_tokens}): leave request_type out"
+            )
         if kind is RequestType.CONTEXT_ONLY and request.sampling_config.beam_width > 1:
             raise InvalidRequest(
                 "request_type context_only is not supported together with beam_width above 1: a beam search computes "

@@ -136,7 +136,7 @@ class Harness:
             max_input_len=max_seq_len - 1,
             kv_cache_tokens=num_blocks * block_size,
             max_batch_size=max_batch_size,
-            hands_contexts_over=True,
+            max_context_tokens=max_seq_len,
             has_draft_model=True,
         )
         self.manager = GptManager(

@@ -71,16 +71,19 @@ def attach_executor(
     """A front of an engine that another process of this user launched under `name`, as tritonserver does under the name
     of its model. It reconnects after that process relaunches the engine. Of `config` only the timeouts, the rings of
     statistics and KV cache events, the checkpoint's generation_config.json and what routes requests to replicas are
-    used; how many replicas there are the engine says, if it serves by now, else `config`. It is returned unstarted: use
+    used; how many replicas there are, and for what, the engine says, if it serves by now, else `config`. It is returned
+    unstarted: use
     it as a context manager, or call `start`. `run_directory`: that of the engine's server, which `inflight serve`
     prints; None for an engine without that supervisor, or for a process of the same server. Raises ConfigurationError
     if the directory is not this user's alone."""
     directory = None if run_directory is None else Path(run_directory)
     try:
-        num_replicas = find_engine(EngineAddress.of(name, directory), 0.0).data_parallel_size
+        engine = find_engine(EngineAddress.of(name, directory), 0.0)
     except ConfigurationError:
-        num_replicas = config.data_parallel_size
-    addresses = [EngineAddress.of(name, directory, replica) for replica in range(num_replicas)]
+        engine = config
+    shared = ("data_parallel_size", "context_replicas", "max_tokens_in_buffer", "tokens_per_block")
+    config = dataclasses.replace(config, **{key: getattr(engine, key) for key in shared})
+    addresses = [EngineAddress.of(name, directory, replica) for replica in range(config.data_parallel_size)]
     return RemoteFront(config, *map(AttachedLauncher, addresses), on_engine_death=on_engine_death)
 
 

@@ -132,7 +132,7 @@ def load_engine(config: EngineConfig, rank_group: RankGroup) -> LoadedEngine:
         model_outputs=_model_outputs(num_layers) if hidden_size else [],
         max_tensor_bytes=config.max_tensor_bytes_per_request,
         num_adapter_slots=adapters.num_slots,
-        hands_contexts_over=prompt_blocks is not None,
+        max_context_tokens=config.max_context_tokens,
         has_draft_model=len(compiled) > 1,
     )
     return LoadedEngine(

@@ -71,14 +71,10 @@ class PromptBlocks:
     # -- in steps ------------------------------------------------------------------------------------------------------
 
     def export(self, prompts: list[tuple[bytes, list[int]]]) -> None:
-        """Copy (key, blocks) out. One that finds no memory is left out: who asks for it is told that it is gone."""
+        """Copy (key, blocks) out, of none more than `max_tokens`. One that finds no memory is left out: who asks for it
+        is told that it is gone."""
         for key, block_ids in prompts:
             num_bytes = len(block_ids) * self.block_bytes
-            if num_bytes > self._max_bytes:
-                logger.warning(
-                    "a prompt of %d blocks is longer than max_tokens_in_buffer: it is not kept", len(block_ids)
-                )
-                continue
             try:
                 exported = ExportedBlocks.allocate(num_bytes)
             except OSError as error:

@@ -33,6 +33,6 @@ def first_phase(request: Request, config: EngineConfig) -> Phase:
         and request.replay is None
         and request.max_tokens > 1
         and request.sampling_config.beam_width == 1
-        and 1 < num_tokens <= min(config.max_tokens_in_buffer, config.journal_max_tokens)
+        and 1 < num_tokens <= min(config.max_context_tokens, config.journal_max_tokens)
     )
     return Phase.CONTEXT if splits else Phase.WHOLE

@@ -16,9 +16,7 @@ from inflight.request_limits import RequestLimits
 from inflight.result import FinishReason, Response, Result
 from inflight.sampling_config import SamplingConfig
 
-WIDE: RequestLimits = structs.replace(
-    LIMITS, max_seq_len=64, max_input_len=63, max_batch_size=4, hands_contexts_over=True
-)
+WIDE: RequestLimits = structs.replace(LIMITS, max_seq_len=64, max_input_len=63, max_batch_size=4, max_context_tokens=40)
 PARAMS = ContextPhaseParams(req_id=1, first_gen_tokens=[5], opaque_state=b"where it is")
 CONTEXT, GENERATION = 0, 1
 

@@ -162,7 +162,9 @@ class BlockSender:
 
     @staticmethod
     def _send(to: _Waiting, message: FromSender, *payload: mmap) -> None:
-        to.socket.send_multipart([to.identity, encode_block_message(message), *payload], zmq.NOBLOCK, copy=False)
+        frames = [to.identity, encode_block_message(message), *payload]
+        with contextlib.suppress(zmq.Again):  # to one that does not read its answers
+            to.socket.send_multipart(frames, zmq.NOBLOCK, copy=False)
 
 
 def _shared(exported: ExportedBlocks) -> Shared:
