@@ -28,6 +28,7 @@ from inflight.executor.launchers.ray import Ray
 from inflight.executor.launchers.spares import SpareLauncher
 from inflight.executor.launchers.uniproc import UniProc
 from inflight.executor.wire.address import EngineAddress
+from inflight.executor.wire.context_state import users_key_file
 from inflight.executor.wire.launcher import Launcher
 
 
@@ -107,6 +108,9 @@ def make_launchers(config: EngineConfig, name: str = "") -> list[Launcher]:
 
 def make_launcher(config: EngineConfig, name: str = "", replica: int = 0) -> Launcher:
     """The same of one replica, whose own part of the configuration this is."""
+    if config.max_tokens_in_buffer and not config.kv_transfer_key_file:
+        # Ranks have a folder for temporary files of their own, and would look for it there.
+        config = dataclasses.replace(config, kv_transfer_key_file=str(users_key_file()))
     address = EngineAddress.of(name, replica=replica) if name else None
     way = config.launcher
     if config.may_lead_mpi_job and leads_mpi_job(config.num_replica_ranks):

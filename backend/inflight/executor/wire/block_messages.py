@@ -64,6 +64,8 @@ class Fetched(msgspec.Struct, frozen=True, tag=True):
 
     rank: int
     request_id: int
+    number: int
+    """Of the fetch: one that was given up may have been for the same request."""
     has_arrived: bool
 
 
@@ -71,6 +73,7 @@ class BlockFetch(msgspec.Struct, frozen=True):
     """What every rank is to fetch for a request."""
 
     request_id: int
+    number: int
     key: bytes
     endpoints: list[Endpoint]
     """Of each rank of the other engine."""

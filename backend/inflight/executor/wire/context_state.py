@@ -73,11 +73,8 @@ def layout_digest(*parts: object) -> bytes:
 
 
 def read_secret(key_file: str) -> bytes:
-    """The secret in this file, or the one of this user's engines on this machine, which the first of them makes. Raises
-    ConfigurationError."""
-    if not key_file:
-        return _users_secret(user_directory() / SECRET)
-    path = Path(key_file)
+    """The secret in this file, or in that of this user's engines. Raises ConfigurationError."""
+    path = Path(key_file) if key_file else users_key_file()
     try:
         secret, mode = path.read_bytes(), path.stat().st_mode
     except OSError as error:
@@ -90,7 +87,9 @@ def read_secret(key_file: str) -> bytes:
     return secret
 
 
-def _users_secret(path: Path) -> bytes:
+def users_key_file() -> Path:
+    """That of this user's engines on this machine, which the first of them makes. Raises ConfigurationError."""
+    path = user_directory() / SECRET
     if not path.exists():
         draft = path.with_name(f".{os.getpid()}.{SECRET}")
         with open(os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "wb") as file:
@@ -101,4 +100,4 @@ def _users_secret(path: Path) -> bytes:
             pass  # another engine was first
         finally:
             draft.unlink()
-    return path.read_bytes()
+    return path

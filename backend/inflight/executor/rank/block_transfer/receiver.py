@@ -55,19 +55,19 @@ class BlockReceiver:
         self._timeout = timeout_ms / 1000
         self._context = zmq.Context()
         self._lock = threading.Lock()
-        self._wanted: set[int] = set()
+        self._wanted: dict[int, int] = {}  # request id -> number of its fetch
         self._threads = ThreadPoolExecutor(NUM_THREADS, "inflight-kv-receiver")
 
     def begin(self, fetch: BlockFetch) -> None:
         """Fetch it, and report; does not wait."""
         with self._lock:
-            self._wanted.add(fetch.request_id)
+            self._wanted[fetch.request_id] = fetch.number
         self._threads.submit(self._run, fetch)
 
     def drop(self, request_id: int) -> None:
         """Whatever has come for the request, or is still to come, is not needed any more."""
         with self._lock:
-            self._wanted.discard(request_id)
+            self._wanted.pop(request_id, None)
             self._blocks.drop(request_id)
 
     def close(self) -> None:
@@ -82,14 +82,14 @@ class BlockReceiver:
         try:
             memory = self._fetch(fetch)
             with self._lock:
-                has_arrived = fetch.request_id in self._wanted
+                has_arrived = self._wanted.get(fetch.request_id) == fetch.number
                 if has_arrived:
                     self._blocks.arrive(fetch.request_id, memory)
         except (NotFetched, zmq.ZMQError, OSError) as error:
             logger.warning("the blocks of a prompt were not fetched, and are computed here: %s", error)
         except Exception:
             logger.exception("the blocks of a prompt were not fetched, and are computed here")
-        self._report(Fetched(self._rank, fetch.request_id, has_arrived))
+        self._report(Fetched(self._rank, fetch.request_id, fetch.number, has_arrived))
 
     def _report(self, message: Fetched) -> None:
         try:

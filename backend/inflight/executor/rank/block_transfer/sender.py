@@ -162,7 +162,7 @@ class BlockSender:
 
     @staticmethod
     def _send(to: _Waiting, message: FromSender, *payload: mmap) -> None:
-        frames = [to.identity, encode_block_message(message), *payload]
+        frames: list[bytes | mmap] = [to.identity, encode_block_message(message), *payload]
         with contextlib.suppress(zmq.Again):  # to one that does not read its answers
             to.socket.send_multipart(frames, zmq.NOBLOCK, copy=False)
 

@@ -17,6 +17,7 @@ import os
 import secrets
 from collections import OrderedDict
 from dataclasses import dataclass, field
+from itertools import count
 from pathlib import Path
 
 import msgspec
@@ -67,7 +68,8 @@ class _Arrival:
     state: ContextState
     missing: set[int]
     """Ranks that have not said how it went."""
-    is_asked: bool = False
+    number: int = 0
+    """Of its fetch; 0 = there was no room for it yet."""
     is_complete: bool = True
     """No rank has said that it did not get its part."""
 
@@ -97,6 +99,7 @@ class Contexts:
         self._exports: dict[int, _Export] = {}  # by request id
         self._arrivals: OrderedDict[int, _Arrival] = OrderedDict()  # the same
         self._num_tokens = 0  # of those that were asked for
+        self._numbers = count(1)
         self._fetches: list[BlockFetch] = []
         self._drops: list[int] = []
         self._context = zmq.Context()
@@ -130,7 +133,12 @@ class Contexts:
         """The request is over, or was refused."""
         self._exports.pop(request_id, None)
         arrival = self._end_arrival(request_id)
-        if arrival is not None and arrival.is_asked:
+        if arrival is None or not arrival.number:
+            return
+        untold = [fetch for fetch in self._fetches if fetch.request_id == request_id]
+        if untold:
+            self._fetches.remove(untold[0])
+        else:
             self._drops.append(request_id)
 
     def begun(self, request_id: int) -> None:
@@ -139,7 +147,7 @@ class Contexts:
 
     def _end_arrival(self, request_id: int) -> _Arrival | None:
         arrival = self._arrivals.pop(request_id, None)
-        if arrival is not None and arrival.is_asked:
+        if arrival is not None and arrival.number:
             self._num_tokens -= arrival.state.num_tokens
             self._ask()
         return arrival
@@ -230,7 +238,7 @@ class Contexts:
                 self._endpoints[message.rank] = message.endpoint
                 continue
             arrival = self._arrivals.get(message.request_id)
-            if arrival is not None:
+            if arrival is not None and arrival.number == message.number:
                 arrival.missing.discard(message.rank)
                 arrival.is_complete &= message.has_arrived
 
@@ -241,16 +249,17 @@ class Contexts:
     def _ask(self) -> None:
         """Let the next prompts be fetched, in the order of their requests, as far as there is room."""
         for request_id, arrival in self._arrivals.items():
-            if arrival.is_asked:
+            if arrival.number:
                 continue
             state = arrival.state
             if self._num_tokens and self._num_tokens + state.num_tokens > self._max_tokens:
                 return
-            arrival.is_asked = True
+            arrival.number = next(self._numbers)
             self._num_tokens += state.num_tokens
             self._fetches.append(
                 BlockFetch(
                     request_id=request_id,
+                    number=arrival.number,
                     key=state.key,
                     endpoints=state.endpoints,
                     is_local=state.machine == self._machine,
