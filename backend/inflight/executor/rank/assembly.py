@@ -66,6 +66,7 @@ def make_transfer(
     if rank_group.rank == 0:
         layout = layout_digest(
             checkpoint_digest((config.gpt_model_path, config.speculative_model_dir), runner.description),
+            runner.description.layers,
             runner.block_size,
             blocks.block_bytes,
             config.tensor_parallel_size,
