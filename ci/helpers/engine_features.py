@@ -17,6 +17,7 @@ HISTORIES = "ci/unit/batch_manager/test_cold_blocks.py::test_any_history_keeps_t
 TEXT = "ci/unit/executor/test_postprocessing.py::test_their_text_is_that_of_reading_threads"
 SURVIVAL = "ci/L0_executor/test_survival.py::test_requests_of_all_kinds_go_on_when_ranks_die"
 REPLICAS = "ci/L0_llm/test_replicas.py::test_two_replicas_give_the_tokens_of_one"
+APART = "ci/unit/batch_manager/test_contexts_apart.py"
 NOT_OF_RANKS = "the ranks do not know of it"
 
 
@@ -60,5 +61,16 @@ ENGINE_FEATURES = (
     EngineFeature(
         feature="several replicas",
         cells=_cells(SURVIVAL, REPLICAS, *[NOT_OF_RANKS] * 4),
+    ),
+    EngineFeature(
+        feature="contexts and generation apart",
+        cells=_cells(
+            "ci/unit/executor/test_contexts_apart.py::test_each_kind_gives_what_one_engine_gives",
+            "ci/L0_llm/test_contexts_apart.py::test_clients_notice_nothing",
+            "ci/L0_executor/test_contexts_apart.py::test_tokens_are_those_of_one_rank",
+            f"{APART}::test_the_tokens_are_those_of_one_scheduler",
+            f"{APART}::test_a_pause_computes_again_what_had_arrived",
+            f"{APART}::test_what_is_cached_is_not_copied_and_the_rest_is_cached_for_others",
+        ),
     ),
 )

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable
 from pathlib import Path
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from inflight.batch_manager.callbacks import Callbacks
 from inflight.batch_manager.event_buffer import EventBuffer
@@ -24,8 +24,10 @@ from inflight.logits_post_processor import LogitsPostProcessorConfig
 from inflight.request_limits import RequestLimits
 from inflight.runtime.adapters.adapter_library import AdapterLibrary
 from inflight.runtime.guided.grammars import Grammars
-from inflight.runtime.prompt_blocks import PromptBlocks
 from inflight.runtime.runner import Runner
+
+if TYPE_CHECKING:
+    from inflight.runtime.prompt_blocks import PromptBlocks
 
 
 class LoadedRunner(Runner, Protocol):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import zmq
 
@@ -13,7 +14,9 @@ from inflight.errors import ConfigurationError
 from inflight.executor.rank.block_transfer.receiver import BlockReceiver
 from inflight.executor.rank.block_transfer.sender import BlockSender
 from inflight.executor.wire.block_messages import BlockOrders, Endpoint, Serves, encode_block_message
-from inflight.runtime.prompt_blocks import PromptBlocks
+
+if TYPE_CHECKING:
+    from inflight.runtime.prompt_blocks import PromptBlocks
 
 REPORTS = "kv.reports"
 LINGER_MS = 3000

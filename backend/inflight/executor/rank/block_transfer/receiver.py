@@ -12,6 +12,7 @@ import os
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
+from typing import TYPE_CHECKING
 
 import msgspec
 import zmq
@@ -29,7 +30,9 @@ from inflight.executor.wire.block_messages import (
     encode_block_message,
     from_sender,
 )
-from inflight.runtime.prompt_blocks import PromptBlocks
+
+if TYPE_CHECKING:
+    from inflight.runtime.prompt_blocks import PromptBlocks
 
 logger = logging.getLogger(__name__)
 

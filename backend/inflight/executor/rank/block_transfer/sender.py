@@ -20,6 +20,7 @@ import time
 from dataclasses import dataclass
 from mmap import mmap
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import msgspec
 import zmq
@@ -36,7 +37,9 @@ from inflight.executor.wire.block_messages import (
     encode_block_message,
     to_sender,
 )
-from inflight.runtime.prompt_blocks import ExportedBlocks, PromptBlocks
+
+if TYPE_CHECKING:
+    from inflight.runtime.prompt_blocks import ExportedBlocks, PromptBlocks
 
 logger = logging.getLogger(__name__)
 
