@@ -23,8 +23,8 @@ from inflight.server.tensors.dialects import (  # noqa: E402
     TENSORRT_LLM_BLS,
     VLLM_MODEL,
 )
-from inflight.server.tensors.entries import NO_MEDIA, NOT_SPLIT  # noqa: E402
-from inflight.server.tensors.request_parameters import REQUEST_TYPE, WHOLE  # noqa: E402
+from inflight.server.tensors.entries import NO_MEDIA  # noqa: E402
+from inflight.server.tensors.request_parameters import REQUEST_TYPE, REQUEST_TYPES  # noqa: E402
 from inflight.server.tensors.sampling_parameters import PARAMETERS, Parameter  # noqa: E402
 from inflight.server.threads.metric_families import FAMILIES  # noqa: E402
 from inflight.server.threads.vllm_metrics import vllm_families  # noqa: E402
@@ -54,12 +54,15 @@ REQUEST_PARAMETERS = [
         "`timeout`; of ours `request_priority`, `allotted_time_ms`, `cache_salt`",
         "honoured by each model that generates",
     ],
-    [f"`{REQUEST_TYPE}`", f"refused unless it is {WHOLE}: {NOT_SPLIT}"],
+    [
+        f"`{REQUEST_TYPE}`: {', '.join(REQUEST_TYPES)}",
+        "honoured by each model that generates; context_only by those with the output `context_phase_params`",
+    ],
     ["`Streaming` and all others", "ignored, as there"],
 ]
 NO_METRICS = {
     "nv_trt_llm_v1_metrics": "this engine has no V1 batching",
-    "nv_trt_llm_disaggregated_serving_metrics": NOT_SPLIT,
+    "nv_trt_llm_disaggregated_serving_metrics": "this engine does not measure transfers of contexts",
 }
 HEAD = """# Models for other backends' clients
 

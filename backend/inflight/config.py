@@ -99,6 +99,16 @@ class EngineConfig:
 
     share_weights: bool = True
     """Ranks on CPUs keep weights in shared memory, which relaunched ranks, spares and replicas map and do not read."""
+    context_replicas: int = 0
+    """So many of data_parallel_size replicas, the first, compute prompts for the others; 0 = all do both."""
+    max_tokens_in_buffer: int = 0
+    """Prompt tokens whose KV blocks wait in host memory for other ranks; 0 = contexts are not handed over."""
+    kv_transfer_timeout_ms: int = 10_000
+    """Time within which they must be fetched; otherwise the ranks that go on compute the prompt."""
+    kv_transfer_interface: str = ""
+    """Network interface by which ranks of other machines fetch them, encrypted; unset = none can."""
+    kv_transfer_key_file: str = ""
+    """File of a secret, equal on all engines that hand contexts over; unset = those of one user on one machine do."""
 
     max_batch_size: int = 64
     """Sequences in one step (tritonserver's own max_batch_size stays 0)."""
@@ -291,9 +301,9 @@ class EngineConfig:
         config = cls(**values)  # type: ignore[arg-type]
         checkpoint = Path(model_directory, config.gpt_model_path)
         tokenizer = Path(model_directory, config.tokenizer_dir) if config.tokenizer_dir else checkpoint
-        adapters, draft_model = (
-            str(Path(model_directory, folder)) if folder else ""
-            for folder in (config.lora_dir, config.speculative_model_dir)
+        adapters, draft_model, key_file = (
+            str(Path(model_directory, path)) if path else ""
+            for path in (config.lora_dir, config.speculative_model_dir, config.kv_transfer_key_file)
         )
         return replace(
             config,
@@ -301,12 +311,18 @@ class EngineConfig:
             tokenizer_dir=str(tokenizer),
             lora_dir=adapters,
             speculative_model_dir=draft_model,
+            kv_transfer_key_file=key_file,
         )
 
     @property
     def max_in_flight(self) -> int:
         """Requests that may be active or waiting at the same time; 0 = no limit."""
         return self.max_batch_size + self.max_queue_size if self.max_queue_size else 0
+
+    @property
+    def max_context_tokens(self) -> int:
+        """Longest prompt whose blocks can be handed over; 0 = none are."""
+        return self.max_tokens_in_buffer // self.tokens_per_block * self.tokens_per_block
 
     @property
     def preemption_rows(self) -> int:

@@ -23,6 +23,7 @@ def check_ranks(config: EngineConfig) -> None:
     one_of("executor", config.executor, LAUNCHERS)
     _check_spares(config)
     _check_ray(config)
+    _check_contexts(config)
     if config.executor == "uniproc" and config.num_replica_ranks > 1:
         raise ConfigurationError("executor uniproc runs one rank; set executor to mpi or multiproc for more")
     if config.mpi_hostfile and config.data_parallel_size > 1:
@@ -59,6 +60,39 @@ def _check_spares(config: EngineConfig) -> None:
         raise ConfigurationError(
             "spare_ranks needs sizes that do not depend on the free memory: set max_tokens_in_paged_kv_cache, and "
             "leave kv_cache_free_gpu_mem_fraction and lora_cache_gpu_memory_fraction at 0"
+        )
+
+
+def _check_contexts(config: EngineConfig) -> None:
+    """Those that are computed by some ranks and continued by others."""
+    if config.context_replicas and config.context_replicas >= config.data_parallel_size:
+        raise ConfigurationError(
+            f"context_replicas ({config.context_replicas}) must be below data_parallel_size "
+            f"({config.data_parallel_size}): other replicas go on from the prompts that they compute"
+        )
+    if config.context_replicas and not config.max_tokens_in_buffer:
+        raise ConfigurationError(
+            "context_replicas needs room for the KV blocks that they hand over: set max_tokens_in_buffer to the tokens "
+            "of the prompts that wait at the same time"
+        )
+    if 0 < config.max_tokens_in_buffer < config.tokens_per_block:
+        raise ConfigurationError(
+            f"max_tokens_in_buffer ({config.max_tokens_in_buffer}) must be at least tokens_per_block "
+            f"({config.tokens_per_block}), or 0"
+        )
+    if config.max_tokens_in_buffer and config.mpi_hostfile:
+        raise ConfigurationError(
+            "max_tokens_in_buffer is for ranks on one machine: unset mpi_hostfile; engines on other machines can fetch "
+            "from these by kv_transfer_interface"
+        )
+    for key in ("kv_transfer_interface", "kv_transfer_key_file"):
+        if getattr(config, key) and not config.max_tokens_in_buffer:
+            raise ConfigurationError(
+                f"{key} is for contexts that are handed over: set max_tokens_in_buffer, or unset it"
+            )
+    if config.kv_transfer_interface and not config.kv_transfer_key_file:
+        raise ConfigurationError(
+            "kv_transfer_interface needs a secret that the engines of both machines know: set kv_transfer_key_file"
         )
 
 

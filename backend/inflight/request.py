@@ -10,6 +10,7 @@ from typing import Literal
 
 import msgspec
 
+from inflight.context_phase import ContextPhaseParams, ContextTransfer, RequestType
 from inflight.guided_decoding import GuidedDecodingParams
 from inflight.kv_cache_retention import KvCacheRetentionConfig
 from inflight.lora import LoadedAdapter, LoraConfig, LoRARequest
@@ -97,6 +98,14 @@ class Request(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     is resumed. What the client has received is not returned again."""
     prompt_tuning_config: PromptTuningConfig | None = None
     """Embeddings of tokens of its own, whose ids in `input_token_ids` begin at the size of the vocabulary."""
+    request_type: RequestType = RequestType.CONTEXT_AND_GENERATION
+    """CONTEXT_ONLY: each sequence ends with its first token (finish reason LENGTH), and if that does not end the whole
+    output, the last Result has ContextPhaseParams. GENERATION_ONLY: a request with these, which is otherwise the same.
+    """
+    context_phase_params: ContextPhaseParams | None = None
+    """Of a GENERATION_ONLY request. What cannot be fetched any more is computed: its tokens are the same."""
+    context_transfer: ContextTransfer | None = None
+    """What the leader has arranged for these. Set by the leader alone."""
 
     @property
     def follows_each_token(self) -> bool:
@@ -117,6 +126,14 @@ class Request(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     def num_sequences(self) -> int:
         """Rows of a batch that it takes: one for each of its sequences, or beams."""
         return max(self.num_return_sequences, self.sampling_config.beam_width)
+
+    @property
+    def num_arrived_tokens(self) -> int:
+        """Leading tokens of the prompt whose keys and values other ranks have computed. Beams compute their own: they
+        share whole blocks, and part within the last one."""
+        if self.context_transfer is None or self.sampling_config.beam_width > 1:
+            return 0
+        return self.context_transfer.num_arrived_tokens
 
     def delivered(self, sequence_index: int) -> DeliveredSequence:
         """What the client had of a sequence before these ranks began it."""

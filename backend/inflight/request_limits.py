@@ -7,6 +7,7 @@ import math
 import msgspec
 import numpy as np
 
+from inflight.context_phase import RequestType
 from inflight.errors import InvalidRequest
 from inflight.output_config import MAX_LOG_PROBS
 from inflight.prompt_tuning import EmbeddingTable, PromptTuningConfig
@@ -15,6 +16,10 @@ from inflight.request import Request
 from inflight.sampling_config import MAX_BIAS, MAX_BIASED_TOKENS, SamplingConfig
 from inflight.speculative_decoding import ExternalDraftTokensConfig
 
+NOT_SPLIT = (
+    "request_type context_only and generation_only need an engine that hands contexts over: set its key "
+    "max_tokens_in_buffer, or leave request_type out"
+)
 MAX_DRAFT_LOGITS_BYTES = 48 * 2**20
 """Of one request: a message to the leader may have 64 MiB."""
 
@@ -48,6 +53,8 @@ class RequestLimits(msgspec.Struct, frozen=True, kw_only=True):
     """Of all tensors that one request asks for: they are held on the host until it takes them."""
     num_adapter_slots: int = 0
     """Low-rank adapters that run at once; 0 = none is served."""
+    max_context_tokens: int = 0
+    """Prompt tokens of a request that is split between this engine and another one; 0 = none is."""
     has_draft_model: bool = False
     """Requests may have drafts of it."""
     max_end_ids: int = 128
@@ -84,6 +91,7 @@ class RequestLimits(msgspec.Struct, frozen=True, kw_only=True):
         if request.prompt_tuning_config is not None:
             self._validate_prompt_tuning(request, request.prompt_tuning_config)
         self._validate_token_ids(request)
+        self._validate_request_type(request)
         request.sampling_config.validate()
         if request.replay is not None:
             self._validate_replay(request, request.replay)
@@ -129,6 +137,27 @@ class RequestLimits(msgspec.Struct, frozen=True, kw_only=True):
             raise InvalidRequest(
                 f"embedding_bias must hold one float32 for each of the {self.vocab_size} tokens of the vocabulary, "
                 f"got {num_bytes} bytes"
+            )
+
+    def _validate_request_type(self, request: Request) -> None:
+        kind, params = request.request_type, request.context_phase_params
+        if kind is RequestType.CONTEXT_AND_GENERATION and params is None:
+            return
+        if not self.max_context_tokens:
+            raise InvalidRequest(NOT_SPLIT)
+        if len(request.input_token_ids) > self.max_context_tokens:
+            raise InvalidRequest(
+                f"the prompt has {len(request.input_token_ids)} tokens, more than max_tokens_in_buffer allows to hand "
+                f"over ({self.max_context_tokens}): leave request_type out"
+            )
+        if kind is RequestType.CONTEXT_ONLY and request.sampling_config.beam_width > 1:
+            raise InvalidRequest(
+                "request_type context_only is not supported together with beam_width above 1: a beam search computes "
+                "its prompt where it generates"
+            )
+        if (kind is RequestType.GENERATION_ONLY) != (params is not None):
+            raise InvalidRequest(
+                "request_type generation_only and context_phase_params belong together: give both or neither"
             )
 
     def longest(self, request: Request) -> int:

@@ -13,6 +13,7 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
+from inflight.context_phase import ContextPhaseParams
 from inflight.errors import InflightError
 from inflight.stats import hit_rate
 
@@ -124,6 +125,8 @@ class Result(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     is_sequence_final: bool = False
     decoding_iter: int = 0
     """Iterations that have brought the sequence tokens so far."""
+    context_phase_params: ContextPhaseParams | None = None
+    """With the last Result of a context-only request whose output goes on."""
     request_perf_metrics: PerfMetrics | None = None
     """Always set on the final Result, because the histogram metrics are computed from it; None on the others."""
 

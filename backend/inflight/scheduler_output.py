@@ -147,6 +147,11 @@ class SchedulerOutput(msgspec.Struct, frozen=True, kw_only=True):
     scrubbed_block_ids: list[int] = []
     """Blocks in which NaN and infinity are replaced by 0 behind all copies: what was copied holds tokens of other
     requests behind those that are shared."""
+    arrivals: list[tuple[int, list[tuple[int, int]]]] = []
+    """(request id, (index, block) pairs): behind `onboards`, blocks of its prompt that came from other ranks are copied
+    to the device; the index counts the prompt's blocks. Afterwards the rest of what came for it is not needed."""
+    exports: list[tuple[bytes, list[int]]] = []
+    """(key, blocks): a prompt's blocks, copied to host memory behind all that the step computes, for other ranks."""
     adapter_loads: list[tuple[int, int]] = []
     """(slot, uid of a stored adapter): put into the slot before the step. No row of an earlier step that was not
     launched yet uses the slot."""

@@ -50,9 +50,9 @@ ALL = (*KINDS, *MORE_KINDS)
 
 
 class Scene:
-    def __init__(self, num_ranks: int, num_stages: int, num_replicas: int) -> None:
-        """Each stage of a replica has `num_ranks`. What stages must give is what one rank gives; others are compared
-        with what they give alone."""
+    def __init__(self, num_ranks: int, num_stages: int, num_replicas: int, num_for_contexts: int = 0) -> None:
+        """Each stage of a replica has `num_ranks`. What stages must give is what one rank gives, and so must replicas
+        of which some are for contexts; others are compared with what they give alone."""
         self.is_exact = not unsupported_reason()
         self.kinds = [kind for kind in ALL if num_stages == 1 or kind.feature != "draft model"]
         options = {key: value for key, value in ENGINE.items() if num_stages == 1 or "speculative" not in key}
@@ -65,6 +65,8 @@ class Scene:
             tensor_parallel_size=num_ranks,
             data_parallel_size=num_replicas,
             pipeline_parallel_size=num_stages,
+            context_replicas=num_for_contexts,
+            max_tokens_in_buffer=4096 if num_for_contexts else 0,
             logits_post_processor_replicate=num_stages == 1,
             max_batch_size=8,
             max_tokens_in_paged_kv_cache=4096,
@@ -82,7 +84,7 @@ class Scene:
             self.alone[kind.feature] = self.start(kind, streaming=True)
             self.alone[kind.feature].result()
         self.num_responses = self.front.num_delivered
-        if num_stages > 1:
+        if num_stages > 1 or num_for_contexts:
             self.check(list(of_one_rank(config, self.kinds).items()))
 
     def start(self, kind: RequestKind, **changes: bool) -> GenerationResult:
@@ -100,7 +102,7 @@ class Scene:
 
 
 def of_one_rank(config: EngineConfig, kinds: list[RequestKind]) -> dict[str, GenerationResult]:
-    one = replace(config, tensor_parallel_size=1, pipeline_parallel_size=1)
+    one = replace(config, tensor_parallel_size=1, pipeline_parallel_size=1, data_parallel_size=1, context_replicas=0)
     with GenerationExecutor(InProcessExecutor(one), TOKENIZER) as service:
         results = {kind.feature: service.generate_async(kind.prompt, **kind.python(), streaming=True) for kind in kinds}
         for result in results.values():
@@ -110,8 +112,8 @@ def of_one_rank(config: EngineConfig, kinds: list[RequestKind]) -> dict[str, Gen
 
 @pytest.fixture(
     scope="module",
-    params=[(1, 1, 1), (2, 1, 1), (1, 2, 1), (1, 1, 2)],
-    ids=["one rank", "two ranks", "two stages", "two replicas"],
+    params=[(1, 1, 1), (2, 1, 1), (1, 2, 1), (1, 1, 2), (1, 1, 2, 1)],
+    ids=["one rank", "two ranks", "two stages", "two replicas", "contexts apart"],
 )
 def scene(request: pytest.FixtureRequest) -> Iterator[Scene]:
     with tempfile.TemporaryDirectory(prefix="run-") as run_directory, pytest.MonkeyPatch.context() as patch:

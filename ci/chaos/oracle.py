@@ -27,8 +27,8 @@ OUTAGES = (
 )
 """What an error may say where a front's end is allowed to end its streams."""
 NOT_ACCEPTED, CONNECTING = "before receiving SETTINGS frame", 20.0
-"""What gRPC says of a connection that a server without descriptors did not accept, and the seconds that it waits for it.
-The streams of a process share the attempt, which may have begun before they were sent."""
+"""What gRPC says of a connection that a server without descriptors did not accept, and the seconds that it waits. The
+streams of a process share the attempt, which may have begun before they were sent."""
 
 
 class Verdict(Enum):

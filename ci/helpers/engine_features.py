@@ -26,6 +26,7 @@ BITS = "ci/unit/models/test_same_bits.py::test_so_they_have_in_torch_if_it_is_de
 NOT_BY_SERVER = "not tried: a stub is a front as the library is"
 AS_RELAUNCHED = "as ranks that are launched again"
 AS_OTHER_PAUSES = "as after any other pause"
+APART = "ci/unit/batch_manager/test_contexts_apart.py"
 NOT_OF_RANKS = "the ranks do not know of it"
 
 
@@ -85,5 +86,16 @@ ENGINE_FEATURES = (
     EngineFeature(
         feature="the same bits in torch (`deterministic`)",
         cells=_cells("compared below the library", NOT_BY_SERVER, "not tried", BITS, BITS, BITS),
+    ),
+    EngineFeature(
+        feature="contexts and generation apart",
+        cells=_cells(
+            "ci/unit/executor/test_contexts_apart.py::test_each_kind_gives_what_one_engine_gives",
+            "ci/L0_llm/test_contexts_apart.py::test_clients_notice_nothing",
+            "ci/L0_executor/test_contexts_apart.py::test_tokens_are_those_of_one_rank",
+            f"{APART}::test_the_tokens_are_those_of_one_scheduler",
+            f"{APART}::test_a_pause_computes_again_what_had_arrived",
+            f"{APART}::test_what_is_cached_is_not_copied_and_the_rest_is_cached_for_others",
+        ),
     ),
 )

@@ -55,6 +55,7 @@ class FakeExecutor(Front):
             max_input_len=max_seq_len - 1,
             kv_cache_tokens=10 * max_seq_len,
             max_batch_size=4,
+            max_context_tokens=max_seq_len,
         )
         # Of a device without a rate limit for responses.
         self._replica_ready(limits, EngineDescription(device="cuda"), max_in_flight=0)

@@ -32,6 +32,7 @@ class LoadedFakeRunner(FakeRunner):
         self.num_host_blocks = 0
         self.description = EngineDescription(device="cpu")
         self.grammars = None
+        self.prompt_blocks = None
         self.adapters = None
         self.adapter_library = None
         self.limits = RequestLimits(

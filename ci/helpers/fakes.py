@@ -180,6 +180,10 @@ class FakeRunner:
         self.max_outstanding = max(2, num_stages)
         self.memory = [EMPTY] * (num_blocks * block_size)
         self.host_memory = [EMPTY] * (num_host_blocks * block_size)
+        self.exported: dict[bytes, list[int]] = {}
+        """Prompts that other runners may take: key -> content of their blocks."""
+        self.arrived: dict[int, list[int]] = {}
+        """By request id, what other runners had exported."""
         self.rows: dict[int, Row] = {}
         self.launched: list[SchedulerOutput] = []
         self.num_launches = 0
@@ -208,6 +212,8 @@ class FakeRunner:
             self._write(row, part.start, token_ids, state)
         for row, part, _ in work:
             self._read_prefix(row, part.start + part.num_tokens)
+        for key, block_ids in scheduled.exports:
+            self.exported[key] = [state for block_id in block_ids for state in self.memory[self._slots(block_id)]]
         self._unsampled = (step, scheduled)
         return step
 
@@ -249,12 +255,24 @@ class FakeRunner:
         """The step's copies, each kind from what the one before has left."""
         self._copy_blocks(scheduled.offloads, self.memory, self.host_memory)
         self._copy_blocks(scheduled.onboards, self.host_memory, self.memory)
+        for request_id, pairs in scheduled.arrivals:
+            self._copy_blocks(pairs, self.arrived.pop(request_id), self.memory)
         sources = {source for source, _ in scheduled.block_copies}
-        destinations = {destination for _, destination in [*scheduled.onboards, *scheduled.block_copies]}
+        placed = [pair for _, pairs in scheduled.arrivals for pair in pairs]
+        destinations = {destination for _, destination in [*scheduled.onboards, *placed, *scheduled.block_copies]}
         assert sources.isdisjoint(destination for _, destination in scheduled.block_copies), "copies depend on order"
-        assert len(destinations) == len(scheduled.onboards) + len(scheduled.block_copies), "a block is copied to twice"
+        num_copies = len(scheduled.onboards) + len(placed) + len(scheduled.block_copies)
+        assert len(destinations) == num_copies, "a block is copied to twice"
         assert destinations.issuperset(scheduled.scrubbed_block_ids)
         self._copy_blocks(scheduled.block_copies, self.memory, self.memory)
+
+    def arrive(self, request: Request) -> None:
+        """What another runner has exported of the request's prompt is here."""
+        states = states_of(request.input_token_ids)
+        self.arrived[request.request_id] = [*states, *[EMPTY] * (-len(states) % self.block_size)]
+
+    def _slots(self, block_id: int) -> slice:
+        return slice(block_id * self.block_size, (block_id + 1) * self.block_size)
 
     def _copy_blocks(self, pairs: list[tuple[int, int]], source_memory: list[int], target_memory: list[int]) -> None:
         size = self.block_size

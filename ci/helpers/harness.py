@@ -13,6 +13,7 @@ from inflight.batch_manager.gpt_manager import GptManager
 from inflight.batch_manager.kv_cache_manager import KVCacheManager
 from inflight.batch_manager.scheduler import Scheduler
 from inflight.config import SchedulerPolicy
+from inflight.context_phase import RequestType
 from inflight.errors import RequestError
 from inflight.output_config import OutputConfig
 from inflight.request import Request
@@ -135,6 +136,7 @@ class Harness:
             max_input_len=max_seq_len - 1,
             kv_cache_tokens=num_blocks * block_size,
             max_batch_size=max_batch_size,
+            max_context_tokens=max_seq_len,
             has_draft_model=True,
         )
         self.manager = GptManager(
@@ -177,7 +179,9 @@ class Harness:
         return {name: array[:, 0].astype(int).tolist() for name, array in joined.items()}
 
     def expected(self, request_id: int, sequence_index: int = 0) -> list[int]:
-        return expected_output(self.requests[request_id], self.max_seq_len, sequence_index)
+        request = self.requests[request_id]
+        tokens = expected_output(request, self.max_seq_len, sequence_index)
+        return tokens[:1] if request.request_type is RequestType.CONTEXT_ONLY else tokens
 
     def expected_beams(self, request_id: int) -> list[Beam]:
         return expected_beams(self.requests[request_id], self.max_seq_len)

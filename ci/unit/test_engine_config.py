@@ -41,6 +41,8 @@ def test_the_largest_value_is_allowed(key: str) -> None:
         "lookahead_window_size": "2",
         "lookahead_ngram_size": "2",
         "max_tokens_in_paged_kv_cache": "4096",
+        "data_parallel_size": "256",
+        "max_tokens_in_buffer": "65536",
     }
     assert getattr(EngineConfig.from_parameters({**others, key: str(LARGEST[key])}), key) == LARGEST[key]
 
@@ -103,6 +105,26 @@ def test_replicas_of_one_rank_need_no_mpi_and_several_machines_are_refused() -> 
     assert EngineConfig(data_parallel_size=2, executor="uniproc").num_ranks == 2
     with pytest.raises(ConfigurationError, match="unset mpi_hostfile, or start a server on each machine"):
         EngineConfig(data_parallel_size=2, mpi_hostfile="hosts")
+
+
+@pytest.mark.parametrize(
+    ("options", "remedy"),
+    [
+        (
+            {"context_replicas": 2, "data_parallel_size": 2, "max_tokens_in_buffer": 16},
+            "must be below data_parallel_size",
+        ),
+        ({"context_replicas": 1, "data_parallel_size": 2}, "set max_tokens_in_buffer to the tokens"),
+        ({"max_tokens_in_buffer": 16, "tensor_parallel_size": 2, "mpi_hostfile": "hosts"}, "unset mpi_hostfile"),
+        ({"kv_transfer_interface": "lo"}, "set max_tokens_in_buffer, or unset it"),
+        ({"kv_transfer_key_file": "key"}, "set max_tokens_in_buffer, or unset it"),
+        ({"max_tokens_in_buffer": 9}, "at least tokens_per_block"),
+        ({"kv_transfer_interface": "lo", "max_tokens_in_buffer": 16}, "set kv_transfer_key_file"),
+    ],
+)
+def test_what_hands_contexts_over_belongs_together(options: dict[str, Any], remedy: str) -> None:
+    with pytest.raises(ConfigurationError, match=remedy):
+        EngineConfig(**options)
 
 
 @pytest.mark.parametrize("key", ["mpi_hostfile", "mpi_interface"])

@@ -251,6 +251,11 @@ class BlockPool:
             self._copies.append((source, target))
         self._scrubbed.append(target)
 
+    def scrub(self, block_id: int) -> None:
+        """The same for a used block that is about to be filled from elsewhere."""
+        self._scrubbed.append(block_id)
+        self._has_transfers = True
+
     def take_transfers(self) -> BlockTransfers:
         """All copies since the last call, for the step that is launched now."""
         if not self._has_transfers:

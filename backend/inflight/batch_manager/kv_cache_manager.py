@@ -32,6 +32,8 @@ class Prefix:
     """The sibling, which holds the tokens once the steps launched so far and the one being scheduled are done."""
     partial: PartialMatch | None = None
     """A cached block whose first tokens follow those of `block_ids`: they are copied. `num_tokens` counts them too."""
+    has_arrived: bool = False
+    """What follows `block_ids` came from other ranks: it is copied into blocks of its own."""
 
     @property
     def in_full_blocks(self) -> Prefix:
@@ -120,7 +122,7 @@ class KVCacheManager:
         A block that a running sequence holds costs nothing; a cached one that no sequence holds counts as free, and so
         does one that is only copied from, until the step is launched.
         """
-        num_shared = prefix.num_tokens // self.block_size
+        num_shared = len(prefix.block_ids) if prefix.has_arrived else prefix.num_tokens // self.block_size
         needed = self.num_blocks_for(num_tokens) - num_shared + self._pool.num_revived(prefix.block_ids)
         if prefix.partial is not None and prefix.partial.block_id < self.num_blocks:
             needed += self._pool.num_revived([prefix.partial.block_id])
@@ -138,6 +140,9 @@ class KVCacheManager:
             return Prefix(num_shared, [], source)  # the longest that there can be: no block needs to be looked up
         block_ids = self._cached_blocks(sequence)
         num_cached = len(block_ids) * self.block_size
+        num_arrived = min(sequence.num_arrived_tokens, len(sequence.token_ids) - 1)
+        if num_arrived > max(num_cached, 0 if source is None else num_shared):
+            return Prefix(num_arrived, block_ids, has_arrived=True)
         partial = self._find_partial(sequence, num_cached) if self._enable_partial_reuse else None
         if partial is not None:
             num_cached += partial.num_tokens
@@ -209,6 +214,20 @@ class KVCacheManager:
         sequence.num_computed_tokens = num_shared
         self.num_partially_reused_blocks += 1
         return new_block_ids
+
+    def start_on_arrived(self, sequence: Sequence, prefix: Prefix) -> list[tuple[int, int]]:
+        """Let a sequence without blocks start on a prefix that has arrived, for which the caller has checked that there
+        is room. Returns which of the prompt's blocks are to be copied to which of the device: (index, block) pairs."""
+        self._start_on(sequence, prefix.block_ids)
+        num_shared = len(sequence.block_ids)
+        new_block_ids = self.allocate_slots(sequence, prefix.num_tokens - sequence.num_computed_tokens)
+        assert new_block_ids, "a prefix that has arrived is longer than what is cached of it"
+        if prefix.num_tokens % self.block_size:
+            self._pool.scrub(new_block_ids[-1])
+        sequence.num_computed_tokens = prefix.num_tokens
+        for sibling in sequence.siblings or (sequence,):
+            sibling.num_arrived_tokens = 0
+        return list(enumerate(new_block_ids, num_shared))
 
     def take_transfers(self) -> BlockTransfers:
         """The copies of blocks that the step which is launched now has to begin with."""

@@ -136,6 +136,8 @@ class Scheduler:
             block_copies=step.block_copies + transfers.copies,
             offloads=transfers.offloads,
             onboards=transfers.onboards,
+            arrivals=step.arrivals,
+            exports=step.exports(),
             scrubbed_block_ids=transfers.scrubbed,
             adapter_loads=step.adapter_loads,
             samples_late=self.num_stages == 1 and self._batch.num_guided > 0 and bool(step.sampling),
@@ -277,7 +279,12 @@ class Scheduler:
         if prefix.source is not None:
             step.forks.append((sequence, prefix.source))
             return
-        new_block_ids = self.kv_cache.allocate_slots(sequence, num_tokens, prefix.block_ids, prefix.partial)
+        if prefix.has_arrived:
+            pairs = self.kv_cache.start_on_arrived(sequence, prefix)
+            step.arrivals.append((sequence.request.request_id, pairs))
+            new_block_ids = self.kv_cache.allocate_slots(sequence, num_tokens)
+        else:
+            new_block_ids = self.kv_cache.allocate_slots(sequence, num_tokens, prefix.block_ids, prefix.partial)
         assert new_block_ids is not None, "there was room for it"
         self.kv_cache.count_missed(sequence)
         self._batch.count_blocks(sequence)

@@ -14,6 +14,7 @@ import msgspec
 from inflight.batch_manager.beam_search import num_candidates
 from inflight.batch_manager.gathered_tensors import GatheredTensors
 from inflight.batch_manager.speculation.speculation import Speculation
+from inflight.context_phase import RequestType
 from inflight.errors import RequestError
 from inflight.request import Request
 from inflight.result import FinishReason, PerfMetrics
@@ -75,6 +76,7 @@ class Sequence:
         "log_probs",
         "max_length",
         "num_allocated_blocks",
+        "num_arrived_tokens",
         "num_cached_at_start",
         "num_cached_blocks",
         "num_computed_tokens",
@@ -120,7 +122,8 @@ class Sequence:
         self.token_ids = [*request.input_token_ids, *delivered.token_ids]
         """Prompt and generated tokens that are known on the host."""
         self.num_prompt_tokens = len(request.input_token_ids)
-        self.max_length = min(self.num_prompt_tokens + request.max_tokens, max_seq_len)
+        num_new = 1 if request.request_type is RequestType.CONTEXT_ONLY else request.max_tokens
+        self.max_length = min(self.num_prompt_tokens + num_new, max_seq_len)
         """Number of tokens, the prompt included, at which it ends with finish reason LENGTH."""
         self.end_ids = frozenset(request.end_ids)
         self.stop_words = _by_last_token(request.stop_words)
@@ -165,6 +168,9 @@ class Sequence:
         self.last_token_time_ns = 0
 
         # Written by the KVCacheManager.
+        self.num_arrived_tokens = request.num_arrived_tokens
+        """Leading tokens of the prompt that it may start on because other ranks have computed them; 0 once a sequence
+        of its request has."""
         self.block_ids: list[int] = []
         self.block_hashes: list[bytes] = []
         """Hashes of its leading full blocks, as far as they were needed."""
@@ -223,6 +229,13 @@ class Sequence:
     def has_pending(self) -> bool:
         """Whether a launched step has results for it, or for a member of its group, that the host does not know."""
         return self.num_pending > 0 if self.beams is None else self.beams.has_pending
+
+    @property
+    def export_key(self) -> bytes:
+        """Under which the blocks of its prompt are kept for other ranks; empty = they are not, or a sibling's are."""
+        transfer = self.request.context_transfer
+        is_first = not self.siblings or self.siblings[0] is self
+        return transfer.export_key if transfer is not None and is_first else b""
 
     @property
     def sampling_config(self) -> SamplingConfig:

@@ -18,6 +18,7 @@ class Step:
         "_block_size",
         "_is_staged",
         "adapter_loads",
+        "arrivals",
         "block_copies",
         "budget",
         "drafts",
@@ -41,6 +42,7 @@ class Step:
         self.rows: list[RowWork] = []
         self.block_copies: list[tuple[int, int]] = []
         self.adapter_loads: list[tuple[int, int]] = []
+        self.arrivals: list[tuple[int, list[tuple[int, int]]]] = []
         self.sampling: list[Sequence] = []
         """Who gets a token: the order of SchedulerOutput.sampling_rows."""
         self.drafts: dict[int, int] = {}
@@ -109,6 +111,16 @@ class Step:
                 unseen_token_ids=unseen_token_ids,
             )
         )
+
+    def exports(self) -> list[tuple[bytes, list[int]]]:
+        """Of the prompts that it completes, those whose blocks other ranks are to get, see SchedulerOutput."""
+        found = []
+        for sequence in self.prefilling:
+            key = sequence.export_key
+            if key and sequence.is_decoding:
+                num_blocks = -(-sequence.num_prompt_tokens // self._block_size)
+                found.append((key, sequence.block_ids[:num_blocks]))
+        return found
 
     def _unseen(self, sequence: Sequence, num_seen: int, start: int) -> list[int]:
         """The tokens before `start` that the draft model has to catch up with: as many of the last ones as half of what

@@ -22,7 +22,7 @@ def host_address() -> str:
     name = os.environ.get(INTERFACE, "")
     if not name:
         return socket.gethostbyname(socket.gethostname())
-    address = _address_of(name)
+    address = address_of(name)
     if not address:
         raise ConfigurationError(f"the network interface {name} ({INTERFACE}) has no IPv4 address here")
     return address
@@ -30,7 +30,7 @@ def host_address() -> str:
 
 def interface_of(address: str) -> str:
     """The name of the interface with this IPv4 address; empty if none has it."""
-    return next((name for _, name in socket.if_nameindex() if _address_of(name) == address), "")
+    return next((name for _, name in socket.if_nameindex() if address_of(name) == address), "")
 
 
 def free_port(address: str) -> int:
@@ -39,7 +39,7 @@ def free_port(address: str) -> int:
         return int(listener.getsockname()[1])
 
 
-def _address_of(interface: str) -> str:
+def address_of(interface: str) -> str:
     """Its IPv4 address; empty if it has none."""
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as any_socket:
         try:

@@ -81,7 +81,7 @@ class SocketRankGroup:
         self.size = size
         self.several_hosts = False
         self._endpoint = endpoint
-        self._keys = _Keys(secret)
+        self._keys = CurveKeys(secret)
         self._context = zmq.Context()
         deadline = time.monotonic() + join_seconds
         try:
@@ -213,7 +213,7 @@ class SocketRankGroup:
         return self._socket in ready or bool(self._socket.poll(0))
 
 
-class _Keys:
+class CurveKeys:
     """What a secret gives: the same on all ranks."""
 
     def __init__(self, secret: str) -> None:

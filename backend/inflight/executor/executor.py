@@ -29,7 +29,17 @@ from inflight.executor.launchers.spares import SpareLauncher
 from inflight.executor.launchers.uniproc import UniProc
 from inflight.executor.launchers.weight_holder import WeightHolder
 from inflight.executor.wire.address import EngineAddress
+from inflight.executor.wire.context_state import users_key_file
 from inflight.executor.wire.launcher import Launcher
+
+KNOWN_TO_FRONTS = (
+    "data_parallel_size",
+    "context_replicas",
+    "max_tokens_in_buffer",
+    "tokens_per_block",
+    "enable_kv_cache_reuse",
+)
+"""What every front of an engine must know of its configuration: by these requests are routed to replicas."""
 
 
 class Executor(RemoteFront):
@@ -72,18 +82,18 @@ def attach_executor(
     """A front of an engine that another process of this user launched under `name`, as tritonserver does under the name
     of its model. It reconnects after that process relaunches the engine. Of `config` only the timeouts, the rings of
     statistics and KV cache events and the checkpoint's generation_config.json are used; how many replicas there are,
-    and what routes requests to them, the engine says, if it serves by now, else `config`. It is returned unstarted: use
-    it as a context manager, or call `start`. `run_directory`: that of the engine's server, which `inflight serve`
-    prints; None for an engine without that supervisor, or for a process of the same server. Raises ConfigurationError
-    if the directory is not this user's alone."""
+    for what, and what routes requests to them, the engine says, if it serves by now, else `config`. It is returned
+    unstarted: use it as a context manager, or call `start`. `run_directory`: that of the engine's server, which
+    `inflight serve` prints; None for an engine without that supervisor, or for a process of the same server. Raises
+    ConfigurationError if the directory is not this user's alone."""
     directory = None if run_directory is None else Path(run_directory)
-    address = EngineAddress.of(name, directory)
     try:
-        engine = find_engine(address, 0.0)
+        engine = find_engine(EngineAddress.of(name, directory), 0.0)
     except ConfigurationError:
         engine = config
-    addresses = [EngineAddress.of(name, directory, replica) for replica in range(engine.data_parallel_size)]
-    return RemoteFront(config, *map(AttachedLauncher, addresses), engine=engine, on_engine_death=on_engine_death)
+    config = dataclasses.replace(config, **{key: getattr(engine, key) for key in KNOWN_TO_FRONTS})
+    addresses = [EngineAddress.of(name, directory, replica) for replica in range(config.data_parallel_size)]
+    return RemoteFront(config, *map(AttachedLauncher, addresses), on_engine_death=on_engine_death)
 
 
 def find_engine_config(name: str, seconds: float) -> EngineConfig:
@@ -113,6 +123,9 @@ def make_launcher(
 ) -> Launcher:
     """The same of one replica, whose own part of the configuration this is. `weights`: what holds those of all
     replicas; None = it is the only one."""
+    if config.max_tokens_in_buffer and not config.kv_transfer_key_file:
+        # Ranks have a folder for temporary files of their own, and would look for it there.
+        config = dataclasses.replace(config, kv_transfer_key_file=str(users_key_file()))
     weights = weights or WeightHolder(config)
     address = EngineAddress.of(name, replica=replica) if name else None
     way = config.launcher

@@ -6,11 +6,13 @@ It uses the same RequestBook and the same worker loop as ranks in processes of t
 from __future__ import annotations
 
 import logging
+import tempfile
 import threading
 import time
 from collections import deque
 from collections.abc import Callable
 from functools import partial
+from pathlib import Path
 
 from inflight.config import EngineConfig
 from inflight.distributed.rank_group import SingleRank
@@ -18,9 +20,12 @@ from inflight.errors import ConfigurationError
 from inflight.executor.front.engine_state import EngineState
 from inflight.executor.front.front import SHUT_DOWN, Front
 from inflight.executor.front.journal_entry import RANKS_LOST
-from inflight.executor.rank.assembly import LoadedRunner, LoadRunner, load_model_runner, make_manager
+from inflight.executor.rank.assembly import LoadedRunner, LoadRunner, load_model_runner, make_manager, make_transfer
+from inflight.executor.rank.block_transfer.block_transfer import BlockTransfer
 from inflight.executor.rank.callbacks import RankCallbacks
+from inflight.executor.rank.leader.contexts import Contexts
 from inflight.executor.rank.leader.request_book import RequestBook
+from inflight.executor.wire.block_messages import NO_BLOCK_ORDERS
 from inflight.executor.wire.messages import NO_INPUT, CancelSequence, RankInput
 from inflight.generation_defaults import GenerationDefaults
 from inflight.kv_cache_events import KVCacheEvent
@@ -131,8 +136,18 @@ class InProcessExecutor(Front):
             self._started.set()
 
     def _serve(self, runner: LoadedRunner) -> None:
-        self._leader.use(runner.grammars, runner.adapter_library)
-        rank = RankCallbacks(SingleRank(), self._leader, runner.adapters)
+        with tempfile.TemporaryDirectory(prefix="engine-") as folder:
+            transfer, contexts = make_transfer(self._config, runner, Path(folder), SingleRank())
+            try:
+                self._run_loop(runner, transfer, contexts)
+            finally:
+                for each in (transfer, contexts):
+                    if each is not None:
+                        each.close()
+
+    def _run_loop(self, runner: LoadedRunner, transfer: BlockTransfer | None, contexts: Contexts | None) -> None:
+        self._leader.use(runner.grammars, runner.adapter_library, contexts)
+        rank = RankCallbacks(SingleRank(), self._leader, runner.adapters, transfer)
         manager = make_manager(self._config, runner, rank.callbacks, raise_on_step_failure=False, notes_events=True)
         rank.attach(manager)
         self._replica_ready(runner.limits, runner.description, max_in_flight=self._config.max_in_flight)
@@ -147,8 +162,8 @@ class _InProcessLeader:
     def __init__(
         self, front: InProcessExecutor, make_book: Callable[..., RequestBook], *, stats_seconds: float
     ) -> None:
-        """`make_book`: as the configuration says; takes `grammars` and `adapters`. `stats_seconds`: shortest
-        time between two reports of a busy engine's newest statistics."""
+        """`make_book`: as the configuration says; takes `grammars`, `adapters` and `contexts`. `stats_seconds`:
+        shortest time between two reports of a busy engine's newest statistics."""
         self._inbox: deque[Request | int | CancelSequence] = deque()
         self._news = threading.Event()
         self._make_book = make_book
@@ -161,9 +176,9 @@ class _InProcessLeader:
         self._next_stats = 0.0
         self._shutdown = False
 
-    def use(self, grammars: Grammars | None, adapters: AdapterLibrary | None) -> None:
-        """Before the first request: the grammars and adapters that requests may ask for."""
-        self._book = self._make_book(grammars=grammars, adapters=adapters)
+    def use(self, grammars: Grammars | None, adapters: AdapterLibrary | None, contexts: Contexts | None = None) -> None:
+        """Before the first request: the grammars, adapters and contexts that requests may ask for."""
+        self._book = self._make_book(grammars=grammars, adapters=adapters, contexts=contexts)
 
     def send(self, item: Request | int | CancelSequence) -> None:
         """From any thread: a request, the id of one to cancel, or one of its sequences."""
@@ -186,15 +201,18 @@ class _InProcessLeader:
             self._book.stop_everything()
         requests, stops = self._book.take(0) if self._shutdown else self._book.take(max_requests, is_idle=may_block)
         sequences, adapters = self._book.take_cancelled_sequences(), self._book.take_adapter_orders()
+        blocks = self._book.take_block_orders()
         self.deliver_responses()
         now_ms = self._book.time_to_tell()
-        if not (requests or stops or sequences or adapters is not NO_ORDERS or now_ms or self._shutdown):
+        has_orders = adapters is not NO_ORDERS or blocks is not NO_BLOCK_ORDERS
+        if not (requests or stops or sequences or has_orders or now_ms or self._shutdown):
             return NO_INPUT
         return RankInput(
             requests=requests,
             stops=stops,
             cancelled_sequences=sequences,
             adapters=adapters,
+            blocks=blocks,
             shutdown=self._shutdown,
             now_ms=now_ms,
         )

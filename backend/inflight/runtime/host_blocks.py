@@ -2,7 +2,7 @@
 
 For a GPU the memory is pinned, and the copies run in the order of its stream without anybody waiting. On a CPU the
 blocks lie in a file without a name, which the system deletes with the process, however that ends; its pages are memory
-only as long as nobody else needs it. A host block holds all layers, keys and values, one after the other.
+only as long as nobody else needs it.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from torch import Tensor
 from inflight.config import EngineConfig
 from inflight.distributed.parallel_groups import ParallelGroups
 from inflight.errors import ConfigurationError, InsufficientMemory
+from inflight.runtime.block_bytes import BlockBytes
 from inflight.runtime.device import free_memory, gib
 from inflight.runtime.kv_cache import SPARE_CPU_BYTES, KVCache, KVCacheShape
 
@@ -49,10 +50,10 @@ class HostBlocks:
     def __init__(self, kv_cache: KVCache, shape: KVCacheShape, num_blocks: int, device: torch.device) -> None:
         """Raises InsufficientMemory if there is no room for them."""
         self.num_blocks = num_blocks
-        self._caches = [cache for layer in kv_cache.layers for cache in (layer.keys, layer.values)]
-        self._is_cuda = device.type == "cuda"
-        self._region_blocks = max(_PINNED_BYTES // shape.block_bytes, 1) if self._is_cuda else max(num_blocks, 1)
-        allocate = _pinned_memory if self._is_cuda else _file_memory
+        self._bytes = BlockBytes(kv_cache)
+        is_cuda = device.type == "cuda"
+        self._region_blocks = max(_PINNED_BYTES // shape.block_bytes, 1) if is_cuda else max(num_blocks, 1)
+        allocate = _pinned_memory if is_cuda else _file_memory
         self._regions = [
             allocate(count * shape.block_bytes).view(count, shape.block_bytes)
             for first in range(0, num_blocks, self._region_blocks)
@@ -62,32 +63,15 @@ class HostBlocks:
     def offload(self, pairs: list[tuple[int, int]]) -> None:
         """Copy (block, host block) pairs to the host. No host block is named twice."""
         for block_id, slot in pairs:
-            parts = [_bytes(cache[block_id]) for cache in self._caches]
-            if self._is_cuda:
-                # Gathered on the device first: one copy over the bus instead of two for each layer.
-                self._slot(slot).copy_(torch.cat(parts), non_blocking=True)
-            else:
-                torch.cat(parts, out=self._slot(slot))
+            self._bytes.read(block_id, self._slot(slot))
 
     def onboard(self, pairs: list[tuple[int, int]]) -> None:
         """Copy (host block, block) pairs to the device. No block is named twice."""
         for slot, block_id in pairs:
-            memory = self._slot(slot)
-            if self._is_cuda:
-                memory = memory.to(self._caches[0].device, non_blocking=True)
-            for part, cache in zip(self._split(memory), self._caches, strict=True):
-                _bytes(cache[block_id]).copy_(part)
+            self._bytes.write(self._slot(slot), block_id)
 
     def _slot(self, slot: int) -> Tensor:
         return self._regions[slot // self._region_blocks][slot % self._region_blocks]
-
-    def _split(self, memory: Tensor) -> tuple[Tensor, ...]:
-        """Bytes of a block as those of each cache."""
-        return memory.split_with_sizes([cache[0].numel() * cache.dtype.itemsize for cache in self._caches])
-
-
-def _bytes(block: Tensor) -> Tensor:
-    return block.view(-1).view(torch.uint8)
 
 
 def _pinned_memory(num_bytes: int) -> Tensor:

@@ -38,6 +38,7 @@ from inflight.runtime.device import (
 )
 from inflight.runtime.host_blocks import HostBlocks, count_host_blocks
 from inflight.runtime.kv_cache import KVCache, KVCacheShape, count_blocks
+from inflight.runtime.prompt_blocks import PromptBlocks
 from inflight.scheduler_output import HIDDEN_STATES, layer_output
 from inflight.weight_identity import weight_identity
 
@@ -53,6 +54,8 @@ class LoadedEngine:
     """Without slots if none is served."""
     kv_cache: KVCache
     host_blocks: HostBlocks
+    prompt_blocks: PromptBlocks | None
+    """None = contexts are not handed over."""
     limits: RequestLimits
     groups: ParallelGroups
     device: torch.device
@@ -76,6 +79,11 @@ def load_engine(
         raise ConfigurationError(
             "spare_ranks is for ranks on CPUs: on a GPU a second set of weights has no room beside the KV cache of the "
             "first; set it to 0"
+        )
+    if config.max_tokens_in_buffer and (device.type == "cuda" or rank_group.several_hosts):
+        raise ConfigurationError(
+            "max_tokens_in_buffer is for ranks on the CPUs of one machine: between others contexts are not handed "
+            "over; set it to 0"
         )
     torch.set_num_threads(count_threads(config, config.num_ranks))
     if device.type == "cuda":
@@ -104,6 +112,9 @@ def load_engine(
     num_blocks = count_blocks(config, shape, groups, device, reserved_bytes, max_seq_len)
     kv_cache = KVCache(shape, num_blocks, device, is_deferred=defers_cache)
     host_blocks = HostBlocks(kv_cache, shape, count_host_blocks(config, shape, groups, device), device)
+    prompt_blocks = None
+    if config.max_tokens_in_buffer:
+        prompt_blocks = PromptBlocks(kv_cache, shape, config.max_tokens_in_buffer)
     borders = accumulate(map(len, specs), initial=0)
     caches = [kv_cache.layers[first:end] for first, end in pairwise(borders)]
     compiled = [compile_network(config, *each, device, groups, weights) for each in zip(networks, caches, strict=True)]
@@ -138,6 +149,7 @@ def load_engine(
         model_outputs=_model_outputs(num_layers) if hidden_size else [],
         max_tensor_bytes=config.max_tensor_bytes_per_request,
         num_adapter_slots=adapters.num_slots,
+        max_context_tokens=config.max_context_tokens,
         has_draft_model=len(compiled) > 1,
     )
     return LoadedEngine(
@@ -146,6 +158,7 @@ def load_engine(
         adapters=adapters,
         kv_cache=kv_cache,
         host_blocks=host_blocks,
+        prompt_blocks=prompt_blocks,
         limits=limits,
         groups=groups,
         device=device,

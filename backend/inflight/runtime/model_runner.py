@@ -41,6 +41,7 @@ from inflight.runtime.host_blocks import HostBlocks
 from inflight.runtime.kv_cache import KVCache
 from inflight.runtime.loading import load_engine
 from inflight.runtime.logits_post_processing import LogitsPostProcessing, ProcessedRow
+from inflight.runtime.prompt_blocks import PromptBlocks
 from inflight.runtime.row_state import RowState
 from inflight.runtime.row_table import RowTable
 from inflight.runtime.sampler import SampledTokens, Sampler, find_allowed
@@ -90,14 +91,16 @@ class ModelRunner:
         grammars: Grammars | None = None,
         post_processors: LogitsPostProcessorConfig | None = None,
         host_blocks: HostBlocks | None = None,
+        prompt_blocks: PromptBlocks | None = None,
         adapters: AdapterStore | None = None,
         adapter_library: AdapterLibrary | None = None,
         draft_network: Network | None = None,
     ) -> None:
         """`thread`: the one that the network was loaded on. `grammars`: on the leader; None = none can be followed.
         `rank_group`: None = a single rank. `post_processors`: what `limits` names; None = nothing. `host_blocks`: where
-        cold blocks go; None = nowhere. `adapters`: None = none is served; `adapter_library`: on the leader.
-        `draft_network`: the draft model, whose caches stand behind those of `decoder` in `kv_cache`; None = none.
+        cold blocks go; None = nowhere. `prompt_blocks`: None = none are exchanged with other ranks. `adapters`: None =
+        none is served; `adapter_library`: on the leader. `draft_network`: the draft model, whose caches stand behind
+        those of `decoder` in `kv_cache`; None = none.
 
         On a CPU only this thread computes. OpenMP creates a team of threads for every thread that computes, and if the
         teams together have more threads than there are cores, they sleep at each barrier instead of spinning: a step of
@@ -111,6 +114,7 @@ class ModelRunner:
         self._kv_cache = kv_cache
         self._caches = kv_cache.layers[: len(decoder.cache_specs)]
         self._host_blocks = host_blocks
+        self.prompt_blocks = prompt_blocks
         self.num_host_blocks = 0 if host_blocks is None else host_blocks.num_blocks
         self._max_num_tokens = max_num_tokens
         self._groups = groups
@@ -192,6 +196,7 @@ class ModelRunner:
             decoder=engine.decoder,
             kv_cache=engine.kv_cache,
             host_blocks=engine.host_blocks,
+            prompt_blocks=engine.prompt_blocks,
             block_size=config.tokens_per_block,
             limits=structs.replace(engine.limits, logits_post_processors=post_processors.names),
             max_batch_size=config.max_batch_size,
@@ -248,6 +253,8 @@ class ModelRunner:
         """Start a step; see Runner. The host's part is done when this returns, while the device still computes."""
         if self._host_blocks is None and (scheduled.offloads or scheduled.onboards):
             raise ValueError("blocks in host memory are not served, but the step copies some")
+        if self.prompt_blocks is None and (scheduled.arrivals or scheduled.exports):
+            raise ValueError("blocks of prompts are not exchanged with other ranks, but the step copies some")
         if self._is_staged and any(len(work.token_ids) < work.num_tokens for work in scheduled.rows):
             raise ValueError("only the last pipeline stage knows a token that the step does not tell")
         step = self._preparation.prepare(scheduled, self._scrubbed)
@@ -337,6 +344,9 @@ class ModelRunner:
         if self._host_blocks is not None:
             self._host_blocks.offload(step.offloads)
             self._host_blocks.onboard(step.onboards)
+        if step.arrivals:
+            assert self.prompt_blocks is not None, "what is not served was not refused"
+            self.prompt_blocks.place(step.arrivals)
         if "copied_from" in step.staged:
             self._kv_cache.copy_blocks(step.staged["copied_from"], step.staged["copied_to"])
         self._kv_cache.scrub(step.scrubbed_copies)
@@ -356,6 +366,9 @@ class ModelRunner:
         self._state.note_drafts(step.staged)
         layout = lay_out(step, parts, self._state, self.block_size)
         hidden = self._run_network(step, layout)
+        if step.exports:
+            assert self.prompt_blocks is not None, "what is not served was not refused"
+            self.prompt_blocks.export(step.exports)
         if not self._groups.samples:
             return Forwarded(logits=None, prompt_tensors=[])
         of_prompt = of_prompts(step.tensor_plan, step.staged, hidden, self._decoder.logits, self._to_host)

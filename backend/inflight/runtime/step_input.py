@@ -54,6 +54,9 @@ class StepInput:
     offloads: list[tuple[int, int]] = field(default_factory=list)
     """This and the next as in SchedulerOutput."""
     onboards: list[tuple[int, int]] = field(default_factory=list)
+    arrivals: list[tuple[int, list[tuple[int, int]]]] = field(default_factory=list)
+    """This and the next as in SchedulerOutput."""
+    exports: list[tuple[bytes, list[int]]] = field(default_factory=list)
     scrubbed_copies: list[int] = field(default_factory=list)
     """Blocks in which they are replaced when all blocks are copied."""
     adapter_loads: list[tuple[int, Mapping[str, Matrices]]] = field(default_factory=list)
@@ -184,6 +187,8 @@ class StepPreparation:
             scrubbed_block_ids=scrubbed_block_ids,
             offloads=scheduled.offloads,
             onboards=scheduled.onboards,
+            arrivals=scheduled.arrivals,
+            exports=scheduled.exports,
             scrubbed_copies=scheduled.scrubbed_block_ids,
             staged=staging.send(),
             answer_order=batch.answer_order(),

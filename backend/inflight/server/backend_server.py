@@ -21,6 +21,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
+from inflight.checkpoint_digest import checkpoint_digest
 from inflight.config import EngineConfig
 from inflight.errors import EngineUnavailable, InvalidRequest, QueueFull, RequestCancelled
 from inflight.executor.front.front import SHUT_DOWN, Front
@@ -34,11 +35,11 @@ from inflight.server.preparation import Preparation
 from inflight.server.read_limits import read_limits
 from inflight.server.reply import Reply
 from inflight.server.request_builder import RequestBuilder
-from inflight.server.resumption import Resumption, checkpoint_digest
+from inflight.server.resumption import Resumption
 from inflight.server.self_unload import is_supervised, unload_itself
 from inflight.server.tensors.client_request import ClientRequest
 from inflight.server.tensors.dialect import Dialect
-from inflight.server.tensors.request_parameters import parse_parameters, read_parameters
+from inflight.server.tensors.request_parameters import REQUEST_TYPE, parse_parameters, read_parameters
 from inflight.server.tensors.tensor_values import Array, split
 from inflight.server.threads.metric_families import PAUSES, READY, RELAUNCHES, REPLAYS, REPLICA_READY, SPARES
 from inflight.server.threads.metrics_thread import MetricsThread, Outcome, own_labels
@@ -273,7 +274,13 @@ class BackendServer:
             field: value for field, value in self._dialect.fields_for(wanted).items() if not getattr(client, field)
         }
         # Most requests have neither, and a copy takes longer than reading the tensors.
-        return replace(client, **common, **unset) if common or unset else client
+        client = replace(client, **common, **unset) if common or unset else client
+        if client.is_context_only and "context_phase_params" not in self._dialect.outputs_by_name:
+            raise InvalidRequest(
+                f"{REQUEST_TYPE} {client.request_type.wire} needs a model with the output context_phase_params, and "
+                "this one has none: use llm or tensorrt_llm"
+            )
+        return client
 
     def _answer_stop(self, triton_id: str, reply: Reply) -> None:
         self._stop(triton_id)

@@ -9,6 +9,7 @@ from collections.abc import Iterable
 
 from msgspec import structs
 
+from inflight.context_phase import ContextPhaseParams
 from inflight.errors import InvalidRequest
 from inflight.generation_defaults import GenerationDefaults
 from inflight.guided_decoding import GuidedDecodingParams, GuideType
@@ -103,6 +104,12 @@ class RequestBuilder:
             prompt_tuning_config=tuning,
             lora_request=LoRARequest(client.lora_name) if client.lora_name else None,
             lora_config=_lora_config(client),
+            request_type=client.request_type,
+            context_phase_params=(
+                None
+                if client.context_phase_params is None
+                else ContextPhaseParams.deserialize(client.context_phase_params)
+            ),
         )
         self._limits.validate(request)
         return request

@@ -18,6 +18,7 @@ import time
 from collections.abc import Mapping
 from dataclasses import replace
 
+import numpy as np
 from msgspec import structs
 
 from inflight.errors import RequestCancelled, RequestTimedOut
@@ -30,6 +31,7 @@ from inflight.server.sequence_output import SequenceOutput
 from inflight.server.tensors.chunk import Chunk
 from inflight.server.tensors.client_request import ClientRequest
 from inflight.server.tensors.dialect import Dialect
+from inflight.server.tensors.tensor_values import Array
 from inflight.text.safe_text import safe_text
 
 
@@ -64,6 +66,7 @@ class WorkItem:
         self.accepted_ns = time.monotonic_ns()
         self.answered_ns = 0
         self.perf_metrics: PerfMetrics | None = None
+        self._context_phase_params: Array | None = None
         self._dialect = dialect
         self._gathers = gathers
         self._outputs: list[SequenceOutput] = []
@@ -168,6 +171,8 @@ class WorkItem:
     def add(self, result: Result) -> None:
         """Merge a result into the output of its sequence that was not delivered yet."""
         self.perf_metrics = result.request_perf_metrics or self.perf_metrics
+        if result.context_phase_params is not None:
+            self._context_phase_params = np.frombuffer(result.context_phase_params.serialize(), np.uint8)
         output = self._outputs[result.sequence_index]
         was_finished = output.is_finished
         output.add(result)
@@ -189,7 +194,8 @@ class WorkItem:
             for group in ready:
                 self._send(group)
             first, *others = self._take_chunks(last)
-            self._send_final([replace(first, perf_metrics=self.perf_metrics), *others])
+            first = replace(first, perf_metrics=self.perf_metrics, context_phase_params=self._context_phase_params)
+            self._send_final([first, *others])
         else:
             for group in ready:
                 self._send(group)

@@ -1,7 +1,8 @@
 """Any history of requests, stops, failing steps and time that passes, on two ranks at once.
 
 Requests fork and search with beams, are paused where the policy allows it, share prefixes in whole blocks and within
-them, and keep their blocks for longer or shorter; blocks go to host memory and come back.
+them, and keep their blocks for longer or shorter; blocks go to host memory and come back. Some end with their context
+phase, and of others the prompt's blocks come from elsewhere.
 
 Held after every step: the books of rows and blocks balance (used and free blocks are all blocks, on the device and on
 the host), both ranks decided the same, no request got two final responses, and whoever followed the events knows what
@@ -18,6 +19,7 @@ import os
 
 import pytest
 from cache_model import CacheModel
+from fakes import states_of
 from harness import Harness, drafts_for, make_request
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
@@ -26,6 +28,7 @@ from msgspec import structs
 
 from inflight.batch_manager.event_buffer import EventBuffer
 from inflight.config import SchedulerPolicy
+from inflight.context_phase import ContextTransfer, RequestType
 from inflight.errors import StepFailed
 from inflight.kv_cache_retention import KvCacheRetentionConfig, TokenRangeRetentionConfig
 from inflight.result import FinishReason
@@ -157,6 +160,7 @@ class Histories(RuleBasedStateMachine):
         lookahead=st.sampled_from(LOOKAHEADS),
         by_model=st.sampled_from([None, None, 1, 3, 8]),
         retention=RETENTIONS,
+        context=st.sampled_from(["", "", "has arrived", "only"]),
     )
     def submit(
         self,
@@ -181,6 +185,7 @@ class Histories(RuleBasedStateMachine):
         lookahead: LookaheadDecodingConfig | None,
         by_model: int | None,
         retention: KvCacheRetentionConfig | None,
+        context: str,
     ) -> None:
         self.num_requests += 1
         prompt = [*PREFIX[:shared], *tail]
@@ -210,7 +215,14 @@ class Histories(RuleBasedStateMachine):
             tokens = drafts_for(request, drafts, MAX_SEQ_LEN)
             given = ExternalDraftTokensConfig(tokens=tokens, acceptance_threshold=threshold)
             request = structs.replace(request, external_draft_tokens_config=given)
+        if context == "has arrived":
+            request = structs.replace(request, context_transfer=ContextTransfer(num_arrived_tokens=len(prompt)))
+        elif context == "only" and beam_width == 1:
+            transfer = ContextTransfer(export_key=bytes([self.num_requests]))
+            request = structs.replace(request, request_type=RequestType.CONTEXT_ONLY, context_transfer=transfer)
         for rank in self.ranks:
+            if context == "has arrived":
+                rank.runner.arrive(request)
             rank.submit(request)
 
     def possible_width(self, beam_width: int, length: int, end_ids: list[int]) -> int:
@@ -291,12 +303,20 @@ class Histories(RuleBasedStateMachine):
                 assert isinstance(error, StepFailed) and self.failing_steps
                 assert tokens == expected[: len(tokens)]
                 continue
+            self.check_export(rank, request_id)
             assert [result.is_sequence_final for result in results] == [False] * (len(results) - 1) + [True]
             if results[-1].finish_reason is FinishReason.CANCELLED:
                 assert request_id in self.stopped and tokens == expected[: len(tokens)]
             else:
                 assert tokens == expected
             self.check_tensors(rank, request_id, index)
+
+    def check_export(self, rank: Harness, request_id: int) -> None:
+        """Whoever was answered with its first tokens has left what others go on from, unless a step failed."""
+        request = rank.requests[request_id]
+        if request.request_type is RequestType.CONTEXT_ONLY and rank.tokens(request_id) and not self.failing_steps:
+            states = states_of(request.input_token_ids)
+            assert rank.runner.exported[bytes([request_id])][: len(states)] == states
 
     def check_beams(self, rank: Harness, request_id: int) -> None:
         """One result for each hypothesis that is returned, or one error."""

@@ -13,6 +13,7 @@ from llm_tensors import READ_LIMITS, read
 from tritonclient.grpc import model_config_pb2
 
 from inflight.config import EngineConfig
+from inflight.context_phase import RequestType
 from inflight.errors import InvalidRequest
 from inflight.prompt_tuning import EmbeddingTable
 from inflight.result import PerfMetrics
@@ -273,6 +274,7 @@ def test_outputs_have_the_shapes_and_types_of_the_table() -> None:
         gather_context=True,
         num_return_sequences=3,
         return_resume_token=True,
+        request_type=RequestType.CONTEXT_ONLY,
     )
     plain = Chunk(
         sequence_index=2, text="é", token_ids=[1, 2], log_probs=[-1.0, -2.0], cum_log_prob=-3.0, finish_reason="stop"
@@ -289,6 +291,7 @@ def test_outputs_have_the_shapes_and_types_of_the_table() -> None:
         hidden_states=np.zeros((2, 8), np.float32),
         context_hidden_states=np.zeros((5, 8), np.float32),
         resume_token="ab.",
+        context_phase_params=np.zeros(90, np.uint8),
         perf_metrics=PerfMetrics(arrival_time_ns=2**40, total_draft_tokens=4, total_accepted_draft_tokens=3),
     )
     written = LLM.write([chunk], client, None)
@@ -312,6 +315,7 @@ def test_outputs_have_the_shapes_and_types_of_the_table() -> None:
         "num_input_tokens": (1,),
         "num_output_tokens": (1,),
         "resume_token": (1,),
+        "context_phase_params": (90,),
         **dict.fromkeys(PERF_METRICS, (1,)),
     }
     assert written["arrival_time_ns"] == [2**40] and written["acceptance_rate"] == [0.75]

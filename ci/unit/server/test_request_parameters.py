@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from inflight.context_phase import RequestType
 from inflight.errors import InvalidRequest
 from inflight.server.tensors import request_parameters
 
@@ -14,7 +15,8 @@ def read_parameters(text: str, timeout_us: int = 0) -> dict:
 
 def test_parameters_beside_the_tensors() -> None:
     assert read_parameters('{"priority": 7, "Streaming": true, "triton_x": 1, "other": [1]}') == {}
-    assert read_parameters('{"triton_trtllm_request_type": "context_and_generation"}') == {}
+    kind = RequestType.CONTEXT_ONLY
+    assert read_parameters('{"triton_trtllm_request_type": "context_only"}') == {"request_type": kind}
     assert read_parameters('{"timeout": 2500}') == {"allotted_time_ms": 3}
     assert read_parameters('{"request_priority": "0.25", "cache_salt": "me"}') == {"priority": 0.25, "cache_salt": "me"}
     assert read_parameters("{}", timeout_us=1500) == {"allotted_time_ms": 2}
@@ -33,7 +35,8 @@ def test_parameters_beside_the_tensors() -> None:
         '{"allotted_time_ms": "x"}',
         '{"allotted_time_ms": -1}',
         '{"cache_salt": 7}',
-        '{"triton_trtllm_request_type": "context_only"}',
+        '{"triton_trtllm_request_type": "context"}',
+        '{"triton_trtllm_request_type": 1}',
         '{"cache_salt": "%s"}' % ("x" * 300),
     ],
 )

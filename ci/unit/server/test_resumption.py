@@ -14,9 +14,9 @@ from fake_executor import FakeExecutor
 from fake_pb_utils import ResponseSender
 from played_backend import LONG
 
+from inflight.checkpoint_digest import checkpoint_digest
 from inflight.engine_description import EngineDescription
 from inflight.result import FinishReason, Response, Result
-from inflight.server.resumption import checkpoint_digest
 
 PROMPT = {"text_input": "AB", "max_tokens": 40, "stream": True, "return_resume_token": True}
 

@@ -25,6 +25,7 @@ from inflight.errors import EngineUnavailable, InvalidRequest, QueueFull, Reques
 from inflight.executor.front.engine_state import ACCEPTING, EngineState
 from inflight.executor.front.journal import Journal
 from inflight.executor.front.journal_entry import JournalEntry
+from inflight.executor.front.phase import Phase
 from inflight.executor.front.ready_responses import ReadyResponses, ResponsesChanged
 from inflight.executor.front.replicas import Replicas
 from inflight.executor.front.request_ids import RequestIds
@@ -56,18 +57,17 @@ class Front(StatisticsApi):
         config: EngineConfig | None = None,
         generation_defaults: GenerationDefaults | None = None,
         *,
-        engine: EngineConfig | None = None,
         num_replicas: int = 1,
         keeps_statistics: bool = True,
     ) -> None:
-        """`config`: of this front; its rings of statistics and KV cache events are as long as it says. `engine`: of the
-        ranks, None = the same. `num_replicas`: of the engine. `keeps_statistics`: if False it has none, because nobody
-        would read them."""
+        """`config`: of this front; its rings of statistics and KV cache events are as long as it says, and requests are
+        routed to replicas as it says. `num_replicas`: of the engine. `keeps_statistics`: if False it has none, because
+        nobody would read them."""
         config = config or EngineConfig()
         self._generation_defaults = generation_defaults or GenerationDefaults()
         super().__init__(FrontStatistics(config, num_replicas=num_replicas, has_rings=keeps_statistics))
         self._changed = ResponsesChanged(self._lock)
-        self._replicas = Replicas(num_replicas, engine or config)
+        self._replicas = Replicas(num_replicas, config)
         self._ids = RequestIds()
         self._journal = Journal(config)
         self._responses = ReadyResponses()
@@ -188,16 +188,17 @@ class Front(StatisticsApi):
     def _send(self, entry: JournalEntry, prefix: list[bytes], encoded: object | None = None) -> None:
         """Send a request that no ranks know to a replica that serves, if there is one. `encoded`: the request as it
         came. Called with the lock held."""
-        replica = self._replicas.choose(entry.num_tokens, prefix, entry.only_replica)
+        replica = self._replicas.choose(entry.num_tokens, prefix, entry.only_replica, entry.phase)
         if replica is None:
             entry.has_waited = True
             return
+        entry.phase = self._replicas.phase_at(replica, entry.phase)
         placement = self._replicas.place(entry.num_tokens, prefix, replica)
         message = self._journal.message(entry, placement, time.monotonic())
         try:
             if encoded is None or message is not entry.request:
                 encoded = self._encode(message)
-            if not entry.num_replays:
+            if not entry.num_replays and entry.phase is not Phase.GENERATION:
                 self._tell_others(entry.request, replica)
         except RequestError as error:
             self._responses.extend(self._journal.fail(entry, error))
@@ -252,6 +253,10 @@ class Front(StatisticsApi):
     def num_replays(self) -> int:
         """Requests of this front that were sent again to other ranks, each time."""
         return self._journal.num_replays
+
+    def num_handovers(self) -> int:
+        """Requests of this front whose prompts one replica has computed, for another one to go on."""
+        return self._journal.num_handovers
 
     def num_pauses(self) -> int:
         """Times that requests of this front were in flight when ranks were lost, and waited for others."""
@@ -407,6 +412,8 @@ class Front(StatisticsApi):
         with self._changed:
             for response in responses:
                 self._responses.extend(self._journal.note(response))
+            for entry in self._journal.take_handed_over():
+                self._send(entry, self._replicas.prefix(entry.request))
             self._changed.notify_all()
 
     # -- checks --------------------------------------------------------------------------------------------------------

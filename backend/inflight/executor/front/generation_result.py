@@ -7,6 +7,7 @@ import contextlib
 import threading
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Generator, Iterator, Sequence
 
+from inflight.context_phase import ContextPhaseParams
 from inflight.errors import EngineUnavailable, InflightError, RequestError
 from inflight.executor.front.request_output import CompletionOutput, RequestOutput
 from inflight.executor.front.sequence_output import Seen, SequenceOutput
@@ -54,6 +55,7 @@ class GenerationResult:
         self._done = False
         self._error: InflightError | None = None
         self._perf_metrics: PerfMetrics | None = None
+        self._context_phase_params: ContextPhaseParams | None = None
 
     @property
     def request_id(self) -> int:
@@ -169,6 +171,7 @@ class GenerationResult:
         if result.tensors and not was_finished:
             self._with_tensors.append(result)
         self._perf_metrics = result.request_perf_metrics
+        self._context_phase_params = result.context_phase_params
         is_stopped = sequence.is_finished and not (was_finished or result.is_sequence_final)
         return result.sequence_index if is_stopped else None
 
@@ -208,6 +211,7 @@ class GenerationResult:
             outputs=outputs,
             finished=self._done,
             request_perf_metrics=self._perf_metrics,
+            context_phase_params=self._context_phase_params,
             arrival_time=self._arrival_time,
         )
 

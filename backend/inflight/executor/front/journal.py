@@ -22,11 +22,14 @@ class Journal:
     def __init__(self, config: EngineConfig) -> None:
         self._config = config
         self._entries: dict[int, JournalEntry] = {}
+        self._handed_over: list[JournalEntry] = []
         self._adapters = SentAdapters(config.lora_cache_host_memory_bytes)
         self.num_pauses = 0
         """Times that requests in flight have begun to wait for ranks in place of lost ones."""
         self.num_replays = 0
         """Requests that were sent again to such ranks; one that was sent again twice counts twice."""
+        self.num_handovers = 0
+        """Requests whose context phase has ended at one replica, to go on at another."""
 
     def __len__(self) -> int:
         return len(self._entries)
@@ -81,7 +84,19 @@ class Journal:
     def note(self, response: Response) -> list[Response]:
         """Of a request that is not in flight: nothing."""
         entry = self._entries.get(response.request_id)
-        return [] if entry is None else self._ended(entry.note(response))
+        if entry is None:
+            return []
+        responses = self._ended(entry.note(response))
+        if entry.is_handed_over:
+            entry.is_handed_over = False
+            self.num_handovers += 1
+            self._handed_over.append(entry)
+        return responses
+
+    def take_handed_over(self) -> list[JournalEntry]:
+        """Those whose context phase has ended since the last call: they are to be sent on."""
+        taken, self._handed_over = self._handed_over, []
+        return taken
 
     # -- without ranks -------------------------------------------------------------------------------------------------
 

@@ -15,7 +15,9 @@ from dataclasses import dataclass, field
 from msgspec import structs
 
 from inflight.config import EngineConfig
+from inflight.context_phase import ContextPhaseParams, RequestType
 from inflight.errors import EngineUnavailable, InflightError, RequestCancelled, RequestTimedOut
+from inflight.executor.front.phase import Phase, first_phase
 from inflight.executor.front.routing import Placement
 from inflight.lora import LoraConfig, LoRARequest
 from inflight.replay import DeliveredSequence, Replay
@@ -63,6 +65,10 @@ class JournalEntry:
     """The replica that alone may go on with it, because its ranks may have died of it; None = each may."""
     has_waited: bool = False
     """No ranks served when it was accepted: those that it is sent to later find no queue full for it."""
+    phase: Phase = Phase.WHOLE
+    """Which part of it the ranks compute that have it, or the next ones."""
+    is_handed_over: bool = False
+    """Its context phase has just ended, and it waits for a replica that goes on."""
     is_started: bool = False
     """Some ranks have begun it: it ends with its tokens so far, not with an error, if it is cancelled."""
     _started_ns: int = 0
@@ -83,9 +89,14 @@ class JournalEntry:
     _is_released: bool = False
     """The ranks that may have died of it could not be brought back."""
     _is_cancelled: bool = False
+    _context_phase_params: ContextPhaseParams | None = None
+    """From which the generation phase begins, until ranks have taken it up."""
+    _held: list[Result] = field(default_factory=list)
+    """Of the context phase of a request that is answered at its end."""
 
     def __post_init__(self) -> None:
         """Of a request that is resumed its client has something from ranks that this front never had."""
+        self.phase = first_phase(self.request, self.config)
         delivered = [] if self.request.replay is None else self.request.replay.sequences
         for index, each in enumerate(delivered):
             self.is_started = True
@@ -108,6 +119,8 @@ class JournalEntry:
     def note_started(self) -> None:
         self.is_started = self._is_running = True
         self._started_ns = self._started_ns or time.monotonic_ns()
+        if self.phase is Phase.GENERATION:
+            self._context_phase_params = None
 
     def note_heartbeat(self) -> None:
         self._num_heartbeats += self._is_running
@@ -121,10 +134,49 @@ class JournalEntry:
             return self.end(reason) if reason is not None and self.is_started else [self._signed(response)]
         if not self._is_running:
             self.note_started()
+        if self._is_apart and self.phase is Phase.CONTEXT:
+            return self._note_context(response.result)
         result = self._note(response.result)
         if result is None:
             return []
         return [self._signed(response if result is response.result else structs.replace(response, result=result))]
+
+    def _note_context(self, result: Result) -> list[Response]:
+        """The same of the context phase. What was cut off behind its first token has not ended for its client; a
+        request that is answered at its end is told nothing, and gets its first tokens from the ranks that go on."""
+        params, reason = result.context_phase_params, result.finish_reason
+        is_over = result.is_final and params is None
+        if result.is_final and reason is FinishReason.TIMED_OUT:
+            return self.end(reason)
+        if self._is_cancelled and (params is not None or reason is FinishReason.CANCELLED):
+            return self.end(FinishReason.CANCELLED)
+        if reason is FinishReason.LENGTH:
+            result = structs.replace(result, finish_reason=FinishReason.NOT_FINISHED, is_sequence_final=False)
+        if not self.request.streaming:
+            self._held.append(result)
+        if params is not None:
+            result = structs.replace(result, is_final=False, context_phase_params=None, request_perf_metrics=None)
+        results = [result] if self.request.streaming else self._held if is_over else []
+        noted = [each for each in map(self._note, results) if each is not None]
+        responses = [self._signed(Response(request_id=self.request.request_id, result=each)) for each in noted]
+        return responses if params is None else [*responses, *self._hand_over(params)]
+
+    def _hand_over(self, params: ContextPhaseParams) -> list[Response]:
+        """Let other ranks go on. Returns the last responses of sequences that were to end."""
+        self.place(None)
+        self._held.clear()
+        self._is_running = self._has_progressed = False
+        self._num_heartbeats = self._num_deaths = 0
+        ended = self._end([index for index in self._open if self._of(index).is_cancelled], FinishReason.CANCELLED)
+        if not ended or not ended[-1].is_final:
+            self.phase, self.is_handed_over = Phase.GENERATION, True
+            self._context_phase_params = params
+        return ended
+
+    @property
+    def _is_apart(self) -> bool:
+        """Whether this front splits it: its client knows of no phases."""
+        return self.request.request_type is RequestType.CONTEXT_AND_GENERATION
 
     def _note(self, result: Result) -> Result | None:
         delivered = self._of(result.sequence_index)
@@ -141,7 +193,8 @@ class JournalEntry:
                 )
         self._has_progressed = True
         self._first_token_ns = self._first_token_ns or time.monotonic_ns()
-        if self.num_replays and result.request_perf_metrics is not None:
+        has_moved = self.num_replays > 0 or (self._is_apart and self.phase is Phase.GENERATION)
+        if has_moved and result.request_perf_metrics is not None:
             result = structs.replace(result, request_perf_metrics=self._since_acceptance(result.request_perf_metrics))
         delivered.cum_log_prob = result.cum_log_prob
         delivered.num_iterations = result.decoding_iter
@@ -250,6 +303,7 @@ class JournalEntry:
         self.place(None)
         self._is_running = self._has_progressed = self._is_released = False
         self._num_heartbeats = 0
+        self._held.clear()
         if self._is_cancelled:
             return self.end(FinishReason.CANCELLED)
         responses = self._end([index for index in self._open if self._of(index).is_cancelled], FinishReason.CANCELLED)
@@ -295,7 +349,14 @@ class JournalEntry:
         waited_ms = int((now - self.accepted_at) * 1000)
         if request.allotted_time_ms and waited_ms:
             request = structs.replace(request, allotted_time_ms=max(request.allotted_time_ms - waited_ms, 1))
-        if not (self.num_replays or self.has_waited):
+        if self._is_apart and self.phase is Phase.CONTEXT:
+            request = structs.replace(request, request_type=RequestType.CONTEXT_ONLY)
+        elif self._context_phase_params is not None:
+            params = self._context_phase_params
+            request = structs.replace(request, request_type=RequestType.GENERATION_ONLY, context_phase_params=params)
+        # A replay finds no queue full for it.
+        is_second_half = self._is_apart and self.phase is Phase.GENERATION
+        if not (self.num_replays or self.has_waited or is_second_half):
             return request
         sequences: list[DeliveredSequence] = []
         if not self._is_beam_search and any(each.token_ids or each.is_finished for each in self.sequences.values()):

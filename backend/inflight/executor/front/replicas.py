@@ -1,4 +1,8 @@
-"""The replicas of a front's engine: the state of each, what they serve together, and which one gets a request."""
+"""The replicas of a front's engine: the state of each, what they serve together, and which one gets a request.
+
+Where some are for prompts (`context_replicas`), the others generate. While none of a kind serves, the others do its
+work: every replica can do all of it.
+"""
 
 from __future__ import annotations
 
@@ -9,6 +13,7 @@ from msgspec import structs
 from inflight.config import EngineConfig
 from inflight.engine_description import EngineDescription
 from inflight.executor.front.engine_state import EngineState, overall
+from inflight.executor.front.phase import Phase
 from inflight.executor.front.routing import Placement, Router
 from inflight.request import Request
 from inflight.request_limits import RequestLimits
@@ -31,7 +36,8 @@ class Replicas:
     """Takes no lock. A replica is its number."""
 
     def __init__(self, num_replicas: int, config: EngineConfig) -> None:
-        """`config`: of the ranks, of which what the prefix cache shares is used."""
+        """`config`: of which what the prefix cache shares is used, and how many replicas are for prompts."""
+        self._num_for_contexts = config.context_replicas
         self._replicas = [_Replica() for _ in range(num_replicas)]
         self._router = Router(num_replicas, config.tokens_per_block if config.enable_kv_cache_reuse else 0)
         self.state = EngineState.STARTING
@@ -93,14 +99,28 @@ class Replicas:
         """What `choose` and `place` need to know of a request's prompt. May be called by any thread."""
         return self._router.prefix(request)
 
-    def choose(self, num_tokens: int, prefix: list[bytes], only: int | None = None) -> int | None:
+    def choose(
+        self, num_tokens: int, prefix: list[bytes], only: int | None = None, phase: Phase = Phase.WHOLE
+    ) -> int | None:
         """The replica that gets a request of so many tokens; None = it waits for ranks, `only` those of one if given.
         One that has as many requests of this front as its leader takes is left out while there are others."""
         ready = self.ready()
         if only is not None:
             return only if only in ready else None
+        ready = [number for number in ready if self._is_for_contexts(number) == (phase is Phase.CONTEXT)] or ready
         free = [number for number in ready if not self._is_full(number)]
         return self._router.choose(num_tokens, prefix, free or ready) if ready else None
+
+    def phase_at(self, replica: int, phase: Phase) -> Phase:
+        """Of a request in `phase` that goes to this replica: the context phase alone has a place only where another
+        replica can go on."""
+        if phase is not Phase.CONTEXT:
+            return phase
+        is_apart = self._is_for_contexts(replica) and not all(map(self._is_for_contexts, self.ready()))
+        return Phase.CONTEXT if is_apart else Phase.WHOLE
+
+    def _is_for_contexts(self, replica: int) -> bool:
+        return replica < self._num_for_contexts
 
     def _is_full(self, replica: int) -> bool:
         return 0 < self._replicas[replica].max_in_flight <= self._router.num_requests(replica)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
+from inflight.context_phase import ContextPhaseParams
 from inflight.result import FinishReason, PerfMetrics
 
 
@@ -43,6 +44,8 @@ class RequestOutput(msgspec.Struct, frozen=True, kw_only=True):
     """Whether nothing will be added to any of them."""
     request_perf_metrics: PerfMetrics | None = None
     """Set once the engine has ended the request; stays None if a stop string ended it first."""
+    context_phase_params: ContextPhaseParams | None = None
+    """Of a finished context-only request whose output goes on."""
     arrival_time: float | None = None
     """As the request's program gave it."""
 

@@ -4,23 +4,31 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
-from typing import Protocol
+from pathlib import Path
+from typing import TYPE_CHECKING, Protocol
 
 from inflight.batch_manager.callbacks import Callbacks
 from inflight.batch_manager.event_buffer import EventBuffer
 from inflight.batch_manager.gpt_manager import GptManager
 from inflight.batch_manager.kv_cache_manager import KVCacheManager
 from inflight.batch_manager.scheduler import Scheduler
+from inflight.checkpoint_digest import checkpoint_digest
 from inflight.config import EngineConfig
 from inflight.distributed.rank_group import RankGroup
 from inflight.engine_description import EngineDescription
+from inflight.executor.rank.block_transfer.block_transfer import BlockTransfer
 from inflight.executor.rank.callbacks import FollowsOrders
+from inflight.executor.rank.leader.contexts import Contexts
+from inflight.executor.wire.context_state import layout_digest, read_secret
 from inflight.executor.wire.launch import Launch
 from inflight.logits_post_processor import LogitsPostProcessorConfig
 from inflight.request_limits import RequestLimits
 from inflight.runtime.adapters.adapter_library import AdapterLibrary
 from inflight.runtime.guided.grammars import Grammars
 from inflight.runtime.runner import Runner
+
+if TYPE_CHECKING:
+    from inflight.runtime.prompt_blocks import PromptBlocks
 
 
 class LoadedRunner(Runner, Protocol):
@@ -37,12 +45,47 @@ class LoadedRunner(Runner, Protocol):
     adapter_library: AdapterLibrary | None
     """On the leader, if requests may use low-rank adapters."""
 
+    prompt_blocks: PromptBlocks | None
+    """On every rank, if contexts are handed over."""
+
     def occupy_memory(self) -> None:
         """Begin to take the memory that ranks without work do without. Raises ConfigurationError if there is none."""
 
     @property
     def adapters(self) -> FollowsOrders | None:
         """What this rank stores of them."""
+
+
+def make_transfer(
+    config: EngineConfig, runner: LoadedRunner, folder: Path, rank_group: RankGroup
+) -> tuple[BlockTransfer | None, Contexts | None]:
+    """This rank's part in handing contexts over, and on the leader that of the engine; None if none are. `folder`: the
+    launch's own. Raises ConfigurationError."""
+    blocks = runner.prompt_blocks
+    if blocks is None:
+        return None, None
+    secret = read_secret(config.kv_transfer_key_file)
+    contexts = None
+    if rank_group.rank == 0:
+        layout = layout_digest(
+            checkpoint_digest((config.gpt_model_path, config.speculative_model_dir), runner.description),
+            runner.description.layers,
+            runner.block_size,
+            blocks.block_bytes,
+            config.tensor_parallel_size,
+            config.pipeline_parallel_size,
+        )
+        contexts = Contexts(
+            folder,
+            secret=secret,
+            layout=layout,
+            block_size=runner.block_size,
+            block_bytes=blocks.block_bytes,
+            num_ranks=rank_group.size,
+            max_tokens=config.max_tokens_in_buffer,
+        )
+    transfer = BlockTransfer(config, blocks, folder, secret, rank=rank_group.rank, num_ranks=rank_group.size)
+    return transfer, contexts
 
 
 LoadRunner = Callable[[EngineConfig, RankGroup], LoadedRunner]

@@ -15,6 +15,7 @@ from inflight.batch_manager.gpt_manager import GptManager
 from inflight.batch_manager_stats import BatchManagerStats
 from inflight.distributed.rank_group import RankGroup
 from inflight.errors import RequestError
+from inflight.executor.wire.block_messages import BlockOrders
 from inflight.executor.wire.messages import NO_INPUT, RankInput, decode_rank_input, encode_rank_input
 from inflight.kv_cache_events import KVCacheEvent
 from inflight.lora import AdapterOrders
@@ -69,14 +70,31 @@ class FollowsOrders(Protocol):
         """Change what is stored."""
 
 
+class FollowsBlockOrders(Protocol):
+    """What fetches blocks from other engines."""
+
+    def follow(self, orders: BlockOrders) -> None:
+        """Begin to fetch, or drop, without waiting."""
+
+    def forget(self, request_id: int) -> None:
+        """The request is over."""
+
+
 class RankCallbacks:
     """The callbacks of one rank; `leader` is None on all ranks but the first."""
 
-    def __init__(self, rank_group: RankGroup, leader: Leader | None, adapters: FollowsOrders | None = None) -> None:
-        """`adapters`: what this rank stores of them; None = none is served."""
+    def __init__(
+        self,
+        rank_group: RankGroup,
+        leader: Leader | None,
+        adapters: FollowsOrders | None = None,
+        blocks: FollowsBlockOrders | None = None,
+    ) -> None:
+        """`adapters`: what this rank stores of them; None = none is served. `blocks`: None = none are fetched."""
         self._group = rank_group
         self._leader = leader
         self._adapters = adapters
+        self._blocks = blocks
         self._manager: GptManager | None = None
         self._num_active = 0
         self._stops: dict[int, FinishReason] = {}
@@ -107,6 +125,8 @@ class RankCallbacks:
     def send_response(self, request_id: int, result: Result | None, is_final: bool, error: RequestError | None) -> None:
         if is_final:
             self._num_active -= 1
+            if self._blocks is not None:
+                self._blocks.forget(request_id)
         if self._leader is None:
             return
         if error is None:
@@ -164,6 +184,8 @@ class RankCallbacks:
             self._manager.cancel_sequence(request_id, sequence_index)
         if self._adapters is not None:
             self._adapters.follow(rank_input.adapters)
+        if self._blocks is not None:
+            self._blocks.follow(rank_input.blocks)
         if rank_input.now_ms:
             assert self._manager is not None
             self._manager.note_time(rank_input.now_ms)

@@ -22,7 +22,7 @@ from inflight.distributed.joining import join
 from inflight.distributed.rank_group import RankGroup, SingleRank
 from inflight.errors import ConfigurationError, InflightError, InsufficientMemory, UnusableWeights
 from inflight.executor.parent_watch import die_with_parent
-from inflight.executor.rank.assembly import LoadedRunner, LoadRunner, load_model_runner, make_manager
+from inflight.executor.rank.assembly import LoadedRunner, LoadRunner, load_model_runner, make_manager, make_transfer
 from inflight.executor.rank.callbacks import RankCallbacks
 from inflight.executor.rank.leader.leader_socket import LeaderSocket
 from inflight.executor.wire.launch import Launch, launched_rank
@@ -73,6 +73,7 @@ def serve(
 ) -> None:
     """Serve one launch to its end. Collective. `on_ready` is called on the leader once fronts can connect."""
     leader = None
+    transfer, contexts = make_transfer(config, runner, Path(launch.directory), group)
     if group.rank == 0:
         leader = LeaderSocket(
             launch.socket_path,
@@ -84,8 +85,9 @@ def serve(
             tick_seconds=min(MAX_TICK_SECONDS, config.worker_heartbeat_timeout_ms / 1000 / TICKS_PER_TIMEOUT),
             stats_seconds=config.stats_check_period_ms / 2000,
             preemption_rows=config.preemption_rows,
+            contexts=contexts,
         )
-    rank = RankCallbacks(group, leader, runner.adapters)
+    rank = RankCallbacks(group, leader, runner.adapters, transfer)
     manager = make_manager(
         config, runner, rank.callbacks, raise_on_step_failure=group.size > 1, notes_events=leader is not None
     )
@@ -109,6 +111,10 @@ def serve(
         raise
     if leader is not None:
         leader.close()
+    if transfer is not None:
+        transfer.close()
+    if contexts is not None:
+        contexts.close()
     runner.close()
 
 

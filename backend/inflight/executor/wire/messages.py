@@ -20,6 +20,7 @@ from msgspec import structs
 
 from inflight.engine_description import EngineDescription
 from inflight.errors import InvalidRequest
+from inflight.executor.wire.block_messages import NO_BLOCK_ORDERS, BlockOrders
 from inflight.kv_cache_events import KVCacheEvent
 from inflight.lora import NO_ORDERS, AdapterOrders
 from inflight.request import Request
@@ -149,6 +150,7 @@ class RankInput(msgspec.Struct, frozen=True, omit_defaults=True):
     tick: bool = False
     """If true, all ranks enter a barrier, after which the leader knows that all are alive."""
     adapters: AdapterOrders = NO_ORDERS
+    blocks: BlockOrders = NO_BLOCK_ORDERS
     shutdown: bool = False
     """If true, ranks take no more requests and end when none is active."""
     now_ms: int = 0

@@ -37,6 +37,9 @@ class Chunk:
     resume_token: str | None = None
     """What this chunk adds to the resume token of its stream; None = the request has none."""
 
+    context_phase_params: Array | None = None
+    """Of the whole request, on its last chunk: uint8. None = it has none."""
+
     # None where the chunk has nothing of it. Their first dimension are tokens.
     top_token_ids: Array | None = None
     top_log_probs: Array | None = None

@@ -7,6 +7,7 @@ from typing import Any
 
 from numpy.typing import NDArray
 
+from inflight.context_phase import RequestType
 from inflight.errors import InvalidRequest
 from inflight.prompt_tuning import EmbeddingTable
 
@@ -111,6 +112,9 @@ class ClientRequest:
     resume_token: str | None = None
     """What the client has of the same request from a server that ended; empty, as by clients that fill every tensor,
     counts as unset."""
+    request_type: RequestType = RequestType.CONTEXT_AND_GENERATION
+    context_phase_params: bytes | None = None
+    """Those that the context-only request was answered with."""
     # What only switches an output on, where a dialect has a tensor for that.
     return_finish_reason: bool = False
     return_stop_reason: bool = False
@@ -139,6 +143,11 @@ class ClientRequest:
     """One for each token of the prompt, or one for all that are rows of the table."""
     prompt_embeds: EmbeddingTable | None = None
     """Embeddings of the whole prompt, instead of text or token ids."""
+
+    @property
+    def is_context_only(self) -> bool:
+        """Whether it asks for its first tokens, and for what another engine needs to go on."""
+        return self.request_type is RequestType.CONTEXT_ONLY
 
     @property
     def is_one_of_several(self) -> bool:

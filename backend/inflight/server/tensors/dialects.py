@@ -9,6 +9,8 @@ from __future__ import annotations
 
 from inflight.server.tensors.dialect import Dialect, InputTensor, OutputTensor, TensorType
 from inflight.server.tensors.entries import (
+    CONTEXT_PHASE_OUTPUT,
+    CONTEXT_PHASE_PARAMS,
     DRAFTS,
     EMBEDDING_BIAS,
     GUIDED_DECODING,
@@ -112,6 +114,7 @@ LLM = Dialect(
         scalar("return_perf_metrics", TensorType.BOOL),
         scalar("return_resume_token", TensorType.BOOL),
         scalar("resume_token", TensorType.STRING, read=read_resume_token),
+        CONTEXT_PHASE_PARAMS,
         *RETENTION,
         *LEGACY,
         scalar("stop", TensorType.BOOL),
@@ -133,6 +136,7 @@ LLM = Dialect(
         _array("context_hidden_states", TensorType.FP32, 2, gather_context=True, additional_outputs=HIDDEN_STATES),
         *NUM_TOKENS,
         single("resume_token", TensorType.STRING, "return_resume_token"),
+        CONTEXT_PHASE_OUTPUT,
         *PERF_METRICS,
     ),
 )

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from inflight.server.tensors.dialect import InputTensor, OutputTensor, Reader, TensorType
 from inflight.server.tensors.tensor_values import (
+    read_bytes,
     read_drafts,
     read_embeddings,
     read_float32_bytes,
@@ -19,7 +20,6 @@ from inflight.server.tensors.tensor_values import (
 
 NO_MEDIA = "this engine reads text, token ids and embeddings only"
 NO_ENCODER = "this engine serves decoders only"
-NOT_SPLIT = "this engine does not split prefill and decode between servers"
 
 
 def scalar(name: str, dtype: TensorType, field: str = "", read: Reader = read_scalar) -> InputTensor:
@@ -55,6 +55,15 @@ def metric(name: str, dtype: TensorType) -> OutputTensor:
     return single(name, dtype, "return_perf_metrics", f"perf_metrics.{name}")
 
 
+CONTEXT_PHASE_PARAMS = row("context_phase_params", TensorType.UINT8, read_bytes)
+CONTEXT_PHASE_OUTPUT = OutputTensor(
+    name="context_phase_params",
+    dtype=TensorType.UINT8,
+    dims=(-1,),
+    value="context_phase_params",
+    asked_by="is_context_only",
+    by_name={},
+)
 SEED = scalar("seed", TensorType.UINT64, read=read_seed)
 LEGACY = (
     scalar("min_length", TensorType.INT32, "min_tokens"),

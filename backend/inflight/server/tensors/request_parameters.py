@@ -4,7 +4,7 @@ Clients send parameters beside the tensors, as `parameters={...}` over gRPC or a
 are not listed here are ignored, because tools attach their own: TensorRT-LLM's backend ignores `Streaming`, for
 example, and tritonserver sets `triton_*`. `priority` is ignored too: tritonserver uses it for its own queue and passes
 it on only over HTTP, so the engine's parameter is named `request_priority`. `timeout` is Triton's, in microseconds over
-either protocol. TensorRT-LLM's `triton_trtllm_request_type` may ask for the whole answer only.
+either protocol. TensorRT-LLM's `triton_trtllm_request_type` says which phases of the output the engine computes.
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
+from inflight.context_phase import RequestType
 from inflight.errors import InvalidRequest
-from inflight.server.tensors.entries import NOT_SPLIT
 
 MAX_SALT_BYTES = 256
 MAX_TIMEOUT_US = 2**31 * 1000
@@ -35,18 +35,18 @@ def parse_parameters(text: str) -> dict[str, Any]:
 
 
 REQUEST_TYPE = "triton_trtllm_request_type"
-WHOLE = "context_and_generation"
-"""Of TensorRT-LLM's request types the one that asks for the whole answer."""
+REQUEST_TYPES = {kind.wire: kind for kind in RequestType}
 
 
 def read_parameters(parameters: Mapping[str, Any], timeout_us: int = 0) -> dict[str, Any]:
     """Fields of ClientRequest from the parameters and from Triton's own timeout (microseconds, 0 = none).
 
-    request_priority: 0..1; allotted_time_ms: milliseconds, wins over timeout; cache_salt: text.
+    request_type: a RequestType; request_priority: 0..1; allotted_time_ms: milliseconds, wins over timeout; cache_salt:
+    text.
     """
-    if parameters.get(REQUEST_TYPE, WHOLE) != WHOLE:
-        raise InvalidRequest(f"{REQUEST_TYPE} must be {WHOLE}: {NOT_SPLIT}")
     values: dict[str, Any] = {}
+    if REQUEST_TYPE in parameters:
+        values["request_type"] = _request_type(parameters[REQUEST_TYPE])
     if timeout_us > 0:
         values["allotted_time_ms"] = math.ceil(timeout_us / 1000)
     if "request_priority" in parameters:
@@ -58,6 +58,13 @@ def read_parameters(parameters: Mapping[str, Any], timeout_us: int = 0) -> dict[
     if "cache_salt" in parameters:
         values["cache_salt"] = _salt(parameters["cache_salt"])
     return values
+
+
+def _request_type(value: object) -> RequestType:
+    kind = REQUEST_TYPES.get(value) if isinstance(value, str) else None
+    if kind is None:
+        raise InvalidRequest(f"{REQUEST_TYPE} must be one of {', '.join(REQUEST_TYPES)}")
+    return kind
 
 
 def _number(name: str, value: object, most: float) -> float:

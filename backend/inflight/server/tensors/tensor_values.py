@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from inflight.context_phase import MAX_PARAMS_BYTES
 from inflight.errors import InvalidRequest
 from inflight.prompt_tuning import EmbeddingTable
 from inflight.sampling_config import MAX_BIASED_TOKENS
@@ -93,6 +94,12 @@ def read_prompt(name: str, array: Array, limits: ReadLimits) -> Value:
 def read_resume_token(name: str, array: Array, limits: ReadLimits) -> Value:
     """A single text, which may be longer than others."""
     return read_scalar(name, array, replace(limits, max_text_bytes=limits.max_resume_token_bytes))
+
+
+def read_bytes(name: str, array: Array, limits: ReadLimits) -> Value | None:
+    """Opaque bytes; none at all counts as not given."""
+    _check_row(name, array, MAX_PARAMS_BYTES)
+    return array.astype(np.uint8).tobytes() or None
 
 
 def read_token_ids(name: str, array: Array, limits: ReadLimits) -> Value:

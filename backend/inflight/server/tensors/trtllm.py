@@ -11,6 +11,8 @@ from dataclasses import replace
 from inflight.server.tensors.dialect import ANY_ONE, Default, Dialect, Gathering, InputTensor, OutputTensor, TensorType
 from inflight.server.tensors.entries import (
     BATCH_INDEX,
+    CONTEXT_PHASE_OUTPUT,
+    CONTEXT_PHASE_PARAMS,
     DRAFTS,
     EMBEDDING_BIAS,
     GUIDED_DECODING,
@@ -20,7 +22,6 @@ from inflight.server.tensors.entries import (
     LORA_TENSORS,
     NO_ENCODER,
     NO_MEDIA,
-    NOT_SPLIT,
     NUM_TOKENS,
     PENALTIES,
     PERF_METRICS,
@@ -150,12 +151,13 @@ TENSORRT_LLM = Dialect(
         refused("skip_cross_attn_blocks", TensorType.BOOL, 1, NO_ENCODER, False),
         refused("mrope_rotary_cos_sin", TensorType.FP32, 1, NO_MEDIA),
         refused("mrope_position_deltas", TensorType.INT64, 1, NO_MEDIA),
-        refused("context_phase_params", TensorType.UINT8, 1, NOT_SPLIT),
+        CONTEXT_PHASE_PARAMS,
     ),
     outputs=(
         output("output_ids", TensorType.INT32, 2, "token_ids"),
         output("sequence_length", TensorType.INT32, 1, "sequence_length"),
         *OUTPUTS,
+        CONTEXT_PHASE_OUTPUT,
     ),
 )
 

@@ -16,7 +16,9 @@ from pathlib import Path
 import zmq
 
 from inflight.engine_description import EngineDescription
+from inflight.executor.rank.leader.contexts import Contexts
 from inflight.executor.rank.leader.request_book import RequestBook
+from inflight.executor.wire.block_messages import NO_BLOCK_ORDERS
 from inflight.executor.wire.messages import (
     MAX_FRONT_ID,
     MAX_MESSAGE_BYTES,
@@ -73,16 +75,22 @@ class LeaderSocket:
         tick_seconds: float = 1.0,
         stats_seconds: float = 0.05,
         preemption_rows: int = 0,
+        contexts: Contexts | None = None,
     ) -> None:
         """`path`: of the socket. `tick_seconds`: interval at which all ranks must answer. `stats_seconds`: shortest
-        time between two reports of a busy engine's statistics. `preemption_rows`: see RequestBook."""
+        time between two reports of a busy engine's statistics. `preemption_rows`, `contexts`: see RequestBook."""
         self._limits = limits
         self._description = description
         self._max_in_flight = max_in_flight
         self._tick_seconds = tick_seconds
         self._stats_seconds = stats_seconds
         self._book = RequestBook(
-            max_in_flight, grammars=grammars, adapters=adapters, limits=limits, preemption_rows=preemption_rows
+            max_in_flight,
+            grammars=grammars,
+            adapters=adapters,
+            limits=limits,
+            preemption_rows=preemption_rows,
+            contexts=contexts,
         )
         self._fronts: dict[bytes, Hello] = {}
         """ZeroMQ identity of each front -> how it introduced itself."""
@@ -123,15 +131,18 @@ class LeaderSocket:
             self._book.poll_preparations()
         requests, stops = self._book.take(0) if self._shutdown else self._book.take(max_requests, is_idle=may_block)
         sequences, adapters = self._book.take_cancelled_sequences(), self._book.take_adapter_orders()
+        blocks = self._book.take_block_orders()
         self._flush()
         tick, now_ms = time.monotonic() >= self._next_tick, self._book.time_to_tell()
-        if not (requests or stops or sequences or adapters is not NO_ORDERS or tick or now_ms or self._shutdown):
+        has_orders = adapters is not NO_ORDERS or blocks is not NO_BLOCK_ORDERS
+        if not (requests or stops or sequences or has_orders or tick or now_ms or self._shutdown):
             return NO_INPUT
         return RankInput(
             requests=requests,
             stops=stops,
             cancelled_sequences=sequences,
             adapters=adapters,
+            blocks=blocks,
             tick=tick,
             shutdown=self._shutdown,
             now_ms=now_ms,

@@ -25,8 +25,10 @@ from inflight.errors import (
     RequestCancelled,
     RequestTimedOut,
 )
+from inflight.executor.rank.leader.contexts import Contexts
 from inflight.executor.rank.leader.leases import Leases
 from inflight.executor.rank.leader.request_queue import RequestQueue
+from inflight.executor.wire.block_messages import BlockOrders
 from inflight.lora import AdapterOrders
 from inflight.request import Request
 from inflight.request_limits import RequestLimits
@@ -56,18 +58,20 @@ class RequestBook:
         adapters: AdapterLibrary | None = None,
         limits: RequestLimits | None = None,
         preemption_rows: int = 0,
+        contexts: Contexts | None = None,
     ) -> None:
         """`max_in_flight`: waiting and active requests of all fronts together; 0 = no limit. `clock`: seconds.
         `grammars`: None = requests with a grammar are refused. `adapters`: the same for low-rank adapters. `limits`:
         None = every front has validated its requests. `preemption_rows`: rows of the ranks' batch, of which those of
-        lower priority give way to others; 0 = none does."""
+        lower priority give way to others; 0 = none does. `contexts`: None = requests that are split between engines are
+        refused."""
         self._max_in_flight = max_in_flight
         self._limits = limits
         self._clock = clock
         self._preemption_rows = preemption_rows
         self._active: dict[int, Request] = {}  # those that the ranks have not answered to the end
         self._queue = RequestQueue()
-        self._leases = Leases(grammars, adapters)
+        self._leases = Leases(grammars, adapters, contexts)
         self._suspects: dict[int, Request] = {}  # those that ranks may have died of, in order of arrival
         self._alone: int | None = None  # the one of them that is active and not answered yet
         self._started: dict[FrontIdentity, list[int]] = {}  # requests that ranks were handed, until the fronts are told
@@ -102,7 +106,7 @@ class RequestBook:
 
     @property
     def is_preparing(self) -> bool:
-        """Whether requests wait for grammars or adapters: `poll_preparations` is to be called often."""
+        """Whether requests wait for grammars, adapters or contexts: `poll_preparations` is to be called often."""
         return bool(self._preparing)
 
     def submit(self, front: FrontIdentity, request: Request) -> None:
@@ -143,7 +147,7 @@ class RequestBook:
         if must_wait:
             self._preparing[request_id] = request
         else:
-            self._enqueue(request)
+            self._enqueue(self._leases.as_ranks_get_it(request))
         retention = request.kv_cache_retention_config
         self._tells_time = self._tells_time or (retention is not None and retention.has_durations)
         if request.allotted_time_ms > 0:
@@ -160,6 +164,8 @@ class RequestBook:
         try:
             if request.loaded_adapter is not None:
                 raise InvalidRequest("loaded_adapter is set by the engine alone: leave it out")
+            if request.context_transfer is not None:
+                raise InvalidRequest("context_transfer is set by the engine alone: leave it out")
             if self._limits is not None:
                 self._limits.validate_queueing(request)
         except InvalidRequest as error:
@@ -215,6 +221,7 @@ class RequestBook:
             requests = self._take_queued(max_sequences if max_sequences >= 0 else math.inf, is_idle=is_idle)
         for request in requests:
             self._active[request.request_id] = request
+            self._leases.begun(request.request_id)
             self._started.setdefault(self._fronts[request.request_id], []).append(request.request_id)
         self._queue_seconds = sum(now - self._queued_since.pop(request.request_id) for request in requests)
         stops, self._stops = self._stops, {}
@@ -270,6 +277,10 @@ class RequestBook:
         """What all ranks are to store and to drop before they take the next requests."""
         return self._leases.take_orders()
 
+    def take_block_orders(self) -> BlockOrders:
+        """What all ranks are to fetch from other engines, and to drop, likewise."""
+        return self._leases.take_block_orders()
+
     def poll_preparations(self) -> None:
         """Queue the requests whose grammars and adapters have become ready, in order of arrival, and refuse those of
         broken ones and those whose time is over."""
@@ -286,7 +297,7 @@ class RequestBook:
                     self._end_preparing(request_id, _done(request_id))
                 else:
                     del self._preparing[request_id]
-                    self._enqueue(self._leases.with_adapter(request))
+                    self._enqueue(self._leases.as_ranks_get_it(request))
 
     def _end_preparing(self, request_id: int, response: Response) -> None:
         front = self._fronts[request_id]
@@ -302,7 +313,7 @@ class RequestBook:
             return
         if request_id == self._alone:
             self._alone = None
-        self._outboxes.setdefault(front, []).append(response)
+        self._outboxes.setdefault(front, []).append(self._leases.answered(response))
         if response.is_final:
             self._forget(request_id)
 

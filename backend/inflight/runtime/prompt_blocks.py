@@ -1,0 +1,155 @@
+"""Blocks of whole prompts in host memory, on their way from the ranks that computed them to those that go on.
+
+Each rank holds its own part. What it exports lies in memory without a name, which other processes of this user can map
+and which is gone with the last of them. What has arrived is memory that somebody else filled. Steps copy both ways; who
+sends and receives are other threads, which is why all methods may be called by any thread. Knows no sockets.
+"""
+
+from __future__ import annotations
+
+import logging
+import mmap
+import os
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from inflight.runtime.block_bytes import BlockBytes
+from inflight.runtime.kv_cache import KVCache, KVCacheShape
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class ExportedBlocks:
+    """Those of one prompt, one after the other."""
+
+    memory: mmap.mmap
+    descriptor: int
+    """Of the memory, in this process; closed when they are dropped."""
+    device: int
+    inode: int
+    """Of the file that the descriptor is of, by which others know that they have opened that one."""
+    since: float
+    """When they were exported; time.monotonic()."""
+
+    @classmethod
+    def allocate(cls, num_bytes: int) -> ExportedBlocks:
+        """Raises OSError if the system has no room for them."""
+        descriptor = os.memfd_create("inflight-prompt")
+        try:
+            os.fchmod(descriptor, 0o600)
+            os.posix_fallocate(descriptor, 0, num_bytes)
+            memory, status = mmap.mmap(descriptor, num_bytes), os.fstat(descriptor)
+        except BaseException:
+            os.close(descriptor)
+            raise
+        return cls(memory, descriptor, status.st_dev, status.st_ino, time.monotonic())
+
+    @property
+    def num_bytes(self) -> int:
+        return len(self.memory)
+
+
+class PromptBlocks:
+    def __init__(self, kv_cache: KVCache, shape: KVCacheShape, max_tokens: int) -> None:
+        """`max_tokens`: of all prompts that wait to be fetched; the oldest are dropped for new ones."""
+        self.block_bytes = shape.block_bytes
+        self.on_export: Callable[[], None] = lambda: None
+        """Called by the thread that computes, when a prompt is ready to be fetched."""
+        self._bytes = BlockBytes(kv_cache)
+        self._max_bytes = max_tokens // shape.block_size * shape.block_bytes
+        self._lock = threading.Lock()
+        self._exported: dict[bytes, ExportedBlocks] = {}  # by key, the oldest first
+        self._num_bytes = 0  # of these
+        self._arrived: dict[int, Tensor] = {}  # by request id
+
+    # -- in steps ------------------------------------------------------------------------------------------------------
+
+    def export(self, prompts: list[tuple[bytes, list[int]]]) -> None:
+        """Copy (key, blocks) out, of none more than `max_tokens`. One that finds no memory is left out: who asks for it
+        is told that it is gone."""
+        for key, block_ids in prompts:
+            num_bytes = len(block_ids) * self.block_bytes
+            try:
+                exported = ExportedBlocks.allocate(num_bytes)
+            except OSError as error:
+                logger.warning("there is no memory for the %d blocks of a prompt: %s", len(block_ids), error)
+                continue
+            blocks = torch.frombuffer(exported.memory, dtype=torch.uint8).view(-1, self.block_bytes)
+            for block_id, block in zip(block_ids, blocks, strict=True):
+                self._bytes.read(block_id, block)
+            with self._lock:
+                while self._num_bytes + num_bytes > self._max_bytes:
+                    self._discard(next(iter(self._exported)))
+                self._exported[key] = exported
+                self._num_bytes += num_bytes
+        if prompts:
+            self.on_export()
+
+    def place(self, arrivals: list[tuple[int, list[tuple[int, int]]]]) -> None:
+        """Copy blocks that have arrived, (request id, (index, block) pairs), to the device, and give up the rest."""
+        for request_id, pairs in arrivals:
+            with self._lock:
+                memory = self._arrived.pop(request_id)
+            blocks = memory.view(-1, self.block_bytes)
+            for index, block_id in pairs:
+                self._bytes.write(blocks[index], block_id)
+
+    # -- for who sends them --------------------------------------------------------------------------------------------
+
+    def exported(self, key: bytes) -> ExportedBlocks | None:
+        """None if it is not there yet, or not any more."""
+        with self._lock:
+            return self._exported.get(key)
+
+    def discard(self, key: bytes) -> None:
+        """It was fetched, or has waited too long."""
+        with self._lock:
+            if key in self._exported:
+                self._discard(key)
+
+    def expire(self, since: float) -> float | None:
+        """Drop what was exported before then. Returns when the oldest of the others was."""
+        with self._lock:
+            while self._exported:
+                key, exported = next(iter(self._exported.items()))
+                if exported.since > since:
+                    return exported.since
+                self._discard(key)
+        return None
+
+    @property
+    def num_exported(self) -> int:
+        return len(self._exported)
+
+    def _discard(self, key: bytes) -> None:
+        exported = self._exported.pop(key)
+        self._num_bytes -= exported.num_bytes
+        os.close(exported.descriptor)
+
+    # -- for who receives them -----------------------------------------------------------------------------------------
+
+    def arrive(self, request_id: int, memory: mmap.mmap | bytearray) -> None:
+        """The blocks of a request's prompt are here."""
+        with self._lock:
+            self._arrived[request_id] = torch.frombuffer(memory, dtype=torch.uint8)
+
+    def drop(self, request_id: int) -> None:
+        """The request is over, or never gets so far."""
+        with self._lock:
+            self._arrived.pop(request_id, None)
+
+    @property
+    def num_arrived(self) -> int:
+        return len(self._arrived)
+
+    def close(self) -> None:
+        with self._lock:
+            for key in list(self._exported):
+                self._discard(key)
+            self._arrived.clear()

@@ -1,0 +1,184 @@
+"""Blocks of prompts between two ranks that are threads of this process: by shared memory and over the network."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pytest
+import torch
+import zmq
+from calls import until
+
+from inflight.distributed.sockets import CurveKeys
+from inflight.executor.rank.block_transfer.receiver import BlockReceiver
+from inflight.executor.rank.block_transfer.sender import BlockSender
+from inflight.executor.wire.block_messages import BlockFetch, Endpoint, Fetched, report
+from inflight.layers.attention import CacheSpec
+from inflight.runtime.kv_cache import KVCache, KVCacheShape
+from inflight.runtime.prompt_blocks import PromptBlocks
+
+SHAPE = KVCacheShape(
+    layers=(
+        CacheSpec(num_kv_heads=2, head_dim=8, dtype=torch.float32),
+        CacheSpec(num_kv_heads=1, head_dim=4, dtype=torch.bfloat16),
+    ),
+    block_size=4,
+)
+NUM_BLOCKS = 12
+SECRET = "s" * 64
+
+
+@dataclass
+class Rank:
+    """Its cache, and what it has for others or from them."""
+
+    cache: KVCache = field(default_factory=lambda: KVCache(SHAPE, NUM_BLOCKS, torch.device("cpu")))
+    blocks: PromptBlocks = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.blocks = PromptBlocks(self.cache, SHAPE, max_tokens=8 * SHAPE.block_size)
+
+    def content(self, block_ids: list[int]) -> list[torch.Tensor]:
+        return [cache[block_ids] for layer in self.cache.layers for cache in (layer.keys, layer.values)]
+
+
+@pytest.fixture
+def ranks() -> Iterator[tuple[Rank, Rank]]:
+    both = Rank(), Rank()
+    for cache in (cache for layer in both[0].cache.layers for cache in (layer.keys, layer.values)):
+        cache.copy_(torch.randn(cache.shape).to(cache.dtype))
+    yield both
+    for rank in both:
+        rank.blocks.close()
+
+
+class Link:
+    """A sender over the one rank's blocks, a receiver over the other's, and what the receiver reports."""
+
+    def __init__(
+        self, folder: Path, ranks: tuple[Rank, Rank], *, secret: str = SECRET, timeout_ms: int = 60_000
+    ) -> None:
+        self.sender = BlockSender(
+            ranks[0].blocks,
+            folder / "kv.0",
+            address="127.0.0.1",
+            keys=CurveKeys(SECRET),
+            timeout_ms=60_000,
+            is_alone=True,
+        )
+        reports = f"ipc://{folder / 'reports'}"
+        self._context = zmq.Context()
+        self._reports = self._context.socket(zmq.PULL)
+        self._reports.bind(reports)
+        self.receiver = BlockReceiver(
+            ranks[1].blocks, rank=0, reports=reports, keys=CurveKeys(secret), timeout_ms=timeout_ms
+        )
+        self._numbers = iter(range(1, 100))
+
+    def fetch(self, key: bytes, num_blocks: int, *, is_local: bool, endpoint: Endpoint | None = None) -> bool:
+        """Whether the blocks have arrived, for request 7."""
+        self.receiver.begin(
+            BlockFetch(
+                request_id=7,
+                number=next(self._numbers),
+                key=key,
+                endpoints=[endpoint or self.sender.endpoint],
+                is_local=is_local,
+                num_bytes=num_blocks * SHAPE.block_bytes,
+            )
+        )
+        assert self._reports.poll(60_000), "the receiver said nothing"
+        message = report.decode(self._reports.recv())
+        assert isinstance(message, Fetched)
+        return message.has_arrived
+
+    def close(self) -> None:
+        self.receiver.close()
+        self.sender.close()
+        self._context.destroy(linger=0)
+
+
+@pytest.fixture
+def link(tmp_path: Path, ranks: tuple[Rank, Rank]) -> Iterator[Link]:
+    link = Link(tmp_path, ranks)
+    yield link
+    link.close()
+    assert not (tmp_path / "kv.0").exists()
+
+
+def num_files() -> int:
+    """Memory of prompts that this process holds open or has mapped."""
+    held = [os.readlink(each) for each in Path("/proc/self/fd").iterdir() if each.is_symlink()]
+    return sum("inflight-prompt" in path for path in held) + Path("/proc/self/maps").read_text().count(
+        "inflight-prompt"
+    )
+
+
+@pytest.mark.parametrize("is_local", [True, False], ids=["shared memory", "network"])
+def test_blocks_arrive_as_they_were(link: Link, ranks: tuple[Rank, Rank], is_local: bool) -> None:
+    first, second = ranks
+    first.blocks.export([(b"key", [3, 1, 8])])
+    wanted = [content.clone() for content in first.content([1, 8])]
+    for layer in first.cache.layers:
+        layer.keys.zero_()
+    assert link.fetch(b"key", 3, is_local=is_local)
+    until(lambda: first.blocks.num_exported == 0, "who has sent it forgets it")
+    second.blocks.place([(7, [(1, 5), (2, 0)])])
+    for found, expected in zip(second.content([5, 0]), wanted, strict=True):
+        assert torch.equal(found, expected)
+    assert second.blocks.num_arrived == 0
+    until(lambda: num_files() == 0, "the memory is gone")
+
+
+@pytest.mark.parametrize("is_local", [True, False], ids=["shared memory", "network"])
+def test_what_is_not_there_is_told_at_once(link: Link, ranks: tuple[Rank, Rank], is_local: bool) -> None:
+    assert not link.fetch(b"another key", 3, is_local=is_local)
+    ranks[0].blocks.export([(b"key", [3])])
+    assert not link.fetch(b"key", 2, is_local=is_local), "another number of bytes"
+    assert ranks[1].blocks.num_arrived == 0
+
+
+def test_a_rank_that_is_gone_is_not_waited_for(link: Link, tmp_path: Path) -> None:
+    gone = Endpoint(f"ipc://{tmp_path / 'nobody'}", "tcp://127.0.0.1:1")
+    for is_local in (True, False):
+        assert not link.fetch(b"key", 1, is_local=is_local, endpoint=gone)
+    assert not link.fetch(b"key", 1, is_local=False, endpoint=Endpoint(gone.local)), "it cannot be reached from afar"
+
+
+def test_who_does_not_know_the_secret_gets_nothing(tmp_path: Path, ranks: tuple[Rank, Rank]) -> None:
+    link = Link(tmp_path, ranks, secret="t" * 64, timeout_ms=500)
+    ranks[0].blocks.export([(b"key", [3])])
+    assert not link.fetch(b"key", 1, is_local=False)
+    assert ranks[0].blocks.num_exported == 1
+    link.close()
+
+
+def test_garbage_harms_nobody(link: Link, ranks: tuple[Rank, Rank]) -> None:
+    with zmq.Context() as context, context.socket(zmq.DEALER) as stranger:
+        stranger.connect(link.sender.endpoint.local)
+        for garbage in (b"", b"\xc1", bytes(500)):
+            stranger.send(garbage)
+        ranks[0].blocks.export([(b"key", [3])])
+        assert link.fetch(b"key", 1, is_local=True)
+
+
+def test_the_oldest_are_dropped_for_newer_ones_and_all_after_a_time(ranks: tuple[Rank, Rank]) -> None:
+    blocks = ranks[0].blocks
+    for number in range(4):
+        blocks.export([(bytes([number]), [0, 1, 2])])
+    assert [blocks.exported(bytes([number])) is not None for number in range(4)] == [False, False, True, True]
+    newest = blocks.exported(b"\3")
+    assert newest is not None and blocks.expire(newest.since - 1e-9) == newest.since
+    assert blocks.num_exported == 1 and blocks.expire(newest.since) is None and blocks.num_exported == 0
+    del newest
+    assert num_files() == 0
+
+
+def test_what_comes_for_a_request_that_is_over_is_dropped(link: Link, ranks: tuple[Rank, Rank]) -> None:
+    ranks[0].blocks.export([(b"key", [3])])
+    assert link.fetch(b"key", 1, is_local=True)
+    link.receiver.drop(7)
+    assert ranks[1].blocks.num_arrived == 0
