@@ -61,6 +61,7 @@ def load_engine(config: EngineConfig, rank_group: RankGroup) -> LoadedEngine:
     """Raises ConfigurationError for a checkpoint or a configuration that does not fit."""
     mapping = Mapping.of(config)
     device = choose_device(config, rank_group.rank)
+    config = config.for_device(device.type)
     if config.spare_ranks and device.type == "cuda":
         raise ConfigurationError(
             "spare_ranks is for ranks on CPUs: on a GPU a second set of weights has no room beside the KV cache of the "

@@ -31,7 +31,7 @@ from inflight.runtime.adapters.adapter_library import AdapterLibrary
 from inflight.runtime.adapters.adapter_store import AdapterStore
 from inflight.runtime.adapters.rank_adapters import open_adapters
 from inflight.runtime.batch_layout import BatchLayout, lay_out
-from inflight.runtime.device import keep_freed_memory, pinned_memory, resident_memory
+from inflight.runtime.device import choose_device, keep_freed_memory, pinned_memory, resident_memory
 from inflight.runtime.draft_model import DraftModel, place_drafts
 from inflight.runtime.drafts import fill_in
 from inflight.runtime.guided.grammars import Grammars
@@ -170,6 +170,7 @@ class ModelRunner:
         `post_processors`: logits post-processors in place of those that `config` names. Raises ConfigurationError for a
         checkpoint or a configuration that cannot be served.
         """
+        config = config.for_device(choose_device(config, rank_group.rank).type)
         if post_processors is None:
             is_caller = rank_group.rank == Mapping.of(config).first_rank_of_last_stage
             post_processors = LogitsPostProcessorConfig.load(config, is_caller=is_caller)

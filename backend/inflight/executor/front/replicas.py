@@ -33,7 +33,9 @@ class Replicas:
     def __init__(self, num_replicas: int, config: EngineConfig) -> None:
         """`config`: of which what the prefix cache shares is used."""
         self._replicas = [_Replica() for _ in range(num_replicas)]
-        self._router = Router(num_replicas, config.tokens_per_block if config.enable_kv_cache_reuse else 0)
+        # Which device auto finds, ranks know alone: by their block size a prefix may count a part of a block less.
+        block_size = config.for_device(config.device).tokens_per_block
+        self._router = Router(num_replicas, block_size if config.enable_kv_cache_reuse else 0)
         self.state = EngineState.STARTING
         """Of the engine."""
         self.limits: RequestLimits | None = None

@@ -69,6 +69,7 @@ def serve(
     on_ready: Callable[[LeaderSocket], None] | None = None,
 ) -> None:
     """Serve one launch to its end. Collective. `on_ready` is called on the leader once fronts can connect."""
+    config = config.for_device(runner.description.device)
     leader = None
     if group.rank == 0:
         leader = LeaderSocket(
