@@ -169,6 +169,8 @@ class EngineConfig:
 
     cpu_compile: str = "auto"
     """Layers in C++: auto (bfloat16, one machine, a CPU with AVX-512 for bfloat16, g++ at hand), true or false."""
+    busy_wait_events: bool = False
+    """On a GPU the host waits for a step by spinning: some microseconds sooner, for a whole core of each rank."""
     num_threads: int = 0
     """Threads of one rank on CPU; 0 = OMP_NUM_THREADS if that is set, otherwise cores divided by ranks."""
 

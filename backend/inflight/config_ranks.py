@@ -21,6 +21,7 @@ RAY_DEFAULTS = {"ray_address": "auto", "ray_placement": "pack", "ray_runtime_env
 def check_ranks(config: EngineConfig) -> None:
     """Raises ConfigurationError."""
     one_of("executor", config.executor, LAUNCHERS)
+    _check_gpus_of_replicas(config)
     _check_spares(config)
     _check_ray(config)
     if config.executor == "uniproc" and config.num_replica_ranks > 1:
@@ -50,6 +51,18 @@ def check_ranks(config: EngineConfig) -> None:
         raise ConfigurationError(
             f"executor {config.executor} takes the ranks that somebody else starts, one set of them: set {key} to "
             f"{value}, or executor to mpi or multiproc"
+        )
+
+
+def _check_gpus_of_replicas(config: EngineConfig) -> None:
+    """Replicas are on one machine, and their ranks do not know those of the others. (The ranks of one replica see for
+    themselves whether they share a GPU: they may be on several machines.)"""
+    devices = [device.strip() for device in config.gpu_device_ids.split(",")]
+    twice = next((device for device in devices if devices.count(device) > 1), None)
+    if config.data_parallel_size > 1 and twice is not None:
+        raise ConfigurationError(
+            f"gpu_device_ids names GPU {twice} for two ranks, got {config.gpu_device_ids!r}: name another one for each "
+            "rank, or lower data_parallel_size"
         )
 
 

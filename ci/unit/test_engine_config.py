@@ -138,3 +138,9 @@ def test_sizes_that_are_set_hold_and_the_others_give_way(device: str) -> None:
     with pytest.raises(ConfigurationError, match=r"max_num_tokens \(32\) must be at least max_batch_size \(33\)"):
         EngineConfig(max_num_tokens=32, max_batch_size=33)
     assert EngineConfig(max_queue_size=3).for_device("cpu").max_in_flight == 67
+
+
+def test_replicas_do_not_share_a_gpu() -> None:
+    with pytest.raises(ConfigurationError, match=r"gpu_device_ids names GPU 1 for two ranks, got '0,1, 1,2'"):
+        EngineConfig(tensor_parallel_size=2, data_parallel_size=2, gpu_device_ids="0,1, 1,2")
+    EngineConfig(tensor_parallel_size=4, gpu_device_ids="0,1,0,1", mpi_hostfile="hosts")  # two machines

@@ -31,7 +31,13 @@ from inflight.runtime.adapters.adapter_library import AdapterLibrary
 from inflight.runtime.adapters.adapter_store import AdapterStore
 from inflight.runtime.adapters.rank_adapters import open_adapters
 from inflight.runtime.batch_layout import BatchLayout, lay_out
-from inflight.runtime.device import choose_device, keep_freed_memory, pinned_memory, resident_memory
+from inflight.runtime.device import (
+    choose_device,
+    is_usable_after,
+    keep_freed_memory,
+    pinned_memory,
+    resident_memory,
+)
 from inflight.runtime.draft_model import DraftModel, place_drafts
 from inflight.runtime.drafts import fill_in
 from inflight.runtime.guided.grammars import Grammars
@@ -93,11 +99,13 @@ class ModelRunner:
         adapters: AdapterStore | None = None,
         adapter_library: AdapterLibrary | None = None,
         draft_network: Network | None = None,
+        busy_wait_events: bool = False,
     ) -> None:
         """`thread`: the one that the network was loaded on. `grammars`: on the leader; None = none can be followed.
         `rank_group`: None = a single rank. `post_processors`: what `limits` names; None = nothing. `host_blocks`: where
         cold blocks go; None = nowhere. `adapters`: None = none is served; `adapter_library`: on the leader.
         `draft_network`: the draft model, whose caches stand behind those of `decoder` in `kv_cache`; None = none.
+        `busy_wait_events`: see EngineConfig.
 
         On a CPU only this thread computes. OpenMP creates a team of threads for every thread that computes, and if the
         teams together have more threads than there are cores, they sleep at each barrier instead of spinning: a step of
@@ -152,6 +160,7 @@ class ModelRunner:
             # Weights and caches were filled on another stream.
             torch.cuda.synchronize(device)
         self._stream = torch.cuda.Stream(device) if device.type == "cuda" else None  # type: ignore[no-untyped-call]
+        self._busy_wait_events = busy_wait_events
         self._thread = thread
         self._is_staged = groups.pipeline.size > 1
         self._publisher: ThreadPoolExecutor | None = None
@@ -200,6 +209,7 @@ class ModelRunner:
             adapters=adapters,
             adapter_library=library,
             draft_network=engine.draft_network,
+            busy_wait_events=config.busy_wait_events,
         )
         runner.warmup()
         return runner
@@ -242,6 +252,7 @@ class ModelRunner:
         """Start a step; see Runner. The host's part is done when this returns, while the device still computes."""
         if self._host_blocks is None and (scheduled.offloads or scheduled.onboards):
             raise ValueError("blocks in host memory are not served, but the step copies some")
+        self._enter()
         if self._is_staged and any(len(work.token_ids) < work.num_tokens for work in scheduled.rows):
             raise ValueError("only the last pipeline stage knows a token that the step does not tell")
         step = self._preparation.prepare(scheduled, self._scrubbed)
@@ -254,6 +265,7 @@ class ModelRunner:
     def sample(self, handle: StepHandle) -> dict[int, list[int]]:
         """Start a step's second half; see Runner."""
         assert handle.sampled is None and handle.forwarded is not None, "a step was sampled twice"
+        self._enter()
         mask, forced = None, NOTHING_FORCED
         if handle.guided:
             found = self._guidance.find(handle.guided)
@@ -264,7 +276,7 @@ class ModelRunner:
         forwarded, handle.forwarded = handle.forwarded, None
         handle.sampled = self._start(self._sample, forwarded, mask, handle.processed)
         if self._stream is not None:
-            handle.done = torch.cuda.Event()  # type: ignore[no-untyped-call]
+            handle.done = torch.cuda.Event(blocking=not self._busy_wait_events)  # type: ignore[no-untyped-call]
             handle.done.record(self._stream)
         if self._publisher is not None:
             self._publisher.submit(self._publish, handle)
@@ -272,6 +284,7 @@ class ModelRunner:
 
     def _publish(self, handle: StepHandle) -> None:
         """Wait for a step's results, and tell the other stages. If the step failed, they learn that this rank ends."""
+        self._enter()
         self._groups.pipeline.publish(encode_result(handle.wait()))
 
     def _start(self, half: Callable[..., Any], *arguments: Any) -> Future[Any]:
@@ -279,12 +292,22 @@ class ModelRunner:
         if self._stream is None:
             return self._thread.submit(half, *arguments)
         started: Future[Any] = Future()
-        with torch.cuda.stream(self._stream):
-            started.set_result(half(*arguments))
+        started.set_result(half(*arguments))
         return started
+
+    def _enter(self) -> None:
+        """Make the GPU and the stream of steps those of the calling thread, which must not touch the device before.
+
+        A new thread has GPU 0 and its default stream. What it pinned or waited for would open a context on GPU 0, which
+        takes some 500 MB there, and what it copied would not be in the order of the steps.
+        """
+        if self._stream is not None:
+            torch.cuda.set_device(self._device)
+            torch.cuda.set_stream(self._stream)
 
     def collect(self, handle: StepHandle) -> StepOutput:
         """Wait for a step; see Runner."""
+        self._enter()
         result = handle.wait()
         sampled, tensors = result.sampled, by_row(handle.step.tensor_plan, result.tensors)
         if sampled is None:
@@ -301,6 +324,10 @@ class ModelRunner:
             self._preparation.note_rejected(sequence, rejected)
         return found.output
 
+    def survives(self, error: Exception) -> bool:
+        """Whether further steps can run after one raised; see Runner."""
+        return is_usable_after(error, self._device)
+
     def memory_usage(self) -> tuple[int, int, int]:
         """Bytes in use: (host, device, pinned)."""
         device_bytes = torch.cuda.memory_allocated(self._device) if self._device.type == "cuda" else 0
@@ -312,6 +339,7 @@ class ModelRunner:
 
     def close(self) -> None:
         """Wait for all launched steps, end what grammars and adapters have started, and leave the group."""
+        self._enter()
         if self.grammars is not None:
             self.grammars.close()
         if self.adapter_library is not None:
