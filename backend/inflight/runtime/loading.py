@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from itertools import accumulate, chain, pairwise
 from pathlib import Path
@@ -15,11 +16,9 @@ from inflight.distributed.parallel_groups import ParallelGroups
 from inflight.distributed.rank_group import RankGroup
 from inflight.engine_description import EngineDescription
 from inflight.errors import ConfigurationError, InsufficientMemory
-from inflight.layers.attention import AttentionMetadata
 from inflight.models.adapter_places import AdapterPlaces
 from inflight.models.compiled import CompiledNetwork, compile_network
 from inflight.models.config import ModelConfig
-from inflight.models.decoder import Decoder
 from inflight.models.implementation import load_network, read_config
 from inflight.models.network import LayeredNetwork, Network
 from inflight.models.pipeline_stage import PipelineStage, layers_of_stage
@@ -57,8 +56,100 @@ class LoadedEngine:
     description: EngineDescription
 
 
-def load_engine(config: EngineConfig, rank_group: RankGroup) -> LoadedEngine:
-    """Raises ConfigurationError for a checkpoint or a configuration that does not fit."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineParts:
+    """A rank's networks on its device: all of a LoadedEngine that does not depend on the size of the KV cache."""
+
+    config: EngineConfig
+    model: ModelConfig | TransformersConfig
+    dtype: torch.dtype
+    device: torch.device
+    groups: ParallelGroups
+    networks: list[Network]
+    """The one that is served and, if there is one, the draft model."""
+    adapters: AdapterPlaces
+    max_seq_len: int
+
+    @property
+    def cache_shape(self) -> KVCacheShape:
+        specs = chain.from_iterable(network.cache_specs for network in self.networks)
+        return KVCacheShape(layers=tuple(specs), block_size=self.config.tokens_per_block)
+
+    def with_cache(self, num_blocks: int, num_host_blocks: int = 0) -> LoadedEngine:
+        """The engine with a KV cache of so many blocks. Collective. On a CPU only once: layers are compiled for it."""
+        config, model, groups, device = self.config, self.model, self.groups, self.device
+        shape = self.cache_shape
+        kv_cache = KVCache(shape, num_blocks, device, is_deferred=config.spare_ranks > 0)
+        host_blocks = HostBlocks(kv_cache, shape, num_host_blocks, device)
+        borders = accumulate((len(network.cache_specs) for network in self.networks), initial=0)
+        caches = [kv_cache.layers[first:end] for first, end in pairwise(borders)]
+        compiled = [compile_network(config, *each, device, groups) for each in zip(self.networks, caches, strict=True)]
+        if any(new is not former for new, former in zip(compiled, self.networks, strict=True)):
+            give_back_memory()
+        description = _describe(config, model, self.dtype, compiled[0], device)
+        num_layers = compiled[0].num_layers if isinstance(compiled[0], LayeredNetwork) else 0
+        if isinstance(model, ModelConfig) and groups.pipeline.size > 1:
+            num_layers = model.num_layers if groups.all_reduce_min(num_layers) else 0
+            compiled[0] = PipelineStage(
+                network=compiled[0],
+                group=groups.pipeline,
+                layers=layers_of_stage(model.num_layers, groups.pipeline),
+                num_layers=model.num_layers,
+                hidden_size=model.hidden_size,
+                dtype=self.dtype,
+            )
+        return LoadedEngine(
+            decoder=compiled[0],
+            draft_network=compiled[1] if len(compiled) > 1 else None,
+            adapters=self.adapters,
+            kv_cache=kv_cache,
+            host_blocks=host_blocks,
+            limits=self._limits(num_blocks, num_layers),
+            groups=groups,
+            device=device,
+            description=description,
+        )
+
+    def _limits(self, num_blocks: int, num_layers: int) -> RequestLimits:
+        """`num_layers`: those that can tell their output."""
+        config, model, max_seq_len = self.config, self.model, self.max_seq_len
+        # Not every network of transformers says it, and what has no known size cannot be limited.
+        is_native = isinstance(model, ModelConfig)
+        hidden_size = (
+            model.hidden_size if isinstance(model, ModelConfig) else getattr(model.hf_config, "hidden_size", 0)
+        )
+        return RequestLimits(
+            vocab_size=model.vocab_size,
+            max_seq_len=max_seq_len,
+            max_input_len=min(config.max_input_len or max_seq_len - 1, max_seq_len - 1),
+            kv_cache_tokens=num_blocks * config.tokens_per_block,
+            max_batch_size=config.max_batch_size,
+            max_beam_width=config.max_beam_width,
+            hidden_size=hidden_size,
+            embedding_size=hidden_size if is_native else getattr(self.networks[0], "embedding_size", 0),
+            max_prompt_embedding_bytes=config.max_prompt_embedding_bytes,
+            model_outputs=_model_outputs(num_layers) if hidden_size else [],
+            max_tensor_bytes=config.max_tensor_bytes_per_request,
+            num_adapter_slots=self.adapters.num_slots,
+            has_draft_model=len(self.networks) > 1,
+        )
+
+
+def load_engine(
+    config: EngineConfig, rank_group: RankGroup, measure: Callable[[EngineParts], int] | None = None
+) -> LoadedEngine:
+    """`measure`: bytes that steps of these networks take on a GPU; called there before the size of the KV cache is
+    chosen. None = steps take nothing. Raises ConfigurationError for a checkpoint or a configuration that does not fit.
+    """
+    parts = load_parts(config, rank_group)
+    config, shape, groups, device = parts.config, parts.cache_shape, parts.groups, parts.device
+    reserved_bytes = measure(parts) if measure is not None and device.type == "cuda" else 0
+    num_blocks = count_blocks(config, shape, groups, device, reserved_bytes, parts.max_seq_len)
+    return parts.with_cache(num_blocks, count_host_blocks(config, shape, groups, device))
+
+
+def load_parts(config: EngineConfig, rank_group: RankGroup) -> EngineParts:
+    """Read this rank's part of the checkpoint. Collective. Raises ConfigurationError as `load_engine` does."""
     mapping = Mapping.of(config)
     device = choose_device(config, rank_group.rank)
     config = config.for_device(device.type)
@@ -84,56 +175,15 @@ def load_engine(config: EngineConfig, rank_group: RankGroup) -> LoadedEngine:
     networks = [network]
     if config.speculative_model_dir:
         networks.append(_load_draft_network(config, model.vocab_size, groups, device, max_seq_len))
-    specs = [each.cache_specs for each in networks]
-    shape = KVCacheShape(layers=tuple(chain.from_iterable(specs)), block_size=config.tokens_per_block)
-    reserved_bytes = max(_step_bytes(each, config, device) for each in networks) if device.type == "cuda" else 0
-    num_blocks = count_blocks(config, shape, groups, device, reserved_bytes, max_seq_len)
-    kv_cache = KVCache(shape, num_blocks, device, is_deferred=config.spare_ranks > 0)
-    host_blocks = HostBlocks(kv_cache, shape, count_host_blocks(config, shape, groups, device), device)
-    borders = accumulate(map(len, specs), initial=0)
-    caches = [kv_cache.layers[first:end] for first, end in pairwise(borders)]
-    compiled = [compile_network(config, *each, device, groups) for each in zip(networks, caches, strict=True)]
-    if any(new is not former for new, former in zip(compiled, networks, strict=True)):
-        give_back_memory()
-    description = _describe(config, model, dtype, compiled[0], device)
-    num_layers = compiled[0].num_layers if isinstance(compiled[0], LayeredNetwork) else 0
-    if isinstance(model, ModelConfig) and groups.pipeline.size > 1:
-        num_layers = model.num_layers if groups.all_reduce_min(num_layers) else 0
-        compiled[0] = PipelineStage(
-            network=compiled[0],
-            group=groups.pipeline,
-            layers=layers_of_stage(model.num_layers, groups.pipeline),
-            num_layers=model.num_layers,
-            hidden_size=model.hidden_size,
-            dtype=dtype,
-        )
-    # Not every network of transformers says it, and what has no known size cannot be limited.
-    hidden_size = model.hidden_size if isinstance(model, ModelConfig) else getattr(model.hf_config, "hidden_size", 0)
-    limits = RequestLimits(
-        vocab_size=model.vocab_size,
-        max_seq_len=max_seq_len,
-        max_input_len=min(config.max_input_len or max_seq_len - 1, max_seq_len - 1),
-        kv_cache_tokens=num_blocks * config.tokens_per_block,
-        max_batch_size=config.max_batch_size,
-        max_beam_width=config.max_beam_width,
-        hidden_size=hidden_size,
-        embedding_size=model.hidden_size if isinstance(model, ModelConfig) else getattr(network, "embedding_size", 0),
-        max_prompt_embedding_bytes=config.max_prompt_embedding_bytes,
-        model_outputs=_model_outputs(num_layers) if hidden_size else [],
-        max_tensor_bytes=config.max_tensor_bytes_per_request,
-        num_adapter_slots=adapters.num_slots,
-        has_draft_model=len(compiled) > 1,
-    )
-    return LoadedEngine(
-        decoder=compiled[0],
-        draft_network=compiled[1] if len(compiled) > 1 else None,
-        adapters=adapters,
-        kv_cache=kv_cache,
-        host_blocks=host_blocks,
-        limits=limits,
-        groups=groups,
+    return EngineParts(
+        config=config,
+        model=model,
+        dtype=dtype,
         device=device,
-        description=description,
+        groups=groups,
+        networks=networks,
+        adapters=adapters,
+        max_seq_len=max_seq_len,
     )
 
 
@@ -215,40 +265,3 @@ def _load_draft_network(
         return load_network(own, model, groups, choose_dtype(config, model.dtype), device, max_seq_len)
     except ConfigurationError as error:
         raise type(error)(f"speculative_model_dir: {error}") from None
-
-
-@torch.inference_mode()
-def _step_bytes(network: Network, config: EngineConfig, device: torch.device) -> int:
-    """Temporary memory of the largest step on a GPU, in bytes, measured by running one on a cache of a single block.
-
-    Its prefills are one block long and all write to that block; the results are meaningless.
-    """
-    shape = KVCacheShape(layers=network.cache_specs, block_size=config.tokens_per_block)
-    num_prefills = -(-config.max_num_tokens // shape.block_size)
-    positions_T = torch.arange(shape.block_size, device=device).repeat(num_prefills)
-    metadata = AttentionMetadata(
-        positions_T=positions_T,
-        slot_mapping_T=positions_T,
-        num_decodes=0,
-        decode_block_table=torch.empty((0, 0), dtype=torch.int32, device=device),
-        decode_seq_lens_N=torch.empty(0, dtype=torch.int32, device=device),
-        num_prefills=num_prefills,
-        prefill_block_table=torch.zeros((num_prefills, 1), dtype=torch.int32, device=device),
-        prefill_seq_lens_P=torch.full((num_prefills,), shape.block_size, dtype=torch.int32, device=device),
-        prefill_start_loc=torch.arange(num_prefills + 1, dtype=torch.int32, device=device) * shape.block_size,
-        max_prefill_len=shape.block_size,
-    )
-    cache = KVCache(shape, 1, device)
-    before = torch.cuda.memory_allocated(device)
-    torch.cuda.reset_peak_memory_stats(device)
-    x_T = torch.zeros_like(positions_T)
-    if isinstance(network, Decoder) and network.input_size is not None:
-        x_T = network.norm.weight_D.new_zeros(len(positions_T), network.input_size)
-    hidden_TD = network.forward(x_T, cache.layers, metadata)
-    sampling_bytes = 0
-    if not isinstance(network, Decoder) or network.head is not None:
-        # Sampling works on two copies of the logits in float32.
-        sampling_bytes = 2 * network.logits(hidden_TD[: config.max_batch_size]).numel() * 4
-    peak = torch.cuda.max_memory_allocated(device) - before + sampling_bytes
-    torch.cuda.empty_cache()
-    return int(peak)

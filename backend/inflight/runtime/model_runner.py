@@ -13,6 +13,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import replace
+from functools import partial
 from typing import Any, TypeVar
 
 import torch
@@ -45,8 +46,9 @@ from inflight.runtime.guided.guidance import Guidance
 from inflight.runtime.guided.token_mask import StepMask
 from inflight.runtime.host_blocks import HostBlocks
 from inflight.runtime.kv_cache import KVCache
-from inflight.runtime.loading import load_engine
+from inflight.runtime.loading import LoadedEngine, load_engine
 from inflight.runtime.logits_post_processing import LogitsPostProcessing, ProcessedRow
+from inflight.runtime.memory_profile import step_bytes
 from inflight.runtime.row_state import RowState
 from inflight.runtime.row_table import RowTable
 from inflight.runtime.sampler import SampledTokens, Sampler, find_allowed
@@ -186,12 +188,40 @@ class ModelRunner:
         keep_freed_memory()
         thread = ThreadPoolExecutor(1, "inflight-step")
         try:
-            engine = thread.submit(load_engine, config, rank_group).result()
+            none = LogitsPostProcessorConfig()
+            of_engine = partial(cls._of, config=config, thread=thread, rank_group=rank_group, post_processors=none)
+            measure = partial(step_bytes, runner_of=of_engine)
+            engine = thread.submit(load_engine, config, rank_group, measure).result()
         except BaseException:
             thread.shutdown()
             raise
         adapters, library = open_adapters(config, engine.adapters, engine.device, is_leader=rank_group.rank == 0)
-        runner = cls(
+        runner = cls._of(
+            engine,
+            config=config,
+            thread=thread,
+            rank_group=rank_group,
+            grammars=_grammars(config, engine.limits.vocab_size) if rank_group.rank == 0 else None,
+            post_processors=post_processors,
+            adapters=adapters,
+            adapter_library=library,
+        )
+        runner.warmup()
+        return runner
+
+    @classmethod
+    def _of(
+        cls: type[Runs],
+        engine: LoadedEngine,
+        *,
+        config: EngineConfig,
+        thread: ThreadPoolExecutor,
+        rank_group: RankGroup,
+        post_processors: LogitsPostProcessorConfig,
+        **others: Any,
+    ) -> Runs:
+        """`others`: what does not come with a loaded engine."""
+        return cls(
             decoder=engine.decoder,
             kv_cache=engine.kv_cache,
             host_blocks=engine.host_blocks,
@@ -204,15 +234,11 @@ class ModelRunner:
             description=engine.description,
             thread=thread,
             rank_group=rank_group,
-            grammars=_grammars(config, engine.limits.vocab_size) if rank_group.rank == 0 else None,
             post_processors=post_processors,
-            adapters=adapters,
-            adapter_library=library,
             draft_network=engine.draft_network,
             busy_wait_events=config.busy_wait_events,
+            **others,
         )
-        runner.warmup()
-        return runner
 
     def warmup(self) -> None:
         """Run a prefill, a draft and a decode, greedy and random; copy a block to itself, which changes nothing.
