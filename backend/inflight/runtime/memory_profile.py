@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterator
 
 import torch
 
+from inflight.errors import InsufficientMemory
 from inflight.request_limits import RequestLimits
 from inflight.runtime.loading import EngineParts, LoadedEngine
 from inflight.runtime.runner import Runner
@@ -51,13 +52,21 @@ OUTPUTS = (LOG_PROBS, TOP_LOG_PROBS, BEAM_LOG_PROBS)
 
 def step_bytes(parts: EngineParts, runner_of: Callable[[LoadedEngine], Runner]) -> int:
     """Most bytes of a GPU that torch holds at a time for a runner and its largest steps, beyond the weights. What the
-    runner, which `runner_of` makes, leaves behind is given back. Collective."""
+    runner, which `runner_of` makes, leaves behind is given back. Collective. Raises InsufficientMemory."""
     device = parts.device
     torch.cuda.synchronize(device)
     before = int(torch.cuda.memory_allocated(device))
     torch.cuda.reset_peak_memory_stats(device)
     with torch.cuda.stream(torch.cuda.current_stream(device)):  # the runner's stays this thread's only for so long
-        _run(parts, runner_of)
+        try:
+            _run(parts, runner_of)
+        except torch.OutOfMemoryError as error:
+            config = parts.config
+            raise InsufficientMemory(
+                f"a step of max_num_tokens {config.max_num_tokens} and max_batch_size {config.max_batch_size} does not "
+                "fit beside the weights into the memory of the GPU: lower them, raise tensor_parallel_size, or free "
+                "memory"
+            ) from error
     torch.cuda.synchronize(device)
     peak = int(torch.cuda.max_memory_allocated(device)) - before
     gc.collect()

@@ -18,6 +18,7 @@ from tiny_checkpoints import TinyCheckpoint, make_checkpoint
 
 from inflight.config import EngineConfig
 from inflight.distributed.rank_group import SingleRank
+from inflight.errors import InsufficientMemory
 from inflight.logits_post_processor import LogitsPostProcessorConfig
 from inflight.models.decoder import Decoder
 from inflight.request_limits import RequestLimits
@@ -152,6 +153,21 @@ def test_steps_stay_within_the_bounds_of_short_sequences(max_seq_len: int) -> No
     assert max(ends) <= max_seq_len
     assert all(4 * len(new.block_ids) >= max(ends) for new in steps[0].new_sequences)
     assert len(steps) == (3 if max_seq_len > 3 else 2)
+
+
+def test_pipeline_stages_are_told_every_token() -> None:
+    limits = RequestLimits(vocab_size=9, max_seq_len=9, max_input_len=8, kv_cache_tokens=4, max_batch_size=3)
+    for step in largest_steps(limits, 4, 8, is_staged=True):
+        assert all(len(work.token_ids) == work.num_tokens for work in step.rows)
+
+
+def test_a_step_that_does_not_fit_names_its_sizes(checkpoint: TinyCheckpoint, cuda: list[str]) -> None:
+    def runner_of(engine: LoadedEngine) -> ModelRunner:
+        raise torch.OutOfMemoryError("CUDA out of memory")
+
+    parts = load_parts(config_of(checkpoint), SingleRank())
+    with pytest.raises(InsufficientMemory, match="a step of max_num_tokens 64 and max_batch_size 6 does not fit"):
+        step_bytes(parts, runner_of)
 
 
 def test_on_a_cpu_nothing_is_measured(checkpoint: TinyCheckpoint, monkeypatch: pytest.MonkeyPatch) -> None:
