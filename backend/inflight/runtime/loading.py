@@ -58,7 +58,7 @@ class LoadedEngine:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineParts:
-    """A rank's networks on its device: all of a LoadedEngine that does not depend on the size of the KV cache."""
+    """What of a LoadedEngine does not depend on the size of the KV cache: this rank's networks on its device."""
 
     config: EngineConfig
     model: ModelConfig | TransformersConfig
@@ -72,67 +72,9 @@ class EngineParts:
 
     @property
     def cache_shape(self) -> KVCacheShape:
+        """Of all networks, one behind the other."""
         specs = chain.from_iterable(network.cache_specs for network in self.networks)
         return KVCacheShape(layers=tuple(specs), block_size=self.config.tokens_per_block)
-
-    def with_cache(self, num_blocks: int, num_host_blocks: int = 0) -> LoadedEngine:
-        """The engine with a KV cache of so many blocks. Collective. On a CPU only once: layers are compiled for it."""
-        config, model, groups, device = self.config, self.model, self.groups, self.device
-        shape = self.cache_shape
-        kv_cache = KVCache(shape, num_blocks, device, is_deferred=config.spare_ranks > 0)
-        host_blocks = HostBlocks(kv_cache, shape, num_host_blocks, device)
-        borders = accumulate((len(network.cache_specs) for network in self.networks), initial=0)
-        caches = [kv_cache.layers[first:end] for first, end in pairwise(borders)]
-        compiled = [compile_network(config, *each, device, groups) for each in zip(self.networks, caches, strict=True)]
-        if any(new is not former for new, former in zip(compiled, self.networks, strict=True)):
-            give_back_memory()
-        description = _describe(config, model, self.dtype, compiled[0], device)
-        num_layers = compiled[0].num_layers if isinstance(compiled[0], LayeredNetwork) else 0
-        if isinstance(model, ModelConfig) and groups.pipeline.size > 1:
-            num_layers = model.num_layers if groups.all_reduce_min(num_layers) else 0
-            compiled[0] = PipelineStage(
-                network=compiled[0],
-                group=groups.pipeline,
-                layers=layers_of_stage(model.num_layers, groups.pipeline),
-                num_layers=model.num_layers,
-                hidden_size=model.hidden_size,
-                dtype=self.dtype,
-            )
-        return LoadedEngine(
-            decoder=compiled[0],
-            draft_network=compiled[1] if len(compiled) > 1 else None,
-            adapters=self.adapters,
-            kv_cache=kv_cache,
-            host_blocks=host_blocks,
-            limits=self._limits(num_blocks, num_layers),
-            groups=groups,
-            device=device,
-            description=description,
-        )
-
-    def _limits(self, num_blocks: int, num_layers: int) -> RequestLimits:
-        """`num_layers`: those that can tell their output."""
-        config, model, max_seq_len = self.config, self.model, self.max_seq_len
-        # Not every network of transformers says it, and what has no known size cannot be limited.
-        is_native = isinstance(model, ModelConfig)
-        hidden_size = (
-            model.hidden_size if isinstance(model, ModelConfig) else getattr(model.hf_config, "hidden_size", 0)
-        )
-        return RequestLimits(
-            vocab_size=model.vocab_size,
-            max_seq_len=max_seq_len,
-            max_input_len=min(config.max_input_len or max_seq_len - 1, max_seq_len - 1),
-            kv_cache_tokens=num_blocks * config.tokens_per_block,
-            max_batch_size=config.max_batch_size,
-            max_beam_width=config.max_beam_width,
-            hidden_size=hidden_size,
-            embedding_size=hidden_size if is_native else getattr(self.networks[0], "embedding_size", 0),
-            max_prompt_embedding_bytes=config.max_prompt_embedding_bytes,
-            model_outputs=_model_outputs(num_layers) if hidden_size else [],
-            max_tensor_bytes=config.max_tensor_bytes_per_request,
-            num_adapter_slots=self.adapters.num_slots,
-            has_draft_model=len(self.networks) > 1,
-        )
 
 
 def load_engine(
@@ -145,7 +87,7 @@ def load_engine(
     config, shape, groups, device = parts.config, parts.cache_shape, parts.groups, parts.device
     reserved_bytes = measure(parts) if measure is not None and device.type == "cuda" else 0
     num_blocks = count_blocks(config, shape, groups, device, reserved_bytes, parts.max_seq_len)
-    return parts.with_cache(num_blocks, count_host_blocks(config, shape, groups, device))
+    return with_cache(parts, num_blocks, count_host_blocks(config, shape, groups, device))
 
 
 def load_parts(config: EngineConfig, rank_group: RankGroup) -> EngineParts:
@@ -184,6 +126,60 @@ def load_parts(config: EngineConfig, rank_group: RankGroup) -> EngineParts:
         networks=networks,
         adapters=adapters,
         max_seq_len=max_seq_len,
+    )
+
+
+def with_cache(parts: EngineParts, num_blocks: int, num_host_blocks: int = 0) -> LoadedEngine:
+    """The engine with a KV cache of so many blocks. Collective. On a CPU only once: layers are compiled for it."""
+    config, model, dtype, device = parts.config, parts.model, parts.dtype, parts.device
+    groups, networks, adapters, max_seq_len = parts.groups, parts.networks, parts.adapters, parts.max_seq_len
+    network, shape = networks[0], parts.cache_shape
+    kv_cache = KVCache(shape, num_blocks, device, is_deferred=config.spare_ranks > 0)
+    host_blocks = HostBlocks(kv_cache, shape, num_host_blocks, device)
+    borders = accumulate((len(each.cache_specs) for each in networks), initial=0)
+    caches = [kv_cache.layers[first:end] for first, end in pairwise(borders)]
+    compiled = [compile_network(config, *each, device, groups) for each in zip(networks, caches, strict=True)]
+    if any(new is not former for new, former in zip(compiled, networks, strict=True)):
+        give_back_memory()
+    description = _describe(config, model, dtype, compiled[0], device)
+    num_layers = compiled[0].num_layers if isinstance(compiled[0], LayeredNetwork) else 0
+    if isinstance(model, ModelConfig) and groups.pipeline.size > 1:
+        num_layers = model.num_layers if groups.all_reduce_min(num_layers) else 0
+        compiled[0] = PipelineStage(
+            network=compiled[0],
+            group=groups.pipeline,
+            layers=layers_of_stage(model.num_layers, groups.pipeline),
+            num_layers=model.num_layers,
+            hidden_size=model.hidden_size,
+            dtype=dtype,
+        )
+    # Not every network of transformers says it, and what has no known size cannot be limited.
+    hidden_size = model.hidden_size if isinstance(model, ModelConfig) else getattr(model.hf_config, "hidden_size", 0)
+    limits = RequestLimits(
+        vocab_size=model.vocab_size,
+        max_seq_len=max_seq_len,
+        max_input_len=min(config.max_input_len or max_seq_len - 1, max_seq_len - 1),
+        kv_cache_tokens=num_blocks * config.tokens_per_block,
+        max_batch_size=config.max_batch_size,
+        max_beam_width=config.max_beam_width,
+        hidden_size=hidden_size,
+        embedding_size=model.hidden_size if isinstance(model, ModelConfig) else getattr(network, "embedding_size", 0),
+        max_prompt_embedding_bytes=config.max_prompt_embedding_bytes,
+        model_outputs=_model_outputs(num_layers) if hidden_size else [],
+        max_tensor_bytes=config.max_tensor_bytes_per_request,
+        num_adapter_slots=adapters.num_slots,
+        has_draft_model=len(compiled) > 1,
+    )
+    return LoadedEngine(
+        decoder=compiled[0],
+        draft_network=compiled[1] if len(compiled) > 1 else None,
+        adapters=adapters,
+        kv_cache=kv_cache,
+        host_blocks=host_blocks,
+        limits=limits,
+        groups=groups,
+        device=device,
+        description=description,
     )
 
 

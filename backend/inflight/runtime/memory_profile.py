@@ -16,7 +16,7 @@ import torch
 
 from inflight.errors import InsufficientMemory
 from inflight.request_limits import RequestLimits
-from inflight.runtime.loading import EngineParts, LoadedEngine
+from inflight.runtime.loading import EngineParts, LoadedEngine, with_cache
 from inflight.runtime.runner import Runner
 from inflight.sampling_config import SamplingConfig
 from inflight.scheduler_output import (
@@ -75,7 +75,7 @@ def step_bytes(parts: EngineParts, runner_of: Callable[[LoadedEngine], Runner]) 
 
 
 def _run(parts: EngineParts, runner_of: Callable[[LoadedEngine], Runner]) -> None:
-    config, engine = parts.config, parts.with_cache(1)
+    config, engine = parts.config, with_cache(parts, 1)
     runner = runner_of(engine)
     is_staged = parts.groups.pipeline.size > 1
     for step in largest_steps(engine.limits, config.tokens_per_block, config.max_num_tokens, is_staged=is_staged):
