@@ -20,6 +20,8 @@ from inflight.runtime.model_runner import ModelRunner
 from inflight.scheduler_output import SchedulerOutput, StepOutput
 
 FAULTS = "INFLIGHT_FAULTS"
+MESSAGE = "CUDA error: an illegal memory access was encountered\nFor debugging consider passing CUDA_LAUNCH_BLOCKING=1"
+"""As torch has it, in several lines."""
 
 
 class FaultyRunner(ModelRunner):
@@ -42,7 +44,7 @@ class FaultyRunner(ModelRunner):
 
     def _fail(self) -> None:
         if self.num_good_steps < 0:
-            raise torch.AcceleratorError("CUDA error: an illegal memory access was encountered")
+            raise torch.AcceleratorError(MESSAGE)
 
 
 def load(config: EngineConfig, group: RankGroup) -> FaultyRunner:

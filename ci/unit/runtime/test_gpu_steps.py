@@ -173,6 +173,20 @@ def test_the_host_sleeps_while_it_waits_unless_it_is_to_spin(
     assert cuda.is_blocking == [not spins]
 
 
+def test_a_gpu_has_sizes_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Loading(Exception):
+        """Begins, with this configuration."""
+
+    def load_engine(config: EngineConfig, *others: Any) -> None:
+        raise Loading(config.max_batch_size, config.max_num_tokens, config.tokens_per_block)
+
+    monkeypatch.setattr(model_runner, "choose_device", lambda config, rank: GPU)
+    monkeypatch.setattr(model_runner, "load_engine", load_engine)
+    with pytest.raises(Loading) as caught:
+        ModelRunner.load(EngineConfig(max_num_tokens=4096), SingleRank())
+    assert caught.value.args == (256, 4096, 64)
+
+
 CUDA_ERROR = "CUDA error: an illegal memory access was encountered"
 
 

@@ -57,7 +57,7 @@ def main(load_runner: LoadRunner = load_model_runner) -> int:
         _fail(launch, group, str(error), is_misconfigured=is_lasting)
     except BaseException as error:
         logger.exception("this rank ends because of an unexpected error")
-        _fail(launch, group, f"{type(error).__name__}: {error}")
+        _fail(launch, group, in_one_line(error))
     return 0
 
 
@@ -101,7 +101,7 @@ def serve(
         manager.run()
     except BaseException as error:
         if leader is not None:
-            leader.fail(f"{type(error).__name__}: {error}")
+            leader.fail(in_one_line(error))
             leader.close()
         raise
     if leader is not None:
@@ -121,6 +121,11 @@ def _wait_for_front(group: RankGroup, leader: LeaderSocket | None) -> None:
 def _fail(launch: Launch, group: RankGroup, reason: str, *, is_misconfigured: bool = False) -> None:
     launch.note_failure(reason, is_misconfigured=is_misconfigured)
     end_ranks(group, reason)
+
+
+def in_one_line(error: BaseException) -> str:
+    """Its type and the first line of its message. Those of torch have more, for who debugs it; the log has them all."""
+    return f"{type(error).__name__}: {str(error).partition(chr(10))[0]}"
 
 
 def end_ranks(group: RankGroup, reason: str) -> None:
