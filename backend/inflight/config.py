@@ -35,6 +35,12 @@ from inflight.speculative_decoding import (
     SpeculativeDecodingConfig,
 )
 
+CPU_SIZES = (64, 2048, 16)
+"""max_batch_size, max_num_tokens and tokens_per_block where they are unset."""
+GPU_SIZES = (256, 8192, 64)
+"""The same on a GPU: a decode step reads all weights however few rows it has, attention wants long runs of keys in one
+block, and 8192 tokens of a prefill keep the tensor cores busy. Usual values of the field, not measured here."""
+
 
 class SchedulerPolicy(str, Enum):
     """Which waiting sequences may start, and whether running ones may be paused."""
@@ -110,12 +116,12 @@ class EngineConfig:
     kv_transfer_key_file: str = ""
     """File of a secret, equal on all engines that hand contexts over; unset = those of one user on one machine do."""
 
-    max_batch_size: int = 64
-    """Sequences in one step (tritonserver's own max_batch_size stays 0)."""
+    max_batch_size: int = 0
+    """Sequences in one step; 0 = 64, on a GPU 256 (tritonserver's own max_batch_size stays 0)."""
     max_beam_width: int = 0
     """Beams of a request; 0 = max_batch_size."""
-    max_num_tokens: int = 2048
-    """Tokens in one step, prompt chunks included."""
+    max_num_tokens: int = 0
+    """Tokens in one step, prompt chunks included; 0 = 2048, on a GPU 8192."""
     max_seq_len: int = 0
     """Prompt plus new tokens of a sequence; 0 = the checkpoint's max_position_embeddings."""
     max_input_len: int = 0
@@ -129,8 +135,8 @@ class EngineConfig:
     priority_preemption: bool = False
     """Requests of higher priority pause running ones of lower priority if rows or KV blocks are short."""
 
-    tokens_per_block: int = 16
-    """KV cache block size, a power of two."""
+    tokens_per_block: int = 0
+    """KV cache block size, a power of two; 0 = 16, on a GPU 64."""
     max_tokens_in_paged_kv_cache: int = 0
     """KV cache size in tokens; if a memory fraction is set too, the smaller size applies; 0 = by fraction alone."""
     kv_cache_free_gpu_mem_fraction: float = 0.0
@@ -176,6 +182,8 @@ class EngineConfig:
 
     cpu_compile: str = "auto"
     """Layers in C++: auto (bfloat16, one machine, a CPU with AVX-512 for bfloat16, g++ at hand), true or false."""
+    busy_wait_events: bool = False
+    """On a GPU the host waits for a step by spinning: some microseconds sooner, for a whole core of each rank."""
     num_threads: int = 0
     """Threads of one rank on CPU; 0 = OMP_NUM_THREADS if that is set, otherwise cores divided by ranks."""
 
@@ -239,7 +247,7 @@ class EngineConfig:
                 f"max_responses_per_second must be -1 (the default), 0 (no limit) or more, "
                 f"got {self.max_responses_per_second}"
             )
-        if self.tokens_per_block < 1 or self.tokens_per_block & (self.tokens_per_block - 1):
+        if self.tokens_per_block & (self.tokens_per_block - 1):
             raise ConfigurationError(f"tokens_per_block must be a power of two, got {self.tokens_per_block}")
         for key in ("kv_cache_free_gpu_mem_fraction", "lora_cache_gpu_memory_fraction"):
             if not 0.0 <= getattr(self, key) <= 1.0:
@@ -254,7 +262,7 @@ class EngineConfig:
                 "guaranteed_no_evict or max_utilization, or priority_preemption to false"
             )
         self._check_lookahead()
-        if self.max_num_tokens < self.max_batch_size:
+        if 0 < self.max_num_tokens < self.max_batch_size:
             raise ConfigurationError(
                 f"max_num_tokens ({self.max_num_tokens}) must be at least max_batch_size ({self.max_batch_size}): "
                 "every running sequence needs one token a step"
@@ -314,15 +322,28 @@ class EngineConfig:
             kv_transfer_key_file=key_file,
         )
 
+    def for_device(self, device_type: str) -> EngineConfig:
+        """With the sizes of a step and of a block that suit a type of device, where they are unset. What is set holds,
+        and an unset size gives way to it. The ranks call it: only they know the device that auto finds."""
+        batch_size, num_tokens, block_size = GPU_SIZES if device_type == "cuda" else CPU_SIZES
+        max_batch_size = self.max_batch_size or min(batch_size, self.max_num_tokens or num_tokens)
+        return replace(
+            self,
+            max_batch_size=max_batch_size,
+            max_num_tokens=self.max_num_tokens or max(num_tokens, max_batch_size),
+            tokens_per_block=self.tokens_per_block or block_size,
+        )
+
     @property
     def max_in_flight(self) -> int:
-        """Requests that may be active or waiting at the same time; 0 = no limit."""
+        """Requests that may be active or waiting at the same time; 0 = no limit. Only after `for_device`."""
         return self.max_batch_size + self.max_queue_size if self.max_queue_size else 0
 
     @property
     def max_context_tokens(self) -> int:
         """Longest prompt whose blocks can be handed over; 0 = none are."""
-        return self.max_tokens_in_buffer // self.tokens_per_block * self.tokens_per_block
+        block_size = self.for_device("cpu").tokens_per_block  # between GPUs contexts are not handed over
+        return self.max_tokens_in_buffer // block_size * block_size
 
     @property
     def preemption_rows(self) -> int:

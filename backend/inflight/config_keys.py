@@ -14,8 +14,6 @@ POSITIVE_KEYS = (
     "tensor_parallel_size",
     "pipeline_parallel_size",
     "data_parallel_size",
-    "max_batch_size",
-    "max_num_tokens",
     "cancellation_check_period_ms",
     "stats_check_period_ms",
     "max_text_bytes",
@@ -29,6 +27,9 @@ POSITIVE_KEYS = (
 )
 
 NOT_NEGATIVE_KEYS = (
+    "max_batch_size",
+    "max_num_tokens",
+    "tokens_per_block",
     "max_beam_width",
     "max_seq_len",
     "max_input_len",

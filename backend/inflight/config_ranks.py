@@ -21,6 +21,7 @@ RAY_DEFAULTS = {"ray_address": "auto", "ray_placement": "pack", "ray_runtime_env
 def check_ranks(config: EngineConfig) -> None:
     """Raises ConfigurationError."""
     one_of("executor", config.executor, LAUNCHERS)
+    _check_gpus_of_replicas(config)
     _check_spares(config)
     _check_ray(config)
     _check_contexts(config)
@@ -54,6 +55,18 @@ def check_ranks(config: EngineConfig) -> None:
         )
 
 
+def _check_gpus_of_replicas(config: EngineConfig) -> None:
+    """Replicas are on one machine, and their ranks do not know those of the others. (The ranks of one replica see for
+    themselves whether they share a GPU: they may be on several machines.)"""
+    devices = [device.strip() for device in config.gpu_device_ids.split(",")]
+    twice = next((device for device in devices if devices.count(device) > 1), None)
+    if config.data_parallel_size > 1 and twice is not None:
+        raise ConfigurationError(
+            f"gpu_device_ids names GPU {twice} for two ranks, got {config.gpu_device_ids!r}: name another one for each "
+            "rank, or lower data_parallel_size"
+        )
+
+
 def _check_spares(config: EngineConfig) -> None:
     sizes_vary = config.kv_cache_free_gpu_mem_fraction or config.lora_cache_gpu_memory_fraction
     if config.spare_ranks and (sizes_vary or not config.max_tokens_in_paged_kv_cache):
@@ -75,10 +88,11 @@ def _check_contexts(config: EngineConfig) -> None:
             "context_replicas needs room for the KV blocks that they hand over: set max_tokens_in_buffer to the tokens "
             "of the prompts that wait at the same time"
         )
-    if 0 < config.max_tokens_in_buffer < config.tokens_per_block:
+    block_size = config.for_device("cpu").tokens_per_block
+    if 0 < config.max_tokens_in_buffer < block_size:
         raise ConfigurationError(
             f"max_tokens_in_buffer ({config.max_tokens_in_buffer}) must be at least tokens_per_block "
-            f"({config.tokens_per_block}), or 0"
+            f"({block_size}), or 0"
         )
     if config.max_tokens_in_buffer and config.mpi_hostfile:
         raise ConfigurationError(

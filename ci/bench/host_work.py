@@ -80,6 +80,9 @@ class NullRunner:
     def collect(self, handle: StepInput) -> StepOutput:
         return StepOutput(token_ids=[[5] for _ in handle.sampling_rows])
 
+    def survives(self, error: Exception) -> bool:
+        return False
+
     def memory_usage(self) -> tuple[int, int, int]:
         return (0, 0, 0)
 

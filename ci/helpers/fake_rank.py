@@ -28,6 +28,7 @@ class LoadedFakeRunner(FakeRunner):
     """A FakeRunner with the attributes of a loaded runner."""
 
     def __init__(self, config: EngineConfig, crash_step: int = -1) -> None:
+        config = config.for_device("cpu")
         self.num_blocks = 4 * MAX_SEQ_LEN // config.tokens_per_block
         self.num_host_blocks = 0
         self.description = EngineDescription(device="cpu")

@@ -168,11 +168,13 @@ class FakeRunner:
         fail_collect: Callable[[int], bool] = lambda step: False,
         row_error: Callable[[Row], str | None] = lambda row: None,
         forced: Callable[[Row], list[int]] = lambda row: [],
+        is_lasting: Callable[[Exception], bool] = lambda error: False,
     ) -> None:
         """`num_stages`: pipeline stages. With several, the host must know every token of a step.
 
         `fail_*`: given the number of the step, from 0, whether it raises. `row_error`: a row that cannot go on.
-        `forced`: what a guided row that is about to sample is told to be forced."""
+        `forced`: what a guided row that is about to sample is told to be forced. `is_lasting`: whether a step's
+        exception is of an error that stays."""
         self.block_size = block_size
         self.max_batch_size = max_batch_size
         self.max_num_tokens = max_num_tokens
@@ -192,6 +194,7 @@ class FakeRunner:
         self._unsampled: tuple[int, SchedulerOutput] | None = None
         self._fail_launch, self._fail_collect, self._row_error = fail_launch, fail_collect, row_error
         self._forced = forced
+        self._is_lasting = is_lasting
 
     def forward(self, scheduled: SchedulerOutput) -> int:
         step, self.num_launches = self.num_launches, self.num_launches + 1
@@ -240,6 +243,9 @@ class FakeRunner:
     def _lose_memory(self) -> None:
         """A failed step leaves undefined content, also in what was copied."""
         self.memory, self.host_memory = [EMPTY] * len(self.memory), [EMPTY] * len(self.host_memory)
+
+    def survives(self, error: Exception) -> bool:
+        return not self._is_lasting(error)
 
     def memory_usage(self) -> tuple[int, int, int]:
         return (1000, 2000, 3000)

@@ -19,7 +19,7 @@ class ListFront(Front):
 
     def __init__(self, max_in_flight: int = 0, config: EngineConfig | None = None, num_replicas: int = 1) -> None:
         super().__init__(config, num_replicas=num_replicas)
-        self.max_in_flight = max_in_flight
+        self._max_in_flight = max_in_flight
         self.sent: list[object] = []
         self.messages: dict[int, Request] = {}
         """By id, as it was sent last."""
@@ -36,7 +36,7 @@ class ListFront(Front):
         self._replica_lost(state, "the ranks died", replica)
 
     def recover(self, limits: RequestLimits = LIMITS, replica: int = 0) -> None:
-        self._replica_ready(limits, EngineDescription(device="cpu"), self.max_in_flight, replica)
+        self._replica_ready(limits, EngineDescription(device="cpu"), self._max_in_flight, replica)
 
     def say(self, *responses: Response) -> None:
         self._deliver(responses)

@@ -139,3 +139,30 @@ def test_what_mpiexec_is_told_needs_mpiexec(key: str, options: dict[str, Any]) -
 def test_an_interface_is_for_several_machines() -> None:
     with pytest.raises(ConfigurationError, match="set mpi_hostfile, or unset mpi_interface"):
         EngineConfig(tensor_parallel_size=2, mpi_interface="eth9")
+
+
+@pytest.mark.parametrize(("device", "sizes"), [("cpu", (64, 2048, 16)), ("cuda", (256, 8192, 64))])
+def test_sizes_that_are_unset_suit_the_device(device: str, sizes: tuple[int, int, int]) -> None:
+    config = EngineConfig().for_device(device)
+    assert (config.max_batch_size, config.max_num_tokens, config.tokens_per_block) == sizes
+    assert config.for_device(device) == config
+    assert EngineConfig.from_parameters(EngineConfig().to_parameters()).for_device(device).max_batch_size == sizes[0]
+
+
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+def test_sizes_that_are_set_hold_and_the_others_give_way(device: str) -> None:
+    config = EngineConfig(max_batch_size=8, max_num_tokens=64, tokens_per_block=4)
+    assert config.for_device(device) == config
+    few = EngineConfig(max_num_tokens=32).for_device(device)
+    many = EngineConfig(max_batch_size=10_000).for_device(device)
+    assert (few.max_batch_size, few.max_num_tokens) == (32, 32)
+    assert (many.max_batch_size, many.max_num_tokens) == (10_000, 10_000)
+    with pytest.raises(ConfigurationError, match=r"max_num_tokens \(32\) must be at least max_batch_size \(33\)"):
+        EngineConfig(max_num_tokens=32, max_batch_size=33)
+    assert EngineConfig(max_queue_size=3).for_device("cpu").max_in_flight == 67
+
+
+def test_replicas_do_not_share_a_gpu() -> None:
+    with pytest.raises(ConfigurationError, match=r"gpu_device_ids names GPU 1 for two ranks, got '0,1, 1,2'"):
+        EngineConfig(tensor_parallel_size=2, data_parallel_size=2, gpu_device_ids="0,1, 1,2")
+    EngineConfig(tensor_parallel_size=4, gpu_device_ids="0,1,0,1", mpi_hostfile="hosts")  # two machines

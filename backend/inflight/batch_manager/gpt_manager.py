@@ -307,8 +307,9 @@ class GptManager:
     # -- trouble -------------------------------------------------------------------------------------------------------
 
     def _step_failed(self, error: Exception) -> None:
-        """Fail all requests that depend on an outstanding step, and go on with the others."""
-        if self._raise_on_step_failure:
+        """Fail all requests that depend on an outstanding step, and go on with the others. If no step can run any more,
+        the exception leaves the loop instead."""
+        if self._raise_on_step_failure or not self._runner.survives(error):
             raise error
         logger.error("a step failed; the requests in it end with an error", exc_info=error)
         while self._outstanding:
@@ -318,6 +319,8 @@ class GptManager:
                     self._runner.sample(handle)
                 self._runner.collect(handle)
             except Exception as consequence:
+                if not self._runner.survives(consequence):
+                    raise
                 logger.debug("a step after the failed one failed too", exc_info=consequence)
         self._is_sampled = True
         lost = self._scheduler.abandon(StepFailed(f"the step that computed the request failed: {error}"))

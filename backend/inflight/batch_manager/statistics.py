@@ -13,8 +13,9 @@ from inflight.batch_manager.speculation.draft_count import DraftCount
 from inflight.scheduler_output import RowWork
 from inflight.stats import InflightBatchingStats, KvCacheStats, RequestStage, RequestStats, SpecDecodingStats
 
-MEMORY_NS = 50_000_000
-"""Shortest time between two looks at the memory: one reads files of the system, which takes longer than the rest."""
+MEMORY_NS = 1_000_000_000
+"""Shortest time between two looks at the memory: one reads files of the system and all statistics of torch's
+allocators, which takes longer than the rest."""
 
 
 class MemoryUsage:

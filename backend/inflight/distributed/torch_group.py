@@ -7,15 +7,18 @@ import shutil
 
 import torch
 import torch.distributed as dist
+from torch.distributed import Store  # type: ignore[attr-defined]
 
 from inflight.distributed.rank_group import RankGroup
 from inflight.distributed.rendezvous import RENDEZVOUS_TIMEOUT, file_store, tcp_store
+from inflight.errors import ConfigurationError
 
 
 def join_torch(rank_group: RankGroup, device: torch.device) -> None:
     """Join it with all ranks, unless this was done before; `device` is this rank's own. Collective.
 
-    Ranks of one host find each other by a file in a private folder and communicate over loopback.
+    Ranks of one host find each other by a file in a private folder and communicate over loopback. Raises
+    ConfigurationError, in all of them, if two are to run on one GPU.
     """
     if dist.is_initialized():
         return
@@ -26,6 +29,8 @@ def join_torch(rank_group: RankGroup, device: torch.device) -> None:
         # gloo would listen on the address of the host's name, which may be a public one.
         os.environ["GLOO_SOCKET_IFNAME"] = "lo"
         folder, store = file_store(rank_group)
+    if device.type == "cuda":
+        _check_own_gpus(rank_group, store, str(torch.cuda.get_device_properties(device).uuid))
     dist.init_process_group(
         "nccl" if device.type == "cuda" else "gloo",
         store=store,
@@ -38,3 +43,18 @@ def join_torch(rank_group: RankGroup, device: torch.device) -> None:
     dist.all_reduce(torch.zeros(1, device=device))
     if rank_group.rank == 0 and folder:
         shutil.rmtree(folder, ignore_errors=True)
+
+
+def _check_own_gpus(rank_group: RankGroup, store: Store, gpu: str) -> None:
+    """Raise ConfigurationError if the GPU of two ranks is the same. Collective. `gpu`: the UUID of this rank's, because
+    each process may number the GPUs in its own way (CUDA_VISIBLE_DEVICES)."""
+    store.set(f"gpu {rank_group.rank}", gpu)
+    ranks_of: dict[str, list[int]] = {}
+    for rank in range(rank_group.size):
+        ranks_of.setdefault(store.get(f"gpu {rank}").decode(), []).append(rank)
+    for gpu, ranks in ranks_of.items():
+        if len(ranks) > 1:
+            raise ConfigurationError(
+                f"ranks {' and '.join(map(str, ranks))} are to run on one GPU ({gpu}): name another one for each rank "
+                "in gpu_device_ids, or lower tensor_parallel_size or pipeline_parallel_size"
+            )

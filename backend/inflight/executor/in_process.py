@@ -10,7 +10,6 @@ import tempfile
 import threading
 import time
 from collections import deque
-from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
@@ -33,8 +32,6 @@ from inflight.logits_post_processor import LogitsPostProcessorConfig
 from inflight.lora import NO_ORDERS
 from inflight.request import Request
 from inflight.result import Response
-from inflight.runtime.adapters.adapter_library import AdapterLibrary
-from inflight.runtime.guided.grammars import Grammars
 from inflight.stats import IterationStats, RequestStatsPerIteration
 
 logger = logging.getLogger(__name__)
@@ -74,11 +71,7 @@ class InProcessExecutor(Front):
         if logits_post_processors is not None:
             assert load_runner is load_model_runner, "another runner does not take them"
             self._load_runner = partial(load_model_runner, post_processors=logits_post_processors)
-        self._leader = _InProcessLeader(
-            self,
-            partial(RequestBook, config.max_in_flight, preemption_rows=config.preemption_rows),
-            stats_seconds=config.stats_check_period_ms / 2000,
-        )
+        self._leader = _InProcessLeader(self, stats_seconds=config.stats_check_period_ms / 2000)
         self._started = threading.Event()
         self._start_error: Exception | None = None
         self._thread = threading.Thread(target=self._run, name="inflight-engine", daemon=True)
@@ -136,21 +129,31 @@ class InProcessExecutor(Front):
             self._started.set()
 
     def _serve(self, runner: LoadedRunner) -> None:
+        config = self._config.for_device(runner.description.device)
         with tempfile.TemporaryDirectory(prefix="engine-") as folder:
-            transfer, contexts = make_transfer(self._config, runner, Path(folder), SingleRank())
+            transfer, contexts = make_transfer(config, runner, Path(folder), SingleRank())
             try:
-                self._run_loop(runner, transfer, contexts)
+                self._run_loop(config, runner, transfer, contexts)
             finally:
                 for each in (transfer, contexts):
                     if each is not None:
                         each.close()
 
-    def _run_loop(self, runner: LoadedRunner, transfer: BlockTransfer | None, contexts: Contexts | None) -> None:
-        self._leader.use(runner.grammars, runner.adapter_library, contexts)
+    def _run_loop(
+        self, config: EngineConfig, runner: LoadedRunner, transfer: BlockTransfer | None, contexts: Contexts | None
+    ) -> None:
+        book = RequestBook(
+            config.max_in_flight,
+            grammars=runner.grammars,
+            adapters=runner.adapter_library,
+            contexts=contexts,
+            preemption_rows=config.preemption_rows,
+        )
+        self._leader.use(book)
         rank = RankCallbacks(SingleRank(), self._leader, runner.adapters, transfer)
-        manager = make_manager(self._config, runner, rank.callbacks, raise_on_step_failure=False, notes_events=True)
+        manager = make_manager(config, runner, rank.callbacks, raise_on_step_failure=False, notes_events=True)
         rank.attach(manager)
-        self._replica_ready(runner.limits, runner.description, max_in_flight=self._config.max_in_flight)
+        self._replica_ready(runner.limits, runner.description, max_in_flight=config.max_in_flight)
         self._started.set()
         manager.run()
         self._leader.deliver_responses()
@@ -159,15 +162,11 @@ class InProcessExecutor(Front):
 class _InProcessLeader:
     """Implements rank.callbacks.Leader. Other threads `send` to it."""
 
-    def __init__(
-        self, front: InProcessExecutor, make_book: Callable[..., RequestBook], *, stats_seconds: float
-    ) -> None:
-        """`make_book`: as the configuration says; takes `grammars`, `adapters` and `contexts`. `stats_seconds`:
-        shortest time between two reports of a busy engine's newest statistics."""
+    def __init__(self, front: InProcessExecutor, *, stats_seconds: float) -> None:
+        """`stats_seconds`: shortest time between two reports of a busy engine's newest statistics."""
         self._inbox: deque[Request | int | CancelSequence] = deque()
         self._news = threading.Event()
-        self._make_book = make_book
-        self._book = make_book()
+        self._book = RequestBook()
         self._front = front
         self.wants_iteration_stats = front._statistics.wants_iterations
         self.wants_request_stats = front._statistics.wants_requests
@@ -176,9 +175,9 @@ class _InProcessLeader:
         self._next_stats = 0.0
         self._shutdown = False
 
-    def use(self, grammars: Grammars | None, adapters: AdapterLibrary | None, contexts: Contexts | None = None) -> None:
-        """Before the first request: the grammars, adapters and contexts that requests may ask for."""
-        self._book = self._make_book(grammars=grammars, adapters=adapters, contexts=contexts)
+    def use(self, book: RequestBook) -> None:
+        """Before the first request: an empty book, as the configuration and the loaded engine make it."""
+        self._book = book
 
     def send(self, item: Request | int | CancelSequence) -> None:
         """From any thread: a request, the id of one to cancel, or one of its sequences."""

@@ -89,6 +89,7 @@ def _metadata(
     slots_T: Tensor,
 ) -> AttentionMetadata:
     decodes, table = step.num_decodes, state.block_table
+    adapters_T = step.staged.get("adapters")
     decode_rows, decode_lens = rows_B, seq_lens_B
     prefill_table, prefill_lens, prefill_start_loc = state.no_prefills
     if step.num_prefills:
@@ -107,7 +108,7 @@ def _metadata(
         prefill_start_loc=prefill_start_loc,
         max_prefill_len=step.max_prefill_len,
         given=find_embeddings(step.staged),
-        adapters_T=step.staged.get("adapters"),
+        adapters_T=None if adapters_T is None else adapters_T.contiguous(),
     )
 
 

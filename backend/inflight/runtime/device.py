@@ -97,6 +97,24 @@ def free_memory(device: torch.device, num_ranks: int) -> int:
     return available_memory() // num_ranks
 
 
+def is_usable_after(error: Exception, device: torch.device) -> bool:
+    """Whether a process can go on computing on its `device` after an exception of a step. Waits for the device.
+
+    Most errors that CUDA reports (an illegal address, an assertion in a kernel, ECC) stay: each later call returns them
+    again. Libraries report them as RuntimeErrors of their own, so the device itself is asked. Nor does a rank go on
+    without memory: torch has given back what it kept before it raises OutOfMemoryError, and the step has changed the
+    state of some of its rows already, so it cannot be repeated. A new process measures what is free.
+    """
+    if isinstance(error, (torch.AcceleratorError, torch.OutOfMemoryError)):
+        return False
+    if device.type == "cuda":
+        try:
+            torch.cuda.synchronize(device)
+        except RuntimeError:
+            return False
+    return True
+
+
 def gib(num_bytes: int) -> str:
     """An amount of memory as text for messages."""
     return f"{num_bytes / 2**30:,.2f} GiB"

@@ -122,7 +122,7 @@ class KVCache:
     def copy_blocks(self, sources: Tensor, destinations: Tensor) -> None:
         """Copy whole blocks in every layer; see `inflight_kernels.copy_blocks`. Both int64 (pairs,)."""
         keys, values = [layer.keys for layer in self.layers], [layer.values for layer in self.layers]
-        inflight_kernels.copy_blocks(keys, values, sources, destinations)
+        inflight_kernels.copy_blocks(keys, values, sources.contiguous(), destinations.contiguous())
 
     def scrub(self, block_ids: list[int]) -> None:
         """Replace NaN and infinity by 0 before other sequences get the blocks. Finite values may be shared and stay."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from itertools import accumulate, chain, pairwise
 from pathlib import Path
@@ -15,11 +16,9 @@ from inflight.distributed.parallel_groups import ParallelGroups
 from inflight.distributed.rank_group import RankGroup
 from inflight.engine_description import EngineDescription
 from inflight.errors import ConfigurationError, InsufficientMemory
-from inflight.layers.attention import AttentionMetadata
 from inflight.models.adapter_places import AdapterPlaces
 from inflight.models.compiled import CompiledNetwork, compile_network
 from inflight.models.config import ModelConfig
-from inflight.models.decoder import Decoder
 from inflight.models.implementation import load_network, read_config
 from inflight.models.network import LayeredNetwork, Network
 from inflight.models.pipeline_stage import PipelineStage, layers_of_stage
@@ -62,19 +61,57 @@ class LoadedEngine:
     description: EngineDescription
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineParts:
+    """What of a LoadedEngine does not depend on the size of the KV cache: this rank's networks on its device."""
+
+    config: EngineConfig
+    model: ModelConfig | TransformersConfig
+    dtype: torch.dtype
+    device: torch.device
+    groups: ParallelGroups
+    networks: list[Network]
+    """The one that is served and, if there is one, the draft model."""
+    adapters: AdapterPlaces
+    weights: SharedWeights | None
+    """Memory that outlives this rank, in which they are or will be; None = they are its own."""
+    max_seq_len: int
+
+    @property
+    def cache_shape(self) -> KVCacheShape:
+        """Of all networks, one behind the other."""
+        specs = chain.from_iterable(network.cache_specs for network in self.networks)
+        return KVCacheShape(layers=tuple(specs), block_size=self.config.tokens_per_block)
+
+
 def load_engine(
     config: EngineConfig,
     rank_group: RankGroup,
+    measure: Callable[[EngineParts], int] | None = None,
     *,
     weights_place: str | None = None,
     defers_cache: bool = False,
 ) -> LoadedEngine:
-    """`weights_place`: of memory for the weights that outlives this rank, which another one may have filled (see
-    SharedWeights.open); None = of no rank. `defers_cache`: the memory of the KV cache is taken later. Raises
-    ConfigurationError for a checkpoint or a configuration that does not fit.
+    """`measure`: bytes that steps of these networks take on a GPU; called there before the size of the KV cache is
+    chosen. None = steps take nothing. `weights_place`: of memory for the weights that outlives this rank, which another
+    one may have filled (see SharedWeights.open); None = of no rank. `defers_cache`: the memory of the KV cache is taken
+    later. Raises ConfigurationError for a checkpoint or a configuration that does not fit.
     """
+    parts = load_parts(config, rank_group, weights_place)
+    config, shape, groups, device = parts.config, parts.cache_shape, parts.groups, parts.device
+    reserved_bytes = measure(parts) if measure is not None and device.type == "cuda" else 0
+    num_blocks = count_blocks(config, shape, groups, device, reserved_bytes, parts.max_seq_len)
+    engine = with_cache(parts, num_blocks, count_host_blocks(config, shape, groups, device), defers_cache=defers_cache)
+    if weights_place is not None:
+        _finish_weights(parts.weights, config, rank_group)
+    return engine
+
+
+def load_parts(config: EngineConfig, rank_group: RankGroup, weights_place: str | None = None) -> EngineParts:
+    """Read this rank's part of the checkpoint. Collective. Raises ConfigurationError as `load_engine` does."""
     mapping = Mapping.of(config)
     device = choose_device(config, rank_group.rank)
+    config = config.for_device(device.type)
     if config.spare_ranks and device.type == "cuda":
         raise ConfigurationError(
             "spare_ranks is for ranks on CPUs: on a GPU a second set of weights has no room beside the KV cache of the "
@@ -106,20 +143,36 @@ def load_engine(
     networks = [network]
     if config.speculative_model_dir:
         networks.append(_load_draft_network(config, model.vocab_size, groups, device, max_seq_len, weights))
-    specs = [each.cache_specs for each in networks]
-    shape = KVCacheShape(layers=tuple(chain.from_iterable(specs)), block_size=config.tokens_per_block)
-    reserved_bytes = max(_step_bytes(each, config, device) for each in networks) if device.type == "cuda" else 0
-    num_blocks = count_blocks(config, shape, groups, device, reserved_bytes, max_seq_len)
+    return EngineParts(
+        config=config,
+        model=model,
+        dtype=dtype,
+        device=device,
+        groups=groups,
+        networks=networks,
+        adapters=adapters,
+        weights=weights,
+        max_seq_len=max_seq_len,
+    )
+
+
+def with_cache(
+    parts: EngineParts, num_blocks: int, num_host_blocks: int = 0, *, defers_cache: bool = False
+) -> LoadedEngine:
+    """The engine with a KV cache of so many blocks. Collective. On a CPU only once: layers are compiled for it."""
+    config, model, dtype, device = parts.config, parts.model, parts.dtype, parts.device
+    groups, networks, adapters, max_seq_len = parts.groups, parts.networks, parts.adapters, parts.max_seq_len
+    network, shape = networks[0], parts.cache_shape
     kv_cache = KVCache(shape, num_blocks, device, is_deferred=defers_cache)
-    host_blocks = HostBlocks(kv_cache, shape, count_host_blocks(config, shape, groups, device), device)
+    host_blocks = HostBlocks(kv_cache, shape, num_host_blocks, device)
     prompt_blocks = None
     if config.max_tokens_in_buffer:
         prompt_blocks = PromptBlocks(kv_cache, shape, config.max_tokens_in_buffer)
-    borders = accumulate(map(len, specs), initial=0)
+    borders = accumulate((len(each.cache_specs) for each in networks), initial=0)
     caches = [kv_cache.layers[first:end] for first, end in pairwise(borders)]
-    compiled = [compile_network(config, *each, device, groups, weights) for each in zip(networks, caches, strict=True)]
-    if weights_place is not None:
-        _finish_weights(weights, config, rank_group)
+    compiled = [
+        compile_network(config, *each, device, groups, parts.weights) for each in zip(networks, caches, strict=True)
+    ]
     if any(new is not former for new, former in zip(compiled, networks, strict=True)):
         give_back_memory()
     description = _describe(config, model, dtype, compiled[0], device)
@@ -270,40 +323,3 @@ def _load_draft_network(
         return load_network(own, model, groups, dtype, device, max_seq_len, weights=weights)
     except ConfigurationError as error:
         raise type(error)(f"speculative_model_dir: {error}") from None
-
-
-@torch.inference_mode()
-def _step_bytes(network: Network, config: EngineConfig, device: torch.device) -> int:
-    """Temporary memory of the largest step on a GPU, in bytes, measured by running one on a cache of a single block.
-
-    Its prefills are one block long and all write to that block; the results are meaningless.
-    """
-    shape = KVCacheShape(layers=network.cache_specs, block_size=config.tokens_per_block)
-    num_prefills = -(-config.max_num_tokens // shape.block_size)
-    positions_T = torch.arange(shape.block_size, device=device).repeat(num_prefills)
-    metadata = AttentionMetadata(
-        positions_T=positions_T,
-        slot_mapping_T=positions_T,
-        num_decodes=0,
-        decode_block_table=torch.empty((0, 0), dtype=torch.int32, device=device),
-        decode_seq_lens_N=torch.empty(0, dtype=torch.int32, device=device),
-        num_prefills=num_prefills,
-        prefill_block_table=torch.zeros((num_prefills, 1), dtype=torch.int32, device=device),
-        prefill_seq_lens_P=torch.full((num_prefills,), shape.block_size, dtype=torch.int32, device=device),
-        prefill_start_loc=torch.arange(num_prefills + 1, dtype=torch.int32, device=device) * shape.block_size,
-        max_prefill_len=shape.block_size,
-    )
-    cache = KVCache(shape, 1, device)
-    before = torch.cuda.memory_allocated(device)
-    torch.cuda.reset_peak_memory_stats(device)
-    x_T = torch.zeros_like(positions_T)
-    if isinstance(network, Decoder) and network.input_size is not None:
-        x_T = network.norm.weight_D.new_zeros(len(positions_T), network.input_size)
-    hidden_TD = network.forward(x_T, cache.layers, metadata)
-    sampling_bytes = 0
-    if not isinstance(network, Decoder) or network.head is not None:
-        # Sampling works on two copies of the logits in float32.
-        sampling_bytes = 2 * network.logits(hidden_TD[: config.max_batch_size]).numel() * 4
-    peak = torch.cuda.max_memory_allocated(device) - before + sampling_bytes
-    torch.cuda.empty_cache()
-    return int(peak)

@@ -13,6 +13,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import replace
+from functools import partial
 from typing import Any, TypeVar
 
 import torch
@@ -31,7 +32,13 @@ from inflight.runtime.adapters.adapter_library import AdapterLibrary
 from inflight.runtime.adapters.adapter_store import AdapterStore
 from inflight.runtime.adapters.rank_adapters import open_adapters
 from inflight.runtime.batch_layout import BatchLayout, lay_out
-from inflight.runtime.device import keep_freed_memory, pinned_memory, resident_memory
+from inflight.runtime.device import (
+    choose_device,
+    is_usable_after,
+    keep_freed_memory,
+    pinned_memory,
+    resident_memory,
+)
 from inflight.runtime.draft_model import DraftModel, place_drafts
 from inflight.runtime.drafts import fill_in
 from inflight.runtime.guided.grammars import Grammars
@@ -39,8 +46,9 @@ from inflight.runtime.guided.guidance import Guidance
 from inflight.runtime.guided.token_mask import StepMask
 from inflight.runtime.host_blocks import HostBlocks
 from inflight.runtime.kv_cache import KVCache
-from inflight.runtime.loading import load_engine
+from inflight.runtime.loading import LoadedEngine, load_engine
 from inflight.runtime.logits_post_processing import LogitsPostProcessing, ProcessedRow
+from inflight.runtime.memory_profile import step_bytes
 from inflight.runtime.prompt_blocks import PromptBlocks
 from inflight.runtime.row_state import RowState
 from inflight.runtime.row_table import RowTable
@@ -95,12 +103,13 @@ class ModelRunner:
         adapters: AdapterStore | None = None,
         adapter_library: AdapterLibrary | None = None,
         draft_network: Network | None = None,
+        busy_wait_events: bool = False,
     ) -> None:
         """`thread`: the one that the network was loaded on. `grammars`: on the leader; None = none can be followed.
         `rank_group`: None = a single rank. `post_processors`: what `limits` names; None = nothing. `host_blocks`: where
         cold blocks go; None = nowhere. `prompt_blocks`: None = none are exchanged with other ranks. `adapters`: None =
         none is served; `adapter_library`: on the leader. `draft_network`: the draft model, whose caches stand behind
-        those of `decoder` in `kv_cache`; None = none.
+        those of `decoder` in `kv_cache`; None = none. `busy_wait_events`: see EngineConfig.
 
         On a CPU only this thread computes. OpenMP creates a team of threads for every thread that computes, and if the
         teams together have more threads than there are cores, they sleep at each barrier instead of spinning: a step of
@@ -156,6 +165,7 @@ class ModelRunner:
             # Weights and caches were filled on another stream.
             torch.cuda.synchronize(device)
         self._stream = torch.cuda.Stream(device) if device.type == "cuda" else None  # type: ignore[no-untyped-call]
+        self._busy_wait_events = busy_wait_events
         self._thread = thread
         self._is_staged = groups.pipeline.size > 1
         self._publisher: ThreadPoolExecutor | None = None
@@ -178,21 +188,54 @@ class ModelRunner:
         `defers_cache`: see load_engine. Raises ConfigurationError for a checkpoint or a configuration that cannot be
         served.
         """
+        config = config.for_device(choose_device(config, rank_group.rank).type)
         if post_processors is None:
             is_caller = rank_group.rank == Mapping.of(config).first_rank_of_last_stage
             post_processors = LogitsPostProcessorConfig.load(config, is_caller=is_caller)
         keep_freed_memory()
         thread = ThreadPoolExecutor(1, "inflight-step")
         try:
+            none = LogitsPostProcessorConfig()
+            of_engine = partial(cls._of, config=config, thread=thread, rank_group=rank_group, post_processors=none)
             loading = thread.submit(
-                load_engine, config, rank_group, weights_place=weights_place, defers_cache=defers_cache
+                load_engine,
+                config,
+                rank_group,
+                partial(step_bytes, runner_of=of_engine),
+                weights_place=weights_place,
+                defers_cache=defers_cache,
             )
             engine = loading.result()
         except BaseException:
             thread.shutdown()
             raise
         adapters, library = open_adapters(config, engine.adapters, engine.device, is_leader=rank_group.rank == 0)
-        runner = cls(
+        runner = cls._of(
+            engine,
+            config=config,
+            thread=thread,
+            rank_group=rank_group,
+            grammars=_grammars(config, engine.limits.vocab_size) if rank_group.rank == 0 else None,
+            post_processors=post_processors,
+            adapters=adapters,
+            adapter_library=library,
+        )
+        runner.warmup()
+        return runner
+
+    @classmethod
+    def _of(
+        cls: type[Runs],
+        engine: LoadedEngine,
+        *,
+        config: EngineConfig,
+        thread: ThreadPoolExecutor,
+        rank_group: RankGroup,
+        post_processors: LogitsPostProcessorConfig,
+        **others: Any,
+    ) -> Runs:
+        """`others`: what does not come with a loaded engine."""
+        return cls(
             decoder=engine.decoder,
             kv_cache=engine.kv_cache,
             host_blocks=engine.host_blocks,
@@ -206,14 +249,11 @@ class ModelRunner:
             description=engine.description,
             thread=thread,
             rank_group=rank_group,
-            grammars=_grammars(config, engine.limits.vocab_size) if rank_group.rank == 0 else None,
             post_processors=post_processors,
-            adapters=adapters,
-            adapter_library=library,
             draft_network=engine.draft_network,
+            busy_wait_events=config.busy_wait_events,
+            **others,
         )
-        runner.warmup()
-        return runner
 
     def warmup(self) -> None:
         """Run a prefill, a draft and a decode, greedy and random; copy a block to itself, which changes nothing.
@@ -255,6 +295,7 @@ class ModelRunner:
             raise ValueError("blocks in host memory are not served, but the step copies some")
         if self.prompt_blocks is None and (scheduled.arrivals or scheduled.exports):
             raise ValueError("blocks of prompts are not exchanged with other ranks, but the step copies some")
+        self._enter()
         if self._is_staged and any(len(work.token_ids) < work.num_tokens for work in scheduled.rows):
             raise ValueError("only the last pipeline stage knows a token that the step does not tell")
         step = self._preparation.prepare(scheduled, self._scrubbed)
@@ -267,6 +308,7 @@ class ModelRunner:
     def sample(self, handle: StepHandle) -> dict[int, list[int]]:
         """Start a step's second half; see Runner."""
         assert handle.sampled is None and handle.forwarded is not None, "a step was sampled twice"
+        self._enter()
         mask, forced = None, NOTHING_FORCED
         if handle.guided:
             found = self._guidance.find(handle.guided)
@@ -277,7 +319,7 @@ class ModelRunner:
         forwarded, handle.forwarded = handle.forwarded, None
         handle.sampled = self._start(self._sample, forwarded, mask, handle.processed)
         if self._stream is not None:
-            handle.done = torch.cuda.Event()  # type: ignore[no-untyped-call]
+            handle.done = torch.cuda.Event(blocking=not self._busy_wait_events)  # type: ignore[no-untyped-call]
             handle.done.record(self._stream)
         if self._publisher is not None:
             self._publisher.submit(self._publish, handle)
@@ -285,6 +327,7 @@ class ModelRunner:
 
     def _publish(self, handle: StepHandle) -> None:
         """Wait for a step's results, and tell the other stages. If the step failed, they learn that this rank ends."""
+        self._enter()
         self._groups.pipeline.publish(encode_result(handle.wait()))
 
     def _start(self, half: Callable[..., Any], *arguments: Any) -> Future[Any]:
@@ -292,12 +335,22 @@ class ModelRunner:
         if self._stream is None:
             return self._thread.submit(half, *arguments)
         started: Future[Any] = Future()
-        with torch.cuda.stream(self._stream):
-            started.set_result(half(*arguments))
+        started.set_result(half(*arguments))
         return started
+
+    def _enter(self) -> None:
+        """Make the GPU and the stream of steps those of the calling thread, which must not touch the device before.
+
+        A new thread has GPU 0 and its default stream. What it pinned or waited for would open a context on GPU 0, which
+        takes some 500 MB there, and what it copied would not be in the order of the steps.
+        """
+        if self._stream is not None:
+            torch.cuda.set_device(self._device)
+            torch.cuda.set_stream(self._stream)
 
     def collect(self, handle: StepHandle) -> StepOutput:
         """Wait for a step; see Runner."""
+        self._enter()
         result = handle.wait()
         sampled, tensors = result.sampled, by_row(handle.step.tensor_plan, result.tensors)
         if sampled is None:
@@ -314,6 +367,10 @@ class ModelRunner:
             self._preparation.note_rejected(sequence, rejected)
         return found.output
 
+    def survives(self, error: Exception) -> bool:
+        """Whether further steps can run after one raised; see Runner."""
+        return is_usable_after(error, self._device)
+
     def memory_usage(self) -> tuple[int, int, int]:
         """Bytes in use: (host, device, pinned)."""
         device_bytes = torch.cuda.memory_allocated(self._device) if self._device.type == "cuda" else 0
@@ -325,6 +382,7 @@ class ModelRunner:
 
     def close(self) -> None:
         """Wait for all launched steps, end what grammars and adapters have started, and leave the group."""
+        self._enter()
         if self.grammars is not None:
             self.grammars.close()
         if self.adapter_library is not None:

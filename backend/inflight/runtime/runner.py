@@ -36,6 +36,10 @@ class Runner(Protocol):
     def collect(self, handle: Any) -> StepOutput:
         """Wait for the step and return its tokens. Handles must be collected in the order of their steps."""
 
+    def survives(self, error: Exception) -> bool:
+        """Whether further steps can run after an exception that one of these three has raised. If not, the rank must
+        end: whatever runs on its device would fail."""
+
     def memory_usage(self) -> tuple[int, int, int]:
         """Bytes in use: (host, device, pinned)."""
 

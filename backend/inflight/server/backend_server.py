@@ -93,7 +93,6 @@ class BackendServer:
         self._executor = executor
         self._dialect = dialect
         self._is_unary = is_unary
-        self._config = config
         self._model_name = model_name
         self._spans = spans
         builder = RequestBuilder(tokenizer, executor.limits, executor.generation_defaults)
@@ -236,7 +235,7 @@ class BackendServer:
         engine does not know yet."""
         if self._is_closed:
             raise EngineUnavailable(SHUT_DOWN)
-        limit = self._config.max_in_flight
+        limit = self._executor.max_in_flight
         if limit and self._executor.num_requests_in_flight() + self._tokenizing.num_waiting >= limit:
             raise QueueFull()
 

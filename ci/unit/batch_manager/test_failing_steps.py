@@ -82,6 +82,26 @@ def test_a_failing_step_leaves_the_loop_if_ranks_must_not_drift() -> None:
         harness.run_until_idle()
 
 
+@pytest.mark.parametrize("where", ["fail_launch", "fail_collect"])
+def test_an_error_that_stays_leaves_the_loop(where: str) -> None:
+    """Nobody is answered: the requests go on with the next ranks."""
+    harness = Harness(runner={where: lambda number: number == 3, "is_lasting": lambda error: "3" in str(error)})
+    harness.submit(make_request(1, 4, 20), make_request(2, 5, 20))
+    with pytest.raises(RuntimeError, match="3 failed"):
+        harness.run_until_idle()
+    assert not harness.responses
+
+
+def test_an_error_that_stays_is_also_found_behind_a_harmless_one() -> None:
+    """Step 3 is refused while step 2, which has broken the device, is not collected yet."""
+    faults = {"fail_launch": lambda number: number == 3, "fail_collect": lambda number: number == 2}
+    harness = Harness(runner={**faults, "is_lasting": lambda error: "step 2" in str(error)})
+    harness.submit(make_request(1, 4, 20))
+    with pytest.raises(RuntimeError, match="step 2 failed"):
+        harness.run_until_idle()
+    assert not harness.responses
+
+
 def test_a_row_that_cannot_go_on_ends_alone() -> None:
     def not_finite(row: Row) -> str | None:
         return "logits are not finite" if row.new.sampling_config.seed == 3 and len(row.token_ids) == 13 else None

@@ -15,6 +15,7 @@ from inflight.batch_manager.gpt_manager import GptManager
 from inflight.batch_manager_stats import BatchManagerStats
 from inflight.config import EngineConfig
 from inflight.distributed.rank_group import RankGroup
+from inflight.engine_description import EngineDescription
 from inflight.errors import ConfigurationError, DuplicateRequest, EngineUnavailable, InvalidRequest, QueueFull
 from inflight.executor.in_process import InProcessExecutor
 from inflight.executor.wire.messages import FRONT_ID_SHIFT
@@ -185,6 +186,21 @@ def test_shutdown_answers_everybody_and_closes_the_door() -> None:
         executor.enqueue_request(make_request(99, 3))
     assert executor.await_responses() == []
     executor.shutdown()
+
+
+def test_sizes_that_are_unset_are_those_of_the_device() -> None:
+    def load(config: EngineConfig, group: RankGroup) -> LoadedFakeRunner:
+        runner = LoadedFakeRunner(config.for_device("cuda"))
+        runner.description = EngineDescription(device="cuda")
+        return runner
+
+    executor = InProcessExecutor(EngineConfig(), load)
+    executor.start()
+    caller = Caller(executor)
+    caller.serve(caller.request(3, 20))
+    stats = executor.get_latest_iteration_stats(timeout=None)
+    executor.shutdown()
+    assert {(each.max_batch_size_static, each.max_num_tokens_static) for each in stats} == {(256, 8192)}
 
 
 def test_a_failing_step_ends_its_requests_and_nobody_else() -> None:

@@ -146,7 +146,8 @@ def test_a_sequence_fills_max_seq_len(runner: ModelRunner, checkpoint: TinyCheck
 
 def blocks(free_bytes: int, monkeypatch: pytest.MonkeyPatch, **options: Any) -> int:
     monkeypatch.setattr(kv_cache, "free_memory", lambda device, num_ranks: free_bytes)
-    return count_blocks(EngineConfig(tokens_per_block=4, **options), SHAPE, ParallelGroups(), CPU, 0, 1 << 20)
+    config = EngineConfig(tokens_per_block=4, **options).for_device("cpu")
+    return count_blocks(config, SHAPE, ParallelGroups(), CPU, 0, 1 << 20)
 
 
 def test_a_cpu_that_was_told_nothing_keeps_what_a_full_batch_needs(monkeypatch: pytest.MonkeyPatch) -> None:

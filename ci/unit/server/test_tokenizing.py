@@ -56,7 +56,9 @@ def gate(monkeypatch: pytest.MonkeyPatch) -> Gate:
 
 @pytest.fixture
 def executor() -> FakeExecutor:
-    return FakeExecutor(max_seq_len=4 * MAX_SHORT_LENGTH)
+    executor = FakeExecutor(max_seq_len=4 * MAX_SHORT_LENGTH)
+    executor._engine_ready(executor.limits, executor.description, max_in_flight=4)
+    return executor
 
 
 @pytest.fixture
@@ -67,7 +69,7 @@ def server(executor: FakeExecutor, gate: Gate) -> Iterator[BackendServer]:
         executor=executor,
         tokenizer=fake_tokenizer.byte_tokenizer(),
         dialect=LLM,
-        config=EngineConfig(cancellation_check_period_ms=3_600_000, max_batch_size=2, max_queue_size=2),
+        config=EngineConfig(cancellation_check_period_ms=3_600_000),
         model_name="llm",
         model_version="1",
         instance="llm_0_0",

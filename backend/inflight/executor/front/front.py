@@ -104,6 +104,11 @@ class Front(StatisticsApi):
         self.shutdown()
 
     @property
+    def max_in_flight(self) -> int:
+        """Requests that the engine takes from all fronts together; 0 = no limit, or it was not ready yet."""
+        return self._replicas.max_in_flight
+
+    @property
     def limits(self) -> RequestLimits:
         """Bounds on the requests that the engine can serve. Raises EngineUnavailable before it was ready."""
         limits = self._replicas.limits

@@ -39,7 +39,9 @@ class Replicas:
         """`config`: of which what the prefix cache shares is used, and how many replicas are for prompts."""
         self._num_for_contexts = config.context_replicas
         self._replicas = [_Replica() for _ in range(num_replicas)]
-        self._router = Router(num_replicas, config.tokens_per_block if config.enable_kv_cache_reuse else 0)
+        # Which device auto finds, ranks know alone: by their block size a prefix may count a part of a block less.
+        block_size = config.for_device(config.device).tokens_per_block
+        self._router = Router(num_replicas, block_size if config.enable_kv_cache_reuse else 0)
         self.state = EngineState.STARTING
         """Of the engine."""
         self.limits: RequestLimits | None = None

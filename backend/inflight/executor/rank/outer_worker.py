@@ -27,7 +27,7 @@ from inflight.errors import ConfigurationError, InflightError
 from inflight.executor.parent_watch import die_with_parent
 from inflight.executor.rank.assembly import LoadRunner, load_model_runner
 from inflight.executor.rank.lead import Lead, OwnLaunch, PostedLaunches
-from inflight.executor.rank.worker import end_ranks, serve, start_logging
+from inflight.executor.rank.worker import end_ranks, in_one_line, serve, start_logging
 from inflight.executor.wire.launch import Launch
 
 logger = logging.getLogger("inflight.worker")
@@ -55,7 +55,7 @@ def main(arguments: Sequence[str], load_runner: LoadRunner = load_model_runner) 
         _fail(group, lead, str(error))
     except BaseException as error:
         logger.exception("this rank ends because of an unexpected error")
-        _fail(group, lead, f"{type(error).__name__}: {error}")
+        _fail(group, lead, in_one_line(error))
     return 0
 
 
@@ -97,7 +97,7 @@ def _serve_launch(launch: Launch, group: RankGroup, lead: Lead | None, load_runn
         serve(config, launch, group, load_runner(config, group), lead.has_begun if lead is not None else None)
         group.barrier()  # nobody is in the launch any more
     except BaseException as error:
-        launch.note_failure(str(error) if isinstance(error, InflightError) else f"{type(error).__name__}: {error}")
+        launch.note_failure(str(error) if isinstance(error, InflightError) else in_one_line(error))
         raise
     _free_memory()
 

@@ -60,7 +60,7 @@ def main(load_runner: LoadRunner | None = None) -> int:
         _fail(launch, group, str(error), is_misconfigured=is_lasting, is_of_weights=is_of_weights)
     except BaseException as error:
         logger.exception("this rank ends because of an unexpected error")
-        _fail(launch, group, f"{type(error).__name__}: {error}")
+        _fail(launch, group, in_one_line(error))
     return 0
 
 
@@ -72,6 +72,7 @@ def serve(
     on_ready: Callable[[LeaderSocket], None] | None = None,
 ) -> None:
     """Serve one launch to its end. Collective. `on_ready` is called on the leader once fronts can connect."""
+    config = config.for_device(runner.description.device)
     leader = None
     transfer, contexts = make_transfer(config, runner, Path(launch.directory), group)
     if group.rank == 0:
@@ -106,7 +107,7 @@ def serve(
         manager.run()
     except BaseException as error:
         if leader is not None:
-            leader.fail(f"{type(error).__name__}: {error}")
+            leader.fail(in_one_line(error))
             leader.close()
         raise
     if leader is not None:
@@ -132,6 +133,11 @@ def _fail(
 ) -> None:
     launch.note_failure(reason, is_misconfigured=is_misconfigured, is_of_weights=is_of_weights)
     end_ranks(group, reason)
+
+
+def in_one_line(error: BaseException) -> str:
+    """Its type and the first line of its message. Those of torch have more, for who debugs it; the log has them all."""
+    return f"{type(error).__name__}: {str(error).partition(chr(10))[0]}"
 
 
 def end_ranks(group: RankGroup, reason: str) -> None:

@@ -1,0 +1,64 @@
+"""Ranks on GPUs: each must have one of its own, however its process numbers them.
+
+pytest ci/unit/distributed/test_torch_group.py
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from thread_ranks import ThreadRanks
+
+from inflight.distributed import torch_group
+from inflight.errors import ConfigurationError
+
+Join = Callable[[list[str]], list[Any]]
+
+
+class Joined(Exception):
+    """They have come to the point where NCCL would take over."""
+
+
+@pytest.fixture
+def join(monkeypatch: pytest.MonkeyPatch) -> Iterator[Join]:
+    """What becomes of ranks on GPUs of the given UUIDs. Each process calls its own GPU 0."""
+    ranks = ThreadRanks(3)
+    store = dist.HashStore()  # type: ignore[attr-defined]
+
+    def init_process_group(backend: str, **options: Any) -> None:
+        assert backend == "nccl"
+        raise Joined
+
+    monkeypatch.setattr(torch_group, "file_store", lambda group: ("", store))
+    monkeypatch.setattr(dist, "init_process_group", init_process_group)
+
+    def join(uuids: list[str]) -> list[Any]:
+        def of_rank(rank: int) -> BaseException | None:
+            try:
+                torch_group.join_torch(ranks.rank_groups[rank], torch.device("cuda", rank))
+            except (ConfigurationError, Joined) as error:
+                return error
+            return None
+
+        properties = [SimpleNamespace(uuid=uuid) for uuid in uuids]
+        monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: properties[device.index])
+        return ranks.run(of_rank)
+
+    yield join
+    ranks.close()
+
+
+def test_ranks_with_gpus_of_their_own_join(join: Join) -> None:
+    assert [type(error) for error in join(["GPU-a", "GPU-b", "GPU-c"])] == [Joined] * 3
+
+
+def test_two_ranks_on_one_gpu_are_refused_on_every_rank(join: Join) -> None:
+    assert {str(error) for error in join(["GPU-a", "GPU-b", "GPU-a"])} == {
+        "ranks 0 and 2 are to run on one GPU (GPU-a): name another one for each rank in gpu_device_ids, or lower "
+        "tensor_parallel_size or pipeline_parallel_size"
+    }

@@ -1,0 +1,204 @@
+"""What a runner does with its GPU besides computing: which device and stream each thread has, how it waits, and which
+errors end it. torch.cuda is a stand-in that notes this; the tensors lie on the CPU.
+
+pytest ci/unit/runtime/test_gpu_steps.py
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from tiny_checkpoints import make_checkpoint
+
+from inflight.config import EngineConfig
+from inflight.distributed.rank_group import SingleRank
+from inflight.runtime import model_runner
+from inflight.runtime.device import is_usable_after
+from inflight.runtime.model_runner import ModelRunner
+from inflight.sampling_config import SamplingConfig
+from inflight.scheduler_output import NewSequence, RowWork, SchedulerOutput
+
+pytestmark = pytest.mark.slow
+
+GPU = torch.device("cuda", 1)
+PROMPT = [3, 5, 7]
+
+
+class Cuda:
+    """Of torch.cuda what a step calls. As in CUDA, a thread has device 0 until it chooses another one."""
+
+    def __init__(self) -> None:
+        self._threads = threading.local()
+        self.touched: list[tuple[str, int, object]] = []
+        """What was done with the device, and the calling thread's device and stream."""
+        self.is_blocking: list[bool] = []
+        """Of each event."""
+        self.broken: Exception | None = None
+
+    def touch(self, what: str) -> None:
+        threads = self._threads
+        self.touched.append((what, getattr(threads, "device", 0), getattr(threads, "stream", None)))
+
+    def set_device(self, device: torch.device) -> None:
+        self._threads.device = device.index
+
+    def set_stream(self, stream: object) -> None:
+        self._threads.stream = stream
+
+    def synchronize(self, device: torch.device | None = None) -> None:
+        self.touch("synchronize")
+        if self.broken is not None:
+            raise self.broken
+
+    def Event(self, *, blocking: bool) -> Event:
+        self.is_blocking.append(blocking)
+        return Event(self)
+
+
+class Event:
+    def __init__(self, cuda: Cuda) -> None:
+        self._cuda = cuda
+
+    def record(self, stream: object) -> None:
+        self._cuda.touch("record")
+
+    def synchronize(self) -> None:
+        self._cuda.touch("wait")
+
+
+class Stream:
+    def __init__(self, cuda: Cuda) -> None:
+        self._cuda = cuda
+
+    def synchronize(self) -> None:
+        self._cuda.touch("drain")
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_checkpoint(tmp_path_factory.mktemp("checkpoint"), "llama").folder
+
+
+@pytest.fixture
+def cuda(monkeypatch: pytest.MonkeyPatch) -> Cuda:
+    cuda = Cuda()
+    for name in ("set_device", "set_stream", "synchronize", "Event"):
+        monkeypatch.setattr(torch.cuda, name, getattr(cuda, name))
+    return cuda
+
+
+@pytest.fixture
+def load(folder: Path, cuda: Cuda, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., ModelRunner]]:
+    """A runner that takes itself for one on the second GPU."""
+    runners: list[ModelRunner] = []
+
+    def noted(what: str, function: Callable[..., Any]) -> Callable[..., Any]:
+        def call(*arguments: Any) -> Any:
+            cuda.touch(what)
+            return function(*arguments)
+
+        return call
+
+    def load(**options: Any) -> ModelRunner:
+        config = EngineConfig(
+            gpt_model_path=str(folder), device="cpu", max_seq_len=64, max_tokens_in_paged_kv_cache=256, **options
+        )
+        runner = ModelRunner.load(config, SingleRank())
+        runners.append(runner)
+        runner._device, runner._stream = GPU, Stream(cuda)  # type: ignore[assignment]
+        for part, name in ((runner._preparation, "prepare"), (runner, "_forward"), (runner, "_sample")):
+            monkeypatch.setattr(part, name, noted(name, getattr(part, name)))
+        monkeypatch.setattr(model_runner, "pinned_copy", noted("pin", torch.Tensor.clone))
+        return runner
+
+    yield load
+    for runner in runners:
+        runner._stream = None
+        runner.close()
+
+
+def prefill() -> SchedulerOutput:
+    new = NewSequence(
+        row=0, token_ids=PROMPT, num_prompt_tokens=3, block_ids=[0], sampling_config=SamplingConfig(temperature=1.0)
+    )
+    return SchedulerOutput(new_sequences=[new], rows=[RowWork(row=0, start=0, num_tokens=3, token_ids=PROMPT)])
+
+
+def on_a_new_thread(function: Callable[[], object]) -> None:
+    errors: list[Exception] = []
+
+    def run() -> None:
+        try:
+            function()
+        except Exception as error:
+            errors.append(error)
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    thread.join()
+    assert not errors, errors
+
+
+def test_every_thread_that_touches_the_device_chooses_it_first(
+    load: Callable[..., ModelRunner], cuda: Cuda, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    runner = load()
+    stream = runner._stream
+    steps: list[Any] = []
+    monkeypatch.setattr(runner._groups.pipeline, "publish", lambda result: cuda.touch("publish"), raising=False)
+    on_a_new_thread(lambda: steps.append(runner.forward(prefill())))
+    on_a_new_thread(lambda: runner.sample(steps[0]))
+    on_a_new_thread(lambda: runner._publish(steps[0]))
+    on_a_new_thread(lambda: steps.append(runner.collect(steps[0])))
+    on_a_new_thread(runner.close)
+    assert len(steps[1].token_ids[0]) == 1
+    expected = {"prepare", "_forward", "_sample", "pin", "record", "wait", "publish", "drain"}
+    assert {what for what, *_ in cuda.touched} >= expected
+    assert [touch for touch in cuda.touched if touch[1:] != (1, stream)] == []
+
+
+@pytest.mark.parametrize("spins", [False, True])
+def test_the_host_sleeps_while_it_waits_unless_it_is_to_spin(
+    load: Callable[..., ModelRunner], cuda: Cuda, spins: bool
+) -> None:
+    runner = load(**({"busy_wait_events": True} if spins else {}))
+    handle = runner.forward(prefill())
+    runner.sample(handle)
+    runner.collect(handle)
+    assert cuda.is_blocking == [not spins]
+
+
+def test_a_gpu_has_sizes_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Loading(Exception):
+        """Begins, with this configuration."""
+
+    def load_engine(config: EngineConfig, *others: Any) -> None:
+        raise Loading(config.max_batch_size, config.max_num_tokens, config.tokens_per_block)
+
+    monkeypatch.setattr(model_runner, "choose_device", lambda config, rank: GPU)
+    monkeypatch.setattr(model_runner, "load_engine", load_engine)
+    with pytest.raises(Loading) as caught:
+        ModelRunner.load(EngineConfig(max_num_tokens=4096), SingleRank())
+    assert caught.value.args == (256, 4096, 64)
+
+
+CUDA_ERROR = "CUDA error: an illegal memory access was encountered"
+
+
+@pytest.mark.parametrize("error", [torch.AcceleratorError(CUDA_ERROR), torch.OutOfMemoryError("CUDA out of memory")])
+def test_errors_of_the_device_end_a_rank_whatever_the_device_says_now(error: Exception, cuda: Cuda) -> None:
+    assert not is_usable_after(error, GPU) and not is_usable_after(error, torch.device("cpu"))
+
+
+def test_after_other_errors_the_device_is_asked(cuda: Cuda) -> None:
+    """A library that met the error first reports it in its own way."""
+    error = RuntimeError("Triton Error [CUDA]: an illegal memory access was encountered")
+    assert is_usable_after(error, GPU) and cuda.touched
+    cuda.broken = torch.AcceleratorError(CUDA_ERROR)
+    assert not is_usable_after(error, GPU) and not is_usable_after(ValueError("a step that is refused"), GPU)
+    assert is_usable_after(error, torch.device("cpu"))
