@@ -95,7 +95,8 @@ def differences(first: Trace, second: Trace) -> set[str]:
     """What differs between two steps that one CUDA graph is to replay, in words; empty = nothing.
 
     Compared are the order of kernels, operations and copies, and of each its grid, numbers, constants, shapes, strides
-    and the addresses of memory that lives longer than a step.
+    and the addresses of device memory that lives longer than a step. Of host memory only the sizes are: it may be
+    another one in each step, as long as the copies are no part of the graph.
     """
     own, other = ([event.name for event in trace.events] for trace in (first, second))
     if own != other:
