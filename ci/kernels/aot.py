@@ -2,7 +2,8 @@
 
 Each case (`<family>/aot_cases.py`) calls a launcher with meta tensors of a serving shape while launches are recorded
 instead of run; a recorded launch is compiled for each architecture, and its registers, shared memory and spills are
-read from the assembler. Says nothing about speed or results.
+read from the assembler, its instructions of the matrix unit and the width of its copies from what is assembled. Says
+nothing about speed or results.
 
 The stored table, `aot_table.json`, has a row for every launch of every case, with a digest of all inputs of the
 compiler: the source of the kernel and of the functions that it calls, types, constants, options. Only launches whose
@@ -42,6 +43,12 @@ SHARED_LIMIT = {80: 163 * 1024, 90: 227 * 1024, 100: 227 * 1024}
 TENSOR_MEMORY = 512
 # Registers may drift a little with the assembler's patch release; more than this is a regression.
 REGISTER_SLACK = 8
+# What makes a kernel fast, and may not become less.
+FACTS = {
+    "blocks": "threadblocks on a multiprocessor",
+    "wgmma": "instructions of Hopper's matrix unit",
+    "copies": "asynchronous copies of 16 bytes",
+}
 # Rows compiled although nothing in them changed. A row takes a third of a second, attention up to two.
 SAMPLE = 12
 # Rows after which the table is written, so that a run that is ended goes on where it was.
@@ -104,7 +111,8 @@ def find_excess(rows: dict[str, Row], with_spills: bool = True) -> list[str]:
 
 
 def find_regressions(rows: dict[str, Row], kept: dict[str, Row]) -> list[str]:
-    """Sentences about rows that take more than the kept table of the same triton says, or are not in it."""
+    """Sentences about rows that take more than the kept table of the same triton says, have less of what makes them
+    fast, or are not in it."""
     faults = []
     for key, row in rows.items():
         before = kept.get(key)
@@ -114,6 +122,10 @@ def find_regressions(rows: dict[str, Row], kept: dict[str, Row]) -> list[str]:
             faults.append(f"{key} went from {before['registers']} to {row['registers']} registers")
         elif row["shared"] > before["shared"]:
             faults.append(f"{key} went from {before['shared']} to {row['shared']} bytes of shared memory")
+        if before is not None:
+            # What was kept before a fact was noted lacks it.
+            fallen = [name for name in FACTS if row.get(name, 0) < before.get(name, 0)]
+            faults += [f"{key} fell from {before[name]} to {row.get(name, 0)} {FACTS[name]}" for name in fallen]
     return faults
 
 

@@ -44,6 +44,14 @@ POINTER_TYPES = {
 # As triton specialises at run time: a pointer or an integer of which this is known makes wider loads.
 DIVISOR = 16
 
+# Of a multiprocessor: registers, bytes of shared memory by architecture and those that each threadblock costs besides,
+# warps and threadblocks.
+REGISTERS = 65536
+SHARED = {80: 164 * 1024, 90: 228 * 1024, 100: 228 * 1024}
+RESERVED_SHARED = 1024
+MAX_WARPS = 64
+MAX_BLOCKS = 32
+
 # Where an argument stands, and for an element of a tuple, which: (place,) or (place, element).
 Path_ = tuple[int, ...]
 
@@ -144,9 +152,11 @@ def sources_of(function: Any) -> frozenset[str]:
 
 
 def compile_launch(launch: Launch, architecture: int) -> dict[str, Any]:
-    """Registers a thread, bytes of shared memory, columns of tensor memory, bytes spilled, and the digest.
+    """Registers a thread, bytes of shared memory, columns of tensor memory, bytes spilled, threadblocks that fit on a
+    multiprocessor, and the digest.
 
-    "serialised" stands beside them where every instruction of Hopper's matrix unit waits for the one before.
+    Beside them stand, where there are any, "wgmma": instructions of Hopper's matrix unit; "serialised": each of these
+    waits for the one before; and "copies": asynchronous ones to shared memory of 16 bytes.
     """
     source = ASTSource(
         fn=launch.kernel,
@@ -158,14 +168,33 @@ def compile_launch(launch: Launch, architecture: int) -> dict[str, Any]:
     registers, spills, serialised = _assemble(compiled.asm["ptx"], architecture)
     # Columns of tensor memory, where the architecture has it.
     columns = getattr(compiled.metadata, "tmem_size", None)
+    shared, ptx = compiled.metadata.shared, compiled.asm["ptx"]
+    facts = {"wgmma": ptx.count("wgmma.mma_async"), "copies": wide_copies(ptx)}
     return {
         "registers": registers,
-        "shared": compiled.metadata.shared,
+        "shared": shared,
         **({"columns": columns} if columns else {}),
         "spills": spills,
+        "blocks": blocks_per_multiprocessor(registers, shared, compiled.metadata.num_warps, architecture),
+        **{name: number for name, number in facts.items() if number},
         **({"serialised": True} if serialised else {}),
         "digest": launch.digest(architecture),
     }
+
+
+def blocks_per_multiprocessor(registers: int, shared: int, num_warps: int, architecture: int) -> int:
+    """How many threadblocks run at once on a multiprocessor, by the units in which it gives out registers and shared
+    memory (CUDA C++ Programming Guide, technical specifications). 0 = not one."""
+    of_warp = -(-registers // 8) * 8 * 32
+    by_registers = REGISTERS // of_warp // num_warps
+    by_shared = SHARED[architecture] // (shared + RESERVED_SHARED)
+    return min(by_registers, by_shared, MAX_WARPS // num_warps, MAX_BLOCKS)
+
+
+def wide_copies(ptx: str) -> int:
+    """Asynchronous copies from global to shared memory of 16 bytes a thread, the widest there are."""
+    sizes = re.findall(r"cp\.async\.c[ag]\.shared\.global[^;]*?\],[^;]*?\],\s*(0x[0-9a-f]+|\d+)", ptx)
+    return sum(int(size, 0) == 16 for size in sizes)
 
 
 def _assemble(ptx: str, architecture: int) -> tuple[int, int, bool]:

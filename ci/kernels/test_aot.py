@@ -19,6 +19,38 @@ def test_every_kernel_compiles_without_spills_or_regressions() -> None:
         assert architecture in done.stdout
 
 
+FALLS = """
+from ci.kernels.aot import find_regressions
+from ci.kernels.aot_compile import blocks_per_multiprocessor, wide_copies
+
+kept = {"a | k | sm_90": {"registers": 168, "shared": 65536, "blocks": 3, "wgmma": 8, "copies": 16}}
+assert find_regressions(kept, kept) == []
+for name, less in (("blocks", 2), ("wgmma", 0), ("copies", 4)):
+    [fault] = find_regressions({"a | k | sm_90": {**kept["a | k | sm_90"], name: less}}, kept)
+    assert f"fell from {kept['a | k | sm_90'][name]} to {less}" in fault, fault
+[fault] = find_regressions({"a | k | sm_90": {**kept["a | k | sm_90"], "registers": 177}}, kept)
+assert "registers" in fault
+
+# 168 registers and 4 warps: 3 fit; 64 KiB: 3 fit on Hopper, 2 on Ampere. 8 warps of 255 registers: one.
+assert blocks_per_multiprocessor(168, 0, 4, 90) == 3
+assert blocks_per_multiprocessor(32, 64 * 1024, 4, 90) == 3
+assert blocks_per_multiprocessor(32, 64 * 1024, 4, 80) == 2
+assert blocks_per_multiprocessor(255, 0, 8, 90) == 1
+assert blocks_per_multiprocessor(16, 0, 1, 90) == 32
+
+wide = "@%p1 cp.async.cg.shared.global [ %r1 + 0 ], [ %rd1 + 0 ], 0x10, %r2;"
+assert wide_copies(wide + wide) == 2
+assert wide_copies(wide + "cp.async.ca.shared.global [ %r1 + 0 ], [ %rd1 + 0 ], 0x4, %r2;") == 1
+assert wide_copies("ld.global.b32 %r1, [ %rd1 ];") == 0
+"""
+
+
+def test_a_fall_of_what_makes_a_kernel_fast_is_told() -> None:
+    command = [sys.executable, "-c", FALLS]
+    done = subprocess.run(command, env=child_environment(), capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+
+
 DIGESTS = """
 import importlib.util, itertools, sys
 from pathlib import Path

@@ -60,13 +60,9 @@ from inflight.runtime.step_input import StepInput, StepPreparation
 from inflight.runtime.step_message import encode_result, received_result
 from inflight.runtime.step_sizes import StepSizes
 from inflight.runtime.step_tensors import StepTensors, by_row, of_prompts, of_samples, pinned_copy
-from inflight.sampling_config import SamplingConfig
+from inflight.runtime.warmup import warm_up, warmup_steps
 from inflight.scheduler_output import (
-    DRAFTED,
     HIDDEN_STATES,
-    LOG_PROBS,
-    NewSequence,
-    RowWork,
     SchedulerOutput,
     StepOutput,
     layer_output,
@@ -129,13 +125,13 @@ class ModelRunner:
         self._groups = groups
         self._device = device
         max_blocks = -(-(limits.max_seq_len + 1) // block_size)
-        sizes = StepSizes.of(device.type, max_batch_size)
+        self._sizes = StepSizes.of(device.type, max_batch_size)
         self._table = RowTable(max_batch_size, max_blocks, kv_cache.filler_block)
         self._preparation = StepPreparation(
             self._table,
             block_size=block_size,
             vocab_size=limits.vocab_size,
-            sizes=sizes,
+            sizes=self._sizes,
             device=device,
             model_outputs=limits.model_outputs,
             adapters=adapters,
@@ -256,33 +252,15 @@ class ModelRunner:
         )
 
     def warmup(self) -> None:
-        """Run a prefill, a draft and a decode, greedy and random; copy a block to itself, which changes nothing.
-
-        Kernels and buffers that are created at first use then exist before the first request.
-        """
-        num_tokens = min(self.block_size, self._max_num_tokens, self.limits.max_input_len)
-        token_ids = [0] * num_tokens
-        num_blocks = min(-(-(num_tokens + 1) // self.block_size), self.num_blocks)
-        random = SamplingConfig(temperature=1.0, top_k=2, top_p=0.9, min_p=0.1)
-        for sampling in (SamplingConfig(), random):
-            new = NewSequence(
-                row=0,
-                token_ids=token_ids,
-                num_prompt_tokens=num_tokens,
-                block_ids=list(range(num_blocks)),
-                sampling_config=sampling,
-                outputs=(LOG_PROBS,),
-            )
-            prefill = RowWork(row=0, start=0, num_tokens=num_tokens, token_ids=token_ids)
-            known = [0] if self._is_staged else []
-            decode = RowWork(row=0, start=num_tokens, num_tokens=1, token_ids=known, is_chosen=bool(known))
-            self._run_to_end(SchedulerOutput(new_sequences=[new], rows=[prefill], block_copies=[(0, 0)]))
-            num_free = num_blocks * self.block_size - num_tokens
-            if num_free > 1 and self._draft_model is not None and self._table.num_rows > 1:
-                drafted = RowWork(row=0, start=num_tokens, num_tokens=2, token_ids=[DRAFTED], num_sampled=2)
-                self._run_to_end(SchedulerOutput(new_sequences=[], rows=[drafted]))
-            if num_free:
-                self._run_to_end(SchedulerOutput(new_sequences=[], rows=[decode]))
+        """Run steps that need every kernel and buffer that a request may need; see `inflight.runtime.warmup`."""
+        steps = warmup_steps(
+            self._sizes,
+            self.limits,
+            num_rows=self._table.num_rows,
+            block_size=self.block_size,
+            max_num_tokens=self._max_num_tokens,
+        )
+        warm_up(steps, self._run_to_end)
 
     def _run_to_end(self, scheduled: SchedulerOutput) -> None:
         handle = self.forward(scheduled)

@@ -98,8 +98,9 @@ def _rows_of_adapter(adapters_ptr, num_tokens, num_adapters, BLOCK_M: tl.constex
     return adapter.to(tl.int64), offs_m.to(tl.int64), mask_m
 
 
-# One compiled kernel for every number of tokens: triton would otherwise specialise for 1 and for multiples of 16.
-@triton.jit(do_not_specialize=["num_tokens"])
+# One compiled kernel for every number of tokens, and for slots at any address, which are a part of what a step sends:
+# triton would otherwise specialise for 1 and for multiples of 16.
+@triton.jit(do_not_specialize=["adapters_ptr", "num_tokens"])
 def lora_shrink_kernel(
     x_ptr,
     a_ptr,
@@ -144,7 +145,7 @@ def lora_shrink_kernel(
     tl.store(z_ptr + rows[:, None] * BLOCK_R + offs_r[None, :], acc, mask=mask_m[:, None])
 
 
-@triton.jit(do_not_specialize=["num_tokens"])
+@triton.jit(do_not_specialize=["adapters_ptr", "num_tokens"])
 def lora_expand_kernel(
     z_ptr,
     b_ptr,

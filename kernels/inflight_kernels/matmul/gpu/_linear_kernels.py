@@ -126,7 +126,8 @@ def segment_sum(
     return acc
 
 
-@triton.jit
+# One compiled kernel for every number of tokens: triton would otherwise specialise for 1 and for multiples of 16.
+@triton.jit(do_not_specialize=["num_tokens"])
 def linear_kernel(
     x_ptr,
     weight_ptr,
@@ -192,7 +193,7 @@ def linear_kernel(
         store_partial(total, partial_ptr, pid_s, offs_n, offs_m, num_tokens, out_features)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["num_tokens"])
 def sum_splits_kernel(
     partial_ptr,
     x_scale_ptr,

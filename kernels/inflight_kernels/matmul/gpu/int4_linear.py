@@ -135,7 +135,8 @@ def int4_segment_sum(
     return acc
 
 
-@triton.jit
+# One compiled kernel for every number of tokens: triton would otherwise specialise for 1 and for multiples of 16.
+@triton.jit(do_not_specialize=["num_tokens"])
 def int4_linear_kernel(
     x_ptr,
     qweight_ptr,

@@ -1,0 +1,155 @@
+"""Networks of the native decoder on a fake device, of any size: composed as a checkpoint is, without its weights."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from fake_cuda.device import CUDA
+from inflight.distributed.tensor_parallel import TensorParallelGroup, TorchTensorParallelGroup
+from inflight.models.adapter_places import AdapterPlaces
+from inflight.models.checkpoint import Checkpoint
+from inflight.models.config import ModelConfig
+from inflight.models.decoder import Decoder, load_decoder
+from inflight.models.weights import WeightLoader
+
+LLAMA_8B: dict[str, Any] = {
+    "architectures": ["LlamaForCausalLM"],
+    "model_type": "llama",
+    "vocab_size": 128256,
+    "hidden_size": 4096,
+    "intermediate_size": 14336,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 32,
+    "num_key_value_heads": 8,
+    "max_position_embeddings": 8192,
+    "rms_norm_eps": 1e-5,
+    "torch_dtype": "bfloat16",
+}
+"""Two of its layers."""
+FAMILIES: dict[str, dict[str, Any]] = {
+    "mistral": {
+        **LLAMA_8B,
+        "architectures": ["MistralForCausalLM"],
+        "model_type": "mistral",
+        "sliding_window": 100,
+    },
+    "qwen2": {**LLAMA_8B, "architectures": ["Qwen2ForCausalLM"], "model_type": "qwen2", "tie_word_embeddings": True},
+    "qwen3": {**LLAMA_8B, "architectures": ["Qwen3ForCausalLM"], "model_type": "qwen3", "head_dim": 128},
+    "phi3": {
+        **LLAMA_8B,
+        "architectures": ["Phi3ForCausalLM"],
+        "model_type": "phi3",
+        "pad_token_id": 0,
+        "rope_parameters": {"rope_type": "default", "rope_theta": 10000.0, "partial_rotary_factor": 0.5},
+    },
+    "granite": {
+        **LLAMA_8B,
+        "architectures": ["GraniteForCausalLM"],
+        "model_type": "granite",
+        "embedding_multiplier": 12.0,
+        "residual_multiplier": 0.22,
+        "attention_multiplier": 0.015625,
+        "logits_scaling": 8.0,
+    },
+}
+"""One of every other family: windows, biases, norms on heads, partly rotated heads, scaled parts."""
+
+
+class NoWeights(Checkpoint):
+    """Has every tensor of every shape, and no value."""
+
+    def __init__(self) -> None:
+        self.folder = Path("nowhere")
+
+    def check(self, *_: Any) -> None:
+        return None
+
+    def copy_into(self, *_: Any) -> None:
+        return None
+
+    def refuse_leftovers(self, *_: Any) -> None:
+        return None
+
+
+class FakeRanks:
+    """Two ranks, of which one runs after the other: the leader's broadcasts are kept for the other one."""
+
+    def __init__(self) -> None:
+        self._told: list[bytes] = []
+
+    def rank(self, number: int) -> FakeRank:
+        return FakeRank(number, self._told if number == 0 else list(self._told))
+
+
+@dataclass
+class FakeRank:
+    """Implements RankGroup."""
+
+    rank: int
+    _told: list[bytes]
+    size: int = 2
+    several_hosts: bool = False
+
+    def broadcast(self, payload: bytes | None) -> bytes:
+        if payload is None:
+            return self._told.pop(0)
+        self._told.append(payload)
+        return payload
+
+    def barrier(self) -> None:
+        return None
+
+    def close(self) -> None:
+        return None
+
+    def abort(self) -> None:
+        raise AssertionError("a rank gave up")
+
+
+class FakeNccl(TorchTensorParallelGroup):
+    """One of two ranks that sum through NCCL, whose calls the fake device notes."""
+
+    def __init__(self, rank: int) -> None:
+        self.rank, self.size, self._device = rank, 2, CUDA
+        self._sums_in_order, self._group = False, None
+
+    def all_reduce_min(self, value: int) -> int:
+        return value
+
+    def close(self) -> None:
+        return None
+
+
+@dataclass(frozen=True)
+class FakeNetwork:
+    """One rank's part of a network."""
+
+    config: ModelConfig
+    decoder: Decoder
+    group: TensorParallelGroup
+    adapters: AdapterPlaces = field(default_factory=AdapterPlaces)
+
+
+def make_network(
+    folder: Path, values: dict[str, Any], *, rank: int | None = None, max_seq_len: int, deterministic: bool = False
+) -> FakeNetwork:
+    """The network of a config.json of these `values`, which is written to `folder`. `rank`: of two; None = alone."""
+    (folder / "config.json").write_text(json.dumps(values))
+    config = ModelConfig.load(folder)
+    group = TensorParallelGroup() if rank is None else FakeNccl(rank)
+    places = AdapterPlaces()
+    loader = WeightLoader(
+        checkpoint=NoWeights(),
+        weight_format=config.weight_format,
+        group=group,
+        dtype=torch.bfloat16,
+        device=CUDA,
+        adapters=places,
+        deterministic=deterministic,
+    )
+    return FakeNetwork(config, load_decoder(config, loader, max_seq_len + 1), group, places)

@@ -1,0 +1,134 @@
+"""The engine with the kernels of a GPU chooses the tokens that it chooses with torch: every family, through the packed
+and padded input of a GPU, with prompts in chunks, every kind of sampling, and rows that pause and are used again.
+
+The kernels are interpreted, on a CPU. Where there is a GPU, ci/unit/runtime/test_engine.py compares the same.
+
+Run: pytest ci/kernels/test_engine.py
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from model_driver import Driver, Work
+from tiny_checkpoints import make_checkpoint, make_prompt
+from torch import Tensor
+
+from inflight.config import EngineConfig
+from inflight.distributed.rank_group import SingleRank
+from inflight.runtime import step_sizes
+from inflight.runtime.model_runner import ModelRunner
+from inflight.runtime.staging import Staging
+from inflight.sampling_config import SamplingConfig
+from inflight_kernels import dispatch
+from inflight_kernels.attention import gpu as attention
+from inflight_kernels.common import checks
+from inflight_kernels.sampling.gpu import sampling
+
+pytestmark = pytest.mark.skipif(torch.cuda.is_available(), reason="a GPU runs the kernels themselves")
+
+NETWORKS = ("llama", "mistral-window", "qwen2-window", "qwen3-window", "phi3-partial-window", "granite-biases")
+"""One of every family, with windows, biases, norms on heads, partly rotated heads, scaled parts, tied embeddings."""
+
+
+def sequences(*, all_kinds: bool) -> list[Work]:
+    """A prompt in chunks, one that pauses, and for `all_kinds` one of each kind of sampling."""
+    filters: dict[str, Any] = {"temperature": 0.9, "top_k": 7, "top_p": 0.8, "min_p": 0.02, "seed": 3}
+    penalties = {"repetition_penalty": 1.3, "presence_penalty": 0.5, "frequency_penalty": 0.2}
+    biased = SamplingConfig(seed=9, temperature=1.1, logit_bias={3: 1.0})
+    greedy = [
+        Work(prompt=make_prompt(15, 2), max_tokens=3, chunk=8, log_probs=True),
+        Work(prompt=make_prompt(7, 6), max_tokens=3, pauses_at=2),
+    ]
+    if not all_kinds:
+        return greedy
+    return [
+        *greedy,
+        Work(prompt=make_prompt(5, 3), max_tokens=3, sampling=SamplingConfig(**filters)),
+        Work(prompt=make_prompt(11, 4), max_tokens=3, sampling=SamplingConfig(**penalties), arrives=2),
+        Work(prompt=make_prompt(13, 5), max_tokens=3, sampling=biased, bad_words=[[5], [9, 12]], arrives=2),
+    ]
+
+
+def serve(folder: Path, *, all_kinds: bool = False) -> list[Work]:
+    config = EngineConfig(
+        gpt_model_path=str(folder),
+        device="cpu",
+        dtype="float32",
+        max_batch_size=8,
+        max_num_tokens=64,
+        max_seq_len=64,
+        tokens_per_block=4,
+        max_tokens_in_paged_kv_cache=256,
+        cpu_compile="false",
+    )
+    runner = ModelRunner.load(config, SingleRank())
+    served = sequences(all_kinds=all_kinds)
+    Driver(runner).run(served)
+    runner.close()
+    return served
+
+
+def send_packed(self: Staging) -> dict[str, Tensor]:
+    """As `Staging.send` on a GPU."""
+    dtypes = {array.dtype: array for array in self._arrays.values()}
+    parts = [self._send_dtype({n: a for n, a in self._arrays.items() if a.dtype == dtype}) for dtype in dtypes]
+    return {name: tensor for part in parts for name, tensor in part.items()}
+
+
+@pytest.fixture
+def launched(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
+    """CPU tensors go to the kernels of a GPU, in the steps that a GPU would get. Counts the calls, by operation."""
+    calls: Counter[str] = Counter()
+
+    class Counted:
+        def __init__(self, module: Any) -> None:
+            self._module = module
+
+        def __getattr__(self, name: str) -> Any:
+            calls[name] += 1
+            return getattr(self._module, name)
+
+    module = dispatch._module
+    monkeypatch.setattr(dispatch, "_module", lambda family, kind: Counted(module(family, kind)))
+    monkeypatch.setitem(dispatch.IMPLEMENTATIONS, "cpu", "gpu")
+    monkeypatch.setattr(step_sizes, "PADDED_DEVICES", frozenset({"cpu"}))
+    monkeypatch.setattr(Staging, "send", send_packed)
+    # Fewer programs and shorter tiles: the interpreter takes them one after the other.
+    monkeypatch.setattr(checks, "DEFAULT_MULTIPROCESSORS", 2)
+    default = sampling.default_config
+    monkeypatch.setattr(sampling, "default_config", lambda size: {**default(size), "BLOCK_V": 256, "MAX_LISTED": 8})
+    return calls
+
+
+@pytest.mark.parametrize("network", NETWORKS)
+def test_tokens_are_those_of_torch(network: str, tmp_path: Path, request: pytest.FixtureRequest) -> None:
+    folder, all_kinds = make_checkpoint(tmp_path, network).folder, network == "llama"
+    expected = serve(folder, all_kinds=all_kinds)
+    launched: Counter[str] = request.getfixturevalue("launched")
+    found = serve(folder, all_kinds=all_kinds)
+    assert [work.output for work in found] == [work.output for work in expected]
+    assert found[0].output_log_probs == pytest.approx(expected[0].output_log_probs, abs=1e-4)
+    assert {"rms_norm", "decode_attention", "prefill_attention", "rope_and_kv_write", "sample"} <= launched.keys()
+
+
+def test_a_wrong_kernel_is_noticed(
+    tmp_path: Path, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Decodes attend to one key less."""
+    folder = make_checkpoint(tmp_path, "llama").folder
+    expected = serve(folder)
+    request.getfixturevalue("launched")
+    attend = attention.decode_attention
+    monkeypatch.setattr(
+        attention,
+        "decode_attention",
+        lambda q, k, v, table, lengths, *others, **options: attend(q, k, v, table, lengths - 1, *others, **options),
+    )
+    found = serve(folder)
+    assert [work.output[0] for work in found] == [work.output[0] for work in expected]
+    assert found[0].output_log_probs[1:] != pytest.approx(expected[0].output_log_probs[1:], abs=1e-4)

@@ -1,0 +1,93 @@
+"""What a CUDA graph of a decode step would freeze is the same in all steps that it is to replay: however long the rows
+are, and however many of them a padded batch has.
+
+Run: pytest ci/unit/gpu/test_replay.py
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+import torch
+from fake_cuda.context import fake_cuda
+from fake_cuda.engine import ADAPTER_UID, BLOCK_SIZE, FakeEngine
+from fake_cuda.modes import MODES, Mode
+from fake_cuda.trace import Trace, differences
+
+from inflight.runtime import batch_layout
+from inflight.runtime.step_input import StepPreparation
+from inflight.sampling_config import SamplingConfig
+from inflight.scheduler_output import NewSequence, RowWork, SchedulerOutput
+
+pytestmark = pytest.mark.slow
+
+REPLAYED = ("greedy", "random", "filters", "log probabilities", "penalties", "adapter")
+LENGTHS = (15, 100, 3000)
+KNOWN_OF_FULL_BATCHES = {"other work: ['eq', 'masked_fill_']"}
+"""A batch without padding does not look for it."""
+
+
+@pytest.fixture(scope="module")
+def engine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[FakeEngine]:
+    with fake_cuda() as device:
+        yield FakeEngine(device, tmp_path_factory.mktemp("network"), max_batch_size=64, with_options=True)
+
+
+def decode(engine: FakeEngine, mode: Mode, num_rows: int, length: int) -> Trace:
+    """A step of `num_rows` rows, each with `length` tokens in the cache."""
+    prompt = list(range(length))
+    starts = [
+        NewSequence(
+            row=row,
+            token_ids=prompt,
+            num_prompt_tokens=length,
+            block_ids=list(range(length // BLOCK_SIZE + 2)),
+            sampling_config=SamplingConfig(**mode.sampling),
+            **mode.new,
+        )
+        for row in range(num_rows)
+    ]
+    last = [RowWork(row=row, start=length - 1, num_tokens=1, token_ids=prompt[-1:]) for row in range(num_rows)]
+    loads = [(1, ADAPTER_UID)] if mode.loads_adapter else []
+    engine.step(SchedulerOutput(new_sequences=starts, rows=last, adapter_loads=loads))
+    rows = [RowWork(row=row, start=length, num_tokens=1) for row in range(num_rows)]
+    return engine.step(SchedulerOutput(new_sequences=[], rows=rows))[0]
+
+
+@pytest.mark.parametrize("name", REPLAYED)
+@pytest.mark.parametrize("num_rows", [1, 3, 32])
+def test_the_length_of_rows_changes_nothing_that_a_graph_freezes(engine: FakeEngine, name: str, num_rows: int) -> None:
+    first, *others = (decode(engine, MODES[name], num_rows, length) for length in LENGTHS)
+    assert [differences(first, other) for other in others] == [set()] * len(others)
+
+
+@pytest.mark.parametrize("name", REPLAYED)
+def test_the_number_of_rows_in_a_padded_batch_changes_nothing(engine: FakeEngine, name: str) -> None:
+    of_five, of_seven, of_eight = (decode(engine, MODES[name], num_rows, 100) for num_rows in (5, 7, 8))
+    assert differences(of_five, of_seven) == set()
+    assert differences(of_seven, of_eight) == KNOWN_OF_FULL_BATCHES
+
+
+# -- what is noticed ---------------------------------------------------------------------------------------------------
+
+
+def test_a_table_as_wide_as_its_rows_is_noticed(engine: FakeEngine, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(StepPreparation, "_width", lambda _, seq_lens: -(-int(seq_lens.max(initial=0)) // BLOCK_SIZE))
+    found = differences(*(decode(engine, MODES["greedy"], 32, length) for length in (100, 3000)))
+    assert any("index_select" in each and "[65, 7]" in each and "[65, 188]" in each for each in found), found
+    assert any("decode_persistent_kernel" in each for each in found), found
+
+
+def test_a_number_that_grows_with_the_rows_is_noticed(engine: FakeEngine, monkeypatch: pytest.MonkeyPatch) -> None:
+    slots, lengths = batch_layout._slots, iter((100, 100, 3000, 3000))
+    monkeypatch.setattr(batch_layout, "_slots", lambda *arguments: slots(*arguments) + next(lengths))
+    found = differences(*(decode(engine, MODES["greedy"], 1, length) for length in (100, 3000)))
+    assert found == {"add.1: 100 -> 3000"}
+
+
+def test_memory_that_was_replaced_is_noticed(engine: FakeEngine) -> None:
+    before = decode(engine, MODES["greedy"], 2, 100)
+    engine.runner._state.last_token_R = torch.zeros_like(engine.runner._state.last_token_R)
+    found = differences(before, decode(engine, MODES["greedy"], 2, 100))
+    assert found and all("kept" in each and each.startswith(("index_select", "index_copy_")) for each in found), found

@@ -1,0 +1,200 @@
+"""The whole step on a GPU that computes nothing: nothing in it waits, every tensor is where it must be, and what it
+launches and copies is what is kept in step_costs.json.
+
+Each of these is shown to notice what it is for.
+
+Run: pytest ci/unit/gpu/test_steps.py
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from fake_cuda.context import fake_cuda
+from fake_cuda.device import FakeDevice, HostWaits, StaleCopy, WrongDevice
+from fake_cuda.engine import FakeEngine
+from fake_cuda.modes import MODES, NUM_ROWS, steps_of
+from fake_cuda.trace import KINDS, LAUNCH
+from torch import Tensor
+
+from ci import step_costs
+from inflight.runtime import staging
+from inflight.runtime.model_runner import ModelRunner
+from inflight.runtime.sampler import Sampler
+from inflight.runtime.staging import InputBuffer
+from inflight.runtime.step_handle import StepHandle
+
+pytestmark = pytest.mark.slow
+
+
+@pytest.fixture
+def device() -> Iterator[FakeDevice]:
+    with fake_cuda() as fake:
+        yield fake
+
+
+@pytest.fixture
+def engine(device: FakeDevice, tmp_path: Path) -> FakeEngine:
+    return FakeEngine(device, tmp_path)
+
+
+def run(engine: FakeEngine, mode: str = "greedy") -> list[list[list[int]]]:
+    """The tokens of every step."""
+    return [engine.step(scheduled)[1].token_ids for _, scheduled in steps_of(MODES[mode])]
+
+
+@pytest.mark.parametrize("num_ranks", step_costs.NUM_RANKS)
+def test_no_step_waits_or_mixes_devices_and_each_costs_what_is_kept(num_ranks: int) -> None:
+    assert step_costs.faults(step_costs.measure(num_ranks), num_ranks) == []
+
+
+def test_a_rise_and_a_fall_are_told() -> None:
+    kept = step_costs.kept_rows(1)
+    key = "greedy | decode | ranks 1"
+    assert step_costs.faults(kept, 1) == []
+    before = kept[key][LAUNCH]
+    [risen] = step_costs.faults({**kept, key: {**kept[key], LAUNCH: before + 1}}, 1)
+    assert risen == f"{key} rose from {before} to {before + 1} of triton"
+    [fallen] = step_costs.faults({**kept, key: {**kept[key], LAUNCH: before - 1}}, 1)
+    assert fallen == f"{key} fell from {before} to {before - 1} of triton: {step_costs.REMEDY}"
+    [added] = step_costs.faults({**kept, "new | decode | ranks 1": dict.fromkeys(KINDS, 0)}, 1)
+    [removed] = step_costs.faults({name: kept[name] for name in kept if name != key}, 1)
+    assert "is not in the kept table" in added and "is kept, but is no step" in removed
+
+
+def test_tokens_come_back_once_the_step_is_done(engine: FakeEngine) -> None:
+    assert run(engine)[:3] == [[[0]] * NUM_ROWS] * 3
+
+
+# -- what each check is for --------------------------------------------------------------------------------------------
+
+
+def beside_sampling(monkeypatch: pytest.MonkeyPatch, act: Callable[[Tensor], Any]) -> None:
+    """Let the sampler also `act` on the logits."""
+    sample = Sampler._sample
+
+    def acting(self: Sampler, logits_SV: Tensor, *others: Any) -> Any:
+        act(logits_SV)
+        return sample(self, logits_SV, *others)
+
+    monkeypatch.setattr(Sampler, "_sample", acting)
+
+
+@pytest.mark.parametrize(
+    "act",
+    [
+        lambda x: x.amax().item(),
+        lambda x: bool((x > 0).any()),
+        lambda x: x.amax(1).tolist(),
+        lambda x: x.cpu(),
+        lambda x: x.to("cpu"),
+        lambda x: x.nonzero(),
+        lambda x: x[x > 0],
+        lambda x: torch.tensor([1, 2], device=x.device),
+        lambda x: torch.zeros(4).to(x.device),
+        lambda x: torch.zeros(4).to(x.device, non_blocking=True),
+        lambda x: torch.empty(x.shape, dtype=x.dtype).copy_(x, non_blocking=True),
+        lambda x: torch.empty(x.shape, dtype=x.dtype, pin_memory=True).copy_(x),
+        lambda x: torch.zeros(2, 4).pin_memory().t().to(x.device, non_blocking=True),
+        lambda x: torch.cuda.synchronize(),
+        lambda x: torch.cuda.current_stream().synchronize(),
+    ],
+    ids=["item", "bool", "tolist", "cpu", "to-cpu", "nonzero", "mask", "tensor", "blocking", "pageable", "to-pageable",
+         "blocking-to-host", "strided", "synchronize", "stream"],
+)  # fmt: skip
+def test_what_waits_is_caught(
+    engine: FakeEngine, monkeypatch: pytest.MonkeyPatch, act: Callable[[Tensor], Any]
+) -> None:
+    beside_sampling(monkeypatch, act)
+    with pytest.raises(HostWaits):
+        run(engine)
+
+
+@pytest.mark.parametrize(
+    "act",
+    [
+        lambda x: x.to("cpu", non_blocking=True),
+        lambda x: torch.zeros(4).pin_memory().to(x.device, non_blocking=True),
+        lambda x: torch.empty(x.shape, dtype=x.dtype, pin_memory=True).copy_(x, non_blocking=True),
+        lambda x: x[:, 0].fill_(1.0),
+        lambda x: x.index_select(0, torch.arange(2, device=x.device)),
+        lambda x: torch.where(x > 0, 1.0, 0.0),
+    ],
+)
+def test_what_does_not_wait_is_let_through(
+    engine: FakeEngine, monkeypatch: pytest.MonkeyPatch, act: Callable[[Tensor], Any]
+) -> None:
+    beside_sampling(monkeypatch, act)
+    run(engine)
+
+
+def test_pageable_input_is_caught(engine: FakeEngine, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(staging, "to_host_tensor", lambda array, device: torch.from_numpy(array))
+    with pytest.raises(HostWaits, match="not pinned"):
+        run(engine)
+
+
+def test_results_on_pageable_memory_are_caught(engine: FakeEngine, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ModelRunner, "_to_host", lambda self, values: torch.empty(len(values)).copy_(values))
+    with pytest.raises(HostWaits, match="a blocking copy to the host"):
+        run(engine)
+
+
+def test_a_host_tensor_in_an_operation_is_caught(engine: FakeEngine) -> None:
+    engine.runner._state.last_token_R = torch.zeros(17, dtype=torch.int64)
+    with pytest.raises(RuntimeError, match=r"at least two devices|different devices"):
+        run(engine)
+
+
+def test_a_host_tensor_in_a_kernel_is_caught(engine: FakeEngine) -> None:
+    for layer in engine.runner._decoder.layers:  # type: ignore[attr-defined]
+        layer.attention.cos_sin = torch.zeros(4097, 128)
+    with pytest.raises(WrongDevice, match="cos_sin_ptr on cpu"):
+        run(engine)
+
+
+# -- copies in flight --------------------------------------------------------------------------------------------------
+
+
+def test_results_that_are_read_too_early_are_garbage(engine: FakeEngine, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(StepHandle, "wait", lambda handle: handle.sampled.result())
+    assert run(engine)[0] == [[]] * NUM_ROWS  # nothing is known to be finite
+
+
+def test_steps_that_overlap_read_what_was_staged_for_them(engine: FakeEngine) -> None:
+    """Three steps are started before the first is waited for, so that copies are as late as they can be."""
+    steps = [scheduled for _, scheduled in steps_of(MODES["all tensors"])]
+    handles = []
+    for scheduled in steps:
+        with engine.device.tracing():
+            handle = engine.runner.forward(scheduled)
+            engine.runner.sample(handle)
+        handles.append(handle)
+    for handle in handles:
+        assert not engine.runner.collect(handle).errors
+
+
+def test_staging_that_is_used_again_too_early_is_caught(engine: FakeEngine, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One pinned buffer for all steps, and no event before it is written again."""
+    buffer = torch.zeros(1000, dtype=torch.int64, pin_memory=True)
+    load = InputBuffer.load
+
+    def through_one_buffer(self: InputBuffer, numbers: Tensor, sizes: list[int]) -> list[Tensor]:
+        part = buffer[: len(numbers)]
+        with torch.inference_mode(False):
+            part.copy_(numbers)
+        return load(self, part, sizes)
+
+    monkeypatch.setattr(InputBuffer, "load", through_one_buffer)
+    steps = [scheduled for _, scheduled in steps_of(MODES["greedy"])]
+    handles = []
+    for scheduled in steps[:2]:
+        handle = engine.runner.forward(scheduled)
+        engine.runner.sample(handle)
+        handles.append(handle)
+    with pytest.raises(StaleCopy, match="changed before they were copied to the device"):
+        engine.runner.collect(handles[0])

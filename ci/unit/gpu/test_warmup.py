@@ -1,0 +1,128 @@
+"""After the warm-up no request meets a kernel that is not compiled: whatever it asks for, and whoever it runs beside.
+
+Which compiled kernel a launch needs is decided by triton's own code, see fake_cuda.launches.
+
+Run: pytest ci/unit/gpu/test_warmup.py
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from fake_cuda.context import fake_cuda
+from fake_cuda.engine import BLOCK_SIZE, FakeEngine
+from fake_cuda.modes import MODES, Mode, steps_of, steps_of_draft_model
+from fake_cuda.networks import LLAMA_8B
+
+from inflight.request_limits import RequestLimits
+from inflight.runtime import warmup
+from inflight.runtime.step_sizes import StepSizes
+from inflight.runtime.warmup import warmup_steps
+from inflight.sampling_config import SamplingConfig
+from inflight.scheduler_output import NewSequence, RowWork, SchedulerOutput
+
+pytestmark = pytest.mark.slow
+
+NUM_ROWS = 24
+NETWORK = {**LLAMA_8B, "num_hidden_layers": 1}
+NOT_WARM = ("post-processor",)
+"""Functions of others are not called."""
+
+
+def step_of(modes: list[Mode], lengths: list[int]) -> SchedulerOutput:
+    """A row for each length: a prompt of so many tokens, 0 for a decode."""
+    news = [
+        NewSequence(
+            row=row,
+            token_ids=[5] * max(length, 100),
+            num_prompt_tokens=max(length, 100),
+            block_ids=[row % 7] * (max(length, 100) // BLOCK_SIZE + 1),
+            sampling_config=SamplingConfig(**mode.sampling),
+            **mode.new,
+        )
+        for row, (mode, length) in enumerate(zip(modes, lengths, strict=True))
+    ]
+    rows = [
+        RowWork(row=new.row, start=0, num_tokens=length, token_ids=new.token_ids[:length])
+        if length
+        else RowWork(row=new.row, start=99, num_tokens=1, token_ids=[5])
+        for new, length in zip(news, lengths, strict=True)
+    ]
+    return SchedulerOutput(new_sequences=news, rows=rows)
+
+
+def traffic(seed: int) -> Iterator[SchedulerOutput]:
+    """Every kind of request by itself, every number of rows, and steps of kinds and lengths at random."""
+    served = {name: mode for name, mode in MODES.items() if name not in NOT_WARM and not mode.draft_index}
+    for name, mode in served.items():
+        if name not in ("adapter", "embeddings"):
+            yield from (step for _, step in steps_of(mode))
+    for count in (1, 2, 3, 7, 12, 17, NUM_ROWS):
+        yield step_of([MODES["greedy"]] * count, [0] * count)
+    for length in (3, 14, 31, 65, 300, 2000, 4000):
+        yield step_of([MODES["greedy"]], [length])
+    chance = random.Random(seed)
+    for _ in range(15):
+        count = chance.randint(1, 12)
+        lengths = [chance.choice((0, 0, 0, 2, 17, 100, 400)) for _ in range(count)]
+        yield step_of([served[chance.choice(list(served))] for _ in range(count)], lengths)
+
+
+@pytest.mark.parametrize("options", [{"with_options": True}, {"deterministic": True, "with_options": True}])
+def test_no_request_waits_for_the_compiler(options: dict[str, Any], tmp_path: Path) -> None:
+    with fake_cuda() as device:
+        engine = FakeEngine(device, tmp_path, NETWORK, max_batch_size=NUM_ROWS, warms_up=True, **options)
+        compiled = set(device.compiled)
+        for step in traffic(seed=1):
+            engine.step(step)
+        assert device.compiled - compiled == set()
+        for _, step in steps_of(MODES["post-processor"]):
+            engine.step(step)
+        late = {key.split()[0] for key in device.compiled - compiled}
+        assert late <= {"tile_stats_kernel", "pick_kernel"}, late
+
+
+def test_nor_do_drafts_of_a_draft_model(tmp_path: Path) -> None:
+    with fake_cuda() as device:
+        engine = FakeEngine(device, tmp_path, NETWORK, max_batch_size=16, warms_up=True, with_draft_model=True)
+        compiled = set(device.compiled)
+        for name in ("greedy", "filters", "penalties"):
+            for _, step in steps_of_draft_model(MODES[name]):
+                engine.step(step)
+        assert device.compiled - compiled == set()
+
+
+@pytest.mark.parametrize("left_out", ["decodes", "prefills", "samplings"])
+def test_what_the_warm_up_leaves_out_is_noticed(left_out: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    empty = SchedulerOutput(new_sequences=[], rows=[])
+    nothing = empty if left_out == "decodes" else ()
+    monkeypatch.setattr(warmup._Steps, left_out, lambda *_: nothing)
+    with fake_cuda() as device:
+        engine = FakeEngine(device, tmp_path, NETWORK, max_batch_size=8, warms_up=True)
+        compiled = set(device.compiled)
+        for mode in (MODES["greedy"], MODES["logit bias"]):
+            for lengths in ([0] * 8, [4000]):
+                engine.step(step_of([mode] * len(lengths), lengths))
+        assert device.compiled - compiled
+
+
+def test_steps_fit_into_every_engine() -> None:
+    """A cache of one block, prompts of one token, a batch of one row."""
+    for rows, tokens, length in ((1, 1, 2), (1, 64, 3), (5, 7, 64), (256, 8192, 4096)):
+        limits = RequestLimits(vocab_size=9, max_seq_len=length, max_input_len=length - 1, kv_cache_tokens=16)
+        sizes = StepSizes.of("cuda", rows)
+        steps = warmup_steps(sizes, limits, num_rows=rows, block_size=16, max_num_tokens=tokens)
+        for step in steps:
+            assert all(set(new.block_ids) == {0} for new in step.new_sequences)
+            assert all(work.row < rows and work.start + work.num_tokens <= length for work in step.rows)
+            prefilled = sum(work.num_tokens for work in step.rows if work.num_tokens > 1)
+            assert prefilled <= max(tokens, 1) and len(step.rows) <= rows
+
+
+def test_a_cpu_takes_a_few_steps() -> None:
+    limits = RequestLimits(vocab_size=9, max_seq_len=64, max_input_len=63, kv_cache_tokens=64)
+    assert len(warmup_steps(StepSizes(), limits, num_rows=8, block_size=16, max_num_tokens=64)) == 4
