@@ -342,7 +342,7 @@ class EngineConfig:
     @property
     def max_context_tokens(self) -> int:
         """Longest prompt whose blocks can be handed over; 0 = none are."""
-        block_size = self.for_device("cpu").tokens_per_block  # between GPUs contexts are not handed over
+        block_size = self.tokens_per_block or CPU_SIZES[-1]  # between GPUs contexts are not handed over
         return self.max_tokens_in_buffer // block_size * block_size
 
     @property

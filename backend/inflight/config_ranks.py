@@ -88,11 +88,9 @@ def _check_contexts(config: EngineConfig) -> None:
             "context_replicas needs room for the KV blocks that they hand over: set max_tokens_in_buffer to the tokens "
             "of the prompts that wait at the same time"
         )
-    block_size = config.for_device("cpu").tokens_per_block
-    if 0 < config.max_tokens_in_buffer < block_size:
+    if config.max_tokens_in_buffer and not config.max_context_tokens:
         raise ConfigurationError(
-            f"max_tokens_in_buffer ({config.max_tokens_in_buffer}) must be at least tokens_per_block "
-            f"({block_size}), or 0"
+            f"max_tokens_in_buffer ({config.max_tokens_in_buffer}) must be at least a block of tokens_per_block, or 0"
         )
     if config.max_tokens_in_buffer and config.mpi_hostfile:
         raise ConfigurationError(
