@@ -93,8 +93,7 @@ def test_tokens_are_those_of_one_rank(apart: Engine, expected: dict[int | None, 
     until(lambda: num_prompts_kept(apart) == 0, "all was fetched and used")
 
 
-@pytest.mark.parametrize("replica", [CONTEXT, GENERATION])
-@pytest.mark.parametrize("rank", [0, 1])
+@pytest.mark.parametrize(("replica", "rank"), [(CONTEXT, 1), (GENERATION, 0)])
 def test_streams_go_on_when_a_rank_of_either_dies(
     apart: Engine, expected: dict[int | None, list[list[int]]], replica: int, rank: int
 ) -> None:

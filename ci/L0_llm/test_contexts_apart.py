@@ -21,8 +21,8 @@ from workload import alone, mixed_requests, together
 
 from inflight_client import Client
 
-CONTEXT = {"parameters": {"triton_trtllm_request_type": "context_only"}}
-GENERATION = {"parameters": {"triton_trtllm_request_type": "generation_only"}}
+CONTEXT = {"parameters": {"request_type": "context_only"}}
+GENERATION = {"parameters": {"request_type": "generation_only"}}
 PARAMS = "context_phase_params"
 PROMPT = list(range(100, 150))
 NUM_TOKENS, STREAMS = 300, 4
@@ -54,7 +54,7 @@ def test_clients_split_requests_by_tensors(apart: ServerProcess) -> None:
     with RawStream(apart.grpc_url) as stream:
         whole = stream.ask(asked)
         first = stream.ask(asked, **CONTEXT)
-        assert first.token_ids == whole.token_ids[:1] and first.finish_reason == "length"
+        assert (first.error, first.token_ids, first.finish_reason) == ("", whole.token_ids[:1], "length")
         params = first.responses[-1][PARAMS]
         second = stream.ask({**asked, PARAMS: params, "return_perf_metrics": True}, **GENERATION)
         assert second.error == "" and second.token_ids == whole.token_ids and PARAMS not in second.responses[-1]
