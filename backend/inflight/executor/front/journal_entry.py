@@ -164,6 +164,7 @@ class JournalEntry:
     def _hand_over(self, params: ContextPhaseParams) -> list[Response]:
         """Let other ranks go on. Returns the last responses of sequences that were to end."""
         self.place(None)
+        self.only_replica = None
         self._held.clear()
         self._is_running = self._has_progressed = False
         self._num_heartbeats = self._num_deaths = 0
