@@ -24,7 +24,7 @@ from inflight.server.tensors.dialects import (  # noqa: E402
     VLLM_MODEL,
 )
 from inflight.server.tensors.entries import NO_MEDIA  # noqa: E402
-from inflight.server.tensors.request_parameters import REQUEST_TYPE, REQUEST_TYPES  # noqa: E402
+from inflight.server.tensors.request_parameters import REQUEST_TYPE, REQUEST_TYPE_OF_MODELS, REQUEST_TYPES  # noqa: E402
 from inflight.server.tensors.sampling_parameters import PARAMETERS, Parameter  # noqa: E402
 from inflight.server.threads.metric_families import FAMILIES  # noqa: E402
 from inflight.server.threads.vllm_metrics import vllm_families  # noqa: E402
@@ -55,7 +55,7 @@ REQUEST_PARAMETERS = [
         "honoured by each model that generates",
     ],
     [
-        f"`{REQUEST_TYPE}`: {', '.join(REQUEST_TYPES)}",
+        f"`{REQUEST_TYPE}`, from other models `{REQUEST_TYPE_OF_MODELS}`: {', '.join(REQUEST_TYPES)}",
         "honoured by each model that generates; context_only by those with the output `context_phase_params`",
     ],
     ["`Streaming` and all others", "ignored, as there"],

@@ -31,6 +31,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from inflight.config import EngineConfig, SchedulerPolicy
+    from inflight.context_phase import ContextPhaseParams, RequestType
     from inflight.errors import (
         ConfigurationError,
         DuplicateRequest,
@@ -78,6 +79,7 @@ __version__ = "0.1.0"
 
 _HOMES = {
     "inflight.config": ("EngineConfig", "SchedulerPolicy"),
+    "inflight.context_phase": ("ContextPhaseParams", "RequestType"),
     "inflight.errors": (
         "ConfigurationError",
         "DuplicateRequest",
@@ -127,6 +129,7 @@ __all__ = [
     "AdditionalModelOutput",
     "CompletionOutput",
     "ConfigurationError",
+    "ContextPhaseParams",
     "DraftTargetDecodingConfig",
     "DuplicateRequest",
     "EmbeddingTable",
@@ -168,6 +171,7 @@ __all__ = [
     "RequestStats",
     "RequestStatsPerIteration",
     "RequestTimedOut",
+    "RequestType",
     "Response",
     "Result",
     "SamplingConfig",

@@ -49,7 +49,7 @@ class PerfMetrics(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
     """Timestamps of one request on the leader's monotonic clock, in nanoseconds, and its use of KV blocks.
 
     Of several sequences: from the first start to the last token, with the blocks of all. TensorRT-LLM's fields of
-    disaggregated serving (kvCacheTransferStart, kvCacheTransferEnd, kvCacheSize) have no meaning here.
+    disaggregated serving (kvCacheTransferStart, kvCacheTransferEnd, kvCacheSize) are not measured here.
     """
 
     arrival_time_ns: int = 0

@@ -142,4 +142,5 @@ def test_requests_of_all_kinds_go_on_when_ranks_die(scene: Scene) -> None:
         if scene.num_replicas == 1:
             assert scene.front.num_pauses() == num_pauses + num_kills
         assert scene.front.num_losses() == num_losses + num_kills
-        assert scene.front.num_replays() > num_replays
+        # Replicas for contexts may have handed all over when they die.
+        assert scene.front.num_replays() > num_replays or scene.front.num_handovers()

@@ -1,18 +1,25 @@
-"""Ranks on two machines, by `mpi_hostfile` and `mpi_interface`. The second is a network namespace of this one."""
+"""Ranks on two machines, by `mpi_hostfile` and `mpi_interface`, and an engine on each of them. The second is a network
+namespace of this one."""
 
 from __future__ import annotations
 
+import json
 import os
+import shlex
+import subprocess
+import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import far_engine
 import psutil
 import pytest
 from calls import Caller
 from outer_jobs import MODEL
 from two_machines import second_machine, why_impossible
 
+from inflight.context_phase import RequestType
 from inflight.executor.executor import make_launcher
 from inflight.executor.front.remote import RemoteFront
 from inflight.executor.in_process import InProcessExecutor
@@ -45,6 +52,39 @@ def test_ranks_of_two_machines_give_the_tokens_of_one_rank(tmp_path: Path, monke
         finally:
             front.shutdown()
         assert front.engine_pids() == []
+
+
+@pytest.mark.skipif(bool(why_impossible()), reason=why_impossible() or "it is possible")
+def test_an_engine_of_one_machine_goes_on_from_a_prompt_of_the_other(tmp_path: Path) -> None:
+    secret = tmp_path / "secret"
+    secret.write_bytes(os.urandom(32))
+    secret.chmod(0o600)
+    keys = {
+        "dtype": "float32",
+        "max_loras": "",
+        "lora_dir": "",
+        "num_threads": "1",
+        "max_tokens_in_buffer": "1024",
+        "kv_transfer_key_file": str(secret),
+    }
+    with second_machine() as other:
+        near = {**keys, "kv_transfer_interface": other.interface, "kv_transfer_timeout_ms": "300000"}
+        _, config = read_engine_config(MODEL, near)
+        with InProcessExecutor(config) as executor:
+            whole, first = (
+                executor.await_responses(executor.enqueue_request(far_engine.request(kind)))[0].result
+                for kind in (RequestType.CONTEXT_AND_GENERATION, RequestType.CONTEXT_ONLY)
+            )
+            assert whole is not None and first is not None and first.context_phase_params is not None
+            program = shlex.join([sys.executable, far_engine.__file__, json.dumps(keys)])
+            answer = subprocess.run(
+                [other.ssh_folder / "ssh", other.address, program],
+                input=first.context_phase_params.serialize(),
+                capture_output=True,
+                check=True,
+            )
+    found = json.loads(answer.stdout)
+    assert found == {"tokens": whole.output_token_ids, "num_cached": len(far_engine.PROMPT) - 1}
 
 
 def listening(front: RemoteFront, program: str) -> set[Any]:

@@ -57,6 +57,7 @@ def start(**changes: Any) -> Engine:
         "max_loras": 2,
         "lora_dir": str(ADAPTERS),
         "max_tokens_in_buffer": BUFFER,
+        "kv_transfer_timeout_ms": 60_000,
     }
     config = EngineConfig(gpt_model_path=str(CHECKPOINT), device="cpu", num_threads=1, **{**usual, **ENGINE, **changes})
     runners: list[LoadedRunner] = []

@@ -15,8 +15,8 @@ from inflight.server.tensors.trtllm import ENSEMBLE
 
 PROMPT = {"text_input": "AB", "max_tokens": 4}
 PARAMS = ContextPhaseParams(req_id=3, first_gen_tokens=[97], opaque_state=b"where it is")
-CONTEXT = '{"triton_trtllm_request_type": "context_only"}'
-GENERATION = '{"triton_trtllm_request_type": "generation_only"}'
+CONTEXT = '{"request_type": "context_only"}'
+GENERATION = '{"request_type": "generation_only"}'
 
 
 def first_token(executor: FakeExecutor, params: ContextPhaseParams | None) -> Response:
@@ -62,7 +62,7 @@ def test_without_more_to_generate_nothing_is_handed_over(ask, executor: FakeExec
         ({"context_phase_params": np.zeros(9, np.uint8)}, GENERATION, "must be the bytes"),
         ({"context_phase_params": np.frombuffer(PARAMS.serialize(), np.uint8)}, "{}", "belong together"),
         ({"context_phase_params": np.zeros(2**17, np.uint8)}, GENERATION, "more than 65536"),
-        ({}, '{"triton_trtllm_request_type": "some"}', "must be one of"),
+        ({}, '{"request_type": "some"}', "must be one of"),
     ],
 )
 def test_what_does_not_belong_together_is_refused(

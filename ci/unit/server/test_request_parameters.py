@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+
 import pytest
 
 from inflight.context_phase import RequestType
@@ -16,7 +18,8 @@ def read_parameters(text: str, timeout_us: int = 0) -> dict:
 def test_parameters_beside_the_tensors() -> None:
     assert read_parameters('{"priority": 7, "Streaming": true, "triton_x": 1, "other": [1]}') == {}
     kind = RequestType.CONTEXT_ONLY
-    assert read_parameters('{"triton_trtllm_request_type": "context_only"}') == {"request_type": kind}
+    for name in ("request_type", "triton_trtllm_request_type"):
+        assert read_parameters(json.dumps({name: "context_only"})) == {"request_type": kind}
     assert read_parameters('{"timeout": 2500}') == {"allotted_time_ms": 3}
     assert read_parameters('{"request_priority": "0.25", "cache_salt": "me"}') == {"priority": 0.25, "cache_salt": "me"}
     assert read_parameters("{}", timeout_us=1500) == {"allotted_time_ms": 2}
@@ -36,7 +39,7 @@ def test_parameters_beside_the_tensors() -> None:
         '{"allotted_time_ms": -1}',
         '{"cache_salt": 7}',
         '{"triton_trtllm_request_type": "context"}',
-        '{"triton_trtllm_request_type": 1}',
+        '{"request_type": 1}',
         '{"cache_salt": "%s"}' % ("x" * 300),
     ],
 )

@@ -25,7 +25,6 @@ from inflight.errors import EngineUnavailable, InvalidRequest, QueueFull, Reques
 from inflight.executor.front.engine_state import ACCEPTING, EngineState
 from inflight.executor.front.journal import Journal
 from inflight.executor.front.journal_entry import JournalEntry
-from inflight.executor.front.phase import Phase
 from inflight.executor.front.ready_responses import ReadyResponses, ResponsesChanged
 from inflight.executor.front.replicas import Replicas
 from inflight.executor.front.request_ids import RequestIds
@@ -203,7 +202,7 @@ class Front(StatisticsApi):
         try:
             if encoded is None or message is not entry.request:
                 encoded = self._encode(message)
-            if not entry.num_replays and entry.phase is not Phase.GENERATION:
+            if not entry.num_replays and not entry.is_second_half:
                 self._tell_others(entry.request, replica)
         except RequestError as error:
             self._responses.extend(self._journal.fail(entry, error))

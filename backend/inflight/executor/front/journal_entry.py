@@ -164,6 +164,7 @@ class JournalEntry:
     def _hand_over(self, params: ContextPhaseParams) -> list[Response]:
         """Let other ranks go on. Returns the last responses of sequences that were to end."""
         self.place(None)
+        self.only_replica = None
         self._held.clear()
         self._is_running = self._has_progressed = False
         self._num_heartbeats = self._num_deaths = 0
@@ -172,6 +173,11 @@ class JournalEntry:
             self.phase, self.is_handed_over = Phase.GENERATION, True
             self._context_phase_params = params
         return ended
+
+    @property
+    def is_second_half(self) -> bool:
+        """Whether it goes on behind a context phase that its client does not know of."""
+        return self._is_apart and self.phase is Phase.GENERATION
 
     @property
     def _is_apart(self) -> bool:
@@ -193,8 +199,7 @@ class JournalEntry:
                 )
         self._has_progressed = True
         self._first_token_ns = self._first_token_ns or time.monotonic_ns()
-        has_moved = self.num_replays > 0 or (self._is_apart and self.phase is Phase.GENERATION)
-        if has_moved and result.request_perf_metrics is not None:
+        if (self.num_replays or self.is_second_half) and result.request_perf_metrics is not None:
             result = structs.replace(result, request_perf_metrics=self._since_acceptance(result.request_perf_metrics))
         delivered.cum_log_prob = result.cum_log_prob
         delivered.num_iterations = result.decoding_iter
@@ -355,8 +360,7 @@ class JournalEntry:
             params = self._context_phase_params
             request = structs.replace(request, request_type=RequestType.GENERATION_ONLY, context_phase_params=params)
         # A replay finds no queue full for it.
-        is_second_half = self._is_apart and self.phase is Phase.GENERATION
-        if not (self.num_replays or self.has_waited or is_second_half):
+        if not (self.num_replays or self.has_waited or self.is_second_half):
             return request
         sequences: list[DeliveredSequence] = []
         if not self._is_beam_search and any(each.token_ids or each.is_finished for each in self.sequences.values()):

@@ -4,7 +4,7 @@ Clients send parameters beside the tensors, as `parameters={...}` over gRPC or a
 are not listed here are ignored, because tools attach their own: TensorRT-LLM's backend ignores `Streaming`, for
 example, and tritonserver sets `triton_*`. `priority` is ignored too: tritonserver uses it for its own queue and passes
 it on only over HTTP, so the engine's parameter is named `request_priority`. `timeout` is Triton's, in microseconds over
-either protocol. TensorRT-LLM's `triton_trtllm_request_type` says which phases of the output the engine computes.
+either protocol. TensorRT-LLM's `request_type` says which phases of the output the engine computes.
 """
 
 from __future__ import annotations
@@ -34,7 +34,9 @@ def parse_parameters(text: str) -> dict[str, Any]:
     return parameters
 
 
-REQUEST_TYPE = "triton_trtllm_request_type"
+REQUEST_TYPE = "request_type"
+REQUEST_TYPE_OF_MODELS = "triton_trtllm_request_type"
+"""The same by models that call this one: tritonserver refuses a client's parameters whose names begin with triton_."""
 REQUEST_TYPES = {kind.wire: kind for kind in RequestType}
 
 
@@ -45,8 +47,9 @@ def read_parameters(parameters: Mapping[str, Any], timeout_us: int = 0) -> dict[
     text.
     """
     values: dict[str, Any] = {}
-    if REQUEST_TYPE in parameters:
-        values["request_type"] = _request_type(parameters[REQUEST_TYPE])
+    for name in (REQUEST_TYPE, REQUEST_TYPE_OF_MODELS):
+        if name in parameters:
+            values["request_type"] = _request_type(name, parameters[name])
     if timeout_us > 0:
         values["allotted_time_ms"] = math.ceil(timeout_us / 1000)
     if "request_priority" in parameters:
@@ -60,10 +63,10 @@ def read_parameters(parameters: Mapping[str, Any], timeout_us: int = 0) -> dict[
     return values
 
 
-def _request_type(value: object) -> RequestType:
+def _request_type(name: str, value: object) -> RequestType:
     kind = REQUEST_TYPES.get(value) if isinstance(value, str) else None
     if kind is None:
-        raise InvalidRequest(f"{REQUEST_TYPE} must be one of {', '.join(REQUEST_TYPES)}")
+        raise InvalidRequest(f"{name} must be one of {', '.join(REQUEST_TYPES)}")
     return kind
 
 

@@ -99,7 +99,9 @@ def read_resume_token(name: str, array: Array, limits: ReadLimits) -> Value:
 def read_bytes(name: str, array: Array, limits: ReadLimits) -> Value | None:
     """Opaque bytes; none at all counts as not given."""
     _check_row(name, array, MAX_PARAMS_BYTES)
-    return array.astype(np.uint8).tobytes() or None
+    if array.dtype != np.uint8:
+        raise InvalidRequest(f"{name} must be bytes, of the type UINT8")
+    return array.tobytes() or None
 
 
 def read_token_ids(name: str, array: Array, limits: ReadLimits) -> Value:

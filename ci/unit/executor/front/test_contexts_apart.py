@@ -165,6 +165,18 @@ def test_the_death_of_the_second_goes_on_with_what_was_delivered() -> None:
     assert again.replay is not None and again.replay.sequences[0].token_ids == [5, 6]
 
 
+def test_who_waited_for_the_ranks_that_may_have_died_of_it_goes_on_elsewhere() -> None:
+    front = start()
+    request_id = submit(front)
+    front._note_started([request_id])
+    front.lose(replica=CONTEXT)
+    front.recover(WIDE, CONTEXT)
+    assert front.replica_of[request_id] == CONTEXT
+    assert front.messages[request_id].request_type is RequestType.CONTEXT_ONLY
+    end_context(front, request_id, [5])
+    assert front.replica_of[request_id] == GENERATION
+
+
 def test_while_none_generates_the_others_do_all() -> None:
     front = start()
     waiting = submit(front)

@@ -25,6 +25,7 @@ from inflight.executor.wire.block_messages import (
     encode_block_message,
 )
 from inflight.lora import LoadedAdapter
+from inflight.replay import DeliveredSequence, Replay
 from inflight.request import Request
 from inflight.result import FinishReason, Response, Result
 
@@ -177,6 +178,17 @@ def test_no_more_is_fetched_than_there_is_room_for(leaders: tuple[Leader, Leader
     assert not second.contexts.has_orders
     second.contexts.begun(8)
     assert [fetch.request_id for fetch in second.contexts.take_orders().fetches] == [9]
+
+
+def test_what_earlier_ranks_have_begun_hands_over_their_first_tokens_too(leaders: tuple[Leader, Leader]) -> None:
+    delivered = [DeliveredSequence(token_ids=[4], is_finished=True), DeliveredSequence()]
+    request = context_only(1, num_return_sequences=2, replay=Replay(sequences=delivered))
+    contexts = leaders[0].contexts
+    contexts.take(request)
+    last = Result(output_token_ids=[5], sequence_index=1, finish_reason=FinishReason.END_ID, is_final=True)
+    answered = contexts.answered(Response(request_id=1, result=last)).result
+    assert answered is not None and answered.context_phase_params is not None
+    assert answered.context_phase_params.first_gen_tokens == [4, 5]
 
 
 def test_an_engine_waits_until_its_ranks_can_be_asked(tmp_path: Path) -> None:

@@ -5,21 +5,19 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import zmq
-
 from inflight.config import EngineConfig
 from inflight.distributed.host_address import address_of
 from inflight.distributed.sockets import CurveKeys
 from inflight.errors import ConfigurationError
 from inflight.executor.rank.block_transfer.receiver import BlockReceiver
 from inflight.executor.rank.block_transfer.sender import BlockSender
-from inflight.executor.wire.block_messages import BlockOrders, Endpoint, Serves, encode_block_message
+from inflight.executor.wire.block_messages import BlockOrders
 
 if TYPE_CHECKING:
     from inflight.runtime.prompt_blocks import PromptBlocks
 
 REPORTS = "kv.reports"
-LINGER_MS = 3000
+"""Socket in the launch's folder."""
 
 
 class BlockTransfer:
@@ -29,7 +27,7 @@ class BlockTransfer:
         """`folder`: of the launch, private, the same for all `num_ranks` ranks of the engine. Raises
         ConfigurationError."""
         self._blocks = blocks
-        self._reports = reports_endpoint(folder)
+        reports = reports_endpoint(folder)
         keys, timeout_ms = CurveKeys(secret.hex()), config.kv_transfer_timeout_ms
         address = ""
         if config.kv_transfer_interface:
@@ -39,7 +37,7 @@ class BlockTransfer:
                     f"kv_transfer_interface {config.kv_transfer_interface} has no IPv4 address here: name another "
                     "network interface"
                 )
-        self._receiver = BlockReceiver(blocks, rank=rank, reports=self._reports, keys=keys, timeout_ms=timeout_ms)
+        self._receiver = BlockReceiver(blocks, rank=rank, reports=reports, keys=keys, timeout_ms=timeout_ms)
         self._sender = BlockSender(
             blocks,
             folder / f"kv.{rank}",
@@ -48,15 +46,7 @@ class BlockTransfer:
             timeout_ms=timeout_ms,
             is_alone=num_ranks == 1,
         )
-        self._introduce(rank, self._sender.endpoint)
-
-    def _introduce(self, rank: int, endpoint: Endpoint) -> None:
-        """Tell the leader, which may not listen yet."""
-        context = zmq.Context()
-        socket = context.socket(zmq.PUSH)
-        socket.connect(self._reports)
-        socket.send(encode_block_message(Serves(rank, endpoint)))
-        self._introduction = context
+        self._receiver.introduce(self._sender.endpoint)
 
     def follow(self, orders: BlockOrders) -> None:
         """Called by the worker loop."""
@@ -70,7 +60,6 @@ class BlockTransfer:
         self._receiver.drop(request_id)
 
     def close(self) -> None:
-        self._introduction.destroy(linger=0)
         self._receiver.close()
         self._sender.close()
         self._blocks.close()

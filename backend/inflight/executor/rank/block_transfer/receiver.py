@@ -20,11 +20,13 @@ import zmq
 from inflight.distributed.sockets import KEEPALIVE, CurveKeys
 from inflight.executor.wire.block_messages import (
     BlockFetch,
+    Endpoint,
     Fetch,
     Fetched,
     FromSender,
     Gone,
     Payload,
+    Serves,
     Shared,
     Taken,
     encode_block_message,
@@ -57,9 +59,15 @@ class BlockReceiver:
         self._keys = keys
         self._timeout = timeout_ms / 1000
         self._context = zmq.Context()
+        self._introduction: zmq.Socket[bytes] = self._context.socket(zmq.PUSH)
         self._lock = threading.Lock()
         self._wanted: dict[int, int] = {}  # request id -> number of its fetch
         self._threads = ThreadPoolExecutor(NUM_THREADS, "inflight-kv-receiver")
+
+    def introduce(self, endpoint: Endpoint) -> None:
+        """Tell the leader where this rank's own blocks are fetched; it may not listen yet."""
+        self._introduction.connect(self._reports)
+        self._introduction.send(encode_block_message(Serves(self._rank, endpoint)))
 
     def begin(self, fetch: BlockFetch) -> None:
         """Fetch it, and report; does not wait."""
@@ -76,6 +84,7 @@ class BlockReceiver:
     def close(self) -> None:
         with self._lock:
             self._wanted.clear()
+        self._introduction.close(linger=0)
         self._threads.shutdown(wait=False, cancel_futures=True)
         self._context.term()  # whoever waits in a socket leaves it now
         self._threads.shutdown()

@@ -85,6 +85,7 @@ class BlockSender:
         self._thread.start()
 
     def close(self) -> None:
+        self._blocks.on_export = lambda: None
         self._is_closed = True
         self._wake()
         self._thread.join()

@@ -61,6 +61,13 @@ class _Export:
     goes_on: bool = False
     """Some sequence of it was cut off."""
 
+    @classmethod
+    def of(cls, request: Request) -> _Export:
+        """How earlier ranks have ended some of its sequences is not known: they may have been cut off."""
+        delivered = [] if request.replay is None else request.replay.sequences
+        first_tokens = {index: each.token_ids[0] for index, each in enumerate(delivered) if each.token_ids}
+        return cls(request, first_tokens=first_tokens, goes_on=any(each.is_finished for each in delivered))
+
 
 @dataclass(slots=True)
 class _Arrival:
@@ -116,7 +123,7 @@ class Contexts:
     def take(self, request: Request) -> bool:
         """Begin with a request, and return whether it has to wait. Raises InvalidRequest."""
         if request.request_type is RequestType.CONTEXT_ONLY:
-            self._exports[request.request_id] = _Export(request)
+            self._exports[request.request_id] = _Export.of(request)
             return len(self._endpoints) < self._num_ranks
         params = request.context_phase_params
         if params is None:
