@@ -48,7 +48,8 @@ class ServerProcess:
         self._log_path = Path(self._directory.name, "server.log")
         self._told_path = Path(self._directory.name, "supervisor.log")
         # Tests that count requests must know all of them, so there are no canaries unless a test asks for them.
-        usual = {"http_port": 0, "grpc_port": 0, "metrics_port": 0, "canary_period": 0.0}
+        # And none adopts the server of another one that was killed.
+        usual = {"http_port": 0, "grpc_port": 0, "metrics_port": 0, "canary_period": 0.0, "adopt_timeout": 0.0}
         self.options = {**usual, "log_file": str(self._log_path), **options}
         self.process: subprocess.Popen[bytes] | None = None
         self.endpoints: Endpoints | None = None
@@ -176,8 +177,8 @@ class ServerProcess:
 
     @property
     def shared_memory(self) -> list[Path]:
-        assert self.process is not None
-        return sorted(Path("/dev/shm").glob(f"inflight_{self.process.pid}_*"))
+        name = self.ready_endpoints.run_directory.name.replace("-", "_", 1)
+        return sorted(Path("/dev/shm").glob(f"{name}_*"))
 
 
 def _program(pid: int) -> str:
