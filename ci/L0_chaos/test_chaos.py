@@ -16,6 +16,7 @@ pytestmark = pytest.mark.long
 ROOT = Path(__file__).resolve().parents[2]
 FAULTS = (
     "kill the leader",
+    "kill the supervisor",
     "kill the OpenAI server",
     "the leader stops briefly",
     "messages to the stub are late",

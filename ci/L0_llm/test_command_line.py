@@ -168,7 +168,7 @@ def test_ctrl_c_leaves_nothing_behind(serving: Serving) -> None:
     assert serving.interrupt() == 0
     assert processes.marked(directory) == []
     assert not directory.exists()
-    assert not list(Path("/dev/shm").glob(f"inflight_{serving.process.pid}_*"))
+    assert not list(Path("/dev/shm").glob(f"{directory.name.replace('-', '_', 1)}_*"))
     assert "Traceback" not in serving.output
 
 

@@ -159,7 +159,7 @@ def running_server(num_ranks: int, num_spares: int, sandbox: Sandbox, parameters
     }
     num_stages = int(own.get("pipeline_parallel_size", "1"))
     is_exact = own["dtype"] == "bfloat16" and not unsupported_reason()
-    options = {"apis": list(APIS), "openai": {"port": 0}, "canary_period": 30.0}
+    options = {"apis": list(APIS), "openai": {"port": 0}, "canary_period": 30.0, "adopt_timeout": 60.0}
     helpers = str(Path(__file__).parents[1] / "helpers")
     os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [helpers, os.environ.get("PYTHONPATH")]))
     with ServerProcess(parameters=own, **options) as server:

@@ -50,8 +50,10 @@ class ServerProcess:
         self._log_path = Path(self._directory.name, "server.log")
         self._told_path = Path(self._directory.name, "supervisor.log")
         # Tests that count requests must know all of them, so there are no canaries unless a test asks for them.
-        ports = {name: free_port() for name in ("http_port", "grpc_port", "metrics_port")}
-        self.options = {**ports, "canary_period": 0.0, "log_file": str(self._log_path), **options}
+        # And none adopts the server of another one that was killed.
+        usual = {name: free_port() for name in ("http_port", "grpc_port", "metrics_port")}
+        usual |= {"canary_period": 0.0, "adopt_timeout": 0.0, "log_file": str(self._log_path)}
+        self.options: dict[str, Any] = {**usual, **options}
         if openai := options.get("openai"):
             self.options["openai"] = {**openai, "port": openai.get("port") or free_port()}
         self.process: subprocess.Popen[bytes] | None = None
@@ -182,8 +184,8 @@ class ServerProcess:
 
     @property
     def shared_memory(self) -> list[Path]:
-        assert self.process is not None
-        return sorted(Path("/dev/shm").glob(f"inflight_{self.process.pid}_*"))
+        name = self.ready_endpoints.run_directory.name.replace("-", "_", 1)
+        return sorted(Path("/dev/shm").glob(f"{name}_*"))
 
 
 def _program(pid: int) -> str:

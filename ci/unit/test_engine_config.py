@@ -118,7 +118,7 @@ def test_replicas_of_one_rank_need_no_mpi_and_several_machines_are_refused() -> 
         ({"max_tokens_in_buffer": 16, "tensor_parallel_size": 2, "mpi_hostfile": "hosts"}, "unset mpi_hostfile"),
         ({"kv_transfer_interface": "lo"}, "set max_tokens_in_buffer, or unset it"),
         ({"kv_transfer_key_file": "key"}, "set max_tokens_in_buffer, or unset it"),
-        ({"max_tokens_in_buffer": 9}, "at least tokens_per_block"),
+        ({"max_tokens_in_buffer": 9}, "at least a block"),
         ({"kv_transfer_interface": "lo", "max_tokens_in_buffer": 16}, "set kv_transfer_key_file"),
     ],
 )

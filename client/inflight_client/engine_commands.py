@@ -87,6 +87,13 @@ def serve(
     ] = None,
     ready_timeout: Annotated[float, typer.Option(help="Seconds until the model must be ready.", min=1.0)] = 900.0,
     drain_timeout: Annotated[float, typer.Option(help="Seconds to finish requests after Ctrl-C.", min=0.0)] = 30.0,
+    adopt_timeout: Annotated[
+        float,
+        typer.Option(
+            help="Seconds that the server goes on if this process is killed, for the next one to adopt it; 0 ends it.",
+            min=0.0,
+        ),
+    ] = 60.0,
     canary_period: Annotated[
         float, typer.Option(help="Idle seconds before an engine is checked with one token; 0 never.", min=0.0)
     ] = 30.0,
@@ -152,6 +159,7 @@ def serve(
         api_key_file=api_key_file,
         ready_timeout=ready_timeout,
         drain_timeout=drain_timeout,
+        adopt_timeout=adopt_timeout,
         canary_period=canary_period,
         log_file=log_file,
         verbose=verbose,

@@ -39,16 +39,14 @@ class Models:
         clock: Callable[[], float] = time.monotonic,
         attached: Mapping[str, str] | None = None,
     ) -> None:
-        """`notes`: the folder UNLOADED. Files of an earlier server are removed. `attached`: those of the models that
-        use the engine of another one, and which."""
+        """`notes`: the folder UNLOADED. `attached`: those of the models that use the engine of another one, and
+        which."""
         self._admin, self._names, self._notes, self._clock = admin, names, notes, clock
         self._attached = attached or {}
         self._next_look = 0.0
         self._down_since: dict[str, float] = {}
         self._lost: dict[str, str] = {}
         """Models without a stub, and the reasons, until they are reported as down."""
-        for note in notes.iterdir():
-            note.unlink()
 
     def down(self) -> Iterator[tuple[str, str]]:
         """(model, reason) for each model that is down, once. One with a file in UNLOADED is reported at once."""

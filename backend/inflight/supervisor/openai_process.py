@@ -5,32 +5,48 @@ It attaches to the ranks by itself, also after they or tritonserver were started
 
 from __future__ import annotations
 
+import contextlib
 import http.client
+import os
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from inflight.backoff import Backoff
 from inflight.errors import ConfigurationError
+from inflight.supervisor import output_pipe
+from inflight.supervisor.adopted_process import AdoptedProcess
 from inflight.supervisor.health import PERIOD, STRIKES, TIMEOUT
+from inflight.supervisor.output_pipe import OutputPipe
+from inflight.supervisor.process_id import ProcessId
 from inflight.supervisor.tritonserver import ended
 
 MODULE = "inflight.openai"
+
+OPTIONS_FILE = "openai.json"
+"""In the run directory: the options of the OpenAI server."""
+
+PROCESS_FILE = "openai.pid"
+"""In the run directory: names the process."""
 
 
 class OpenAIProcess:
     """Owned by the supervisor's thread."""
 
     def __init__(
-        self, options_file: Path, address: str, environment: Mapping[str, str], tell: Callable[[str], None]
+        self, run_directory: Path, address: str, environment: Mapping[str, str], tell: Callable[[str], None]
     ) -> None:
         """`address`: host:port at which it will listen. Not started yet."""
-        self._command = [sys.executable, "-m", MODULE, str(options_file)]
+        self._command = [sys.executable, "-m", MODULE, str(run_directory / OPTIONS_FILE)]
+        self._file = run_directory / PROCESS_FILE
+        self._pipe = OutputPipe(run_directory, output_pipe.OPENAI)
+        self._copying: threading.Thread | None = None
         self._address, self._environment, self._tell = address, dict(environment), tell
         self._backoff = Backoff()
-        self._process: subprocess.Popen[bytes] | None = None
+        self._process: subprocess.Popen[bytes] | AdoptedProcess | None = None
         self._starts_at = 0.0
         self._next_look = 0.0
         self._strikes = 0
@@ -45,15 +61,30 @@ class OpenAIProcess:
         """Unless it runs: it outlives tritonserver, and finds the next engine by itself."""
         if self._process is not None and self._process.poll() is None:
             return
-        self._process = subprocess.Popen(
-            self._command, env=self._environment, stdin=subprocess.DEVNULL, stdout=2, start_new_session=True
-        )
+        reader = self._pipe.open_reader()
+        with open(self._pipe.open_writer(), "wb") as printed:
+            self._process = subprocess.Popen(
+                self._command,
+                env=self._environment,
+                stdin=subprocess.DEVNULL,
+                stdout=printed,
+                stderr=printed,
+                start_new_session=True,
+            )
+        ProcessId.of(self._process.pid).write(self._file)
+        self._copy_output(reader)
         self._strikes, self._has_answered = 0, False
+
+    def adopt(self) -> None:
+        """Watch the one that an earlier supervisor has started."""
+        self._process = AdoptedProcess(self._file)
+        self._copy_output(self._pipe.open_reader())
 
     def is_ready(self) -> bool:
         """Whether it serves an engine that is ready. Raises ConfigurationError if it has ended: it said why."""
         if self._process is not None and self._process.poll() is not None:
-            how = ended(self._process.returncode)
+            how = ended(self._process.poll())
+            self._join()
             raise ConfigurationError(f"the OpenAI server did not start ({how}): the line above says why")
         try:
             return _health(self._address) == http.client.OK
@@ -89,12 +120,22 @@ class OpenAIProcess:
             self._process.kill()
             self._process.wait()
             self._process = None
+            self._join()
+
+    def _copy_output(self, reader: int) -> None:
+        self._copying = threading.Thread(target=_copy, args=(reader,), name="openai-output", daemon=True)
+        self._copying.start()
+
+    def _join(self) -> None:
+        """Wait until the last that it has printed is shown."""
+        if self._copying is not None:
+            self._copying.join(1.0)
 
     def _failure(self, now: float) -> str:
         """What is wrong with it; "" if nothing."""
         assert self._process is not None
         if self._process.poll() is not None:
-            return f"the OpenAI server ended ({ended(self._process.returncode)})"
+            return f"the OpenAI server ended ({ended(self._process.poll())})"
         if now < self._next_look:
             return ""
         self._next_look = now + PERIOD
@@ -107,6 +148,14 @@ class OpenAIProcess:
             self._backoff.succeeded()
         self._strikes, self._has_answered = 0, True
         return ""
+
+
+def _copy(reader: int) -> None:
+    """To standard error, until the process has ended. If that is closed, read on: a full pipe blocks the process."""
+    with open(reader, "rb", buffering=0) as output:
+        while printed := output.read(65536):
+            with contextlib.suppress(OSError):
+                os.write(2, printed)
 
 
 def _health(address: str) -> int:

@@ -72,6 +72,9 @@ class ServeOptions:
     """Seconds after its start within which every model must be ready."""
     drain_timeout: float = 30.0
     """Seconds that requests in flight may take to finish after the first SIGTERM or SIGINT."""
+    adopt_timeout: float = 60.0
+    """Seconds that a server goes on whose supervisor was killed, so that the next one with the same configuration can
+    adopt it. 0 = it ends with its supervisor."""
     canary_period: float = 30.0
     """Seconds without a sign of work after which a request of one token is sent to an engine. If there is neither a
     response nor another sign of work for as long again, the engine counts as hung. 0 = never."""

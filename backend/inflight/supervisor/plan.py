@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+import shutil
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from msgspec import structs
@@ -13,17 +14,32 @@ from msgspec import structs
 from inflight.errors import ConfigurationError
 from inflight.openai_options import OpenAIOptions
 from inflight.run_directory import RUN_DIRECTORY, UNLOADED
-from inflight.supervisor import apis, installation, mpi, ports, repository, server_arguments
+from inflight.supervisor import (
+    adoption,
+    apis,
+    installation,
+    mpi,
+    output_pipe,
+    ports,
+    repository,
+    server_arguments,
+    server_record,
+)
+from inflight.supervisor.adoption import FoundServer
 from inflight.supervisor.api_key import ApiKey
+from inflight.supervisor.janitor_process import JanitorProcess
+from inflight.supervisor.openai_process import OPTIONS_FILE
 from inflight.supervisor.options import LOOPBACK, Endpoints, ServeOptions
-from inflight.supervisor.private_directory import explained, private_directory
+from inflight.supervisor.output_pipe import OutputPipe
+from inflight.supervisor.private_directory import PREFIX, explained, private_directory
 from inflight.supervisor.repository import ServedRepository
+from inflight.supervisor.server_record import ServerRecord
 
 EXIT_TIMEOUT = 5
 """tritonserver's own exit timeout in seconds; requests have been drained before it starts."""
 
-OPENAI_FILE = "openai.json"
-"""In the run directory: the options of the OpenAI server."""
+MODELS = "models"
+"""Folder of the served repository in the run directory."""
 
 EVERY_INTERFACE = {"0.0.0.0": LOOPBACK, "::": "::1"}
 
@@ -35,36 +51,120 @@ class Plan:
     options: ServeOptions
     run_directory: Path
     """Private, mode 0700; holds links, the repository's copy and the engine's sockets."""
-    prefix: str
-    """Prefix of the names of its shared-memory regions."""
+    record: ServerRecord
+    """How it is started, and what the next supervisor finds."""
     repository: ServedRepository
-    command: tuple[str, ...]
     environment: dict[str, str]
     """Of tritonserver."""
     own_environment: dict[str, str]
     """Of other processes of the server, which need none of tritonserver's libraries."""
     endpoints: Endpoints
     api_key: ApiKey
+    janitor: JanitorProcess
+    """Not started yet, unless the server is adopted."""
+    is_adopted: bool
+    """Whether the server runs already: an earlier supervisor had started it and was killed."""
 
 
 @contextlib.contextmanager
-def make_plan(options: ServeOptions) -> Iterator[Plan]:
+def make_plan(options: ServeOptions, tell: Callable[[str], None]) -> Iterator[Plan]:
     """Check everything that can be checked before the start, and make the private directory, which is removed when the
-    context ends. Raises ConfigurationError."""
-    with private_directory() as run_directory:
-        with explained(run_directory):
-            plan = _plan(options, run_directory)
+    context ends; or find the server to adopt. `tell` is what the janitor's problems are reported to. Raises
+    ConfigurationError."""
+    with private_directory() as directory:
+        with explained(directory):
+            plan = _plan(options, directory, tell)
+        if plan.is_adopted:
+            shutil.rmtree(directory)  # a repository only to compare with
         yield plan
 
 
-def _plan(options: ServeOptions, run_directory: Path) -> Plan:
+def _plan(options: ServeOptions, directory: Path, tell: Callable[[str], None]) -> Plan:
     server_arguments.check(options.server_arguments)
     pieces = installation.find(options.tritonserver)
     api_key = ApiKey.choose(open_apis=options.open_apis, file=options.api_key_file)
     _check_log_file(options.log_file)
-    served = write_repository(options, run_directory / "models")
+    served = write_repository(options, directory / MODELS)
+    configuration = server_record.describe(options, served, api_key)
+    others = adoption.find()
+    for server in others:
+        if server.supervisor is None and not server.record.differences(configuration):
+            plan = _plan_for(options, server, served, tell, is_adopted=True)
+            if plan.janitor.adopt():
+                return plan
     if served.config is not None and served.config.num_replica_ranks > 1 and served.config.launcher == "mpi":
         mpi.check_mpi(one_host=not served.config.mpi_hostfile)
+    listeners = _listeners(options)
+    try:
+        chosen = ports.claim(listeners)
+    except ports.PortTaken as taken:
+        raise ConfigurationError(adoption.who_holds(taken, configuration, others) or str(taken)) from None
+    backends, variables = pieces.lay_out(directory)
+    prefix = f"inflight_{directory.name.removeprefix(PREFIX)}_"
+    (directory / UNLOADED).mkdir()
+    OutputPipe(directory, output_pipe.TRITONSERVER).make()
+    if options.openai is not None:
+        OutputPipe(directory, output_pipe.OPENAI).make()
+        _write_openai_options(options, options.openai, served, chosen["OpenAI"], directory / OPTIONS_FILE)
+    record = ServerRecord(
+        configuration=configuration,
+        namespace=server_record.pid_namespace(),
+        prefix=prefix,
+        command=[
+            str(pieces.tritonserver),
+            *api_key.arguments,  # first, so that they have been read before the first line of the log
+            *_arguments(backends, served, prefix),
+            *_listening(options, chosen),
+            *_tracing(options, served),
+            *options.server_arguments,
+        ],
+        variables=variables,
+        endpoints={purpose: _reached_at(address, chosen[purpose]) for purpose, (address, _) in listeners.items()},
+        api_key=api_key.value,
+    )
+    return _plan_for(options, FoundServer(directory, record), served, tell, is_adopted=False)
+
+
+def _plan_for(
+    options: ServeOptions,
+    server: FoundServer,
+    served: ServedRepository,
+    tell: Callable[[str], None],
+    *,
+    is_adopted: bool,
+) -> Plan:
+    """Of a server that has been written down. `served`: its repository, or one that is equal."""
+    directory, record = server.run_directory, server.record
+    mark = {RUN_DIRECTORY: str(directory)}
+    return Plan(
+        options=options,
+        run_directory=directory,
+        record=record,
+        repository=replace(served, path=directory / MODELS),
+        environment={**os.environ, **record.variables, **options.environment, **mark},
+        own_environment={**os.environ, **options.environment, **mark},
+        endpoints=Endpoints(
+            grpc=record.endpoints["gRPC"],
+            http=record.endpoints.get("HTTP", ""),
+            metrics=record.endpoints["metrics"],
+            model=served.engine,
+            run_directory=directory,
+            openai=record.endpoints.get("OpenAI", ""),
+        ),
+        api_key=ApiKey(record.api_key),
+        janitor=JanitorProcess(
+            directory,
+            record.prefix,
+            adopt_timeout=options.adopt_timeout,
+            log_file=options.log_file,
+            tell=tell,
+        ),
+        is_adopted=is_adopted,
+    )
+
+
+def _listeners(options: ServeOptions) -> dict[str, tuple[str, int]]:
+    """Purpose -> the interface and port that are wanted."""
     listeners = {
         "HTTP": (options.http_address, options.http_port),
         "gRPC": (options.grpc_address, options.grpc_port),
@@ -74,38 +174,7 @@ def _plan(options: ServeOptions, run_directory: Path) -> Plan:
         del listeners["HTTP"]
     if options.openai is not None:
         listeners["OpenAI"] = (options.openai.host, options.openai.port)
-    chosen = ports.claim(listeners)
-    addresses = {purpose: _reached_at(address, chosen[purpose]) for purpose, (address, _) in listeners.items()}
-    backends, variables = pieces.lay_out(run_directory)
-    prefix = f"inflight_{os.getpid()}_"
-    (run_directory / UNLOADED).mkdir()
-    if options.openai is not None:
-        _write_openai_options(options, options.openai, served, chosen["OpenAI"], run_directory / OPENAI_FILE)
-    return Plan(
-        options=options,
-        run_directory=run_directory,
-        prefix=prefix,
-        repository=served,
-        command=(
-            str(pieces.tritonserver),
-            *api_key.arguments,  # first, so that they have been read before the first line of the log
-            *_arguments(backends, served, prefix),
-            *_listening(options, chosen),
-            *_tracing(options, served),
-            *options.server_arguments,
-        ),
-        environment={**os.environ, **variables, **options.environment, RUN_DIRECTORY: str(run_directory)},
-        own_environment={**os.environ, **options.environment, RUN_DIRECTORY: str(run_directory)},
-        endpoints=Endpoints(
-            grpc=addresses["gRPC"],
-            http=addresses.get("HTTP", ""),
-            metrics=addresses["metrics"],
-            model=served.engine,
-            run_directory=run_directory,
-            openai=addresses.get("OpenAI", ""),
-        ),
-        api_key=api_key,
-    )
+    return listeners
 
 
 def write_repository(options: ServeOptions, folder: Path) -> ServedRepository:

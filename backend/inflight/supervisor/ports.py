@@ -10,6 +10,16 @@ from collections.abc import Mapping
 from inflight.errors import ConfigurationError
 
 
+class PortTaken(ConfigurationError):
+    """Somebody listens there already."""
+
+    def __init__(self, purpose: str, address: str, port: int) -> None:
+        self.port = port
+        self.listener = f"{purpose} port {port} on {address}"
+        self.other_port = f"choose another with --{purpose.lower()}-port"
+        super().__init__(f"{self.listener} is taken: stop the program that listens there, or {self.other_port}")
+
+
 def claim(wanted: Mapping[str, tuple[str, int]]) -> dict[str, int]:
     """Check the wanted ports (purpose -> address, port) and choose a free one for each port 0. Returns the port of each
     purpose.
@@ -31,17 +41,14 @@ def _bind(held: contextlib.ExitStack, purpose: str, address: str, port: int) -> 
         listener.bind(where)
         listener.listen()
     except OSError as error:
+        if error.errno == errno.EADDRINUSE:
+            raise PortTaken(purpose, address, port) from None
         raise ConfigurationError(_refusal(purpose, address, port, error)) from None
     bound: int = listener.getsockname()[1]
     return bound
 
 
 def _refusal(purpose: str, address: str, port: int, error: OSError) -> str:
-    if error.errno == errno.EADDRINUSE:
-        return (
-            f"{purpose} port {port} on {address} is taken: stop the program that listens there, "
-            f"or choose another with --{purpose.lower()}-port"
-        )
     if error.errno == errno.EACCES:
         return f"{purpose} port {port} on {address} needs root: choose one above 1023 with --{purpose.lower()}-port"
     return f"{purpose} port {port} on {address} cannot be listened on: {error.strerror}"

@@ -11,6 +11,9 @@ from pathlib import Path
 
 from inflight.errors import ConfigurationError
 
+PREFIX = "inflight-"
+"""Of the names of all such folders."""
+
 FULL = (errno.ENOSPC, errno.EDQUOT, errno.EROFS)
 
 
@@ -18,7 +21,7 @@ FULL = (errno.ENOSPC, errno.EDQUOT, errno.EROFS)
 def private_directory() -> Iterator[Path]:
     """A new folder of mode 0700, which is removed when the context ends. Raises ConfigurationError."""
     try:
-        folder = Path(tempfile.mkdtemp(prefix="inflight-"))
+        folder = Path(tempfile.mkdtemp(prefix=PREFIX))
     except OSError as error:
         # If no folder is usable, tempdir is None, and the error lists those that were tried.
         raise ConfigurationError(_no_room(tempfile.tempdir, error)) from None

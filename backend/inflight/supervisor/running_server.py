@@ -24,13 +24,19 @@ from inflight.supervisor.tritonserver import DeadStub, Tritonserver, ended
 
 
 class RunningServer:
-    """The server starts when this is created."""
+    """The server starts when this is created, unless it is adopted: then it runs already, or has ended meanwhile."""
 
-    def __init__(self, plan: Plan, log: ServerLog, tell: Callable[[str], None]) -> None:
+    def __init__(self, plan: Plan, log: ServerLog, tell: Callable[[str], None], *, is_adopted: bool = False) -> None:
         self._plan, self._tell = plan, tell
         self.admin = Admin(plan.endpoints.grpc, plan.api_key.grpc_headers)
-        self.process = Tritonserver(plan.command, plan.environment, plan.run_directory)
-        log.follow(self.process.output, self._hide_key)
+        if is_adopted:
+            self.process = Tritonserver.adopt(plan.run_directory)
+            log.follow(self.process.output)
+        else:
+            for note in (plan.run_directory / UNLOADED).iterdir():
+                note.unlink()
+            self.process = Tritonserver.start(plan.record.command, plan.environment, plan.run_directory)
+            log.follow(self.process.output, self._hide_key)
         self._signs = StubSigns(plan.run_directory / SIGNS)
         self._health = Health(self.admin, plan.endpoints.http)
         attached = plan.repository.attached

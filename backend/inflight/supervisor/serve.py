@@ -1,10 +1,11 @@
-"""The function behind `inflight serve`: runs a supervised tritonserver until a signal, and leaves nothing behind.
+"""The function behind `inflight serve`: supervises a tritonserver until a signal, and leaves nothing behind.
 
 The command line calls nothing else of the supervisor. Every expected failure becomes one sentence and an exit code.
 """
 
 from __future__ import annotations
 
+import contextlib
 import sys
 
 from inflight.errors import ConfigurationError
@@ -19,8 +20,8 @@ def serve(options: ServeOptions) -> int:
     """Serve until SIGTERM, SIGINT or SIGHUP. Returns the exit code: 0 after a stop, 2 with one sentence on standard
     error if something is missing or wrong."""
     try:
-        with make_plan(options) as plan:
-            tell("starting tritonserver")
+        with make_plan(options, tell) as plan:
+            tell("adopting the server that runs" if plan.is_adopted else "starting tritonserver")
             Supervisor(plan, tell).run()
     except ConfigurationError as error:
         tell(str(error))
@@ -30,5 +31,6 @@ def serve(options: ServeOptions) -> int:
 
 
 def tell(line: str) -> None:
-    """Write a line to standard error for the user."""
-    print(f"inflight: {line}", file=sys.stderr, flush=True)
+    """Write a line to standard error for the user, if that is still there."""
+    with contextlib.suppress(OSError):
+        print(f"inflight: {line}", file=sys.stderr, flush=True)

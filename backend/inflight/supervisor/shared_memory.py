@@ -65,6 +65,7 @@ class RegionGuard:
                 os.close(descriptor)
 
     def _run(self) -> None:
+        narrow(self._prefix)  # those of before, if an earlier guard was killed
         sources = [self._end] if self._events is None else [self._end, self._events]
         while True:
             ready, _, _ = select.select(sources, [], [], POLL if self._events is None else None)

@@ -1,10 +1,10 @@
 """The Supervisor: keeps one tritonserver serving until it is told to stop.
 
-    STARTING ──ready──> SERVING ──signal──> DRAINING ──idle or late──> STOPPED
-        │                 │  ▲                 │
-        │ fails           │  └── again ────────┤ second signal: at once
-        ▼                 ▼                    ▼
-     ConfigurationError  server or stub dead or hung, engine hung: started again; model unloaded: loaded again
+    STARTING ──ready──> SERVING <──adopted── a server that served, and whose supervisor was killed
+        │                 │
+        │ fails           ├── server or stub dead or hung, engine hung: started again; model unloaded: loaded again
+        ▼                 │
+     ConfigurationError   └──signal──> DRAINING ──idle or late, or a second signal──> STOPPED
 
 tritonserver itself stays "ready" when a stub dies and never restarts one; at its end it waits for ever for a client
 that keeps an idle stream open; and it leaves shared memory behind when it is killed. The supervisor handles all of
@@ -23,12 +23,13 @@ from collections.abc import Callable, Iterator
 from inflight.backoff import Backoff
 from inflight.errors import ConfigurationError
 from inflight.supervisor import janitor
+from inflight.supervisor.janitor import SERVING
 from inflight.supervisor.log import ServerLog
 from inflight.supervisor.metrics import requests_in_flight
 from inflight.supervisor.openai_process import OpenAIProcess
-from inflight.supervisor.plan import OPENAI_FILE, Plan
+from inflight.supervisor.plan import Plan
+from inflight.supervisor.private_directory import explained
 from inflight.supervisor.running_server import RunningServer
-from inflight.supervisor.shared_memory import RegionGuard
 from inflight.supervisor.signals import Signals, Stopped
 from inflight.supervisor.tritonserver import ended
 
@@ -53,27 +54,38 @@ class Supervisor:
         self._running: RunningServer | None = None
         self._openai: OpenAIProcess | None = None
         if plan.options.openai is not None:
-            file, address = plan.run_directory / OPENAI_FILE, plan.endpoints.openai
-            self._openai = OpenAIProcess(file, address, plan.own_environment, tell)
+            self._openai = OpenAIProcess(plan.run_directory, plan.endpoints.openai, plan.own_environment, tell)
+        self._serving = plan.run_directory / SERVING
 
     def run(self) -> None:
         """Serve until a signal. Raises ConfigurationError if the first start fails.
 
         Afterwards no process of the server is left, nor its shared memory.
         """
-        with self._signals.listening(), RegionGuard(self._plan.prefix), self._cleaned_up():
+        with self._signals.listening(), self._cleaned_up():
             try:
                 began = time.monotonic()
-                if self._start():
-                    directory = self._plan.run_directory
-                    self._tell(f"ready after {time.monotonic() - began:.1f} s; run directory {directory}")
-                    self._announce()
-                    self._keep_serving()
-                    self._drain()
+                if self._plan.is_adopted:
+                    self._adopt()
+                elif not self._start():
+                    return
+                how = "adopted" if self._plan.is_adopted else f"ready after {time.monotonic() - began:.1f} s"
+                self._tell(f"{how}; run directory {self._plan.run_directory}")
+                self._announce()
+                self._keep_serving()
+                self._drain()
             except Stopped:
                 self._tell("stopping at once")
 
     # Starting
+
+    def _adopt(self) -> None:
+        """Take the place of the supervisor that was killed. What has ended since is found by the next looks."""
+        self._running = RunningServer(self._plan, self._log, self._tell, is_adopted=True)
+        if self._openai is not None:
+            self._openai.adopt()
+        self._backoff.succeeded()
+        self._log.tell_errors()
 
     def _start(self) -> bool:
         """Start and wait until ready; False if a signal came first."""
@@ -91,6 +103,8 @@ class Supervisor:
                     return False
                 self._backoff.succeeded()
                 self._log.tell_errors()
+                with contextlib.suppress(OSError):  # on a full disk: then nobody adopts it
+                    self._serving.touch()
                 return True
             if self._signals.wait(0.1):
                 return False
@@ -126,6 +140,7 @@ class Supervisor:
     def _keep_serving(self) -> None:
         """Watch the server, and restart it or load its models again as needed. Returns at a signal."""
         while not self._signals.wait(TICK):
+            self._plan.janitor.keep_up()
             if self._openai is not None:
                 self._openai.keep_up()
             if (failure := self._server.failure()) and not self._restart(failure):
@@ -194,6 +209,7 @@ class Supervisor:
 
     def _drain(self) -> None:
         """Refuse new requests, wait for those in flight, then end the server."""
+        self._serving.unlink(missing_ok=True)
         timeout = self._plan.options.drain_timeout
         self._tell(f"stopping: requests in flight have {timeout:.0f} s to finish; a second signal stops at once")
         deadline = time.monotonic() + timeout
@@ -234,21 +250,26 @@ class Supervisor:
     @contextlib.contextmanager
     def _cleaned_up(self) -> Iterator[None]:
         """When the context ends, nothing of the server is left, whichever of its processes died before."""
-        with janitor.attending(self._plan.run_directory, self._plan.prefix):
-            try:
-                yield
-            finally:
-                self._kill()
+        try:
+            if not self._plan.is_adopted:
+                with explained(self._plan.run_directory):
+                    self._plan.janitor.start()
+                    self._plan.record.write(self._plan.run_directory)
+            yield
+        finally:
+            self._kill()
+            self._plan.janitor.end()
 
     def _kill(self, *, spares_openai: bool = False) -> None:
         """End the server's every process at once and remove its shared memory."""
+        self._serving.unlink(missing_ok=True)
         self._log.hush_errors()
         if self._openai is not None and not spares_openai:
             self._openai.kill()
         if self._running is not None:
             self._running.process.kill()
             spared = {self._openai.pid} if self._openai is not None else set()
-            janitor.sweep(self._plan.run_directory, self._plan.prefix, grace=1.0, spared=spared)
+            janitor.sweep(self._plan.run_directory, self._plan.record.prefix, grace=1.0, spared=spared)
             self._running.process.wait(5.0)
             self._running.close()
             self._log.join(1.0)

@@ -14,7 +14,8 @@ from pathlib import Path
 from inflight.config import EngineConfig
 from inflight.errors import ConfigurationError
 from inflight.run_directory import RUN_DIRECTORY, UNLOADED
-from inflight.supervisor import backend_directory, janitor, mpi, ports, repository
+from inflight.supervisor import backend_directory, mpi, ports, repository
+from inflight.supervisor.janitor_process import JanitorProcess
 from inflight.supervisor.options import LOOPBACK, ServeOptions
 from inflight.supervisor.plan import write_repository
 from inflight.supervisor.private_directory import explained, private_directory
@@ -55,7 +56,7 @@ def prepare(options: ServeOptions) -> Iterator[ToolServer]:
         prefix = f"inflight_{os.getpid()}_"
         with explained(directory):
             server = _lay_out(options, directory, prefix)
-        with janitor.attending(directory, prefix):
+        with JanitorProcess(directory, prefix).attending():
             yield server
 
 

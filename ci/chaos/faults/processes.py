@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import os
 import signal
 from random import Random
 
+from server_process import ServerFailed
+
 from ci.chaos.faults.fault import OPENAI, TRITONSERVER, Fault, Inject
-from ci.chaos.scene import FOLLOWER, LAUNCHER, LEADER, Scene, stub_of
+from ci.chaos.scene import FOLLOWER, LAUNCHER, LEADER, ChaosFailed, Scene, stub_of
 from ci.chaos.scene import OPENAI as OPENAI_SERVER
 from ci.chaos.scene import TRITONSERVER as SERVER
 from inflight.supervisor import processes
@@ -43,6 +46,22 @@ async def kill_during_relaunch(scene: Scene, dice: Random) -> str:
     return f"{first}, then {await _kill_all(scene, {'its successor': dice.choice(next_ones())})}"
 
 
+async def kill_supervisor(scene: Scene, dice: Random) -> str:
+    """The next one comes a moment later, and adopts the server."""
+    supervisor, seconds = scene.server.process, dice.uniform(0.0, 3.0)
+    assert supervisor is not None
+    supervisor.kill()
+    await asyncio.to_thread(supervisor.wait)
+    await asyncio.sleep(seconds)
+    try:
+        await asyncio.to_thread(scene.server.start)
+    except ServerFailed as error:
+        raise ChaosFailed(f"the next supervisor did not adopt the server: {error}") from None
+    if scene.server.endpoints != scene.endpoints:
+        raise ChaosFailed("the next supervisor has started a server of its own")
+    return f"kill -9 {supervisor.pid}, {seconds:.1f} s without a supervisor"
+
+
 def _one_rank(scene: Scene) -> str:
     return "" if scene.num_ranks > 1 else "there is one rank, which needs no launcher"
 
@@ -56,5 +75,6 @@ PROCESSES = (
     Fault(name="kill the stub of llm", inject=kill(stub_of("llm")), replaces=True, ends=TRITONSERVER),
     Fault(name="kill a dialect's stub", inject=kill(stub_of("vllm_model")), replaces=True, ends=TRITONSERVER),
     Fault(name="kill tritonserver", inject=kill(SERVER), replaces=True, ends=TRITONSERVER),
+    Fault(name="kill the supervisor", inject=kill_supervisor),
     Fault(name="kill the OpenAI server", inject=kill(OPENAI_SERVER), replaces=True, ends=OPENAI),
 )

@@ -12,8 +12,9 @@ import pytest
 from free_ports import free_port
 
 from inflight.errors import ConfigurationError
-from inflight.supervisor import openai_process
+from inflight.supervisor import openai_process, output_pipe
 from inflight.supervisor.openai_process import OpenAIProcess
+from inflight.supervisor.output_pipe import OutputPipe
 
 PROGRAM = """
 import http.server, pathlib, sys, time
@@ -50,10 +51,13 @@ def play(tmp_path: Path, told: list[str], monkeypatch: pytest.MonkeyPatch) -> It
     port = free_port()
     processes: list[OpenAIProcess] = []
 
+    OutputPipe(tmp_path, output_pipe.OPENAI).make()
+    held = output_pipe.open_all(tmp_path)
+
     def make(how: str) -> OpenAIProcess:
-        (tmp_path / "options").write_text(f"{how} {port}")
+        (tmp_path / openai_process.OPTIONS_FILE).write_text(f"{how} {port}")
         environment = {**os.environ, "PYTHONPATH": str(tmp_path)}
-        process = OpenAIProcess(tmp_path / "options", f"127.0.0.1:{port}", environment, told.append)
+        process = OpenAIProcess(tmp_path, f"127.0.0.1:{port}", environment, told.append)
         processes.append(process)
         process.start()
         return process
@@ -61,6 +65,8 @@ def play(tmp_path: Path, told: list[str], monkeypatch: pytest.MonkeyPatch) -> It
     yield make
     for process in processes:
         process.kill()
+    for descriptor in held.values():
+        os.close(descriptor)
 
 
 def until(holds: Callable[[], object]) -> None:
@@ -111,6 +117,28 @@ def test_one_that_dies_is_started_again(play: Play, told: list[str]) -> None:
     until(lambda: process.keep_up() or process.pid not in (pid, None))
     assert told == ["the OpenAI server ended (killed by SIGKILL); starting it again"]
     until(process.is_ready)
+
+
+@pytest.mark.slow
+def test_one_that_an_earlier_supervisor_has_started_is_watched_as_well(
+    play: Play, told: list[str], tmp_path: Path
+) -> None:
+    first = play("serves")
+    until(first.is_ready)
+    adopted = OpenAIProcess(tmp_path, first._address, first._environment, told.append)
+    adopted.adopt()
+    try:
+        assert adopted.is_ready() and adopted.pid == first.pid
+        adopted.keep_up()
+        assert told == []
+        os.kill(first.pid or 0, signal.SIGKILL)
+        until(lambda: adopted.keep_up() or adopted.pid not in (first.pid, None))
+        assert told == [
+            "the OpenAI server ended (an earlier supervisor had started it, so nobody knows how); starting it again"
+        ]
+        until(adopted.is_ready)
+    finally:
+        adopted.kill()
 
 
 @pytest.mark.slow

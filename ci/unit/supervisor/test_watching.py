@@ -263,7 +263,6 @@ class TestModels:
 
     @pytest.fixture
     def models(self, admin: FakeAdmin, tmp_path: Path, clock: Clock) -> Models:
-        (tmp_path / "llm").write_text("of an earlier server")
         return Models(admin, ("llm", "ensemble"), tmp_path, clock)  # type: ignore[arg-type]
 
     def down(self, models: Models, clock: Clock, seconds: float) -> list[tuple[str, str]]:

@@ -2,6 +2,7 @@
 
 lose     gives itself up as if its ranks had died
 exit     ends its process at once
+shout    prints more than a pipe holds
 child    starts a process in a session of its own, as a launcher of ranks does; answers with its pid
 """
 
@@ -18,6 +19,7 @@ import triton_python_backend_utils as pb_utils
 
 FINAL = pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL
 PERIOD = 0.02
+SHOUTS = 100
 
 
 class TritonPythonModel:
@@ -47,6 +49,9 @@ class TritonPythonModel:
         self._count(1)
         if text == "exit":
             os._exit(3)
+        if text == "shout":
+            for _ in range(SHOUTS):
+                print("shouted" * 1000, flush=True)
         if text == "child":
             text, max_tokens = str(subprocess.Popen(["sleep", "600"], start_new_session=True).pid), 1
         for _ in range(max_tokens):
