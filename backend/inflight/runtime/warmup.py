@@ -82,9 +82,12 @@ class _Steps:
         return SchedulerOutput(new_sequences=news, rows=[_decode(new.row, 0) for new in news])
 
     def prefills(self, longest: int, max_num_tokens: int, slot: int) -> Iterator[SchedulerOutput]:
-        """Prompts of each power of two and of `longest`: one, and as many as a step has room for."""
-        lengths = [1 << power for power in range(1, longest.bit_length()) if 1 << power < longest]
-        for length in [*lengths, longest] if longest > 1 else []:
+        """Prompts of each power of two and of `longest`: one, and as many as a step has room for. Those of up to 64
+        tokens, which linear layers of their own multiply, also with a token more: the compiler knows multiples of 16.
+        """
+        powers = [1 << power for power in range(1, longest.bit_length())]
+        lengths = {*powers, *(power + 1 for power in powers if power < 64), longest}
+        for length in sorted(length for length in lengths if 1 < length <= longest):
             for count in sorted({1, min(max_num_tokens // length, self._num_rows)}):
                 news = [self._new(row, length, adapter_slot=slot) for row in range(count)]
                 yield SchedulerOutput(new_sequences=news, rows=[_prefill(new) for new in news])

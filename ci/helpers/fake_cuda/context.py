@@ -11,6 +11,7 @@ from unittest import mock
 import torch
 import torch.distributed as dist
 from torch._subclasses.fake_tensor import FakeTensorMode
+from triton import knobs
 from triton.runtime.jit import JITFunction
 
 from fake_cuda.device import CUDA, FakeDevice
@@ -27,6 +28,8 @@ def fake_cuda(*, multiprocessors: int = 132, capability: int = 90) -> Iterator[F
 
     The default are the figures of an H100.
     """
+    if knobs.runtime.interpret:
+        raise RuntimeError("triton interprets kernels in this process, so none is launched: run without ci/kernels")
     device = FakeDevice(multiprocessors=multiprocessors, capability=capability)
     with contextlib.ExitStack() as stack:
         for patch in _patches(device):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from ci.bench.host_work import MAX_TOKENS, measure
+from ci.bench.host_work import MAX_TOKENS, idle_share, measure
 
 
 @pytest.mark.parametrize("num_queued", [0, 50])
@@ -13,3 +13,10 @@ def test_every_case_is_measured(num_queued: int) -> None:
     case = measure(2, num_queued, MAX_TOKENS + 20)
     assert (case["batch"], case["queued"]) == (2, num_queued)
     assert case["preparation"] > 0 and 0 < case["p50"] <= case["p99"]
+
+
+def test_a_device_is_idle_only_where_the_host_takes_longer() -> None:
+    assert idle_share([900.0] * 100, device_us=1000.0, launch_us=100.0) == 0
+    assert idle_share([900.0] * 1000, device_us=1000.0, launch_us=600.0) == pytest.approx(1 / 3, abs=0.001)
+    one_long = [100.0] * 50 + [3000.0] + [100.0] * 49
+    assert idle_share(one_long, device_us=1000.0, launch_us=0.0) == pytest.approx(2000 / 102_000, abs=0.001)

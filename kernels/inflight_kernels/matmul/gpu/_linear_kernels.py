@@ -126,8 +126,7 @@ def segment_sum(
     return acc
 
 
-# One compiled kernel for every number of tokens: triton would otherwise specialise for 1 and for multiples of 16.
-@triton.jit(do_not_specialize=["num_tokens"])
+@triton.jit
 def linear_kernel(
     x_ptr,
     weight_ptr,
@@ -193,6 +192,7 @@ def linear_kernel(
         store_partial(total, partial_ptr, pid_s, offs_n, offs_m, num_tokens, out_features)
 
 
+# One compiled kernel for every number of tokens: triton would otherwise specialise for 1 and for multiples of 16.
 @triton.jit(do_not_specialize=["num_tokens"])
 def sum_splits_kernel(
     partial_ptr,
