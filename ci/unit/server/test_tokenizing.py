@@ -57,7 +57,7 @@ def gate(monkeypatch: pytest.MonkeyPatch) -> Gate:
 @pytest.fixture
 def executor() -> FakeExecutor:
     executor = FakeExecutor(max_seq_len=4 * MAX_SHORT_LENGTH)
-    executor._engine_ready(executor.limits, executor.description, max_in_flight=4)
+    executor._replica_ready(executor.limits, executor.description, max_in_flight=4)
     return executor
 
 
