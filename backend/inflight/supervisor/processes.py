@@ -80,12 +80,20 @@ def cpu_seconds(pid: int) -> float:
     return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
+LOOKS = 2
+"""In a row that must find no process. One is not enough: a process that becomes another program (execve) shows no
+variables meanwhile, by which it would be found."""
+
+
 def end(pids: Callable[[], Iterable[int]], grace: float) -> None:
     """Send SIGTERM to every process that `pids` finds, and SIGKILL to those that live after `grace` seconds. Returns
     when all have ended."""
     deadline = time.monotonic() + grace
     asked: set[int] = set()
-    while remaining := [pid for pid in pids() if is_alive(pid)]:
+    looks_without = 0
+    while looks_without < LOOKS:
+        remaining = [pid for pid in pids() if is_alive(pid)]
+        looks_without = 0 if remaining else looks_without + 1
         expired = time.monotonic() >= deadline
         for pid in remaining:
             if expired or pid not in asked:

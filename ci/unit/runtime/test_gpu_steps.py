@@ -177,7 +177,7 @@ def test_a_gpu_has_sizes_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
     class Loading(Exception):
         """Begins, with this configuration."""
 
-    def load_engine(config: EngineConfig, *others: Any) -> None:
+    def load_engine(config: EngineConfig, *_: Any, **__: Any) -> None:
         raise Loading(config.max_batch_size, config.max_num_tokens, config.tokens_per_block)
 
     monkeypatch.setattr(model_runner, "choose_device", lambda config, rank: GPU)

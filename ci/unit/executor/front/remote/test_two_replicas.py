@@ -138,7 +138,7 @@ def test_another_front_routes_by_what_the_engine_s_cache_shares(front: RemoteFro
     for config in (EngineConfig(tokens_per_block=64), EngineConfig(enable_kv_cache_reuse=False)):
         guest = attach_executor(config, "llm")
         assert guest._replicas.prefix(prompt) == front._replicas.prefix(prompt)
-        assert len(front._replicas.prefix(prompt)) == 99 // CONFIG.tokens_per_block
+        assert len(front._replicas.prefix(prompt)) == 99 // CONFIG.for_device("cpu").tokens_per_block
 
 
 def test_another_front_needs_one_replica_only(front: RemoteFront) -> None:
