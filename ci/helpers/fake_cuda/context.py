@@ -92,6 +92,9 @@ def _patches(device: FakeDevice) -> list[Any]:
         finally:
             device.stream = before
 
+    def set_stream(stream: Stream) -> None:
+        device.stream = stream
+
     def synchronize(*_: Any) -> None:
         device.forbid_waiting("torch.cuda.synchronize")
         for stream in device.streams:
@@ -108,6 +111,7 @@ def _patches(device: FakeDevice) -> list[Any]:
         "current_stream": lambda *_: device.stream,
         "current_device": lambda: CUDA.index,
         "set_device": lambda *_: None,
+        "set_stream": set_stream,
         "synchronize": synchronize,
         "get_device_name": lambda *_: properties.name,
         "get_device_properties": lambda *_: properties,
