@@ -36,7 +36,9 @@ def start(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., ServerProce
         monkeypatch.setenv("TMPDIR", folder)
 
         def start_one(**options: object) -> ServerProcess:
-            server = ServerProcess(**{"model_repository": TOY_REPOSITORY, "drain_timeout": 20.0, **options})
+            # The same command line each time, which leaves the choice of ports to the server.
+            ports = {"http_port": 0, "grpc_port": 0, "metrics_port": 0}
+            server = ServerProcess(**{"model_repository": TOY_REPOSITORY, "drain_timeout": 20.0, **ports, **options})
             return stack.enter_context(server)
 
         yield start_one
