@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 
-STEADY = 10.0
+STEADY = 5.0
 """Seconds of uninterrupted service after which earlier failures no longer count. About as long as a start takes: what
 fails again and again after that still serves half of the time."""
 
