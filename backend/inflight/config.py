@@ -182,6 +182,9 @@ class EngineConfig:
 
     cpu_compile: str = "auto"
     """Layers in C++: auto (bfloat16, one machine, a CPU with AVX-512 for bfloat16, g++ at hand), true or false."""
+    cuda_graph_mode: bool = True
+    """Decode steps of the engine's own layers replay CUDA graphs, recorded before the engine is ready. Without effect
+    on a CPU and with several pipeline stages."""
     busy_wait_events: bool = False
     """On a GPU the host waits for a step by spinning: some microseconds sooner, for a whole core of each rank."""
     num_threads: int = 0

@@ -130,7 +130,6 @@ UNSUPPORTED_KEYS: dict[str, tuple[str, ...] | None] = {
     "normalize_log_probs": ("true",),
     "multi_block_mode": ("true",),
     "enable_context_fmha_fp32_acc": ("false", "true"),
-    "cuda_graph_mode": ("false", "true"),
     "cuda_graph_cache_size": None,
     "recv_poll_period_ms": None,
     "lora_cache_optimal_adapter_size": None,

@@ -69,9 +69,7 @@ class NullRunner:
         )
         self.preparation_ns = 0
         table = RowTable(max_batch_size, MAX_SEQ_LEN // BLOCK_SIZE + 1, self.num_blocks)
-        self._preparation = StepPreparation(
-            table, block_size=BLOCK_SIZE, vocab_size=VOCAB_SIZE, sizes=StepSizes(), device=torch.device("cpu")
-        )
+        self._preparation = StepPreparation(table, vocab_size=VOCAB_SIZE, sizes=StepSizes())
 
     def forward(self, scheduled: SchedulerOutput) -> StepInput:
         start = time.thread_time_ns()

@@ -53,16 +53,17 @@ class Sequences:
         places = [(piece.sequence, place) for piece in pieces for place in range(piece.start, piece.end)]
         lens = torch.tensor([piece.end for piece in pieces], dtype=torch.int32)
         counts = [piece.count for piece in pieces[num_decodes:]]
-        table = self._table[[piece.sequence for piece in pieces]]
+        rows = torch.tensor([piece.sequence for piece in pieces])
         slots = [int(self._table[s, at // BLOCK_SIZE]) * BLOCK_SIZE + at % BLOCK_SIZE for s, at in places]
         metadata = AttentionMetadata(
             positions_T=torch.tensor([place for _, place in places]),
             slot_mapping_T=torch.tensor(slots),
+            block_table=self._table,
             num_decodes=num_decodes,
-            decode_block_table=table[:num_decodes].contiguous(),
+            decode_rows_N=rows[:num_decodes],
             decode_seq_lens_N=lens[:num_decodes],
             num_prefills=len(counts),
-            prefill_block_table=table[num_decodes:].contiguous(),
+            prefill_rows_P=rows[num_decodes:],
             prefill_seq_lens_P=lens[num_decodes:],
             prefill_start_loc=torch.tensor([0, *counts]).cumsum(0, dtype=torch.int32),
             max_prefill_len=max(counts, default=0),

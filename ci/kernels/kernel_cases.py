@@ -59,6 +59,17 @@ def random_cache(
     return k_cache, v_cache, table
 
 
+def among_others(table: Tensor) -> tuple[Tensor, Tensor]:
+    """A table in which the rows of `table` lie scattered among as many others, and where each of them is, int64.
+
+    What the others name is no block of any sequence.
+    """
+    rows = torch.randperm(2 * len(table))[: len(table)]
+    wide = torch.full((2 * len(table), table.shape[1]), int(table[0, -1]), dtype=table.dtype)
+    wide[rows] = table
+    return wide, rows
+
+
 def naive_attention(q: Tensor, k: Tensor, v: Tensor, scale: float, window: int) -> Tensor:
     """One sequence in float32, written out: q (n, Hq, D) are the last n positions of k and v (length, Hkv, D)."""
     group = q.shape[1] // k.shape[1]

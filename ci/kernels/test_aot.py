@@ -120,8 +120,9 @@ def step(rows, blocks):
     lengths, starts, index = of(torch.int32, rows), of(torch.int32, rows + 1), of(torch.int64, rows)
     rope.rope_and_kv_write(q, kv, kv, of(torch.float32, 8192, 128), index, cache, cache, index)
     for deterministic in (False, True):
-        attention.decode_attention(q, cache, cache, table, lengths, 0.1, deterministic=deterministic)
-        attention.prefill_attention(q, cache, cache, table, starts, lengths, 1, 0.1, deterministic=deterministic)
+        options = {"table_rows": index, "deterministic": deterministic}
+        attention.decode_attention(q, cache, cache, table, lengths, 0.1, **options)
+        attention.prefill_attention(q, cache, cache, table, starts, lengths, 1, 0.1, **options)
 
 def digests(rows, blocks):
     return {launch.digest(90) for launch in record(lambda: step(rows, blocks), 90)}

@@ -16,13 +16,11 @@ import pytest
 import torch
 from model_driver import Driver, Work
 from tiny_checkpoints import make_checkpoint, make_prompt
-from torch import Tensor
 
 from inflight.config import EngineConfig
 from inflight.distributed.rank_group import SingleRank
 from inflight.runtime import step_sizes
 from inflight.runtime.model_runner import ModelRunner
-from inflight.runtime.staging import Staging
 from inflight.sampling_config import SamplingConfig
 from inflight_kernels import dispatch
 from inflight_kernels.attention import gpu as attention
@@ -73,13 +71,6 @@ def serve(folder: Path, *, all_kinds: bool = False) -> list[Work]:
     return served
 
 
-def send_packed(self: Staging) -> dict[str, Tensor]:
-    """As `Staging.send` on a GPU."""
-    dtypes = {array.dtype: array for array in self._arrays.values()}
-    parts = [self._send_dtype({n: a for n, a in self._arrays.items() if a.dtype == dtype}) for dtype in dtypes]
-    return {name: tensor for part in parts for name, tensor in part.items()}
-
-
 @pytest.fixture
 def launched(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
     """CPU tensors go to the kernels of a GPU, in the steps that a GPU would get. Counts the calls, by operation."""
@@ -97,7 +88,6 @@ def launched(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
     monkeypatch.setattr(dispatch, "_module", lambda family, kind: Counted(module(family, kind)))
     monkeypatch.setitem(dispatch.IMPLEMENTATIONS, "cpu", "gpu")
     monkeypatch.setattr(step_sizes, "PADDED_DEVICES", frozenset({"cpu"}))
-    monkeypatch.setattr(Staging, "send", send_packed)
     # Fewer programs and shorter tiles: the interpreter takes them one after the other.
     monkeypatch.setattr(checks, "DEFAULT_MULTIPROCESSORS", 2)
     default = sampling.default_config

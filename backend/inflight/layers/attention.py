@@ -23,14 +23,16 @@ class AttentionMetadata:
     """int64, position of each token in its sequence."""
     slot_mapping_T: Tensor
     """int64, cache slot of each token's keys and values: block_id * block_size + offset; negative = not stored."""
+    block_table: Tensor
+    """int32 (any number of rows, most blocks of a sequence)."""
     num_decodes: int
-    decode_block_table: Tensor
-    """int32 (N, blocks of the longest sequence)."""
+    decode_rows_N: Tensor
+    """int64, each one's row of `block_table`."""
     decode_seq_lens_N: Tensor
     """int32, tokens in the cache after this step."""
     num_prefills: int
-    prefill_block_table: Tensor
-    """int32 (P, blocks of the longest sequence)."""
+    prefill_rows_P: Tensor
+    """int64, each one's row of `block_table`."""
     prefill_seq_lens_P: Tensor
     """int32, tokens in the cache after this step."""
     prefill_start_loc: Tensor
@@ -133,11 +135,12 @@ def attend(
             q_THE[:decodes],
             cache.keys,
             cache.values,
-            metadata.decode_block_table,
+            metadata.block_table,
             metadata.decode_seq_lens_N,
             scale,
             sliding_window,
             out=out_THE[:decodes],
+            table_rows=metadata.decode_rows_N,
             deterministic=deterministic,
         )
     if metadata.num_prefills:
@@ -145,13 +148,14 @@ def attend(
             q_THE[decodes:],
             cache.keys,
             cache.values,
-            metadata.prefill_block_table,
+            metadata.block_table,
             metadata.prefill_start_loc,
             metadata.prefill_seq_lens_P,
             metadata.max_prefill_len,
             scale,
             sliding_window,
             out=out_THE[decodes:],
+            table_rows=metadata.prefill_rows_P,
             deterministic=deterministic,
         )
     return out_THE

@@ -22,7 +22,7 @@ from inflight.runtime.batch_layout import lay_out, lay_out_decodes
 from inflight.runtime.draft_passes import DraftPasses
 from inflight.runtime.row_state import RowState
 from inflight.runtime.sampler import Sampler
-from inflight.runtime.sampling_input import SamplingInput
+from inflight.runtime.sampling_input import SamplingInput, find_sampling
 from inflight.runtime.staging import InputBuffer
 from inflight.scheduler_output import DRAFTED
 
@@ -49,15 +49,15 @@ class DraftModel:
     def draft(self, passes: DraftPasses, staged: dict[str, Tensor]) -> Tensor | None:
         """The step's drafts, int64 (passes * M), by their numbers (see `number_drafts`); None if there are none."""
         first, state = passes.first, self._state
-        parts = self._input.load(first.numbers, first.part_sizes)
+        arrays = self._input.load(first.arrays)
         lengths_R = state.lengths_R.clone()
         state.lengths_R.index_copy_(0, staged["draft_pass_rows"], staged["draft_pass_starts"])
-        layout = lay_out(first, parts, state, self._block_size)
+        layout = lay_out(first, arrays, state, self._block_size)
         state.lengths_R.copy_(lengths_R)
         hidden_TD = self._network.forward(layout.token_ids_T, self._caches, layout.metadata)
-        sampling = layout.sampling
-        if sampling is None:
+        if first.needs is None:
             return None
+        sampling = find_sampling(first.needs, arrays, layout.rows_S, layout.lengths_S)
         if layout.sampling_tokens_S is not None:
             hidden_TD = hidden_TD.index_select(0, layout.sampling_tokens_S)
         order_M = staged["draft_order"]
@@ -68,9 +68,7 @@ class DraftModel:
         drafts[0] = tokens_M
         for number, size in enumerate(passes.num_rows, 1):
             is_live_M = staged["draft_lengths"][:size] > number
-            metadata = lay_out_decodes(
-                state, rows_M[:size], positions_M[:size], is_live_M, passes.num_blocks, self._block_size
-            )
+            metadata = lay_out_decodes(state, rows_M[:size], positions_M[:size], is_live_M, self._block_size)
             hidden_MD = self._network.forward(tokens_M[:size].contiguous(), self._caches, metadata)
             positions_M = positions_M[:size] + 1
             needed = SamplingInput(
@@ -81,14 +79,10 @@ class DraftModel:
         return drafts.view(-1)
 
 
-def place_drafts(parts: list[Tensor], staged: dict[str, Tensor], drafts: Tensor) -> dict[str, Tensor]:
-    """Replace the numbers of drafts by the drafts: among the step's token ids, the third of `parts`, and in what is
-    returned instead of `staged`."""
-    parts[2] = _named(parts[2], drafts)
-    names = [name for name in ("draft_tokens", "counted_tokens") if name in staged]
-    return {**staged, **{name: _named(staged[name], drafts) for name in names}}
-
-
-def _named(token_ids: Tensor, drafts: Tensor) -> Tensor:
-    numbers = (DRAFTED - token_ids).clamp_(0, len(drafts) - 1)
-    return torch.where(token_ids <= DRAFTED, drafts.index_select(0, numbers), token_ids)
+def place_drafts(staged: dict[str, Tensor], drafts: Tensor) -> None:
+    """Replace the numbers of drafts by the drafts, in the arrays of a step that name them."""
+    for name in ("token_ids", "draft_tokens", "counted_tokens"):
+        if name in staged:
+            token_ids = staged[name]
+            numbers = (DRAFTED - token_ids).clamp_(0, len(drafts) - 1)
+            token_ids.copy_(torch.where(token_ids <= DRAFTED, drafts.index_select(0, numbers), token_ids))

@@ -28,8 +28,6 @@ class DraftPasses:
     first: StepInput
     num_rows: list[int]
     """M of each later pass."""
-    num_blocks: int
-    """Width of the block table of the later passes."""
 
 
 def drafted_works(works: list[RowWork]) -> list[RowWork]:

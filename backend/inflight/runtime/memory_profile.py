@@ -1,16 +1,17 @@
 """How much memory of a GPU steps take: measured before the KV cache gets the rest, by running the largest steps.
 
 They run on a whole ModelRunner over a KV cache of one block, so everything counts that a runner allocates when it is
-made (buffers, the state of rows) and that its steps allocate for a while (activations, workspaces of libraries, logits
-of a full batch and what every sampling option makes of them). Kernels that are loaded meanwhile, and what NCCL holds,
-are missing from the free memory already when it is asked for afterwards. What a runner allocates later than in these
-steps must be added to them.
+made (buffers, the state of rows), that its graphs keep, and that its steps allocate for a while (activations,
+workspaces of libraries, logits of a full batch and what every sampling option makes of them). Kernels that are loaded
+meanwhile, and what NCCL holds, are missing from the free memory already when it is asked for afterwards. What a runner
+allocates later than in these steps must be added to them.
 """
 
 from __future__ import annotations
 
 import gc
 from collections.abc import Callable, Iterator
+from typing import Protocol
 
 import torch
 
@@ -50,16 +51,22 @@ OUTPUTS = (LOG_PROBS, TOP_LOG_PROBS, BEAM_LOG_PROBS)
 """Those that are made of copies of the logits. The logits themselves would only take host memory in addition."""
 
 
-def step_bytes(parts: EngineParts, runner_of: Callable[[LoadedEngine], Runner]) -> int:
-    """Most bytes of a GPU that torch holds at a time for a runner and its largest steps, beyond the weights. What the
-    runner, which `runner_of` makes, leaves behind is given back. Collective. Raises InsufficientMemory."""
+class RecordingRunner(Runner, Protocol):
+    def record_graphs(self) -> None:
+        """Record the graphs that steps replay, if there are some."""
+
+
+def step_bytes(parts: EngineParts, runner_of: Callable[[LoadedEngine], RecordingRunner]) -> int:
+    """Most bytes of a GPU that torch holds at a time for a runner, its graphs and its largest steps, beyond the
+    weights. What the runner, which `runner_of` makes, leaves behind is given back. Collective. Raises
+    InsufficientMemory."""
     device = parts.device
     torch.cuda.synchronize(device)
     before = int(torch.cuda.memory_allocated(device))
     torch.cuda.reset_peak_memory_stats(device)
     with torch.cuda.stream(torch.cuda.current_stream(device)):  # the runner's stays this thread's only for so long
         try:
-            _run(parts, runner_of)
+            graph_bytes = _run(parts, runner_of)
         except torch.OutOfMemoryError as error:
             config = parts.config
             raise InsufficientMemory(
@@ -68,20 +75,31 @@ def step_bytes(parts: EngineParts, runner_of: Callable[[LoadedEngine], Runner]) 
                 "memory"
             ) from error
     torch.cuda.synchronize(device)
-    peak = int(torch.cuda.max_memory_allocated(device)) - before
+    peak = int(torch.cuda.max_memory_allocated(device)) - before + graph_bytes
     gc.collect()
     torch.cuda.empty_cache()
     return peak
 
 
-def _run(parts: EngineParts, runner_of: Callable[[LoadedEngine], Runner]) -> None:
+def _run(parts: EngineParts, runner_of: Callable[[LoadedEngine], RecordingRunner]) -> int:
+    """Returns the bytes that graphs keep in their pool, where no step allocates."""
     config, engine = parts.config, with_cache(parts, 1)
     runner = runner_of(engine)
+    unused_before = _unused_bytes(parts.device)
+    runner.record_graphs()
+    graph_bytes = max(_unused_bytes(parts.device) - unused_before, 0)
     is_staged = parts.groups.pipeline.size > 1
     for step in largest_steps(engine.limits, config.tokens_per_block, config.max_num_tokens, is_staged=is_staged):
         handle = runner.forward(step)
         runner.sample(handle)
         runner.collect(handle)
+    return graph_bytes
+
+
+def _unused_bytes(device: torch.device) -> int:
+    """Bytes that torch has taken from the device, that no tensor uses, and that it cannot give back."""
+    torch.cuda.empty_cache()
+    return int(torch.cuda.memory_reserved(device)) - int(torch.cuda.memory_allocated(device))
 
 
 def largest_steps(

@@ -10,28 +10,30 @@ that `collect` returns the same in all of them.
 
 from __future__ import annotations
 
+import logging
+import time
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import replace
 from functools import partial
 from typing import Any, TypeVar
 
 import torch
 from msgspec import structs
-from torch import Tensor
 
 from inflight.config import EngineConfig
 from inflight.distributed.mapping import Mapping
 from inflight.distributed.parallel_groups import ParallelGroups
 from inflight.distributed.rank_group import RankGroup, SingleRank
 from inflight.engine_description import EngineDescription
+from inflight.errors import InsufficientMemory
 from inflight.logits_post_processor import LogitsPostProcessorConfig
-from inflight.models.network import LayeredNetwork, Network
+from inflight.models.decoder import Decoder
+from inflight.models.network import Network
 from inflight.request_limits import RequestLimits
 from inflight.runtime.adapters.adapter_library import AdapterLibrary
 from inflight.runtime.adapters.adapter_store import AdapterStore
 from inflight.runtime.adapters.rank_adapters import open_adapters
-from inflight.runtime.batch_layout import BatchLayout, lay_out
+from inflight.runtime.decode_graphs import GRAPHS
 from inflight.runtime.device import (
     choose_device,
     is_usable_after,
@@ -39,34 +41,27 @@ from inflight.runtime.device import (
     pinned_memory,
     resident_memory,
 )
-from inflight.runtime.draft_model import DraftModel, place_drafts
 from inflight.runtime.drafts import fill_in
 from inflight.runtime.guided.grammars import Grammars
 from inflight.runtime.guided.guidance import Guidance
-from inflight.runtime.guided.token_mask import StepMask
 from inflight.runtime.host_blocks import HostBlocks
 from inflight.runtime.kv_cache import KVCache
 from inflight.runtime.loading import LoadedEngine, load_engine
-from inflight.runtime.logits_post_processing import LogitsPostProcessing, ProcessedRow
+from inflight.runtime.logits_post_processing import LogitsPostProcessing
 from inflight.runtime.memory_profile import step_bytes
 from inflight.runtime.prompt_blocks import PromptBlocks
-from inflight.runtime.row_state import RowState
 from inflight.runtime.row_table import RowTable
-from inflight.runtime.sampler import SampledTokens, Sampler, find_allowed
-from inflight.runtime.staging import InputBuffer
+from inflight.runtime.step_computation import StepComputation
 from inflight.runtime.step_findings import StepFindings
-from inflight.runtime.step_handle import Forwarded, Logits, StepHandle, StepResult
-from inflight.runtime.step_input import StepInput, StepPreparation
+from inflight.runtime.step_handle import StepHandle
+from inflight.runtime.step_input import StepPreparation
 from inflight.runtime.step_message import encode_result, received_result
 from inflight.runtime.step_sizes import StepSizes
-from inflight.runtime.step_tensors import StepTensors, by_row, of_prompts, of_samples, pinned_copy
+from inflight.runtime.step_tensors import by_row
 from inflight.runtime.warmup import warm_up, warmup_steps
-from inflight.scheduler_output import (
-    HIDDEN_STATES,
-    SchedulerOutput,
-    StepOutput,
-    layer_output,
-)
+from inflight.scheduler_output import SchedulerOutput, StepOutput
+
+logger = logging.getLogger(__name__)
 
 Runs = TypeVar("Runs", bound="ModelRunner")
 
@@ -99,13 +94,15 @@ class ModelRunner:
         adapters: AdapterStore | None = None,
         adapter_library: AdapterLibrary | None = None,
         draft_network: Network | None = None,
+        records_graphs: bool = False,
         busy_wait_events: bool = False,
     ) -> None:
         """`thread`: the one that the network was loaded on. `grammars`: on the leader; None = none can be followed.
         `rank_group`: None = a single rank. `post_processors`: what `limits` names; None = nothing. `host_blocks`: where
         cold blocks go; None = nowhere. `prompt_blocks`: None = none are exchanged with other ranks. `adapters`: None =
         none is served; `adapter_library`: on the leader. `draft_network`: the draft model, whose caches stand behind
-        those of `decoder` in `kv_cache`; None = none. `busy_wait_events`: see EngineConfig.
+        those of `decoder` in `kv_cache`; None = none. `busy_wait_events`: see EngineConfig. `records_graphs`: decode
+        steps replay CUDA graphs, where the device has them.
 
         On a CPU only this thread computes. OpenMP creates a team of threads for every thread that computes, and if the
         teams together have more threads than there are cores, they sleep at each barrier instead of spinning: a step of
@@ -115,10 +112,7 @@ class ModelRunner:
         self.description = description
         self.num_blocks = kv_cache.num_blocks
         self.block_size = block_size
-        self._decoder = decoder
         self._kv_cache = kv_cache
-        self._caches = kv_cache.layers[: len(decoder.cache_specs)]
-        self._host_blocks = host_blocks
         self.prompt_blocks = prompt_blocks
         self.num_host_blocks = 0 if host_blocks is None else host_blocks.num_blocks
         self._max_num_tokens = max_num_tokens
@@ -129,33 +123,34 @@ class ModelRunner:
         self._table = RowTable(max_batch_size, max_blocks, kv_cache.filler_block)
         self._preparation = StepPreparation(
             self._table,
-            block_size=block_size,
             vocab_size=limits.vocab_size,
             sizes=self._sizes,
-            device=device,
             model_outputs=limits.model_outputs,
             adapters=adapters,
             num_adapter_slots=limits.num_adapter_slots,
             has_draft_model=draft_network is not None,
         )
-        self._input = InputBuffer(self._preparation.capacity(max_num_tokens), device)
-        self._state = RowState(self._table, limits.max_seq_len, limits.vocab_size, device)
-        self._sampler = Sampler(max_batch_size, device)
-        self._draft_model: DraftModel | None = None
-        if draft_network is not None:
-            self._draft_model = DraftModel(
-                draft_network,
-                kv_cache.layers[len(decoder.cache_specs) :],
-                block_size=block_size,
-                state=self._state,
-                sampler=self._sampler,
-                input_buffer=InputBuffer(self._preparation.capacity(max_num_tokens), device),
-            )
+        self._post_processing = LogitsPostProcessing(post_processors or LogitsPostProcessorConfig(), groups.tensor)
+        self._computation = StepComputation(
+            decoder=decoder,
+            draft_network=draft_network,
+            kv_cache=kv_cache,
+            block_size=block_size,
+            table=self._table,
+            limits=limits,
+            sizes=self._sizes,
+            input_bytes=self._preparation.input_bytes(max_num_tokens),
+            post_processing=self._post_processing,
+            groups=groups,
+            device=device,
+            host_blocks=host_blocks,
+            prompt_blocks=prompt_blocks,
+            adapters=adapters,
+        )
         self.grammars = grammars
         self.adapters = adapters
         self.adapter_library = adapter_library
         self._guidance = Guidance(rank_group or SingleRank(), grammars, limits.vocab_size)
-        self._post_processing = LogitsPostProcessing(post_processors or LogitsPostProcessorConfig(), groups.tensor)
         self._scrubbed: list[int] = []  # blocks that the next step scrubs
         if device.type == "cuda":
             # Weights and caches were filled on another stream.
@@ -164,6 +159,7 @@ class ModelRunner:
         self._busy_wait_events = busy_wait_events
         self._thread = thread
         self._is_staged = groups.pipeline.size > 1
+        self._records_graphs = records_graphs
         self._publisher: ThreadPoolExecutor | None = None
         if self._is_staged and groups.samples:
             self._publisher = ThreadPoolExecutor(1, "inflight-results")
@@ -247,6 +243,8 @@ class ModelRunner:
             rank_group=rank_group,
             post_processors=post_processors,
             draft_network=engine.draft_network,
+            # transformers' code may wait for the device, and stages wait for each other.
+            records_graphs=config.cuda_graph_mode and isinstance(engine.decoder, Decoder),
             busy_wait_events=config.busy_wait_events,
             **others,
         )
@@ -261,6 +259,24 @@ class ModelRunner:
             max_num_tokens=self._max_num_tokens,
         )
         warm_up(steps, self._run_to_end)
+        self.record_graphs()
+
+    def record_graphs(self) -> None:
+        """Record the graphs of decode steps, if device and configuration have them. Raises InsufficientMemory."""
+        if not self._records_graphs or self._device.type not in GRAPHS:
+            return
+        started = time.monotonic()
+        make_graph = GRAPHS[self._device.type]()
+        try:
+            number = self._start(self._computation.record_graphs, make_graph).result()
+        except torch.OutOfMemoryError as error:
+            raise InsufficientMemory(
+                "the CUDA graphs of decode steps do not fit beside the KV cache: lower kv_cache_free_gpu_mem_fraction "
+                "or max_batch_size, or set cuda_graph_mode to false"
+            ) from error
+        if self._stream is not None:
+            self._stream.synchronize()
+        logger.info("%d graphs of decode steps are recorded after %.1f s", number, time.monotonic() - started)
 
     def _run_to_end(self, scheduled: SchedulerOutput) -> None:
         handle = self.forward(scheduled)
@@ -269,7 +285,7 @@ class ModelRunner:
 
     def forward(self, scheduled: SchedulerOutput) -> StepHandle:
         """Start a step; see Runner. The host's part is done when this returns, while the device still computes."""
-        if self._host_blocks is None and (scheduled.offloads or scheduled.onboards):
+        if not self.num_host_blocks and (scheduled.offloads or scheduled.onboards):
             raise ValueError("blocks in host memory are not served, but the step copies some")
         if self.prompt_blocks is None and (scheduled.arrivals or scheduled.exports):
             raise ValueError("blocks of prompts are not exchanged with other ranks, but the step copies some")
@@ -280,7 +296,7 @@ class ModelRunner:
         self._scrubbed = []
         guided = self._guidance.begin(scheduled.new_sequences, step.sampling_rows, step.drafts)
         processed = self._post_processing.begin(scheduled.new_sequences, step.sampling_rows)
-        forwarded = self._start(self._forward, step)
+        forwarded = self._start(self._computation.forward, step, bool(guided or processed))
         return StepHandle(step=step, forwarded=forwarded, guided=guided, processed=processed, refused={})
 
     def sample(self, handle: StepHandle) -> dict[int, list[int]]:
@@ -295,7 +311,7 @@ class ModelRunner:
             handle.sampled = received_result(self._groups.pipeline.next_result())
             return forced
         forwarded, handle.forwarded = handle.forwarded, None
-        handle.sampled = self._start(self._sample, forwarded, mask, handle.processed)
+        handle.sampled = self._start(self._computation.sample, forwarded, mask, handle.processed)
         if self._stream is not None:
             handle.done = torch.cuda.Event(blocking=not self._busy_wait_events)  # type: ignore[no-untyped-call]
             handle.done.record(self._stream)
@@ -371,97 +387,6 @@ class ModelRunner:
         if self._stream is not None:
             self._stream.synchronize()
         self._groups.close()
-
-    # -- a step, on the device's side ----------------------------------------------------------------------------------
-
-    @torch.inference_mode()
-    def _forward(self, step: StepInput) -> Forwarded:
-        self._kv_cache.scrub(step.scrubbed_block_ids)
-        if self._host_blocks is not None:
-            self._host_blocks.offload(step.offloads)
-            self._host_blocks.onboard(step.onboards)
-        if step.arrivals:
-            assert self.prompt_blocks is not None, "what is not served was not refused"
-            self.prompt_blocks.place(step.arrivals)
-        if "copied_from" in step.staged:
-            self._kv_cache.copy_blocks(step.staged["copied_from"], step.staged["copied_to"])
-        self._kv_cache.scrub(step.scrubbed_copies)
-        for slot, adapter in step.adapter_loads:
-            assert self.adapters is not None, "a slot that is not served was not refused"
-            self.adapters.fill(slot, adapter)
-        self._state.begin(step.new_sequences, step.staged)
-        if not step.num_tokens:
-            return Forwarded(logits=None, prompt_tensors=[])
-        parts = self._input.load(step.numbers, step.part_sizes)
-        drafts: Tensor | None = None
-        if step.draft_passes is not None:
-            assert self._draft_model is not None, "drafts of a draft model that is not there were not refused"
-            drafts = self._draft_model.draft(step.draft_passes, step.staged)
-            if drafts is not None:
-                step = replace(step, staged=place_drafts(parts, step.staged, drafts))
-        self._state.note_drafts(step.staged)
-        layout = lay_out(step, parts, self._state, self.block_size)
-        hidden = self._run_network(step, layout)
-        if step.exports:
-            assert self.prompt_blocks is not None, "what is not served was not refused"
-            self.prompt_blocks.export(step.exports)
-        if not self._groups.samples:
-            return Forwarded(logits=None, prompt_tensors=[])
-        of_prompt = of_prompts(step.tensor_plan, step.staged, hidden, self._decoder.logits, self._to_host)
-        if layout.sampling is None:
-            return Forwarded(logits=None, prompt_tensors=of_prompt)
-        if layout.sampling_tokens_S is not None:
-            hidden = {name: states_TD.index_select(0, layout.sampling_tokens_S) for name, states_TD in hidden.items()}
-        logits_SV = self._decoder.logits(hidden[HIDDEN_STATES])
-        logits = Logits(step=step, logits_SV=logits_SV, hidden=hidden, sampling=layout.sampling)
-        return Forwarded(logits=logits, prompt_tensors=of_prompt, drafts=drafts)
-
-    def _run_network(self, step: StepInput, layout: BatchLayout) -> dict[str, Tensor]:
-        """Hidden states (T, D) by name: the last ones, and those of layers that are asked for."""
-        inputs = (layout.token_ids_T, self._caches, layout.metadata)
-        wanted = step.tensor_plan.layers
-        if not wanted:
-            return {HIDDEN_STATES: self._decoder.forward(*inputs)}
-        assert isinstance(self._decoder, LayeredNetwork), "a layer that is not offered was not refused"
-        hidden_TD, of_layers = self._decoder.forward_layers(*inputs, wanted)
-        return {HIDDEN_STATES: hidden_TD, **{layer_output(number): found for number, found in of_layers.items()}}
-
-    @torch.inference_mode()
-    def _sample(
-        self, forwarded: Future[Forwarded], mask: StepMask | None, processed_rows: list[ProcessedRow]
-    ) -> StepResult:
-        first_half = forwarded.result()
-        logits = first_half.logits
-        if logits is None:
-            return StepResult(sampled=None, tensors=StepTensors(prompts=first_half.prompt_tensors, samples={}))
-        step, sampling = logits.step, logits.sampling
-        of_sample = of_samples(
-            step.tensor_plan,
-            step.staged,
-            logits.logits_SV,
-            logits.hidden,
-            self._to_host,
-            lambda: find_allowed(logits.logits_SV, sampling, self._state.history),
-        )
-        token_mask = None if mask is None else mask.to(self._device)
-        processed = self._post_processing.apply(processed_rows, logits.logits_SV) if processed_rows else None
-        sampled = self._sampler(logits.logits_SV, sampling, self._state, token_mask, processed)
-        decays = sampling.needs.top_p_decays
-        self._state.end(sampling.rows_S, sampling.lengths_S, sampled.token_ids_S, top_p_decays=decays)
-        return StepResult(
-            sampled=SampledTokens(
-                token_ids_S=self._to_host(sampled.token_ids_S),
-                log_probs_S=None if sampled.log_probs_S is None else self._to_host(sampled.log_probs_S),
-                is_finite_S=self._to_host(sampled.is_finite_S),
-                faults_P=None if sampled.faults_P is None else self._to_host(sampled.faults_P),
-            ),
-            tensors=StepTensors(prompts=first_half.prompt_tensors, samples=of_sample),
-            drafts=None if first_half.drafts is None else self._to_host(first_half.drafts),
-        )
-
-    def _to_host(self, values: Tensor) -> Tensor:
-        """On the host; on a GPU once the step is done."""
-        return values if self._stream is None else pinned_copy(values)
 
 
 def _grammars(config: EngineConfig, vocab_size: int) -> Grammars:

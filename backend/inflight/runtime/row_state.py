@@ -1,8 +1,8 @@
 """The state of each row on the device: length, blocks, last token, history, counts. So no step waits for the host.
 
 Only steps read and write it, in their order, and they update it for their tokens and samples without the host. Legend:
-R rows, and one more for padding, which no sequence uses; S rows that sample, V vocabulary, F float fields. History and
-counts are allocated when the first row needs them.
+R rows, and one more for padding, which no sequence uses; S rows that sample, V vocabulary, F float fields. On a CPU
+history and counts are allocated when the first row needs them, on a GPU at the start: later its memory may be in use.
 """
 
 from __future__ import annotations
@@ -12,13 +12,17 @@ import torch
 from torch import Tensor
 
 from inflight.runtime.row_table import FLOAT_FIELDS, RowTable, is_biased, is_penalised, needs_history
+from inflight.runtime.sampling_input import SamplingInput
 from inflight.runtime.staging import to_host_tensor
 from inflight.scheduler_output import NewSequence
 
 
 class RowState:
-    def __init__(self, table: RowTable, max_seq_len: int, vocab_size: int, device: torch.device) -> None:
-        """State for as many rows and blocks as `table` has, and for the padding row."""
+    def __init__(
+        self, table: RowTable, max_seq_len: int, vocab_size: int, device: torch.device, *, is_reserved: bool = False
+    ) -> None:
+        """State for as many rows and blocks as `table` has, and for the padding row. `is_reserved`: history and counts
+        are allocated now."""
         self.padding_row = table.num_rows
         self._num_rows, self._history_len, self._vocab_size = table.num_rows + 1, max_seq_len + 1, vocab_size
         self._device = device
@@ -37,9 +41,8 @@ class RowState:
         """float32 (F, R), in the order of FLOAT_FIELDS."""
         self.top_p_reset_R = zeros(self._num_rows)
         """Token that sets top_p back; -1 = none."""
-        i32 = torch.int32
-        self.no_prefills = (zeros(0, 0, dtype=i32), zeros(0, dtype=i32), zeros(1, dtype=i32))
-        """Empty block table, lengths and starts, for the prefills of a step without any."""
+        self.no_starts = zeros(1, dtype=torch.int32)
+        """For the prefills of a step without any."""
         self.history: Tensor | None = None
         """int64 (R, max_seq_len + 1), all tokens of rows with bad words or no_repeat_ngram_size."""
         self.prompt_mask_RV: Tensor | None = None
@@ -49,6 +52,9 @@ class RowState:
         self.bias_RV: Tensor | None = None
         """float32, added to the logits; 0 in rows without a bias."""
         self._biased_rows: set[int] = set()  # those that are not 0
+        if is_reserved:
+            self._allocate_history()
+            self._allocate_counts()
 
     def begin(self, new_sequences: list[NewSequence], staged: dict[str, Tensor]) -> None:
         """Apply the changes that a step brings: new sequences with their sampling, entries of the block table."""
@@ -77,18 +83,15 @@ class RowState:
             assert self.history is not None
             self.history[staged["draft_rows"], staged["draft_positions"]] = staged["draft_tokens"]
 
-    def end(self, rows_S: Tensor, lengths_S: Tensor, token_ids_S: Tensor, *, top_p_decays: bool = False) -> None:
-        """Record the sampled tokens, each at position `lengths_S` of its row.
-
-        `top_p_decays`: whether the top_p of any of the rows does, see SamplingConfig.
-        """
+    def end(self, sampling: SamplingInput, token_ids_S: Tensor) -> None:
+        """Record the sampled tokens, each at position `lengths_S` of its row: what the step's rows need."""
+        needs, rows_S = sampling.needs, sampling.rows_S
         self.last_token_R.index_copy_(0, rows_S, token_ids_S)
-        if top_p_decays:
+        if needs.top_p_decays:
             self._decay_top_p(rows_S, token_ids_S)
-        if self.history is not None:
-            self.history[rows_S, lengths_S] = token_ids_S
-        if self.output_counts_RV is not None:
-            # Rows without penalties are counted too, although their counts are never read.
+        if self.history is not None and (needs.is_restricted or needs.repeats_no_ngram):
+            self.history[rows_S, sampling.lengths_S] = token_ids_S
+        if self.output_counts_RV is not None and needs.is_penalised:
             ones = torch.ones_like(token_ids_S, dtype=torch.int32)
             self.output_counts_RV.index_put_((rows_S, token_ids_S), ones, accumulate=True)
 
@@ -109,16 +112,13 @@ class RowState:
             self._place_counts(sequence)
 
     def _place_history(self, sequence: NewSequence) -> None:
-        if self.history is None:
-            shape = (self._num_rows, self._history_len)
-            self.history = torch.zeros(shape, dtype=torch.int64, device=self._device)
-        self.history[sequence.row, : len(sequence.token_ids)] = self._to_device(sequence.token_ids)
+        history = self._allocate_history() if self.history is None else self.history
+        history[sequence.row, : len(sequence.token_ids)] = self._to_device(sequence.token_ids)
 
     def _place_counts(self, sequence: NewSequence) -> None:
         if self.prompt_mask_RV is None or self.output_counts_RV is None:
-            shape = (self._num_rows, self._vocab_size)
-            self.prompt_mask_RV = torch.zeros(shape, dtype=torch.bool, device=self._device)
-            self.output_counts_RV = torch.zeros(shape, dtype=torch.int32, device=self._device)
+            self._allocate_counts()
+        assert self.prompt_mask_RV is not None and self.output_counts_RV is not None
         # A penalty is for tokens that can be sampled: a prompt may hold ids beyond the vocabulary.
         prompt_ids = sequence.token_ids[: sequence.num_prompt_tokens]
         prompt = self._to_device([token for token in prompt_ids if token < self._vocab_size])
@@ -126,6 +126,16 @@ class RowState:
         mask_V, counts_V = self.prompt_mask_RV[sequence.row], self.output_counts_RV[sequence.row]
         mask_V.zero_().index_fill_(0, prompt, True)
         counts_V.zero_().index_add_(0, output, torch.ones_like(output, dtype=torch.int32))
+
+    def _allocate_history(self) -> Tensor:
+        shape = (self._num_rows, self._history_len)
+        self.history = torch.zeros(shape, dtype=torch.int64, device=self._device)
+        return self.history
+
+    def _allocate_counts(self) -> None:
+        shape = (self._num_rows, self._vocab_size)
+        self.prompt_mask_RV = torch.zeros(shape, dtype=torch.bool, device=self._device)
+        self.output_counts_RV = torch.zeros(shape, dtype=torch.int32, device=self._device)
 
     def _place_bias(self, sequence: NewSequence) -> None:
         if self.bias_RV is None:

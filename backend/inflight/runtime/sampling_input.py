@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import numpy as np
 from torch import Tensor
 
-from inflight.runtime.repeated_ngrams import RepeatedNgrams
+from inflight.runtime.repeated_ngrams import RepeatedNgrams, find_ngrams
 from inflight.runtime.row_table import (
     BIASED,
     MIN_P,
@@ -26,7 +26,7 @@ from inflight.runtime.row_table import (
     RowTable,
 )
 from inflight.runtime.staging import Array, Staging
-from inflight.runtime.weighed_drafts import WeighedDrafts
+from inflight.runtime.weighed_drafts import WeighedDrafts, find_weighed
 from inflight.scheduler_output import NewSequence
 
 NO_TOKEN = -1
@@ -44,8 +44,15 @@ class SamplingNeeds:
     top_p_decays: bool
     is_penalised: bool
     is_biased: bool
+    is_restricted: bool
     repeats_no_ngram: bool
     log_probs: bool
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether drawing a token from the logits, with or without filters, is all that the rows need."""
+        changes_logits = self.is_penalised or self.is_biased or self.is_restricted or self.repeats_no_ngram
+        return not (changes_logits or self.any_typical_p or self.top_p_decays)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -79,6 +86,27 @@ class SamplingInput:
     """int64, which of the S rows have a typical_p."""
     weighed: WeighedDrafts | None = None
 
+    @property
+    def is_plain(self) -> bool:
+        return self.needs.is_plain and self.weighed is None
+
+
+def plain_needs(*, is_random: bool, is_filtered: bool, log_probs: bool) -> SamplingNeeds:
+    """Of rows that are sampled greedily or at random, with all filters or without."""
+    return SamplingNeeds(
+        is_random=is_random,
+        any_top_k=is_filtered,
+        any_top_p=is_filtered,
+        any_min_p=is_filtered,
+        any_typical_p=False,
+        top_p_decays=False,
+        is_penalised=False,
+        is_biased=False,
+        is_restricted=False,
+        repeats_no_ngram=False,
+        log_probs=log_probs,
+    )
+
 
 def find_needs(table: RowTable, rows: Array) -> SamplingNeeds:
     """The needs of a step. `rows`: int64 (S,), the rows that sample."""
@@ -92,8 +120,29 @@ def find_needs(table: RowTable, rows: Array) -> SamplingNeeds:
         top_p_decays=bool(needs & TOP_P_DECAYS),
         is_penalised=bool(needs & PENALISED),
         is_biased=bool(needs & BIASED),
+        is_restricted=bool(needs & RESTRICTED),
         repeats_no_ngram=bool(needs & NO_REPEATED_NGRAM),
         log_probs=bool(needs & WANTS_LOG_PROBS),
+    )
+
+
+def find_sampling(
+    needs: SamplingNeeds,
+    arrays: dict[str, Tensor],
+    rows_S: Tensor,
+    lengths_S: Tensor,
+    ngram_extent: tuple[int, int] = (0, 0),
+) -> SamplingInput:
+    """How a step samples whose `arrays` are on the device. `ngram_extent`: see `stage_ngrams`."""
+    return SamplingInput(
+        rows_S=rows_S,
+        lengths_S=lengths_S,
+        needs=needs,
+        restrictions=find_restrictions(arrays, rows_S, lengths_S),
+        ngrams=find_ngrams(arrays, ngram_extent, rows_S, lengths_S),
+        counted=find_counted(arrays),
+        typical_K=arrays.get("typical_owners"),
+        weighed=find_weighed(arrays),
     )
 
 

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from inflight.runtime.decode_graphs import SamplingKey
 from inflight.runtime.guided.guidance import GuidedRow
 from inflight.runtime.logits_post_processing import ProcessedRow
 from inflight.runtime.sampler import SampledTokens
@@ -21,6 +22,8 @@ class Logits:
     """The result of a step's first half and input of its second, on the device."""
 
     step: StepInput
+    arrays: dict[str, Tensor]
+    """Those of the step."""
     logits_SV: Tensor
     hidden: dict[str, Tensor]
     """(S, D) by name."""
@@ -30,11 +33,13 @@ class Logits:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Forwarded:
     logits: Logits | None
-    """None = no row samples."""
+    """None = no row samples, or a graph does it."""
     prompt_tensors: list[list[dict[str, Tensor]]]
     """See StepTensors."""
     drafts: Tensor | None = None
     """Those that the draft model has made, see DraftModel.draft."""
+    graph_key: SamplingKey | None = None
+    """Of the graph that is the second half."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

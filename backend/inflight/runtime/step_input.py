@@ -15,9 +15,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
-import torch
 from msgspec import structs
-from torch import Tensor
 
 from inflight.models.adapter_places import Matrices
 from inflight.runtime.adapters.adapter_store import AdapterStore
@@ -36,11 +34,15 @@ from inflight.runtime.prompt_embeddings import stage_embeddings
 from inflight.runtime.repeated_ngrams import stage_ngrams
 from inflight.runtime.row_table import HAS_ADAPTER, PENALISED, WANTS_TENSORS, WEIGHS_DRAFTS, RowTable
 from inflight.runtime.sampling_input import SamplingNeeds, find_needs, stage_restrictions, stage_typical
-from inflight.runtime.staging import Array, Staging, to_host_tensor
+from inflight.runtime.staging import Array, Staging
 from inflight.runtime.step_sizes import StepSizes
 from inflight.runtime.step_tensors import NO_PLAN, TensorPlan, plan_tensors, served_outputs
 from inflight.runtime.weighed_drafts import stage_weighed
 from inflight.scheduler_output import NO_SLOT, NewSequence, RowWork, SchedulerOutput
+
+NUMBERS_OF_CHANGES = 64
+"""Numbers of 64 bits for each row of the batch, beside those that every step has. A new sequence takes twelve, and one
+for each block."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,29 +63,27 @@ class StepInput:
     """Blocks in which they are replaced when all blocks are copied."""
     adapter_loads: list[tuple[int, Mapping[str, Matrices]]] = field(default_factory=list)
     """(slot, this rank's part of the adapter), put there before the step."""
-    staged: dict[str, Tensor] = field(default_factory=dict)
-    """Tensors that only some steps have, on the device: changes of rows, block copies, adapters, restrictions."""
-    numbers: Tensor
-    """int64, on the host: eight parts, one after the other. A part that a step does not need is empty.
+    arrays: dict[str, Array] = field(default_factory=dict)
+    """What the device is told, by name. These come first, in this order, int64, unless a step does not need one:
 
-    1. (B) row of each place in the batch
-    2. (B) its number of tokens, up to the one in this place; 0 for padding
-    3. (T) token ids, LAST_SAMPLED where the host does not know the id, smaller ones for drafts that the draft model
-       makes (see `number_drafts`); empty if it knows none
-    4. (T) place in the batch of each token's row; this and the next are empty if every row brings one token
-    5. (T) index of each token in its row
-    6. (P + 1) offset of each longer row's tokens, counted from the first longer row; empty if there is none
-    7. (S) indices of those of the T tokens that sample; this and the next are empty if all of them do
-    8. (S) the rows that sample
+    rows            (B) row of each place in the batch
+    counts          (B) its number of tokens, up to the one in this place; 0 for padding
+    token_ids       (T) LAST_SAMPLED where the host does not know the id, smaller numbers for drafts that the draft
+                    model makes (see `number_drafts`); missing if it knows none and steps are not padded
+    token_offsets   (T) index of each token in its row; missing if all are 0 and steps are not padded
+    token_places    (T) place in the batch of each token's row; missing, as the next, without longer rows
+    prefill_starts  (P + 1) int32, offset of each longer row's tokens, counted from the first longer row
+    sampled_tokens  (S) indices of those of the T tokens that sample; missing, as the next, if all of them do
+    sampling_rows   (S) the rows that sample
+    adapters        (T) int32, slot of each token's adapter; missing if no token has one
+
+    Then what only some steps have: changes of rows, block copies, restrictions of sampling.
     """
-    part_sizes: list[int]
     num_decodes: int
     num_prefills: int
     num_tokens: int
     is_padded: bool
-    decode_blocks: int
-    """Width of the decodes' block table: the blocks of the longest row that brings one token."""
-    prefill_blocks: int
+    """Whether rows of one token may be padding."""
     max_prefill_len: int
     sampling_rows: list[int]
     """The rows that sample, without padding, in batch order; one that verifies drafts as often as it samples."""
@@ -109,10 +109,8 @@ class StepPreparation:
         self,
         table: RowTable,
         *,
-        block_size: int,
         vocab_size: int,
         sizes: StepSizes,
-        device: torch.device,
         model_outputs: Iterable[str] = (),
         adapters: AdapterStore | None = None,
         num_adapter_slots: int = 0,
@@ -120,10 +118,8 @@ class StepPreparation:
     ) -> None:
         """`model_outputs`: names of the tensors inside the network that rows may ask for."""
         self._table = table
-        self._block_size = block_size
         self._vocab_size = vocab_size
         self._sizes = sizes
-        self._device = device
         self._served_outputs = served_outputs(model_outputs)
         self._rejected: dict[int, list[int]] = {}  # row -> tokens that its counts hold, although it does not have them
         self._uncertain_rows: set[int] = set()  # those whose length the device does not know: they have verified drafts
@@ -131,11 +127,12 @@ class StepPreparation:
         self._num_adapter_slots = num_adapter_slots
         self._has_draft_model = has_draft_model
 
-    def capacity(self, max_num_tokens: int) -> int:
-        """Upper bound of the length of StepInput.numbers for a step of up to `max_num_tokens` tokens."""
-        num_rows = max(self._table.num_rows, *self._sizes.num_rows, 1)
+    def input_bytes(self, max_num_tokens: int) -> int:
+        """Bytes for the arrays of a step of up to `max_num_tokens` tokens, unless it changes very much."""
         # A step may have max_num_tokens tokens in longer rows in addition to a full batch of padded single ones.
-        return 7 * (num_rows + 1) + 3 * (num_rows + max_num_tokens)
+        num_rows = self._table.num_rows + 1
+        of_batch = 5 * num_rows + 4 * (num_rows + max_num_tokens)
+        return 8 * (of_batch + num_rows * NUMBERS_OF_CHANGES)
 
     def prepare(self, scheduled: SchedulerOutput, scrubbed_block_ids: list[int]) -> StepInput:
         """Raises ValueError, and changes nothing, if the step asks for something that is not supported."""
@@ -148,8 +145,18 @@ class StepPreparation:
             scheduled = structs.replace(scheduled, rows=number_drafts(scheduled.rows, rows_by_draft_model, width))
         drafts = find_drafts(scheduled.rows, self._table.num_rows)
         batch = _Batch(scheduled.rows, self._sizes, verifies=bool(drafts))
-        staging = Staging(self._device)
-        self._stage_changes(scheduled, staging)
+        changes = Staging()
+        self._table.update(scheduled, changes)
+        row_needs = int(np.bitwise_or.reduce(self._table.needs[batch.rows]))
+        staging = Staging()
+        batch.stage(staging, padding_row=self._table.num_rows)
+        if row_needs & HAS_ADAPTER:
+            staging.add("adapters", batch.of_tokens(self._table.adapters[batch.rows], padding=NO_SLOT))
+        staging.arrays |= changes.arrays
+        if scheduled.block_copies:
+            sources, destinations = zip(*scheduled.block_copies, strict=True)
+            staging.add("copied_from", np.array(sources, dtype=np.int64))
+            staging.add("copied_to", np.array(destinations, dtype=np.int64))
         draft_passes = self._plan_passes(scheduled.rows, drafted, staging) if self._has_draft_model else None
         if self._uncertain_rows:
             stage_lengths(staging, scheduled.rows, self._uncertain_rows)
@@ -165,23 +172,21 @@ class StepPreparation:
             needs = find_needs(self._table, rows)
             if needs.any_typical_p:
                 stage_typical(staging, self._table, rows)
-            stage_restrictions(staging, self._table, rows, lengths, self._vocab_size)
+            if needs.is_restricted:
+                stage_restrictions(staging, self._table, rows, lengths, self._vocab_size)
             if needs.repeats_no_ngram:
                 ngram_extent = stage_ngrams(staging, self._table, rows, lengths)
         tensor_plan = NO_PLAN
-        row_needs = int(np.bitwise_or.reduce(self._table.needs[batch.rows]))
-        if row_needs & HAS_ADAPTER:
-            staging.add("adapters", batch.of_tokens(self._table.adapters[batch.rows], padding=NO_SLOT))
         if row_needs & WEIGHS_DRAFTS:
             stage_weighed(staging, self._table, scheduled.rows, batch.sampling_rows, self._vocab_size)
         if row_needs & WANTS_TENSORS:
             tensor_plan = plan_tensors(staging, self._table, batch.works, batch.first_tokens())
-        parts = batch.parts(padding_row=self._table.num_rows)
-        if self._table.embedding_tables:
-            stage_embeddings(staging, self._table, batch.works, batch.first_tokens(), parts[2], self._vocab_size)
-        return self._describe(
+        if self._table.embedding_tables and "token_ids" in staging.arrays:
+            token_ids = staging.arrays["token_ids"]
+            stage_embeddings(staging, self._table, batch.works, batch.first_tokens(), token_ids, self._vocab_size)
+        return _describe(
             batch,
-            parts,
+            staging,
             new_sequences=scheduled.new_sequences,
             adapter_loads=adapter_loads,
             scrubbed_block_ids=scrubbed_block_ids,
@@ -190,7 +195,6 @@ class StepPreparation:
             arrivals=scheduled.arrivals,
             exports=scheduled.exports,
             scrubbed_copies=scheduled.scrubbed_block_ids,
-            staged=staging.send(),
             answer_order=batch.answer_order(),
             drafts=drafts,
             drafting={row: sequence for row in drafts if (sequence := self._table.sequences[row]) is not None},
@@ -198,22 +202,6 @@ class StepPreparation:
             ngram_extent=ngram_extent,
             tensor_plan=tensor_plan,
             draft_passes=draft_passes,
-        )
-
-    def _describe(self, batch: _Batch, parts: list[Array], **others: Any) -> StepInput:
-        """`others`: the fields that do not follow from the batch and its parts."""
-        return StepInput(
-            numbers=to_host_tensor(np.concatenate(parts), self._device),
-            part_sizes=[len(part) for part in parts],
-            num_decodes=batch.num_decodes,
-            num_prefills=batch.num_prefills,
-            num_tokens=batch.num_tokens,
-            is_padded=batch.is_padded,
-            decode_blocks=self._width(batch.seq_lens[: batch.num_singles]),
-            prefill_blocks=self._width(batch.seq_lens[batch.num_singles :]),
-            max_prefill_len=int(batch.counts[batch.num_singles :].max(initial=0)),
-            sampling_rows=batch.sampling_rows.tolist(),
-            **others,
         )
 
     def _find_drafted(self, scheduled: SchedulerOutput) -> list[RowWork]:
@@ -230,16 +218,13 @@ class StepPreparation:
         batch = _Batch(first, self._sizes)
         rows = batch.sampling_rows
         stage_passes(staging, batch.rows, batch.seq_lens - batch.counts, rows, drafted, self._sizes)
-        parts = batch.parts(padding_row=self._table.num_rows)
-        # Ids beyond the vocabulary, of embeddings that a prompt brings, mean nothing to it.
-        parts[2] = np.minimum(parts[2], self._vocab_size - 1)
+        own = Staging()
+        batch.stage(own, padding_row=self._table.num_rows)
+        if "token_ids" in own.arrays:
+            # Ids beyond the vocabulary, of embeddings that a prompt brings, mean nothing to it.
+            own.add("token_ids", np.minimum(own.arrays["token_ids"], self._vocab_size - 1))
         needs = replace(find_needs(self._table, rows), log_probs=False) if len(rows) else None
-        ends = np.array([work.start + len(work.drafts) for work in drafted], dtype=np.int64)
-        return DraftPasses(
-            first=self._describe(batch, parts, needs=needs),
-            num_rows=later_rows(drafted, self._sizes),
-            num_blocks=self._width(ends),
-        )
+        return DraftPasses(first=_describe(batch, own, needs=needs), num_rows=later_rows(drafted, self._sizes))
 
     def note_rejected(self, sequence: NewSequence, token_ids: list[int]) -> None:
         """The sequence has sampled these behind its accepted drafts. Another may have its row by now."""
@@ -266,18 +251,37 @@ class StepPreparation:
             raise ValueError(f"{self._num_adapter_slots} adapters are served, but a step fills another slot")
         return [(slot, self._adapters.find(uid)) for slot, uid in scheduled.adapter_loads]
 
-    def _stage_changes(self, scheduled: SchedulerOutput, staging: Staging) -> None:
-        self._table.update(scheduled, staging)
-        if scheduled.block_copies:
-            sources, destinations = zip(*scheduled.block_copies, strict=True)
-            staging.add("copied_from", np.array(sources, dtype=np.int64))
-            staging.add("copied_to", np.array(destinations, dtype=np.int64))
 
-    def _width(self, seq_lens: Array) -> int:
-        """Width of a block table: the blocks of the longest of these rows or, where steps are padded, the maximum."""
-        if self._sizes.pads:
-            return self._table.max_blocks
-        return -(-int(seq_lens.max(initial=0)) // self._block_size)
+def _describe(batch: _Batch, staging: Staging, **others: Any) -> StepInput:
+    """`others`: the fields that do not follow from the batch."""
+    return StepInput(
+        arrays=staging.arrays,
+        num_decodes=batch.num_decodes,
+        num_prefills=batch.num_prefills,
+        num_tokens=batch.num_tokens,
+        is_padded=batch.is_padded,
+        max_prefill_len=int(batch.counts[batch.num_singles :].max(initial=0)),
+        sampling_rows=batch.sampling_rows.tolist(),
+        **others,
+    )
+
+
+def padding_step(num_rows: int, padding_row: int, *, has_adapters: bool) -> StepInput:
+    """A step of so many decodes that are all padding: it changes nothing."""
+    numbers = {"rows": padding_row, "counts": 0, "token_ids": LAST_SAMPLED, "token_offsets": 0}
+    arrays = {name: np.full(num_rows, number, dtype=np.int64) for name, number in numbers.items()}
+    if has_adapters:
+        arrays["adapters"] = np.full(num_rows, NO_SLOT, dtype=np.int32)
+    return StepInput(
+        arrays=arrays,
+        num_decodes=num_rows,
+        num_prefills=0,
+        num_tokens=num_rows,
+        is_padded=True,
+        max_prefill_len=0,
+        sampling_rows=[],
+        needs=None,
+    )
 
 
 class _Batch:
@@ -301,9 +305,9 @@ class _Batch:
             if offsets is not None:
                 offsets = offsets[self._order]
         self.works = rows
-        self.counts, self.rows, starts, num_sampled = columns.T
+        self.counts, self.rows, starts, num_sampled = np.ascontiguousarray(columns.T)
         self.seq_lens = starts + self.counts
-        self._draft_offsets = offsets
+        self._drafts_before = offsets
         self._samples = num_sampled > 0
         self.sampling_rows, self.sampling_lengths = self.rows, self.seq_lens
         if not self._samples.all():
@@ -311,7 +315,7 @@ class _Batch:
         self.num_decodes = sizes.padded(self.num_singles)
         self._num_sampled = sizes.padded(len(self.sampling_rows))
         self.num_tokens = self.num_decodes + int(self.counts[self.num_singles :].sum())
-        self.is_padded = self.num_decodes > self.num_singles
+        self.is_padded = sizes.pads and self.num_decodes > 0
 
     def answer_order(self) -> list[int] | None:
         if self._order is None:
@@ -333,31 +337,30 @@ class _Batch:
             values = np.concatenate([of_rows[: self.num_singles], filling, of_rows[self.num_singles :]])
         return np.repeat(values, sizes)
 
-    def parts(self, padding_row: int) -> list[Array]:
-        """See StepInput.numbers."""
-        rows = self._pad(self.rows, padding_row)
-        counts = self._pad(self.counts, 0)
-        if not self.num_prefills and self._draft_offsets is None:
-            token_ids = _token_ids(self.works, self.num_decodes) if self.works and self._has_host_tokens() else _EMPTY
-            sampled = _EMPTY if self._samples.all() else self._sampled(np.arange(1, len(self.rows) + 1))
-            return [rows, counts, token_ids, _EMPTY, _EMPTY, _EMPTY, sampled, self._sampling_rows(sampled, padding_row)]
+    def stage(self, staging: Staging, padding_row: int) -> None:
+        """Add the arrays that describe the batch, see StepInput.arrays."""
+        rows, counts = self._pad(self.rows, padding_row), self._pad(self.counts, 0)
         sizes = np.maximum(counts, 1)  # a padding row also has one token
-        ends = np.cumsum(sizes)
-        token_rows = np.repeat(np.arange(len(rows)), sizes)
-        offsets = np.arange(self.num_tokens) - np.repeat(ends - sizes, sizes)
-        if self._draft_offsets is not None:
-            offsets[: self.num_singles] += self._draft_offsets[: self.num_singles]
-            counts = counts.copy()
-            counts[: self.num_singles] += self._draft_offsets[: self.num_singles]
-        token_ids = _token_ids(self.works, self.num_tokens, self.num_singles, self.num_decodes)
-        start_loc = _EMPTY
+        drafts_before = None if self._drafts_before is None else self._pad(self._drafts_before, 0)
+        staging.add("rows", rows)
+        staging.add("counts", counts if drafts_before is None else counts + drafts_before)
+        # The launches of a padded step must not depend on what its rows bring.
+        if self.num_prefills or self.is_padded or self._has_host_tokens():
+            token_ids = _token_ids(self.works, self.num_tokens, self.num_singles, self.num_decodes)
+            staging.add("token_ids", token_ids)
+        if self.num_prefills or self.is_padded or drafts_before is not None:
+            before = sizes - np.cumsum(sizes) + (0 if drafts_before is None else drafts_before)
+            staging.add("token_offsets", np.arange(self.num_tokens) + np.repeat(before, sizes))
         if self.num_prefills:
-            start_loc = np.concatenate([_ZERO, np.cumsum(self.counts[self.num_singles :])])
-        real_ends = np.concatenate([ends[: self.num_singles], ends[self.num_decodes :]])
-        sampled = self._sampled(real_ends)
-        return [
-            rows, counts, token_ids, token_rows, offsets, start_loc, sampled, self._sampling_rows(sampled, padding_row)
-        ]  # fmt: skip
+            staging.add("token_places", np.repeat(np.arange(len(rows)), sizes))
+            starts = np.concatenate([_ZERO, np.cumsum(self.counts[self.num_singles :])])
+            staging.add("prefill_starts", starts.astype(np.int32))
+        if self.num_prefills or not self._samples.all():
+            last_tokens = (self.first_tokens() + self.counts - 1)[self._samples]
+            # Padding samples from the first token.
+            missing = np.zeros(self._num_sampled - len(last_tokens), dtype=np.int64)
+            staging.add("sampled_tokens", np.concatenate([last_tokens, missing]))
+            staging.add("sampling_rows", np.concatenate([self.sampling_rows, missing + padding_row]))
 
     def _has_host_tokens(self) -> bool:
         return any(work.token_ids for work in self.works)
@@ -370,31 +373,18 @@ class _Batch:
         filling = np.full(missing, filler, dtype=np.int64)
         return np.concatenate([values[: self.num_singles], filling, values[self.num_singles :]])
 
-    def _sampled(self, ends: Array) -> Array:
-        """Indices of the tokens that sample; padding samples from the first token."""
-        sampled = ends[self._samples] - 1
-        return np.concatenate([sampled, np.zeros(self._num_sampled - len(sampled), dtype=np.int64)])
 
-    def _sampling_rows(self, sampled: Array, padding_row: int) -> Array:
-        missing = len(sampled) - len(self.sampling_rows)
-        if missing < 0:
-            return _EMPTY
-        return np.concatenate([self.sampling_rows, np.full(missing, padding_row, dtype=np.int64)])
-
-
-_EMPTY: Array = np.empty(0, dtype=np.int64)
 _ZERO: Array = np.zeros(1, dtype=np.int64)
 
 
-def _token_ids(works: list[RowWork], num_tokens: int, num_singles: int | None = None, first_long: int = 0) -> Array:
+def _token_ids(works: list[RowWork], num_tokens: int, num_singles: int, first_long: int) -> Array:
     """The token ids that the host knows, LAST_SAMPLED for the others; the longer rows begin at index `first_long`."""
     token_ids = np.full(num_tokens, LAST_SAMPLED, dtype=np.int64)
-    singles = works[:num_singles]
-    for place, work in enumerate(singles):
+    for place, work in enumerate(works[:num_singles]):
         if work.token_ids:
             token_ids[place] = work.token_ids[0]
     end = first_long
-    for work in works[len(singles) :]:
+    for work in works[num_singles:]:
         end += work.num_tokens
         if work.token_ids:
             token_ids[end - len(work.token_ids) : end] = work.token_ids

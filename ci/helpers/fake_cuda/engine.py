@@ -69,6 +69,7 @@ class FakeEngine:
         with_draft_model: bool = False,
         deterministic: bool = False,
         warms_up: bool = False,
+        records_graphs: bool = False,
     ) -> None:
         """`rank`: of two, which `ranks` are; None = alone. `with_options`: it serves adapters, post-processors and
         blocks on the host."""
@@ -115,6 +116,7 @@ class FakeEngine:
             host_blocks=HostBlocks(cache, shape, 4, CUDA) if with_options else None,
             adapters=adapters,
             draft_network=networks[1].decoder if with_draft_model else None,
+            records_graphs=records_graphs,
         )
         if warms_up:
             self.runner.warmup()

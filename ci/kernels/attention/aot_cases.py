@@ -35,7 +35,10 @@ def _decode(
     table = of(torch.int32, batch, 8192 // block_size)
     q = of(_beside(dtype), batch, num_q_heads, head_dim)
     lengths = of(torch.int32, batch)
-    gpu.decode_attention(q, cache, cache, table, lengths, 0.1, window, deterministic=deterministic, config=config)
+    rows = of(torch.int64, batch)
+    gpu.decode_attention(
+        q, cache, cache, table, lengths, 0.1, window, table_rows=rows, deterministic=deterministic, config=config
+    )
 
 
 def _prefill(
@@ -53,9 +56,20 @@ def _prefill(
     cache = of(dtype, 1024, block_size, num_kv_heads, head_dim)
     table = of(torch.int32, 4, 8192 // block_size)
     q = of(_beside(dtype), 4 * max_query_len, num_q_heads, head_dim)
-    starts, lengths = of(torch.int32, 5), of(torch.int32, 4)
+    starts, lengths, rows = of(torch.int32, 5), of(torch.int32, 4), of(torch.int64, 4)
     gpu.prefill_attention(
-        q, cache, cache, table, starts, lengths, max_query_len, 0.1, window, deterministic=deterministic, config=config
+        q,
+        cache,
+        cache,
+        table,
+        starts,
+        lengths,
+        max_query_len,
+        0.1,
+        window,
+        table_rows=rows,
+        deterministic=deterministic,
+        config=config,
     )
 
 

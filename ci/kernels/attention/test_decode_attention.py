@@ -9,6 +9,7 @@ from torch import Tensor
 from ci.kernels.kernel_cases import (
     ATTENTION_TOLERANCE,
     DTYPES,
+    among_others,
     assert_near,
     naive_attention,
     random_cache,
@@ -80,16 +81,18 @@ def test_kernel_equals_softmax(
     q = torch.randn(len(RAGGED), num_q_heads, head_dim).to(dtype)
     out = torch.full(q.shape, float("nan"), dtype=dtype, device=device)
     elements = decode_scratch_elements(num_q_heads, num_kv_heads, head_dim, device)
+    wide_table, table_rows = among_others(table)
     returned = gpu.decode_attention(
         q.to(device),
         k_cache.to(device),
         v_cache.to(device),
-        table.to(device),
+        wide_table.to(device),
         _int32(RAGGED, device),
         0.2,
         window,
         out,
         torch.full((elements,), float("nan"), device=device),
+        table_rows=table_rows.to(device),
         config=SCHEDULES[schedule],
         num_programs=programs,
     )
@@ -208,14 +211,16 @@ def test_kernel_reads_strided_queries_and_caches(device: torch.device) -> None:
 def test_reference_equals_softmax(lengths: list[int], window: int, dtype: torch.dtype) -> None:
     k_cache, v_cache, table = random_cache(lengths, 16, 3, 64, dtype)
     q = torch.randn(len(lengths), 9, 64).to(dtype)
+    wide_table, table_rows = among_others(table)
     actual = reference.decode_attention(
         q,
         without_poison(k_cache),
         without_poison(v_cache),
-        table,
+        wide_table,
         _int32(lengths),
         0.125,
         window,
+        table_rows=table_rows,
         k_scale=2.0,
         v_scale=0.5,
     )

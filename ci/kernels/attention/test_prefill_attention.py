@@ -12,6 +12,7 @@ from torch import Tensor
 from ci.kernels.kernel_cases import (
     ATTENTION_TOLERANCE,
     DTYPES,
+    among_others,
     assert_near,
     naive_attention,
     random_cache,
@@ -80,17 +81,19 @@ def test_kernel_equals_softmax(
     # Two rows more than tokens: padding, which must stay as it is.
     out = torch.full((num_tokens + 2, num_q_heads, head_dim), float("nan"), dtype=dtype, device=device)
     padded = torch.cat([q, torch.zeros(2, num_q_heads, head_dim, dtype=dtype)])
+    wide_table, table_rows = among_others(table)
     gpu.prefill_attention(
         padded.to(device),
         k_cache.to(device),
         v_cache.to(device),
-        table.to(device),
+        wide_table.to(device),
         starts.to(device),
         torch.tensor(lengths, dtype=torch.int32, device=device),
         max(query_len for query_len, _ in CHUNKS),
         0.2,
         window,
         out,
+        table_rows=table_rows.to(device),
     )
     expected = _expected(q, k_cache, v_cache, table, CHUNKS, 0.2, window)
     assert_near(out[:num_tokens], expected, ATTENTION_TOLERANCE[dtype])
@@ -122,18 +125,20 @@ def test_reference_equals_softmax(window: int, dtype: torch.dtype) -> None:
     k_cache, v_cache, table = random_cache(lengths, 16, 3, 64, dtype)
     starts = _starts(CHUNKS)
     q = torch.randn(int(starts[-1]), 9, 64).to(dtype)
+    wide_table, table_rows = among_others(table)
     expected = _expected(q, k_cache, v_cache, table, CHUNKS, 0.25, window) * 0.5
     for deterministic in (False, True):
         actual = reference.prefill_attention(
             q,
             without_poison(k_cache),
             without_poison(v_cache),
-            table,
+            wide_table,
             starts,
             torch.tensor(lengths, dtype=torch.int32),
             70,
             0.125,
             window,
+            table_rows=table_rows,
             k_scale=2.0,
             v_scale=0.5,
             deterministic=deterministic,

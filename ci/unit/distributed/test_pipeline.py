@@ -92,7 +92,7 @@ def overlap(rank_group: PipeGroup, mapping: Mapping, folder: Path) -> list[list[
     If the first stage waited for a step's results before it computed the next one, none would come."""
     engine = make_engine(folder, rank_group, mapping)
     runner, rows = engine.runner, []
-    forward, sample = runner.forward, runner._sample
+    forward, sample = runner.forward, runner._computation.sample
 
     def noting(scheduled: SchedulerOutput) -> StepHandle:
         rows.append([work.row for work in scheduled.rows])
@@ -109,7 +109,7 @@ def overlap(rank_group: PipeGroup, mapping: Mapping, folder: Path) -> list[list[
         return sample(*arguments)
 
     waiting.num_calls = 0
-    runner.forward, runner._sample = noting, waiting
+    runner.forward, runner._computation.sample = noting, waiting
     engine.serve([make_request(number, [number, 7], NUM_TOKENS) for number in range(1, 5)])
     rank_group.barrier()
     runner.close()

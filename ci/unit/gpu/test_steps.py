@@ -9,6 +9,8 @@ Run: pytest ci/unit/gpu/test_steps.py
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, nullcontext
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -22,11 +24,12 @@ from fake_cuda.trace import KINDS, LAUNCH
 from torch import Tensor
 
 from ci import step_costs
-from inflight.runtime import staging
-from inflight.runtime.model_runner import ModelRunner
+from inflight.errors import InsufficientMemory
+from inflight.runtime import decode_graphs
 from inflight.runtime.sampler import Sampler
-from inflight.runtime.staging import InputBuffer
+from inflight.runtime.step_computation import StepComputation
 from inflight.runtime.step_handle import StepHandle
+from inflight.scheduler_output import SchedulerOutput
 
 pytestmark = pytest.mark.slow
 
@@ -132,26 +135,27 @@ def test_what_does_not_wait_is_let_through(
     run(engine)
 
 
-def test_pageable_input_is_caught(engine: FakeEngine, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(staging, "to_host_tensor", lambda array, device: torch.from_numpy(array))
+def test_pageable_input_is_caught(engine: FakeEngine) -> None:
+    for buffer in engine.runner._computation.input._ring:
+        buffer._memory = torch.zeros(len(buffer._memory), dtype=torch.uint8)
     with pytest.raises(HostWaits, match="not pinned"):
         run(engine)
 
 
 def test_results_on_pageable_memory_are_caught(engine: FakeEngine, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ModelRunner, "_to_host", lambda self, values: torch.empty(len(values)).copy_(values))
+    monkeypatch.setattr(StepComputation, "_to_host", lambda self, values: torch.empty(len(values)).copy_(values))
     with pytest.raises(HostWaits, match="a blocking copy to the host"):
         run(engine)
 
 
 def test_a_host_tensor_in_an_operation_is_caught(engine: FakeEngine) -> None:
-    engine.runner._state.last_token_R = torch.zeros(17, dtype=torch.int64)
+    engine.runner._computation.state.last_token_R = torch.zeros(17, dtype=torch.int64)
     with pytest.raises(RuntimeError, match=r"at least two devices|different devices"):
         run(engine)
 
 
 def test_a_host_tensor_in_a_kernel_is_caught(engine: FakeEngine) -> None:
-    for layer in engine.runner._decoder.layers:  # type: ignore[attr-defined]
+    for layer in engine.runner._computation.decoder.layers:  # type: ignore[attr-defined]
         layer.attention.cos_sin = torch.zeros(4097, 128)
     with pytest.raises(WrongDevice, match="cos_sin_ptr on cpu"):
         run(engine)
@@ -162,39 +166,83 @@ def test_a_host_tensor_in_a_kernel_is_caught(engine: FakeEngine) -> None:
 
 def test_results_that_are_read_too_early_are_garbage(engine: FakeEngine, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(StepHandle, "wait", lambda handle: handle.sampled.result())
-    assert run(engine)[0] == [[]] * NUM_ROWS  # nothing is known to be finite
+    _, first = next(steps_of(MODES["greedy"]))
+    assert engine.step(first)[1].token_ids == [[]] * NUM_ROWS  # nothing is known to be finite
+
+
+def start(engine: FakeEngine, scheduled: SchedulerOutput) -> StepHandle:
+    with engine.device.tracing():
+        handle = engine.runner.forward(scheduled)
+        engine.runner.sample(handle)
+    return handle
 
 
 def test_steps_that_overlap_read_what_was_staged_for_them(engine: FakeEngine) -> None:
-    """Three steps are started before the first is waited for, so that copies are as late as they can be."""
-    steps = [scheduled for _, scheduled in steps_of(MODES["all tensors"])]
-    handles = []
-    for scheduled in steps:
-        with engine.device.tracing():
-            handle = engine.runner.forward(scheduled)
-            engine.runner.sample(handle)
-        handles.append(handle)
-    for handle in handles:
-        assert not engine.runner.collect(handle).errors
+    """A step is started before the one before it is waited for, so that copies are as late as they can be."""
+    before: StepHandle | None = None
+    for _, scheduled in steps_of(MODES["all tensors"]):
+        handle = start(engine, scheduled)
+        assert before is None or not engine.runner.collect(before).errors
+        before = handle
+    assert before is not None and not engine.runner.collect(before).errors
 
 
-def test_staging_that_is_used_again_too_early_is_caught(engine: FakeEngine, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_ring_of_one_buffer_waits(engine: FakeEngine) -> None:
+    del engine.runner._computation.input._ring[1:]
+    first, second, *_ = (scheduled for _, scheduled in steps_of(MODES["greedy"]))
+    start(engine, first)
+    with pytest.raises(HostWaits, match=r"Event\.synchronize"):
+        start(engine, second)
+
+
+def test_staging_that_is_used_again_too_early_is_caught(engine: FakeEngine) -> None:
     """One pinned buffer for all steps, and no event before it is written again."""
-    buffer = torch.zeros(1000, dtype=torch.int64, pin_memory=True)
-    load = InputBuffer.load
-
-    def through_one_buffer(self: InputBuffer, numbers: Tensor, sizes: list[int]) -> list[Tensor]:
-        part = buffer[: len(numbers)]
-        with torch.inference_mode(False):
-            part.copy_(numbers)
-        return load(self, part, sizes)
-
-    monkeypatch.setattr(InputBuffer, "load", through_one_buffer)
-    steps = [scheduled for _, scheduled in steps_of(MODES["greedy"])]
-    handles = []
-    for scheduled in steps[:2]:
-        handle = engine.runner.forward(scheduled)
-        engine.runner.sample(handle)
-        handles.append(handle)
+    ring = engine.runner._computation.input._ring
+    del ring[1:]
+    ring[0]._copied = None
+    first, second, *_ = (scheduled for _, scheduled in steps_of(MODES["greedy"]))
+    handle = start(engine, first)
+    start(engine, second)
     with pytest.raises(StaleCopy, match="changed before they were copied to the device"):
-        engine.runner.collect(handles[0])
+        engine.runner.collect(handle)
+
+
+# -- graphs ------------------------------------------------------------------------------------------------------------
+
+
+class NotedGraph:
+    """A graph of which only the replays are noted."""
+
+    def __init__(self, device: FakeDevice) -> None:
+        self._device = device
+
+    def recording(self) -> AbstractContextManager[None]:
+        return nullcontext()
+
+    def replay(self) -> None:
+        self._device.note(LAUNCH, "graph")
+
+
+def test_a_replayed_step_is_two_launches(device: FakeDevice, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One copy to the device, two graphs, and the copies of the results; with sampling out of the ordinary, one graph
+    and the launches of that."""
+    monkeypatch.setitem(decode_graphs.GRAPHS, "cuda", lambda: partial(NotedGraph, device))
+    engine = FakeEngine(device, tmp_path, max_batch_size=9, warms_up=True, records_graphs=True)
+    traces = {name: engine.step(scheduled)[0] for name, scheduled in steps_of(MODES["filters"])}
+    assert traces["decode"].counts() == {"triton": 2, "torch": 1, "collective": 0, "to_device": 1, "to_host": 2}
+    assert traces["decode"].names(LAUNCH) == traces["drafts"].names(LAUNCH) == {"graph": 2}
+    assert "graph" not in traces["prefill"].names(LAUNCH) + traces["mixed"].names(LAUNCH)
+    traces = {name: engine.step(scheduled)[0] for name, scheduled in steps_of(MODES["penalties"])}
+    assert traces["decode"].names(LAUNCH)["graph"] == 1
+    assert traces["decode"].names(LAUNCH)["tile_stats_kernel"] == 1
+
+
+def test_graphs_without_room_are_told_with_the_keys(
+    device: FakeDevice, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def out_of_memory() -> NotedGraph:
+        raise torch.OutOfMemoryError("CUDA out of memory")
+
+    monkeypatch.setitem(decode_graphs.GRAPHS, "cuda", lambda: out_of_memory)
+    with pytest.raises(InsufficientMemory, match="set cuda_graph_mode to false"):
+        FakeEngine(device, tmp_path, max_batch_size=1, warms_up=True, records_graphs=True)

@@ -63,21 +63,28 @@ def rotate(x: Tensor, batch: Batch, **options: object) -> Tensor:
 
 def attend(q: Tensor, batch: Batch, **options: object) -> Tensor:
     out = torch.empty_like(q)
-    num_decodes = batch.decode_table.shape[0]
+    num_decodes = batch.decode_rows_N.shape[0]
     if num_decodes:
-        arguments = {"block_table": batch.decode_table, "seq_lens": batch.decode_lens_N, "scale": 0.5, **options}
+        arguments = {
+            "block_table": batch.block_table,
+            "table_rows": batch.decode_rows_N,
+            "seq_lens": batch.decode_lens_N,
+            "scale": 0.5,
+            **options,
+        }
         inflight_kernels.decode_attention(q[:num_decodes], CACHE, CACHE, out=out[:num_decodes], **arguments)  # type: ignore[arg-type]
-    if len(batch.prefill_table):
+    if len(batch.prefill_rows_P):
         inflight_kernels.prefill_attention(
             q[num_decodes:],
             CACHE,
             CACHE,
-            batch.prefill_table,
+            batch.block_table,
             batch.prefill_starts,
             batch.prefill_lens_P,
             5,
             0.5,
             out=out[num_decodes:],
+            table_rows=batch.prefill_rows_P,
         )
     return out.view(-1, HEADS * HEAD_DIM)
 
@@ -256,7 +263,7 @@ def read_what_was_joined(x: Tensor, batch: Batch) -> Tensor:
 
 
 def branch(x: Tensor, batch: Batch) -> Tensor:
-    return norm(norm(x)) if len(batch.decode_table) else norm(x)
+    return norm(norm(x)) if len(batch.decode_rows_N) else norm(x)
 
 
 REFUSED: dict[str, tuple[Callable[[Tensor, Batch], Tensor], str]] = {

@@ -178,8 +178,7 @@ def test_only_a_part_of_each_head_is_rotated(checkpoint: TinyCheckpoint, torch_n
 def test_what_is_no_number_stays_with_its_sequence(compiled_network: Network, step: Step) -> None:
     expected = compiled_network.logits(step)
     metadata = step.metadata()
-    tables = [*metadata.decode_block_table, *metadata.prefill_block_table]
-    spoiled = int(tables[1][0])
+    spoiled = int(metadata.block_table[1][0])
     fill = compiled_network.fill_cache
 
     def fill_and_spoil() -> None:
@@ -203,7 +202,7 @@ def test_what_is_no_number_stays_with_its_sequence(compiled_network: Network, st
 @pytest.fixture(scope="module")
 def runner(checkpoint: TinyCheckpoint) -> Iterator[ModelRunner]:
     runner = ModelRunner.load(config_of(checkpoint, "true"), SingleRank())
-    assert isinstance(runner._decoder, CompiledNetwork)
+    assert isinstance(runner._computation.decoder, CompiledNetwork)
     yield runner
     runner.close()
 
@@ -214,8 +213,8 @@ def test_rows_that_decode_have_the_same_bits_alone_and_together(
     runner: ModelRunner, instruction: Instruction, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Neither the other rows nor the threads change a sum; so drafts, which are such rows, change no token."""
-    assert isinstance(runner._decoder, CompiledNetwork)
-    force(instruction, runner._decoder, monkeypatch)
+    assert isinstance(runner._computation.decoder, CompiledNetwork)
+    force(instruction, runner._computation.decoder, monkeypatch)
 
     def works() -> list[Work]:
         lengths = (1, 130, 200)

@@ -36,7 +36,7 @@ def checkpoint(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPath
 @pytest.fixture(scope="module")
 def runner(checkpoint: TinyCheckpoint, device: str) -> Iterator[ModelRunner]:
     runner = load(checkpoint.folder, device=device, model_impl="transformers")
-    assert isinstance(runner._decoder, TransformersDecoder)
+    assert isinstance(runner._computation.decoder, TransformersDecoder)
     yield runner
     runner.close()
 
@@ -94,7 +94,7 @@ def test_a_native_family_gives_the_same_tokens_both_ways(tmp_path: Path, name: s
     samples = [Sample.of(checkpoint, length) for length in (5, 30)]
     for model_impl, kind in (("transformers", TransformersDecoder), ("native", Decoder), ("auto", Decoder)):
         runner = load(tmp_path, model_impl=model_impl)
-        assert isinstance(runner._decoder, kind)
+        assert isinstance(runner._computation.decoder, kind)
         run(runner, samples, [sample.work(chunk=7) for sample in samples])
         runner.close()
 
@@ -104,7 +104,7 @@ def test_both_ways_declare_the_same_caches(tmp_path: Path) -> None:
     specs = []
     for model_impl in ("native", "transformers"):
         runner = load(tmp_path, model_impl=model_impl)
-        specs.append(runner._decoder.cache_specs)
+        specs.append(runner._computation.decoder.cache_specs)
         runner.close()
     assert specs[0] == specs[1]
     assert [spec.sliding_window for spec in specs[0]] == [13, 0, 13]
@@ -118,7 +118,7 @@ def test_half_precision(tmp_path: Path, name: str, dtype: torch.dtype) -> None:
     work = Work(prompt=make_prompt(20), max_tokens=6, log_probs=True)
     Driver(runner).run([work])
     runner.close()
-    assert {spec.dtype for spec in runner._decoder.cache_specs} == {dtype}
+    assert {spec.dtype for spec in runner._computation.decoder.cache_specs} == {dtype}
     with torch.inference_mode():
         logits = checkpoint.model.float()(torch.tensor([work.token_ids])).logits[0]
     reference = logits[19:-1].log_softmax(-1).gather(1, torch.tensor(work.output)[:, None])[:, 0]

@@ -123,7 +123,7 @@ def test_tokens_are_those_of_transformers(folder: Path, dequantized: bool, tmp_p
 
 def test_the_format_decides_what_a_layer_holds(folder: Path, dequantized: bool) -> None:
     with closing(load(folder)) as runner:
-        decoder = runner._decoder
+        decoder = runner._computation.decoder
         assert isinstance(decoder, Decoder)
         weights = [getattr(decoder.layers[0], name).weight for name in ("qkv", "output")]
     assert [type(weight) for weight in weights] == [DenseWeight if dequantized else Int4Groups] * 2

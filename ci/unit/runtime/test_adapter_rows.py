@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 import pytest
-import torch
 
 from inflight.runtime.row_table import RowTable
 from inflight.runtime.step_input import StepInput, StepPreparation
@@ -29,10 +29,8 @@ def preparation(device: str = "cpu", num_slots: int = 3) -> StepPreparation:
     store: Any = Store()
     return StepPreparation(
         table,
-        block_size=4,
         vocab_size=50,
         sizes=StepSizes.of(device, 8),
-        device=torch.device("cpu"),
         adapters=store,
         num_adapter_slots=num_slots,
     )
@@ -58,14 +56,14 @@ def place(prepared: StepPreparation, counts: dict[int, int], **more: Any) -> Ste
 
 
 def adapters(step: StepInput) -> list[int]:
-    found: list[int] = step.staged["adapters"].tolist()
+    found: list[int] = step.arrays["adapters"].tolist()
     return found
 
 
 def test_each_token_has_the_adapter_of_its_row_in_batch_order() -> None:
     step = place(preparation(), {0: 3, 1: 2, 2: 1, 3: 2})
     assert adapters(step) == [0, 1, 1, 1, NO_SLOT, NO_SLOT, 2, 2]
-    assert step.staged["adapters"].dtype == torch.int32
+    assert step.arrays["adapters"].dtype == np.int32
 
 
 def test_padding_has_none() -> None:
@@ -82,7 +80,7 @@ def test_a_step_without_adapters_carries_nothing_of_them() -> None:
         SchedulerOutput(new_sequences=[], rows=[RowWork(row=1, start=2, num_tokens=1)]),
         [],
     )
-    assert "adapters" not in step.staged and step.adapter_loads == []
+    assert "adapters" not in step.arrays and step.adapter_loads == []
     again = prepared.prepare(SchedulerOutput(new_sequences=[], rows=[RowWork(row=0, start=3, num_tokens=1)]), [])
     assert adapters(again) == [1], "the row keeps its adapter"
 
@@ -93,7 +91,7 @@ def test_a_row_that_is_given_away_loses_its_adapter() -> None:
     sequence = new(0, 1, NO_SLOT)
     row = RowWork(row=0, start=0, num_tokens=1, token_ids=[0])
     step = prepared.prepare(SchedulerOutput(new_sequences=[sequence], rows=[row]), [])
-    assert "adapters" not in step.staged
+    assert "adapters" not in step.arrays
 
 
 def test_slots_are_filled_with_what_is_stored() -> None:

@@ -319,7 +319,7 @@ def test_logits_that_are_not_finite_are_one_error(folder: Path) -> None:
     errors: list[RequestError | None] = []
     engine._send = lambda request_id, result, is_final, error: errors.append(error)  # type: ignore[method-assign]
     engine._manager._callbacks = Callbacks(get_inference_requests=engine._get, send_response=engine._send)
-    embedding = engine.runner._decoder.embedding.weight_UD  # type: ignore[attr-defined]
+    embedding = engine.runner._computation.decoder.embedding.weight_UD  # type: ignore[attr-defined]
     with torch.inference_mode():
         embedding[5] = float("nan")
         engine.serve([Request(**{**_fields(beam_request(1, 4, 3)), "input_token_ids": [3, 4, 5, 6, 7, 8]})])

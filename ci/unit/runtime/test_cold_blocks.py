@@ -115,7 +115,6 @@ def test_nan_behind_the_common_tokens_is_not_copied(folder: Path) -> None:
 
 def test_a_runner_without_host_memory_refuses_steps_that_need_it(folder: Path) -> None:
     engine = small_engine(folder, partial=False, host_bytes=0)
-    engine.runner._host_blocks = None
     for copies in ({"offloads": [(0, 0)]}, {"onboards": [(0, 0)]}):
         with pytest.raises(ValueError, match="blocks in host memory are not served"):
             engine.runner.forward(SchedulerOutput(new_sequences=[], rows=[], **copies))

@@ -258,8 +258,8 @@ def test_compiled_layers(tmp_path: Path, draft: str) -> None:
     options = {"cpu_compile": "true", "max_num_tokens": 64}
     expected = serve(target, None, requests, **options)
     engine = make_engine(target, target if draft == "twin" else other, **options)
-    assert engine.runner._draft_model is not None
-    assert isinstance(engine.runner._draft_model._network, CompiledNetwork)
+    assert engine.runner._computation.draft_model is not None
+    assert isinstance(engine.runner._computation.draft_model._network, CompiledNetwork)
     engine.serve(requests)
     engine.runner.close()
     assert {key: engine.tokens(*key) for key in engine.results} == expected

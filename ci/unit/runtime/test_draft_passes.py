@@ -56,9 +56,7 @@ def prepared(sizes: StepSizes) -> tuple[StepInput, RowTable]:
     """A prompt beside three rows that get drafts: one that was sampled just now, one that the draft model has to catch
     up with, one whose next token the host knows."""
     table = RowTable(NUM_ROWS, MAX_SEQ_LEN // BLOCK_SIZE + 1, 99)
-    preparation = StepPreparation(
-        table, block_size=BLOCK_SIZE, vocab_size=VOCAB_SIZE, sizes=sizes, device=CPU, has_draft_model=True
-    )
+    preparation = StepPreparation(table, vocab_size=VOCAB_SIZE, sizes=sizes, has_draft_model=True)
     new = [
         NewSequence(
             row=row,
@@ -93,20 +91,20 @@ def prepared(sizes: StepSizes) -> tuple[StepInput, RowTable]:
 def draft(sizes: StepSizes, device: torch.device) -> tuple[Passes, Tensor, StepInput]:
     step, table = prepared(sizes)
     state, passes = RowState(table, MAX_SEQ_LEN, VOCAB_SIZE, device), Passes()
-    staged = {name: tensor.to(device) for name, tensor in step.staged.items()}
+    arrays = InputBuffer(10_000, device, packs=bool(sizes.num_rows)).load(step.arrays)
     model = DraftModel(
         passes,
         [],
         block_size=BLOCK_SIZE,
         state=state,
         sampler=passes,  # type: ignore[arg-type]
-        input_buffer=InputBuffer(1000, device),
+        input_buffer=InputBuffer(10_000, device, packs=bool(sizes.num_rows)),
     )
-    state.begin(step.new_sequences, staged)
+    state.begin(step.new_sequences, arrays)
     state.last_token_R.fill_(25)
     before = state.lengths_R.clone()
     assert step.draft_passes is not None
-    drafts = model.draft(step.draft_passes, staged)
+    drafts = model.draft(step.draft_passes, arrays)
     assert drafts is not None
     if device.type == "cpu":
         assert torch.equal(state.lengths_R, before), "the lengths are those of the network's step"
@@ -129,9 +127,9 @@ def test_each_pass_computes_what_is_missing() -> None:
     numbered = {row: list(tokens) for row, tokens in step.drafts.items()}
     fill_in(numbered, drafts.tolist())
     assert numbered == {1: [26], 2: [31, 32, 33], 3: [41, 42]}
-    parts = list(step.numbers.split_with_sizes(step.part_sizes))
-    place_drafts(parts, {}, drafts)
-    assert parts[2].tolist() == [LAST_SAMPLED, 26, 30, 31, 32, 33, 40, 41, 42, 7, 8, 9]
+    arrays = InputBuffer(0, CPU, packs=False).load(step.arrays)
+    place_drafts(arrays, drafts)
+    assert arrays["token_ids"].tolist() == [LAST_SAMPLED, 26, 30, 31, 32, 33, 40, 41, 42, 7, 8, 9]
 
 
 def test_padding_stores_nothing_and_changes_no_draft() -> None:
@@ -145,7 +143,5 @@ def test_padding_stores_nothing_and_changes_no_draft() -> None:
 
 def test_nothing_depends_on_values_that_the_host_would_wait_for() -> None:
     """Tensors of the meta device have no values: what needs one raises."""
-    _, drafts, step = draft(StepSizes((1, 2, 4, 8, 12)), torch.device("meta"))
-    parts = [part.to("meta") for part in step.numbers.split_with_sizes(step.part_sizes)]
-    staged = {"counted_tokens": torch.zeros(3, dtype=torch.int64, device="meta")}
-    assert place_drafts(parts, staged, drafts)["counted_tokens"].shape == (3,)
+    _, drafts, _ = draft(StepSizes((1, 2, 4, 8, 12)), torch.device("meta"))
+    place_drafts({"token_ids": torch.zeros(3, dtype=torch.int64, device="meta")}, drafts)

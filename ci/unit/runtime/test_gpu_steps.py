@@ -17,7 +17,7 @@ from tiny_checkpoints import make_checkpoint
 
 from inflight.config import EngineConfig
 from inflight.distributed.rank_group import SingleRank
-from inflight.runtime import model_runner
+from inflight.runtime import model_runner, step_computation
 from inflight.runtime.device import is_usable_after
 from inflight.runtime.model_runner import ModelRunner
 from inflight.sampling_config import SamplingConfig
@@ -111,9 +111,11 @@ def load(folder: Path, cuda: Cuda, monkeypatch: pytest.MonkeyPatch) -> Iterator[
         runner = ModelRunner.load(config, SingleRank())
         runners.append(runner)
         runner._device, runner._stream = GPU, Stream(cuda)  # type: ignore[assignment]
-        for part, name in ((runner._preparation, "prepare"), (runner, "_forward"), (runner, "_sample")):
+        computation = runner._computation
+        computation._device = GPU
+        for part, name in ((runner._preparation, "prepare"), (computation, "forward"), (computation, "sample")):
             monkeypatch.setattr(part, name, noted(name, getattr(part, name)))
-        monkeypatch.setattr(model_runner, "pinned_copy", noted("pin", torch.Tensor.clone))
+        monkeypatch.setattr(step_computation, "pinned_copy", noted("pin", torch.Tensor.clone))
         return runner
 
     yield load
@@ -157,7 +159,7 @@ def test_every_thread_that_touches_the_device_chooses_it_first(
     on_a_new_thread(lambda: steps.append(runner.collect(steps[0])))
     on_a_new_thread(runner.close)
     assert len(steps[1].token_ids[0]) == 1
-    expected = {"prepare", "_forward", "_sample", "pin", "record", "wait", "publish", "drain"}
+    expected = {"prepare", "forward", "sample", "pin", "record", "wait", "publish", "drain"}
     assert {what for what, *_ in cuda.touched} >= expected
     assert [touch for touch in cuda.touched if touch[1:] != (1, stream)] == []
 

@@ -67,6 +67,7 @@ def cuda(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
     stand_in("synchronize", None)
     stand_in("memory_allocated", BEFORE)
+    stand_in("memory_reserved", BEFORE)
     stand_in("max_memory_allocated", PEAK)
     stand_in("reset_peak_memory_stats", None)
     stand_in("empty_cache", None)
@@ -132,10 +133,26 @@ def test_the_largest_steps_have_every_row_every_token_and_every_option(
         assert all(getattr(sampling.needs, field.name) for field in fields(sampling.needs)), sampling.needs
         assert sampling.restrictions is not None and sampling.restrictions.beginnings_XL is not None
         assert sampling.ngrams is not None and sampling.typical_K is not None
-    state = runners[0]._state
+    state = runners[0]._computation.state
     for part in (state.history, state.prompt_mask_RV, state.output_counts_RV, state.bias_RV):
         assert part is not None and len(part) == MAX_BATCH_SIZE + 1
     assert drafts == (sum(len(sampling.rows_S) == MAX_BATCH_SIZE // 2 for _, sampling in samples) > 0)
+
+
+def test_what_graphs_keep_is_counted(
+    checkpoint: TinyCheckpoint, thread: ThreadPoolExecutor, cuda: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Their pool is taken from the device before the steps run, which find no room in it."""
+    parts = load_parts(config_of(checkpoint), SingleRank())
+    pool_bytes: list[int] = []
+
+    def record_graphs(self: ModelRunner) -> None:
+        pool_bytes.append(300)
+
+    monkeypatch.setattr(ModelRunner, "record_graphs", record_graphs)
+    monkeypatch.setattr(torch.cuda, "memory_reserved", lambda device: BEFORE + 70 + sum(pool_bytes))
+    of = partial(ModelRunner._of, config=parts.config, thread=thread, rank_group=SingleRank())
+    assert step_bytes(parts, partial(of, post_processors=LogitsPostProcessorConfig())) == PEAK - BEFORE + 300
 
 
 @pytest.mark.parametrize("max_seq_len", [2, 3, 5, 64])

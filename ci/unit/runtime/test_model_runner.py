@@ -86,13 +86,13 @@ def test_launch_does_not_wait_for_the_step(
 ) -> None:
     """Three steps are launched while the first one stands still; each feeds the next on the device."""
     gate = threading.Event()
-    compute = runner._decoder.logits
+    compute = runner._computation.decoder.logits
 
     def held(hidden: torch.Tensor) -> torch.Tensor:
         assert gate.wait(60)
         return compute(hidden)
 
-    monkeypatch.setattr(type(runner._decoder), "logits", lambda decoder, hidden: held(hidden))
+    monkeypatch.setattr(type(runner._computation.decoder), "logits", lambda decoder, hidden: held(hidden))
     prompt, expected = checkpoint.prompt(7, 3)
     handles = [launch(runner, step) for step in (first_step(prompt), decode_step(7), decode_step(8))]
     gate.set()
@@ -104,7 +104,7 @@ def test_a_failing_step_raises_in_collect_and_the_next_goes_on(
 ) -> None:
     prompt, expected = checkpoint.prompt(7, 1)
     with monkeypatch.context() as patched:
-        patched.setattr(type(runner._decoder), "forward", lambda *arguments: 1 / 0)
+        patched.setattr(type(runner._computation.decoder), "forward", lambda *arguments: 1 / 0)
         handle = launch(runner, first_step(prompt))
         with pytest.raises(ZeroDivisionError):
             runner.collect(handle)

@@ -225,24 +225,25 @@ def test_padded_steps_have_few_shapes_and_always_the_same_memory(
 ) -> None:
     seen: list[AttentionMetadata] = []
     numbers: set[int] = set()
-    forward, load_numbers = Decoder.forward, padded_runner._input.load
+    computation = padded_runner._computation
+    forward, load_arrays = Decoder.forward, computation.input.load
 
     def watched(decoder: Decoder, token_ids: torch.Tensor, caches: Any, metadata: AttentionMetadata) -> torch.Tensor:
         seen.append(metadata)
         return forward(decoder, token_ids, caches, metadata)
 
-    def watched_load(*arguments: Any) -> list[torch.Tensor]:
-        parts = load_numbers(*arguments)
-        numbers.add(parts[0].data_ptr())
-        return parts
+    def watched_load(*arguments: Any) -> dict[str, torch.Tensor]:
+        arrays = load_arrays(*arguments)
+        numbers.add(arrays["rows"].data_ptr())
+        return arrays
 
     monkeypatch.setattr(Decoder, "forward", watched)
-    monkeypatch.setattr(padded_runner._input, "load", watched_load)
-    state = padded_runner._state
+    monkeypatch.setattr(computation.input, "load", watched_load)
+    state = computation.state
     addresses = [t.data_ptr() for t in (state.lengths_R, state.block_table, state.last_token_R)]
     Driver(padded_runner).run(mixed_work())
     assert {metadata.num_decodes for metadata in seen} <= {0, 1, 2, 4, 8}
-    assert {metadata.decode_block_table.shape[1] for metadata in seen} == {17}
+    assert {metadata.block_table.data_ptr() for metadata in seen} == {state.block_table.data_ptr()}
     padded = [m for m in seen if 0 in m.decode_seq_lens_N.tolist()]
     assert padded, "some steps were meant to be padded"
     for metadata in padded:

@@ -112,7 +112,7 @@ def test_a_prompt_that_gives_nan_is_one_error_and_leaves_the_memory_clean(folder
     errors: list[RequestError | None] = []
     engine._send = lambda request_id, result, is_final, error: errors.append(error)  # type: ignore[method-assign]
     engine._manager._callbacks = Callbacks(get_inference_requests=engine._get, send_response=engine._send)
-    embedding = engine.runner._decoder.embedding.weight_UD  # type: ignore[attr-defined]
+    embedding = engine.runner._computation.decoder.embedding.weight_UD  # type: ignore[attr-defined]
     poisoned = Request(request_id=1, input_token_ids=[3, 4, 5, 6, 7, 8], max_tokens=8, num_return_sequences=3)
     with torch.inference_mode():
         kept = embedding[5].clone()

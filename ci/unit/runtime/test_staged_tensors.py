@@ -18,7 +18,7 @@ from inflight.config import EngineConfig
 from inflight.distributed.rank_group import SingleRank
 from inflight.runtime.memory_profile import largest_steps
 from inflight.runtime.model_runner import ModelRunner
-from inflight.runtime.staging import InputBuffer, Staging
+from inflight.runtime.staging import Array, InputBuffer
 from inflight.scheduler_output import StepOutput
 from inflight_kernels import dispatch
 
@@ -101,9 +101,12 @@ def test_numbers_that_do_not_lie_side_by_side_are_the_same_numbers(
     load: Callable[[], ModelRunner], launchers: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     expected = run(load())
-    send, fill = Staging.send, InputBuffer.load
-    monkeypatch.setattr(Staging, "send", lambda self: {name: scattered(each) for name, each in send(self).items()})
-    monkeypatch.setattr(InputBuffer, "load", lambda self, *others: [scattered(part) for part in fill(self, *others)])
+    load_arrays = InputBuffer.load
+
+    def load_scattered(self: InputBuffer, arrays: dict[str, Array]) -> dict[str, Tensor]:
+        return {name: scattered(tensor) for name, tensor in load_arrays(self, arrays).items()}
+
+    monkeypatch.setattr(InputBuffer, "load", load_scattered)
     found = run(load())
     assert [output.token_ids for output in found] == [output.token_ids for output in expected]
     assert [output.log_probs for output in found] == [output.log_probs for output in expected]

@@ -18,14 +18,16 @@ def decode_attention(
     out: Tensor | None = None,
     scratch: Tensor | None = None,
     *,
+    table_rows: Tensor | None = None,
     k_scale: float = 1.0,
     v_scale: float = 1.0,
     deterministic: bool = False,
 ) -> Tensor:
     """Attention of one token a sequence, at position seq_lens - 1, over that sequence's cached keys and values.
 
-    q (B, Hq, D) float, caches of its dtype or float8_e4m3fn (on a GPU from sm_89), `block_table` (B, max_blocks) int32,
-    `seq_lens` (B,) int32 including the new token; 0 marks a padded row, whose output is zeros. With a `sliding_window`
+    q (B, Hq, D) float, caches of its dtype or float8_e4m3fn (on a GPU from sm_89), `block_table` (rows, max_blocks)
+    int32, of which sequence b has row table_rows[b] (int64, (B,); None = row b). `seq_lens` (B,) int32 including the
+    new token; 0 marks a padded row, whose output is zeros. With a `sliding_window`
     w > 0 only the last w keys are visible. The caches hold keys / k_scale and values / v_scale. Returns (B, Hq, D),
     written to `out` if given. `scratch`, contiguous float32, holds partial results on a GPU (its size is
     `decode_scratch_elements`, beside the launcher); without it each call allocates. `deterministic`: a row's bits
@@ -41,6 +43,7 @@ def decode_attention(
         sliding_window,
         out,
         scratch,
+        table_rows=table_rows,
         k_scale=k_scale,
         v_scale=v_scale,
         deterministic=deterministic,
@@ -60,16 +63,18 @@ def prefill_attention(
     sliding_window: int = 0,
     out: Tensor | None = None,
     *,
+    table_rows: Tensor | None = None,
     k_scale: float = 1.0,
     v_scale: float = 1.0,
     deterministic: bool = False,
 ) -> Tensor:
     """Causal attention of ragged chunks of queries over the cache, which already holds their own keys and values.
 
-    q (T, Hq, D) float, caches and their scales as in `decode_attention`: sequence b's rows are query_start_loc[b] to
-    query_start_loc[b + 1] (int32, (B + 1,)), its last positions of seq_lens[b] (int32, (B,)) in all. `max_query_len` is
-    at least the length of the longest chunk. With a `sliding_window` w > 0 key j is visible to query i only if
-    i - w < j <= i. Returns (T, Hq, D), written to `out` if given; rows that belong to no sequence are not written.
+    q (T, Hq, D) float, caches, their scales, `block_table` and `table_rows` as in `decode_attention`: sequence b's
+    queries are query_start_loc[b] to query_start_loc[b + 1] (int32, (B + 1,)), its last positions of seq_lens[b]
+    (int32, (B,)) in all. `max_query_len` is at least the length of the longest chunk. With a `sliding_window` w > 0 key
+    j is visible to query i only if i - w < j <= i. Returns (T, Hq, D), written to `out` if given; rows that belong to
+    no sequence are not written.
     `deterministic`: a row's bits depend neither on the rest of the batch nor on how the prompt is divided into chunks,
     be it into single tokens.
     """
@@ -84,6 +89,7 @@ def prefill_attention(
         scale,
         sliding_window,
         out,
+        table_rows=table_rows,
         k_scale=k_scale,
         v_scale=v_scale,
         deterministic=deterministic,

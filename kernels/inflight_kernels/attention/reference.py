@@ -19,6 +19,12 @@ def _gather(cache: Tensor, blocks: Tensor, dtype: torch.dtype) -> Tensor:
     return gathered.view(batch, num_blocks * cache.shape[1], *cache.shape[2:])
 
 
+def _blocks(block_table: Tensor, table_rows: Tensor | None, first: int, end: int) -> Tensor:
+    """Blocks `first` to `end` of each sequence, see `inflight_kernels.decode_attention`."""
+    blocks = block_table[:, first:end]
+    return blocks if table_rows is None else blocks.index_select(0, table_rows)
+
+
 def decode_attention(
     q: Tensor,
     k_cache: Tensor,
@@ -30,6 +36,7 @@ def decode_attention(
     out: Tensor | None = None,
     scratch: Tensor | None = None,
     *,
+    table_rows: Tensor | None = None,
     k_scale: float = 1.0,
     v_scale: float = 1.0,
     deterministic: bool = False,
@@ -38,10 +45,11 @@ def decode_attention(
     if out is None:
         out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
     if deterministic and len(q) > 1:
+        table = _blocks(block_table, table_rows, 0, block_table.shape[1])
         for row in range(len(q)):
             one = slice(row, row + 1)
             decode_attention(
-                q[one], k_cache, v_cache, block_table[one], seq_lens[one], scale, sliding_window, out[one],
+                q[one], k_cache, v_cache, table[one], seq_lens[one], scale, sliding_window, out[one],
                 k_scale=k_scale, v_scale=v_scale,
             )  # fmt: skip
         return out
@@ -54,7 +62,7 @@ def decode_attention(
     # Blocks before the window of every sequence need not be copied.
     shortest_start = max(min(lengths) - sliding_window, 0) // block_size if sliding_window else 0
     first_key = shortest_start * block_size
-    blocks = block_table[:, shortest_start : -(-longest // block_size)]
+    blocks = _blocks(block_table, table_rows, shortest_start, -(-longest // block_size))
     k = _gather(k_cache, blocks, q.dtype)[:, : longest - first_key].transpose(1, 2)
     v = _gather(v_cache, blocks, q.dtype)[:, : longest - first_key].transpose(1, 2)
     mask = None
@@ -97,6 +105,7 @@ def prefill_attention(
     sliding_window: int = 0,
     out: Tensor | None = None,
     *,
+    table_rows: Tensor | None = None,
     k_scale: float = 1.0,
     v_scale: float = 1.0,
     deterministic: bool = False,
@@ -107,6 +116,7 @@ def prefill_attention(
     block_size = k_cache.shape[1]
     starts: list[int] = query_start_loc.tolist()
     lengths: list[int] = seq_lens.tolist()
+    block_table = _blocks(block_table, table_rows, 0, -(-max(lengths, default=0) // block_size))
     for row, seq_len in enumerate(lengths):
         begin, end = starts[row], starts[row + 1]
         query_len = end - begin

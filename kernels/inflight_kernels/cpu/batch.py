@@ -18,12 +18,14 @@ class Batch:
     """int64, position of each token in its sequence."""
     slots_T: Tensor
     """int64, block_id * block_size + offset of its key and value; negative = not stored."""
-    decode_table: Tensor
-    """int32 (N, blocks of the longest)."""
+    block_table: Tensor
+    """int32 (any number of rows, blocks of the longest)."""
+    decode_rows_N: Tensor
+    """int64, each one's row of `block_table`."""
     decode_lens_N: Tensor
     """int32, tokens in the cache after this step; at least 1."""
-    prefill_table: Tensor
-    """int32 (P, blocks of the longest)."""
+    prefill_rows_P: Tensor
+    """int64, each one's row of `block_table`."""
     prefill_lens_P: Tensor
     """int32"""
     prefill_starts: Tensor

@@ -171,10 +171,10 @@ class Ranks(ctypes.Structure):
 class NativeBatch(ctypes.Structure):
     _fields_ = (
         *((name, c_int64) for name in ("num_tokens", "num_decodes", "num_prefills")),
-        *((name, c_void_p) for name in ("token_ids", "positions", "slots", "decode_table", "decode_lens")),
-        ("decode_width", c_int64),
-        *((name, c_void_p) for name in ("prefill_table", "prefill_lens", "prefill_starts")),
-        ("prefill_width", c_int64),
+        *((name, c_void_p) for name in ("token_ids", "positions", "slots", "block_table")),
+        ("table_width", c_int64),
+        *((name, c_void_p) for name in ("decode_rows", "decode_lens")),
+        *((name, c_void_p) for name in ("prefill_rows", "prefill_lens", "prefill_starts")),
         *((name, c_void_p) for name in ("given", "given_rows")),
         ("adapters", c_void_p),
     )

@@ -70,9 +70,10 @@ def _batches() -> list[Batch]:
         return Batch(
             positions_T=empty(num_tokens, dtype=torch.int64),
             slots_T=empty(num_tokens, dtype=torch.int64),
-            decode_table=empty(num_decodes, 7),
+            block_table=empty(9, 7),
+            decode_rows_N=empty(num_decodes, dtype=torch.int64),
             decode_lens_N=empty(num_decodes),
-            prefill_table=empty(num_prefills, 7),
+            prefill_rows_P=empty(num_prefills, dtype=torch.int64),
             prefill_lens_P=empty(num_prefills),
             prefill_starts=empty(num_prefills + 1),
             adapters_T=empty(num_tokens),
@@ -105,7 +106,7 @@ class _Recorder:
         self._batch = batch
         self._x = x
         self._num_tokens = batch.positions_T.shape[0]
-        self._num_decodes = batch.decode_table.shape[0]
+        self._num_decodes = batch.decode_rows_N.shape[0]
         self._operations: list[Recorded] = []
         self._values = RecordedValues(self._num_tokens)
         self._padded: Columns | None = None
@@ -376,11 +377,14 @@ class _Recorder:
         out: Tensor | None = None,
         scratch: Tensor | None = None,
         *,
+        table_rows: Tensor | None = None,
         k_scale: float = 1.0,
         v_scale: float = 1.0,
         deterministic: bool = False,
     ) -> Tensor:
-        if block_table is not self._batch.decode_table or seq_lens is not self._batch.decode_lens_N:
+        batch = self._batch
+        own = (block_table is batch.block_table, table_rows is batch.decode_rows_N, seq_lens is batch.decode_lens_N)
+        if not all(own):
             raise Unsupported("C++ has decode attention to the step's own sequences only")
         cache = self._values.cache(k_cache, v_cache, q.shape[2], (k_scale, v_scale))
         return self._attention(DecodeAttention, 0, self._num_decodes, q, cache, scale, sliding_window, out)
@@ -398,13 +402,15 @@ class _Recorder:
         sliding_window: int = 0,
         out: Tensor | None = None,
         *,
+        table_rows: Tensor | None = None,
         k_scale: float = 1.0,
         v_scale: float = 1.0,
         deterministic: bool = False,
     ) -> Tensor:
         batch = self._batch
-        own = (block_table is batch.prefill_table, query_start_loc is batch.prefill_starts)
-        if not all(own) or seq_lens is not batch.prefill_lens_P:
+        own = (block_table is batch.block_table, table_rows is batch.prefill_rows_P)
+        own += (query_start_loc is batch.prefill_starts, seq_lens is batch.prefill_lens_P)
+        if not all(own):
             raise Unsupported("C++ has prefill attention to the step's own sequences only")
         cache = self._values.cache(k_cache, v_cache, q.shape[2], (k_scale, v_scale))
         return self._attention(

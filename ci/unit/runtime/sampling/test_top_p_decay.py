@@ -59,6 +59,6 @@ def test_a_decayed_top_p_survives_pauses_chunks_and_neighbours(runner: ModelRunn
 def test_host_and_device_decay_top_p_to_the_same_bits(runner: ModelRunner) -> None:
     sampling = decaying(top_p=0.999, top_p_decay=0.937, top_p_min=0.01)
     output = run(runner, prompt=make_prompt(10), max_tokens=30, sampling=sampling)
-    held = runner._state.floats_FR[1]
+    held = runner._computation.state.floats_FR[1]
     new = NewSequence(row=0, token_ids=[1, *output], num_prompt_tokens=1, block_ids=[], sampling_config=sampling)
     assert current_top_p(new) in held.tolist()

@@ -26,6 +26,7 @@ from inflight_kernels.common.checks import (
     check_kv_cache,
     check_shape,
     check_unit_stride,
+    check_vector,
     compute_capability,
 )
 
@@ -90,9 +91,16 @@ def attend_tiles(
 
 
 def check_attention(
-    q: Tensor, k_cache: Tensor, v_cache: Tensor, block_table: Tensor, batch: int, out: Tensor | None
+    q: Tensor,
+    k_cache: Tensor,
+    v_cache: Tensor,
+    block_table: Tensor,
+    table_rows: Tensor | None,
+    batch: int,
+    out: Tensor | None,
 ) -> None:
-    """Raise ValueError unless the shapes and dtypes of q (n, Hq, D), caches, table of `batch` rows and `out` match."""
+    """Raise ValueError unless the shapes and dtypes of q (n, Hq, D), caches, table of `batch` sequences and `out`
+    match."""
     check_float("q", q)
     if q.dim() != 3:
         raise ValueError(f"q must be (num_tokens, num_heads, head_dim), got {tuple(q.shape)}")
@@ -107,8 +115,10 @@ def check_attention(
     if q.shape[1] % k_cache.shape[2]:
         raise ValueError(f"{q.shape[1]} query heads cannot share {k_cache.shape[2]} KV heads evenly")
     check_dtype("block_table", block_table, torch.int32)
-    if block_table.dim() != 2 or block_table.shape[0] != batch:
+    if block_table.dim() != 2 or (table_rows is None and block_table.shape[0] != batch):
         raise ValueError(f"block_table must be (batch {batch}, max_blocks), got {tuple(block_table.shape)}")
+    if table_rows is not None:
+        check_vector("table_rows", table_rows, batch, torch.int64)
     check_unit_stride("block_table", block_table)
     if out is not None:
         check_shape("out", out, tuple(q.shape))

@@ -28,8 +28,8 @@ def _visible_tiles(seq_len, SLIDING_WINDOW: tl.constexpr, BLOCK_N: tl.constexpr)
 
 @triton.jit
 def _attend_part(
-    q_ptr, k_cache_ptr, v_cache_ptr, block_table_ptr, row, head, seq_len, tile_begin, tile_end, qk_scale,
-    stride_qb, stride_qh, stride_cache_block, stride_cache_offset, stride_cache_head, stride_table,
+    q_ptr, k_cache_ptr, v_cache_ptr, block_table_ptr, table_rows_ptr, row, head, seq_len, tile_begin, tile_end,
+    qk_scale, stride_qb, stride_qh, stride_cache_block, stride_cache_offset, stride_cache_head, stride_table,
     GROUP: tl.constexpr, HEAD_DIM: tl.constexpr, BLOCK_SIZE: tl.constexpr, SLIDING_WINDOW: tl.constexpr,
     INPUT_PRECISION: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr,
 ):  # fmt: skip
@@ -37,6 +37,9 @@ def _attend_part(
     offs_m = tl.arange(0, BLOCK_M)
     offs_d = tl.arange(0, BLOCK_D)
     row_64 = row.to(tl.int64)
+    table_row = row_64
+    if table_rows_ptr is not None:
+        table_row = tl.load(table_rows_ptr + row)
     head_64 = head.to(tl.int64)
     heads = head_64 * GROUP + offs_m
     mask_md = (offs_m < GROUP)[:, None] & (offs_d < HEAD_DIM)[None, :]
@@ -48,7 +51,7 @@ def _attend_part(
     acc, m_i, l_i = attend_tiles(
         acc, m_i, l_i, q, tl.zeros([BLOCK_M], dtype=tl.int32) + (seq_len - 1), seq_len, tile_begin, tile_end,
         k_cache_ptr + head_64 * stride_cache_head, v_cache_ptr + head_64 * stride_cache_head,
-        block_table_ptr + row_64 * stride_table, stride_cache_block, stride_cache_offset, qk_scale,
+        block_table_ptr + table_row * stride_table, stride_cache_block, stride_cache_offset, qk_scale,
         HEAD_DIM, BLOCK_SIZE, SLIDING_WINDOW, True, INPUT_PRECISION, BLOCK_N, BLOCK_D,
     )  # fmt: skip
     return acc, m_i, l_i
@@ -92,12 +95,13 @@ def _tiles_of_split(tiles, num_splits):
 
 # One compiled kernel for all batches: triton would otherwise specialise for widths and counts that are 1 or multiples
 # of 16, and for pointers aligned to 16 bytes, which a slice of the lengths may not be.
-@triton.jit(do_not_specialize=["seq_lens_ptr", "stride_table"])
+@triton.jit(do_not_specialize=["table_rows_ptr", "seq_lens_ptr", "stride_table"])
 def decode_split_kernel(
     q_ptr,
     k_cache_ptr,
     v_cache_ptr,
     block_table_ptr,
+    table_rows_ptr,
     seq_lens_ptr,
     out_ptr,
     acc_ptr,
@@ -136,8 +140,8 @@ def decode_split_kernel(
     tile_begin = first_tile + split * tiles_per_split
     tile_end = tl.minimum(tile_begin + tiles_per_split, end_tile)
     acc, m_i, l_i = _attend_part(
-        q_ptr, k_cache_ptr, v_cache_ptr, block_table_ptr, row, head, seq_len, tile_begin, tile_end, qk_scale,
-        stride_qb, stride_qh, stride_cache_block, stride_cache_offset, stride_cache_head, stride_table,
+        q_ptr, k_cache_ptr, v_cache_ptr, block_table_ptr, table_rows_ptr, row, head, seq_len, tile_begin, tile_end,
+        qk_scale, stride_qb, stride_qh, stride_cache_block, stride_cache_offset, stride_cache_head, stride_table,
         GROUP, HEAD_DIM, BLOCK_SIZE, SLIDING_WINDOW, INPUT_PRECISION, BLOCK_M, BLOCK_N, BLOCK_D,
     )  # fmt: skip
     if tiles <= tiles_per_split:
@@ -147,12 +151,13 @@ def decode_split_kernel(
         _write_part(acc_ptr, m_ptr, l_ptr, acc, m_i, l_i, slot, GROUP, HEAD_DIM, BLOCK_M, BLOCK_D)
 
 
-@triton.jit(do_not_specialize=["seq_lens_ptr", "batch", "stride_table"])
+@triton.jit(do_not_specialize=["table_rows_ptr", "seq_lens_ptr", "batch", "stride_table"])
 def decode_persistent_kernel(
     q_ptr,
     k_cache_ptr,
     v_cache_ptr,
     block_table_ptr,
+    table_rows_ptr,
     seq_lens_ptr,
     out_ptr,
     acc_ptr,
@@ -217,7 +222,7 @@ def decode_persistent_kernel(
         count = tl.minimum(tiles - skipped, stop - place)
         tile_begin = first_tile + skipped
         acc, m_i, l_i = _attend_part(
-            q_ptr, k_cache_ptr, v_cache_ptr, block_table_ptr, row, head, seq_len,
+            q_ptr, k_cache_ptr, v_cache_ptr, block_table_ptr, table_rows_ptr, row, head, seq_len,
             tile_begin, tl.minimum(tile_begin + count, end_tile), qk_scale,
             stride_qb, stride_qh, stride_cache_block, stride_cache_offset, stride_cache_head, stride_table,
             GROUP, HEAD_DIM, BLOCK_SIZE, SLIDING_WINDOW, INPUT_PRECISION, BLOCK_M, BLOCK_N, BLOCK_D,

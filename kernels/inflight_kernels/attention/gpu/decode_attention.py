@@ -123,6 +123,7 @@ def decode_attention(
     out: Tensor | None = None,
     scratch: Tensor | None = None,
     *,
+    table_rows: Tensor | None = None,
     k_scale: float = 1.0,
     v_scale: float = 1.0,
     deterministic: bool = False,
@@ -136,9 +137,9 @@ def decode_attention(
     if deterministic:
         return prefill_attention(
             q, k_cache, v_cache, block_table, None, seq_lens, 1, scale, sliding_window, out,
-            k_scale=k_scale, v_scale=v_scale, deterministic=True, config=config,
+            table_rows=table_rows, k_scale=k_scale, v_scale=v_scale, deterministic=True, config=config,
         )  # fmt: skip
-    check_attention(q, k_cache, v_cache, block_table, q.shape[0], out)
+    check_attention(q, k_cache, v_cache, block_table, table_rows, q.shape[0], out)
     check_vector("seq_lens", seq_lens, q.shape[0], torch.int32)
     check_scales(scale, k_scale, v_scale, sliding_window)
     batch, num_q_heads, head_dim = q.shape
@@ -176,7 +177,7 @@ def decode_attention(
     plan = plan.view(torch.int32)
 
     block_d = max(next_power_of_2(head_dim), 16)
-    operands = (q, k_cache, v_cache, block_table, seq_lens, out, acc, m, sums)
+    operands = (q, k_cache, v_cache, block_table, table_rows, seq_lens, out, acc, m, sums)
     strides = (
         q.stride(0),
         q.stride(1),

@@ -55,12 +55,13 @@ CANDIDATES: tuple[Mapping[str, int], ...] = (
 
 # One compiled kernel for all batches: triton would otherwise specialise for widths and counts that are 1 or multiples
 # of 16, and for pointers aligned to 16 bytes, which a slice of the lengths may not be.
-@triton.jit(do_not_specialize=["query_start_loc_ptr", "seq_lens_ptr", "stride_table"])
+@triton.jit(do_not_specialize=["table_rows_ptr", "query_start_loc_ptr", "seq_lens_ptr", "stride_table"])
 def prefill_attention_kernel(
     q_ptr,
     k_cache_ptr,
     v_cache_ptr,
     block_table_ptr,
+    table_rows_ptr,
     query_start_loc_ptr,
     seq_lens_ptr,
     out_ptr,
@@ -130,7 +131,10 @@ def prefill_attention_kernel(
     l_i = tl.zeros([BLOCK_M], dtype=tl.float32)
     k_head_ptr = k_cache_ptr + pid_h.to(tl.int64) * stride_cache_head
     v_head_ptr = v_cache_ptr + pid_h.to(tl.int64) * stride_cache_head
-    table_row_ptr = block_table_ptr + pid_b * stride_table
+    table_row = pid_b
+    if table_rows_ptr is not None:
+        table_row = tl.load(table_rows_ptr + pid_b)
+    table_row_ptr = block_table_ptr + table_row * stride_table
     if SLIDING_WINDOW > 0:
         acc, m_i, l_i = attend_tiles(
             acc, m_i, l_i, q, query_positions, seq_len, tile_lo, full_lo, k_head_ptr, v_head_ptr, table_row_ptr,
@@ -188,6 +192,7 @@ def prefill_attention(
     sliding_window: int = 0,
     out: Tensor | None = None,
     *,
+    table_rows: Tensor | None = None,
     k_scale: float = 1.0,
     v_scale: float = 1.0,
     deterministic: bool = False,
@@ -196,7 +201,7 @@ def prefill_attention(
     """Launch prefill attention; see `inflight_kernels.prefill_attention`. `query_start_loc`: None = a query for each
     sequence. `config` overrides the tuned one."""
     batch = seq_lens.shape[0]
-    check_attention(q, k_cache, v_cache, block_table, batch, out)
+    check_attention(q, k_cache, v_cache, block_table, table_rows, batch, out)
     check_vector("seq_lens", seq_lens, batch, torch.int32)
     if query_start_loc is not None:
         check_vector("query_start_loc", query_start_loc, batch + 1, torch.int32)
@@ -232,6 +237,7 @@ def prefill_attention(
         k_cache,
         v_cache,
         block_table,
+        table_rows,
         seq_lens if query_start_loc is None else query_start_loc,
         seq_lens,
         out,

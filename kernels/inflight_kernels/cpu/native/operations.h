@@ -162,18 +162,22 @@ struct Batch {
   int64_t num_tokens, num_decodes, num_prefills;
   /// (num_tokens) each: token id; position in the sequence; cache slot, negative = not stored.
   const int64_t *token_ids, *positions, *slots;
-  /// (num_decodes, decode_width) and (num_decodes)
-  const int32_t *decode_table, *decode_lens;
-  int64_t decode_width;
-  /// (num_prefills, prefill_width), (num_prefills) and (num_prefills + 1), counted from the first prefilling token.
-  const int32_t *prefill_table, *prefill_lens, *prefill_starts;
-  int64_t prefill_width;
+  /// (any number of rows, table_width): ids of each row's blocks.
+  const int32_t* block_table;
+  int64_t table_width;
+  /// (num_decodes) each: row of the block table; tokens in the cache.
+  const int64_t* decode_rows;
+  const int32_t* decode_lens;
+  /// (num_prefills) each, and (num_prefills + 1): where tokens start, counted from the first prefilling token.
+  const int64_t* prefill_rows;
+  const int32_t *prefill_lens, *prefill_starts;
   /// (num_tokens): row of `given_rows` that is a token's embedding, negative = the table's; null = all are the table's.
   const int64_t* given;
   const Bf16* given_rows;
   /// (num_tokens), slot of each token's adapter, negative = none; null where no token has one.
   const int32_t* adapters;
 
+  const int32_t* blocks_of(int64_t table_row) const { return block_table + table_row * table_width; }
   bool has_adapter(int64_t token) const { return adapters && adapters[token] >= 0; }
 };
 

@@ -30,7 +30,7 @@ inline Chunk find_chunk(const Attention& op, const Batch& batch, int64_t row, in
   const int64_t num_keys = batch.prefill_lens[row];
   chunk.first_key = first_key(op, num_keys - chunk.num_tokens + 1) / KEYS_AT_ONCE * KEYS_AT_ONCE;
   chunk.num_keys = num_keys - chunk.first_key;
-  chunk.blocks = batch.prefill_table + row * batch.prefill_width;
+  chunk.blocks = batch.blocks_of(batch.prefill_rows[row]);
   const int64_t elements = chunk.padded_keys() * op.cache.num_kv_heads * op.cache.head_dim;
   chunk.keys = used;
   chunk.values = used + elements;

@@ -1,0 +1,259 @@
+"""The halves of a step where it is computed: from a StepInput to hidden states and logits, and on to sampled tokens.
+
+On a GPU everything here only launches. A decode step replays CUDA graphs, if those of its key were recorded; all others
+launch each kernel. Either way the same functions say what is launched.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from concurrent.futures import Future
+from dataclasses import dataclass
+from functools import partial
+
+import torch
+from torch import Tensor
+
+from inflight.distributed.parallel_groups import ParallelGroups
+from inflight.models.network import LayeredNetwork, Network
+from inflight.request_limits import RequestLimits
+from inflight.runtime.adapters.adapter_store import AdapterStore
+from inflight.runtime.batch_layout import lay_out
+from inflight.runtime.decode_graphs import Graph, GraphSet, NetworkKey, SamplingKey
+from inflight.runtime.draft_model import DraftModel, place_drafts
+from inflight.runtime.guided.token_mask import StepMask
+from inflight.runtime.host_blocks import HostBlocks
+from inflight.runtime.kv_cache import KVCache
+from inflight.runtime.logits_post_processing import LogitsPostProcessing, ProcessedRow
+from inflight.runtime.prompt_blocks import PromptBlocks
+from inflight.runtime.row_state import RowState
+from inflight.runtime.row_table import RowTable
+from inflight.runtime.sampler import SampledTokens, Sampler, find_allowed
+from inflight.runtime.sampling_input import SamplingNeeds, find_sampling, plain_needs
+from inflight.runtime.staging import InputBuffer
+from inflight.runtime.step_handle import Forwarded, Logits, StepResult
+from inflight.runtime.step_input import StepInput, padding_step
+from inflight.runtime.step_sizes import StepSizes
+from inflight.runtime.step_tensors import NO_PLAN, StepTensors, of_prompts, of_samples, pinned_copy
+from inflight.scheduler_output import HIDDEN_STATES, layer_output
+
+SAMPLING_VARIANTS = ((False, False), (True, False), (True, True))
+"""What graphs sample: greedily, at random, at random with filters."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Computed:
+    """What the network makes of a step."""
+
+    hidden: dict[str, Tensor]
+    """(T, D) by name: the last hidden states, and those of layers that are asked for."""
+    sampling_tokens_S: Tensor | None
+    """This and the following as in BatchLayout."""
+    rows_S: Tensor
+    lengths_S: Tensor
+
+
+class StepComputation:
+    def __init__(
+        self,
+        *,
+        decoder: Network,
+        draft_network: Network | None,
+        kv_cache: KVCache,
+        block_size: int,
+        table: RowTable,
+        limits: RequestLimits,
+        sizes: StepSizes,
+        input_bytes: int,
+        post_processing: LogitsPostProcessing,
+        groups: ParallelGroups,
+        device: torch.device,
+        host_blocks: HostBlocks | None,
+        prompt_blocks: PromptBlocks | None,
+        adapters: AdapterStore | None,
+    ) -> None:
+        """`draft_network`: its caches stand behind those of `decoder` in `kv_cache`; None = no draft model.
+        `input_bytes`: for the arrays of a step."""
+        self.decoder = decoder
+        self.state = RowState(table, limits.max_seq_len, limits.vocab_size, device, is_reserved=sizes.pads)
+        self.input = InputBuffer(input_bytes, device, packs=sizes.pads)
+        self._sizes = sizes
+        self._kv_cache = kv_cache
+        self._caches = kv_cache.layers[: len(decoder.cache_specs)]
+        self._block_size = block_size
+        self._sampler = Sampler(table.num_rows, device)
+        self.draft_model: DraftModel | None = None
+        if draft_network is not None:
+            self.draft_model = DraftModel(
+                draft_network,
+                kv_cache.layers[len(decoder.cache_specs) :],
+                block_size=block_size,
+                state=self.state,
+                sampler=self._sampler,
+                input_buffer=InputBuffer(input_bytes, device, packs=sizes.pads),
+            )
+        self._post_processing = post_processing
+        self._groups = groups
+        self._device = device
+        self._host_blocks = host_blocks
+        self._prompt_blocks = prompt_blocks
+        self._adapters = adapters
+        self._networks: GraphSet[NetworkKey, Computed] = GraphSet()
+        self._samplings: GraphSet[SamplingKey, SampledTokens] = GraphSet()
+
+    @torch.inference_mode()
+    def record_graphs(self, make_graph: Callable[[], Graph]) -> int:
+        """Record the graphs of decode steps of all sizes, on rows of padding alone. Returns how many they are."""
+        for num_rows in reversed(self._sizes.num_rows):
+            for has_adapters in (False, True) if self._adapters is not None else (False,):
+                network = NetworkKey(num_rows=num_rows, has_adapters=has_adapters)
+                step = padding_step(num_rows, self.state.padding_row, has_adapters=has_adapters)
+                arrays = self.input.load(step.arrays)
+                self._networks.record(network, make_graph(), partial(self._compute, step, arrays))
+                for is_random, is_filtered in SAMPLING_VARIANTS:
+                    for log_probs in (False, True):
+                        key = SamplingKey(
+                            network=network, is_random=is_random, is_filtered=is_filtered, log_probs=log_probs
+                        )
+                        self._samplings.record(key, make_graph(), partial(self._sample_all, key))
+        return len(self._networks) + len(self._samplings)
+
+    # -- the first half ------------------------------------------------------------------------------------------------
+
+    @torch.inference_mode()
+    def forward(self, step: StepInput, is_processed: bool) -> Forwarded:
+        """`is_processed`: masks or functions of the host decide what may be sampled."""
+        arrays = self.input.load(step.arrays)
+        self._change(step, arrays)
+        if not step.num_tokens:
+            return Forwarded(logits=None, prompt_tensors=[])
+        drafts: Tensor | None = None
+        if step.draft_passes is not None:
+            assert self.draft_model is not None, "drafts of a draft model that is not there were not refused"
+            drafts = self.draft_model.draft(step.draft_passes, arrays)
+            if drafts is not None:
+                place_drafts(arrays, drafts)
+        self.state.note_drafts(arrays)
+        key = _network_key(step) if self._networks else None
+        computed = self._compute(step, arrays) if key is None else self._networks.replay(key)
+        if step.exports:
+            assert self._prompt_blocks is not None, "what is not served was not refused"
+            self._prompt_blocks.export(step.exports)
+        if not self._groups.samples:
+            return Forwarded(logits=None, prompt_tensors=[])
+        of_prompt = of_prompts(step.tensor_plan, arrays, computed.hidden, self.decoder.logits, self._to_host)
+        if step.needs is None:
+            return Forwarded(logits=None, prompt_tensors=of_prompt)
+        sampling = find_sampling(step.needs, arrays, computed.rows_S, computed.lengths_S, step.ngram_extent)
+        if key is not None and step.tensor_plan is NO_PLAN and sampling.is_plain and not is_processed:
+            return Forwarded(logits=None, prompt_tensors=[], drafts=drafts, graph_key=_sampling_key(key, step.needs))
+        hidden = computed.hidden
+        if computed.sampling_tokens_S is not None:
+            hidden = {name: states_TD.index_select(0, computed.sampling_tokens_S) for name, states_TD in hidden.items()}
+        logits_SV = self.decoder.logits(hidden[HIDDEN_STATES])
+        logits = Logits(step=step, arrays=arrays, logits_SV=logits_SV, hidden=hidden, sampling=sampling)
+        return Forwarded(logits=logits, prompt_tensors=of_prompt, drafts=drafts)
+
+    def _change(self, step: StepInput, arrays: dict[str, Tensor]) -> None:
+        """Apply what the step changes of blocks, adapters and rows before it computes."""
+        self._kv_cache.scrub(step.scrubbed_block_ids)
+        if self._host_blocks is not None:
+            self._host_blocks.offload(step.offloads)
+            self._host_blocks.onboard(step.onboards)
+        if step.arrivals:
+            assert self._prompt_blocks is not None, "what is not served was not refused"
+            self._prompt_blocks.place(step.arrivals)
+        if "copied_from" in arrays:
+            self._kv_cache.copy_blocks(arrays["copied_from"], arrays["copied_to"])
+        self._kv_cache.scrub(step.scrubbed_copies)
+        for slot, adapter in step.adapter_loads:
+            assert self._adapters is not None, "a slot that is not served was not refused"
+            self._adapters.fill(slot, adapter)
+        self.state.begin(step.new_sequences, arrays)
+
+    def _compute(self, step: StepInput, arrays: dict[str, Tensor]) -> Computed:
+        """Run the network. Recorded for steps of decodes."""
+        layout = lay_out(step, arrays, self.state, self._block_size)
+        inputs = (layout.token_ids_T, self._caches, layout.metadata)
+        wanted = step.tensor_plan.layers
+        if wanted:
+            assert isinstance(self.decoder, LayeredNetwork), "a layer that is not offered was not refused"
+            hidden_TD, of_layers = self.decoder.forward_layers(*inputs, wanted)
+        else:
+            hidden_TD, of_layers = self.decoder.forward(*inputs), {}
+        return Computed(
+            hidden={HIDDEN_STATES: hidden_TD, **{layer_output(number): found for number, found in of_layers.items()}},
+            sampling_tokens_S=layout.sampling_tokens_S,
+            rows_S=layout.rows_S,
+            lengths_S=layout.lengths_S,
+        )
+
+    # -- the second half -----------------------------------------------------------------------------------------------
+
+    @torch.inference_mode()
+    def sample(
+        self, forwarded: Future[Forwarded], mask: StepMask | None, processed_rows: list[ProcessedRow]
+    ) -> StepResult:
+        first_half = forwarded.result()
+        of_sample: dict[str, Tensor] = {}
+        if first_half.graph_key is not None:
+            sampled = self._samplings.replay(first_half.graph_key)
+        elif first_half.logits is not None:
+            sampled, of_sample = self._sample_logits(first_half.logits, mask, processed_rows)
+        else:
+            return StepResult(sampled=None, tensors=StepTensors(prompts=first_half.prompt_tensors, samples={}))
+        return StepResult(
+            sampled=SampledTokens(
+                token_ids_S=self._to_host(sampled.token_ids_S),
+                log_probs_S=None if sampled.log_probs_S is None else self._to_host(sampled.log_probs_S),
+                is_finite_S=self._to_host(sampled.is_finite_S),
+                faults_P=None if sampled.faults_P is None else self._to_host(sampled.faults_P),
+            ),
+            tensors=StepTensors(prompts=first_half.prompt_tensors, samples=of_sample),
+            drafts=None if first_half.drafts is None else self._to_host(first_half.drafts),
+        )
+
+    def _sample_logits(
+        self, logits: Logits, mask: StepMask | None, processed_rows: list[ProcessedRow]
+    ) -> tuple[SampledTokens, dict[str, Tensor]]:
+        """Sampled tokens, and what rows want besides."""
+        step, sampling = logits.step, logits.sampling
+        of_sample = of_samples(
+            step.tensor_plan,
+            logits.arrays,
+            logits.logits_SV,
+            logits.hidden,
+            self._to_host,
+            lambda: find_allowed(logits.logits_SV, sampling, self.state.history),
+        )
+        token_mask = None if mask is None else mask.to(self._device)
+        processed = self._post_processing.apply(processed_rows, logits.logits_SV) if processed_rows else None
+        sampled = self._sampler(logits.logits_SV, sampling, self.state, token_mask, processed)
+        self.state.end(sampling, sampled.token_ids_S)
+        return sampled, of_sample
+
+    def _sample_all(self, key: SamplingKey) -> SampledTokens:
+        """Sample for every row of a decode step whose network is recorded. Recorded."""
+        computed = self._networks.result(key.network)
+        needs = plain_needs(is_random=key.is_random, is_filtered=key.is_filtered, log_probs=key.log_probs)
+        sampling = find_sampling(needs, {}, computed.rows_S, computed.lengths_S)
+        sampled = self._sampler(self.decoder.logits(computed.hidden[HIDDEN_STATES]), sampling, self.state)
+        self.state.end(sampling, sampled.token_ids_S)
+        return sampled
+
+    def _to_host(self, values: Tensor) -> Tensor:
+        """On the host; on a GPU once the step is done."""
+        return pinned_copy(values) if self._device.type == "cuda" else values
+
+
+def _network_key(step: StepInput) -> NetworkKey | None:
+    """Of a step of decodes alone, in which every row samples; None = another one, which no graph computes."""
+    others = {"sampled_tokens", "given_places"} & step.arrays.keys()
+    if step.num_prefills or others or step.tensor_plan.layers:
+        return None
+    return NetworkKey(num_rows=step.num_decodes, has_adapters="adapters" in step.arrays)
+
+
+def _sampling_key(network: NetworkKey, needs: SamplingNeeds) -> SamplingKey:
+    is_filtered = needs.any_top_k or needs.any_top_p or needs.any_min_p
+    return SamplingKey(network=network, is_random=needs.is_random, is_filtered=is_filtered, log_probs=needs.log_probs)
