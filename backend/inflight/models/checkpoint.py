@@ -6,6 +6,7 @@ A rank reads only the bytes of its own slices. Nothing is unpickled.
 from __future__ import annotations
 
 import json
+import logging
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -14,6 +15,9 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from inflight.errors import ConfigurationError
+from inflight.log_progress import LogProgress
+
+logger = logging.getLogger(__name__)
 
 SINGLE_FILE = "model.safetensors"
 INDEX_FILE = "model.safetensors.index.json"
@@ -30,6 +34,7 @@ class Checkpoint:
         self._files: dict[str, Any] = {}
         self._read: set[str] = set()
         self._file_of = self._locate()
+        self._progress = LogProgress(logger, "tensors of the checkpoint are read", len(self._file_of))
 
     def __enter__(self) -> Checkpoint:
         return self
@@ -73,6 +78,7 @@ class Checkpoint:
             return
         try:
             target[tuple(slice(found.stop - found.start) for found in index)].copy_(part[index])
+            self._progress.note(len(self._read))
         except SafetensorError as error:
             raise self._broken(self._file_of[name], error) from None
 

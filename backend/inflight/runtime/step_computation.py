@@ -6,6 +6,7 @@ launch each kernel. Either way the same functions say what is launched.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import dataclass
@@ -15,6 +16,7 @@ import torch
 from torch import Tensor
 
 from inflight.distributed.parallel_groups import ParallelGroups
+from inflight.log_progress import LogProgress
 from inflight.models.network import LayeredNetwork, Network
 from inflight.request_limits import RequestLimits
 from inflight.runtime.adapters.adapter_store import AdapterStore
@@ -36,6 +38,8 @@ from inflight.runtime.step_input import StepInput, padding_step
 from inflight.runtime.step_sizes import StepSizes
 from inflight.runtime.step_tensors import NO_PLAN, StepTensors, of_prompts, of_samples, pinned_copy
 from inflight.scheduler_output import HIDDEN_STATES, layer_output
+
+logger = logging.getLogger(__name__)
 
 SAMPLING_VARIANTS = ((False, False), (True, False), (True, True))
 """What graphs sample: greedily, at random, at random with filters."""
@@ -104,7 +108,9 @@ class StepComputation:
     @torch.inference_mode()
     def record_graphs(self, make_graph: Callable[[], Graph]) -> int:
         """Record the graphs of decode steps of all sizes, on rows of padding alone. Returns how many they are."""
-        for num_rows in reversed(self._sizes.num_rows):
+        progress = LogProgress(logger, "sizes of decode steps are recorded", len(self._sizes.num_rows))
+        for number, num_rows in enumerate(reversed(self._sizes.num_rows)):
+            progress.note(number)
             for has_adapters in (False, True) if self._adapters is not None else (False,):
                 network = NetworkKey(num_rows=num_rows, has_adapters=has_adapters)
                 step = padding_step(num_rows, self.state.padding_row, has_adapters=has_adapters)

@@ -13,11 +13,11 @@ Rows share one block, so that the steps fit into any cache: what they compute me
 from __future__ import annotations
 
 import logging
-import time
 from collections.abc import Callable, Iterator
 from itertools import product
 from typing import Any
 
+from inflight.log_progress import LogProgress
 from inflight.request_limits import RequestLimits
 from inflight.runtime.step_sizes import StepSizes
 from inflight.sampling_config import SamplingConfig
@@ -25,22 +25,17 @@ from inflight.scheduler_output import DRAFTED, LOG_PROBS, NO_SLOT, NewSequence, 
 
 logger = logging.getLogger(__name__)
 
-SECONDS_BETWEEN_LINES = 5.0
-"""Of the log."""
 FILTERS: dict[str, Any] = {"temperature": 1.0, "top_k": 2, "top_p": 0.9, "min_p": 0.1}
 CHOICES: tuple[dict[str, Any], ...] = ({}, {"temperature": 1.0}, FILTERS)
 """Greedy, random, random with filters: with one of them or all makes no difference."""
 
 
 def warm_up(steps: list[SchedulerOutput], run: Callable[[SchedulerOutput], None]) -> None:
-    """Run the steps one after the other, and log how far that is where it takes long."""
-    started = told = time.monotonic()
+    """Run the steps one after the other."""
+    progress = LogProgress(logger, "steps of the warm-up, which compiles kernels, are done", len(steps))
     for number, step in enumerate(steps, 1):
         run(step)
-        now = time.monotonic()
-        if now - told > SECONDS_BETWEEN_LINES:
-            told = now
-            logger.info("warm-up: %d of %d steps in %.0f s; kernels are compiled", number, len(steps), now - started)
+        progress.note(number)
 
 
 def warmup_steps(
