@@ -89,6 +89,7 @@ class Harness:
         hash_key: bytes = b"key",
         kv_cache: dict[str, Any] | None = None,
         runner: dict[str, Any] | None = None,
+        runner_type: type[FakeRunner] = FakeRunner,
         **manager: Any,
     ) -> None:
         self.max_seq_len = max_seq_len
@@ -115,7 +116,7 @@ class Harness:
             priority_preemption=priority_preemption,
             num_stages=num_stages,
         )
-        self.runner = FakeRunner(
+        self.runner = runner_type(
             num_blocks=num_blocks,
             block_size=block_size,
             max_batch_size=max_batch_size,
