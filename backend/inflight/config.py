@@ -130,6 +130,8 @@ class EngineConfig:
     """Requests that may wait in addition to max_batch_size active ones; more are refused at once; 0 = no limit."""
     enable_chunked_context: bool = True
     """Compute long prompts in chunks beside running decodes; false = in one step, so prompts fit in max_num_tokens."""
+    inter_token_latency_target_ms: int = 0
+    """Milliseconds that a step beside running decodes may take, which bounds the chunks of prompts in it; 0 = any."""
     batch_scheduler_policy: SchedulerPolicy = SchedulerPolicy.GUARANTEED_NO_EVICT
     """guaranteed_no_evict, max_utilization or static_batch."""
     priority_preemption: bool = False
@@ -258,6 +260,11 @@ class EngineConfig:
         if self.kv_cache_host_memory_bytes and not self.enable_kv_cache_reuse:
             raise ConfigurationError(
                 "kv_cache_host_memory_bytes needs enable_kv_cache_reuse: blocks in host memory are there to be reused"
+            )
+        if self.inter_token_latency_target_ms and not self.enable_chunked_context:
+            raise ConfigurationError(
+                "inter_token_latency_target_ms is kept by smaller chunks of prompts: set enable_chunked_context to "
+                "true, or inter_token_latency_target_ms to 0"
             )
         if self.priority_preemption and self.batch_scheduler_policy is SchedulerPolicy.STATIC_BATCH:
             raise ConfigurationError(

@@ -46,6 +46,10 @@ class SimulatedDevice(FakeRunner):
         self._scheduled: SchedulerOutput | None = None
 
     @property
+    def now_ns(self) -> int:
+        return round(self._now * 1000)
+
+    @property
     def idle_share(self) -> float:
         return self.idle_us / (self.idle_us + self.busy_us)
 

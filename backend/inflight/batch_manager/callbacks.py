@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from inflight.errors import RequestError
 from inflight.request import Request
 from inflight.result import FinishReason, Result
+from inflight.scheduler_output import SchedulerOutput
 
 GetInferenceRequestsCallback = Callable[[int], list[Request]]
 """(max_num_requests) -> new requests that have at most that many sequences together; a negative maximum means no limit.
@@ -46,6 +47,9 @@ class Callbacks:
     return_batch_manager_stats: ReturnBatchManagerStatsCallback | None = None
     wants_batch_manager_stats: Callable[[], bool] | None = None
     """Whether to make the statistics of this iteration, because they will be read. None = always."""
+    step_ended: Callable[[SchedulerOutput, int], None] | None = None
+    """(step, nanoseconds since the step before it ended, or since it was launched if there was none) Called when a
+    step's results have come."""
     end_iteration: Callable[[], None] | None = None
     """Called last in every iteration that leaves requests active or has completed one. What keeps statistics of every
     iteration then calls GptManager.statistics and request_statistics."""

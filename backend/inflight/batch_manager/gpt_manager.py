@@ -2,7 +2,7 @@
 
 Its only interfaces are the four callbacks and a Runner. Every rank runs this loop on the same input and takes the same
 decisions; the callbacks see to it that only the leader sends responses. Times are recorded for the client and never
-affect a decision.
+affect a decision: what a leader makes of them comes back to every rank as input.
 """
 
 from __future__ import annotations
@@ -85,6 +85,7 @@ class GptManager:
         self._outstanding: deque[tuple[SchedulerOutput, Any]] = deque()  # with the runner's handle, oldest first
         self._is_sampled = True  # the newest of them
         self._launched: SchedulerOutput | None = None  # what this iteration launched
+        self._busy_since_ns = 0  # with the oldest outstanding step
         self._num_iterations = 0
         # Of this iteration, for its statistics.
         self._began_ns = 0
@@ -112,6 +113,13 @@ class GptManager:
         Every rank must call it with the same times in the same iterations.
         """
         self._scheduler.kv_cache.note_time(now_ms)
+
+    def limit_tokens(self, num_tokens: int) -> None:
+        """From now on a step in which sequences decode has at most so many tokens, as far as prompts can go on.
+
+        Every rank must call it with the same numbers in the same iterations.
+        """
+        self._scheduler.max_tokens_beside_decodes = num_tokens
 
     def cancel_sequence(self, request_id: int, index: int) -> None:
         """End one sequence of an active request with its tokens so far, while the others go on. Beams end together
@@ -166,7 +174,11 @@ class GptManager:
         except Exception as error:
             self._step_failed(error)
             return
-        progressed = self._scheduler.update(scheduled, output, self._clock())
+        now_ns = self._clock()
+        if self._callbacks.step_ended is not None:
+            self._callbacks.step_ended(scheduled, now_ns - self._busy_since_ns)
+        self._busy_since_ns = now_ns
+        progressed = self._scheduler.update(scheduled, output, now_ns)
         self._ready.update(dict.fromkeys(progressed))
         number = self._num_iterations - len(self._outstanding)
         for sequence in progressed:
@@ -272,6 +284,8 @@ class GptManager:
         except Exception as error:
             self._step_failed(error)
             return
+        if not self._outstanding:
+            self._busy_since_ns = self._clock()
         self._outstanding.append((scheduled, handle))
         self._is_sampled = False
         self._launched = scheduled
@@ -344,7 +358,7 @@ class GptManager:
             max_batch_size_static=scheduler.max_batch_size,
             max_batch_size_runtime=scheduler.max_batch_size,
             max_num_tokens_static=scheduler.max_num_tokens,
-            max_num_tokens_runtime=scheduler.max_num_tokens,
+            max_num_tokens_runtime=scheduler.max_tokens_beside_decodes,
             gpu_mem_usage=gpu_memory,
             cpu_mem_usage=cpu_memory,
             pinned_mem_usage=pinned_memory,

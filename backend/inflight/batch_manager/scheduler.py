@@ -74,6 +74,8 @@ class Scheduler:
         self.max_batch_size = max_batch_size
         self.max_seq_len = max_seq_len
         self.max_num_tokens = max_num_tokens
+        self.max_tokens_beside_decodes = max_num_tokens
+        """Tokens of a step in which sequences decode; prompts get a block's tokens of it at least."""
         self.num_stages = num_stages
         self._enable_chunked_context = enable_chunked_context
         self._admission = Admission(kv_cache, policy, enable_chunked_context)
@@ -119,7 +121,10 @@ class Scheduler:
         if self._preempts and self._waiting.has_head:
             self._displace_for(self._waiting.head())
         # Decoding sequences come first: one token of the step is reserved for each before prompts get any.
-        budget = self.max_num_tokens - self._batch.num_decoding
+        num_decoding = self._batch.num_decoding
+        budget = self.max_num_tokens - num_decoding
+        if num_decoding:
+            budget = min(budget, max(self.max_tokens_beside_decodes - num_decoding, self.kv_cache.block_size))
         step = Step(budget, self._batch, self.kv_cache.block_size, is_staged=self.num_stages > 1)
         self._continue_running(step)
         if self._waiting:

@@ -19,7 +19,14 @@ from inflight.errors import ConfigurationError
 from inflight.executor.front.engine_state import EngineState
 from inflight.executor.front.front import SHUT_DOWN, Front
 from inflight.executor.front.journal_entry import RANKS_LOST
-from inflight.executor.rank.assembly import LoadedRunner, LoadRunner, load_model_runner, make_manager, make_transfer
+from inflight.executor.rank.assembly import (
+    LoadedRunner,
+    LoadRunner,
+    load_model_runner,
+    make_manager,
+    make_token_budget,
+    make_transfer,
+)
 from inflight.executor.rank.block_transfer.block_transfer import BlockTransfer
 from inflight.executor.rank.callbacks import RankCallbacks
 from inflight.executor.rank.leader.contexts import Contexts
@@ -150,7 +157,7 @@ class InProcessExecutor(Front):
             preemption_rows=config.preemption_rows,
         )
         self._leader.use(book)
-        rank = RankCallbacks(SingleRank(), self._leader, runner.adapters, transfer)
+        rank = RankCallbacks(SingleRank(), self._leader, runner.adapters, transfer, make_token_budget(config))
         manager = make_manager(config, runner, rank.callbacks, raise_on_step_failure=False, notes_events=True)
         rank.attach(manager)
         self._replica_ready(runner.limits, runner.description, max_in_flight=config.max_in_flight)

@@ -12,6 +12,7 @@ from inflight.batch_manager.event_buffer import EventBuffer
 from inflight.batch_manager.gpt_manager import GptManager
 from inflight.batch_manager.kv_cache_manager import KVCacheManager
 from inflight.batch_manager.scheduler import Scheduler
+from inflight.batch_manager.token_budget import TokenBudget
 from inflight.checkpoint_digest import checkpoint_digest
 from inflight.config import EngineConfig
 from inflight.distributed.rank_group import RankGroup
@@ -116,6 +117,12 @@ def load_model_runner(
         weights_place=weights_place,
         defers_cache=config.spare_ranks > 0 or (launch is not None and launch.is_relaunch),
     )
+
+
+def make_token_budget(config: EngineConfig) -> TokenBudget | None:
+    """The leader's; None = there is no target."""
+    target_ms = config.inter_token_latency_target_ms
+    return TokenBudget(target_ms * 1_000_000, config.max_num_tokens) if target_ms else None
 
 
 def make_manager(

@@ -10,8 +10,11 @@ from __future__ import annotations
 
 from typing import Protocol
 
+from msgspec import structs
+
 from inflight.batch_manager.callbacks import Callbacks
 from inflight.batch_manager.gpt_manager import GptManager
+from inflight.batch_manager.token_budget import TokenBudget
 from inflight.batch_manager_stats import BatchManagerStats
 from inflight.distributed.rank_group import RankGroup
 from inflight.errors import RequestError
@@ -89,12 +92,15 @@ class RankCallbacks:
         leader: Leader | None,
         adapters: FollowsOrders | None = None,
         blocks: FollowsBlockOrders | None = None,
+        token_budget: TokenBudget | None = None,
     ) -> None:
-        """`adapters`: what this rank stores of them; None = none is served. `blocks`: None = none are fetched."""
+        """`adapters`: what this rank stores of them; None = none is served. `blocks`: None = none are fetched.
+        `token_budget`: of the leader; None = steps have as many tokens as they may."""
         self._group = rank_group
         self._leader = leader
         self._adapters = adapters
         self._blocks = blocks
+        self._token_budget = token_budget
         self._manager: GptManager | None = None
         self._num_active = 0
         self._stops: dict[int, FinishReason] = {}
@@ -106,6 +112,7 @@ class RankCallbacks:
             poll_stop_signals=self.poll_stop_signals,
             return_batch_manager_stats=None if leader is None else leader.report_stats,
             wants_batch_manager_stats=self.wants_batch_manager_stats,
+            step_ended=None if token_budget is None else token_budget.step_ended,
             end_iteration=None if leader is None else self.end_iteration,
         )
 
@@ -175,6 +182,8 @@ class RankCallbacks:
             rank_input = decode_rank_input(self._group.broadcast(None))
         else:
             rank_input = self._leader.next_input(max_requests, may_block)
+            if self._token_budget is not None and (token_budget := self._token_budget.take_change()):
+                rank_input = structs.replace(rank_input, token_budget=token_budget)
             self._group.broadcast(encode_rank_input(rank_input))
         if rank_input is NO_INPUT:
             return rank_input
@@ -186,6 +195,9 @@ class RankCallbacks:
             self._adapters.follow(rank_input.adapters)
         if self._blocks is not None:
             self._blocks.follow(rank_input.blocks)
+        if rank_input.token_budget:
+            assert self._manager is not None
+            self._manager.limit_tokens(rank_input.token_budget)
         if rank_input.now_ms:
             assert self._manager is not None
             self._manager.note_time(rank_input.now_ms)

@@ -22,7 +22,14 @@ from inflight.distributed.joining import join
 from inflight.distributed.rank_group import RankGroup, SingleRank
 from inflight.errors import ConfigurationError, InflightError, InsufficientMemory, UnusableWeights
 from inflight.executor.parent_watch import die_with_parent
-from inflight.executor.rank.assembly import LoadedRunner, LoadRunner, load_model_runner, make_manager, make_transfer
+from inflight.executor.rank.assembly import (
+    LoadedRunner,
+    LoadRunner,
+    load_model_runner,
+    make_manager,
+    make_token_budget,
+    make_transfer,
+)
 from inflight.executor.rank.callbacks import RankCallbacks
 from inflight.executor.rank.leader.leader_socket import LeaderSocket
 from inflight.executor.wire.launch import Launch, launched_rank
@@ -88,7 +95,8 @@ def serve(
             preemption_rows=config.preemption_rows,
             contexts=contexts,
         )
-    rank = RankCallbacks(group, leader, runner.adapters, transfer)
+    token_budget = make_token_budget(config) if leader is not None else None
+    rank = RankCallbacks(group, leader, runner.adapters, transfer, token_budget)
     manager = make_manager(
         config, runner, rank.callbacks, raise_on_step_failure=group.size > 1, notes_events=leader is not None
     )

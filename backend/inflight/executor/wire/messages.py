@@ -153,6 +153,8 @@ class RankInput(msgspec.Struct, frozen=True, omit_defaults=True):
     blocks: BlockOrders = NO_BLOCK_ORDERS
     shutdown: bool = False
     """If true, ranks take no more requests and end when none is active."""
+    token_budget: int = 0
+    """If positive, tokens that a step may have from now on in which sequences decode."""
     now_ms: int = 0
     """The leader's steady clock; 0 = it is not told. Durations of KV cache retention count on it."""
 

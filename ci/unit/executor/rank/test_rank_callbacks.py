@@ -9,6 +9,7 @@ from harness import make_request
 from inflight.batch_manager.gpt_manager import GptManager
 from inflight.batch_manager.kv_cache_manager import KVCacheManager
 from inflight.batch_manager.scheduler import Scheduler
+from inflight.batch_manager.token_budget import TokenBudget
 from inflight.batch_manager_stats import BatchManagerStats
 from inflight.distributed.rank_group import SingleRank
 from inflight.executor.rank.callbacks import RankCallbacks
@@ -127,6 +128,22 @@ def test_every_rank_ends_the_same_sequence() -> None:
     assert (results[0].finish_reason, len(results[0].output_token_ids)) == (FinishReason.LENGTH, 20)
     assert results[1].finish_reason is FinishReason.CANCELLED and 0 < len(results[1].output_token_ids) < 8
     assert sum(len(step.rows) for step in launched[0]) < 30, "the one that ended was not computed any longer"
+
+
+def test_every_rank_cuts_its_steps_as_the_leader_has_measured_them() -> None:
+    """A target that no step keeps: each cut is by half."""
+    sent: list[bytes] = []
+    leader_group, leader = SingleRank(), FakeLeader([make_request(1, 4, 9), make_request(2, 51, 2)])
+    leader_group.broadcast = lambda payload: sent.append(payload) or payload  # type: ignore[method-assign,return-value]
+    first = make_manager(RankCallbacks(leader_group, leader, token_budget=TokenBudget(1, 16)))
+    first.run()
+    second = make_manager(RankCallbacks(Follower(sent), None))
+    second.run()
+    launched = [manager._runner.launched for manager in (first, second)]  # type: ignore[attr-defined]
+    assert launched[0] == launched[1]
+    chunks = [work.num_tokens for step in launched[0] for work in step.rows if work.row == 1 and work.is_prefill]
+    assert chunks == [12, 15, 15, 7, 2], "a step beside decodes has been measured when the next but one is scheduled"
+    assert sent == []
 
 
 def test_every_rank_is_told_the_time_of_the_leader() -> None:
