@@ -36,7 +36,7 @@ from inflight.supervisor.serve import serve
 ROOT = Path(__file__).resolve().parents[2]
 MODEL_REPOSITORY = ROOT / "model_repository"
 START_DEADLINE = 300.0
-STOP_DEADLINE = 90.0
+STOP_DEADLINE = 180.0
 
 
 class ServerFailed(Exception):
