@@ -21,8 +21,8 @@ from inflight.run_directory import RUN_DIRECTORY
 pytestmark = pytest.mark.long
 
 PROMPTS = [[10, 20, 30], list(range(40, 75)), [7], [90, 91, 90, 91, 90, 91]]
-LONG = 200
-"""Tokens: enough that a request is still in flight when something is done to it."""
+LONG, ENDLESS = 200, 900
+"""Tokens: of a request that something is done to, which goes on; and of one that must not have ended by then."""
 
 with_and_without_mpi = pytest.mark.parametrize("executor", ["mpi", "multiproc"])
 
@@ -43,9 +43,10 @@ def test_where_requests_do_not_go_on_a_dead_rank_costs_each_one_error(start_engi
     engine = start_engine(tensor_parallel_size="2", journal_max_tokens="0")
     for rank in (0, 1):
         old = set(engine.executor.engine_pids())
-        ids = [engine.submit(prompt, LONG, streaming=True) for prompt in PROMPTS]
+        pid = engine.rank_pid(rank)
+        ids = [engine.submit(prompt, ENDLESS, streaming=True) for prompt in PROMPTS]
         engine.wait_for_first(ids)
-        os.kill(engine.rank_pid(rank), signal.SIGKILL)
+        os.kill(pid, signal.SIGKILL)
         assert [engine.final(id_).error_code for id_ in ids] == ["UNAVAILABLE"] * len(ids)
         engine.wait_until_ready()
         assert not old & set(engine.executor.engine_pids())
@@ -68,7 +69,7 @@ def test_a_frozen_rank_is_replaced_after_the_heartbeats_deadline(
     start_engine: StartEngine, rank: int, executor: str
 ) -> None:
     """A follower under MPI freezes in L0_llm/test_ranks.py."""
-    engine = start_engine(tensor_parallel_size="2", executor=executor, worker_heartbeat_timeout_ms="3000")
+    engine = start_engine(tensor_parallel_size="2", executor=executor, worker_heartbeat_timeout_ms="8000")
     expected = engine.generate(PROMPTS[:1], 16)
     frozen = engine.rank_pid(rank)
     os.kill(frozen, signal.SIGSTOP)

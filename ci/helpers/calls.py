@@ -14,7 +14,7 @@ from inflight.executor.front.front import Front
 from inflight.request import Request
 from inflight.result import FinishReason, Response
 
-PATIENCE = 120.0
+PATIENCE = 240.0
 """Seconds after which a test gives up waiting. It says nothing about how fast anything is."""
 
 
