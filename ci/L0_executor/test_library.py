@@ -139,7 +139,7 @@ def test_a_cancelled_request_ends_with_what_it_has(executor: Executor) -> None:
 
 
 def test_statistics_account_for_every_request(executor: Executor) -> None:
-    ids = executor.enqueue_requests([Request(input_token_ids=[9] * (20 + n), max_tokens=10) for n in range(12)])
+    ids = executor.enqueue_requests([Request(input_token_ids=[9] * (20 + n), max_tokens=100) for n in range(12)])
     for request_id in ids:
         collect(executor, request_id)
     iterations: list[IterationStats] = []
@@ -165,7 +165,7 @@ def test_statistics_account_for_every_request(executor: Executor) -> None:
     last = {stats.id: stats for _, stats in listed}
     assert set(last) == set(ids)
     assert {stats.stage for stats in last.values()} == {RequestStage.GENERATION_COMPLETE}
-    assert {stats.num_generated_tokens for stats in last.values()} == {10}
+    assert {stats.num_generated_tokens for stats in last.values()} == {100}
 
 
 def test_the_process_that_asks_is_no_rank(executor: Executor) -> None:

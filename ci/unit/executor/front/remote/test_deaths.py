@@ -75,7 +75,7 @@ def test_a_killed_rank_that_was_idle_is_launched_again(launcher: Launcher) -> No
 
 def test_a_hung_rank_counts_as_dead_after_the_heartbeats_deadline(launcher: Launcher) -> None:
     reasons: list[str] = []
-    executor = launcher(config=EngineConfig(worker_heartbeat_timeout_ms=1000), on_engine_death=reasons.append)
+    executor = launcher(config=EngineConfig(worker_heartbeat_timeout_ms=4000), on_engine_death=reasons.append)
     executor.start()
     request_id = submit(executor, Order.HOLD)
     first = pid_of(fetch(executor, 1)[0])
