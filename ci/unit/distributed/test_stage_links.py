@@ -39,8 +39,10 @@ def named_memory() -> set[str]:
 
 def own_sockets() -> list[str]:
     """Names of the sockets by which stages of this process can be found."""
-    files = Path("/proc/self/fd").iterdir()
-    own = {link for file in files if (link := os.readlink(file) if file.is_symlink() else "").startswith("socket:")}
+    own = set()
+    for file in Path("/proc/self/fd").iterdir():
+        with contextlib.suppress(OSError):  # closed meanwhile
+            own.add(os.readlink(file))
     lines = [line.split() for line in Path("/proc/net/unix").read_text().splitlines() if "@inflight-" in line]
     return [words[-1] for words in lines if f"socket:[{words[6]}]" in own]
 
