@@ -16,9 +16,9 @@ if TYPE_CHECKING:
 
 HERE = Path(__file__).resolve().parent
 
-SLOW = 300
+SLOW = 600
 """Seconds for a test that loads a network, compiles, builds or starts processes, on a slow machine with other work."""
-REAL_SERVER = 600
+REAL_SERVER = 1200
 """The same for one that starts tritonservers, whose own deadlines (`server_process`) should pass first and say more."""
 
 CPP_SKIPS = ("cannot compile here", "this processor has no")

@@ -34,7 +34,12 @@ def fake_engine(tmp_path: Path) -> Path:
 @pytest.fixture(scope="session")
 def narrow_server() -> Iterator[ServerProcess]:
     """One request at a time, one waiting, and a small KV cache."""
-    parameters = {"max_batch_size": "1", "max_queue_size": "1", "max_tokens_in_paged_kv_cache": "512"}
+    parameters = {
+        "max_batch_size": "1",
+        "max_queue_size": "1",
+        "max_tokens_in_paged_kv_cache": "512",
+        "worker_heartbeat_timeout_ms": "120000",  # a test holds its ranks
+    }
     with ServerProcess(parameters=parameters) as running:
         yield running
 

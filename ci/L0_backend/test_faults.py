@@ -8,6 +8,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 from raw_stream import RawStream
+from server_metrics import read_metrics
 from server_process import ServerProcess
 
 PROMPT = {"text_input": "Once upon a time", "max_tokens": 40, "end_id": -1, "exclude_input_in_output": True}
@@ -55,28 +56,32 @@ def test_one_bad_among_good(stream: RawStream, other_stream: RawStream, bad: dic
     assert [neighbour.text for neighbour in neighbours] == [expected] * 7
 
 
-def test_a_live_id_is_refused_and_its_first_owner_unharmed(stream: RawStream, other_stream: RawStream) -> None:
-    request = {**PROMPT, "max_tokens": 300, "stream": True}
-    first = stream.send(request, request_id="same")
-    stream.take()
-    second = other_stream.ask(request, request_id="same")
+def test_a_live_id_is_refused_and_its_first_owner_unharmed(
+    server: ServerProcess, stream: RawStream, other_stream: RawStream
+) -> None:
+    request = {**PROMPT, "stream": True}
+    with server.hold_ranks():
+        first = stream.send(request, request_id="same")
+        # Requests of one stream arrive in order: once this one is refused, the one before it is in flight.
+        assert stream.ask({"max_tokens": 1}).error
+        second = other_stream.ask(request, request_id="same")
     assert second.error == "requestId same is already in progress, request is ignored. [ALREADY_EXISTS]"
     stream.collect(first)
-    assert len(first.token_ids) == 300 and not first.error
+    assert len(first.token_ids) == 40 and not first.error
     assert len(other_stream.ask({**PROMPT, "max_tokens": 3}, request_id="same").token_ids) == 3
 
 
 def test_a_full_queue_refuses_at_once(narrow_server: ServerProcess) -> None:
-    """One is served and one waits, so the third is refused; requests of one stream arrive in order. All are sent at
-    once, so that the third comes while the first is served."""
-    request = {**PROMPT, "max_tokens": 450, "stream": True}
+    """One is served and one waits, so the third is refused; requests of one stream arrive in order. The ranks stand
+    still meanwhile, so that none has ended when the third comes."""
+    request = {**PROMPT, "stream": True}
     with RawStream(narrow_server.grpc_url) as stream:
-        served, waiting, third = (stream.send(request) for _ in range(3))
-        refused = stream.collect(third)
+        with narrow_server.hold_ranks():
+            served, waiting, third = (stream.send(request) for _ in range(3))
+            refused = stream.collect(third)
         assert refused.error.startswith("Exceeds maximum queue size")
-        assert not served.num_finals and not waiting.responses
         stream.collect(served, waiting)
-        assert served.text == waiting.text and len(waiting.token_ids) == 450
+        assert served.text == waiting.text and len(waiting.token_ids) == 40
 
 
 def test_a_request_that_can_never_fit_is_refused(narrow_server: ServerProcess) -> None:
@@ -87,14 +92,10 @@ def test_a_request_that_can_never_fit_is_refused(narrow_server: ServerProcess) -
 
 
 def test_no_prompt_reaches_the_log_or_the_metrics(server: ServerProcess, stream: RawStream) -> None:
-    import urllib.request
-
     canary = "xylophone-canary-4711"
     stream.ask({**PROMPT, "text_input": canary})
     for inputs in ({"text_input": canary, "max_tokens": 0}, {**PROMPT, "text_input": canary.encode() + b"\xff"}):
         assert canary not in stream.ask(inputs).error
     stream.ask({"stop": True}, request_id=f"{canary}\n[ERROR] forged line")
-    with urllib.request.urlopen(server.metrics_url) as response:
-        metrics = response.read().decode()
-    assert canary not in server.log and canary not in metrics
+    assert canary not in server.log and canary not in read_metrics(server)
     assert "\n[ERROR] forged" not in server.log

@@ -25,12 +25,12 @@ def test_a_stub_that_stands_still_is_an_error_and_then_forgotten(fake_engine: Pa
         signs = server.ready_endpoints.run_directory / SIGNS
         with RawStream(server.grpc_url) as stream:
             before = stream.ask(PROMPT).token_ids
+        (stub,) = server.stub_pids
+        until(lambda: list(signs.iterdir()) == [signs / f"llm_0_0.{stub}"], "the stub gives signs")
         others = [RawStream(server.grpc_url) for _ in range(3)]
         running = [other.send(ENDLESS) for other in others]
         for other in others:
             other.take()
-        (stub,) = server.stub_pids
-        until(lambda: list(signs.iterdir()) == [signs / f"llm_0_0.{stub}"], "the stub gives signs")
         os.kill(stub, signal.SIGSTOP)
         for other, answer in zip(others, running, strict=True):
             other.collect(answer)

@@ -89,9 +89,12 @@ def leading_server(monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[int, str]]
     if is_alive(pid):
         os.kill(pid, signal.SIGTERM)
         wait_until(lambda: not is_alive(pid), "the server has ended")
-    left = [path for path in directory.rglob("*") if path.is_socket() or path.is_symlink()]
+    wait_until(lambda: not left_over(directory), "no socket and no link is left")
     shutil.rmtree(directory)
-    assert left == []
+
+
+def left_over(directory: Path) -> list[Path]:
+    return [path for path in directory.rglob("*") if path.is_socket() or path.is_symlink()]
 
 
 def test_its_ranks_are_an_mpi_job_that_ends_with_it(leading_server: tuple[int, str]) -> None:
@@ -110,8 +113,9 @@ def generate(url: str) -> str:
 
 
 def post(url: str, body: bytes = b"", method: str = "POST") -> str | None:
+    request = urllib.request.Request(url, data=body or None, method=method)
     try:
-        with urllib.request.urlopen(urllib.request.Request(url, data=body or None, method=method), timeout=60) as got:
+        with urllib.request.urlopen(request, timeout=PATIENCE) as got:
             return str(got.read().decode())
     except (urllib.error.URLError, OSError):
         return None

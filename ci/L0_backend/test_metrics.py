@@ -7,10 +7,10 @@ from __future__ import annotations
 
 import re
 import threading
-import urllib.request
 from collections.abc import Callable
 
 from raw_stream import RawStream
+from server_metrics import read_metrics, wait_until_settled
 from server_process import ServerProcess
 
 from inflight.batch_manager_stats import BatchManagerStats
@@ -21,9 +21,7 @@ SERIES = re.compile(r"^(?P<name>\w+)\{(?P<labels>[^}]*)\} (?P<value>\S+)$", re.M
 
 def read(server: ServerProcess) -> dict[tuple[str, frozenset[str]], float]:
     """(name, labels) -> value."""
-    with urllib.request.urlopen(server.metrics_url) as response:
-        text = response.read().decode()
-    found = SERIES.finditer(text)
+    found = SERIES.finditer(read_metrics(server))
     return {
         (m["name"], frozenset(m["labels"].split(","))): float(m["value"]) for m in found if 'model="llm"' in m["labels"]
     }
@@ -32,28 +30,12 @@ def read(server: ServerProcess) -> dict[tuple[str, frozenset[str]], float]:
 def wait_for(server: ServerProcess, holds: Callable[[dict], bool]) -> dict:
     """Metrics are updated once a period: poll until they have the value."""
     pause = threading.Event()
-    for _ in range(1200):
+    for _ in range(3600):
         metrics = read(server)
         if holds(metrics):
             return metrics
         pause.wait(0.05)
     raise AssertionError("the metrics never came up to date")
-
-
-def read_at_rest(server: ServerProcess) -> dict:
-    """The metrics, once two readings more than a period apart are equal."""
-    pause = threading.Event()
-    metrics = read(server)
-    for _ in range(200):
-        pause.wait(0.3)
-        metrics, before = read(server), metrics
-        if ours(metrics) == ours(before):
-            return metrics
-    raise AssertionError("the metrics never came to rest")
-
-
-def ours(metrics: dict) -> dict:
-    return {key: value for key, value in metrics.items() if key[0].startswith(("inflight_", "nv_llm_", "nv_trt_llm_"))}
 
 
 def total(metrics: dict, name: str, *labels: str) -> float:
@@ -62,7 +44,7 @@ def total(metrics: dict, name: str, *labels: str) -> float:
 
 def test_the_batch_managers_series_are_its_json_keys(server: ServerProcess, stream: RawStream) -> None:
     stream.ask({"text_input": "Once", "max_tokens": 100, "end_id": -1})
-    metrics = read(server)
+    metrics = wait_for(server, lambda found: total(found, "inflight_requests_total", 'outcome="completed"') > 0)
     series = [name for name, _ in metrics if name.startswith("nv_trt_llm_")]
     assert len(series) == len(BatchManagerStats.__struct_fields__)
     assert set(series) == {family.name for family in STATISTICS_FAMILIES}
@@ -72,7 +54,7 @@ def test_the_batch_managers_series_are_its_json_keys(server: ServerProcess, stre
 
 
 def test_requests_are_counted_and_timed(server: ServerProcess, stream: RawStream) -> None:
-    before = read_at_rest(server)
+    before = wait_until_settled(server).values
     stream.ask({"text_input": "Once upon a time", "max_tokens": 20, "end_id": -1, "stream": True})
     assert stream.ask({"text_input": "Once", "max_tokens": 0}).error
 
@@ -123,6 +105,9 @@ def test_who_waits_for_a_place_is_shown(narrow_server: ServerProcess) -> None:
 def test_an_idle_server_shows_no_active_request(server: ServerProcess, stream: RawStream) -> None:
     stream.ask({"text_input": "Once", "max_tokens": 100, "end_id": -1})
     name = "nv_trt_llm_request_metrics"
-    metrics = wait_for(server, lambda found: total(found, name, 'request_type="active"') == 0)
-    assert total(metrics, name, 'request_type="max"') > 0
+
+    def is_idle(found: dict) -> bool:
+        return total(found, name, 'request_type="active"') == 0 < total(found, name, 'request_type="max"')
+
+    metrics = wait_for(server, is_idle)
     assert 0 < total(metrics, "inflight_kv_blocks_free") <= total(metrics, "inflight_kv_blocks")

@@ -17,6 +17,8 @@ from inflight.supervisor.admin import Admin
 pytestmark = pytest.mark.long
 
 TIMES = 3
+PATIENCE = 200
+"""Seconds after which an unload or a load counts as never ending."""
 PROMPT = {"text_input": "Once upon a time", "max_tokens": 60, "end_id": -1, "stream": True}
 
 
@@ -35,7 +37,7 @@ def open_descriptors(server: ServerProcess) -> int:
 
 def test_reloads_finish_what_is_in_flight_and_leave_nothing_behind() -> None:
     with ServerProcess(open_apis=True) as server:
-        admin = Admin(server.grpc_url, {}, timeout=60)
+        admin = Admin(server.grpc_url, {}, timeout=PATIENCE)
         first = server.tritonserver_pid
         expected: list[int] = []
         num_descriptors = 0
@@ -51,8 +53,8 @@ def test_reloads_finish_what_is_in_flight_and_leave_nothing_behind() -> None:
             until(lambda: not left_by_the_engine(server), "nothing of the model is left")
             num_descriptors = num_descriptors or open_descriptors(server)
             until(lambda limit=num_descriptors: open_descriptors(server) <= limit, "no descriptor is left either")
-            assert admin.load("llm", timeout=60) == ""
-        assert admin.is_model_ready("llm")
+            assert admin.load("llm", timeout=PATIENCE) == ""
+        until(lambda: admin.is_model_ready("llm"), "the model is ready")
         assert server.tritonserver_pid == first and "again" not in server.told
 
 
@@ -60,11 +62,11 @@ def test_the_stub_of_before_takes_no_metrics_of_the_next_one_along() -> None:
     """It stays until the last client that ever asked it has disconnected, beside the stub that serves by then."""
     with ServerProcess(open_apis=True) as server:
         late = RawStream(server.grpc_url)
-        admin = Admin(server.grpc_url, {}, timeout=60)
+        admin = Admin(server.grpc_url, {}, timeout=PATIENCE)
         first = server.tritonserver_pid
         late.ask(PROMPT)
         before = set(server.stub_pids)
-        assert (admin.unload("llm"), admin.load("llm", timeout=60)) == ("", "")
+        assert (admin.unload("llm"), admin.load("llm", timeout=PATIENCE)) == ("", "")
         assert before < set(server.stub_pids)
         late.close()
         until(lambda: not before & set(server.stub_pids), "the stub of before has ended")

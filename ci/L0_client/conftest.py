@@ -30,6 +30,6 @@ def url(toy_server: ServerProcess) -> str:
 
 @pytest.fixture
 def client(url: str) -> Iterator[Client]:
-    with Client(url, timeout=60) as opened:
-        opened.wait_until_ready(60)  # if the previous test crashed the server, it is restarted
+    with Client(url, timeout=180) as opened:
+        opened.wait_until_ready(180)  # if the previous test crashed the server, it is restarted
         yield opened

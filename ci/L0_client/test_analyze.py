@@ -71,11 +71,11 @@ def test_an_interrupted_analysis_leaves_nothing_behind(tmp_path: Path) -> None:
     environment = {**os.environ, "TMPDIR": tempfile.mkdtemp(dir=scratch)}
     process = subprocess.Popen(command, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     log = tmp_path / "results" / "model-analyzer.log"
-    deadline = time.monotonic() + 120
+    deadline = time.monotonic() + 300
     while not log.exists() or "Creating model config" not in log.read_text():
         assert process.poll() is None and time.monotonic() < deadline
         time.sleep(0.1)
     process.terminate()
-    assert process.wait(120) == 130
+    assert process.wait(200) == 130
     assert list(Path(environment["TMPDIR"]).iterdir()) == []
     assert list(Path("/dev/shm").glob(f"inflight_{process.pid}_*")) == []

@@ -111,7 +111,7 @@ def test_hundreds_of_errors_at_once_leave_the_server_serving(client: Client, toy
     before = toy_server.tritonserver_pid
 
     async def fail() -> None:
-        async with AsyncClient(toy_server.grpc_url, timeout=60) as remote:
+        async with AsyncClient(toy_server.grpc_url, timeout=180) as remote:
 
             async def fail_in_turn() -> None:
                 for _ in range(250):
@@ -145,9 +145,13 @@ def test_no_server_and_no_model(url: str) -> None:
 
 def test_a_deadline_ends_the_answer_on_both_sides(client: Client) -> None:
     before = num_cancelled(client)
-    with pytest.raises(DeadlineExceeded):
-        client.generate("slow", max_tokens=ENDLESS, timeout=0.2)
-    wait_for_cancels(client, before + 1)
+
+    def is_cancelled() -> bool:
+        with pytest.raises(DeadlineExceeded):
+            client.generate("slow", max_tokens=ENDLESS, timeout=0.2)
+        return num_cancelled(client) > before
+
+    until(is_cancelled, "a request has reached the server before its deadline, and been cancelled there")
 
 
 def test_leaving_a_stream_cancels_it_and_no_other(client: Client) -> None:
@@ -206,12 +210,12 @@ def test_a_storm_of_cancels_leaves_the_server_serving(client: Client, toy_server
 def test_streams_left_at_their_last_chunk_do_not_keep_the_model_loaded(toy_server: ServerProcess) -> None:
     """tritonserver dies of such a stream, or never lets the model go, if leaving it cancels it."""
     with ServerProcess(model_repository=toy_server.options["model_repository"], open_apis=True) as server:
-        with Client(server.grpc_url, timeout=60) as leaving:
+        with Client(server.grpc_url, timeout=180) as leaving:
             for _ in range(60):
                 with leaving.stream("count", max_tokens=3) as stream:
                     while next(stream).finish_reason is None:
                         pass
-        admin = Admin(server.grpc_url, {})
+        admin = Admin(server.grpc_url, {}, timeout=180)
         assert admin.unload("llm") == ""
         until(lambda: admin.states()["llm"] == {"UNAVAILABLE"}, "the model is unloaded")
 
@@ -222,8 +226,8 @@ def test_the_configuration_of_the_model(client: Client) -> None:
 
 def test_asyncio(url: str, client: Client) -> None:
     async def use() -> None:
-        async with AsyncClient(url, timeout=60) as remote:
-            await remote.wait_until_ready(10)
+        async with AsyncClient(url, timeout=180) as remote:
+            await remote.wait_until_ready(180)
             whole = await remote.generate("merge", max_tokens=10)
             assert whole == client.generate("merge", max_tokens=10)
             answers = await asyncio.gather(*(remote.generate("count", max_tokens=n + 1) for n in range(64)))

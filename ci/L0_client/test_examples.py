@@ -38,7 +38,7 @@ SHOWN = {
 def run(example: Path, url: str) -> str:
     environment = {**os.environ, "PYTHONPATH": str(ROOT / "client")}
     command = [sys.executable, str(example), url]
-    finished = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120, check=False)
+    finished = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300, check=False)
     assert finished.returncode == 0, finished.stderr
     return finished.stdout
 

@@ -24,7 +24,7 @@ from inflight.run_directory import RUN_DIRECTORY
 
 from .conftest import GOLDEN, text
 
-DEADLINE = 180.0
+DEADLINE = 300.0
 COMMAND = [sys.executable, "-m", "inflight_client.cli", "backend-dir"]
 
 OTHER_BACKEND = """

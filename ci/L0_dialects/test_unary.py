@@ -24,7 +24,7 @@ PROMPT = {"input_ids": GOLDEN["prompt_ids"], "max_tokens": 8, "exclude_input_in_
 
 def infer(server: ServerProcess, inputs: dict[str, Any], model: str = "llm_unary", **more: Any) -> Any:
     with grpcclient.InferenceServerClient(server.grpc_url) as client:
-        return client.infer(model, tensors(inputs), client_timeout=60, **more)
+        return client.infer(model, tensors(inputs), client_timeout=180, **more)
 
 
 def test_infer_over_grpc(server: ServerProcess) -> None:
@@ -46,7 +46,7 @@ def test_infer_over_http(server: ServerProcess) -> None:
 def generate(server: ServerProcess, body: dict[str, Any]) -> tuple[int, dict[str, Any]]:
     request = urllib.request.Request(f"{server.http_url}/v2/models/llm_unary/generate", json.dumps(body).encode())
     try:
-        with urllib.request.urlopen(request, timeout=60) as answer:
+        with urllib.request.urlopen(request, timeout=180) as answer:
             return answer.status, json.load(answer)
     except urllib.error.HTTPError as error:
         return error.code, json.load(error)

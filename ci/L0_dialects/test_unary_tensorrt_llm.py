@@ -17,7 +17,7 @@ from .test_tensorrt_llm import IDS, TOKENS, flag, stop_inputs, text_inputs, toke
 
 def infer(server: ServerProcess, model: str, inputs: dict[str, np.ndarray], **more: str) -> grpcclient.InferResult:
     with grpcclient.InferenceServerClient(server.grpc_url) as client:
-        return client.infer(model, tensors(inputs), client_timeout=60, **more)
+        return client.infer(model, tensors(inputs), client_timeout=180, **more)
 
 
 def test_token_ids(second_server: ServerProcess) -> None:
@@ -38,7 +38,7 @@ def test_text_over_grpc_and_generate(second_server: ServerProcess) -> None:
     whole = answer.as_numpy("text_output").tolist()
     body = {"text_input": GOLDEN["prompt"], "max_tokens": 6, "bad_words": "", "stop_words": ""}
     url = f"{second_server.http_url}/v2/models/tensorrt_llm_bls/generate"
-    with urllib.request.urlopen(urllib.request.Request(url, json.dumps(body).encode()), timeout=60) as response:
+    with urllib.request.urlopen(urllib.request.Request(url, json.dumps(body).encode()), timeout=180) as response:
         assert [json.load(response)["text_output"].encode()] == [GOLDEN["prompt"].encode() + whole[0]]
 
 

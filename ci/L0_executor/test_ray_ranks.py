@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 from calls import until
-from real_engine import CHECKPOINT, Engine, listening_addresses, rank_pids
+from real_engine import CHECKPOINT, PATIENCE, Engine, listening_addresses, rank_pids
 
 from inflight.config import EngineConfig
 from inflight.errors import ConfigurationError
@@ -27,7 +27,7 @@ pytest.importorskip("ray", reason="Ray is not installed here: pip install 'infli
 from ray_cluster import RayCluster, ray_cluster
 
 PROMPT = [10, 20, 30]
-LONG = 200
+LONG = 400
 """Tokens: enough that the request is still in flight when a node dies."""
 TWO_NODES = {"executor": "ray", "tensor_parallel_size": "2", "ray_placement": "spread", "dtype": "float32"}
 
@@ -62,7 +62,7 @@ def test_streams_go_on_with_the_same_tokens_when_a_node_dies(cluster: RayCluster
         stream = engine.submit(PROMPT, LONG, streaming=True)
         engine.wait_for_first([stream])
         kill()
-        engine.deaths.acquire()
+        assert engine.deaths.acquire(timeout=PATIENCE)
         assert not engine.executor.is_ready() and engine.executor.num_requests_in_flight() == 1
         cluster.add_node()
         assert engine.tokens(stream) == expected
@@ -85,6 +85,6 @@ def tokens_of_one_rank() -> list[int]:
     with InProcessExecutor(config=config) as executor:
         request = Request(request_id=executor.next_request_id(), input_token_ids=PROMPT, max_tokens=LONG)
         executor.enqueue_request(request)
-        (response,) = executor.await_responses(request.request_id, timeout=60)
+        (response,) = executor.await_responses(request.request_id, timeout=300)
     assert response.result is not None, response.error_msg
     return list(response.result.output_token_ids)

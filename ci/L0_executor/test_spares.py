@@ -118,7 +118,10 @@ def engine_processes() -> list[int]:
 
 
 def is_rank(pid: int) -> bool:
-    command = Path(f"/proc/{pid}/cmdline").read_bytes()
+    try:
+        command = Path(f"/proc/{pid}/cmdline").read_bytes()
+    except OSError:  # it has ended
+        return False
     return b"inflight.worker" in command and b"mpiexec" not in command
 
 
@@ -130,7 +133,9 @@ def shared_weights(pid: int) -> set[str]:
 
 
 def resident_bytes(pid: int) -> int:
-    return int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+    """Without pages of files, which the system drops when others need memory."""
+    (line,) = [each for each in Path(f"/proc/{pid}/status").read_text().splitlines() if each.startswith("RssAnon:")]
+    return int(line.split()[1]) * 1024
 
 
 def kv_cache_bytes(engine: Engine) -> int:

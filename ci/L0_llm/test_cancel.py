@@ -11,7 +11,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 from raw_stream import RawStream
-from server_metrics import OUTCOMES, Metrics, until, wait_for_rest
+from server_metrics import OUTCOMES, Metrics, until, wait_for_rest, wait_until_settled
 from server_process import ServerProcess
 
 from inflight_client import Client, CompletionStream, DeadlineExceeded
@@ -31,7 +31,7 @@ def outcome(server: ServerProcess, kind: str) -> float:
 
 
 def test_clients_that_leave_free_their_memory(server: ServerProcess, client: Client) -> None:
-    before = outcome(server, "cancelled")
+    before = wait_until_settled(server).of(OUTCOMES, outcome="cancelled")
     streams = [client.stream(f"Story {number}:", **ENDLESS) for number in range(24)]  # type: ignore[arg-type]
     with ThreadPoolExecutor(len(streams)) as threads:
         list(threads.map(next, streams))
@@ -75,7 +75,7 @@ def test_another_client_stops_a_request_by_its_id(server: ServerProcess, client:
     stream = client.stream("Once upon a time", request_id="4711", **ENDLESS)  # type: ignore[arg-type]
     neighbour = client.stream("Once upon a time", request_id="4712", max_tokens=200, end_id=-1)
     first = next(stream)
-    with Client(server.grpc_url, timeout=60) as other:
+    with Client(server.grpc_url, timeout=120) as other:
         other.stop("4711")
     rest = list(stream)
     assert rest[-1].finish_reason == "cancelled"
@@ -97,7 +97,7 @@ def test_a_request_whose_allotted_time_is_up_keeps_what_it_has(server: ServerPro
     ours."""
     with RawStream(server.grpc_url) as stream:
         for allot in (lambda ms: {"timeout": 1000 * ms}, lambda ms: {"parameters": {"allotted_time_ms": ms}}):
-            before = outcome(server, "timed_out")
+            before = wait_until_settled(server).of(OUTCOMES, outcome="timed_out")
             for number in itertools.count(1):
                 answer = stream.ask(RAW_ENDLESS, **allot(100 * 2**number))
                 if not answer.error:

@@ -11,7 +11,7 @@ import sys
 from collections.abc import Iterator
 
 import pytest
-from server_metrics import Metrics, until, wait_for_rest
+from server_metrics import Metrics, until, wait_for_rest, wait_until_settled
 from server_process import ServerProcess
 
 from inflight_client import AsyncClient, Client, InvalidRequest
@@ -32,7 +32,7 @@ SEVERAL: GenerationOptions = {
 
 @pytest.fixture
 def client(server: ServerProcess) -> Iterator[Client]:
-    with Client(server.grpc_url, timeout=60) as opened:
+    with Client(server.grpc_url, timeout=120) as opened:
         yield opened
 
 
@@ -42,7 +42,7 @@ def test_several_sequences_are_the_same_streamed_whole_and_async(server: ServerP
     chunks = list(stream)
 
     async def ask() -> tuple[str, ...]:
-        async with AsyncClient(server.grpc_url, timeout=60) as remote:
+        async with AsyncClient(server.grpc_url, timeout=120) as remote:
             return tuple(sequence.text for sequence in (await remote.generate(PROMPT, **SEVERAL)).sequences)
 
     texts = tuple(sequence.text for sequence in whole.sequences)
@@ -83,7 +83,7 @@ def test_leaving_after_one_sequence_has_ended_cancels_the_others(server: ServerP
         for word in plain.sequences[1].text.split()
         if not any(word in plain.sequences[other].text for other in (0, 2))
     )
-    before = wait_for_rest(server).of("inflight_requests_total", outcome="cancelled")
+    before = wait_until_settled(server).of("inflight_requests_total", outcome="cancelled")
     with client.stream(PROMPT, **{**options, "stop_words": [stop]}) as stream:
         while next(stream).finish_reason is None:
             pass
@@ -108,7 +108,7 @@ def test_the_command_prints_sequences_and_log_probabilities(server: ServerProces
         "--log-probs",
         "2",
     ]
-    done = subprocess.run([*command, *options], capture_output=True, text=True, timeout=120, check=False)
+    done = subprocess.run([*command, *options], capture_output=True, text=True, timeout=240, check=False)
     assert (done.returncode, done.stderr) == (0, "")
     lines = done.stdout.splitlines()
     assert [line for line in lines if line.startswith("[")] == ["[sequence 0]", "[sequence 1]"] * 2

@@ -5,6 +5,7 @@ pytest ci/L0_llm/test_command_line.py
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import re
@@ -22,7 +23,7 @@ from inflight.supervisor import processes
 
 ROOT = Path(__file__).resolve().parents[2]
 COMMAND = [sys.executable, "-m", "inflight_client.cli"]
-PATIENCE = 180.0
+PATIENCE = 300.0
 
 ENDPOINT = re.compile(r'Client\("(?P<grpc>[\d.:]+)", model="llm"\)')
 ADDRESS = re.compile(r"http://[\d.:]+")
@@ -176,9 +177,10 @@ def run_directories(supervisor: int) -> set[Path]:
     """Of the servers that this supervisor runs: its children carry them."""
     found = set()
     for child in Path(f"/proc/{supervisor}/task/{supervisor}/children").read_text().split():
-        entries = Path(f"/proc/{child}/environ").read_bytes().split(b"\0")
         prefix = f"{RUN_DIRECTORY}=".encode()
-        found |= {Path(os.fsdecode(entry[len(prefix) :])) for entry in entries if entry.startswith(prefix)}
+        with contextlib.suppress(OSError):  # it has ended
+            entries = Path(f"/proc/{child}/environ").read_bytes().split(b"\0")
+            found |= {Path(os.fsdecode(entry[len(prefix) :])) for entry in entries if entry.startswith(prefix)}
     return found
 
 

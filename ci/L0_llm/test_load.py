@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import random
 
-from server_metrics import OUTCOMES, wait_for_rest
+from server_metrics import OUTCOMES, wait_until_settled
 from server_process import ServerProcess
 from workload import alone, mixed_requests, read_otherwise, together
 
@@ -23,7 +23,7 @@ def test_each_of_five_hundred_requests_gets_what_it_gets_alone(server: ServerPro
     expected = alone(client, requests)
     crowd = [asked if turn % 2 else read_otherwise(asked) for asked in requests for turn in range(REPEATED)]
     random.Random(2).shuffle(crowd)
-    before = wait_for_rest(server).by_label(OUTCOMES, "outcome")
+    before = wait_until_settled(server).by_label(OUTCOMES, "outcome")
 
     answers = together(client, crowd, STREAMS)
 
@@ -34,6 +34,6 @@ def test_each_of_five_hundred_requests_gets_what_it_gets_alone(server: ServerPro
         if answer != by_content[asked.prompt, asked.options]
     ]
     assert not different, f"{len(different)} of {len(crowd)} differ, the first: {different[0]}"
-    after = wait_for_rest(server).by_label(OUTCOMES, "outcome")
+    after = wait_until_settled(server).by_label(OUTCOMES, "outcome")
     changes = {outcome: after[outcome] - before[outcome] for outcome in after}
     assert changes == {**dict.fromkeys(after, 0.0), "completed": float(len(crowd))}

@@ -29,7 +29,7 @@ BEAR = "A big bear"
 
 @pytest.fixture
 def client(server: ServerProcess) -> Iterator[Client]:
-    with Client(server.grpc_url, timeout=60) as opened:
+    with Client(server.grpc_url, timeout=120) as opened:
         yield opened
 
 
@@ -108,7 +108,7 @@ def test_the_command_line_sends_a_table(server: ServerProcess, client: Client, t
     np.save(tmp_path / "table.npy", table)
     command = [sys.executable, "-m", "inflight_client.cli", "generate", TEXT, "--url", server.grpc_url]
     command += ["--max-tokens", str(NUM_TOKENS), "--prompt-table", str(tmp_path / "table.npy")]
-    printed = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True).stdout
+    printed = subprocess.run(command, capture_output=True, text=True, timeout=240, check=True).stdout
     assert printed.rstrip("\n") == client.generate(TEXT, max_tokens=NUM_TOKENS, prompt_embedding_table=table).text
     assert "bear" in printed and "bear" not in client.generate(TEXT, max_tokens=NUM_TOKENS).text
 

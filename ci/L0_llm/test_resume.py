@@ -23,9 +23,10 @@ import request_kinds
 from raw_stream import as_array
 from request_kinds import ENGINE, KINDS, RequestKind
 from server_metrics import until
-from server_process import ROOT, ServerProcess, command_of
+from server_process import ROOT, ServerProcess
 
 from inflight.run_directory import OPEN_REQUESTS
+from inflight.supervisor import processes
 from inflight_client import Call, Client, ClientError, ConnectionLost, GrpcTransport
 from inflight_client._protocol import new_request_id
 from inflight_client._resume import ResumingReplyStream
@@ -62,7 +63,8 @@ OF_PROMPT = (
 def mortal() -> Iterator[ServerProcess]:
     """The last test ends it."""
     exact = {"dtype": "bfloat16", "cpu_compile": "true"} if IS_EXACT else {"dtype": "float32", "cpu_compile": "false"}
-    parameters = {"num_threads": "1", **exact, **{key: str(value) for key, value in ENGINE.items()}}
+    patience = {"worker_heartbeat_timeout_ms": "120000"}  # a test holds the rank
+    parameters = {"num_threads": "1", **patience, **exact, **{key: str(value) for key, value in ENGINE.items()}}
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("PYTHONPATH", str(Path(request_kinds.__file__).parent))
         with ServerProcess(parameters=parameters) as running:
@@ -171,22 +173,23 @@ def num_open(server: ServerProcess) -> int:
 def test_streams_of_all_kinds_go_on_when_their_server_dies_twice(
     mortal: ServerProcess, undisturbed: dict[str, list[dict[str, Any]]]
 ) -> None:
-    """tritonserver once each stream has a reply on average, and the next one's stub after as many replies again."""
-    lock, num_heard = threading.Lock(), Counter[int]()
+    """tritonserver once a third of the streams can have a reply, and the next one's stub after as many replies again.
+    So early because busy servers join replies: some streams have but one."""
+    lock, num_heard, enough = threading.Lock(), Counter[int](), len(ALL) // 3
 
     def heard(stream: Stream) -> None:
         # What the first server said before its end may be read after it.
         serving = min(stream.replies.num_resumes, 1)
         with lock:
             num_heard[serving] += 1
-            if serving == 0 and num_heard[serving] == len(ALL):
+            if serving == 0 and num_heard[serving] == enough:
                 kill_tritonserver(mortal)
-            elif serving == 1 and num_heard[serving] == len(ALL):
+            elif serving == 1 and num_heard[serving] == enough:
                 kill_stub(mortal)
 
     streams = serve(mortal, ALL, heard)
     check(streams, undisturbed)
-    assert num_heard[1] >= len(ALL)
+    assert num_heard[1] >= enough
     assert max(stream.replies.num_resumes for stream in streams) == 2
 
 
@@ -195,11 +198,12 @@ def test_streams_go_on_whose_server_dies_before_their_first_token(
 ) -> None:
     with Client(mortal.grpc_url) as client:
         client.wait_until_ready(PATIENCE)
-    (rank,) = (pid for pid in mortal.pids if b"inflight.worker" in command_of(pid))
-    os.kill(rank, signal.SIGSTOP)
-    streams = serve(mortal, ALL[:8])
-    until(lambda: num_open(mortal) == len(streams), "the server has them all")
-    kill_tritonserver(mortal)
+    with mortal.hold_ranks():
+        streams = serve(mortal, ALL[:8])
+        until(lambda: num_open(mortal) == len(streams), "the server has them all")
+        before = mortal.tritonserver_pid
+        kill_tritonserver(mortal)
+        until(lambda: not processes.is_alive(before), "it has ended")
     check(streams, undisturbed)
     assert {stream.replies.num_resumes for stream in streams} == {1}
 
@@ -228,7 +232,7 @@ def test_a_server_that_is_started_anew_takes_streams_up_and_one_that_is_not_ends
         client.wait_until_ready(PATIENCE)
         heard = threading.Event()
         streams = serve(mortal, ALL[-3:], lambda stream: heard.set())
-        with client.stream("Once upon a time", max_tokens=1000, end_id=-1, temperature=0.0) as impatient:
+        with client.stream("Once upon a time", max_tokens=2000, end_id=-1, temperature=0.0) as impatient:
             begun = next(impatient).text
             assert heard.wait(PATIENCE)
             mortal.stop(signal.SIGKILL)

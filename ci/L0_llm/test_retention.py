@@ -69,7 +69,7 @@ def test_a_program_beside_the_server_gets_the_events_of_its_cache(small_server: 
         env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=240,
         check=False,
     )
     assert done.returncode == 0, done.stderr

@@ -145,6 +145,6 @@ def test_a_large_response_is_whole_over_grpc_and_http(server: ServerProcess, str
     assert logits.shape == (200, 2048) and logits.nbytes > 2**20
     body = {"input_ids": prompt, "max_tokens": 2, "return_context_logits": True, "exclude_input_in_output": True}
     request = urllib.request.Request(f"{server.http_url}/v2/models/llm/generate", json.dumps(body).encode())
-    with urllib.request.urlopen(request, timeout=60) as response:
+    with urllib.request.urlopen(request, timeout=180) as response:
         answer = json.load(response)
     assert len(answer["output_ids"]) == 2 and len(answer["context_logits"]) == 200 * 2048

@@ -39,7 +39,8 @@ def ends(answer: Answer) -> list[tuple[int, str]]:
 def test_three_sequences_are_three_requests_of_their_own_seeds(server: ServerProcess, stream: bool) -> None:
     with RawStream(server.grpc_url) as raw:
         options = {**PROMPT, "max_tokens": 64, "end_id": -1, "stream": stream}
-        answer = raw.ask({**options, "seed": 7, "num_return_sequences": 3})
+        asked = {**options, "seed": 7, "num_return_sequences": 3}
+        answer = raw.ask(asked)
         assert not answer.error and answer.num_finals == 1
         assert sorted(ends(answer)) == [(index, "length") for index in range(3)]
         for index in range(3):
@@ -47,7 +48,10 @@ def test_three_sequences_are_three_requests_of_their_own_seeds(server: ServerPro
             assert "sequence_index" not in alone.responses[0]
             assert tokens(answer, index) == alone.token_ids and text(answer, index) == alone.text
         assert len({text(answer, index) for index in range(3)}) == 3
-        assert len(answer.responses) > 3 if stream else len(answer.responses) == 3
+        if stream:  # a server whose sender is behind puts all tokens of a sequence into one response
+            until(lambda: len(raw.ask(asked).responses) > 3, "sequences come in parts")
+        else:
+            assert len(answer.responses) == 3
 
 
 def test_each_sequence_ends_by_its_own_stop_string(server: ServerProcess) -> None:

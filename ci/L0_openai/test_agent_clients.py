@@ -58,7 +58,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
     with ServerProcess(
         parameters={"max_seq_len": "1024", "num_threads": "1", "tokenizer_dir": str(folder)},
         openai={"port": 0, "tool_parser": "llama3_json"},
-        drain_timeout=20.0,
+        drain_timeout=60.0,
     ) as running:
         yield running
 

@@ -13,7 +13,7 @@ from toy_client import TOY_REPOSITORY, Stream
 @pytest.fixture
 def server() -> Iterator[ServerProcess]:
     """A server of its own for a test that ends or breaks it."""
-    with ServerProcess(model_repository=TOY_REPOSITORY, drain_timeout=20.0) as running:
+    with ServerProcess(model_repository=TOY_REPOSITORY, drain_timeout=120.0) as running:
         yield running
 
 

@@ -52,7 +52,7 @@ def post(url: str, body: object) -> int:
     headers = {"Content-Type": "text/plain", "Origin": "http://somewhere.else"}
     request = urllib.request.Request(url, data=json.dumps(body).encode(), headers=headers, method="POST")
     try:
-        with urllib.request.urlopen(request, timeout=30) as response:
+        with urllib.request.urlopen(request, timeout=180) as response:
             return int(response.status)
     except urllib.error.HTTPError as error:
         return error.code

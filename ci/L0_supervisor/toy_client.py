@@ -13,7 +13,7 @@ import numpy as np
 import tritonclient.grpc as grpc
 
 TOY_REPOSITORY = Path(__file__).with_name("toy_repository")
-DEADLINE = 120.0
+DEADLINE = 240.0
 """Seconds after which something that should happen counts as never happening."""
 
 

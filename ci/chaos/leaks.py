@@ -15,7 +15,7 @@ from inflight.supervisor import processes
 
 MiB = 1 << 20
 MIN_SECONDS = 120.0
-"""For which a process must have lived before its growth says anything."""
+"""For which a process must have lived under faults before its growth says anything."""
 MAX_GROWTH = 0.05, 24 * MiB
 """Of the second half of a process's life: part of its memory, and bytes; more than both is a leak."""
 MAX_NEW_DESCRIPTORS = 24

@@ -14,7 +14,7 @@ from ci.chaos.answer import Answer
 from ci.chaos.scene import ChaosFailed, Scene
 from ci.chaos.workload import Item
 
-STREAM_DEADLINE = 240.0
+STREAM_DEADLINE = 480.0
 """Seconds after which a stream counts as hung: a server may have to be started again meanwhile."""
 SHORTEST_PAUSE = 0.5
 """Seconds without a response from which on a stream counts as paused."""

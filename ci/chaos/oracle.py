@@ -16,7 +16,7 @@ from ci.chaos.load import Load, Stream
 from ci.chaos.scene import ChaosFailed, Scene, stub_of
 from ci.chaos.workload import Item
 
-REST_DEADLINE = 60.0
+REST_DEADLINE = 180.0
 OUTAGES = (
     "[UNAVAILABLE]",
     # tritonserver's own words while a model is loaded again, and of a stub that hangs.
@@ -137,26 +137,31 @@ class Oracle:
         scene = self._scene
         stub = scene.roles()[stub_of("llm")]
 
+        got = sum(verdict is Verdict.EQUAL and each.item.model == "llm" for each, verdict in self.verdicts.items())
+        before = self._account if self._account is not None and self._account.stub == stub else None
+        metrics = await scene.metrics()
+
         async def is_at_rest() -> bool:
             # By pid: what a stub showed stays there when another takes its place.
+            nonlocal metrics
             metrics = await scene.metrics()
             free, blocks = (
                 metrics.of(name, pid=str(stub)) for name in ("inflight_kv_blocks_free", "inflight_kv_blocks")
             )
             return metrics.of(REQUESTS, request_type="active", pid=str(stub)) == 0 and 0 < free == blocks
 
+        async def is_counted() -> bool:
+            # An answer is counted a moment after its client has it.
+            at_rest = await is_at_rest()
+            completed = metrics.of(OUTCOMES, outcome="completed", pid=str(stub))
+            return at_rest and (before is None or completed - before.completed >= got - before.got)
+
         try:
             await scene.wait_until(is_at_rest, "no request is active and every KV block is free", REST_DEADLINE)
+            await scene.wait_until(is_counted, f"all of {got} answers are counted", REST_DEADLINE)
         except ChaosFailed as error:
             self.complain(str(error))
-        metrics = await scene.metrics()
         completed, failed = (metrics.of(OUTCOMES, outcome=each, pid=str(stub)) for each in ("completed", "failed"))
-        got = sum(verdict is Verdict.EQUAL and each.item.model == "llm" for each, verdict in self.verdicts.items())
-        now = Account(stub, completed, failed, got)
-        if self._account is not None and self._account.stub == stub:
-            before = self._account
-            if completed - before.completed < got - before.got:
-                self.complain(f"{got - before.got} answers came, and {completed - before.completed} were counted")
-            if failed > before.failed:
-                self.complain(f"{failed - before.failed:.0f} requests failed by the engine's own fault")
-        self._account = now
+        if before is not None and failed > before.failed:
+            self.complain(f"{failed - before.failed:.0f} requests failed by the engine's own fault")
+        self._account = Account(stub, completed, failed, got)

@@ -24,7 +24,7 @@ from inflight.executor.wire.launch import LAUNCH, RANK
 from inflight.supervisor import processes
 from inflight_kernels.cpu import unsupported_reason
 
-SERVING_DEADLINE = 180.0
+SERVING_DEADLINE = 300.0
 """Seconds within which a server must serve again, on a machine with other work."""
 LAUNCHER = "the launcher"
 TRITONSERVER = "tritonserver"
@@ -96,9 +96,9 @@ class Scene:
         try:
             async with grpcaio.InferenceServerClient(self.endpoints.grpc) as client:
                 for model in MODELS:
-                    if not await client.is_model_ready(model, client_timeout=5.0):
+                    if not await client.is_model_ready(model, client_timeout=30.0):
                         return f"{model} is not ready"
-            timeout = aiohttp.ClientTimeout(total=5.0)
+            timeout = aiohttp.ClientTimeout(total=30.0)
             health = f"http://{self.endpoints.openai}/health"
             async with aiohttp.ClientSession(timeout=timeout) as session, session.get(health) as response:
                 if response.status != 200:
@@ -159,7 +159,7 @@ def running_server(num_ranks: int, num_spares: int, sandbox: Sandbox, parameters
     }
     num_stages = int(own.get("pipeline_parallel_size", "1"))
     is_exact = own["dtype"] == "bfloat16" and not unsupported_reason()
-    options = {"apis": list(APIS), "openai": {"port": 0}, "canary_period": 30.0, "adopt_timeout": 60.0}
+    options = {"apis": list(APIS), "openai": {"port": 0}, "canary_period": 30.0, "adopt_timeout": 180.0}
     helpers = str(Path(__file__).parents[1] / "helpers")
     os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [helpers, os.environ.get("PYTHONPATH")]))
     with ServerProcess(parameters=own, **options) as server:

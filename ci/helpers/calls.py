@@ -8,12 +8,13 @@ from typing import Any
 
 from fakes import expected_output
 from harness import make_request
+from msgspec import structs
 
 from inflight.executor.front.front import Front
 from inflight.request import Request
 from inflight.result import FinishReason, Response
 
-PATIENCE = 120.0
+PATIENCE = 240.0
 """Seconds after which a test gives up waiting. It says nothing about how fast anything is."""
 
 
@@ -63,6 +64,15 @@ class Caller:
     def wait_for_tokens(self, request_id: int, count: int = 1) -> None:
         until(lambda: self._received() and len(self.tokens[request_id]) >= count, f"{request_id} has {count} tokens")
         assert request_id not in self.finals, "the request should still be running"
+
+    def cancel_when_it_goes_on(self, request_id: int) -> None:
+        """Wait for another token of a running request, and cancel it; its tokens are the expected ones."""
+        self.wait_for_tokens(request_id, len(self.tokens[request_id]) + 1)
+        self.executor.cancel_request(request_id)
+        self.wait(request_id)
+        tokens = self.tokens[request_id]
+        request = structs.replace(self.requests[request_id], max_tokens=len(tokens))
+        assert tokens == expected_output(request, self.executor.limits.max_seq_len)
 
     def wait(self, *request_ids: int) -> list[Response]:
         """The final responses of these requests."""

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import os
 import signal
+from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from weakref import WeakKeyDictionary
 
 from fake_worker import Order
 
@@ -15,7 +17,7 @@ from inflight.executor.wire.launch import LAUNCH
 from inflight.request import Request
 from inflight.result import Response
 
-PATIENCE = 60
+PATIENCE = 150
 """Seconds after which something that should happen counts as never happening."""
 
 Launcher = Callable[..., RemoteFront]
@@ -40,15 +42,18 @@ def submit(executor: RemoteFront, order: Order) -> int:
     return request_id
 
 
+_ARRIVED: WeakKeyDictionary[RemoteFront, deque[Response]] = WeakKeyDictionary()
+"""What came together with other responses and was not asked for yet."""
+
+
 def fetch(executor: RemoteFront, count: int) -> list[Response]:
     """The next `count` responses."""
-    got: list[Response] = []
-    while len(got) < count:
+    arrived = _ARRIVED.setdefault(executor, deque())
+    while len(arrived) < count:
         responses = executor.await_responses(timeout=PATIENCE)
-        assert responses, f"only {len(got)} of {count} responses came"
-        got += responses
-    assert len(got) == count
-    return got
+        assert responses, f"only {len(arrived)} of {count} responses came"
+        arrived.extend(responses)
+    return [arrived.popleft() for _ in range(count)]
 
 
 def wait_until_ready(executor: RemoteFront) -> None:

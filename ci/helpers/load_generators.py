@@ -56,7 +56,7 @@ def perf_analyzer(scratch: Path, kind: str, model: str, address: str) -> list[di
     command = [*analyzer._binary, "-m", model, "--async", "--stability-percentage", "999", *ARGUMENTS[kind]]
     command += ["-u", address, "--request-count", str(NUM_REQUESTS), "--concurrency-range", "3"]
     command += ["--input-data", str(inputs), "--profile-export-file", str(export)]
-    done = subprocess.run(command, env=analyzer._environment, capture_output=True, text=True, timeout=120)
+    done = subprocess.run(command, env=analyzer._environment, capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stdout + done.stderr
     (experiment,) = json.loads(export.read_text())["experiments"]
     return list(experiment["requests"])
@@ -76,7 +76,7 @@ def profile(program: str, scratch: Path, *arguments: str) -> Path:
     size = ("--synthetic-input-tokens-mean", "20", "--output-tokens-mean", str(MAX_TOKENS))
     load = ("--concurrency", "3", "--request-count", str(NUM_REQUESTS))
     command = [program, "profile", *arguments, *usual, *size, *load]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=240, cwd=scratch)
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=400, cwd=scratch)
     assert done.returncode == 0, done.stdout + done.stderr
     return results
 

@@ -37,7 +37,7 @@ TEMPLATE = (
 END_ID = byte_tokenizer().end_ids[0]
 TEXT = "Hello, world"
 
-CLIENT = httpx.Client(timeout=50, trust_env=False, verify=False)
+CLIENT = httpx.Client(timeout=180, trust_env=False, verify=False)
 """Of all tests: to make one takes longer than most of them."""
 
 Script = Callable[[Request], list[Response]]

@@ -21,7 +21,7 @@ from inflight.executor.launchers.python_command import WORKER, worker_environmen
 from inflight.mpi_launcher import find_launcher, launcher_environment, launcher_options
 
 MODEL = Path(__file__).resolve().parents[2] / "model_repository" / "llm"
-SECONDS_TO_END = 60
+SECONDS_TO_END = 180
 
 
 @dataclass(frozen=True)

@@ -36,7 +36,7 @@ def find(program: str) -> str:
 def promtool(*arguments: str, text: str = "") -> subprocess.CompletedProcess[str]:
     """Run it with `text` on its standard input."""
     command = [find("promtool"), *arguments]
-    return subprocess.run(command, input=text, capture_output=True, text=True, timeout=60, check=False)
+    return subprocess.run(command, input=text, capture_output=True, text=True, timeout=240, check=False)
 
 
 class Prometheus:

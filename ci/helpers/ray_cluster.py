@@ -22,10 +22,10 @@ from two_machines import Machine, second_machine, why_impossible
 SOON_DEAD = {
     "health_check_initial_delay_ms": 0,
     "health_check_period_ms": 500,
-    "health_check_timeout_ms": 2000,
-    "health_check_failure_threshold": 2,
+    "health_check_timeout_ms": 10_000,
+    "health_check_failure_threshold": 3,
 }
-"""Ray notices within seconds that a node has died."""
+"""Ray notices within seconds that a node has died, whose port is closed then, and waits for one that is slow."""
 
 
 class RayCluster:

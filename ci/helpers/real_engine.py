@@ -27,7 +27,7 @@ from inflight.sampling_config import SamplingConfig
 
 CHECKPOINT = Path(__file__).parents[2] / "model_repository" / "llm" / "1" / "checkpoint"
 
-PATIENCE = 120
+PATIENCE = 240
 """Seconds after which something that should happen counts as never happening."""
 IDLE_SECONDS = 3.0
 """For which processes are watched that should sleep."""
@@ -152,11 +152,14 @@ def rank_pids(pids: list[int]) -> dict[int, int]:
     """rank -> pid, from what its launcher put into each rank's environment; launchers themselves are left out."""
     ranks: dict[int, int] = {}
     for pid in pids:
-        environment = dict(
-            item.split(b"=", 1) for item in Path(f"/proc/{pid}/environ").read_bytes().split(b"\0") if b"=" in item
-        )
+        try:
+            variables = Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
+            command = Path(f"/proc/{pid}/cmdline").read_bytes()
+        except OSError:  # it has ended
+            continue
+        environment = dict(item.split(b"=", 1) for item in variables if b"=" in item)
         for variable in (b"INFLIGHT_RANK", b"PMI_RANK", b"PMIX_RANK", b"OMPI_COMM_WORLD_RANK"):
-            if environment.get(variable) and b"inflight.worker" in Path(f"/proc/{pid}/cmdline").read_bytes():
+            if environment.get(variable) and b"inflight.worker" in command:
                 ranks[int(environment[variable])] = pid
     return ranks
 

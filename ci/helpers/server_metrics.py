@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 import threading
 import time
-import urllib.error
 import urllib.request
 from collections.abc import Callable
 
@@ -18,6 +17,8 @@ KV_BLOCKS = "nv_trt_llm_kv_cache_block_metrics"
 
 DEADLINE = 180.0
 """Seconds after which something that should happen counts as never happening."""
+SETTLING_SECONDS = 1.0
+"""Metrics follow what they show by a tenth of a second: what is the same for so long is up to date."""
 PORT_SECONDS = 60.0
 """tritonserver opens the port of its metrics a moment after it is ready."""
 
@@ -28,24 +29,25 @@ class Metrics:
     """A snapshot of the series of the model `llm`."""
 
     def __init__(self, server: ServerProcess) -> None:
-        text = _read(server.metrics_url)
-        self._values = {
+        text = read_metrics(server)
+        self.values = {
             (found["name"], frozenset(found["labels"].split(","))): float(found["value"])
             for found in _SERIES.finditer(text)
             if 'model="llm"' in found["labels"]
         }
+        """(family, labels) -> value"""
 
     def of(self, name: str, **labels: str) -> float:
         """The sum of a family's series that carry these labels."""
         wanted = {f'{label}="{value}"' for label, value in labels.items()}
-        return sum(value for (family, own), value in self._values.items() if family == name and wanted <= own)
+        return sum(value for (family, own), value in self.values.items() if family == name and wanted <= own)
 
     def by_label(self, name: str, label: str) -> dict[str, float]:
         """label's value -> the series' value."""
         prefix = f'{label}="'
         return {
             part.removeprefix(prefix).rstrip('"'): value
-            for (family, own), value in self._values.items()
+            for (family, own), value in self.values.items()
             if family == name
             for part in own
             if part.startswith(prefix)
@@ -73,13 +75,31 @@ def wait_for_rest(server: ServerProcess) -> Metrics:
     return Metrics(server)
 
 
-def _read(url: str) -> str:
+def wait_until_settled(server: ServerProcess) -> Metrics:
+    """The same, and until every request that has ended is counted, for who compares counts: a request is counted a
+    moment after its client has the answer."""
+    values = wait_for_rest(server).values
+    since = time.monotonic()
+
+    def has_settled() -> bool:
+        nonlocal values, since
+        found = Metrics(server)
+        if found.values != values or not found.is_at_rest:
+            values, since = found.values, time.monotonic()
+        return time.monotonic() - since > SETTLING_SECONDS
+
+    until(has_settled, "the metrics are up to date")
+    return Metrics(server)
+
+
+def read_metrics(server: ServerProcess) -> str:
+    """The page as it is."""
     deadline = time.monotonic() + PORT_SECONDS
     while True:
         try:
-            with urllib.request.urlopen(url, timeout=DEADLINE) as response:
+            with urllib.request.urlopen(server.metrics_url, timeout=DEADLINE) as response:
                 return str(response.read().decode())
-        except urllib.error.URLError:
+        except OSError:
             if time.monotonic() > deadline:
                 raise
             time.sleep(0.1)

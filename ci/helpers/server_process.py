@@ -9,6 +9,7 @@ kill it. Knows nothing of the models.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import json
 import os
@@ -19,6 +20,7 @@ import subprocess
 import sys
 import tempfile
 import threading
+from collections.abc import Iterator
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -34,7 +36,7 @@ from inflight.supervisor.serve import serve
 ROOT = Path(__file__).resolve().parents[2]
 MODEL_REPOSITORY = ROOT / "model_repository"
 START_DEADLINE = 300.0
-STOP_DEADLINE = 90.0
+STOP_DEADLINE = 180.0
 
 
 class ServerFailed(Exception):
@@ -183,6 +185,27 @@ class ServerProcess:
         return processes.stubs(self.tritonserver_pid)
 
     @property
+    def ranks(self) -> list[int]:
+        """Pids of the engines' ranks that live, those that load included."""
+        found = [pid for pid in self.pids if is_rank(pid)]
+        # A process that a rank starts has its command line until it becomes another program.
+        return [pid for pid in found if _parent(pid) not in found]
+
+    @contextlib.contextmanager
+    def hold_ranks(self) -> Iterator[None]:
+        """All ranks stand still meanwhile, so that no request makes progress. For less than the time after which they
+        count as hung."""
+        held = self.ranks
+        for pid in held:
+            os.kill(pid, signal.SIGSTOP)
+        try:
+            yield
+        finally:
+            for pid in held:
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGCONT)
+
+    @property
     def shared_memory(self) -> list[Path]:
         name = self.ready_endpoints.run_directory.name.replace("-", "_", 1)
         return sorted(Path("/dev/shm").glob(f"{name}_*"))
@@ -201,6 +224,20 @@ def command_of(pid: int) -> list[bytes]:
         return Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
     except OSError:
         return []
+
+
+def is_rank(pid: int) -> bool:
+    """Whether a process is a rank, and not one that launches ranks."""
+    program, *arguments = command_of(pid) or [b""]
+    return b"inflight.worker" in arguments and b"mpiexec" not in program
+
+
+def _parent(pid: int) -> int:
+    """0 if it has ended."""
+    try:
+        return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
+    except OSError:
+        return 0
 
 
 def _read_line(descriptor: int, timeout: float) -> str:

@@ -12,7 +12,7 @@ from inflight.text.safe_text import safe_text
 class WorkItems:
     """Holds a request from before it is enqueued until the engine's last response to it.
 
-    Its Triton id is free again once its final response was sent, which may be earlier: a stop string ends a request for
+    Its Triton id is free again when its final response is sent, which may be earlier: a stop string ends a request for
     its client while ranks still compute the next step.
     """
 

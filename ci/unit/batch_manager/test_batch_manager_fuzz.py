@@ -354,7 +354,7 @@ NUM_HISTORIES = int(os.environ.get("INFLIGHT_FUZZ_EXAMPLES", "100"))
 
 TestHistories = Histories.TestCase
 # A history takes about a tenth of a second: the usual minute is enough for a hundred, but not for thousands.
-TestHistories.pytestmark = [pytest.mark.timeout(60 + NUM_HISTORIES)]
+TestHistories.pytestmark = [pytest.mark.timeout(180 + 3 * NUM_HISTORIES)]
 TestHistories.settings = settings(
     max_examples=NUM_HISTORIES,
     stateful_step_count=50,

@@ -24,7 +24,7 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def run(*arguments: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run([*COMMAND, *arguments], capture_output=True, text=True, timeout=50, check=False)
+    return subprocess.run([*COMMAND, *arguments], capture_output=True, text=True, timeout=150, check=False)
 
 
 @pytest.mark.slow

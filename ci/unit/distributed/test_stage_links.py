@@ -30,10 +30,27 @@ PATIENCE = 120
 CPU = torch.device("cpu")
 
 
+def named_memory() -> set[str]:
+    """Shared memory that this process maps and that has a name, which would stay behind when the process is killed."""
+    lines = Path("/proc/self/maps").read_text().splitlines()
+    names = {fields[5] for fields in (line.split(maxsplit=5) for line in lines) if len(fields) == 6}
+    return {name for name in names if name.startswith("/dev/shm/") and not name.endswith("(deleted)")}
+
+
+def own_sockets() -> list[str]:
+    """Names of the sockets by which stages of this process can be found."""
+    own = set()
+    for file in Path("/proc/self/fd").iterdir():
+        with contextlib.suppress(OSError):  # closed meanwhile
+            own.add(os.readlink(file))
+    lines = [line.split() for line in Path("/proc/net/unix").read_text().splitlines() if "@inflight-" in line]
+    return [words[-1] for words in lines if f"socket:[{words[6]}]" in own]
+
+
 def exchange(rank_group: PipeGroup, mapping: Mapping, several_hosts: bool) -> dict[str, Any]:
     """Hidden states through all stages, two results back, the smallest value; then the last stage goes."""
     rank_group.several_hosts = several_hosts
-    before = set(os.listdir("/dev/shm"))
+    before = named_memory()
     groups = ParallelGroups.create(rank_group, mapping, CPU)
     pipeline, found = groups.pipeline, {}
     x = torch.full((2, 3), float(rank_group.rank), dtype=torch.bfloat16)
@@ -58,7 +75,7 @@ def exchange(rank_group: PipeGroup, mapping: Mapping, several_hosts: bool) -> di
             late.result(PATIENCE)
         with pytest.raises(ConnectionError):
             pipeline.next_result().result(PATIENCE)
-    found["left behind"] = set(os.listdir("/dev/shm")) - before
+    found["left behind"] = named_memory() - before
     groups.close()
     return found
 
@@ -151,8 +168,7 @@ def test_a_stranger_is_not_taken_for_a_stage() -> None:
     def come() -> None:
         if strangers:
             return
-        names = [line.split()[-1] for line in Path("/proc/net/unix").read_text().splitlines() if "@inflight-" in line]
-        for name in names:
+        for name in own_sockets():
             for greeting in (b"", bytes(40), name.encode()[-42:] + bytes(8)):
                 strangers.append(socket.socket(socket.AF_UNIX, socket.SOCK_STREAM))
                 strangers[-1].connect(b"\0" + name[1:].encode())

@@ -12,7 +12,7 @@ import pytest
 
 from inflight.distributed.wakeup import WakeupSocket
 
-PATIENCE = 30.0
+PATIENCE = 100.0
 MANY = 1000
 """More wake-ups than any queue of the system holds."""
 

@@ -86,13 +86,13 @@ def start(service: GenerationExecutor, name: str, seed: int, **options: Any) -> 
 
 
 def check(result: GenerationResult, plain: GenerationResult) -> None:
-    found, expected = result.result(timeout=120), plain.result()
+    found, expected = result.result(timeout=240), plain.result()
     assert found.token_ids == expected.token_ids and found.finish_reason is expected.finish_reason
     assert found.log_probs == pytest.approx(expected.log_probs, abs=1e-4)
 
 
 def tokens_of(result: GenerationResult) -> tuple[int, ...]:
-    return tuple(result.result(timeout=120).token_ids)
+    return tuple(result.result(timeout=240).token_ids)
 
 
 def text_of(tokens: tuple[int, ...]) -> str:
@@ -101,7 +101,7 @@ def text_of(tokens: tuple[int, ...]) -> str:
 
 def num_drafts(result: GenerationResult) -> tuple[int, int]:
     """Those that were verified, and accepted."""
-    metrics = result.result(timeout=120).request_perf_metrics
+    metrics = result.result(timeout=240).request_perf_metrics
     assert metrics is not None
     return metrics.total_draft_tokens, metrics.total_accepted_draft_tokens
 
@@ -174,7 +174,7 @@ def test_drafts_change_no_token_beside_others(plain: dict[Case, GenerationResult
         free = service.generate_async(PROMPTS[1], max_tokens=60, end_ids=[], sampling_config=SamplingConfig())
         for case, result in results:
             check(result, plain[case])
-        assert free.result(timeout=120).finish_reason is FinishReason.LENGTH
+        assert free.result(timeout=240).finish_reason is FinishReason.LENGTH
         num_paused = max(stats.inflight_batching_stats.num_paused_requests for stats in service.get_stats())
         assert bool(num_paused) == ("batch_scheduler_policy" in parameters)
 
@@ -198,7 +198,7 @@ def test_a_replay_goes_on_with_the_same_tokens(
 
 
 def test_several_sequences_have_forced_tokens_each(service: GenerationExecutor, alone: GenerationExecutor) -> None:
-    outputs = start(service, "tale", 4, num_return_sequences=3).result(timeout=60).outputs
+    outputs = start(service, "tale", 4, num_return_sequences=3).result(timeout=240).outputs
     for index, output in enumerate(outputs):
         sampling = SamplingConfig(temperature=1.0, seed=sequence_seed(4, index))
         assert tuple(output.token_ids) == tokens_of(start(alone, "tale", 4, sampling_config=sampling))
@@ -231,7 +231,7 @@ def test_a_grammar_that_ends_while_drafts_are_verified_costs_its_own_request_an_
     monkeypatch.setattr(Grammar, "begin_step", killing)
     beside = start(service, "tale", 2)
     with pytest.raises(InvalidRequest, match="ended"):
-        start(service, "form", 2, **drafted(tokens_of(plain["form", 2]), "right")).result(timeout=60)
+        start(service, "form", 2, **drafted(tokens_of(plain["form", 2]), "right")).result(timeout=240)
     check(beside, plain["tale", 2])
     assert killed
     check(start(service, "form", 2), plain["form", 2])

@@ -72,7 +72,7 @@ def text(tokens: list[int] | tuple[int, ...]) -> str:
 
 def check(name: str, result: GenerationResult) -> bool:
     """Whether it came to its end; then it must parse."""
-    output = result.result(timeout=120)
+    output = result.result(timeout=240)
     if output.finish_reason is FinishReason.LENGTH:
         return False
     assert output.finish_reason is FinishReason.END_ID and output.token_ids[-1] == END
@@ -87,32 +87,32 @@ def test_every_output_parses(service: GenerationExecutor, name: str) -> None:
 
 
 def test_free_rows_beside_guided_ones_get_the_tokens_that_they_get_alone(service: GenerationExecutor) -> None:
-    free = [start(service, seed, max_tokens=60).result(timeout=60).token_ids for seed in range(4)]
-    guided = {name: start(service, 3, name).result(timeout=60).token_ids for name in GUIDES}
+    free = [start(service, seed, max_tokens=60).result(timeout=240).token_ids for seed in range(4)]
+    guided = {name: start(service, 3, name).result(timeout=240).token_ids for name in GUIDES}
     mixed = [start(service, seed, max_tokens=60) for seed in range(4)]
     beside = {name: start(service, 3, name) for name in GUIDES}
-    assert [result.result(timeout=60).token_ids for result in mixed] == free
-    assert {name: result.result(timeout=60).token_ids for name, result in beside.items()} == guided
+    assert [result.result(timeout=240).token_ids for result in mixed] == free
+    assert {name: result.result(timeout=240).token_ids for name, result in beside.items()} == guided
 
 
 def test_pauses_change_no_token(service: GenerationExecutor) -> None:
     """Room for two or three sequences at their full length, so that the others are paused again and again."""
-    expected = [start(service, seed, "json_schema").result(timeout=60).token_ids for seed in range(8)]
+    expected = [start(service, seed, "json_schema").result(timeout=240).token_ids for seed in range(8)]
     with load(batch_scheduler_policy="max_utilization", max_tokens_in_paged_kv_cache="336") as short:
         results = [start(short, seed, "json_schema") for seed in range(8)]
-        assert [result.result(timeout=120).token_ids for result in results] == expected
+        assert [result.result(timeout=240).token_ids for result in results] == expected
 
 
 @pytest.mark.parametrize("name", GUIDES)
 def test_a_replay_goes_on_with_the_same_tokens(service: GenerationExecutor, name: str) -> None:
-    whole = start(service, 5, name).result(timeout=60).token_ids
+    whole = start(service, 5, name).result(timeout=240).token_ids
     for cut in {1, len(whole) // 2, len(whole) - 1}:
         rest = start(service, 5, name, replay=replay_after(whole[:cut]))
-        assert tuple(rest.result(timeout=60).token_ids) == tuple(whole[cut:])
+        assert tuple(rest.result(timeout=240).token_ids) == tuple(whole[cut:])
 
 
 def test_an_output_that_max_tokens_cuts(service: GenerationExecutor) -> None:
-    output = start(service, 2, "json", max_tokens=4).result(timeout=60)
+    output = start(service, 2, "json", max_tokens=4).result(timeout=240)
     assert output.finish_reason is FinishReason.LENGTH and len(output.token_ids) == 4
     assert text(output.token_ids).lstrip().startswith("{")
 
@@ -127,7 +127,7 @@ def test_the_grammar_wins_over_words_that_leave_it_nothing(service: GenerationEx
 def test_min_tokens_leave_an_output_that_parses(service: GenerationExecutor) -> None:
     """More tokens than the grammar has: end tokens follow."""
     sampling = SamplingConfig(temperature=1.0, seed=1, min_tokens=40)
-    output = start(service, 1, "structural_tag", sampling_config=sampling).result(timeout=60)
+    output = start(service, 1, "structural_tag", sampling_config=sampling).result(timeout=240)
     assert GUIDES["structural_tag"][1](text(output.token_ids)) and len(output.token_ids) == 41
 
 
@@ -135,35 +135,35 @@ def test_cancelling_while_it_waits_and_while_it_runs(service: GenerationExecutor
     running = start(service, 1, "json", streaming=True)
     next(iter(running))
     running.abort()
-    assert running.result(timeout=60).finish_reason in (FinishReason.CANCELLED, FinishReason.END_ID)
+    assert running.result(timeout=240).finish_reason in (FinishReason.CANCELLED, FinishReason.END_ID)
     waiting = start(service, 1, guided_decoding_params=slow_to_compile("b"))
     waiting.abort()
     with pytest.raises(Exception, match="stopped"):
-        waiting.result(timeout=60)
+        waiting.result(timeout=240)
 
 
 def test_a_deadline_holds_while_its_grammar_is_compiled(service: GenerationExecutor) -> None:
     slow = slow_to_compile("c")
     with pytest.raises(RequestTimedOut, match="allotted"):
-        start(service, 1, guided_decoding_params=slow, allotted_time_ms=50).result(timeout=60)
+        start(service, 1, guided_decoding_params=slow, allotted_time_ms=50).result(timeout=240)
 
 
 def test_bombs_cost_their_senders_an_error_and_nobody_a_token(service: GenerationExecutor) -> None:
-    free = start(service, 1, max_tokens=60).result(timeout=60).token_ids
+    free = start(service, 1, max_tokens=60).result(timeout=240).token_ids
     beside = [start(service, 1, max_tokens=60), start(service, 2, "json_schema")]
     bombs = [start(service, seed, guided_decoding_params=bomb) for seed, bomb in enumerate(BOMBS.values())]
-    assert beside[0].result(timeout=60).token_ids == free
+    assert beside[0].result(timeout=240).token_ids == free
     check("json_schema", beside[1])
     for bomb in bombs:
         with pytest.raises(InvalidRequest, match=r"gramm|guide"):
-            bomb.result(timeout=120)
+            bomb.result(timeout=240)
 
 
 def test_nothing_is_left(service: GenerationExecutor) -> None:
     """After all of the above: no grammar is leased, no matcher is open."""
     executor = service._executor
     assert isinstance(executor, InProcessExecutor)
-    start(service, 1, max_tokens=2).result(timeout=60)
+    start(service, 1, max_tokens=2).result(timeout=240)
     book = executor._leader._book
     leases = book._leases
     assert not leases._guided and not book._preparing and leases._grammars is not None

@@ -28,7 +28,7 @@ from inflight.kv_cache_events import (
 )
 from inflight.kv_cache_retention import KvCacheRetentionConfig
 
-PATIENCE = 30.0
+PATIENCE = 100.0
 
 
 @contextmanager

@@ -6,6 +6,7 @@ Run: pytest ci/unit/executor/test_logits_post_processors.py
 from __future__ import annotations
 
 import math
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -39,6 +40,9 @@ class Functions:
     def __init__(self) -> None:
         self.calls: list[tuple[int, list[list[int]], str | None]] = []
         self.batches: list[list[int]] = []
+        self.may_go_on = threading.Event()
+        """While it is not set, steps with the batched function wait in it."""
+        self.may_go_on.set()
 
     def add(self, request_id: int, logits: Any, token_ids: list[list[int]], stream: int, client_id: str | None) -> None:
         assert logits.shape == (1, 1, 2048) and logits.dtype is torch.float32 and stream == 0
@@ -53,6 +57,7 @@ class Functions:
         return others
 
     def batched(self, request_ids: list[int], logits: list[Any], token_ids: Any, stream: int, client_ids: Any) -> None:
+        assert self.may_go_on.wait(100)
         self.batches.append(request_ids)
         for arguments in zip(request_ids, logits, token_ids, client_ids, strict=True):
             self.add(arguments[0], arguments[1], arguments[2], stream, arguments[3])
@@ -157,8 +162,10 @@ def test_each_sequence_of_a_request_is_processed(service: GenerationExecutor) ->
 
 def test_the_batched_function_gets_all_its_rows_at_once(service: GenerationExecutor, functions: Functions) -> None:
     functions.batches.clear()
+    functions.may_go_on.clear()
     results = [start(service, "batched", seed, end_ids=[]) for seed in range(4)]
     others = [start(service, "force"), start(service)]
+    functions.may_go_on.set()
     tokens = [result.result(timeout=120).token_ids for result in (*results, *others)]
     assert tokens[:4] == [biased(service, seed, end_ids=[]).token_ids for seed in range(4)]
     assert tokens[5] == ask(service).token_ids

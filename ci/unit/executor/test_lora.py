@@ -95,7 +95,7 @@ class Asked:
         return self.executor.enqueue_request(Request(input_token_ids=prompt, max_tokens=max_tokens, **options))
 
     def final(self, request_id: int) -> Response:
-        (response,) = self.executor.await_responses(request_id, timeout=20)
+        (response,) = self.executor.await_responses(request_id, timeout=150)
         return response
 
     def tokens(self, request_id: int) -> list[int]:
@@ -184,9 +184,9 @@ def test_prefixes_are_shared_within_an_adapter_only(case: Case) -> None:
 
 def test_several_sequences_and_beams_use_the_adapter(case: Case, asked: Asked) -> None:
     request_id = asked.send(case.prompts[1], num_return_sequences=2, **by_name("all"))
-    results = [r.result for r in [*asked.executor.await_responses(request_id, timeout=60)] if r.result]
+    results = [r.result for r in [*asked.executor.await_responses(request_id, timeout=150)] if r.result]
     while not results[-1].is_final:
-        results += [r.result for r in asked.executor.await_responses(request_id, timeout=60) if r.result]
+        results += [r.result for r in asked.executor.await_responses(request_id, timeout=150) if r.result]
     assert [result.output_token_ids for result in results] == [case.expected["all"][1]] * 2
     with case.adapters["all"].merged(case.checkpoint) as merged:
         inputs = torch.tensor([case.prompts[1]])

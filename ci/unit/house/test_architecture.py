@@ -396,5 +396,5 @@ def test_light_rooms_load_nothing_heavy(rooms: tuple[str, ...], heavy: str) -> N
     )
     paths = [str(ROOT / folder) for folder in PACKAGES.values()]
     program = f"import sys; sys.path[:0] = {paths!r}\n{code}"
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=120, check=False)
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=150, check=False)
     assert (done.returncode, done.stdout.split()) == (0, []), done.stderr

@@ -94,7 +94,7 @@ def test_seconds_are_told_by_folder(checkout: pytest.Pytester) -> None:
 
 
 @pytest.mark.parametrize(
-    ("folder", "plain", "slow"), [("unit/server", "", 300), ("kernels/norm", 300, 300), ("L0_llm", 600, 600)]
+    ("folder", "plain", "slow"), [("unit/server", "", 600), ("kernels/norm", 600, 600), ("L0_llm", 1200, 1200)]
 )
 def test_deadlines_go_by_folder_and_marker(checkout: pytest.Pytester, folder: str, plain: object, slow: int) -> None:
     write(checkout, f"{folder}/test_example.py", LIMITS.format(plain=plain, slow=slow))

@@ -20,7 +20,7 @@ print([name for name in ("model", "apis") if importlib.util.find_spec(name)])
 def test_our_packages_are_found_and_no_bare_model_is() -> None:
     """tritonserver appends a backend's folder to the path and imports `model`: the first one on the path."""
     done = subprocess.run(
-        [sys.executable, "-I", "-c", PROGRAM], cwd="/", capture_output=True, text=True, timeout=60, check=False
+        [sys.executable, "-I", "-c", PROGRAM], cwd="/", capture_output=True, text=True, timeout=150, check=False
     )
     assert done.returncode == 0, done.stderr
     *places, others = done.stdout.splitlines()

@@ -57,7 +57,7 @@ class Reader:
         return lambda: self._read(f"task {config.task_id}")
 
     def _read(self, name: str) -> Weights:
-        assert self.may_read.wait(20)
+        assert self.may_read.wait(100)
         self.reads.append(name)
         if name == "broken":
             raise InvalidRequest("it is broken")
@@ -87,7 +87,7 @@ class Desk:
         """Until these have been read and all orders are taken."""
         for adapter in adapters:
             if adapter.reading is not None:
-                adapter.reading.exception(timeout=20)
+                adapter.reading.exception(timeout=100)
         self.library.poll()
         while self.library.has_orders:
             orders = self.library.take_orders()
@@ -303,7 +303,7 @@ def test_an_iteration_brings_a_few_bytes_of_a_large_adapter(desk: Desk, monkeypa
     adapters = [desk.library.lease(named(name)) for name in "ab"]
     for adapter in adapters:
         assert adapter.reading is not None
-        adapter.reading.result(timeout=20)
+        adapter.reading.result(timeout=100)
     desk.library.poll()
     sent = []
     while desk.library.has_orders:

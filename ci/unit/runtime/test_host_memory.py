@@ -5,6 +5,7 @@ Run: pytest ci/unit/runtime/test_host_memory.py
 
 from __future__ import annotations
 
+import gc
 import time
 from pathlib import Path
 
@@ -28,17 +29,26 @@ SHAPE = KVCacheShape(layers=(SPEC,) * 4, block_size=16)
 MIB = 2**20
 
 
+def own_memory() -> int:
+    """Resident bytes of this process, once earlier tests' garbage is gone. Pages of files do not count: the system
+    drops them when others need memory."""
+    gc.collect()
+    (line,) = [line for line in Path("/proc/self/status").read_text().splitlines() if line.startswith("RssAnon:")]
+    return int(line.split()[1]) * 1024
+
+
 def test_what_is_configured_is_resident_from_the_start() -> None:
     num_blocks = 128 * MIB // SHAPE.block_bytes
-    before = resident_memory()
+    before = own_memory()
     cache = KVCache(SHAPE, num_blocks, CPU)
-    grown = resident_memory() - before
+    grown = own_memory() - before
     assert abs(grown - num_blocks * SHAPE.block_bytes) < 16 * MIB
     for layer in cache.layers:
         layer.keys.fill_(1.0)
         layer.values.fill_(2.0)
         assert (layer.keys == 1.0).all()  # they do not overlap
-    assert resident_memory() - before < grown + 64 * MIB  # of comparisons, and of what earlier tests left to free
+    assert own_memory() - before < grown + 64 * MIB  # of comparisons, and of what earlier tests left to free
+    assert resident_memory() > grown
 
 
 def test_a_cache_begins_with_zeros() -> None:
@@ -50,14 +60,14 @@ def test_a_cache_begins_with_zeros() -> None:
 
 def test_a_deferred_cache_takes_its_memory_when_it_is_told_to(monkeypatch: pytest.MonkeyPatch) -> None:
     num_blocks = 128 * MIB // SHAPE.block_bytes
-    before = resident_memory()
+    before = own_memory()
     cache = KVCache(SHAPE, num_blocks, CPU, is_deferred=True)
     keys = cache.layers[1].keys
     keys[5] = 3.0
-    assert resident_memory() - before < 16 * MIB
+    assert own_memory() - before < 16 * MIB
     cache.occupy()
-    deadline = time.monotonic() + 60
-    while resident_memory() - before < 120 * MIB:
+    deadline = time.monotonic() + 120
+    while own_memory() - before < 120 * MIB:
         assert time.monotonic() < deadline, "it took none"
     assert (keys[5] == 3.0).all() and not keys[6].any()
     monkeypatch.setattr(kv_cache, "available_memory", lambda: SPARE_CPU_BYTES + 127 * MIB)

@@ -102,6 +102,24 @@ def test_a_live_id_is_refused_and_its_first_owner_unharmed(ask, executor: FakeEx
     finish(executor, ask(PROMPT, request_id="same"))
 
 
+@pytest.mark.parametrize("ends_well", [True, False])
+def test_an_id_is_free_when_the_final_response_is_sent(ask, server, executor: FakeExecutor, ends_well: bool) -> None:
+    """So that a client that has it can use the id again."""
+    sender = ask(PROMPT, request_id="same")
+    send, found = sender.send, []
+
+    def look(*arguments, **options) -> None:
+        found.append(server._items.with_triton_id("same"))
+        send(*arguments, **options)
+
+    sender.send = look
+    request_id = executor.last.request_id
+    error = Response.of_error(request_id, StepFailed("the step failed"))
+    executor.push(tokens(request_id, [33], FinishReason.LENGTH) if ends_well else error)
+    assert sender.finished.wait(LONG)
+    assert found == [[]]
+
+
 def test_empty_ids_are_everybodys(ask, executor: FakeExecutor) -> None:
     first, second = ask(PROMPT), ask(PROMPT)
     executor.push(*[tokens(i, [33], FinishReason.LENGTH) for i in list(executor.enqueued)])

@@ -78,7 +78,7 @@ def run(
         thread.record(note)
     thread.start()
     if updates > 1:
-        assert all_but_last.wait(10)
+        assert all_but_last.wait(60)
     thread.stop()
 
 

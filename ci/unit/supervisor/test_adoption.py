@@ -168,7 +168,7 @@ class TestAdoptedProcess:
                 process.wait(0.0)
         finally:
             process.kill()
-        assert process.wait(30.0) == UNKNOWN
+        assert process.wait(120.0) == UNKNOWN
         assert process.poll() == UNKNOWN
 
 

@@ -247,7 +247,7 @@ class TestLog:
             log.hush_errors()
         with os.fdopen(writing, "w") as stream:
             stream.write(self.LINES)
-        log.join(10)
+        log.join(60)
         return told, log
 
     def test_only_errors_are_told(self) -> None:
@@ -280,7 +280,7 @@ class TestLog:
         log.follow(os.fdopen(reading))
         with os.fdopen(writing, "w") as stream:
             stream.write("\n".join([*lines, *["  --usage"] * 1000]))
-        log.join(10)
+        log.join(60)
         assert log.bad_option().startswith(reason) and bool(log.bad_option()) == bool(reason)
 
     def test_verbose_tells_all(self) -> None:
@@ -313,7 +313,7 @@ class TestLogFile:
         log.follow(os.fdopen(reading))
         with os.fdopen(writing, "w") as stream:
             stream.write("line\n" * 100_000)
-        log.join(30)
+        log.join(60)
         assert len(told) == 1 and "No space left on device" in told[0]
 
     def test_one_that_cannot_be_made_is_told_before_anything_starts(

@@ -23,7 +23,7 @@ from inflight.supervisor.shared_memory import SHARED_MEMORY
 
 pytestmark = pytest.mark.slow
 
-PATIENCE = 30.0
+PATIENCE = 120.0
 MORE_THAN_A_PIPE = 300_000
 
 

@@ -32,7 +32,7 @@ class Handler(http.server.BaseHTTPRequestHandler):
 http.server.ThreadingHTTPServer(("127.0.0.1", int(port)), Handler).serve_forever()
 """
 """Its only argument is a file that says what to do."""
-PATIENCE = 50
+PATIENCE = 150
 
 Play = Callable[[str], OpenAIProcess]
 
@@ -47,7 +47,7 @@ def play(tmp_path: Path, told: list[str], monkeypatch: pytest.MonkeyPatch) -> It
     (tmp_path / "played.py").write_text(PROGRAM)
     monkeypatch.setattr(openai_process, "MODULE", "played")
     monkeypatch.setattr(openai_process, "PERIOD", 0.0)
-    monkeypatch.setattr(openai_process, "TIMEOUT", 1.0)
+    monkeypatch.setattr(openai_process, "TIMEOUT", 5.0)
     port = free_port()
     processes: list[OpenAIProcess] = []
 

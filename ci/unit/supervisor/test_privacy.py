@@ -18,7 +18,7 @@ from inflight.supervisor import shared_memory
 from inflight.supervisor.api_key import ApiKey
 from inflight.supervisor.shared_memory import SHARED_MEMORY, RegionGuard
 
-PATIENCE = 30.0
+PATIENCE = 100.0
 
 
 def until(holds: Callable[[], bool]) -> None:

@@ -16,7 +16,7 @@ from inflight.supervisor.health import PERIOD, STRIKES, TIMEOUT, Health
 from inflight.supervisor.models import LOOK_PERIOD, LOOK_TIMEOUT, UNLOADED_GRACE, Models
 from inflight.supervisor.supervisor import TICK
 
-PATIENCE = 30.0
+PATIENCE = 100.0
 
 
 class Clock:

@@ -13,7 +13,7 @@ from typing import Protocol
 from inflight.config import EngineConfig
 from inflight.distributed.joining import Joining
 from inflight.executor.launchers.rank_processes import Command, RankProcesses
-from inflight.executor.launchers.stopped_processes import STOPPED_SECONDS, StoppedProcesses
+from inflight.executor.launchers.stopped_processes import StoppedProcesses
 from inflight.executor.launchers.weight_holder import WeightHolder
 from inflight.executor.wire.address import EngineAddress
 from inflight.executor.wire.launch import Launch
@@ -63,7 +63,8 @@ class ProcessLauncher:
             weights=self._weights.places(),
             is_relaunch=self._launch is not None and self._launch.has_served,
         )
-        self._launch = ProcessLaunch(processes, self._command, self._address, self._weights)
+        heartbeat_seconds = self._config.worker_heartbeat_timeout_ms / 1000
+        self._launch = ProcessLaunch(processes, self._command, self._address, self._weights, heartbeat_seconds)
         return self._launch
 
     def pids(self) -> list[int]:
@@ -85,13 +86,14 @@ class ProcessLaunch:
         command: LaunchCommand,
         address: EngineAddress | None,
         weights: WeightHolder,
+        heartbeat_seconds: float,
     ) -> None:
         self.processes = processes
         self._command = command
         self._address = address
         self._weights = weights
         self._is_published = False
-        self._stopped = StoppedProcesses(processes.launch.rank_pids)
+        self._stopped = StoppedProcesses(processes.launch.rank_pids, heartbeat_seconds)
         self.socket_path: Path = processes.launch.socket_path
 
     def fds(self) -> list[int]:
@@ -121,7 +123,7 @@ class ProcessLaunch:
             why = self.processes.why_ended(ended[-1])  # of a rank rather than of mpiexec, which is watched first
             return why if launch.failure() or launch.rank_pids() else self._command.explain(why)
         if not failure and (pid := self._stopped.look()) is not None:
-            return f"rank process {pid} has been stopped by a signal for {STOPPED_SECONDS:.0f} s"
+            return f"rank process {pid} has been stopped by a signal for {self._stopped.patience:.1f} s"
         return failure
 
     @property

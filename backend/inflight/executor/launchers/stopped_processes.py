@@ -11,8 +11,8 @@ from pathlib import Path
 
 from inflight.executor.wire.launcher import LOOKS_PER_SECOND
 
-STOPPED_SECONDS = 2.0
-"""After so long a stopped process is not waited for any more."""
+SHARE = 0.2
+"""Of worker_heartbeat_timeout_ms: after so long a stopped process is not waited for any more."""
 INTERVAL = 1 / LOOKS_PER_SECOND
 """Seconds between two looks at least."""
 LONGEST_INTERVAL = 1.0
@@ -20,15 +20,22 @@ LONGEST_INTERVAL = 1.0
 
 
 class StoppedProcesses:
-    def __init__(self, pids: Callable[[], Iterable[int]], clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self,
+        pids: Callable[[], Iterable[int]],
+        heartbeat_seconds: float,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
         """`pids`: of the processes to look at, asked at each look."""
         self._pids = pids
+        self.patience = heartbeat_seconds * SHARE
+        """Seconds."""
         self._clock = clock
         self._last_look = clock()
         self._seconds: dict[int, float] = {}  # of processes that were stopped at the last look
 
     def look(self) -> int | None:
-        """One that has been stopped for STOPPED_SECONDS; None = there is none, or it is not time to look yet."""
+        """One that has been stopped for longer than `patience`; None = there is none, or it is not time to look yet."""
         passed = self._clock() - self._last_look
         if passed < INTERVAL:
             return None
@@ -36,7 +43,7 @@ class StoppedProcesses:
         stopped = [pid for pid in self._pids() if _is_stopped(pid)]
         counted = min(passed, LONGEST_INTERVAL)
         self._seconds = {pid: self._seconds[pid] + counted if pid in self._seconds else 0.0 for pid in stopped}
-        return next((pid for pid, seconds in self._seconds.items() if seconds >= STOPPED_SECONDS), None)
+        return next((pid for pid, seconds in self._seconds.items() if seconds >= self.patience), None)
 
 
 def _is_stopped(pid: int) -> bool:

@@ -96,8 +96,6 @@ class SendingThread:
         self._held |= {request_id: item for request_id, item in touched.items() if item.has_news}
         self._send_ripe(touched, last)
         for request_id, item in touched.items():
-            if item.is_answered:
-                self._items.release_triton_id(item)
             if request_id in last:
                 self._end(item, last[request_id])
             elif item.is_answered:
@@ -118,6 +116,9 @@ class SendingThread:
             item = self._held.pop(request_id)
             touched[request_id] = item
             num_paced += item.num_responses_ready if item.can_wait else 0
+            if item.is_finished:
+                # Before its final response, so that the client can use the id again once it has that.
+                self._items.release_triton_id(item)
             self._guard(item, item.deliver)
         self._pace.count(num_paced)
 
@@ -131,6 +132,7 @@ class SendingThread:
             last = Response.of_error(request_id, RequestCancelled(item.stopped_sentence))
         code, sentence = last.error_code or "INTERNAL", last.error_msg or "the request ended without a result"
         try:
+            self._items.release_triton_id(item)
             item.fail(code, sentence)
             if self._items.remove(item):
                 self._on_end(item, last)
@@ -143,6 +145,7 @@ class SendingThread:
         except Exception as error:
             log_failure("answering a request", error)
             item.is_broken = True
+            self._items.release_triton_id(item)
             item.fail(ResponseFailed.code, NOT_MADE)
 
 

@@ -14,9 +14,11 @@ from pathlib import Path
 
 import pytest
 
-from inflight.executor.launchers.stopped_processes import INTERVAL, STOPPED_SECONDS, StoppedProcesses
+from inflight.executor.launchers.stopped_processes import INTERVAL, SHARE, StoppedProcesses
 
-PATIENCE = 30.0
+HEARTBEAT = 10.0
+STOPPED_SECONDS = HEARTBEAT * SHARE
+PATIENCE = 60.0
 """Seconds."""
 
 
@@ -55,7 +57,7 @@ def looks(stopped: StoppedProcesses, clock: Clock, seconds: float) -> list[int |
 
 def test_a_stopped_process_is_found_after_its_time_and_one_that_waits_never(sleeper: int) -> None:
     clock = Clock()
-    stopped = StoppedProcesses(lambda: [os.getpid(), sleeper], clock)
+    stopped = StoppedProcesses(lambda: [os.getpid(), sleeper], HEARTBEAT, clock)
     assert set(looks(stopped, clock, 10 * STOPPED_SECONDS)) == {None}
     send(sleeper, signal.SIGSTOP, stops=True)
     assert set(looks(stopped, clock, STOPPED_SECONDS)) == {None}
@@ -64,7 +66,7 @@ def test_a_stopped_process_is_found_after_its_time_and_one_that_waits_never(slee
 
 def test_a_process_that_goes_on_is_forgiven(sleeper: int) -> None:
     clock = Clock()
-    stopped = StoppedProcesses(lambda: [sleeper], clock)
+    stopped = StoppedProcesses(lambda: [sleeper], HEARTBEAT, clock)
     for _ in range(3):
         send(sleeper, signal.SIGSTOP, stops=True)
         assert set(looks(stopped, clock, STOPPED_SECONDS)) == {None}
@@ -75,7 +77,7 @@ def test_a_process_that_goes_on_is_forgiven(sleeper: int) -> None:
 def test_a_look_after_a_long_time_proves_little(sleeper: int) -> None:
     """The one who looks was stopped as well."""
     clock = Clock()
-    stopped = StoppedProcesses(lambda: [sleeper], clock)
+    stopped = StoppedProcesses(lambda: [sleeper], HEARTBEAT, clock)
     send(sleeper, signal.SIGSTOP, stops=True)
     assert looks(stopped, clock, INTERVAL) == [None]
     clock.now += 3600
@@ -84,7 +86,7 @@ def test_a_look_after_a_long_time_proves_little(sleeper: int) -> None:
 
 def test_between_two_looks_nothing_is_read() -> None:
     clock, asked = Clock(), []
-    stopped = StoppedProcesses(lambda: asked.append(clock.now) or [], clock)  # type: ignore[func-returns-value]
+    stopped = StoppedProcesses(lambda: asked.append(clock.now) or [], HEARTBEAT, clock)  # type: ignore[func-returns-value]
     for _ in range(100):
         clock.now += INTERVAL / 50
         stopped.look()
@@ -95,4 +97,4 @@ def test_a_process_that_is_gone_is_not_stopped() -> None:
     clock = Clock()
     with subprocess.Popen(["true"]) as process:
         process.wait()
-    assert set(looks(StoppedProcesses(lambda: [process.pid], clock), clock, 5.0)) == {None}
+    assert set(looks(StoppedProcesses(lambda: [process.pid], HEARTBEAT, clock), clock, 5.0)) == {None}

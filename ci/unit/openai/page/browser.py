@@ -65,7 +65,7 @@ class Browser:
     def __exit__(self, *_: object) -> None:
         self._session = ""
         self._call("Browser.close")
-        self._process.wait(timeout=20)
+        self._process.wait(timeout=60)
         self._answers.close()
         os.close(self._to)
         self._folder.cleanup()
@@ -86,11 +86,11 @@ class Browser:
         assert "exceptionDetails" not in found, found
         return found["result"].get("value")
 
-    def wait(self, condition: str, seconds: float = 30.0) -> None:
+    def wait(self, condition: str, seconds: float = 120.0) -> None:
         """Until JavaScript is true."""
         self.wait_for(lambda: bool(self.run(condition)), condition, seconds)
 
-    def wait_for(self, condition: Callable[[], bool], meaning: str, seconds: float = 30.0) -> None:
+    def wait_for(self, condition: Callable[[], bool], meaning: str, seconds: float = 120.0) -> None:
         deadline = monotonic() + seconds
         while not condition():
             assert monotonic() < deadline, f"waited in vain for {meaning}"
