@@ -13,6 +13,7 @@ import zmq
 from calls import until
 
 from inflight.distributed.sockets import CurveKeys
+from inflight.executor.rank.block_transfer import receiver as receiver_module
 from inflight.executor.rank.block_transfer.receiver import BlockReceiver
 from inflight.executor.rank.block_transfer.sender import BlockSender
 from inflight.executor.wire.block_messages import BlockFetch, Endpoint, Fetched, report
@@ -69,17 +70,26 @@ class Link:
             timeout_ms=60_000,
             is_alone=True,
         )
-        reports = f"ipc://{folder / 'reports'}"
+        self._endpoint = f"ipc://{folder / 'reports'}"
         self._context = zmq.Context()
         self._reports = self._context.socket(zmq.PULL)
-        self._reports.bind(reports)
+        self.listen()
         self.receiver = BlockReceiver(
-            ranks[1].blocks, rank=0, reports=reports, keys=CurveKeys(secret), timeout_ms=timeout_ms
+            ranks[1].blocks, rank=0, reports=self._endpoint, keys=CurveKeys(secret), timeout_ms=timeout_ms
         )
         self._numbers = iter(range(1, 100))
 
+    def listen(self, *, is_open: bool = True) -> None:
+        """The leader does, or does not any more."""
+        change = self._reports.bind if is_open else self._reports.unbind
+        change(self._endpoint)
+
     def fetch(self, key: bytes, num_blocks: int, *, is_local: bool, endpoint: Endpoint | None = None) -> bool:
         """Whether the blocks have arrived, for request 7."""
+        self.begin(key, num_blocks, is_local=is_local, endpoint=endpoint)
+        return self.told()
+
+    def begin(self, key: bytes, num_blocks: int, *, is_local: bool, endpoint: Endpoint | None = None) -> None:
         self.receiver.begin(
             BlockFetch(
                 request_id=7,
@@ -90,6 +100,9 @@ class Link:
                 num_bytes=num_blocks * SHAPE.block_bytes,
             )
         )
+
+    def told(self) -> bool:
+        """Whether the leader is told that they have arrived."""
         assert self._reports.poll(60_000), "the receiver said nothing"
         message = report.decode(self._reports.recv())
         assert isinstance(message, Fetched)
@@ -182,3 +195,15 @@ def test_what_comes_for_a_request_that_is_over_is_dropped(link: Link, ranks: tup
     assert link.fetch(b"key", 1, is_local=True)
     link.receiver.drop(7)
     assert ranks[1].blocks.num_arrived == 0
+
+
+def test_the_leader_is_told_once_it_listens(
+    link: Link, ranks: tuple[Rank, Rank], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(receiver_module, "LINGER_MS", 0)  # nothing waits because its socket is being closed
+    link.listen(is_open=False)
+    ranks[0].blocks.export([(b"key", [3])])
+    link.begin(b"key", 1, is_local=True)
+    until(lambda: ranks[1].blocks.num_arrived, "it has arrived")
+    link.listen()
+    assert link.told()
