@@ -148,6 +148,18 @@ def test_there_is_one_supervisor_at_a_time(server: PlayedServer) -> None:
     assert server.is_gone()
 
 
+def test_who_says_something_else_is_no_supervisor(server: PlayedServer) -> None:
+    first = server.supervisor()
+    first.start()
+    server.serve()
+    die(first)
+    for words in (b"{}", b"[]", b"null"):
+        stranger = server.supervisor()
+        stranger._hello = words
+        assert not stranger.adopt()
+    assert server.supervisor().adopt()
+
+
 def test_a_killed_janitor_is_replaced(server: PlayedServer) -> None:
     supervisor = server.supervisor()
     supervisor.start()
