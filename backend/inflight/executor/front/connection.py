@@ -215,6 +215,12 @@ class Connection:
                 elif watch.welcomed:
                     self._lose(EngineState.RELAUNCHING, RANKS_LOST, reason)
             return LaunchEnd(reason=reason, has_served=watch.welcomed, is_misconfigured=launch.is_misconfigured)
+        except Exception as error:  # such as no descriptor for a process that is to be watched
+            logger.exception("the front's thread failed")
+            reason = f"{type(error).__name__}: {error}"
+            if self._state is EngineState.READY:
+                self._lose(EngineState.RELAUNCHING, RANKS_LOST, reason)
+            return LaunchEnd(reason=reason, has_served=watch.welcomed)
         finally:
             launch.end()
             self._replacement_asked.clear()
