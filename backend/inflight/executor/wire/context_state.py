@@ -34,8 +34,6 @@ class ContextState(msgspec.Struct, frozen=True, array_like=True):
     adapter: bytes
     """LoadedAdapter.digest of the adapter that they went through; empty = none."""
     num_tokens: int
-    num_bytes: int
-    """Of each rank's part."""
     key: bytes
     """Under which each rank keeps its part."""
     machine: str

@@ -36,11 +36,13 @@ SECRET = "s" * 64
 class Rank:
     """Its cache, and what it has for others or from them."""
 
-    cache: KVCache = field(default_factory=lambda: KVCache(SHAPE, NUM_BLOCKS, torch.device("cpu")))
+    shape: KVCacheShape = SHAPE
+    cache: KVCache = field(init=False)
     blocks: PromptBlocks = field(init=False)
 
     def __post_init__(self) -> None:
-        self.blocks = PromptBlocks(self.cache, SHAPE, max_tokens=8 * SHAPE.block_size)
+        self.cache = KVCache(self.shape, NUM_BLOCKS, torch.device("cpu"))
+        self.blocks = PromptBlocks(self.cache, self.shape, max_tokens=8 * SHAPE.block_size)
 
     def content(self, block_ids: list[int]) -> list[torch.Tensor]:
         return [cache[block_ids] for layer in self.cache.layers for cache in (layer.keys, layer.values)]
@@ -97,7 +99,7 @@ class Link:
                 key=key,
                 endpoints=[endpoint or self.sender.endpoint],
                 is_local=is_local,
-                num_bytes=num_blocks * SHAPE.block_bytes,
+                num_blocks=num_blocks,
             )
         )
 
@@ -144,6 +146,17 @@ def test_blocks_arrive_as_they_were(link: Link, ranks: tuple[Rank, Rank], is_loc
         assert torch.equal(found, expected)
     assert second.blocks.num_arrived == 0
     until(lambda: num_files() == 0, "the memory is gone")
+
+
+@pytest.mark.parametrize("is_local", [True, False], ids=["shared memory", "network"])
+def test_a_stage_with_fewer_layers_than_the_leaders_gets_its_part(tmp_path: Path, is_local: bool) -> None:
+    shape = KVCacheShape(layers=SHAPE.layers[1:], block_size=SHAPE.block_size)
+    first, second = Rank(shape), Rank(shape)
+    link = Link(tmp_path, (first, second))
+    first.blocks.export([(b"key", [3, 1, 8])])
+    assert link.fetch(b"key", 3, is_local=is_local)
+    second.blocks.place([(7, [(0, 5)])])
+    link.close()
 
 
 @pytest.mark.parametrize("is_local", [True, False], ids=["shared memory", "network"])

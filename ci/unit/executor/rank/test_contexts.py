@@ -45,7 +45,6 @@ class Leader:
             secret=secret,
             layout=layout,
             block_size=4,
-            block_bytes=100,
             num_ranks=NUM_RANKS,
             max_tokens=MAX_TOKENS,
         )
@@ -112,7 +111,7 @@ def test_a_request_waits_until_every_rank_has_its_part(leaders: tuple[Leader, Le
     request = generation_only(7, params_of(first, context_only(1)))
     assert second.contexts.take(request)
     (fetch,) = second.contexts.take_orders().fetches
-    assert (fetch.request_id, fetch.is_local, fetch.num_bytes) == (7, True, 300)
+    assert (fetch.request_id, fetch.is_local, fetch.num_blocks) == (7, True, 3)
     assert [endpoint.local for endpoint in fetch.endpoints] == ["ipc://0", "ipc://1"]
     second.say(Fetched(0, 7, fetch.number, True))
     second.poll_until(lambda: second.contexts._arrivals[7].missing == {1})

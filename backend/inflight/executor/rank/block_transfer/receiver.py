@@ -117,9 +117,10 @@ class BlockReceiver:
         place = endpoint.local if fetch.is_local else endpoint.remote
         if not place:
             raise NotFetched("they are on another machine, whose ranks have no kv_transfer_interface")
+        num_bytes = fetch.num_blocks * self._blocks.block_bytes
         with self._context.socket(zmq.DEALER) as socket:
             socket.set(zmq.LINGER, LINGER_MS)
-            socket.set(zmq.MAXMSGSIZE, fetch.num_bytes + MAX_HEADER_BYTES)
+            socket.set(zmq.MAXMSGSIZE, num_bytes + MAX_HEADER_BYTES)
             if not fetch.is_local:
                 for option, value in KEEPALIVE.items():
                     socket.set(option, value)
@@ -129,7 +130,7 @@ class BlockReceiver:
                 socket.connect(place)
                 socket.send(encode_block_message(Fetch(fetch.key, fetch.is_local)))
                 message, payload = self._receive(socket, ends, deadline)
-                memory = self._memory(message, payload, fetch)
+                memory = self._memory(message, payload, num_bytes)
                 socket.send(encode_block_message(Taken(fetch.key)))
             finally:
                 socket.disable_monitor()
@@ -153,13 +154,13 @@ class BlockReceiver:
             raise NotFetched("the answer is not a message") from None
 
     @staticmethod
-    def _memory(message: FromSender, payload: zmq.Frame | None, fetch: BlockFetch) -> mmap.mmap | bytearray:
+    def _memory(message: FromSender, payload: zmq.Frame | None, num_bytes: int) -> mmap.mmap | bytearray:
         if isinstance(message, Gone):
             raise NotFetched("they waited too long, or were fetched before")
         if isinstance(message, Shared):
-            return _map(message, fetch.num_bytes)
+            return _map(message, num_bytes)
         assert isinstance(message, Payload)
-        if payload is None or len(payload.buffer) != fetch.num_bytes:
+        if payload is None or len(payload.buffer) != num_bytes:
             raise NotFetched("another number of bytes has come")
         return bytearray(payload.buffer)
 

@@ -95,16 +95,14 @@ class Contexts:
         secret: bytes,
         layout: bytes,
         block_size: int,
-        block_bytes: int,
         num_ranks: int,
         max_tokens: int,
     ) -> None:
-        """`folder`: of the launch. `secret`: see context_state. `layout`: see `layout_digest`. `block_bytes`: of each
-        rank's part of a block of `block_size` tokens. `max_tokens`: of prompts that are fetched at the same time."""
+        """`folder`: of the launch. `secret`: see context_state. `layout`: see `layout_digest`. `block_size`: in
+        tokens. `max_tokens`: of prompts that are fetched at the same time."""
         self._secret = secret
         self._layout = layout
         self._block_size = block_size
-        self._block_bytes = block_bytes
         self._num_ranks = num_ranks
         self._max_tokens = max_tokens
         self._machine = machine()
@@ -217,13 +215,11 @@ class Contexts:
 
     def _params(self, export: _Export) -> ContextPhaseParams:
         request = export.request
-        num_tokens = len(request.input_token_ids)
         state = ContextState(
             layout=self._layout,
             prompt=prompt_digest(request),
             adapter=export.adapter,
-            num_tokens=num_tokens,
-            num_bytes=-(-num_tokens // self._block_size) * self._block_bytes,
+            num_tokens=len(request.input_token_ids),
             key=export.key,
             machine=self._machine,
             endpoints=[self._endpoints[rank] for rank in range(self._num_ranks)],
@@ -288,6 +284,6 @@ class Contexts:
                     key=state.key,
                     endpoints=state.endpoints,
                     is_local=state.machine == self._machine,
-                    num_bytes=state.num_bytes,
+                    num_blocks=-(-state.num_tokens // self._block_size),
                 )
             )
