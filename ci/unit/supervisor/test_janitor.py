@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import subprocess
+import sys
 import tempfile
 import threading
 import time
@@ -98,6 +99,16 @@ def server() -> Iterator[PlayedServer]:
 
 
 def test_in_the_end_nothing_is_left(server: PlayedServer) -> None:
+    with server.supervisor().attending():
+        server.serve()
+    assert server.is_gone()
+
+
+@pytest.mark.skipif(sys.version_info < (3, 11), reason="Python has no option for it")
+def test_nothing_is_imported_from_where_it_is_started(server: PlayedServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = server.run_directory.parent
+    (folder / "json.py").write_text("raise SystemExit(1)")
+    monkeypatch.chdir(folder)
     with server.supervisor().attending():
         server.serve()
     assert server.is_gone()
