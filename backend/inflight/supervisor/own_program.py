@@ -7,6 +7,7 @@ from collections.abc import Mapping
 
 
 def command_of(module: str, *arguments: str) -> list[str]:
+    """What runs `module`."""
     return [sys.executable, "-m", module, *arguments]
 
 
