@@ -4,8 +4,8 @@ generation-only ones need on every rank. Knows no queue and no front.
     context only      gets a key, under which every rank keeps its part of the prompt's blocks; its last Result gets
                       ContextPhaseParams
     generation only   all ranks are told to fetch; it waits until each has said that it has its part, or has not. If one
-                      has not, all compute the prompt. No more prompts than max_tokens_in_buffer allows are fetched, or
-                      wait behind others, at the same time
+                      has not, all compute the prompt. Prompts that are being fetched, or are queued since, have no more
+                      than max_tokens_in_buffer tokens together, unless it is one alone
 
 To be used from one thread.
 """
