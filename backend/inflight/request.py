@@ -108,6 +108,11 @@ class Request(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """What the leader has arranged for these. Set by the leader alone."""
 
     @property
+    def goes_on(self) -> bool:
+        """Whether the engine has accepted it before, on other ranks."""
+        return self.replay is not None and not self.replay.is_resumed
+
+    @property
     def follows_each_token(self) -> bool:
         """Whether what tokens are chosen by must see each of them before the next: no drafts can be verified then."""
         return bool(self.logits_post_processor_name) or self.sampling_config.follows_each_token

@@ -94,7 +94,7 @@ class RequestLimits(msgspec.Struct, frozen=True, kw_only=True):
         self._validate_request_type(request)
         request.sampling_config.validate()
         if request.replay is not None:
-            self._validate_replay(request, request.replay)
+            self.validate_replay(request, request.replay)
         if request.sampling_config.beam_width > 1:
             self._validate_beams(request)
         self._validate_biases(request.sampling_config)
@@ -220,7 +220,8 @@ class RequestLimits(msgspec.Struct, frozen=True, kw_only=True):
             if is_asked:
                 raise InvalidRequest(f"{name} is not supported together with beam_width above 1")
 
-    def _validate_replay(self, request: Request, replay: Replay) -> None:
+    def validate_replay(self, request: Request, replay: Replay) -> None:
+        """The part of `validate` that says whether `request` can begin with what `replay` holds."""
         if not replay.sequences:
             return
         if len(replay.sequences) != request.num_sequences or all(each.is_finished for each in replay.sequences):

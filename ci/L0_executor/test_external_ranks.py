@@ -15,6 +15,7 @@ from outer_jobs import MODEL, outer_job
 
 from inflight.config import EngineConfig
 from inflight.errors import ConfigurationError
+from inflight.executor.executor import make_launcher
 from inflight.executor.front.remote import RemoteFront
 from inflight.executor.in_process import InProcessExecutor
 from inflight.executor.launchers.external import ExternalLauncher
@@ -159,12 +160,13 @@ def test_a_second_engine_of_one_name_is_refused(
 
 
 def test_real_ranks_give_the_tokens_of_one_rank() -> None:
-    prompt, parameters = [1, 1321, 436, 265], {"dtype": "float32", "max_loras": "", "lora_dir": ""}
+    prompt = [1, 1321, 436, 265]
+    parameters = {"dtype": "float32", "max_loras": "", "lora_dir": "", "max_tokens_in_buffer": "64"}
     alone = replace(config_of(parameters), executor="auto", tensor_parallel_size=1)
     with InProcessExecutor(config=alone) as executor:
         expected = tokens_of(Caller(executor), prompt)
     with outer_job("torchrun", parameters):
-        front = RemoteFront(config_of(parameters), ExternalLauncher(config_of(parameters), "llm"))
+        front = RemoteFront(config_of(parameters), make_launcher(config_of(parameters), "llm"))
         front.start()
         try:
             assert tokens_of(Caller(front), prompt) == expected

@@ -10,12 +10,11 @@ import os
 import signal
 import stat
 import tempfile
-import urllib.request
 from collections.abc import Callable, Iterator
 
 import pytest
 from server_process import ServerFailed, ServerProcess
-from toy_client import TOY_REPOSITORY, Stream, until
+from toy_client import TOY_REPOSITORY, Stream, is_ready, until
 from tritonclient.utils import InferenceServerException
 
 from inflight.supervisor import processes
@@ -48,14 +47,6 @@ def kill_supervisor(server: ServerProcess) -> None:
     assert server.process is not None
     server.process.kill()
     server.process.wait()
-
-
-def is_ready(server: ServerProcess) -> bool:
-    try:
-        with urllib.request.urlopen(f"{server.http_url}/v2/models/toy/ready", timeout=30) as response:
-            return bool(response.status == 200)
-    except OSError:
-        return False
 
 
 def nothing_is_left(server: ServerProcess) -> bool:

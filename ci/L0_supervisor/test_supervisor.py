@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 from server_process import ServerFailed, ServerProcess
-from toy_client import DEADLINE, TOY_REPOSITORY, Stream, until
+from toy_client import DEADLINE, TOY_REPOSITORY, Stream, is_ready, until
 from tritonclient.utils import InferenceServerException
 
 from inflight.supervisor import processes
@@ -30,14 +30,6 @@ class TritonPythonModel:
         raise pb_utils.TritonModelException("the checkpoint has no layers")
 """
 """A program that no model can be loaded from."""
-
-
-def is_ready(server: ServerProcess) -> bool:
-    try:
-        with urllib.request.urlopen(f"{server.http_url}/v2/models/toy/ready", timeout=30) as response:
-            return bool(response.status == 200)
-    except OSError:
-        return False
 
 
 def serves(server: ServerProcess, open_stream: Open) -> None:

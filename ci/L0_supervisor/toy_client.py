@@ -6,11 +6,13 @@ import contextlib
 import queue
 import threading
 import time
+import urllib.request
 from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
 import tritonclient.grpc as grpc
+from server_process import ServerProcess
 
 TOY_REPOSITORY = Path(__file__).with_name("toy_repository")
 DEADLINE = 240.0
@@ -48,6 +50,15 @@ class Stream:
         with contextlib.suppress(Exception):
             self._client.stop_stream(cancel_requests=True)
         self._client.close()
+
+
+def is_ready(server: ServerProcess) -> bool:
+    """Whether the toy model is."""
+    try:
+        with urllib.request.urlopen(f"{server.http_url}/v2/models/toy/ready", timeout=30) as response:
+            return bool(response.status == 200)
+    except OSError:
+        return False
 
 
 def until(condition: Callable[[], object], what: str, deadline: float = DEADLINE) -> None:

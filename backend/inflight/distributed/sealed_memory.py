@@ -96,11 +96,11 @@ class SealedMemory:
         os.posix_fallocate(self._descriptor, region.offset + start, num_bytes)
 
     def remove(self, address: int, num_bytes: int) -> None:
-        """Give whole pages of a region back; they read as zeros then."""
+        """Give whole pages of a region back, where the system can; they read as zeros then."""
         first = -(-address // mmap.PAGESIZE) * mmap.PAGESIZE
         end = (address + num_bytes) // mmap.PAGESIZE * mmap.PAGESIZE
-        if end > first and _libc.madvise(first, end - first, MADV_REMOVE):
-            raise OSError(ctypes.get_errno(), "memory cannot be given back")
+        if end > first:
+            _libc.madvise(first, end - first, MADV_REMOVE)
 
     def seal(self, header: bytes) -> None:
         """Nobody can change it from now on, this process included. Raises OSError."""

@@ -123,9 +123,6 @@ def make_launcher(
 ) -> Launcher:
     """The same of one replica, whose own part of the configuration this is. `weights`: what holds those of all
     replicas; None = it is the only one."""
-    if config.max_tokens_in_buffer and not config.kv_transfer_key_file:
-        # Ranks have a folder for temporary files of their own, and would look for it there.
-        config = dataclasses.replace(config, kv_transfer_key_file=str(users_key_file()))
     weights = weights or WeightHolder(config)
     address = EngineAddress.of(name, replica=replica) if name else None
     way = config.launcher
@@ -135,6 +132,9 @@ def make_launcher(
         if not name:
             raise ConfigurationError("executor external finds ranks by the engine's name: use attach_executor")
         return ExternalLauncher(config, name, address)
+    if config.max_tokens_in_buffer and not config.kv_transfer_key_file:
+        # Launched ranks have a folder for temporary files of their own, and would look for it there.
+        config = dataclasses.replace(config, kv_transfer_key_file=str(users_key_file()))
     if way == "mpi_leader":
         return MpiLeader(config, address)
     commands: dict[str, Callable[[], LaunchCommand]] = {

@@ -130,7 +130,12 @@ class SharedWeights:
             # Unsealed memory is another rank's to fill, so it cannot be kept either.
             raise UnusableWeights("the checkpoint was changed while it was read")
         else:
-            self._memory.seal(msgspec.json.encode(_Header(identity, layout)))
+            try:
+                self._memory.seal(msgspec.json.encode(_Header(identity, layout)))
+            except OSError as error:
+                # It stays locked as long as this rank lives: whoever opened it would fill it anew.
+                logger.warning("others cannot map the weights, because the system does not seal them: %s", error)
+                return
         self._memory.close()
         threading.Thread(target=_collapse, args=(self._taken,), name="inflight-weight-pages", daemon=True).start()
 

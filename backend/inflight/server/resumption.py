@@ -63,6 +63,8 @@ class Resumption:
             raise InvalidRequest("resume_token is of another request: send it with the same inputs as before")
         sequences, reasons = token.delivered(request.num_return_sequences)
         replay = Replay(sequences=sequences, is_resumed=True) if token.parts else None
+        if replay is not None:
+            self._limits.validate_replay(request, replay)  # before text is made of it
         writer = ResumeTokenWriter(head, token) if client.return_resume_token else None
         return structs.replace(request, replay=replay), list(zip(sequences, reasons, strict=True)), writer
 

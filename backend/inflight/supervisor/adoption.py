@@ -33,6 +33,12 @@ class FoundServer:
     def janitor(self) -> int | None:
         return self._running(JANITOR)
 
+    @property
+    def is_abandoned(self) -> bool:
+        """Whether both are gone for certain: on a full disk their files may be empty."""
+        named = [ProcessId.read(self.run_directory / file) for file in (SUPERVISOR, JANITOR)]
+        return all(found is not None and not found.is_running for found in named)
+
     def _running(self, file: str) -> int | None:
         found = ProcessId.read(self.run_directory / file)
         return found.pid if found is not None and found.is_running else None
@@ -46,7 +52,7 @@ def find() -> list[FoundServer]:
         if record is None or record.namespace != pid_namespace():
             continue
         server = FoundServer(run_directory, record)
-        if server.supervisor is None and server.janitor is None:
+        if server.is_abandoned:
             JanitorProcess(run_directory, record.prefix).end()
         else:
             servers.append(server)

@@ -111,12 +111,13 @@ class Janitor:
         try:
             connection.settimeout(HELLO_PATIENCE)
             hello = json.loads(connection.recv(READ_BYTES))
+            patience, log_file = float(hello["adopt_timeout"]), str(hello["log_file"])
             connection.sendall(WELCOME)
             connection.settimeout(None)
-        except (OSError, ValueError):
+        except (OSError, ValueError, TypeError, KeyError):
             connection.close()
             return None
-        self._patience, self._log_file = float(hello["adopt_timeout"]), str(hello["log_file"])
+        self._patience, self._log_file = patience, log_file
         return connection
 
     def _read(self, ready: Collection[int]) -> None:

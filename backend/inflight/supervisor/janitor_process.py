@@ -9,7 +9,6 @@ import select
 import shutil
 import socket
 import subprocess
-import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -18,6 +17,7 @@ from inflight.backoff import Backoff
 from inflight.errors import ConfigurationError
 from inflight.supervisor import janitor
 from inflight.supervisor.janitor import END, SOCKET, WELCOME
+from inflight.supervisor.own_program import command_of, environment_of
 from inflight.supervisor.process_id import ProcessId
 
 JANITOR, SUPERVISOR = "janitor.pid", "supervisor.pid"
@@ -58,9 +58,13 @@ class JanitorProcess:
         with self._socket() as listener, errors.open("wb") as printed:
             self._at_address(listener.bind)
             listener.listen()
-            command = [sys.executable, "-m", "inflight.supervisor.janitor", str(self._run_directory), self._prefix]
             self._process = subprocess.Popen(
-                command, stdin=listener.fileno(), stdout=printed, stderr=printed, start_new_session=True
+                command_of("inflight.supervisor.janitor", str(self._run_directory), self._prefix),
+                env=environment_of(os.environ),
+                stdin=listener.fileno(),
+                stdout=printed,
+                stderr=printed,
+                start_new_session=True,
             )
         ProcessId.of(self._process.pid).write(self._run_directory / JANITOR)
         if not self._connect():

@@ -9,7 +9,6 @@ import contextlib
 import http.client
 import os
 import subprocess
-import sys
 import threading
 import time
 from collections.abc import Callable, Mapping
@@ -21,6 +20,7 @@ from inflight.supervisor import output_pipe
 from inflight.supervisor.adopted_process import AdoptedProcess
 from inflight.supervisor.health import PERIOD, STRIKES, TIMEOUT
 from inflight.supervisor.output_pipe import OutputPipe
+from inflight.supervisor.own_program import command_of, environment_of
 from inflight.supervisor.process_id import ProcessId
 from inflight.supervisor.tritonserver import ended
 
@@ -40,11 +40,11 @@ class OpenAIProcess:
         self, run_directory: Path, address: str, environment: Mapping[str, str], tell: Callable[[str], None]
     ) -> None:
         """`address`: host:port at which it will listen. Not started yet."""
-        self._command = [sys.executable, "-m", MODULE, str(run_directory / OPTIONS_FILE)]
+        self._command = command_of(MODULE, str(run_directory / OPTIONS_FILE))
         self._file = run_directory / PROCESS_FILE
         self._pipe = OutputPipe(run_directory, output_pipe.OPENAI)
         self._copying: threading.Thread | None = None
-        self._address, self._environment, self._tell = address, dict(environment), tell
+        self._address, self._environment, self._tell = address, environment_of(environment), tell
         self._backoff = Backoff()
         self._process: subprocess.Popen[bytes] | AdoptedProcess | None = None
         self._starts_at = 0.0

@@ -173,6 +173,23 @@ def test_a_checkpoint_that_changes_while_it_is_read_is_not_kept(
         ranks.load()
 
 
+def test_weights_that_the_system_does_not_seal_stay_their_ranks_own(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    first, *_ = CONFIGS
+    config = config_of(make_checkpoint(tmp_path, first), "false")
+
+    def refuse(*_: object) -> None:
+        raise OSError("not here")
+
+    monkeypatch.setattr(SealedMemory, "seal", refuse)
+    monkeypatch.setattr(shared_weights, "WAIT_SECONDS", 0.0)
+    ranks = Ranks(config)
+    loaded = [ranks.load() for _ in range(2)]
+    assert all(torch.equal(network.logits(STEP), own(config).logits(STEP)) for network in loaded)
+    assert "does not seal them: not here" in caplog.text and "another process fills this memory" in caplog.text
+
+
 @needs_compiler
 def test_weights_that_were_packed_are_not_taken_for_plain_ones(tmp_path: Path) -> None:
     checkpoint = make_checkpoint(tmp_path, next(iter(COMPILED_CONFIGS)), dtype=torch.bfloat16)

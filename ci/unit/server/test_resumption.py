@@ -17,6 +17,8 @@ from played_backend import LONG
 from inflight.checkpoint_digest import checkpoint_digest
 from inflight.engine_description import EngineDescription
 from inflight.result import FinishReason, Response, Result
+from inflight.server.resume_token import Part, ResumeToken, ResumeTokenWriter
+from inflight.server.sequence_output import SequenceOutput
 
 PROMPT = {"text_input": "AB", "max_tokens": 40, "stream": True, "return_resume_token": True}
 
@@ -156,6 +158,23 @@ def test_tokens_that_the_vocabulary_does_not_have_are_refused(ask, executor: Fak
     again = ask({**PROMPT, "resume_token": token_of(first)})
     assert again.finished.wait(LONG)
     assert "resume_token holds a token id outside" in again.error.message()
+    end(executor)
+
+
+def test_no_text_is_made_of_more_tokens_than_the_request_can_have(
+    ask, executor: FakeExecutor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first = ask(PROMPT)
+    say(executor, b"a")
+    hear(first, 1)
+    writer = ResumeTokenWriter(ResumeToken.parse(token_of(first), 10).head)
+    forged = writer.write(
+        Part(sequence_index=0, token_ids=[97] * 41, cum_log_prob=None, finish_reason=FinishReason.NOT_FINISHED)
+    )
+    monkeypatch.setattr(SequenceOutput, "resume", None)  # which would make text of them
+    again = ask({**PROMPT, "resume_token": forged})
+    assert again.finished.wait(LONG)
+    assert "resume_token has 41 tokens, more than the request can generate" in again.error.message()
     end(executor)
 
 

@@ -131,6 +131,12 @@ class TestFinding:
         assert adoption.find() == []
         assert not run_directory.exists()
 
+    def test_a_server_whose_processes_could_not_be_noted_is_let_alone(self, make: Make) -> None:
+        run_directory = make(janitor=GONE)
+        (run_directory / JANITOR).write_text("")
+        assert adoption.find()
+        assert run_directory.exists()
+
     def test_who_has_a_port_and_what_to_do_is_one_sentence(self, make: Make, itself: ProcessId) -> None:
         run_directory = make(janitor=itself)
         servers = adoption.find()

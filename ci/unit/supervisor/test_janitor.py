@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import subprocess
+import sys
 import tempfile
 import threading
 import time
@@ -103,6 +104,16 @@ def test_in_the_end_nothing_is_left(server: PlayedServer) -> None:
     assert server.is_gone()
 
 
+@pytest.mark.skipif(sys.version_info < (3, 11), reason="Python has no option for it")
+def test_nothing_is_imported_from_where_it_is_started(server: PlayedServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = server.run_directory.parent
+    (folder / "json.py").write_text("raise SystemExit(1)")
+    monkeypatch.chdir(folder)
+    with server.supervisor().attending():
+        server.serve()
+    assert server.is_gone()
+
+
 def test_a_server_that_did_not_serve_yet_ends_with_its_supervisor(server: PlayedServer) -> None:
     supervisor = server.supervisor()
     supervisor.start()
@@ -146,6 +157,18 @@ def test_there_is_one_supervisor_at_a_time(server: PlayedServer) -> None:
     assert not first.adopt()
     second.end()
     assert server.is_gone()
+
+
+def test_who_says_something_else_is_no_supervisor(server: PlayedServer) -> None:
+    first = server.supervisor()
+    first.start()
+    server.serve()
+    die(first)
+    for words in (b"{}", b"[]", b"null"):
+        stranger = server.supervisor()
+        stranger._hello = words
+        assert not stranger.adopt()
+    assert server.supervisor().adopt()
 
 
 def test_a_killed_janitor_is_replaced(server: PlayedServer) -> None:

@@ -91,6 +91,8 @@ class Connection:
         self._wake_fd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         self._introduced_as = 0
         """The front id that the present leader was told."""
+        self._has_served = False
+        """Whether the ranks of the present launch do, or did before they were lost."""
         self._closing = threading.Event()
         self._relaunch_asked = threading.Event()
         self._replacement_asked = threading.Event()
@@ -163,7 +165,7 @@ class Connection:
                 end = self._run_launch(backoff)
             except Exception as error:
                 logger.exception("the front's thread failed")
-                end = LaunchEnd(reason=f"{type(error).__name__}: {error}")
+                end = LaunchEnd(reason=f"{type(error).__name__}: {error}", has_served=self._has_served)
             has_ever_served |= end.has_served
             if not has_ever_served:
                 self._front.fail_start(end.reason, self._replica)
@@ -197,6 +199,7 @@ class Connection:
 
     def _run_launch(self, backoff: Backoff) -> LaunchEnd:
         """Run one launch of the engine from start to end."""
+        self._has_served = False
         try:
             launch = self._open()
         except (OSError, ConfigurationError) as error:
@@ -212,9 +215,15 @@ class Connection:
                     self._leave(launch, link)
                 elif reason == REPLACED:
                     self._replace(launch, link)
-                elif watch.welcomed:
+                elif self._has_served:
                     self._lose(EngineState.RELAUNCHING, RANKS_LOST, reason)
-            return LaunchEnd(reason=reason, has_served=watch.welcomed, is_misconfigured=launch.is_misconfigured)
+            return LaunchEnd(reason=reason, has_served=self._has_served, is_misconfigured=launch.is_misconfigured)
+        except Exception as error:  # such as no descriptor for a process that is to be watched
+            logger.exception("the front's thread failed")
+            reason = f"{type(error).__name__}: {error}"
+            if self._state is EngineState.READY:
+                self._lose(EngineState.RELAUNCHING, RANKS_LOST, reason)
+            return LaunchEnd(reason=reason, has_served=self._has_served)
         finally:
             launch.end()
             self._replacement_asked.clear()
@@ -332,6 +341,7 @@ class Connection:
             front._report_kv_cache_events(message.events, replica)
         elif isinstance(message, Welcome):
             front._replica_ready(message.limits, message.description, message.max_in_flight, replica)
+            self._has_served = True
         elif isinstance(message, Heartbeat):
             front._note_heartbeat(replica)
         elif isinstance(message, Occupied):

@@ -33,6 +33,8 @@ def first_phase(request: Request, config: EngineConfig) -> Phase:
         and request.replay is None
         and request.max_tokens > 1
         and request.sampling_config.beam_width == 1
-        and 1 < num_tokens <= min(config.max_context_tokens, config.journal_max_tokens)
+        and 1 < num_tokens <= config.max_context_tokens
+        # The front must know the first tokens to hand it over.
+        and num_tokens + request.num_return_sequences <= config.journal_max_tokens
     )
     return Phase.CONTEXT if splits else Phase.WHOLE

@@ -19,7 +19,7 @@ from inflight.executor.wire.address import EngineAddress, user_directory
 from inflight.executor.wire.job import is_served
 from inflight.executor.wire.launch import Launch
 
-PATHS = frozenset({"gpt_model_path", "tokenizer_dir", "speculative_model_dir", "lora_dir"})
+PATHS = frozenset({"gpt_model_path", "tokenizer_dir", "speculative_model_dir", "lora_dir", "kv_transfer_key_file"})
 FRONTS_OWN = frozenset({"executor"})
 """Keys by which front and ranks may differ."""
 

@@ -81,7 +81,6 @@ def make_transfer(
             secret=secret,
             layout=layout,
             block_size=runner.block_size,
-            block_bytes=blocks.block_bytes,
             num_ranks=rank_group.size,
             max_tokens=config.max_tokens_in_buffer,
         )

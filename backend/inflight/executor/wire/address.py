@@ -73,9 +73,15 @@ def user_directory() -> Path:
 
 
 def private(folder: Path) -> Path:
-    """This folder, created if it is missing. Raises ConfigurationError if it is not private to this user."""
-    folder.mkdir(mode=0o700, exist_ok=True)
+    """This folder, which is made if it is missing. Raises ConfigurationError if it is not private to this user."""
+    try:
+        folder.mkdir(mode=0o700)
+    except FileExistsError:
+        pass
+    except FileNotFoundError:
+        raise ConfigurationError(f"{folder} cannot be made: there is no folder {folder.parent}") from None
     status = folder.lstat()
-    if status.st_uid != os.getuid() or status.st_mode & (stat.S_IRWXG | stat.S_IRWXO):
+    is_own = stat.S_ISDIR(status.st_mode) and status.st_uid == os.getuid()
+    if not is_own or status.st_mode & (stat.S_IRWXG | stat.S_IRWXO):
         raise ConfigurationError(f"{folder} must belong to this user alone: remove it, or set its mode to 0700")
     return folder

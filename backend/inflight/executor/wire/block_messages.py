@@ -78,8 +78,8 @@ class BlockFetch(msgspec.Struct, frozen=True):
     endpoints: list[Endpoint]
     """Of each rank of the other engine."""
     is_local: bool
-    num_bytes: int
-    """Of each rank's part."""
+    num_blocks: int
+    """A rank knows how many bytes its part of a block has: one with more layers has more."""
 
 
 class BlockOrders(msgspec.Struct, frozen=True, omit_defaults=True):

@@ -34,8 +34,6 @@ class ContextState(msgspec.Struct, frozen=True, array_like=True):
     adapter: bytes
     """LoadedAdapter.digest of the adapter that they went through; empty = none."""
     num_tokens: int
-    num_bytes: int
-    """Of each rank's part."""
     key: bytes
     """Under which each rank keeps its part."""
     machine: str
@@ -48,13 +46,16 @@ class ContextState(msgspec.Struct, frozen=True, array_like=True):
 
     @classmethod
     def unseal(cls, data: bytes, secret: bytes) -> ContextState:
-        """Raises InvalidRequest if it was not sealed with this secret."""
+        """Raises InvalidRequest if it was not sealed with this secret, or by another version of inflight."""
         seal, packed = data[:SEAL_BYTES], data[SEAL_BYTES:]
         if not hmac.compare_digest(seal, hmac.digest(secret, packed, "sha256")):
             raise InvalidRequest(
                 f"{NOT_PARAMS}, by an engine of this user or with the same kv_transfer_key_file as this one"
             )
-        return msgspec.msgpack.decode(packed, type=cls)
+        try:
+            return msgspec.msgpack.decode(packed, type=cls)
+        except msgspec.DecodeError:
+            raise InvalidRequest(f"{NOT_PARAMS}, by this version of inflight") from None
 
 
 def prompt_digest(request: Request) -> bytes:
@@ -78,10 +79,10 @@ def read_secret(key_file: str) -> bytes:
     try:
         secret, mode = path.read_bytes(), path.stat().st_mode
     except OSError as error:
-        raise ConfigurationError(f"kv_transfer_key_file {key_file} cannot be read: {error.strerror}") from None
+        raise ConfigurationError(f"kv_transfer_key_file {path} cannot be read: {error.strerror}") from None
     if len(secret) < SECRET_BYTES or mode & 0o077:
         raise ConfigurationError(
-            f"kv_transfer_key_file {key_file} must hold {SECRET_BYTES} random bytes or more, and be readable by its "
+            f"kv_transfer_key_file {path} must hold {SECRET_BYTES} random bytes or more, and be readable by its "
             "owner alone: `head -c 32 /dev/urandom > FILE; chmod 600 FILE`"
         )
     return secret

@@ -21,8 +21,9 @@ PARAMS = ContextPhaseParams(req_id=1, first_gen_tokens=[5], opaque_state=b"where
 CONTEXT, GENERATION = 0, 1
 
 
-def start(num_replicas: int = 2, context_replicas: int = 1) -> ListFront:
+def start(num_replicas: int = 2, context_replicas: int = 1, **options: Any) -> ListFront:
     config = EngineConfig(
+        **options,
         tokens_per_block=4,
         data_parallel_size=num_replicas,
         context_replicas=context_replicas,
@@ -125,6 +126,19 @@ def test_one_replica_computes_what_gains_nothing(fields: dict[str, Any]) -> None
     request_id = submit(front, **fields)
     assert front.replica_of[request_id] == GENERATION
     assert front.messages[request_id].request_type is RequestType.CONTEXT_AND_GENERATION
+
+
+@pytest.mark.parametrize(("length", "splits"), [(7, True), (8, False)])
+def test_what_is_handed_over_is_not_too_long_for_the_journal(length: int, splits: bool) -> None:
+    front = start(journal_max_tokens=10)
+    request_id = submit(front, input_token_ids=[1] * length, num_return_sequences=3)
+    assert (front.replica_of[request_id] == CONTEXT) is splits
+    if splits:
+        for index in range(3):
+            fields = {} if index == 2 else {"is_final": False, "context_phase_params": None}
+            end_context(front, request_id, [5], sequence_index=index, **fields)
+        replay = front.messages[request_id].replay
+        assert replay is not None and [each.token_ids for each in replay.sequences] == [[5]] * 3
 
 
 def test_clients_may_split_requests_themselves() -> None:

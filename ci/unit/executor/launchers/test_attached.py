@@ -169,6 +169,16 @@ def test_a_directory_that_others_may_enter_is_refused(run_directory: Path) -> No
         EngineAddress.of("llm")
 
 
+def test_a_folder_that_is_none_is_refused(monkeypatch: pytest.MonkeyPatch, run_directory: Path) -> None:
+    (run_directory / ENGINES).touch()
+    with pytest.raises(ConfigurationError, match="must belong to this user alone"):
+        EngineAddress.of("llm")
+    monkeypatch.delenv(RUN_DIRECTORY)
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(run_directory / "none"))
+    with pytest.raises(ConfigurationError, match="there is no folder"):
+        EngineAddress.of("llm")
+
+
 def test_a_guest_finds_the_configuration_of_the_engine(owner: RemoteFront) -> None:
     found = find_engine_config("llm", 0.0)
     assert (found.max_batch_size, found.max_num_tokens) == (CONFIG.max_batch_size, CONFIG.max_num_tokens)

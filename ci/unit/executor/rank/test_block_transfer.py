@@ -13,6 +13,7 @@ import zmq
 from calls import until
 
 from inflight.distributed.sockets import CurveKeys
+from inflight.executor.rank.block_transfer import receiver as receiver_module
 from inflight.executor.rank.block_transfer.receiver import BlockReceiver
 from inflight.executor.rank.block_transfer.sender import BlockSender
 from inflight.executor.wire.block_messages import BlockFetch, Endpoint, Fetched, report
@@ -35,11 +36,13 @@ SECRET = "s" * 64
 class Rank:
     """Its cache, and what it has for others or from them."""
 
-    cache: KVCache = field(default_factory=lambda: KVCache(SHAPE, NUM_BLOCKS, torch.device("cpu")))
+    shape: KVCacheShape = SHAPE
+    cache: KVCache = field(init=False)
     blocks: PromptBlocks = field(init=False)
 
     def __post_init__(self) -> None:
-        self.blocks = PromptBlocks(self.cache, SHAPE, max_tokens=8 * SHAPE.block_size)
+        self.cache = KVCache(self.shape, NUM_BLOCKS, torch.device("cpu"))
+        self.blocks = PromptBlocks(self.cache, self.shape, max_tokens=8 * SHAPE.block_size)
 
     def content(self, block_ids: list[int]) -> list[torch.Tensor]:
         return [cache[block_ids] for layer in self.cache.layers for cache in (layer.keys, layer.values)]
@@ -69,17 +72,26 @@ class Link:
             timeout_ms=60_000,
             is_alone=True,
         )
-        reports = f"ipc://{folder / 'reports'}"
+        self._endpoint = f"ipc://{folder / 'reports'}"
         self._context = zmq.Context()
         self._reports = self._context.socket(zmq.PULL)
-        self._reports.bind(reports)
+        self.listen()
         self.receiver = BlockReceiver(
-            ranks[1].blocks, rank=0, reports=reports, keys=CurveKeys(secret), timeout_ms=timeout_ms
+            ranks[1].blocks, rank=0, reports=self._endpoint, keys=CurveKeys(secret), timeout_ms=timeout_ms
         )
         self._numbers = iter(range(1, 100))
 
+    def listen(self, *, is_open: bool = True) -> None:
+        """The leader does, or does not any more."""
+        change = self._reports.bind if is_open else self._reports.unbind
+        change(self._endpoint)
+
     def fetch(self, key: bytes, num_blocks: int, *, is_local: bool, endpoint: Endpoint | None = None) -> bool:
         """Whether the blocks have arrived, for request 7."""
+        self.begin(key, num_blocks, is_local=is_local, endpoint=endpoint)
+        return self.told()
+
+    def begin(self, key: bytes, num_blocks: int, *, is_local: bool, endpoint: Endpoint | None = None) -> None:
         self.receiver.begin(
             BlockFetch(
                 request_id=7,
@@ -87,9 +99,12 @@ class Link:
                 key=key,
                 endpoints=[endpoint or self.sender.endpoint],
                 is_local=is_local,
-                num_bytes=num_blocks * SHAPE.block_bytes,
+                num_blocks=num_blocks,
             )
         )
+
+    def told(self) -> bool:
+        """Whether the leader is told that they have arrived."""
         assert self._reports.poll(60_000), "the receiver said nothing"
         message = report.decode(self._reports.recv())
         assert isinstance(message, Fetched)
@@ -131,6 +146,17 @@ def test_blocks_arrive_as_they_were(link: Link, ranks: tuple[Rank, Rank], is_loc
         assert torch.equal(found, expected)
     assert second.blocks.num_arrived == 0
     until(lambda: num_files() == 0, "the memory is gone")
+
+
+@pytest.mark.parametrize("is_local", [True, False], ids=["shared memory", "network"])
+def test_a_stage_with_fewer_layers_than_the_leaders_gets_its_part(tmp_path: Path, is_local: bool) -> None:
+    shape = KVCacheShape(layers=SHAPE.layers[1:], block_size=SHAPE.block_size)
+    first, second = Rank(shape), Rank(shape)
+    link = Link(tmp_path, (first, second))
+    first.blocks.export([(b"key", [3, 1, 8])])
+    assert link.fetch(b"key", 3, is_local=is_local)
+    second.blocks.place([(7, [(0, 5)])])
+    link.close()
 
 
 @pytest.mark.parametrize("is_local", [True, False], ids=["shared memory", "network"])
@@ -182,3 +208,15 @@ def test_what_comes_for_a_request_that_is_over_is_dropped(link: Link, ranks: tup
     assert link.fetch(b"key", 1, is_local=True)
     link.receiver.drop(7)
     assert ranks[1].blocks.num_arrived == 0
+
+
+def test_the_leader_is_told_once_it_listens(
+    link: Link, ranks: tuple[Rank, Rank], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(receiver_module, "LINGER_MS", 0)  # nothing waits because its socket is being closed
+    link.listen(is_open=False)
+    ranks[0].blocks.export([(b"key", [3])])
+    link.begin(b"key", 1, is_local=True)
+    until(lambda: ranks[1].blocks.num_arrived, "it has arrived")
+    link.listen()
+    assert link.told()

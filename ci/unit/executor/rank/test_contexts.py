@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hmac
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -27,6 +28,7 @@ from inflight.executor.wire.block_messages import (
 from inflight.lora import LoadedAdapter
 from inflight.replay import DeliveredSequence, Replay
 from inflight.request import Request
+from inflight.request_limits import RequestLimits
 from inflight.result import FinishReason, Response, Result
 
 NUM_RANKS, MAX_TOKENS = 2, 20
@@ -43,7 +45,6 @@ class Leader:
             secret=secret,
             layout=layout,
             block_size=4,
-            block_bytes=100,
             num_ranks=NUM_RANKS,
             max_tokens=MAX_TOKENS,
         )
@@ -110,7 +111,7 @@ def test_a_request_waits_until_every_rank_has_its_part(leaders: tuple[Leader, Le
     request = generation_only(7, params_of(first, context_only(1)))
     assert second.contexts.take(request)
     (fetch,) = second.contexts.take_orders().fetches
-    assert (fetch.request_id, fetch.is_local, fetch.num_bytes) == (7, True, 300)
+    assert (fetch.request_id, fetch.is_local, fetch.num_blocks) == (7, True, 3)
     assert [endpoint.local for endpoint in fetch.endpoints] == ["ipc://0", "ipc://1"]
     second.say(Fetched(0, 7, fetch.number, True))
     second.poll_until(lambda: second.contexts._arrivals[7].missing == {1})
@@ -210,6 +211,40 @@ def test_params_of_strangers_and_of_other_engines_are_refused(leaders: tuple[Lea
         leader.close()
     with pytest.raises(InvalidRequest, match="another prompt"):
         second.contexts.take(generation_only(7, params, length=8))
+
+
+def test_what_was_accepted_goes_on_whatever_its_params_are_of(leaders: tuple[Leader, Leader], tmp_path: Path) -> None:
+    params = params_of(leaders[0], context_only(1))
+    # Another checkpoint may have been loaded meanwhile, one replica after the other.
+    other = Leader(tmp_path / "c", layout=b"another")
+    request = structs.replace(generation_only(7, params), replay=Replay())
+    assert not other.contexts.take(request) and other.contexts.is_ready(7)
+    sent = other.contexts.as_ranks_get_it(request)
+    assert sent.num_arrived_tokens == 0 and sent.request_type is RequestType.CONTEXT_AND_GENERATION
+    other.contexts.release(7)
+    assert not other.contexts.has_orders
+    resumed = structs.replace(request, replay=Replay(is_resumed=True))
+    with pytest.raises(InvalidRequest, match="give both the same checkpoint"):
+        other.contexts.take(resumed)
+    other.close()
+
+
+def test_params_of_another_version_are_refused(leaders: tuple[Leader, Leader]) -> None:
+    packed = b"\x90"  # no fields
+    params = ContextPhaseParams(
+        req_id=1, first_gen_tokens=[], opaque_state=hmac.digest(b"secret", packed, "sha256") + packed
+    )
+    with pytest.raises(InvalidRequest, match="by this version of inflight"):
+        leaders[1].contexts.take(generation_only(7, params))
+
+
+def test_the_leader_compares_no_prompt_that_cannot_be(leaders: tuple[Leader, Leader]) -> None:
+    request = generation_only(7, params_of(leaders[0], context_only(1)))
+    limits = RequestLimits(vocab_size=100, max_seq_len=64, max_input_len=63, kv_cache_tokens=64, max_context_tokens=40)
+    book = RequestBook(contexts=leaders[1].contexts, limits=limits)
+    book.submit(FRONT, structs.replace(request, input_token_ids=[2**63]))
+    (refusal,) = book.collect_responses()[FRONT]
+    assert "token id" in refusal.error_msg
 
 
 def test_the_book_hands_over_what_is_ready_and_refuses_the_rest(leaders: tuple[Leader, Leader]) -> None:

@@ -52,28 +52,30 @@ class NotFetched(Exception):
 
 class BlockReceiver:
     def __init__(self, blocks: PromptBlocks, *, rank: int, reports: str, keys: CurveKeys, timeout_ms: int) -> None:
-        """`reports`: endpoint at which the leader is told of what has come. `timeout_ms`: of a fetch."""
+        """`reports`: endpoint at which the leader is told of what has come. `timeout_ms`: of a fetch, which may have to
+        wait for others first."""
         self._blocks = blocks
         self._rank = rank
-        self._reports = reports
         self._keys = keys
         self._timeout = timeout_ms / 1000
         self._context = zmq.Context()
-        self._introduction: zmq.Socket[bytes] = self._context.socket(zmq.PUSH)
+        # Stays open: what is told while the leader is suspended, or does not listen yet, waits for it.
+        self._leader: zmq.Socket[bytes] = self._context.socket(zmq.PUSH)
+        self._leader.set(zmq.SNDHWM, 0)
+        self._leader.connect(reports)
         self._lock = threading.Lock()
         self._wanted: dict[int, int] = {}  # request id -> number of its fetch
         self._threads = ThreadPoolExecutor(NUM_THREADS, "inflight-kv-receiver")
 
     def introduce(self, endpoint: Endpoint) -> None:
-        """Tell the leader where this rank's own blocks are fetched; it may not listen yet."""
-        self._introduction.connect(self._reports)
-        self._introduction.send(encode_block_message(Serves(self._rank, endpoint)))
+        """Tell the leader where this rank's own blocks are fetched."""
+        self._tell(Serves(self._rank, endpoint))
 
     def begin(self, fetch: BlockFetch) -> None:
         """Fetch it, and report; does not wait."""
         with self._lock:
             self._wanted[fetch.request_id] = fetch.number
-        self._threads.submit(self._run, fetch)
+        self._threads.submit(self._run, fetch, time.monotonic() + self._timeout)
 
     def drop(self, request_id: int) -> None:
         """Whatever has come for the request, or is still to come, is not needed any more."""
@@ -84,15 +86,15 @@ class BlockReceiver:
     def close(self) -> None:
         with self._lock:
             self._wanted.clear()
-        self._introduction.close(linger=0)
+            self._leader.close(linger=0)
         self._threads.shutdown(wait=False, cancel_futures=True)
         self._context.term()  # whoever waits in a socket leaves it now
         self._threads.shutdown()
 
-    def _run(self, fetch: BlockFetch) -> None:
+    def _run(self, fetch: BlockFetch, deadline: float) -> None:
         has_arrived = False
         try:
-            memory = self._fetch(fetch)
+            memory = self._fetch(fetch, deadline)
             with self._lock:
                 has_arrived = self._wanted.get(fetch.request_id) == fetch.number
                 if has_arrived:
@@ -101,26 +103,24 @@ class BlockReceiver:
             logger.warning("the blocks of a prompt were not fetched, and are computed here: %s", error)
         except Exception:
             logger.exception("the blocks of a prompt were not fetched, and are computed here")
-        self._report(Fetched(self._rank, fetch.request_id, fetch.number, has_arrived))
+        self._tell(Fetched(self._rank, fetch.request_id, fetch.number, has_arrived))
 
-    def _report(self, message: Fetched) -> None:
-        try:
-            with self._context.socket(zmq.PUSH) as socket:
-                socket.set(zmq.LINGER, LINGER_MS)
-                socket.connect(self._reports)
-                socket.send(encode_block_message(message))
-        except zmq.ZMQError as error:
-            logger.debug("the leader is not told of a prompt that was fetched: %s", error)  # this rank ends
+    def _tell(self, message: Serves | Fetched) -> None:
+        """The leader, unless this rank ends."""
+        with self._lock:
+            if not self._leader.closed:
+                self._leader.send(encode_block_message(message))
 
-    def _fetch(self, fetch: BlockFetch) -> mmap.mmap | bytearray:
-        """This rank's part. Raises NotFetched, ZMQError or OSError."""
+    def _fetch(self, fetch: BlockFetch, deadline: float) -> mmap.mmap | bytearray:
+        """This rank's part, by `deadline` on the monotonic clock. Raises NotFetched, ZMQError or OSError."""
         endpoint = fetch.endpoints[self._rank]
         place = endpoint.local if fetch.is_local else endpoint.remote
         if not place:
             raise NotFetched("they are on another machine, whose ranks have no kv_transfer_interface")
+        num_bytes = fetch.num_blocks * self._blocks.block_bytes
         with self._context.socket(zmq.DEALER) as socket:
             socket.set(zmq.LINGER, LINGER_MS)
-            socket.set(zmq.MAXMSGSIZE, fetch.num_bytes + MAX_HEADER_BYTES)
+            socket.set(zmq.MAXMSGSIZE, num_bytes + MAX_HEADER_BYTES)
             if not fetch.is_local:
                 for option, value in KEEPALIVE.items():
                     socket.set(option, value)
@@ -129,19 +129,21 @@ class BlockReceiver:
             try:
                 socket.connect(place)
                 socket.send(encode_block_message(Fetch(fetch.key, fetch.is_local)))
-                message, payload = self._receive(socket, ends)
-                memory = self._memory(message, payload, fetch)
+                message, payload = self._receive(socket, ends, deadline)
+                memory = self._memory(message, payload, num_bytes)
                 socket.send(encode_block_message(Taken(fetch.key)))
             finally:
                 socket.disable_monitor()
                 ends.close()
         return memory
 
-    def _receive(self, socket: zmq.Socket[bytes], ends: zmq.Socket[bytes]) -> tuple[FromSender, zmq.Frame | None]:
+    @staticmethod
+    def _receive(
+        socket: zmq.Socket[bytes], ends: zmq.Socket[bytes], deadline: float
+    ) -> tuple[FromSender, zmq.Frame | None]:
         poller = zmq.Poller()
         poller.register(socket, zmq.POLLIN)
         poller.register(ends, zmq.POLLIN)
-        deadline = time.monotonic() + self._timeout
         ready = dict(poller.poll(max(int((deadline - time.monotonic()) * 1000), 0)))
         if socket not in ready and not socket.poll(0):
             raise NotFetched("the rank that has them is gone" if ready else "the rank that has them does not answer")
@@ -152,13 +154,13 @@ class BlockReceiver:
             raise NotFetched("the answer is not a message") from None
 
     @staticmethod
-    def _memory(message: FromSender, payload: zmq.Frame | None, fetch: BlockFetch) -> mmap.mmap | bytearray:
+    def _memory(message: FromSender, payload: zmq.Frame | None, num_bytes: int) -> mmap.mmap | bytearray:
         if isinstance(message, Gone):
             raise NotFetched("they waited too long, or were fetched before")
         if isinstance(message, Shared):
-            return _map(message, fetch.num_bytes)
+            return _map(message, num_bytes)
         assert isinstance(message, Payload)
-        if payload is None or len(payload.buffer) != fetch.num_bytes:
+        if payload is None or len(payload.buffer) != num_bytes:
             raise NotFetched("another number of bytes has come")
         return bytearray(payload.buffer)
 

@@ -89,6 +89,7 @@ class BlockSender:
         self._is_closed = True
         self._wake()
         self._thread.join()
+        os.close(self._wake_fd)
         self._path.unlink(missing_ok=True)
 
     def _make_socket(self) -> zmq.Socket[bytes]:
@@ -134,7 +135,6 @@ class BlockSender:
         for socket in self._sockets:
             socket.close()
         self._context.term()
-        os.close(self._wake_fd)
 
     def _receive_all(self, socket: zmq.Socket[bytes]) -> None:
         while True:

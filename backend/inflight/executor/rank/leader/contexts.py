@@ -4,8 +4,8 @@ generation-only ones need on every rank. Knows no queue and no front.
     context only      gets a key, under which every rank keeps its part of the prompt's blocks; its last Result gets
                       ContextPhaseParams
     generation only   all ranks are told to fetch; it waits until each has said that it has its part, or has not. If one
-                      has not, all compute the prompt. No more prompts than max_tokens_in_buffer allows are fetched or
-                      wait for their step at the same time
+                      has not, all compute the prompt. Prompts that are being fetched, or are queued since, have no more
+                      than max_tokens_in_buffer tokens together, unless it is one alone
 
 To be used from one thread.
 """
@@ -73,13 +73,18 @@ class _Export:
 class _Arrival:
     """A generation-only request in flight."""
 
-    state: ContextState
+    state: ContextState | None
+    """None = it cannot be fetched."""
     missing: set[int]
     """Ranks that have not said how it went."""
     number: int = 0
     """Of its fetch; 0 = there was no room for it yet."""
     is_complete: bool = True
     """No rank has said that it did not get its part."""
+
+    @property
+    def num_tokens(self) -> int:
+        return 0 if self.state is None else self.state.num_tokens
 
 
 class Contexts:
@@ -90,16 +95,14 @@ class Contexts:
         secret: bytes,
         layout: bytes,
         block_size: int,
-        block_bytes: int,
         num_ranks: int,
         max_tokens: int,
     ) -> None:
-        """`folder`: of the launch. `secret`: see context_state. `layout`: see `layout_digest`. `block_bytes`: of each
-        rank's part of a block of `block_size` tokens. `max_tokens`: of prompts that are fetched at the same time."""
+        """`folder`: of the launch. `secret`: see context_state. `layout`: see `layout_digest`. `block_size`: in
+        tokens. `max_tokens`: of prompts that are fetched at the same time."""
         self._secret = secret
         self._layout = layout
         self._block_size = block_size
-        self._block_bytes = block_bytes
         self._num_ranks = num_ranks
         self._max_tokens = max_tokens
         self._machine = machine()
@@ -128,14 +131,26 @@ class Contexts:
         params = request.context_phase_params
         if params is None:
             return False
+        try:
+            state = self._state_of(request, params)
+        except InvalidRequest as error:
+            if not request.goes_on:
+                raise
+            logger.info("a prompt is computed that other ranks have computed: %s", error)  # before these were replaced
+            self._arrivals[request.request_id] = _Arrival(None, set())
+            return False
+        self._arrivals[request.request_id] = _Arrival(state, set(range(self._num_ranks)))
+        self._ask()
+        return True
+
+    def _state_of(self, request: Request, params: ContextPhaseParams) -> ContextState:
+        """Raises InvalidRequest if it is not of this request and of an equal engine."""
         state = ContextState.unseal(params.opaque_state, self._secret)
         if state.layout != self._layout or len(state.endpoints) != self._num_ranks:
             raise InvalidRequest(OTHER_ENGINE)
         if state.prompt != prompt_digest(request):
             raise InvalidRequest("context_phase_params is of another prompt: send it with the same inputs as before")
-        self._arrivals[request.request_id] = _Arrival(state, set(range(self._num_ranks)))
-        self._ask()
-        return True
+        return state
 
     def release(self, request_id: int) -> None:
         """The request is over, or was refused."""
@@ -156,7 +171,7 @@ class Contexts:
     def _end_arrival(self, request_id: int) -> _Arrival | None:
         arrival = self._arrivals.pop(request_id, None)
         if arrival is not None and arrival.number:
-            self._num_tokens -= arrival.state.num_tokens
+            self._num_tokens -= arrival.num_tokens
             self._ask()
         return arrival
 
@@ -178,12 +193,12 @@ class Contexts:
         if arrival is None:
             return request
         # An adapter of this name may have other weights here.
-        num_tokens = arrival.state.num_tokens if arrival.is_complete and arrival.state.adapter == adapter else 0
+        has_arrived = arrival.state is not None and arrival.is_complete and arrival.state.adapter == adapter
         return structs.replace(
             request,
             request_type=RequestType.CONTEXT_AND_GENERATION,
             context_phase_params=None,
-            context_transfer=ContextTransfer(num_arrived_tokens=num_tokens),
+            context_transfer=ContextTransfer(num_arrived_tokens=arrival.num_tokens if has_arrived else 0),
         )
 
     def answered(self, response: Response) -> Response:
@@ -200,13 +215,11 @@ class Contexts:
 
     def _params(self, export: _Export) -> ContextPhaseParams:
         request = export.request
-        num_tokens = len(request.input_token_ids)
         state = ContextState(
             layout=self._layout,
             prompt=prompt_digest(request),
             adapter=export.adapter,
-            num_tokens=num_tokens,
-            num_bytes=-(-num_tokens // self._block_size) * self._block_bytes,
+            num_tokens=len(request.input_token_ids),
             key=export.key,
             machine=self._machine,
             endpoints=[self._endpoints[rank] for rank in range(self._num_ranks)],
@@ -257,9 +270,9 @@ class Contexts:
     def _ask(self) -> None:
         """Let the next prompts be fetched, in the order of their requests, as far as there is room."""
         for request_id, arrival in self._arrivals.items():
-            if arrival.number:
-                continue
             state = arrival.state
+            if state is None or arrival.number:
+                continue
             if self._num_tokens and self._num_tokens + state.num_tokens > self._max_tokens:
                 return
             arrival.number = next(self._numbers)
@@ -271,6 +284,6 @@ class Contexts:
                     key=state.key,
                     endpoints=state.endpoints,
                     is_local=state.machine == self._machine,
-                    num_bytes=state.num_bytes,
+                    num_blocks=-(-state.num_tokens // self._block_size),
                 )
             )

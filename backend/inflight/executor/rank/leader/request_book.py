@@ -115,7 +115,7 @@ class RequestBook:
             self._replace(front, request)
         elif request_id in self._fronts:
             self._refuse(front, request_id, DuplicateRequest(f"requestId {request_id} is already in progress"))
-        elif self._max_in_flight and len(self._fronts) >= self._max_in_flight and _is_new(request):
+        elif self._max_in_flight and len(self._fronts) >= self._max_in_flight and not request.goes_on:
             self._refuse(front, request_id, QueueFull())
         elif self._is_valid(front, request):
             self._accept(front, request)
@@ -168,6 +168,8 @@ class RequestBook:
                 raise InvalidRequest("context_transfer is set by the engine alone: leave it out")
             if self._limits is not None:
                 self._limits.validate_queueing(request)
+                if request.context_phase_params is not None:
+                    self._limits.validate(request)  # its prompt is compared here
         except InvalidRequest as error:
             self._refuse(front, request.request_id, error)
             return False
@@ -373,8 +375,3 @@ def _done(request_id: int) -> Response:
         finish_reason=FinishReason.END_ID, is_final=True, is_sequence_final=True, request_perf_metrics=PerfMetrics()
     )
     return Response(request_id=request_id, result=result)
-
-
-def _is_new(request: Request) -> bool:
-    """Whether the queue may be too full for it: not for one that it had before."""
-    return request.replay is None or request.replay.is_resumed

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import threading
+from collections.abc import Collection
 from pathlib import Path
 
 import pytest
@@ -16,6 +17,7 @@ from inflight.config import EngineConfig
 from inflight.errors import EngineUnavailable
 from inflight.executor.front.relaunches import MAX_TRIES
 from inflight.executor.launchers import stopped_processes
+from inflight.executor.launchers.processes import ProcessLaunch
 
 pytestmark = pytest.mark.slow
 
@@ -33,6 +35,27 @@ def test_ranks_that_end_are_launched_again_and_what_is_in_flight_goes_on(launche
     assert second != first
     assert [other.request_id for other in others if other.is_final] == [*held, fatal], "in the order of their arrival"
     assert (executor.num_pauses(), executor.num_replays()) == (1, 4)
+
+
+def test_a_front_that_cannot_watch_its_ranks_any_more_launches_others(
+    launcher: Launcher, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    executor = launcher()
+    executor.start()
+    held = submit(executor, Order.HOLD)
+    first = pid_of(fetch(executor, 1)[0])
+
+    faults, end_reason = [OSError("too many open files")], ProcessLaunch.end_reason
+
+    def look(self: ProcessLaunch, ready_fds: Collection[object]) -> str:
+        if faults:
+            raise faults.pop()
+        return end_reason(self, ready_fds)
+
+    monkeypatch.setattr(ProcessLaunch, "end_reason", look)
+    responses = fetch(executor, 2)
+    assert {response.request_id for response in responses} == {held} and pid_of(responses[0]) != first
+    assert (executor.num_pauses(), executor.num_replays()) == (1, 1)
 
 
 @pytest.mark.parametrize("bound", ["journal_max_tokens", "journal_max_replays"])
