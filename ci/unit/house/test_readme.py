@@ -36,11 +36,12 @@ from inflight.server.threads.vllm_metrics import vllm_families
 ROOT = Path(__file__).resolve().parents[3]
 PAGES = sorted((ROOT / "CONTRIBUTING.md", *ROOT.glob("README.md"), *ROOT.glob("[bck]*/**/*.md")))
 README = (ROOT / "README.md").read_text(encoding="utf-8")
+ARCHITECTURE = (ROOT / "backend" / "ARCHITECTURE.md").read_text(encoding="utf-8")
 
 
-def section(title: str) -> str:
+def section(title: str, page: str = README) -> str:
     """What stands under a heading of the second level."""
-    return README.split(f"\n## {title}\n")[1].split("\n## ")[0]
+    return page.split(f"\n## {title}\n")[1].split("\n## ")[0]
 
 
 def table(title: str, first_column: str) -> list[list[str]]:
@@ -178,7 +179,7 @@ def tree() -> tuple[str, ...]:
     """Every path that the tree names; folders end with a slash."""
     found: list[str] = []
     parents: list[str] = []
-    for line in section("The tree").split("```")[1].strip().splitlines():
+    for line in section("The tree", ARCHITECTURE).split("```")[1].strip().splitlines():
         depth = (len(line) - len(line.lstrip())) // 2
         names = re.split(r"\s{2,}", line.strip())[0].split()
         found += ["".join(parents[:depth]) + name for name in names]
@@ -211,7 +212,7 @@ def code_folders(parent: Path) -> Iterator[Path]:
 
 def test_the_files_of_a_requests_way_exist() -> None:
     """A name without a folder stands in the folder of the one before it."""
-    way = section("A request's way").split("```")[1]
+    way = section("A request's way", ARCHITECTURE).split("```")[1]
     missing, folder = [], Path()
     for name in re.findall(r"[\w/]+\.py", way):
         path = Path(name)
