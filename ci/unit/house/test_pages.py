@@ -234,6 +234,15 @@ def test_the_files_of_a_requests_way_exist() -> None:
     assert missing == []
 
 
+def test_every_thread_is_listed() -> None:
+    """Those whose name stands where they are made."""
+    listed = section(ARCHITECTURE, "Processes and threads")
+    made = re.compile(r"Thread\([^)]*\bname=f?\"([\w-]+)|ThreadPoolExecutor\([^)]*\"([\w-]+)\"")
+    files = (ROOT / "backend" / "inflight").rglob("*.py")
+    names = {name for file in files for pair in made.findall(text_of(file)) for name in pair if name}
+    assert len(names) > 10 and [name for name in sorted(names) if f"`{name}" not in listed] == []
+
+
 def test_the_words_of_make_exist() -> None:
     targets = set(re.findall(r"^([\w-]+):", (ROOT / "Makefile").read_text(encoding="utf-8"), re.MULTILINE))
     texts = "\n".join(map(text_of, PAGES))
