@@ -5,8 +5,9 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 
-STEADY = 60.0
-"""Seconds of uninterrupted service after which earlier failures no longer count."""
+STEADY = 5.0
+"""Seconds of uninterrupted service after which earlier failures no longer count. About as long as a start takes: what
+fails again and again after that still serves half of the time."""
 
 LONGEST = 60.0
 """Longest pause between two tries, in seconds."""

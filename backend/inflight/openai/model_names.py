@@ -5,6 +5,7 @@ Adapters are the folders in lora_dir, and those that clients have loaded here, w
 
 from __future__ import annotations
 
+import os
 import time
 from pathlib import Path
 from typing import Any
@@ -36,12 +37,12 @@ class ModelNames:
         if model in self._loaded:
             # With its folder: the engine may have dropped it, or was launched again.
             return model, LoRARequest(model, 0, self._loaded[model])
-        if model in self._folders():
+        if self._has_folder(model):
             return model, LoRARequest(model)
         raise _unknown(model)
 
     def is_adapter(self, name: str) -> bool:
-        return name in self._loaded or name in self._folders()
+        return name in self._loaded or self._has_folder(name)
 
     def is_loaded(self, name: str) -> bool:
         """Whether a client has loaded it."""
@@ -72,6 +73,12 @@ class ModelNames:
         # The last part alone: where files lie on this machine concerns no client.
         card = {"id": name, "object": "model", "created": self._created, "owned_by": OWNER, "root": Path(root).name}
         return {**card, "parent": parent, "max_model_len": max_model_len}
+
+    def _has_folder(self, name: str) -> bool:
+        """Opens nothing, so that requests are answered even if this process may open no more files."""
+        if self._lora_dir is None or name in ("", os.curdir, os.pardir) or os.sep in name:
+            return False
+        return os.path.isfile(self._lora_dir / name / CONFIG)
 
     def _folders(self) -> dict[str, Path]:
         if self._lora_dir is None or not self._lora_dir.is_dir():

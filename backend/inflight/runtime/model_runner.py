@@ -466,5 +466,5 @@ class ModelRunner:
 
 def _grammars(config: EngineConfig, vocab_size: int) -> Grammars:
     folder = config.tokenizer_dir or config.gpt_model_path
-    # Requests that wait for spare ranks may have grammars.
+    # Requests that wait for ranks may have grammars.
     return Grammars(folder, vocab_size, config.max_batch_size, is_prepared=config.spare_ranks > 0)

@@ -16,7 +16,7 @@ from ci.chaos.scene import OPENAI as OPENAI_SERVER
 from ci.chaos.scene import TRITONSERVER as SERVER
 from inflight.supervisor import processes
 
-SHORT = 1.5
+SHORT = 1.0
 """Seconds that are no hang for anybody who watches."""
 
 

@@ -6,6 +6,7 @@ from __future__ import annotations
 import time
 
 from inflight.config import EngineConfig
+from inflight.executor.wire.launcher import LOOKS_PER_SECOND
 from inflight.executor.wire.messages import FromLeader, Heartbeat, Welcome
 
 JOIN_SECONDS = 60.0
@@ -23,8 +24,8 @@ class Watch:
         self._heartbeat_seconds = config.worker_heartbeat_timeout_ms / 1000
 
     def wait_seconds(self) -> float:
-        """Longest time to wait before `overdue` must be called again."""
-        return self._heartbeat_seconds / 10 if self.welcomed else 0.1
+        """Longest time to wait before `overdue`, and the launch, must be asked again."""
+        return min(self._heartbeat_seconds / 10, 1 / LOOKS_PER_SECOND) if self.welcomed else 0.1
 
     def heard(self, message: FromLeader) -> None:
         if isinstance(message, Welcome):

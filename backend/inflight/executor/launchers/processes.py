@@ -13,6 +13,7 @@ from typing import Protocol
 from inflight.config import EngineConfig
 from inflight.distributed.joining import Joining
 from inflight.executor.launchers.rank_processes import Command, RankProcesses
+from inflight.executor.launchers.stopped_processes import STOPPED_SECONDS, StoppedProcesses
 from inflight.executor.launchers.weight_holder import WeightHolder
 from inflight.executor.wire.address import EngineAddress
 from inflight.executor.wire.launch import Launch
@@ -90,6 +91,7 @@ class ProcessLaunch:
         self._address = address
         self._weights = weights
         self._is_published = False
+        self._stopped = StoppedProcesses(processes.launch.rank_pids)
         self.socket_path: Path = processes.launch.socket_path
 
     def fds(self) -> list[int]:
@@ -118,6 +120,8 @@ class ProcessLaunch:
         if ended and not failure:
             why = self.processes.why_ended(ended[-1])  # of a rank rather than of mpiexec, which is watched first
             return why if launch.failure() or launch.rank_pids() else self._command.explain(why)
+        if not failure and (pid := self._stopped.look()) is not None:
+            return f"rank process {pid} has been stopped by a signal for {STOPPED_SECONDS:.0f} s"
         return failure
 
     @property

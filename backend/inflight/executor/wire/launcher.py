@@ -12,6 +12,9 @@ from typing import Protocol
 FIND_SECONDS = 0.2
 """Interval between attempts to find an engine that another front, or somebody else, has not launched yet."""
 
+LOOKS_PER_SECOND = 2
+"""At a launch that runs."""
+
 
 class RunningLaunch(Protocol):
     """The ranks of one launch as a front sees them, from the moment it starts or finds them to their end."""
@@ -30,7 +33,8 @@ class RunningLaunch(Protocol):
         """Called when the leader has answered: from now on other fronts can find the engine by its address."""
 
     def end_reason(self, ready_fds: Collection[object]) -> str:
-        """Why this launch has ended, as a sentence; empty while it runs. `ready_fds`: those of `fds` readable now."""
+        """Why this launch has ended, as a sentence; empty while it runs. `ready_fds`: those of `fds` readable now. To
+        be called LOOKS_PER_SECOND times a second or more often."""
 
     @property
     def is_misconfigured(self) -> bool:

@@ -48,9 +48,6 @@ SOON_SECONDS = 0.005
 MASK_FRAME = 512
 """Bytes of a mask's message besides its bits, at most."""
 
-PREPARED = b"prepared"
-"""What it says first: from now on a process is forked at once."""
-
 PR_SET_PDEATHSIG = 1
 
 
@@ -63,7 +60,6 @@ def main() -> None:
         vocabulary = load_vocabulary(Path(sys.argv[2]), int(sys.argv[3]))
     except Exception as error:
         reason = f"guided decoding is not possible: {error}"
-    control.send(PREPARED)
     while True:
         message, fds, _, _ = socket.recv_fds(control, MAX_PACKET, 1)
         if not message:

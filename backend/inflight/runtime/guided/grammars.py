@@ -7,7 +7,6 @@ no room for another one: the one used least recently goes first. Used on the wor
 from __future__ import annotations
 
 import os
-import select
 import socket
 import subprocess
 import sys
@@ -15,7 +14,7 @@ from collections import OrderedDict
 from pathlib import Path
 
 from inflight.guided_decoding import GuidedDecodingParams
-from inflight.runtime.guided.grammar import CRASHED, START_SECONDS, Grammar, GrammarState
+from inflight.runtime.guided.grammar import CRASHED, Grammar, GrammarState
 from inflight.runtime.guided.messages import Compile, encode
 
 MAX_COMPILING = 2
@@ -32,7 +31,7 @@ class Grammars:
     def __init__(
         self, tokenizer_folder: str | Path, vocab_size: int, max_batch_size: int, *, is_prepared: bool = False
     ) -> None:
-        """`is_prepared`: start the process that grammars are forked from, and wait seconds until it can fork."""
+        """`is_prepared`: start the process at once that grammars are forked from; until it can fork takes seconds."""
         self._tokenizer_folder = str(tokenizer_folder)
         self._vocab_size = vocab_size
         self._max_grammars = max_batch_size + MAX_IDLE
@@ -41,9 +40,7 @@ class Grammars:
         self._server: subprocess.Popen[bytes] | None = None
         self._control: socket.socket | None = None
         if is_prepared:
-            poll = select.poll()
-            poll.register(self._start_server(), select.POLLIN)
-            poll.poll(START_SECONDS * 1000)
+            self._start_server()
 
     def lease(self, params: GuidedDecodingParams) -> None:
         """A request needs this grammar from now on. To be followed by exactly one `release`."""
@@ -136,8 +133,7 @@ class Grammars:
                     self._end_server()
         grammar.fail(CRASHED)
 
-    def _start_server(self) -> socket.socket:
-        """Returns the connection to it."""
+    def _start_server(self) -> None:
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         module = "inflight.runtime.guided.grammar_server"
         command = [sys.executable, "-m", module, str(theirs.fileno()), self._tokenizer_folder, str(self._vocab_size)]
@@ -154,7 +150,6 @@ class Grammars:
                 env={**os.environ, **single, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)},
             )
         self._control = ours
-        return ours
 
     def _end_server(self) -> None:
         if self._control is not None:

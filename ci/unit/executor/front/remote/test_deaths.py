@@ -15,6 +15,7 @@ from fake_worker import FAILURE, Order
 from inflight.config import EngineConfig
 from inflight.errors import EngineUnavailable
 from inflight.executor.front.relaunches import MAX_TRIES
+from inflight.executor.launchers import stopped_processes
 
 pytestmark = pytest.mark.slow
 
@@ -86,7 +87,21 @@ def test_a_hung_rank_counts_as_dead_after_the_heartbeats_deadline(launcher: Laun
     assert "no heartbeat" in reasons[0]
 
 
-def test_a_pause_shorter_than_the_deadline_harms_nobody(launcher: Launcher) -> None:
+def test_a_stopped_rank_is_not_waited_for_until_the_heartbeats_deadline(launcher: Launcher) -> None:
+    reasons: list[str] = []
+    executor = launcher(config=EngineConfig(worker_heartbeat_timeout_ms=3_600_000), on_engine_death=reasons.append)
+    executor.start()
+    request_id = submit(executor, Order.HOLD)
+    first = pid_of(fetch(executor, 1)[0])
+    with stopped(first):
+        responses = fetch(executor, 2)
+        assert {response.request_id for response in responses} == {request_id}
+        assert pid_of(responses[0]) != first
+    assert f"rank process {first} has been stopped by a signal" in reasons[0]
+
+
+def test_a_pause_shorter_than_the_deadline_harms_nobody(launcher: Launcher, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(stopped_processes, "STOPPED_SECONDS", 60.0)
     reasons: list[str] = []
     executor = launcher(config=EngineConfig(worker_heartbeat_timeout_ms=60_000), on_engine_death=reasons.append)
     executor.start()
