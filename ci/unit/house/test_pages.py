@@ -11,8 +11,10 @@ from enum import Enum
 from functools import cache
 from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 import pytest
+import typer
 from engine_features import ENGINE_FEATURES
 from request_kinds import KINDS
 
@@ -25,6 +27,7 @@ from inflight.config import EngineConfig
 from inflight.executor.front import prompt_adapters
 from inflight.executor.postprocess import workers
 from inflight.executor.wire import messages
+from inflight.openai_options import SETTABLE
 from inflight.request_limits import RequestLimits
 from inflight.runtime.adapters import adapter_library, peft_folder
 from inflight.runtime.guided import grammars
@@ -33,6 +36,7 @@ from inflight.server.tensors.dialect import InputTensor, OutputTensor
 from inflight.server.tensors.dialects import LLM
 from inflight.server.threads.metric_families import FAMILIES
 from inflight.server.threads.vllm_metrics import vllm_families
+from inflight_client import cli
 
 ROOT = Path(__file__).resolve().parents[3]
 FOLDERS = ("backend", "ci", "client", "kernels", "model_repository", "scripts")
@@ -251,6 +255,20 @@ def test_the_words_of_make_exist() -> None:
     words = named - {"…"}
     assert words
     assert words - targets == set()
+
+
+def test_the_commands_that_pages_show_have_their_options_and_keys() -> None:
+    group: Any = typer.main.get_command(cli.app)
+    keys = {"--set": {field.name for field in fields(EngineConfig)}, "--openai-set": SETTABLE}
+    call = re.compile(r"^ {4}(?:\w+=\S+ )?(?:\.venv/bin/)?inflight ([a-z][\w-]*)(.*)$", re.MULTILINE)
+    shown = [found for page in PAGES for found in call.findall(text_of(page))]
+    assert len(shown) > 20
+    for name, line in shown:
+        options = {option for parameter in group.commands[name].params for option in parameter.opts}
+        words = re.split(r" -- | +# ", line)[0].split()
+        assert [word for word in words if word.startswith("-") and word not in options] == [], f"inflight {name}{line}"
+        for option, value in pairwise(words):
+            assert option not in keys or value.partition("=")[0] in keys[option], f"inflight {name}{line}"
 
 
 def headings(page: Path) -> list[str]:
