@@ -1,6 +1,6 @@
-"""The folder `backend/apis`: its models, and tables of what they do with each tensor, made from the code's own tables.
+"""The folder `backend/apis`: its models, and on its page what they do with each tensor, from the code's own tables.
 
-`python -m ci.dialect_models` brings it up to date, and `ci/unit/house/test_readme.py` fails where it is not.
+`python -m ci.dialect_models` brings it up to date, and `ci/unit/house/test_pages.py` fails where it is not.
 """
 
 from __future__ import annotations
@@ -64,18 +64,14 @@ NO_METRICS = {
     "nv_trt_llm_v1_metrics": "this engine has no V1 batching",
     "nv_trt_llm_disaggregated_serving_metrics": "this engine does not measure transfers of contexts",
 }
-HEAD = """# Models for other backends' clients
-
-Each folder is what one name of `inflight serve --api` adds to the model repository; README.md says how they are used.
-The tables say what becomes of each of their tensors, parameters and metrics. All files here are made by
-`python -m ci.dialect_models`.
-
-"""
+PAGE = APIS / "README.md"
+BEGIN, END = "<!-- tables: made by python -m ci.dialect_models -->\n", "<!-- /tables -->\n"
 
 
 def made_files() -> dict[Path, str]:
-    """Everything below `backend/apis`: the tables, each config.pbtxt, and the file that keeps its version folder."""
-    files = {APIS / "README.md": HEAD + tables()}
+    """Everything below `backend/apis`: the page with its tables, each config.pbtxt, and the file that keeps its version
+    folder."""
+    files = {PAGE: with_tables(PAGE.read_text(encoding="utf-8"))}
     for api, models in MODELS.items():
         for name, dialect in models.items():
             folder = APIS / api / name
@@ -103,6 +99,15 @@ def config(name: str, dialect: Dialect, *, decoupled: bool) -> str:
         f'parameters {{ key: "dialect" value {{ string_value: "{dialect.name}" }} }}',
     ]
     return "\n".join(lines) + "\n"
+
+
+def with_tables(page: str) -> str:
+    """The page with the tables as they are now. Raises ValueError if it has no place for them."""
+    before, found, rest = page.partition(BEGIN)
+    _, ended, after = rest.partition(END)
+    if not found or not ended:
+        raise ValueError(f"{PAGE} lacks the lines between which the tables stand")
+    return before + BEGIN + "\n" + tables() + "\n" + END + after
 
 
 def _tensors(kind: str, tensors: tuple[InputTensor | OutputTensor, ...], more: str) -> list[str]:

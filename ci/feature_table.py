@@ -1,7 +1,7 @@
-"""README's table of what a request can ask for, made from the requests that the tests serve in every way, and of what
-an engine can do besides, with tests of its own.
+"""The table of `ci/FEATURES.md`: what a request can ask for, made from the requests that the tests serve in every way,
+and what an engine can do besides, with tests of its own.
 
-`python -m ci.feature_table` brings README up to date, and `ci/unit/house/test_readme.py` fails where it is not.
+`python -m ci.feature_table` brings the page up to date, and `ci/unit/house/test_pages.py` fails where it is not.
 """
 
 from __future__ import annotations
@@ -9,12 +9,13 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-ROOT = Path(__file__).resolve().parents[1]
-sys.path.insert(0, str(ROOT / "ci" / "helpers"))
+CI = Path(__file__).resolve().parent
+sys.path.insert(0, str(CI / "helpers"))
 
 from engine_features import ENGINE_FEATURES, EngineFeature  # noqa: E402
 from request_kinds import KINDS, WAYS, RequestKind  # noqa: E402
 
+PAGE = CI / "FEATURES.md"
 BEGIN, END = "<!-- features: made by python -m ci.feature_table -->\n", "<!-- /features -->\n"
 
 
@@ -34,15 +35,14 @@ def _cells(row: RequestKind | EngineFeature) -> list[str]:
     return [row.feature, *ways, ", ".join(f"`{name}`" for name in row.kernels) or "none"]
 
 
-def with_table(readme: str) -> str:
-    """README with the table as it is now. Raises ValueError if it has no place for it."""
-    before, found, rest = readme.partition(BEGIN)
+def with_table(page: str) -> str:
+    """The page with the table as it is now. Raises ValueError if it has no place for it."""
+    before, found, rest = page.partition(BEGIN)
     _, ended, after = rest.partition(END)
     if not found or not ended:
-        raise ValueError("README.md lacks the lines between which the table of features stands")
+        raise ValueError(f"{PAGE} lacks the lines between which the table of features stands")
     return before + BEGIN + "\n" + feature_table() + "\n" + END + after
 
 
 if __name__ == "__main__":
-    path = ROOT / "README.md"
-    path.write_text(with_table(path.read_text(encoding="utf-8")), encoding="utf-8")
+    PAGE.write_text(with_table(PAGE.read_text(encoding="utf-8")), encoding="utf-8")

@@ -52,7 +52,7 @@ class SchedulerPolicy(str, Enum):
 
 @dataclass(frozen=True, kw_only=True)
 class EngineConfig:
-    """One field per key. README's configuration table repeats the docstring of each field."""
+    """One field per key. The table of backend/CONFIGURATION.md repeats the docstring of each field."""
 
     gpt_model_path: str = "checkpoint"
     """Hugging Face checkpoint folder; a relative path starts at the model's version folder."""
@@ -70,7 +70,7 @@ class EngineConfig:
     """auto (cuda if a GPU is available, else cpu), cpu or cuda."""
 
     executor: str = "auto"
-    """How ranks are started: auto (uniproc or mpi), uniproc, mpi, mpi_leader, multiproc, ray or external."""
+    """How ranks are started: auto (one of the next three), uniproc, mpi, mpi_leader, multiproc, ray or external."""
     tensor_parallel_size: int = 1
     """Ranks over which every layer is split."""
     pipeline_parallel_size: int = 1
@@ -146,7 +146,7 @@ class EngineConfig:
     enable_kv_cache_reuse: bool = True
     """Share the KV blocks of equal prefixes between requests with the same cache salt."""
     enable_partial_reuse: bool = False
-    """Reuse blocks also in part, by copying them: prefixes then need not be equal in whole blocks (see Security)."""
+    """Reuse blocks also in part, by copying them: prefixes then need not be equal in whole blocks (see SECURITY.md)."""
     copy_on_partial_reuse: bool = True
     """With enable_partial_reuse: also copy from blocks that other requests are using."""
     kv_cache_host_memory_bytes: int = 0

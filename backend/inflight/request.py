@@ -49,13 +49,13 @@ class Request(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     one that does. Needs `end_ids`, which are sampled only where the grammar may end, and then whatever `min_tokens` and
     `bad_words` leave; where these leave nothing that the grammar allows, the grammar alone decides."""
     ngram_config: NGramDecodingConfig | None = None
-    """Prompt lookup; None = as the engine's configuration has it. It changes no token, so a request that samples in a
-    way that it does not serve (a decaying top_p, beams, a grammar, a logits post-processor) is computed without."""
+    """Prompt lookup; None = as the engine's configuration has it. It changes no token, so a request that it does not
+    serve (a decaying top_p, beams, a logits post-processor, a prompt with embeddings) is computed without."""
     lookahead_config: LookaheadDecodingConfig | None = None
     """Lookahead decoding, where neither given drafts nor prompt lookup have a guess; None = as the engine's
     configuration has it. Left out for the same requests as prompt lookup."""
     draft_target_config: DraftTargetDecodingConfig | None = None
-    """The same of the engine's draft model."""
+    """The same of the engine's draft model, which serves no request with a grammar either."""
     external_draft_tokens_config: ExternalDraftTokensConfig | None = None
     """What the client expects the output to begin with."""
     logits_post_processor_name: str = ""

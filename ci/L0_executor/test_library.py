@@ -1,4 +1,4 @@
-"""The public API on real ranks and the default checkpoint: what README shows, one rank and two."""
+"""The public API on real ranks and the default checkpoint: what its page shows, one rank and two."""
 
 from __future__ import annotations
 
@@ -227,13 +227,18 @@ def test_results_end_when_there_will_be_no_ranks_any_more() -> None:
             generation.result()
 
 
-def test_the_lines_of_readme_run() -> None:
-    readme = (ROOT / "README.md").read_text(encoding="utf-8")
-    section = readme.split("\n## As a library\n")[1].split("\n## ")[0]
-    first, second, _ = re.findall(r"```python\n(.*?)```", section, re.DOTALL)
+def test_the_programs_of_the_librarys_page_run() -> None:
+    """README shows the beginning of the first."""
+    first, second, _ = programs(ROOT / "backend" / "inflight" / "README.md")
+    assert [program for program in programs(ROOT / "README.md") if first.startswith(program)]
     generated, _, streamed = run_program(first).rpartition("\n")
     assert len(generated) > 40 and streamed.strip() and "." not in streamed, "the stop string ends it and is cut off"
     assert "KVCacheCreatedData" in run_program(second)
+
+
+def programs(page: Path) -> list[str]:
+    found: list[str] = re.findall(r"```python\n(.*?)```", page.read_text(encoding="utf-8"), re.DOTALL)
+    return found
 
 
 def run_program(program: str) -> str:

@@ -18,7 +18,7 @@ import pytest
 from raw_stream import RawStream
 from server_process import ServerProcess
 
-README = Path(__file__).resolve().parents[2] / "README.md"
+LIBRARY_PAGE = Path(__file__).resolve().parents[2] / "backend" / "inflight" / "README.md"
 PROMPT = [(position * 37) % 500 + 20 for position in range(64)]
 RETENTION: dict[str, Any] = {
     "retention_token_range_starts": np.array([0, 32], np.int32),
@@ -59,9 +59,8 @@ def test_tokens_are_the_same_with_retention_and_after_others(small_server: Serve
 
 
 def test_a_program_beside_the_server_gets_the_events_of_its_cache(small_server: ServerProcess) -> None:
-    """README's program, which nothing but the server's run directory leads to the engine."""
-    section = README.read_text(encoding="utf-8").split("\n## As a library\n")[1].split("\n## ")[0]
-    *_, program = re.findall(r"```python\n(.*?)```", section, re.DOTALL)
+    """The program of the library's page, which nothing but the server's run directory leads to the engine."""
+    *_, program = re.findall(r"```python\n(.*?)```", LIBRARY_PAGE.read_text(encoding="utf-8"), re.DOTALL)
     with RawStream(small_server.grpc_url) as stream:
         answer = stream.ask(request(PROMPT))
     done = subprocess.run(

@@ -26,7 +26,7 @@ class Answer:
     is_revised: bool = False
     """Its responses repeat what came before them and may change it, as those of a beam search do."""
     error: str = ""
-    """With a code of README's table of errors in brackets; "" = it came to its end."""
+    """With a code in brackets, of the table of errors in backend/inflight/server/README.md; "" = it came to its end."""
 
     def add_text(self, name: str, text: str | bytes, *, index: int = 0) -> None:
         key, new = f"{name} {index}", text.encode() if isinstance(text, str) else text

@@ -1,7 +1,7 @@
-"""What an engine's configuration or a program switches on, for whatever requests: the last rows of README's table of
+"""What an engine's configuration or a program switches on, for whatever requests: the last rows of the table of
 features, with the test that proves each cell.
 
-`ci/unit/house/test_readme.py` looks for these tests.
+`ci/unit/house/test_pages.py` looks for these tests.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ NOT_OF_RANKS = "the ranks do not know of it"
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineFeature:
     feature: str
-    """As README's table calls it."""
+    """As that table calls it."""
     cells: dict[str, str]
     """Each of WAYS -> the test that proves it, FILE::FUNCTION, or why there is none."""
     kernels: tuple[str, ...] = ()

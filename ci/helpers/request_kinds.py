@@ -1,6 +1,6 @@
 """Everything that a request can ask of the default model: a request of each kind, in Python and as tensors.
 
-Tests serve each kind in all ways (WAYS) and compare it with what it gets alone; README's table of features is made from
+Tests serve each kind in all ways (WAYS) and compare it with what it gets alone; the table of FEATURES.md is made from
 the same list, so that it says what was proved and nothing else.
 """
 
@@ -62,7 +62,7 @@ class RequestKind:
     """One kind of request. Greedy, of NUM_TOKENS tokens without an end token, where it does not say otherwise."""
 
     feature: str
-    """As README's table calls it."""
+    """As that table calls it."""
     prompt: list[int] = field(default_factory=lambda: PROMPT)
     fields: dict[str, Any] = field(default_factory=dict)
     """Keyword arguments of GenerationExecutor.generate_async."""

@@ -17,7 +17,7 @@
         └── ServerFailure       everything else                                   INTERNAL, UNKNOWN …
 
 Each has a message; those made from an answer also have gRPC's `code` and the `request_id`. A stream reports a request's
-error as text only; the model `llm` appends the code in brackets, as README's section "Errors" describes. This module
+error as text only; the model `llm` appends the code in brackets, as the page of its tensors describes. This module
 does not use grpc: a status is a name and a message.
 """
 

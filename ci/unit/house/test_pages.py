@@ -1,8 +1,9 @@
-"""README's tables, tree and paths say what the code says."""
+"""The pages' tables, tree and paths say what the code says, and each page is reached from README."""
 
 from __future__ import annotations
 
 import ast
+import importlib
 import re
 from collections.abc import Iterator
 from dataclasses import fields
@@ -10,8 +11,10 @@ from enum import Enum
 from functools import cache
 from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 import pytest
+import typer
 from engine_features import ENGINE_FEATURES
 from request_kinds import KINDS
 
@@ -24,6 +27,7 @@ from inflight.config import EngineConfig
 from inflight.executor.front import prompt_adapters
 from inflight.executor.postprocess import workers
 from inflight.executor.wire import messages
+from inflight.openai_options import SETTABLE
 from inflight.request_limits import RequestLimits
 from inflight.runtime.adapters import adapter_library, peft_folder
 from inflight.runtime.guided import grammars
@@ -32,22 +36,34 @@ from inflight.server.tensors.dialect import InputTensor, OutputTensor
 from inflight.server.tensors.dialects import LLM
 from inflight.server.threads.metric_families import FAMILIES
 from inflight.server.threads.vllm_metrics import vllm_families
+from inflight_client import cli
 
 ROOT = Path(__file__).resolve().parents[3]
-PAGES = sorted((ROOT / "CONTRIBUTING.md", *ROOT.glob("README.md"), *ROOT.glob("[bck]*/**/*.md")))
-README = (ROOT / "README.md").read_text(encoding="utf-8")
+FOLDERS = ("backend", "ci", "client", "kernels", "model_repository", "scripts")
+PAGES = sorted((*ROOT.glob("*.md"), *(page for folder in FOLDERS for page in (ROOT / folder).rglob("*.md"))))
+README = ROOT / "README.md"
+ARCHITECTURE = ROOT / "backend" / "ARCHITECTURE.md"
+CONFIGURATION = ROOT / "backend" / "CONFIGURATION.md"
+FEATURES = ROOT / "ci" / "FEATURES.md"
+MONITORING = ROOT / "backend" / "monitoring" / "README.md"
+TENSORS = ROOT / "backend" / "inflight" / "server" / "README.md"
 
 
-def section(title: str) -> str:
+def text_of(page: Path) -> str:
+    return page.read_text(encoding="utf-8")
+
+
+def section(page: Path, title: str) -> str:
     """What stands under a heading of the second level."""
-    return README.split(f"\n## {title}\n")[1].split("\n## ")[0]
+    return text_of(page).split(f"\n## {title}\n")[1].split("\n## ")[0]
 
 
-def table(title: str, first_column: str) -> list[list[str]]:
-    """The rows of the table whose head begins with `first_column`; backticks are taken off."""
-    _, _, rest = section(title).partition(f"| {first_column} |")
-    assert rest, f"no table of {first_column} under {title}"
-    lines = rest.split("\n\n")[0].splitlines()[2:]
+def tables(page: Path, first_column: str) -> list[list[str]]:
+    """The rows of all tables of a page whose head begins with `first_column`, in their order; backticks are taken
+    off."""
+    _, *found = text_of(page).split(f"\n| {first_column} |")
+    assert found, f"no table of {first_column} in {page}"
+    lines = [line for each in found for line in each.split("\n\n")[0].splitlines()[2:]]
     return [[cell.strip().strip("`") for cell in line.strip("| ").split(" | ")] for line in lines]
 
 
@@ -74,7 +90,8 @@ def shown(default: object) -> str:
 
 def test_the_configuration_table_is_engine_config() -> None:
     expected = [[field.name, shown(field.default), sentences()[field.name]] for field in fields(EngineConfig)]
-    assert table("Configuration", "key") == expected
+    assert tables(CONFIGURATION, "key") == expected
+    assert [row for row in tables(README, "key") if row not in expected] == []
 
 
 def test_the_comments_of_config_pbtxt_are_those_of_engine_config() -> None:
@@ -88,7 +105,7 @@ def test_the_comments_of_config_pbtxt_are_those_of_engine_config() -> None:
 
 @pytest.mark.parametrize(("head", "tensors"), [("input", LLM.inputs), ("output", LLM.outputs)])
 def test_the_tensor_tables_are_the_dialects(head: str, tensors: tuple[InputTensor | OutputTensor, ...]) -> None:
-    rows = table("The tensors of `llm`", head)
+    rows = tables(TENSORS, head)
     assert [row[:3] for row in rows] == [[t.name, t.dtype.name, str(list(t.dims))] for t in tensors]
     assert all(len(row) == 4 and row[3] for row in rows)
 
@@ -126,11 +143,11 @@ def test_the_fixed_bounds_are_those_of_the_code() -> None:
         processing.MAX_DECODED_TOKENS,
         messages.MAX_FRONT_ID,
     ]
-    assert [value for _, value in table("Limits", "bound")] == [str(bound) for bound in bounds]
+    assert [value for _, value in tables(TENSORS, "bound")] == [str(bound) for bound in bounds]
 
 
 def test_the_feature_table_is_what_the_tests_serve() -> None:
-    assert with_table(README) == README, "python -m ci.feature_table brings it up to date"
+    assert with_table(text_of(FEATURES)) == text_of(FEATURES), "python -m ci.feature_table brings it up to date"
 
 
 def test_the_tests_that_prove_features_of_an_engine_exist() -> None:
@@ -155,13 +172,13 @@ def test_kernels_of_features_exist_and_are_compiled_for_gpus() -> None:
 
 
 def test_every_metric_family_is_listed() -> None:
-    listed = {name for row in table("Metrics", "family") for name in re.split("`?, `?", row[0])}
+    listed = {name for row in tables(MONITORING, "family") for name in re.split("`?, `?", row[0])}
     assert listed == {family.name for family in FAMILIES}
 
 
 def test_every_metric_of_vllm_is_named() -> None:
     families = [family.name for families in vllm_families(1000).values() for family in families]
-    assert set(re.findall(r"`(vllm:\w+)`", README)) == set(families)
+    assert set(re.findall(r"`(vllm:\w+)`", text_of(MONITORING))) == set(families)
 
 
 def test_every_error_code_is_listed() -> None:
@@ -170,7 +187,7 @@ def test_every_error_code_is_listed() -> None:
         for kind in vars(errors).values()
         if isinstance(kind, type) and issubclass(kind, errors.InflightError) and kind is not errors.ConfigurationError
     }
-    assert {row[0] for row in table("Errors", "code")} == codes
+    assert {row[0] for row in tables(TENSORS, "code")} == codes
 
 
 @cache
@@ -178,7 +195,7 @@ def tree() -> tuple[str, ...]:
     """Every path that the tree names; folders end with a slash."""
     found: list[str] = []
     parents: list[str] = []
-    for line in section("The tree").split("```")[1].strip().splitlines():
+    for line in section(ARCHITECTURE, "The tree").split("```")[1].strip().splitlines():
         depth = (len(line) - len(line.lstrip())) // 2
         names = re.split(r"\s{2,}", line.strip())[0].split()
         found += ["".join(parents[:depth]) + name for name in names]
@@ -211,7 +228,7 @@ def code_folders(parent: Path) -> Iterator[Path]:
 
 def test_the_files_of_a_requests_way_exist() -> None:
     """A name without a folder stands in the folder of the one before it."""
-    way = section("A request's way").split("```")[1]
+    way = section(ARCHITECTURE, "A request's way").split("```")[1]
     missing, folder = [], Path()
     for name in re.findall(r"[\w/]+\.py", way):
         path = Path(name)
@@ -221,10 +238,18 @@ def test_the_files_of_a_requests_way_exist() -> None:
     assert missing == []
 
 
+def test_every_thread_is_listed() -> None:
+    """Those whose name stands where they are made."""
+    listed = section(ARCHITECTURE, "Processes and threads")
+    made = re.compile(r"Thread\([^)]*\bname=f?\"([\w-]+)|ThreadPoolExecutor\([^)]*\"([\w-]+)\"")
+    files = (ROOT / "backend" / "inflight").rglob("*.py")
+    names = {name for file in files for pair in made.findall(text_of(file)) for name in pair if name}
+    assert len(names) > 10 and [name for name in sorted(names) if f"`{name}" not in listed] == []
+
+
 def test_the_words_of_make_exist() -> None:
-    """Also those that other pages name."""
     targets = set(re.findall(r"^([\w-]+):", (ROOT / "Makefile").read_text(encoding="utf-8"), re.MULTILINE))
-    texts = "\n".join(page.read_text(encoding="utf-8") for page in PAGES)
+    texts = "\n".join(map(text_of, PAGES))
     calls = re.findall(r"(?:`|^ {4})make ([^`#\n]+)", texts, re.MULTILINE)
     named = {word for call in calls for word in re.sub(r"\w+=(<[^>]*>|\"[^\"]*\"|\S+)", "", call).split()}
     words = named - {"…"}
@@ -232,20 +257,65 @@ def test_the_words_of_make_exist() -> None:
     assert words - targets == set()
 
 
-def headings(page: Path) -> set[str]:
+def test_the_commands_that_pages_show_have_their_options_and_keys() -> None:
+    group: Any = typer.main.get_command(cli.app)
+    keys = {"--set": {field.name for field in fields(EngineConfig)}, "--openai-set": SETTABLE}
+    call = re.compile(r"^ {4}(?:\w+=\S+ )?(?:\.venv/bin/)?inflight ([a-z][\w-]*)(.*)$", re.MULTILINE)
+    shown = [found for page in PAGES for found in call.findall(text_of(page))]
+    assert len(shown) > 20
+    for name, line in shown:
+        options = {option for parameter in group.commands[name].params for option in parameter.opts}
+        words = re.split(r" -- | +# ", line)[0].split()
+        assert [word for word in words if word.startswith("-") and word not in options] == [], f"inflight {name}{line}"
+        for option, value in pairwise(words):
+            assert option not in keys or value.partition("=")[0] in keys[option], f"inflight {name}{line}"
+
+
+def headings(page: Path) -> list[str]:
     """The anchors of a page's headings, as code hosts name them."""
-    titles = re.findall(r"^#+ (.+)$", page.read_text(encoding="utf-8"), re.MULTILINE)
-    return {re.sub(r"[^\w\- ]", "", title.lower()).replace(" ", "-") for title in titles}
+    titles = re.findall(r"^#+ (.+)$", re.sub(r"^```.*?^```", "", text_of(page), flags=re.DOTALL | re.MULTILINE), re.M)
+    return [re.sub(r"[^\w\- ]", "", title.lower()).replace(" ", "-") for title in titles]
+
+
+def links(page: Path) -> Iterator[tuple[str, Path, str]]:
+    """Each link of a page within the repository: as it is written, its file, its heading or ""."""
+    for link in re.findall(r"\]\(([^)\s]+)\)", text_of(page)):
+        name, _, heading = link.partition("#")
+        if "://" not in link:
+            yield link, (page.parent / name).resolve() if name else page, heading
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
 def test_the_links_of_a_page_lead_somewhere(page: Path) -> None:
-    links = re.findall(r"\]\(([^)\s]+)\)", page.read_text(encoding="utf-8"))
-    broken = []
-    for link in links:
-        name, _, heading = link.partition("#")
-        target = (page.parent / name).resolve() if name else page
-        is_outside = "://" in link
-        if not is_outside and (not target.exists() or (heading and heading not in headings(target))):
-            broken.append(link)
+    assert len(set(headings(page))) == len(headings(page)), "two headings with one anchor"
+    broken = [
+        link
+        for link, target, heading in links(page)
+        if not target.exists() or (heading and heading not in headings(target))
+    ]
     assert broken == []
+
+
+def test_readme_links_to_every_page() -> None:
+    linked = {target for _, target, _ in links(README)}
+    assert [str(page.relative_to(ROOT)) for page in PAGES if page not in {README, *linked}] == []
+
+
+def test_the_pages_that_code_names_exist() -> None:
+    """Comments, docstrings and messages name a page by its path from the top, or from their own folder."""
+    missing = []
+    for path in (path for folder in FOLDERS for path in (ROOT / folder).rglob("*")):
+        if path.suffix in {".py", ".pbtxt", ".yml", ".h", ".cpp"}:
+            for name in re.findall(r"[\w.-]+/[\w./-]*\.md\b", text_of(path)):
+                if not any((start / name).is_file() for start in (ROOT, path.parent)):
+                    missing.append(f"{path.relative_to(ROOT)}: {name}")
+    assert missing == []
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_the_programs_of_a_page_parse_and_their_imports_exist(page: Path) -> None:
+    for program in re.findall(r"^```python\n(.*?)^```", text_of(page), re.DOTALL | re.MULTILINE):
+        for node in ast.walk(ast.parse(program)):
+            if isinstance(node, ast.ImportFrom) and node.module in ("inflight", "inflight_client"):
+                module = importlib.import_module(node.module)
+                assert [alias.name for alias in node.names if not hasattr(module, alias.name)] == []
