@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import threading
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -83,3 +84,28 @@ def test_every_request_has_one_answer_while_the_model_is_reloaded(
             assert last.num_finals == 1 and last.token_ids == alone[0]
         until(lambda: what_there_is(server) == at_first, "one stub and its rank are left")
         assert server.tritonserver_pid == pid and "again" not in server.told
+
+
+def test_an_engine_is_scaled_up_and_down_under_its_streams() -> None:
+    """With the weights and ranks of a real engine: those of before end when their last stream has."""
+    prompt = {"text_input": "Once upon a time", "max_tokens": 600, "end_id": -1, "stream": True, "temperature": 1.0}
+    parameters = {"max_tokens_in_paged_kv_cache": "4096", "data_parallel_size": "1"}
+    with ServerProcess(parameters=parameters, open_apis=True) as server, RawStream(server.grpc_url) as stream:
+        alone = stream.ask({**prompt, "seed": 7}).token_ids
+        for num_replicas in (2, 1):
+            before = server.ranks
+            with RawStream(server.grpc_url) as other:
+                begun = other.send({**prompt, "seed": 7})
+                other.take()
+                load_again(server, {"data_parallel_size": str(num_replicas)})
+                after = [stream.send({**prompt, "seed": 7}) for _ in range(num_replicas)]
+                stream.collect(*after)
+                other.collect(begun)
+            assert [answer.error for answer in (begun, *after)] == [""] * (1 + num_replicas)
+            assert all(answer.token_ids == alone for answer in (begun, *after))
+            until(partial(are_replaced, server, before, num_replicas), "others serve, and those of before have ended")
+
+
+def are_replaced(server: ServerProcess, before: list[int], number: int) -> bool:
+    """Whether there are so many ranks now, and none of `before`."""
+    return len(server.ranks) == number and not set(before) & set(server.ranks)
