@@ -43,6 +43,7 @@ from inflight.executor.wire.messages import (
     Iterations,
     KvCacheEvents,
     Occupied,
+    Received,
     Responses,
     Shutdown,
     Started,
@@ -331,6 +332,8 @@ class Connection:
         front, replica = self._front, self._replica
         if isinstance(message, Responses):
             front._deliver(message.responses)
+            if message.to_be_confirmed:
+                link.send(Received())
         elif isinstance(message, Started):
             front._note_started(message.request_ids)
         elif isinstance(message, Stats):

@@ -71,6 +71,10 @@ class CancelSequence(msgspec.Struct, frozen=True, tag=True):
     sequence_index: int
 
 
+class Received(msgspec.Struct, frozen=True, tag=True):
+    """This front has got all responses so far."""
+
+
 class Goodbye(msgspec.Struct, frozen=True, tag=True):
     """This front disconnects: its requests are cancelled. The ranks keep running."""
 
@@ -100,10 +104,13 @@ class Started(msgspec.Struct, frozen=True, tag=True):
     request_ids: list[int]
 
 
-class Responses(msgspec.Struct, frozen=True, tag=True):
+class Responses(msgspec.Struct, frozen=True, tag=True, omit_defaults=True):
     """All responses of one iteration to the requests of one front."""
 
     responses: list[Response]
+    to_be_confirmed: bool = False
+    """Whether the leader waits for Received, because what comes next may kill the ranks, and with them messages that
+    are on their way."""
 
 
 class Stats(msgspec.Struct, frozen=True, tag=True, omit_defaults=True):
@@ -136,7 +143,7 @@ class Fatal(msgspec.Struct, frozen=True, tag=True):
     reason: str
 
 
-FromFront = Hello | Submit | Cancel | CancelSequence | Goodbye | Shutdown
+FromFront = Hello | Submit | Cancel | CancelSequence | Received | Goodbye | Shutdown
 FromLeader = Welcome | Occupied | Started | Responses | Stats | Iterations | KvCacheEvents | Heartbeat | Fatal
 
 

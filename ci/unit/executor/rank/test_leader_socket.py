@@ -27,12 +27,14 @@ from inflight.executor.wire.messages import (
     Iterations,
     Occupied,
     RankInput,
+    Received,
     Responses,
     Shutdown,
     Stats,
     Submit,
     Welcome,
 )
+from inflight.replay import Replay
 from inflight.request import Request
 from inflight.request_limits import RequestLimits
 from inflight.result import FinishReason, Response, Result
@@ -223,6 +225,32 @@ def test_an_iterations_responses_are_one_message_for_each_front(scene: Scene) ->
     scene.serve_until(lambda: scene.responses(first) and scene.responses(second))
     assert [[r.request_id for r in message] for message in scene.responses(first)] == [[1, 2]]
     assert [[r.request_id for r in message] for message in scene.responses(second)] == [[3]]
+
+
+def test_a_front_confirms_what_it_was_sent_before_ranks_may_die_of_the_next_request(scene: Scene) -> None:
+    front = scene.front()
+    replay = Replay(is_suspect=True)
+    front.send(Submit([make_request(1, 2), *(make_request(number, 2, replay=replay) for number in (2, 3))]))
+
+    def begun() -> list[int]:
+        return [request.request_id for rank_input in scene.inputs for request in rank_input.requests]
+
+    scene.room = 1
+    for number, last in ((2, False), (3, True)):
+        scene.serve_until(lambda number=number: number in begun())  # type: ignore[misc]
+        scene.server.respond(Response(request_id=number, result=Result(is_final=True)))
+        scene.serve_until(lambda number=number: answered(scene, front) == number)  # type: ignore[misc]
+        if not last:
+            assert 3 not in begun()
+            front.send(Received())
+    scene.serve_until(lambda: begun() == [2, 3, 1])
+
+
+def answered(scene: Scene, front: EngineLink) -> int:
+    """The request of the last response; it is to be confirmed if others wait that ranks may have died of."""
+    messages = [message for message in scene.heard[front] if isinstance(message, Responses)]
+    assert [message.to_be_confirmed for message in messages] == [True, False][: len(messages)]
+    return messages[-1].responses[-1].request_id if messages else 0
 
 
 def test_a_full_engine_refuses_whoever_comes_next(scene: Scene) -> None:

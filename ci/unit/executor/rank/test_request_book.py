@@ -8,7 +8,7 @@ from fakes import iteration_stats
 from harness import make_request
 from msgspec import structs
 
-from inflight.executor.rank.leader.request_book import RequestBook
+from inflight.executor.rank.leader.request_book import CONFIRMATION_SECONDS, RequestBook
 from inflight.replay import Replay
 from inflight.request import Request
 from inflight.request_limits import RequestLimits
@@ -269,6 +269,35 @@ def test_what_ranks_may_have_died_of_starts_alone_before_all_others() -> None:
     end(book, 4)
     assert [request.request_id for request in book.take(9, is_idle=True)[0]] == [1, 3]
     assert book.take_started() == {A: [4, 1, 3]}
+
+
+def test_a_suspect_waits_until_fronts_have_what_they_were_sent() -> None:
+    """If ranks die of it, no response to another request can be lost, for which that would be blamed."""
+    clock = Clock()
+    book = RequestBook(clock=clock)
+    book.submit(A, suspect(1))
+    for front in (A, B, A):
+        book.await_confirmation(front)
+    for front in (A, B):
+        assert not book.has_input and book.take(9, is_idle=True) == ([], {})
+        book.confirmed(front)
+    assert not book.has_input, "there are two messages to A"
+    book.confirmed(A)
+    assert book.has_input and [request.request_id for request in book.take(9, is_idle=True)[0]] == [1]
+
+
+def test_a_suspect_does_not_wait_for_ever() -> None:
+    clock = Clock()
+    book = RequestBook(clock=clock)
+    for request in (suspect(1), suspect(2)):
+        book.submit(A, request)
+    book.await_confirmation(B)
+    clock.now += CONFIRMATION_SECONDS
+    assert [request.request_id for request in book.take(9, is_idle=True)[0]] == [1]
+    end(book, 1)
+    book.await_confirmation(B)
+    book.leave(B)
+    assert [request.request_id for request in book.take(9, is_idle=True)[0]] == [2]
 
 
 def test_a_suspect_can_be_cancelled_like_any_other() -> None:

@@ -35,6 +35,7 @@ from inflight.executor.wire.messages import (
     KvCacheEvents,
     Occupied,
     RankInput,
+    Received,
     Responses,
     Shutdown,
     Started,
@@ -234,6 +235,8 @@ class LeaderSocket:
             self._book.cancel(front, message.request_ids)
         elif isinstance(message, CancelSequence):
             self._book.cancel_sequence(front, message.request_id, message.sequence_index)
+        elif isinstance(message, Received):
+            self._book.confirmed(front)
         elif isinstance(message, Goodbye):
             self._part_from(front)
         elif isinstance(message, Shutdown):
@@ -270,8 +273,12 @@ class LeaderSocket:
         for front, started in self._book.take_started().items():
             self._send(front, Started(started))
         for front, responses in self._book.collect_responses().items():
-            if not self._end_reason:  # what fronts have in flight is to go on with other ranks
-                self._send(front, Responses(responses))
+            if self._end_reason:
+                continue  # what fronts have in flight is to go on with other ranks
+            to_be_confirmed = self._book.has_suspects
+            if to_be_confirmed:
+                self._book.await_confirmation(front)
+            self._send(front, Responses(responses, to_be_confirmed))
         has_stats = self._stats is not None or self._iterations.iteration_stats or self._iterations.request_stats
         if (has_stats or self._kv_cache_events) and (everything or time.monotonic() >= self._next_stats):
             self._next_stats = time.monotonic() + self._stats_seconds

@@ -1,8 +1,9 @@
 """The leader's book of all fronts' requests in flight and of the responses to be sent. Knows no socket, rank or model.
 
 A request is waiting (in the queue, or before that for its grammar or adapter), active (handed to the ranks) or
-forgotten. One that ranks may have died of waits apart: it starts when nothing is active, before all others, and nothing
-else starts until it is answered. Should the ranks die again, its front knows what they died of.
+forgotten. One that ranks may have died of waits apart: it starts when nothing is active and fronts have got what others
+were answered, before all others, and nothing else starts until it is answered. Should the ranks die again, its front
+knows what they died of.
 
 Of all ranks only the leader reads the clock, here: a deadline that passes becomes a stop signal, which all ranks
 receive in the same iteration.
@@ -13,6 +14,7 @@ from __future__ import annotations
 import heapq
 import math
 import time
+from collections import Counter
 from collections.abc import Callable, Iterable
 
 from msgspec import structs
@@ -39,6 +41,9 @@ from inflight.stats import IterationStats
 
 CLOCK_SECONDS = 0.1
 """Shortest time between two times that the ranks are told: no duration of KV cache retention needs to be met better."""
+
+CONFIRMATION_SECONDS = 5.0
+"""For a front to confirm what it was sent. One that takes longer is suspended: it finds the message when it goes on."""
 
 MAX_SEQUENCES = 2**12
 """Of one request, that a front may cancel in one iteration: more than any request has."""
@@ -74,6 +79,8 @@ class RequestBook:
         self._leases = Leases(grammars, adapters, contexts)
         self._suspects: dict[int, Request] = {}  # those that ranks may have died of, in order of arrival
         self._alone: int | None = None  # the one of them that is active and not answered yet
+        self._unconfirmed: Counter[FrontIdentity] = Counter()  # messages that fronts are to say that they have got
+        self._asked_at = 0.0  # when the last of them was sent
         self._started: dict[FrontIdentity, list[int]] = {}  # requests that ranks were handed, until the fronts are told
         self._preparing: dict[int, Request] = {}  # those whose grammars or adapters are not ready
         self._fronts: dict[int, FrontIdentity] = {}  # request id -> front, of every waiting or active request
@@ -92,8 +99,14 @@ class RequestBook:
     @property
     def has_input(self) -> bool:
         """Whether there are requests, stop signals or orders to take."""
-        waiting = self._queue or self._suspects or self._stops or self._cancelled_sequences
+        suspects = self._suspects and not self._awaits_confirmation
+        waiting = self._queue or suspects or self._stops or self._cancelled_sequences
         return bool(waiting) or self._leases.has_orders
+
+    @property
+    def has_suspects(self) -> bool:
+        """Whether requests wait that ranks may have died of."""
+        return bool(self._suspects)
 
     @property
     def num_in_flight(self) -> int:
@@ -197,6 +210,7 @@ class RequestBook:
         """The front is gone: stop its requests and discard its responses."""
         self._cancel_all(front)
         self._outboxes.pop(front, None)
+        del self._unconfirmed[front]
 
     def stop_everything(self) -> None:
         for front in {*self._fronts.values(), *(front for front, _ in self._returned.values())}:
@@ -247,12 +261,26 @@ class RequestBook:
         return sum(each.num_sequences for each in (*as_important, head)) <= self._preemption_rows
 
     def _take_suspect(self) -> list[Request]:
-        """The first of them, if nothing is active."""
-        if self._alone is not None or len(self._fronts) > self.num_queued:
+        """The first of them, if nothing is active, and nobody's last response is still on its way: if the ranks died
+        now, it would be lost, and its request taken for what they died of."""
+        if self._alone is not None or self._awaits_confirmation or len(self._fronts) > self.num_queued:
             return []
         self._alone, request = next(iter(self._suspects.items()))
         del self._suspects[self._alone]
         return [request]
+
+    def await_confirmation(self, front: FrontIdentity) -> None:
+        """No suspect begins before the front has confirmed what it was just sent."""
+        self._unconfirmed[front] += 1
+        self._asked_at = self._clock()
+
+    def confirmed(self, front: FrontIdentity) -> None:
+        """The front has got the oldest message that it had not confirmed."""
+        self._unconfirmed -= Counter([front])
+
+    @property
+    def _awaits_confirmation(self) -> bool:
+        return bool(self._unconfirmed) and self._clock() - self._asked_at < CONFIRMATION_SECONDS
 
     def take_started(self) -> dict[FrontIdentity, list[int]]:
         """Ids of the requests that ranks were handed since the last call, by front."""
