@@ -124,8 +124,11 @@ def test_a_connection_too_many_takes_the_place_of_the_one_idle_longest(
 
 
 def test_connections_in_use_are_kept_and_others_are_told(
-    narrow: tuple[PlayedEngine, Callable[[], socket.socket]], caplog: pytest.LogCaptureFixture
+    narrow: tuple[PlayedEngine, Callable[[], socket.socket]],
+    caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    monkeypatch.setattr("inflight.openai.http.REFUSED_SECONDS", 60.0)
     engine, connect = narrow
     body = json.dumps({**CHAT, "stream": True}).encode()
     head = b"POST %b HTTP/1.1\r\nhost: x\r\ncontent-length: %d\r\n\r\n" % (CHATS.encode(), len(body))
