@@ -145,7 +145,11 @@ def test_promtool_finds_nothing_wrong_with_our_families(server: ServerProcess, l
     def pages() -> tuple[str, str]:
         return read_metrics(server), CLIENT.get(f"{server.openai_url}/metrics").text
 
-    until(lambda: all(name in "".join(pages()) for name in AS_OTHERS_HAVE_THEM), "there are metrics of all models")
+    def are_whole() -> bool:
+        text = "".join(pages())
+        return all(name in text for name in AS_OTHERS_HAVE_THEM)
+
+    until(are_whole, "there are metrics of all models")
     found: dict[str, set[str]] = {}
     for text in pages():
         assert "# HELP inflight_" in text
