@@ -107,7 +107,7 @@ def test_an_engine_that_is_away_is_not_watched(watched: Running, fronts: list[Wa
 
 def test_viewers_are_bounded(watched: Running) -> None:
     with (
-        httpx.Client(limits=httpx.Limits(max_connections=None), trust_env=False) as client,
+        httpx.Client(limits=httpx.Limits(max_connections=None), trust_env=False, timeout=100) as client,
         contextlib.ExitStack() as stack,
     ):
         for _ in range(MAX_VIEWERS):
