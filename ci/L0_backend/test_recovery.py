@@ -12,8 +12,9 @@ import signal
 import numpy as np
 import pytest
 from raw_stream import RawStream
-from server_metrics import OUTCOMES, RELAUNCHING, Metrics, until
+from server_metrics import OUTCOMES, RELAUNCHING, Metrics
 from server_process import ServerProcess
+from waiting import until
 
 from inflight.executor.executor import attach_executor
 from inflight.executor.launchers.attached import find_engine

@@ -9,8 +9,9 @@ import os
 
 import pytest
 from raw_stream import RawStream
-from server_metrics import OUTCOMES, Metrics, until
+from server_metrics import OUTCOMES, Metrics
 from server_process import ServerProcess
+from waiting import until
 
 from inflight.supervisor.admin import Admin
 

@@ -22,8 +22,8 @@ import pytest
 import request_kinds
 from raw_stream import as_array
 from request_kinds import ENGINE, KINDS, RequestKind
-from server_metrics import until
 from server_process import ROOT, ServerProcess
+from waiting import until
 
 from inflight.run_directory import OPEN_REQUESTS
 from inflight.supervisor import processes

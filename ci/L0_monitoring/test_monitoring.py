@@ -12,8 +12,9 @@ import openai
 import pytest
 from prometheus import CLIENT, Prometheus, promtool
 from raw_stream import RawStream
-from server_metrics import read_metrics, until
+from server_metrics import read_metrics
 from server_process import ROOT, ServerProcess
+from waiting import until
 
 from ci.dashboard import INTERVAL, expressions
 

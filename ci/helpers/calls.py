@@ -2,28 +2,18 @@
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable
 from typing import Any
 
 from fakes import expected_output
 from harness import make_request
 from msgspec import structs
+from waiting import PATIENCE, until
 
 from inflight.executor.front.front import Front
 from inflight.request import Request
 from inflight.result import FinishReason, Response
 
-PATIENCE = 240.0
-"""Seconds after which a test gives up waiting. It says nothing about how fast anything is."""
-
-
-def until(condition: Callable[[], object], what: str) -> None:
-    """Wait for `condition` to hold."""
-    deadline = time.monotonic() + PATIENCE
-    while not condition():
-        assert time.monotonic() < deadline, f"waited in vain until {what}"
-        time.sleep(0.005)
+__all__ = ["PATIENCE", "Caller", "until"]
 
 
 class Caller:

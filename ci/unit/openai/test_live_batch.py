@@ -14,7 +14,7 @@ from typing import Any, cast
 import httpx
 import pytest
 from openai_server import CLIENT, PlayedEngine, Running, checkpoint_folder, openai_server
-from server_metrics import until
+from waiting import until
 
 from ci.unit.openai.page.played_statistics import PlayedStatistics
 from inflight.errors import ConfigurationError
