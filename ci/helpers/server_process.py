@@ -198,8 +198,8 @@ class ServerProcess:
 
     @contextlib.contextmanager
     def hold_ranks(self) -> Iterator[None]:
-        """All ranks stand still meanwhile, so that no request makes progress. For less than the time after which they
-        count as hung."""
+        """All ranks stand still meanwhile, so that no request makes progress. For servers whose
+        worker_heartbeat_timeout_ms is long: after a part of it, ranks that a signal has stopped are replaced."""
         held = self.ranks
         for pid in held:
             os.kill(pid, signal.SIGSTOP)
