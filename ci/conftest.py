@@ -60,9 +60,9 @@ def server() -> Iterator[ServerProcess]:
     from server_process import ServerProcess
 
     with ServerProcess() as running:
-        processes = running.pids
+        processes = running.lasting_pids
         yield running
-        assert set(processes) <= set(running.pids), "a process of the server died on the way"
+        assert processes <= set(running.pids), "a process of the server died on the way"
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:

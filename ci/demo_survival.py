@@ -55,8 +55,9 @@ def main(arguments: list[str]) -> int:
     if not 0 <= chosen.kill < chosen.ranks:
         options.error(f"--kill must be the number of a rank, below {chosen.ranks}")
     sys.path.insert(0, str(HELPERS))
-    from server_metrics import Metrics, until
+    from server_metrics import Metrics
     from server_process import ServerProcess
+    from waiting import until
 
     print(f"Starting tritonserver and {chosen.ranks} rank(s) …", flush=True)
     parameters = {"dtype": "float32", "tensor_parallel_size": str(chosen.ranks), "num_threads": "1"}

@@ -38,7 +38,7 @@ def narrow_server() -> Iterator[ServerProcess]:
         "max_batch_size": "1",
         "max_queue_size": "1",
         "max_tokens_in_paged_kv_cache": "512",
-        "worker_heartbeat_timeout_ms": "120000",  # a test holds its ranks
+        "worker_heartbeat_timeout_ms": "600000",  # a test holds its ranks
     }
     with ServerProcess(parameters=parameters) as running:
         yield running

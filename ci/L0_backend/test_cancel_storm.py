@@ -12,8 +12,9 @@ from enum import Enum
 from typing import Any
 
 from raw_stream import Answer, RawStream
-from server_metrics import OUTCOMES, Metrics, until, wait_for_rest
+from server_metrics import OUTCOMES, Metrics, wait_for_rest
 from server_process import ServerProcess
+from waiting import until
 
 STREAMS = 60
 DIFFERENT = 10

@@ -56,19 +56,18 @@ def test_one_bad_among_good(stream: RawStream, other_stream: RawStream, bad: dic
     assert [neighbour.text for neighbour in neighbours] == [expected] * 7
 
 
-def test_a_live_id_is_refused_and_its_first_owner_unharmed(
-    server: ServerProcess, stream: RawStream, other_stream: RawStream
-) -> None:
+def test_a_live_id_is_refused_and_its_first_owner_unharmed(narrow_server: ServerProcess) -> None:
     request = {**PROMPT, "stream": True}
-    with server.hold_ranks():
-        first = stream.send(request, request_id="same")
-        # Requests of one stream arrive in order: once this one is refused, the one before it is in flight.
-        assert stream.ask({"max_tokens": 1}).error
-        second = other_stream.ask(request, request_id="same")
-    assert second.error == "requestId same is already in progress, request is ignored. [ALREADY_EXISTS]"
-    stream.collect(first)
-    assert len(first.token_ids) == 40 and not first.error
-    assert len(other_stream.ask({**PROMPT, "max_tokens": 3}, request_id="same").token_ids) == 3
+    with RawStream(narrow_server.grpc_url) as stream, RawStream(narrow_server.grpc_url) as other:
+        with narrow_server.hold_ranks():
+            first = stream.send(request, request_id="same")
+            # Requests of one stream arrive in order: once this one is refused, the one before it is in flight.
+            assert stream.ask({"max_tokens": 1}).error
+            second = other.ask(request, request_id="same")
+        assert second.error == "requestId same is already in progress, request is ignored. [ALREADY_EXISTS]"
+        stream.collect(first)
+        assert len(first.token_ids) == 40 and not first.error
+        assert len(other.ask({**PROMPT, "max_tokens": 3}, request_id="same").token_ids) == 3
 
 
 def test_a_full_queue_refuses_at_once(narrow_server: ServerProcess) -> None:

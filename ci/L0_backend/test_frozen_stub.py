@@ -10,8 +10,8 @@ import signal
 from pathlib import Path
 
 from raw_stream import RawStream
-from server_metrics import until
 from server_process import ServerProcess
+from waiting import until
 
 from inflight.run_directory import SIGNS
 from inflight.supervisor import processes

@@ -12,16 +12,20 @@ import signal
 import numpy as np
 import pytest
 from raw_stream import RawStream
-from server_metrics import OUTCOMES, RELAUNCHING, Metrics, until
+from server_metrics import OUTCOMES, RELAUNCHING, Metrics
 from server_process import ServerProcess
+from waiting import until
 
 from inflight.executor.executor import attach_executor
 from inflight.executor.launchers.attached import find_engine
 from inflight.executor.wire.address import EngineAddress
+from inflight.executor.wire.launch import RANK_NOTE
 
 pytestmark = pytest.mark.long
 
 PROMPT = {"text_input": "Once upon a time", "max_tokens": 20, "end_id": -1}
+PATIENT = {"worker_heartbeat_timeout_ms": "600000"}
+"""With which ranks that a test has stopped are not replaced."""
 ENDLESS = {**PROMPT, "max_tokens": 1500, "stream": True}
 
 
@@ -35,6 +39,18 @@ def new_rank(server: ServerProcess, old: int) -> int:
 
     until(is_there, "a rank is launched again")
     return found[0]
+
+
+def stopped_loading_rank(server: ServerProcess, old: int) -> int:
+    """The same, suspended before it serves."""
+    while True:
+        new = new_rank(server, old)
+        os.kill(new, signal.SIGSTOP)
+        # A rank notes that it has joined, and loads the model then.
+        if not list(server.ready_endpoints.run_directory.glob(f"engine-*/{RANK_NOTE}*")):
+            return new
+        os.kill(new, signal.SIGKILL)  # this process was late
+        old = new
 
 
 def test_streams_go_on_when_a_rank_is_killed_and_every_request_is_counted() -> None:
@@ -97,12 +113,11 @@ def test_a_stub_that_hangs_is_started_again() -> None:
 
 def test_ranks_that_load_for_longer_than_a_canary_waits_are_not_interrupted() -> None:
     """The new rank is suspended while it loads, which takes as long as the test likes."""
-    with ServerProcess(canary_period=3.0) as server, RawStream(server.grpc_url) as stream:
+    with ServerProcess(canary_period=3.0, parameters=PATIENT) as server, RawStream(server.grpc_url) as stream:
         before = stream.ask(PROMPT).token_ids
         (old,) = server.ranks
         os.kill(old, signal.SIGKILL)
-        new = new_rank(server, old)
-        os.kill(new, signal.SIGSTOP)
+        new = stopped_loading_rank(server, old)
         waiting = stream.send(PROMPT)
         until(lambda: Metrics(server).of(RELAUNCHING) > 9 or "again" in server.told, "canaries had gone unanswered")
         assert "again" not in server.told
@@ -115,7 +130,7 @@ def test_ranks_that_load_for_longer_than_a_canary_waits_are_not_interrupted() ->
 def test_who_asks_for_the_engines_health_is_told_the_truth() -> None:
     """By the gauge, and by a front that did not launch the ranks, as those of the OpenAI server and of dialect models.
     The new rank is suspended while it loads."""
-    with ServerProcess() as server:
+    with ServerProcess(parameters=PATIENT) as server:
         run_directory = server.ready_endpoints.run_directory
         config = find_engine(EngineAddress.of("llm", run_directory), 0.0)
         with attach_executor(config, "llm", run_directory=run_directory) as guest:
@@ -124,8 +139,7 @@ def test_who_asks_for_the_engines_health_is_told_the_truth() -> None:
                 until(lambda: Metrics(server).of("inflight_engine_ready") == 1, "the gauge shows that it serves")
                 assert guest.is_ready()
                 os.kill(old, signal.SIGKILL)
-                new = new_rank(server, old)
-                os.kill(new, signal.SIGSTOP)
+                new = stopped_loading_rank(server, old)
                 until(lambda: not guest.is_ready(), f"the front knows of loss {number}")
                 until(lambda: Metrics(server).of("inflight_engine_ready") == 0, f"the gauge shows loss {number}")
                 os.kill(new, signal.SIGCONT)

@@ -16,8 +16,8 @@ from typing import Any
 import pytest
 import tritonclient.grpc as grpcclient
 from raw_stream import Answer, RawStream
-from server_metrics import until
 from server_process import ServerProcess
+from waiting import until
 
 STREAMS = 8
 

@@ -12,8 +12,8 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
-from server_metrics import until
 from server_process import ServerProcess
+from waiting import until
 
 from inflight.supervisor.admin import Admin
 from inflight_client import (

@@ -25,9 +25,9 @@ GOLDEN = json.loads((Path(__file__).parents[1] / "golden" / "default_model.json"
 @pytest.fixture(scope="session")
 def server() -> Iterator[ServerProcess]:
     with ServerProcess(apis=["tensorrtllm", "vllm", "unary"]) as running:
-        processes = running.pids
+        processes = running.lasting_pids
         yield running
-        assert set(processes) <= set(running.pids), "a process of the server died on the way"
+        assert processes <= set(running.pids), "a process of the server died on the way"
 
 
 @pytest.fixture(scope="session")

@@ -13,9 +13,9 @@ import numpy as np
 import pytest
 import tritonclient.grpc as grpcclient
 from raw_stream import RawStream
-from server_metrics import until
 from server_process import ServerFailed, ServerProcess
 from tritonclient.utils import InferenceServerException
+from waiting import until
 
 from .conftest import number, text
 

@@ -10,8 +10,9 @@ from typing import Any
 import numpy as np
 import pytest
 from raw_stream import Answer, RawStream
-from server_metrics import read_metrics, until
+from server_metrics import read_metrics
 from server_process import ServerProcess
+from waiting import until
 
 from inflight_client import Client
 

@@ -11,8 +11,9 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 from raw_stream import RawStream
-from server_metrics import OUTCOMES, Metrics, until, wait_for_rest, wait_until_settled
+from server_metrics import OUTCOMES, Metrics, wait_for_rest, wait_until_settled
 from server_process import ServerProcess
+from waiting import until
 
 from inflight_client import Client, CompletionStream, DeadlineExceeded
 

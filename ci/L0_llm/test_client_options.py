@@ -11,8 +11,9 @@ import sys
 from collections.abc import Iterator
 
 import pytest
-from server_metrics import Metrics, until, wait_for_rest, wait_until_settled
+from server_metrics import Metrics, wait_for_rest, wait_until_settled
 from server_process import ServerProcess
+from waiting import until
 
 from inflight_client import AsyncClient, Client, InvalidRequest
 from inflight_client._types import GenerationOptions

@@ -9,7 +9,7 @@ import json
 
 import pytest
 from guides import BOMBS, GUIDES, PERSON, is_person
-from server_metrics import until
+from waiting import until
 
 from inflight_client import Client, InvalidRequest
 

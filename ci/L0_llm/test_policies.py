@@ -9,8 +9,9 @@ import threading
 from collections.abc import Iterator
 
 import pytest
-from server_metrics import KV_BLOCKS, OUTCOMES, Metrics, until, wait_for_rest
+from server_metrics import KV_BLOCKS, OUTCOMES, Metrics, wait_for_rest
 from server_process import ServerProcess
+from waiting import until
 from workload import Asked, alone, mixed_requests, together
 
 from inflight_client import Client

@@ -12,8 +12,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from server_metrics import until, wait_for_rest
+from server_metrics import wait_for_rest
 from server_process import ServerProcess
+from waiting import until
 from workload import alone, mixed_requests, together
 
 from inflight_client import Client, ClientError, Completion, CompletionStream

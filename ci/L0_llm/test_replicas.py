@@ -13,8 +13,9 @@ from typing import Any
 import numpy as np
 import pytest
 from raw_stream import Answer, RawStream
-from server_metrics import Metrics, until, wait_for_rest
+from server_metrics import Metrics, wait_for_rest
 from server_process import ServerProcess
+from waiting import until
 from workload import alone, mixed_requests, together
 
 from inflight_client import Client

@@ -22,8 +22,8 @@ import pytest
 import request_kinds
 from raw_stream import as_array
 from request_kinds import ENGINE, KINDS, RequestKind
-from server_metrics import until
 from server_process import ROOT, ServerProcess
+from waiting import until
 
 from inflight.run_directory import OPEN_REQUESTS
 from inflight.supervisor import processes
@@ -63,7 +63,7 @@ OF_PROMPT = (
 def mortal() -> Iterator[ServerProcess]:
     """The last test ends it."""
     exact = {"dtype": "bfloat16", "cpu_compile": "true"} if IS_EXACT else {"dtype": "float32", "cpu_compile": "false"}
-    patience = {"worker_heartbeat_timeout_ms": "120000"}  # a test holds the rank
+    patience = {"worker_heartbeat_timeout_ms": "600000"}  # a test holds the rank
     parameters = {"num_threads": "1", **patience, **exact, **{key: str(value) for key, value in ENGINE.items()}}
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("PYTHONPATH", str(Path(request_kinds.__file__).parent))

@@ -7,8 +7,9 @@ from __future__ import annotations
 
 import pytest
 from raw_stream import Answer, RawStream
-from server_metrics import Metrics, until, wait_for_rest
+from server_metrics import Metrics, wait_for_rest
 from server_process import ServerProcess
+from waiting import until
 
 from inflight.sequence_seed import sequence_seed
 

@@ -12,8 +12,9 @@ import openai
 import pytest
 from prometheus import CLIENT, Prometheus, promtool
 from raw_stream import RawStream
-from server_metrics import read_metrics, until
+from server_metrics import read_metrics
 from server_process import ROOT, ServerProcess
+from waiting import until
 
 from ci.dashboard import INTERVAL, expressions
 
@@ -142,9 +143,16 @@ def test_the_configuration_is_prometheus_own() -> None:
 
 
 def test_promtool_finds_nothing_wrong_with_our_families(server: ServerProcess, load: None) -> None:
-    until(lambda: all(name in read_metrics(server) for name in AS_OTHERS_HAVE_THEM), "there are metrics of all models")
+    def pages() -> tuple[str, str]:
+        return read_metrics(server), CLIENT.get(f"{server.openai_url}/metrics").text
+
+    def are_whole() -> bool:
+        text = "".join(pages())
+        return all(name in text for name in AS_OTHERS_HAVE_THEM)
+
+    until(are_whole, "there are metrics of all models")
     found: dict[str, set[str]] = {}
-    for text in (read_metrics(server), CLIENT.get(f"{server.openai_url}/metrics").text):
+    for text in pages():
         assert "# HELP inflight_" in text
         for line in promtool("check", "metrics", text=text).stderr.splitlines():
             name, _, rule = line.partition(" ")

@@ -19,8 +19,9 @@ import openai
 import pytest
 from openai_server import CLIENT
 from real_engine import listening_addresses
-from server_metrics import REQUESTS, Metrics, until
+from server_metrics import REQUESTS, Metrics
 from server_process import MODEL_REPOSITORY, ServerProcess
+from waiting import until
 
 from ci.unit.openai.page.browser import Browser, find_chromium
 from inflight_client import Client

@@ -14,8 +14,9 @@ from collections.abc import Callable, Iterator
 
 import pytest
 from server_process import ServerFailed, ServerProcess
-from toy_client import TOY_REPOSITORY, Stream, is_ready, until
+from toy_client import TOY_REPOSITORY, Stream, is_ready
 from tritonclient.utils import InferenceServerException
+from waiting import until
 
 from inflight.supervisor import processes
 

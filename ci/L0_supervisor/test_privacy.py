@@ -16,8 +16,9 @@ from pathlib import Path
 import pytest
 import tritonclient.grpc as grpc
 from server_process import ServerProcess
-from toy_client import TOY_REPOSITORY, Stream, until
+from toy_client import TOY_REPOSITORY, Stream
 from tritonclient.utils import InferenceServerException
+from waiting import until
 
 Open = Callable[[ServerProcess], Stream]
 

@@ -13,8 +13,9 @@ from pathlib import Path
 
 import pytest
 from server_process import ServerFailed, ServerProcess
-from toy_client import DEADLINE, TOY_REPOSITORY, Stream, is_ready, until
+from toy_client import DEADLINE, TOY_REPOSITORY, Stream, is_ready
 from tritonclient.utils import InferenceServerException
+from waiting import until
 
 from inflight.supervisor import processes
 

@@ -4,10 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import queue
-import threading
-import time
 import urllib.request
-from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -59,12 +56,3 @@ def is_ready(server: ServerProcess) -> bool:
             return bool(response.status == 200)
     except OSError:
         return False
-
-
-def until(condition: Callable[[], object], what: str, deadline: float = DEADLINE) -> None:
-    """Poll for something that only /proc or a health check can tell."""
-    limit = time.monotonic() + deadline
-    pause = threading.Event()
-    while not condition():
-        assert time.monotonic() < limit, f"not within {deadline:.0f} s: {what}"
-        pause.wait(0.05)

@@ -2,28 +2,18 @@
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable
 from typing import Any
 
 from fakes import expected_output
 from harness import make_request
 from msgspec import structs
+from waiting import PATIENCE, until
 
 from inflight.executor.front.front import Front
 from inflight.request import Request
 from inflight.result import FinishReason, Response
 
-PATIENCE = 240.0
-"""Seconds after which a test gives up waiting. It says nothing about how fast anything is."""
-
-
-def until(condition: Callable[[], object], what: str) -> None:
-    """Wait for `condition` to hold."""
-    deadline = time.monotonic() + PATIENCE
-    while not condition():
-        assert time.monotonic() < deadline, f"waited in vain until {what}"
-        time.sleep(0.005)
+__all__ = ["PATIENCE", "Caller", "until"]
 
 
 class Caller:
@@ -48,9 +38,9 @@ class Caller:
             self.num_responses[request.request_id] = 0
         return [request.request_id for request in requests]
 
-    def receive(self) -> None:
+    def receive(self, timeout: float = PATIENCE) -> None:
         """Collect the responses that have arrived, waiting for at least one."""
-        for response in self.executor.await_responses(timeout=PATIENCE):
+        for response in self.executor.await_responses(timeout=timeout):
             request_id = response.request_id
             assert request_id not in self.finals, "a response after the final one"
             self.num_responses[request_id] += 1
@@ -66,10 +56,14 @@ class Caller:
         assert request_id not in self.finals, "the request should still be running"
 
     def cancel_when_it_goes_on(self, request_id: int) -> None:
-        """Wait for another token of a running request, and cancel it; its tokens are the expected ones."""
+        """Wait for a token that has not arrived yet of a running request, and cancel it. Its tokens are the expected
+        ones."""
+        self.receive(timeout=0.0)
         self.wait_for_tokens(request_id, len(self.tokens[request_id]) + 1)
         self.executor.cancel_request(request_id)
-        self.wait(request_id)
+        (final,) = self.wait(request_id)
+        assert final.result is not None, final.error_msg
+        assert final.result.finish_reason is FinishReason.CANCELLED
         tokens = self.tokens[request_id]
         request = structs.replace(self.requests[request_id], max_tokens=len(tokens))
         assert tokens == expected_output(request, self.executor.limits.max_seq_len)

@@ -19,7 +19,7 @@ from typing import Any
 import httpx
 import pytest
 from free_ports import free_port
-from server_metrics import until
+from waiting import until
 
 FETCHED = Path(__file__).resolve().parents[2] / "build" / "prometheus" / "usr" / "bin"
 CLIENT = httpx.Client(timeout=120, trust_env=False)

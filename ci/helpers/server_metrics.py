@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import re
-import threading
 import time
 import urllib.request
-from collections.abc import Callable
 
 from server_process import ServerProcess
+from waiting import until
 
 OUTCOMES = "inflight_requests_total"
 REQUESTS = "nv_trt_llm_request_metrics"
@@ -58,15 +57,6 @@ class Metrics:
         """No request is active and every block of the KV cache is free."""
         free, total = self.of("inflight_kv_blocks_free"), self.of("inflight_kv_blocks")
         return self.of(REQUESTS, request_type="active") == 0 and 0 < total == free
-
-
-def until(holds: Callable[[], object], what: str, deadline: float = DEADLINE) -> None:
-    """Poll until the condition holds; fails with `what` after `deadline` seconds."""
-    limit = time.monotonic() + deadline
-    pause = threading.Event()
-    while not holds():
-        assert time.monotonic() < limit, f"not within {deadline:.0f} s: {what}"
-        pause.wait(0.05)
 
 
 def wait_for_rest(server: ServerProcess) -> Metrics:

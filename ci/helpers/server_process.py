@@ -191,10 +191,15 @@ class ServerProcess:
         # A process that a rank starts has its command line until it becomes another program.
         return [pid for pid in found if _parent(pid) not in found]
 
+    @property
+    def lasting_pids(self) -> set[int]:
+        """Of the processes that live as long as nothing goes wrong: tritonserver, its stubs, the ranks."""
+        return {self.tritonserver_pid, *self.stub_pids, *self.ranks}
+
     @contextlib.contextmanager
     def hold_ranks(self) -> Iterator[None]:
-        """All ranks stand still meanwhile, so that no request makes progress. For less than the time after which they
-        count as hung."""
+        """All ranks stand still meanwhile, so that no request makes progress. For servers whose
+        worker_heartbeat_timeout_ms is long: after a part of it, ranks that a signal has stopped are replaced."""
         held = self.ranks
         for pid in held:
             os.kill(pid, signal.SIGSTOP)

@@ -8,6 +8,7 @@ import time
 import pytest
 from otlp_receiver import OtlpReceiver
 
+from inflight import request_spans
 from inflight.config import EngineConfig
 from inflight.errors import ConfigurationError
 from inflight.request import Request
@@ -55,7 +56,9 @@ def export(receiver: OtlpReceiver, *requests: EndedRequest) -> None:
     spans = RequestSpans(receiver.endpoint, is_outermost=True)
     for request in requests:
         spans.record(request)
-    spans.close()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(request_spans, "CLOSE_SECONDS", 100.0)
+        spans.close()
 
 
 def test_a_request_and_its_phases_are_under_the_clients_span(receiver: OtlpReceiver) -> None:

@@ -52,13 +52,16 @@ class Region:
 
 class SealedMemory:
     def __init__(self, descriptor: int, seconds: float = 0.0) -> None:
-        """Takes the descriptor over. Waits for `seconds` while another process fills the memory; TimeoutError."""
+        """Takes the descriptor over. Waits while another process fills the memory, however long that takes. Raises
+        TimeoutError if it has not grown for `seconds`."""
         self._descriptor = descriptor
         self._regions: list[Region] = []
         self._end = HUGE_PAGE_BYTES
-        deadline = time.monotonic() + seconds
+        size, deadline = -1, 0.0
         while not _lock(descriptor):
-            if time.monotonic() >= deadline:
+            if (found := os.fstat(descriptor).st_blocks) != size:
+                size, deadline = found, time.monotonic() + seconds
+            elif time.monotonic() >= deadline:
                 os.close(descriptor)
                 raise TimeoutError("another process fills this memory")
             time.sleep(LOOK_SECONDS)

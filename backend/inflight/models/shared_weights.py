@@ -35,7 +35,7 @@ logger = logging.getLogger(__name__)
 
 REGION_BYTES = 256 * 2**20
 WAIT_SECONDS = 60.0
-"""For another rank that reads the same weights. One that takes longer is not waited for: it may be suspended."""
+"""For another rank that reads the same weights, as long as it has not read more of them: it may be suspended."""
 ALIGNMENT = 64
 """A cache line."""
 HUGE_PAGES = Path("/sys/kernel/mm/transparent_hugepage/enabled")

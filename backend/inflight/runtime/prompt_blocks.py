@@ -19,7 +19,8 @@ import torch
 from torch import Tensor
 
 from inflight.runtime.block_bytes import BlockBytes
-from inflight.runtime.kv_cache import KVCache, KVCacheShape
+from inflight.runtime.host_memory import available_memory
+from inflight.runtime.kv_cache import SPARE_CPU_BYTES, KVCache, KVCacheShape
 
 logger = logging.getLogger(__name__)
 
@@ -68,6 +69,11 @@ class PromptBlocks:
         self._num_bytes = 0  # of these
         self._arrived: dict[int, Tensor] = {}  # by request id
 
+    def has_memory(self, num_blocks: int) -> bool:
+        """Whether the host has it for so many blocks. The system kills a process that takes more than its control group
+        may have."""
+        return num_blocks * self.block_bytes <= available_memory() - SPARE_CPU_BYTES
+
     # -- in steps ------------------------------------------------------------------------------------------------------
 
     def export(self, prompts: list[tuple[bytes, list[int]]]) -> None:
@@ -76,9 +82,11 @@ class PromptBlocks:
         for key, block_ids in prompts:
             num_bytes = len(block_ids) * self.block_bytes
             try:
-                exported = ExportedBlocks.allocate(num_bytes)
-            except OSError as error:
-                logger.warning("there is no memory for the %d blocks of a prompt: %s", len(block_ids), error)
+                exported = ExportedBlocks.allocate(num_bytes) if self.has_memory(len(block_ids)) else None
+            except OSError:
+                exported = None
+            if exported is None:
+                logger.warning("there is no memory to hand over the %d blocks of a prompt", len(block_ids))
                 continue
             blocks = torch.frombuffer(exported.memory, dtype=torch.uint8).view(-1, self.block_bytes)
             for block_id, block in zip(block_ids, blocks, strict=True):

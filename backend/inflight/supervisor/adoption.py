@@ -67,10 +67,12 @@ def who_holds(taken: PortTaken, configuration: dict[str, str], servers: list[Fou
         held = f"{taken.listener} is taken by"
         if (supervisor := server.supervisor) is not None:
             return f"{held} the inflight serve of pid {supervisor}: stop that, or {taken.other_port}"
+        if (janitor := server.janitor) is None:
+            return ""  # nothing that could be done about this server is known
         if differing := server.record.differences(configuration):
             return (
                 f"{held} a server whose inflight serve was killed, and which differs in {', '.join(differing)}: "
-                f"repeat the command that started it to adopt it, or end it with kill {server.janitor}"
+                f"repeat the command that started it to adopt it, or end it with kill {janitor}"
             )
         return f"{held} a server that is being ended: start again in a moment"
     return ""

@@ -215,20 +215,20 @@ def fake_perf_analyzer(folder: Path, script: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("script", "words"),
+    ("script", "timeout", "words"),
     [
-        ("exit 0", "wrote no measurements"),
-        ("echo 'Thread [0] had error: boom'; exit 99", "concurrency 1: boom .perf_analyzer ended with code 99."),
-        ("exec sleep 60", "not finished after 0.2 s"),
+        ("exit 0", 100, "wrote no measurements"),
+        ("echo 'Thread [0] had error: boom'; exit 99", 100, "concurrency 1: boom .perf_analyzer ended with code 99."),
+        ("exec sleep 60", 0.2, "not finished after 0.2 s"),
     ],
 )
 def test_a_run_without_measurements_is_an_error(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, script: str, words: str
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, script: str, timeout: float, words: str
 ) -> None:
     fake_perf_analyzer(tmp_path, script)
     monkeypatch.setattr("sys.executable", str(tmp_path / "python"))
     with pytest.raises(LoadTestError, match=words):
-        PerfAnalyzer(tmp_path).run(ONE, url="x", model="llm", inputs=tmp_path / "inputs", timeout=0.2)
+        PerfAnalyzer(tmp_path).run(ONE, url="x", model="llm", inputs=tmp_path / "inputs", timeout=timeout)
 
 
 def test_a_missing_perf_analyzer_says_what_to_install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -14,6 +14,7 @@ from collections.abc import Iterator
 
 import pytest
 
+from inflight.distributed import sealed_memory
 from inflight.distributed.sealed_memory import HUGE_PAGE_BYTES, SealedMemory, create_sealable_memory
 from inflight.distributed.shared_memory import open_place, place_of
 
@@ -102,6 +103,19 @@ def test_nobody_else_opens_it_while_it_is_filled(holder: int) -> None:
             SealedMemory(open_place(place_of(holder)))
         other.communicate("\n")
     assert SealedMemory(open_place(place_of(holder))).is_sealed
+
+
+def test_it_is_waited_for_as_long_as_it_grows(holder: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    filler = SealedMemory(open_place(place_of(holder)))
+    region = filler.map(2 * HUGE_PAGE_BYTES)
+
+    def seal() -> None:
+        filler.seal(b"")
+        filler.close()
+
+    happens = iter([lambda: filler.allocate(region, 0, 1), lambda: filler.allocate(region, HUGE_PAGE_BYTES, 1), seal])
+    monkeypatch.setattr(sealed_memory.time, "sleep", lambda seconds: next(happens)())
+    assert SealedMemory(open_place(place_of(holder)), 0.0).is_sealed
 
 
 def test_memory_that_its_holder_has_given_back_is_not_opened(holder: int) -> None:

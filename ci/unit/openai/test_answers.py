@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 from fake_tokenizer import byte_tokenizer
-from openai_server import CLIENT, END_ID, TEXT, Running, log_probs, say
+from openai_server import CLIENT, END_ID, TEXT, Running, log_probs, say, wait_until
 
 from inflight.guided_decoding import GuideType
 from inflight.output_config import MAX_LOG_PROBS
@@ -194,6 +194,7 @@ def test_a_stop_string_is_cut_off_and_named_and_ends_the_request(running: Runnin
     choice = complete(running, stop=["nine", ", t"])
     assert (choice["text"], choice["finish_reason"], choice["stop_reason"]) == ("one", "stop", ", t")
     assert running.engine.sent.streaming
+    wait_until(lambda: bool(running.engine.cancelled))
     assert running.engine.cancelled == [running.engine.sent.request_id or max(running.engine.enqueued)]
     running.engine.enqueued.clear()
 

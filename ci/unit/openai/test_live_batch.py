@@ -14,7 +14,7 @@ from typing import Any, cast
 import httpx
 import pytest
 from openai_server import CLIENT, PlayedEngine, Running, checkpoint_folder, openai_server
-from server_metrics import until
+from waiting import until
 
 from ci.unit.openai.page.played_statistics import PlayedStatistics
 from inflight.errors import ConfigurationError
@@ -107,7 +107,7 @@ def test_an_engine_that_is_away_is_not_watched(watched: Running, fronts: list[Wa
 
 def test_viewers_are_bounded(watched: Running) -> None:
     with (
-        httpx.Client(limits=httpx.Limits(max_connections=None), trust_env=False) as client,
+        httpx.Client(limits=httpx.Limits(max_connections=None), trust_env=False, timeout=100) as client,
         contextlib.ExitStack() as stack,
     ):
         for _ in range(MAX_VIEWERS):

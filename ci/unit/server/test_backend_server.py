@@ -220,8 +220,8 @@ def test_a_stop_string_frees_the_engine(ask, executor: FakeExecutor) -> None:
     assert sender.finished.wait(LONG)
     assert sender.text == "a" and sender.responses[0]["finish_reason"] == "stop"
     again = ask(PROMPT, request_id="x")
+    until(lambda: executor.cancelled == [request_id], "the engine is told")
     executor.push(tokens(request_id, [], FinishReason.CANCELLED))
-    assert executor.cancelled == [request_id]
     finish(executor, again)
 
 

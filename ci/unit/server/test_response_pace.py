@@ -17,6 +17,7 @@ from inflight.errors import StepFailed
 from inflight.result import FinishReason, Response
 from inflight.server.backend_server import BackendServer
 from inflight.server.tensors.dialects import LLM
+from inflight.server.threads import response_pace
 from inflight.server.threads.response_pace import ResponsePace, choose_rate
 from inflight.server.threads.sending_thread import SendingThread
 from inflight.server.work_items import WorkItems
@@ -107,7 +108,7 @@ def test_who_never_waits_does_not_close_the_pace(paced, executor: FakeExecutor) 
     assert stream.sender.num_finals == 1 and paced.pace.seconds_closed() < 3601
 
 
-def test_the_pace_is_for_cpus_unless_it_is_named() -> None:
+def test_the_pace_is_for_cpus_unless_it_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     assert choose_rate(-1, "cpu", 4) == 240.0
     assert choose_rate(-1, "cuda", 4) == 0.0
     assert choose_rate(50, "cuda", 4) == 50
@@ -115,8 +116,9 @@ def test_the_pace_is_for_cpus_unless_it_is_named() -> None:
     unbounded = ResponsePace(0.0)
     unbounded.count(1000)
     assert unbounded.seconds_closed() == 0.0
+    monkeypatch.setattr(response_pace, "time", SimpleNamespace(monotonic=lambda: 1000.0))
     pace = ResponsePace(100.0)
     pace.count(5)
-    assert 0.0 < pace.seconds_closed() <= 0.05
+    assert pace.seconds_closed() == pytest.approx(0.05)
     pace.count(5)
-    assert 0.05 < pace.seconds_closed() <= 0.1
+    assert pace.seconds_closed() == pytest.approx(0.1)

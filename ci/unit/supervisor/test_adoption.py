@@ -134,8 +134,9 @@ class TestFinding:
     def test_a_server_whose_processes_could_not_be_noted_is_let_alone(self, make: Make) -> None:
         run_directory = make(janitor=GONE)
         (run_directory / JANITOR).write_text("")
-        assert adoption.find()
-        assert run_directory.exists()
+        servers = adoption.find()
+        assert len(servers) == 1 and run_directory.exists()
+        assert who_holds(PortTaken("gRPC", "127.0.0.1", 8001), {}, servers) == ""
 
     def test_who_has_a_port_and_what_to_do_is_one_sentence(self, make: Make, itself: ProcessId) -> None:
         run_directory = make(janitor=itself)

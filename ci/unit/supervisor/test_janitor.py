@@ -8,11 +8,11 @@ import subprocess
 import sys
 import tempfile
 import threading
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from waiting import until
 
 from inflight.run_directory import RUN_DIRECTORY
 from inflight.supervisor import output_pipe
@@ -26,14 +26,6 @@ pytestmark = pytest.mark.slow
 
 PATIENCE = 120.0
 MORE_THAN_A_PIPE = 300_000
-
-
-def until(holds: Callable[[], object]) -> None:
-    limit = time.monotonic() + PATIENCE
-    pause = threading.Event()
-    while not holds():
-        assert time.monotonic() < limit, "it never happened"
-        pause.wait(0.02)
 
 
 class PlayedServer:

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 from free_ports import free_port
+from waiting import until
 
 from inflight.errors import ConfigurationError
 from inflight.supervisor import openai_process, output_pipe
@@ -67,13 +68,6 @@ def play(tmp_path: Path, told: list[str], monkeypatch: pytest.MonkeyPatch) -> It
         process.kill()
     for descriptor in held.values():
         os.close(descriptor)
-
-
-def until(holds: Callable[[], object]) -> None:
-    deadline = time.monotonic() + PATIENCE
-    while not holds():
-        assert time.monotonic() < deadline, "it never happened"
-        time.sleep(0.01)
 
 
 @pytest.mark.slow

@@ -6,27 +6,16 @@ import os
 import stat
 import subprocess
 import sys
-import threading
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from waiting import until
 
 from inflight.errors import ConfigurationError
 from inflight.supervisor import shared_memory
 from inflight.supervisor.api_key import ApiKey
 from inflight.supervisor.shared_memory import SHARED_MEMORY, RegionGuard
-
-PATIENCE = 100.0
-
-
-def until(holds: Callable[[], bool]) -> None:
-    limit = time.monotonic() + PATIENCE
-    pause = threading.Event()
-    while not holds():
-        assert time.monotonic() < limit
-        pause.wait(0.01)
 
 
 class TestApiKey:

@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from waiting import until
 
 from inflight.run_directory import RUN_DIRECTORY, SIGNS
 from inflight.server.threads import sign_thread
@@ -129,15 +130,6 @@ def supervised(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path
     monkeypatch.setattr(sign_thread, "PERIOD_SECONDS", 0.001)
     yield tmp_path / SIGNS / f"llm_0_0.{os.getpid()}"
     assert not [thread for thread in threading.enumerate() if thread.name == "inflight-sign"]
-
-
-def until(holds) -> None:
-    pause = threading.Event()
-    for _ in range(int(LONG * 100)):
-        if holds():
-            return
-        pause.wait(0.01)
-    raise AssertionError("it never came")
 
 
 def test_a_stub_renews_its_file_until_it_ends(supervised: Path) -> None:

@@ -18,6 +18,7 @@ from inflight.executor.rank.block_transfer.receiver import BlockReceiver
 from inflight.executor.rank.block_transfer.sender import BlockSender
 from inflight.executor.wire.block_messages import BlockFetch, Endpoint, Fetched, report
 from inflight.layers.attention import CacheSpec
+from inflight.runtime import prompt_blocks
 from inflight.runtime.kv_cache import KVCache, KVCacheShape
 from inflight.runtime.prompt_blocks import PromptBlocks
 
@@ -165,6 +166,17 @@ def test_what_is_not_there_is_told_at_once(link: Link, ranks: tuple[Rank, Rank],
     ranks[0].blocks.export([(b"key", [3])])
     assert not link.fetch(b"key", 2, is_local=is_local), "another number of bytes"
     assert ranks[1].blocks.num_arrived == 0
+
+
+def test_memory_that_the_system_would_kill_for_is_not_taken(
+    link: Link, ranks: tuple[Rank, Rank], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ranks[0].blocks.export([(b"early", [3])])
+    monkeypatch.setattr(prompt_blocks, "available_memory", lambda: 0)
+    ranks[0].blocks.export([(b"late", [3])])
+    assert ranks[0].blocks.num_exported == 1
+    assert not link.fetch(b"late", 1, is_local=True) and not link.fetch(b"early", 1, is_local=False)
+    assert link.fetch(b"early", 1, is_local=True), "it takes none"
 
 
 def test_a_rank_that_is_gone_is_not_waited_for(link: Link, tmp_path: Path) -> None:
