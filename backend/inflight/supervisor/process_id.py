@@ -38,9 +38,15 @@ class ProcessId:
             return None
 
     def write(self, file: Path) -> None:
-        """Never raises OSError: if the disk is full, the next supervisor does not find the process."""
-        with contextlib.suppress(OSError):
-            file.write_text(f"{self.pid} {self.start_time}\n")
+        """Never raises OSError: if the disk is full, the file names no process, and not an earlier one."""
+        if ProcessId.read(file) == self:
+            return
+        draft = file.with_name(f".{file.name}")
+        try:
+            draft.write_text(f"{self.pid} {self.start_time}\n")
+            draft.replace(file)
+        except OSError:
+            file.unlink(missing_ok=True)
 
     def open(self) -> int | None:
         """A pidfd, which is readable once the process has ended; None if it has ended already."""

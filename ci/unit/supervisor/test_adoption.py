@@ -155,6 +155,22 @@ class TestFinding:
         )
 
 
+def test_on_a_full_disk_no_process_is_named_but_one_that_was(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    file, itself = tmp_path / "pid", ProcessId.of(os.getpid())
+    GONE.write(file)
+    itself.write(file)
+    assert ProcessId.read(file) == itself
+
+    def fail(*_: object) -> None:
+        raise OSError("no space")
+
+    monkeypatch.setattr(Path, "write_text", fail)
+    itself.write(file)
+    assert ProcessId.read(file) == itself
+    GONE.write(file)
+    assert ProcessId.read(file) is None
+
+
 class TestAdoptedProcess:
     def test_a_pid_that_is_another_processs_now_has_ended(self, tmp_path: Path) -> None:
         GONE.write(tmp_path / "pid")
