@@ -89,20 +89,23 @@ def test_every_request_has_one_answer_while_the_model_is_reloaded(
 def test_an_engine_is_scaled_up_and_down_under_its_streams() -> None:
     """With the weights and ranks of a real engine: those of before end when their last stream has."""
     prompt = {"text_input": "Once upon a time", "max_tokens": 600, "end_id": -1, "stream": True, "temperature": 1.0}
+    asked = {**prompt, "seed": 7}
     parameters = {"max_tokens_in_paged_kv_cache": "4096", "data_parallel_size": "1"}
-    with ServerProcess(parameters=parameters, open_apis=True) as server, RawStream(server.grpc_url) as stream:
-        alone = stream.ask({**prompt, "seed": 7}).token_ids
+    with ServerProcess(parameters=parameters, open_apis=True) as server:
+        with RawStream(server.grpc_url) as stream:
+            alone = stream.ask(asked).token_ids
         for num_replicas in (2, 1):
             before = server.ranks
-            with RawStream(server.grpc_url) as other:
-                begun = other.send({**prompt, "seed": 7})
+            with RawStream(server.grpc_url) as stream, RawStream(server.grpc_url) as other:
+                begun = other.send(asked)
                 other.take()
                 load_again(server, {"data_parallel_size": str(num_replicas)})
-                after = [stream.send({**prompt, "seed": 7}) for _ in range(num_replicas)]
+                after = [stream.send(asked) for _ in range(num_replicas)]
                 stream.collect(*after)
                 other.collect(begun)
             assert [answer.error for answer in (begun, *after)] == [""] * (1 + num_replicas)
             assert all(answer.token_ids == alone for answer in (begun, *after))
+            # tritonserver keeps what a stream has used until the stream is closed.
             until(partial(are_replaced, server, before, num_replicas), "others serve, and those of before have ended")
 
 

@@ -141,6 +141,6 @@ def test_requests_of_all_kinds_go_on_when_ranks_die(scene: Scene) -> None:
         assert not scene.front.deaths and not scene.front.launchers[0].num_deaths
         if scene.num_replicas == 1:
             assert scene.front.num_pauses() == num_pauses + num_kills
+            # One of several may have answered all of its requests, or handed them over, when it dies.
+            assert scene.front.num_replays() > num_replays
         assert scene.front.num_losses() == num_losses + num_kills
-        # Replicas for contexts may have handed all over when they die.
-        assert scene.front.num_replays() > num_replays or scene.front.num_handovers()
