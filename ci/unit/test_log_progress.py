@@ -15,7 +15,7 @@ from inflight.log_progress import SECONDS_BETWEEN_LINES, LogProgress
 def lines(caplog: pytest.LogCaptureFixture, seconds_each: float) -> list[str]:
     times = iter([0.0, *(seconds_each * number for number in range(1, 7))])
     with caplog.at_level(logging.INFO):
-        progress = LogProgress(logging.getLogger("inflight.test"), "tensors are read", 6, lambda: next(times))
+        progress = LogProgress(logging.getLogger("progress"), "tensors are read", 6, lambda: next(times))
         for number in range(1, 7):
             progress.note(number)
     return [record.getMessage() for record in caplog.records]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
+from contextlib import closing
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -63,8 +64,15 @@ class Link:
     """A sender over the one rank's blocks, a receiver over the other's, and what the receiver reports."""
 
     def __init__(
-        self, folder: Path, ranks: tuple[Rank, Rank], *, secret: str = SECRET, timeout_ms: int = 60_000
+        self,
+        folder: Path,
+        ranks: tuple[Rank, Rank],
+        *,
+        secret: str = SECRET,
+        timeout_ms: int = 60_000,
+        listens: bool = True,
     ) -> None:
+        """`listens`: whether the leader does, from the start."""
         self.sender = BlockSender(
             ranks[0].blocks,
             folder / "kv.0",
@@ -76,16 +84,16 @@ class Link:
         self._endpoint = f"ipc://{folder / 'reports'}"
         self._context = zmq.Context()
         self._reports = self._context.socket(zmq.PULL)
-        self.listen()
+        if listens:
+            self.listen()
         self.receiver = BlockReceiver(
             ranks[1].blocks, rank=0, reports=self._endpoint, keys=CurveKeys(secret), timeout_ms=timeout_ms
         )
         self._numbers = iter(range(1, 100))
 
-    def listen(self, *, is_open: bool = True) -> None:
-        """The leader does, or does not any more."""
-        change = self._reports.bind if is_open else self._reports.unbind
-        change(self._endpoint)
+    def listen(self) -> None:
+        """The leader begins to."""
+        self._reports.bind(self._endpoint)
 
     def fetch(self, key: bytes, num_blocks: int, *, is_local: bool, endpoint: Endpoint | None = None) -> bool:
         """Whether the blocks have arrived, for request 7."""
@@ -223,12 +231,12 @@ def test_what_comes_for_a_request_that_is_over_is_dropped(link: Link, ranks: tup
 
 
 def test_the_leader_is_told_once_it_listens(
-    link: Link, ranks: tuple[Rank, Rank], monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, ranks: tuple[Rank, Rank], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(receiver_module, "LINGER_MS", 0)  # nothing waits because its socket is being closed
-    link.listen(is_open=False)
-    ranks[0].blocks.export([(b"key", [3])])
-    link.begin(b"key", 1, is_local=True)
-    until(lambda: ranks[1].blocks.num_arrived, "it has arrived")
-    link.listen()
-    assert link.told()
+    with closing(Link(tmp_path, ranks, listens=False)) as link:
+        ranks[0].blocks.export([(b"key", [3])])
+        link.begin(b"key", 1, is_local=True)
+        until(lambda: ranks[1].blocks.num_arrived, "it has arrived")
+        link.listen()
+        assert link.told()
