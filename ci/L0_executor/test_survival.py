@@ -144,3 +144,4 @@ def test_requests_of_all_kinds_go_on_when_ranks_die(scene: Scene) -> None:
             # One of several may have answered all of its requests, or handed them over, when it dies.
             assert scene.front.num_replays() > num_replays
         assert scene.front.num_losses() == num_losses + num_kills
+    assert scene.front.num_replays() or scene.front.num_handovers(), "no death has met a request"

@@ -46,7 +46,9 @@ class ProcessId:
             draft.write_text(f"{self.pid} {self.start_time}\n")
             draft.replace(file)
         except OSError:
-            file.unlink(missing_ok=True)
+            for wrong in (draft, file):
+                with contextlib.suppress(OSError):
+                    wrong.unlink(missing_ok=True)
 
     def open(self) -> int | None:
         """A pidfd, which is readable once the process has ended; None if it has ended already."""

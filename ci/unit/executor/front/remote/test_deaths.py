@@ -101,21 +101,19 @@ def test_a_hung_rank_counts_as_dead_after_the_heartbeats_deadline(
     launcher: Launcher, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(stopped_processes, "SHARE", 100.0)  # its state is not what tells
-    reasons: list[str] = []
-    executor = launcher(config=EngineConfig(worker_heartbeat_timeout_ms=4000), on_engine_death=reasons.append)
-    executor.start()
-    request_id = submit(executor, Order.HOLD)
-    first = pid_of(fetch(executor, 1)[0])
-    with stopped(first):
-        responses = fetch(executor, 2)
-        assert {response.request_id for response in responses} == {request_id}
-        assert pid_of(responses[0]) != first
-    assert "no heartbeat" in reasons[0]
+    _, reason = stop_amid_a_request(launcher, EngineConfig(worker_heartbeat_timeout_ms=4000))
+    assert "no heartbeat" in reason
 
 
 def test_a_stopped_rank_is_not_waited_for_until_the_heartbeats_deadline(launcher: Launcher) -> None:
+    pid, reason = stop_amid_a_request(launcher, EngineConfig(worker_heartbeat_timeout_ms=10_000))
+    assert f"rank process {pid} has been stopped by a signal" in reason
+
+
+def stop_amid_a_request(launcher: Launcher, config: EngineConfig) -> tuple[int, str]:
+    """Another rank goes on with the request of one that is stopped. Its pid, and why it was given up."""
     reasons: list[str] = []
-    executor = launcher(config=EngineConfig(worker_heartbeat_timeout_ms=10_000), on_engine_death=reasons.append)
+    executor = launcher(config=config, on_engine_death=reasons.append)
     executor.start()
     request_id = submit(executor, Order.HOLD)
     first = pid_of(fetch(executor, 1)[0])
@@ -123,7 +121,7 @@ def test_a_stopped_rank_is_not_waited_for_until_the_heartbeats_deadline(launcher
         responses = fetch(executor, 2)
         assert {response.request_id for response in responses} == {request_id}
         assert pid_of(responses[0]) != first
-    assert f"rank process {first} has been stopped by a signal" in reasons[0]
+    return first, reasons[0]
 
 
 def test_a_pause_shorter_than_the_deadline_harms_nobody(launcher: Launcher) -> None:
