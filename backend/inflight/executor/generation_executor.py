@@ -26,10 +26,10 @@ from inflight.executor import progress as bars
 from inflight.executor.executor import Executor, resolve_config
 from inflight.executor.front.front import Front
 from inflight.executor.front.generation_result import GenerationResult
+from inflight.executor.front.make_sequences import make_sequences
 from inflight.executor.front.prompt import Prompt, PromptReader
 from inflight.executor.front.prompt_adapters import PromptAdapterRequest
 from inflight.executor.front.request_output import RequestOutput
-from inflight.executor.front.sequence_outputs import make_sequences
 from inflight.executor.postprocess.workers import StartWorkers, plan_workers
 from inflight.executor.result_dispatcher import ResultDispatcher
 from inflight.kv_cache_events import KVCacheEvent

@@ -15,7 +15,7 @@ import typer
 import yaml
 
 from inflight.executor.launchers import external
-from inflight.executor.rank import lead, outer_worker
+from inflight.executor.rank import launch_source, outer_worker
 from inflight.supervisor import repository
 from inflight_client.cli import app
 
@@ -104,5 +104,5 @@ def test_the_commands_start_ranks_that_the_server_takes(file: Path, tmp_path: Pa
     for script in scripts:
         words = shlex.split(filled_in(script.replace("\\\n", " ")))
         ranks = outer_worker._parser().parse_args(words[words.index("inflight.worker") + 1 :])
-        _, config = lead.read_engine_config(MODELS / "llm", dict(ranks.set))
+        _, config = launch_source.read_engine_config(MODELS / "llm", dict(ranks.set))
         external._check_equal(config.to_parameters(), front.to_parameters())

@@ -3,9 +3,9 @@
     mpiexec -n 2 python -m inflight.worker --config model_repository/llm     every rank enters by itself
     python -m inflight.worker                                                ranks but the first need no more
 
-The ranks join as their environment says (`distributed/outer_job.py`). Rank 0 leads: it broadcasts each launch, which
-holds the whole configuration, so that what other ranks are told on their command lines does not count. `lead.py` knows
-where launches come from. When the launcher ends, so does each rank; a rank that fails ends all others. To start them
+The ranks join as their environment says (`distributed/outer_job.py`). Rank 0 broadcasts each launch, which holds the
+whole configuration, so that what other ranks are told on their command lines does not count; `launch_source.py` says
+where it has launches from. When the launcher ends, so does each rank; a rank that fails ends all others. To start them
 again is the launcher's part.
 """
 
@@ -26,7 +26,7 @@ from inflight.distributed.rank_group import RankGroup, SingleRank
 from inflight.errors import ConfigurationError, InflightError
 from inflight.executor.parent_watch import die_with_parent
 from inflight.executor.rank.assembly import LoadRunner, load_model_runner
-from inflight.executor.rank.lead import Lead, OwnLaunch, PostedLaunches
+from inflight.executor.rank.launch_source import LaunchSource, OwnLaunch, PostedLaunches
 from inflight.executor.rank.worker import end_ranks, in_one_line, serve, start_logging
 from inflight.executor.wire.launch import Launch
 
@@ -38,29 +38,29 @@ def main(arguments: Sequence[str], load_runner: LoadRunner = load_model_runner) 
     options = _parser().parse_args(arguments)
     start_logging("INFO")
     group: RankGroup = SingleRank()
-    lead: Lead | None = None
+    launches: LaunchSource | None = None
     try:
-        lead = _lead(options)
-        group = join(OuterJob(), rank=None, size=0, folder=lead.job.path if lead is not None else None)
-        if lead is None:
+        launches = _launch_source(options)
+        group = join(OuterJob(), rank=None, size=0, folder=launches.job.path if launches is not None else None)
+        if launches is None:
             # Launchers send signals to all processes of a job; rank 0 ends the others in order.
             for number in (signal.SIGTERM, signal.SIGINT):
                 signal.signal(number, signal.SIG_IGN)
-        while (launch := _next_launch(group, lead)) is not None:
-            _serve_launch(launch, group, lead, load_runner)
-        if lead is not None:
-            lead.close()
+        while (launch := _next_launch(group, launches)) is not None:
+            _serve_launch(launch, group, launches, load_runner)
+        if launches is not None:
+            launches.close()
         group.close()
     except InflightError as error:
-        _fail(group, lead, str(error))
+        _fail(group, launches, str(error))
     except BaseException as error:
         logger.exception("this rank ends because of an unexpected error")
-        _fail(group, lead, in_one_line(error))
+        _fail(group, launches, in_one_line(error))
     return 0
 
 
-def _lead(options: argparse.Namespace) -> Lead | None:
-    """What leads the ranks, on rank 0. Raises ConfigurationError."""
+def _launch_source(options: argparse.Namespace) -> LaunchSource | None:
+    """On rank 0 alone. Raises ConfigurationError."""
     if options.mailbox is not None:
         return PostedLaunches(options.job, options.mailbox)
     die_with_parent(None)
@@ -74,17 +74,17 @@ def _lead(options: argparse.Namespace) -> Lead | None:
     return OwnLaunch(options.config, dict(options.set), options.name)
 
 
-def _next_launch(group: RankGroup, lead: Lead | None) -> Launch | None:
+def _next_launch(group: RankGroup, launches: LaunchSource | None) -> Launch | None:
     """The same on every rank; None once there will be no more."""
-    if lead is None:
+    if launches is None:
         told = group.broadcast(None)
         return Launch.from_text(told.decode()) if told else None
-    launch = lead.next_launch()
+    launch = launches.next_launch()
     group.broadcast(launch.to_environment().encode() if launch is not None else b"")
     return launch
 
 
-def _serve_launch(launch: Launch, group: RankGroup, lead: Lead | None, load_runner: LoadRunner) -> None:
+def _serve_launch(launch: Launch, group: RankGroup, launches: LaunchSource | None, load_runner: LoadRunner) -> None:
     try:
         config = launch.config
         start_logging(config.log_level, group.rank)
@@ -94,7 +94,7 @@ def _serve_launch(launch: Launch, group: RankGroup, lead: Lead | None, load_runn
                 "start as many, or set tensor_parallel_size and pipeline_parallel_size"
             )
         launch.note_rank(group.rank)
-        serve(config, launch, group, load_runner(config, group), lead.has_begun if lead is not None else None)
+        serve(config, launch, group, load_runner(config, group), launches.has_begun if launches is not None else None)
         group.barrier()  # nobody is in the launch any more
     except BaseException as error:
         launch.note_failure(str(error) if isinstance(error, InflightError) else in_one_line(error))
@@ -109,9 +109,9 @@ def _free_memory() -> None:
         sys.modules["torch"].cuda.empty_cache()
 
 
-def _fail(group: RankGroup, lead: Lead | None, reason: str) -> None:
-    if lead is not None:
-        lead.close()
+def _fail(group: RankGroup, launches: LaunchSource | None, reason: str) -> None:
+    if launches is not None:
+        launches.close()
     end_ranks(group, reason)
 
 

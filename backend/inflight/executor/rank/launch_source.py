@@ -36,7 +36,7 @@ LEAVE_SECONDS = 5
 """Time that the ranks have to leave the job. After it, rank 0 ends without the others."""
 
 
-class Lead(Protocol):
+class LaunchSource(Protocol):
     """Used by rank 0 alone, on its main thread."""
 
     job: JobFolder
@@ -52,7 +52,7 @@ class Lead(Protocol):
 
 
 class OwnLaunch:
-    """Implements Lead."""
+    """Implements LaunchSource."""
 
     def __init__(self, path: Path, overrides: Mapping[str, str], name: str) -> None:
         """`name`: of the engine; "" = the model's. Raises ConfigurationError."""
@@ -105,7 +105,7 @@ class OwnLaunch:
 
 
 class PostedLaunches:
-    """Implements Lead."""
+    """Implements LaunchSource."""
 
     def __init__(self, job_pid: int, mailbox: int) -> None:
         """`job_pid`: of the process to which the job belongs. `mailbox`: the descriptor of JobFolder.open_mailbox."""
