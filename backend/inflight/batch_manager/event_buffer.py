@@ -34,9 +34,19 @@ class EventBuffer:
     def created(self, num_blocks_per_cache_level: list[int]) -> None:
         self._add(KVCacheCreatedData(num_blocks_per_cache_level=num_blocks_per_cache_level))
 
-    def stored(self, parent_hash: bytes | None, blocks: list[CachedBlock], lora_id: int | None) -> None:
-        """`parent_hash`: None if the first of `blocks` begins a prompt. `lora_id`: of the adapter that they were
-        computed with."""
+    def stored(self, blocks: list[CachedBlock], root: bytes, lora_id: int | None) -> None:
+        """One event for each run of blocks that follow each other. `root`: the parent of a block that begins a prompt.
+        `lora_id`: of the adapter that they were computed with."""
+        run: list[CachedBlock] = []
+        for block in blocks:
+            if run and block.parent_hash != run[-1].block_hash:
+                self._stored_run(run, root, lora_id)
+                run = []
+            run.append(block)
+        if run:
+            self._stored_run(run, root, lora_id)
+
+    def _stored_run(self, blocks: list[CachedBlock], root: bytes, lora_id: int | None) -> None:
         found = [
             KVCacheStoredBlockData(
                 block_hash=_opaque(block.block_hash),
@@ -46,7 +56,8 @@ class EventBuffer:
             )
             for block in blocks
         ]
-        self._add(KVCacheStoredData(parent_hash=None if parent_hash is None else _opaque(parent_hash), blocks=found))
+        parent = blocks[0].parent_hash
+        self._add(KVCacheStoredData(parent_hash=None if parent == root else _opaque(parent), blocks=found))
 
     def removed(self, blocks: Iterable[CachedBlock]) -> None:
         hashes = [_opaque(block.block_hash) for block in blocks]

@@ -337,21 +337,9 @@ class KVCacheManager:
                 entered.append(block)
         sequence.num_cached_blocks = num_full
         if self._pool.events is not None:
-            self._note_stored(sequence, entered, self._pool.events)
-
-    def _note_stored(self, sequence: Sequence, blocks: list[CachedBlock], events: EventBuffer) -> None:
-        """One event for each run of blocks that follow each other."""
-        root = self._pool.hash_root(sequence.prefix_identity)
-        adapter = sequence.request.loaded_adapter
-        lora_id = None if adapter is None else adapter.uid
-        run: list[CachedBlock] = []
-        for block in blocks:
-            if run and block.parent_hash != run[-1].block_hash:
-                events.stored(_unless_root(root, run[0].parent_hash), run, lora_id)
-                run = []
-            run.append(block)
-        if run:
-            events.stored(_unless_root(root, run[0].parent_hash), run, lora_id)
+            adapter = sequence.request.loaded_adapter
+            root = self._pool.hash_root(sequence.prefix_identity)
+            self._pool.events.stored(entered, root, None if adapter is None else adapter.uid)
 
     def free(self, sequence: Sequence, *, trusted: bool = True) -> None:
         """Take all blocks back. `trusted=False`: their content may be wrong and must not be reused."""
@@ -396,8 +384,3 @@ class KVCacheManager:
         """What its request says about a block; None = nothing."""
         config = sequence.request.kv_cache_retention_config
         return None if config is None else config.of_block(index * self.block_size, sequence.num_prompt_tokens)
-
-
-def _unless_root(root: bytes, parent_hash: bytes) -> bytes | None:
-    """The hash of the block before another; None if that one begins a prompt."""
-    return None if parent_hash == root else parent_hash
