@@ -352,7 +352,7 @@ class BlockPool:
                 self.events.prioritized(block, old_priority)
 
     def _drop(self, block: CachedBlock) -> None:
-        """It is cached nowhere any more."""
+        """Forget a block that is cached nowhere any more."""
         self._table.remove(block)
         block.expiry = 0
 

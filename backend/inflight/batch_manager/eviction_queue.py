@@ -31,7 +31,7 @@ class EvictionQueue:
         return block in self._levels[block.priority]
 
     def add(self, block: CachedBlock) -> None:
-        """As the last of its priority."""
+        """Enter a block as the last of its priority."""
         self._levels[block.priority][block] = None
         self._occupied |= 1 << block.priority
         self._size += 1

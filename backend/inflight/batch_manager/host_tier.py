@@ -120,7 +120,7 @@ class HostTier:
         return offloads, onboards
 
     def blocks(self) -> list[CachedBlock]:
-        """All blocks in slots."""
+        """All blocks that are in slots."""
         return [*self.evictable, *(block for block in self._read.values() if block is not None)]
 
     def check(self) -> None:

@@ -70,7 +70,7 @@ class SealedMemory:
             os.ftruncate(descriptor, 0)  # of what a process has left that ended too early
 
     def header(self) -> bytes:
-        """Of sealed memory."""
+        """What its filler has written at the beginning of sealed memory."""
         return os.pread(self._descriptor, HEADER_BYTES, 0).rstrip(b"\0")
 
     def map(self, num_bytes: int) -> Region:

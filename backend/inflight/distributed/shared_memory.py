@@ -21,7 +21,7 @@ PID = struct.Struct("=i")
 
 @dataclass(frozen=True, slots=True)
 class SharedMemory:
-    """As one rank sees it."""
+    """The memory of the leader's as one rank has mapped it."""
 
     memory: mmap.mmap | None
     """As many bytes as were asked for, and a few more; None where this rank cannot open it. Zeros at first."""

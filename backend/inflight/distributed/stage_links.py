@@ -141,7 +141,7 @@ def _listen(name: str, rank: int, store: Store | None) -> socket.socket:
 
 
 def _connect(name: str, rank: int, store: Store | None) -> socket.socket:
-    """To a rank that listens."""
+    """Connect to a rank that listens."""
     if store is None:
         connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         connection.connect(_abstract(name, rank))

@@ -37,7 +37,7 @@ class TorchGroups:
         return self._tensor_group
 
     def close(self) -> None:
-        """Leave them."""
+        """Leave the groups, if this rank has joined them."""
         if self._is_joined:
             dist.destroy_process_group()
             self._is_joined = False

@@ -46,7 +46,7 @@ _SENTENCES = {
 
 @dataclass(slots=True)
 class Processed:
-    """A row's companion."""
+    """What the host keeps of a row whose logits a function changes."""
 
     processing: PostProcessing
     token_ids: list[int]

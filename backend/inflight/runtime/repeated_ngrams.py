@@ -19,7 +19,7 @@ from inflight.runtime.staging import Array, Staging
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RepeatedNgrams:
-    """On the device."""
+    """The rows of one step that must repeat no n-gram, on the device."""
 
     owners_K: Tensor
     """int64, index among the S rows."""

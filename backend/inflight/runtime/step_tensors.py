@@ -78,7 +78,7 @@ class SamplePart:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TensorPlan:
-    """Of one step, on the host."""
+    """Which tensors the rows of one step ask for."""
 
     prompts: list[PromptPart]
     samples: list[SamplePart]
@@ -86,7 +86,7 @@ class TensorPlan:
 
     @property
     def layers(self) -> frozenset[int]:
-        """Those whose output is asked for."""
+        """The layers whose output is asked for."""
         parts: list[PromptPart | SamplePart] = [*self.prompts, *self.samples]
         names = {name.removeprefix(CONTEXT) for part in parts for name in part.outputs}
         return frozenset(int(name.removeprefix(LAYER)) for name in names if name.startswith(LAYER))

@@ -23,7 +23,7 @@ from inflight.scheduler_output import NO_DRAFT, RowWork
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WeighedDrafts:
-    """Of one step, on the device."""
+    """What decides about the drafts of one step, on the device."""
 
     places_K: Tensor
     """int64, indices among the S."""

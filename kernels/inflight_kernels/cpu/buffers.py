@@ -14,7 +14,7 @@ from inflight_kernels.cpu.recording import Columns, Recording
 
 @dataclass(slots=True)
 class Buffers:
-    """Those of a program."""
+    """The buffers of a program."""
 
     of: dict[int, int] = field(default_factory=dict)
     """Buffer of the recording -> buffer of the program."""

@@ -157,7 +157,7 @@ KINDS: tuple[type[Operation], ...] = (
 
 
 class Place(enum.IntEnum):
-    """Of a buffer."""
+    """Where a buffer of a program lies."""
 
     PRIVATE = 0
     OWN_AREA = 1

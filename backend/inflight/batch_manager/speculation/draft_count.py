@@ -14,7 +14,7 @@ class DraftCount:
             self.num_draft_tokens = self.num_accepted_tokens = self.num_sequences = 0
 
     def add(self, num_drafts: int, num_accepted: int) -> None:
-        """Of one sequence."""
+        """Count the drafts that a step has verified for one sequence."""
         self.num_draft_tokens += num_drafts
         self.num_accepted_tokens += num_accepted
         self.num_sequences += 1

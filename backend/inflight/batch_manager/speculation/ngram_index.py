@@ -28,7 +28,7 @@ class NGramIndex:
 
     @property
     def num_ngrams(self) -> int:
-        """That it holds itself."""
+        """N-grams that it holds itself."""
         return len(self._followers)
 
     def fork(self, num_shared: int) -> NGramIndex:

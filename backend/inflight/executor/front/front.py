@@ -131,7 +131,7 @@ class Front(StatisticsApi):
 
     @property
     def num_replicas(self) -> int:
-        """Of the engine: data_parallel_size."""
+        """Replicas of the engine: data_parallel_size."""
         return len(self._replicas)
 
     def ready_replicas(self) -> list[bool]:

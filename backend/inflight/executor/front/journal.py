@@ -116,7 +116,7 @@ class Journal:
                 entry.suspicion.release()
 
     def fail_all(self, error: InflightError) -> list[Response]:
-        """Nobody waits any more."""
+        """End all requests, because there will be no ranks for which they could wait."""
         self._adapters.all_ranks_died()
         return self._ended([entry.fail(error) for entry in self._entries.values()])
 

@@ -350,7 +350,7 @@ class JournalEntry:
 
     @property
     def _is_beam_search(self) -> bool:
-        """Then each result holds everything."""
+        """Whether each result holds all tokens so far, in place of those of earlier results."""
         return self.request.sampling_config.beam_width > 1
 
     @property

@@ -29,17 +29,17 @@ class ReadyResponses:
             self.add(response)
 
     def count(self, request_id: int | None = None) -> int:
-        """Of one request, or of all."""
+        """Number of responses of one request, or of all."""
         if request_id is not None:
             return len(self._by_request.get(request_id, ()))
         return sum(map(len, self._by_request.values()))
 
     def take(self, request_id: int) -> list[Response]:
-        """Those of one request, which are removed."""
+        """Remove and return the responses of one request."""
         return self._by_request.pop(request_id, [])
 
     def take_all(self) -> list[Response]:
-        """All of them, which are removed."""
+        """Remove and return all responses."""
         by_request, self._by_request = self._by_request, {}
         return [response for responses in by_request.values() for response in responses]
 

@@ -60,7 +60,7 @@ class Replicas:
         return [replica.state for replica in self._replicas]
 
     def ready(self) -> list[int]:
-        """Those that serve."""
+        """The replicas that serve."""
         return [number for number, replica in enumerate(self._replicas) if replica.is_ready]
 
     def note_ready(
@@ -128,5 +128,5 @@ class Replicas:
         return 0 < self._replicas[replica].max_in_flight <= self._router.num_requests(replica)
 
     def place(self, num_tokens: int, prefix: list[bytes], replica: int) -> Placement:
-        """The request goes there."""
+        """Count a request of so many tokens among those of `replica`, to which it is sent."""
         return self._router.place(num_tokens, prefix, replica)

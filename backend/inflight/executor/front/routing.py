@@ -136,7 +136,8 @@ class Router:
         return min(replicas, key=rank)
 
     def place(self, num_tokens: int, prefix: list[bytes], replica: int) -> Placement:
-        """The request goes there. `num_tokens`: of its prompt, and of the output that is computed again with it."""
+        """Count a request among those of `replica`. `num_tokens`: of its prompt, and of the output that is computed
+        again with it."""
         load = self._loads[replica]
         num_new = num_tokens - load.cached.match(prefix) * self._block_size
         load.cached.add(prefix)
@@ -146,7 +147,7 @@ class Router:
         return Placement(replica, load, num_new, num_tokens)
 
     def num_requests(self, replica: int) -> int:
-        """That are placed there."""
+        """Requests that are placed at a replica."""
         return self._loads[replica].num_requests
 
     def expect(self, replica: int, num_cache_tokens: int) -> None:

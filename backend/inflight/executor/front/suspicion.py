@@ -15,7 +15,7 @@ two steps, and the first may have begun beside the request."""
 
 @dataclass(slots=True)
 class Suspicion:
-    """Of one request."""
+    """What is known of one request and of the ranks that have begun it."""
 
     only_replica: int | None = None
     """The replica that alone may go on with it, because its ranks may have died of it; None = each may."""

@@ -156,7 +156,7 @@ def _places(group: PlacementGroup) -> list[Place]:
 
 
 def _appoint(places: list[Place]) -> Meeting:
-    """Where these ranks meet."""
+    """How the ranks of these places are to meet."""
     if len({place.node_id for place in places}) == 1:
         return Meeting()
     address = places[0].address

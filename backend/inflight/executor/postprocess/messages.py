@@ -28,7 +28,7 @@ class Close(msgspec.Struct, frozen=True, tag=True):
 
 
 class NewTokens(msgspec.Struct, frozen=True):
-    """Of one sequence."""
+    """New tokens of one sequence."""
 
     request_id: int
     sequence_index: int

@@ -79,7 +79,7 @@ class PostprocessWorkers:
         self._of(request.request_id).open(message)
 
     def forget(self, request_id: int) -> None:
-        """The engine did not take it."""
+        """Drop a request that the engine did not take."""
         self._of(request_id).forget(request_id)
 
     def put(self, responses: Sequence[Response]) -> None:

@@ -171,7 +171,7 @@ class AdapterLibrary:
 
     @property
     def num_bytes(self) -> int:
-        """That the ranks store, of all adapters."""
+        """Bytes that the ranks store of all adapters."""
         return sum(adapter.num_bytes for adapter in self._stored.values())
 
     def close(self) -> None:
@@ -294,7 +294,7 @@ class AdapterLibrary:
                 self._drop(given_up)
 
     def _drop(self, adapter: Adapter) -> None:
-        """It has no lease and no name."""
+        """Forget an adapter that has neither lease nor name any more."""
         if adapter in self._loading:
             self._loading.remove(adapter)
         if adapter is self._waiting:

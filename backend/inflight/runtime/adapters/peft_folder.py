@@ -108,7 +108,7 @@ def _read_file(what: str, path: Path, most: int) -> bytes | None:
 
 
 def _read_config(what: str, path: Path) -> tuple[int, float]:
-    """(r, scale)"""
+    """Returns (r, scale)."""
     data = _read_file(what, path, MAX_CONFIG_BYTES)
     if data is None:
         raise InvalidRequest(f"{what}: {CONFIG_FILE} has more than {MAX_CONFIG_BYTES} bytes")

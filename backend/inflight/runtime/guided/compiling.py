@@ -16,7 +16,7 @@ TOO_LARGE = "the grammar needs too much memory"
 
 
 class GrammarRefused(Exception):
-    """With the sentence for the client."""
+    """A grammar is not served; the message is the sentence for the client."""
 
 
 def compile_grammar(params: GuidedDecodingParams, compiler: xgrammar.GrammarCompiler) -> xgrammar.CompiledGrammar:

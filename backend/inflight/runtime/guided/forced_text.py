@@ -16,7 +16,7 @@ with what follows in the middle of a text."""
 
 
 class ForcedText:
-    """Of the outputs that follow one grammar."""
+    """Finds the forced tokens of outputs that follow one grammar."""
 
     def __init__(self, vocabulary: Vocabulary) -> None:
         self._tokenizer = vocabulary.tokenizer

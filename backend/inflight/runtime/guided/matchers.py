@@ -25,7 +25,7 @@ class Output:
     """Of the tokens last found to be forced, those that are still to come."""
 
     def note(self, token_ids: list[int]) -> None:
-        """It goes on with these."""
+        """The output goes on with these tokens."""
         count = len(token_ids)
         self.forced = self.forced[count:] if self.forced[:count] == token_ids else []
 

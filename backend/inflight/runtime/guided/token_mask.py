@@ -17,7 +17,7 @@ from inflight.runtime.staging import Array, to_host_tensor
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepMask:
-    """On the host."""
+    """The masks of one step, on the host: of G rows, over B bytes."""
 
     places_G: Array
     """int64, places among the rows that sample, in their order."""
@@ -39,7 +39,7 @@ class StepMask:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TokenMask:
-    """The same on the device."""
+    """The masks of one step, on the device."""
 
     places_G: Tensor
     bits_GB: Tensor

@@ -47,7 +47,7 @@ ENDS = zmq.EVENT_CONNECT_RETRIED | zmq.EVENT_DISCONNECTED | zmq.EVENT_HANDSHAKE_
 
 
 class NotFetched(Exception):
-    """Why."""
+    """The blocks of a prompt could not be fetched; the message says why."""
 
 
 class BlockReceiver:
@@ -106,7 +106,7 @@ class BlockReceiver:
         self._tell(Fetched(self._rank, fetch.request_id, fetch.number, has_arrived))
 
     def _tell(self, message: Serves | Fetched) -> None:
-        """The leader, unless this rank ends."""
+        """Tell the leader, unless this rank ends."""
         with self._lock:
             if not self._leader.closed:
                 self._leader.send(encode_block_message(message))
@@ -169,7 +169,7 @@ class BlockReceiver:
 
 
 def _map(shared: Shared, num_bytes: int) -> mmap.mmap:
-    """Another process's memory. Raises NotFetched or OSError."""
+    """Map another process's memory. Raises NotFetched or OSError."""
     descriptor = os.open(shared.path, os.O_RDONLY | os.O_CLOEXEC)
     try:
         status = os.fstat(descriptor)
