@@ -56,14 +56,18 @@ def scale_of(x: Tensor) -> Tensor:
 
 
 def write_fp8_checkpoint(
-    folder: Path, dtype: torch.dtype = torch.float32, strategy: str = "channel", num_ranks: int = 1
+    folder: Path,
+    dtype: torch.dtype = torch.float32,
+    strategy: str = "channel",
+    num_ranks: int = 1,
+    config: PreTrainedConfig = CONFIG,
 ) -> TinyCheckpoint:
     """Write two checkpoints: fp8 to `folder`/fp8, and the dequantised weights in float32 to `folder`/dense.
 
     `dtype`: of all that is not quantised. `strategy`: of the weights' scales. The result has the folder of the first,
     and a network of transformers that computes it in float32 as `num_ranks` ranks do.
     """
-    checkpoint = write_checkpoint(folder / "dense", CONFIG, 1, dtype)
+    checkpoint = write_checkpoint(folder / "dense", config, 1, dtype)
     model = checkpoint.model.float()
     tensors = load_file(folder / "dense" / "model.safetensors")
     quantized = dict(tensors)
@@ -77,11 +81,11 @@ def write_fp8_checkpoint(
             linear = QuantizedLinear(weight, module.bias, num_ranks if divides else 1)
             parent, _, child = name.rpartition(".")
             setattr(model.get_submodule(parent), child, linear)
-    config: dict[str, Any] = json.loads((folder / "dense" / "config.json").read_text())
+    written: dict[str, Any] = json.loads((folder / "dense" / "config.json").read_text())
     quantization = deepcopy(QUANTIZATION)
     quantization["config_groups"]["group_0"]["weights"]["strategy"] = strategy
     (folder / "fp8").mkdir()
-    (folder / "fp8" / "config.json").write_text(json.dumps({**config, "quantization_config": quantization}))
+    (folder / "fp8" / "config.json").write_text(json.dumps({**written, "quantization_config": quantization}))
     save_file(quantized, folder / "fp8" / "model.safetensors")
     save_file(tensors, folder / "dense" / "model.safetensors")
     return TinyCheckpoint(folder / "fp8", model, margin=0.02)

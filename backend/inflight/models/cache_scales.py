@@ -6,11 +6,20 @@ Whoever quantised the checkpoint chose them so that keys / k_scale and values / 
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 
 from inflight.errors import ConfigurationError
 from inflight.models.checkpoint import Checkpoint
+
+NAMES = (
+    (".k_scale", ".v_scale"),
+    (".attn.k_scale", ".attn.v_scale"),
+    (".k_proj.k_scale", ".v_proj.v_scale"),
+    (".qkv_proj.k_scale", ".qkv_proj.v_scale"),
+    (".k_proj.output_scale", ".v_proj.output_scale"),
+)
+"""Of both tensors, behind that of the module that computes attention, as writers of checkpoints have them:
+compressed-tensors, vLLM, ModelOpt, ModelOpt with a stacked product, and compressed-tensors before."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,22 +33,22 @@ class CacheScales:
 def read_cache_scales(checkpoint: Checkpoint, attention: str) -> CacheScales:
     """The scales of the layer whose module `attention` computes attention; 1 if the checkpoint brings none.
 
-    They are tensors of one element: `k_scale` and `v_scale` of that module, as compressed-tensors and vLLM have them,
-    or of its `k_proj` and `v_proj`, as ModelOpt has them. Raises ConfigurationError if one is missing or no scale.
+    They are tensors of one element. Raises ConfigurationError if one is missing or no scale, or if only other layers
+    have some.
     """
-    for k_name, v_name in (
-        (f"{attention}.k_scale", f"{attention}.v_scale"),
-        (f"{attention}.k_proj.k_scale", f"{attention}.v_proj.v_scale"),
-    ):
+    for k_name, v_name in NAMES:
+        k_name, v_name = f"{attention}{k_name}", f"{attention}{v_name}"
         if k_name in checkpoint or v_name in checkpoint:
-            return CacheScales(_read(checkpoint, k_name), _read(checkpoint, v_name))
+            return CacheScales(checkpoint.read_scale(k_name), checkpoint.read_scale(v_name))
+    if has_cache_scales(checkpoint):
+        raise ConfigurationError(
+            f"{checkpoint.folder}: the checkpoint brings scales of the KV cache for other layers, but none for "
+            f"{attention}"
+        )
     return CacheScales()
 
 
-def _read(checkpoint: Checkpoint, name: str) -> float:
-    scale = checkpoint.read_number(name)
-    if not 0.0 < scale < math.inf:
-        raise ConfigurationError(
-            f"{checkpoint.folder}: {name} is {scale:g}, but a scale of the KV cache is a positive number"
-        )
-    return scale
+def has_cache_scales(checkpoint: Checkpoint) -> bool:
+    """Whether it brings some for any layer."""
+    endings = tuple(name for pair in NAMES for name in pair)
+    return any(name.endswith(endings) for name in checkpoint.names)

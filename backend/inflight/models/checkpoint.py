@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import logging
 import math
+from collections.abc import Collection
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -59,6 +60,11 @@ class Checkpoint:
     def __contains__(self, name: str) -> bool:
         return name in self._file_of
 
+    @property
+    def names(self) -> Collection[str]:
+        """Of all tensors."""
+        return self._file_of.keys()
+
     def check(self, name: str, shape: tuple[int, ...], dtypes: tuple[str, ...] = FLOAT_DTYPES) -> None:
         """Raise unless there is a tensor `name` of that shape and one of `dtypes`, as safetensors names them.
 
@@ -103,17 +109,39 @@ class Checkpoint:
         self._num_bytes += values.nbytes
         self._progress.note(self._num_bytes)
 
-    def read_number(self, name: str) -> float:
-        """The only element of tensor `name`. It is read also if the others are not, since no memory keeps it."""
+    def read_scale(self, name: str) -> float:
+        """The only element of tensor `name`, with which others are quantised. It is read also if they are not, since no
+        memory keeps it."""
         if name not in self:
             raise self._missing(name)
-        shape = self._open_slice(name).get_shape()
+        shape = tuple(self._open_slice(name).get_shape())
         if math.prod(shape) != 1:
             path = self.folder / self._file_of[name]
             raise ConfigurationError(f"{path}: tensor {name} has shape {list(shape)}, but one number is supported")
-        self._read.add(name)
+        return float(self.check_scales(name, shape).item())
+
+    def check_scales(self, name: str, shape: tuple[int, ...]) -> Tensor:
+        """Read tensor `name`, which other tensors are quantised with. Raise unless it is there with this shape, and all
+        its elements are positive numbers: with another one, what is quantised would be nothing or not a number."""
+        self._slice(name, shape, FLOAT_DTYPES)
         try:
-            return float(self._open(self._file_of[name]).get_tensor(name).item())
+            scales: Tensor = self._open(self._file_of[name]).get_tensor(name)
+        except SafetensorError as error:
+            raise self._broken(self._file_of[name], error) from None
+        wrong = scales[~((scales > 0) & (scales < math.inf))]
+        if len(wrong):
+            raise ConfigurationError(
+                f"{self.folder / self._file_of[name]}: tensor {name} holds {wrong[0].item():g}, but a scale is a "
+                "positive number"
+            )
+        return scales
+
+    def dtype_of(self, name: str) -> str:
+        """As safetensors names it. Raises if there is no tensor `name`."""
+        if name not in self:
+            raise self._missing(name)
+        try:
+            return str(self._open(self._file_of[name]).get_slice(name).get_dtype())
         except SafetensorError as error:
             raise self._broken(self._file_of[name], error) from None
 

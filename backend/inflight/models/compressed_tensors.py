@@ -23,6 +23,10 @@ INPUTS: Supported = {**FP8, "dynamic": (True,), "strategy": ("token",)}
 CACHE: Supported = {**FP8, "dynamic": (False,), "strategy": ("tensor",)}
 DEFAULTS = {"type": "int", "num_bits": 8, "symmetric": True, "dynamic": False}
 """What the format means by a missing field."""
+FORMATS = ("float-quantized", "naive-quantized")
+"""Both store fp8 weights in the same way: the second was written first, for integers too."""
+STATUSES = ("compressed", "frozen")
+"""The second was written before the first was, and means the same in a checkpoint with fp8 tensors."""
 
 
 def weight_strategy(path: Path, quantization: Mapping[str, Any]) -> str | None:
@@ -37,8 +41,8 @@ def weight_strategy(path: Path, quantization: Mapping[str, Any]) -> str | None:
         fields.part("kv_cache_scheme").check_all(CACHE)
     if has_cache and not quantization.get("config_groups"):
         return None
-    fields.check("format", ("float-quantized",))
-    fields.check("quantization_status", ("compressed",), "compressed")
+    fields.check("format", FORMATS)
+    fields.check("quantization_status", STATUSES, "compressed")
     fields.check_empty("transform_config")
     if quantization.get("sparsity_config"):
         fields.part("sparsity_config").check("format", ("dense",))
@@ -49,7 +53,7 @@ def weight_strategy(path: Path, quantization: Mapping[str, Any]) -> str | None:
             "different ways are not supported"
         )
     group = groups.part(next(iter(groups.values)))
-    group.check("format", ("float-quantized", None), None)
+    group.check("format", (*FORMATS, None), None)
     group.check_empty("output_activations")
     weights = group.part("weights")
     weights.check_all(WEIGHTS)
@@ -87,6 +91,7 @@ class _Fields:
     def _refuse(self, key: str, supported: str, value: object) -> NoReturn:
         raise ConfigurationError(
             f"{self._path}: {self.name}.{key} must be {supported}, got {json.dumps(value)}: of compressed-tensors "
-            "checkpoints only those with fp8 weights, activations quantised by token and at most one scale of the KV "
-            "cache for the keys and one for the values of a layer are supported"
+            "checkpoints only those with fp8 weights, activations quantised by token (as llm-compressor's scheme "
+            "FP8_DYNAMIC makes them) and at most one scale of the KV cache for the keys and one for the values of a "
+            "layer are supported"
         )

@@ -15,7 +15,7 @@ import torch
 
 from inflight.errors import ConfigurationError
 from inflight.layers.rotary import FREQUENCIES, RopeConfig
-from inflight.models.config_file import ConfigValues, check_values, read_config_file
+from inflight.models.config_file import ConfigValues, check_values, read_config_file, read_quantization
 from inflight.models.families import FAMILIES
 from inflight.models.family import DescribeFamily, Family
 from inflight.models.hf_config import read_values
@@ -67,7 +67,7 @@ class ModelConfig:
         values = read_values(path)
         _refuse_other_activations(path, values)
         family = describe(ConfigValues(path, values))
-        weight_format = choose_weight_format(path, values.get("quantization_config"))
+        weight_format = choose_weight_format(path, read_quantization(path, values))
         _check_experts(path, family, weight_format)
         rope = _rope(path, values)
         num_heads, num_kv_heads, head_dim = _heads(path, values)
@@ -148,8 +148,8 @@ def _check_experts(path: Path, family: Family, weight_format: WeightFormat) -> N
 
 def refuse_quantized(path: Path, values: Mapping[str, Any]) -> None:
     """Raise ConfigurationError if the checkpoint's weights are quantized: transformers' code multiplies floats."""
-    if values.get("quantization_config"):
-        method = values["quantization_config"].get("quant_method", "unknown")
+    if quantization := read_quantization(path, values):
+        method = quantization.get("quant_method", "unknown")
         raise ConfigurationError(
             f"{path}: quantized checkpoints ({method}) are not supported with transformers' modelling code; "
             "use the float16, bfloat16 or float32 one"

@@ -16,6 +16,8 @@ from typing import Any
 
 from inflight.errors import ConfigurationError
 
+MODELOPT_FILE = "hf_quant_config.json"
+"""Older checkpoints of ModelOpt say only there that they are quantised."""
 MAX_SIZE = 2**31 - 1
 MAX_LAYERS = 2**16
 MIN_SCALE, MAX_SCALE = 1e-6, 1e9
@@ -164,6 +166,20 @@ def read_config_file(path: Path) -> dict[str, Any]:
     if not isinstance(values, dict):
         raise ConfigurationError(f"{path} must hold a JSON object")
     return values
+
+
+def read_quantization(path: Path, values: Mapping[str, Any]) -> dict[str, Any]:
+    """`quantization_config` of the config.json at `path`, which holds `values`, or what ModelOpt wrote to a file beside
+    it, with the `quant_method` modelopt; empty if there is neither. Raises ConfigurationError if the file is none."""
+    if values.get("quantization_config"):
+        return dict(values["quantization_config"])
+    beside = path.with_name(MODELOPT_FILE)
+    if not beside.exists():
+        return {}
+    quantization = read_config_file(beside).get("quantization")
+    if not isinstance(quantization, dict):
+        raise ConfigurationError(f"{beside}: quantization must be an object, got {reprlib.repr(quantization)}")
+    return {"quant_method": "modelopt", **quantization}
 
 
 def check_values(path: Path, values: Mapping[str, Any], keys: Iterable[str] = ()) -> None:

@@ -13,6 +13,7 @@ from inflight.config import EngineConfig
 from inflight.distributed.parallel_groups import ParallelGroups
 from inflight.errors import ConfigurationError
 from inflight.models.adapter_places import AdapterPlaces
+from inflight.models.cache_scales import has_cache_scales
 from inflight.models.checkpoint import Checkpoint
 from inflight.models.config import ModelConfig, NotNative
 from inflight.models.decoder import load_decoder
@@ -23,6 +24,11 @@ from inflight.models.transformers_config import TransformersConfig
 from inflight.models.weights import WeightLoader
 
 logger = logging.getLogger(__name__)
+
+UNUSED_SCALES = (
+    "the checkpoint brings scales for a KV cache in fp8, which are not used: kv_cache_dtype is auto; fp8 would make "
+    "room for more tokens, and round them"
+)
 
 
 def read_config(config: EngineConfig) -> ModelConfig | TransformersConfig:
@@ -92,6 +98,8 @@ def load_network(
                 weights,
                 stores_fp8=stores_fp8,
             )
+            if not stores_fp8 and has_cache_scales(checkpoint):
+                logger.info(UNUSED_SCALES)
             return load_decoder(model, loader, max_seq_len + 1, layers_of_stage(model.num_layers, groups.pipeline))
         from inflight.models.transformers_loading import load_transformers_decoder
 

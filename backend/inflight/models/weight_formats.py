@@ -23,6 +23,8 @@ from inflight_kernels.quantization import FP8_CAPABILITY
 DEQUANTIZED_ON = frozenset({"cpu"})
 """Device types whose weights are dequantised when they are read. A CPU has no product of 4-bit weights: it would
 dequantise them at every step."""
+FP8_DTYPES = ("F8_E4M3",)
+"""As safetensors name it."""
 OUTPUTS_OF_WORD = 8
 """Output features that a word of 32 bits of an AWQ checkpoint holds."""
 
@@ -166,8 +168,8 @@ class AwqFormat:
 @dataclass(frozen=True, slots=True)
 class Fp8Format:
     """fp8 weights as compressed-tensors stores them: for each layer `weight` (O, I), float8_e4m3fn, and `weight_scale`,
-    a float, (O, 1) or, if it is one for all outputs, (1,). Layers without a `weight_scale` were not quantised, and are
-    dense.
+    a float, (O, 1) or, if it is one for all outputs, of one element. Layers whose `weight` is of another type were not
+    quantised, and are dense.
     """
 
     quantized: ClassVar[str] = "fp8"
@@ -182,28 +184,26 @@ class Fp8Format:
         empty: Allocate,
     ) -> Weight:
         """See WeightFormat."""
-        if f"{blocks[0].name}.weight_scale" not in checkpoint:
+        if checkpoint.dtype_of(f"{blocks[0].name}.weight") not in FP8_DTYPES:
             return DenseFormat().read(checkpoint, blocks, dtype, device, empty)
         if device.type == "cuda":
             _refuse_without_fp8(checkpoint, device)
-        values_OI = _read_values(checkpoint, blocks, empty, torch.float8_e4m3fn, ("F8_E4M3",))
-        return Fp8Weight(values_OI, self._read_scales(checkpoint, blocks, device, empty))
+        values_OI = _read_values(checkpoint, blocks, empty, torch.float8_e4m3fn, FP8_DTYPES)
+        return Fp8Weight(values_OI, self._read_scales(checkpoint, blocks, empty))
 
-    def _read_scales(
-        self, checkpoint: Checkpoint, blocks: Sequence[Block], device: torch.device, empty: Allocate
-    ) -> Tensor:
+    def _read_scales(self, checkpoint: Checkpoint, blocks: Sequence[Block], empty: Allocate) -> Tensor:
         """(O,) float32, also of weights that have one scale: stacked layers have different ones."""
         scale_O = empty(sum(len(block.outputs) for block in blocks), dtype=torch.float32)
         parts = torch.split(scale_O, [len(block.outputs) for block in blocks])
         for block, part in zip(blocks, parts, strict=True):
             name = f"{block.name}.weight_scale"
             if self.has_scale_per_output:
+                checkpoint.check_scales(name, (block.num_outputs, 1))
                 checkpoint.copy_into(part[:, None], name, (block.num_outputs, 1), (block.outputs.start,))
                 continue
-            one = torch.empty(1, dtype=torch.float32, device=device)
-            checkpoint.copy_into(one, name, (1,))
+            scale = checkpoint.read_scale(name)
             if checkpoint.is_read:
-                part.copy_(one.expand(len(part)))
+                part.fill_(scale)
         return scale_O
 
 
@@ -239,9 +239,9 @@ def _shape(blocks: Sequence[Block]) -> tuple[int, int]:
     return sum(len(block.outputs) for block in blocks), len(blocks[0].inputs)
 
 
-def choose_weight_format(path: Path, quantization: Mapping[str, Any] | None) -> WeightFormat:
-    """The format that `quantization_config`, of the config.json at `path`, describes; dense if there is none, or if it
-    is of the KV cache alone.
+def choose_weight_format(path: Path, quantization: Mapping[str, Any]) -> WeightFormat:
+    """The format that `quantization`, of the checkpoint with the config.json at `path`, describes; dense if it is empty
+    or of the KV cache alone.
 
     Raises ConfigurationError for formats that are not supported.
     """
@@ -251,12 +251,19 @@ def choose_weight_format(path: Path, quantization: Mapping[str, Any] | None) -> 
     if method == "compressed-tensors":
         strategy = weight_strategy(path, quantization)
         return Fp8Format(strategy == "channel") if strategy else DenseFormat()
-    if method != "awq":
-        raise ConfigurationError(
-            f"{path}: quantized checkpoints ({method}) are not supported, except those of awq and fp8 ones of "
-            "compressed-tensors; use the float16, bfloat16 or float32 one"
-        )
-    return _choose_awq(path, quantization)
+    if method == "awq":
+        return _choose_awq(path, quantization)
+    if method == "modelopt":
+        # Its floats may come with scales of the KV cache, which are read as those of others are.
+        algorithms = quantization.get("quant_algo"), quantization.get("kv_cache_quant_algo")
+        if algorithms in ((None, None), (None, "FP8")):
+            return DenseFormat()
+        method = f"modelopt, quant_algo {algorithms[0]}, kv_cache_quant_algo {algorithms[1]}"
+    raise ConfigurationError(
+        f"{path}: quantized checkpoints ({method}) are not supported, except those of awq and fp8 ones of "
+        "compressed-tensors; use the float16, bfloat16 or float32 one, or one that llm-compressor made with its scheme "
+        "FP8_DYNAMIC"
+    )
 
 
 def _choose_awq(path: Path, quantization: Mapping[str, Any]) -> AwqFormat:

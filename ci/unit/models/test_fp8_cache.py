@@ -27,6 +27,7 @@ from inflight.models.cache_scales import CacheScales
 from inflight.models.checkpoint import Checkpoint
 from inflight.models.config import ModelConfig
 from inflight.models.decoder import load_decoder
+from inflight.models.implementation import UNUSED_SCALES
 from inflight.models.weight_formats import DenseFormat
 from inflight.models.weights import WeightLoader
 from inflight.runtime.model_runner import ModelRunner
@@ -39,8 +40,11 @@ SCALES = [CacheScales(0.05 * (number + 1), 0.03 * (number + 1)) for number in ra
 PROMPT = make_prompt(21)
 SCHEME = {"num_bits": 8, "type": "float", "strategy": "tensor", "dynamic": False, "symmetric": True}
 NAMES = {
-    "of the attention": ("self_attn.k_scale", "self_attn.v_scale"),
-    "of its products": ("self_attn.k_proj.k_scale", "self_attn.v_proj.v_scale"),
+    "compressed-tensors": ("self_attn.k_scale", "self_attn.v_scale"),
+    "compressed-tensors before": ("self_attn.k_proj.output_scale", "self_attn.v_proj.output_scale"),
+    "vLLM": ("self_attn.attn.k_scale", "self_attn.attn.v_scale"),
+    "ModelOpt": ("self_attn.k_proj.k_scale", "self_attn.v_proj.v_scale"),
+    "ModelOpt, stacked": ("self_attn.qkv_proj.k_scale", "self_attn.qkv_proj.v_scale"),
 }
 
 
@@ -49,12 +53,18 @@ def folder(tmp_path: Path) -> Path:
     return make_checkpoint(tmp_path, "llama").folder
 
 
+@pytest.fixture
+def log(caplog: pytest.LogCaptureFixture) -> Iterator[pytest.LogCaptureFixture]:
+    with caplog.at_level(logging.INFO):
+        yield caplog
+
+
 def add_tensors(folder: Path, tensors: dict[str, Tensor]) -> None:
     path = folder / "model.safetensors"
     save_file({**load_file(path), **tensors}, path)
 
 
-def add_scales(folder: Path, names: tuple[str, str] = NAMES["of the attention"]) -> None:
+def add_scales(folder: Path, names: tuple[str, str] = NAMES["compressed-tensors"]) -> None:
     """In the shapes and types that checkpoints have."""
     for number, scales in enumerate(SCALES):
         k_name, v_name = (f"model.layers.{number}.{name}" for name in names)
@@ -126,10 +136,12 @@ def test_keys_and_values_are_divided_by_the_checkpoints_scales_and_rounded(folde
     assert 4 * found.block_bytes == exact.block_bytes
 
 
-def test_auto_is_the_type_of_the_activations_and_needs_no_scales(folder: Path) -> None:
+def test_auto_is_the_type_of_the_activations_and_needs_no_scales(folder: Path, log: pytest.LogCaptureFixture) -> None:
     without = Ran(folder, kv_cache_dtype="auto")
+    assert UNUSED_SCALES not in log.text
     add_scales(folder)
     with_scales = Ran(folder, kv_cache_dtype="auto")
+    assert UNUSED_SCALES in log.text
     assert (with_scales.tokens, with_scales.log_probs) == (without.tokens, without.log_probs)
     assert with_scales.scales == [CacheScales()] * NUM_LAYERS
 
@@ -174,7 +186,7 @@ def test_transformers_code_stores_fp8_too(folder: Path) -> None:
 def test_a_scale_is_a_positive_number(folder: Path, value: float) -> None:
     add_scales(folder)
     add_tensors(folder, {"model.layers.1.self_attn.v_scale": torch.tensor(value)})
-    sentence = f"model.layers.1.self_attn.v_scale is {value:g}, but a scale of the KV cache is a positive number"
+    sentence = f"tensor model.layers.1.self_attn.v_scale holds {value:g}, but a scale is a positive number"
     assert sentence in refusal(folder)
 
 
@@ -189,6 +201,18 @@ def test_keys_without_values_are_refused(folder: Path) -> None:
     assert "has no tensor model.layers.0.self_attn.v_scale" in refusal(folder)
 
 
+def test_layers_without_scales_beside_others_that_have_some_are_refused(folder: Path) -> None:
+    add_scales(folder)
+    path = folder / "model.safetensors"
+    save_file({name: of_one for name, of_one in load_file(path).items() if "1.self_attn.k_s" not in name}, path)
+    assert "has no tensor model.layers.1.self_attn.k_scale" in refusal(folder)
+    save_file({name: of_one for name, of_one in load_file(path).items() if "1.self_attn.v_s" not in name}, path)
+    assert refusal(folder) == (
+        f"{folder}: the checkpoint brings scales of the KV cache for other layers, but none for "
+        "model.layers.1.self_attn"
+    )
+
+
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
@@ -200,19 +224,13 @@ def test_keys_without_values_are_refused(folder: Path) -> None:
             'kv_cache_scheme.strategy must be "tensor", got "attn_head"',
         ),
         ({"kv_cache_scheme": ["float"]}, 'kv_cache_scheme must be an object, got ["float"]'),
-        ({"config_groups": {"group_0": {}}}, 'format must be "float-quantized", got null'),
-        ({"kv_cache_scheme": None}, 'format must be "float-quantized", got null'),
+        ({"config_groups": {"group_0": {}}}, 'format must be "float-quantized" or "naive-quantized", got null'),
+        ({"kv_cache_scheme": None}, 'format must be "float-quantized" or "naive-quantized", got null'),
     ],
 )
 def test_other_schemes_are_refused(folder: Path, changes: dict[str, Any], words: str) -> None:
     add_quantization(folder, **changes)
     assert words in refusal(folder)
-
-
-@pytest.fixture
-def log(caplog: pytest.LogCaptureFixture) -> Iterator[pytest.LogCaptureFixture]:
-    with caplog.at_level(logging.INFO):
-        yield caplog
 
 
 def test_layers_in_cpp_give_way_to_torch(folder: Path, log: pytest.LogCaptureFixture) -> None:

@@ -19,10 +19,10 @@ import torch
 from compiled_network import needs_compiler
 from fake_cuda.context import fake_cuda
 from fake_cuda.device import CUDA
-from fp8_checkpoints import QUANTIZATION, write_fp8_checkpoint
+from fp8_checkpoints import ARGUMENTS, QUANTIZATION, write_fp8_checkpoint
 from model_driver import Driver, Work
 from safetensors.torch import load_file, save_file
-from tiny_checkpoints import TinyCheckpoint, make_prompt
+from tiny_checkpoints import CONFIGS, TinyCheckpoint, make_prompt
 
 from inflight.config import EngineConfig
 from inflight.distributed.rank_group import SingleRank
@@ -155,6 +155,69 @@ def test_the_format_decides_what_a_layer_holds(folder: Path) -> None:
     assert {weight.values_OI.dtype for weight in weights} == {torch.float8_e4m3fn}
 
 
+def write_quantization(folder: Path, quantization: dict[str, Any]) -> None:
+    path = folder / "config.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), "quantization_config": quantization}))
+
+
+ARGUMENTS_2024 = {"num_bits": 8, "type": "float", "symmetric": True, "block_structure": None, "observer_kwargs": {}}
+
+
+@pytest.mark.parametrize(
+    "written",
+    [
+        {
+            "format": "naive-quantized",
+            "quantization_status": "frozen",
+            "config_groups": {
+                "group_0": {
+                    "input_activations": {**ARGUMENTS_2024, "dynamic": True, "strategy": "token"},
+                    "output_activations": None,
+                    "targets": ["Linear"],
+                    "weights": {**ARGUMENTS_2024, "dynamic": False, "strategy": "channel"},
+                }
+            },
+            "global_compression_ratio": 1.46,
+        },
+        {
+            **QUANTIZATION,
+            "config_groups": {"group_0": {**QUANTIZATION["config_groups"]["group_0"], "format": "float-quantized"}},
+            "sparsity_config": {},
+            "transform_config": {},
+            "version": "0.11.0",
+        },
+        {
+            **QUANTIZATION,
+            "kv_cache_scheme": {
+                **ARGUMENTS, "dynamic": False, "strategy": "tensor", "observer": "minmax", "observer_kwargs": {}
+            },
+        },
+    ],
+    ids=["2024", "2025", "with a cache"],
+)  # fmt: skip
+def test_what_compressed_tensors_wrote_over_the_years_is_read(written: dict[str, Any], folder: Path) -> None:
+    expected = run(folder, [make_prompt(8)])
+    write_quantization(folder, {"quant_method": "compressed-tensors", "ignore": ["lm_head"], **written})
+    found = run(folder, [make_prompt(8)])
+    assert found[0].output_log_probs == expected[0].output_log_probs
+
+
+def test_one_scale_may_be_a_number(tmp_path: Path) -> None:
+    """Some writers store it with the shape (1,), some with ()."""
+    folder = write_fp8_checkpoint(tmp_path, strategy="tensor").folder
+    expected = run(folder, [make_prompt(8)])
+    tensors = load_file(folder / "model.safetensors")
+    scales = {name: each.reshape(()) for name, each in tensors.items() if name.endswith("weight_scale")}
+    change_tensors(folder, **scales)
+    found = run(folder, [make_prompt(8)])
+    assert found[0].output_log_probs == expected[0].output_log_probs
+
+
+def test_stacked_products_of_the_checkpoint_share_their_scale(tmp_path: Path, strategy: str) -> None:
+    checkpoint = write_fp8_checkpoint(tmp_path, strategy=strategy, config=CONFIGS["phi3"])
+    assert distance(run(checkpoint.folder, [make_prompt(21)])[0], checkpoint.model) < SAME
+
+
 def test_a_layer_that_was_not_quantised_is_dense(folder: Path) -> None:
     """Its tensors, not the configuration, say so."""
     name = "model.layers.1.mlp.down_proj"
@@ -230,15 +293,15 @@ def refusal(folder: Path, **options: Any) -> str:
 @pytest.mark.parametrize(
     ("place", "value", "words"),
     [
-        (("format",), "pack-quantized", 'format must be "float-quantized", got "pack-quantized"'),
-        (("quantization_status",), "frozen", 'quantization_status must be "compressed", got "frozen"'),
+        (("format",), "pack-quantized", '"naive-quantized", got "pack-quantized"'),
+        (("quantization_status",), "calibration", 'must be "compressed" or "frozen", got "calibration"'),
         (("kv_cache_scheme",), {"num_bits": 8}, 'kv_cache_scheme.type must be "float", got "int"'),
         (("transform_config",), {"groups": 1}, 'transform_config must be null, got {"groups": 1}'),
         (("sparsity_config",), {"format": "sparse-24"}, 'sparsity_config.format must be "dense", got "sparse-24"'),
         (("config_groups",), None, "config_groups must be an object, got null"),
         (("config_groups",), {}, "config_groups must hold one group, got 0"),
         (GROUP, 3, "config_groups.group_0 must be an object, got 3"),
-        ((*GROUP, "format"), "int-quantized", 'group_0.format must be "float-quantized" or null, got "int-quantized"'),
+        ((*GROUP, "format"), "int-quantized", 'or "naive-quantized" or null, got "int-quantized"'),
         ((*GROUP, "output_activations"), {"type": "float"}, 'output_activations must be null, got {"type": "float"}'),
         ((*GROUP, "weights"), None, "weights must be an object, got null"),
         ((*GROUP, "weights", "type"), "int", 'weights.type must be "float", got "int"'),
@@ -253,13 +316,12 @@ def refusal(folder: Path, **options: Any) -> str:
 )
 def test_other_schemes(place: tuple[str, ...], value: Any, words: str, folder: Path) -> None:
     path = folder / "config.json"
-    config = json.loads(path.read_text())
-    assert config["quantization_config"] == QUANTIZATION
-    at = config["quantization_config"] = deepcopy(QUANTIZATION)
+    assert json.loads(path.read_text())["quantization_config"] == QUANTIZATION
+    at = quantization = deepcopy(QUANTIZATION)
     for key in place[:-1]:
         at = at[key]
     at[place[-1]] = value
-    path.write_text(json.dumps(config))
+    write_quantization(folder, quantization)
     with pytest.raises(ConfigurationError) as caught:
         ModelConfig.load(folder)
     assert str(caught.value).startswith(f"{path}: quantization_config.") and words in str(caught.value)
@@ -269,6 +331,32 @@ def test_a_scale_of_another_shape(folder: Path) -> None:
     name = "model.layers.0.self_attn.q_proj.weight_scale"
     change_tensors(folder, **{name: torch.ones(1)})
     assert f"tensor {name} has shape [1], config.json asks for [64, 1]" in refusal(folder)
+
+
+@pytest.mark.parametrize("value", [0.0, -0.25, float("nan"), float("inf")])
+def test_a_scale_that_is_none(value: float, tmp_path: Path, strategy: str) -> None:
+    folder = write_fp8_checkpoint(tmp_path, strategy=strategy).folder
+    name = "model.layers.1.mlp.up_proj.weight_scale"
+    scales = load_file(folder / "model.safetensors")[name]
+    scales[-1] = value
+    change_tensors(folder, **{name: scales})
+    assert refusal(folder).endswith(f"tensor {name} holds {value:g}, but a scale is a positive number")
+
+
+def test_weights_without_their_scale(folder: Path) -> None:
+    name = "model.layers.1.mlp.up_proj.weight_scale"
+    tensors = load_file(folder / "model.safetensors")
+    del tensors[name]
+    save_file(tensors, folder / "model.safetensors")
+    assert refusal(folder) == f"{folder}: the checkpoint has no tensor {name}"
+
+
+def test_a_scale_of_weights_that_are_floats(folder: Path) -> None:
+    """Nothing tells whether they are still to be multiplied by it."""
+    name = "model.layers.1.mlp.up_proj"
+    tensors = load_file(folder / "model.safetensors")
+    change_tensors(folder, **{f"{name}.weight": tensors[f"{name}.weight"].bfloat16()})
+    assert f"tensor {name}.weight is BF16; only F8_E4M3 weights are supported" in refusal(folder)
 
 
 def test_a_quantised_head(folder: Path) -> None:

@@ -17,7 +17,7 @@ import torch
 from awq_checkpoints import GROUP_SIZE, QUANTIZATION, write_awq_checkpoint
 from model_driver import Driver, Work
 from safetensors.torch import load_file, save_file
-from tiny_checkpoints import TinyCheckpoint, make_prompt
+from tiny_checkpoints import TinyCheckpoint, make_checkpoint, make_prompt
 
 from inflight.config import EngineConfig
 from inflight.distributed.rank_group import SingleRank
@@ -29,7 +29,7 @@ from inflight.models.checkpoint import Checkpoint
 from inflight.models.config import ModelConfig
 from inflight.models.decoder import Decoder
 from inflight.models.family import SplitByInputs, SplitByOutputs
-from inflight.models.weight_formats import AwqFormat
+from inflight.models.weight_formats import AwqFormat, DenseFormat
 from inflight.models.weights import WeightLoader
 from inflight.runtime.model_runner import ModelRunner
 
@@ -214,6 +214,39 @@ def test_other_formats(folder: Path, changes: dict[str, Any], words: str) -> Non
     with pytest.raises(ConfigurationError) as caught:
         ModelConfig.load(folder)
     assert str(caught.value).startswith(f"{folder / 'config.json'}: ") and words in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("quantization", "words"),
+    [
+        ({"quant_algo": "FP8", "kv_cache_quant_algo": None}, "(modelopt, quant_algo FP8, kv_cache_quant_algo None)"),
+        ({"quant_algo": None, "kv_cache_quant_algo": "NVFP4"}, "kv_cache_quant_algo NVFP4) are not supported"),
+        (None, "hf_quant_config.json: quantization must be an object, got None"),
+    ],
+)
+@pytest.mark.parametrize("model_impl", ["native", "transformers"])
+def test_what_modelopt_says_beside_config_json(
+    quantization: dict[str, Any] | None, words: str, model_impl: str, tmp_path: Path
+) -> None:
+    """Which is not ignored, though config.json is that of a checkpoint with floats."""
+    folder = make_checkpoint(tmp_path, "llama").folder
+    written = {"producer": {"name": "modelopt", "version": "0.23.0"}, "quantization": quantization}
+    (folder / "hf_quant_config.json").write_text(json.dumps(written))
+    if model_impl == "transformers" and quantization:
+        words = "quantized checkpoints (modelopt) are not supported with transformers' modelling code"
+    assert words in refusal(folder, model_impl=model_impl)
+
+
+@pytest.mark.parametrize("is_beside", [True, False])
+def test_floats_of_modelopt_may_have_scales_of_the_cache(is_beside: bool, tmp_path: Path) -> None:
+    folder = make_checkpoint(tmp_path, "llama").folder
+    quantization = {"quant_method": "modelopt", "quant_algo": None, "kv_cache_quant_algo": "FP8"}
+    path = folder / "config.json"
+    if is_beside:
+        (folder / "hf_quant_config.json").write_text(json.dumps({"quantization": quantization}))
+    else:
+        path.write_text(json.dumps({**json.loads(path.read_text()), "quantization_config": quantization}))
+    assert ModelConfig.load(folder).weight_format == DenseFormat()
 
 
 def test_float32(folder: Path) -> None:
