@@ -13,6 +13,8 @@ from tiny_checkpoints import SIZES, TinyCheckpoint, write_checkpoint
 from torch import Tensor, nn
 from transformers import PreTrainedConfig, Qwen2Config
 
+from inflight.models.cache_scales import CacheScales
+
 LARGEST = 448.0
 """Of float8_e4m3fn."""
 ARGUMENTS = {"type": "float", "num_bits": 8, "symmetric": True, "group_size": None, "actorder": None}
@@ -89,6 +91,21 @@ def write_fp8_checkpoint(
     save_file(quantized, folder / "fp8" / "model.safetensors")
     save_file(tensors, folder / "dense" / "model.safetensors")
     return TinyCheckpoint(folder / "fp8", model, margin=0.02)
+
+
+def add_cache_scales(
+    folder: Path, names: tuple[str, str] = ("self_attn.k_scale", "self_attn.v_scale")
+) -> list[CacheScales]:
+    """Give each layer of the checkpoint scales of the KV cache, in the shapes that checkpoints have; they are returned.
+    `names`: of both tensors, within their layer."""
+    path = folder / "model.safetensors"
+    tensors = load_file(path)
+    scales = [CacheScales(0.05 * (number + 1), 0.03 * (number + 1)) for number in range(SIZES["num_hidden_layers"])]
+    for number, of_one in enumerate(scales):
+        k_name, v_name = (f"model.layers.{number}.{name}" for name in names)
+        tensors |= {k_name: torch.tensor([of_one.k]), v_name: torch.tensor(of_one.v)}
+    save_file(tensors, path)
+    return scales
 
 
 def _quantize(weight: Tensor, strategy: str) -> tuple[Tensor, Tensor]:

@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 import torch
-from fp8_checkpoints import write_fp8_checkpoint
+from fp8_checkpoints import add_cache_scales, write_fp8_checkpoint
 from model_driver import Driver, Work
 from tiny_checkpoints import make_checkpoint, make_prompt
 
@@ -38,6 +38,10 @@ NETWORKS = ("llama", "mistral-window", "qwen2-window", "qwen3-window", "phi3-par
 """One of every family, with windows, biases, norms on heads, partly rotated heads, scaled parts, tied embeddings."""
 
 
+NEIGHBOUR = 0.02
+"""Bound of the difference between log probabilities in fp8, where one number may be rounded to the next."""
+
+
 def sequences(*, all_kinds: bool) -> list[Work]:
     """A prompt in chunks, one that pauses, and for `all_kinds` one of each kind of sampling."""
     filters: dict[str, Any] = {"temperature": 0.9, "top_k": 7, "top_p": 0.8, "min_p": 0.02, "seed": 3}
@@ -57,7 +61,7 @@ def sequences(*, all_kinds: bool) -> list[Work]:
     ]
 
 
-def serve(folder: Path, *, all_kinds: bool = False) -> list[Work]:
+def serve(folder: Path, *, all_kinds: bool = False, kv_cache_dtype: str = "auto") -> list[Work]:
     config = EngineConfig(
         gpt_model_path=str(folder),
         device="cpu",
@@ -67,6 +71,7 @@ def serve(folder: Path, *, all_kinds: bool = False) -> list[Work]:
         max_seq_len=64,
         tokens_per_block=4,
         max_tokens_in_paged_kv_cache=256,
+        kv_cache_dtype=kv_cache_dtype,
         cpu_compile="false",
     )
     runner = ModelRunner.load(config, SingleRank())
@@ -113,19 +118,30 @@ def test_tokens_are_those_of_torch(network: str, tmp_path: Path, request: pytest
     assert {"rms_norm", "decode_attention", "prefill_attention", "rope_and_kv_write", "sample"} <= launched.keys()
 
 
+@pytest.mark.parametrize("kv_cache_dtype", ["auto", "fp8"])
 def test_tokens_of_fp8_weights_are_those_of_torch(
-    tmp_path: Path, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
+    kv_cache_dtype: str, tmp_path: Path, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Without a warm-up: the interpreter quantises row by row, and takes a minute for that one's."""
+    """And of an fp8 KV cache. Without a warm-up: the interpreter quantises row by row, and takes a minute for that
+    one's."""
     monkeypatch.setattr(ModelRunner, "warmup", lambda _: None)
     folder = write_fp8_checkpoint(tmp_path).folder
-    expected = serve(folder)
+    add_cache_scales(folder)
+    expected = serve(folder, kv_cache_dtype=kv_cache_dtype)
     launched: Counter[str] = request.getfixturevalue("launched")
-    found = serve(folder)
+    found = serve(folder, kv_cache_dtype=kv_cache_dtype)
     assert [work.output for work in found] == [work.output for work in expected]
-    # Another order of additions moves a few activations to a neighbouring number of fp8.
-    assert found[0].output_log_probs == pytest.approx(expected[0].output_log_probs, abs=0.02)
+    # Another order of additions moves a few activations, keys and values to a neighbouring number of fp8.
+    assert found[0].output_log_probs == pytest.approx(expected[0].output_log_probs, abs=NEIGHBOUR)
     assert launched["scaled_linear"] == launched["quantize_per_token"] > 0
+    if kv_cache_dtype == "auto":
+        return
+    attend = attention.decode_attention
+    monkeypatch.setattr(
+        attention, "decode_attention", lambda *given, **options: attend(*given, **{**options, "v_scale": 1.0})
+    )
+    wrong = serve(folder, kv_cache_dtype=kv_cache_dtype)
+    assert wrong[0].output_log_probs[1:] != pytest.approx(expected[0].output_log_probs[1:], abs=NEIGHBOUR)
 
 
 @pytest.mark.parametrize("network", ["qwen3-moe", "mixtral-window"])

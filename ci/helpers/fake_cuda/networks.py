@@ -99,10 +99,20 @@ class NoWeights(Checkpoint):
     def copy_into(self, *_: Any) -> None:
         return None
 
-    def __contains__(self, name: str) -> bool:
-        """Every layer of a quantised checkpoint is quantised: fp8 has scales, and nothing else a plain weight. A KV
-        cache has no scales."""
-        return name.endswith(".weight_scale")
+    def check_scales(self, *_: Any) -> torch.Tensor:
+        return torch.ones(1)
+
+    def dtype_of(self, _: str) -> str:
+        """Every layer of an fp8 checkpoint is quantised."""
+        return "F8_E4M3"
+
+    def __contains__(self, _: str) -> bool:
+        """Nor has a layer of an AWQ checkpoint a plain weight, or a KV cache scales."""
+        return False
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        return ()
 
     def refuse_leftovers(self, *_: Any) -> None:
         return None

@@ -102,12 +102,14 @@ def test_no_request_waits_for_the_compiler(options: dict[str, Any], tmp_path: Pa
         assert late <= {"tile_stats_kernel", "pick_kernel"}, late
 
 
-@pytest.mark.parametrize("quantization", [QUANTIZATION, AWQ], ids=["fp8", "awq"])
-def test_nor_with_quantised_weights(quantization: dict[str, Any], tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("quantization", "stores_fp8"), [(QUANTIZATION, True), (AWQ, False)], ids=["fp8, as the cache", "awq"]
+)
+def test_nor_with_quantised_weights(quantization: dict[str, Any], stores_fp8: bool, tmp_path: Path) -> None:
     """Whose launches depend on the number of tokens, however many they are."""
     with fake_cuda() as device:
         values = {**NARROW, "quantization_config": quantization}
-        engine = FakeEngine(device, tmp_path, values, max_batch_size=16, warms_up=True)
+        engine = FakeEngine(device, tmp_path, values, max_batch_size=16, warms_up=True, stores_fp8=stores_fp8)
         compiled = set(device.compiled)
         for length in (3, 14, 31, 65, 80, 100, 129, 200, 257, 300, 385, 400, 513, 700, 1025, 2000, 4000):
             engine.step(step_of([MODES["greedy"]], [length]))

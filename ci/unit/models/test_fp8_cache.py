@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 import torch
+from fp8_checkpoints import add_cache_scales
 from model_driver import Driver, Work
 from safetensors.torch import load_file, save_file
 from tiny_checkpoints import CONFIGS, make_checkpoint, make_prompt
@@ -35,8 +36,6 @@ from inflight.runtime.model_runner import ModelRunner
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("one_thread")]
 
 NUM_LAYERS: int = CONFIGS["llama"].num_hidden_layers
-SCALES = [CacheScales(0.05 * (number + 1), 0.03 * (number + 1)) for number in range(NUM_LAYERS)]
-"""Of each layer."""
 PROMPT = make_prompt(21)
 SCHEME = {"num_bits": 8, "type": "float", "strategy": "tensor", "dynamic": False, "symmetric": True}
 NAMES = {
@@ -62,13 +61,6 @@ def log(caplog: pytest.LogCaptureFixture) -> Iterator[pytest.LogCaptureFixture]:
 def add_tensors(folder: Path, tensors: dict[str, Tensor]) -> None:
     path = folder / "model.safetensors"
     save_file({**load_file(path), **tensors}, path)
-
-
-def add_scales(folder: Path, names: tuple[str, str] = NAMES["compressed-tensors"]) -> None:
-    """In the shapes and types that checkpoints have."""
-    for number, scales in enumerate(SCALES):
-        k_name, v_name = (f"model.layers.{number}.{name}" for name in names)
-        add_tensors(folder, {k_name: torch.tensor([scales.k]), v_name: torch.tensor(scales.v)})
 
 
 def add_quantization(folder: Path, **values: Any) -> None:
@@ -121,9 +113,9 @@ def is_rounded(found: Tensor, exact: Tensor, scale: float) -> bool:
 
 
 def test_keys_and_values_are_divided_by_the_checkpoints_scales_and_rounded(folder: Path) -> None:
-    add_scales(folder)
+    all_scales = add_cache_scales(folder)
     exact, found = Ran(folder, kv_cache_dtype="auto"), Ran(folder)
-    for each, scales in zip(found.scales, SCALES, strict=True):
+    for each, scales in zip(found.scales, all_scales, strict=True):
         assert (each.k, each.v) == pytest.approx((scales.k, scales.v), rel=1e-6)
     assert found.tokens == exact.tokens
     # The keys and values of the first layer were computed before anything was rounded.
@@ -139,7 +131,7 @@ def test_keys_and_values_are_divided_by_the_checkpoints_scales_and_rounded(folde
 def test_auto_is_the_type_of_the_activations_and_needs_no_scales(folder: Path, log: pytest.LogCaptureFixture) -> None:
     without = Ran(folder, kv_cache_dtype="auto")
     assert UNUSED_SCALES not in log.text
-    add_scales(folder)
+    add_cache_scales(folder)
     with_scales = Ran(folder, kv_cache_dtype="auto")
     assert UNUSED_SCALES in log.text
     assert (with_scales.tokens, with_scales.log_probs) == (without.tokens, without.log_probs)
@@ -148,7 +140,7 @@ def test_auto_is_the_type_of_the_activations_and_needs_no_scales(folder: Path, l
 
 @pytest.mark.parametrize("names", NAMES.values(), ids=NAMES)
 def test_every_rank_and_stage_reads_the_scales_of_its_layers(folder: Path, names: tuple[str, str]) -> None:
-    add_scales(folder, names)
+    all_scales = add_cache_scales(folder, names)
     model = ModelConfig.load(folder)
     for rank in (0, 1):
         for is_read in (True, False):  # False: its weights are in shared memory already
@@ -159,12 +151,12 @@ def test_every_rank_and_stage_reads_the_scales_of_its_layers(folder: Path, names
                     checkpoint, DenseFormat(), group, torch.float32, torch.device("cpu"), stores_fp8=True
                 )
                 last = load_decoder(model, loader, 65, range(1, NUM_LAYERS))
-            for spec, scales in zip(last.cache_specs, SCALES[1:], strict=True):
+            for spec, scales in zip(last.cache_specs, all_scales[1:], strict=True):
                 assert (spec.k_scale, spec.v_scale) == pytest.approx((scales.k, scales.v), rel=1e-6)
 
 
 def test_a_scheme_of_the_cache_alone_leaves_the_weights_as_they_are(folder: Path) -> None:
-    add_scales(folder)
+    add_cache_scales(folder)
     before = Ran(folder)
     add_quantization(folder)
     after = Ran(folder)
@@ -184,14 +176,14 @@ def test_transformers_code_stores_fp8_too(folder: Path) -> None:
 
 @pytest.mark.parametrize("value", [0.0, -1.0, float("nan"), float("inf")])
 def test_a_scale_is_a_positive_number(folder: Path, value: float) -> None:
-    add_scales(folder)
+    add_cache_scales(folder)
     add_tensors(folder, {"model.layers.1.self_attn.v_scale": torch.tensor(value)})
     sentence = f"tensor model.layers.1.self_attn.v_scale holds {value:g}, but a scale is a positive number"
     assert sentence in refusal(folder)
 
 
 def test_one_scale_for_each_head_is_refused(folder: Path) -> None:
-    add_scales(folder)
+    add_cache_scales(folder)
     add_tensors(folder, {"model.layers.1.self_attn.k_scale": torch.ones(2)})
     assert "tensor model.layers.1.self_attn.k_scale has shape [2], but one number is supported" in refusal(folder)
 
@@ -202,7 +194,7 @@ def test_keys_without_values_are_refused(folder: Path) -> None:
 
 
 def test_layers_without_scales_beside_others_that_have_some_are_refused(folder: Path) -> None:
-    add_scales(folder)
+    add_cache_scales(folder)
     path = folder / "model.safetensors"
     save_file({name: of_one for name, of_one in load_file(path).items() if "1.self_attn.k_s" not in name}, path)
     assert "has no tensor model.layers.1.self_attn.k_scale" in refusal(folder)
