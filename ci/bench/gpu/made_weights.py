@@ -37,12 +37,23 @@ class MadeCheckpoint(Checkpoint):
     def __exit__(self, *_: object) -> None:
         return None
 
-    def __contains__(self, name: str) -> bool:
-        """Every layer of an fp8 network is quantised; of the tensors that a checkpoint may lack there are no others."""
-        return name.endswith(".weight_scale")
+    def __contains__(self, _: str) -> bool:
+        """What a checkpoint may lack: scales of the KV cache."""
+        return False
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        return ()
+
+    def dtype_of(self, _: str) -> str:
+        """Every layer of an fp8 network is quantised."""
+        return "F8_E4M3"
 
     def check(self, *_: Any) -> None:
         return None
+
+    def check_scales(self, *_: Any) -> Tensor:
+        return torch.full((1,), SCALE)
 
     def refuse_leftovers(self, *_: Any) -> None:
         return None
