@@ -25,6 +25,7 @@ WAY = "ci/unit/executor/test_requests_of_all_kinds.py::test_each_gives_way_to_mo
 BITS = "ci/unit/models/test_same_bits.py::test_so_they_have_in_torch_if_it_is_deterministic"
 FP8_BITS = "ci/unit/models/test_same_bits.py::test_so_they_have_with_a_cache_in_fp8"
 FP8_HISTORIES = "ci/unit/runtime/test_cold_blocks.py::test_with_fp8_and_deterministic_no_bit_depends_on_it"
+FP8_KINDS = "ci/unit/executor/test_requests_of_all_kinds.py::test_so_is_each_with_keys_and_values_in_fp8"
 FP8_RANKS = "ci/unit/distributed/test_tensor_parallel.py::test_ranks_store_their_heads_in_fp8"
 NOT_BY_SERVER = "not tried: a stub is a front as the library is"
 AS_RELAUNCHED = "as ranks that are launched again"
@@ -92,7 +93,7 @@ ENGINE_FEATURES = (
     ),
     EngineFeature(
         feature="KV cache in fp8 (`kv_cache_dtype`)",
-        cells=_cells(FP8_HISTORIES, NOT_BY_SERVER, FP8_RANKS, FP8_BITS, FP8_BITS, FP8_HISTORIES),
+        cells=_cells(FP8_KINDS, NOT_BY_SERVER, FP8_RANKS, FP8_BITS, FP8_BITS, FP8_HISTORIES),
     ),
     EngineFeature(
         feature="contexts and generation apart",

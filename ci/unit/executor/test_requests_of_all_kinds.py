@@ -58,11 +58,11 @@ def start(service: GenerationExecutor, kind: RequestKind, **changes: Any) -> Gen
     return service.generate_async(kind.prompt, **{**kind.python(), **changes})
 
 
-def assert_equal(result: GenerationResult, alone: GenerationResult, feature: str) -> None:
+def assert_equal(result: GenerationResult, alone: GenerationResult, feature: str, *, is_exact: bool = EXACT) -> None:
     found, wanted = result.result(), alone.result()
     assert [output.token_ids for output in found.outputs] == [output.token_ids for output in wanted.outputs], feature
     assert [output.finish_reason for output in found.outputs] == [output.finish_reason for output in wanted.outputs]
-    if EXACT:
+    if is_exact:
         for output, other in zip(found.outputs, wanted.outputs, strict=True):
             assert output.log_probs == other.log_probs, feature
             assert output.cumulative_logprob == other.cumulative_logprob, feature
@@ -70,18 +70,23 @@ def assert_equal(result: GenerationResult, alone: GenerationResult, feature: str
         tensors, expected = result.tensors(index), alone.tensors(index)
         assert set(tensors) == set(expected), feature
         for name, array in expected.items():
-            atol = 0 if EXACT else 2e-4
+            atol = 0 if is_exact else 2e-4
             np.testing.assert_allclose(tensors[name], array, rtol=0, atol=atol, err_msg=f"{feature}: {name}")
 
 
-@pytest.fixture(scope="module")
-def alone() -> dict[str, GenerationResult]:
-    with serve() as service:
+def answers_alone(**changes: Any) -> dict[str, GenerationResult]:
+    """Of each kind, by feature."""
+    with serve(**changes) as service:
         results = {}
         for kind in KINDS:
             results[kind.feature] = start(service, kind)
             results[kind.feature].result()
         return results
+
+
+@pytest.fixture(scope="module")
+def alone() -> dict[str, GenerationResult]:
+    return answers_alone()
 
 
 def test_the_kinds_differ(alone: dict[str, GenerationResult]) -> None:
@@ -106,6 +111,23 @@ def test_each_is_answered_as_it_is_alone(alone: dict[str, GenerationResult], cha
         results = [(kind.feature, start(service, kind)) for kind in (*KINDS, *reversed(KINDS))]
         for feature, result in results:
             assert_equal(result, alone[feature], feature)
+
+
+def test_so_is_each_with_keys_and_values_in_fp8() -> None:
+    """With `deterministic`, to the last bit: in chunks, on parts of cached prompts, and on blocks from host memory."""
+    fp8 = {"kv_cache_dtype": "fp8", "deterministic": True, "dtype": "float32", "cpu_compile": "false"}
+    alone = answers_alone(**fp8)
+    with serve(
+        max_num_tokens=24,
+        enable_kv_cache_reuse=True,
+        enable_partial_reuse=True,
+        kv_cache_host_memory_bytes=2**22,
+        max_tokens_in_paged_kv_cache=2 * SMALL_CACHE,
+        **fp8,
+    ) as service:
+        results = [(kind.feature, start(service, kind)) for kind in (*KINDS, *reversed(KINDS))]
+        for feature, result in results:
+            assert_equal(result, alone[feature], feature, is_exact=True)
 
 
 @pytest.mark.parametrize("kind", KINDS, ids=[kind.feature for kind in KINDS])
