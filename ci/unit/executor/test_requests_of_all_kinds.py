@@ -114,17 +114,10 @@ def test_each_is_answered_as_it_is_alone(alone: dict[str, GenerationResult], cha
 
 
 def test_so_is_each_with_keys_and_values_in_fp8() -> None:
-    """With `deterministic`, to the last bit: in chunks, on parts of cached prompts, and on blocks from host memory."""
+    """With `deterministic`, to the last bit: beside all others, in chunks, and on cached prompts."""
     fp8 = {"kv_cache_dtype": "fp8", "deterministic": True, "dtype": "float32", "cpu_compile": "false"}
     alone = answers_alone(**fp8)
-    with serve(
-        max_num_tokens=24,
-        enable_kv_cache_reuse=True,
-        enable_partial_reuse=True,
-        kv_cache_host_memory_bytes=2**22,
-        max_tokens_in_paged_kv_cache=2 * SMALL_CACHE,
-        **fp8,
-    ) as service:
+    with serve(max_num_tokens=24, enable_kv_cache_reuse=True, **fp8) as service:
         results = [(kind.feature, start(service, kind)) for kind in (*KINDS, *reversed(KINDS))]
         for feature, result in results:
             assert_equal(result, alone[feature], feature, is_exact=True)
