@@ -60,6 +60,8 @@ class PromptBlocks:
     def __init__(self, kv_cache: KVCache, shape: KVCacheShape, max_tokens: int) -> None:
         """`max_tokens`: of all prompts that wait to be fetched; the oldest are dropped for new ones."""
         self.block_bytes = shape.block_bytes
+        self.scales = tuple((spec.k_scale, spec.v_scale) for spec in shape.layers)
+        """Of the keys and of the values of each layer: whoever reads the blocks needs the same."""
         self.on_export: Callable[[], None] = lambda: None
         """Called by the thread that computes, when a prompt is ready to be fetched."""
         self._bytes = BlockBytes(kv_cache)

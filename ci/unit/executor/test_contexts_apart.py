@@ -3,6 +3,8 @@ however the blocks travel, and nothing of them is left."""
 
 from __future__ import annotations
 
+import json
+import shutil
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -10,9 +12,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from calls import until
 from msgspec import structs
 from request_kinds import ADAPTERS, CHECKPOINT, ENGINE, KINDS, PROMPT, TOKENIZER, RequestKind
+from safetensors.torch import load_file, save_file
 
 from inflight.config import EngineConfig
 from inflight.context_phase import ContextPhaseParams, RequestType
@@ -46,6 +50,7 @@ class Engine:
 
 def start(**changes: Any) -> Engine:
     usual: dict[str, Any] = {
+        "gpt_model_path": str(CHECKPOINT),
         "max_batch_size": 8,
         "max_num_tokens": 128,
         "max_seq_len": 256,
@@ -59,7 +64,7 @@ def start(**changes: Any) -> Engine:
         "max_tokens_in_buffer": BUFFER,
         "kv_transfer_timeout_ms": 60_000,
     }
-    config = EngineConfig(gpt_model_path=str(CHECKPOINT), device="cpu", num_threads=1, **{**usual, **ENGINE, **changes})
+    config = EngineConfig(device="cpu", num_threads=1, **{**usual, **ENGINE, **changes})
     runners: list[LoadedRunner] = []
 
     def load(config: EngineConfig, group: RankGroup) -> LoadedRunner:
@@ -214,6 +219,22 @@ def test_blocks_in_fp8_travel(key_file: str) -> None:
         wanted = alone(engines[1])
         found = go_on(engines[1], compute_context(engines[0]).context_phase_params)
         assert tokens(found) == tokens(wanted) and num_cached(found) > 0
+
+
+def test_keys_that_another_scale_divides_are_refused(key_file: str, tmp_path: Path) -> None:
+    """The checkpoints differ in nothing else, and that in the middle of their file."""
+    engines = []
+    for name, k_scale in (("one", 0.5), ("other", 0.25)):
+        folder = shutil.copytree(CHECKPOINT, tmp_path / name)
+        tensors = load_file(folder / "model.safetensors")
+        for number in range(json.loads((folder / "config.json").read_text())["num_hidden_layers"]):
+            attention = f"model.layers.{number}.self_attn"
+            tensors |= {f"{attention}.k_scale": torch.tensor(k_scale), f"{attention}.v_scale": torch.tensor(1.0)}
+        save_file(tensors, folder / "model.safetensors")
+        engines.append(start(gpt_model_path=str(folder), kv_transfer_key_file=key_file, kv_cache_dtype="fp8"))
+    one, other = engines
+    with one.service, other.service, pytest.raises(InvalidRequest, match="give both the same checkpoint"):
+        go_on(other, compute_context(one).context_phase_params)
 
 
 def test_params_of_others_are_refused(first: Engine, second: Engine, tmp_path: Path, key_file: str) -> None:

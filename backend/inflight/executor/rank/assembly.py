@@ -73,6 +73,7 @@ def make_transfer(
             runner.description.layers,
             runner.block_size,
             blocks.block_bytes,
+            blocks.scales,
             config.tensor_parallel_size,
             config.pipeline_parallel_size,
         )
