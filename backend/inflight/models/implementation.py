@@ -29,6 +29,7 @@ UNUSED_SCALES = (
     "the checkpoint brings scales for a KV cache in fp8, which are not used: kv_cache_dtype is auto; fp8 would make "
     "room for more tokens, and round them"
 )
+NO_SCALES = "the checkpoint brings no scales for the KV cache in fp8: keys and values are stored with the scale 1"
 
 
 def read_config(config: EngineConfig) -> ModelConfig | TransformersConfig:
@@ -85,6 +86,8 @@ def load_network(
     stores_fp8 = config.kv_cache_dtype == "fp8"
     is_read = weights is None or not weights.is_filled or not isinstance(model, ModelConfig)
     with checkpoint or Checkpoint(config.gpt_model_path, is_read=is_read) as tensors:
+        if has_cache_scales(tensors) != stores_fp8:
+            logger.info(NO_SCALES if stores_fp8 else UNUSED_SCALES)
         if isinstance(model, ModelConfig):
             # One position more than a sequence can have: the next step may have been launched already when it ends.
             loader = WeightLoader(
@@ -98,8 +101,6 @@ def load_network(
                 weights,
                 stores_fp8=stores_fp8,
             )
-            if not stores_fp8 and has_cache_scales(checkpoint):
-                logger.info(UNUSED_SCALES)
             return load_decoder(model, loader, max_seq_len + 1, layers_of_stage(model.num_layers, groups.pipeline))
         from inflight.models.transformers_loading import load_transformers_decoder
 

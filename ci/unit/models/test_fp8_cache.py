@@ -28,7 +28,7 @@ from inflight.models.cache_scales import CacheScales
 from inflight.models.checkpoint import Checkpoint
 from inflight.models.config import ModelConfig
 from inflight.models.decoder import load_decoder
-from inflight.models.implementation import UNUSED_SCALES
+from inflight.models.implementation import NO_SCALES, UNUSED_SCALES
 from inflight.models.weight_formats import DenseFormat
 from inflight.models.weights import WeightLoader
 from inflight.runtime.model_runner import ModelRunner
@@ -130,7 +130,7 @@ def test_keys_and_values_are_divided_by_the_checkpoints_scales_and_rounded(folde
 
 def test_auto_is_the_type_of_the_activations_and_needs_no_scales(folder: Path, log: pytest.LogCaptureFixture) -> None:
     without = Ran(folder, kv_cache_dtype="auto")
-    assert UNUSED_SCALES not in log.text
+    assert UNUSED_SCALES not in log.text and NO_SCALES not in log.text
     add_cache_scales(folder)
     with_scales = Ran(folder, kv_cache_dtype="auto")
     assert UNUSED_SCALES in log.text
@@ -153,6 +153,11 @@ def test_every_rank_and_stage_reads_the_scales_of_its_layers(folder: Path, names
                 last = load_decoder(model, loader, 65, range(1, NUM_LAYERS))
             for spec, scales in zip(last.cache_specs, all_scales[1:], strict=True):
                 assert (spec.k_scale, spec.v_scale) == pytest.approx((scales.k, scales.v), rel=1e-6)
+
+
+def test_without_scales_they_are_1_and_the_log_says_so(folder: Path, log: pytest.LogCaptureFixture) -> None:
+    assert Ran(folder).scales == [CacheScales()] * NUM_LAYERS
+    assert NO_SCALES in log.text
 
 
 def test_a_scheme_of_the_cache_alone_leaves_the_weights_as_they_are(folder: Path) -> None:
