@@ -18,8 +18,8 @@ NAMES = (
     (".qkv_proj.k_scale", ".qkv_proj.v_scale"),
     (".k_proj.output_scale", ".v_proj.output_scale"),
 )
-"""Of both tensors, behind that of the module that computes attention, as writers of checkpoints have them:
-compressed-tensors, vLLM, ModelOpt, ModelOpt with a stacked product, and compressed-tensors before."""
+"""Of both tensors, behind that of the module that computes attention. In this order: of compressed-tensors, vLLM,
+ModelOpt, ModelOpt if the products are stacked, and of compressed-tensors in older checkpoints."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -31,7 +31,8 @@ class Checkpoint:
     """The open files of one checkpoint, as a context manager. All errors are ConfigurationErrors that name the file."""
 
     def __init__(self, folder: str | Path, *, is_read: bool = True) -> None:
-        """`is_read`: False = tensors are checked, and none is read: `copy_into` leaves its targets as they are."""
+        """`is_read`: False = tensors are checked, and none but scales is read: `copy_into` leaves its targets as they
+        are."""
         self.folder = Path(folder)
         self.is_read = is_read
         self._files: dict[str, Any] = {}
@@ -121,8 +122,8 @@ class Checkpoint:
         return float(self.check_scales(name, shape).item())
 
     def check_scales(self, name: str, shape: tuple[int, ...]) -> Tensor:
-        """Read tensor `name`, which other tensors are quantised with. Raise unless it is there with this shape, and all
-        its elements are positive numbers: with another one, what is quantised would be nothing or not a number."""
+        """All of tensor `name`, with which others are quantised. Raises unless it has this shape and its elements are
+        positive numbers: with zero, infinity or NaN the others would mean nothing."""
         self._slice(name, shape, FLOAT_DTYPES)
         try:
             scales: Tensor = self._open(self._file_of[name]).get_tensor(name)

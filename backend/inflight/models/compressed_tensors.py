@@ -24,9 +24,9 @@ CACHE: Supported = {**FP8, "dynamic": (False,), "strategy": ("tensor",)}
 DEFAULTS = {"type": "int", "num_bits": 8, "symmetric": True, "dynamic": False}
 """What the format means by a missing field."""
 FORMATS = ("float-quantized", "naive-quantized")
-"""Both store fp8 weights in the same way: the second was written first, for integers too."""
+"""Older checkpoints have the second, which stores fp8 weights in the same way."""
 STATUSES = ("compressed", "frozen")
-"""The second was written before the first was, and means the same in a checkpoint with fp8 tensors."""
+"""Older checkpoints have the second, with the same tensors."""
 
 
 def weight_strategy(path: Path, quantization: Mapping[str, Any]) -> str | None:

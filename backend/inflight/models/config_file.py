@@ -170,7 +170,9 @@ def read_config_file(path: Path) -> dict[str, Any]:
 
 def read_quantization(path: Path, values: Mapping[str, Any]) -> dict[str, Any]:
     """`quantization_config` of the config.json at `path`, which holds `values`, or what ModelOpt wrote to a file beside
-    it, with the `quant_method` modelopt; empty if there is neither. Raises ConfigurationError if the file is none."""
+    it, with the `quant_method` modelopt; empty if there is neither. Raises ConfigurationError if either is no object.
+    """
+    check_values(path, values, ["quantization_config"])
     if values.get("quantization_config"):
         return dict(values["quantization_config"])
     beside = path.with_name(MODELOPT_FILE)

@@ -40,7 +40,7 @@ PROMPT = make_prompt(21)
 SCHEME = {"num_bits": 8, "type": "float", "strategy": "tensor", "dynamic": False, "symmetric": True}
 NAMES = {
     "compressed-tensors": ("self_attn.k_scale", "self_attn.v_scale"),
-    "compressed-tensors before": ("self_attn.k_proj.output_scale", "self_attn.v_proj.output_scale"),
+    "older compressed-tensors": ("self_attn.k_proj.output_scale", "self_attn.v_proj.output_scale"),
     "vLLM": ("self_attn.attn.k_scale", "self_attn.attn.v_scale"),
     "ModelOpt": ("self_attn.k_proj.k_scale", "self_attn.v_proj.v_scale"),
     "ModelOpt, stacked": ("self_attn.qkv_proj.k_scale", "self_attn.qkv_proj.v_scale"),
