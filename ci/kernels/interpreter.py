@@ -2,7 +2,7 @@
 
 Rounding to float8_e4m3fn: the interpreter of triton 3.6 to 3.8 rounds ties away from zero and loses the carry out of
 the mantissa (127.99 becomes 64); a GPU rounds to nearest, ties to even, and saturates, as torch does to a value clamped
-before. Reading float8 is right as it is.
+before. Reading NaN: the interpreter finds 480 where a GPU finds NaN.
 
 Dot products: the interpreter multiplies matrices with numpy's BLAS, some of whose kernels (OpenBLAS on AMD's Zen) sum a
 row in another order when it stands at another place of the tile. On a GPU a row of `tl.dot` does not depend on its
@@ -23,9 +23,16 @@ import triton.language as tl
 from triton.runtime import interpreter
 
 _convert = interpreter._convert_float
+FP8_NAN = 0x7F
+"""The bits of NaN in float8_e4m3fn, but for the sign."""
 
 
 def _convert_float(values: Any, source: Any, target: Any, rounding_mode: Any) -> Any:
+    if source == tl.float8e4nv:
+        found = _convert(values, source, target, rounding_mode)
+        bits = np.ascontiguousarray(values).view(np.uint8)
+        found[(bits & FP8_NAN) == FP8_NAN] = (1 << (target.primitive_bitwidth - 1)) - 1  # all but the sign: a NaN
+        return found
     if source != tl.float32 or target != tl.float8e4nv:
         return _convert(values, source, target, rounding_mode)
     # A view and not a copy of bits that the handle may give as an integer.

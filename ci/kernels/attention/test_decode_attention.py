@@ -142,6 +142,21 @@ def test_kernel_reads_fp8_caches(dtype: torch.dtype, schedule: str, device: torc
     assert_near(actual, _expected(q, keys, values, caches[2], RAGGED, 0.2, 0), tolerance)
 
 
+@needs_fp8
+@pytest.mark.parametrize("kind", ["keys", "values"])
+def test_nan_in_an_fp8_cache_reaches_whoever_reads_it(kind: str, device: torch.device) -> None:
+    """Who then gets an error: fp8 must not turn it into a number."""
+    lengths = [40, 20]
+    *wide, table = random_cache(lengths, 16, 2, 32, torch.float32)
+    caches = {name: cache.to(torch.float8_e4m3fn) for name, cache in zip(("keys", "values"), wide, strict=True)}
+    caches[kind].view(torch.uint8)[table[0, 1], 3, 0] = 0xFF
+    q = torch.randn(2, 4, 32).to(device)
+    found = gpu.decode_attention(
+        q, caches["keys"].to(device), caches["values"].to(device), table.to(device), _int32(lengths, device), 0.2
+    )
+    assert found[0, :2].isnan().all() and found[0, 2:].isfinite().all() and found[1].isfinite().all()
+
+
 def test_any_number_of_programs_shares_the_work(device: torch.device) -> None:
     lengths = [150, 0, 5, 48, 0, 17]
     k_cache, v_cache, table = random_cache(lengths, 16, 2, 32, torch.float32)
