@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor
 
-from inflight_kernels.matmul.reference import gated_linear, linear
+from inflight_kernels.activation.reference import silu_and_mul
+from inflight_kernels.matmul.reference import linear
 
 
 def route_experts(router_logits: Tensor, top_k: int, renormalize: bool = True) -> tuple[Tensor, Tensor]:
@@ -36,17 +39,21 @@ def fused_moe(
     order = chosen.argsort(stable=True)
     counts = chosen.bincount(minlength=num_experts + 1).tolist()[:num_experts]
     order = order[: sum(counts)]
-    outputs = []
-    for expert, rows in enumerate(x[order // top_k].split(counts)):
-        if len(rows):
-            activated = gated_linear(rows, w_gate_up[expert], None, deterministic)
-            outputs.append(linear(activated, w_down[expert], None, deterministic))
     products = torch.zeros((num_tokens * top_k, x.shape[1]), dtype=x.dtype, device=x.device)
-    if outputs:
-        products[order] = torch.cat(outputs)
+    if len(order):
+        activated = silu_and_mul(_grouped(x[order // top_k], counts, w_gate_up, deterministic))
+        products[order] = _grouped(activated, counts, w_down, deterministic)
     # An invalid choice adds nothing, whatever its weight.
     masked = weights.masked_fill(~is_valid, 0.0)
     total = torch.zeros_like(x, dtype=torch.float32)
     for choice, share in zip(products.view(num_tokens, top_k, -1).unbind(1), masked.unbind(1), strict=True):
         total += choice.float() * share[:, None]
     return total.to(x.dtype) if out is None else out.copy_(total)
+
+
+def _grouped(rows: Tensor, counts: Sequence[int], weights: Tensor, deterministic: bool) -> Tensor:
+    """The product of each expert's rows, the next `counts[expert]` of `rows`, and its matrix of `weights`."""
+    used = [expert for expert, count in enumerate(counts) if count]
+    groups = rows.split([counts[expert] for expert in used])
+    products = [linear(group, weights[expert], None, deterministic) for expert, group in zip(used, groups, strict=True)]
+    return torch.cat(products)
