@@ -101,7 +101,7 @@ def _decode(
                     predicted=100 * step.idle,
                     goal=_idle_goal(model.network, batch),
                 )
-            yield Expected(name=f"{of} kernels of a step, {at}", unit="kernels", predicted=model.decode_launches())
+            yield Expected(name=f"{of} kernels of a step, {at}", unit="kernels", predicted=model.decode_launches(batch))
             yield Expected(name=f"{of} time in kernels, a step, {at}", unit=MS, predicted=step.work_us / 1e3)
             yield Expected(
                 name=f"{of} no kernel runs, {at}", unit=PERCENT, goal_of="E8", predicted=100 * step.without_kernel
@@ -209,8 +209,8 @@ def _peers(model: Model, gpu_bytes: float, sizes: Sizes) -> Iterator[Expected]:
 
 def _drafts(model: Model, sizes: Sizes) -> Iterator[Expected]:
     """A step that verifies drafts is launched one by one, as a prompt."""
-    drafted_us = predictions.HOST_US + model.prefill_launches() * predictions.LAUNCH_HOST_US
     verified = predictions.DRAFTS + 1
+    drafted_us = predictions.HOST_US + model.prefill_launches(verified) * predictions.LAUNCH_HOST_US
     ratio = verified * model.step(1, sizes.copied).wall_us / max(drafted_us, model.step(1, sizes.copied).gpu_us)
     for text, predicted, goal in (("copies its prompt", ratio, 1.5), ("is misled by its prompt", 1.0, 0.97)):
         yield Expected(

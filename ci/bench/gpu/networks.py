@@ -31,19 +31,29 @@ class Network:
     def num_active(self) -> int:
         """Weights by which each token is multiplied: those of all linear layers, the head included, and of the experts
         that a token goes to."""
-        experts: int = self.config.get("num_experts_per_tok", 1)
-        return self.num_layers * (self._attention + experts * self._mlp) + self._head
+        return self.num_layers * (self._attention + self.num_chosen * self._mlp) + self._head
 
     @property
-    def num_read(self) -> int:
-        """The same of a step of many tokens, which go to all experts."""
-        experts: int = self.config.get("num_experts", 1)
-        return self.num_layers * (self._attention + experts * self._mlp) + self._head
+    def num_experts(self) -> int:
+        """Of a layer; 0 = it has a dense MLP."""
+        return int(self.config.get("num_experts", 0))
 
     @property
-    def read_bytes(self) -> int:
-        """Of those weights."""
-        return self.weight_bytes * (self.num_read - self._head) + 2 * self._head
+    def num_chosen(self) -> int:
+        """Experts that compute each token; a dense MLP is one."""
+        return int(self.config.get("num_experts_per_tok", 1))
+
+    @property
+    def held_bytes(self) -> int:
+        """Of all of those weights, and of all experts."""
+        mlps = max(self.num_experts, 1)
+        return self.num_layers * self.weight_bytes * (self._attention + mlps * self._mlp) + 2 * self._head
+
+    def read_bytes(self, num_tokens: float) -> float:
+        """Of those that a step of so many tokens reads: of the experts those that any of the tokens goes to, on the
+        average, where each token goes to any of them with equal probability."""
+        unused = (1 - self.num_chosen / self.num_experts) ** num_tokens * self.num_experts if self.num_experts else 0.0
+        return self.held_bytes - self.num_layers * self.weight_bytes * unused * self._mlp
 
     @property
     def token_cache_bytes(self) -> int:

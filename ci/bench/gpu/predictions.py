@@ -35,6 +35,12 @@ computes nothing. Where the tuned table of a device chooses own kernels for up t
 table is not there on the first run."""
 QUANTIZING_LAUNCHES = 4
 """More in each layer with fp8 weights: every product quantises its input first."""
+EXPERTS_LAUNCHES = 2
+"""More in each layer with experts: router, choice, gate and up with the activation, down and sum take the place of gate
+and up, activation and down."""
+UNSORTED_SHARE, SORTED_AT_ONCE = 0.25, 512
+"""Pairs of a token and one of its experts are sorted before, in one launch, and in three if there are more than
+SORTED_AT_ONCE of them; in none if there are at most UNSORTED_SHARE as many as experts."""
 DECODE_OUTSIDE, PREFILL_OUTSIDE = 5, 28
 """Outside the layers, of a greedy step. A decode in which a row begins a block has one more."""
 
@@ -104,32 +110,33 @@ class Model:
         """Of `batch` rows, each behind `context` tokens."""
         operations_us = 1e6 * 2 * batch * self.network.num_active / (MATRIX_REACHED * self._matrix_rate)
         caches_us = batch * self._cache_us(context)
-        launches = self.decode_launches()
+        launches = self.decode_launches(batch)
         return Step(
-            work_us=max(self._weights_us, operations_us) + caches_us,
+            work_us=max(self._weights_us(batch), operations_us) + caches_us,
             gaps_us=launches * self.rates.launch_us,
             host_us=HOST_US + HOST_US_OF_ROW * batch + (REPLAY_HOST_US if graphs else launches * LAUNCH_HOST_US),
         )
 
     def floor_us(self, batch: int, context: float) -> float:
         """Of the bytes alone, at the full bandwidth."""
-        return 1e6 * (self.network.read_bytes + batch * context * self.network.token_cache_bytes) / self.rates.bandwidth
+        caches = batch * context * self.network.token_cache_bytes
+        return 1e6 * (self.network.read_bytes(batch) + caches) / self.rates.bandwidth
 
-    def decode_launches(self) -> int:
+    def decode_launches(self, batch: int) -> int:
         """Of a greedy step, copies left out."""
-        return DECODE_OUTSIDE + self.network.num_layers * (DECODE_LAUNCHES + self._quantizing_launches)
+        return DECODE_OUTSIDE + self.network.num_layers * (DECODE_LAUNCHES + self._further_launches(batch))
 
-    def prefill_launches(self) -> int:
+    def prefill_launches(self, num_tokens: int) -> int:
         """The same of a step of prompts."""
-        return PREFILL_OUTSIDE + self.network.num_layers * (PREFILL_LAUNCHES + self._quantizing_launches)
+        return PREFILL_OUTSIDE + self.network.num_layers * (PREFILL_LAUNCHES + self._further_launches(num_tokens))
 
     # -- prompts and whole requests ------------------------------------------------------------------------------------
 
     def prefill_us(self, num_tokens: int) -> float:
         """Of a step of one prompt, or of several that are short beside a network's width."""
         operations_us = 1e6 * 2 * num_tokens * self.network.num_active / (MATRIX_REACHED * self._matrix_rate)
-        launches = self.prefill_launches()
-        gpu_us = max(operations_us, self._weights_us) + launches * self.rates.launch_us
+        launches = self.prefill_launches(num_tokens)
+        gpu_us = max(operations_us, self._weights_us(num_tokens)) + launches * self.rates.launch_us
         return max(gpu_us, HOST_US + launches * LAUNCH_HOST_US)
 
     def output_rate(self, batch: int, prompt: float, output: float, *, reached: float | None = None) -> float:
@@ -147,20 +154,25 @@ class Model:
 
     def fitting_batch(self, gpu_bytes: float, num_tokens: int, most: int) -> int:
         """Rows of `num_tokens`, at most `most`, whose keys and values fit beside the weights."""
-        left = 0.9 * (gpu_bytes - self.network.read_bytes - STEP_BYTES)
+        left = 0.9 * (gpu_bytes - self.network.held_bytes - STEP_BYTES)
         return max(min(int(left / self.network.token_cache_bytes / num_tokens), most), 1)
 
     def prefill_ceiling(self) -> float:
         """Prompt tokens per second of products at the full rate, without attention."""
         return self._matrix_rate / (2 * self.network.num_active)
 
-    @property
-    def _weights_us(self) -> float:
-        return 1e6 * self.network.read_bytes / (REACHED * self.rates.bandwidth)
+    def _weights_us(self, num_tokens: int) -> float:
+        return 1e6 * self.network.read_bytes(num_tokens) / (REACHED * self.rates.bandwidth)
 
-    @property
-    def _quantizing_launches(self) -> int:
-        return QUANTIZING_LAUNCHES if self.network.weight_bytes == 1 else 0
+    def _further_launches(self, num_tokens: int) -> int:
+        """Of each layer, beside those of one with a dense MLP in bfloat16."""
+        quantizing = QUANTIZING_LAUNCHES if self.network.weight_bytes == 1 else 0
+        if not self.network.num_experts:
+            return quantizing
+        pairs = num_tokens * self.network.num_chosen
+        if pairs <= UNSORTED_SHARE * self.network.num_experts:
+            return quantizing + EXPERTS_LAUNCHES
+        return quantizing + EXPERTS_LAUNCHES + (1 if pairs <= SORTED_AT_ONCE else 3)
 
     @property
     def _matrix_rate(self) -> float:
