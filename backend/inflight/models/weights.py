@@ -23,6 +23,7 @@ from inflight.layers.vocabulary import VocabularyParallelEmbedding
 from inflight.models.adapter_places import AdapterPlace, AdapterPlaces
 from inflight.models.cache_scales import CacheScales, read_cache_scales
 from inflight.models.checkpoint import Checkpoint
+from inflight.models.expert_blocks import find_experts
 from inflight.models.family import ExpertTensors, NotSplit, SplitByInputs, SplitByOutputs, SplitByVocabulary
 from inflight.models.shared_weights import SharedWeights
 from inflight.models.weight_formats import Block, WeightFormat
@@ -112,26 +113,24 @@ class WeightLoader:
     def experts(self, tensors: ExpertTensors, prefix: str, hidden_size: int) -> Experts:
         """This rank's share of every expert's intermediate features, and the whole router. No adapter changes them."""
         own = self.even_section("intermediate size of an expert", tensors.intermediate_size)
-        wide, tall = (own.num_features, hidden_size), (hidden_size, own.num_features)
+        router_name, blocks_of_experts = find_experts(self.checkpoint, tensors, prefix, hidden_size, own.start)
         router = Block(
-            name=f"{prefix}{tensors.router.name}",
+            name=router_name,
             num_outputs=tensors.num_experts,
             num_inputs=hidden_size,
             outputs=range(tensors.num_experts),
             inputs=range(hidden_size),
         )
-        names = [f"{prefix}{tensors.experts}.{number}" for number in range(tensors.num_experts)]
-        for name in names:
-            self.checkpoint.check(f"{name}.{tensors.gate}.weight", wide)
-            self.checkpoint.check(f"{name}.{tensors.up}.weight", wide)
-            self.checkpoint.check(f"{name}.{tensors.down}.weight", tall)
-        gate_up_ECD = self._empty(len(names), 2 * own.size, hidden_size)
-        down_EDI = self._empty(len(names), hidden_size, own.size)
-        for name, gate_up_CD, down_DI in zip(names, gate_up_ECD, down_EDI, strict=True):
+        for blocks in blocks_of_experts:
+            for block in (blocks.gate, blocks.up, blocks.down):
+                self.checkpoint.check(block.name, block.shape)
+        gate_up_ECD = self._empty(tensors.num_experts, 2 * own.size, hidden_size)
+        down_EDI = self._empty(tensors.num_experts, hidden_size, own.size)
+        for blocks, gate_up_CD, down_DI in zip(blocks_of_experts, gate_up_ECD, down_EDI, strict=True):
             gate_ID, up_ID = gate_up_CD.chunk(2)
-            self.checkpoint.copy_into(gate_ID, f"{name}.{tensors.gate}.weight", wide, (own.start,))
-            self.checkpoint.copy_into(up_ID, f"{name}.{tensors.up}.weight", wide, (own.start,))
-            self.checkpoint.copy_into(down_DI, f"{name}.{tensors.down}.weight", tall, (0, own.start))
+            for target, block in ((gate_ID, blocks.gate), (up_ID, blocks.up), (down_DI, blocks.down)):
+                stacked = target.view((1,) * (len(block.shape) - target.dim()) + target.shape)
+                self.checkpoint.copy_into(stacked, block.name, block.shape, block.starts)
         return Experts(
             router=self.weight_format.read(self.checkpoint, [router], self.dtype, self.device, self._empty),
             gate_up_ECD=gate_up_ECD,

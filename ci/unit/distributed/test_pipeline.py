@@ -30,7 +30,7 @@ pytestmark = pytest.mark.slow
 
 NAMES = [
     *("llama-tied", "llama-biases", "llama-one-kv-head", "mistral-window", "qwen2", "qwen3-biases"),
-    *("phi3-partial-window", "granite-biases"),
+    *("phi3-partial-window", "granite-biases", "qwen3-moe"),
 ]
 LENGTHS = (1, 8, 21)
 NUM_TOKENS = 16

@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 import torch
 from model_driver import Driver, Work
+from safetensors.torch import load_file
 from tiny_checkpoints import CONFIGS, TinyCheckpoint, make_checkpoint, make_prompt
 from transformers import AutoModelForCausalLM
 
@@ -139,6 +140,31 @@ def test_sharded_checkpoint(tmp_path: Path, device: str, name: str) -> None:
     runner = load(checkpoint, device)
     prompt, expected = checkpoint.prompt(13, NUM_TOKENS)
     assert Driver(runner).run(works([prompt])) == [expected]
+    runner.close()
+
+
+@pytest.mark.parametrize("name", ["qwen3-moe", "mixtral-window"])
+def test_experts_in_stacked_tensors(tmp_path: Path, device: str, name: str) -> None:
+    """As transformers stores them on request."""
+    checkpoint = make_checkpoint(tmp_path, name, save_original_format=False)
+    assert "model.layers.0.mlp.experts.gate_up_proj" in load_file(tmp_path / "model.safetensors")
+    runner = load(checkpoint, device)
+    prompt, expected = checkpoint.prompt(13, NUM_TOKENS)
+    assert Driver(runner).run(works([prompt])) == [expected]
+    runner.close()
+
+
+@pytest.mark.parametrize("name", ["qwen3-moe", "mixtral-window"])
+def test_experts_are_deterministic(tmp_path: Path, name: str) -> None:
+    """The same bits alone and beside others, in chunks, whichever experts those go to."""
+    runner = load(make_checkpoint(tmp_path, name, dtype=torch.bfloat16), "cpu", deterministic=True)
+    prompts = [make_prompt(length) for length in (5, 19, 33)]
+    alone, together = (works(prompts, log_probs=True, chunk=chunk) for chunk in (100, 7))
+    for work in alone:
+        Driver(runner).run([work])
+    Driver(runner).run(together)
+    assert [work.output_log_probs for work in alone] == [work.output_log_probs for work in together]
+    assert [work.output for work in alone] == [work.output for work in together]
     runner.close()
 
 

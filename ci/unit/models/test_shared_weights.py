@@ -70,7 +70,7 @@ def own(config: EngineConfig) -> Network:
     return Network(engine.decoder, engine.kv_cache, engine.adapters)
 
 
-@pytest.mark.parametrize("name", ["llama", "qwen2", "qwen3", "phi3", "granite"])
+@pytest.mark.parametrize("name", ["llama", "qwen2", "qwen3", "phi3", "granite", "qwen3-moe"])
 def test_torch_layers_give_the_same_bits(name: str, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     check_same_bits(config_of(make_checkpoint(tmp_path, name), "false", dtype="float32"), caplog)
 

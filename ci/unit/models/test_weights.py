@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import math
 from contextlib import closing
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +25,7 @@ from inflight.errors import ConfigurationError
 from inflight.layers.linear import ColumnParallelLinear, RowParallelLinear
 from inflight.layers.weight import DenseWeight
 from inflight.models.checkpoint import Checkpoint
+from inflight.models.config import ModelConfig
 from inflight.models.family import NotSplit, SplitByInputs, SplitByOutputs, SplitByVocabulary
 from inflight.models.weight_formats import DenseFormat
 from inflight.models.weights import Section, WeightLoader
@@ -305,3 +307,29 @@ def test_weights_do_not_point_into_the_file(folder: Path) -> None:
     with path.open("r+b") as file:
         file.write(b"\0" * len(content))
     assert torch.equal(norm.weight_D, before)
+
+
+# -- experts -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ["qwen3-moe", "mixtral-window"])
+def test_a_rank_reads_its_part_of_experts_from_either_layout(name: str, tmp_path: Path) -> None:
+    """Each expert's tensors, or those of all, stacked. A shape that config.json does not ask for is refused."""
+    of_layouts = []
+    for folder, is_stacked in ((tmp_path / "own", False), (tmp_path / "stacked", True)):
+        make_checkpoint(folder, name, save_original_format=not is_stacked)
+        tensors = ModelConfig.load(folder).family.experts
+        assert tensors is not None
+        wider = replace(tensors, intermediate_size=tensors.intermediate_size + 2)
+        with Checkpoint(folder) as checkpoint:
+            ranks = loaders(checkpoint, 2)
+            of_layouts.append([rank.experts(tensors, "model.layers.0.", 48) for rank in ranks])
+            with pytest.raises(ConfigurationError, match=r"tensor model\.layers\.0\..*, config.json asks for"):
+                ranks[0].experts(wider, "model.layers.0.", 48)
+    for of_own, of_stacked in zip(*of_layouts, strict=True):
+        for tensor in ("gate_up_ECD", "down_EDI"):
+            assert torch.equal(getattr(of_own, tensor), getattr(of_stacked, tensor))
+        assert isinstance(of_own.router, DenseWeight) and isinstance(of_stacked.router, DenseWeight)
+        assert torch.equal(of_own.router.values_OI, of_stacked.router.values_OI)
+    first, second = of_layouts[0]
+    assert not torch.equal(first.down_EDI, second.down_EDI)
