@@ -13,6 +13,7 @@ from inflight.models.checkpoint import Checkpoint
 from inflight.models.family import ExpertTensors
 
 STACKED_ROUTER, STACKED_GATE_UP, STACKED_DOWN = "mlp.gate", "mlp.experts.gate_up_proj", "mlp.experts.down_proj"
+"""Names within a layer."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,18 +41,18 @@ def find_experts(
     """Name of the router, and the blocks of each expert. `prefix` is that of the layer's tensors; a rank has the
     intermediate features from `first_feature` on."""
     num_experts, inner = tensors.num_experts, tensors.intermediate_size
+    wide, tall = (inner, hidden_size), (hidden_size, inner)
     gate_up, down = f"{prefix}{STACKED_GATE_UP}", f"{prefix}{STACKED_DOWN}"
     if gate_up in checkpoint:
-        wide, tall = (num_experts, 2 * inner, hidden_size), (num_experts, hidden_size, inner)
+        stacked_wide, stacked_tall = (num_experts, 2 * inner, hidden_size), (num_experts, *tall)
         return f"{prefix}{STACKED_ROUTER}", [
             ExpertBlocks(
-                gate=ExpertBlock(gate_up, wide, (expert, first_feature)),
-                up=ExpertBlock(gate_up, wide, (expert, inner + first_feature)),
-                down=ExpertBlock(down, tall, (expert, 0, first_feature)),
+                gate=ExpertBlock(gate_up, stacked_wide, (expert, first_feature)),
+                up=ExpertBlock(gate_up, stacked_wide, (expert, inner + first_feature)),
+                down=ExpertBlock(down, stacked_tall, (expert, 0, first_feature)),
             )
             for expert in range(num_experts)
         ]
-    wide, tall = (inner, hidden_size), (hidden_size, inner)
     names = [f"{prefix}{tensors.experts}.{number}" for number in range(num_experts)]
     return f"{prefix}{tensors.router.name}", [
         ExpertBlocks(

@@ -77,7 +77,8 @@ class MLPTensors:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExpertTensors:
-    """The second half of the layers with a mixture of experts, behind the same norm as the others'."""
+    """The second half of the layers with a mixture of experts, behind the same norm as the others'. Names are those of
+    the published checkpoints; see expert_blocks.py for others."""
 
     layers: frozenset[int]
     """Numbers of the layers that have one."""
