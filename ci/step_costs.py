@@ -60,11 +60,9 @@ def _cases() -> Iterator[tuple[str, Callable[[], Steps], dict[str, Any]]]:
     yield "deterministic", partial(steps_of, MODES["greedy"]), {"deterministic": True}
     yield "fp8 cache", partial(steps_of, MODES["filters"]), {"stores_fp8": True}
     yield "own linears", _with_own_linears, {}
-    yield (
-        "fp8 weights",
-        partial(steps_of, MODES["greedy"]),
-        {"values": {**LLAMA_8B, "quantization_config": QUANTIZATION}},
-    )
+    fp8 = {"values": {**LLAMA_8B, "quantization_config": QUANTIZATION}}
+    yield "fp8 weights", partial(steps_of, MODES["greedy"]), fp8
+    yield "fp8 weights, adapters", partial(steps_of, MODES["adapter"]), {**fp8, "with_options": True}
     for name, values in FAMILIES.items():
         yield f"family {name}", partial(steps_of, MODES["greedy"]), {"values": values}
 

@@ -23,7 +23,7 @@ from inflight_kernels.lora import lora_add
 from inflight_kernels.matmul import gated_linear, int4_linear, linear, scaled_linear
 from inflight_kernels.matmul.weight_formats import Int4Weight, pack_int4, quantize_weight, repack_awq, repack_gptq
 from inflight_kernels.moe import fused_moe, route_experts
-from inflight_kernels.norm import embedding_rms_norm, rms_norm, rms_norm_quantized
+from inflight_kernels.norm import embedding_rms_norm, embedding_rms_norm_quantized, rms_norm, rms_norm_quantized
 from inflight_kernels.quantization import quantize_per_token
 from inflight_kernels.rope import rope_and_kv_write
 from inflight_kernels.sampling import (
@@ -44,6 +44,7 @@ __all__ = [
     "decode_attention",
     "embedding",
     "embedding_rms_norm",
+    "embedding_rms_norm_quantized",
     "fused_moe",
     "gated_linear",
     "int4_linear",

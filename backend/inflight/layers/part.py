@@ -7,14 +7,17 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 from torch import Tensor
 
 from inflight.layers.attention import AttentionMetadata
 
+Features = TypeVar("Features", contravariant=True)
+"""Of tokens: a tensor, or what else the part before gives (fp8.py)."""
 
-class Part(Protocol):
+
+class Part(Protocol[Features]):
     """Computes each token's features from its own features.
 
     Every part is called with the step's metadata, so that one whose computation depends on the request of each token
@@ -22,7 +25,7 @@ class Part(Protocol):
     features, like attention, takes it between the two arguments.
     """
 
-    def __call__(self, x_TX: Tensor, metadata: AttentionMetadata, /) -> Tensor:
+    def __call__(self, x_TX: Features, metadata: AttentionMetadata, /) -> Tensor:
         """(T, X), or token ids (T,), to (T, Y)."""
         ...
 

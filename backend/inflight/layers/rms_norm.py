@@ -1,21 +1,39 @@
 """Root-mean-square normalisation as an object that holds its weight. Does not know where in the network it is used.
 
-Legend: T tokens, D hidden size.
+Legend: T tokens, V vocabulary, D hidden size.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Protocol, TypeVar
 
 from torch import Tensor
 
 import inflight_kernels
 from inflight.layers.attention import AttentionMetadata
 
+Normed = TypeVar("Normed", covariant=True)
+"""(T, D), as the part behind takes it: a tensor, or in fp8 (fp8.py)."""
+
+
+class Norm(Protocol[Normed]):
+    """Normalises hidden states (T, D), alone, after adding the residual, or after looking them up."""
+
+    def __call__(self, hidden_TD: Tensor, metadata: AttentionMetadata, /) -> Normed: ...
+
+    def of_embeddings(self, token_ids_T: Tensor, table_VD: Tensor, /) -> tuple[Normed, Tensor]:
+        """(normalised rows, rows) of an embedding's table."""
+        ...
+
+    def add(self, hidden_TD: Tensor, residual_TD: Tensor, metadata: AttentionMetadata, /) -> tuple[Normed, Tensor]:
+        """(normalised sum, sum) of hidden states and residual."""
+        ...
+
 
 @dataclass(slots=True)
 class RMSNorm:
-    """Normalises hidden states (T, D), alone, after adding the residual, or after looking them up."""
+    """See Norm."""
 
     weight_D: Tensor
     eps: float
@@ -26,11 +44,11 @@ class RMSNorm:
         return normed
 
     def of_embeddings(self, token_ids_T: Tensor, table_VD: Tensor) -> tuple[Tensor, Tensor]:
-        """(normalised rows, rows) of an embedding's table."""
+        """See Norm."""
         return inflight_kernels.embedding_rms_norm(token_ids_T, table_VD, self.weight_D, self.eps)
 
     def add(self, hidden_TD: Tensor, residual_TD: Tensor, metadata: AttentionMetadata) -> tuple[Tensor, Tensor]:
-        """(normalised sum, sum) of hidden states and residual."""
+        """See Norm."""
         normed = inflight_kernels.rms_norm(hidden_TD, self.weight_D, self.eps, residual_TD)
         assert isinstance(normed, tuple)
         return normed

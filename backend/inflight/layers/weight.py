@@ -8,6 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Protocol
 
+import torch
 from torch import Tensor
 
 import inflight_kernels
@@ -56,6 +57,18 @@ class Int4Groups:
         return inflight_kernels.silu_and_mul(self.multiply(x_TI, bias_O, deterministic))
 
 
+@dataclass(frozen=True, slots=True)
+class Fp8Tokens:
+    """Features of tokens as an Fp8Weight multiplies them."""
+
+    values_TI: Tensor
+    """float8_e4m3fn."""
+    scale_T: Tensor
+    """float32: a feature is its value times this."""
+    dtype: torch.dtype
+    """Of the activations that they were, and that the product is."""
+
+
 @dataclass(slots=True)
 class Fp8Weight:
     """8 bits per element, and a scale for each output. Activations are quantised to fp8 as well, each token with a
@@ -67,10 +80,14 @@ class Fp8Weight:
     """float32: an element is its value times this."""
 
     def multiply(self, x_TI: Tensor, bias_O: Tensor | None, deterministic: bool = False) -> Tensor:
-        """See Weight. Sums are in float32, rounded once."""
+        """See Weight."""
         values_TI, scale_T = inflight_kernels.quantize_per_token(x_TI)
+        return self.multiply_quantized(Fp8Tokens(values_TI, scale_T, x_TI.dtype), bias_O, deterministic)
+
+    def multiply_quantized(self, x_TI: Fp8Tokens, bias_O: Tensor | None, deterministic: bool = False) -> Tensor:
+        """`multiply` of tokens that are quantised already. Sums are in float32, rounded once."""
         return inflight_kernels.scaled_linear(
-            values_TI, scale_T, self.values_OI, self.scale_O, bias_O, x_TI.dtype, deterministic
+            x_TI.values_TI, x_TI.scale_T, self.values_OI, self.scale_O, bias_O, x_TI.dtype, deterministic
         )
 
     def multiply_gated(self, x_TI: Tensor, bias_O: Tensor | None, deterministic: bool = False) -> Tensor:

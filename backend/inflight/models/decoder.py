@@ -9,14 +9,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from torch import Tensor
 
 from inflight.layers.attention import Attention, AttentionMetadata, CacheSpec, LayerCache
 from inflight.layers.decoder_layer import DecoderLayer
+from inflight.layers.fp8 import fuse_quantization
 from inflight.layers.mlp import GatedMLP
 from inflight.layers.part import Part, Scaled
-from inflight.layers.rms_norm import RMSNorm
+from inflight.layers.rms_norm import Norm, RMSNorm
 from inflight.layers.rotary import cos_sin_table
 from inflight.layers.vocabulary import VocabularyParallelEmbedding, VocabularyParallelHead
 from inflight.models.config import ModelConfig
@@ -28,7 +30,7 @@ NOT_WEIGHTS: tuple[str, ...] = ("rotary_emb.inv_freq",)
 
 @dataclass(slots=True, kw_only=True)
 class Decoder:
-    embedding: Part | None
+    embedding: Part[Tensor] | None
     """None = an earlier stage has it: the input is the residual stream (T, D) instead of token ids."""
     layers: Sequence[DecoderLayer]
     norm: RMSNorm
@@ -62,7 +64,7 @@ class Decoder:
         self, x_T: Tensor, caches: Sequence[LayerCache], metadata: AttentionMetadata, wanted: frozenset[int]
     ) -> tuple[Tensor, dict[int, Tensor]]:
         """See LayeredNetwork."""
-        norms = [*(layer.input_norm for layer in self.layers), self.norm]
+        norms: list[Norm[Any]] = [*(layer.input_norm for layer in self.layers), self.norm]
         normed_TD, stream_TD = self._begin(x_T, norms[0], metadata)
         outputs: dict[int, Tensor] = {}
         for number, (layer, cache) in enumerate(zip(self.layers, caches, strict=True)):
@@ -72,7 +74,7 @@ class Decoder:
                 outputs[self.first_layer + number] = stream_TD
         return stream_TD if self.head is None else normed_TD, outputs
 
-    def _begin(self, x_T: Tensor, norm: RMSNorm, metadata: AttentionMetadata) -> tuple[Tensor, Tensor]:
+    def _begin(self, x_T: Tensor, norm: Norm[Any], metadata: AttentionMetadata) -> tuple[Any, Tensor]:
         """The residual stream, normalised and as it is."""
         if isinstance(self.embedding, VocabularyParallelEmbedding):
             table_VD = self.embedding.table(metadata)
@@ -179,9 +181,17 @@ def _load_layer(
     scales = loader.cache_scales(f"{prefix}{attention.module}")
     if loader.adapters is not None:
         loader.adapters.number(family, number)
+    input_norm, qkv = fuse_quantization(
+        loader.norm(attention.norm, prefix, hidden_size, eps),
+        loader.by_outputs(attention.qkv, prefix, qkv_sections, hidden_size),
+    )
+    output = loader.by_inputs(attention.output, prefix, hidden_size, features.queries)
+    post_attention_norm, feed_forward = fuse_quantization(
+        loader.norm(mlp.norm, prefix, hidden_size, eps), _load_mlp(config, loader, number, prefix)
+    )
     return DecoderLayer(
-        input_norm=loader.norm(attention.norm, prefix, hidden_size, eps),
-        qkv=loader.by_outputs(attention.qkv, prefix, qkv_sections, hidden_size),
+        input_norm=input_norm,
+        qkv=qkv,
         attention=Attention(
             num_heads=features.num_heads,
             num_kv_heads=features.num_kv_heads,
@@ -197,15 +207,13 @@ def _load_layer(
             norm_eps=eps,
             deterministic=loader.deterministic,
         ),
-        output=_scaled(
-            loader.by_inputs(attention.output, prefix, hidden_size, features.queries), family.residual_multiplier
-        ),
-        post_attention_norm=loader.norm(mlp.norm, prefix, hidden_size, eps),
-        mlp=_scaled(_load_mlp(config, loader, number, prefix), family.residual_multiplier),
+        output=_scaled(output, family.residual_multiplier),
+        post_attention_norm=post_attention_norm,
+        mlp=_scaled(feed_forward, family.residual_multiplier),
     )
 
 
-def _load_mlp(config: ModelConfig, loader: WeightLoader, number: int, prefix: str) -> Part:
+def _load_mlp(config: ModelConfig, loader: WeightLoader, number: int, prefix: str) -> Part[Tensor]:
     mlp, experts = config.family.mlp, config.family.experts
     if experts is not None and number in experts.layers:
         return loader.experts(experts, prefix, config.hidden_size)
@@ -216,5 +224,5 @@ def _load_mlp(config: ModelConfig, loader: WeightLoader, number: int, prefix: st
     )
 
 
-def _scaled(part: Part, multiplier: float) -> Part:
+def _scaled(part: Part[Any], multiplier: float) -> Part[Any]:
     return part if multiplier == 1.0 else Scaled(part, multiplier)

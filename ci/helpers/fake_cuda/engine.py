@@ -76,7 +76,7 @@ class FakeEngine:
         """`rank`: of two, which `ranks` are; None = alone. `with_options`: it serves adapters, post-processors and
         blocks on the host. `stores_fp8`: in the KV cache."""
         sizes = {"rank": rank, "max_seq_len": MAX_SEQ_LEN, "deterministic": deterministic, "stores_fp8": stores_fp8}
-        network = make_network(folder, values, **sizes)
+        network = make_network(folder, values, takes_adapters=with_options, **sizes)
         networks = [network]
         if with_draft_model:
             networks.append(make_network(folder, {**values, "num_hidden_layers": 1}, **sizes))

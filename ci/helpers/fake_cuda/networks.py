@@ -181,6 +181,7 @@ def make_network(
     max_seq_len: int,
     deterministic: bool = False,
     stores_fp8: bool = False,
+    takes_adapters: bool = False,
 ) -> FakeNetwork:
     """The network of a config.json of these `values`, which is written to `folder`. `rank`: of two; None = alone."""
     (folder / "config.json").write_text(json.dumps(values))
@@ -193,7 +194,7 @@ def make_network(
         group=group,
         dtype=torch.bfloat16,
         device=CUDA,
-        adapters=places,
+        adapters=places if takes_adapters else None,
         deterministic=deterministic,
         stores_fp8=stores_fp8,
     )

@@ -26,6 +26,11 @@ def _quantized(hidden_size: int, dtype: torch.dtype, config: Mapping[str, int] |
     gpu.rms_norm_quantized(x, bf16(hidden_size), 1e-5, x, dtype, config=config)
 
 
+def _quantized_embedding(hidden_size: int, dtype: torch.dtype) -> None:
+    token_ids, table = of(torch.int64, 64), bf16(128256, hidden_size)
+    gpu.embedding_rms_norm_quantized(token_ids, table, bf16(hidden_size), 1e-5, dtype)
+
+
 CASES = {
     "norm h4096": partial(_norm, 4096, False),
     "embedding+norm h4096": partial(_embedding, 4096),
@@ -35,6 +40,7 @@ CASES = {
     "add+norm+int8 h4096": partial(_quantized, 4096, torch.int8),
     "add+norm+int8 h16384": partial(_quantized, 16384, torch.int8),
     "add+norm+fp8 h4096": partial(_quantized, 4096, torch.float8_e4m3fn),
+    "embedding+norm+fp8 h4096": partial(_quantized_embedding, 4096, torch.float8_e4m3fn),
 }
 for _config in CANDIDATES:
     CASES[f"add+norm h4096 {show(_config)}"] = partial(_norm, 4096, True, _config)

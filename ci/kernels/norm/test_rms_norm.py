@@ -89,6 +89,25 @@ def test_quantised_is_the_norm_then_quantised(
     assert_near(like[1], scale, 2 * ELEMENTWISE_TOLERANCE[dtype])
 
 
+@pytest.mark.parametrize("quantized", QUANTIZED_DTYPES)
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_so_are_quantised_embeddings(dtype: torch.dtype, quantized: torch.dtype, device: torch.device) -> None:
+    table, weight = torch.randn(50, 80).to(device, dtype), torch.randn(80).to(device, dtype)
+    for count in (0, 1, 33):
+        token_ids = torch.randint(0, 50, (count,)).to(device)
+        q, scale, rows = gpu.embedding_rms_norm_quantized(token_ids, table, weight, 1e-6, quantized)
+        wanted_q, wanted_scale = gpu.rms_norm_quantized(table[token_ids], weight, 1e-6, None, quantized)
+        assert torch.equal(rows, table[token_ids])
+        assert q.dtype == quantized and torch.equal(q.view(torch.uint8), wanted_q.view(torch.uint8))
+        assert scale.shape == (count,) and torch.equal(scale, wanted_scale)
+        arguments = (token_ids.cpu(), table.cpu(), weight.cpu(), 1e-6)
+        like = reference.embedding_rms_norm_quantized(*arguments, quantized)
+        apart = quantize_per_token(reference.embedding_rms_norm(*arguments)[0], quantized)
+        assert torch.equal(like[0].view(torch.uint8), apart[0].view(torch.uint8)) and torch.equal(like[1], apart[1])
+        assert torch.equal(like[2], rows.cpu())
+        assert_near(like[1], scale, 2 * ELEMENTWISE_TOLERANCE[dtype])
+
+
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_rows_alone_and_in_a_batch_are_bitwise_the_same(dtype: torch.dtype, device: torch.device) -> None:
     x, residual = torch.randn(2, 150, 100).to(device, dtype)

@@ -221,6 +221,9 @@ def test_it_takes_the_arguments_of_the_function_that_it_records(name: str) -> No
 
 UNIMPLEMENTED: dict[str, Callable[[Tensor], object]] = {
     "rms_norm_quantized": lambda x: inflight_kernels.rms_norm_quantized(x, NORM, 1e-6),
+    "embedding_rms_norm_quantized": lambda x: inflight_kernels.embedding_rms_norm_quantized(
+        torch.empty(3, dtype=torch.int64, device="meta"), x, NORM, 1e-6
+    ),
     "silu_and_mul_quantized": lambda x: inflight_kernels.silu_and_mul_quantized(x),
     "quantize_per_token": lambda x: inflight_kernels.quantize_per_token(x),
     "aten.mul": lambda x: x * 2,

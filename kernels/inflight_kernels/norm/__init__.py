@@ -42,3 +42,14 @@ def rms_norm_quantized(
     result: tuple[Tensor, Tensor] | tuple[Tensor, Tensor, Tensor]
     result = implementation(x, __name__).rms_norm_quantized(x, weight, eps, residual, dtype)
     return result
+
+
+def embedding_rms_norm_quantized(
+    token_ids: Tensor, table: Tensor, weight: Tensor, eps: float, dtype: torch.dtype = torch.float8_e4m3fn
+) -> tuple[Tensor, Tensor, Tensor]:
+    """`embedding_rms_norm`, with the norm quantised in the same launch as by `quantize_per_token`: returns
+    (q, scale, s), q (T, H) of `dtype`, scale (T,) float32."""
+    result: tuple[Tensor, Tensor, Tensor] = implementation(token_ids, __name__).embedding_rms_norm_quantized(
+        token_ids, table, weight, eps, dtype
+    )
+    return result

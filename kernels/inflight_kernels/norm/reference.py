@@ -38,3 +38,11 @@ def rms_norm_quantized(
     if isinstance(normed, Tensor):
         return quantize_per_token(normed, dtype)
     return (*quantize_per_token(normed[0], dtype), normed[1])
+
+
+def embedding_rms_norm_quantized(
+    token_ids: Tensor, table: Tensor, weight: Tensor, eps: float, dtype: torch.dtype = torch.float8_e4m3fn
+) -> tuple[Tensor, Tensor, Tensor]:
+    """RMSNorm of rows of a table, quantised to `dtype` with one scale per row, and these rows."""
+    normed, embedded = embedding_rms_norm(token_ids, table, weight, eps)
+    return (*quantize_per_token(normed, dtype), embedded)

@@ -147,7 +147,7 @@ def _launch(
 
     shape_of_y = x.shape if token_ids is None else (len(token_ids), hidden_size)
     y = torch.empty(shape_of_y, dtype=dtype, device=x.device)
-    scale = torch.empty(x.shape[:-1], dtype=torch.float32, device=x.device) if dtype in LARGEST else None
+    scale = torch.empty(shape_of_y[:-1], dtype=torch.float32, device=x.device) if dtype in LARGEST else None
     has_sum = residual is not None or token_ids is not None
     total = torch.empty(shape_of_y, dtype=x.dtype, device=x.device) if has_sum else None
     num_rows = rows.shape[0] if token_ids is None else len(token_ids)
@@ -191,13 +191,17 @@ def rms_norm(
     return y if total is None else (y, total)
 
 
+def _check_table(token_ids: Tensor, table: Tensor) -> None:
+    check_vector("token_ids", token_ids, len(token_ids), torch.int64)
+    if table.dim() != 2:
+        raise ValueError(f"table must be (vocabulary, hidden_size), got {tuple(table.shape)}")
+
+
 def embedding_rms_norm(
     token_ids: Tensor, table: Tensor, weight: Tensor, eps: float, *, config: Mapping[str, int] | None = None
 ) -> tuple[Tensor, Tensor]:
     """Launch RMSNorm of rows of `table` (V, H); see `inflight_kernels.embedding_rms_norm`."""
-    check_vector("token_ids", token_ids, len(token_ids), torch.int64)
-    if table.dim() != 2:
-        raise ValueError(f"table must be (vocabulary, hidden_size), got {tuple(table.shape)}")
+    _check_table(token_ids, table)
     normed, _, embedded = _launch("rms_norm", table, weight, eps, None, table.dtype, config, token_ids)
     assert embedded is not None
     return normed, embedded
@@ -217,3 +221,20 @@ def rms_norm_quantized(
     q, scale, total = _launch("rms_norm_quantized", x, weight, eps, residual, dtype, config)
     assert scale is not None
     return (q, scale) if total is None else (q, scale, total)
+
+
+def embedding_rms_norm_quantized(
+    token_ids: Tensor,
+    table: Tensor,
+    weight: Tensor,
+    eps: float,
+    dtype: torch.dtype = torch.float8_e4m3fn,
+    *,
+    config: Mapping[str, int] | None = None,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Launch RMSNorm of rows of `table` (V, H) into `dtype`; see `inflight_kernels.embedding_rms_norm_quantized`."""
+    _check_table(token_ids, table)
+    check_quantized_dtype(dtype, table.device)
+    q, scale, embedded = _launch("rms_norm_quantized", table, weight, eps, None, dtype, config, token_ids)
+    assert scale is not None and embedded is not None
+    return q, scale, embedded
