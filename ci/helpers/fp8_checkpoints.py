@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Collection
 from copy import deepcopy
 from pathlib import Path
 from typing import Any
@@ -63,18 +64,20 @@ def write_fp8_checkpoint(
     strategy: str = "channel",
     num_ranks: int = 1,
     config: PreTrainedConfig = CONFIG,
+    dense: Collection[str] = (),
 ) -> TinyCheckpoint:
     """Write two checkpoints: fp8 to `folder`/fp8, and the dequantised weights in float32 to `folder`/dense.
 
-    `dtype`: of all that is not quantised. `strategy`: of the weights' scales. The result has the folder of the first,
-    and a network of transformers that computes it in float32 as `num_ranks` ranks do.
+    `dtype`: of all that is not quantised. `strategy`: of the weights' scales. `dense`: layers that are not quantised.
+    The result has the folder of the first, and a network of transformers that computes it in float32 as `num_ranks`
+    ranks do.
     """
     checkpoint = write_checkpoint(folder / "dense", config, 1, dtype)
     model = checkpoint.model.float()
     tensors = load_file(folder / "dense" / "model.safetensors")
     quantized = dict(tensors)
     for name, module in list(model.named_modules()):
-        if isinstance(module, nn.Linear) and name != "lm_head":
+        if isinstance(module, nn.Linear) and name not in ("lm_head", *dense):
             values, scale = _quantize(module.weight.detach(), strategy)
             quantized |= {f"{name}.weight": values, f"{name}.weight_scale": scale}
             weight = values.float() * scale.float()

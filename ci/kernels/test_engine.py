@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +23,7 @@ from tiny_checkpoints import make_checkpoint, make_prompt
 from ci.kernels.kernel_cases import LINEAR_CONFIG
 from inflight.config import EngineConfig
 from inflight.distributed.rank_group import SingleRank
+from inflight.models import decoder
 from inflight.runtime import model_runner, step_sizes
 from inflight.runtime.model_runner import ModelRunner
 from inflight.sampling_config import SamplingConfig
@@ -29,6 +31,7 @@ from inflight_kernels import dispatch
 from inflight_kernels.attention import gpu as attention
 from inflight_kernels.common import checks
 from inflight_kernels.moe import gpu as moe
+from inflight_kernels.norm import gpu as norm
 from inflight_kernels.sampling.gpu import sampling
 from inflight_kernels.tuning import trying
 
@@ -42,7 +45,7 @@ NEIGHBOUR = 0.02
 """Bound of the difference between log probabilities in fp8, where one number may be rounded to the next."""
 
 
-def sequences(*, all_kinds: bool) -> list[Work]:
+def sequences(*, all_kinds: bool = False) -> list[Work]:
     """A prompt in chunks, one that pauses, and for `all_kinds` one of each kind of sampling."""
     filters: dict[str, Any] = {"temperature": 0.9, "top_k": 7, "top_p": 0.8, "min_p": 0.02, "seed": 3}
     penalties = {"repetition_penalty": 1.3, "presence_penalty": 0.5, "frequency_penalty": 0.2}
@@ -61,7 +64,9 @@ def sequences(*, all_kinds: bool) -> list[Work]:
     ]
 
 
-def serve(folder: Path, *, all_kinds: bool = False, kv_cache_dtype: str = "auto") -> list[Work]:
+def serve(
+    folder: Path, works: list[Work], *, kv_cache_dtype: str = "auto", deterministic: bool = False
+) -> list[Work]:
     config = EngineConfig(
         gpt_model_path=str(folder),
         device="cpu",
@@ -73,12 +78,20 @@ def serve(folder: Path, *, all_kinds: bool = False, kv_cache_dtype: str = "auto"
         max_tokens_in_paged_kv_cache=256,
         kv_cache_dtype=kv_cache_dtype,
         cpu_compile="false",
+        deterministic=deterministic,
     )
     runner = ModelRunner.load(config, SingleRank())
-    served = sequences(all_kinds=all_kinds)
-    Driver(runner).run(served)
+    Driver(runner).run(works)
     runner.close()
-    return served
+    return works
+
+
+def with_log_probs() -> list[Work]:
+    return [replace(work, log_probs=True) for work in sequences()]
+
+
+def results(works: list[Work]) -> list[tuple[list[int], list[float]]]:
+    return [(work.output, work.output_log_probs) for work in works]
 
 
 @pytest.fixture
@@ -110,9 +123,9 @@ def launched(monkeypatch: pytest.MonkeyPatch) -> Iterator[Counter[str]]:
 @pytest.mark.parametrize("network", NETWORKS)
 def test_tokens_are_those_of_torch(network: str, tmp_path: Path, request: pytest.FixtureRequest) -> None:
     folder, all_kinds = make_checkpoint(tmp_path, network).folder, network == "llama"
-    expected = serve(folder, all_kinds=all_kinds)
+    expected = serve(folder, sequences(all_kinds=all_kinds))
     launched: Counter[str] = request.getfixturevalue("launched")
-    found = serve(folder, all_kinds=all_kinds)
+    found = serve(folder, sequences(all_kinds=all_kinds))
     assert [work.output for work in found] == [work.output for work in expected]
     assert found[0].output_log_probs == pytest.approx(expected[0].output_log_probs, abs=1e-4)
     assert {"rms_norm", "decode_attention", "prefill_attention", "rope_and_kv_write", "sample"} <= launched.keys()
@@ -127,21 +140,55 @@ def test_tokens_of_fp8_weights_are_those_of_torch(
     monkeypatch.setattr(ModelRunner, "warmup", lambda _: None)
     folder = write_fp8_checkpoint(tmp_path).folder
     add_cache_scales(folder)
-    expected = serve(folder, kv_cache_dtype=kv_cache_dtype)
+    expected = serve(folder, sequences(), kv_cache_dtype=kv_cache_dtype)
     launched: Counter[str] = request.getfixturevalue("launched")
-    found = serve(folder, kv_cache_dtype=kv_cache_dtype)
+    found = serve(folder, sequences(), kv_cache_dtype=kv_cache_dtype)
     assert [work.output for work in found] == [work.output for work in expected]
     # Another order of additions moves a few activations, keys and values to a neighbouring number of fp8.
     assert found[0].output_log_probs == pytest.approx(expected[0].output_log_probs, abs=NEIGHBOUR)
-    assert launched["scaled_linear"] == launched["quantize_per_token"] > 0
+    # Of four products norms and the activation quantise for three.
+    apart = launched["quantize_per_token"]
+    assert launched["scaled_linear"] == 4 * apart > 0 and launched["silu_and_mul_quantized"] == apart
+    assert launched["rms_norm_quantized"] + launched["embedding_rms_norm_quantized"] == 2 * apart
     if kv_cache_dtype == "auto":
         return
     attend = attention.decode_attention
     monkeypatch.setattr(
         attention, "decode_attention", lambda *given, **options: attend(*given, **{**options, "v_scale": 1.0})
     )
-    wrong = serve(folder, kv_cache_dtype=kv_cache_dtype)
+    wrong = serve(folder, sequences(), kv_cache_dtype=kv_cache_dtype)
     assert wrong[0].output_log_probs[1:] != pytest.approx(expected[0].output_log_probs[1:], abs=NEIGHBOUR)
+
+
+@pytest.mark.usefixtures("launched")
+def test_no_bit_depends_on_which_kernel_quantises(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ModelRunner, "warmup", lambda _: None)
+    folder = write_fp8_checkpoint(tmp_path).folder
+    fused = serve(folder, sequences())
+    monkeypatch.setattr(decoder, "fuse_quantization", lambda *parts: parts)
+    assert results(serve(folder, sequences())) == results(fused)
+
+
+@pytest.mark.usefixtures("launched")
+def test_with_deterministic_no_bit_of_fp8_weights_depends_on_the_batch(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(ModelRunner, "warmup", lambda _: None)
+    folder = write_fp8_checkpoint(tmp_path).folder
+    together = serve(folder, with_log_probs(), deterministic=True)
+    alone = [work for each in with_log_probs() for work in serve(folder, [each], deterministic=True)]
+    assert results(alone) == results(together)
+    # A scale that depended on the number of tokens would be noticed.
+    quantize = norm.rms_norm_quantized
+
+    def by_batch(*arguments: Any) -> Any:
+        values, scale, *sums = quantize(*arguments)
+        return (values, scale * (1 + len(scale) / 1000), *sums)
+
+    monkeypatch.setattr(norm, "rms_norm_quantized", by_batch)
+    assert results(serve(folder, with_log_probs()[:1], deterministic=True)) != results(
+        serve(folder, with_log_probs(), deterministic=True)[:1]
+    )
 
 
 @pytest.mark.parametrize("network", ["qwen3-moe", "mixtral-window"])
@@ -151,9 +198,9 @@ def test_so_they_are_with_experts(
     """Dense layers beside them, too; and a token that goes to other experts has other log probabilities."""
     monkeypatch.setattr(ModelRunner, "warmup", lambda _: None)  # many steps, and the other families' have been
     folder = make_checkpoint(tmp_path, network).folder
-    expected = serve(folder)
+    expected = serve(folder, sequences())
     launched: Counter[str] = request.getfixturevalue("launched")
-    found = serve(folder)
+    found = serve(folder, sequences())
     assert [work.output for work in found] == [work.output for work in expected]
     assert found[0].output_log_probs == pytest.approx(expected[0].output_log_probs, abs=1e-4)
     assert {"route_experts", "fused_moe"} <= launched.keys()
@@ -161,7 +208,7 @@ def test_so_they_are_with_experts(
         return
     route = moe.route_experts
     monkeypatch.setattr(moe, "route_experts", lambda *logits: (route(*logits)[0], route(*logits)[1].roll(1, dims=1)))
-    assert serve(folder)[0].output_log_probs != pytest.approx(expected[0].output_log_probs, abs=1e-4)
+    assert serve(folder, sequences())[0].output_log_probs != pytest.approx(expected[0].output_log_probs, abs=1e-4)
 
 
 def test_a_wrong_kernel_is_noticed(
@@ -169,7 +216,7 @@ def test_a_wrong_kernel_is_noticed(
 ) -> None:
     """Decodes attend to one key less."""
     folder = make_checkpoint(tmp_path, "llama").folder
-    expected = serve(folder)
+    expected = serve(folder, sequences())
     request.getfixturevalue("launched")
     attend = attention.decode_attention
     monkeypatch.setattr(
@@ -177,6 +224,6 @@ def test_a_wrong_kernel_is_noticed(
         "decode_attention",
         lambda q, k, v, table, lengths, *others, **options: attend(q, k, v, table, lengths - 1, *others, **options),
     )
-    found = serve(folder)
+    found = serve(folder, sequences())
     assert [work.output[0] for work in found] == [work.output[0] for work in expected]
     assert found[0].output_log_probs[1:] != pytest.approx(expected[0].output_log_probs[1:], abs=1e-4)

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 from awq_checkpoints import write_awq_checkpoint
+from fp8_checkpoints import write_fp8_checkpoint
 from harness import make_request
 from network_engine import Engine
 from rank_processes import PipeGroup, run_on_ranks
@@ -157,7 +158,7 @@ def run_all(rank_group: PipeGroup, mapping: Mapping, cases: Cases) -> dict[str, 
 def cases(tmp_path_factory: pytest.TempPathFactory) -> Cases:
     folder = tmp_path_factory.mktemp("stages")
     checkpoints = [make_checkpoint(folder / name, name) for name in NAMES]
-    checkpoints.append(write_awq_checkpoint(folder / "awq"))
+    checkpoints += [write_awq_checkpoint(folder / "awq"), write_fp8_checkpoint(folder / "fp8")]
     return [(c.folder, [c.prompt(length, NUM_TOKENS) for length in LENGTHS]) for c in checkpoints]
 
 
@@ -173,7 +174,8 @@ def test_two_stages_give_the_same_tokens_as_transformers(answers: list[dict[str,
 
 
 def test_two_stages_of_two_ranks_give_the_same_tokens_as_transformers(cases: Cases) -> None:
-    some = cases[::3]  # two ranks alone and two stages alone compute all of them
+    # Two ranks alone and two stages alone compute all of them. Tokens of fp8 depend on the number of ranks.
+    some = cases[:-1:3]
     for answer in run_on_ranks(4, run_all, Mapping(2, 2), some):
         assert answer["outputs"] == [[tokens for _, tokens in pairs] for _, pairs in some]
 

@@ -103,17 +103,21 @@ def test_no_request_waits_for_the_compiler(options: dict[str, Any], tmp_path: Pa
 
 
 @pytest.mark.parametrize(
-    ("quantization", "stores_fp8"), [(QUANTIZATION, True), (AWQ, False)], ids=["fp8, as the cache", "awq"]
+    ("quantization", "options"),
+    [(QUANTIZATION, {"stores_fp8": True}), (QUANTIZATION, {"with_options": True}), (AWQ, {})],
+    ids=["fp8, as the cache", "fp8 with adapters", "awq"],
 )
-def test_nor_with_quantised_weights(quantization: dict[str, Any], stores_fp8: bool, tmp_path: Path) -> None:
+def test_nor_with_quantised_weights(quantization: dict[str, Any], options: dict[str, Any], tmp_path: Path) -> None:
     """Whose launches depend on the number of tokens, however many they are."""
     with fake_cuda() as device:
         values = {**NARROW, "quantization_config": quantization}
-        engine = FakeEngine(device, tmp_path, values, max_batch_size=16, warms_up=True, stores_fp8=stores_fp8)
+        engine = FakeEngine(device, tmp_path, values, max_batch_size=16, warms_up=True, **options)
         compiled = set(device.compiled)
         for length in (3, 14, 31, 65, 80, 100, 129, 200, 257, 300, 385, 400, 513, 700, 1025, 2000, 4000):
             engine.step(step_of([MODES["greedy"]], [length]))
         assert device.compiled - compiled == set()
+    is_fused = quantization is QUANTIZATION and "with_options" not in options
+    assert any("silu_and_mul_quantized_kernel" in key for key in compiled) == is_fused
 
 
 @pytest.mark.parametrize("family", ["mixtral", "qwen3 moe"])

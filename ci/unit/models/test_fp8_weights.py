@@ -218,13 +218,9 @@ def test_stacked_products_of_the_checkpoint_share_their_scale(tmp_path: Path, st
     assert distance(run(checkpoint.folder, [make_prompt(21)])[0], checkpoint.model) < SAME
 
 
-def test_a_layer_that_was_not_quantised_is_dense(folder: Path) -> None:
+def test_a_layer_that_was_not_quantised_is_dense(tmp_path: Path) -> None:
     """Its tensors, not the configuration, say so."""
-    name = "model.layers.1.mlp.down_proj"
-    tensors = load_file(folder / "model.safetensors")
-    scale = tensors.pop(f"{name}.weight_scale").float()
-    tensors[f"{name}.weight"] = tensors[f"{name}.weight"].float() * scale
-    save_file(tensors, folder / "model.safetensors")
+    folder = write_fp8_checkpoint(tmp_path, dense=("model.layers.1.mlp.down_proj",)).folder
     with closing(load(folder)) as runner:
         decoder = runner._computation.decoder
         assert isinstance(decoder, Decoder)
