@@ -2,8 +2,8 @@
 
 A product of fp8 weights quantises what it multiplies. Where a norm or an activation makes that, and nothing else reads
 it, they hand it over quantised: with a launch less, and without writing the floats. Which parts do so is chosen when a
-layer is composed. What they quantise is rounded to the type of the activations before, as it is where floats are handed
-over, so the bits are the same; but on a GPU, where a norm that quantises may add up a row in another order.
+layer is composed. What they quantise is rounded to the type of the activations first, as it is where floats are handed
+over, so the bits are the same; only on a GPU a norm that quantises may add up a row in another order.
 
 Legend: T tokens, V vocabulary, D hidden size, I input features, O output features of this rank.
 """
@@ -36,7 +36,7 @@ def fuse_quantization(norm: RMSNorm, part: Part[Tensor]) -> tuple[Norm[Any], Par
         fused = _of_tokens_in_fp8(part)
     elif isinstance(part, GatedMLP):
         gate_up, down = _of_tokens_in_fp8(part.gate_up), _of_tokens_in_fp8(part.down)
-        fused = Fp8GatedMLP(gate_up, down, part.down.group) if gate_up and down else None
+        fused = Fp8GatedMLP(gate_up, down, part.down.group) if gate_up is not None and down is not None else None
     return (norm, part) if fused is None else (Fp8RMSNorm(norm.weight_D, norm.eps), fused)
 
 
