@@ -64,9 +64,7 @@ def sequences(*, all_kinds: bool = False) -> list[Work]:
     ]
 
 
-def serve(
-    folder: Path, works: list[Work], *, kv_cache_dtype: str = "auto", deterministic: bool = False
-) -> list[Work]:
+def serve(folder: Path, works: list[Work], *, kv_cache_dtype: str = "auto", deterministic: bool = False) -> list[Work]:
     config = EngineConfig(
         gpt_model_path=str(folder),
         device="cpu",
