@@ -121,7 +121,12 @@ def start_engine(config: EngineConfig, launched: Callable[..., None], gpu: GPU, 
     config = replace(config, cuda_graph_mode=False, data_parallel_size=1)
     size = config.tensor_parallel_size
     group = FakeNccl(rank, size, sums_in_order=config.deterministic) if size > 1 else TensorParallelGroup()
-    resources = RankResources(device=CUDA, thread=Inline(), groups=ParallelGroups(tensor=group), checkpoint=NoWeights())
+    resources = RankResources(
+        device=CUDA,
+        thread=Inline(),
+        groups=ParallelGroups(tensor=group),
+        checkpoint=NoWeights(config.gpt_model_path),
+    )
     with fake_cuda(name=gpu.name, capability=gpu.capability, multiprocessors=gpu.multiprocessors) as device:
         device.launched = launched
         rank_group = SingleRank() if size == 1 else FakeRank(rank, [], size)

@@ -260,9 +260,8 @@ def choose_weight_format(path: Path, quantization: Mapping[str, Any]) -> WeightF
             return DenseFormat()
         method = f"modelopt, quant_algo {algorithms[0]}, kv_cache_quant_algo {algorithms[1]}"
     raise ConfigurationError(
-        f"{path}: quantized checkpoints ({method}) are not supported, except those of awq and fp8 ones of "
-        "compressed-tensors; use the float16, bfloat16 or float32 one, or one that llm-compressor made with its scheme "
-        "FP8_DYNAMIC"
+        f"{path}: quantized checkpoints ({method}) are not supported; use the float16, bfloat16 or float32 one, or one "
+        "that awq quantized to 4 bits, or llm-compressor's scheme FP8_DYNAMIC to fp8"
     )
 
 
@@ -273,7 +272,8 @@ def _choose_awq(path: Path, quantization: Mapping[str, Any]) -> AwqFormat:
     if (bits, version, quantization.get("zero_point", True)) != (4, "gemm", True):
         raise ConfigurationError(
             f"{path}: of awq checkpoints only those with bits 4, version gemm and zero_point true are supported, "
-            f"not bits {bits}, version {version} and zero_point {quantization.get('zero_point')}"
+            f"not bits {bits}, version {version} and zero_point {quantization.get('zero_point')}; use the float16 or "
+            "bfloat16 checkpoint"
         )
     if type(group_size) is not int or group_size < 1 or group_size % 32:
         raise ConfigurationError(f"{path}: quantization_config.group_size must be a multiple of 32, got {group_size!r}")

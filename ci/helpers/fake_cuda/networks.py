@@ -86,8 +86,8 @@ FAMILIES: dict[str, dict[str, Any]] = {
 class NoWeights(Checkpoint):
     """Has every tensor of every shape, and no value."""
 
-    def __init__(self) -> None:
-        self.folder = Path("nowhere")
+    def __init__(self, folder: str | Path) -> None:
+        self.folder = Path(folder)
         self.is_read = True
 
     def __exit__(self, *_: object) -> None:
@@ -189,7 +189,7 @@ def make_network(
     group = TensorParallelGroup() if rank is None else FakeNccl(rank)
     places = AdapterPlaces()
     loader = WeightLoader(
-        checkpoint=NoWeights(),
+        checkpoint=NoWeights(folder),
         weight_format=config.weight_format,
         group=group,
         dtype=torch.bfloat16,

@@ -200,7 +200,7 @@ def test_a_share_that_cuts_a_group_is_refused(folder: Path) -> None:
     [
         (
             {"quant_method": "gptq"},
-            "quantized checkpoints (gptq) are not supported, except those of awq and fp8 ones of compressed-tensors; ",
+            "quantized checkpoints (gptq) are not supported; use the float16, bfloat16 or float32 one, or one that awq",
         ),
         ({"bits": 8}, "not bits 8, version gemm and zero_point True"),
         ({"version": "gemv"}, "not bits 4, version gemv and zero_point True"),
