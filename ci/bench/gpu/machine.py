@@ -11,7 +11,6 @@ from pathlib import Path
 
 from ci.bench.gpu.figure import Figure
 from ci.bench.gpu.part import Given
-from ci.bench.gpu.predictions import ASSUMED, ASSUMED_BYTES
 from ci.bench.rates import Rates
 
 RATES = "rates.json"
@@ -20,15 +19,16 @@ CLOCKS = "clocks.sm,clocks.mem,power.draw,temperature.gpu"
 
 
 def measure_rates(given: Given) -> Iterator[Figure]:
-    rates, gpu_bytes = ASSUMED, ASSUMED_BYTES
-    if not given.is_dry:
-        import torch
+    """Nothing in the dry run: a CPU has none of these rates, and parts are told the assumed ones without a file."""
+    if given.is_dry:
+        return
+    import torch
 
-        from ci.bench.kernels import machine
+    from ci.bench.kernels import machine
 
-        device = torch.device("cuda")
-        rates = machine.measure_rates(device)
-        gpu_bytes = float(torch.cuda.get_device_properties(device).total_memory)
+    device = torch.device("cuda")
+    rates = machine.measure_rates(device)
+    gpu_bytes = float(torch.cuda.get_device_properties(device).total_memory)
     order = {"rates": asdict(rates), "gpu_bytes": gpu_bytes}
     Path(given.folder, RATES).write_text(json.dumps(order), encoding="utf-8")
     yield given.figure("copy", rates.copy / 1e12)
