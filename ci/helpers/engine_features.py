@@ -1,5 +1,5 @@
-"""What an engine's configuration or a program switches on, for whatever requests: the last rows of the table of
-features, with the test that proves each cell.
+"""What an engine's configuration, a checkpoint or a program switches on, for whatever requests: the last rows of the
+table of features, with the test that proves each cell.
 
 `ci/unit/house/test_pages.py` looks for these tests.
 """
@@ -27,6 +27,10 @@ FP8_BITS = "ci/unit/models/test_same_bits.py::test_so_they_have_with_a_cache_in_
 FP8_HISTORIES = "ci/unit/runtime/test_cold_blocks.py::test_with_fp8_and_deterministic_no_bit_depends_on_it"
 FP8_KINDS = "ci/unit/executor/test_requests_of_all_kinds.py::test_so_is_each_with_keys_and_values_in_fp8"
 FP8_RANKS = "ci/unit/distributed/test_tensor_parallel.py::test_ranks_store_their_heads_in_fp8"
+NETWORKS = "ci/unit/models/test_models.py"
+NETWORKS_OF_RANKS = "ci/unit/distributed/test_tensor_parallel.py::test_two_ranks_give_the_same_tokens_as_transformers"
+"""Of dense and quantised networks and of mixtures of experts. Prompts come in chunks, and one sequence pauses."""
+BELOW_LIBRARY = "compared below the library"
 NOT_BY_SERVER = "not tried: a stub is a front as the library is"
 AS_RELAUNCHED = "as ranks that are launched again"
 AS_OTHER_PAUSES = "as after any other pause"
@@ -89,11 +93,33 @@ ENGINE_FEATURES = (
     ),
     EngineFeature(
         feature="the same bits in torch (`deterministic`)",
-        cells=_cells("compared below the library", NOT_BY_SERVER, "not tried", BITS, BITS, BITS),
+        cells=_cells(BELOW_LIBRARY, NOT_BY_SERVER, "not tried", BITS, BITS, BITS),
     ),
     EngineFeature(
         feature="KV cache in fp8 (`kv_cache_dtype`)",
         cells=_cells(FP8_KINDS, NOT_BY_SERVER, FP8_RANKS, FP8_BITS, FP8_BITS, FP8_HISTORIES),
+    ),
+    EngineFeature(
+        feature="mixtures of experts",
+        cells=_cells(
+            BELOW_LIBRARY,
+            NOT_BY_SERVER,
+            NETWORKS_OF_RANKS,
+            f"{NETWORKS}::test_in_chunks",
+            f"{NETWORKS}::test_after_a_pause",
+            f"{NETWORKS}::test_with_a_shared_prefix",
+        ),
+        kernels=("route_experts", "fused_moe"),
+    ),
+    EngineFeature(
+        feature="weights of 4 bits (AWQ)",
+        cells=_cells(BELOW_LIBRARY, NOT_BY_SERVER, *[NETWORKS_OF_RANKS] * 3, "not tried"),
+        kernels=("int4_linear",),
+    ),
+    EngineFeature(
+        feature="weights in fp8 (compressed-tensors)",
+        cells=_cells(BELOW_LIBRARY, NOT_BY_SERVER, *[NETWORKS_OF_RANKS] * 3, "not tried"),
+        kernels=("quantize_per_token", "scaled_linear"),
     ),
     EngineFeature(
         feature="contexts and generation apart",
