@@ -106,9 +106,9 @@ class EngineConfig:
     share_weights: bool = True
     """Ranks on CPUs keep weights in shared memory, which relaunched ranks, spares and replicas map and do not read."""
     context_replicas: int = 0
-    """So many of data_parallel_size replicas, the first, compute prompts for the others; 0 = all do both."""
+    """So many of data_parallel_size replicas, the first, compute the others' prompts; 0 = all do both; on CPUs only."""
     max_tokens_in_buffer: int = 0
-    """Prompt tokens whose KV blocks wait in host memory for other ranks; 0 = contexts are not handed over."""
+    """Prompt tokens whose KV blocks wait in host memory for other ranks; 0 = none are handed over; on CPUs only."""
     kv_transfer_timeout_ms: int = 10_000
     """Time within which they must be fetched; otherwise the ranks that go on compute the prompt."""
     kv_transfer_interface: str = ""
