@@ -2,7 +2,8 @@
 #
 #   make PYTHON=python3.12 …   builds .venv with another Python (3.10 to 3.13)
 #   make TORCH_INDEX=URL …     installs torch from another package index, such as that of its CPU builds
-#   make serve ARGS="--tensor-parallel-size 2"   hands options to `inflight serve`; likewise unit, kernels, L0, bench, load-test
+#   make serve ARGS="--tensor-parallel-size 2"   hands options to `inflight serve`; other targets hand theirs to what they
+#                                               run, except help, prometheus, lint and clean, which take none
 
 SHELL := bash
 .SHELLFLAGS := -euo pipefail -c
