@@ -286,6 +286,13 @@ def links(page: Path) -> Iterator[tuple[str, Path, str]]:
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_the_lines_of_a_page_have_120_characters_at_most(page: Path) -> None:
+    """Rows of tables, trees and programs apart."""
+    prose = re.sub(r"^```.*?^```", "", text_of(page), flags=re.DOTALL | re.MULTILINE)
+    assert [line for line in prose.splitlines() if len(line) > 120 and not line.startswith("|")] == []
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
 def test_the_links_of_a_page_lead_somewhere(page: Path) -> None:
     assert len(set(headings(page))) == len(headings(page)), "two headings with one anchor"
     broken = [
