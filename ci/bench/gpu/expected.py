@@ -42,7 +42,7 @@ def expectations(rates: Rates, gpu_bytes: float, sizes: Sizes) -> dict[str, Expe
         *_drafts(Model(LLAMA_8B, rates), sizes),
         *_requests(Model(QWEN3_30B_A3B, rates), gpu_bytes, sizes, "E13", EXPERTS_OUTPUT_SHARE),
         Expected(name="shapes in the table of tuned kernels", unit="shapes"),
-        Expected(name="time that is drawn", unit=MS, predicted=1e3 * sizes.timeline_seconds),
+        Expected(name="length of the timeline plot", unit=MS, predicted=1e3 * sizes.timeline_seconds),
     ]
     return {each.name: each for each in found}
 

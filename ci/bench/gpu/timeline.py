@@ -39,7 +39,7 @@ def draw(given: Given) -> Iterator[Figure]:
     kernels = Trace.read(given.folder / TRACE).kernels
     steps = json.loads(Path(given.folder, STEPS).read_text(encoding="utf-8"))
     length_ms = _draw(kernels, steps, given.folder / PLOT)
-    yield given.figure("time that is drawn", length_ms, f"in {PLOT}")
+    yield given.figure("length of the timeline plot", length_ms, f"in {PLOT}")
 
 
 def _draw(kernels: list[Span], steps: list[list[float]], path: Path) -> float:
