@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping
 from pathlib import Path
 
 from inflight.errors import ConfigurationError
 
-TOKENIZERS = ("tokenizer.json", "tokenizer.model", "vocab.json", "tokenizer_config.json")
+VOCABULARIES = ("tokenizer.json", "*.model", "vocab*.*", "*.tiktoken", "tekken.json")
+"""Files of tokenizers; tokenizer_config.json alone has no words."""
+HUB_NAME = re.compile(r"[\w-][\w.-]*/[\w-][\w.-]*", re.ASCII)
+"""How the Hugging Face hub names a model: ORGANISATION/NAME."""
 INDEX = "model.safetensors.index.json"
 
 
@@ -17,8 +21,7 @@ def check(
 ) -> None:
     """Raise ConfigurationError with one sentence if `folder` cannot be served by so many ranks. `tokenizer`: folder of
     the tokenizer; None = `folder`."""
-    if not folder.is_dir():
-        raise ConfigurationError(f"{folder} is not a folder: give the folder of a Hugging Face checkpoint")
+    check_folder(folder)
     config = _json(folder / "config.json", f"{folder} is not a Hugging Face checkpoint: it has no config.json")
     if not (config.get("architectures") or config.get("model_type")):
         raise ConfigurationError(f"{folder / 'config.json'} names no architecture, so it is not a model's")
@@ -26,10 +29,20 @@ def check(
     _check_stages(config, pipeline_parallel_size)
     _check_weights(folder)
     place = tokenizer or folder
-    if not any((place / name).is_file() for name in TOKENIZERS):
+    if not any(file.is_file() for pattern in VOCABULARIES for file in place.glob(pattern)):
         raise ConfigurationError(
-            f"{place} has no tokenizer ({', '.join(TOKENIZERS[:2])}): set tokenizer_dir to its folder"
+            f"{place} has no tokenizer.json (nor tokenizer.model or vocab.json): copy it there, or set tokenizer_dir "
+            "to the folder that has it"
         )
+
+
+def check_folder(folder: Path) -> None:
+    """Raise ConfigurationError if there is no such folder. One that is called like a model of the hub is probably
+    meant to be one."""
+    if not folder.is_dir():
+        fetched = f"; a model of the hub is fetched first, with hf download {folder} --local-dir DIR"
+        remedy = fetched if HUB_NAME.fullmatch(str(folder)) else ""
+        raise ConfigurationError(f"{folder} is not a folder: give the folder of a Hugging Face checkpoint{remedy}")
 
 
 def _check_ranks(config: Mapping[str, object], num_ranks: int) -> None:

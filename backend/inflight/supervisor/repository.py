@@ -61,6 +61,7 @@ def write(
     """
     overrides = dict(parameters or {})
     if checkpoint_folder is not None:
+        checkpoint.check_folder(checkpoint_folder)  # as it was given
         overrides["gpt_model_path"] = str(checkpoint_folder.resolve())
         # The dtype in the repository, and the adapters, are for its own checkpoint.
         for key, value in (("dtype", "auto"), ("max_loras", ""), ("lora_dir", "")):
@@ -177,6 +178,8 @@ def _checked(config: ModelConfig, folder: Path) -> EngineConfig:
     for key in ("tensor_parallel_size", "pipeline_parallel_size"):
         if engine.model_impl == "transformers" and getattr(engine, key) > 1:
             raise ConfigurationError(f"model_impl transformers runs on one rank only: set {key} to 1")
+    if engine.lora_dir and not Path(engine.lora_dir).is_dir():
+        raise ConfigurationError(f"lora_dir: {engine.lora_dir} is not a folder")
     checkpoint.check(
         Path(engine.gpt_model_path),
         tokenizer=Path(engine.tokenizer_dir),

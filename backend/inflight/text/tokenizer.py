@@ -165,7 +165,8 @@ def _convert(folder: Path) -> tokenizers.Tokenizer:
     try:
         backend: tokenizers.Tokenizer = AutoTokenizer.from_pretrained(str(folder)).backend_tokenizer
     except Exception as error:
-        raise ConfigurationError(f"the tokenizer in {folder} cannot be read: {error}") from None
+        reason = " ".join(str(error).split())
+        raise ConfigurationError(f"the tokenizer in {folder} cannot be read: {reason}") from None
     return backend
 
 

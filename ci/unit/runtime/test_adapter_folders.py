@@ -12,10 +12,11 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from inflight.errors import InvalidRequest
+from inflight.errors import ConfigurationError, InvalidRequest
 from inflight.layers.lora import LoraSlots
 from inflight.lora import LoraConfig, LoRARequest
 from inflight.models.adapter_places import AdapterPlace, AdapterPlaces
+from inflight.runtime.adapters.adapter_reader import AdapterReader
 from inflight.runtime.adapters.peft_folder import find_folder, read_peft_folder
 from inflight.runtime.adapters.request_weights import read_request_weights
 
@@ -163,6 +164,12 @@ def test_a_rank_above_the_configured_one(tmp_path: Path) -> None:
     folder = write(tmp_path / "a", CONFIG | {"r": 9}, lora_A=torch.zeros(9, 3), lora_B=torch.zeros(4, 9))
     with pytest.raises(InvalidRequest, match="is 9, but this engine takes 1 to lora_cache_max_adapter_size 8"):
         read(folder)
+
+
+def test_a_directory_that_is_none_is_refused(tmp_path: Path) -> None:
+    AdapterReader(places(), lora_dir=str(tmp_path), max_bytes=1)
+    with pytest.raises(ConfigurationError, match=r"lora_dir: .* is not a folder"):
+        AdapterReader(places(), lora_dir=str(tmp_path / "nowhere"), max_bytes=1)
 
 
 def test_names_find_folders_in_the_directory_and_nothing_else(tmp_path: Path) -> None:

@@ -161,7 +161,32 @@ class TestCheckpoint:
 
     def test_no_tokenizer(self, source: Path, folder: Path, tmp_path: Path) -> None:
         (folder / "tokenizer.json").unlink()
-        assert "has no tokenizer" in self.refusal(source, folder, tmp_path)
+        (folder / "tokenizer_config.json").write_text("{}")
+        refusal = self.refusal(source, folder, tmp_path)
+        assert (
+            refusal.startswith(f"{folder} has no tokenizer.json") and "copy it there, or set tokenizer_dir" in refusal
+        )
+
+    @pytest.mark.parametrize("name", ["tokenizer.model", "spiece.model", "vocab.json", "vocab.txt"])
+    def test_other_tokenizers_are_left_to_the_server(
+        self, source: Path, folder: Path, tmp_path: Path, name: str
+    ) -> None:
+        (folder / "tokenizer.json").rename(folder / name)
+        assert repository.write(source, tmp_path / "target", checkpoint_folder=folder).config
+
+    def test_a_name_of_the_hub_is_explained(
+        self, source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.chdir(tmp_path)
+        refusal = self.refusal(source, Path("meta-llama/Llama-3.1-8B"), tmp_path)
+        assert refusal.startswith("meta-llama/Llama-3.1-8B is not a folder")
+        assert refusal.endswith("hf download meta-llama/Llama-3.1-8B --local-dir DIR")
+        assert "hf download" not in self.refusal(source, tmp_path / "elsewhere", tmp_path)
+
+    def test_adapters_that_are_nowhere(self, source: Path, folder: Path, tmp_path: Path) -> None:
+        parameters = {"max_loras": "2", "lora_dir": str(tmp_path / "nowhere")}
+        with pytest.raises(ConfigurationError, match=f"lora_dir: {tmp_path}/nowhere is not a folder"):
+            repository.write(source, tmp_path / "target", checkpoint_folder=folder, parameters=parameters)
 
     def test_a_tokenizer_elsewhere_is_the_remedy(self, source: Path, folder: Path, tmp_path: Path) -> None:
         elsewhere = tmp_path / "elsewhere"

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
+from pathlib import Path
 
+from inflight.errors import ConfigurationError
 from inflight.lora import LoraConfig, LoRARequest
 from inflight.models.adapter_places import AdapterPlaces
 from inflight.runtime.adapters.adapter_weights import AdapterWeights
@@ -14,7 +16,10 @@ from inflight.runtime.adapters.request_weights import read_request_weights
 
 class AdapterReader:
     def __init__(self, places: AdapterPlaces, *, lora_dir: str, max_bytes: int) -> None:
-        """`lora_dir`: folder with those that clients may name; empty = none. `max_bytes`: of one adapter."""
+        """`lora_dir`: folder with those that clients may name; empty = none. `max_bytes`: of one adapter. Raises
+        ConfigurationError if there is no such folder."""
+        if lora_dir and not Path(lora_dir).is_dir():
+            raise ConfigurationError(f"lora_dir: {lora_dir} is not a folder")
         self._places = places
         self._lora_dir = lora_dir
         self._max_bytes = max_bytes
