@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import typer
 from typer.core import TyperCommand
 
-from inflight_client._exceptions import ClientError, InvalidRequest, UsageError
+from inflight_client._exceptions import ClientError, ConnectError, InvalidRequest, UsageError
 
 if TYPE_CHECKING:
     from inflight_client._client import Client
@@ -48,6 +48,10 @@ def failing_in_words() -> Iterator[None]:
         yield
     except (InvalidRequest, UsageError) as error:
         raise fail(str(error), EXIT_USAGE) from None
+    except ConnectError as error:
+        is_grpc = bool(error.code)  # a load test of an OpenAI server has named its address itself
+        remedy = "; start one with inflight serve, or name another one with --url" if is_grpc else ""
+        raise fail(f"{error}{remedy}") from None
     except ClientError as error:
         raise fail(str(error)) from None
     except KeyboardInterrupt:

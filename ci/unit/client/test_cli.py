@@ -174,6 +174,14 @@ def test_failures_are_one_sentence(connect: Connect, arguments: tuple[str, ...],
     assert sentence in result.stderr and "Traceback" not in result.output
 
 
+@pytest.mark.parametrize("arguments", [("generate", "x"), ("chat",), ("load-test",)])
+def test_no_server_is_told_with_what_to_do(arguments: tuple[str, ...]) -> None:
+    result = run(*arguments, "--url", "127.0.0.1:1")
+    assert result.exit_code == 1
+    assert "inflight: no server answers there: " in result.stderr
+    assert result.stderr.endswith("; start one with inflight serve, or name another one with --url\n")
+
+
 @pytest.mark.parametrize(
     ("arguments", "host"), [(("generate", "x"), "gpu7"), (("chat",), "gpu7"), (("load-test",), "[::1]")]
 )
