@@ -89,7 +89,7 @@ def compile_network(
     if not groups.all_reduce_min(int(prepared is not None)) or prepared is None:
         if config.cpu_compile == "true":
             raise ConfigurationError(f"cpu_compile is true, but {reason}; set cpu_compile to auto or false")
-        if device.type == "cpu" and (_is_bfloat16(network) or _stores_fp8(network)):
+        if device.type == "cpu" and not _is_float32(network):  # that was chosen, or is what the checkpoint has
             logger.log(level, "the layers run in torch, several times slower: %s", reason)
         return network
     library, recordings = prepared
@@ -128,15 +128,16 @@ def _record(
 ) -> tuple[Recording, ...]:
     """The operations of `forward` and, in the last pipeline stage, of `logits`. Raises Unsupported."""
     if not isinstance(network, Decoder):
-        raise Unsupported("it is for the engine's own layers, not for transformers' modelling code (key model_impl)")
+        raise Unsupported("layers in C++ are the engine's own, and transformers computes these (key model_impl)")
     if device.type != "cpu":
-        raise Unsupported("it is for CPUs")
+        raise Unsupported(f"layers in C++ are for CPUs, and device is {device.type}")
     if not group.can_be_recorded:
-        raise Unsupported("it is for ranks that share memory, and these sum through sockets")
+        raise Unsupported("layers in C++ are for ranks that share memory, and these sum through sockets")
     if _stores_fp8(network):
-        raise Unsupported("it is for a KV cache of bfloat16, not of fp8 (key kv_cache_dtype)")
-    if not _is_bfloat16(network):
-        raise Unsupported("it is for bfloat16 (key dtype)")
+        raise Unsupported("layers in C++ store keys and values in bfloat16 only, and kv_cache_dtype is fp8")
+    if dtype := next((spec.dtype for spec in network.cache_specs if spec.dtype != torch.bfloat16), None):
+        name = str(dtype).removeprefix("torch.")
+        raise Unsupported(f"layers in C++ are for bfloat16, and dtype is {name} (set dtype to bfloat16)")
     if reason := cpu.unsupported_reason():
         raise Unsupported(reason)
     hidden_states = cpu.record(
@@ -172,8 +173,8 @@ def _given(given: GivenEmbeddings, num_tokens: int) -> tuple[Tensor, Tensor]:
     return given_T, given.rows_GD.bfloat16()
 
 
-def _is_bfloat16(network: Network) -> bool:
-    return all(spec.dtype == torch.bfloat16 for spec in network.cache_specs)
+def _is_float32(network: Network) -> bool:
+    return all(spec.dtype == torch.float32 for spec in network.cache_specs)
 
 
 def _stores_fp8(network: Network) -> bool:

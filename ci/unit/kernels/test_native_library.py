@@ -5,6 +5,7 @@ Run: pytest ci/unit/kernels/test_native_library.py
 
 from __future__ import annotations
 
+import re
 import subprocess
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -94,22 +95,32 @@ def test_the_compiler_has_nothing_to_say(flags: tuple[str, ...], tmp_path: Path)
 
 
 @pytest.mark.parametrize(
-    ("name", "options", "reason"),
+    ("name", "dtype", "reason"),
     [
-        ("llama-wide", {"dtype": "float32"}, r"it is for bfloat16 \(key dtype\)"),
-        ("llama", {"dtype": "bfloat16"}, "which is not a multiple of 32"),
+        ("llama-wide", "float32", "are for bfloat16, and dtype is float32 (set dtype to bfloat16)"),
+        ("llama-wide", "float16", "are for bfloat16, and dtype is float16 (set dtype to bfloat16)"),
+        ("llama", "bfloat16", "which is not a multiple of 32"),
     ],
 )
 def test_a_network_that_is_not_supported_is_refused_only_if_compiling_was_asked_for(
-    tmp_path: Path, name: str, options: dict[str, str], reason: str, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path,
+    name: str,
+    dtype: str,
+    reason: str,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
+    """If it was not, the log says why torch computes, except in float32, which was chosen."""
     monkeypatch.setattr(cpu, "unsupported_reason", lambda: "")
     checkpoint = make_checkpoint(tmp_path / "checkpoint", name, dtype=torch.bfloat16)
-    network = Network.load(checkpoint, "false", options.get("dtype", "bfloat16"))
+    network = Network.load(checkpoint, "false", dtype)
     arguments = (network.decoder, network.cache.layers, torch.device("cpu"), ParallelGroups())
-    assert compile_network(config_of(checkpoint, "auto", **options), *arguments) is network.decoder
-    with pytest.raises(ConfigurationError, match=f"cpu_compile is true, but .*{reason}"):
-        compile_network(config_of(checkpoint, "true", **options), *arguments)
+    caplog.set_level("INFO", "inflight")
+    assert compile_network(config_of(checkpoint, "auto", dtype=dtype), *arguments) is network.decoder
+    told = [line for line in caplog.messages if line.startswith("the layers run in torch, several times slower: ")]
+    assert [line.endswith(reason) for line in told] == ([] if dtype == "float32" else [True])
+    with pytest.raises(ConfigurationError, match=f"cpu_compile is true, but .*{re.escape(reason)}"):
+        compile_network(config_of(checkpoint, "true", dtype=dtype), *arguments)
 
 
 def test_a_missing_compiler_or_processor_is_named(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -62,7 +62,7 @@ def test_several_ranks_are_refused(tmp_path: Path) -> None:
 def test_layers_in_cpp_are_for_native_networks(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     write_checkpoint(tmp_path, CONFIGS["gpt2"], 1, dtype=torch.bfloat16)
     assert refusal(tmp_path, cpu_compile="true") == (
-        "cpu_compile is true, but it is for the engine's own layers, not for transformers' modelling code "
+        "cpu_compile is true, but layers in C++ are the engine's own, and transformers computes these "
         "(key model_impl); set cpu_compile to auto or false"
     )
     caplog.set_level(logging.INFO, "inflight")

@@ -42,6 +42,8 @@ from inflight_kernels.cpu.recording import NOWHERE, CacheTensors, Columns, Field
 from inflight_kernels.cpu.torch_operations import TorchOperations
 from inflight_kernels.dispatch import recording
 
+PURPOSES = {"route_experts": "for mixtures of experts", "quantize_per_token": "for products of fp8"}
+"""What those are for of the operations that C++ does not have whose names say it to few."""
 MAX_SLICES = 3
 """Layers with one input that an adapter changes together."""
 
@@ -55,7 +57,7 @@ def record(network: Callable[[Tensor, Batch], Tensor], input_size: int | None = 
     for other, missing in zip(others, (PrefillAttention, DecodeAttention), strict=True):
         expected = tuple(operation for operation in mixed.operations if operation.kind is not missing)
         if other.operations != expected:
-            raise Unsupported("its forward pass takes different paths for decodes and for prefills")
+            raise Unsupported("the network's forward pass takes different paths for decodes and for prefills")
     return mixed
 
 
@@ -96,7 +98,8 @@ def _record(network: Callable[[Tensor, Batch], Tensor], input_size: int | None, 
             return recorder.finish(x if input_size else None, result)
         except (RuntimeError, TypeError, AttributeError) as error:
             # Values cannot be read while recording; torch says so in exceptions of several types.
-            raise Unsupported(f"its forward pass cannot be recorded: {' '.join(str(error).split())}") from error
+            reason = " ".join(str(error).split())
+            raise Unsupported(f"the network's forward pass cannot be recorded: {reason}") from error
 
 
 class _Recorder:
@@ -141,7 +144,7 @@ class _Recorder:
         return out
 
     def __getattr__(self, name: str) -> Any:
-        raise Unsupported(f"C++ has no operation {name}")
+        raise Unsupported(f"C++ has no operation {PURPOSES.get(name, name)}")
 
     def embedding(self, token_ids: Tensor, table: Tensor, first: int | None = None) -> Tensor:
         if token_ids is not self._x:
@@ -180,7 +183,7 @@ class _Recorder:
 
     def _join(self, place: RankPlace) -> None:
         if self._ranks not in (None, place):
-            raise Unsupported("it sums over several groups of ranks")
+            raise Unsupported("the network sums over several groups of ranks")
         self._ranks = place
 
     def _whole(self, x: Tensor, what: str) -> Columns:
