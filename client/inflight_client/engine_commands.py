@@ -206,7 +206,8 @@ def openai(
                 host=host,
                 port=port,
                 api_key_file=str(api_key_file or ""),
-            )
+            ),
+            tells_absence=True,
         )
     except ConfigurationError as error:
         raise fail(str(error), EXIT_USAGE) from None

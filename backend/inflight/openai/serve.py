@@ -25,7 +25,7 @@ from starlette.types import ASGIApp
 
 from inflight.config import EngineConfig
 from inflight.errors import ConfigurationError
-from inflight.executor.executor import attach_executor
+from inflight.executor.executor import attach_executor, find_engine_config
 from inflight.executor.front.front import Front
 from inflight.log_output import start_logging
 from inflight.openai.api_keys import ApiKeys
@@ -67,9 +67,9 @@ streamed token's time went into looking for cycles among them. The older generat
 were open at an earlier collection: with 50 and 100 here, the process grew by 3 MB a minute at 20 requests a second."""
 
 
-def serve(options: OpenAIOptions) -> None:
-    """Serve until SIGTERM or SIGINT. Raises ConfigurationError if something is missing or wrong, or if the engine is
-    not found in time."""
+def serve(options: OpenAIOptions, *, tells_absence: bool = False) -> None:
+    """Serve until SIGTERM or SIGINT. `tells_absence`: say so if the engine has to be waited for. Raises
+    ConfigurationError if something is missing or wrong, or if the engine is not found in time."""
     start_logging("uvicorn.error")
     logging.getLogger("inflight").setLevel(logging.WARNING)
     # Texts are tokenised one at a time, and the library's own threads would only take cores from the ranks.
@@ -78,6 +78,8 @@ def serve(options: OpenAIOptions) -> None:
     config = EngineConfig.from_parameters(options.parameters)
     server = OpenAIServer(options, config)
     with listen(options.host, options.port) as listener:
+        if tells_absence:
+            tell_absence(options.engine, config.worker_start_timeout_ms / 1000)
         # Statistics are for a front of their own, while somebody reads them.
         quiet, watching = with_statistics(config, 0), with_statistics(config, WATCHED_ITERATIONS)
         attach = partial(attach_executor, watching, options.engine)
@@ -111,6 +113,14 @@ def allow_connections(count: int) -> None:
         )
     if soft != resource.RLIM_INFINITY and needed > soft:
         resource.setrlimit(resource.RLIMIT_NOFILE, (needed, hard))
+
+
+def tell_absence(engine: str, seconds: float) -> None:
+    """Say for how long it is waited for, if no such engine serves yet."""
+    try:
+        find_engine_config(engine, 0.0)
+    except ConfigurationError as absent:
+        print(f"inflight: {absent}; waiting for it, {seconds:.0f} s at most", file=sys.stderr, flush=True)
 
 
 def announce(address: str) -> None:

@@ -1,0 +1,21 @@
+"""The process of an OpenAI server, before it serves.
+
+pytest ci/unit/openai/test_serve.py
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from inflight.openai.serve import tell_absence
+from inflight.run_directory import RUN_DIRECTORY
+
+
+def test_an_engine_that_has_to_be_waited_for_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv(RUN_DIRECTORY, str(tmp_path))
+    tell_absence("other", 600.0)
+    assert capsys.readouterr().err == "inflight: no engine called 'other' serves here; waiting for it, 600 s at most\n"
