@@ -179,7 +179,9 @@ def _checked(config: ModelConfig, folder: Path) -> EngineConfig:
         if engine.model_impl == "transformers" and getattr(engine, key) > 1:
             raise ConfigurationError(f"model_impl transformers runs on one rank only: set {key} to 1")
     if engine.lora_dir and not Path(engine.lora_dir).is_dir():
-        raise ConfigurationError(f"lora_dir: {engine.lora_dir} is not a folder")
+        raise ConfigurationError(
+            f"lora_dir: {engine.lora_dir} is not a folder; set it to the one that holds the adapters"
+        )
     checkpoint.check(
         Path(engine.gpt_model_path),
         tokenizer=Path(engine.tokenizer_dir),

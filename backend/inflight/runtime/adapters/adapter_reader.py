@@ -19,7 +19,7 @@ class AdapterReader:
         """`lora_dir`: folder with those that clients may name; empty = none. `max_bytes`: of one adapter. Raises
         ConfigurationError if there is no such folder."""
         if lora_dir and not Path(lora_dir).is_dir():
-            raise ConfigurationError(f"lora_dir: {lora_dir} is not a folder")
+            raise ConfigurationError(f"lora_dir: {lora_dir} is not a folder; set it to the one that holds the adapters")
         self._places = places
         self._lora_dir = lora_dir
         self._max_bytes = max_bytes
