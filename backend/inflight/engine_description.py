@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import msgspec
+
+if TYPE_CHECKING:
+    from inflight.request_limits import RequestLimits
 
 
 class EngineDescription(msgspec.Struct, frozen=True, kw_only=True):
@@ -32,6 +37,18 @@ class EngineDescription(msgspec.Struct, frozen=True, kw_only=True):
     data_parallel_size: int = 1
     inflight_version: str = ""
     torch_version: str = ""
+
+    def summary(self, limits: RequestLimits) -> str:
+        """With the engine's limits, in a line for its operator."""
+        sizes = ("tensor_parallel_size", "pipeline_parallel_size", "data_parallel_size")
+        shared = "".join(f", {key} {getattr(self, key)}" for key in sizes if getattr(self, key) > 1)
+        return (
+            f"{self.architecture} on {self.device} ({self.device_name}), {self.layers} layers; "
+            f"{self.num_ranks} rank{'s' if self.num_ranks > 1 else ''}{shared}; "
+            f"dtype {self.dtype}, weights {self.weight_dtype}, KV cache {self.kv_cache_dtype} of "
+            f"{limits.kv_cache_tokens} tokens{' a replica' if self.data_parallel_size > 1 else ''}; "
+            f"max_batch_size {limits.max_batch_size}, max_seq_len {limits.max_seq_len}"
+        )
 
     def labels(self) -> dict[str, str]:
         """As labels of a metric."""

@@ -14,7 +14,7 @@ from server_metrics import read_metrics, wait_until_settled
 from server_process import ServerProcess
 
 from inflight.batch_manager_stats import BatchManagerStats
-from inflight.server.threads.metric_families import FAMILIES, STATISTICS_FAMILIES
+from inflight.server.threads.metric_families import ENGINE_INFO, FAMILIES, STATISTICS_FAMILIES
 
 SERIES = re.compile(r"^(?P<name>\w+)\{(?P<labels>[^}]*)\} (?P<value>\S+)$", re.MULTILINE)
 
@@ -51,6 +51,23 @@ def test_the_batch_managers_series_are_its_json_keys(server: ServerProcess, stre
     for family in FAMILIES:
         name = family.name + ("_count" if family.kind == "HISTOGRAM" else "")
         assert sum(name == found for found, _ in metrics) == len(family.series), name
+
+
+def test_the_console_says_what_the_engine_is(server: ServerProcess, stream: RawStream) -> None:
+    stream.ask({"text_input": "Once", "max_tokens": 1})
+    metrics = wait_for(server, lambda found: total(found, "inflight_kv_blocks") > 0)
+    (labels,) = (
+        dict(re.findall(r'(\w+)="([^"]*)"', ",".join(own))) for name, own in metrics if name == ENGINE_INFO.name
+    )
+    (line,) = (line for line in server.told.splitlines() if line.startswith("inflight: engine "))
+    assert line.startswith(
+        f"inflight: engine llm: {labels['architecture']} on {labels['device']} ({labels['device_name']}), "
+        f"{labels['layers']} layers; 1 rank; dtype {labels['dtype']}, weights {labels['weight_dtype']}, "
+        f"KV cache {labels['kv_cache_dtype']} of "
+    )
+    blocks = "nv_trt_llm_kv_cache_block_metrics"
+    num_tokens = total(metrics, "inflight_kv_blocks") * total(metrics, blocks, 'kv_cache_block_type="tokens_per"')
+    assert f" of {num_tokens:.0f} tokens; max_batch_size 64, max_seq_len 2048" in line
 
 
 def test_requests_are_counted_and_timed(server: ServerProcess, stream: RawStream) -> None:

@@ -27,6 +27,8 @@ from inflight.text.tokenizer import Tokenizer
 if TYPE_CHECKING:
     from inflight.executor.front.front import Front
 
+logger = logging.getLogger(__name__)
+
 
 def start_server(pb_utils: Any, args: Mapping[str, str]) -> BackendServer | ProcessingServer:
     """Read the configuration, launch the engine, start the threads. `args`: what tritonserver passes to initialize().
@@ -83,6 +85,8 @@ def start_server(pb_utils: Any, args: Mapping[str, str]) -> BackendServer | Proc
             is_unary=is_unary,
         )
     server.start()
+    if attached is None:
+        logger.info("engine %s: %s", name, executor.description.summary(executor.limits))
     return server
 
 

@@ -1,4 +1,4 @@
-"""Reads tritonserver's log line by line, keeps its last lines, and shows the user only errors."""
+"""Reads tritonserver's log line by line, keeps its last lines, and shows the user errors and what the engine is."""
 
 from __future__ import annotations
 
@@ -19,6 +19,10 @@ HARMLESS = re.compile(r"CudaDriverHelper has not been initialized|Failed to init
 """Errors that tritonserver logs on every machine without a GPU."""
 
 LOUD = re.compile(r"\b(ERROR|CRITICAL|FATAL)\b|^Traceback \(most recent call last\)")
+ABOUT_ENGINE = re.compile(
+    r"[IW]\d{4} [^\]]*\binflight\.(?:server\.start|models\.compiled)\] (engine .+|the layers run in torch, .+)"
+)
+"""What an engine is, and why it is slower than it could be, in the log of its stub and its ranks."""
 FAILED_LOAD = re.compile(r"failed to load '([^']+)' version \d+: (?:[A-Z][A-Za-z ]+: )?(.*)")
 BAD_OPTION = re.compile(r"tritonserver: (.*\boption\b.*)|Bad option: \"(.*)\"\.")
 """What tritonserver says of an option on its command line; after the second form the reason is the next line."""
@@ -32,6 +36,8 @@ class ServerLog:
         self._file = LogFile(file, tell) if file is not None else None
         self._lines: deque[str] = deque(maxlen=KEPT_LINES)
         self._bad_option: list[str] = []
+        self._about_engine: set[str] = set()
+        """What has been shown of it: every rank logs it, and again after a relaunch."""
         self._loud = False
         self._hushed = True
         """Whether errors are not shown, because the server has not started yet, or is being ended."""
@@ -42,6 +48,7 @@ class ServerLog:
         in the reading thread."""
         self._lines.clear()
         self._bad_option.clear()
+        self._about_engine.clear()
         self._loud = False
         self._hushed = True
         self._thread = threading.Thread(target=self._read, args=(stream, began), name="server-log", daemon=True)
@@ -96,6 +103,9 @@ class ServerLog:
                     self._file.write(line)
                 if self._verbose or (self._is_loud(line) and not self._hushed):
                     self._tell(line)
+                elif (found := ABOUT_ENGINE.match(line)) and found[1] not in self._about_engine:
+                    self._about_engine.add(found[1])
+                    self._tell(found[1])
         finally:
             stream.close()
             if self._file:

@@ -11,6 +11,7 @@ import stat
 import subprocess
 import sys
 import tempfile
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -205,8 +206,8 @@ def test_what_is_wrong_is_one_line_and_exit_code_2(tmp_path: Path, capfd: pytest
     assert capfd.readouterr().err == f"inflight: {tmp_path} is not a Hugging Face checkpoint: it has no config.json\n"
 
 
-OTHER_PROGRAMS = frozenset({"--no-deps", "--enable-shared", "--version"})
-"""Options of pip, of Python's own build, and of launchers."""
+OTHER_PROGRAMS = frozenset({"--no-deps", "--enable-shared", "--version", "--local-dir"})
+"""Options of pip, of Python's own build, of launchers, and of the hub's command line."""
 
 
 def test_every_option_that_a_sentence_names_exists() -> None:
@@ -236,7 +237,14 @@ class TestLog:
         'TritonModelException: no such layer\\n\\nAt:\\n  model.py(28)"\n'
     )
 
-    def told(self, *, verbose: bool, starting: bool = False, ending: bool = False) -> tuple[list[str], ServerLog]:
+    def told(
+        self,
+        *,
+        verbose: bool,
+        starting: bool = False,
+        ending: bool = False,
+        lines: Sequence[str] = tuple(LINES.splitlines()),
+    ) -> tuple[list[str], ServerLog]:
         told: list[str] = []
         log = ServerLog(told.append, verbose=verbose)
         reading, writing = os.pipe()
@@ -246,7 +254,7 @@ class TestLog:
         if ending:
             log.hush_errors()
         with os.fdopen(writing, "w") as stream:
-            stream.write(self.LINES)
+            stream.write("".join(f"{line}\n" for line in lines))
         log.join(60)
         return told, log
 
@@ -254,6 +262,18 @@ class TestLog:
         told, log = self.told(verbose=False)
         assert [line.split()[-1] for line in told] == ["lost", "on", 'model.py(28)"']
         assert log.load_failure() == "model llm cannot be loaded: no such layer"
+
+    def test_what_the_engine_is_is_told_once(self) -> None:
+        slow = "the layers run in torch, several times slower: this processor has no AVX-512 for bfloat16"
+        engine = "engine llm: LlamaForCausalLM on cpu (CPU), native layers; 2 ranks"
+        lines = [
+            *(f"I1121 08:00:00.001 rank {rank} inflight.models.compiled] {slow}" for rank in range(2)),
+            "I1121 08:00:00.001 rank 0 inflight.worker] ready",
+            f"I1121 08:00:00.001 inflight.server.start] {engine}",
+            f"  I1121 08:00:00.001 inflight.server.start] {engine} that a client wrote",
+        ]
+        assert self.told(verbose=False, starting=True, lines=lines)[0] == [slow, engine]
+        assert self.told(verbose=True, lines=lines)[0] == lines
 
     def test_a_start_that_fails_is_told_by_its_reason_alone(self) -> None:
         told, log = self.told(verbose=False, starting=True)
