@@ -10,7 +10,7 @@ from pathlib import Path
 from inflight.errors import ConfigurationError
 
 VOCABULARIES = ("tokenizer.json", "*.model", "vocab*.*", "*.tiktoken", "tekken.json")
-"""Files of tokenizers; tokenizer_config.json alone has no words."""
+"""Files with a tokenizer's vocabulary. tokenizer_config.json has none."""
 HUB_NAME = re.compile(r"[\w-][\w.-]*/[\w-][\w.-]*", re.ASCII)
 """How the Hugging Face hub names a model: ORGANISATION/NAME."""
 INDEX = "model.safetensors.index.json"

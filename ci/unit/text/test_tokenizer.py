@@ -8,6 +8,7 @@ import threading
 import time
 import unicodedata
 from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import fake_tokenizer
 import pytest
@@ -16,6 +17,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenizers import AddedToken, Regex, models, normalizers, pre_tokenizers
 
+from inflight.errors import ConfigurationError
 from inflight.text.byte_tokens import alphabet
 from inflight.text.token_bytes import NFC_SHRINK, max_bytes_per_token
 from inflight.text.tokenizer import Tokenizer
@@ -47,6 +49,14 @@ BOUNDED = [
     lambda: fake_tokenizer.sentencepiece_tokenizer()._backend,
     lambda: fake_tokenizer.gemma_tokenizer()._backend,
 ]
+
+
+@pytest.mark.slow
+def test_what_another_library_cannot_read_is_refused_in_one_line(tmp_path: Path) -> None:
+    (tmp_path / "tokenizer_config.json").write_text('{"tokenizer_class": "PreTrainedTokenizerFast"}')
+    with pytest.raises(ConfigurationError, match=f"the tokenizer in {tmp_path} cannot be read: ") as refused:
+        Tokenizer.load(tmp_path)
+    assert "\n" not in str(refused.value)
 
 
 @pytest.mark.parametrize("make", BOUNDED, ids=["split", "nfc", "merged", "sentencepiece", "gemma"])

@@ -43,7 +43,7 @@ from inflight_kernels.cpu.torch_operations import TorchOperations
 from inflight_kernels.dispatch import recording
 
 PURPOSES = {"route_experts": "for mixtures of experts", "quantize_per_token": "for products of fp8"}
-"""What those are for of the operations that C++ does not have whose names say it to few."""
+"""Operation that C++ does not have -> what it is for, where its name does not say it."""
 MAX_SLICES = 3
 """Layers with one input that an adapter changes together."""
 
