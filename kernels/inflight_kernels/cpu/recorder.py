@@ -42,7 +42,14 @@ from inflight_kernels.cpu.recording import NOWHERE, CacheTensors, Columns, Field
 from inflight_kernels.cpu.torch_operations import TorchOperations
 from inflight_kernels.dispatch import recording
 
-PURPOSES = {"route_experts": "for mixtures of experts", "quantize_per_token": "for products of fp8"}
+FP8_OPERATIONS = (
+    "embedding_rms_norm_quantized",
+    "rms_norm_quantized",
+    "silu_and_mul_quantized",
+    "quantize_per_token",
+    "scaled_linear",
+)
+PURPOSES = {"route_experts": "for mixtures of experts", **dict.fromkeys(FP8_OPERATIONS, "for products of fp8")}
 """Operation that C++ does not have -> what it is for, where its name does not say it."""
 MAX_SLICES = 3
 """Layers with one input that an adapter changes together."""
