@@ -51,6 +51,8 @@ def _check_ranks(config: Mapping[str, object], num_ranks: int) -> None:
         value = config.get(key)
         if not isinstance(value, int) or value < 1 or value % num_ranks == 0:
             continue
+        if key == "intermediate_size" and "moe_intermediate_size" in config:
+            continue  # of dense layers, of which such a model may have none
         if key == "num_key_value_heads" and num_ranks % value == 0:
             continue  # ranks hold copies of a head
         raise ConfigurationError(

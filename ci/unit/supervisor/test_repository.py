@@ -207,6 +207,7 @@ class TestCheckpoint:
             ({"num_attention_heads": 12}, 3, "3 does not divide the checkpoint's num_key_value_heads (4)"),
             ({"intermediate_size": 66}, 4, "4 does not divide the checkpoint's intermediate_size (66)"),
             ({"moe_intermediate_size": 42}, 4, "4 does not divide the checkpoint's moe_intermediate_size (42)"),
+            ({"intermediate_size": 66, "moe_intermediate_size": 44}, 4, ""),
             ({}, 8, ""),
             ({}, 16, ""),
             ({"num_attention_heads": "many", "num_key_value_heads": None}, 3, ""),
