@@ -21,6 +21,7 @@ class Stream:
 
     def __init__(self, url: str) -> None:
         self._answers: queue.SimpleQueue[tuple[grpc.InferResult | None, Exception | None]] = queue.SimpleQueue()
+        self._unanswered = 0
         self._client = grpc.InferenceServerClient(url)
         self._client.start_stream(lambda result, error: self._answers.put((result, error)))
 
@@ -29,23 +30,30 @@ class Stream:
         texts.set_data_from_numpy(np.array([text.encode()], np.object_))
         limits = grpc.InferInput("max_tokens", [1], "INT32")
         limits.set_data_from_numpy(np.array([max_tokens], np.int32))
+        self._unanswered += 1
         self._client.async_stream_infer("toy", [texts, limits], enable_empty_final_response=True)
 
     def next(self) -> str | None:
         result, error = self._answers.get(timeout=DEADLINE)
         if error is not None:
+            self._unanswered -= 1
             raise error
         assert result is not None
         tensor = result.as_numpy("text_output")
-        return None if tensor is None else str(tensor[0].decode())
+        if tensor is None:
+            self._unanswered -= 1
+            return None
+        return str(tensor[0].decode())
 
     def rest(self) -> list[str]:
         """The texts up to the final response."""
         return list(iter(self.next, None))
 
     def close(self) -> None:
+        """Cancels only what is unanswered: tritonserver may keep a request for ever whose final response meets a
+        cancel, and with it its trace."""
         with contextlib.suppress(Exception):
-            self._client.stop_stream(cancel_requests=True)
+            self._client.stop_stream(cancel_requests=self._unanswered > 0)
         self._client.close()
 
 
