@@ -16,6 +16,7 @@ import pytest
 import request_kinds
 from mortal_front import MortalFront, assert_same
 from request_kinds import ADAPTERS, CHECKPOINT, ENGINE, KINDS, TOKENIZER, RequestKind
+from waiting import until
 
 from inflight import backoff
 from inflight.config import EngineConfig
@@ -47,6 +48,8 @@ MORE_KINDS = (
     ),
 )
 ALL = (*KINDS, *MORE_KINDS)
+TRIES = 5
+"""Until deaths have met requests."""
 
 
 class Scene:
@@ -130,18 +133,30 @@ def test_requests_of_all_kinds_go_on_when_ranks_die(scene: Scene) -> None:
     while the requests are being replayed."""
     for rank in range(scene.num_ranks):
         choose = random.Random(rank)
-        first = scene.front.num_delivered + choose.randrange(scene.num_responses // 8, scene.num_responses)
-        scene.front.deaths = [(first, rank)]
-        if rank == scene.num_ranks - 1:
-            scene.front.deaths.append((first + choose.randrange(1, scene.num_responses // 4), 0))
-            scene.front.launchers[0].num_deaths = 3
-        num_kills, num_replays = len(scene.front.deaths), scene.front.num_replays()
-        num_pauses, num_losses = scene.front.num_pauses(), scene.front.num_losses()
-        scene.check(scene.serve())
-        assert not scene.front.deaths and not scene.front.launchers[0].num_deaths
-        if scene.num_replicas == 1:
-            assert scene.front.num_pauses() == num_pauses + num_kills
-            # One of several may have answered all of its requests, or handed them over, when it dies.
-            assert scene.front.num_replays() > num_replays
-        assert scene.front.num_losses() == num_losses + num_kills
+        assert any(deaths_meet_requests(scene, rank, choose) for _ in range(TRIES)), (
+            f"no deaths with that of rank {rank} have met requests"
+        )
     assert scene.front.num_replays() or scene.front.num_handovers(), "no death has met a request"
+
+
+def deaths_meet_requests(scene: Scene, rank: int, choose: random.Random) -> bool:
+    """Whether all deaths came about, and requests waited for other ranks after each. On a busy machine the front may
+    see a response so late that the ranks, when they die, have sent all others, too."""
+    front = scene.front
+    first = front.num_delivered + choose.randrange(scene.num_responses // 8, scene.num_responses)
+    front.deaths = [(first, rank)]
+    if rank == scene.num_ranks - 1:
+        front.deaths.append((first + choose.randrange(1, scene.num_responses // 4), 0))
+        front.launchers[0].num_deaths = 3
+    num_wanted, num_killed, num_replays = len(front.deaths), front.num_killed, front.num_replays()
+    num_pauses, num_losses = front.num_pauses(), front.num_losses()
+    scene.check(scene.serve())
+    came_about = not front.deaths and not front.launchers[0].num_deaths
+    front.deaths, front.launchers[0].num_deaths = [], 0
+    num_killed = front.num_killed - num_killed
+    until(lambda: front.num_losses() - num_losses >= num_killed, "the front notices each death")
+    assert front.num_losses() - num_losses == num_killed
+    if scene.num_replicas > 1:
+        # One of several may have answered all of its requests, or handed them over, when it dies.
+        return came_about
+    return came_about and front.num_pauses() == num_pauses + num_wanted and front.num_replays() > num_replays

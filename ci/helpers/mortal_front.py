@@ -43,7 +43,7 @@ class MortalLauncher:
 
     def open(self) -> RunningLaunch | None:
         launch = self._launcher.open()
-        if self.num_deaths:
+        if self.num_deaths > 0:
             self.num_deaths -= 1
             os.kill(self.pids()[0], signal.SIGKILL)
         return launch
