@@ -16,8 +16,10 @@ def _activation(width: int, config: Mapping[str, int] | None = None) -> None:
     gpu.silu_and_mul(bf16(64, 2 * width), config=config)
 
 
-def _quantized(width: int, dtype: torch.dtype, config: Mapping[str, int] | None = None) -> None:
-    gpu.silu_and_mul_quantized(bf16(64, 2 * width), dtype, config=config)
+def _quantized(
+    width: int, dtype: torch.dtype, config: Mapping[str, int] | None = None, scale: float | None = None
+) -> None:
+    gpu.silu_and_mul_quantized(bf16(64, 2 * width), dtype, scale, config=config)
 
 
 CASES = {
@@ -27,6 +29,8 @@ CASES = {
     "silu_and_mul+int8 i53248": partial(_quantized, 53248, torch.int8),
     "silu_and_mul+fp8 i14336": partial(_quantized, 14336, torch.float8_e4m3fn),
     "silu_and_mul+fp8 i1536": partial(_quantized, 1536, torch.float8_e4m3fn),
+    "silu_and_mul+fp8 i14336 given scale": partial(_quantized, 14336, torch.float8_e4m3fn, scale=0.5),
+    "silu_and_mul+fp8 i53248 given scale": partial(_quantized, 53248, torch.float8_e4m3fn, scale=0.5),
 }
 for _config in CANDIDATES:
     CASES[f"silu_and_mul i14336 {show(_config)}"] = partial(_activation, 14336, _config)

@@ -35,18 +35,24 @@ def test_reference_is_its_formula() -> None:
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("shape", [(1, 2), (3, 64), (5, 2 * 300)])
 @pytest.mark.parametrize("block", [None, 64])
+@pytest.mark.parametrize("given", [None, 0.02], ids=["own scales", "a given one"])
 def test_quantised_is_the_activation_then_quantised(
-    block: int | None, shape: tuple[int, int], dtype: torch.dtype, quantized: torch.dtype, device: torch.device
+    given: float | None,
+    block: int | None,
+    shape: tuple[int, int],
+    dtype: torch.dtype,
+    quantized: torch.dtype,
+    device: torch.device,
 ) -> None:
     gate_up = (4 * torch.randn(shape)).to(device, dtype)
     gate_up[0] = 0.0
     # The smaller block reads the row twice.
     config = None if block is None else {"BLOCK_I": block, "num_warps": 4, "PROGRAMS_PER_SM": 0}
-    q, scale = gpu.silu_and_mul_quantized(gate_up, quantized, config=config)
-    wanted_q, wanted_scale = quantize_per_token(gpu.silu_and_mul(gate_up).cpu(), quantized)
+    q, scale = gpu.silu_and_mul_quantized(gate_up, quantized, given, config=config)
+    wanted_q, wanted_scale = quantize_per_token(gpu.silu_and_mul(gate_up).cpu(), quantized, given)
     assert q.dtype == quantized and torch.equal(scale.cpu(), wanted_scale)
     assert torch.equal(q.cpu().view(torch.uint8), wanted_q.view(torch.uint8))
-    like_q, like_scale = reference.silu_and_mul_quantized(gate_up.cpu(), quantized)
+    like_q, like_scale = reference.silu_and_mul_quantized(gate_up.cpu(), quantized, given)
     assert like_q.dtype == quantized
     assert_near(like_scale, scale, ELEMENTWISE_TOLERANCE[dtype])
 

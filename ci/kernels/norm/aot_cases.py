@@ -21,14 +21,16 @@ def _embedding(hidden_size: int) -> None:
     gpu.embedding_rms_norm(of(torch.int64, 64), bf16(128256, hidden_size), bf16(hidden_size), 1e-5)
 
 
-def _quantized(hidden_size: int, dtype: torch.dtype, config: Mapping[str, int] | None = None) -> None:
+def _quantized(
+    hidden_size: int, dtype: torch.dtype, config: Mapping[str, int] | None = None, scale: float | None = None
+) -> None:
     x = bf16(64, hidden_size)
-    gpu.rms_norm_quantized(x, bf16(hidden_size), 1e-5, x, dtype, config=config)
+    gpu.rms_norm_quantized(x, bf16(hidden_size), 1e-5, x, dtype, scale, config=config)
 
 
-def _quantized_embedding(hidden_size: int, dtype: torch.dtype) -> None:
+def _quantized_embedding(hidden_size: int, dtype: torch.dtype, scale: float | None = None) -> None:
     token_ids, table = of(torch.int64, 64), bf16(128256, hidden_size)
-    gpu.embedding_rms_norm_quantized(token_ids, table, bf16(hidden_size), 1e-5, dtype)
+    gpu.embedding_rms_norm_quantized(token_ids, table, bf16(hidden_size), 1e-5, dtype, scale)
 
 
 CASES = {
@@ -41,6 +43,8 @@ CASES = {
     "add+norm+int8 h16384": partial(_quantized, 16384, torch.int8),
     "add+norm+fp8 h4096": partial(_quantized, 4096, torch.float8_e4m3fn),
     "embedding+norm+fp8 h4096": partial(_quantized_embedding, 4096, torch.float8_e4m3fn),
+    "add+norm+fp8 h4096 given scale": partial(_quantized, 4096, torch.float8_e4m3fn, scale=0.5),
+    "embedding+norm+fp8 h4096 given scale": partial(_quantized_embedding, 4096, torch.float8_e4m3fn, scale=0.5),
 }
 for _config in CANDIDATES:
     CASES[f"add+norm h4096 {show(_config)}"] = partial(_norm, 4096, True, _config)

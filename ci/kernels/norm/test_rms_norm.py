@@ -11,6 +11,9 @@ from inflight_kernels.norm import gpu, reference
 from inflight_kernels.norm.gpu.rms_norm import CANDIDATES, default_config
 from inflight_kernels.quantization.reference import quantize_per_token
 
+SCALES_OF_ALL = (None, 0.005)
+"""Each row has its own; and all have one, whose range some elements exceed."""
+
 
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("shape", [(1, 64), (7, 80), (5, 576), (3, 1000), (2, 3, 128), (2, 4096), (33, 16)])
@@ -67,42 +70,52 @@ def test_reference_rounds_like_hugging_face(dtype: torch.dtype) -> None:
 @pytest.mark.parametrize("quantized", QUANTIZED_DTYPES)
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize(("shape", "with_residual"), [((1, 64), False), ((5, 576), True), ((2, 3, 1000), True)])
+@pytest.mark.parametrize("scale_of_all", SCALES_OF_ALL)
 def test_quantised_is_the_norm_then_quantised(
-    shape: tuple[int, ...], with_residual: bool, dtype: torch.dtype, quantized: torch.dtype, device: torch.device
+    scale_of_all: float | None,
+    shape: tuple[int, ...],
+    with_residual: bool,
+    dtype: torch.dtype,
+    quantized: torch.dtype,
+    device: torch.device,
 ) -> None:
     x, residual = torch.randn(2, *shape).to(device, dtype)
     weight = torch.randn(shape[-1]).to(device, dtype)
     given = residual if with_residual else None
     config = default_config(shape[-1])
-    q, scale, *total = gpu.rms_norm_quantized(x, weight, 1e-5, given, quantized, config=config)
+    q, scale, *total = gpu.rms_norm_quantized(x, weight, 1e-5, given, quantized, scale_of_all, config=config)
     apart = gpu.rms_norm(x, weight, 1e-5, given, config=config)
     normed = apart[0] if with_residual else apart
-    wanted_q, wanted_scale = quantize_per_token(normed.cpu(), quantized)
+    wanted_q, wanted_scale = quantize_per_token(normed.cpu(), quantized, scale_of_all)
     assert q.dtype == quantized and torch.equal(scale.cpu(), wanted_scale)
     assert torch.equal(q.cpu().view(torch.uint8), wanted_q.view(torch.uint8))
     assert len(total) == with_residual
     if with_residual:
         assert torch.equal(total[0], apart[1])
     # And the reference is the same two steps, a rounding of the norm apart.
-    like = reference.rms_norm_quantized(x.cpu(), weight.cpu(), 1e-5, None if given is None else given.cpu(), quantized)
+    on_cpu = (x.cpu(), weight.cpu(), 1e-5, None if given is None else given.cpu())
+    like = reference.rms_norm_quantized(*on_cpu, quantized, scale_of_all)
     assert len(like) == 2 + with_residual and like[0].dtype == quantized
     assert_near(like[1], scale, 2 * ELEMENTWISE_TOLERANCE[dtype])
 
 
 @pytest.mark.parametrize("quantized", QUANTIZED_DTYPES)
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_so_are_quantised_embeddings(dtype: torch.dtype, quantized: torch.dtype, device: torch.device) -> None:
+@pytest.mark.parametrize("scale_of_all", SCALES_OF_ALL)
+def test_so_are_quantised_embeddings(
+    scale_of_all: float | None, dtype: torch.dtype, quantized: torch.dtype, device: torch.device
+) -> None:
     table, weight = torch.randn(50, 80).to(device, dtype), torch.randn(80).to(device, dtype)
     for count in (0, 1, 33):
         token_ids = torch.randint(0, 50, (count,)).to(device)
-        q, scale, rows = gpu.embedding_rms_norm_quantized(token_ids, table, weight, 1e-6, quantized)
-        wanted_q, wanted_scale = gpu.rms_norm_quantized(table[token_ids], weight, 1e-6, None, quantized)
+        q, scale, rows = gpu.embedding_rms_norm_quantized(token_ids, table, weight, 1e-6, quantized, scale_of_all)
+        wanted_q, wanted_scale = gpu.rms_norm_quantized(table[token_ids], weight, 1e-6, None, quantized, scale_of_all)
         assert torch.equal(rows, table[token_ids])
         assert q.dtype == quantized and torch.equal(q.view(torch.uint8), wanted_q.view(torch.uint8))
         assert scale.shape == (count,) and torch.equal(scale, wanted_scale)
         arguments = (token_ids.cpu(), table.cpu(), weight.cpu(), 1e-6)
-        like = reference.embedding_rms_norm_quantized(*arguments, quantized)
-        apart = quantize_per_token(reference.embedding_rms_norm(*arguments)[0], quantized)
+        like = reference.embedding_rms_norm_quantized(*arguments, quantized, scale_of_all)
+        apart = quantize_per_token(reference.embedding_rms_norm(*arguments)[0], quantized, scale_of_all)
         assert torch.equal(like[0].view(torch.uint8), apart[0].view(torch.uint8)) and torch.equal(like[1], apart[1])
         assert torch.equal(like[2], rows.cpu())
         assert_near(like[1], scale, 2 * ELEMENTWISE_TOLERANCE[dtype])

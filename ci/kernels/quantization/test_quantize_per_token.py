@@ -18,6 +18,8 @@ from inflight_kernels.quantization import gpu, reference
 LARGEST = {torch.float8_e4m3fn: 448.0, torch.int8: 127.0}
 IN_REGISTERS = {"BLOCK_K": 512, "num_warps": 4, "PROGRAMS_PER_SM": 0}
 LONGER_THAN_A_BLOCK = {"BLOCK_K": 64, "num_warps": 4, "PROGRAMS_PER_SM": 0}
+GIVEN = 0.013
+"""A scale whose range some of the rows exceed."""
 
 
 def _bits(q: Tensor) -> Tensor:
@@ -43,11 +45,13 @@ def test_float8_is_rounded_as_torch_does(device: torch.device) -> None:
     assert torch.equal(y.cpu().float(), x.to(torch.float8_e4m3fn).float())
 
 
+@pytest.mark.parametrize("given", [None, GIVEN], ids=["own scales", "a given one"])
 @pytest.mark.parametrize("quantized", QUANTIZED_DTYPES)
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("shape", [(1, 1), (3, 100), (2, 3, 64), (5, 257)])
 @pytest.mark.parametrize("config", [None, IN_REGISTERS, LONGER_THAN_A_BLOCK])
 def test_kernel_equals_reference(
+    given: float | None,
     config: dict[str, int] | None,
     shape: tuple[int, ...],
     dtype: torch.dtype,
@@ -56,8 +60,8 @@ def test_kernel_equals_reference(
 ) -> None:
     x = (torch.randn(shape) * 10 ** (4 * torch.rand(shape[:-1]) - 2)[..., None]).to(dtype)
     x[0] = 0.0
-    q, scale = gpu.quantize_per_token(x.to(device), quantized, config=config)
-    wanted_q, wanted_scale = reference.quantize_per_token(x, quantized)
+    q, scale = gpu.quantize_per_token(x.to(device), quantized, given, config=config)
+    wanted_q, wanted_scale = reference.quantize_per_token(x, quantized, given)
     assert q.dtype == quantized and q.shape == x.shape and scale.shape == x.shape[:-1]
     assert torch.equal(scale.cpu(), wanted_scale)
     assert torch.equal(_bits(q), _bits(wanted_q))
@@ -90,6 +94,19 @@ def test_reference_is_its_definition(quantized: torch.dtype, largest: float) -> 
     assert not nothing.float().any() and torch.equal(one, torch.ones(2))
 
 
+@pytest.mark.parametrize(("quantized", "largest"), LARGEST.items())
+def test_reference_with_a_given_scale_is_its_definition(quantized: torch.dtype, largest: float) -> None:
+    """In float64, whatever the row; beyond its range elements are the largest magnitude."""
+    x = torch.randn(20, 300, dtype=torch.float64) * torch.logspace(-4, 2, 20)[:, None]
+    q, scales = reference.quantize_per_token(x.float(), quantized, GIVEN)
+    assert torch.equal(scales, torch.full((20,), GIVEN))
+    exact = (x / GIVEN).clamp(-largest, largest)
+    allowed = torch.full_like(x, 0.5) if quantized == torch.int8 else exact.abs().div(16).clamp(2**-10)
+    assert bool(((q.double() - exact).abs() <= allowed * 1.0001).all())
+    is_beyond = x.abs() > largest * GIVEN
+    assert is_beyond.any() and torch.equal(q.double().abs()[is_beyond], torch.full_like(x, largest)[is_beyond])
+
+
 def test_ties_go_to_even(device: torch.device) -> None:
     x = torch.tensor([[127.0, 0.5, 1.5, 2.5, -0.5, -1.5, -2.5, 126.5]])
     q, _ = gpu.quantize_per_token(x.to(device), torch.int8)
@@ -101,3 +118,6 @@ def test_launcher_refuses_with_words() -> None:
         gpu.quantize_per_token(torch.randn(2, 8), torch.uint8)
     with pytest.raises(ValueError, match="x must be float32"):
         gpu.quantize_per_token(torch.ones(2, 8, dtype=torch.int32))
+    for scale in (0.0, -1.0, float("nan"), float("inf")):
+        with pytest.raises(ValueError, match=f"scale must be a positive number, got {scale}"):
+            gpu.quantize_per_token(torch.randn(2, 8), torch.int8, scale)

@@ -14,10 +14,12 @@ def silu_and_mul(gate_up: Tensor) -> Tensor:
     return result
 
 
-def silu_and_mul_quantized(gate_up: Tensor, dtype: torch.dtype = torch.float8_e4m3fn) -> tuple[Tensor, Tensor]:
-    """The same, quantised in the same launch: returns q (T, I) of `dtype` and scale (T,), float32.
+def silu_and_mul_quantized(
+    gate_up: Tensor, dtype: torch.dtype = torch.float8_e4m3fn, scale: float | None = None
+) -> tuple[Tensor, Tensor]:
+    """The same, quantised in the same launch: returns q (T, I) of `dtype` and scales (T,), float32.
 
-    The result is bitwise equal to `quantize_per_token(silu_and_mul(gate_up), dtype)`.
+    The result is bitwise equal to `quantize_per_token(silu_and_mul(gate_up), dtype, scale)`.
     """
-    result: tuple[Tensor, Tensor] = implementation(gate_up, __name__).silu_and_mul_quantized(gate_up, dtype)
+    result: tuple[Tensor, Tensor] = implementation(gate_up, __name__).silu_and_mul_quantized(gate_up, dtype, scale)
     return result

@@ -15,6 +15,8 @@ def silu_and_mul(gate_up: Tensor) -> Tensor:
     return F.silu(gate) * up
 
 
-def silu_and_mul_quantized(gate_up: Tensor, dtype: torch.dtype = torch.float8_e4m3fn) -> tuple[Tensor, Tensor]:
-    """The same quantised to `dtype`, with one scale per row."""
-    return quantize_per_token(silu_and_mul(gate_up), dtype)
+def silu_and_mul_quantized(
+    gate_up: Tensor, dtype: torch.dtype = torch.float8_e4m3fn, scale: float | None = None
+) -> tuple[Tensor, Tensor]:
+    """The same quantised to `dtype`, with the scales of the rows."""
+    return quantize_per_token(silu_and_mul(gate_up), dtype, scale)

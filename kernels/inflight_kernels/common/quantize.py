@@ -3,12 +3,16 @@
     absmax = max |y|      scale = absmax / QMAX      q = round(clamp(y * (1 / scale), -QMAX, QMAX))
 
 One float32 scale per row; q * scale equals y within half a quantisation step. A row whose absmax is below `SMALLEST` is
-treated as zero: its scale is 1. Both divisions are rounded as IEEE 754 specifies, so that the torch reference gives the
-same bits. Rounding is to nearest, ties to even. A maximum does not depend on the order of its operands, so the launch
-configuration cannot change q or scale. A NaN stays NaN in float8_e4m3fn; int8 has no NaN, and q is unspecified there.
+treated as zero: its scale is 1. Where one scale is given for all rows, it stands for that of each: absmax is not looked
+for, and what lies beyond QMAX * scale becomes QMAX. Both divisions are rounded as IEEE 754 specifies, so that the torch
+reference gives the same bits. Rounding is to nearest, ties to even. A maximum does not depend on the order of its
+operands, so the launch configuration cannot change q or scale. A NaN stays NaN in float8_e4m3fn; int8 has no NaN, and q
+is unspecified there.
 """
 
 from __future__ import annotations
+
+import math
 
 import torch
 import triton
@@ -53,6 +57,12 @@ def check_quantized_dtype(dtype: torch.dtype, device: torch.device) -> None:
     if dtype not in LARGEST:
         raise ValueError(f"dtype must be torch.float8_e4m3fn or torch.int8, got {dtype}")
     check_fp8_device(dtype, device)
+
+
+def check_scale(scale: float | None) -> None:
+    """Raise ValueError unless the scale that is given for all rows, if one is, is a positive number."""
+    if scale is not None and not 0 < scale < math.inf:
+        raise ValueError(f"scale must be a positive number, got {scale}")
 
 
 def check_fp8_device(dtype: torch.dtype, device: torch.device) -> None:

@@ -34,22 +34,28 @@ def rms_norm_quantized(
     eps: float,
     residual: Tensor | None = None,
     dtype: torch.dtype = torch.float8_e4m3fn,
+    scale: float | None = None,
 ) -> tuple[Tensor, Tensor] | tuple[Tensor, Tensor, Tensor]:
-    """The same, with the result quantised in the same launch as by `quantize_per_token`.
+    """The same, with the result quantised in the same launch as by `quantize_per_token`, which explains `scale`.
 
-    Returns (q, scale), or (q, scale, s) with `residual`: q (..., H) of `dtype`, scale (...) float32, s as above.
+    Returns (q, scales), or (q, scales, s) with `residual`: q (..., H) of `dtype`, scales (...) float32, s as above.
     """
     result: tuple[Tensor, Tensor] | tuple[Tensor, Tensor, Tensor]
-    result = implementation(x, __name__).rms_norm_quantized(x, weight, eps, residual, dtype)
+    result = implementation(x, __name__).rms_norm_quantized(x, weight, eps, residual, dtype, scale)
     return result
 
 
 def embedding_rms_norm_quantized(
-    token_ids: Tensor, table: Tensor, weight: Tensor, eps: float, dtype: torch.dtype = torch.float8_e4m3fn
+    token_ids: Tensor,
+    table: Tensor,
+    weight: Tensor,
+    eps: float,
+    dtype: torch.dtype = torch.float8_e4m3fn,
+    scale: float | None = None,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """`embedding_rms_norm`, with the norm quantised in the same launch as by `quantize_per_token`: returns
-    (q, scale, s), q (T, H) of `dtype`, scale (T,) float32."""
+    """`embedding_rms_norm`, with the norm quantised in the same launch as by `quantize_per_token`, which explains
+    `scale`: returns (q, scales, s), q (T, H) of `dtype`, scales (T,) float32."""
     result: tuple[Tensor, Tensor, Tensor] = implementation(token_ids, __name__).embedding_rms_norm_quantized(
-        token_ids, table, weight, eps, dtype
+        token_ids, table, weight, eps, dtype, scale
     )
     return result

@@ -32,17 +32,23 @@ def rms_norm_quantized(
     eps: float,
     residual: Tensor | None = None,
     dtype: torch.dtype = torch.float8_e4m3fn,
+    scale: float | None = None,
 ) -> tuple[Tensor, Tensor] | tuple[Tensor, Tensor, Tensor]:
-    """The same quantised to `dtype`, with one scale per row; the sum is last if there is a residual."""
+    """The same quantised to `dtype`, with the scales of the rows; the sum is last if there is a residual."""
     normed = rms_norm(x, weight, eps, residual)
     if isinstance(normed, Tensor):
-        return quantize_per_token(normed, dtype)
-    return (*quantize_per_token(normed[0], dtype), normed[1])
+        return quantize_per_token(normed, dtype, scale)
+    return (*quantize_per_token(normed[0], dtype, scale), normed[1])
 
 
 def embedding_rms_norm_quantized(
-    token_ids: Tensor, table: Tensor, weight: Tensor, eps: float, dtype: torch.dtype = torch.float8_e4m3fn
+    token_ids: Tensor,
+    table: Tensor,
+    weight: Tensor,
+    eps: float,
+    dtype: torch.dtype = torch.float8_e4m3fn,
+    scale: float | None = None,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """RMSNorm of rows of a table, quantised to `dtype` with one scale per row, and these rows."""
+    """RMSNorm of rows of a table, quantised to `dtype` with their scales, and these rows."""
     normed, embedded = embedding_rms_norm(token_ids, table, weight, eps)
-    return (*quantize_per_token(normed, dtype), embedded)
+    return (*quantize_per_token(normed, dtype, scale), embedded)

@@ -1,4 +1,4 @@
-"""Quantisation of activations, with one scale per row."""
+"""Quantisation of activations, with one scale per row, or a given one."""
 
 from __future__ import annotations
 
@@ -11,13 +11,16 @@ FP8_CAPABILITY = (8, 9)
 """Least compute capability (Ada) of a GPU that converts to float8_e4m3fn and multiplies it."""
 
 
-def quantize_per_token(x: Tensor, dtype: torch.dtype = torch.float8_e4m3fn) -> tuple[Tensor, Tensor]:
-    """Quantise the rows of `x` (..., K), float: returns q (..., K) of `dtype` and scale (...), float32, with
+def quantize_per_token(
+    x: Tensor, dtype: torch.dtype = torch.float8_e4m3fn, scale: float | None = None
+) -> tuple[Tensor, Tensor]:
+    """Quantise the rows of `x` (..., K), float: returns q (..., K) of `dtype` and their scales (...), float32, with
     x approximately q * scale.
 
     `dtype` is torch.float8_e4m3fn (largest magnitude 448; on a GPU from FP8_CAPABILITY on) or torch.int8
-    (symmetric, 127). The scale is the row's largest magnitude divided by that of the dtype, 1 for a row of zeros;
-    rounding is to nearest, ties to even. A row's result does not depend on the other rows.
+    (symmetric, 127). A row's scale is its largest magnitude divided by that of the dtype, 1 for a row of zeros. With
+    `scale`, a positive number, it is that of every row instead, and elements beyond its range become the largest
+    magnitude. Rounding is to nearest, ties to even. A row's result does not depend on the other rows.
     """
-    result: tuple[Tensor, Tensor] = implementation(x, __name__).quantize_per_token(x, dtype)
+    result: tuple[Tensor, Tensor] = implementation(x, __name__).quantize_per_token(x, dtype, scale)
     return result

@@ -9,10 +9,15 @@ LARGEST = {torch.float8_e4m3fn: 448.0, torch.int8: 127.0}
 SMALLEST = 2.0**-100
 
 
-def quantize_per_token(x: Tensor, dtype: torch.dtype = torch.float8_e4m3fn) -> tuple[Tensor, Tensor]:
+def quantize_per_token(
+    x: Tensor, dtype: torch.dtype = torch.float8_e4m3fn, scale: float | None = None
+) -> tuple[Tensor, Tensor]:
     """The rows of x (..., K) quantised to `dtype`, and their scales (...)."""
     wide, largest = x.float(), LARGEST[dtype]
-    absmax = wide.abs().amax(-1)
-    scale = torch.where(absmax < SMALLEST, 1.0, absmax / largest)
-    scaled = (wide * (1.0 / scale)[..., None]).clamp(-largest, largest)
-    return (scaled.round() if dtype == torch.int8 else scaled).to(dtype), scale
+    if scale is None:
+        absmax = wide.abs().amax(-1)
+        scales = torch.where(absmax < SMALLEST, 1.0, absmax / largest)
+    else:
+        scales = wide.new_full(x.shape[:-1], scale)
+    scaled = (wide * (1.0 / scales)[..., None]).clamp(-largest, largest)
+    return (scaled.round() if dtype == torch.int8 else scaled).to(dtype), scales

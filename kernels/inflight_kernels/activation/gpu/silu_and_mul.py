@@ -1,16 +1,16 @@
 """The gated activation between the two halves of a Llama MLP, alone or with the quantisation after it in one launch.
 
     y = round(round(silu(gate)) * up),   gate_up = [gate | up],   silu(g) = g / (1 + exp(-g))
-    q, scale = y quantised with one scale per row, see `common/quantize.py`        (only quantised)
+    q, scale = y quantised with one scale per row, or a given one, see `common/quantize.py`        (only quantised)
 
 round() is to the dtype of gate_up, at the same two places where Hugging Face Llama rounds. y is rounded even if only q
 is kept, so that the fused and the separate operations give the same bits.
 
 Bytes per row in bf16: 6 I; quantised 5 I + 4, for reading gate_up once; a row longer than `BLOCK_I` of the
-configuration is read twice, the second time from the L2 cache. About 8 operations per element, two of which
-(exponential, reciprocal) run on the special function units, which do 16 per clock and multiprocessor: 124 us for
-16384 x 14336 on 132 multiprocessors at 1.8 GHz. Memory bandwidth is the lower bound: 16384 rows of I = 14336 are
-1.41 GB, 328 us at 4.3 TB/s; quantised 1.17 GB, 273 us.
+configuration is read twice, the second time from the L2 cache, unless its scale is given. About 8 operations per
+element, two of which (exponential, reciprocal) run on the special function units, which do 16 per clock and
+multiprocessor: 124 us for 16384 x 14336 on 132 multiprocessors at 1.8 GHz. Memory bandwidth is the lower bound: 16384
+rows of I = 14336 are 1.41 GB, 328 us at 4.3 TB/s; quantised 1.17 GB, 273 us.
 
 The launch configuration does not change a bit of the result, so a row's result is the same alone and in any batch.
 """
@@ -25,7 +25,14 @@ import triton.language as tl
 from torch import Tensor
 
 from inflight_kernels.common.checks import cdiv, check_float, check_unit_stride, next_power_of_2
-from inflight_kernels.common.quantize import LARGEST, check_quantized_dtype, inverse_of, quantized, row_scale
+from inflight_kernels.common.quantize import (
+    LARGEST,
+    check_quantized_dtype,
+    check_scale,
+    inverse_of,
+    quantized,
+    row_scale,
+)
 from inflight_kernels.common.rows import num_programs, row_config
 from inflight_kernels.tuning import tuned
 
@@ -89,6 +96,7 @@ def silu_and_mul_quantized_kernel(
     num_rows,
     width,
     stride_gate_up,
+    given_scale,
     QMAX: tl.constexpr,
     BLOCK_I: tl.constexpr,
     ONE_BLOCK: tl.constexpr,
@@ -100,13 +108,17 @@ def silu_and_mul_quantized_kernel(
         out_ptr = q_ptr + tl.cast(pid_t, tl.int64) * width
         if ONE_BLOCK:
             y = _gated(row_ptr, width, offs_i)
-            scale = row_scale(tl.max(tl.abs(y), axis=0), QMAX)
+            scale = given_scale
+            if given_scale is None:
+                scale = row_scale(tl.max(tl.abs(y), axis=0), QMAX)
             tl.store(out_ptr + offs_i, quantized(y, inverse_of(scale), dtype, QMAX), mask=offs_i < width)
         else:
-            absmax = tl.zeros((BLOCK_I,), tl.float32)
-            for start in range(0, width, BLOCK_I):
-                absmax = tl.maximum(absmax, tl.abs(_gated(row_ptr, width, start + offs_i)))
-            scale = row_scale(tl.max(absmax, axis=0), QMAX)
+            scale = given_scale
+            if given_scale is None:
+                absmax = tl.zeros((BLOCK_I,), tl.float32)
+                for start in range(0, width, BLOCK_I):
+                    absmax = tl.maximum(absmax, tl.abs(_gated(row_ptr, width, start + offs_i)))
+                scale = row_scale(tl.max(absmax, axis=0), QMAX)
             for start in range(0, width, BLOCK_I):
                 y = _gated(row_ptr, width, start + offs_i)
                 q = quantized(y, inverse_of(scale), dtype, QMAX)
@@ -142,13 +154,18 @@ def silu_and_mul(gate_up: Tensor, *, config: Mapping[str, int] | None = None) ->
 
 
 def silu_and_mul_quantized(
-    gate_up: Tensor, dtype: torch.dtype = torch.float8_e4m3fn, *, config: Mapping[str, int] | None = None
+    gate_up: Tensor,
+    dtype: torch.dtype = torch.float8_e4m3fn,
+    scale: float | None = None,
+    *,
+    config: Mapping[str, int] | None = None,
 ) -> tuple[Tensor, Tensor]:
     """Launch SiLU-and-multiply of `gate_up` (T, 2I) into `dtype`; see `inflight_kernels.silu_and_mul_quantized`."""
     num_tokens, width = _check(gate_up)
     check_quantized_dtype(dtype, gate_up.device)
+    check_scale(scale)
     q = gate_up.new_empty((num_tokens, width), dtype=dtype)
-    scale = gate_up.new_empty((num_tokens,), dtype=torch.float32)
+    scales = gate_up.new_empty((num_tokens,), dtype=torch.float32)
     if num_tokens and width:
         if config is None:
             default = default_quantized_config(width)
@@ -156,13 +173,14 @@ def silu_and_mul_quantized(
         silu_and_mul_quantized_kernel[(num_programs(num_tokens, config["PROGRAMS_PER_SM"], gate_up.device),)](
             gate_up,
             q,
-            scale,
+            scales,
             num_tokens,
             width,
             gate_up.stride(0),
+            scale,
             QMAX=LARGEST[dtype],
             BLOCK_I=config["BLOCK_I"],
             ONE_BLOCK=config["BLOCK_I"] >= width,
             num_warps=config["num_warps"],
         )
-    return q, scale
+    return q, scales

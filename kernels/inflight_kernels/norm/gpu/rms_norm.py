@@ -4,7 +4,7 @@ one launch.
     s = round(x + residual)                                     (only with a residual)
     s = table[token id]                                         (only of embeddings)
     y = round(weight * round(s / sqrt(mean(s^2) + eps)))
-    q, scale = y quantised with one scale per row, see `common/quantize.py`     (only quantised)
+    q, scale = y quantised with one scale per row, or a given one, see `common/quantize.py`     (only quantised)
 
 round() is to the dtype of x; the normalised value is rounded before it is multiplied by the weight, as in Hugging Face
 Llama. y is rounded even if only q is kept, so that the fused and the separate operations give the same bits under the
@@ -28,7 +28,14 @@ import triton.language as tl
 from torch import Tensor
 
 from inflight_kernels.common.checks import cdiv, check_dtype, check_float, check_shape, check_vector, next_power_of_2
-from inflight_kernels.common.quantize import LARGEST, check_quantized_dtype, inverse_of, quantized, row_scale
+from inflight_kernels.common.quantize import (
+    LARGEST,
+    check_quantized_dtype,
+    check_scale,
+    inverse_of,
+    quantized,
+    row_scale,
+)
 from inflight_kernels.common.rows import num_programs, rows_of
 from inflight_kernels.tuning import tuned
 
@@ -82,6 +89,7 @@ def rms_norm_kernel(
     stride_x,
     stride_residual,
     eps,
+    given_scale,
     QMAX: tl.constexpr,
     BLOCK_T: tl.constexpr,
     BLOCK_H: tl.constexpr,
@@ -116,7 +124,10 @@ def rms_norm_kernel(
         y = (normalised * weight.to(tl.float32)[None, :]).to(dtype)
         if scale_ptr is not None:
             y = y.to(tl.float32)
-            scale = row_scale(tl.max(tl.abs(y), axis=1), QMAX)
+            if given_scale is None:
+                scale = row_scale(tl.max(tl.abs(y), axis=1), QMAX)
+            else:
+                scale = tl.full((BLOCK_T,), given_scale, tl.float32)
             tl.store(scale_ptr + offs_t, scale, mask=mask_t)
             y = quantized(y, inverse_of(scale)[:, None], y_ptr.dtype.element_ty, QMAX)
         tl.store(y_ptr + offs_out, y, mask=mask)
@@ -131,11 +142,13 @@ def _launch(
     dtype: torch.dtype,
     config: Mapping[str, int] | None,
     token_ids: Tensor | None = None,
+    given_scale: float | None = None,
 ) -> tuple[Tensor, Tensor | None, Tensor | None]:
     """Returns the normalised rows in `dtype`, their scales if it is a quantised type, and with a residual the sum, with
     `token_ids` the rows of `x` that these name."""
     hidden_size = x.shape[-1]
     check_float("x", x)
+    check_scale(given_scale)
     check_vector("weight", weight, hidden_size, x.dtype)
     if hidden_size > MAX_HIDDEN_SIZE:
         raise ValueError(f"rms_norm holds a row in registers: at most {MAX_HIDDEN_SIZE} elements, got {hidden_size}")
@@ -169,6 +182,7 @@ def _launch(
             rows.stride(0),
             0 if residual_rows is None else residual_rows.stride(0),
             eps,
+            given_scale,
             QMAX=LARGEST.get(dtype),
             BLOCK_T=config["BLOCK_T"],
             BLOCK_H=next_power_of_2(hidden_size),
@@ -213,14 +227,15 @@ def rms_norm_quantized(
     eps: float,
     residual: Tensor | None = None,
     dtype: torch.dtype = torch.float8_e4m3fn,
+    scale: float | None = None,
     *,
     config: Mapping[str, int] | None = None,
 ) -> tuple[Tensor, Tensor] | tuple[Tensor, Tensor, Tensor]:
     """Launch RMSNorm of `x` (..., H) into `dtype`; see `inflight_kernels.rms_norm_quantized`."""
     check_quantized_dtype(dtype, x.device)
-    q, scale, total = _launch("rms_norm_quantized", x, weight, eps, residual, dtype, config)
-    assert scale is not None
-    return (q, scale) if total is None else (q, scale, total)
+    q, scales, total = _launch("rms_norm_quantized", x, weight, eps, residual, dtype, config, given_scale=scale)
+    assert scales is not None
+    return (q, scales) if total is None else (q, scales, total)
 
 
 def embedding_rms_norm_quantized(
@@ -229,12 +244,13 @@ def embedding_rms_norm_quantized(
     weight: Tensor,
     eps: float,
     dtype: torch.dtype = torch.float8_e4m3fn,
+    scale: float | None = None,
     *,
     config: Mapping[str, int] | None = None,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Launch RMSNorm of rows of `table` (V, H) into `dtype`; see `inflight_kernels.embedding_rms_norm_quantized`."""
     _check_table(token_ids, table)
     check_quantized_dtype(dtype, table.device)
-    q, scale, embedded = _launch("rms_norm_quantized", table, weight, eps, None, dtype, config, token_ids)
-    assert scale is not None and embedded is not None
-    return q, scale, embedded
+    q, scales, embedded = _launch("rms_norm_quantized", table, weight, eps, None, dtype, config, token_ids, scale)
+    assert scales is not None and embedded is not None
+    return q, scales, embedded
