@@ -1,4 +1,6 @@
-"""Tiny checkpoints with fp8 weights as compressed-tensors stores them, and the same network with float weights."""
+"""Tiny checkpoints with fp8 weights as compressed-tensors stores them, activations quantised by token or with static
+scales, and the same network with float weights. AutoFP8 and ModelOpt store static ones in the same tensors.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +12,7 @@ from typing import Any
 
 import torch
 from safetensors.torch import load_file, save_file
-from tiny_checkpoints import SIZES, TinyCheckpoint, write_checkpoint
+from tiny_checkpoints import SIZES, TinyCheckpoint, make_prompt, write_checkpoint
 from torch import Tensor, nn
 from transformers import PreTrainedConfig, Qwen2Config
 
@@ -34,18 +36,31 @@ QUANTIZATION: dict[str, Any] = {
     "ignore": ["lm_head"],
     "kv_cache_scheme": None,
 }
+STATIC_QUANTIZATION: dict[str, Any] = deepcopy(QUANTIZATION)
+"""One scale for all activations that a product multiplies."""
+STATIC_QUANTIZATION["config_groups"]["group_0"]["input_activations"] = {
+    **ARGUMENTS, "strategy": "tensor", "dynamic": False, "observer": "minmax"
+}  # fmt: skip
+SHARE = 0.9
+"""Of the range of the activations, in that of their static scale: some are beyond it."""
+LESSER_SHARES = {"q_proj": 0.5, "v_proj": 0.6, "up_proj": 0.7}
+"""Scales of products whose input another one has, too, with a larger scale, which counts."""
 CONFIG: PreTrainedConfig = Qwen2Config(**{**SIZES, "hidden_size": 64, "intermediate_size": 128})
 """Biases on queries, keys and values, sizes that kernels and C++ layers take."""
 
 
 class QuantizedLinear(nn.Module):
-    """Multiplies what is left of activations after each token was quantised, alone on each of `num_ranks` ranks."""
+    """Multiplies what is left of activations after each token was quantised: all with `input_scale`, or each with a
+    scale of its own, alone on each of `num_ranks` ranks."""
 
-    def __init__(self, weight: Tensor, bias: Tensor | None, num_ranks: int) -> None:
+    def __init__(self, weight: Tensor, bias: Tensor | None, num_ranks: int, input_scale: Tensor | None) -> None:
         super().__init__()
-        self.weight, self.bias, self.num_ranks = weight, bias, num_ranks
+        self.weight, self.bias, self.num_ranks, self.input_scale = weight, bias, num_ranks, input_scale
 
     def forward(self, x: Tensor) -> Tensor:
+        if self.input_scale is not None:
+            rounded = (x / self.input_scale).clamp(-LARGEST, LARGEST).to(torch.float8_e4m3fn).float()
+            return nn.functional.linear(rounded * self.input_scale, self.weight, self.bias)
         parts = [part / scale_of(part) for part in x.chunk(self.num_ranks, -1)]
         rounded = [part.to(torch.float8_e4m3fn).float() for part in parts]
         scales = [scale_of(part) for part in x.chunk(self.num_ranks, -1)]
@@ -65,17 +80,19 @@ def write_fp8_checkpoint(
     num_ranks: int = 1,
     config: PreTrainedConfig = CONFIG,
     dense: Collection[str] = (),
+    static: bool = False,
 ) -> TinyCheckpoint:
     """Write two checkpoints: fp8 to `folder`/fp8, and the dequantised weights in float32 to `folder`/dense.
 
     `dtype`: of all that is not quantised. `strategy`: of the weights' scales. `dense`: layers that are not quantised.
-    The result has the folder of the first, and a network of transformers that computes it in float32 as `num_ranks`
-    ranks do.
+    `static`: with scales of the activations, too. The result has the folder of the first, and a network of transformers
+    that computes it in float32 as `num_ranks` ranks do.
     """
     checkpoint = write_checkpoint(folder / "dense", config, 1, dtype)
     model = checkpoint.model.float()
     tensors = load_file(folder / "dense" / "model.safetensors")
     quantized = dict(tensors)
+    largest = _largest_inputs(model) if static else {}
     for name, module in list(model.named_modules()):
         if isinstance(module, nn.Linear) and name not in ("lm_head", *dense):
             values, scale = _quantize(module.weight.detach(), strategy)
@@ -83,11 +100,15 @@ def write_fp8_checkpoint(
             weight = values.float() * scale.float()
             tensors[f"{name}.weight"] = weight
             divides = name.endswith(("o_proj", "down_proj"))
-            linear = QuantizedLinear(weight, module.bias, num_ranks if divides else 1)
             parent, _, child = name.rpartition(".")
+            if static:
+                share = LESSER_SHARES.get(child, SHARE)
+                quantized[f"{name}.input_scale"] = torch.tensor([share * largest[name] / LARGEST])
+            input_scale = torch.tensor(SHARE * largest[name] / LARGEST) if static else None
+            linear = QuantizedLinear(weight, module.bias, num_ranks if divides else 1, input_scale)
             setattr(model.get_submodule(parent), child, linear)
     written: dict[str, Any] = json.loads((folder / "dense" / "config.json").read_text())
-    quantization = deepcopy(QUANTIZATION)
+    quantization = deepcopy(STATIC_QUANTIZATION if static else QUANTIZATION)
     quantization["config_groups"]["group_0"]["weights"]["strategy"] = strategy
     (folder / "fp8").mkdir()
     (folder / "fp8" / "config.json").write_text(json.dumps({**written, "quantization_config": quantization}))
@@ -109,6 +130,24 @@ def add_cache_scales(
         tensors |= {k_name: torch.tensor([of_one.k]), v_name: torch.tensor(of_one.v)}
     save_file(tensors, path)
     return scales
+
+
+def _largest_inputs(model: nn.Module) -> dict[str, float]:
+    """Of each linear layer, the largest magnitude of what it multiplies in a prompt."""
+    largest: dict[str, float] = {}
+
+    def note(name: str, x: Tensor) -> None:
+        largest[name] = float(x.abs().max())
+
+    linears = [(name, module) for name, module in model.named_modules() if isinstance(module, nn.Linear)]
+    hooks = [
+        module.register_forward_pre_hook(lambda _, inputs, name=name: note(name, inputs[0])) for name, module in linears
+    ]
+    with torch.inference_mode():
+        model(torch.tensor([make_prompt(32)]))
+    for hook in hooks:
+        hook.remove()
+    return largest
 
 
 def _quantize(weight: Tensor, strategy: str) -> tuple[Tensor, Tensor]:

@@ -129,14 +129,14 @@ def test_tokens_are_those_of_torch(network: str, tmp_path: Path, request: pytest
     assert {"rms_norm", "decode_attention", "prefill_attention", "rope_and_kv_write", "sample"} <= launched.keys()
 
 
-@pytest.mark.parametrize("kv_cache_dtype", ["auto", "fp8"])
+@pytest.mark.parametrize(("kv_cache_dtype", "static"), [("auto", False), ("fp8", False), ("auto", True)])
 def test_tokens_of_fp8_weights_are_those_of_torch(
-    kv_cache_dtype: str, tmp_path: Path, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
+    kv_cache_dtype: str, static: bool, tmp_path: Path, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """And of an fp8 KV cache. Without a warm-up: the interpreter quantises row by row, and takes a minute for that
     one's."""
     monkeypatch.setattr(ModelRunner, "warmup", lambda _: None)
-    folder = write_fp8_checkpoint(tmp_path).folder
+    folder = write_fp8_checkpoint(tmp_path, static=static).folder
     add_cache_scales(folder)
     expected = serve(folder, sequences(), kv_cache_dtype=kv_cache_dtype)
     launched: Counter[str] = request.getfixturevalue("launched")
@@ -158,29 +158,33 @@ def test_tokens_of_fp8_weights_are_those_of_torch(
     assert wrong[0].output_log_probs[1:] != pytest.approx(expected[0].output_log_probs[1:], abs=NEIGHBOUR)
 
 
+@pytest.mark.parametrize("static", [False, True])
 @pytest.mark.usefixtures("launched")
-def test_no_bit_depends_on_which_kernel_quantises(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_bit_depends_on_which_kernel_quantises(
+    static: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(ModelRunner, "warmup", lambda _: None)
-    folder = write_fp8_checkpoint(tmp_path).folder
+    folder = write_fp8_checkpoint(tmp_path, static=static).folder
     fused = serve(folder, sequences())
     monkeypatch.setattr(decoder, "fuse_quantization", lambda *parts: parts)
     assert results(serve(folder, sequences())) == results(fused)
 
 
+@pytest.mark.parametrize("static", [False, True])
 @pytest.mark.usefixtures("launched")
 def test_with_deterministic_no_bit_of_fp8_weights_depends_on_the_batch(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    static: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(ModelRunner, "warmup", lambda _: None)
-    folder = write_fp8_checkpoint(tmp_path).folder
+    folder = write_fp8_checkpoint(tmp_path, static=static).folder
     together = serve(folder, with_log_probs(), deterministic=True)
     alone = [work for each in with_log_probs() for work in serve(folder, [each], deterministic=True)]
     assert results(alone) == results(together)
     # A scale that depended on the number of tokens would be noticed.
     quantize = norm.rms_norm_quantized
 
-    def by_batch(*arguments: Any) -> Any:
-        values, scale, *sums = quantize(*arguments)
+    def by_batch(*arguments: Any, **options: Any) -> Any:
+        values, scale, *sums = quantize(*arguments, **options)
         return (values, scale * (1 + len(scale) / 1000), *sums)
 
     monkeypatch.setattr(norm, "rms_norm_quantized", by_batch)

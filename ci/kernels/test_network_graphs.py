@@ -30,9 +30,10 @@ def test_each_replay_routes_its_own_tokens_to_experts(tmp_path: Path) -> None:
     assert_replays_give_the_same_tokens(make_checkpoint(tmp_path, "qwen3-moe").folder)
 
 
-def test_replays_quantise_activations_keys_and_values(tmp_path: Path) -> None:
-    """To fp8, with the scales of the weights, of each token, and of the cache."""
-    folder = write_fp8_checkpoint(tmp_path).folder
+@pytest.mark.parametrize("static", [False, True])
+def test_replays_quantise_activations_keys_and_values(static: bool, tmp_path: Path) -> None:
+    """To fp8, with the scales of the weights, of each token or of all, and of the cache."""
+    folder = write_fp8_checkpoint(tmp_path, static=static).folder
     add_cache_scales(folder)
     assert_replays_give_the_same_tokens(folder, kv_cache_dtype="fp8")
 

@@ -3,7 +3,8 @@
 A product of fp8 weights quantises what it multiplies. Where a norm or an activation makes that, and nothing else reads
 it, they hand it over quantised: with a launch less, and without writing the floats. Which parts do so is chosen when a
 layer is composed. What they quantise is rounded to the type of the activations first, as it is where floats are handed
-over, so the bits are the same; only on a GPU a norm that quantises may add up a row in another order.
+over, so the bits are the same; only on a GPU a norm that quantises may add up a row in another order. If the product
+behind them has a scale for its input, they take that.
 
 Legend: T tokens, V vocabulary, D hidden size, I input features, O output features of this rank.
 """
@@ -31,13 +32,16 @@ def fuse_quantization(norm: RMSNorm, part: Part[Tensor]) -> tuple[Norm[Any], Par
     A product needs them for low-rank adapters, and if its weight is of another format; a gated MLP if one of its two
     products does; experts always do.
     """
-    fused: Part[Fp8Tokens] | None = None
+    fused: Fp8Linear | Fp8GatedMLP | None = None
     if isinstance(part, ColumnParallelLinear):
         fused = _of_tokens_in_fp8(part)
     elif isinstance(part, GatedMLP):
         gate_up, down = _of_tokens_in_fp8(part.gate_up), _of_tokens_in_fp8(part.down)
         fused = Fp8GatedMLP(gate_up, down, part.down.group) if gate_up is not None and down is not None else None
-    return (norm, part) if fused is None else (Fp8RMSNorm(norm.weight_D, norm.eps), fused)
+    if fused is None:
+        return norm, part
+    first = fused if isinstance(fused, Fp8Linear) else fused.gate_up
+    return Fp8RMSNorm(norm.weight_D, norm.eps, first.weight.input_scale), fused
 
 
 def _of_tokens_in_fp8(linear: ColumnParallelLinear | RowParallelLinear) -> Fp8Linear | None:
@@ -53,22 +57,24 @@ class Fp8RMSNorm:
 
     weight_D: Tensor
     eps: float
+    scale: float | None
+    """Of all tokens; None = each has its own."""
 
     def __call__(self, hidden_TD: Tensor, metadata: AttentionMetadata) -> Fp8Tokens:
-        normed = inflight_kernels.rms_norm_quantized(hidden_TD, self.weight_D, self.eps)
+        normed = inflight_kernels.rms_norm_quantized(hidden_TD, self.weight_D, self.eps, scale=self.scale)
         assert len(normed) == 2
         return Fp8Tokens(*normed, hidden_TD.dtype)
 
     def of_embeddings(self, token_ids_T: Tensor, table_VD: Tensor) -> tuple[Fp8Tokens, Tensor]:
         """See Norm."""
         values_TD, scale_T, rows_TD = inflight_kernels.embedding_rms_norm_quantized(
-            token_ids_T, table_VD, self.weight_D, self.eps
+            token_ids_T, table_VD, self.weight_D, self.eps, scale=self.scale
         )
         return Fp8Tokens(values_TD, scale_T, table_VD.dtype), rows_TD
 
     def add(self, hidden_TD: Tensor, residual_TD: Tensor, metadata: AttentionMetadata) -> tuple[Fp8Tokens, Tensor]:
         """See Norm."""
-        normed = inflight_kernels.rms_norm_quantized(hidden_TD, self.weight_D, self.eps, residual_TD)
+        normed = inflight_kernels.rms_norm_quantized(hidden_TD, self.weight_D, self.eps, residual_TD, scale=self.scale)
         assert len(normed) == 3
         values_TD, scale_T, sum_TD = normed
         return Fp8Tokens(values_TD, scale_T, hidden_TD.dtype), sum_TD
@@ -97,5 +103,6 @@ class Fp8GatedMLP:
 
     def __call__(self, hidden_TD: Fp8Tokens, metadata: AttentionMetadata) -> Tensor:
         gate_up_TO = self.gate_up(hidden_TD, metadata)
-        values_TI, scale_T = inflight_kernels.silu_and_mul_quantized(gate_up_TO)
+        input_scale = self.down.weight.input_scale
+        values_TI, scale_T = inflight_kernels.silu_and_mul_quantized(gate_up_TO, scale=input_scale)
         return self.group.all_reduce(self.down(Fp8Tokens(values_TI, scale_T, gate_up_TO.dtype), metadata))

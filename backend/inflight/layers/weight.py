@@ -71,17 +71,20 @@ class Fp8Tokens:
 
 @dataclass(slots=True)
 class Fp8Weight:
-    """8 bits per element, and a scale for each output. Activations are quantised to fp8 as well, each token with a
-    scale of its own, which its largest magnitude among the input features of this rank determines."""
+    """8 bits per element, and a scale for each output. Activations are quantised to fp8 as well, each token with the
+    scale that the checkpoint gives for all, or with one of its own, which its largest magnitude among the input
+    features of this rank determines."""
 
     values_OI: Tensor
     """float8_e4m3fn."""
     scale_O: Tensor
     """float32: an element is its value times this."""
+    input_scale: float | None = None
+    """Of all tokens; None = each has its own. A number and no tensor, so that a launch takes it as an argument."""
 
     def multiply(self, x_TI: Tensor, bias_O: Tensor | None, deterministic: bool = False) -> Tensor:
         """See Weight."""
-        values_TI, scale_T = inflight_kernels.quantize_per_token(x_TI)
+        values_TI, scale_T = inflight_kernels.quantize_per_token(x_TI, scale=self.input_scale)
         return self.multiply_quantized(Fp8Tokens(values_TI, scale_T, x_TI.dtype), bias_O, deterministic)
 
     def multiply_quantized(self, x_TI: Fp8Tokens, bias_O: Tensor | None, deterministic: bool = False) -> Tensor:

@@ -1,14 +1,15 @@
 """The `quantization_config` of a compressed-tensors checkpoint. Knows no tensors.
 
 Of the many schemes that it can describe, two are computed. Weights of fp8 with a scale for each output or one for all,
-and activations that are quantised to fp8 when they are multiplied, each token with a scale of its own. And scales for
-an fp8 KV cache. Every field that says otherwise is refused by its name.
+and activations that are quantised to fp8 when they are multiplied: each token with a scale of its own, or all with one
+that the checkpoint brings. And scales for an fp8 KV cache. Every field that says otherwise is refused by its name.
 """
 
 from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -18,8 +19,9 @@ Supported = Mapping[str, tuple[object, ...]]
 """Fields of a tensor's description, and the values that are supported."""
 FP8: Supported = {"type": ("float",), "num_bits": (8,), "symmetric": (True,)}
 WEIGHTS: Supported = {**FP8, "dynamic": (False,), "strategy": ("channel", "tensor")}
-INPUTS: Supported = {**FP8, "dynamic": (True,), "strategy": ("token",)}
-"""A scale of all tokens would make a token depend on the others of its step."""
+INPUTS: Supported = {**FP8, "dynamic": (True, False)}
+INPUT_STRATEGY = {True: "token", False: "tensor"}
+"""By `dynamic`. One scale that is computed of all tokens would make a token depend on the others of its step."""
 CACHE: Supported = {**FP8, "dynamic": (False,), "strategy": ("tensor",)}
 DEFAULTS = {"type": "int", "num_bits": 8, "symmetric": True, "dynamic": False}
 """What the format means by a missing field."""
@@ -29,9 +31,18 @@ STATUSES = ("compressed", "frozen")
 """Older checkpoints have the second, with the same tensors."""
 
 
-def weight_strategy(path: Path, quantization: Mapping[str, Any]) -> str | None:
-    """Whether each output of a weight has a scale (channel) or all share one (tensor); None if the weights are not
-    quantised, but the KV cache is.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Fp8Scheme:
+    """Which scales a checkpoint brings for each product of fp8."""
+
+    has_scale_per_output: bool
+    """Of the weight; else it has one."""
+    has_input_scale: bool
+    """One for all tokens; else each token is quantised with a scale of its own."""
+
+
+def read_scheme(path: Path, quantization: Mapping[str, Any]) -> Fp8Scheme | None:
+    """The scheme of the weights; None if they are not quantised, but the KV cache is.
 
     `quantization`: of the config.json at `path`. Raises ConfigurationError unless it describes what is supported.
     """
@@ -57,8 +68,11 @@ def weight_strategy(path: Path, quantization: Mapping[str, Any]) -> str | None:
     group.check_empty("output_activations")
     weights = group.part("weights")
     weights.check_all(WEIGHTS)
-    group.part("input_activations").check_all(INPUTS)
-    return str(weights.values["strategy"])
+    inputs = group.part("input_activations")
+    inputs.check_all(INPUTS)
+    is_dynamic = bool(inputs.values.get("dynamic", DEFAULTS["dynamic"]))
+    inputs.check("strategy", (INPUT_STRATEGY[is_dynamic],))
+    return Fp8Scheme(has_scale_per_output=weights.values["strategy"] == "channel", has_input_scale=not is_dynamic)
 
 
 class _Fields:
@@ -91,7 +105,7 @@ class _Fields:
     def _refuse(self, key: str, supported: str, value: object) -> NoReturn:
         raise ConfigurationError(
             f"{self._path}: {self.name}.{key} must be {supported}, got {json.dumps(value)}: of compressed-tensors "
-            "checkpoints only those with fp8 weights, activations quantised by token (as llm-compressor's scheme "
-            "FP8_DYNAMIC makes them) and at most one scale of the KV cache for the keys and one for the values of a "
-            "layer are supported"
+            "checkpoints only those with fp8 weights, activations quantised by token or with one static scale (as "
+            "llm-compressor's schemes FP8_DYNAMIC and FP8 make them) and at most one scale of the KV cache for the "
+            "keys and one for the values of a layer are supported"
         )

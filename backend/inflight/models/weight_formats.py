@@ -5,6 +5,7 @@ Knows neither layers' names nor how they split. Legend: I input features, O outp
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,7 +17,7 @@ from torch import Tensor
 from inflight.errors import ConfigurationError
 from inflight.layers.weight import DenseWeight, Fp8Weight, Int4Groups, Weight
 from inflight.models.checkpoint import FLOAT_DTYPES, Checkpoint
-from inflight.models.compressed_tensors import weight_strategy
+from inflight.models.compressed_tensors import Fp8Scheme, read_scheme
 from inflight_kernels import repack_awq
 from inflight_kernels.quantization import FP8_CAPABILITY
 
@@ -27,6 +28,9 @@ FP8_DTYPES = ("F8_E4M3",)
 """As safetensors name it."""
 OUTPUTS_OF_WORD = 8
 """Output features that a word of 32 bits of an AWQ checkpoint holds."""
+MODELOPT_CACHES = (None, "FP8", {"type": "float", "num_bits": 8, "dynamic": False})
+"""No scales of the KV cache, or those of fp8 as hf_quant_config.json and config.json name them. They are read as those
+of others are, whether weights are quantised or not."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -167,13 +171,14 @@ class AwqFormat:
 
 @dataclass(frozen=True, slots=True)
 class Fp8Format:
-    """fp8 weights as compressed-tensors stores them: for each layer `weight` (O, I), float8_e4m3fn, and `weight_scale`,
-    a float, (O, 1) or, if it is one for all outputs, of one element. Layers whose `weight` is of another type were not
-    quantised, and are dense.
+    """fp8 weights as compressed-tensors, AutoFP8 and ModelOpt store them: for each layer `weight` (O, I),
+    float8_e4m3fn, and `weight_scale`, a float, (O, 1) or, if it is one for all outputs, of one element; with static
+    activations also `input_scale`, a float of one element. Layers whose `weight` is of another type were not quantised,
+    and are dense.
     """
 
     quantized: ClassVar[str] = "fp8"
-    has_scale_per_output: bool
+    scheme: Fp8Scheme
 
     def read(
         self,
@@ -189,7 +194,15 @@ class Fp8Format:
         if device.type == "cuda":
             _refuse_without_fp8(checkpoint, device)
         values_OI = _read_values(checkpoint, blocks, empty, torch.float8_e4m3fn, FP8_DTYPES)
-        return Fp8Weight(values_OI, self._read_scales(checkpoint, blocks, empty))
+        scale_O = self._read_scales(checkpoint, blocks, empty)
+        return Fp8Weight(values_OI, scale_O, self._read_input_scale(checkpoint, blocks))
+
+    def _read_input_scale(self, checkpoint: Checkpoint, blocks: Sequence[Block]) -> float | None:
+        """One for all tokens, the same on every rank. The blocks have one input: of their scales it is the largest,
+        whose range holds that of the others. vLLM takes the same."""
+        if not self.scheme.has_input_scale:
+            return None
+        return max(checkpoint.read_scale(f"{block.name}.input_scale") for block in blocks)
 
     def _read_scales(self, checkpoint: Checkpoint, blocks: Sequence[Block], empty: Allocate) -> Tensor:
         """(O,) float32, also of weights that have one scale: stacked layers have different ones."""
@@ -197,7 +210,7 @@ class Fp8Format:
         parts = torch.split(scale_O, [len(block.outputs) for block in blocks])
         for block, part in zip(blocks, parts, strict=True):
             name = f"{block.name}.weight_scale"
-            if self.has_scale_per_output:
+            if self.scheme.has_scale_per_output:
                 checkpoint.check_scales(name, (block.num_outputs, 1))
                 checkpoint.copy_into(part[:, None], name, (block.num_outputs, 1), (block.outputs.start,))
                 continue
@@ -249,20 +262,45 @@ def choose_weight_format(path: Path, quantization: Mapping[str, Any]) -> WeightF
         return DenseFormat()
     method = quantization.get("quant_method", "unknown")
     if method == "compressed-tensors":
-        strategy = weight_strategy(path, quantization)
-        return Fp8Format(strategy == "channel") if strategy else DenseFormat()
+        scheme = read_scheme(path, quantization)
+        return Fp8Format(scheme) if scheme else DenseFormat()
     if method == "awq":
         return _choose_awq(path, quantization)
+    if method == "fp8":
+        return _choose_autofp8(path, quantization)
     if method == "modelopt":
-        # Its floats may come with scales of the KV cache, which are read as those of others are.
-        algorithms = quantization.get("quant_algo"), quantization.get("kv_cache_quant_algo")
-        if algorithms in ((None, None), (None, "FP8")):
-            return DenseFormat()
-        method = f"modelopt, quant_algo {algorithms[0]}, kv_cache_quant_algo {algorithms[1]}"
+        algorithm = quantization.get("quant_algo")
+        cache = quantization.get("kv_cache_quant_algo") or quantization.get("kv_cache_scheme")
+        if algorithm in (None, "FP8") and cache in MODELOPT_CACHES:
+            scheme = Fp8Scheme(has_scale_per_output=False, has_input_scale=True)
+            return Fp8Format(scheme) if algorithm else DenseFormat()
+        method = f"modelopt, quant_algo {algorithm}, kv_cache_quant_algo {cache}"
     raise ConfigurationError(
         f"{path}: quantized checkpoints ({method}) are not supported; use the float16, bfloat16 or float32 one, or one "
-        "that awq quantized to 4 bits, or llm-compressor's scheme FP8_DYNAMIC to fp8"
+        "that awq quantized to 4 bits, or llm-compressor's schemes FP8_DYNAMIC and FP8, AutoFP8 or ModelOpt to fp8"
     )
+
+
+def _choose_autofp8(path: Path, quantization: Mapping[str, Any]) -> Fp8Format:
+    if blocks := quantization.get("weight_block_size"):
+        raise ConfigurationError(
+            f"{path}: quantization_config.weight_block_size must be null, got {json.dumps(blocks)}: fp8 weights with a "
+            "scale for each block are not supported; use the float16 or bfloat16 checkpoint, or one that "
+            "llm-compressor's scheme FP8_DYNAMIC quantized to fp8"
+        )
+    activations, cache = quantization.get("activation_scheme"), quantization.get("kv_cache_scheme")
+    if activations not in ("static", "dynamic"):
+        raise ConfigurationError(
+            f'{path}: quantization_config.activation_scheme must be "static" or "dynamic", got '
+            f"{json.dumps(activations)}"
+        )
+    if cache not in (None, "static"):
+        raise ConfigurationError(
+            f'{path}: quantization_config.kv_cache_scheme must be "static" or null, got {json.dumps(cache)}'
+        )
+    # AutoFP8 means one dynamic scale for all tokens of a call. That would make a token depend on the others of its
+    # step, so each token has a scale of its own, with which it is rounded no worse.
+    return Fp8Format(Fp8Scheme(has_scale_per_output=False, has_input_scale=activations == "static"))
 
 
 def _choose_awq(path: Path, quantization: Mapping[str, Any]) -> AwqFormat:

@@ -152,6 +152,8 @@ def expected(folder: Path) -> list[tuple[Path, list[tuple[list[int], list[int]]]
     checkpoints = [make_checkpoint(folder / name, name) for name in NAMES]
     checkpoints.append(write_awq_checkpoint(folder / "awq"))
     checkpoints.append(write_fp8_checkpoint(folder / "fp8", num_ranks=2))
+    # Tokens of static scales do not depend on the number of ranks.
+    checkpoints.append(write_fp8_checkpoint(folder / "static-fp8", static=True))
     return [(c.folder, [c.prompt(length, NUM_TOKENS) for length in LENGTHS]) for c in checkpoints]
 
 

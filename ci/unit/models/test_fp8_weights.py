@@ -30,6 +30,7 @@ from inflight.distributed.tensor_parallel import TensorParallelGroup
 from inflight.errors import ConfigurationError
 from inflight.layers.weight import DenseWeight, Fp8Weight, Weight
 from inflight.models.checkpoint import Checkpoint
+from inflight.models.compressed_tensors import Fp8Scheme
 from inflight.models.config import ModelConfig
 from inflight.models.decoder import Decoder
 from inflight.models.family import SplitByInputs, SplitByOutputs
@@ -248,6 +249,10 @@ class FakeGroup(TensorParallelGroup):
         self.rank, self.size = rank, size
 
 
+def format_of(strategy: str) -> Fp8Format:
+    return Fp8Format(Fp8Scheme(has_scale_per_output=strategy == "channel", has_input_scale=False))
+
+
 def dequantized(weight: Weight) -> torch.Tensor:
     assert isinstance(weight, Fp8Weight) and weight.scale_O.dtype == torch.float32
     return weight.values_OI.float() * weight.scale_O[:, None]
@@ -258,9 +263,7 @@ def test_ranks_hold_the_whole_weight_between_them(checkpoint: TinyCheckpoint, st
     gate, up, down = (f"model.layers.0.mlp.{name}_proj" for name in ("gate", "up", "down"))
     with Checkpoint(checkpoint.folder) as tensors:
         loaders = [
-            WeightLoader(
-                tensors, Fp8Format(strategy == "channel"), FakeGroup(rank, 4), torch.float32, torch.device("cpu")
-            )
+            WeightLoader(tensors, format_of(strategy), FakeGroup(rank, 4), torch.float32, torch.device("cpu"))
             for rank in range(4)
         ]
         section = [loader.even_section("intermediate_size", 128) for loader in loaders]
@@ -305,7 +308,8 @@ def refusal(folder: Path, **options: Any) -> str:
         ((*GROUP, "weights", "strategy"), "block", 'weights.strategy must be "channel" or "tensor", got "block"'),
         ((*GROUP, "weights", "symmetric"), False, "weights.symmetric must be true, got false"),
         ((*GROUP, "input_activations"), None, "input_activations must be an object, got null"),
-        ((*GROUP, "input_activations", "dynamic"), False, "input_activations.dynamic must be true, got false"),
+        ((*GROUP, "input_activations", "dynamic"), False, 'input_activations.strategy must be "tensor", got "token"'),
+        ((*GROUP, "input_activations", "dynamic"), "local", 'dynamic must be true or false, got "local"'),
         ((*GROUP, "input_activations", "strategy"), "tensor", 'input_activations.strategy must be "token", got "ten'),
     ],
     ids=lambda value: value[-1] if isinstance(value, tuple) else None,
@@ -372,7 +376,7 @@ def test_scales_of_activations(folder: Path) -> None:
 def test_an_older_gpu(capability: int, is_refused: bool, folder: Path) -> None:
     down = SplitByInputs("model.layers.0.mlp.down_proj")
     with fake_cuda(capability=capability), Checkpoint(folder) as tensors:
-        loader = WeightLoader(tensors, Fp8Format(True), TensorParallelGroup(), torch.bfloat16, CUDA)
+        loader = WeightLoader(tensors, format_of("channel"), TensorParallelGroup(), torch.bfloat16, CUDA)
         section = loader.even_section("intermediate_size", 128)
         if not is_refused:
             assert isinstance(loader.by_inputs(down, "", 64, section).weight, Fp8Weight)

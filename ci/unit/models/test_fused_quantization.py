@@ -33,15 +33,17 @@ pytestmark = pytest.mark.slow
 
 ATTENTION = ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj")
 GATE_UP, DOWN = ("mlp.gate_proj", "mlp.up_proj"), ("mlp.down_proj",)
-CASES: dict[str, tuple[tuple[str, ...], int]] = {
-    "all": ((), 3),
-    "a dense layer": ((*ATTENTION, "self_attn.o_proj", *GATE_UP, *DOWN), 2),
-    "dense attention": (ATTENTION, 3),
-    "dense gate": (GATE_UP, 4),
-    "dense down": (DOWN, 4),
+CASES: dict[str, tuple[tuple[str, ...], int, bool]] = {
+    "all": ((), 3, False),
+    "a dense layer": ((*ATTENTION, "self_attn.o_proj", *GATE_UP, *DOWN), 2, False),
+    "dense attention": (ATTENTION, 3, False),
+    "dense gate": (GATE_UP, 4, False),
+    "dense down": (DOWN, 4, False),
+    "all static": ((), 3, True),
+    "dense down, others static": (DOWN, 4, True),
 }
-"""What of the second of three layers is dense; and how many products then quantise what they multiply: those of what
-attention gives, and of an MLP that is half dense."""
+"""What of the second of three layers is dense; how many products then quantise what they multiply: those of what
+attention gives, and of an MLP that is half dense; and whether the checkpoint has scales for that."""
 FUSED = ("rms_norm_quantized", "embedding_rms_norm_quantized", "silu_and_mul_quantized")
 STEP = Step(decodes=[1, 9], prefills=[(0, 13), (4, 7)])
 GIVEN = GivenEmbeddings(places_G=torch.tensor([1, 5]), rows_GD=torch.full((2, 64), 0.25))
@@ -62,9 +64,9 @@ def one_thread() -> Iterator[None]:
 
 @pytest.fixture(scope="module", params=list(CASES))
 def case(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[TinyCheckpoint, int]:
-    names, num_apart = CASES[request.param]
+    names, num_apart, static = CASES[request.param]
     dense = [f"model.layers.1.{name}" for name in names]
-    return write_fp8_checkpoint(tmp_path_factory.mktemp("fp8"), dense=dense), num_apart
+    return write_fp8_checkpoint(tmp_path_factory.mktemp("fp8"), dense=dense, static=static), num_apart
 
 
 @pytest.fixture
@@ -80,9 +82,9 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
     def counting(name: str) -> Any:
         operation = getattr(inflight_kernels, name)
 
-        def call(*arguments: Any) -> Any:
+        def call(*arguments: Any, **options: Any) -> Any:
             counted[name] += 1
-            return operation(*arguments)
+            return operation(*arguments, **options)
 
         return call
 
@@ -144,13 +146,21 @@ def test_no_bit_depends_on_who_quantises(case: tuple[TinyCheckpoint, int], given
 def test_a_wrong_scale_is_noticed(name: str, checkpoint: TinyCheckpoint, monkeypatch: pytest.MonkeyPatch) -> None:
     operation = getattr(inflight_kernels, name)
 
-    def doubled(*arguments: Any) -> Any:
-        values, scale, *others = operation(*arguments)
+    def doubled(*arguments: Any, **options: Any) -> Any:
+        values, scale, *others = operation(*arguments, **options)
         return (values, 2 * scale, *others)
 
     expected = outputs(load_apart(checkpoint))
     monkeypatch.setattr(inflight_kernels, name, doubled)
     assert is_same(outputs(load_apart(checkpoint)), expected)
+    assert not is_same(outputs(load(checkpoint)), expected)
+
+
+@pytest.mark.parametrize("name", FUSED)
+def test_a_static_scale_that_is_left_out_is_noticed(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    checkpoint = write_fp8_checkpoint(tmp_path, static=True)
+    operation, expected = getattr(inflight_kernels, name), outputs(load(checkpoint))
+    monkeypatch.setattr(inflight_kernels, name, lambda *arguments, scale: operation(*arguments))
     assert not is_same(outputs(load(checkpoint)), expected)
 
 
@@ -187,7 +197,9 @@ def distance(checkpoint: TinyCheckpoint, network: Network, adapter: RandomAdapte
     return float((network.logits(PROMPT, slots=[1] * 11).log_softmax(-1) - expected).abs().max())
 
 
-def test_adapters_multiply_floats(checkpoint: TinyCheckpoint, calls: Counter[str]) -> None:
+@pytest.mark.parametrize("static", [False, True])
+def test_adapters_multiply_floats(static: bool, tmp_path: Path, calls: Counter[str]) -> None:
+    checkpoint = write_fp8_checkpoint(tmp_path, static=static)
     network = load(checkpoint, **WITH_ADAPTERS)
     adapter = fill(network)
     assert distance(checkpoint, network, adapter) < SAME

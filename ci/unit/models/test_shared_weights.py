@@ -85,8 +85,10 @@ def test_dequantised_weights_give_the_same_bits(tmp_path: Path, caplog: pytest.L
     check_same_bits(config_of(write_awq_checkpoint(tmp_path), "false"), caplog)
 
 
-def test_fp8_weights_give_the_same_bits(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    check_same_bits(config_of(write_fp8_checkpoint(tmp_path), "false"), caplog)
+@pytest.mark.parametrize("static", [False, True])
+def test_fp8_weights_give_the_same_bits(static: bool, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """Static scales of activations are not in the memory, but read by each rank."""
+    check_same_bits(config_of(write_fp8_checkpoint(tmp_path, static=static), "false"), caplog)
 
 
 def check_same_bits(config: EngineConfig, caplog: pytest.LogCaptureFixture) -> None:

@@ -219,7 +219,10 @@ def test_other_formats(folder: Path, changes: dict[str, Any], words: str) -> Non
 @pytest.mark.parametrize(
     ("quantization", "words"),
     [
-        ({"quant_algo": "FP8", "kv_cache_quant_algo": None}, "(modelopt, quant_algo FP8, kv_cache_quant_algo None)"),
+        (
+            {"quant_algo": "NVFP4", "kv_cache_quant_algo": None},
+            "(modelopt, quant_algo NVFP4, kv_cache_quant_algo None)",
+        ),
         ({"quant_algo": None, "kv_cache_quant_algo": "NVFP4"}, "kv_cache_quant_algo NVFP4) are not supported"),
         (None, "hf_quant_config.json: quantization must be an object, got None"),
     ],
