@@ -10,18 +10,32 @@ from fake_cuda.context import fake_cuda
 from fake_cuda.engine import FakeEngine
 from fake_cuda.modes import MODES, PROMPT_LEN, Mode, begin, decodes
 from fake_cuda.trace import LAUNCH, OPERATION, Trace
+from fp8_checkpoints import STATIC_QUANTIZATION
 from msgspec import structs
 
 from ci.bench.gpu.networks import LLAMA_8B, LLAMA_8B_FP8, QWEN3_30B_A3B, Network
 from ci.bench.gpu.predictions import ASSUMED, Model
 from inflight.scheduler_output import RowWork, SchedulerOutput
 
+STATIC_FP8 = replace(
+    LLAMA_8B_FP8,
+    name="8B static fp8",
+    config={**LLAMA_8B_FP8.config, "quantization_config": STATIC_QUANTIZATION},
+)
+"""A step of static scales launches as much as one that quantises by token."""
+
 
 @pytest.mark.slow
 @pytest.mark.parametrize("num_layers", [2, 3])
 @pytest.mark.parametrize(
     ("whole", "num_rows"),
-    [(LLAMA_8B, 3), (LLAMA_8B, 72), (LLAMA_8B_FP8, 72), *((QWEN3_30B_A3B, rows) for rows in (1, 4, 5, 64, 72))],
+    [
+        (LLAMA_8B, 3),
+        (LLAMA_8B, 72),
+        (LLAMA_8B_FP8, 72),
+        (STATIC_FP8, 72),
+        *((QWEN3_30B_A3B, rows) for rows in (1, 4, 5, 64, 72)),
+    ],
     ids=lambda value: value.name if isinstance(value, Network) else str(value),
 )
 def test_launches_are_predicted(whole: Network, num_rows: int, num_layers: int, tmp_path: Path) -> None:

@@ -17,7 +17,7 @@ from fake_cuda.context import fake_cuda
 from fake_cuda.engine import BLOCK_SIZE, FakeEngine
 from fake_cuda.modes import MODES, Mode, steps_of, steps_of_draft_model
 from fake_cuda.networks import FAMILIES, LLAMA_8B
-from fp8_checkpoints import QUANTIZATION
+from fp8_checkpoints import QUANTIZATION, STATIC_QUANTIZATION
 
 from inflight.request_limits import RequestLimits
 from inflight.runtime import warmup
@@ -104,8 +104,13 @@ def test_no_request_waits_for_the_compiler(options: dict[str, Any], tmp_path: Pa
 
 @pytest.mark.parametrize(
     ("quantization", "options"),
-    [(QUANTIZATION, {"stores_fp8": True}), (QUANTIZATION, {"with_options": True}), (AWQ, {})],
-    ids=["fp8, as the cache", "fp8 with adapters", "awq"],
+    [
+        (QUANTIZATION, {"stores_fp8": True}),
+        (QUANTIZATION, {"with_options": True}),
+        (STATIC_QUANTIZATION, {}),
+        (AWQ, {}),
+    ],
+    ids=["fp8, as the cache", "fp8 with adapters", "fp8 with static scales", "awq"],
 )
 def test_nor_with_quantised_weights(quantization: dict[str, Any], options: dict[str, Any], tmp_path: Path) -> None:
     """Whose launches depend on the number of tokens, however many they are."""
@@ -116,7 +121,7 @@ def test_nor_with_quantised_weights(quantization: dict[str, Any], options: dict[
         for length in (3, 14, 31, 65, 80, 100, 129, 200, 257, 300, 385, 400, 513, 700, 1025, 2000, 4000):
             engine.step(step_of([MODES["greedy"]], [length]))
         assert device.compiled - compiled == set()
-    is_fused = quantization is QUANTIZATION and "with_options" not in options
+    is_fused = quantization is not AWQ and "with_options" not in options
     assert any("silu_and_mul_quantized_kernel" in key for key in compiled) == is_fused
 
 

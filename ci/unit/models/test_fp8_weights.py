@@ -20,12 +20,10 @@ from compiled_network import needs_compiler
 from fake_cuda.context import fake_cuda
 from fake_cuda.device import CUDA
 from fp8_checkpoints import ARGUMENTS, QUANTIZATION, write_fp8_checkpoint
-from model_driver import Driver, Work
-from safetensors.torch import load_file, save_file
+from fp8_runs import NUM_TOKENS, SAME, change_tensors, distance, load, refusal, run, write_quantization
+from safetensors.torch import load_file
 from tiny_checkpoints import CONFIGS, TinyCheckpoint, make_prompt
 
-from inflight.config import EngineConfig
-from inflight.distributed.rank_group import SingleRank
 from inflight.distributed.tensor_parallel import TensorParallelGroup
 from inflight.errors import ConfigurationError
 from inflight.layers.weight import DenseWeight, Fp8Weight, Weight
@@ -36,14 +34,9 @@ from inflight.models.decoder import Decoder
 from inflight.models.family import SplitByInputs, SplitByOutputs
 from inflight.models.weight_formats import Fp8Format
 from inflight.models.weights import WeightLoader
-from inflight.runtime.model_runner import ModelRunner
 
 pytestmark = pytest.mark.slow
 
-NUM_TOKENS = 12
-SAME = 0.02
-"""Bound of log probabilities against the network that rounds activations, too. Another order of additions moves a few
-of them to a neighbouring number of fp8."""
 GROUP = ("config_groups", "group_0")
 
 
@@ -69,42 +62,6 @@ def checkpoint(strategy: str, tmp_path_factory: pytest.TempPathFactory) -> TinyC
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
     return write_fp8_checkpoint(tmp_path).folder
-
-
-def load(folder: Path, **options: Any) -> ModelRunner:
-    defaults: dict[str, Any] = {
-        "device": "cpu",
-        "num_threads": 1,
-        "max_batch_size": 8,
-        "max_seq_len": 64,
-        "max_tokens_in_paged_kv_cache": 512,
-        "cpu_compile": "false",
-    }
-    return ModelRunner.load(EngineConfig(gpt_model_path=str(folder), **{**defaults, **options}), SingleRank())
-
-
-def run(folder: Path, prompts: list[list[int]], **options: Any) -> list[Work]:
-    """Sequences that join one after the other, in chunks."""
-    works = [
-        Work(prompt=prompt, max_tokens=NUM_TOKENS, arrives=2 * place, chunk=9, log_probs=True)
-        for place, prompt in enumerate(prompts)
-    ]
-    with closing(load(folder, **options)) as runner:
-        Driver(runner).run(works)
-    return works
-
-
-def distance(work: Work, model: Any) -> float:
-    """The largest difference between the log probabilities of a sequence and those that `model` gives its tokens."""
-    with torch.inference_mode():
-        logits = model(torch.tensor([work.prompt + work.output])).logits[0, len(work.prompt) - 1 : -1]
-    expected = logits.log_softmax(-1).gather(1, torch.tensor(work.output)[:, None])[:, 0]
-    return float((torch.tensor(work.output_log_probs) - expected).abs().max())
-
-
-def change_tensors(folder: Path, **changed: torch.Tensor) -> None:
-    path = folder / "model.safetensors"
-    save_file({**load_file(path), **changed}, path)
 
 
 def test_tokens_are_those_of_a_network_that_rounds_activations(checkpoint: TinyCheckpoint) -> None:
@@ -154,11 +111,6 @@ def test_the_format_decides_what_a_layer_holds(folder: Path) -> None:
         weights = [getattr(decoder.layers[0], name).weight for name in ("qkv", "output")]
     assert [type(weight) for weight in weights] == [Fp8Weight] * 2
     assert {weight.values_OI.dtype for weight in weights} == {torch.float8_e4m3fn}
-
-
-def write_quantization(folder: Path, quantization: dict[str, Any]) -> None:
-    path = folder / "config.json"
-    path.write_text(json.dumps({**json.loads(path.read_text()), "quantization_config": quantization}))
 
 
 ARGUMENTS_2024 = {"num_bits": 8, "type": "float", "symmetric": True, "block_structure": None, "observer_kwargs": {}}
@@ -283,12 +235,6 @@ def test_ranks_hold_the_whole_weight_between_them(checkpoint: TinyCheckpoint, st
 # -- refused -----------------------------------------------------------------------------------------------------------
 
 
-def refusal(folder: Path, **options: Any) -> str:
-    with pytest.raises(ConfigurationError) as caught:
-        load(folder, **options).close()
-    return str(caught.value)
-
-
 @pytest.mark.parametrize(
     ("place", "value", "words"),
     [
@@ -345,9 +291,7 @@ def test_a_scale_that_is_none(value: float, tmp_path: Path, strategy: str) -> No
 
 def test_weights_without_their_scale(folder: Path) -> None:
     name = "model.layers.1.mlp.up_proj.weight_scale"
-    tensors = load_file(folder / "model.safetensors")
-    del tensors[name]
-    save_file(tensors, folder / "model.safetensors")
+    change_tensors(folder, **{name: None})
     assert refusal(folder) == f"{folder}: the checkpoint has no tensor {name}"
 
 
