@@ -117,7 +117,7 @@ ENGINE_FEATURES = (
         kernels=("int4_linear",),
     ),
     EngineFeature(
-        feature="weights in fp8 (compressed-tensors)",
+        feature="weights in fp8",
         cells=_cells(BELOW_LIBRARY, NOT_BY_SERVER, *[NETWORKS_OF_RANKS] * 3, "not tried"),
         kernels=("quantize_per_token", "scaled_linear"),
     ),
