@@ -71,8 +71,10 @@ def test_each_scale_is_applied(name: str, tmp_path: Path) -> None:
     checkpoint = write_fp8_checkpoint(tmp_path, static=True)
     place = f"{LAYER}{name}.input_scale"
     scale = load_file(checkpoint.folder / "model.safetensors")[place]
+    right = run(checkpoint.folder, [make_prompt(21)])[0]
     change_tensors(checkpoint.folder, **{place: 1.5 * scale})
-    assert distance(run(checkpoint.folder, [make_prompt(21)])[0], checkpoint.model) > SAME
+    wrong = run(checkpoint.folder, [make_prompt(21)])[0]
+    assert distance(right, checkpoint.model) < SAME < distance(wrong, checkpoint.model)
 
 
 def test_stacked_products_of_the_checkpoint_share_their_scale(tmp_path: Path) -> None:
