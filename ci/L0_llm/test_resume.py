@@ -36,6 +36,8 @@ pytestmark = pytest.mark.long
 
 PATIENCE = 240.0
 """Seconds for a server to come back."""
+TRIES = 5
+"""Until deaths have met streams."""
 IS_EXACT = not unsupported_reason()
 STOPPING = {"stop_words": ["very big", "dog's n"], "max_tokens": 40}
 SAMPLED = {"temperature": 1.0, "seed": np.array([3], np.uint64)}
@@ -175,6 +177,12 @@ def test_streams_of_all_kinds_go_on_when_their_server_dies_twice(
 ) -> None:
     """tritonserver once a third of the streams can have a reply, and the next one's stub after as many replies again.
     So early because busy servers join replies: some streams have but one."""
+    assert any(deaths_meet_streams(mortal, undisturbed) for _ in range(TRIES)), "no two deaths have met streams"
+
+
+def deaths_meet_streams(mortal: ServerProcess, undisturbed: dict[str, list[dict[str, Any]]]) -> bool:
+    """Whether some stream went on after each of two deaths. On a busy machine a reply may be read so late that the
+    server, when it dies, has sent all others, too."""
     lock, num_heard, enough = threading.Lock(), Counter[int](), len(ALL) // 3
 
     def heard(stream: Stream) -> None:
@@ -187,10 +195,11 @@ def test_streams_of_all_kinds_go_on_when_their_server_dies_twice(
             elif serving == 1 and num_heard[serving] == enough:
                 kill_stub(mortal)
 
+    with Client(mortal.grpc_url) as client:
+        client.wait_until_ready(PATIENCE)
     streams = serve(mortal, ALL, heard)
     check(streams, undisturbed)
-    assert num_heard[1] >= enough
-    assert max(stream.replies.num_resumes for stream in streams) == 2
+    return num_heard[1] >= enough and max(stream.replies.num_resumes for stream in streams) == 2
 
 
 def test_streams_go_on_whose_server_dies_before_their_first_token(
