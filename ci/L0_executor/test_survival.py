@@ -159,4 +159,6 @@ def deaths_meet_requests(scene: Scene, rank: int, choose: random.Random) -> bool
     if scene.num_replicas > 1:
         # One of several may have answered all of its requests, or handed them over, when it dies.
         return came_about
-    return came_about and front.num_pauses() == num_pauses + num_wanted and front.num_replays() > num_replays
+    num_pauses, num_replays = front.num_pauses() - num_pauses, front.num_replays() - num_replays
+    assert num_pauses <= num_killed and bool(num_pauses) == bool(num_replays), "what waited is sent again"
+    return came_about and num_pauses == num_wanted
