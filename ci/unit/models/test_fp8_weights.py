@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Iterator
 from contextlib import closing
 from copy import deepcopy
 from pathlib import Path
@@ -20,7 +19,7 @@ from compiled_network import needs_compiler
 from fake_cuda.context import fake_cuda
 from fake_cuda.device import CUDA
 from fp8_checkpoints import ARGUMENTS, QUANTIZATION, write_fp8_checkpoint
-from fp8_runs import NUM_TOKENS, SAME, change_tensors, distance, load, refusal, run, write_quantization
+from quantized_runs import NUM_TOKENS, SAME, change_tensors, distance, load, refusal, run, write_quantization
 from safetensors.torch import load_file
 from tiny_checkpoints import CONFIGS, TinyCheckpoint, make_prompt
 
@@ -35,18 +34,9 @@ from inflight.models.family import SplitByInputs, SplitByOutputs
 from inflight.models.weight_formats import Fp8Format
 from inflight.models.weights import WeightLoader
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("one_thread")]
 
 GROUP = ("config_groups", "group_0")
-
-
-@pytest.fixture(scope="module", autouse=True)
-def one_thread() -> Iterator[None]:
-    """Such small networks gain nothing from more."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 @pytest.fixture(scope="module", params=["channel", "tensor"])

@@ -7,7 +7,6 @@ Run: pytest ci/unit/models/test_fused_quantization.py
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +28,7 @@ from inflight.layers.rms_norm import RMSNorm
 from inflight.models import decoder
 from inflight.models.decoder import Decoder
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("one_thread")]
 
 ATTENTION = ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj")
 GATE_UP, DOWN = ("mlp.gate_proj", "mlp.up_proj"), ("mlp.down_proj",)
@@ -51,15 +50,6 @@ PROMPT = Step(prefills=[(0, 11)])
 SAME = 0.02
 """Bound of log probabilities: another order of additions moves a few activations to a neighbouring number of fp8."""
 WITH_ADAPTERS = {"max_loras": "2", "lora_cache_max_adapter_size": "8"}
-
-
-@pytest.fixture(scope="module", autouse=True)
-def one_thread() -> Iterator[None]:
-    """Such small networks gain nothing from more."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 @pytest.fixture(scope="module", params=list(CASES))

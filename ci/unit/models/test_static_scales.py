@@ -7,14 +7,13 @@ Run: pytest ci/unit/models/test_static_scales.py
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from fp8_checkpoints import ARGUMENTS, STATIC_QUANTIZATION, add_cache_scales, write_fp8_checkpoint
-from fp8_runs import NUM_TOKENS, change_tensors, distance, refusal, run, write_quantization
+from quantized_runs import NUM_TOKENS, change_tensors, distance, refusal, run, write_quantization
 from safetensors.torch import load_file
 from tiny_checkpoints import CONFIGS, make_prompt
 
@@ -28,7 +27,7 @@ from inflight.models.family import SplitByInputs, SplitByOutputs
 from inflight.models.weight_formats import DenseFormat, Fp8Format
 from inflight.models.weights import Section, WeightLoader
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("one_thread")]
 
 SAME = 0.05
 """Bound of log probabilities against the network that rounds with the same scales. Another order of additions moves an
@@ -37,15 +36,6 @@ LAYER = "model.layers.1."
 STATIC = Fp8Scheme(has_scale_per_output=False, has_input_scale=True)
 BY_TOKEN = Fp8Scheme(has_scale_per_output=False, has_input_scale=False)
 BLOCKS = {"quant_method": "fp8", "activation_scheme": "dynamic", "fmt": "e4m3", "weight_block_size": [128, 128]}
-
-
-@pytest.fixture(scope="module", autouse=True)
-def one_thread() -> Iterator[None]:
-    """Such small networks gain nothing from more."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 @pytest.fixture

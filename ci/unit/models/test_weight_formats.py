@@ -15,12 +15,10 @@ from typing import Any
 import pytest
 import torch
 from awq_checkpoints import GROUP_SIZE, QUANTIZATION, write_awq_checkpoint
-from model_driver import Driver, Work
+from quantized_runs import NUM_TOKENS, load, refusal, run
 from safetensors.torch import load_file, save_file
 from tiny_checkpoints import TinyCheckpoint, make_checkpoint, make_prompt
 
-from inflight.config import EngineConfig
-from inflight.distributed.rank_group import SingleRank
 from inflight.distributed.tensor_parallel import TensorParallelGroup
 from inflight.errors import ConfigurationError
 from inflight.layers.weight import DenseWeight, Int4Groups, Weight
@@ -31,20 +29,8 @@ from inflight.models.decoder import Decoder
 from inflight.models.family import SplitByInputs, SplitByOutputs
 from inflight.models.weight_formats import AwqFormat, DenseFormat
 from inflight.models.weights import WeightLoader
-from inflight.runtime.model_runner import ModelRunner
 
-pytestmark = pytest.mark.slow
-
-NUM_TOKENS = 12
-
-
-@pytest.fixture(scope="module", autouse=True)
-def one_thread() -> Iterator[None]:
-    """Such small networks gain nothing from more."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("one_thread")]
 
 
 @pytest.fixture(scope="module", params=[torch.float16, torch.bfloat16], ids=str)
@@ -71,34 +57,10 @@ def folder(tmp_path: Path) -> Path:
     return write_awq_checkpoint(tmp_path).folder
 
 
-def load(folder: Path, **options: Any) -> ModelRunner:
-    defaults: dict[str, Any] = {
-        "device": "cpu",
-        "num_threads": 1,
-        "max_batch_size": 8,
-        "max_seq_len": 64,
-        "max_tokens_in_paged_kv_cache": 512,
-        "cpu_compile": "false",  # it adds in another order
-    }
-    config = EngineConfig(gpt_model_path=str(folder), **{**defaults, **options})
-    return ModelRunner.load(config, SingleRank())
-
-
-def run(folder: Path, prompts: list[list[int]]) -> tuple[list[list[int]], list[list[float]]]:
-    """Tokens and their log probabilities of sequences that join one after the other, in chunks."""
-    works = [
-        Work(prompt=prompt, max_tokens=NUM_TOKENS, arrives=2 * place, chunk=9, log_probs=True)
-        for place, prompt in enumerate(prompts)
-    ]
-    with closing(load(folder)) as runner:
-        Driver(runner).run(works)
+def results(folder: Path, prompts: list[list[int]]) -> tuple[list[list[int]], list[list[float]]]:
+    """Tokens and their log probabilities."""
+    works = run(folder, prompts)
     return [work.output for work in works], [work.output_log_probs for work in works]
-
-
-def refusal(folder: Path, **options: Any) -> str:
-    with pytest.raises(ConfigurationError) as caught:
-        load(folder, **options).close()
-    return str(caught.value)
 
 
 def change_quantization(folder: Path, **values: Any) -> None:
@@ -110,15 +72,15 @@ def change_quantization(folder: Path, **values: Any) -> None:
 
 def test_tokens_and_logits_are_those_of_the_dequantised_weights(checkpoint: TinyCheckpoint, dequantized: bool) -> None:
     prompts = [make_prompt(length) for length in (1, 8, 21)]
-    tokens, log_probs = run(checkpoint.folder, prompts)
-    assert (tokens, log_probs) == run(checkpoint.folder.parent / "dense", prompts)
+    tokens, log_probs = results(checkpoint.folder, prompts)
+    assert (tokens, log_probs) == results(checkpoint.folder.parent / "dense", prompts)
     assert len({tuple(of_one) for of_one in tokens}) == len(prompts)
 
 
 def test_tokens_are_those_of_transformers(folder: Path, dequantized: bool, tmp_path: Path) -> None:
     checkpoint = write_awq_checkpoint(tmp_path / "again")
     pairs = [checkpoint.prompt(length, NUM_TOKENS) for length in (1, 8, 21)]
-    assert run(folder, [prompt for prompt, _ in pairs])[0] == [tokens for _, tokens in pairs]
+    assert results(folder, [prompt for prompt, _ in pairs])[0] == [tokens for _, tokens in pairs]
 
 
 def test_the_format_decides_what_a_layer_holds(folder: Path, dequantized: bool) -> None:
@@ -131,14 +93,14 @@ def test_the_format_decides_what_a_layer_holds(folder: Path, dequantized: bool) 
 
 def test_a_layer_that_was_not_quantised_is_dense(folder: Path, dequantized: bool) -> None:
     """Its tensors, not the configuration, say so."""
-    expected = run(folder, [make_prompt(8)])
+    expected = results(folder, [make_prompt(8)])
     tensors = load_file(folder / "model.safetensors")
     dense = load_file(folder.parent / "dense" / "model.safetensors")
     name = "model.layers.1.mlp.down_proj"
     for kind in ("qweight", "qzeros", "scales"):
         del tensors[f"{name}.{kind}"]
     save_file({**tensors, f"{name}.weight": dense[f"{name}.weight"]}, folder / "model.safetensors")
-    assert run(folder, [make_prompt(8)]) == expected
+    assert results(folder, [make_prompt(8)]) == expected
 
 
 # -- ranks -------------------------------------------------------------------------------------------------------------

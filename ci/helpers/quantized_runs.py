@@ -1,4 +1,4 @@
-"""Engines of checkpoints with fp8 weights, in torch on the CPU: their tokens, how far they are from a network of
+"""Engines of checkpoints with quantised weights, in torch on the CPU: their tokens, how far they are from a network of
 transformers, and why a checkpoint is refused. And changes of its files.
 """
 
@@ -32,7 +32,7 @@ def load(folder: Path, **options: Any) -> ModelRunner:
         "max_batch_size": 8,
         "max_seq_len": 64,
         "max_tokens_in_paged_kv_cache": 512,
-        "cpu_compile": "false",
+        "cpu_compile": "false",  # it adds in another order
     }
     return ModelRunner.load(EngineConfig(gpt_model_path=str(folder), **{**defaults, **options}), SingleRank())
 
