@@ -25,6 +25,8 @@ logger = logging.getLogger(__name__)
 SINGLE_FILE = "model.safetensors"
 INDEX_FILE = "model.safetensors.index.json"
 FLOAT_DTYPES = ("F32", "BF16", "F16")
+SMALLEST_SCALE = 2.0**-126
+"""The smallest normal number of float32."""
 
 
 class Checkpoint:
@@ -123,17 +125,19 @@ class Checkpoint:
 
     def check_scales(self, name: str, shape: tuple[int, ...]) -> Tensor:
         """All of tensor `name`, with which others are quantised. Raises unless it has this shape and its elements are
-        positive numbers: with zero, infinity or NaN the others would mean nothing."""
+        positive numbers: with zero, infinity or NaN the others would mean nothing. Nor with less than float32's normal
+        numbers, of which a GPU may make zero, and whose inverse is infinite."""
         self._slice(name, shape, FLOAT_DTYPES)
         try:
             scales: Tensor = self._open(self._file_of[name]).get_tensor(name)
         except SafetensorError as error:
             raise self._broken(self._file_of[name], error) from None
-        wrong = scales[~((scales > 0) & (scales < math.inf))]
+        wide = scales.float()
+        wrong = wide[~((wide >= SMALLEST_SCALE) & (wide < math.inf))]
         if len(wrong):
             raise ConfigurationError(
                 f"{self.folder / self._file_of[name]}: tensor {name} holds {wrong[0].item():g}, but a scale is a "
-                "positive number"
+                f"positive number of at least {SMALLEST_SCALE:.2g}"
             )
         return scales
 

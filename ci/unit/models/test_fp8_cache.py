@@ -183,7 +183,9 @@ def test_transformers_code_stores_fp8_too(folder: Path) -> None:
 def test_a_scale_is_a_positive_number(folder: Path, value: float) -> None:
     add_cache_scales(folder)
     add_tensors(folder, {"model.layers.1.self_attn.v_scale": torch.tensor(value)})
-    sentence = f"tensor model.layers.1.self_attn.v_scale holds {value:g}, but a scale is a positive number"
+    sentence = (
+        f"tensor model.layers.1.self_attn.v_scale holds {value:g}, but a scale is a positive number of at least 1.2e-38"
+    )
     assert sentence in refusal(folder)
 
 

@@ -276,7 +276,9 @@ def test_a_scale_that_is_none(value: float, tmp_path: Path, strategy: str) -> No
     scales = load_file(folder / "model.safetensors")[name]
     scales[-1] = value
     change_tensors(folder, **{name: scales})
-    assert refusal(folder).endswith(f"tensor {name} holds {value:g}, but a scale is a positive number")
+    assert refusal(folder).endswith(
+        f"tensor {name} holds {value:g}, but a scale is a positive number of at least 1.2e-38"
+    )
 
 
 def test_weights_without_their_scale(folder: Path) -> None:

@@ -290,11 +290,13 @@ def test_other_schemes(written: dict[str, Any], words: str, folder: Path) -> Non
 
 
 @pytest.mark.parametrize("name", ["self_attn.k_proj", "mlp.down_proj"])
-@pytest.mark.parametrize("value", [0.0, -0.25, float("nan"), float("inf")])
+@pytest.mark.parametrize("value", [0.0, -0.25, 2.0**-140, float("nan"), float("inf")])
 def test_a_scale_that_is_none(value: float, name: str, folder: Path) -> None:
     place = f"{LAYER}{name}.input_scale"
     change_tensors(folder, **{place: torch.tensor([value])})
-    assert refusal(folder).endswith(f"tensor {place} holds {value:g}, but a scale is a positive number")
+    assert refusal(folder).endswith(
+        f"tensor {place} holds {value:g}, but a scale is a positive number of at least 1.2e-38"
+    )
 
 
 def test_a_product_without_its_scale(folder: Path) -> None:
