@@ -28,7 +28,7 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check
 PIP_INSTALL := $(PIP) install --constraint constraints.txt --no-warn-script-location
 
 .PHONY: help serve test test-full unit kernels L0 prometheus lint bench bench-features bench-host bench-openai \
-  bench-front-ends load-test demo-survival chaos default-model image test-gpu gpu-bench gpu-bench-kernels \
+  bench-front-ends load-test demo-survival chaos mutants default-model image test-gpu gpu-bench gpu-bench-kernels \
   gpu-tune-kernels clean
 
 help: ## list the targets
@@ -118,6 +118,9 @@ demo-survival: $(READY) ## kill a rank in the middle of a JSON answer, and compa
 
 chaos: $(READY) ## inject faults into a server under load for 10 minutes, and compare every stream with what it gets alone
 	@$(BIN)/python -m ci.chaos $(ARGS)
+
+mutants: $(READY) ## plant 40 small faults, one at a time, and tell which tests catch them; ARGS="--seed 7 --faults 100"
+	@$(BIN)/python -m ci.mutants $(ARGS)
 
 default-model: $(READY) ## train the default checkpoint and its adapters again
 	$(BIN)/python ci/default_model/train.py --out $(CHECKPOINT) $(ARGS)
