@@ -19,8 +19,8 @@ from inflight.executor.front.remote import RemoteFront
 from inflight.executor.launchers.mpi import Mpi
 from inflight.executor.launchers.multiproc import MultiProc
 from inflight.executor.launchers.processes import ProcessLauncher
-from inflight.executor.launchers.python_command import find_python
 from inflight.mpi_launcher import find_launcher
+from inflight.python_command import find_python
 
 pytestmark = pytest.mark.long
 

@@ -17,8 +17,8 @@ from pathlib import Path
 
 from free_ports import free_port
 
-from inflight.executor.launchers.python_command import WORKER, worker_environment
 from inflight.mpi_launcher import find_launcher, launcher_environment, launcher_options
+from inflight.python_command import WORKER, worker_environment
 
 MODEL = Path(__file__).resolve().parents[2] / "model_repository" / "llm"
 SECONDS_TO_END = 180

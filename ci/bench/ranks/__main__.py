@@ -26,8 +26,8 @@ from ci.bench.report import machine, result_path
 from ci.bench.workload import CASES, Job, batch_jobs, prompt
 from inflight.config import EngineConfig
 from inflight.executor.executor import Executor
-from inflight.executor.launchers.python_command import find_python, worker_environment
 from inflight.mpi_launcher import find_launcher, launcher_environment, launcher_options
+from inflight.python_command import find_python, worker_environment
 from inflight.run_directory import RUN_DIRECTORY
 
 ROOT = Path(__file__).resolve().parents[3]

@@ -15,10 +15,10 @@ from pathlib import Path
 from inflight.config import EngineConfig
 from inflight.distributed.joining import MpiJob
 from inflight.errors import ConfigurationError
-from inflight.executor.launchers.python_command import WORKER, find_python, worker_environment
 from inflight.executor.launchers.rank_processes import Command
 from inflight.executor.wire.launch import LAUNCH, Launch
 from inflight.mpi_launcher import find_launcher, launcher_environment, launcher_options, misfit
+from inflight.python_command import WORKER, find_python, worker_environment
 
 
 class Mpi:

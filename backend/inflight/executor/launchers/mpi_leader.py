@@ -24,10 +24,10 @@ from inflight.config import EngineConfig
 from inflight.distributed.joining import OuterJob
 from inflight.distributed.outer_job import MPI_RANKS, find_outer_job
 from inflight.errors import ConfigurationError
-from inflight.executor.launchers.python_command import WORKER, find_python, worker_environment
 from inflight.executor.wire.address import EngineAddress
 from inflight.executor.wire.job import JobFolder, has_ended
 from inflight.executor.wire.launch import Launch
+from inflight.python_command import WORKER, find_python, worker_environment
 
 LOOK_SECONDS = 0.02
 """How often it is looked whether the ranks have left the launch."""

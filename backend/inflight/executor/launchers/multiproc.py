@@ -8,9 +8,9 @@ from collections.abc import Sequence
 
 from inflight.config import EngineConfig
 from inflight.distributed.joining import Meeting
-from inflight.executor.launchers.python_command import WORKER, find_python, worker_environment
 from inflight.executor.launchers.rank_processes import Command
 from inflight.executor.wire.launch import Launch
+from inflight.python_command import WORKER, find_python, worker_environment
 
 ONE_HOST = {"GLOO_SOCKET_IFNAME": "lo", "NCCL_SOCKET_IFNAME": "lo"}
 """Tensor collectives open no port that others can reach."""

@@ -14,9 +14,9 @@ import os
 from inflight.config import EngineConfig
 from inflight.distributed.joining import AppointedMeeting
 from inflight.errors import ConfigurationError
-from inflight.executor.launchers.python_command import find_python, worker_environment
 from inflight.executor.launchers.rank_processes import Command
 from inflight.executor.wire.launch import Launch
+from inflight.python_command import find_python, worker_environment
 
 DRIVER = ("-m", "inflight.executor.launchers.ray_driver")
 ABSENT = "executor ray needs Ray in this environment: pip install 'inflight[ray]'"

@@ -27,10 +27,10 @@ from inflight.distributed.host_address import free_port
 from inflight.distributed.joining import Meeting
 from inflight.distributed.sockets import MIN_SECRET
 from inflight.errors import ConfigurationError
-from inflight.executor.launchers.python_command import worker_environment
 from inflight.executor.launchers.ray_rank import RayRank
 from inflight.executor.parent_watch import die_with_parent
 from inflight.executor.wire.launch import LAUNCH, Launch
+from inflight.python_command import worker_environment
 
 ROOM_SECONDS = 45.0
 """Time that Ray has to find places. Less than a front waits for ranks to join, so that it hears what is missing."""

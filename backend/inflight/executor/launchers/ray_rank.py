@@ -19,8 +19,8 @@ import msgspec
 
 from inflight.distributed.host_address import INTERFACE, interface_of
 from inflight.distributed.joining import MEETING
-from inflight.executor.launchers.python_command import WORKER, find_python, worker_environment
 from inflight.executor.wire.launch import LAUNCH, RANK, Launch
+from inflight.python_command import WORKER, find_python, worker_environment
 
 INTERFACES = (INTERFACE, "NCCL_SOCKET_IFNAME")
 

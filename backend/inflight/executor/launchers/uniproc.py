@@ -6,9 +6,9 @@ import os
 from collections.abc import Sequence
 
 from inflight.distributed.joining import OneRank
-from inflight.executor.launchers.python_command import WORKER, find_python, worker_environment
 from inflight.executor.launchers.rank_processes import Command
 from inflight.executor.wire.launch import Launch
+from inflight.python_command import WORKER, find_python, worker_environment
 
 
 class UniProc:

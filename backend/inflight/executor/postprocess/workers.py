@@ -19,7 +19,6 @@ from multiprocessing.connection import Connection
 
 from inflight.backoff import Backoff
 from inflight.errors import ConfigurationError, EngineUnavailable
-from inflight.executor.launchers.python_command import find_python, worker_environment
 from inflight.executor.postprocess.messages import (
     Close,
     NewTokens,
@@ -31,6 +30,7 @@ from inflight.executor.postprocess.messages import (
     encoder,
     from_worker,
 )
+from inflight.python_command import find_python, worker_environment
 from inflight.request import Request
 from inflight.result import Response
 

@@ -24,7 +24,7 @@ def find_python() -> Path:
     for candidate in candidates:
         if candidate and Path(candidate).name.startswith("python") and os.access(candidate, os.X_OK):
             return Path(candidate)
-    raise ConfigurationError(f"no {name} found for the ranks: put it on PATH")
+    raise ConfigurationError(f"no {name} found to start processes with: put it on PATH")
 
 
 def worker_environment(inherited: Mapping[str, str]) -> dict[str, str]:
