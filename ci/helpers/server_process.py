@@ -27,6 +27,7 @@ from typing import Any
 
 from free_ports import free_port
 
+from inflight.hub.model_name import find_name
 from inflight.openai_options import OpenAIOptions
 from inflight.run_directory import RUN_DIRECTORY
 from inflight.supervisor import processes
@@ -265,7 +266,9 @@ def main(arguments: str) -> int:
     options = json.loads(arguments)
     descriptor = options.pop("ready_descriptor")
     os.set_inheritable(descriptor, False)
-    for name in ("checkpoint", "model_repository", "tritonserver", "log_file", "api_key_file"):
+    if "checkpoint" in options:
+        options["checkpoint"] = find_name(options["checkpoint"]) or Path(options["checkpoint"])
+    for name in ("model_repository", "tritonserver", "log_file", "api_key_file"):
         if options.get(name) is not None:
             options[name] = Path(options[name])
     if options.get("openai") is not None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import signal
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -18,10 +19,12 @@ from inflight_client._exceptions import UsageError
 from inflight_client.terminal import EXIT_USAGE, fail, failing_in_words, greet
 
 if TYPE_CHECKING:
+    from inflight.hub.model_name import ModelName
     from inflight.openai_options import OpenAIOptions
     from inflight_client.analyze import Target
 
 _DEMO_PROMPT = "Once upon a time"
+_MODEL = "Checkpoint folder, or a model of the Hugging Face hub: ORG/NAME[@REVISION]; the repository's unless given."
 
 OpenAISet = Annotated[
     list[str] | None,
@@ -31,12 +34,7 @@ OpenAISet = Annotated[
 
 def serve(
     context: typer.Context,
-    checkpoint: Annotated[
-        Path | None,
-        typer.Argument(
-            metavar="MODEL_DIR", help="Hugging Face checkpoint folder; the model repository's unless given."
-        ),
-    ] = None,
+    checkpoint: Annotated[str | None, typer.Argument(metavar="MODEL", help=_MODEL)] = None,
     tensor_parallel_size: Annotated[
         int | None, typer.Option("--tensor-parallel-size", "-tp", help="Ranks that share every layer.", min=1)
     ] = None,
@@ -141,7 +139,7 @@ def serve(
             )
 
     options = ServeOptions(
-        checkpoint=checkpoint,
+        checkpoint=_model(checkpoint),
         model_repository=model_repository,
         apis=tuple(name.strip() for names in api or () for name in names.split(",") if name.strip()),
         tritonserver=tritonserver,
@@ -172,8 +170,10 @@ def serve(
 
 def openai(
     checkpoint: Annotated[
-        Path | None,
-        typer.Argument(metavar="MODEL_DIR", help="The engine's checkpoint folder; the default model's unless given."),
+        str | None,
+        typer.Argument(
+            metavar="MODEL", help="The engine's checkpoint: as it has it; the default model's unless given."
+        ),
     ] = None,
     engine: Annotated[str, typer.Option(help="Name under which its program has started it.")] = "llm",
     port: Annotated[int, typer.Option(help="0 takes a free one.", min=0, max=65535)] = 9000,
@@ -190,13 +190,14 @@ def openai(
     """Serve OpenAI's API on an engine that runs on this machine already. `inflight serve --openai-port` does both."""
     try:
         from inflight.errors import ConfigurationError
+        from inflight.hub.local_checkpoint import local_checkpoint
         from inflight.openai.serve import serve as run
         from inflight.supervisor.installation import find_model_repository
     except ImportError as error:
         raise fail(f"the engine is not installed beside this client: {error}", EXIT_USAGE) from None
     parameters = _assignments(set_ or [])
     try:
-        folder = checkpoint or find_model_repository() / "llm" / "1" / "checkpoint"
+        folder = local_checkpoint(checkpoint or find_model_repository() / "llm" / "1" / "checkpoint", parameters)
         parameters.setdefault("gpt_model_path", str(folder.resolve()))
         run(
             _openai_options(
@@ -230,12 +231,7 @@ def backend_dir(
 
 
 def analyze(
-    checkpoint: Annotated[
-        Path | None,
-        typer.Argument(
-            metavar="MODEL_DIR", help="Hugging Face checkpoint folder; the model repository's unless given."
-        ),
-    ] = None,
+    checkpoint: Annotated[str | None, typer.Argument(metavar="MODEL", help=_MODEL)] = None,
     max_batch_size: Annotated[str, typer.Option(help="Values to compare, with commas between them.")] = "16,64",
     max_num_tokens: Annotated[str, typer.Option(help="Likewise.")] = "512,2048",
     batch_scheduler_policy: Annotated[str, typer.Option(help="Likewise.")] = "guaranteed_no_evict,max_utilization",
@@ -296,9 +292,7 @@ def analyze(
             target = _started_servers(checkpoint, model_repository, tritonserver, parameters)
         else:
             if checkpoint or model_repository or tritonserver or set_:
-                raise UsageError(
-                    "MODEL_DIR, --set, --model-repository and --tritonserver are not for a server that runs"
-                )
+                raise UsageError("MODEL, --set, --model-repository and --tritonserver are not for a server that runs")
             target = _running_server(url, metrics_url, model, api_key_file)
         with target as subject, console.status("Model Analyzer starts") as status:
             report = analysis.run_analysis(options, subject, output, progress=status.update)
@@ -318,7 +312,7 @@ def _sigterm_as_ctrl_c() -> Iterator[None]:
 
 @contextlib.contextmanager
 def _started_servers(
-    checkpoint: Path | None, model_repository: Path | None, tritonserver: Path | None, parameters: dict[str, str]
+    checkpoint: str | None, model_repository: Path | None, tritonserver: Path | None, parameters: dict[str, str]
 ) -> Iterator[Target]:
     try:
         from inflight.errors import ConfigurationError
@@ -329,10 +323,13 @@ def _started_servers(
     from inflight_client.analyze.target import LocalTarget
 
     options = ServeOptions(
-        checkpoint=checkpoint, model_repository=model_repository, tritonserver=tritonserver, parameters=parameters
+        checkpoint=_model(checkpoint),
+        model_repository=model_repository,
+        tritonserver=tritonserver,
+        parameters=parameters,
     )
     try:
-        with tool_server.prepare(options) as server:
+        with tool_server.prepare(options, partial(typer.echo, err=True)) as server:
             yield LocalTarget(
                 model=server.model,
                 grpc=server.grpc,
@@ -362,6 +359,13 @@ def _running_server(
             raise UsageError(f"--api-key-file {api_key_file} cannot be read: {error}") from None
     host = url.rpartition(":")[0]
     return RemoteTarget(grpc=url, metrics_url=metrics_url or f"http://{host}:8002/metrics", model=model, api_key=key)
+
+
+def _model(text: str | None) -> Path | ModelName | None:
+    """A MODEL of a command line."""
+    from inflight.hub.model_name import find_name
+
+    return None if text is None else find_name(text) or Path(text)
 
 
 def _openai_options(settings: list[str] | None, **fields: Any) -> OpenAIOptions:

@@ -31,6 +31,7 @@ from inflight.executor.launchers.weight_holder import WeightHolder
 from inflight.executor.wire.address import EngineAddress
 from inflight.executor.wire.context_state import users_key_file
 from inflight.executor.wire.launcher import Launcher
+from inflight.hub.local_checkpoint import local_checkpoint
 
 KNOWN_TO_FRONTS = (
     "data_parallel_size",
@@ -57,9 +58,9 @@ class Executor(RemoteFront):
     ) -> None:
         """Launch the ranks and wait until they have loaded the model.
 
-        `model_path`: Hugging Face checkpoint folder; None = the one that `config` names. `name`: the engine's name, by
-        which other fronts find it; "" if no other front uses it. For the other options see RemoteFront. Raises
-        ConfigurationError with the reason that the ranks gave.
+        `model_path`: Hugging Face checkpoint folder, or the name of a model on the hub; None = what `config` names.
+        `name`: the engine's name, by which other fronts find it; "" if no other front uses it. For the other options
+        see RemoteFront. Raises ConfigurationError with the reason that the ranks gave.
         """
         config = resolve_config(model_path, config)
         super().__init__(
@@ -103,9 +104,13 @@ def find_engine_config(name: str, seconds: float) -> EngineConfig:
 
 
 def resolve_config(model_path: str | os.PathLike[str] | None, config: EngineConfig | None) -> EngineConfig:
-    """`config`, or the defaults, for the checkpoint in `model_path`, if that is given."""
+    """`config`, or the defaults, for the checkpoint in `model_path`, if that is given. A model that is named instead of
+    a folder is fetched. Raises ConfigurationError."""
     config = config or EngineConfig()
-    return config if model_path is None else dataclasses.replace(config, gpt_model_path=os.fspath(model_path))
+    if model_path is not None:
+        config = dataclasses.replace(config, gpt_model_path=os.fspath(model_path))
+    folder = local_checkpoint(config.gpt_model_path, config.to_parameters())
+    return dataclasses.replace(config, gpt_model_path=str(folder))
 
 
 def make_launchers(config: EngineConfig, name: str = "") -> list[Launcher]:

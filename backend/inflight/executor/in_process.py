@@ -16,6 +16,7 @@ from pathlib import Path
 from inflight.config import EngineConfig
 from inflight.distributed.rank_group import SingleRank
 from inflight.errors import ConfigurationError
+from inflight.executor.executor import resolve_config
 from inflight.executor.front.engine_state import EngineState
 from inflight.executor.front.front import SHUT_DOWN, Front
 from inflight.executor.front.journal_entry import RANKS_LOST
@@ -60,9 +61,10 @@ class InProcessExecutor(Front):
         *,
         logits_post_processors: LogitsPostProcessorConfig | None = None,
     ) -> None:
-        """`logits_post_processors`: functions of this program, in place of those that `config` names; they are called
-        on the engine's threads. Raises ConfigurationError for more than one rank, and for a wrong
-        generation_config.json."""
+        """The checkpoint may be named as a model on the hub. `logits_post_processors`: functions of this program, in
+        place of those that `config` names; they are called on the engine's threads. Raises ConfigurationError for more
+        than one rank, and for a wrong generation_config.json."""
+        config = resolve_config(None, config)
         super().__init__(config, GenerationDefaults.load(config))
         if config.num_ranks != 1:
             raise ConfigurationError(

@@ -6,7 +6,6 @@ from collections.abc import Callable
 from concurrent.futures import Executor
 from dataclasses import dataclass, replace
 from itertools import accumulate, chain, pairwise
-from pathlib import Path
 
 import torch
 
@@ -17,6 +16,7 @@ from inflight.distributed.parallel_groups import ParallelGroups
 from inflight.distributed.rank_group import RankGroup
 from inflight.engine_description import EngineDescription
 from inflight.errors import ConfigurationError, InsufficientMemory
+from inflight.hub.model_name import shown_name
 from inflight.models.adapter_places import AdapterPlaces
 from inflight.models.checkpoint import Checkpoint
 from inflight.models.compiled import CompiledNetwork, compile_network
@@ -283,7 +283,7 @@ def _describe(
     return EngineDescription(
         device=device.type,
         device_name=device_name(device),
-        checkpoint=Path(config.gpt_model_path).resolve().name,
+        checkpoint=shown_name(config.gpt_model_path),
         architecture=model.architecture,
         layers=native if isinstance(model, ModelConfig) else "transformers",
         dtype=dtype_name,

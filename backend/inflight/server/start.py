@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from inflight.config import EngineConfig
 from inflight.errors import ConfigurationError
+from inflight.hub.local_checkpoint import with_local_checkpoint
 from inflight.log_output import start_logging
 from inflight.numpy_check import check_numpy
 from inflight.request_spans import open_spans
@@ -48,7 +49,8 @@ def start_server(pb_utils: Any, args: Mapping[str, str]) -> BackendServer | Proc
     if attached is not None:
         config = attached.find_engine_config()
     else:
-        config = EngineConfig.from_parameters(parameters, Path(args["model_repository"], args["model_version"]))
+        folder = Path(args["model_repository"], args["model_version"])
+        config = EngineConfig.from_parameters(with_local_checkpoint(parameters, folder), folder)
     logging.getLogger("inflight").setLevel(config.log_level)
     tokenizer = Tokenizer.load(config.tokenizer_dir, config.gpt_model_path)
     dialect = DIALECTS.get(name, LLM) if attached is None else attached.dialect

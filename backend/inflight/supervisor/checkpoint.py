@@ -3,17 +3,11 @@
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Mapping
 from pathlib import Path
 
 from inflight.errors import ConfigurationError
-
-VOCABULARIES = ("tokenizer.json", "*.model", "vocab*.*", "*.tiktoken", "tekken.json")
-"""Files with a tokenizer's vocabulary. tokenizer_config.json has none."""
-HUB_NAME = re.compile(r"[\w-][\w.-]*/[\w-][\w.-]*", re.ASCII)
-"""How the Hugging Face hub names a model: ORGANISATION/NAME."""
-INDEX = "model.safetensors.index.json"
+from inflight.hub.wanted_files import INDEX, VOCABULARIES
 
 
 def check(
@@ -37,12 +31,12 @@ def check(
 
 
 def check_folder(folder: Path) -> None:
-    """Raise ConfigurationError if there is no such folder. One that is called like a model of the hub is probably
-    meant to be one."""
+    """Raise ConfigurationError if there is no such folder."""
     if not folder.is_dir():
-        fetched = f"; a model of the hub is fetched first, with hf download {folder} --local-dir DIR"
-        remedy = fetched if HUB_NAME.fullmatch(str(folder)) else ""
-        raise ConfigurationError(f"{folder} is not a folder: give the folder of a Hugging Face checkpoint{remedy}")
+        raise ConfigurationError(
+            f"{folder} is not a folder: give the folder of a Hugging Face checkpoint, or ORGANISATION/NAME of a model "
+            "on the hub"
+        )
 
 
 def _check_ranks(config: Mapping[str, object], num_ranks: int) -> None:

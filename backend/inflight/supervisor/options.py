@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from inflight.hub.model_name import ModelName
 from inflight.openai_options import OpenAIOptions
 
 LOOPBACK = "127.0.0.1"
@@ -30,8 +31,9 @@ class Endpoints:
 class ServeOptions:
     """The options of `inflight serve`. Every field has the default of the command without options."""
 
-    checkpoint: Path | None = None
-    """Hugging Face checkpoint folder that the model `llm` serves; None = the one that its config.pbtxt names."""
+    checkpoint: Path | ModelName | None = None
+    """Hugging Face checkpoint folder that the model `llm` serves, or the name of a model on the hub; None = what its
+    config.pbtxt names."""
     model_repository: Path | None = None
     """Model repository to serve; None = the repository that comes with inflight."""
     apis: tuple[str, ...] = ()

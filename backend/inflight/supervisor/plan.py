@@ -5,13 +5,16 @@ from __future__ import annotations
 import contextlib
 import os
 import shutil
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
+from types import MappingProxyType
 
 from msgspec import structs
 
 from inflight.errors import ConfigurationError
+from inflight.hub.local_checkpoint import fetch_model
+from inflight.hub.model_name import ModelName
 from inflight.openai_options import OpenAIOptions
 from inflight.run_directory import RUN_DIRECTORY, UNLOADED
 from inflight.supervisor import (
@@ -84,9 +87,9 @@ def _plan(options: ServeOptions, directory: Path, tell: Callable[[str], None]) -
     pieces = installation.find(options.tritonserver)
     api_key = ApiKey.choose(open_apis=options.open_apis, file=options.api_key_file)
     _check_log_file(options.log_file)
-    served = write_repository(options, directory / MODELS)
-    configuration = server_record.describe(options, served, api_key)
     others = adoption.find()
+    served = write_repository(options, directory / MODELS, tell, _pinned(others))
+    configuration = server_record.describe(options, served, api_key)
     for server in others:
         if server.supervisor is None and not server.record.differences(configuration):
             plan = _plan_for(options, server, served, tell, is_adopted=True)
@@ -121,6 +124,7 @@ def _plan(options: ServeOptions, directory: Path, tell: Callable[[str], None]) -
         variables=variables,
         endpoints={purpose: _reached_at(address, chosen[purpose]) for purpose, (address, _) in listeners.items()},
         api_key=api_key.value,
+        fetched=served.fetched,
     )
     return _plan_for(options, FoundServer(directory, record), served, tell, is_adopted=False)
 
@@ -177,8 +181,25 @@ def _listeners(options: ServeOptions) -> dict[str, tuple[str, int]]:
     return listeners
 
 
-def write_repository(options: ServeOptions, folder: Path) -> ServedRepository:
-    """Write the repository that the options ask for into the new `folder`. Raises ConfigurationError."""
+def _pinned(servers: Iterable[FoundServer]) -> dict[str, str]:
+    """Models of the hub that servers without a supervisor serve: whoever adopts one means the files that it has, also
+    if the hub has others by now, or is gone."""
+    return {name: path for each in servers if each.supervisor is None for name, path in each.record.fetched.items()}
+
+
+def write_repository(
+    options: ServeOptions,
+    folder: Path,
+    tell: Callable[[str], None],
+    pinned: Mapping[str, str] = MappingProxyType({}),
+) -> ServedRepository:
+    """Write the repository that the options ask for into the new `folder`. `tell`: of models that are fetched;
+    `pinned`: name -> folder of those that are not asked for. Raises ConfigurationError."""
+
+    def fetch(model: ModelName, parameters: Mapping[str, str]) -> Path:
+        known = pinned.get(str(model))
+        return Path(known) if known is not None and Path(known).is_dir() else fetch_model(model, parameters, tell)
+
     source, parameters = options.model_repository, dict(options.parameters)
     if source is None:
         source = installation.find_model_repository()
@@ -191,6 +212,7 @@ def write_repository(options: ServeOptions, folder: Path) -> ServedRepository:
         checkpoint_folder=options.checkpoint,
         parameters=parameters,
         api_models=apis.choose(options.apis, installation.find_apis()) if options.apis else None,
+        fetch=fetch,
     )
 
 

@@ -6,19 +6,24 @@ model configuration and the engine's parameter names; starts nothing.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from inflight.config import EngineConfig
 from inflight.errors import ConfigurationError
+from inflight.hub.local_checkpoint import KEY, fetch_model, refusal
+from inflight.hub.model_name import ModelName, find_name
 from inflight.model_config import CONFIG, newest_version, parse
 from inflight.supervisor import checkpoint
 from inflight.supervisor.apis import ApiModel
 
 if TYPE_CHECKING:
     from tritonclient.grpc.model_config_pb2 import ModelConfig
+
+Fetch = Callable[[ModelName, Mapping[str, str]], Path]
+"""A model of the hub and the engine's parameters -> the folder with its files."""
 
 BACKEND = "inflight"
 ENGINE = "engine"
@@ -40,6 +45,8 @@ class ServedRepository:
     """Engines with the inputs input_ids and max_tokens, to which the canary can send a request."""
     config: EngineConfig | None
     """The engine's checked configuration; None if no model is of our backend."""
+    fetched: dict[str, str] = field(default_factory=dict)
+    """Name of a model on the hub -> the folder that is served in its place."""
 
     def attached_to(self, engine: str) -> tuple[str, ...]:
         """The dialect models of an engine."""
@@ -50,19 +57,23 @@ def write(
     source: Path,
     target: Path,
     *,
-    checkpoint_folder: Path | None = None,
+    checkpoint_folder: Path | ModelName | None = None,
     parameters: Mapping[str, str] | None = None,
     api_models: Mapping[str, ApiModel] | None = None,
+    fetch: Fetch = fetch_model,
 ) -> ServedRepository:
     """Write the repository to serve into the new folder `target`.
 
     `checkpoint_folder` and `parameters` are set in the only engine. `api_models`: dialect models to add, by name.
-    Raises ConfigurationError for an invalid repository, config.pbtxt, parameter or checkpoint.
+    `fetch`: gives the folder of a model that is named instead of one. Raises ConfigurationError for an invalid
+    repository, config.pbtxt, parameter or checkpoint.
     """
     overrides = dict(parameters or {})
     if checkpoint_folder is not None:
-        checkpoint.check_folder(checkpoint_folder)  # as it was given
-        overrides["gpt_model_path"] = str(checkpoint_folder.resolve())
+        if isinstance(checkpoint_folder, Path):
+            checkpoint.check_folder(checkpoint_folder)  # as it was given
+            checkpoint_folder = checkpoint_folder.resolve()
+        overrides["gpt_model_path"] = str(checkpoint_folder)
         # The dtype in the repository, and the adapters, are for its own checkpoint.
         for key, value in (("dtype", "auto"), ("max_loras", ""), ("lora_dir", "")):
             overrides.setdefault(key, value)
@@ -78,8 +89,13 @@ def write(
         if owner not in engines:
             raise ConfigurationError(f"model {name} names the {ENGINE} {owner}, which {source} does not have")
     target.mkdir(parents=True)
+    fetched: dict[str, str] = {}
     for name, config in configs.items():
-        _write_model(source / name, target / name, config, overrides if name in engines else {})
+        changes = dict(overrides) if name in engines else {}
+        if name in engines and (named := _named_model(config, changes, source / name)) is not None:
+            fetched[str(named)] = fetched.get(str(named)) or str(fetch(named, {**_parameters(config), **changes}))
+            changes[KEY] = fetched[str(named)]
+        _write_model(source / name, target / name, config, changes)
     engine = engines[0] if engines else next(iter(configs))
     for name, model in (api_models or {}).items():
         if name in configs:
@@ -94,6 +110,7 @@ def write(
         engine=engine,
         answering=tuple(name for name in engines if _takes_token_ids(configs[name])),
         config=_checked(configs[engine], source / engine) if engines else None,
+        fetched=fetched,
     )
 
 
@@ -162,6 +179,20 @@ def _ensembles_of(configs: Mapping[str, ModelConfig], attached: Mapping[str, str
     return found
 
 
+def _named_model(config: ModelConfig, changes: Mapping[str, str], folder: Path) -> ModelName | None:
+    """What an engine's model is to be fetched from the hub, if it is named instead of a folder. Raises
+    ConfigurationError if somebody else starts the ranks, who read the config.pbtxt as it is."""
+    values = {**_parameters(config), **changes}
+    name = find_name(values.get(KEY, "").strip(), newest_version(folder))
+    if name is not None and values.get("executor", "").strip() == "external":
+        raise ConfigurationError(refusal(KEY, name))
+    return name
+
+
+def _parameters(config: ModelConfig) -> dict[str, str]:
+    return {key: parameter.string_value for key, parameter in config.parameters.items()}
+
+
 def _parameter(config: ModelConfig, key: str) -> str:
     """Its value; "" if it is not set. (To ask the map for a missing key would add it.)"""
     return str(config.parameters[key].string_value) if key in config.parameters else ""
@@ -173,8 +204,7 @@ def _takes_token_ids(config: ModelConfig) -> bool:
 
 def _checked(config: ModelConfig, folder: Path) -> EngineConfig:
     """Read the parameters as the backend will, so that a wrong one is reported before anything starts."""
-    values = {key: parameter.string_value for key, parameter in config.parameters.items()}
-    engine = EngineConfig.from_parameters(values, newest_version(folder))
+    engine = EngineConfig.from_parameters(_parameters(config), newest_version(folder))
     for key in ("tensor_parallel_size", "pipeline_parallel_size"):
         if engine.model_impl == "transformers" and getattr(engine, key) > 1:
             raise ConfigurationError(f"model_impl transformers runs on one rank only: set {key} to 1")

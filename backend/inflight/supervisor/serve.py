@@ -6,6 +6,7 @@ The command line calls nothing else of the supervisor. Every expected failure be
 from __future__ import annotations
 
 import contextlib
+import signal
 import sys
 
 from inflight.errors import ConfigurationError
@@ -13,12 +14,14 @@ from inflight.supervisor.options import ServeOptions
 from inflight.supervisor.plan import make_plan
 from inflight.supervisor.supervisor import Supervisor
 
-CLEAN, WRONG = 0, 2
+CLEAN, WRONG, INTERRUPTED = 0, 2, 130
 
 
 def serve(options: ServeOptions) -> int:
     """Serve until SIGTERM, SIGINT or SIGHUP. Returns the exit code: 0 after a stop, 2 with one sentence on standard
-    error if something is missing or wrong."""
+    error if something is missing or wrong, 130 if a signal comes before anything was started."""
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, signal.default_int_handler)  # until the supervisor has its own; SIGINT has it already
     try:
         with make_plan(options, tell) as plan:
             tell("adopting the server that runs" if plan.is_adopted else "starting tritonserver")
@@ -26,6 +29,9 @@ def serve(options: ServeOptions) -> int:
     except ConfigurationError as error:
         tell(str(error))
         return WRONG
+    except KeyboardInterrupt:
+        tell("stopped")
+        return INTERRUPTED
     tell("stopped")
     return CLEAN
 

@@ -48,6 +48,8 @@ class ServerRecord(msgspec.Struct, frozen=True, kw_only=True):
     """Purpose ("gRPC", "HTTP", "metrics", "OpenAI") -> "host:port", for all that it serves."""
     api_key: str
     """"" = its APIs are open."""
+    fetched: dict[str, str] = {}
+    """Name of a model on the hub -> the folder that it stood for when the server was started."""
 
     def write(self, run_directory: Path) -> None:
         (run_directory / FILE).write_bytes(msgspec.json.encode(self))

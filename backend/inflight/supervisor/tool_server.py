@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -49,20 +49,21 @@ class ToolServer:
 
 
 @contextlib.contextmanager
-def prepare(options: ServeOptions) -> Iterator[ToolServer]:
-    """Lay out everything that the options of a server say about engine, checkpoint and binary. When the context ends,
+def prepare(options: ServeOptions, tell: Callable[[str], None]) -> Iterator[ToolServer]:
+    """Lay out everything that the options of a server say about engine, checkpoint and binary. `tell`: of a model that
+    is fetched. When the context ends,
     no process of any server is left, nor its shared memory. Raises ConfigurationError."""
     with private_directory() as directory:
         prefix = f"inflight_{os.getpid()}_"
         with explained(directory):
-            server = _lay_out(options, directory, prefix)
+            server = _lay_out(options, directory, prefix, tell)
         with JanitorProcess(directory, prefix).attending():
             yield server
 
 
-def _lay_out(options: ServeOptions, directory: Path, prefix: str) -> ToolServer:
+def _lay_out(options: ServeOptions, directory: Path, prefix: str, tell: Callable[[str], None]) -> ToolServer:
     backends = backend_directory.lay_out(directory / "backend", options.tritonserver)
-    served = write_repository(options, directory / "models")
+    served = write_repository(options, directory / "models", tell)
     if served.config is None:
         raise ConfigurationError(f"{options.model_repository} has no model of backend {repository.BACKEND}")
     if served.config.num_replica_ranks > 1 and served.config.launcher == "mpi":

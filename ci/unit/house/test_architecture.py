@@ -31,6 +31,8 @@ BESIDE = {
     "distributed": frozenset({"executor", "runtime", "models", "layers"}),
     # Text is for whoever meets people: the two servers, and programs that use the engine as a library.
     "text": frozenset({"server", "openai", "executor"}),
+    # Models are fetched by whoever starts ranks, before it does; ranks only know how to show where one is from.
+    "hub": frozenset({"supervisor", "server", "executor", "runtime"}),
 }
 """Rooms off the stairs: who may import them. They import nothing but the ground floor themselves."""
 PUBLIC_NAMES = frozenset(inflight.__all__)

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from inflight.errors import ConfigurationError
+from inflight.hub.model_name import ModelName
 from inflight.supervisor import apis, installation, repository
 
 ENGINE = """
@@ -127,6 +130,70 @@ def test_parameters_without_an_engine_have_no_target(source: Path, tmp_path: Pat
         repository.write(source, tmp_path / "target", parameters={"max_batch_size": "4"})
 
 
+class TestModelsByName:
+    """What is fetched stands in a list: the hub has tests of its own."""
+
+    @pytest.fixture
+    def fetched(self, tmp_path: Path) -> list[tuple[str, str]]:
+        """(name, the tensor_parallel_size of the engine that it is for)."""
+        self.folder = make_checkpoint(tmp_path / "cache")
+        return []
+
+    def write(
+        self, source: Path, target: Path, fetched: list[tuple[str, str]], **options: Any
+    ) -> repository.ServedRepository:
+        def fetch(model: ModelName, parameters: Mapping[str, str]) -> Path:
+            fetched.append((str(model), parameters.get("tensor_parallel_size", "")))
+            return self.folder
+
+        return repository.write(source, target, fetch=fetch, **options)
+
+    def test_one_on_the_command_line(self, source: Path, tmp_path: Path, fetched: list[tuple[str, str]]) -> None:
+        name = ModelName("meta-llama/Llama-3.1-8B", "v2")
+        served = self.write(
+            source,
+            tmp_path / "target",
+            fetched,
+            checkpoint_folder=name,
+            parameters={"tensor_parallel_size": "2"},
+        )
+        parameters = served_parameters(served)
+        assert fetched == [("meta-llama/Llama-3.1-8B@v2", "2")]
+        assert parameters["gpt_model_path"] == str(self.folder) and parameters["dtype"] == "auto"
+        assert served.fetched == {"meta-llama/Llama-3.1-8B@v2": str(self.folder)}
+
+    def test_one_in_config_pbtxt(self, source: Path, tmp_path: Path, fetched: list[tuple[str, str]]) -> None:
+        (source / "llm" / "config.pbtxt").write_text(ENGINE.replace('"checkpoint"', '"org/model"'))
+        served = self.write(source, tmp_path / "target", fetched)
+        assert served.config is not None and served.config.gpt_model_path == str(self.folder)
+        assert [name for name, _ in fetched] == ["org/model"]
+
+    def test_a_parameter_goes_first(self, source: Path, tmp_path: Path, fetched: list[tuple[str, str]]) -> None:
+        parameters = {"gpt_model_path": "org/model@main"}
+        assert self.write(source, tmp_path / "target", fetched, parameters=parameters).fetched.keys() == {"org/model"}
+
+    def test_a_folder_of_that_name_goes_first(
+        self, source: Path, tmp_path: Path, fetched: list[tuple[str, str]]
+    ) -> None:
+        folder = make_checkpoint(source / "llm" / "1" / "org" / "model")
+        (source / "llm" / "config.pbtxt").write_text(ENGINE.replace('"checkpoint"', '"org/model"'))
+        served = self.write(source, tmp_path / "target", fetched)
+        assert served.config is not None and served.config.gpt_model_path == str(folder)
+        assert fetched == []
+
+    def test_ranks_that_others_start_read_a_folder(
+        self, source: Path, tmp_path: Path, fetched: list[tuple[str, str]]
+    ) -> None:
+        with pytest.raises(ConfigurationError, match=r"printed by hf download org/model --revision v2$"):
+            self.write(
+                source,
+                tmp_path / "target",
+                fetched,
+                parameters={"gpt_model_path": "org/model@v2", "executor": "external"},
+            )
+        assert fetched == []
+
+
 class TestCheckpoint:
     @pytest.fixture
     def folder(self, tmp_path: Path) -> Path:
@@ -173,15 +240,6 @@ class TestCheckpoint:
     ) -> None:
         (folder / "tokenizer.json").rename(folder / name)
         assert repository.write(source, tmp_path / "target", checkpoint_folder=folder).config
-
-    def test_a_name_of_the_hub_is_explained(
-        self, source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        monkeypatch.chdir(tmp_path)
-        refusal = self.refusal(source, Path("meta-llama/Llama-3.1-8B"), tmp_path)
-        assert refusal.startswith("meta-llama/Llama-3.1-8B is not a folder")
-        assert refusal.endswith("hf download meta-llama/Llama-3.1-8B --local-dir DIR")
-        assert "hf download" not in self.refusal(source, tmp_path / "elsewhere", tmp_path)
 
     def test_adapters_that_are_nowhere(self, source: Path, folder: Path, tmp_path: Path) -> None:
         parameters = {"max_loras": "2", "lora_dir": str(tmp_path / "nowhere")}

@@ -1,0 +1,106 @@
+"""What this machine has of one model, in the layout that huggingface_hub documents for its cache:
+
+    models--ORG--NAME/blobs/DIGEST                  the bytes of a file; DIGEST.incomplete while they come
+    models--ORG--NAME/snapshots/COMMIT/FILE         a link to them
+    models--ORG--NAME/refs/REVISION                 the commit that a branch or tag stood for at last
+    models--ORG--NAME/inflight/COMMIT.json          the files that were fetched here, once all of them are there
+
+The last one is this engine's own: with it a folder is known to be whole without the hub. A revision is written down
+after its files, so that without a network the last whole ones are found. Asks no hub.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import json
+import os
+import tempfile
+from collections.abc import Callable, Collection, Iterator
+from pathlib import Path
+
+from inflight.hub.model_name import COMMIT, ModelName
+from inflight.hub.wanted_files import is_whole
+
+
+class ModelCache:
+    def __init__(self, cache: Path, model: ModelName) -> None:
+        self._root = cache / f"models--{model.name.replace('/', '--')}"
+        self._model = model
+
+    def folder(self, commit: str) -> Path:
+        """Of the files of a commit. It need not exist."""
+        return self._root / "snapshots" / commit
+
+    def blob(self, digest: str) -> Path:
+        """Of a file with this digest. It need not exist."""
+        return self._root / "blobs" / digest
+
+    def find(self) -> tuple[Path, bool] | None:
+        """The folder of the model's revision, if it can be served, and whether it is known to have every file that the
+        engine reads: another program may have fetched fewer."""
+        commit = self._commit()
+        if commit is None:
+            return None
+        folder = self.folder(commit)
+        with contextlib.suppress(OSError, ValueError, TypeError):
+            names = json.loads(self._list(commit).read_text(encoding="utf-8"))
+            if all((folder / str(name)).is_file() for name in names):
+                return folder, True
+        return (folder, False) if is_whole(folder) else None
+
+    def link(self, commit: str, name: str, digest: str) -> None:
+        """Enter the bytes with this digest as a file of the commit. Raises OSError."""
+        path = self.folder(commit) / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(dir=self._root) as scratch:
+            made = Path(scratch, "link")
+            made.symlink_to(os.path.relpath(self.blob(digest), path.parent))
+            os.replace(made, path)
+
+    def complete(self, commit: str, names: Collection[str]) -> None:
+        """Write down that the commit's folder has all files that the engine reads, and what the revision stands for.
+        A cache that cannot be written is asked for them again at the next start."""
+        with contextlib.suppress(OSError):
+            self._write(self._list(commit), json.dumps(sorted(names)))
+            if self._model.revision != commit:
+                self._write(self._reference, commit)
+
+    @contextlib.contextmanager
+    def locked(self, wait: Callable[[], None]) -> Iterator[None]:
+        """Alone among the processes that fetch this model. `wait` is called if another one does; it ends by itself, and
+        so does its lock if it is killed. File systems without locks cost traffic at most, since digests are compared.
+        Raises OSError if the cache cannot be written."""
+        self._root.joinpath("inflight").mkdir(parents=True, exist_ok=True)
+        with (self._root / "inflight" / "lock").open("ab") as file:
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                wait()
+                fcntl.flock(file, fcntl.LOCK_EX)
+            except OSError:
+                pass
+            yield
+
+    @property
+    def _reference(self) -> Path:
+        return self._root / "refs" / self._model.revision
+
+    def _list(self, commit: str) -> Path:
+        return self._root / "inflight" / f"{commit}.json"
+
+    def _commit(self) -> str | None:
+        if self._model.is_pinned:
+            return self._model.revision
+        try:
+            commit = self._reference.read_text(encoding="ascii").strip()
+        except (OSError, ValueError):
+            return None
+        return commit if COMMIT.fullmatch(commit) else None
+
+    def _write(self, path: Path, text: str) -> None:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(dir=self._root) as scratch:
+            whole = Path(scratch, path.name)
+            whole.write_text(text, encoding="utf-8")
+            os.replace(whole, path)

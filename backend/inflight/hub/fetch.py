@@ -1,0 +1,124 @@
+"""A model of the hub becomes a folder of this machine: what it is asked for, in which order, and what is enough.
+
+config.json comes first, and whoever knows the engine's layers is asked whether they can serve it: a model that cannot
+be served costs kilobytes. Weights come last. A revision is resolved to a commit once, and its folder is what everything
+behind has: relaunches read the same files, whatever happens to the hub.
+"""
+
+from __future__ import annotations
+
+import errno
+import shutil
+from collections.abc import Callable, Sequence
+from functools import partial
+from pathlib import Path
+
+from inflight.errors import ConfigurationError
+from inflight.hub.cache import ModelCache
+from inflight.hub.client import Hub, HubFile, Listing
+from inflight.hub.download import Download
+from inflight.hub.model_name import ModelName
+from inflight.hub.transfer import progress, run_all
+from inflight.hub.wanted_files import CONFIG, Unfit, decisive_files, small_files, weight_files
+
+SPARE_BYTES = 2**28
+"""That stay free on the disk."""
+
+
+def fetch(model: ModelName, hub: Hub, check: Callable[[Path], None], tell: Callable[[str], None]) -> Path:
+    """The folder with all files of the model that the engine reads. `check` raises ConfigurationError for a folder with
+    a config.json that cannot be served; `tell` is given lines for people. Raises ConfigurationError."""
+    cache = ModelCache(hub.cache, model)
+    folder, has_all = cache.find() or (None, False)
+    if folder is not None and (hub.is_offline or (model.is_pinned and has_all)):
+        return folder
+    if hub.is_offline:
+        raise ConfigurationError(
+            f"{model} is not in {hub.cache}, and HF_HUB_OFFLINE forbids to fetch it: unset that, or set HF_HOME to the "
+            "folder that has it"
+        )
+    try:
+        listing = hub.list(model, tries_again=folder is None)
+    except ConfigurationError as error:
+        if folder is None:
+            raise
+        tell(f"{error}; so commit {folder.name} of {model} is served, which is in {hub.cache}")
+        return folder
+    try:
+        with cache.locked(partial(tell, f"another process fetches {model}: waiting for it")):
+            return _complete(_Fetching(model, hub, cache, listing, tell), check)
+    except OSError as error:
+        full = error.errno in (errno.ENOSPC, errno.EDQUOT)
+        remedy = "make room there or set HF_HOME to a folder with more" if full else "set HF_HOME to a folder that can"
+        raise ConfigurationError(
+            f"{model} cannot be written to {hub.cache} ({error.strerror or error}): {remedy}"
+        ) from None
+
+
+class _Fetching:
+    """Of the files of one commit."""
+
+    def __init__(
+        self, model: ModelName, hub: Hub, cache: ModelCache, listing: Listing, tell: Callable[[str], None]
+    ) -> None:
+        self.model = model
+        self.hub = hub
+        self.cache = cache
+        self.listing = listing
+        self.folder = cache.folder(listing.commit)
+        self._tell = tell
+
+    def get(self, names: Sequence[str], note: Callable[[int], None]) -> None:
+        """Have these files, which become visible once all of them are there. Raises ConfigurationError and OSError."""
+        files = self._missing(names)
+        run_all(self._downloads(files), note)
+        for file in files:
+            self.cache.link(self.listing.commit, file.name, file.digest)
+
+    def get_visibly(self, names: Sequence[str]) -> None:
+        """Likewise, with a check of the disk and something to look at."""
+        total = self.size_of(names)
+        present = sum(each.num_present for each in self._downloads(self._missing(names)))
+        self._check_room(total - present)
+        with progress(f"fetching {self.model}", total, present, self._tell) as note:
+            self.get(names, note)
+
+    def size_of(self, names: Sequence[str]) -> int:
+        """Bytes of those that are not there."""
+        return sum({file.digest: file.size for file in self._missing(names)}.values())
+
+    def _missing(self, names: Sequence[str]) -> list[HubFile]:
+        return [self.listing.files[name] for name in names if not (self.folder / name).is_file()]
+
+    def _downloads(self, files: Sequence[HubFile]) -> list[Download]:
+        """Files of one content come once."""
+        place = self.cache.blob
+        once = {file.digest: file for file in files}.values()
+        return [Download(self.hub, self.model, self.listing.commit, file, place(file.digest)) for file in once]
+
+    def _check_room(self, num_bytes: int) -> None:
+        free = shutil.disk_usage(self.folder.parents[1]).free
+        if num_bytes and free < num_bytes + SPARE_BYTES:
+            raise ConfigurationError(
+                f"{self.model} needs {(num_bytes + SPARE_BYTES) / 1e9:.2f} GB more in {self.hub.cache}, and "
+                f"{free / 1e9:.2f} GB are free: make room there or set HF_HOME to a folder with more"
+            )
+
+
+def _complete(fetching: _Fetching, check: Callable[[Path], None]) -> Path:
+    files, folder = fetching.listing.files, fetching.folder
+    try:
+        decisive = decisive_files(files)
+        fetching.get(decisive, lambda number: None)
+        rest = [*small_files(files), *weight_files(folder, files)]
+    except Unfit as reason:
+        raise ConfigurationError(f"{fetching.model} cannot be served: {reason}") from None
+    if fetching.size_of(rest):
+        try:
+            check(folder)
+        except ConfigurationError as error:
+            why = str(error).removeprefix(f"{folder / CONFIG}: ")
+            raise ConfigurationError(f"{fetching.model} was not fetched: {why}") from None
+        fetching.get_visibly(rest)
+    fetching.cache.complete(fetching.listing.commit, [*decisive, *rest])
+    return folder
