@@ -22,6 +22,8 @@ if TYPE_CHECKING:
 
 NUM_RETRIES = 5
 """In a row, without a byte."""
+NUM_LOOKUPS = 2
+"""Fewer: somebody waits at a terminal, and may have meant a folder."""
 LONGEST_WAIT = 60.0
 """Seconds that a hub may ask for between two requests. One that wants more is named instead."""
 TRANSIENT = (408, 429, 500, 502, 503, 504)
@@ -104,7 +106,7 @@ class Hub:
                 raise ConfigurationError(f"{self.endpoint} names no commit of {model}")
             return Listing(str(info.sha), files)
 
-        return self.patiently(ask, f"{model} could not be looked up", NUM_RETRIES if tries_again else 0)
+        return self.patiently(ask, f"{model} could not be looked up", NUM_LOOKUPS if tries_again else 0)
 
     @contextlib.contextmanager
     def read(self, model: ModelName, commit: str, file: HubFile, start: int) -> Iterator[tuple[int, Iterator[bytes]]]:
