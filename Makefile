@@ -56,16 +56,18 @@ $(READY): pyproject.toml constraints.txt
 serve: $(READY) ## serve the default model until Ctrl-C, and stream one completion
 	@exec $(BIN)/inflight serve $(ARGS)
 
-test: unit kernels L0 ## run every test; builds .venv first if needed
+# What waits for servers leaves the cores to what computes, so unit tests fill one run with those against servers.
+test: $(READY) prometheus kernels ## run every test; builds .venv first if needed
+	$(FILES_AT_A_TIME) 4 ci/L0_* ci/unit $(DURATIONS)
 
 # Each random history of the scheduler and the KV cache is one of 50 steps.
 test-full: ## the same with 20 times as many random histories of scheduler and KV cache
 	INFLIGHT_FUZZ_EXAMPLES=2000 $(MAKE) test
 
 # Tests that load no network and start no process run side by side, a worker per core; the slow ones, and those against
-# servers, two and four files at a time, the longest files first. Their networks then have one thread each: threads that
-# wait for each other by spinning, more of them than cores, made such tests take three times as long. Tests of several
-# threads say how many.
+# servers, two and four files at a time (ci/conftest.py puts the longest first). Their networks then have one thread
+# each: threads that wait for each other by spinning, more of them than cores, made such tests take three times as long.
+# Tests of several threads say how many.
 FILES_AT_A_TIME := OMP_NUM_THREADS=1 $(BIN)/python -m pytest --dist loadfile --no-loadscope-reorder --numprocesses
 
 unit: $(READY) ## run the tests that need no server

@@ -3,7 +3,6 @@ end of a run."""
 
 from __future__ import annotations
 
-import contextlib
 import sys
 from collections import Counter, defaultdict
 from collections.abc import Generator, Iterator
@@ -27,14 +26,6 @@ CPP_SKIPS = ("cannot compile here", "this processor has no")
 """What the reasons of skipped tests of C++ begin with."""
 
 
-with contextlib.suppress(ImportError):  # a GPU machine need not have it
-    from hypothesis import HealthCheck, settings
-
-    # The time to draw examples depends on the machine, not on the code.
-    settings.register_profile("any machine", deadline=None, suppress_health_check=[HealthCheck.too_slow])
-    settings.load_profile("any machine")
-
-
 def folder_of(path: Path) -> str:
     """`unit/<room>`, or the folder of `ci` that a test file is in."""
     parts = path.resolve().relative_to(HERE).parts[:-1]
@@ -52,16 +43,26 @@ def pytest_itemcollected(item: pytest.Item) -> None:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Files that take long begin first, so that no worker is left alone with one at the end."""
-    items.sort(key=lambda item: item.get_closest_marker("long") is None)
+    """Files that take long begin first, so that no worker is left alone with one at the end: those that are marked so,
+    then those against servers, then those with slow tests."""
+    slow = {item.path for item in items if item.get_closest_marker("slow")}
+
+    def place(item: pytest.Item) -> tuple[bool, bool, bool]:
+        return (
+            item.get_closest_marker("long") is None,
+            not folder_of(item.path).startswith("L0_"),
+            item.path not in slow,
+        )
+
+    items.sort(key=place)
 
 
 @pytest.fixture(scope="session")
 def server() -> Iterator[ServerProcess]:
-    """A tritonserver with the default model as it comes, for all tests that leave it as it was."""
+    """A tritonserver with the default model and the models of every API, for all tests that leave it as it was."""
     from server_process import ServerProcess
 
-    with ServerProcess() as running:
+    with ServerProcess(apis=["tensorrtllm", "vllm", "unary"]) as running:
         processes = running.lasting_pids
         yield running
         assert processes <= set(running.pids), "a process of the server died on the way"

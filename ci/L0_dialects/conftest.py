@@ -1,4 +1,4 @@
-"""A tritonserver with the models of every API beside `llm`, which all tests here share, and a stream to it.
+"""A stream to the tritonserver that all folders share, and a server whose models may be unloaded.
 
 The tests send what other backends' clients send, tensor by tensor, and compare the tokens with those of `llm`.
 """
@@ -20,14 +20,6 @@ from .ensemble import OF_STEPS
 
 GOLDEN = json.loads((Path(__file__).parents[1] / "golden" / "default_model.json").read_text())[0]
 """A prompt as text and as token ids, and its greedy tokens."""
-
-
-@pytest.fixture(scope="session")
-def server() -> Iterator[ServerProcess]:
-    with ServerProcess(apis=["tensorrtllm", "vllm", "unary"]) as running:
-        processes = running.lasting_pids
-        yield running
-        assert processes <= set(running.pids), "a process of the server died on the way"
 
 
 @pytest.fixture(scope="session")

@@ -36,6 +36,8 @@ from inflight.supervisor.serve import serve
 
 ROOT = Path(__file__).resolve().parents[2]
 MODEL_REPOSITORY = ROOT / "model_repository"
+SMALL_CACHE = {"max_tokens_in_paged_kv_cache": "32768"}
+"""A quarter of what the default model takes by itself: each start of its ranks zeroes the memory."""
 START_DEADLINE = 300.0
 STOP_DEADLINE = 180.0
 
@@ -45,8 +47,8 @@ class ServerFailed(Exception):
 
 
 class ServerProcess:
-    """`options` are those of ServeOptions, `openai` as a dictionary; ports are free ones unless named, and the log goes
-    to a file."""
+    """`options` are those of ServeOptions, `openai` as a dictionary. Ports are free ones unless named, the log goes to
+    a file, and the default model has a SMALL_CACHE."""
 
     def __init__(self, **options: Any) -> None:
         self._directory = tempfile.TemporaryDirectory(prefix="inflight-test-")
@@ -56,6 +58,8 @@ class ServerProcess:
         # And none adopts the server of another one that was killed.
         usual = {name: free_port() for name in ("http_port", "grpc_port", "metrics_port")}
         usual |= {"canary_period": 0.0, "adopt_timeout": 0.0, "log_file": str(self._log_path)}
+        if "model_repository" not in options:
+            usual["parameters"] = {**SMALL_CACHE, **options.pop("parameters", {})}
         self.options: dict[str, Any] = {**usual, **options}
         if openai := options.get("openai"):
             self.options["openai"] = {**openai, "port": openai.get("port") or free_port()}

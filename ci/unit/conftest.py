@@ -1,9 +1,10 @@
-"""How many threads compute, for tests that do not leave it to the run; and what a GPU machine does without."""
+"""How many threads compute, for tests that do not leave it to the run; how tests with random examples draw them; and
+what a GPU machine does without."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from importlib.util import find_spec
 
 import pytest
@@ -11,6 +12,13 @@ import torch
 
 collect_ignore = [] if find_spec("xgrammar") else ["runtime/test_grammar_packets.py", "runtime/test_grammars.py"]
 """`make test-gpu` collects whole folders, and a GPU machine need not have every package of the engine."""
+
+with suppress(ImportError):
+    from hypothesis import HealthCheck, settings
+
+    # The time to draw examples depends on the machine, not on the code.
+    settings.register_profile("any machine", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+    settings.load_profile("any machine")
 
 
 @pytest.fixture(scope="module")
