@@ -2,12 +2,13 @@
 
 The binary is part of tritonclient's wheel. Two shared libraries that it needs are in nvidia-pytriton's wheel under
 other names. They are linked, under the names that it asks for, into a folder of the user's cache: one that lasts, so
-that a program may become perf_analyzer and leave nothing to clean up.
+that a program may become perf_analyzer and leave nothing to clean up. Without that wheel they must be the system's.
 """
 
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import hashlib
 import importlib.util
 import os
@@ -34,9 +35,10 @@ def find() -> Path:
 
 def environment() -> dict[str, str]:
     """This process's environment, with the folder of its libraries behind those of LD_LIBRARY_PATH: libraries of the
-    system come first. Raises LoadTestError if the folder cannot be made."""
+    system come first. Raises LoadTestError if the folder cannot be made, or if there are no libraries."""
     bundled = _bundled_libraries()
     if bundled is None:
+        _check_libraries_of_the_system()
         return dict(os.environ)
     try:
         folder = _linked(bundled)
@@ -54,6 +56,21 @@ def _bundled_libraries() -> Path | None:
     if spec is None or spec.origin is None:
         return None
     return Path(spec.origin).parent.parent / "nvidia_pytriton.libs"
+
+
+def _check_libraries_of_the_system() -> None:
+    missing = []
+    for name in _LIBRARIES:
+        try:
+            ctypes.CDLL(name)
+        except OSError:
+            missing.append(name)
+    if missing:
+        raise LoadTestError(
+            f"perf_analyzer does not start without {' and '.join(missing)}: pip install --no-deps "
+            "nvidia-pytriton==0.7.0 brings both, or packages of your system do, such as Debian's libb64-0d; "
+            "load-test --openai URL measures a server of OpenAI's API without perf_analyzer"
+        )
 
 
 def _linked(bundled: Path) -> Path:

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from inflight.supervisor.install_server import PACKAGE, VERSION
 from inflight_client import LoadTestError, perf_analyzer_binary
 
 COMMAND = [sys.executable, "-m", "inflight_client.cli", "perf-analyzer"]
@@ -50,6 +51,24 @@ def test_its_libraries_are_linked_once_and_again_when_they_have_moved(cache: Pat
 def test_libraries_of_the_system_come_first(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("LD_LIBRARY_PATH", "/own")
     assert perf_analyzer_binary.environment()["LD_LIBRARY_PATH"].startswith("/own:")
+
+
+def test_without_the_wheel_that_has_them_the_systems_are_taken(monkeypatch: pytest.MonkeyPatch) -> None:
+    present = {"libcudart.so.12", "libb64.so.0d"}
+
+    def load(name: str) -> None:
+        if name not in present:
+            raise OSError(f"{name}: cannot open shared object file")
+
+    monkeypatch.setattr(perf_analyzer_binary.importlib.util, "find_spec", lambda name: None)
+    monkeypatch.setattr(perf_analyzer_binary.ctypes, "CDLL", load)
+    assert perf_analyzer_binary.environment() == dict(os.environ)
+    present.remove("libb64.so.0d")
+    with pytest.raises(LoadTestError, match=r"not start without libb64\.so\.0d: pip install --no-deps .* --openai URL"):
+        perf_analyzer_binary.environment()
+    present.clear()
+    with pytest.raises(LoadTestError, match=f"libcudart.so.12 and libb64.so.0d: .*{PACKAGE}=={VERSION} brings both"):
+        perf_analyzer_binary.environment()
 
 
 def test_a_folder_that_others_may_write_to_is_refused(cache: Path) -> None:
