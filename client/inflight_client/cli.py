@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from inflight_client.engine_commands import analyze, backend_dir, openai, serve
+from inflight_client.engine_commands import analyze, backend_dir, install_server, openai, serve
 from inflight_client.terminal import (
     EXIT_FAILED,
     EXIT_USAGE,
@@ -43,6 +43,7 @@ app = typer.Typer(
 )
 app.command(cls=ServeCommand)(serve)
 app.command()(openai)
+app.command("install-server")(install_server)
 app.command("backend-dir")(backend_dir)
 app.command()(analyze)
 
@@ -240,9 +241,11 @@ def load_test(
     """
     from rich.console import Console
 
-    from inflight_client import load_test as testing
     from inflight_client._grpc import check_url
-    from inflight_client.load_test.progress import ProgressBar, RequestCount
+
+    with failing_in_words():
+        from inflight_client import load_test as testing
+        from inflight_client.load_test.progress import ProgressBar, RequestCount
 
     if concurrency is None and request_rate is None:
         concurrency = "1:16:5"

@@ -1,5 +1,5 @@
-"""The commands of `inflight` that run the engine of this machine: serve, openai, backend-dir, analyze. They only parse
-options.
+"""The commands of `inflight` that run the engine of this machine: serve, openai, install-server, backend-dir, analyze.
+They only parse options.
 
 The package `inflight` need not be installed beside the client; without it they say so.
 """
@@ -210,6 +210,19 @@ def openai(
             ),
             tells_absence=True,
         )
+    except ConfigurationError as error:
+        raise fail(str(error), EXIT_USAGE) from None
+
+
+def install_server() -> None:
+    """Install tritonserver beside the engine, in this Python's environment; once is enough."""
+    try:
+        from inflight.errors import ConfigurationError
+        from inflight.supervisor.install_server import install_server as run
+    except ImportError as error:
+        raise fail(f"the engine is not installed beside this client: {error}", EXIT_USAGE) from None
+    try:
+        typer.echo(run())
     except ConfigurationError as error:
         raise fail(str(error), EXIT_USAGE) from None
 

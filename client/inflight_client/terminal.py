@@ -24,6 +24,15 @@ EXIT_FAILED = 1
 EXIT_USAGE = 2
 EXIT_INTERRUPTED = 130
 
+_EXTRAS = {
+    "aiohttp": "load-test",
+    "jinja2": "chat",
+    "matplotlib": "load-test",
+    "prometheus_client": "load-test",
+    "transformers": "chat",
+}
+"""Package that a command imports when it runs -> the extra of the client's wheel that has it."""
+
 _CHAT_HELP = "/reset forgets the conversation, /quit or Ctrl-D ends, Ctrl-C stops the running answer"
 
 
@@ -54,6 +63,10 @@ def failing_in_words() -> Iterator[None]:
         raise fail(f"{error}{remedy}") from None
     except ClientError as error:
         raise fail(str(error)) from None
+    except ModuleNotFoundError as error:
+        if error.name not in _EXTRAS:
+            raise
+        raise fail(f"{error.name} is not installed: pip install 'inflight-client[{_EXTRAS[error.name]}]'") from None
     except KeyboardInterrupt:
         raise typer.Exit(EXIT_INTERRUPTED) from None
     except BrokenPipeError:

@@ -7,6 +7,7 @@ sentence that names the remedy. Knows nothing of models, ports or processes.
 from __future__ import annotations
 
 import ctypes
+import importlib.metadata
 import importlib.util
 import os
 import platform
@@ -17,6 +18,7 @@ import sysconfig
 from dataclasses import dataclass
 from pathlib import Path
 
+from inflight import __version__
 from inflight.errors import ConfigurationError
 from inflight.numpy_check import check_numpy
 from inflight.supervisor.processes import STUB
@@ -75,15 +77,11 @@ class Installation:
 def find(tritonserver: Path | None = None) -> Installation:
     """Find and check the installation. `tritonserver`: the binary to use instead of the one found."""
     check_machine()
+    check_client()
     binary = find_tritonserver(tritonserver)
     root = binary.resolve().parent.parent
-    python_backend = root / "backends" / "python"
-    if not (python_backend / "libtriton_python.so").is_file():
-        raise ConfigurationError(
-            f"{root} has no Python backend: install nvidia-pytriton or use NVIDIA's tritonserver image"
-        )
+    python_backend, stub = find_backend(root)
     libraries = root.parents[1] / "nvidia_pytriton.libs"
-    stub = find_stub(root)
     check_numpy(stub)
     return Installation(
         tritonserver=binary,
@@ -107,6 +105,19 @@ def check_machine() -> None:
         raise ConfigurationError(f"tritonserver needs glibc {needed} or newer, this system has {version}")
 
 
+def check_client() -> None:
+    """Raise if the client of another version lies over the one that comes with the engine."""
+    try:
+        version = importlib.metadata.version("inflight-client")
+    except importlib.metadata.PackageNotFoundError:
+        return
+    if version != __version__:
+        raise ConfigurationError(
+            f"inflight {__version__} brings its client, which inflight-client {version} has overwritten: uninstall "
+            "both, and install inflight again"
+        )
+
+
 def find_tritonserver(wanted: Path | None = None) -> Path:
     """The binary: the one wanted, else the installed wheel's, the image's, PATH's."""
     if wanted is not None:
@@ -121,9 +132,18 @@ def find_tritonserver(wanted: Path | None = None) -> Path:
     if on_path := shutil.which("tritonserver"):
         return Path(on_path)
     raise ConfigurationError(
-        f"tritonserver is not installed: {sys.executable} -m pip install --no-deps nvidia-pytriton==0.7.0, "
-        "or name its binary with --tritonserver"
+        "tritonserver is not installed: run inflight install-server, or name its binary with --tritonserver"
     )
+
+
+def find_backend(root: Path) -> tuple[Path, Path]:
+    """The folder of the Python backend of the tritonserver in `root`, and the stub for this interpreter's version."""
+    folder = root / "backends" / "python"
+    if not (folder / "libtriton_python.so").is_file():
+        raise ConfigurationError(
+            f"{root} has no Python backend: run inflight install-server, or use NVIDIA's tritonserver image"
+        )
+    return folder, find_stub(root)
 
 
 def find_stub(root: Path) -> Path:

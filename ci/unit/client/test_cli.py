@@ -381,6 +381,17 @@ def test_chat_without_a_tokenizer_says_what_to_name(connect: Connect, tmp_path: 
     assert "--tokenizer" in result.stderr and "Traceback" not in result.output
 
 
+def test_a_package_of_an_extra_is_asked_for_by_the_extras_name(
+    connect: Connect, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    connect(MockTransport(two_pieces))
+    monkeypatch.setitem(sys.modules, "transformers", None)
+    folder = Path(__file__).resolve().parents[3] / "model_repository/llm/1/checkpoint"
+    result = run("chat", "--tokenizer", str(folder))
+    sentence = "inflight: transformers is not installed: pip install 'inflight-client[chat]'\n"
+    assert (result.exit_code, result.stderr) == (1, sentence)
+
+
 def test_the_servers_own_folder_is_taken_if_it_is_here(tmp_path: Path) -> None:
     config = {"parameters": {"gpt_model_path": {"string_value": str(tmp_path)}}}
     assert tokenizer_folder(config) == tmp_path

@@ -76,7 +76,7 @@ def test_tritonserver_that_is_not_there(tmp_path: Path, monkeypatch: pytest.Monk
     monkeypatch.setattr(installation.importlib.util, "find_spec", lambda name: None)
     monkeypatch.setattr(installation, "IMAGE", tmp_path)
     monkeypatch.setenv("PATH", str(tmp_path))
-    with pytest.raises(ConfigurationError, match="nvidia-pytriton"):
+    with pytest.raises(ConfigurationError, match=r"tritonserver is not installed: run inflight install-server, or"):
         installation.find_tritonserver()
     on_path = executable(tmp_path / "tritonserver")
     assert installation.find_tritonserver() == on_path
@@ -206,7 +206,8 @@ def test_what_is_wrong_is_one_line_and_exit_code_2(tmp_path: Path, capfd: pytest
     assert capfd.readouterr().err == f"inflight: {tmp_path} is not a Hugging Face checkpoint: it has no config.json\n"
 
 
-OTHER_PROGRAMS = frozenset({"--no-deps", "--enable-shared", "--version", "--local-dir"})
+PIP = frozenset({"--no-deps", "--no-input", "--force-reinstall", "--disable-pip-version-check"})
+OTHER_PROGRAMS = PIP | {"--enable-shared", "--version", "--local-dir"}
 """Options of pip, of Python's own build, of launchers, and of the hub's command line."""
 
 
