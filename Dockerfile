@@ -4,7 +4,7 @@ ARG BASE=nvcr.io/nvidia/tritonserver:24.10-py3
 
 FROM ${BASE} AS wheel
 WORKDIR /source
-COPY pyproject.toml constraints.txt README.md ./
+COPY pyproject.toml constraints.txt README.md LICENSE ./
 COPY backend backend
 COPY kernels kernels
 COPY client client

@@ -28,7 +28,7 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check
 PIP_INSTALL := $(PIP) install --constraint constraints.txt --no-warn-script-location
 
 .PHONY: help serve test test-full unit kernels L0 prometheus lint bench bench-features bench-host bench-openai \
-  bench-front-ends load-test demo-survival chaos mutants default-model image test-gpu gpu-bench gpu-bench-kernels \
+  bench-front-ends load-test demo-survival chaos mutants default-model dist sbom image test-gpu gpu-bench gpu-bench-kernels \
   gpu-tune-kernels clean
 
 help: ## list the targets
@@ -47,10 +47,10 @@ $(READY): pyproject.toml constraints.txt
 	@if [ ! -x $(BIN)/python ]; then echo "Making $(VENV) with $$($(PYTHON) -V)"; $(PYTHON) -m venv $(VENV); fi
 	$(PIP_INSTALL) --upgrade pip
 	$(PIP_INSTALL) $(if $(TORCH_INDEX),--extra-index-url $(TORCH_INDEX)) torch
-	$(PIP_INSTALL) --group dev
-	$(PIP_INSTALL) --no-build-isolation --editable .
+	$(PIP_INSTALL) editables hatchling
+	$(PIP_INSTALL) --no-build-isolation --editable '.[dev]'
 	@rmdir $(VENV)/lib/python3*/site-packages/inflight 2>/dev/null || true  # left empty by an older install; it would hide ours
-	$(PIP_INSTALL) --no-deps nvidia-pytriton
+	$(BIN)/inflight install-server
 	@touch $@
 
 serve: $(READY) ## serve the default model until Ctrl-C, and stream one completion
@@ -127,6 +127,19 @@ mutants: $(READY) ## plant 40 small faults, one at a time, and tell which tests 
 default-model: $(READY) ## train the default checkpoint and its adapters again
 	$(BIN)/python ci/default_model/train.py --out $(CHECKPOINT) $(ARGS)
 	$(BIN)/python ci/default_model/train_adapters.py --checkpoint $(CHECKPOINT) --out $(CHECKPOINT)/../adapters
+
+# Each wheel is built from its own sdist, which is thereby known to be whole.
+DIST := dist
+SDIST = $(abspath $(BIN))/python -m hatchling build --target sdist --directory $(abspath $(DIST))
+dist: $(READY) ## build sdist and wheel, of the engine and of the client alone, in dist/
+	@rm -f $(DIST)/inflight-* $(DIST)/inflight_client-*
+	$(SDIST)
+	cd client && $(SDIST)
+	$(PIP) wheel --quiet --no-deps --no-build-isolation --wheel-dir $(DIST) $(DIST)/*.tar.gz
+	@ls -l $(DIST)/*.whl
+
+sbom: $(READY) ## write the software bill of materials (CycloneDX) of what constraints.txt pins, in dist/
+	@$(BIN)/python -m ci.sbom $(ARGS)
 
 # A GPU machine needs neither tritonserver nor .venv: a Python with torch, triton, pytest and the engine's packages
 # suffices. These packages may lie in build/peers, which is searched after what is installed.

@@ -75,7 +75,7 @@ if TYPE_CHECKING:
     )
     from inflight.stats import IterationStats, RequestStage, RequestStats, RequestStatsPerIteration
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 
 _HOMES = {
     "inflight.config": ("EngineConfig", "SchedulerPolicy"),

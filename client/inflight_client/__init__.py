@@ -41,6 +41,9 @@ from inflight_client._transport import (
 )
 from inflight_client._types import Chunk, Completion, GeneratedSequence, GenerationOptions, Prompt, TokenLogProb
 
+__version__ = "0.2.0"
+"""The engine's; a test compares them."""
+
 __all__ = [
     "AsyncClient",
     "AsyncCompletionStream",
