@@ -27,9 +27,9 @@ TORCH_INDEX ?=
 PIP := $(BIN)/python -m pip --disable-pip-version-check
 PIP_INSTALL := $(PIP) install --constraint constraints.txt --no-warn-script-location
 
-.PHONY: help serve test test-full unit kernels L0 prometheus lint bench bench-features bench-host bench-openai \
-  bench-front-ends load-test demo-survival chaos mutants default-model dist sbom image test-gpu gpu-bench gpu-bench-kernels \
-  gpu-tune-kernels clean
+.PHONY: help serve test test-full test-changed green unit kernels L0 prometheus lint bench bench-features bench-host \
+  bench-openai bench-front-ends load-test demo-survival chaos mutants default-model dist sbom image \
+  test-gpu gpu-bench gpu-bench-kernels gpu-tune-kernels clean
 
 help: ## list the targets
 	@sed -n 's/^\([a-zA-Z0-9-]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | while IFS=$$'\t' read -r word meaning; do \
@@ -58,11 +58,19 @@ serve: $(READY) ## serve the default model until Ctrl-C, and stream one completi
 
 # What waits for servers leaves the cores to what computes, so unit tests fill one run with those against servers.
 test: $(READY) prometheus kernels ## run every test; builds .venv first if needed
-	$(FILES_AT_A_TIME) 4 ci/L0_* ci/unit $(DURATIONS)
+	$(FILES_AT_A_TIME) 4 ci/L0_* ci/unit $(DURATIONS) $(UNCHANGED)
 
 # Each random history of the scheduler and the KV cache is one of 50 steps.
-test-full: ## the same with 20 times as many random histories of scheduler and KV cache
-	INFLIGHT_FUZZ_EXAMPLES=2000 $(MAKE) test
+test-full: ## the same with what passed before, and 20 times as many random histories of scheduler and KV cache
+	INFLIGHT_FUZZ_EXAMPLES=2000 $(MAKE) test GREEN=run
+
+test-changed: $(READY) ## run the test files that depend on what changed since main; ARGS="--base HEAD~3 -- -x"
+	$(BIN)/python -m ci.changed_tests $(ARGS)
+
+# For machines without a cache of their own, such as those of CI. Each kind of processor has its digests.
+green: $(READY) ## run the kernels' tests and those of the fake GPU, and keep in ci/green.json what passed
+	$(MAKE) kernels GREEN=keep
+	$(FILES_AT_A_TIME) 2 ci/unit/gpu --green keep
 
 # Tests that load no network and start no process run side by side, a worker per core; the slow ones, and those against
 # servers, two and four files at a time (ci/conftest.py puts the longest first). Their networks then have one thread
@@ -70,17 +78,22 @@ test-full: ## the same with 20 times as many random histories of scheduler and K
 # Tests of several threads say how many.
 FILES_AT_A_TIME := OMP_NUM_THREADS=1 $(BIN)/python -m pytest --dist loadfile --no-loadscope-reorder --numprocesses
 
+# Test files whose results follow from files and versions alone are left out where these passed before with the same
+# ones (ci/helpers/green_runs.py), unless options choose tests.
+GREEN := skip
+UNCHANGED := $(if $(strip $(ARGS)),,--green $(GREEN))
+
 unit: $(READY) ## run the tests that need no server
 ifeq ($(strip $(ARGS)),)
-	$(BIN)/python -m pytest ci/unit -m "not slow" --numprocesses auto --dist loadfile $(DURATIONS)
-	$(FILES_AT_A_TIME) 2 ci/unit -m slow $(DURATIONS)
+	$(BIN)/python -m pytest ci/unit -m "not slow" --numprocesses auto --dist loadfile $(DURATIONS) $(UNCHANGED)
+	$(FILES_AT_A_TIME) 2 ci/unit -m slow $(DURATIONS) $(UNCHANGED)
 else
 	$(BIN)/python -m pytest ci/unit $(DURATIONS) $(ARGS)
 endif
 
 # A process of its own, because triton's interpreter, which runs the kernels, is switched on for a whole process.
 kernels: $(READY) ## run the kernels' tests
-	$(BIN)/python -m pytest ci/kernels --numprocesses auto --dist worksteal $(DURATIONS) $(ARGS)
+	$(BIN)/python -m pytest ci/kernels --numprocesses auto --dist worksteal $(DURATIONS) $(UNCHANGED) $(ARGS)
 
 L0: $(READY) prometheus ## run the tests against a real tritonserver
 	$(FILES_AT_A_TIME) 4 ci/L0_* $(DURATIONS) $(ARGS)

@@ -1,5 +1,5 @@
-"""Set-up of all tests: time limits, the server that is shared by tests which leave it unchanged, and the summary at the
-end of a run."""
+"""Set-up of all tests: time limits, the server that is shared by tests which leave it unchanged, what is left out
+because it passed before, and the summary at the end of a run."""
 
 from __future__ import annotations
 
@@ -24,6 +24,22 @@ REAL_SERVER = 1200
 
 CPP_SKIPS = ("cannot compile here", "this processor has no")
 """What the reasons of skipped tests of C++ begin with."""
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption(
+        "--green",
+        choices=("skip", "run", "keep"),
+        help="leave out test files that passed with the same files and versions (skip), or run them too (run), "
+        "and keep what passed for other machines as well (keep); see ci/helpers/green_runs.py",
+    )
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    if config.getoption("--green"):
+        from green_runs import GreenRuns
+
+        config.pluginmanager.register(GreenRuns(config, HERE.parent))
 
 
 def folder_of(path: Path) -> str:

@@ -11,15 +11,11 @@ import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import cache
-from pathlib import Path
 
 import pytest
+from sources import FOLDERS, PACKAGES, ROOT, Import, imports_of, module_of
 
 import inflight
-
-ROOT = Path(__file__).resolve().parents[3]
-PACKAGES = {"inflight": "backend", "inflight_kernels": "kernels", "inflight_client": "client"}
-FOLDERS = ("backend", "kernels", "client", "ci")
 
 TOP = ("server", "openai")
 """Rooms at the head of the stairs, which meet in none but those below."""
@@ -59,14 +55,6 @@ PICKLERS = frozenset({"pickle", "_pickle", "cPickle", "cloudpickle", "dill", "sh
 
 
 @dataclass(frozen=True)
-class Import:
-    module: str
-    line: int
-    at_import_time: bool
-    """False inside a function and under `if TYPE_CHECKING`."""
-
-
-@dataclass(frozen=True)
 class Source:
     module: str
     """Dotted name as it is imported, or the path of a file that nobody imports."""
@@ -83,7 +71,7 @@ class Source:
         return room_of(self.module) or self.module.split(".")[0]
 
     def imports(self) -> Iterator[Import]:
-        yield from _imports(self.tree, self.module, path_is_package=self.path.endswith("__init__.py"))
+        yield from imports_of(self.tree, self.module, is_package=self.path.endswith("__init__.py"))
 
     def imports_itself(self, *packages: str) -> Iterator[Import]:
         """Imports of any of `packages` (dotted names, too) or of a module in one."""
@@ -98,25 +86,6 @@ def room_of(module: str) -> str:
     if parts[0] != "inflight" or module == "inflight":
         return ""
     return parts[1] if len(parts) > 1 and parts[1] in (*TOP, *STAIRS, *BESIDE) else GROUND
-
-
-def _imports(node: ast.AST, module: str, path_is_package: bool, at_import_time: bool = True) -> Iterator[Import]:
-    for child in ast.iter_child_nodes(node):
-        if isinstance(child, ast.Import):
-            yield from (Import(alias.name, child.lineno, at_import_time) for alias in child.names)
-        elif isinstance(child, ast.ImportFrom):
-            origin = child.module or ""
-            if child.level:
-                keep = len(module.split(".")) - child.level + path_is_package
-                origin = ".".join([*module.split(".")[:keep], *([origin] if origin else [])])
-            # `from inflight import config` names the module config.
-            names = [f"{origin}.{alias.name}" for alias in child.names] if "." not in origin else [origin]
-            yield from (Import(name, child.lineno, at_import_time) for name in names)
-        else:
-            is_lazy = isinstance(child, (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda)) or (
-                isinstance(child, ast.If) and "TYPE_CHECKING" in ast.unparse(child.test)
-            )
-            yield from _imports(child, module, path_is_package, at_import_time and not is_lazy)
 
 
 def one_way(source: Source) -> Iterator[str]:
@@ -272,20 +241,10 @@ RULES: tuple[Callable[[Source], Iterator[str]], ...] = (
 @cache
 def sources() -> tuple[Source, ...]:
     return tuple(
-        Source(module=_module_of(path), path=str(path.relative_to(ROOT)), tree=ast.parse(path.read_text("utf-8")))
+        Source.of(path.read_text("utf-8"), module_of(path.relative_to(ROOT)), str(path.relative_to(ROOT)))
         for folder in FOLDERS
         for path in sorted((ROOT / folder).rglob("*.py"))
     )
-
-
-def _module_of(path: Path) -> str:
-    for package, folder in PACKAGES.items():
-        if (ROOT / folder / package) in path.parents:
-            parts = path.relative_to(ROOT / folder).with_suffix("").parts
-            return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
-    if path == ROOT / "backend" / "model.py":
-        return "model"
-    return ".".join(path.relative_to(ROOT).with_suffix("").parts)
 
 
 def test_every_room_is_known() -> None:
