@@ -1,4 +1,4 @@
-"""The pages' tables, tree and paths say what the code says, and each page is reached from README."""
+"""The pages' tables, tree and paths say what the code says, and each page is in the list of pages."""
 
 from __future__ import annotations
 
@@ -21,6 +21,7 @@ from request_kinds import KINDS
 import inflight_kernels
 from ci.dialect_models import APIS, made_files
 from ci.feature_table import with_table
+from ci.pictures import survival
 from inflight import config, errors, kv_cache_retention, lora, sampling_config
 from inflight.batch_manager.speculation import ngram_index
 from inflight.config import EngineConfig
@@ -39,9 +40,11 @@ from inflight.server.threads.vllm_metrics import vllm_families
 from inflight_client import cli
 
 ROOT = Path(__file__).resolve().parents[3]
-FOLDERS = ("backend", "ci", "client", "kernels", "model_repository", "scripts")
+FOLDERS = ("backend", "ci", "client", "docs", "kernels", "model_repository", "scripts")
 PAGES = sorted((*ROOT.glob("*.md"), *(page for folder in FOLDERS for page in (ROOT / folder).rglob("*.md"))))
 README = ROOT / "README.md"
+START = ROOT / "docs" / "README.md"
+"""Which page answers which question: the site's navigation, too."""
 ARCHITECTURE = ROOT / "backend" / "ARCHITECTURE.md"
 CONFIGURATION = ROOT / "backend" / "CONFIGURATION.md"
 FEATURES = ROOT / "ci" / "FEATURES.md"
@@ -91,7 +94,8 @@ def shown(default: object) -> str:
 def test_the_configuration_table_is_engine_config() -> None:
     expected = [[field.name, shown(field.default), sentences()[field.name]] for field in fields(EngineConfig)]
     assert tables(CONFIGURATION, "key") == expected
-    assert [row for row in tables(README, "key") if row not in expected] == []
+    named = set(re.findall(r"`(\w+)`", section(CONFIGURATION, "What most people set")))
+    assert named and named <= {field.name for field in fields(EngineConfig)}
 
 
 def test_the_comments_of_config_pbtxt_are_those_of_engine_config() -> None:
@@ -277,9 +281,12 @@ def headings(page: Path) -> list[str]:
     return [re.sub(r"[^\w\- ]", "", title.lower()).replace(" ", "-") for title in titles]
 
 
+LINK = re.compile(r"\]\(([^)\s]+)\)")
+
+
 def links(page: Path) -> Iterator[tuple[str, Path, str]]:
     """Each link of a page within the repository: as it is written, its file, its heading or ""."""
-    for link in re.findall(r"\]\(([^)\s]+)\)", text_of(page)):
+    for link in LINK.findall(text_of(page)):
         name, _, heading = link.partition("#")
         if "://" not in link:
             yield link, (page.parent / name).resolve() if name else page, heading
@@ -303,9 +310,16 @@ def test_the_links_of_a_page_lead_somewhere(page: Path) -> None:
     assert broken == []
 
 
-def test_readme_links_to_every_page() -> None:
+def test_every_page_answers_a_question_of_the_list_once() -> None:
+    linked = [link for row in tables(START, "the question") for link in LINK.findall(row[-1])]
+    listed = [(START.parent / link).resolve() for link in linked]
+    assert sorted(listed) == list(PAGES)
+
+
+def test_readme_has_three_screens_and_leads_on() -> None:
+    assert len(text_of(README).splitlines()) <= 150
     linked = {target for _, target, _ in links(README)}
-    assert [str(page.relative_to(ROOT)) for page in PAGES if page not in {README, *linked}] == []
+    assert [page for page in PAGES if page.parent == START.parent and page not in linked] == []
 
 
 def test_the_pages_that_code_names_exist() -> None:
@@ -326,3 +340,8 @@ def test_the_programs_of_a_page_parse_and_their_imports_exist(page: Path) -> Non
             if isinstance(node, ast.ImportFrom) and node.module in ("inflight", "inflight_client"):
                 module = importlib.import_module(node.module)
                 assert [alias.name for alias in node.names if not hasattr(module, alias.name)] == []
+
+
+def test_readmes_picture_is_what_the_recorded_run_printed() -> None:
+    assert survival.picture(text_of(survival.CAST)) == text_of(survival.PICTURE), "run: python -m ci.pictures.survival"
+    assert survival.KILL in text_of(survival.CAST) and "bytes of both answers are equal" in text_of(survival.CAST)
