@@ -22,6 +22,8 @@ import inflight_kernels
 from ci.dialect_models import APIS, made_files
 from ci.feature_table import with_table
 from ci.pictures import survival
+from ci.site.anchors import anchor
+from ci.site.pages import LIST, all_pages
 from inflight import config, errors, kv_cache_retention, lora, sampling_config
 from inflight.batch_manager.speculation import ngram_index
 from inflight.config import EngineConfig
@@ -43,8 +45,6 @@ ROOT = Path(__file__).resolve().parents[3]
 FOLDERS = ("backend", "ci", "client", "docs", "kernels", "model_repository", "scripts")
 PAGES = sorted((*ROOT.glob("*.md"), *(page for folder in FOLDERS for page in (ROOT / folder).rglob("*.md"))))
 README = ROOT / "README.md"
-START = ROOT / "docs" / "README.md"
-"""Which page answers which question: the site's navigation, too."""
 ARCHITECTURE = ROOT / "backend" / "ARCHITECTURE.md"
 CONFIGURATION = ROOT / "backend" / "CONFIGURATION.md"
 FEATURES = ROOT / "ci" / "FEATURES.md"
@@ -278,7 +278,7 @@ def test_the_commands_that_pages_show_have_their_options_and_keys() -> None:
 def headings(page: Path) -> list[str]:
     """The anchors of a page's headings, as code hosts name them."""
     titles = re.findall(r"^#+ (.+)$", re.sub(r"^```.*?^```", "", text_of(page), flags=re.DOTALL | re.MULTILINE), re.M)
-    return [re.sub(r"[^\w\- ]", "", title.lower()).replace(" ", "-") for title in titles]
+    return [anchor(title) for title in titles]
 
 
 LINK = re.compile(r"\]\(([^)\s]+)\)")
@@ -311,15 +311,13 @@ def test_the_links_of_a_page_lead_somewhere(page: Path) -> None:
 
 
 def test_every_page_answers_a_question_of_the_list_once() -> None:
-    linked = [link for row in tables(START, "the question") for link in LINK.findall(row[-1])]
-    listed = [(START.parent / link).resolve() for link in linked]
-    assert sorted(listed) == list(PAGES)
+    assert sorted(ROOT / page.path for page in all_pages()) == list(PAGES)
 
 
 def test_readme_has_three_screens_and_leads_on() -> None:
     assert len(text_of(README).splitlines()) <= 150
     linked = {target for _, target, _ in links(README)}
-    assert [page for page in PAGES if page.parent == START.parent and page not in linked] == []
+    assert [page for page in PAGES if page.parent == LIST.parent and page not in linked] == []
 
 
 def test_the_pages_that_code_names_exist() -> None:
