@@ -51,7 +51,7 @@ class OpenAIOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     embedding_pooling: Literal["mean", "last"] = "mean"
     """What /v1/embeddings makes of the hidden states behind a text's tokens: their mean, or the last of them."""
     tool_parser: str = ""
-    """One of TOOL_PARSERS: how the model writes calls of tools; "" = requests may only force them."""
+    """One of TOOL_PARSERS: how the model writes calls of tools; "" = as the chat template does, if that is certain."""
     reasoning_parser: str = ""
     """One of REASONING_PARSERS: how the model marks its reasoning; "" = all of its text is the answer."""
     max_stored_responses: int = 1000

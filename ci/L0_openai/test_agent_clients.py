@@ -50,14 +50,14 @@ class Report(pydantic.BaseModel):
 
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
-    """With a chat template that tells the model of tools."""
+    """With a chat template that tells the model of tools, and writes calls as Llama 3.1 does."""
     folder = tmp_path_factory.mktemp("tokenizer")
     for path in CHECKPOINT.glob("*.json"):
         shutil.copy(path, folder)
     (folder / "chat_template.jinja").write_text(TEMPLATE)
     with ServerProcess(
         parameters={"max_seq_len": "1024", "num_threads": "1", "tokenizer_dir": str(folder)},
-        openai={"port": 0, "tool_parser": "llama3_json"},
+        openai={"port": 0},
         drain_timeout=60.0,
     ) as running:
         yield running

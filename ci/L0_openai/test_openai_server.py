@@ -149,8 +149,8 @@ def joined_calls(stream: openai.Stream[Any]) -> dict[int, tuple[list[tuple[str, 
     }
 
 
-def test_a_model_that_may_choose_needs_a_parser(client: openai.OpenAI) -> None:
-    with pytest.raises(openai.BadRequestError, match="tool_parser"):
+def test_a_model_that_may_choose_must_be_told_of_the_tools(client: openai.OpenAI) -> None:
+    with pytest.raises(openai.BadRequestError, match="chat template tells the model of no tools"):
         client.chat.completions.create(model="llm", messages=[{"role": "user", "content": "Hi."}], tools=TOOLS)
 
 

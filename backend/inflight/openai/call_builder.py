@@ -94,11 +94,7 @@ class CallBuilder:
     def chat(self, body: ChatBody, limits: RequestLimits, model: str, adapter: LoRARequest | None) -> Call:
         check_refused(body)
         includes_usage = check_stream_options(body)
-        use = read_tools(body, self._tool_parser, self._special_texts)
-        if use is not None and not use.is_forced and use.parser and not self._encoder.knows_tools:
-            raise invalid(
-                "the checkpoint's chat template tells the model of no tools: use tool_choice required", "tools"
-            )
+        use = read_tools(body, self._tool_parser, self._special_texts, knows_tools=self._encoder.knows_tools)
         text = self._encoder.render(
             body.messages,
             add_generation_prompt=body.add_generation_prompt,

@@ -19,7 +19,8 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from inflight.errors import ConfigurationError
 from inflight.openai.api_error import invalid
-from inflight.openai.template_habits import TOOL, find_habits
+from inflight.openai.template_habits import ARGUMENTS, NAME, TOOL, Messages, find_habits, written_call
+from inflight.openai.tools.families import families_reading
 from inflight.text.safe_text import safe_text
 
 FILE = "chat_template.jinja"
@@ -45,10 +46,13 @@ class ChatTemplate:
             self._tool_use = self._template if tool_use is None else _environment().from_string(tool_use)
         except jinja2.TemplateError as error:
             raise ConfigurationError(f"the checkpoint's chat template is no jinja template: {error}") from None
-        self._habits = find_habits(
-            lambda messages: self._tool_use.render(
-                **self._special_tokens, tools=[TOOL], documents=None, messages=messages, add_generation_prompt=False
-            )
+        self._habits = find_habits(self._render_probe)
+        self.tool_families = families_reading(written_call(self._render_probe, self._habits), NAME, ARGUMENTS)
+        """Whose calls it writes into a conversation; [] if they are those of no family, or if it writes none."""
+
+    def _render_probe(self, messages: Messages) -> str:
+        return self._tool_use.render(
+            **self._special_tokens, tools=[TOOL], documents=None, messages=messages, add_generation_prompt=False
         )
 
     @classmethod

@@ -77,9 +77,26 @@ class FunctionName(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     name: str
 
 
-class NamedToolChoice(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class NamedToolChoice(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag_field="type", tag="function"):
+    function: FunctionName
+
+
+class OfferedFunction(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """One of `tools`, by its name."""
+
     type: Literal["function"]
     function: FunctionName
+
+
+class AllowedTools(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    mode: Literal["auto", "required"]
+    tools: list[OfferedFunction]
+
+
+class AllowedToolChoice(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag_field="type", tag="allowed_tools"):
+    """The model is told of all tools, and calls none but these."""
+
+    allowed_tools: AllowedTools
 
 
 class TextBody(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -165,7 +182,7 @@ class ChatBody(Body, frozen=True, kw_only=True, forbid_unknown_fields=True):
     documents: list[dict[str, Any]] | None = None
     echo: bool | None = None
     tools: list[FunctionTool] | None = None
-    tool_choice: str | NamedToolChoice | None = None
+    tool_choice: str | NamedToolChoice | AllowedToolChoice | None = None
     parallel_tool_calls: bool | None = None
     functions: list[Any] | None = None
     function_call: Any = None

@@ -60,6 +60,11 @@ class PromptEncoder:
         """Whether the chat template tells the model which tools there are."""
         return self._template is not None and self._template.knows_tools
 
+    @property
+    def tool_families(self) -> list[str]:
+        """Families whose calls the chat template writes: one if that is certain."""
+        return [] if self._template is None else self._template.tool_families
+
     def encode(self, prompt: Prompt, limits: RequestLimits, *, add_special_tokens: bool = True) -> list[int]:
         """Raises APIError: a text that cannot fit is refused before it is tokenised, which would take long."""
         if not isinstance(prompt, str):

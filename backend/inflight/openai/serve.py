@@ -42,6 +42,7 @@ from inflight.openai.prompts import PromptEncoder
 from inflight.openai.rate_limit import RateLimit
 from inflight.openai.responses.store import ResponseStore
 from inflight.openai.text_threads import TextThreads
+from inflight.openai.tool_use import choose_tool_parser
 from inflight.openai_options import OpenAIOptions
 from inflight.request_spans import open_spans
 from inflight.text.tokenizer import Tokenizer
@@ -77,6 +78,8 @@ def serve(options: OpenAIOptions, *, tells_absence: bool = False) -> None:
     allow_connections(options.max_connections)
     config = EngineConfig.from_parameters(options.parameters)
     server = OpenAIServer(options, config)
+    if server.said_of_tools:
+        print(f"inflight: {server.said_of_tools}", file=sys.stderr, flush=True)
     with listen(options.host, options.port) as listener:
         if tells_absence:
             tell_absence(options.engine, config.worker_start_timeout_ms / 1000)
@@ -142,6 +145,9 @@ class OpenAIServer:
             max_text_bytes=config.max_text_bytes,
             template_kwargs=frozenset(options.chat_template_kwargs),
         )
+        self._tool_parser, self.said_of_tools = choose_tool_parser(
+            options.tool_parser, self._encoder.tool_families, knows_tools=self._encoder.knows_tools
+        )
         self._spans = open_spans(config.otlp_traces_endpoint, is_outermost=True)
         self._guard = Guard(
             ApiKeys.load(options.api_key_file),
@@ -190,7 +196,7 @@ class OpenAIServer:
                 self._encoder,
                 front.generation_defaults,
                 max_request_seconds=options.max_request_seconds,
-                tool_parser=options.tool_parser,
+                tool_parser=self._tool_parser,
                 reasoning_parser=options.reasoning_parser,
             ),
             encoder=self._encoder,

@@ -1,4 +1,4 @@
-"""In which of the forms that are in use a chat template takes messages, found by trying.
+"""In which of the forms that are in use a chat template takes messages and writes calls, found by trying.
 
 Clients send text as content, "" as that of a message of calls alone, and the arguments of calls as objects here, which
 most templates take. Some read content as parts alone, know calls by content that is null, or join arguments to text.
@@ -14,8 +14,18 @@ from typing import Any, NamedTuple
 Messages = list[dict[str, Any]]
 
 TEXT, NAME, KEY = "probe_text", "probe_name", "probe_key"
+ARGUMENTS = {KEY: 1}
 ID = "probe1234"
 """Nine letters and digits, as templates of Mistral have it."""
+ASKED: Messages = [{"role": "user", "content": TEXT}]
+CALLED: Messages = [
+    *ASKED,
+    {
+        "role": "assistant",
+        "content": "",
+        "tool_calls": [{"id": ID, "type": "function", "function": {"name": NAME, "arguments": ARGUMENTS}}],
+    },
+]
 TOOL = {"type": "function", "function": {"name": NAME, "description": "", "parameters": {"type": "object"}}}
 
 
@@ -44,20 +54,26 @@ class Habits(NamedTuple):
 
 def find_habits(render: Callable[[Messages], str]) -> Habits:
     """`render`: the template, with a tool; it may raise anything."""
-    asked: Messages = [{"role": "user", "content": TEXT}]
-    takes_parts = not _shows(render, asked, Habits()) and _shows(render, asked, Habits(takes_parts=True))
-    call = {"id": ID, "type": "function", "function": {"name": NAME, "arguments": {KEY: 1}}}
-    messages = [
-        *asked,
-        {"role": "assistant", "content": "", "tool_calls": [call]},
-        {"role": "tool", "tool_call_id": ID, "name": NAME, "content": TEXT},
-    ]
+    takes_parts = not _shows(render, ASKED, Habits()) and _shows(render, ASKED, Habits(takes_parts=True))
+    messages = [*CALLED, {"role": "tool", "tool_call_id": ID, "name": NAME, "content": TEXT}]
     for takes_text, takes_null in itertools.product((False, True), repeat=2):
         habits = Habits(takes_parts, takes_null, takes_text)
         # A name alone could be that of the tool, and an object that is joined to text would be Python's.
         if _shows(render, messages, habits, f'"{KEY}"') or _shows(render, messages, habits, f"{KEY}="):
             return habits
     return Habits(takes_parts)
+
+
+def written_call(render: Callable[[Messages], str], habits: Habits) -> str:
+    """What stands for an answer that calls NAME with ARGUMENTS, from where the text of another answer would begin; ""
+    if the template refuses it. `render`: as in find_habits."""
+    try:
+        called = render(habits.adapted(CALLED))
+        answered = render(habits.adapted([*ASKED, {"role": "assistant", "content": TEXT}]))
+    except Exception:  # of the template's own code
+        return ""
+    pairs = enumerate(zip(called, answered, strict=False))
+    return called[next((place for place, (one, other) in pairs if one != other), len(answered)) :]
 
 
 def _shows(render: Callable[[Messages], str], messages: Messages, habits: Habits, text: str = TEXT) -> bool:

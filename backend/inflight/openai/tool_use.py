@@ -13,12 +13,13 @@ from inflight.errors import InvalidRequest
 from inflight.guided_decoding import GuidedDecodingParams
 from inflight.openai.api_error import invalid
 from inflight.openai.chat_format import ChatFormat
-from inflight.openai.fields import ChatBody, FunctionTool, NamedToolChoice
+from inflight.openai.fields import AllowedToolChoice, ChatBody, FunctionTool, NamedToolChoice
 from inflight.openai.guides import answer_form
 from inflight.openai.tools.chosen_guide import chosen_call_guide
 from inflight.openai.tools.guide import Form, forced_call_guide
 from inflight.openai.tools.parser import FORCED, make_tool_parser, new_id_maker
 from inflight.openai.tools.tool import Tool, validate_tools
+from inflight.text.safe_text import safe_text
 
 MODES = ("none", "auto", "required")
 
@@ -33,7 +34,7 @@ class ToolUse:
     parser: str = ""
     """What finds calls in the output; "" = all of it is content."""
     family: str = ""
-    """The operator's parser, whose chat template reads the calls' ids; "" = none."""
+    """Whose chat template reads the calls' ids; "" = unknown."""
     guide: GuidedDecodingParams | None = None
     """The grammar of calls that must be made; or of those that may be, and of an answer in their place. None = calls
     are written without one."""
@@ -62,13 +63,30 @@ class ToolUse:
         )
 
 
-def read_tools(body: ChatBody, family: str, special_tokens: Container[str] = ()) -> ToolUse | None:
-    """None without tools. `family`: the operator's parser, "" = none. `special_tokens`: of the checkpoint. Raises
-    APIError."""
+def choose_tool_parser(asked: str, families: list[str], *, knows_tools: bool) -> tuple[str, str]:
+    """The family whose calls are read, "" = none, and what the operator is told of it. `asked`: by the operator.
+    `families`: those whose calls the chat template writes."""
+    setting = "--openai-set tool_parser"
+    if asked:
+        others = f"the chat template writes calls as {' and '.join(families)} does, and {setting} is {asked}"
+        return asked, others if families and asked not in families else ""
+    if len(families) == 1:
+        return families[0], f"calls of tools are read as {families[0]}, which the chat template writes ({setting})"
+    if not knows_tools:
+        return "", ""
+    writes = f"as each of {', '.join(families)}" if families else "as no family that is known here"
+    return "", f"the chat template writes calls of tools {writes}: tool_choice auto needs {setting}=…"
+
+
+def read_tools(
+    body: ChatBody, family: str, special_tokens: Container[str] = (), *, knows_tools: bool = True
+) -> ToolUse | None:
+    """None without tools. `family`: whose calls the model writes, "" = unknown. `special_tokens`: of the checkpoint.
+    `knows_tools`: whether its chat template tells the model of tools. Raises APIError."""
     choice = body.tool_choice
-    name = choice.function.name if isinstance(choice, NamedToolChoice) else None
-    if name is None and choice not in (None, *MODES):
-        raise invalid(f"tool_choice must be one of {', '.join(MODES)}, or name a function", "tool_choice")
+    name: str | None = None
+    if isinstance(choice, str) and choice not in MODES:
+        raise invalid(f"tool_choice must be one of {', '.join(MODES)}, or name functions", "tool_choice")
     if body.tools is None:
         if choice not in (None, "none"):
             raise invalid("tool_choice is only allowed when tools are specified", "tool_choice")
@@ -76,16 +94,24 @@ def read_tools(body: ChatBody, family: str, special_tokens: Container[str] = ())
     if not body.tools:
         raise invalid("tools is empty: give at least one, or leave it out", "tools")
     tools, definitions = read_definitions(body.tools)
-    use = functools.partial(ToolUse, tools=tools, definitions=definitions, family=family)
+    mode, offered = choice if isinstance(choice, str) else "auto", tools
+    if isinstance(choice, NamedToolChoice):
+        mode, name = "required", choice.function.name
+        offered = [tool for tool in tools if tool.name == name]
+    elif isinstance(choice, AllowedToolChoice):
+        mode, offered = choice.allowed_tools.mode, _allowed(choice, tools)
+    use = functools.partial(ToolUse, tools=offered, definitions=definitions, family=family)
     one = body.parallel_tool_calls is False
-    if choice == "none":
+    if mode == "none":
         return use()
-    if choice in (None, "auto"):
+    if mode == "auto":
+        _check_may_choose(family, knows_tools=knows_tools)
         answer = answer_form(body.response_format)
-        guide = _chosen_calls(body, family, tools, special_tokens, answer)
+        is_held = len(offered) < len(tools) or any(tool.strict for tool in offered)
+        guide = _chosen_calls(body, family, offered, special_tokens, answer) if is_held or answer else None
         return use(parser=family, guide=guide, has_answer_form=answer is not None, keeps_one_call=one)
     try:
-        guide = forced_call_guide(tools, name=name, parallel_tool_calls=not one)
+        guide = forced_call_guide(offered, name=name, parallel_tool_calls=not one)
     except InvalidRequest as error:
         raise invalid(str(error), "tool_choice") from None
     return use(parser=FORCED, guide=guide, is_forced=True, is_named=name is not None)
@@ -110,10 +136,20 @@ def read_definitions(given: list[FunctionTool]) -> tuple[list[Tool], list[dict[s
     return tools, msgspec.to_builtins(given)
 
 
-def _chosen_calls(
-    body: ChatBody, family: str, tools: list[Tool], special_tokens: Container[str], answer: Form | None
-) -> GuidedDecodingParams | None:
-    """The grammar of tool_choice auto: without a strict tool, and without an `answer` in a form of its own, none."""
+def _allowed(choice: AllowedToolChoice, tools: list[Tool]) -> list[Tool]:
+    names = [each.function.name for each in choice.allowed_tools.tools]
+    if not names:
+        raise invalid("tool_choice.allowed_tools.tools is empty: give at least one", "tool_choice")
+    for name in names:
+        if name not in {tool.name for tool in tools}:
+            raise invalid(f"tool_choice allows the tool {safe_text(name)}, which is not in tools", "tool_choice")
+    return [tool for tool in tools if tool.name in names]
+
+
+def _check_may_choose(family: str, *, knows_tools: bool) -> None:
+    """Whether a model that may choose would call, and its calls would be found."""
+    if not knows_tools:
+        raise invalid("the checkpoint's chat template tells the model of no tools: use tool_choice required", "tools")
     if not family:
         raise invalid(
             "tool_choice auto needs the operator's setting tool_parser, which says how this model writes calls; "
@@ -121,8 +157,12 @@ def _chosen_calls(
             "tool_choice",
             "unsupported_parameter",
         )
-    if answer is None and not any(tool.strict for tool in tools):
-        return None
+
+
+def _chosen_calls(
+    body: ChatBody, family: str, tools: list[Tool], special_tokens: Container[str], answer: Form | None
+) -> GuidedDecodingParams:
+    """The grammar of calls that may be made: of these tools alone, in the place of an `answer` in a form of its own."""
     several = body.parallel_tool_calls is not False
     try:
         return chosen_call_guide(

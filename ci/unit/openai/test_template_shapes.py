@@ -99,6 +99,12 @@ def test_a_call_is_written_as_the_parser_reads_it(name: str) -> None:
     assert not any(isinstance(event, Content) for event in events)
 
 
+@every_shape
+def test_the_family_of_its_calls_is_found(name: str) -> None:
+    shape = SHAPES[name]
+    assert encoder(shape).tool_families == ([shape.parser] if shape.parser else [])
+
+
 @pytest.mark.parametrize("name", [name for name, shape in SHAPES.items() if shape.parser])
 def test_it_tells_of_tools(name: str) -> None:
     assert encoder(SHAPES[name]).knows_tools

@@ -10,6 +10,7 @@ from typing import Any
 import openai
 import pydantic
 import pytest
+from chat_templates import SHAPES
 from fake_tokenizer import byte_tokenizer_with
 from msgspec import structs
 from openai_server import PlayedEngine, Running, checkpoint_folder, openai_server, result, say
@@ -17,7 +18,9 @@ from openai_server import PlayedEngine, Running, checkpoint_folder, openai_serve
 from inflight.errors import ConfigurationError
 from inflight.guided_decoding import GuidedDecodingParams, GuideType
 from inflight.openai.reasoning import REASONING_TAGS
+from inflight.openai.tool_use import choose_tool_parser
 from inflight.openai.tools.chosen_guide import chosen_call_guide
+from inflight.openai.tools.guide import forced_call_guide
 from inflight.openai.tools.parser import FORCED, PARSERS
 from inflight.openai.tools.tool import Tool
 from inflight.openai_options import REASONING_PARSERS, TOOL_PARSERS, OpenAIOptions
@@ -32,6 +35,7 @@ WEATHER: dict[str, Any] = {
         "parameters": {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]},
     },
 }
+TIME: dict[str, Any] = {"type": "function", "function": {"name": "time"}}
 CHAT: dict[str, Any] = {"messages": MESSAGES, "tools": [WEATHER]}
 STRICT_WEATHER = Tool(name="weather", parameters=WEATHER["function"]["parameters"], strict=True)
 NAMED = {"type": "function", "function": {"name": "weather"}}
@@ -215,6 +219,70 @@ def test_forced_calls_need_no_parser(running: Running, choice: Any, reason: str)
     assert (len(cut["message"]["tool_calls"]), cut["message"]["content"]) == (1, None)
 
 
+@pytest.mark.parametrize("is_streamed", [False, True])
+@pytest.mark.parametrize(
+    ("choice", "text", "found"),
+    [
+        (NAMED, "[", [("weather", "")]),
+        (NAMED, '[{"name": "we', [("weather", "")]),
+        ("required", "[", []),
+        ("required", '[{"name": "we', []),
+        ("required", '[{"name": "weather", "param', [("weather", "")]),
+        ("required", '[{"name": "weather", "parameters": {"city": "Ro', [("weather", '{"city": "Ro')]),
+        ("required", FORCED_ROME[:-1] + ', {"na', [("weather", ARGUMENTS)]),
+        ("required", FORCED_ROME[:-1] + ', {"name": "time", ', [("weather", ARGUMENTS), ("time", "")]),
+    ],
+)
+def test_a_forced_call_that_is_cut_returns_what_it_has(
+    running: Running, choice: Any, text: str, found: list[tuple[str, str]], is_streamed: bool
+) -> None:
+    running.engine.script = say(text)
+    body = {"tools": [WEATHER, TIME], "tool_choice": choice, "max_tokens": len(text)}
+    if is_streamed:
+        *events, _ = running.events(CHATS, {**CHAT, **body})
+        chunks = [event["choices"][0] for event in events]
+        parts = [call for chunk in chunks for call in chunk["delta"].get("tool_calls", ())]
+        started = [call for call in parts if "id" in call]
+        assert [call["index"] for call in started] == [*range(len(found))]
+        for index, (name, arguments) in enumerate(found):
+            mine = [call["function"] for call in parts if call["index"] == index]
+            assert mine[0]["name"] == name
+            assert "".join(each["arguments"] for each in mine) == arguments
+        assert [chunk["finish_reason"] for chunk in chunks if chunk["finish_reason"]] == ["length"]
+        assert "".join(chunk["delta"].get("content", "") for chunk in chunks) == ""
+        return
+    answer = ask(running, **body)
+    calls = [call["function"] for call in answer["message"].get("tool_calls", ())]
+    assert [(call["name"], call["arguments"]) for call in calls] == found
+    assert answer["finish_reason"] == "length" and not answer["message"]["content"]
+
+
+def allowed(*names: str, mode: str = "auto") -> dict[str, Any]:
+    functions = [{"type": "function", "function": {"name": name}} for name in names]
+    return {"type": "allowed_tools", "allowed_tools": {"mode": mode, "tools": functions}}
+
+
+def test_of_allowed_tools_alone_some_are_called_and_the_model_is_told_of_all(
+    parsing: Running, client: openai.OpenAI
+) -> None:
+    parsing.engine.script = say(ROME)
+    body: dict[str, Any] = {"messages": MESSAGES, "tools": [WEATHER, TIME]}
+    choice = client.chat.completions.create(model="llm", **body, tool_choice=allowed("weather")).choices[0]
+    assert (choice.finish_reason, len(choice.message.tool_calls)) == ("tool_calls", 1)
+    assert sent_guide(parsing) == chosen_call_guide("hermes", [structs.replace(STRICT_WEATHER, strict=False)])
+    assert json.dumps([WEATHER, TIME]) in bytes(parsing.engine.sent.input_token_ids).decode()
+    assert ask(parsing, **body, tool_choice=allowed("time"))["message"]["content"] == ROME
+    assert ask(parsing, **body, tool_choice=allowed("time", "weather"))["finish_reason"] == "tool_calls"
+    assert parsing.engine.sent.guided_decoding_params is None
+
+
+def test_one_of_the_allowed_tools_may_be_required(running: Running) -> None:
+    running.engine.script = say(FORCED_ROME)
+    answer = ask(running, tools=[WEATHER, TIME], tool_choice=allowed("weather", mode="required"))
+    assert answer["finish_reason"] == "tool_calls"
+    assert sent_guide(running) == forced_call_guide([structs.replace(STRICT_WEATHER, strict=False)])
+
+
 def test_a_strict_tool_has_a_grammar_where_the_model_may_choose(parsing: Running) -> None:
     parsing.engine.script = say("I look. " + ROME)
     choice = ask(parsing, tools=[strict(WEATHER)])
@@ -302,10 +370,45 @@ def test_deep_parameters_are_the_requests_error(parsing: Running, depth: int, ch
     assert parsing.post(CHATS, body.encode()).status_code in (200, 400)
 
 
-def test_refusals_without_a_parser(running: Running) -> None:
+def test_a_template_of_no_known_family_leaves_the_choice_to_the_operator(running: Running) -> None:
     param, message = error(running)
     assert param == "tool_choice"
     assert "tool_parser" in message
+
+
+def test_the_parser_is_that_of_the_templates_calls(tmp_path: Path) -> None:
+    folder = checkpoint_folder(tmp_path)
+    (folder / "chat_template.jinja").write_text(SHAPES["Qwen3"].source)
+    for setting, reason in (("", "tool_calls"), ("llama3_json", "stop")):
+        engine = PlayedEngine(say(ROME))
+        with openai_server(engine, folder, tool_parser=setting) as url:
+            assert ask(Running(url, engine))["finish_reason"] == reason
+
+
+@pytest.mark.parametrize(
+    ("asked", "families", "knows_tools", "parser", "words"),
+    [
+        ("", ["hermes"], True, "hermes", "are read as hermes, which the chat template writes"),
+        ("hermes", ["hermes"], True, "hermes", ""),
+        (
+            "mistral",
+            ["hermes"],
+            True,
+            "mistral",
+            "writes calls as hermes does, and --openai-set tool_parser is mistral",
+        ),
+        ("mistral", [], True, "mistral", ""),
+        ("", [], True, "", "as no family that is known here: tool_choice auto needs --openai-set tool_parser=…"),
+        ("", ["hermes", "mistral"], True, "", "as each of hermes, mistral: tool_choice auto needs"),
+        ("", [], False, "", ""),
+    ],
+)
+def test_the_operator_is_told_which_parser_follows_from_the_template(
+    asked: str, families: list[str], knows_tools: bool, parser: str, words: str
+) -> None:
+    found, said = choose_tool_parser(asked, families, knows_tools=knows_tools)
+    assert found == parser
+    assert words in said and bool(words) is bool(said)
 
 
 @pytest.mark.parametrize(
@@ -318,6 +421,10 @@ def test_refusals_without_a_parser(running: Running) -> None:
         ({"tools": [{"type": "function", "function": {"name": "a b"}}]}, "tools", "letters"),
         ({"tools": None, "tool_choice": "auto"}, "tool_choice", "tools are specified"),
         ({"tool_choice": "always"}, "tool_choice", "one of none, auto, required"),
+        ({"tool_choice": {"type": "custom", "name": "weather"}}, "tool_choice.type", "custom"),
+        ({"tool_choice": allowed()}, "tool_choice", "tool_choice.allowed_tools.tools is empty"),
+        ({"tool_choice": allowed("time")}, "tool_choice", "allows the tool time, which is not in tools"),
+        ({"tool_choice": allowed("weather", mode="none")}, "tool_choice.allowed_tools.mode", "none"),
         ({"tool_choice": {"type": "function", "function": {"name": "b"}}}, "tool_choice", "does not have it"),
         ({"tool_choice": "required", "response_format": {"type": "json_object"}}, "tool_choice", "two grammars"),
         ({"tools": [strict(WEATHER)], "guided_regex": "a"}, "tools", "guided_regex and tools are two grammars"),
@@ -334,9 +441,12 @@ def test_a_template_that_knows_no_tools(tmp_path_factory: pytest.TempPathFactory
     engine = PlayedEngine(say(FORCED_ROME))
     folder = checkpoint_folder(tmp_path_factory.mktemp("plain"))
     (folder / "chat_template.jinja").write_text("{{ messages[-1].content }}")
-    with openai_server(engine, folder, tool_parser="hermes") as url:
+    with openai_server(engine, folder) as url:
         running = Running(url, engine)
-        assert "template" in error(running)[1]
+        assert error(running) == (
+            "tools",
+            "the checkpoint's chat template tells the model of no tools: use tool_choice required",
+        )
         assert ask(running, tool_choice="required")["finish_reason"] == "tool_calls"
 
 

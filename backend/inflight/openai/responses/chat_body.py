@@ -8,8 +8,24 @@ from typing import Any
 from msgspec import structs
 
 from inflight.openai.api_error import APIError, invalid, unsupported
-from inflight.openai.fields import ChatBody, Function, FunctionName, FunctionTool, NamedToolChoice, TextBody
-from inflight.openai.responses.fields import FunctionDefinition, NamedFunction, ResponseBody, TextFormat
+from inflight.openai.fields import (
+    AllowedToolChoice,
+    AllowedTools,
+    ChatBody,
+    Function,
+    FunctionName,
+    FunctionTool,
+    NamedToolChoice,
+    OfferedFunction,
+    TextBody,
+)
+from inflight.openai.responses.fields import (
+    AllowedFunctions,
+    FunctionDefinition,
+    NamedFunction,
+    ResponseBody,
+    TextFormat,
+)
 from inflight.openai.responses.items import read_struct
 from inflight.text.safe_text import safe_text
 
@@ -78,12 +94,18 @@ def _tool(given: dict[str, Any], where: str) -> FunctionTool:
     return FunctionTool("function", function)
 
 
-def _tool_choice(given: str | dict[str, Any] | None, *, has_tools: bool) -> str | NamedToolChoice | None:
+def _tool_choice(
+    given: str | dict[str, Any] | None, *, has_tools: bool
+) -> str | NamedToolChoice | AllowedToolChoice | None:
     if given == "auto" and not has_tools:
         return None
     if given is None or isinstance(given, str):
         return given
-    if given.get("type") != "function":
-        kind = safe_text(str(given.get("type")))
-        raise unsupported("tool_choice.type", f"{kind} is no function: {NO_OWN_TOOLS}, those that the request offers")
-    return NamedToolChoice("function", FunctionName(read_struct(given, NamedFunction, "tool_choice").name))
+    if given.get("type") == "function":
+        return NamedToolChoice(FunctionName(read_struct(given, NamedFunction, "tool_choice").name))
+    if given.get("type") == "allowed_tools":
+        allowed = read_struct(given, AllowedFunctions, "tool_choice")
+        named = [OfferedFunction(each.type, FunctionName(each.name)) for each in allowed.tools]
+        return AllowedToolChoice(AllowedTools(allowed.mode, named))
+    kind = safe_text(str(given.get("type")))
+    raise unsupported("tool_choice.type", f"{kind} is no function: {NO_OWN_TOOLS}, those that the request offers")

@@ -49,6 +49,14 @@ class NamedFunction(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     name: str
 
 
+class AllowedFunctions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """The model is told of all tools, and calls none but these."""
+
+    type: Literal["allowed_tools"]
+    mode: Literal["auto", "required"]
+    tools: list[NamedFunction]
+
+
 class FunctionDefinition(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Of a tool: what chat completions have in `function` stands beside its type."""
 

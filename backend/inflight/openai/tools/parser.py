@@ -11,7 +11,7 @@ from inflight.errors import ConfigurationError
 from inflight.openai.tools.call_machine import CallMachine
 from inflight.openai.tools.events import Event
 from inflight.openai.tools.hermes import HermesParser
-from inflight.openai.tools.json_list import JsonListParser
+from inflight.openai.tools.json_list import ForcedParser
 from inflight.openai.tools.llama3_json import Llama3JsonParser
 from inflight.openai.tools.mistral import MistralParser
 from inflight.openai.tools.pythonic import PythonicParser
@@ -24,7 +24,7 @@ PARSERS: dict[str, type[CallMachine]] = {
     "llama3_json": Llama3JsonParser,
     "pythonic": PythonicParser,
     "mistral": MistralParser,
-    FORCED: JsonListParser,
+    FORCED: ForcedParser,
 }
 
 

@@ -17,6 +17,13 @@ from inflight.openai.responses.fields import ACCEPTED_UNUSED, REFUSED, ResponseB
 
 RESPONSES = "/v1/responses"
 PING: dict[str, Any] = {"type": "function", "name": "ping", "parameters": {"type": "object"}}
+
+
+def allowed(*names: str, mode: str = "auto") -> dict[str, Any]:
+    functions = [{"type": "function", "name": name} for name in names]
+    return {"type": "allowed_tools", "mode": mode, "tools": functions}
+
+
 USER: dict[str, Any] = {"role": "user", "content": "hi"}
 
 
@@ -200,7 +207,9 @@ TABLE = [
     ({"tool_choice": "required"}, "tool_choice", "tools are specified"),
     ({"tools": [PING], "tool_choice": "always"}, "tool_choice", "one of none, auto, required"),
     ({"tools": [PING], "tool_choice": {"type": "function", "name": "b"}}, "tool_choice", "does not have it"),
-    ({"tools": [PING], "tool_choice": {"type": "allowed_tools"}}, "tool_choice.type", "allowed_tools is no function"),
+    ({"tools": [PING], "tool_choice": {"type": "mcp"}}, "tool_choice.type", "mcp is no function"),
+    ({"tools": [PING], "tool_choice": {"type": "allowed_tools"}}, "tool_choice.mode", "Missing"),
+    ({"tools": [PING], "tool_choice": allowed("pong")}, "tool_choice", "allows the tool pong, which is not in tools"),
     ({"text": {"format": {"type": "yaml"}}}, "text.format.type", "yaml"),
     ({"text": {"format": {"type": "json_schema", "name": "x"}}}, "text.format", "needs a name and a schema"),
     ({"text": {"format": {"type": "text", "name": "x"}}}, "text.format", "no other fields"),
