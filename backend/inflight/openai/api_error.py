@@ -31,6 +31,9 @@ TYPES = {
 OF_CODES = {"INVALID_ARGUMENT": 400, "ALREADY_EXISTS": 409, "UNAVAILABLE": 503, "CANCELLED": 499}
 """The engine's error codes -> HTTP status; others are 500."""
 
+VALUE = "[...]"
+"""Stands in msgspec's paths for any key of an object."""
+
 _PATH = re.compile(r"^(.*) - at `\$\.?(.*)`$", re.DOTALL)
 _UNKNOWN = re.compile(r"Object contains unknown field `(.*)`", re.DOTALL)
 _MISSING = re.compile(r"Object missing required field `(.*)`", re.DOTALL)
@@ -71,7 +74,7 @@ def overloaded(status: int, message: str) -> APIError:
     return APIError(status, message, headers={"Retry-After": str(RETRY_SECONDS)})
 
 
-def context_too_long(limit: int, num_prompt: int, num_new: int | None = None) -> APIError:
+def context_too_long(limit: int, num_prompt: int, param: str, num_new: int | None = None) -> APIError:
     """In OpenAI's words, which frameworks search for."""
     asked = f"your messages resulted in {num_prompt} tokens"
     if num_new is not None:
@@ -79,7 +82,7 @@ def context_too_long(limit: int, num_prompt: int, num_new: int | None = None) ->
     return invalid(
         f"This model's maximum context length is {limit} tokens. However, {asked}. Please reduce the length of the "
         "prompt or of the completion.",
-        "max_tokens" if num_new is not None else "messages",
+        param,
         "context_length_exceeded",
     )
 
@@ -93,7 +96,7 @@ def of_validation(error: Exception, where: str = "") -> APIError:
         return invalid("the body is not valid JSON: " + safe_text(str(error)))
     text, param = str(error), ""
     if found := _PATH.match(text):
-        text, param = found.groups()
+        text, param = found[1], found[2].removesuffix(VALUE)
     param = ".".join(filter(None, [where, param]))
     if found := _UNKNOWN.match(text):
         name = safe_text(".".join(filter(None, [param, found[1]])))
@@ -112,9 +115,11 @@ def of_engine(error: InflightError) -> APIError:
     return APIError(OF_CODES.get(error.code, 500), str(error))
 
 
-def of_response(response: Response) -> APIError:
-    """Of an error that the ranks found."""
+def of_response(response: Response, param: str | None = None) -> APIError:
+    """Of an error that the ranks found. `param`: the field that it is about, if the request is wrong."""
     if response.outcome == RequestTimedOut.outcome:
         return APIError(504, response.error_msg, headers={"x-should-retry": "false"})
     status = OF_CODES.get(response.error_code, 500)
-    return overloaded(status, response.error_msg) if status == 503 else APIError(status, response.error_msg)
+    if status == 503:
+        return overloaded(status, response.error_msg)
+    return APIError(status, response.error_msg, param=param if status == 400 else None)

@@ -192,7 +192,7 @@ class App:
             tools=read_definitions(body.tools)[1] if body.tools else None,
             kwargs=body.chat_template_kwargs,
         )
-        return self._encoder.encode(text, limits, add_special_tokens=bool(body.add_special_tokens))
+        return self._encoder.encode(text, limits, add_special_tokens=bool(body.add_special_tokens), field="messages")
 
     async def _detokenize(self, scope: Scope, receive: Receive, send: Send) -> int:
         with self._guard.admitted(scope):

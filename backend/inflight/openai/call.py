@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from inflight.openai.chat_format import ChatFormat
 from inflight.openai.choice import Choice
 from inflight.openai.log_probs import LogProbWriter
+from inflight.openai.param_names import IN_PROMPT, ParamNames
 from inflight.request import Request
 
 
@@ -36,6 +37,8 @@ class Call:
     prompts: list[PromptCall]
     num_choices: int
     """Of each prompt."""
+    param_names: ParamNames = IN_PROMPT
+    """The fields that errors of the engine are about."""
     is_streamed: bool = False
     includes_usage: bool = False
     """Whether a stream ends with its usage."""

@@ -1,7 +1,7 @@
 """Bodies to calls: prompts become tokens, and fields become what the engine takes.
 
 All the work that grows with a request's text is done here, on a thread of its own. Every engine request that it makes
-can be served; raises APIError, and InvalidRequest where the engine's own limits say no.
+can be served; raises APIError.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from typing import Any
 
 from msgspec import structs
 
+from inflight.errors import InvalidRequest
 from inflight.generation_defaults import GenerationDefaults
 from inflight.guided_decoding import GuidedDecodingParams, Reasoning
 from inflight.lora import LoRARequest
@@ -22,16 +23,17 @@ from inflight.openai.api_error import context_too_long, invalid, unsupported
 from inflight.openai.call import Call, PromptCall, fresh_id
 from inflight.openai.chat_format import ChatFormat
 from inflight.openai.choice import Choice
-from inflight.openai.fields import Body, ChatBody, CompletionBody, check_refused, check_stream_options
-from inflight.openai.guides import read_guide
+from inflight.openai.fields import Body, ChatBody, CompletionBody, check_fields, check_stream_options
+from inflight.openai.guides import Found, read_guide
 from inflight.openai.log_probs import LogProbWriter
+from inflight.openai.param_names import ParamNames
 from inflight.openai.prompts import PromptEncoder, split_prompts
 from inflight.openai.reasoning import ReasoningSplitter, reasoning_tags
 from inflight.openai.reasoning_tokens import ReasoningTokens
 from inflight.openai.sampling import Biases, engine_priority, read_biases, sampling_config
 from inflight.openai.tool_use import ToolUse, read_tools
 from inflight.openai.tools.parser import tool_tags
-from inflight.output_config import MAX_LOG_PROBS, OutputConfig
+from inflight.output_config import OutputConfig
 from inflight.request import Request
 from inflight.request_limits import RequestLimits
 from inflight.text.detokenizer import Detokenizer
@@ -42,6 +44,7 @@ from inflight.text.tokenizer import Tokenizer
 
 COMPLETION_TOKENS = 16
 """New tokens of a completion that does not say, as OpenAI has it. A chat takes the rest of the context."""
+MAX_CHOICES = 128
 MAX_STOPS = 4
 MAX_STOP_CHARS = 1024
 MAX_WORDS = 1024
@@ -63,6 +66,7 @@ class Shared:
     bad_words: list[list[int]]
     end_ids: list[int]
     guide: GuidedDecodingParams | None
+    param_names: ParamNames
     stop_strings: StopStrings | None
 
 
@@ -92,7 +96,7 @@ class CallBuilder:
         self._max_request_ms = math.ceil(max_request_seconds * 1000)
 
     def chat(self, body: ChatBody, limits: RequestLimits, model: str, adapter: LoRARequest | None) -> Call:
-        check_refused(body)
+        check_fields(body)
         includes_usage = check_stream_options(body)
         use = read_tools(body, self._tool_parser, self._special_texts, knows_tools=self._encoder.knows_tools)
         text = self._encoder.render(
@@ -104,19 +108,21 @@ class CallBuilder:
             reasoning_effort=body.reasoning_effort,
         )
         # The template writes the special tokens itself.
-        token_ids = self._encoder.encode(text, limits, add_special_tokens=bool(body.add_special_tokens))
+        token_ids = self._encoder.encode(
+            text, limits, add_special_tokens=bool(body.add_special_tokens), field="messages"
+        )
         if body.top_logprobs and not body.logprobs:
             raise invalid("top_logprobs needs logprobs to be true", "top_logprobs")
-        output = _output_config(body.top_logprobs or 0, "top_logprobs") if body.logprobs else OutputConfig()
+        output = _output_config(body.top_logprobs or 0) if body.logprobs else OutputConfig()
         wanted = body.max_tokens if body.max_completion_tokens is None else body.max_completion_tokens
         format = self._chat_format(body, use, text)
-        guide = read_guide(body) if use is None else read_guide(body, use.guide, is_forced=use.is_forced)
-        if guide is not None and format is not None:
-            guide = self._with_tags(guide, text)
-        shared = self._shared(body, limits, 1, output, guide, adapter)
+        found = read_guide(body) if use is None else read_guide(body, use.guide, is_forced=use.is_forced)
+        if found is not None and format is not None:
+            found = found[0], self._with_tags(found[1], text)
+        shared = self._shared(body, limits, 1, output, found, adapter)
         request = self._request(body, token_ids, limits, wanted, None, shared)
         prompts = [self._prompt_call(body, request, shared, shown=frozenset() if format is None else self._tag_ids)]
-        return self._call(body, prompts, model, includes_usage, format=format)
+        return self._call(body, prompts, model, shared, includes_usage, format=format)
 
     @property
     def splits_reasoning(self) -> bool:
@@ -133,11 +139,11 @@ class CallBuilder:
         return ReasoningTokens(make_text_decoder(self._tokenizer, prompt, shown=self._tag_ids), splitter)
 
     def completion(self, body: CompletionBody, limits: RequestLimits, model: str, adapter: LoRARequest | None) -> Call:
-        check_refused(body)
+        check_fields(body)
         includes_usage = check_stream_options(body)
         output, scores_only = OutputConfig(), bool(body.echo) and body.max_tokens == 0
         if body.logprobs is not None:
-            output = _output_config(body.logprobs, "logprobs", of_prompt=bool(body.echo))
+            output = _output_config(body.logprobs, of_prompt=bool(body.echo))
         if body.stream and body.echo and body.logprobs is not None:
             raise invalid("echo together with logprobs is answered as a whole: leave out stream", "stream")
         add_special = body.add_special_tokens is not False
@@ -149,7 +155,7 @@ class CallBuilder:
             request = self._request(body, token_ids, limits, wanted, COMPLETION_TOKENS, shared)
             is_whole = isinstance(prompt, str) and len(request.input_token_ids) == len(token_ids)
             prompts.append(self._prompt_call(body, request, shared, str(prompt) if is_whole else None))
-        return self._call(body, prompts, model, includes_usage, scores_only=scores_only)
+        return self._call(body, prompts, model, shared, includes_usage, scores_only=scores_only)
 
     def _chat_format(self, body: ChatBody, use: ToolUse | None, prompt: str) -> ChatFormat | None:
         """`prompt`: the text that the template has made."""
@@ -188,6 +194,7 @@ class CallBuilder:
         body: Body,
         prompts: list[PromptCall],
         model: str,
+        shared: Shared,
         includes_usage: bool,
         *,
         scores_only: bool = False,
@@ -202,6 +209,7 @@ class CallBuilder:
             model=model,
             prompts=prompts,
             num_choices=body.n or 1,
+            param_names=shared.param_names,
             is_streamed=bool(body.stream),
             includes_usage=includes_usage,
             chat_format=format,
@@ -219,7 +227,7 @@ class CallBuilder:
         limits: RequestLimits,
         num_prompts: int,
         output: OutputConfig,
-        guide: GuidedDecodingParams | None,
+        guide: Found | None,
         adapter: LoRARequest | None,
     ) -> Shared:
         stops, biases = _stops(body), read_biases(body, limits.vocab_size)
@@ -235,7 +243,10 @@ class CallBuilder:
             biases=biases,
             bad_words=bad_words,
             end_ids=self._end_ids(body, limits.vocab_size),
-            guide=guide,
+            guide=None if guide is None else guide[1],
+            param_names=ParamNames(
+                "messages" if isinstance(body, ChatBody) else "prompt", "" if guide is None else guide[0]
+            ),
             stop_strings=StopStrings(stops) if stops else None,
         )
 
@@ -291,20 +302,32 @@ class CallBuilder:
         num_prompt, n = len(token_ids), body.n
         room = context - num_prompt
         if room < 1 or num_prompt > limits.max_input_len:
-            raise context_too_long(context, num_prompt)
+            raise context_too_long(context, num_prompt, shared.param_names.prompt)
+        name = "max_tokens" if getattr(body, "max_completion_tokens", None) is None else "max_completion_tokens"
         if wanted is not None and wanted < 1:
-            raise invalid(f"max_tokens must be at least 1 (or 0 with echo), got {wanted}", "max_tokens")
+            also = " (or 0 with echo)" if isinstance(body, CompletionBody) else ""
+            raise invalid(f"{name} must be at least 1{also}, got {wanted}", name)
         if wanted is not None and wanted > room:
-            raise context_too_long(context, num_prompt, wanted)
-        if n is not None and not 1 <= n <= limits.max_batch_size:
-            raise invalid(f"n must be between 1 and {limits.max_batch_size}, got {n}", "n")
+            raise context_too_long(context, num_prompt, name, wanted)
+        most = min(limits.max_batch_size, MAX_CHOICES)
+        if n is not None and not 1 <= n <= most:
+            raise invalid(f"n must be between 1 and {most}, got {n}", "n")
         max_tokens = wanted or min(default or room, room)
+        try:
+            return self._valid_request(body, token_ids, limits, max_tokens, shared)
+        except InvalidRequest as error:
+            raise invalid(str(error), shared.param_names.of(str(error))) from None
+
+    def _valid_request(
+        self, body: Body, token_ids: list[int], limits: RequestLimits, max_tokens: int, shared: Shared
+    ) -> Request:
+        """Raises APIError, and InvalidRequest where the engine's own limits say no."""
         request = Request(
             input_token_ids=token_ids,
             max_tokens=max_tokens,
             # Stop strings are found in text: the engine must send every token at once so that it can be stopped.
             streaming=bool(body.stream or body.stop),
-            sampling_config=sampling_config(body, self._defaults, shared.biases, num_prompt, max_tokens),
+            sampling_config=sampling_config(body, self._defaults, shared.biases, len(token_ids), max_tokens),
             output_config=shared.output,
             end_ids=shared.end_ids,
             bad_words=shared.bad_words,
@@ -312,7 +335,7 @@ class CallBuilder:
             priority=engine_priority(body.priority),
             allotted_time_ms=self._allotted_ms(body.allotted_time_ms),
             cache_salt=_cache_salt(body.cache_salt),
-            num_return_sequences=n or 1,
+            num_return_sequences=body.n or 1,
             lora_request=shared.adapter,
         )
         limits.validate(request)
@@ -331,9 +354,7 @@ class CallBuilder:
         return min(filter(None, [asked, self._max_request_ms]), default=0)
 
 
-def _output_config(count: int, name: str, *, of_prompt: bool = False) -> OutputConfig:
-    if not 0 <= count <= MAX_LOG_PROBS:
-        raise invalid(f"{name} must be between 0 and {MAX_LOG_PROBS}, got {count}", name)
+def _output_config(count: int, *, of_prompt: bool = False) -> OutputConfig:
     return OutputConfig(return_log_probs=True, num_log_probs=count, return_prompt_log_probs=of_prompt)
 
 

@@ -12,9 +12,11 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
+from inflight.errors import InvalidRequest
 from inflight.lora import LoRARequest
 from inflight.openai.api_error import context_too_long, invalid, of_response, unsupported
 from inflight.openai.dispatcher import Mailbox
+from inflight.openai.param_names import ParamNames
 from inflight.openai.prompts import PromptEncoder, split_prompts
 from inflight.output_config import AdditionalModelOutput, OutputConfig
 from inflight.request import Request
@@ -39,7 +41,7 @@ class EmbeddingBody(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
 def embedding_requests(
     body: EmbeddingBody, encoder: PromptEncoder, limits: RequestLimits, adapter: LoRARequest | None
 ) -> list[Request]:
-    """A request for each text. Raises APIError and InvalidRequest."""
+    """A request for each text. Raises APIError."""
     if body.encoding_format not in (None, *ENCODINGS):
         raise invalid(f"encoding_format must be one of {', '.join(ENCODINGS)}", "encoding_format")
     if body.dimensions not in (None, limits.hidden_size):
@@ -51,16 +53,19 @@ def embedding_requests(
     for prompt in split_prompts(body.input, "input"):
         if not prompt:
             raise invalid("input is empty: give at least one character or token", "input")
-        token_ids = encoder.encode(prompt, limits)
+        token_ids = encoder.encode(prompt, limits, field="input")
         if len(token_ids) > min(limits.max_input_len, limits.max_seq_len - 1, limits.kv_cache_tokens):
-            raise context_too_long(limits.max_seq_len, len(token_ids))
+            raise context_too_long(limits.max_seq_len, len(token_ids), "input")
         request = Request(
             input_token_ids=token_ids,
             max_tokens=1,
             output_config=OutputConfig(additional_model_outputs=[output]),
             lora_request=adapter,
         )
-        limits.validate(request)
+        try:
+            limits.validate(request)
+        except InvalidRequest as error:
+            raise invalid(str(error), ParamNames("input").of(str(error))) from None
         requests.append(request)
     return requests
 

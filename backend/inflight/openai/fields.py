@@ -10,13 +10,18 @@ from typing import Any, Literal, TypeVar
 import msgspec
 
 from inflight.openai.api_error import invalid, of_validation, unsupported
+from inflight.output_config import MAX_LOG_PROBS
+from inflight.text.safe_text import safe_text
 
 T = TypeVar("T")
 NOT_HERE = "this engine has no such thing"
+IN_MEMORY = ("in_memory", "in-memory")
+"""prompt_cache_retention of prefixes that are kept as long as there is room, as all are here."""
 
 
 class StreamOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     include_usage: bool | None = None
+    include_obfuscation: bool | None = None
     continuous_usage_stats: bool | None = None
 
 
@@ -155,7 +160,7 @@ class Body(TextBody, frozen=True, kw_only=True, forbid_unknown_fields=True):
     use_beam_search: bool | None = None
     length_penalty: float | None = None
     # OpenAI's
-    metadata: dict[str, Any] | None = None
+    metadata: dict[str, str] | None = None
     best_of: int | None = None
 
 
@@ -248,7 +253,6 @@ REFUSED: dict[str, tuple[tuple[object, ...], str]] = {
     "spaces_between_special_tokens": ((True,), "special tokens are written as they are"),
     "guided_decoding_backend": (("auto", "xgrammar"), "grammars are XGrammar's"),
     "guided_whitespace_pattern": ((), NOT_HERE),
-    "metadata": (({},), "chat completions are not kept: /v1/responses has metadata"),
     "chat_template": ((), "templates come from the checkpoint alone, because they are programs"),
     "documents": (([],), NOT_HERE),
     "echo": ((False,), "chat completions hold the answer alone"),
@@ -262,19 +266,32 @@ REFUSED: dict[str, tuple[tuple[object, ...], str]] = {
     "service_tier": (("auto", "default"), "there is one tier"),
     "store": ((False,), "chat completions are not kept: /v1/responses are"),
     "web_search_options": ((), NOT_HERE),
-    "verbosity": ((), NOT_HERE),
-    "prompt_cache_retention": ((), "tritonserver's model `llm` takes retention tensors"),
+    "verbosity": (("medium",), NOT_HERE),
+    "prompt_cache_retention": (IN_MEMORY, "tritonserver's model `llm` takes retention tensors"),
     "mm_processor_kwargs": ((), "this engine reads text"),
 }
 """Field -> the values that ask for nothing, and why others are refused."""
 
-ACCEPTED_UNUSED = ("user", "safety_identifier", "prompt_cache_key")
-"""They change no answer: they name the client's own user, or help caches to find equal prefixes, which are always
-shared here."""
+ACCEPTED_UNUSED = ("user", "safety_identifier", "prompt_cache_key", "metadata")
+"""They change no answer: they name the client's own user or note something for it, or help caches to find equal
+prefixes, which are always shared here."""
+
+LIMITS: dict[str, tuple[float, float]] = {
+    "temperature": (0, 2),
+    "frequency_penalty": (-2, 2),
+    "presence_penalty": (-2, 2),
+    "top_logprobs": (0, MAX_LOG_PROBS),
+}
+"""Field -> the least and the greatest number that OpenAI takes."""
+MAX_COMPLETION_LOG_PROBS = 5
+MAX_LOGIT_BIAS = 100
+MAX_METADATA = 16
+MAX_METADATA_KEY_CHARS = 64
+MAX_METADATA_VALUE_CHARS = 512
 
 
-def check_refused(body: Body) -> None:
-    """Raise APIError for the first field that is set and not honoured."""
+def check_fields(body: Body) -> None:
+    """Raise APIError for the first field that is set and not honoured, or is beyond OpenAI's limits."""
     for name, (harmless, why) in REFUSED.items():
         if name == "echo" and isinstance(body, CompletionBody):
             continue
@@ -283,6 +300,32 @@ def check_refused(body: Body) -> None:
             raise unsupported(name, why)
     if body.best_of is not None and body.best_of != (body.n or 1):
         raise unsupported("best_of", "set n")
+    for name, (low, high) in LIMITS.items():
+        check_number(name, getattr(body, name, None), low, high)
+    if isinstance(body, CompletionBody):
+        check_number("logprobs", body.logprobs, 0, MAX_COMPLETION_LOG_PROBS)
+    for token, bias in (body.logit_bias or {}).items():
+        check_number("logit_bias", bias, -MAX_LOGIT_BIAS, MAX_LOGIT_BIAS, f" for token {safe_text(token, 32)}")
+    check_metadata(body.metadata or {})
+
+
+def check_number(name: str, value: float | None, low: float, high: float, what: str = "") -> None:
+    """Raise APIError if it is given and outside [low, high]. `what`: which of several it is."""
+    if value is not None and not low <= value <= high:
+        raise invalid(f"{name} must be between {low} and {high}, got {value}{what}", name)
+
+
+def check_metadata(metadata: dict[str, str]) -> None:
+    """Raise APIError if it is larger than OpenAI takes it."""
+    is_short = all(
+        len(key) <= MAX_METADATA_KEY_CHARS and len(value) <= MAX_METADATA_VALUE_CHARS for key, value in metadata.items()
+    )
+    if len(metadata) > MAX_METADATA or not is_short:
+        raise invalid(
+            f"metadata may have {MAX_METADATA} keys of {MAX_METADATA_KEY_CHARS} characters and values of "
+            f"{MAX_METADATA_VALUE_CHARS}",
+            "metadata",
+        )
 
 
 def check_stream_options(body: Body) -> bool:
@@ -294,6 +337,8 @@ def check_stream_options(body: Body) -> bool:
         raise invalid("stream_options is only allowed when stream is true", "stream_options")
     if options.continuous_usage_stats:
         raise unsupported("stream_options.continuous_usage_stats", "usage comes once, at the end")
+    if options.include_obfuscation:
+        raise unsupported("stream_options.include_obfuscation", NOT_HERE)
     return bool(options.include_usage)
 
 

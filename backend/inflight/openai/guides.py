@@ -19,11 +19,9 @@ Found = tuple[str, GuidedDecodingParams]
 """The field that says so, and the grammar."""
 
 
-def read_guide(
-    body: Body, calls: GuidedDecodingParams | None = None, *, is_forced: bool = True
-) -> GuidedDecodingParams | None:
-    """`calls`: the grammar of tool calls; unless `is_forced`, also that of the answer in their place. Raises APIError
-    if fields contradict each other, or ask for what XGrammar is not told here."""
+def read_guide(body: Body, calls: GuidedDecodingParams | None = None, *, is_forced: bool = True) -> Found | None:
+    """None if the output follows no grammar. `calls`: that of tool calls; unless `is_forced`, also that of the answer
+    in their place. Raises APIError if fields contradict each other, or ask for what XGrammar is not told here."""
     found: list[Found] = [*_of_structured_outputs(body), *_of_guided(body)]
     if calls is None or is_forced or answer_form(body.response_format) is None:
         found = [*_of_response_format(body.response_format), *found]
@@ -32,7 +30,7 @@ def read_guide(
     if len(found) > 1:
         first, second = found[0][0], found[1][0]
         raise invalid(f"{first} and {second} are two grammars for one output: give one of them", second)
-    return found[0][1] if found else None
+    return found[0] if found else None
 
 
 def answer_form(given: dict[str, Any] | None) -> Form | None:

@@ -17,8 +17,9 @@ FIELDS: dict[str, type | tuple[type, ...]] = {
     "reasoning": str,
     "reasoning_content": str,
     "refusal": str,
+    "annotations": list,
 }
-"""What a message may have; null counts as not given."""
+"""What a message may have; null counts as not given, and so does an empty list but as content."""
 
 
 def read_messages(given: list[dict[str, Any]], *, knows_developer: bool) -> list[dict[str, Any]]:
@@ -33,7 +34,7 @@ def read_messages(given: list[dict[str, Any]], *, knows_developer: bool) -> list
 
 
 def _read(given: dict[str, Any], where: str) -> dict[str, Any]:
-    message = {name: value for name, value in given.items() if value is not None}
+    message = {name: value for name, value in given.items() if value is not None and (value != [] or name == "content")}
     for name, value in message.items():
         if name not in FIELDS:
             raise invalid(f"{where} has a field that messages do not have here", where, "unknown_parameter")
@@ -41,9 +42,10 @@ def _read(given: dict[str, Any], where: str) -> dict[str, Any]:
             raise invalid(f"{where}.{name} has the wrong type", f"{where}.{name}", "invalid_type")
     if message.get("role") not in ROLES:
         raise invalid(f"{where}.role must be one of {', '.join(ROLES)}", f"{where}.role")
-    if "content" not in message and not (message["role"] == "assistant" and message.keys() & {"tool_calls", "refusal"}):
+    if "content" not in message and message["role"] != "assistant":  # an answer may have been calls or reasoning alone
         raise invalid(f"{where}.content is missing", f"{where}.content")
     message["content"] = _text(message.get("content", message.pop("refusal", "")), where)
+    message.pop("annotations", None)  # of an earlier answer: they say nothing to a model
     # Both names are in use for what a model has thought before an answer; templates know one or the other.
     thought = message.get("reasoning") or message.get("reasoning_content")
     if thought:

@@ -65,13 +65,16 @@ class PromptEncoder:
         """Families whose calls the chat template writes: one if that is certain."""
         return [] if self._template is None else self._template.tool_families
 
-    def encode(self, prompt: Prompt, limits: RequestLimits, *, add_special_tokens: bool = True) -> list[int]:
-        """Raises APIError: a text that cannot fit is refused before it is tokenised, which would take long."""
+    def encode(
+        self, prompt: Prompt, limits: RequestLimits, *, add_special_tokens: bool = True, field: str = "prompt"
+    ) -> list[int]:
+        """`field`: where the prompt stands. Raises APIError: a text that cannot fit is refused before it is tokenised,
+        which would take long."""
         if not isinstance(prompt, str):
             return prompt
         if not prompt:
-            raise invalid("prompt is empty: give at least one character or token", "prompt")
-        self._check_length(prompt, limits)
+            raise invalid(f"{field} is empty: give at least one character or token", field)
+        self._check_length(prompt, limits, field)
         encode = self._tokenizer.encode if add_special_tokens else self._tokenizer.encode_plain
         return encode(prompt)
 
@@ -117,10 +120,11 @@ class PromptEncoder:
             raise unsupported("reasoning_effort", sentence)
         return asked
 
-    def _check_length(self, text: str, limits: RequestLimits) -> None:
+    def _check_length(self, text: str, limits: RequestLimits, field: str) -> None:
         num_bytes = len(text.encode("utf-8", "surrogatepass"))
         if num_bytes > self._max_text_bytes:
-            raise APIError(413, f"the prompt has {num_bytes} bytes, more than max_text_bytes {self._max_text_bytes}")
+            sentence = f"the prompt has {num_bytes} bytes, more than max_text_bytes {self._max_text_bytes}"
+            raise APIError(413, sentence, param=field)
         most = self._tokenizer.max_bytes_per_token
         if most is not None and num_bytes > most * limits.max_input_len:
-            raise context_too_long(limits.max_seq_len, -(-num_bytes // most))
+            raise context_too_long(limits.max_seq_len, -(-num_bytes // most), field)

@@ -38,8 +38,6 @@ def sampling_config(
     body: Body, defaults: GenerationDefaults, biases: Biases, num_prompt_tokens: int, max_tokens: int
 ) -> SamplingConfig:
     """Raises APIError or InvalidRequest; ranges that the engine checks for all clients are left to it."""
-    if body.temperature is not None and body.temperature < 0:
-        raise invalid(f"temperature must not be negative, got {body.temperature}", "temperature")
     if body.top_p is not None and not 0 < body.top_p <= 1:
         raise invalid(f"top_p must be above 0 and at most 1, got {body.top_p}", "top_p")
     if body.seed is not None and not MIN_SEED <= body.seed <= MAX_SEED:

@@ -9,9 +9,10 @@ import msgspec
 import pytest
 from openai_server import CLIENT, PlayedEngine, Running, checkpoint_folder, openai_server
 
-from inflight.errors import EngineUnavailable, QueueFull
+from inflight.errors import EngineUnavailable, InvalidRequest, QueueFull
 from inflight.openai import fields
 from inflight.openai.fields import ACCEPTED_UNUSED, REFUSED, ChatBody, CompletionBody
+from inflight.result import Response
 from inflight.text.stop_strings import StopStrings
 
 CHATS, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
@@ -24,7 +25,7 @@ TABLE = [
     (COMPLETIONS, {**COMPLETION, "wrong": 1}, 400, "wrong", "Unrecognized request argument", "unknown_parameter"),
     (COMPLETIONS, {**COMPLETION, "max_tokens": "7"}, 400, "max_tokens", "Expected `int", "invalid_type"),
     (COMPLETIONS, {**COMPLETION, "logprobs": "all"}, 400, "logprobs", "Expected `int", "invalid_type"),
-    (COMPLETIONS, {**COMPLETION, "logprobs": 21}, 400, "logprobs", "between 0 and 20", None),
+    (COMPLETIONS, {**COMPLETION, "logprobs": 6}, 400, "logprobs", "between 0 and 5", None),
     (COMPLETIONS, {**COMPLETION, "max_tokens": 0}, 400, "max_tokens", "at least 1", None),
     (
         COMPLETIONS,
@@ -34,27 +35,33 @@ TABLE = [
         "maximum context length",
         "context_length_exceeded",
     ),
-    (COMPLETIONS, {"prompt": [1] * 600}, 400, "messages", "maximum context length", "context_length_exceeded"),
-    (COMPLETIONS, {"prompt": "x" * 5000}, 400, "messages", "maximum context length", "context_length_exceeded"),
+    (COMPLETIONS, {"prompt": [1] * 600}, 400, "prompt", "maximum context length", "context_length_exceeded"),
+    (COMPLETIONS, {"prompt": "x" * 5000}, 400, "prompt", "maximum context length", "context_length_exceeded"),
     (COMPLETIONS, {"prompt": ""}, 400, "prompt", "empty", None),
     (COMPLETIONS, {"prompt": []}, 400, "prompt", "empty", None),
-    (COMPLETIONS, {"prompt": [[]]}, 400, None, "empty", None),
+    (COMPLETIONS, {"prompt": [[]]}, 400, "prompt", "empty", None),
     (COMPLETIONS, {"prompt": [1, "a"]}, 400, "prompt", "must be a text", None),
-    (COMPLETIONS, {"prompt": [-1]}, 400, None, "outside the vocabulary", None),
+    (COMPLETIONS, {"prompt": [-1]}, 400, "prompt", "outside the vocabulary", None),
     (COMPLETIONS, {"prompt": ["a"] * 1025}, 400, "prompt", "more than 1024", None),
     (COMPLETIONS, {**COMPLETION, "n": 0}, 400, "n", "between 1 and 8", None),
     (COMPLETIONS, {**COMPLETION, "n": 16384}, 400, "n", "between 1 and 8", None),
-    (COMPLETIONS, {**COMPLETION, "temperature": -1}, 400, "temperature", "negative", None),
+    (COMPLETIONS, {**COMPLETION, "temperature": -1}, 400, "temperature", "between 0 and 2", None),
+    (COMPLETIONS, {**COMPLETION, "temperature": 2.1}, 400, "temperature", "between 0 and 2, got 2.1", None),
+    (COMPLETIONS, {**COMPLETION, "frequency_penalty": 3}, 400, "frequency_penalty", "between -2 and 2", None),
+    (COMPLETIONS, {**COMPLETION, "presence_penalty": -2.1}, 400, "presence_penalty", "between -2 and 2", None),
+    (COMPLETIONS, {**COMPLETION, "logit_bias": {"5": 101}}, 400, "logit_bias", "got 101.0 for token 5", None),
+    (COMPLETIONS, {**COMPLETION, "metadata": {"a": 1}}, 400, "metadata", "Expected `str`", "invalid_type"),
+    (COMPLETIONS, {**COMPLETION, "metadata": {"a": "b" * 513}}, 400, "metadata", "values of 512", None),
     (COMPLETIONS, {**COMPLETION, "top_p": 0}, 400, "top_p", "above 0", None),
-    (COMPLETIONS, {**COMPLETION, "min_p": 2}, 400, None, "min_p must be between 0 and 1", None),
+    (COMPLETIONS, {**COMPLETION, "min_p": 2}, 400, "min_p", "min_p must be between 0 and 1", None),
     (COMPLETIONS, {**COMPLETION, "seed": 2**65}, 400, "seed", "", None),
     (COMPLETIONS, {**COMPLETION, "stop": ["a"] * 5}, 400, "stop", "more than 4", None),
     (COMPLETIONS, {**COMPLETION, "stop": ""}, 400, "stop", "characters", None),
     (COMPLETIONS, {**COMPLETION, "logit_bias": {"cat": 1}}, 400, "logit_bias", "token ids", None),
-    (COMPLETIONS, {**COMPLETION, "logit_bias": {"999": 1}}, 400, None, "outside", None),
+    (COMPLETIONS, {**COMPLETION, "logit_bias": {"999": 1}}, 400, "logit_bias", "outside", None),
     (COMPLETIONS, {**COMPLETION, "stop_token_ids": [999]}, 400, "stop_token_ids", "token ids", None),
     (COMPLETIONS, {**COMPLETION, "allowed_token_ids": []}, 400, "allowed_token_ids", "at least one", None),
-    (COMPLETIONS, {**COMPLETION, "min_tokens": 99}, 400, None, "min_tokens", None),
+    (COMPLETIONS, {**COMPLETION, "min_tokens": 99}, 400, "min_tokens", "min_tokens", None),
     (COMPLETIONS, {**COMPLETION, "priority": 2**40}, 400, "priority", "between", None),
     (COMPLETIONS, {**COMPLETION, "cache_salt": ""}, 400, "cache_salt", "bytes", None),
     (COMPLETIONS, {**COMPLETION, "request_id": "a b"}, 400, "request_id", "printable", None),
@@ -80,8 +87,8 @@ TABLE = [
         None,
     ),
     (COMPLETIONS, {**COMPLETION, "guided_choice": []}, 400, "guided_choice", "not empty", None),
-    (COMPLETIONS, {**COMPLETION, "guided_regex": "a", "ignore_eos": True}, 400, None, "end token", None),
-    (COMPLETIONS, {**COMPLETION, "guided_regex": "a" * 9000}, 400, None, "8192", None),
+    (COMPLETIONS, {**COMPLETION, "guided_regex": "a", "ignore_eos": True}, 400, "guided_regex", "end token", None),
+    (COMPLETIONS, {**COMPLETION, "guided_regex": "a" * 9000}, 400, "guided_regex", "8192", None),
     (
         COMPLETIONS,
         {**COMPLETION, "structured_outputs": {"json": {}, "regex": "a"}},
@@ -100,6 +107,8 @@ TABLE = [
     ),
     (COMPLETIONS, {**COMPLETION, "model": "gpt-5"}, 404, "model", "does not exist", "model_not_found"),
     (COMPLETIONS, {**COMPLETION, "model": "../../etc/passwd"}, 404, "model", "does not exist", "model_not_found"),
+    (CHATS, {"messages": [{"role": "user", "content": "x" * 5000}]}, 400, "messages", "max", "context_length_exceeded"),
+    (CHATS, {**CHAT, "max_completion_tokens": 0}, 400, "max_completion_tokens", "at least 1, got 0", None),
     (CHATS, {"messages": []}, 400, "messages", "empty", None),
     (CHATS, {"messages": "hi"}, 400, "messages", "Expected `array`", "invalid_type"),
     (CHATS, {"messages": [{"role": "user"}]}, 400, "messages[0].content", "missing", None),
@@ -156,7 +165,7 @@ TABLE = [
         CHATS,
         {**CHAT, "max_completion_tokens": 600, "max_tokens": 2},
         400,
-        "max_tokens",
+        "max_completion_tokens",
         "context",
         "context_length_exceeded",
     ),
@@ -185,6 +194,25 @@ def test_what_is_no_json_object_is_refused(running: Running, body: bytes) -> Non
     assert response.status_code == 400, response.text
     assert response.json()["error"]["type"] == "invalid_request_error"
     assert len(response.text) < 1000
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "param"),
+    [
+        (COMPLETIONS, {**COMPLETION, "guided_grammar": "root ::= a"}, "guided_grammar"),
+        (CHATS, {**CHAT, "response_format": {"type": "json_object"}}, "response_format"),
+        ("/v1/responses", {"input": "hi", "text": {"format": {"type": "json_object"}}}, "text.format"),
+        (CHATS, {**CHAT, "user": "me"}, None),
+    ],
+)
+def test_what_the_ranks_refuse_names_the_field(
+    running: Running, path: str, body: dict[str, Any], param: str | None
+) -> None:
+    sentence = "the grammar takes more than 5 s to compile"
+    running.engine.script = lambda request: [Response.of_error(request.request_id, InvalidRequest(sentence))]
+    response = running.post(path, body)
+    assert (response.status_code, response.json()["error"]["param"]) == (400, param)
+    assert response.json()["error"]["message"] == sentence
 
 
 def test_a_refusal_repeats_little_of_what_was_sent(running: Running) -> None:

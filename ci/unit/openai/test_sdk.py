@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any
 
 import openai
 import pytest
@@ -26,6 +27,19 @@ def test_a_chat(running: Running, client: openai.OpenAI) -> None:
     assert [choice.message.content for choice in answer.choices] == [TEXT, TEXT]
     assert answer.choices[0].logprobs.content[0].top_logprobs[0].token == "H"
     assert answer.usage.total_tokens == answer.usage.prompt_tokens + answer.usage.completion_tokens
+
+
+def test_values_that_ask_for_nothing_are_taken(running: Running, client: openai.OpenAI) -> None:
+    options: dict[str, Any] = {"user": "me", "safety_identifier": "x", "prompt_cache_key": "y", "service_tier": "auto"}
+    options |= {"metadata": {"run": "7"}, "store": False, "verbosity": "medium", "prompt_cache_retention": "in_memory"}
+    options |= {"logprobs": False, "modalities": ["text"], "n": 1, "logit_bias": {}, "stop": [], "seed": 1}
+    answer = client.chat.completions.create(model="llm", messages=MESSAGES, **options).choices[0]
+    earlier = {**answer.message.model_dump(), "annotations": [], "tool_calls": []}
+    messages = [*MESSAGES, earlier, *MESSAGES]
+    options |= {"stream": True, "stream_options": {"include_usage": False, "include_obfuscation": False}}
+    chunks = list(client.chat.completions.create(model="llm", messages=messages, **options))
+    assert "".join(chunk.choices[0].delta.content or "" for chunk in chunks) == TEXT
+    assert bytes(running.engine.sent.input_token_ids).decode() == f"user: hi\nassistant: {TEXT}\nuser: hi\nassistant: "
 
 
 def test_a_streamed_chat(running: Running, client: openai.OpenAI) -> None:

@@ -32,6 +32,7 @@ from inflight.text.safe_text import safe_text
 NO_OWN_TOOLS = "this engine runs no tools of its own, it calls functions of the client"
 NAMES = {
     "messages": "input",
+    "max_completion_tokens": "max_output_tokens",
     "max_tokens": "max_output_tokens",
     "response_format": "text.format",
     "reasoning_effort": "reasoning.effort",

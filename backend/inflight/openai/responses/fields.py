@@ -10,13 +10,10 @@ from typing import Any, Literal
 import msgspec
 
 from inflight.openai.api_error import invalid, unsupported
-from inflight.openai.fields import NOT_HERE, TextBody
+from inflight.openai.fields import IN_MEMORY, NOT_HERE, TextBody, check_metadata
 
 LOG_PROBS = "message.output_text.logprobs"
 ENCRYPTED_REASONING = "reasoning.encrypted_content"
-MAX_METADATA = 16
-MAX_METADATA_KEY_CHARS = 64
-MAX_METADATA_VALUE_CHARS = 512
 
 
 class TextFormat(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -114,7 +111,7 @@ REFUSED: dict[str, tuple[tuple[object, ...], str]] = {
     "prompt": ((), "no prompt is stored here: send its text as instructions and input"),
     "truncation": (("disabled",), "nothing is left out of a conversation: shorten its input"),
     "service_tier": (("auto", "default"), "there is one tier"),
-    "prompt_cache_retention": ((), "tritonserver's model `llm` takes retention tensors"),
+    "prompt_cache_retention": (IN_MEMORY, "tritonserver's model `llm` takes retention tensors"),
     "prompt_cache_options": ((), "equal prefixes are always shared; cache_salt keeps them apart"),
     "moderation": ((), NOT_HERE),
     "context_management": (([],), "nothing is left out of a conversation: shorten its input"),
@@ -151,16 +148,4 @@ def check_body(body: ResponseBody) -> None:
         raise invalid("stream_options is only allowed when stream is true", "stream_options")
     if body.max_output_tokens is not None and body.max_output_tokens < 1:
         raise invalid(f"max_output_tokens must be at least 1, got {body.max_output_tokens}", "max_output_tokens")
-    _check_metadata(body.metadata or {})
-
-
-def _check_metadata(metadata: dict[str, str]) -> None:
-    is_short = all(
-        len(key) <= MAX_METADATA_KEY_CHARS and len(value) <= MAX_METADATA_VALUE_CHARS for key, value in metadata.items()
-    )
-    if len(metadata) > MAX_METADATA or not is_short:
-        raise invalid(
-            f"metadata may have {MAX_METADATA} keys of {MAX_METADATA_KEY_CHARS} characters and values of "
-            f"{MAX_METADATA_VALUE_CHARS}",
-            "metadata",
-        )
+    check_metadata(body.metadata or {})

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import msgspec
@@ -10,7 +11,8 @@ import msgspec
 from inflight.lora import LoRARequest
 from inflight.openai.api_error import APIError, invalid, unsupported
 from inflight.openai.call_builder import CallBuilder
-from inflight.openai.responses.chat_body import chat_body, renamed
+from inflight.openai.param_names import ParamNames
+from inflight.openai.responses.chat_body import NAMES, chat_body, renamed
 from inflight.openai.responses.conversation import chat_messages
 from inflight.openai.responses.fields import LOG_PROBS, ResponseBody, check_body
 from inflight.openai.responses.items import Item, read_items
@@ -51,6 +53,8 @@ class ResponseRequest:
             call = builder.chat(chat, limits, model, adapter)
         except APIError as error:
             raise renamed(error) from None
+        names = call.param_names
+        call = replace(call, param_names=ParamNames(*(NAMES.get(name, name) for name in names)))
         if body.wants_log_probs and call.chat_format is not None:
             why = "the output may be more than text: leave out tools, and the operator's setting reasoning_parser"
             raise unsupported("include", f"{LOG_PROBS} is not given where {why}")
