@@ -1,10 +1,14 @@
-"""A digest of what decides an engine's tokens, by which parts of a request that travel find out whether they fit."""
+"""Digests of what decides an engine's tokens: by one, parts of a request that travel find out whether they fit; the
+other tells clients whether equal requests may have other tokens now."""
 
 from __future__ import annotations
 
+import functools
 import hashlib
 from collections.abc import Sequence
 from pathlib import Path
+
+from msgspec import structs
 
 from inflight.engine_description import EngineDescription
 
@@ -14,6 +18,21 @@ TAIL_BYTES = 2**16
 apart without reading gigabytes."""
 FILES = ("*.json", "*.safetensors", "*.model", "*.txt")
 """Of a checkpoint and of its tokenizer."""
+
+ALIKE = ("checkpoint", "num_ranks", "data_parallel_size")
+"""Fields of EngineDescription on which no bit of a logit depends: a folder's name, and how many replicas there are."""
+FINGERPRINT_BYTES = 6
+
+
+@functools.lru_cache(maxsize=4)
+def system_fingerprint(folders: tuple[str, ...], description: EngineDescription) -> str:
+    """Of the files in the folders of the checkpoint and the tokenizer, and of all else that may change a bit of a
+    logit: device, data types, layers, how ranks share them, versions. With the same of these it outlives every
+    start."""
+    decisive = {name: value for name, value in structs.asdict(description).items() if name not in ALIKE}
+    digest = hashlib.blake2b(repr(decisive).encode(), digest_size=FINGERPRINT_BYTES)
+    digest.update(checkpoint_digest(folders, description))
+    return f"fp_{digest.hexdigest()}"
 
 
 def checkpoint_digest(folders: Sequence[str], description: EngineDescription) -> bytes:

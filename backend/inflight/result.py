@@ -125,6 +125,9 @@ class Result(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     is_sequence_final: bool = False
     decoding_iter: int = 0
     """Iterations that have brought the sequence tokens so far."""
+    num_cached_tokens: int = 0
+    """The same as in the metrics, but with the first Result that the client gets of the first sequence, so that a
+    stop string does not come before it, nor a replay change it. 0 on the others."""
     context_phase_params: ContextPhaseParams | None = None
     """With the last Result of a context-only request whose output goes on."""
     request_perf_metrics: PerfMetrics | None = None

@@ -43,9 +43,9 @@ CLIENT = httpx.Client(timeout=180, trust_env=False, verify=False)
 Script = Callable[[Request], list[Response]]
 
 
-def say(text: str = TEXT, *, ends: bool = True) -> Script:
+def say(text: str = TEXT, *, ends: bool = True, num_cached: int = 0) -> Script:
     """Every sequence says `text`, a byte a token, as far as max_tokens goes; then it ends, or `ends` is false and it
-    goes on for ever."""
+    goes on for ever. `num_cached`: tokens of the prompt that were in the KV cache."""
 
     def play(request: Request) -> list[Response]:
         ids = [*text.encode(), END_ID][: request.max_tokens]
@@ -65,6 +65,7 @@ def say(text: str = TEXT, *, ends: bool = True) -> Script:
                         finish=finish if is_last else FinishReason.NOT_FINISHED,
                         is_final=is_last and index == count - 1,
                         is_first=number == 0,
+                        num_cached=num_cached,
                     )
                 )
         return responses
@@ -80,6 +81,7 @@ def result(
     finish: FinishReason = FinishReason.NOT_FINISHED,
     is_final: bool = False,
     is_first: bool = False,
+    num_cached: int = 0,
 ) -> Response:
     """With log probabilities if they were asked for: -token / 256 of a token, and those of the tokens below it."""
     config, tensors = request.output_config, []
@@ -100,6 +102,7 @@ def result(
             is_final=is_final,
             is_sequence_final=finish is not FinishReason.NOT_FINISHED,
             sequence_index=index,
+            num_cached_tokens=num_cached if is_first and index == 0 else 0,
         ),
     )
 

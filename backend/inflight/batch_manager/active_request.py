@@ -67,6 +67,7 @@ class ActiveRequest:
         """A Result with the tokens of one of its sequences that no earlier Result held, or of a beam search with all. A
         sequence that has finished must be passed only once."""
         is_finished = sequence.is_finished
+        is_first = not (sequence.index or sequence.num_returned_tokens)
         token_ids, log_probs, cum_log_prob = _beam(sequence) if sequence.beams is not None else _news(sequence)
         self.num_open -= is_finished
         is_final = self.num_open == self._num_silent
@@ -82,6 +83,7 @@ class ActiveRequest:
             sequence_index=sequence.index,
             is_sequence_final=is_finished,
             decoding_iter=sequence.num_decoding_iters,
+            num_cached_tokens=sequence.num_cached_prompt_tokens if is_first else 0,
             request_perf_metrics=self._perf_metrics() if is_final else None,
         )
 

@@ -324,6 +324,11 @@ class Sequence:
             return None
         return PostProcessing(request.logits_post_processor_name, request.request_id, request.client_id)
 
+    @property
+    def num_cached_prompt_tokens(self) -> int:
+        """Of the prompt, when it was started first."""
+        return min(self.num_cached_at_start or 0, self.num_prompt_tokens)
+
     def reason_to_finish(self) -> FinishReason:
         """Why its newest token ends it, or NOT_FINISHED. End tokens count only after `min_tokens` others."""
         length = len(self.token_ids)
@@ -353,7 +358,7 @@ class Sequence:
             kv_cache_alloc_new_blocks=self.num_allocated_blocks,
             kv_cache_reused_blocks=self.num_reused_blocks,
             kv_cache_missed_blocks=self.num_missed_blocks,
-            num_cached_tokens=min(self.num_cached_at_start or 0, self.num_prompt_tokens),
+            num_cached_tokens=self.num_cached_prompt_tokens,
             total_draft_tokens=self.speculation.num_draft_tokens if self.speculation is not None else 0,
             total_accepted_draft_tokens=self.speculation.num_accepted_tokens if self.speculation is not None else 0,
             first_iter=self.first_iter if self.beams is None else 0,

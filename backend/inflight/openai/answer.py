@@ -30,6 +30,7 @@ class WholeAnswer:
             "object": "chat.completion" if call.is_chat else "text_completion",
             "created": call.created,
             "model": call.model,
+            "system_fingerprint": call.system_fingerprint or None,
             "choices": [make(choice) for choice in self._generation.choices],
             "usage": usage(call, self._generation),
         }
@@ -72,4 +73,9 @@ class WholeAnswer:
 def usage(call: Call, generation: Generation) -> dict[str, Any]:
     """The tokens of all prompts and of all choices."""
     num_prompt, num_new = call.num_prompt_tokens, generation.num_tokens
-    return {"prompt_tokens": num_prompt, "completion_tokens": num_new, "total_tokens": num_prompt + num_new}
+    return {
+        "prompt_tokens": num_prompt,
+        "completion_tokens": num_new,
+        "total_tokens": num_prompt + num_new,
+        "prompt_tokens_details": {"cached_tokens": generation.num_cached_tokens},
+    }

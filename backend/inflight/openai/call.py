@@ -50,6 +50,8 @@ class Call:
     scores_only: bool = False
     """The engine has been asked for a token only to have the prompt's log probabilities: it is no part of the
     answer."""
+    system_fingerprint: str = ""
+    """Of what computes it; "" = not known."""
     client_id: str = ""
     created: int = field(default_factory=lambda: int(time.time()))
 

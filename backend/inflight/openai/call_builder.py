@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from itertools import chain
 from typing import Any
@@ -82,9 +82,10 @@ class CallBuilder:
         max_request_seconds: float = 0.0,
         tool_parser: str = "",
         reasoning_parser: str = "",
+        fingerprint: Callable[[], str] = str,
     ) -> None:
-        """`tool_parser`, `reasoning_parser`: families whose text the checkpoint writes, "" = none. Raises
-        ConfigurationError."""
+        """`tool_parser`, `reasoning_parser`: families whose text the checkpoint writes, "" = none. `fingerprint`: tells
+        the engine's, "" = unknown. Raises ConfigurationError."""
         self._tokenizer = tokenizer
         self._encoder = encoder
         self._defaults = defaults
@@ -93,6 +94,7 @@ class CallBuilder:
         self._reasoning_tags = reasoning_tags(reasoning_parser) if reasoning_parser else None
         self._special_texts = frozenset(filter(None, map(tokenizer.token, tokenizer.special_ids)))
         self._tag_ids = self._special_ids(tool_tags(tool_parser) if tool_parser else (), self._reasoning_tags or ())
+        self._fingerprint = fingerprint
         self._max_request_ms = math.ceil(max_request_seconds * 1000)
 
     def chat(self, body: ChatBody, limits: RequestLimits, model: str, adapter: LoRARequest | None) -> Call:
@@ -218,6 +220,7 @@ class CallBuilder:
             else None,
             returns_token_ids=bool(body.return_token_ids),
             scores_only=scores_only,
+            system_fingerprint=self._fingerprint(),
             client_id=_client_id(body.request_id),
         )
 

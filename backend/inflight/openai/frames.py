@@ -22,7 +22,7 @@ class Frames:
     """Of one stream of either kind. A `part` is JSON: a delta of a chat, a text of a completion."""
 
     def __init__(self, head: dict[str, Any], part: str, num_choices: int) -> None:
-        """`head`: id, object, created and model of all chunks. `part`: "delta" or "text"."""
+        """`head`: what all chunks have in common, as id and model. `part`: "delta" or "text"."""
         # The object's closing bracket goes: choices follow.
         self._open = b"data: " + _encode(head)[:-1] + b',"choices":['
         name = b',"' + part.encode() + b'":'

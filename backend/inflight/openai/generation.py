@@ -32,6 +32,8 @@ class Generation:
         """By number of the prompt, if they were asked for."""
         self._perf_metrics: dict[int, PerfMetrics] = {}
         """By request. That of one which a stop string has ended comes too late."""
+        self._num_cached: dict[int, int] = {}
+        """By request, if there are any."""
 
     @property
     def choices(self) -> list[Choice]:
@@ -49,8 +51,8 @@ class Generation:
 
     @property
     def num_cached_tokens(self) -> int:
-        """Of the prompts whose last response has come."""
-        return sum(perf.num_cached_tokens for perf in self._perf_metrics.values())
+        """Of the prompts, in the KV cache when they were begun."""
+        return sum(self._num_cached.values())
 
     def timings(self) -> list[tuple[PerfMetrics, int]]:
         """(what the ranks tell, tokens of the longest choice) of each prompt that they have completed."""
@@ -68,6 +70,8 @@ class Generation:
                 raise of_response(response, self._call.param_names.of(response.error_msg))
             if result.finish_reason is FinishReason.CANCELLED:
                 raise overloaded(503, ENDED_EARLY)
+            if result.num_cached_tokens:
+                self._num_cached.setdefault(request_id, result.num_cached_tokens)
             if result.request_perf_metrics is not None:
                 self._perf_metrics[request_id] = result.request_perf_metrics
             choice = self._choices[request_id][result.sequence_index]

@@ -23,6 +23,7 @@ from pathlib import Path
 import uvicorn
 from starlette.types import ASGIApp
 
+from inflight.checkpoint_digest import system_fingerprint
 from inflight.config import EngineConfig
 from inflight.errors import ConfigurationError
 from inflight.executor.executor import attach_executor, find_engine_config
@@ -188,6 +189,7 @@ class OpenAIServer:
 
     def make_app(self, front: Front, dispatcher: Dispatcher, threads: TextThreads, feed: BatchFeed) -> ASGIApp:
         options, config = self._options, self._config
+        folders = (config.gpt_model_path, config.tokenizer_dir)
         return App(
             front=front,
             dispatcher=dispatcher,
@@ -198,6 +200,7 @@ class OpenAIServer:
                 max_request_seconds=options.max_request_seconds,
                 tool_parser=self._tool_parser,
                 reasoning_parser=options.reasoning_parser,
+                fingerprint=lambda: system_fingerprint(folders, front.description),
             ),
             encoder=self._encoder,
             tokenizer=self._tokenizer,

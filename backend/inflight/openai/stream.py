@@ -41,6 +41,7 @@ class StreamedAnswer:
             "object": "chat.completion.chunk" if call.is_chat else "text_completion",
             "created": call.created,
             "model": call.model,
+            "system_fingerprint": call.system_fingerprint or None,
         }
         self._frames = Frames(head, "delta" if call.is_chat else "text", len(choices))
         self._deltas = [ChatDeltas(call.chat_format) for _ in choices]

@@ -72,6 +72,15 @@ def test_the_ends_of_the_cases_differ() -> None:
     assert reasons["length"] is reasons["max_seq_len"] is FinishReason.LENGTH
 
 
+@pytest.mark.parametrize(("cut", "num_cached"), [(0, 4), (3, 0)])
+def test_what_was_cached_for_a_client_that_has_tokens_was_told_it_with_these(cut: int, num_cached: int) -> None:
+    request = make_request(1, 6, 12)
+    harness = Harness(max_seq_len=40)
+    harness.serve(make_request(2, request.input_token_ids, 1))
+    harness.serve(replayed(request, undisturbed(request)[0], cut))
+    assert harness.results(1)[0].num_cached_tokens == num_cached
+
+
 def test_a_replayed_request_may_be_paused() -> None:
     harness = Harness(policy=SchedulerPolicy.MAX_UTILIZATION, num_blocks=6, max_num_tokens=64)
     requests = [make_request(1, 8, 14), make_request(2, 8, 12)]

@@ -225,7 +225,7 @@ def test_cached_tokens_are_those_of_the_first_start() -> None:
     """A paused sequence finds its own blocks again: those it has computed."""
     harness = Harness(policy=SchedulerPolicy.MAX_UTILIZATION, num_blocks=6, max_num_tokens=64)
     harness.serve(make_request(1, list(range(9)), 1))
-    harness.submit(make_request(2, list(range(9)), 14), make_request(3, list(range(50, 58)), 12))
+    harness.submit(make_request(2, list(range(9)), 14, streaming=True), make_request(3, list(range(50, 58)), 12))
     num_paused = 0
     for _ in range(100):
         harness.step()
@@ -233,6 +233,8 @@ def test_cached_tokens_are_those_of_the_first_start() -> None:
     assert num_paused > 0
     cached = [harness.final(number).request_perf_metrics.num_cached_tokens for number in (1, 2, 3)]  # type: ignore[union-attr]
     assert cached == [0, 8, 0]
+    told = [result.num_cached_tokens for result in harness.results(2)]
+    assert told == [8] + [0] * (len(told) - 1), "with the first result, and only there"
 
 
 def test_a_paused_sequence_waits_for_its_outstanding_token() -> None:

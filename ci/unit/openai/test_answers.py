@@ -243,6 +243,28 @@ def test_offsets_run_on_in_the_chunks_of_a_stream(running: Running) -> None:
     assert [offset for each in found for offset in each["text_offset"]] == [0, 1, 2, 3, 4]
 
 
+@pytest.mark.parametrize(("path", "body"), [(CHATS, CHAT), (COMPLETIONS, {"prompt": ["a", "b"]})])
+@pytest.mark.parametrize("stop", [None, "lo"])
+def test_the_usage_has_the_cached_tokens_of_all_prompts(
+    running: Running, path: str, body: dict[str, Any], stop: str | None
+) -> None:
+    """Also of a text that a stop string ends: the ranks have not told its metrics by then."""
+    running.engine.script = say(num_cached=1, ends=stop is None)
+    body = {**body, "stop": stop, "n": 2, "max_tokens": 64}
+    usage = running.post(path, body).json()["usage"]
+    assert usage["prompt_tokens_details"] == {"cached_tokens": 1 if path == CHATS else 2}
+    *_, last, _ = running.events(path, {**body, "stream_options": {"include_usage": True}})
+    assert last["usage"] == usage
+    running.engine.enqueued.clear()
+
+
+def test_the_fingerprint_is_the_same_in_answers_and_chunks(running: Running) -> None:
+    one, *chunks = running.post(CHATS, CHAT).json(), *running.events(CHATS, CHAT)[:-1]
+    assert one["system_fingerprint"].startswith("fp_")
+    assert {chunk["system_fingerprint"] for chunk in chunks} == {one["system_fingerprint"]}
+    assert running.post(COMPLETIONS, {"prompt": "a"}).json()["system_fingerprint"] == one["system_fingerprint"]
+
+
 def test_echo_and_no_tokens_scores_the_prompt(running: Running) -> None:
     response = running.post(COMPLETIONS, {"prompt": "abc", "max_tokens": 0, "echo": True, "logprobs": 1}).json()
     (choice,) = response["choices"]

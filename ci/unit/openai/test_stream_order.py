@@ -28,7 +28,7 @@ def test_the_bytes_of_a_chat(running: Running) -> None:
     assert response.headers["content-type"] == "text/event-stream; charset=utf-8"
     first = json.loads(response.text.split("\n\n")[0][6:])
     head = f'{{"id":"{first["id"]}","object":"chat.completion.chunk","created":{first["created"]},'
-    head += '"model":"llm","choices":['
+    head += f'"model":"llm","system_fingerprint":"{first["system_fingerprint"]}","choices":['
     assert first["id"].startswith("chatcmpl-")
     assert response.text == "".join(
         f"data: {event}\n\n"
@@ -36,7 +36,8 @@ def test_the_bytes_of_a_chat(running: Running) -> None:
             head + '{"index":0,"delta":{"role":"assistant","content":""},"logprobs":null,"finish_reason":null}]}',
             head + '{"index":0,"delta":{"content":"Hello, world"},"logprobs":null,"finish_reason":null}]}',
             head + '{"index":0,"delta":{},"logprobs":null,"finish_reason":"stop","stop_reason":null}]}',
-            head + '],"usage":{"prompt_tokens":20,"completion_tokens":13,"total_tokens":33}}',
+            head + '],"usage":{"prompt_tokens":20,"completion_tokens":13,"total_tokens":33,'
+            '"prompt_tokens_details":{"cached_tokens":0}}}',
             "[DONE]",
         )
     )
@@ -45,7 +46,8 @@ def test_the_bytes_of_a_chat(running: Running) -> None:
 def test_the_bytes_of_a_completion(running: Running) -> None:
     response = running.post(COMPLETIONS, {**COMPLETION, "stream": True})
     first = json.loads(response.text.split("\n\n")[0][6:])
-    head = f'{{"id":"{first["id"]}","object":"text_completion","created":{first["created"]},"model":"llm","choices":['
+    head = f'{{"id":"{first["id"]}","object":"text_completion","created":{first["created"]},'
+    head += f'"model":"llm","system_fingerprint":"{first["system_fingerprint"]}","choices":['
     assert first["id"].startswith("cmpl-")
     assert response.text == "".join(
         f"data: {event}\n\n"
@@ -118,7 +120,8 @@ def test_several_prompts_number_their_choices_on(running: Running) -> None:
     assert done == "[DONE]"
     assert {event["choices"][0]["index"] for event in events} == {0, 1, 2, 3}
     assert usage["choices"] == []
-    assert usage["usage"] == {"prompt_tokens": 2, "completion_tokens": 12, "total_tokens": 14}
+    counts = {"prompt_tokens": 2, "completion_tokens": 12, "total_tokens": 14}
+    assert usage["usage"] == {**counts, "prompt_tokens_details": {"cached_tokens": 0}}
 
 
 def test_a_completion_repeats_its_prompt_first(running: Running) -> None:

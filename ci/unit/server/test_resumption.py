@@ -5,6 +5,7 @@ pytest ci/unit/server/test_resumption.py
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,7 @@ from fake_executor import FakeExecutor
 from fake_pb_utils import ResponseSender
 from played_backend import LONG
 
-from inflight.checkpoint_digest import checkpoint_digest
+from inflight.checkpoint_digest import checkpoint_digest, system_fingerprint
 from inflight.engine_description import EngineDescription
 from inflight.result import FinishReason, Response, Result
 from inflight.server.resume_token import Part, ResumeToken, ResumeTokenWriter
@@ -196,6 +197,28 @@ def test_a_checkpoint_is_known_by_its_files(tmp_path: Path) -> None:
     folder = str(tmp_path / "0")
     other = EngineDescription(device="cpu", dtype="bfloat16", checkpoint="renamed")
     assert checkpoint_digest((folder,), other) != one == checkpoint_digest((folder,), description)
+
+
+def test_a_fingerprint_follows_what_may_change_a_bit_and_nothing_else(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text("{}")
+
+    def fingerprint(**fields: Any) -> str:
+        return system_fingerprint((str(tmp_path), ""), EngineDescription(device="cpu", **fields))
+
+    one = fingerprint(dtype="float32")
+    assert re.fullmatch(r"fp_[0-9a-f]{12}", one)
+    same: dict[str, Any] = {"num_ranks": 2, "data_parallel_size": 2, "checkpoint": "renamed"}
+    assert fingerprint(dtype="float32", **same) == one
+    changes: list[dict[str, Any]] = [
+        *({"layers": "compiled"}, {"deterministic": True}, {"tensor_parallel_size": 2}, {"device_name": "Zen"}),
+        *({"weight_dtype": "int4"}, {"kv_cache_dtype": "fp8"}, {"torch_version": "3"}, {"inflight_version": "9"}),
+    ]
+    assert len({one, *(fingerprint(dtype="float32", **change) for change in changes)}) == 1 + len(changes)
+    system_fingerprint.cache_clear()
+    assert fingerprint(dtype="float32") == one
+    (tmp_path / "config.json").write_text("[]")
+    system_fingerprint.cache_clear()
+    assert fingerprint(dtype="float32") != one
 
 
 def test_what_adds_up_decides_the_tokens_of_coarse_types_only() -> None:

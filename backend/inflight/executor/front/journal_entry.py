@@ -76,6 +76,8 @@ class JournalEntry:
     _num_moves: int = 0
     """Replays because ranks were replaced, which journal_max_replays does not bound."""
     _is_cancelled: bool = False
+    _num_cached_tokens: int = 0
+    """Of its prompt, where its context phase began."""
     _context_phase_params: ContextPhaseParams | None = None
     """From which the generation phase begins, until ranks have taken it up."""
     _held: list[Result] = field(default_factory=list)
@@ -130,6 +132,7 @@ class JournalEntry:
         """The same of the context phase. What was cut off behind its first token has not ended for its client; a
         request that is answered at its end is told nothing, and gets its first tokens from the ranks that go on."""
         params, reason = result.context_phase_params, result.finish_reason
+        self._num_cached_tokens = self._num_cached_tokens or result.num_cached_tokens
         is_over = result.is_final and params is None
         if result.is_final and reason is FinishReason.TIMED_OUT:
             return self.end(reason)
@@ -169,6 +172,9 @@ class JournalEntry:
 
     def _note(self, result: Result) -> Result | None:
         delivered = self._of(result.sequence_index)
+        if self.is_second_half and result.num_cached_tokens:
+            # What the ranks of its context phase have handed over was in no cache.
+            result = structs.replace(result, num_cached_tokens=self._num_cached_tokens)
         if self._is_beam_search:
             if self.num_replays and result.decoding_iter <= delivered.num_iterations:
                 # A replayed search repeats its choices from the first one on.

@@ -86,6 +86,16 @@ def test_who_is_answered_at_the_end_is_answered_by_the_second() -> None:
 
 
 @pytest.mark.parametrize("streaming", [True, False])
+def test_cached_are_the_tokens_that_the_first_replica_had(streaming: bool) -> None:
+    front = start()
+    request_id = submit(front, streaming=streaming)
+    end_context(front, request_id, [5], num_cached_tokens=1)
+    last = {"finish_reason": FinishReason.LENGTH, "is_final": True, "is_sequence_final": True}
+    say(front, request_id, [6, 7], num_cached_tokens=0 if streaming else 3, **last)
+    assert [result.num_cached_tokens for result in received(front)] == ([1, 0] if streaming else [1])
+
+
+@pytest.mark.parametrize("streaming", [True, False])
 def test_an_output_that_ends_with_its_first_token_ends_there(streaming: bool) -> None:
     front = start()
     request_id = submit(front, streaming, num_return_sequences=2)

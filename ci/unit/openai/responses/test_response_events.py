@@ -22,7 +22,7 @@ from inflight.openai.responses.output import Output
 from inflight.openai.tools.parser import make_tool_parser
 from inflight.openai.tools.tool import Tool
 from inflight.request import Request
-from inflight.result import FinishReason, PerfMetrics, Response
+from inflight.result import FinishReason, Response
 
 RESPONSES = "/v1/responses"
 PING: dict[str, Any] = {"type": "function", "name": "ping", "parameters": {"type": "object"}}
@@ -146,15 +146,7 @@ def test_reasoning_that_the_prompt_opens_is_counted(thinking: Running) -> None:
 
 
 def test_cached_tokens_are_what_the_engine_says(running: Running) -> None:
-    def play(request: Request) -> list[Response]:
-        (last,) = say()(request)
-        assert last.result is not None
-        metrics = PerfMetrics(num_cached_tokens=16)
-        made = {name: getattr(last.result, name) for name in last.result.__struct_fields__}
-        kept = type(last.result)(**{**made, "request_perf_metrics": metrics})
-        return [Response(request_id=request.request_id, result=kept)]
-
-    running.engine.script = play
+    running.engine.script = say(num_cached=16)
     usage = running.post(RESPONSES, {"input": "hi"}).json()["usage"]
     assert usage["input_tokens_details"] == {"cached_tokens": 16}
 
