@@ -88,7 +88,13 @@ class App:
         self._runner = CallRunner(dispatcher, threads, metrics, spans)
         self._feed = feed
         self._responses = ResponsesApi(
-            front=front, builder=builder, runner=self._runner, names=names, guard=guard, store=store
+            front=front,
+            builder=builder,
+            runner=self._runner,
+            names=names,
+            guard=guard,
+            store=store,
+            threads=threads,
         )
         self._allows_lora_updates = allows_lora_updates
         self._pooling = pooling

@@ -7,11 +7,9 @@ can be served; raises APIError.
 from __future__ import annotations
 
 import math
-import re
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from itertools import chain
-from typing import Any
 
 from msgspec import structs
 
@@ -20,7 +18,8 @@ from inflight.generation_defaults import GenerationDefaults
 from inflight.guided_decoding import GuidedDecodingParams, Reasoning
 from inflight.lora import LoRARequest
 from inflight.openai.api_error import context_too_long, invalid, unsupported
-from inflight.openai.call import Call, PromptCall, fresh_id
+from inflight.openai.bounded_fields import read_request_id, read_salt, read_stops, read_words
+from inflight.openai.call import Call, PromptCall
 from inflight.openai.chat_format import ChatFormat
 from inflight.openai.choice import Choice
 from inflight.openai.fields import Body, ChatBody, CompletionBody, check_fields, check_stream_options
@@ -45,15 +44,10 @@ from inflight.text.tokenizer import Tokenizer
 COMPLETION_TOKENS = 16
 """New tokens of a completion that does not say, as OpenAI has it. A chat takes the rest of the context."""
 MAX_CHOICES = 128
-MAX_STOPS = 4
-MAX_STOP_CHARS = 1024
-MAX_WORDS = 1024
-MAX_SALT_BYTES = 256
 MAX_COPIED_BYTES = 2**26
 """Of what all prompts of a body share and each brings to the engine."""
 ENTRY_BYTES = 256
 """What a word or a bias counts of that, because of the time that each takes on its way: 2000 words take 20 ms."""
-_REQUEST_ID = re.compile(r"[!-~]{1,128}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -100,19 +94,7 @@ class CallBuilder:
     def chat(self, body: ChatBody, limits: RequestLimits, model: str, adapter: LoRARequest | None) -> Call:
         check_fields(body)
         includes_usage = check_stream_options(body)
-        use = read_tools(body, self._tool_parser, self._special_texts, knows_tools=self._encoder.knows_tools)
-        text = self._encoder.render(
-            body.messages,
-            add_generation_prompt=body.add_generation_prompt,
-            continue_final_message=body.continue_final_message,
-            tools=None if use is None else use.definitions,
-            kwargs=body.chat_template_kwargs,
-            reasoning_effort=body.reasoning_effort,
-        )
-        # The template writes the special tokens itself.
-        token_ids = self._encoder.encode(
-            text, limits, add_special_tokens=bool(body.add_special_tokens), field="messages"
-        )
+        use, text, token_ids = self._chat_prompt(body, limits)
         if body.top_logprobs and not body.logprobs:
             raise invalid("top_logprobs needs logprobs to be true", "top_logprobs")
         output = _output_config(body.top_logprobs or 0) if body.logprobs else OutputConfig()
@@ -125,6 +107,26 @@ class CallBuilder:
         request = self._request(body, token_ids, limits, wanted, None, shared)
         prompts = [self._prompt_call(body, request, shared, shown=frozenset() if format is None else self._tag_ids)]
         return self._call(body, prompts, model, shared, includes_usage, format=format)
+
+    def count_tokens(self, body: ChatBody, limits: RequestLimits) -> int:
+        """Of the prompt that a chat makes."""
+        check_fields(body)
+        return len(self._chat_prompt(body, limits)[2])
+
+    def _chat_prompt(self, body: ChatBody, limits: RequestLimits) -> tuple[ToolUse | None, str, list[int]]:
+        """The tools that are offered with it, its text, and its tokens."""
+        use = read_tools(body, self._tool_parser, self._special_texts, knows_tools=self._encoder.knows_tools)
+        text = self._encoder.render(
+            body.messages,
+            add_generation_prompt=body.add_generation_prompt,
+            continue_final_message=body.continue_final_message,
+            tools=None if use is None else use.definitions,
+            kwargs=body.chat_template_kwargs,
+            reasoning_effort=body.reasoning_effort,
+        )
+        # The template writes the special tokens itself.
+        special = bool(body.add_special_tokens)
+        return use, text, self._encoder.encode(text, limits, add_special_tokens=special, field="messages")
 
     @property
     def splits_reasoning(self) -> bool:
@@ -221,7 +223,7 @@ class CallBuilder:
             returns_token_ids=bool(body.return_token_ids),
             scores_only=scores_only,
             system_fingerprint=self._fingerprint(),
-            client_id=_client_id(body.request_id),
+            client_id=read_request_id(body.request_id),
         )
 
     def _shared(
@@ -233,8 +235,8 @@ class CallBuilder:
         guide: Found | None,
         adapter: LoRARequest | None,
     ) -> Shared:
-        stops, biases = _stops(body), read_biases(body, limits.vocab_size)
-        bad_words = self._tokenizer.encode_spellings(_words(body.bad_words))
+        stops, biases = read_stops(body), read_biases(body, limits.vocab_size)
+        bad_words = self._tokenizer.encode_spellings(read_words(body.bad_words))
         num_bytes = ENTRY_BYTES * (len(bad_words) + len(biases.logit_bias)) + len(biases.embedding_bias)
         if num_prompts > 1 and num_prompts * num_bytes > MAX_COPIED_BYTES:
             most = max(MAX_COPIED_BYTES // num_bytes, 1)
@@ -337,7 +339,7 @@ class CallBuilder:
             guided_decoding_params=shared.guide,
             priority=engine_priority(body.priority),
             allotted_time_ms=self._allotted_ms(body.allotted_time_ms),
-            cache_salt=_cache_salt(body.cache_salt),
+            cache_salt=read_salt(body.cache_salt),
             num_return_sequences=body.n or 1,
             lora_request=shared.adapter,
         )
@@ -369,33 +371,3 @@ def _truncated(body: Body, token_ids: list[int], most: int) -> list[int]:
         raise invalid(f"truncate_prompt_tokens must be -1 or at least 1, got {count}", "truncate_prompt_tokens")
     kept = most if count == -1 else count
     return token_ids[-kept:] if kept > 0 else token_ids
-
-
-def _stops(body: Body) -> list[str]:
-    stops = [body.stop] if isinstance(body.stop, str) else body.stop or []
-    if len(stops) > MAX_STOPS:
-        raise invalid(f"stop has {len(stops)} entries, more than {MAX_STOPS}", "stop")
-    if not all(0 < len(stop) <= MAX_STOP_CHARS for stop in stops):
-        raise invalid(f"stop must hold texts of 1 to {MAX_STOP_CHARS} characters", "stop")
-    return stops
-
-
-def _words(words: list[str] | None) -> list[str]:
-    words = words or []
-    if len(words) > MAX_WORDS or sum(map(len, words)) > MAX_WORDS * 16:
-        raise invalid(f"bad_words may have {MAX_WORDS} entries and {MAX_WORDS * 16} characters", "bad_words")
-    return words
-
-
-def _cache_salt(salt: str | None) -> str:
-    if salt is not None and not 0 < len(salt.encode("utf-8", "replace")) <= MAX_SALT_BYTES:
-        raise invalid(f"cache_salt must be a text of 1 to {MAX_SALT_BYTES} bytes", "cache_salt")
-    return salt or ""
-
-
-def _client_id(given: Any) -> str:
-    if given is None:
-        return fresh_id()
-    if not _REQUEST_ID.fullmatch(given):
-        raise invalid("request_id must be 1 to 128 printable ASCII characters without spaces", "request_id")
-    return str(given)

@@ -291,6 +291,8 @@ def test_health_follows_the_engine(running: Running) -> None:
         ("POST", "/", 405),
         ("DELETE", "/v1/nothing", 404),
         ("GET", "/v1/models/x", 404),
+        ("GET", "/v1/responses/input_tokens", 405),
+        ("POST", "/v1/responses/compact", 404),
     ],
 )
 def test_paths_and_methods(running: Running, method: str, path: str, status: int) -> None:

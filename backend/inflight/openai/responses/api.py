@@ -1,4 +1,5 @@
-"""The paths of the Responses API: POST /v1/responses, and GET and DELETE of a response that is kept."""
+"""The paths of the Responses API: POST /v1/responses, GET and DELETE of a response that is kept, and the count of an
+input's tokens."""
 
 from __future__ import annotations
 
@@ -16,9 +17,10 @@ from inflight.openai.fields import decode_body
 from inflight.openai.guard import Guard, tenant_of
 from inflight.openai.model_names import ModelNames
 from inflight.openai.rendering import Rendering
-from inflight.openai.responses.fields import ResponseBody
-from inflight.openai.responses.request import ResponseRequest
+from inflight.openai.responses.fields import InputTokensBody, ResponseBody
+from inflight.openai.responses.request import Put, ResponseRequest
 from inflight.openai.responses.store import ResponseStore, StoredResponse
+from inflight.openai.text_threads import TextThreads
 from inflight.text.safe_text import safe_text
 
 NONE_KEPT = (
@@ -37,6 +39,7 @@ class ResponsesApi:
         names: ModelNames,
         guard: Guard,
         store: ResponseStore,
+        threads: TextThreads,
     ) -> None:
         self._front = front
         self._builder = builder
@@ -44,10 +47,13 @@ class ResponsesApi:
         self._names = names
         self._guard = guard
         self._store = store
+        self._threads = threads
 
     def paths(self) -> dict[str, dict[str, Handler]]:
         return {
             "/v1/responses": {"POST": self._create},
+            "/v1/responses/input_tokens": {"POST": self._count_tokens},
+            "/v1/responses/compact": {"POST": self._compact},
             "/v1/responses/{id}": {"GET": self._retrieve, "DELETE": self._delete},
         }
 
@@ -57,16 +63,30 @@ class ResponsesApi:
             data = await self._guard.read_body(scope, receive)
             body = decode_body(data, ResponseBody)
             model, adapter = self._names.find(body.model)
-            previous = self._previous(body, tenant)
             put = self._store.put if self._keeps(body) else None
-            request = ResponseRequest(body, tenant, previous, put)
-            num_bytes = len(data) + (previous.num_bytes if previous is not None else 0)
+            request, num_before = self._request(body, tenant, put)
+            num_bytes = len(data) + num_before
 
             def build() -> tuple[Call, Rendering]:
                 made = request.build(self._builder, self._front.limits, model, adapter)
                 return made.call, made.rendering()
 
             return await self._runner.run(build, tenant, scope, receive, send, num_bytes=num_bytes, began=began)
+
+    async def _count_tokens(self, scope: Scope, receive: Receive, send: Send) -> int:
+        with self._guard.admitted(scope) as tenant:
+            data = await self._guard.read_body(scope, receive)
+            body = decode_body(data, InputTokensBody)
+            self._names.find(body.model)
+            request, num_before = self._request(body, tenant, None)
+            count = await self._threads.run(
+                len(data) + num_before, lambda: request.count_tokens(self._builder, self._front.limits)
+            )
+            return await send_json(send, {"object": "response.input_tokens", "input_tokens": count})
+
+    async def _compact(self, scope: Scope, receive: Receive, send: Send) -> int:
+        self._guard.check_key(scope)
+        raise APIError(404, "this server compacts no conversations: send a shorter one as input")
 
     async def _retrieve(self, scope: Scope, receive: Receive, send: Send) -> int:
         tenant = tenant_of(self._guard.check_key(scope))
@@ -83,6 +103,11 @@ class ResponsesApi:
         if self._store.take(response_id, tenant_of(self._guard.check_key(scope))) is None:
             raise _not_found(response_id)
         return await send_json(send, {"id": response_id, "object": "response", "deleted": True})
+
+    def _request(self, body: ResponseBody, tenant: int, put: Put | None) -> tuple[ResponseRequest, int]:
+        """With the bytes of the conversation before it."""
+        previous = self._previous(body, tenant)
+        return ResponseRequest(body, tenant, previous, put), 0 if previous is None else previous.num_bytes
 
     def _keeps(self, body: ResponseBody) -> bool:
         if body.store and not self._store.keeps_any:

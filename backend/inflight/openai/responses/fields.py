@@ -104,6 +104,12 @@ class ResponseBody(TextBody, frozen=True, kw_only=True, forbid_unknown_fields=Tr
         return LOG_PROBS in (self.include or ())
 
 
+class InputTokensBody(ResponseBody, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """POST /v1/responses/input_tokens"""
+
+    input: str | list[dict[str, Any]] = msgspec.field(default_factory=list)
+
+
 REFUSED: dict[str, tuple[tuple[object, ...], str]] = {
     "background": ((False,), "a response is made while its client waits"),
     "background_options": ((), "a response is made while its client waits"),

@@ -11,6 +11,7 @@ import msgspec
 from inflight.lora import LoRARequest
 from inflight.openai.api_error import APIError, invalid, unsupported
 from inflight.openai.call_builder import CallBuilder
+from inflight.openai.fields import ChatBody
 from inflight.openai.param_names import ParamNames
 from inflight.openai.responses.chat_body import NAMES, chat_body, renamed
 from inflight.openai.responses.conversation import chat_messages
@@ -42,13 +43,8 @@ class ResponseRequest:
     def build(
         self, builder: CallBuilder, limits: RequestLimits, model: str, adapter: LoRARequest | None
     ) -> ResponseCall:
-        """To be called on a text thread. Raises APIError and InvalidRequest."""
-        body = self._body
-        check_body(body)
-        items = [*self._items_before(), *read_items(self._input)]
-        if not items:
-            raise invalid("input is empty: give at least one item", "input")
-        chat = chat_body(body, chat_messages(items, body.instructions), returns_token_ids=builder.splits_reasoning)
+        """To be called on a text thread. Raises APIError."""
+        body, chat = self._body, self._chat(builder)
         try:
             call = builder.chat(chat, limits, model, adapter)
         except APIError as error:
@@ -60,6 +56,22 @@ class ResponseRequest:
             raise unsupported("include", f"{LOG_PROBS} is not given where {why}")
         keep = self._keep(_encode(self._input))
         return ResponseCall(call, ResponseObject(body, call), builder.reasoning_tokens(call), keep)
+
+    def count_tokens(self, builder: CallBuilder, limits: RequestLimits) -> int:
+        """Of its input, as the model gets it. To be called on a text thread. Raises APIError."""
+        chat = self._chat(builder)
+        try:
+            return builder.count_tokens(chat, limits)
+        except APIError as error:
+            raise renamed(error) from None
+
+    def _chat(self, builder: CallBuilder) -> ChatBody:
+        body = self._body
+        check_body(body)
+        items = [*self._items_before(), *read_items(self._input)]
+        if not items:
+            raise invalid("input is empty: give at least one item", "input")
+        return chat_body(body, chat_messages(items, body.instructions), returns_token_ids=builder.splits_reasoning)
 
     def _items_before(self) -> list[Item]:
         """Of the conversation that the request continues."""

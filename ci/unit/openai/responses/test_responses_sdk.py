@@ -55,6 +55,20 @@ def test_a_text(thinking: Running, client: openai.OpenAI) -> None:
     assert answer.usage.output_tokens_details.reasoning_tokens == 0
 
 
+def test_the_tokens_of_an_input_are_counted_as_the_answer_counts_them(thinking: Running, client: openai.OpenAI) -> None:
+    first = client.responses.create(model="llm", input="My name is Ada.")
+    options: dict[str, Any] = {"model": "llm", "instructions": "be short", "tools": [WEATHER]}
+    options |= {"input": "hi", "previous_response_id": first.id}
+    usage = client.responses.create(**options).usage
+    asked = len(thinking.engine.requests)
+    count = client.responses.input_tokens.count(**options)
+    assert (count.object, count.input_tokens) == ("response.input_tokens", usage.input_tokens)
+    assert len(thinking.engine.requests) == asked, "the engine is not asked"
+    with pytest.raises(openai.BadRequestError, match="input is empty"):
+        client.responses.input_tokens.count(model="llm")
+    assert client.responses.input_tokens.count(model="llm", input="a b " * 100).input_tokens > 400
+
+
 def test_a_stream(thinking: Running, client: openai.OpenAI) -> None:
     thinking.engine.script = say(THOUGHT + TEXT)
     events = list(client.responses.create(model="llm", input="hi", stream=True))

@@ -1,0 +1,45 @@
+"""Fields of bodies whose texts are bounded, because each costs others something."""
+
+from __future__ import annotations
+
+import re
+
+from inflight.openai.api_error import invalid
+from inflight.openai.call import fresh_id
+from inflight.openai.fields import Body
+
+MAX_STOPS = 4
+MAX_STOP_CHARS = 1024
+MAX_WORDS = 1024
+MAX_SALT_BYTES = 256
+_REQUEST_ID = re.compile(r"[!-~]{1,128}")
+
+
+def read_stops(body: Body) -> list[str]:
+    stops = [body.stop] if isinstance(body.stop, str) else body.stop or []
+    if len(stops) > MAX_STOPS:
+        raise invalid(f"stop has {len(stops)} entries, more than {MAX_STOPS}", "stop")
+    if not all(0 < len(stop) <= MAX_STOP_CHARS for stop in stops):
+        raise invalid(f"stop must hold texts of 1 to {MAX_STOP_CHARS} characters", "stop")
+    return stops
+
+
+def read_words(words: list[str] | None) -> list[str]:
+    words = words or []
+    if len(words) > MAX_WORDS or sum(map(len, words)) > MAX_WORDS * 16:
+        raise invalid(f"bad_words may have {MAX_WORDS} entries and {MAX_WORDS * 16} characters", "bad_words")
+    return words
+
+
+def read_salt(salt: str | None) -> str:
+    if salt is not None and not 0 < len(salt.encode("utf-8", "replace")) <= MAX_SALT_BYTES:
+        raise invalid(f"cache_salt must be a text of 1 to {MAX_SALT_BYTES} bytes", "cache_salt")
+    return salt or ""
+
+
+def read_request_id(given: str | None) -> str:
+    if given is None:
+        return fresh_id()
+    if not _REQUEST_ID.fullmatch(given):
+        raise invalid("request_id must be 1 to 128 printable ASCII characters without spaces", "request_id")
+    return given
