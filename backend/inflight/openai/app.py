@@ -114,6 +114,7 @@ class App:
             "/": _read(self._page),
             "/events": {"GET": self._events},
             "/health": _read(self._health),
+            "/health/ready": _read(self._health),
             "/metrics": _read(self._metrics_text),
         }
         routes = [Route(path, Endpoint(path, methods, self._metrics)) for path, methods in paths.items()]

@@ -122,7 +122,11 @@ class BackendServer:
         self._tokenizing = TokenizingThreads[WorkItem](self._submit)
         self._sending = SendingThread(executor, self._items, ResponsePace(rate), self._on_end)
         self._watch = WatchThread(
-            executor, self._items, config.cancellation_check_period_ms / 1000, self._on_engine_down
+            executor,
+            self._items,
+            config.cancellation_check_period_ms / 1000,
+            self._on_engine_down,
+            dialect.cancellation_log,
         )
         self._signs = SignThread(instance, lambda: not self._sending.has_failed)
         self._open_requests = OpenRequests(instance)
@@ -138,7 +142,13 @@ class BackendServer:
         """Take one pb_utils.InferenceRequest. Never raises, and ensures that it gets exactly one final response."""
         try:
             sender = request.get_response_sender()
-            reply = Reply(self._pb_utils, sender, is_unary=self._is_unary, open_requests=self._open_requests)
+            reply = Reply(
+                self._pb_utils,
+                sender,
+                is_unary=self._is_unary,
+                open_requests=self._open_requests,
+                writes_code=self._dialect.writes_code,
+            )
         except Exception as error:
             log_failure("taking a request", error)
             return

@@ -6,6 +6,7 @@ All the work that grows with a request's text is done here. Knows work items; no
 from __future__ import annotations
 
 from collections.abc import Collection
+from functools import partial
 
 from inflight.request import Request
 from inflight.server.beam_output import BeamOutput
@@ -57,10 +58,11 @@ class Preparation:
 
     def _outputs(self, client: ClientRequest, request: Request) -> list[SequenceOutput]:
         echo = self._echo(client, request)
+        shown = self._tokenizer.special_ids.difference(request.end_ids) if client.shows_special else frozenset[int]()
         stop_strings = StopStrings(client.stop_words) if client.stop_words else None
 
         def make_detokenizer() -> Detokenizer:
-            decoder = make_text_decoder(self._tokenizer, request.input_token_ids)
+            decoder = make_text_decoder(self._tokenizer, request.input_token_ids, shown=shown)
             return Detokenizer(decoder, stop_strings, request.sampling_config.min_tokens)
 
         def output(index: int) -> SequenceOutput:
@@ -71,14 +73,14 @@ class Preparation:
                 make_detokenizer(),
                 echo,
                 client.additional_outputs or (),
-                self._text_of_token,
+                partial(self._text_of_token, shown),
                 self._repeats,
             )
 
         return [output(index) for index in range(request.num_return_sequences)]
 
-    def _text_of_token(self, token_id: int) -> str:
-        decoder = make_text_decoder(self._tokenizer, [])
+    def _text_of_token(self, shown: frozenset[int], token_id: int) -> str:
+        decoder = make_text_decoder(self._tokenizer, [], shown=shown)
         return decoder.push(token_id) + decoder.flush()
 
     def _echo(self, client: ClientRequest, request: Request) -> Prompt | None:

@@ -278,9 +278,11 @@ def test_an_unexpected_failure_says_nothing_of_itself(running: Running, caplog: 
 
 
 def test_health_follows_the_engine(running: Running) -> None:
-    assert (running.get("/health").status_code, running.get("/health").content) == (200, b"")
-    running.engine.ready = False
-    assert running.get("/health").status_code == 503
+    for path in ("/health", "/health/ready"):
+        running.engine.ready = True
+        assert (running.get(path).status_code, running.get(path).content) == (200, b"")
+        running.engine.ready = False
+        assert running.get(path).status_code == 503
 
 
 @pytest.mark.parametrize(

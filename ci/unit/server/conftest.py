@@ -30,14 +30,15 @@ def senders(server: BackendServer):
 
 
 @pytest.fixture
-def server(executor: FakeExecutor) -> BackendServer:
+def server(executor: FakeExecutor, request: pytest.FixtureRequest) -> BackendServer:
+    """Of the dialect that its parameter names, `llm` without one."""
     pb.unloaded.clear()
     pb.MetricFamily.metrics.clear()
     server = BackendServer(
         pb_utils=pb,
         executor=executor,
         tokenizer=fake_tokenizer.byte_tokenizer(),
-        dialect=LLM,
+        dialect=getattr(request, "param", LLM),
         config=EngineConfig(cancellation_check_period_ms=3_600_000),
         model_name="llm",
         model_version="1",

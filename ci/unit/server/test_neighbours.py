@@ -83,7 +83,8 @@ def test_sampling_parameters_of_other_types() -> None:
     )
     assert (client.stop_words, client.stop_word_ids, client.bad_words) == (["a"], [[3], [4]], ["b"])
     assert (client.seed, client.min_p, client.num_log_probs, client.lora_name) == (2**64 - 2, 0.25, 3, "pirate")
-    assert (client.max_tokens, client.temperature) == (2**31 - 2, 1.0)
+    assert (client.max_tokens, client.temperature, client.shows_special) == (2**31 - 2, 1.0, False)
+    assert sampling({"skip_special_tokens": "false"}).shows_special
 
 
 @pytest.mark.parametrize(
@@ -105,7 +106,9 @@ def test_structured_outputs(guide: Any, kind: str, text: str | None) -> None:
     [
         ("[1]", "must be a JSON object"),
         ("{", "not valid JSON"),
-        ({"max_token": 3}, "did you mean max_tokens"),
+        ({"max_token": 3}, "sampling_parameters has an unknown key max_token: did you mean max_tokens"),
+        ({"\n" + "x" * 500: 3}, r"unknown key \\nx{40,300}\.\.\.$"),
+        ({"skip_special_tokens": 3}, "skip_special_tokens must be true or false"),
         ({"max_tokens": "many"}, "max_tokens must be a number"),
         ({"max_tokens": 1.5}, "max_tokens must be a whole number"),
         ({"temperature": True}, "temperature must be a number"),

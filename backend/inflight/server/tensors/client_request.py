@@ -96,6 +96,8 @@ class ClientRequest:
     """load or unload: this is no prompt, but an order that concerns the adapter."""
 
     exclude_input_in_output: bool | None = None
+    shows_special: bool = False
+    """Whether special tokens have text, but for those that end the output."""
     return_log_probs: bool = False
     num_log_probs: int | None = None
     return_prompt_log_probs: bool = False

@@ -197,6 +197,10 @@ class Dialect:
     """Error message, with the code CANCELLED, that a stop request is answered with; "" = success."""
     no_echo_in_streams: str = ""
     """Error message for a stream that asks for its prompt to be repeated; "" = the prompt is left out."""
+    writes_code: bool = True
+    """Whether the text of an error ends with its code in brackets: clients of some compare it with another server's."""
+    cancellation_log: tuple[str, str] | None = None
+    """What the log says before and after a request is cancelled whose client has disconnected; None = nothing."""
     has_vllm_metrics: bool = False
     """Whether its requests are counted under vLLM's names too."""
     parameters_as: str = ""

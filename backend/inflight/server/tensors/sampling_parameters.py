@@ -16,6 +16,7 @@ from typing import Any
 
 from inflight.errors import InvalidRequest
 from inflight.server.tensors.tensor_values import MAX_WORDS, MAX_WORDS_BYTES, Array, ReadLimits, read_scalar
+from inflight.text.safe_text import safe_text
 
 Setter = Callable[[str, Any], dict[str, Any]]
 """(key, value) -> fields of ClientRequest; raises InvalidRequest."""
@@ -48,7 +49,8 @@ def read_sampling_parameters(name: str, array: Array, limits: ReadLimits) -> dic
     for key in parameters:
         if key not in PARAMETERS_BY_NAME:
             near = difflib.get_close_matches(key, PARAMETERS_BY_NAME, 1)
-            raise InvalidRequest(f"{name} has an unknown key" + (f": did you mean {near[0]}" if near else ""))
+            hint = f": did you mean {near[0]}" if near else ""
+            raise InvalidRequest(f"{name} has an unknown key {safe_text(key)}{hint}")
     return read_options(parameters)
 
 
@@ -123,6 +125,10 @@ def _set_stop_tokens(key: str, value: Any) -> dict[str, Any]:
 
 def _set_ignore_eos(key: str, value: Any) -> dict[str, Any]:
     return {"end_id": -1} if _as_bool(key, value) else {}
+
+
+def _set_skip_special(key: str, value: Any) -> dict[str, Any]:
+    return {"shows_special": not _as_bool(key, value)}
 
 
 def _set_logit_bias(key: str, value: Any) -> dict[str, Any]:
@@ -200,8 +206,8 @@ PARAMETERS = (
     Parameter(name="lora_name", set=_text("lora_name"), field="lora_name"),
     Parameter(name="prompt_logprobs", neutral=None, reason="no output has them"),
     Parameter(name="detokenize", neutral=(True,), reason="the output is text"),
-    Parameter(name="skip_special_tokens", neutral=(True,), reason="special tokens have no text"),
-    Parameter(name="spaces_between_special_tokens", neutral=None, reason="special tokens have no text"),
+    Parameter(name="skip_special_tokens", set=_set_skip_special, field="shows_special"),
+    Parameter(name="spaces_between_special_tokens", neutral=None, reason="special tokens are written as they are"),
     Parameter(name="include_stop_str_in_output", neutral=(False,), reason="stop strings are cut off"),
     Parameter(name="output_kind", neutral=None, reason="set by stream"),
     Parameter(name="use_beam_search", neutral=(False,), reason="use the model llm, with beam_width"),

@@ -37,6 +37,8 @@ VLLM_MODEL = Dialect(
     required=(("text_input",),),
     defaults=DEFAULTS,
     no_echo_in_streams=("Error generating stream: When streaming, `exclude_input_in_output` = False is not allowed."),
+    writes_code=False,
+    cancellation_log=("[vllm] Cancelling the request", "[vllm] Successfully cancelled the request"),
     has_vllm_metrics=True,
     parameters_as="sampling_parameters",
     read_parameters=read_options,
