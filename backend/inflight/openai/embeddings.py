@@ -25,6 +25,7 @@ from inflight.request_limits import RequestLimits
 OUTPUT = "hidden_states"
 """What the network's head turns into logits."""
 ENCODINGS = ("float", "base64")
+NAMES = ParamNames("input")
 
 Vector = npt.NDArray[np.float32]
 Pooling = Literal["mean", "last"]
@@ -65,7 +66,7 @@ def embedding_requests(
         try:
             limits.validate(request)
         except InvalidRequest as error:
-            raise invalid(str(error), ParamNames("input").of(str(error))) from None
+            raise invalid(str(error), NAMES.of(str(error))) from None
         requests.append(request)
     return requests
 
@@ -77,7 +78,7 @@ async def collect_vectors(mailbox: Mailbox, request_ids: list[int], pooling: Poo
     while missing:
         for response in await mailbox.take():
             if response.result is None:
-                raise of_response(response)
+                raise of_response(response, NAMES.of(response.error_msg))
             for tensor in response.result.tensors:
                 if tensor.name == f"context_{OUTPUT}":
                     found[response.request_id] = pooled(tensor.array(), pooling)

@@ -68,14 +68,15 @@ def choose_tool_parser(asked: str, families: list[str], *, knows_tools: bool) ->
     `families`: those whose calls the chat template writes."""
     setting = "--openai-set tool_parser"
     if asked:
-        others = f"the chat template writes calls as {' and '.join(families)} does, and {setting} is {asked}"
-        return asked, others if families and asked not in families else ""
+        differs = f"the chat template writes calls of tools as {' and '.join(families)}, but {setting} is {asked}"
+        return asked, differs if families and asked not in families else ""
     if len(families) == 1:
-        return families[0], f"calls of tools are read as {families[0]}, which the chat template writes ({setting})"
+        known = f"calls of tools are read as {families[0]}, as the chat template writes them"
+        return families[0], f"{known}; {setting}=… names another family"
     if not knows_tools:
         return "", ""
     writes = f"as each of {', '.join(families)}" if families else "as no family that is known here"
-    return "", f"the chat template writes calls of tools {writes}: tool_choice auto needs {setting}=…"
+    return "", f"tool_choice auto is refused: the chat template writes calls of tools {writes}; {setting}=… names one"
 
 
 def read_tools(
@@ -108,7 +109,7 @@ def read_tools(
         _check_may_choose(family, knows_tools=knows_tools)
         answer = answer_form(body.response_format)
         is_held = len(offered) < len(tools) or any(tool.strict for tool in offered)
-        guide = _chosen_calls(body, family, offered, special_tokens, answer) if is_held or answer else None
+        guide = _chosen_calls(body, family, offered, special_tokens, answer) if is_held or answer is not None else None
         return use(parser=family, guide=guide, has_answer_form=answer is not None, keeps_one_call=one)
     try:
         guide = forced_call_guide(offered, name=name, parallel_tool_calls=not one)

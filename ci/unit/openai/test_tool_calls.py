@@ -388,18 +388,30 @@ def test_the_parser_is_that_of_the_templates_calls(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("asked", "families", "knows_tools", "parser", "words"),
     [
-        ("", ["hermes"], True, "hermes", "are read as hermes, which the chat template writes"),
+        (
+            "",
+            ["hermes"],
+            True,
+            "hermes",
+            "calls of tools are read as hermes, as the chat template writes them; ",
+        ),
         ("hermes", ["hermes"], True, "hermes", ""),
         (
             "mistral",
             ["hermes"],
             True,
             "mistral",
-            "writes calls as hermes does, and --openai-set tool_parser is mistral",
+            "calls of tools as hermes, but --openai-set tool_parser is mis",
         ),
         ("mistral", [], True, "mistral", ""),
-        ("", [], True, "", "as no family that is known here: tool_choice auto needs --openai-set tool_parser=…"),
-        ("", ["hermes", "mistral"], True, "", "as each of hermes, mistral: tool_choice auto needs"),
+        (
+            "",
+            [],
+            True,
+            "",
+            "the chat template writes calls of tools as no family that is known here; ",
+        ),
+        ("", ["hermes", "mistral"], True, "", "as each of hermes, mistral; --openai-set tool_parser=… names one"),
         ("", [], False, "", ""),
     ],
 )
