@@ -147,7 +147,7 @@ class BackendServer:
                 sender,
                 is_unary=self._is_unary,
                 open_requests=self._open_requests,
-                writes_code=self._dialect.writes_code,
+                uncoded=self._dialect.uncoded,
             )
         except Exception as error:
             log_failure("taking a request", error)

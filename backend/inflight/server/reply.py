@@ -1,7 +1,6 @@
 """Sends responses to one client through pb_utils' response sender, which must get exactly one final response.
 
-A gRPC stream and HTTP carry an error's message but not its code, so the code follows the message in brackets, but in
-the dialect of clients that compare messages.
+A gRPC stream and HTTP carry an error's message but not its code, so the code follows the message in brackets.
 
 A final response that cannot be sent (the server shuts down) is logged and not raised: the client cannot be reached any
 more, and the request counts as answered. Every call blocks for a round trip to tritonserver, so none is made by a
@@ -11,7 +10,7 @@ thread that other threads wait for.
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any
 
 from inflight.open_requests import OpenRequests
@@ -37,14 +36,14 @@ class Reply:
         *,
         is_unary: bool = False,
         open_requests: OpenRequests | None = None,
-        writes_code: bool = True,
+        uncoded: Collection[str] = (),
     ) -> None:
         """`is_unary`: the model is not decoupled, so that its only response is the final one. `open_requests`: counts
-        this one until its final response. `writes_code`: see Dialect."""
+        this one until its final response. `uncoded`: see Dialect."""
         self._pb_utils = pb_utils
         self._sender = sender
         self._is_unary = is_unary
-        self._writes_code = writes_code
+        self._uncoded = uncoded
         self._open_requests = open_requests
         if open_requests is not None:
             open_requests.begin()
@@ -64,11 +63,11 @@ class Reply:
             self._send_last(*(() if is_large else (response,)))
 
     def fail(self, code: str, message: str, final: bool = True) -> None:
-        """Send an error `message [code]`, or `message` alone, with the constant of TritonError that `code` names. It is
-        the final response unless other prompts of the request go on."""
+        """Send an error `message [code]`, with the constant of TritonError that `code` names. It is the final response
+        unless other prompts of the request go on."""
         errors = self._pb_utils.TritonError
         constant = getattr(errors, _TRITON_NAMES.get(code, code), None)
-        sentence = f"{message} [{code}]" if self._writes_code else message
+        sentence = message if code in self._uncoded else f"{message} [{code}]"
         error = errors(sentence) if constant is None else errors(sentence, constant)
         self._send_last(self._pb_utils.InferenceResponse(error=error), final=final)
 

@@ -11,7 +11,8 @@ from fake_executor import FakeExecutor, tokens
 from fake_tokenizer import byte_tokenizer
 from played_backend import LONG, finish
 
-from inflight.result import FinishReason
+from inflight.errors import EngineUnavailable
+from inflight.result import FinishReason, Response
 from inflight.server.backend_server import BackendServer
 from inflight.server.tensors.dialects import VLLM_MODEL
 
@@ -19,11 +20,15 @@ END_ID = byte_tokenizer().end_ids[0]
 pytestmark = pytest.mark.parametrize("server", [VLLM_MODEL], indirect=True)
 
 
-def test_errors_of_vllm_model_are_their_sentences_alone(ask: Any) -> None:
+def test_what_is_wrong_with_a_request_is_a_sentence_alone(ask: Any, executor: FakeExecutor) -> None:
     sender = ask({"text_input": "hi", "stream": True, "exclude_input_in_output": False})
     sentence = "Error generating stream: When streaming, `exclude_input_in_output` = False is not allowed."
     assert sender.error.message() == sentence
     assert sender.error.code() == pb.TritonError.INVALID_ARG
+    sender = ask({"text_input": "hi"})
+    executor.push(Response.of_error(executor.last.request_id, EngineUnavailable("the engine is gone")))
+    assert sender.finished.wait(LONG)
+    assert sender.error.message() == "the engine is gone [UNAVAILABLE]", "who may try again is told"
 
 
 def test_special_tokens_have_text_if_vllms_clients_ask_for_it(ask: Any, executor: FakeExecutor) -> None:

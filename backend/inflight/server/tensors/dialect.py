@@ -197,8 +197,8 @@ class Dialect:
     """Error message, with the code CANCELLED, that a stop request is answered with; "" = success."""
     no_echo_in_streams: str = ""
     """Error message for a stream that asks for its prompt to be repeated; "" = the prompt is left out."""
-    writes_code: bool = True
-    """Whether the text of an error ends with its code in brackets: clients of some compare it with another server's."""
+    uncoded: frozenset[str] = frozenset()
+    """Codes of errors whose text is the sentence alone, because clients compare it with another server's."""
     cancellation_log: tuple[str, str] | None = None
     """What the log says before and after a request is cancelled whose client has disconnected; None = nothing."""
     has_vllm_metrics: bool = False

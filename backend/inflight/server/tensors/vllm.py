@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from inflight.errors import InvalidRequest
 from inflight.server.tensors.dialect import Default, Dialect, Gathering, InputTensor, OutputTensor, TensorType
 from inflight.server.tensors.entries import NO_MEDIA, output, refused, scalar, single
 from inflight.server.tensors.sampling_parameters import read_options, read_sampling_parameters
@@ -37,7 +38,7 @@ VLLM_MODEL = Dialect(
     required=(("text_input",),),
     defaults=DEFAULTS,
     no_echo_in_streams=("Error generating stream: When streaming, `exclude_input_in_output` = False is not allowed."),
-    writes_code=False,
+    uncoded=frozenset({InvalidRequest.code}),
     cancellation_log=("[vllm] Cancelling the request", "[vllm] Successfully cancelled the request"),
     has_vllm_metrics=True,
     parameters_as="sampling_parameters",
