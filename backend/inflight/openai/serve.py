@@ -79,8 +79,6 @@ def serve(options: OpenAIOptions, *, tells_absence: bool = False) -> None:
     allow_connections(options.max_connections)
     config = EngineConfig.from_parameters(options.parameters)
     server = OpenAIServer(options, config)
-    if server.said_of_tools:
-        print(f"inflight: {server.said_of_tools}", file=sys.stderr, flush=True)
     with listen(options.host, options.port) as listener:
         if tells_absence:
             tell_absence(options.engine, config.worker_start_timeout_ms / 1000)
@@ -91,7 +89,7 @@ def serve(options: OpenAIOptions, *, tells_absence: bool = False) -> None:
             loop = new_loop()
             calm_gc()
             try:
-                loop.run_until_complete(server.run(front, attach, listener, announce))
+                loop.run_until_complete(server.run(front, attach, listener, partial(announce, tools=server.tools_note)))
             finally:
                 loop.close()
 
@@ -127,8 +125,10 @@ def tell_absence(engine: str, seconds: float) -> None:
         print(f"inflight: {absent}; waiting for it, {seconds:.0f} s at most", file=sys.stderr, flush=True)
 
 
-def announce(address: str) -> None:
-    print(f"inflight: OpenAI API on http://{address}/v1", file=sys.stderr, flush=True)
+def announce(address: str, *, tools: str) -> None:
+    """`tools`: what there is to say of them, "" = nothing."""
+    for note in filter(None, (f"OpenAI API on http://{address}/v1", tools)):
+        print(f"inflight: {note}", file=sys.stderr, flush=True)
 
 
 class OpenAIServer:
@@ -146,7 +146,7 @@ class OpenAIServer:
             max_text_bytes=config.max_text_bytes,
             template_kwargs=frozenset(options.chat_template_kwargs),
         )
-        self._tool_parser, self.said_of_tools = choose_tool_parser(
+        self._tool_parser, self.tools_note = choose_tool_parser(
             options.tool_parser, self._encoder.tool_families, knows_tools=self._encoder.knows_tools
         )
         self._spans = open_spans(config.otlp_traces_endpoint, is_outermost=True)
