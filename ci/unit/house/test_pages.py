@@ -24,6 +24,7 @@ from ci.feature_table import with_table
 from ci.pictures import survival
 from ci.site.anchors import anchor
 from ci.site.pages import LIST, all_pages
+from ci.tree import with_descriptions
 from inflight import config, errors, kv_cache_retention, lora, sampling_config
 from inflight.batch_manager.speculation import ngram_index
 from inflight.config import EngineConfig
@@ -205,6 +206,10 @@ def tree() -> tuple[str, ...]:
         found += ["".join(parents[:depth]) + name for name in names]
         parents[depth:] = [names[0]] if names[0].endswith("/") else []
     return tuple(found)
+
+
+def test_the_tree_says_what_the_docstrings_say() -> None:
+    assert with_descriptions(text_of(ARCHITECTURE)) == text_of(ARCHITECTURE), "run: python -m ci.tree --write"
 
 
 def test_what_the_tree_names_exists() -> None:
