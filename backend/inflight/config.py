@@ -64,7 +64,7 @@ class EngineConfig:
     model_impl: str = "auto"
     """Code that computes the network: native (this engine's), transformers (its own) or auto (native if supported)."""
     dtype: str = "auto"
-    """auto (the checkpoint's), float32, bfloat16 or float16: type of weights, activations and, by default, KV cache."""
+    """auto (the checkpoint's; float32 on CPUs without bfloat16), float32, bfloat16 or float16; also the KV cache's."""
     deterministic: bool = False
     """Torch layers and GPU kernels compute the same bits of a token however it is batched, as C++ does, but slower."""
     device: str = "auto"

@@ -26,7 +26,9 @@ of them to a neighbouring number of fp8."""
 
 
 def load(folder: Path, **options: Any) -> ModelRunner:
+    """In the checkpoint's own type, which auto is not on every processor."""
     defaults: dict[str, Any] = {
+        "dtype": json.loads((folder / "config.json").read_text()).get("dtype", "auto"),
         "device": "cpu",
         "num_threads": 1,
         "max_batch_size": 8,

@@ -135,11 +135,11 @@ def _record(
         raise Unsupported("layers in C++ are for ranks that share memory, and these sum through sockets")
     if _stores_fp8(network):
         raise Unsupported("layers in C++ store keys and values in bfloat16 only, and kv_cache_dtype is fp8")
+    if reason := cpu.unsupported_reason():
+        raise Unsupported(reason)
     if dtype := next((spec.dtype for spec in network.cache_specs if spec.dtype != torch.bfloat16), None):
         name = str(dtype).removeprefix("torch.")
         raise Unsupported(f"layers in C++ are for bfloat16, and dtype is {name} (set dtype to bfloat16)")
-    if reason := cpu.unsupported_reason():
-        raise Unsupported(reason)
     hidden_states = cpu.record(
         lambda x_T, batch: network.forward(x_T, caches, _metadata(batch)), input_size=network.input_size
     )

@@ -116,7 +116,10 @@ class AwqFormat:
         """See WeightFormat."""
         if f"{blocks[0].name}.weight" in checkpoint:
             return DenseFormat().read(checkpoint, blocks, dtype, device, empty)
-        if dtype not in (torch.float16, torch.bfloat16):
+        is_dequantized = device.type in DEQUANTIZED_ON
+        # Packed weights are of 16 bits; what is dequantised may become wider, from the type that its scales have.
+        packed_dtype = dtype if dtype in (torch.float16, torch.bfloat16) else torch.float16
+        if packed_dtype != dtype and not is_dequantized:
             raise ConfigurationError(
                 f"{checkpoint.folder}: 4-bit weights are computed in float16 or bfloat16, not in "
                 f"{str(dtype).removeprefix('torch.')}; set dtype to one of them"
@@ -125,8 +128,8 @@ class AwqFormat:
             self._check_borders(checkpoint, block)
         qweight = self._read_tensor(checkpoint, blocks, "qweight", 1, torch.int32, device)
         qzeros = self._read_tensor(checkpoint, blocks, "qzeros", self.group_size, torch.int32, device)
-        scales = self._read_tensor(checkpoint, blocks, "scales", self.group_size, dtype, device)
-        if device.type not in DEQUANTIZED_ON:
+        scales = self._read_tensor(checkpoint, blocks, "scales", self.group_size, packed_dtype, device)
+        if not is_dequantized:
             return Int4Groups(repack_awq(qweight, qzeros, scales))
         values_OI = empty(*_shape(blocks))
         if checkpoint.is_read:

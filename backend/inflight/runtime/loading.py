@@ -36,6 +36,7 @@ from inflight.runtime.device import (
     free_memory,
     gib,
     give_back_memory,
+    with_settled_dtype,
 )
 from inflight.runtime.host_blocks import HostBlocks, count_host_blocks
 from inflight.runtime.kernel_cache import use_kernel_cache
@@ -152,6 +153,7 @@ def load_parts(
         torch.cuda.set_device(device)
         use_kernel_cache(config.kernel_cache_dir)
     model = read_config(config)
+    config = with_settled_dtype(config, model.dtype, device, rank_group)
     max_seq_len = _max_seq_len(config, model)
     if isinstance(model, ModelConfig):
         _check_positions(max_seq_len, model.head_dim, config.num_ranks)

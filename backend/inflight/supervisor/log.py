@@ -20,9 +20,11 @@ HARMLESS = re.compile(r"CudaDriverHelper has not been initialized|Failed to init
 
 LOUD = re.compile(r"\b(ERROR|CRITICAL|FATAL)\b|^Traceback \(most recent call last\)")
 ABOUT_ENGINE = re.compile(
-    r"[IW]\d{4} [^\]]*\binflight\.(?:server\.start|models\.compiled)\] (engine .+|the layers run in torch, .+)"
+    r"[IW]\d{4} [^\]]*\binflight\.(?:server\.start|models\.compiled|runtime\.device)\] "
+    r"(engine .+|the layers run in torch, .+|the checkpoint is in .+)"
 )
-"""What an engine is, and why it is slower than it could be, in the log of its stub and its ranks."""
+"""What an engine is, why it is slower than it could be, and that its type is not the checkpoint's, in the log of its
+stub and its ranks."""
 FAILED_LOAD = re.compile(r"failed to load '([^']+)' version \d+: (?:[A-Z][A-Za-z ]+: )?(.*)")
 BAD_OPTION = re.compile(r"tritonserver: (.*\boption\b.*)|Bad option: \"(.*)\"\.")
 """What tritonserver says of an option on its command line; after the second form the reason is the next line."""

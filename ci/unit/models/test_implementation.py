@@ -66,5 +66,5 @@ def test_layers_in_cpp_are_for_native_networks(tmp_path: Path, caplog: pytest.Lo
         "(key model_impl); set cpu_compile to auto or false"
     )
     caplog.set_level(logging.INFO, "inflight")
-    load(tmp_path).close()
+    load(tmp_path, dtype="bfloat16").close()
     assert any("the layers run in torch" in record.getMessage() for record in caplog.records)

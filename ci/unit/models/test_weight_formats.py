@@ -57,9 +57,9 @@ def folder(tmp_path: Path) -> Path:
     return write_awq_checkpoint(tmp_path).folder
 
 
-def results(folder: Path, prompts: list[list[int]]) -> tuple[list[list[int]], list[list[float]]]:
+def results(folder: Path, prompts: list[list[int]], **options: Any) -> tuple[list[list[int]], list[list[float]]]:
     """Tokens and their log probabilities."""
-    works = run(folder, prompts)
+    works = run(folder, prompts, **options)
     return [work.output for work in works], [work.output_log_probs for work in works]
 
 
@@ -214,7 +214,10 @@ def test_floats_of_modelopt_may_have_scales_of_the_cache(is_beside: bool, tmp_pa
     assert ModelConfig.load(folder).weight_format == DenseFormat()
 
 
-def test_float32(folder: Path) -> None:
+def test_float32_is_for_weights_that_are_dequantised(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    prompts = [make_prompt(8)]
+    assert results(folder, prompts, dtype="float32") == results(folder.parent / "dense", prompts, dtype="float32")
+    monkeypatch.setattr(weight_formats, "DEQUANTIZED_ON", frozenset())
     assert refusal(folder, dtype="float32") == (
         f"{folder}: 4-bit weights are computed in float16 or bfloat16, not in float32; set dtype to one of them"
     )

@@ -7,25 +7,32 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from fake_cuda.networks import FakeRanks
 from model_driver import Driver, Work, launch
 from tiny_checkpoints import TinyCheckpoint, make_checkpoint, make_prompt
 
+from inflight.checkpoint_digest import checkpoint_digest
 from inflight.config import EngineConfig
 from inflight.distributed.parallel_groups import ParallelGroups
 from inflight.distributed.rank_group import SingleRank
 from inflight.errors import ConfigurationError
 from inflight.layers.attention import CacheSpec
 from inflight.runtime import kv_cache
-from inflight.runtime.device import choose_device, count_threads
+from inflight.runtime.device import choose_device, count_threads, with_settled_dtype
 from inflight.runtime.kv_cache import KVCache, KVCacheShape, count_blocks
+from inflight.runtime.loading import LoadedEngine, load_engine
 from inflight.runtime.model_runner import ModelRunner
 from inflight.runtime.runner import Runner
 from inflight.sampling_config import SamplingConfig
 from inflight.scheduler_output import NewSequence, RowWork, SchedulerOutput
+from inflight_kernels import cpu
+from inflight_kernels.cpu import library
 
 pytestmark = pytest.mark.slow
 
@@ -139,6 +146,52 @@ def test_a_sequence_fills_max_seq_len(runner: ModelRunner, checkpoint: TinyCheck
     work = Work(prompt=prompt, max_tokens=5)
     Driver(runner).run([work])
     assert work.output[:4] == expected
+
+
+# -- numbers -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("stored", [torch.bfloat16, torch.float16], ids=["bfloat16", "float16"])
+def test_a_processor_without_bfloat16_computes_in_float32_unless_told(
+    stored: torch.dtype, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Weights, KV cache, and the description that clients and other engines see; and the log says how to change it."""
+    name = str(stored).removeprefix("torch.")
+    folder = make_checkpoint(tmp_path / "checkpoint", "llama", dtype=stored).folder
+    config = EngineConfig(
+        gpt_model_path=str(folder), device="cpu", tokens_per_block=4, max_batch_size=2, max_seq_len=16
+    )
+    caplog.set_level("INFO", "inflight")
+
+    def load(config: EngineConfig) -> LoadedEngine:
+        caplog.clear()
+        return load_engine(config, SingleRank())
+
+    def told() -> list[str]:
+        return [line for line in caplog.messages if line.startswith(f"the checkpoint is in {name} and is computed in")]
+
+    monkeypatch.setattr(library, "_processor_flags", lambda: library._NEEDED_FLAGS)
+    usual = load(replace(config, cpu_compile="false"))
+    assert usual.description.dtype == name and told() == []
+    monkeypatch.setattr(library, "_processor_flags", lambda: frozenset({"avx2", "fma"}))
+    wide = load(config)
+    assert {spec.dtype for spec in wide.decoder.cache_specs} == {torch.float32}
+    assert wide.kv_cache.layers[0].keys.nbytes == 2 * usual.kv_cache.layers[0].keys.nbytes
+    assert wide.description.dtype == wide.description.weight_dtype == wide.description.kv_cache_dtype == "float32"
+    assert checkpoint_digest([str(folder)], wide.description) != checkpoint_digest([str(folder)], usual.description)
+    [line] = told()
+    assert "no AVX-512 for bfloat16" in line and f"dtype={name}" in line
+    chosen = load(replace(config, dtype=name))
+    assert chosen.description.dtype == name and told() == []
+
+
+def test_the_leaders_processor_settles_the_type_for_all_ranks(monkeypatch: pytest.MonkeyPatch) -> None:
+    for has_bfloat16, dtype in ((True, "auto"), (False, "float32")):
+        ranks = FakeRanks()
+        for number, own in enumerate((has_bfloat16, not has_bfloat16)):
+            monkeypatch.setattr(cpu, "multiplies_bfloat16", lambda own=own: own)
+            settled = with_settled_dtype(EngineConfig(), torch.bfloat16, CPU, ranks.rank(number))
+            assert settled.dtype == dtype
 
 
 # -- memory ------------------------------------------------------------------------------------------------------------

@@ -267,13 +267,15 @@ class TestLog:
     def test_what_the_engine_is_is_told_once(self) -> None:
         slow = "the layers run in torch, several times slower: this processor has no AVX-512 for bfloat16"
         engine = "engine llm: LlamaForCausalLM on cpu (CPU), native layers; 2 ranks"
+        wide = "the checkpoint is in bfloat16 and is computed in float32 (dtype is auto): a reason"
         lines = [
+            *(f"I1121 08:00:00.001 rank {rank} inflight.runtime.device] {wide}" for rank in range(2)),
             *(f"I1121 08:00:00.001 rank {rank} inflight.models.compiled] {slow}" for rank in range(2)),
             "I1121 08:00:00.001 rank 0 inflight.worker] ready",
             f"I1121 08:00:00.001 inflight.server.start] {engine}",
             f"  I1121 08:00:00.001 inflight.server.start] {engine} that a client wrote",
         ]
-        assert self.told(verbose=False, starting=True, lines=lines)[0] == [slow, engine]
+        assert self.told(verbose=False, starting=True, lines=lines)[0] == [wide, slow, engine]
         assert self.told(verbose=True, lines=lines)[0] == lines
 
     def test_a_start_that_fails_is_told_by_its_reason_alone(self) -> None:

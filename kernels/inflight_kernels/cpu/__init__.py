@@ -18,10 +18,12 @@ from inflight_kernels.cpu.collectives import SharedMemoryCollectives, segment_by
 from inflight_kernels.cpu.huge_pages import HugePageArena
 from inflight_kernels.cpu.instructions import Instruction, Instructions
 from inflight_kernels.cpu.library import (
+    NO_BFLOAT16,
     LibraryUnavailable,
     NativeLibrary,
     load_collectives,
     load_library,
+    multiplies_bfloat16,
     unsupported_reason,
 )
 from inflight_kernels.cpu.program import Program, most_tokens
@@ -31,6 +33,7 @@ from inflight_kernels.cpu.recording import Recording
 from inflight_kernels.cpu.weight_packer import WeightMemory, WeightPacker, pack_weight
 
 __all__ = [
+    "NO_BFLOAT16",
     "Batch",
     "HugePageArena",
     "Instruction",
@@ -46,6 +49,7 @@ __all__ = [
     "load_collectives",
     "load_library",
     "most_tokens",
+    "multiplies_bfloat16",
     "pack_weight",
     "record",
     "segment_bytes",

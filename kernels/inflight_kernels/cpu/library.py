@@ -27,6 +27,7 @@ from inflight_kernels.cpu.instructions import VARIABLE, Instruction, Instruction
 _SOURCES = Path(__file__).parent / "native"
 _FLAGS = ("-O3", "-march=native", "-ffp-contract=off", "-std=c++17", "-fopenmp", "-fPIC", "-shared")
 _NEEDED_FLAGS = frozenset({"avx512f", "avx512bw", "avx512vl", "avx512_bf16"})
+NO_BFLOAT16 = "this processor has no AVX-512 for bfloat16"
 _Functions = dict[str, tuple[Any, list[Any]]]
 """Name: what it gives, what it takes."""
 _PROGRAM: _Functions = {
@@ -59,10 +60,16 @@ class LibraryUnavailable(Exception):
     """It can be neither compiled nor loaded; the message says why."""
 
 
+def multiplies_bfloat16() -> bool:
+    """Whether this processor has the instructions for it that the library is made of. Without them torch widens
+    bfloat16 and float16 to float32 for each product."""
+    return _processor_flags().issuperset(_NEEDED_FLAGS)
+
+
 def unsupported_reason() -> str:
     """Why this machine cannot have the library, as half a sentence; empty if it can."""
-    if not _processor_flags().issuperset(_NEEDED_FLAGS):
-        return "this processor has no AVX-512 for bfloat16"
+    if not multiplies_bfloat16():
+        return NO_BFLOAT16
     if not _find_compiler():
         named = os.environ.get("CXX")
         return f"CXX names no program: {named}" if named else "no C++ compiler was found; install g++"
