@@ -40,6 +40,8 @@ class OpenAIOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     max_connections: int = 2048
     """TCP connections at the same time. Another one takes the place of the one that is idle longest; if none is idle,
     it is answered with 503 and closed."""
+    max_connections_per_address: int = 1024
+    """Of them from one address (of IPv6 its first 64 bits), likewise. Behind a proxy all have the proxy's."""
     max_requests_per_second: float = 0.0
     """Of each key, or of all clients together without keys; more are refused with 429. 0 = no limit."""
     max_request_seconds: float = 0.0
@@ -62,7 +64,7 @@ class OpenAIOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     """Time that requests in flight have to finish after SIGTERM."""
 
     def __post_init__(self) -> None:
-        for name in ("max_body_bytes", "max_open_requests", "max_connections"):
+        for name in ("max_body_bytes", "max_open_requests", "max_connections", "max_connections_per_address"):
             if getattr(self, name) < 1:
                 raise ConfigurationError(f"{name} must be at least 1, got {getattr(self, name)}")
         for name in ("max_stored_responses", "max_stored_response_bytes"):
@@ -115,6 +117,7 @@ SETTABLE = (
     "max_body_bytes",
     "max_open_requests",
     "max_connections",
+    "max_connections_per_address",
     "max_requests_per_second",
     "max_request_seconds",
     "chat_template_kwargs",

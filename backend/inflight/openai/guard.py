@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import time
 from collections.abc import Iterator
 
 from starlette.types import Receive, Scope
@@ -14,8 +15,10 @@ from inflight.openai.dispatcher import ClientGone
 from inflight.openai.places import Places
 from inflight.openai.rate_limit import RateLimit
 
-BODY_SECONDS = 60.0
-"""Within which a body must have come: it takes one of the places for open requests."""
+BODY_SECONDS, MAX_BODY_SECONDS = 10.0, 60.0
+BODY_BYTES_PER_SECOND = 16 * 1024
+"""A body must have come within BODY_SECONDS, and a second more for so many bytes that have come, at most
+MAX_BODY_SECONDS: it takes one of the places for open requests."""
 
 
 class Guard:
@@ -71,15 +74,14 @@ class Guard:
         announced = header(scope, b"content-length")
         if announced.isdigit() and int(announced) > self._max_body_bytes:
             raise self._too_long()
-        try:
-            return await asyncio.wait_for(self._read(receive), BODY_SECONDS)
-        except asyncio.TimeoutError:
-            raise APIError(408, f"the body did not come within {BODY_SECONDS:g} s") from None
-
-    async def _read(self, receive: Receive) -> bytes:
         pieces, length = [], 0
+        started = time.monotonic()
         while True:
-            message = await receive()
+            seconds = min(BODY_SECONDS + length / BODY_BYTES_PER_SECOND, MAX_BODY_SECONDS)
+            try:
+                message = await asyncio.wait_for(receive(), started + seconds - time.monotonic())
+            except asyncio.TimeoutError:
+                raise APIError(408, f"the body came too slowly: {length} bytes in {seconds:.0f} s") from None
             if message["type"] == "http.disconnect":
                 raise ClientGone
             pieces.append(message.get("body", b""))

@@ -1,14 +1,16 @@
 """HTTP/1.1 as uvicorn speaks it, with bounds and two repairs.
 
-Bounds: connections at the same time, the length of a request's head, which httptools does not have, and the time until
-it has come, which uvicorn has only until its first byte. A request that offers another protocol, as Java's client
-offers HTTP/2, is answered over HTTP/1.1 with its body, which httptools takes for the other protocol. The chunks of a
-stream, of which there is one for each token, have a short way.
+Bounds: connections at the same time, of all clients and of each address, the length of a request's head, which
+httptools does not have, and the time until it has come, which uvicorn has only until its first byte. A request that
+offers another protocol, as Java's client offers HTTP/2, is answered over HTTP/1.1 with its body, which httptools takes
+for the other protocol. The chunks of a stream, of which there is one for each token, have a short way.
 """
 
 from __future__ import annotations
 
 import asyncio
+import ipaddress
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
@@ -20,6 +22,9 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 MAX_HEAD_BYTES = 65_536
 """Of the request line and all headers."""
+
+HEAD_SECONDS = 10.0
+"""Within which a head must be complete, from the connection on, or behind an answer from its first byte on."""
 
 MAX_PIPELINED = 16
 """Requests of one connection that wait for the answer to an earlier one. A read of 256 KiB may hold thousands, each of
@@ -69,15 +74,29 @@ class Connections:
 
     most: int
     """At the same time."""
+    most_of_address: int
+    """Of them from one address."""
+    of_address: Counter[str] = field(default_factory=Counter)
+    """How many there are."""
     idle: dict[BoundedHttp, None] = field(default_factory=dict)
     """Those that wait for a head, the one that has waited longest first."""
     num_refused: int = 0
-    """Those beyond `most` that are being told so."""
+    """Those that are one too many, and are being told so."""
 
 
-def bounded_http(max_connections: int) -> type[asyncio.Protocol]:
+def bounded_http(max_connections: int, max_of_address: int) -> type[asyncio.Protocol]:
     """What uvicorn makes its connections with."""
-    return cast(type[asyncio.Protocol], partial(BoundedHttp, all_connections=Connections(max_connections)))
+    connections = Connections(max_connections, max_of_address)
+    return cast(type[asyncio.Protocol], partial(BoundedHttp, all_connections=connections))
+
+
+def address_of(peer: object) -> str:
+    """What of a socket's peer counts as one client. Whoever has an IPv6 address usually has its 2^64 neighbours."""
+    host = str(peer[0]) if isinstance(peer, tuple) and peer else ""
+    if ":" not in host:
+        return host
+    address = ipaddress.IPv6Address(host.partition("%")[0])
+    return str(address.ipv4_mapped or ipaddress.IPv6Network((address, 64), strict=False))
 
 
 class ChunkWriter:
@@ -107,9 +126,12 @@ class BoundedHttp(HttpToolsProtocol):
     _has_more_than_head = False
     """Whether the bytes that came last belong to a body, or end a head."""
     _is_in_body = False
+    _is_in_head = True
+    """Whether a head has begun. The first one begins with the connection."""
     _head_timer: asyncio.TimerHandle | None = None
-    """Closes the connection unless the next head is complete `timeout_keep_alive` after the connection was made or the
-    last answer was sent, whatever bytes come until then: each open connection takes one of the process's files."""
+    """Closes the connection unless the next head begins within `timeout_keep_alive` after an answer, and unless one
+    that has begun is complete within HEAD_SECONDS, whatever bytes come until then: each open connection takes one of
+    the process's files. What is still to come of a body that was answered already has no longer than a head."""
 
     _is_offered = False
     """Whether the head that has come offers another protocol."""
@@ -122,27 +144,41 @@ class BoundedHttp(HttpToolsProtocol):
         self._all = all_connections
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        self._address = address_of(transport.get_extra_info("peername"))
+        own = self._all.of_address[self._address]
+        if own >= self._all.most_of_address and not self._take_place(self._address):
+            self._refuse(transport, f"{own} connections of {self._address} are in use, max_connections_per_address")
+            return
         if len(self.connections) >= self._all.most and not self._take_place():
-            self._refuse(transport)
+            self._refuse(transport, f"{len(self.connections)} connections are in use, max_connections")
             return
         super().connection_made(transport)
+        self._all.of_address[self._address] += 1
         self._chunks = ChunkWriter(transport)
         self._expect_head()
 
-    def _take_place(self) -> bool:
-        """Of the connection that has been idle longest. Returns whether there is one."""
-        idle = self._all.idle
-        while idle:
-            each = next(iter(idle))
-            del idle[each]
-            if each.close_if_idle():
-                self.connections.discard(each)
-                return True
+    def _take_place(self, address: str | None = None) -> bool:
+        """Of the connection, of this address if one is given, that has been idle longest. Returns whether there is
+        one."""
+        for each in list(self._all.idle):
+            if address in (None, each._address):
+                del self._all.idle[each]
+                if each.close_if_idle():
+                    each._leave()
+                    return True
         return False
 
-    def _refuse(self, transport: asyncio.Transport) -> None:
+    def _leave(self) -> None:
+        """Its place is free, even if it is not closed yet."""
+        if self in self.connections:
+            self.connections.discard(self)
+            self._all.of_address[self._address] -= 1
+            if not self._all.of_address[self._address]:
+                del self._all.of_address[self._address]
+
+    def _refuse(self, transport: asyncio.Transport, reason: str) -> None:
         """Whoever asks is told so: were the connection closed at once, its request would make it lose the answer."""
-        self.logger.warning("%d connections are in use, max_connections: another is refused", len(self.connections))
+        self.logger.warning("%s: another is refused", reason)
         self.transport, self._is_refused = transport, True
         self._all.num_refused += 1
         transport.write(TOO_MANY)
@@ -153,6 +189,7 @@ class BoundedHttp(HttpToolsProtocol):
         self._cancel_head_timer()
         self._all.idle.pop(self, None)
         self._all.num_refused -= self._is_refused
+        self._leave()
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
@@ -173,6 +210,10 @@ class BoundedHttp(HttpToolsProtocol):
 
     def on_message_begin(self) -> None:
         super().on_message_begin()
+        if not self._is_in_head:
+            self._is_in_head = True
+            if self._head_timer is not None:
+                self._start_head_timer()
         self.scope["state"] |= {WRITE_CHUNK: self._chunks.write, CONNECTION: self}
 
     def _feed(self, data: bytes) -> None:
@@ -210,6 +251,7 @@ class BoundedHttp(HttpToolsProtocol):
         if len(self.pipeline) >= MAX_PIPELINED:
             raise httptools.HttpParserError("too many pipelined requests")
         self._is_in_body = self._has_more_than_head = True
+        self._is_in_head = False
         self._cancel_head_timer()
         self._all.idle.pop(self, None)
         super().on_headers_complete()
@@ -226,13 +268,19 @@ class BoundedHttp(HttpToolsProtocol):
             self._expect_head()
 
     def _expect_head(self) -> None:
-        self._cancel_head_timer()
-        self._head_timer = self.loop.call_later(self.timeout_keep_alive, self.close_if_idle)
+        self._start_head_timer()
         self._all.idle[self] = None
+
+    def _start_head_timer(self) -> None:
+        self._cancel_head_timer()
+        has_begun = self._is_in_head or self._is_in_body
+        seconds = HEAD_SECONDS if has_begun else self.timeout_keep_alive
+        self._head_timer = self.loop.call_later(seconds, self.close_if_idle)
 
     def _cancel_head_timer(self) -> None:
         if self._head_timer is not None:
             self._head_timer.cancel()
+            self._head_timer = None
 
     def close_if_idle(self) -> bool:
         """Returns whether it was."""

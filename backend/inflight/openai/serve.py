@@ -218,7 +218,7 @@ class OpenAIServer:
     def _uvicorn(self, app: ASGIApp) -> uvicorn.Config:
         return uvicorn.Config(
             app,
-            http=bounded_http(self._options.max_connections),
+            http=bounded_http(self._options.max_connections, self._options.max_connections_per_address),
             ws="none",
             lifespan="off",
             log_config=None,

@@ -23,7 +23,7 @@ from openai_server import (
 )
 
 from inflight.errors import ConfigurationError
-from inflight.openai.http import MAX_PIPELINED
+from inflight.openai.http import MAX_PIPELINED, address_of
 from inflight.openai.serve import SEND_BUFFER_BYTES, UNREAD_MS, allow_connections, listen
 
 CHATS, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
@@ -150,6 +150,47 @@ def test_connections_in_use_are_kept_and_others_are_told(
         pass
 
 
+def test_one_address_does_not_take_all_connections(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """Of those that it has in use none is ended, and another gets the place of one that is idle."""
+    engine = PlayedEngine(say(ends=False))
+    options = {"max_connections": 10, "max_connections_per_address": 2}
+    with openai_server(engine, checkpoint_folder(tmp_path), **options) as url, contextlib.ExitStack() as stack:
+        CLIENT.get(f"{url}/health", headers={"connection": "close"})
+        host, port = url.removeprefix("http://").split(":")
+
+        def connect(own: str = "127.0.0.1") -> socket.socket:
+            return stack.enter_context(socket.create_connection((host, int(port)), ENOUGH, source_address=(own, 0)))
+
+        body = json.dumps({**CHAT, "stream": True}).encode()
+        head = b"POST %b HTTP/1.1\r\nhost: x\r\ncontent-length: %d\r\n\r\n" % (CHATS.encode(), len(body))
+        stream, idle = connect(), connect()
+        stream.sendall(head + body)
+        assert stream.recv(1000).startswith(b"HTTP/1.1 200")
+        idle.sendall(HEALTH + b"\r\n")
+        assert idle.recv(1000).startswith(b"HTTP/1.1 200")
+        another = connect()
+        another.sendall(head + body)
+        assert another.recv(1000).startswith(b"HTTP/1.1 200")
+        assert idle.recv(1000) == b""
+        late = connect()
+        late.sendall(HEALTH + b"\r\n")
+        assert late.recv(1000).startswith(b"HTTP/1.1 503")
+        assert "2 connections of 127.0.0.1 are in use, max_connections_per_address: another is refused" in caplog.text
+        assert connect_and_ask(lambda: connect("127.0.0.2"))
+        another.close()
+        while not connect_and_ask(connect):
+            pass
+        engine.push(*(result(request, [72]) for request in engine.requests[:1]))
+        while b'"content":"H"' not in stream.recv(4000):
+            pass
+
+
+def test_neighbours_in_ipv6_are_one_address() -> None:
+    of = [address_of((host, 1, 0, 0)) for host in ("2001:db8::1", "2001:db8::2:1", "2001:db8:0:1::1", "fe80::1%eth0")]
+    assert of == ["2001:db8::/64", "2001:db8::/64", "2001:db8:0:1::/64", "fe80::/64"]
+    assert [address_of(peer) for peer in (("10.0.0.1", 1), ("::ffff:10.0.0.1", 1, 0, 0), "")] == ["10.0.0.1"] * 2 + [""]
+
+
 def connect_and_ask(connect: Callable[[], socket.socket]) -> bool:
     """Whether a new connection is served."""
     connection = connect()
@@ -191,21 +232,59 @@ BEGUN = b"GET /health HTTP/1.1\r\nhost: x\r\n"
 REFUSED = b"POST /health HTTP/1.1\r\nhost: x\r\ncontent-length: 100\r\n\r\n{"
 
 
+@pytest.fixture
+def hasty(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[], socket.socket]]:
+    """What opens a connection to a server that waits long between requests, and a moment for a head that has begun."""
+    monkeypatch.setattr("inflight.openai.serve.KEEP_ALIVE_SECONDS", 1000)
+    monkeypatch.setattr("inflight.openai.http.HEAD_SECONDS", 0.2)
+    with openai_server(PlayedEngine(), checkpoint_folder(tmp_path)) as url, contextlib.ExitStack() as stack:
+        host, port = url.removeprefix("http://").split(":")
+        yield lambda: stack.enter_context(socket.create_connection((host, int(port)), ENOUGH))
+
+
+def read_to_end(connection: socket.socket) -> None:
+    with contextlib.suppress(ConnectionResetError, BrokenPipeError):  # where nobody has read what was sent
+        while connection.recv(1000):
+            continue
+
+
 @pytest.mark.parametrize("sent", [b"", BEGUN, BEGUN + b"\r\n" + BEGUN, REFUSED])
-def test_connections_without_a_whole_request_are_closed(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, sent: bytes
-) -> None:
+def test_connections_without_a_whole_request_are_closed(hasty: Callable[[], socket.socket], sent: bytes) -> None:
     """Also behind an answer, and while a body comes that was refused already."""
+    connection = hasty()
+    connection.sendall(sent)
+    read_to_end(connection)
+
+
+def test_a_head_that_trickles_is_not_waited_for_longer(hasty: Callable[[], socket.socket]) -> None:
+    connection = hasty()
+    connection.sendall(BEGUN + b"x: ")
+    connection.settimeout(0.05)
+    with contextlib.suppress(ConnectionError):
+        while True:
+            connection.sendall(b"y")
+            with contextlib.suppress(TimeoutError):
+                if not connection.recv(1):
+                    break
+
+
+def test_the_next_head_may_begin_later(hasty: Callable[[], socket.socket]) -> None:
+    patient, slow = hasty(), hasty()
+    patient.sendall(BEGUN + b"\r\n")
+    assert patient.recv(1000).startswith(b"HTTP/1.1 200")
+    slow.sendall(BEGUN)
+    read_to_end(slow)
+    patient.sendall(BEGUN + b"connection: close\r\n\r\n")
+    assert patient.recv(1000).startswith(b"HTTP/1.1 200")
+
+
+def test_a_connection_that_no_request_came_back_on_is_closed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("inflight.openai.serve.KEEP_ALIVE_SECONDS", 0.2)
     with openai_server(PlayedEngine(), checkpoint_folder(tmp_path)) as url:
         host, port = url.removeprefix("http://").split(":")
-        with (
-            socket.create_connection((host, int(port)), ENOUGH) as connection,
-            contextlib.suppress(ConnectionResetError, BrokenPipeError),  # where nobody has read what was sent
-        ):
-            connection.sendall(sent)
-            while connection.recv(1000):
-                continue
+        with socket.create_connection((host, int(port)), ENOUGH) as connection:
+            connection.sendall(BEGUN + b"\r\n")
+            read_to_end(connection)
 
 
 def test_an_answer_may_take_longer_than_the_next_head(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

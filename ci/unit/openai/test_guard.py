@@ -170,6 +170,23 @@ def test_slow_bodies_are_refused(guarded: Running, monkeypatch: pytest.MonkeyPat
         assert connection.recv(1000).startswith(b"HTTP/1.1 408")
 
 
+def test_bodies_that_come_steadily_have_longer(guarded: Running, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("inflight.openai.guard.BODY_SECONDS", 0.2)
+    monkeypatch.setattr("inflight.openai.guard.BODY_BYTES_PER_SECOND", 0.01)
+    host, port = guarded.url.removeprefix("http://").split(":")
+    body = json.dumps(CHAT).encode()
+    head = f"POST {CHATS} HTTP/1.1\r\nhost: x\r\nauthorization: Bearer {KEY}\r\ncontent-length: {len(body)}\r\n\r\n"
+    with (
+        socket.create_connection((host, int(port)), ENOUGH) as steady,
+        socket.create_connection((host, int(port)), ENOUGH) as silent,
+    ):
+        steady.sendall(head.encode() + body[:5])
+        silent.sendall(head.encode())
+        assert silent.recv(1000).startswith(b"HTTP/1.1 408")
+        steady.sendall(body[5:])
+        assert steady.recv(1000).startswith(b"HTTP/1.1 200")
+
+
 def test_no_more_requests_than_allowed_are_open(guarded: Running) -> None:
     def start_only(request: object) -> list[object]:
         return [result(request, [72])]  # type: ignore[arg-type]
