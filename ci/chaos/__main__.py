@@ -22,6 +22,7 @@ REST_SECONDS = 120.0
 def main(arguments: list[str]) -> int:
     sys.path.insert(0, str(HELPERS))
     from ci.chaos.faults import FAULTS
+    from ci.chaos.faults.clients import CLIENTS
     from ci.chaos.sandbox import sandbox
 
     names = [fault.name for fault in FAULTS]
@@ -35,8 +36,11 @@ def main(arguments: list[str]) -> int:
     options.add_argument(
         "--fault", action="append", metavar="NAME", help=f"only this one, repeatable: {'; '.join(names)}"
     )
+    options.add_argument("--soak", action="store_true", help="only clients misbehave, and nothing is to grow or hang")
     options.add_argument("--no-result", action="store_true", help="write no file to ci/chaos/results")
     chosen = options.parse_args(arguments)
+    if chosen.soak:
+        chosen.fault = [fault.name for fault in CLIENTS]
     if unknown := set(chosen.fault or ()) - set(names):
         options.error(f"there is no fault {', '.join(map(repr, sorted(unknown)))}")
     if chosen.seed is None:
@@ -52,7 +56,7 @@ async def _run(chosen: argparse.Namespace, place: Any) -> int:
     from ci.chaos.load import Load
     from ci.chaos.oracle import Oracle
     from ci.chaos.scene import ChaosFailed, running_server
-    from ci.chaos.table import keep, show, summary
+    from ci.chaos.table import keep, longest_waits, show, summary
     from ci.chaos.workload import workload
 
     print(f"Starting a server of {chosen.ranks} rank(s); seed {chosen.seed} …", flush=True)
@@ -82,6 +86,7 @@ async def _run(chosen: argparse.Namespace, place: Any) -> int:
         sampling.cancel()
         await load.stop()
         found = summary(oracle.injections, oracle.verdicts, skipped, growth)
+        found["longest waits"] = longest_waits(load, oracle.verdicts)
         code = scene.server.stop()
         if code != 0:
             oracle.complain(f"the supervisor ended with {code}: {scene.server.told[-2000:]}")

@@ -21,7 +21,14 @@ from inflight_client import AsyncClient, ClientError
 Arrived = Callable[[], None]
 """Called at each response, as soon as it is there."""
 
-HTTP_CODES = {400: "INVALID_ARGUMENT", 404: "NOT_FOUND", 409: "ALREADY_EXISTS", 429: "UNAVAILABLE", 503: "UNAVAILABLE"}
+HTTP_CODES = {
+    400: "INVALID_ARGUMENT",
+    404: "NOT_FOUND",
+    409: "ALREADY_EXISTS",
+    413: "INVALID_ARGUMENT",
+    429: "UNAVAILABLE",
+    503: "UNAVAILABLE",
+}
 TORN = "the stream ended without its last response [TORN]"
 
 

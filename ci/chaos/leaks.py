@@ -8,7 +8,7 @@ import socket
 import time
 from dataclasses import dataclass, field
 from pathlib import Path
-from statistics import median
+from statistics import linear_regression, median
 
 from ci.chaos.scene import TRITONSERVER, Scene
 from inflight.supervisor import processes
@@ -18,6 +18,10 @@ MIN_SECONDS = 120.0
 """For which a process must have lived under faults before its growth says anything."""
 MAX_GROWTH = 0.05, 24 * MiB
 """Of the second half of a process's life: part of its memory, and bytes; more than both is a leak."""
+WARM_UP = 0.4
+"""Part of a life."""
+LOOK_SECONDS = 60.0
+"""Between two looks at proportional bytes, for which the kernel walks through all pages."""
 MAX_NEW_DESCRIPTORS = 24
 """Streams come and go, and each may hold some."""
 REPORTED_ONLY = frozenset({TRITONSERVER})
@@ -32,6 +36,14 @@ class Life:
     times: list[float] = field(default_factory=list)
     bytes_: list[int] = field(default_factory=list)
     descriptors: list[int] = field(default_factory=list)
+    looks: list[tuple[float, int, int]] = field(default_factory=list)
+    """Now and then: the time, resident and proportional bytes (each shared page by the number of its processes)."""
+
+    @property
+    def rate(self) -> float:
+        """Bytes a minute, by least squares over all but its warming up."""
+        first = int(len(self.times) * WARM_UP)
+        return 60 * linear_regression(self.times[first:], self.bytes_[first:]).slope
 
     @property
     def growth(self) -> tuple[int, int]:
@@ -45,7 +57,7 @@ class Life:
 
 
 def _middle_and_added(values: list[int]) -> tuple[int, int]:
-    """Medians of fifths of a life; its first 40 % are its warming up."""
+    """Medians of fifths of a life."""
     fifth = max(len(values) // 5, 1)
     middle, end = median(values[2 * fifth : 3 * fifth]), median(values[-fifth:])
     return int(middle), int(end - middle)
@@ -66,6 +78,8 @@ class Growth:
                 life.descriptors.append(len(os.listdir(f"/proc/{pid}/fd")))
                 life.times.append(time.monotonic())
                 life.bytes_.append(resident)
+                if not life.looks or life.times[-1] - life.looks[-1][0] >= LOOK_SECONDS:
+                    life.looks.append((life.times[-1], resident, _proportional_bytes(pid)))
 
     def lives(self) -> list[Life]:
         """Those that were long enough."""
@@ -80,6 +94,11 @@ class Growth:
             if life.new_descriptors > MAX_NEW_DESCRIPTORS:
                 found.append(f"{life.role} has {life.new_descriptors} descriptors more than before")
         return found
+
+
+def _proportional_bytes(pid: int) -> int:
+    lines = Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()
+    return next(int(line.split()[1]) * 1024 for line in lines if line.startswith("Pss:"))
 
 
 def left_behind(scene: Scene) -> list[str]:

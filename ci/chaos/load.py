@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from bisect import bisect_left, bisect_right
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -35,6 +36,13 @@ class Stream:
         """When its last response came, or it was sent."""
         return self.arrivals[-1] if self.arrivals else self.sent
 
+    @property
+    def longest_wait(self) -> tuple[float, float]:
+        """From when to when it got nothing for longest, the time before its first response and behind its last one
+        included. Only of a stream that has ended."""
+        assert self.ended is not None
+        return max(pairwise([self.sent, *self.arrivals, self.ended]), key=lambda gap: gap[1] - gap[0])
+
     def pause(self, began: float, over: float) -> float:
         """Seconds of the longest time without a response that touches the span of time, once responses had come."""
         times = self.arrivals
@@ -49,6 +57,8 @@ class Load:
         self._scene, self._items, self._judge, self._seed = scene, items, judge, seed
         self.open: set[Stream] = set()
         self.asked: Counter[str] = Counter()
+        self.arrivals: list[float] = []
+        """Of all streams' responses."""
         self._may_ask = asyncio.Event()
         self._clients: list[asyncio.Task[None]] = []
 
@@ -76,7 +86,7 @@ class Load:
         self.open.add(stream)
         self.asked[item.name] += 1
         try:
-            asking = item.ask(self._scene.endpoints, lambda: stream.arrivals.append(time.monotonic()))
+            asking = item.ask(self._scene.endpoints, lambda: self._note_arrival(stream))
             stream.answer = await asyncio.wait_for(asking, STREAM_DEADLINE)
         except asyncio.TimeoutError:
             stream.answer.error = f"no end within {STREAM_DEADLINE:.0f} s [HUNG]"
@@ -84,6 +94,15 @@ class Load:
             stream.ended = time.monotonic()
             self.open.discard(stream)
         return stream
+
+    def _note_arrival(self, stream: Stream) -> None:
+        now = time.monotonic()
+        stream.arrivals.append(now)
+        self.arrivals.append(now)
+
+    def num_arrivals(self, start: float, end: float) -> int:
+        """Responses of all streams between these times, themselves excluded."""
+        return max(bisect_left(self.arrivals, end) - bisect_right(self.arrivals, start), 0)
 
     def check(self) -> None:
         """Raises what ended a client, which only a mistake of this program can."""

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 from collections import Counter
+from collections.abc import Iterable
+from heapq import nlargest
 from pathlib import Path
 from statistics import quantiles
 from typing import Any
@@ -14,7 +16,7 @@ from rich.table import Table
 from ci.bench.report import machine, result_path
 from ci.chaos.faults import NEVER, Fault
 from ci.chaos.leaks import Growth, MiB
-from ci.chaos.load import SHORTEST_PAUSE, Stream
+from ci.chaos.load import SHORTEST_PAUSE, Load, Stream
 from ci.chaos.oracle import Injection, Verdict
 
 RESULTS = Path(__file__).with_name("results")
@@ -32,6 +34,7 @@ COLUMNS = (
     "max",
     "back",
 )
+NUM_WAITS = 12
 TITLE = "streams at each fault; pauses of streams, and the time until all serve as before, in seconds"
 
 
@@ -72,6 +75,11 @@ def summary(
             "seconds": round(life.times[-1] - life.times[0]),
             "MiB": middle // MiB,
             "grew": added / MiB,
+            "a minute": round(life.rate / MiB, 2),
+            "looks": [
+                [round((when - life.times[0]) / 60, 1), *(round(each / MiB, 1) for each in sizes)]
+                for when, *sizes in life.looks
+            ],
         }
         for life in growth.lives()
         for middle, added in [life.growth]
@@ -83,6 +91,20 @@ def summary(
         "skipped": {**{fault.name: why for fault, why in skipped.items()}, **NEVER},
         "memory": [{**each, "grew": round(each["grew"], 1)} for each in memory],
     }
+
+
+def longest_waits(load: Load, streams: Iterable[Stream]) -> list[dict[str, Any]]:
+    """Of all streams that have ended: whoever stood still while others went on is seen here."""
+    waits = [(stream, *stream.longest_wait) for stream in streams]
+    return [
+        {
+            "request": stream.item.name,
+            "seconds": round(end - start, 1),
+            "others": load.num_arrivals(start, end),
+            "responses": len(stream.arrivals),
+        }
+        for stream, start, end in nlargest(NUM_WAITS, waits, key=lambda wait: wait[2] - wait[1])
+    ]
 
 
 def show(found: dict[str, Any]) -> None:
@@ -101,7 +123,15 @@ def show(found: dict[str, Any]) -> None:
     console.print(f"all streams of the load: {counts}")
     for life in found["memory"]:
         console.print(
-            f"{life['process']}: {life['MiB']} MiB, {life['grew']:+} MiB in the second half of {life['seconds']} s"
+            f"{life['process']}: {life['MiB']} MiB, {life['grew']:+} MiB in the second half of {life['seconds']} s, "
+            f"{life['a minute']:+} MiB a minute"
+        )
+        for at, kind in enumerate(("resident", "proportional"), 1):
+            sizes = "".join(f"{look[at]:7}" for look in life["looks"][::3])
+            console.print(f"  {kind:12} MiB, each third minute:{sizes}", style="dim")
+    for wait in found["longest waits"]:
+        console.print(
+            f"{wait['seconds']:5.1f} s without a response, {wait['others']} of others meanwhile: {wait['request']}"
         )
 
 

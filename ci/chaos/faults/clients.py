@@ -13,6 +13,7 @@ from ci.chaos.faults.fault import Fault
 from ci.chaos.scene import ChaosFailed, Scene
 
 PROMPT = {"text_input": "Once upon a time", "end_id": -1}
+LARGE_BYTES = 12 * 2**20
 LONG = {**PROMPT, "max_tokens": 1000, "stream": True}
 
 BAD: dict[str, tuple[dict[str, Any], str]] = {
@@ -113,6 +114,20 @@ async def bad_bodies(scene: Scene, dice: Random) -> str:
     return f"{len(bodies)} bodies"
 
 
+async def large_bodies(scene: Scene, dice: Random) -> str:
+    """Several at once, to both servers, each far above what a prompt may have. (tritonserver's own HTTP server does not
+    survive them: see backend/SECURITY.md.)"""
+    tensors = {**PROMPT, "text_input": "x" * LARGE_BYTES, "max_tokens": 4}
+    body = {"model": "llm", "prompt": "x" * LARGE_BYTES, "max_tokens": 4, "stream": True}
+    url = f"http://{scene.endpoints.openai}"
+    by_grpc = [ask_grpc(scene.endpoints.grpc, _silent, tensors=tensors) for _ in range(4)]
+    by_http = [ask_openai(url, _silent, path="/v1/completions", body=body) for _ in range(4)]
+    for answer in await asyncio.gather(*by_grpc, *by_http):
+        if "[INVALID_ARGUMENT]" not in answer.error:
+            raise ChaosFailed(f"{LARGE_BYTES} bytes: {answer.error[:1000] or answer.texts!r} instead of a refusal")
+    return f"8 bodies of {LARGE_BYTES >> 20} MiB"
+
+
 async def noise(scene: Scene, dice: Random) -> str:
     """Random bytes, half a request, and connections that say nothing, to every port."""
     addresses = [scene.endpoints.grpc, scene.endpoints.http, scene.endpoints.metrics, scene.endpoints.openai]
@@ -148,6 +163,7 @@ CLIENTS = (
     Fault(name="a client is killed", inject=killed_client),
     Fault(name="clients never read", inject=client_that_never_reads),
     Fault(name="a storm of cancels", inject=cancel_storm),
+    Fault(name="large bodies", inject=large_bodies),
     Fault(name="bad requests", inject=bad_requests),
     Fault(name="bad bodies", inject=bad_bodies),
     Fault(name="noise on every port", inject=noise),
