@@ -75,9 +75,12 @@ ROWS: Mapping[str, tuple[Panel, ...]] = {
             },
         ),
         Panel(
-            title="Ended requests by outcome",
-            what="Requests to tritonserver's models that ended, each second.",
-            lines={"{{outcome}}": rate("inflight_requests_total", "outcome")},
+            title="Accepted and ended requests",
+            what="Requests to tritonserver's models that came, and that ended, by outcome, each second.",
+            lines={
+                "accepted": rate("inflight_requests_accepted_total"),
+                "{{outcome}}": rate("inflight_requests_total", "outcome"),
+            },
             unit="reqps",
         ),
         Panel(

@@ -8,7 +8,7 @@ from collections import Counter
 from dataclasses import dataclass, field
 from enum import Enum
 
-from server_metrics import OUTCOMES, REQUESTS
+from server_metrics import ACCEPTED, OUTCOMES, REQUESTS
 
 from ci.chaos.answer import Answer
 from ci.chaos.faults.fault import Fault
@@ -130,8 +130,9 @@ class Oracle:
     # At rest
 
     async def check_rest(self, asked: Counter[str]) -> None:
-        """With nothing in flight: each request that was asked has one verdict, the engine holds nothing of any, and
-        since the last look its stub has completed at least what its clients have got."""
+        """With nothing in flight: each request that was asked has one verdict, the engine holds nothing of any, each
+        that its stub has accepted has one outcome, and since the last look the stub has completed at least what its
+        clients have got."""
         if asked.total() != len(self.verdicts):
             self.complain(f"{asked.total()} streams were asked, and {len(self.verdicts)} ended")
         scene = self._scene
@@ -154,11 +155,14 @@ class Oracle:
             # An answer is counted a moment after its client has it.
             at_rest = await is_at_rest()
             completed = metrics.of(OUTCOMES, outcome="completed", pid=str(stub))
-            return at_rest and (before is None or completed - before.completed >= got - before.got)
+            has_ends = metrics.of(ACCEPTED, pid=str(stub)) == metrics.of(OUTCOMES, pid=str(stub))
+            return at_rest and has_ends and (before is None or completed - before.completed >= got - before.got)
 
         try:
             await scene.wait_until(is_at_rest, "no request is active and every KV block is free", REST_DEADLINE)
-            await scene.wait_until(is_counted, f"all of {got} answers are counted", REST_DEADLINE)
+            await scene.wait_until(
+                is_counted, f"all of {got} answers are counted, and an end of each accepted request", REST_DEADLINE
+            )
         except ChaosFailed as error:
             self.complain(str(error))
         completed, failed = (metrics.of(OUTCOMES, outcome=each, pid=str(stub)) for each in ("completed", "failed"))

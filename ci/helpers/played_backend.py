@@ -21,3 +21,7 @@ def finish(executor: FakeExecutor, sender: pb.ResponseSender, text: bytes = b"ok
 
 def counted(outcome: str) -> float:
     return pb.MetricFamily.metrics["inflight_requests_total", outcome].value
+
+
+def counted_accepted() -> float:
+    return pb.MetricFamily.metrics["inflight_requests_accepted_total", ""].value

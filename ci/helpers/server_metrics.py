@@ -10,6 +10,7 @@ from server_process import ServerProcess
 from waiting import until
 
 OUTCOMES = "inflight_requests_total"
+ACCEPTED = "inflight_requests_accepted_total"
 REQUESTS = "nv_trt_llm_request_metrics"
 RELAUNCHING = "inflight_engine_relaunch_seconds_total"
 KV_BLOCKS = "nv_trt_llm_kv_cache_block_metrics"

@@ -34,10 +34,13 @@ class Endpoint:
         self._label, self._methods, self._metrics = label, methods, metrics
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        began = time.monotonic()
-        with self._metrics.in_progress.track_inprogress():
-            status = await self._answer(scope, receive, send)
-        self._metrics.count_request(self._label, status, time.monotonic() - began)
+        began, status = time.monotonic(), 500
+        self._metrics.count_accepted(self._label)
+        try:
+            with self._metrics.in_progress.track_inprogress():
+                status = await self._answer(scope, receive, send)
+        finally:
+            self._metrics.count_request(self._label, status, time.monotonic() - began)
 
     async def _answer(self, scope: Scope, receive: Receive, send: Send) -> int:
         handler = self._methods.get(scope["method"])

@@ -21,6 +21,12 @@ class ServerMetrics:
         self._registry = CollectorRegistry()
         ProcessCollector(registry=self._registry)
         self._engine = Info("inflight_engine", "What the engine computes, and with what", registry=self._registry)
+        self._accepted = Counter(
+            "inflight_openai_requests_accepted",
+            "HTTP requests whose head has come, by path, whatever becomes of them",
+            ("path",),
+            registry=self._registry,
+        )
         self._requests = Counter(
             "inflight_openai_requests",
             "HTTP requests by path and status, 499 if the client did not wait",
@@ -67,6 +73,9 @@ class ServerMetrics:
             buckets=SECONDS,
             registry=self._registry,
         )
+
+    def count_accepted(self, path: str) -> None:
+        self._accepted.labels(path).inc()
 
     def count_request(self, path: str, status: int, seconds: float) -> None:
         """`path`: of the route, not as the client wrote it."""

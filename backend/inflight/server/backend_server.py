@@ -23,7 +23,7 @@ from typing import Any
 
 from inflight.checkpoint_digest import checkpoint_digest
 from inflight.config import EngineConfig
-from inflight.errors import EngineUnavailable, InvalidRequest, QueueFull, RequestCancelled
+from inflight.errors import EngineUnavailable, InflightError, InvalidRequest, QueueFull, RequestCancelled
 from inflight.executor.front.front import SHUT_DOWN, Front
 from inflight.open_requests import OpenRequests
 from inflight.request import Request
@@ -151,6 +151,7 @@ class BackendServer:
             )
         except Exception as error:
             log_failure("taking a request", error)
+            self._count_refused(InflightError.outcome)
             return
         try:
             self._accept(request, reply)
@@ -232,12 +233,18 @@ class BackendServer:
         length = text_length(client)
         item = self._make_item(reply, client, triton_id, wanted, trace_parent)
         # From here on other threads may see the item, so nothing below may fail.
+        self._metrics.count_accepted()
         self._items.add(item)
         self._tokenizing.put(item, length)
 
     def _refuse(self, error: Exception, reply: Reply | PromptReply) -> None:
         code, sentence, outcome = refused(error)
+        self._count_refused(outcome)
         reply.fail(code, sentence)
+
+    def _count_refused(self, outcome: str) -> None:
+        """A request without a work item: it has ended as it began."""
+        self._metrics.count_accepted()
         self._metrics.record(Outcome(outcome=outcome))
 
     def _check_open(self) -> None:

@@ -15,6 +15,7 @@ from openai_server import (
     CLIENT,
     PlayedEngine,
     Running,
+    Script,
     checkpoint_folder,
     numbered,
     openai_server,
@@ -23,9 +24,10 @@ from openai_server import (
     wait_until,
 )
 
-from inflight.errors import ConfigurationError
+from inflight.errors import ConfigurationError, EngineUnavailable, QueueFull, RequestTimedOut, StepFailed
 from inflight.openai.api_keys import ApiKeys
 from inflight.openai.rate_limit import RateLimit
+from inflight.result import Response
 
 CHATS, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
 
@@ -237,6 +239,67 @@ def test_a_client_that_leaves_cancels_its_requests(running: Running, stream: boo
             wait_until(lambda: len(set(engine.enqueued) - known) == 2)
     wait_until(lambda: len(engine.cancelled) == 2)
     assert set(engine.cancelled) == set(engine.enqueued) - known
+
+
+def test_each_accepted_request_has_one_status(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """However it ends."""
+    engine = PlayedEngine()
+    with openai_server(engine, checkpoint_folder(tmp_path)) as url:
+        running = Running(url, engine)
+
+        def counted(name: str) -> dict[str, float]:
+            """By the label that differs; of chats."""
+            lines = running.get("/metrics").text.splitlines()
+            chosen = [line for line in lines if line.startswith(f'{name}{{path="{CHATS}"')]
+            return {line.partition("}")[0].split('"')[-2]: float(line.rpartition(" ")[2]) for line in chosen}
+
+        def fail_with(error: Exception) -> Script:
+            return lambda request: [Response.of_error(request.request_id, error)]
+
+        def explode(request: object) -> list[Response]:
+            raise ZeroDivisionError
+
+        assert running.post(CHATS, CHAT).status_code == 200
+        assert running.events(CHATS, CHAT)[-1] == "[DONE]"
+        statuses = [running.post(CHATS, body).status_code for body in (b"{", {}, {**CHAT, "model": "nobody"})]
+        assert [*statuses, running.get(CHATS).status_code] == [400, 400, 404, 405]
+        for script, status in (
+            (fail_with(RequestTimedOut("too late")), 504),
+            (fail_with(QueueFull()), 503),
+            (fail_with(EngineUnavailable("the ranks died")), 503),
+            (fail_with(StepFailed("the step failed")), 500),
+            (explode, 500),
+        ):
+            engine.script = script
+            assert running.post(CHATS, CHAT).status_code == status
+        engine.script = lambda request: [result(request, [72])]
+        with CLIENT.stream("POST", url + CHATS, json={**CHAT, "stream": True}) as stream:
+            engine.push(*fail_with(StepFailed("it failed"))(engine.sent))
+            assert stream.status_code == 200 and b'"error"' in stream.read()
+        monkeypatch.setattr("inflight.openai.guard.BODY_SECONDS", 0.05)
+        host, port = url.removeprefix("http://").split(":")
+        head = f"POST {CHATS} HTTP/1.1\r\nhost: x\r\ncontent-length: 100\r\n\r\n{{".encode()
+        with socket.create_connection((host, int(port)), ENOUGH) as slow:
+            slow.sendall(head)
+            assert slow.recv(12) == b"HTTP/1.1 408"
+        monkeypatch.setattr("inflight.openai.guard.BODY_SECONDS", 60.0)
+        before = counted("inflight_openai_requests_accepted_total")[CHATS]
+        with socket.create_connection((host, int(port)), ENOUGH) as abandoned:
+            abandoned.sendall(head)
+            wait_until(lambda: counted("inflight_openai_requests_accepted_total")[CHATS] > before)
+        wait_until(lambda: "499" in counted("inflight_openai_requests_total"))
+        assert counted("inflight_openai_requests_total") == {
+            "200": 2,
+            "400": 2,
+            "404": 1,
+            "405": 1,
+            "408": 1,
+            "499": 1,
+            "500": 3,
+            "503": 2,
+            "504": 1,
+        }
+        assert counted("inflight_openai_requests_accepted_total") == {CHATS: 14}
 
 
 def test_a_request_in_flight_gets_its_end_when_the_server_stops(tmp_path: Path) -> None:

@@ -96,6 +96,24 @@ async def test_the_last_write_to_a_client_that_is_gone_is_no_failure(caplog: pyt
     assert not caplog.records
 
 
+async def test_an_answer_that_cannot_be_sent_is_counted() -> None:
+    """As one whose error is found when its headers are out already."""
+
+    async def write(scope: Scope, receive: Receive, send: Send) -> int:
+        raise ZeroDivisionError
+
+    async def refuse(message: Message) -> None:
+        raise RuntimeError("the response has started")
+
+    metrics = ServerMetrics()
+    scope = {"method": "GET", "state": {CONNECTION: SimpleNamespace(is_closing=False)}}
+    with pytest.raises(RuntimeError):
+        await Endpoint("/x", {"GET": write}, metrics)(scope, refuse, refuse)
+    text = metrics.text(EngineDescription(device="cpu"))
+    assert b'inflight_openai_requests_total{path="/x",status="500"} 1.0' in text
+    assert b'inflight_openai_requests_accepted_total{path="/x"} 1.0' in text
+
+
 def test_no_usage_unless_it_is_asked_for(running: Running) -> None:
     for options in ({}, {"stream_options": {}}, {"stream_options": {"include_usage": False}}, {"stream_options": None}):
         assert all("usage" not in event for event in running.events(CHATS, {**CHAT, **options})[:-1])

@@ -6,10 +6,12 @@ import fake_pb_utils as pb
 import fake_tokenizer
 import pytest
 from fake_executor import FakeExecutor
+from played_backend import counted, counted_accepted
 
 from inflight.config import EngineConfig
 from inflight.server.backend_server import BackendServer
 from inflight.server.tensors.dialects import LLM
+from inflight.server.threads.metric_families import OUTCOMES
 
 
 @pytest.fixture
@@ -27,6 +29,7 @@ def senders(server: BackendServer):
     assert not [sender.misuse for sender in made if sender.misuse]
     assert not pb.MetricFamily.misuse
     assert server._open_requests._number == 0
+    assert counted_accepted() == sum(map(counted, OUTCOMES.series))
 
 
 @pytest.fixture

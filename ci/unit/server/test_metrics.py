@@ -180,6 +180,15 @@ def test_outcomes_are_counted_and_observed() -> None:
     assert histogram.observed == [12.0, 12.0] and histogram.buckets == [10, 50, 100, 500, 1000]
 
 
+def test_of_a_server_that_does_not_answer_the_counts_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Observations are dropped then, the oldest first."""
+    monkeypatch.setattr("inflight.server.threads.metrics_thread.MAX_NOTES", 2)
+    first = Outcome(outcome="completed", observations=[(mf.INPUT_TOKENS.name, 12.0)])
+    run(*[first] * 5)
+    assert value("inflight_requests_total", "completed") == 5
+    assert pb.MetricFamily.metrics["nv_llm_input_token_len", "total_input_tokens"].observed == [12.0, 12.0]
+
+
 def test_vllms_families_count_the_same_requests() -> None:
     first = Outcome(outcome="completed", observations=[(mf.INPUT_TOKENS.name, 12.0), (mf.SEQUENCES, 2.0)])
     run(first, first, further=vllm_families(100))

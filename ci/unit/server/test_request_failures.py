@@ -8,7 +8,7 @@ import fake_pb_utils as pb
 import pytest
 from calls import until
 from fake_executor import FakeExecutor, tokens
-from played_backend import LONG, PROMPT, counted, finish
+from played_backend import LONG, PROMPT, counted, counted_accepted, finish
 
 from inflight.errors import (
     EngineUnavailable,
@@ -75,6 +75,40 @@ def test_outcomes_reach_the_metrics(ask, server: BackendServer, executor: FakeEx
     ask(PROMPT)
     server.close()
     assert [counted(outcome) for outcome in ("completed", "rejected", "queue_full")] == [1, 1, 1]
+
+
+def test_each_accepted_request_has_one_outcome(ask, server: BackendServer, executor: FakeExecutor, senders) -> None:
+    """Of every kind. `senders` compares the counts after every test; here they are known."""
+    finish(executor, ask(PROMPT))
+    for last in (RequestTimedOut("too late"), EngineUnavailable("the ranks died"), StepFailed("the step failed")):
+        ask(PROMPT)
+        executor.push(Response.of_error(executor.last.request_id, last))
+    leaving = ask({**PROMPT, "stream": True})
+    ask({**PROMPT, "stream": True}, request_id="7")
+    left_id, stopped_id = executor.enqueued
+    leaving.client_left = True
+    server._watch.look()
+    ask({"stop": True}, request_id="7")  # which is no request by itself
+    executor.push(*[tokens(each, [97], FinishReason.CANCELLED) for each in (left_id, stopped_id)])
+    ask({"stop": True}, request_id="unknown")
+    ask({})
+    server.accept(SimpleNamespace())  # nobody can be told
+    executor.refusal = QueueFull()
+    ask(PROMPT)
+    executor.refusal = None
+    ask(PROMPT)  # is in flight when the server is closed
+    server.close(drain_seconds=0.0)
+    ends = {outcome: counted(outcome) for outcome in OUTCOMES.series}
+    assert ends == {
+        "completed": 1,
+        "cancelled": 2,
+        "timed_out": 1,
+        "rejected": 2,
+        "queue_full": 1,
+        "unavailable": 2,
+        "failed": 2,
+    }
+    assert counted_accepted() == sum(ends.values())
 
 
 @pytest.mark.parametrize(

@@ -182,6 +182,11 @@ REPLAYS = Family(
     description="Requests that went on with other ranks after theirs were lost, each time",
     kind="COUNTER",
 )
+ACCEPTED = Family(
+    name="inflight_requests_accepted_total",
+    description="Requests that tritonserver has passed on, each prompt by itself, whatever becomes of them",
+    kind="COUNTER",
+)
 OUTCOMES = Family(
     name="inflight_requests_total",
     description="Requests by how they ended",
@@ -217,6 +222,7 @@ FAMILIES = (
     RELAUNCHING,
     PAUSES,
     REPLAYS,
+    ACCEPTED,
     OUTCOMES,
 )
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import logging
 import os
 import threading
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from itertools import chain
@@ -27,6 +27,9 @@ logger = logging.getLogger(__name__)
 FINAL_WAIT_SECONDS = 5.0
 """How long `stop` waits for the thread. A server that no longer answers must not keep the stub from ending: the thread
 makes no further call after this time."""
+
+MAX_NOTES = 100_000
+"""Outcomes whose observations wait for an update."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -87,7 +90,12 @@ class MetricsThread:
         """The families to which the observations with a name go."""
         for family_name, families in (further or {}).items():
             self._observing[family_name] = (*self._observing.get(family_name, ()), *families)
-        self._notes: deque[Outcome] = deque(maxlen=100_000)
+        self._lock = threading.Lock()
+        self._num_accepted = 0
+        self._ends: Counter[str] = Counter()
+        """Requests since the last update, by their outcomes. Apart from the notes, of which the oldest are dropped if
+        the server does not answer: each accepted request ends once."""
+        self._notes: deque[Outcome] = deque(maxlen=MAX_NOTES)
         self._metrics: dict[tuple[str, str], Any] = {}
         self._families: list[Any] = []
         self._shown: dict[tuple[str, str], float] = {}
@@ -105,8 +113,15 @@ class MetricsThread:
         self._thread.join(FINAL_WAIT_SECONDS)
         self._is_given_up = True
 
+    def count_accepted(self) -> None:
+        """A request that will have one outcome. From any thread; never waits for the server."""
+        with self._lock:
+            self._num_accepted += 1
+
     def record(self, outcome: Outcome) -> None:
-        """Queue an outcome for the next update. From any thread; never waits."""
+        """Queue an outcome for the next update. Likewise."""
+        with self._lock:
+            self._ends[outcome.outcome] += 1
         self._notes.append(outcome)
 
     def _run(self) -> None:
@@ -151,16 +166,20 @@ class MetricsThread:
                 self._metrics[family.name, series] = made.Metric(labels=labels, **extra)
 
     def _update(self) -> None:
-        counts: dict[str, int] = {}
+        with self._lock:
+            num_accepted, self._num_accepted = self._num_accepted, 0
+            ends, self._ends = self._ends, Counter()
+        # First those that were accepted: whoever reads meanwhile finds no more ends than beginnings.
+        if num_accepted:
+            self._call(mf.ACCEPTED.name, "", "increment", num_accepted)
+        for outcome, count in ends.items():
+            self._call(mf.OUTCOMES.name, outcome, "increment", count)
         while self._notes:
             note = self._notes.popleft()
-            counts[note.outcome] = counts.get(note.outcome, 0) + 1
             for name, value in note.observations:
                 self._observe(name, value)
             for name, series, growth in note.counts:
                 self._call(name, series, "increment", growth)
-        for outcome, count in counts.items():
-            self._call(mf.OUTCOMES.name, outcome, "increment", count)
         self._show_engine()
         for name, total in self._totals.items():
             self._raise(name, total())
