@@ -27,7 +27,7 @@ TORCH_INDEX ?=
 PIP := $(BIN)/python -m pip --disable-pip-version-check
 PIP_INSTALL := $(PIP) install --constraint constraints.txt --no-warn-script-location
 
-.PHONY: help serve docs test test-full test-changed green unit kernels L0 prometheus lint bench bench-features bench-host \
+.PHONY: help serve docs pictures test test-full test-changed green unit kernels L0 prometheus lint bench bench-features bench-host \
   bench-openai bench-front-ends load-test demo-survival chaos mutants default-model dist sbom image \
   test-gpu gpu-bench gpu-bench-kernels gpu-tune-kernels clean
 
@@ -113,6 +113,10 @@ lint: $(READY) ## check style, types, the C++ and the Dockerfile
 # mkdocs-material tells of its successor at each build unless it is told not to.
 docs: $(READY) ## build the site of all pages into build/site; a broken link fails
 	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict --quiet --config-file ci/site/mkdocs.yml
+
+pictures: $(READY) ## record a run of the survival demo, and draw the pages' pictures again
+	$(BIN)/python -m ci.pictures.survival --record
+	$(BIN)/python -m ci.pictures.diagrams
 
 bench: $(READY) ## measure the engine against transformers: a table and one JSON line
 	$(BIN)/python -m ci.bench $(ARGS)

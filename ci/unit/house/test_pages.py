@@ -21,7 +21,7 @@ from request_kinds import KINDS
 import inflight_kernels
 from ci.dialect_models import APIS, made_files
 from ci.feature_table import with_table
-from ci.pictures import survival
+from ci.pictures import diagrams, survival
 from ci.site.anchors import anchor
 from ci.site.pages import LIST, all_pages
 from ci.tree import with_descriptions
@@ -348,3 +348,12 @@ def test_the_programs_of_a_page_parse_and_their_imports_exist(page: Path) -> Non
 def test_readmes_picture_is_what_the_recorded_run_printed() -> None:
     assert survival.picture(text_of(survival.CAST)) == text_of(survival.PICTURE), "run: python -m ci.pictures.survival"
     assert survival.KILL in text_of(survival.CAST) and "bytes of both answers are equal" in text_of(survival.CAST)
+
+
+def test_the_drawings_are_made_from_their_tables() -> None:
+    drawn = {name: draw() for name, draw in diagrams.DRAWINGS.items()}
+    found = {name: text_of(diagrams.FOLDER / name) for name in drawn}
+    assert found == drawn, "run: python -m ci.pictures.diagrams"
+    code = "\n".join(text_of(file) for file in (ROOT / "backend" / "inflight").rglob("*.py"))
+    names = {name for _, owned in diagrams.PROCESSES for _, name, _ in owned if name[0].isupper()}
+    assert [name for name in sorted(names) if not re.search(rf"^class {name}\b", code, re.MULTILINE)] == []
