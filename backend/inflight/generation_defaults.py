@@ -170,6 +170,8 @@ def _first(*values: _T | None) -> _T:
 def _read(path: Path) -> GenerationDefaults:
     try:
         values = json.loads(path.read_text(encoding="utf-8"))
+    except RecursionError:
+        raise ConfigurationError(f"{path} cannot be read: it is nested too deeply") from None
     except (OSError, ValueError) as error:
         raise ConfigurationError(f"{path} cannot be read: {error}") from None
     if not isinstance(values, dict):

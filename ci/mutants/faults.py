@@ -344,8 +344,10 @@ def _is_type(node: ast.expr) -> bool:
         return _is_type(node.value)
     name = node.id if isinstance(node, ast.Name) else node.attr if isinstance(node, ast.Attribute) else ""
     is_class = name.lstrip("_")[:1].isupper() and not name.isupper()
-    return is_class or name in ("int", "str", "float", "bool", "bytes") or (
-        isinstance(node, ast.Constant) and node.value is None
+    return (
+        is_class
+        or name in ("int", "str", "float", "bool", "bytes")
+        or (isinstance(node, ast.Constant) and node.value is None)
     )
 
 

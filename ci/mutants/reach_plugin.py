@@ -20,7 +20,6 @@ TEST = "INFLIGHT_REACH_TEST"
 """Read by coverage.py in processes that a test starts, as its settings say."""
 
 
-
 class Recorder:
     """Of one process that runs tests."""
 

@@ -13,13 +13,14 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 
+from inflight.checkpoint_files import CONFIG
 from inflight.errors import ConfigurationError
 from inflight.hub.cache import ModelCache
 from inflight.hub.client import Hub, HubFile, Listing
 from inflight.hub.download import Download
 from inflight.hub.model_name import ModelName
 from inflight.hub.transfer import progress, run_all
-from inflight.hub.wanted_files import CONFIG, Unfit, decisive_files, small_files, weight_files
+from inflight.hub.wanted_files import Unfit, decisive_files, small_files, weight_files
 
 SPARE_BYTES = 2**28
 """That stay free on the disk."""

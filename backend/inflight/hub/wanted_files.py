@@ -9,25 +9,10 @@ from collections.abc import Collection
 from fnmatch import fnmatchcase
 from pathlib import Path
 
-CONFIG = "config.json"
-QUANTIZATION = "hf_quant_config.json"
-INDEX = "model.safetensors.index.json"
-WEIGHTS = "model.safetensors"
+from inflight.checkpoint_files import CONFIG, INDEX, QUANTIZATION, SMALL_FILES, VOCABULARIES, WEIGHTS
+
 DECISIVE = (CONFIG, QUANTIZATION, INDEX)
 """What shows whether the engine can serve the model, and which files hold its weights."""
-VOCABULARIES = ("tokenizer.json", "*.model", "vocab*.*", "*.tiktoken", "tekken.json")
-"""Files with a tokenizer's vocabulary. tokenizer_config.json has none."""
-SMALL_FILES = (
-    "generation_config.json",
-    "tokenizer_config.json",
-    "special_tokens_map.json",
-    "added_tokens.json",
-    "merges.txt",
-    "chat_template.json",
-    "chat_template.jinja",
-    "additional_chat_templates/*.jinja",
-    *VOCABULARIES,
-)
 PICKLED = ("*.bin", "*.pt", "*.pth", "*.ckpt", "*.gguf", "*.h5", "*.msgpack")
 """Weights in formats that are not read."""
 NEVER = ("*.py", "*.bin", "*.pt", "*.pth")

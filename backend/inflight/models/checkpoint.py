@@ -19,6 +19,7 @@ from torch import Tensor
 from inflight.errors import ConfigurationError
 from inflight.log_progress import ByteProgress
 from inflight.models.upload import Upload
+from inflight.models.usable_values import why_unusable
 
 logger = logging.getLogger(__name__)
 
@@ -88,8 +89,8 @@ class Checkpoint:
         `shape` and `dtypes` are the whole tensor's expected shape and possible dtypes, and are checked. The block has
         the shape of `target` and begins at `starts` in the first dimensions, at 0 in the others. It may extend beyond
         the tensor's end; the elements of `target` beyond are left unchanged. Into a meta `target` nothing is read.
-        A `target` on a GPU has its values for what its current stream does afterwards, and for all once the context is
-        left.
+        Values that are no numbers, or none in the dtype of `target`, are refused. A `target` on a GPU has its values
+        for what its current stream does afterwards, and for all once the context is left.
         """
         part = self._slice(name, shape, dtypes)
         if target.is_meta or not self.is_read:
@@ -103,6 +104,8 @@ class Checkpoint:
             values = part[index]
         except SafetensorError as error:
             raise self._broken(self._file_of[name], error) from None
+        if reason := why_unusable(values, target.dtype):
+            raise ConfigurationError(f"{self.folder / self._file_of[name]}: tensor {name} {reason}")
         place = target[tuple(slice(found.stop - found.start) for found in index)]
         if place.device.type == "cuda":
             self._upload = self._upload or Upload(place.device)
@@ -208,7 +211,7 @@ class Checkpoint:
         try:
             entries = json.loads(index.read_text(encoding="utf-8"))["weight_map"].items()
             file_of = {str(name): str(file_name) for name, file_name in entries}
-        except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
             raise ConfigurationError(f"{index} is not a safetensors index: it must hold a weight_map object") from None
         for file_name in sorted(set(file_of.values())):
             # A name with a path could reach outside the folder.

@@ -15,7 +15,7 @@ import torch
 
 from inflight.errors import ConfigurationError
 from inflight.layers.rotary import FREQUENCIES, RopeConfig
-from inflight.models.config_file import ConfigValues, check_values, read_config_file, read_quantization
+from inflight.models.config_file import ConfigValues, check_values, read_config_file, read_quantization, tell_defaults
 from inflight.models.families import FAMILIES
 from inflight.models.family import DescribeFamily, Family
 from inflight.models.hf_config import read_values
@@ -64,7 +64,8 @@ class ModelConfig:
         architecture = _architecture(path, values)
         describe = _find_family(path, architecture)
         check_values(path, values)
-        values = read_values(path)
+        given, values = values, read_values(path)
+        tell_defaults(path, given, values)
         _refuse_other_activations(path, values)
         family = describe(ConfigValues(path, values))
         weight_format = choose_weight_format(path, read_quantization(path, values))

@@ -7,6 +7,7 @@ key; :mod:`.config` checks combinations of values.
 from __future__ import annotations
 
 import json
+import logging
 import math
 import reprlib
 from collections.abc import Callable, Iterable, Mapping
@@ -15,6 +16,8 @@ from pathlib import Path
 from typing import Any
 
 from inflight.errors import ConfigurationError
+
+logger = logging.getLogger(__name__)
 
 MODELOPT_FILE = "hf_quant_config.json"
 """Older checkpoints of ModelOpt say only there that they are quantised."""
@@ -96,6 +99,27 @@ RULES: dict[str, Rule] = {
 }
 """Rules for the top-level keys. For a missing key, transformers' default applies."""
 
+TOLD_DEFAULTS = (
+    "hidden_size",
+    "intermediate_size",
+    "num_hidden_layers",
+    "num_attention_heads",
+    "num_key_value_heads",
+    "max_position_embeddings",
+    "rms_norm_eps",
+    "layer_norm_eps",
+    "layer_norm_epsilon",
+    "norm_eps",
+    "norm_epsilon",
+    "rope_theta",
+    "hidden_act",
+    "tie_word_embeddings",
+    "num_experts_per_tok",
+    "norm_topk_prob",
+)
+"""Keys that the log names if the file leaves them out: of another value the tokens would be others, and no tensor's
+shape would show it, or not that of every one."""
+
 ROPE_RULES: dict[str, Rule] = {
     "rope_type": _TEXT,
     "type": _TEXT,
@@ -166,6 +190,22 @@ def read_config_file(path: Path) -> dict[str, Any]:
     if not isinstance(values, dict):
         raise ConfigurationError(f"{path} must hold a JSON object")
     return values
+
+
+def tell_defaults(path: Path, given: Mapping[str, Any], completed: Mapping[str, Any]) -> None:
+    """Log what the file at `path`, which holds `given`, leaves out of what decides tokens, and what transformers has in
+    its place."""
+    said, has = ({**values, **_rope_of(values)} for values in (given, completed))
+    filled = {key: has[key] for key in TOLD_DEFAULTS if key not in said and has.get(key) is not None}
+    if filled:
+        told = ", ".join(f"{key} {json.dumps(value, default=str)}" for key, value in filled.items())
+        logger.info("%s leaves out what transformers' defaults stand for: %s", path, told)
+
+
+def _rope_of(values: Mapping[str, Any]) -> dict[str, Any]:
+    """rope_theta stands in one of these, too."""
+    found = (values.get(key) for key in ("rope_scaling", "rope_parameters"))
+    return {key: value for each in found if isinstance(each, Mapping) for key, value in each.items()}
 
 
 def read_quantization(path: Path, values: Mapping[str, Any]) -> dict[str, Any]:

@@ -9,6 +9,7 @@ import logging
 
 import torch
 
+from inflight.checkpoint_files import check_files
 from inflight.config import EngineConfig
 from inflight.distributed.parallel_groups import ParallelGroups
 from inflight.errors import ConfigurationError
@@ -37,6 +38,7 @@ def read_config(config: EngineConfig) -> ModelConfig | TransformersConfig:
 
     Raises ConfigurationError if the requested implementation, or with auto neither of them, supports the checkpoint.
     """
+    check_files(config.gpt_model_path)
     if config.model_impl == "transformers":
         return _through_transformers(config, "model_impl is transformers")
     try:

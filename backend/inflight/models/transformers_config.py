@@ -14,6 +14,7 @@ import torch
 
 from inflight.errors import ConfigurationError
 from inflight.models.config import read_architecture, read_dtype, refuse_quantized
+from inflight.models.config_file import read_config_file, tell_defaults
 from inflight.models.hf_config import read_hf_config
 
 
@@ -39,7 +40,9 @@ class TransformersConfig:
         path = Path(checkpoint, "config.json")
         architecture = read_architecture(path)
         hf_config = read_hf_config(path)
-        refuse_quantized(path, hf_config.to_dict())
+        values = hf_config.to_dict()
+        tell_defaults(path, read_config_file(path), values)
+        refuse_quantized(path, values)
         network_class = _network_class(path, architecture, hf_config)
         max_positions = _max_positions(path, hf_config)
         return cls(

@@ -20,6 +20,7 @@ from inflight.models.token_check import check_tokens, find_embedding_size
 from inflight.models.transformers_config import TransformersConfig
 from inflight.models.transformers_decoder import TransformersDecoder
 from inflight.models.upload import Upload
+from inflight.models.usable_values import why_unusable
 
 logger = logging.getLogger(__name__)
 
@@ -41,11 +42,13 @@ def load_transformers_decoder(
     Raises ConfigurationError for an incomplete checkpoint, and for a class that cannot be served.
     """
     network = _read(config, checkpoint, dtype)
-    if device.type == "cpu":
-        # Parameters may still be mapped from the files. Copying one at a time keeps little of them in memory twice.
-        for parameter in network.parameters():
+    for name, parameter in network.named_parameters():
+        if reason := why_unusable(parameter.data, parameter.dtype):
+            raise ConfigurationError(f"{checkpoint.folder}: tensor {name} {reason}")
+        if device.type == "cpu":
+            # It may still be mapped from the files. Copying one at a time keeps little of them in memory twice.
             parameter.data = parameter.data.clone()
-    else:
+    if device.type != "cpu":
         _upload_parameters(network, device)
     network.requires_grad_(False).to(device)
     try:

@@ -6,8 +6,8 @@ import json
 from collections.abc import Mapping
 from pathlib import Path
 
+from inflight.checkpoint_files import INDEX, VOCABULARIES, check_files
 from inflight.errors import ConfigurationError
-from inflight.hub.wanted_files import INDEX, VOCABULARIES
 
 
 def check(
@@ -16,6 +16,7 @@ def check(
     """Raise ConfigurationError with one sentence if `folder` cannot be served by so many ranks. `tokenizer`: folder of
     the tokenizer; None = `folder`."""
     check_folder(folder)
+    check_files(folder)
     config = _json(folder / "config.json", f"{folder} is not a Hugging Face checkpoint: it has no config.json")
     if not (config.get("architectures") or config.get("model_type")):
         raise ConfigurationError(f"{folder / 'config.json'} names no architecture, so it is not a model's")
@@ -23,6 +24,7 @@ def check(
     _check_stages(config, pipeline_parallel_size)
     _check_weights(folder)
     place = tokenizer or folder
+    check_files(place)
     if not any(file.is_file() for pattern in VOCABULARIES for file in place.glob(pattern)):
         raise ConfigurationError(
             f"{place} has no tokenizer.json (nor tokenizer.model or vocab.json): copy it there, or set tokenizer_dir "
@@ -88,6 +90,8 @@ def _json(path: Path, missing: str) -> dict[str, object]:
         value = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
         raise ConfigurationError(missing) from None
+    except RecursionError:
+        raise ConfigurationError(f"{path} cannot be read: it is nested too deeply") from None
     except (OSError, ValueError) as error:
         raise ConfigurationError(f"{path} cannot be read: {error}") from None
     if not isinstance(value, dict):

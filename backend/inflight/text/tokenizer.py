@@ -16,6 +16,7 @@ from typing import Any
 
 import tokenizers
 
+from inflight.checkpoint_files import check_files
 from inflight.errors import ConfigurationError
 from inflight.text.byte_tokens import ByteFallback, ByteLevel, ByteTokens, NoBytes
 from inflight.text.token_bytes import max_bytes_per_token
@@ -64,6 +65,7 @@ class Tokenizer:
         folder = Path(directory)
         if not folder.is_dir():
             raise ConfigurationError(f"tokenizer_dir: {folder} is not a folder")
+        check_files(folder)
         path = folder / "tokenizer.json"
         try:
             backend = tokenizers.Tokenizer.from_file(str(path)) if path.is_file() else _convert(folder)

@@ -6,6 +6,7 @@ pytest ci/unit/models/test_config_file.py
 from __future__ import annotations
 
 import json
+import logging
 import tempfile
 from pathlib import Path
 from typing import Any
@@ -94,6 +95,23 @@ def test_a_file_that_is_nested_too_deeply(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text("[" * 200_000)
     with pytest.raises(ConfigurationError, match="nested too deeply"):
         ModelConfig.load(tmp_path)
+
+
+def test_the_log_says_which_values_are_transformers_defaults(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO, "inflight")
+    path = write(tmp_path, "llama", {}) / "config.json"
+    ModelConfig.load(tmp_path)
+    assert caplog.messages == []
+    values = json.loads(path.read_text())
+    for key in ("rms_norm_eps", "rope_parameters", "hidden_act", "attention_dropout"):
+        values.pop(key, None)
+    path.write_text(json.dumps(values))
+    config = ModelConfig.load(tmp_path)
+    assert (config.rms_norm_eps, config.rope.theta) == (1e-6, 10_000.0)
+    assert caplog.messages == [
+        f"{path} leaves out what transformers' defaults stand for: "
+        'rms_norm_eps 1e-06, rope_theta 10000.0, hidden_act "silu"'
+    ]
 
 
 LIKELY = st.sampled_from([0.1, 0.5, 1, 1.5, 2, 4, 8.0, 32, 64, 1000, 1e6])

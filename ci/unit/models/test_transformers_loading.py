@@ -4,6 +4,7 @@ Run: pytest ci/unit/models/test_transformers_loading.py
 """
 
 import json
+import math
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -53,6 +54,13 @@ def test_numbers_that_a_network_cannot_have(gpt2: TinyCheckpoint) -> None:
 def test_a_missing_tensor(gpt2: TinyCheckpoint) -> None:
     change_tensors(gpt2.folder, lambda tensors: tensors.pop("transformer.h.1.attn.c_proj.bias"))
     assert refusal(gpt2.folder) == "the checkpoint has no tensor transformer.h.1.attn.c_proj.bias"
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf])
+def test_a_value_that_is_no_number(gpt2: TinyCheckpoint, value: float) -> None:
+    name = "transformer.h.1.mlp.c_fc.weight"
+    change_tensors(gpt2.folder, lambda tensors: tensors[name].view(-1).__setitem__(7, value))
+    assert refusal(gpt2.folder).startswith(f"tensor {name} holds {value}, which is no weight: the file is damaged")
 
 
 def test_a_tensor_too_many(gpt2: TinyCheckpoint) -> None:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import math
+import os
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
@@ -142,7 +143,7 @@ def test_truncated_shard_is_named(sharded: Path) -> None:
     assert refusal(sharded).startswith(f"{victim} is not a whole safetensors file (")
 
 
-@pytest.mark.parametrize("text", ["", "[]", '{"weight_map": 3}', '{"metadata": {}}'])
+@pytest.mark.parametrize("text", ["", "[]", '{"weight_map": 3}', '{"metadata": {}}', "[" * 100_000])
 def test_index_that_is_none(sharded: Path, text: str) -> None:
     index = sharded / "model.safetensors.index.json"
     index.write_text(text)
@@ -209,6 +210,53 @@ def test_wrong_type(folder: Path) -> None:
     change_tensors(folder, model__norm__weight=torch.ones(48, dtype=torch.int8))
     path = folder / "model.safetensors"
     assert refusal(folder) == f"{path}: tensor model.norm.weight is I8; only F32, BF16, F16 weights are supported"
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
+@pytest.mark.parametrize(
+    "name",
+    ["model.embed_tokens.weight", "model.layers.1.self_attn.v_proj.weight", "model.layers.2.input_layernorm.weight"]
+    + ["model.layers.0.mlp.down_proj.weight", "lm_head.weight"],
+)
+def test_a_value_that_is_no_number(folder: Path, name: str, value: float) -> None:
+    path = folder / "model.safetensors"
+    tensor = load_file(path)[name]
+    tensor.view(-1)[-1] = value
+    change_tensors(folder, **{name: tensor})
+    assert refusal(folder) == (
+        f"{path}: tensor {name} holds {value}, which is no weight: the file is damaged, or was saved from a training "
+        "that diverged; take another one"
+    )
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_a_value_that_is_no_number_in_fewer_bits(folder: Path, dtype: torch.dtype) -> None:
+    weights = {name: tensor.to(dtype) for name, tensor in load_file(folder / "model.safetensors").items()}
+    weights["model.norm.weight"][3] = math.nan
+    save_file(weights, folder / "model.safetensors")
+    assert "tensor model.norm.weight holds nan, which is no weight" in refusal(folder)
+
+
+def test_a_value_that_float16_cannot_have(folder: Path) -> None:
+    """A larger one than it has would become infinite."""
+    tensor = load_file(folder / "model.safetensors")["model.norm.weight"]
+    tensor[5] = -70_000.0
+    change_tensors(folder, model__norm__weight=tensor)
+    load(folder)
+    assert refusal(folder, dtype="float16") == (
+        f"{folder / 'model.safetensors'}: tensor model.norm.weight holds -70000, and float16 has no numbers beyond "
+        "65504: set dtype to bfloat16 or float32"
+    )
+
+
+@pytest.mark.parametrize("name", ["config.json", "model.safetensors", "generation_config.json", "tokenizer.json"])
+def test_what_is_no_file_is_not_opened(folder: Path, name: str) -> None:
+    (folder / name).unlink(missing_ok=True)
+    os.mkfifo(folder / name)
+    assert refusal(folder) == f"{folder / name} is a FIFO where a file is expected"
+    (folder / name).unlink()
+    (folder / name).mkdir()
+    assert refusal(folder) == f"{folder / name} is a folder where a file is expected"
 
 
 def test_tensor_that_the_network_would_leave_out(folder: Path) -> None:

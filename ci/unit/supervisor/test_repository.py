@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -212,10 +213,32 @@ class TestCheckpoint:
         (folder / "config.json").unlink()
         assert "it has no config.json" in self.refusal(source, folder, tmp_path)
 
-    @pytest.mark.parametrize(("text", "sentence"), [("{", "cannot be read"), ("[]", "JSON object"), ("{}", "names no")])
+    @pytest.mark.parametrize(
+        ("text", "sentence"),
+        [
+            ("{", "cannot be read"),
+            ("[" * 100_000, "cannot be read: it is nested too deeply"),
+            ("[]", "JSON object"),
+            ("{}", "names no"),
+        ],
+    )
     def test_a_config_that_is_none(self, source: Path, folder: Path, tmp_path: Path, text: str, sentence: str) -> None:
         (folder / "config.json").write_text(text)
         assert sentence in self.refusal(source, folder, tmp_path)
+
+    @pytest.mark.parametrize("name", ["config.json", "tokenizer.json", "model.safetensors", "chat_template.jinja"])
+    def test_what_is_no_file_is_not_opened(self, source: Path, folder: Path, tmp_path: Path, name: str) -> None:
+        (folder / name).unlink(missing_ok=True)
+        os.mkfifo(folder / name)
+        assert self.refusal(source, folder, tmp_path) == f"{folder / name} is a FIFO where a file is expected"
+
+    def test_nor_in_the_tokenizers_folder(self, source: Path, folder: Path, tmp_path: Path) -> None:
+        elsewhere = tmp_path / "elsewhere"
+        elsewhere.mkdir()
+        os.mkfifo(elsewhere / "tokenizer.json")
+        with pytest.raises(ConfigurationError, match=r"elsewhere/tokenizer\.json is a FIFO where a file is expected"):
+            parameters = {"tokenizer_dir": str(elsewhere)}
+            repository.write(source, tmp_path / "target", checkpoint_folder=folder, parameters=parameters)
 
     def test_weights_of_another_format(self, source: Path, folder: Path, tmp_path: Path) -> None:
         (folder / "model.safetensors").rename(folder / "pytorch_model.bin")

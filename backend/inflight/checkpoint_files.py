@@ -1,0 +1,52 @@
+"""The files of a checkpoint's folder that are read, by name. Reads none of them.
+
+What is no file in the place of one (a FIFO, a device, a folder) is refused before anything opens it, which might wait
+for ever.
+"""
+
+from __future__ import annotations
+
+import os
+import stat
+from fnmatch import fnmatchcase
+from pathlib import Path
+
+from inflight.errors import ConfigurationError
+
+CONFIG = "config.json"
+QUANTIZATION = "hf_quant_config.json"
+INDEX = "model.safetensors.index.json"
+WEIGHTS = "model.safetensors"
+VOCABULARIES = ("tokenizer.json", "*.model", "vocab*.*", "*.tiktoken", "tekken.json")
+"""Files with a tokenizer's vocabulary. tokenizer_config.json has none."""
+SMALL_FILES = (
+    "generation_config.json",
+    "tokenizer_config.json",
+    "special_tokens_map.json",
+    "added_tokens.json",
+    "merges.txt",
+    "chat_template.json",
+    "chat_template.jinja",
+    "additional_chat_templates/*.jinja",
+    *VOCABULARIES,
+)
+READ = (CONFIG, QUANTIZATION, INDEX, *SMALL_FILES, "*.safetensors")
+
+
+def check_files(folder: str | Path) -> None:
+    """Raise ConfigurationError if something with the name of a file that is read is none. What is missing, or a link to
+    nothing, is left to whoever reads it."""
+    try:
+        names = sorted(os.listdir(folder))
+    except OSError:
+        return
+    for name in names:
+        if not any(fnmatchcase(name, pattern) for pattern in READ):
+            continue
+        try:
+            mode = os.stat(os.path.join(folder, name)).st_mode
+        except OSError:
+            continue
+        if not stat.S_ISREG(mode):
+            what = "a folder" if stat.S_ISDIR(mode) else "a FIFO" if stat.S_ISFIFO(mode) else "a device or a socket"
+            raise ConfigurationError(f"{os.path.join(folder, name)} is {what} where a file is expected")
