@@ -18,6 +18,8 @@ NEAR_SECONDS = 12.0
 """Of tests, as they were recorded, that are run first; and what importing each of their files is taken for."""
 FILE_SECONDS = 0.4
 MORE_SECONDS = 200.0
+MAX_USERS = 4
+"""Operations that are asked for what they share."""
 SERVERS = {
     "server": ("L0_backend", "L0_dialects"),
     "executor": ("L0_executor",),
@@ -62,16 +64,20 @@ def stages(path: str, place: Place, fast: Reach, slow: Reach | None, root: Path,
 
 
 def _kernel_tests(path: str, root: Path) -> Iterator[str]:
-    """Of a kernel for GPUs: its family's, those of the same name first; of what families share, the cheapest's."""
+    """Of a kernel for GPUs: its family's, those of the same name first; of what families share: of those that import
+    it."""
     match = re.fullmatch(r"kernels/inflight_kernels/(\w+)/(?:gpu/)?(\w+)\.py", path)
     if match is None or match[1] == "cpu":
         return
     family, stem = match.groups()
-    folder = root / "ci" / "kernels" / (family if (root / "ci" / "kernels" / family).is_dir() else "norm")
-    files = sorted(folder.glob("test_*.py"), key=lambda file: (file.stem != f"test_{stem}", file.stem))
-    if family == "common":
-        checks = root / "ci" / "kernels"
-        files += [*checks.glob("test_last_program.py"), *checks.glob("matmul/test_*.py")]
+    checks = root / "ci" / "kernels"
+    if (checks / family).is_dir():
+        files = sorted(checks.glob(f"{family}/test_*.py"), key=lambda file: (file.stem != f"test_{stem}", file.stem))
+    else:
+        users = (root / "kernels" / "inflight_kernels").glob("*/gpu/[!_]*.py")
+        using = {user.stem for user in users if re.search(rf"\b{stem} import", user.read_text(encoding="utf-8"))}
+        files = [file for file in sorted(checks.glob("*/test_*.py")) if file.stem.removeprefix("test_") in using]
+        files = [*checks.glob(f"test_{stem}.py"), *files[:MAX_USERS]]
     yield from (str(file.relative_to(root)) for file in files)
 
 

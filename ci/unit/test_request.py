@@ -28,6 +28,12 @@ def test_penalties_that_overflow_in_float32_are_refused(name: str, value: float)
         SamplingConfig(**{name: value}).validate()
 
 
+@pytest.mark.parametrize("value", [math.nan, math.inf, -1.0, 1e-40])
+def test_temperatures_by_which_logits_cannot_be_divided_are_refused(value: float) -> None:
+    with pytest.raises(InvalidRequest, match=r"temperature must be 0 \(greedy\) or a finite number"):
+        SamplingConfig(temperature=value).validate()
+
+
 @pytest.mark.parametrize("value", [math.nan, math.inf, 0.0, -1.0, 1e-40, 1e300])
 def test_repetition_penalties_that_overflow_in_float32_are_refused(value: float) -> None:
     with pytest.raises(InvalidRequest, match="repetition_penalty must be between"):

@@ -12,7 +12,7 @@ import pytest
 from ci.mutants import __main__ as mutants
 from ci.mutants import trials
 from ci.mutants.faults import Module
-from ci.mutants.judge import Finding
+from ci.mutants.judge import Finding, found_again
 from ci.mutants.record import show
 
 OPERATORS = [
@@ -134,3 +134,12 @@ def test_what_is_no_longer_caught_is_told(capfd: pytest.CaptureFixture[str]) -> 
     said = capfd.readouterr().out
     assert said.count("no longer caught: ") == 1 and f"no longer caught: {first.name} {first}" in said
     assert "1 are no longer caught that were before, 1 are caught now that were not" in said
+
+
+def test_a_recorded_test_is_asked_where_it_has_moved(tmp_path: Path) -> None:
+    (tmp_path / "ci").mkdir()
+    (tmp_path / "ci" / "test_a.py").write_text("def test_one(): ...")
+    (tmp_path / "ci" / "test_b.py").write_text("class TestX:\n    def test_two(self): ...")
+    assert found_again("ci/test_a.py::test_one[1]", tmp_path) == "ci/test_a.py::test_one[1]"
+    assert found_again("ci/test_a.py::TestX::test_two[1]", tmp_path) == "ci/test_b.py::TestX::test_two[1]"
+    assert found_again("ci/unit/test_c.py::test_three", tmp_path) == "ci/unit/test_c.py::test_three"

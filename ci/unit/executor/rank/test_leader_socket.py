@@ -172,6 +172,13 @@ def test_statistics_are_wanted_when_there_is_a_front_and_some_time_has_passed(sc
     scene.server.report_stats("{}")
     scene.serve_until(lambda: Stats("{}") in scene.heard[link])
     assert not scene.server.wants_stats()
+    scene.server.report_stats('{"n": 2}')
+    turns = len(scene.inputs) + 3
+    scene.serve_until(lambda: len(scene.inputs) == turns)
+    scene.server.report_stats('{"n": 3}')
+    scene.server._next_stats = 0.0
+    scene.serve_until(lambda: Stats('{"n": 3}') in scene.heard[link])
+    assert Stats('{"n": 2}') not in scene.heard[link], "it was sent before the time had come"
 
 
 def test_every_iteration_is_told_to_whoever_wants_that(scene: Scene) -> None:
