@@ -43,21 +43,25 @@ class Reach:
             self.seconds |= record["seconds"]
             failed |= set(record["failed"])
         self._lines: dict[str, dict[int, set[str]]] = defaultdict(lambda: defaultdict(set))
+        self._imported: dict[str, set[int]] = defaultdict(set)
         for file in sorted(folder.glob("reach.*")):
             data = CoverageData(str(file))
             data.read()
             for measured in data.measured_files():
                 if Path(measured).is_relative_to(root):
                     lines = self._lines[str(Path(measured).relative_to(root))]
+                    imported = self._imported[str(Path(measured).relative_to(root))]
                     for line, tests in data.contexts_by_lineno(measured).items():
                         lines[line].update(test for test in tests if "::" in test and test not in failed)
+                        if not all("::" in test for test in tests):
+                            imported.add(line)
 
     def tests_of(self, path: str, place: Place) -> set[str]:
-        """Those that execute the place's line, else its statement; of what runs at import, those that execute anything
-        of its file."""
+        """Those that execute the place's line, else its statement; of what runs at import, all: whichever reads what it
+        left behind."""
         lines = self._lines.get(path, {})
-        if not place.in_function:
-            return set().union(*lines.values())
+        if not place.in_function or place.node.lineno in self._imported[path]:
+            return set(self.seconds)
         return lines.get(place.node.lineno) or set().union(*(lines.get(line, set()) for line in place.lines))
 
 

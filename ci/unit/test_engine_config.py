@@ -175,3 +175,17 @@ def test_replicas_do_not_share_a_gpu() -> None:
     with pytest.raises(ConfigurationError, match=r"gpu_device_ids names GPU 1 for two ranks, got '0,1, 1,2'"):
         EngineConfig(tensor_parallel_size=2, data_parallel_size=2, gpu_device_ids="0,1, 1,2")
     EngineConfig(tensor_parallel_size=4, gpu_device_ids="0,1,0,1", mpi_hostfile="hosts")  # two machines
+
+
+@pytest.mark.parametrize(
+    ("changes", "may_lead"),
+    [
+        ({"tensor_parallel_size": 2}, True),
+        ({}, False),
+        ({"tensor_parallel_size": 2, "executor": "mpi"}, False),
+        ({"tensor_parallel_size": 2, "data_parallel_size": 2}, False),
+        ({"tensor_parallel_size": 2, "spare_ranks": 1, "max_tokens_in_paged_kv_cache": 4096}, False),
+    ],
+)
+def test_an_mpi_job_is_led_by_one_set_of_several_ranks(changes: dict[str, Any], may_lead: bool) -> None:
+    assert EngineConfig(**changes).may_lead_mpi_job is may_lead

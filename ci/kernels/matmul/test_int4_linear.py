@@ -98,3 +98,5 @@ def test_launcher_refuses_with_words() -> None:
         gpu.int4_linear(x.bfloat16(), weight)
     with pytest.raises(ValueError, match="scale_zero must have shape"):
         gpu.int4_linear(x, weight._replace(qweight=weight.qweight[:, :8]))
+    with pytest.raises(ValueError, match="bias must"):
+        gpu.int4_linear(x, weight, torch.zeros(15).half())

@@ -121,6 +121,13 @@ def options(**changes: Any) -> AnalysisOptions:
     return AnalysisOptions(**{"variants": variants, "levels": [1, 4], "prompts": prompts, **changes})
 
 
+@pytest.mark.parametrize(
+    ("levels", "num_requests", "window"), [([1, 2], 0, 40), ([32, 1], 0, 128), ([32, 1], 8, 32), ([1, 32], 64, 64)]
+)
+def test_a_window_has_rounds_of_the_highest_level(levels: list[int], num_requests: int, window: int) -> None:
+    assert options(levels=levels, num_requests=num_requests).window == window
+
+
 def test_variants_become_whole_configurations_and_their_measurements_come_back(
     tmp_path: Path, profile: Profile
 ) -> None:

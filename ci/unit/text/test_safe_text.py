@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -16,3 +17,16 @@ def test_echoed_text_is_short_and_printable(text: str) -> None:
 
 def test_a_forged_log_line_is_escaped() -> None:
     assert safe_text("\n[ERROR] fake\x1b[31m") == "\\n[ERROR] fake\\x1b[31m"
+
+
+@pytest.mark.parametrize(
+    ("text", "shown"),
+    [
+        ("x" * 256, "x" * 256),
+        ("x" * 257, "x" * 253 + "..."),
+        ("é" * 129, "é" * 126 + "..."),  # a character is not cut in two
+        ("\n" * 129, "\\n" * 126 + "\\..."),
+    ],
+)
+def test_long_text_is_cut_where_all_can_see_it(text: str, shown: str) -> None:
+    assert safe_text(text) == shown
