@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from inflight.config import EngineConfig
-from inflight.config_keys import LARGEST
+from inflight.config_keys import LARGEST, UNSUPPORTED_KEYS
 from inflight.errors import ConfigurationError
 
 KEYS = [field.name for field in fields(EngineConfig)]
@@ -189,3 +189,17 @@ def test_replicas_do_not_share_a_gpu() -> None:
 )
 def test_an_mpi_job_is_led_by_one_set_of_several_ranks(changes: dict[str, Any], may_lead: bool) -> None:
     assert EngineConfig(**changes).may_lead_mpi_job is may_lead
+
+
+@pytest.mark.parametrize(("key", "harmless"), UNSUPPORTED_KEYS.items())
+def test_a_key_of_a_feature_that_is_missing_is_refused_if_it_asks_for_it(
+    key: str, harmless: tuple[str, ...] | None
+) -> None:
+    accepted = ["medusa"] if harmless is None else [*harmless, *(f" {each.upper()} " for each in harmless), "${key}"]
+    for value in accepted:
+        assert EngineConfig.from_parameters({key: value}) == EngineConfig.from_parameters({})
+    if harmless is not None:
+        allowed = f" \\(only {' or '.join(harmless)}\\)" if harmless else ""
+        sentence = f"{key}: this engine does not support 'medusa'{allowed}; leave it unset"
+        with pytest.raises(ConfigurationError, match=sentence):
+            EngineConfig.from_parameters({key: "medusa"})

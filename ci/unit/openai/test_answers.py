@@ -13,6 +13,7 @@ from openai_server import CLIENT, END_ID, TEXT, Running, log_probs, say, wait_un
 from inflight.guided_decoding import GuideType
 from inflight.output_config import MAX_LOG_PROBS
 from inflight.sampling_config import MAX_BIAS
+from inflight.text.tokenizer import Tokenizer
 
 CHATS, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
 CHAT: dict[str, Any] = {"messages": [{"role": "user", "content": "hi"}]}
@@ -333,6 +334,23 @@ def test_tokens_and_back(running: Running) -> None:
     answer = running.post("/tokenize", CHAT).json()
     assert bytes(answer["tokens"]).decode() == PROMPT
     assert running.post("/detokenize", {"tokens": [72, 105, END_ID]}).json() == {"prompt": "Hi<end>"}
+
+
+def test_special_tokens_are_added_as_the_body_says(running: Running, monkeypatch: pytest.MonkeyPatch) -> None:
+    """To a prompt unless it declines, to a chat, whose template writes them, only if it asks."""
+    monkeypatch.setattr(Tokenizer, "encode", lambda self, text: [1, *self.encode_plain(text)])
+
+    def begun(path: str, body: dict[str, Any]) -> list[bool]:
+        bodies = [{**body, **field} for field in ({}, {"add_special_tokens": False}, {"add_special_tokens": True})]
+        return [running.post(path, each).json()["tokens"][0] == 1 for each in bodies]
+
+    assert begun("/tokenize", {"prompt": "ab"}) == [True, False, True]
+    assert begun("/tokenize", CHAT) == [False, False, True]
+    for body, ids in (({}, [1, *b"ab"]), ({"add_special_tokens": False}, [*b"ab"])):
+        complete(running, **body)
+        assert running.engine.sent.input_token_ids == ids
+    ask(running, add_special_tokens=True)
+    assert running.engine.sent.input_token_ids == [1, *PROMPT.encode()]
 
 
 def test_models(running: Running) -> None:
