@@ -27,9 +27,9 @@ TORCH_INDEX ?=
 PIP := $(BIN)/python -m pip --disable-pip-version-check
 PIP_INSTALL := $(PIP) install --constraint constraints.txt --no-warn-script-location
 
-.PHONY: help serve docs pictures test test-full test-changed green unit kernels L0 prometheus lint bench bench-features bench-host \
-  bench-openai bench-front-ends load-test demo-survival chaos mutants default-model dist sbom image \
-  test-gpu gpu-bench gpu-bench-kernels gpu-tune-kernels clean
+.PHONY: help serve docs pictures test test-full test-changed references green unit kernels L0 prometheus lint bench \
+  bench-features bench-host bench-openai bench-front-ends load-test demo-survival chaos mutants default-model dist sbom \
+  image test-gpu gpu-bench gpu-bench-kernels gpu-tune-kernels clean
 
 help: ## list the targets
 	@sed -n 's/^\([a-zA-Z0-9-]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | while IFS=$$'\t' read -r word meaning; do \
@@ -62,15 +62,23 @@ test: $(READY) prometheus kernels ## run every test; builds .venv first if neede
 
 # Each random history of the scheduler and the KV cache is one of 50 steps.
 test-full: ## the same with what passed before, and 20 times as many random histories of scheduler and KV cache
-	INFLIGHT_FUZZ_EXAMPLES=2000 $(MAKE) test GREEN=run
+	INFLIGHT_FUZZ_EXAMPLES=2000 INFLIGHT_REFERENCES=live $(MAKE) test GREEN=run
 
 test-changed: $(READY) ## run the test files that depend on what changed since main; ARGS="--base HEAD~3 -- -x"
 	$(BIN)/python -m ci.changed_tests $(ARGS)
+
+references: $(READY) ## compute with transformers what tests compare with, and keep it in ci/golden/references.json
+	rm -rf build/references
+	INFLIGHT_REFERENCES=keep $(FILES_AT_A_TIME) 2 $(REFERRING)
+	$(BIN)/python -m ci.references
 
 # For machines without a cache of their own, such as those of CI. Each kind of processor has its digests.
 green: $(READY) ## run the kernels' tests and those of the fake GPU, and keep in ci/green.json what passed
 	$(MAKE) kernels GREEN=keep
 	$(FILES_AT_A_TIME) 2 ci/unit/gpu --green keep
+
+# Test files that ask transformers for a network's tokens by ci/helpers/references.py.
+REFERRING = $$(grep -lE "TinyCheckpoint|make_checkpoint|write_checkpoint|Sample\.of" -r ci/unit --include="test_*.py")
 
 # Tests that load no network and start no process run side by side, a worker per core; the slow ones, and those against
 # servers, two and four files at a time (ci/conftest.py puts the longest first). Their networks then have one thread

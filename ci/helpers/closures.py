@@ -34,8 +34,7 @@ from typing import NamedTuple, TypeGuard
 from sources import PACKAGES, ROOT, imports_of, module_of, origin_of
 
 TOPS = ("backend", "kernels", "client", "ci", "model_repository", "scripts", ".ci")
-"""Folders whose files count. Of those beside them all that git does not ignore, by name."""
-BESIDE_THEM = ("CONTRIBUTING.md", "Dockerfile", "Makefile", "README.md", "constraints.txt", "pyproject.toml")
+"""Folders whose files count, and those beside them that are not hidden."""
 FOR_ALL = ("constraints.txt", "pyproject.toml")
 """On which every test depends: versions, and how tests are run."""
 SERVED = ("backend/", "kernels/", "client/", "model_repository/")
@@ -94,7 +93,7 @@ class Tree:
         self._fixtures: dict[str, frozenset[str]] = {}
 
     def _list(self) -> Iterator[str]:
-        yield from (name for name in BESIDE_THEM if (self._root / name).is_file())
+        yield from (path.name for path in self._root.iterdir() if path.is_file() and path.name[0] != ".")
         for top in TOPS:
             for path in sorted((self._root / top).rglob("*")):
                 relative = path.relative_to(self._root)

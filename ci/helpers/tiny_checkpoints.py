@@ -6,11 +6,13 @@ noticed.
 
 from __future__ import annotations
 
+import hashlib
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
+from references import generated
 from transformers import (
     AutoModelForCausalLM,
     GraniteConfig,
@@ -172,22 +174,35 @@ class TinyCheckpoint:
 
         `table`: embeddings of the ids beyond the vocabulary.
         """
+        question = {
+            "prompt": prompt,
+            "max_tokens": max_tokens,
+            "margin": self.margin,
+            "table": hashlib.blake2b(repr(table).encode(), digest_size=8).hexdigest(),
+        }
+        tokens = generated(self.model, question, lambda: self._generate(prompt, max_tokens, table))
+        if tokens is None:
+            raise NearTie
+        return tokens
+
+    def _generate(self, prompt: list[int], max_tokens: int, table: EmbeddingTable | None) -> list[int] | None:
+        """By transformers; None for a near tie."""
         token_ids = torch.tensor([prompt])
         inputs, start = {"input_ids": token_ids}, len(prompt)
         if table is not None:
             inputs, start = {"inputs_embeds": self._embed(token_ids, table)}, 0
-        generated = self.model.generate(
+        output = self.model.generate(
             **inputs,
             max_new_tokens=max_tokens,
             do_sample=False,
             output_scores=True,
             return_dict_in_generate=True,
         )
-        for scores in generated.scores:
+        for scores in output.scores:
             first, second = scores[0].topk(2).values.tolist()
             if first - second < self.margin * abs(first):
-                raise NearTie
-        tokens: list[int] = generated.sequences[0, start:].tolist()
+                return None
+        tokens: list[int] = output.sequences[0, start:].tolist()
         return tokens
 
     @torch.inference_mode()
