@@ -33,7 +33,7 @@ from typing import NamedTuple, TypeGuard
 
 from sources import PACKAGES, ROOT, imports_of, module_of, origin_of
 
-TOPS = ("backend", "kernels", "client", "ci", "model_repository", "scripts", ".ci")
+TOPS = ("backend", "kernels", "client", "ci", "model_repository", "docs", "scripts", ".ci")
 """Folders whose files count, and those beside them that are not hidden."""
 FOR_ALL = ("constraints.txt", "pyproject.toml")
 """On which every test depends: versions, and how tests are run."""
