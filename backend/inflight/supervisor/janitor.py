@@ -30,6 +30,7 @@ from pathlib import Path
 from types import FrameType
 
 from inflight.supervisor import output_pipe, processes, shared_memory
+from inflight.supervisor.log_file import open_log
 
 GRACE = 2.0
 """Seconds between SIGTERM and SIGKILL. No client waits for a response any more; ranks only need to leave MPI."""
@@ -127,7 +128,7 @@ class Janitor:
                 with contextlib.suppress(OSError):
                     printed = os.read(output, READ_BYTES)
                     if program == output_pipe.TRITONSERVER and self._log_file:
-                        with open(self._log_file, "ab", buffering=0) as file:
+                        with open_log(Path(self._log_file)) as file:
                             file.write(printed)
 
     @contextlib.contextmanager

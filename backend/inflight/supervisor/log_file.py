@@ -4,8 +4,14 @@ from __future__ import annotations
 
 import contextlib
 import io
+import os
 from collections.abc import Callable
 from pathlib import Path
+
+
+def open_log(path: Path) -> io.FileIO:
+    """To append to; a file that is made is this user's alone. Raises OSError."""
+    return io.FileIO(path, "ab", opener=lambda name, flags: os.open(name, flags, 0o600))
 
 
 class LogFile:
@@ -20,7 +26,7 @@ class LogFile:
         """Append a line, given without its line end. Never raises OSError."""
         try:
             if self._file is None:
-                self._file = self._path.open("ab", buffering=0)
+                self._file = open_log(self._path)
             data = f"{line}\n".encode(errors="replace")
             if self._file.write(data) != len(data):
                 raise OSError(0, "the disk is full")

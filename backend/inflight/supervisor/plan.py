@@ -31,6 +31,7 @@ from inflight.supervisor import (
 from inflight.supervisor.adoption import FoundServer
 from inflight.supervisor.api_key import ApiKey
 from inflight.supervisor.janitor_process import JanitorProcess
+from inflight.supervisor.log_file import open_log
 from inflight.supervisor.openai_process import OPTIONS_FILE
 from inflight.supervisor.options import LOOPBACK, Endpoints, ServeOptions
 from inflight.supervisor.output_pipe import OutputPipe
@@ -280,6 +281,6 @@ def _check_log_file(path: Path | None) -> None:
     """Raise ConfigurationError if the file cannot be opened. A full disk is no error: it may have room later."""
     if path is not None:
         try:
-            path.open("ab").close()
+            open_log(path).close()
         except OSError as error:
             raise ConfigurationError(f"--log-file {path} cannot be written: {error.strerror}") from None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import stat
 import subprocess
 import sys
 import tempfile
@@ -132,6 +133,7 @@ def test_one_without_a_supervisor_goes_on_and_prints_whatever_it_likes(server: P
     die(first)
     until(printed.exists)
     until(lambda: server.log_file.exists() and server.log_file.stat().st_size == MORE_THAN_A_PIPE)
+    assert stat.S_IMODE(server.log_file.stat().st_mode) == 0o600
     next_one = server.supervisor()
     assert next_one.adopt()
     assert server.process.poll() is None

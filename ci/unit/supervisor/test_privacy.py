@@ -1,4 +1,4 @@
-"""What other users of the machine must not see: the API key, and the regions that prompts pass through."""
+"""What other users of the machine must not see: the API key, the log, and the regions that prompts pass through."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ from waiting import until
 from inflight.errors import ConfigurationError
 from inflight.supervisor import shared_memory
 from inflight.supervisor.api_key import ApiKey
+from inflight.supervisor.log_file import LogFile
 from inflight.supervisor.shared_memory import SHARED_MEMORY, RegionGuard
 
 
@@ -75,6 +76,27 @@ class TestApiKey:
             answer, _ = process.communicate()
         # What the program had read already is its own.
         assert answer.decode().split() == [*key.arguments, "last"]
+
+
+class TestLogFile:
+    @pytest.fixture(autouse=True)
+    def open_umask(self) -> Iterator[None]:
+        before = os.umask(0)
+        yield
+        os.umask(before)
+
+    def test_one_that_is_made_is_this_users_alone(self, tmp_path: Path) -> None:
+        file = LogFile(tmp_path / "log", print)
+        file.write("line")
+        file.close()
+        assert stat.S_IMODE((tmp_path / "log").stat().st_mode) == 0o600
+
+    def test_one_that_is_there_keeps_its_mode(self, tmp_path: Path) -> None:
+        (tmp_path / "log").touch(0o640)
+        file = LogFile(tmp_path / "log", print)
+        file.write("line")
+        file.close()
+        assert stat.S_IMODE((tmp_path / "log").stat().st_mode) == 0o640
 
 
 class TestRegions:
