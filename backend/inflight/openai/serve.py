@@ -24,6 +24,7 @@ import uvicorn
 from starlette.types import ASGIApp
 
 from inflight.checkpoint_digest import system_fingerprint
+from inflight.abandonment import end_when_abandoned
 from inflight.config import EngineConfig
 from inflight.errors import ConfigurationError
 from inflight.executor.executor import attach_executor, find_engine_config
@@ -73,6 +74,7 @@ def serve(options: OpenAIOptions, *, tells_absence: bool = False) -> None:
     """Serve until SIGTERM or SIGINT. `tells_absence`: say so if the engine has to be waited for. Raises
     ConfigurationError if something is missing or wrong, or if the engine is not found in time."""
     start_logging("uvicorn.error")
+    end_when_abandoned()
     logging.getLogger("inflight").setLevel(logging.WARNING)
     # Texts are tokenised one at a time, and the library's own threads would only take cores from the ranks.
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")

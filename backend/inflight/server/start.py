@@ -10,6 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from inflight.abandonment import end_when_abandoned
 from inflight.config import EngineConfig
 from inflight.errors import ConfigurationError
 from inflight.hub.local_checkpoint import with_local_checkpoint
@@ -37,6 +38,7 @@ def start_server(pb_utils: Any, args: Mapping[str, str]) -> BackendServer | Proc
     Raises ConfigurationError with one sentence, or another InflightError if the engine does not start.
     """
     start_logging()
+    end_when_abandoned()
     check_numpy(Path("/proc/self/exe"))
     # Texts are tokenised one at a time, and the library's own threads would only take cores from the ranks.
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")

@@ -1,6 +1,9 @@
 """Stays beside a server for as long as that runs, and ends it when nobody else does. A process of its own.
 
     python -m inflight.supervisor.janitor RUN_DIRECTORY SHARED_MEMORY_PREFIX   (standard input: the socket to listen on)
+    python -m inflight.supervisor.janitor RUN_DIRECTORY SHARED_MEMORY_PREFIX now
+
+The second form attends to nothing and ends the server (see `inflight.abandonment`).
 
                   ┌──────── the next supervisor connects ────────┐
                   ▼                                              │
@@ -29,8 +32,10 @@ from collections.abc import Collection, Iterator
 from pathlib import Path
 from types import FrameType
 
+from inflight.abandonment import Supervised
 from inflight.supervisor import output_pipe, processes, shared_memory
 from inflight.supervisor.log_file import open_log
+from inflight.supervisor.own_program import command_of
 
 GRACE = 2.0
 """Seconds between SIGTERM and SIGKILL. No client waits for a response any more; ranks only need to leave MPI."""
@@ -52,6 +57,9 @@ HELLO_PATIENCE = 5.0
 """Seconds within which one that has connected says who it is."""
 
 READ_BYTES = 65536
+
+NOW = "now"
+"""On the command line: attend to nothing."""
 
 
 class Ended(Exception):
@@ -157,15 +165,23 @@ def _interruptible() -> Iterator[None]:
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
 
 
+def end_now(run_directory: Path, prefix: str) -> list[str]:
+    """The command that ends the server, for when there is neither supervisor nor janitor."""
+    return command_of("inflight.supervisor.janitor", str(run_directory), prefix, NOW)
+
+
 def main(arguments: list[str]) -> int:
     run_directory, prefix = Path(arguments[0]), arguments[1]
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
-    with shared_memory.RegionGuard(prefix):
-        with socket.socket(fileno=os.dup(sys.stdin.fileno())) as listener:
-            janitor = Janitor(run_directory, listener)
-            janitor.attend()
+    if NOW in arguments[2:]:
         sweep(run_directory, prefix)
+    else:
+        Supervised(run_directory, end_now(run_directory, prefix))  # to the end of this process
+        with shared_memory.RegionGuard(prefix):
+            with socket.socket(fileno=os.dup(sys.stdin.fileno())) as listener:
+                Janitor(run_directory, listener).attend()
+            sweep(run_directory, prefix)
     shutil.rmtree(run_directory, ignore_errors=True)
     return 0
 

@@ -13,6 +13,7 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+from inflight.abandonment import Supervised
 from inflight.backoff import Backoff
 from inflight.errors import ConfigurationError
 from inflight.supervisor import janitor
@@ -49,10 +50,12 @@ class JanitorProcess:
         self._hello = json.dumps(hello).encode()
         self._process: subprocess.Popen[bytes] | None = None
         self._connection: socket.socket | None = None
+        self._lock: Supervised | None = None
         self._backoff, self._starts_at = Backoff(), 0.0
 
     def start(self) -> None:
         """Start one and wait until it attends to the server. Raises ConfigurationError if it does not."""
+        self._hold_lock()
         (self._run_directory / SOCKET).unlink(missing_ok=True)
         errors = self._run_directory / ERRORS
         with self._socket() as listener, errors.open("wb") as printed:
@@ -104,6 +107,9 @@ class JanitorProcess:
         if self._run_directory.exists():
             janitor.sweep(self._run_directory, self._prefix)
             shutil.rmtree(self._run_directory, ignore_errors=True)
+        if self._lock is not None:
+            self._lock.release()
+            self._lock = None
 
     @contextlib.contextmanager
     def attending(self) -> Iterator[None]:
@@ -123,12 +129,17 @@ class JanitorProcess:
             if connection.recv(len(WELCOME)) == WELCOME:
                 connection.settimeout(None)
                 self._connection = connection
+                self._hold_lock()
                 ProcessId.of(os.getpid()).write(self._run_directory / SUPERVISOR)
                 return True
         except OSError:
             pass
         connection.close()
         return False
+
+    def _hold_lock(self) -> None:
+        if self._lock is None:
+            self._lock = Supervised(self._run_directory, janitor.end_now(self._run_directory, self._prefix))
 
     def _disconnect(self) -> None:
         if self._connection is not None:

@@ -16,7 +16,7 @@ import pytest
 from waiting import until
 
 from inflight.run_directory import RUN_DIRECTORY
-from inflight.supervisor import output_pipe
+from inflight.supervisor import output_pipe, processes
 from inflight.supervisor.janitor import SERVING
 from inflight.supervisor.janitor_process import JANITOR, JanitorProcess
 from inflight.supervisor.output_pipe import OutputPipe
@@ -76,10 +76,11 @@ class PlayedServer:
 
 
 def die(supervisor: JanitorProcess) -> None:
-    """As a killed process does: its connection ends without a word."""
-    assert supervisor._connection is not None
+    """As a killed process does: its connection ends without a word, and its lock is given back."""
+    assert supervisor._connection is not None and supervisor._lock is not None
     supervisor._connection.close()
-    supervisor._connection = None
+    supervisor._lock.release()
+    supervisor._connection = supervisor._lock = None
 
 
 @pytest.fixture
@@ -175,6 +176,39 @@ def test_a_killed_janitor_is_replaced(server: PlayedServer) -> None:
     assert server.told == ["the janitor ended; starting another one"]
     die(supervisor)
     assert server.supervisor().adopt()
+
+
+ABANDONABLE = """
+import pathlib, sys, time
+from inflight.abandonment import end_when_abandoned
+end_when_abandoned()
+pathlib.Path(sys.argv[1]).touch()
+time.sleep(600)
+"""
+
+
+def test_what_is_left_when_supervisor_and_janitor_are_killed_ends_by_itself(
+    server: PlayedServer, tmp_path: Path
+) -> None:
+    (tmp_path / "program.py").write_text(ABANDONABLE)
+    programs = [f"{sys.executable} {tmp_path}/program.py {tmp_path}/{number}" for number in range(2)]
+    first = server.supervisor()
+    first.start()
+    server.serve(f"{programs[0]} & {programs[1]} & exec sleep 600")
+    until(lambda: (tmp_path / "0").exists() and (tmp_path / "1").exists())
+    everything = processes.marked(server.run_directory)
+    # One of them is enough, whoever comes and goes.
+    die(first)
+    second = server.supervisor()
+    assert second.adopt()
+    janitor = server.janitor_pid
+    os.kill(janitor, signal.SIGKILL)
+    until(lambda: second.keep_up() or server.janitor_pid != janitor)
+    assert all(map(processes.is_alive, everything))
+    os.kill(server.janitor_pid, signal.SIGKILL)
+    die(second)
+    until(server.is_gone)
+    assert not any(map(processes.is_alive, everything))
 
 
 def test_sigterm_ends_a_server_only_if_it_has_no_supervisor(server: PlayedServer) -> None:
