@@ -85,7 +85,7 @@ class EngineConfig:
     mpi_interface: str = ""
     """Network interface by which ranks of several machines communicate, the same name on all; unset = chosen."""
     ray_address: str = "auto"
-    """Ray cluster of executor ray, as HOST:PORT; auto = the one that this machine belongs to. None is ever started."""
+    """Ray cluster of executor ray: HOST:PORT, local (one is started), or auto: this machine's, else a local one."""
     ray_placement: str = "pack"
     """Ranks of executor ray: pack (on as few machines as have room) or spread (over as many as there are)."""
     ray_runtime_env: str = ""

@@ -8,6 +8,7 @@ pytest ci/L0_executor/test_ray_ranks.py
 from __future__ import annotations
 
 import os
+import signal
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -21,6 +22,7 @@ from inflight.errors import ConfigurationError
 from inflight.executor.in_process import InProcessExecutor
 from inflight.request import Request
 from inflight.run_directory import RUN_DIRECTORY
+from inflight.supervisor import processes
 
 pytest.importorskip("ray", reason="Ray is not installed here: pip install 'inflight[ray]'")
 
@@ -72,9 +74,29 @@ def test_streams_go_on_with_the_same_tokens_when_a_node_dies(cluster: RayCluster
     until(lambda: cluster.free_cpus() == 2, "Ray has got back both places")
 
 
-def test_a_machine_without_a_cluster_is_told_how_to_start_one(folder: Path) -> None:
+def test_a_cluster_that_is_started_here_is_on_loopback_and_ends_with_its_driver(folder: Path) -> None:
+    engine = Engine(folder, executor="ray", ray_address="local", tensor_parallel_size="2", dtype="float32")
+    engine.executor.start()
+    try:
+        everything = engine.executor.engine_pids()
+        names = {pid: Path(f"/proc/{pid}/cmdline").read_bytes() for pid in everything}
+        assert any(b"raylet" in name for name in names.values())
+        listening = {address for pid in everything for address in listening_addresses(pid)}
+        assert listening <= {"127.0.0.1", "::ffff:127.0.0.1"}
+        stream = engine.submit(PROMPT, LONG, streaming=True)
+        engine.wait_for_first([stream])
+        (driver,) = (pid for pid, name in names.items() if b"ray_driver" in name)
+        os.kill(driver, signal.SIGKILL)
+        assert engine.tokens(stream) == tokens_of_one_rank()
+        until(lambda: not any(map(processes.is_alive, everything)), "the first cluster has ended")
+    finally:
+        engine.executor.shutdown()
+    assert engine.executor.engine_pids() == []
+
+
+def test_a_cluster_that_does_not_answer_is_named(folder: Path) -> None:
     engine = Engine(folder, ray_address="127.0.0.1:1", executor="ray")
-    with pytest.raises(ConfigurationError, match="belongs to no Ray cluster that ray_address"):
+    with pytest.raises(ConfigurationError, match="no Ray cluster answers at ray_address 127"):
         engine.executor.start()
 
 

@@ -1,9 +1,10 @@
-"""Ranks as actors of a Ray cluster that runs already, on any of its machines; the first one on the front's.
+"""Ranks as actors of a Ray cluster, on any of its machines; the first one on the front's.
 
     front ── child ──> ray_driver ══ Ray ══> ray_rank, an actor of each rank ── child ──> python -m inflight.worker
 
 The front does not import Ray: its only child is the driver (`ray_driver.py`), which ends as soon as one of the ranks
-does. Ray ends the actors with their driver, whatever that dies of, and each rank ends with its actor.
+does. Ray ends the actors with their driver, whatever that dies of, and each rank ends with its actor; so does a cluster
+that the driver has started.
 """
 
 from __future__ import annotations

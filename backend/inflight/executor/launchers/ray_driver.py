@@ -1,59 +1,31 @@
-"""`python -m inflight.executor.launchers.ray_driver`: reserves places in a Ray cluster for the ranks of one launch,
-starts an actor in each, and ends when a rank ends, having noted why.
+"""`python -m inflight.executor.launchers.ray_driver`: has Ray serve one launch, and ends when a rank does, noting why.
 
-A child of the front, with which it dies. Its actors and its placement group belong to Ray's job of this process: Ray
-ends them when it ends, even if it is killed.
+A child of the front, with which it dies. It finds the cluster, or has one started on this machine, which ends with this
+process: Ray's processes are its children, and the kernel kills them if it is killed.
 """
 
 from __future__ import annotations
 
-import json
 import os
-import secrets
 import socket
 import sys
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
-import msgspec
-import ray
-from ray.exceptions import RayError, RuntimeEnvSetupError
-from ray.util.placement_group import PlacementGroup, placement_group, placement_group_table
-from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
-
-from inflight.config import EngineConfig
-from inflight.distributed.host_address import free_port
-from inflight.distributed.joining import Meeting
-from inflight.distributed.sockets import MIN_SECRET
 from inflight.errors import ConfigurationError
-from inflight.executor.launchers.ray_rank import RayRank
 from inflight.executor.parent_watch import die_with_parent
-from inflight.executor.wire.launch import LAUNCH, Launch
-from inflight.python_command import worker_environment
+from inflight.executor.wire.launch import Launch
 
-ROOM_SECONDS = 45.0
-"""Time that Ray has to find places. Less than a front waits for ranks to join, so that it hears what is missing."""
 CONNECT_SECONDS = 5.0
-NODE_ID = "ray.io/node-id"
-"""Label that Ray gives each node."""
-LOOPBACK = "127.0.0.1"
-
-
-@dataclass(frozen=True)
-class Place:
-    """Where a rank runs. `address`: of its machine, for the other ranks."""
-
-    node_id: str
-    address: str
-
-
-class LostRank(Exception):
-    """Why a launch has ended. `is_misconfigured`: another one would end in the same way."""
-
-    def __init__(self, reason: str, *, is_misconfigured: bool = False) -> None:
-        super().__init__(reason)
-        self.is_misconfigured = is_misconfigured
+LOCAL = "local"
+"""In place of the address of a cluster: one that is started on this machine."""
+ON_LOOPBACK = {
+    # Ray's name for: is this node to be reached from others? Without, it listens on 127.0.0.1 alone. It is read when
+    # Ray is imported, by all of its processes.
+    "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",
+    # It tells nobody outside of it, either.
+    "RAY_USAGE_STATS_ENABLED": "0",
+}
+"""Environment of a cluster that is started here."""
 
 
 def main() -> int:
@@ -61,56 +33,45 @@ def main() -> int:
     launch = Launch.from_environment()
     die_with_parent(launch.front_pid)
     try:
-        _serve(launch)
+        address = find_cluster(launch.config.ray_address)
+        if address is None:
+            os.environ.update(ON_LOOPBACK)
+        from inflight.executor.launchers.ray_ranks import LostRank, serve
+
+        try:
+            serve(launch, address)
+        except LostRank as error:
+            launch.note_failure(str(error), is_misconfigured=error.is_misconfigured)
+            return 1
     except ConfigurationError as error:
         launch.note_failure(str(error))
-    except LostRank as error:
-        launch.note_failure(str(error), is_misconfigured=error.is_misconfigured)
-    else:
-        return 0
-    return 1
+        return 1
+    return 0
 
 
-def _serve(launch: Launch) -> None:
-    """From the ranks' start to their end. Raises ConfigurationError if Ray cannot start them, else LostRank."""
-    config = launch.config
-    _join_cluster(config.ray_address)
-    resources = _resources(config)
-    group = _reserve(config, resources)
-    places = _places(group)
-    meeting = msgspec.json.encode(_appoint(places)).decode()
-    make_actor = ray.remote(RayRank)
-    ranks = {}
-    for rank, place in enumerate(places):
-        actor = make_actor.options(
-            num_cpus=resources["CPU"],
-            num_gpus=resources.get("GPU", 0),
-            runtime_env=_runtime_environment(config),
-            scheduling_strategy=PlacementGroupSchedulingStrategy(group, placement_group_bundle_index=rank),
-        ).remote()
-        # The actor lives as long as somebody refers to it.
-        ranks[actor.serve.remote(os.environ[LAUNCH], rank, meeting, place.address)] = (actor, rank)
-    while ranks:
-        (ended,), _ = ray.wait(list(ranks))
-        _, rank = ranks.pop(ended)
-        _check_end(ended, rank, places[rank])
-
-
-def _join_cluster(named: str) -> None:
+def find_cluster(named: str) -> str | None:
+    """The address of the cluster that `named`, the configuration's ray_address, means; None = one is to be started.
+    Raises ConfigurationError if one that is named does not answer."""
     told = os.environ.pop("RAY_ADDRESS", "auto")  # Ray would prefer it to the configuration
+    address = told if named == "auto" else named
+    if address == LOCAL:
+        return None
     try:
-        address = told if named == "auto" else named
+        return _reached(_noted_cluster() if address == "auto" else address)
+    except (OSError, ValueError) as error:
         if address == "auto":
-            address = _noted_cluster()
-        # Ray itself would try for minutes.
-        host, _, port = address.rpartition(":")
-        socket.create_connection((host, int(port)), CONNECT_SECONDS).close()
-        ray.init(address=address, logging_level="WARNING")
-    except (OSError, RuntimeError, ValueError) as error:
+            return None
         raise ConfigurationError(
-            f"this machine belongs to no Ray cluster that ray_address ({named}) names: run `ray start --head`, or "
-            f"`ray start --address=…` to join one ({_first_line(error)})"
+            f"no Ray cluster answers at ray_address {address}: run `ray start --head` there, or set it to local and "
+            f"one is started on this machine ({error})"
         ) from None
+
+
+def _reached(address: str) -> str:
+    """The address, if something listens there: Ray itself would try for minutes."""
+    host, _, port = address.rpartition(":")
+    socket.create_connection((host, int(port)), CONNECT_SECONDS).close()
+    return address
 
 
 def _noted_cluster() -> str:
@@ -120,72 +81,6 @@ def _noted_cluster() -> str:
     if note.stat().st_uid != os.getuid():
         raise PermissionError(f"{note} is another user's")
     return note.read_text()
-
-
-def _resources(config: EngineConfig) -> dict[str, float]:
-    """What Ray reserves for a rank: its threads, and a GPU if it is to use one."""
-    uses_gpu = config.device == "cuda" or (config.device == "auto" and ray.cluster_resources().get("GPU", 0) > 0)
-    return {"CPU": config.num_threads or 1, **({"GPU": 1} if uses_gpu else {})}
-
-
-def _reserve(config: EngineConfig, resources: dict[str, float]) -> PlacementGroup:
-    """A place for each rank, that of rank 0 on this machine. Raises ConfigurationError if there is no room in time."""
-    size = config.num_replica_ranks
-    here = ray.get_runtime_context().get_node_id()
-    group = placement_group(
-        [resources] * size,
-        strategy=config.ray_placement.upper(),
-        bundle_label_selector=[{NODE_ID: here}, *({} for _ in range(size - 1))],
-    )
-    if not group.wait(ROOM_SECONDS):
-        wanted = " and ".join(f"{number:g} {name}" for name, number in resources.items())
-        raise ConfigurationError(
-            f"the Ray cluster has no room for {size} ranks of {wanted} each, the first of them on this machine: add "
-            "nodes to it, or end what else runs there"
-        )
-    return group
-
-
-def _places(group: PlacementGroup) -> list[Place]:
-    """Of each rank. On the front's node alone they need no network."""
-    addresses = {node["NodeID"]: str(node["NodeManagerAddress"]) for node in ray.nodes()}
-    nodes: dict[int, str] = placement_group_table(group)["bundles_to_node_id"]
-    if len(set(nodes.values())) == 1:
-        addresses = dict.fromkeys(addresses, LOOPBACK)
-    return [Place(nodes[rank], addresses[nodes[rank]]) for rank in sorted(nodes)]
-
-
-def _appoint(places: list[Place]) -> Meeting:
-    """How the ranks of these places are to meet."""
-    if len({place.node_id for place in places}) == 1:
-        return Meeting()
-    address = places[0].address
-    return Meeting(endpoint=f"tcp://{address}:{free_port(address)}", secret=secrets.token_hex(MIN_SECRET))
-
-
-def _runtime_environment(config: EngineConfig) -> dict[str, Any]:
-    """What `ray_runtime_env` says, with our packages on the import path."""
-    given = json.loads(config.ray_runtime_env or "{}")
-    variables = given.get("env_vars", {})
-    import_path = worker_environment({"PYTHONPATH": variables.get("PYTHONPATH", "")})
-    return {**given, "env_vars": {**variables, **import_path}}
-
-
-def _check_end(ended: ray.ObjectRef, rank: int, place: Place) -> None:
-    """Raises LostRank unless the rank has ended in order."""
-    try:
-        reason, is_misconfigured = ray.get(ended)
-    except RayError as error:
-        raise LostRank(
-            f"rank {rank} on {place.address} is lost: {_first_line(error)}",
-            is_misconfigured=isinstance(error, RuntimeEnvSetupError),
-        ) from None
-    if reason:
-        raise LostRank(reason, is_misconfigured=is_misconfigured)
-
-
-def _first_line(error: Exception) -> str:
-    return next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)
 
 
 if __name__ == "__main__":

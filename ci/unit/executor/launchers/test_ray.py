@@ -4,17 +4,21 @@ from __future__ import annotations
 
 import importlib.util
 import os
+import socket
 import tempfile
+from pathlib import Path
 from typing import Any
 
 import msgspec
 import pytest
+from free_ports import free_port
 
 from inflight.config import EngineConfig
 from inflight.distributed.host_address import interface_of
 from inflight.distributed.joining import AppointedMeeting, Meeting
 from inflight.errors import ConfigurationError
 from inflight.executor.executor import make_launcher
+from inflight.executor.launchers.ray_driver import find_cluster
 from inflight.executor.launchers.ray_rank import RayRank
 from inflight.executor.wire.launch import Launch
 
@@ -41,6 +45,42 @@ def test_without_ray_the_error_says_what_to_install(monkeypatch: pytest.MonkeyPa
 def test_keys_that_do_not_fit_are_refused(keys: dict[str, Any], sentence: str) -> None:
     with pytest.raises(ConfigurationError, match=sentence):
         EngineConfig(**keys)
+
+
+class TestCluster:
+    @pytest.fixture(autouse=True)
+    def nowhere(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setenv("RAY_TMPDIR", str(tmp_path))
+        monkeypatch.delenv("RAY_ADDRESS", raising=False)
+
+    def note(self, folder: Path, address: str) -> None:
+        (folder / "ray").mkdir()
+        (folder / "ray" / "ray_current_cluster").write_text(address)
+
+    def test_without_one_it_is_started_here(self, tmp_path: Path) -> None:
+        assert find_cluster("auto") is None
+        self.note(tmp_path, f"127.0.0.1:{free_port()}")  # of one that was killed
+        assert find_cluster("auto") is None
+
+    def test_one_that_is_noted_or_named_is_joined(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        with socket.create_server(("127.0.0.1", 0)) as cluster:
+            address = f"127.0.0.1:{cluster.getsockname()[1]}"
+            assert find_cluster(address) == address
+            self.note(tmp_path, address)
+            assert find_cluster("auto") == address
+            assert find_cluster("local") is None
+            monkeypatch.setenv("RAY_ADDRESS", "local")
+            assert find_cluster("auto") is None
+            monkeypatch.setenv("RAY_ADDRESS", address)
+            assert find_cluster("auto") == address
+
+    def test_one_that_is_named_and_not_there_is_refused(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        address = f"127.0.0.1:{free_port()}"
+        with pytest.raises(ConfigurationError, match=f"no Ray cluster answers at ray_address {address}"):
+            find_cluster(address)
+        monkeypatch.setenv("RAY_ADDRESS", address)
+        with pytest.raises(ConfigurationError, match="or set it to local"):
+            find_cluster("auto")
 
 
 def test_replicas_leave_it_to_ray_which_gpus_they_get() -> None:
