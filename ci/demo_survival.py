@@ -4,7 +4,7 @@ Starts a server of the default model, asks it for the same sampled answer twice,
 compares the bytes. In float32, in which a token computed again has the very same value.
 
     make demo-survival ARGS="--ranks 2 --kill 1"     two ranks, of which the second is killed
-    make demo-survival ARGS="--spares 1"             loaded ranks wait to take over
+    make demo-survival ARGS="--spares 0"             no loaded ranks wait to take over: others are started
 """
 
 from __future__ import annotations
@@ -14,7 +14,9 @@ import json
 import os
 import signal
 import sys
+import threading
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 from inflight.executor.wire.address import EngineAddress
@@ -43,6 +45,14 @@ OPTIONS = {
 }
 NUM_CHUNKS = 20
 """After which the rank is killed."""
+STAGES = {
+    "the engine is lost": "the ranks are lost",
+    "spare ranks take over": "loaded spares take over",
+    "inflight.models.": "a new rank has started and loads the model",
+    "inflight.worker] ready": "it is loaded",
+    " connected": "the front is connected; it sends the answer so far again",
+}
+"""What the log says meanwhile, and what that means."""
 SPARES = "inflight_engine_spares"
 
 
@@ -50,7 +60,7 @@ def main(arguments: list[str]) -> int:
     options = argparse.ArgumentParser(prog="make demo-survival")
     options.add_argument("--ranks", type=int, default=1, help="ranks of the engine")
     options.add_argument("--kill", type=int, default=0, help="number of the rank that is killed")
-    options.add_argument("--spares", type=int, default=0, help="loaded sets of ranks that wait to take over")
+    options.add_argument("--spares", type=int, default=1, help="loaded sets of ranks that wait to take over")
     chosen = options.parse_args(arguments)
     if not 0 <= chosen.kill < chosen.ranks:
         options.error(f"--kill must be the number of a rank, below {chosen.ranks}")
@@ -66,10 +76,12 @@ def main(arguments: list[str]) -> int:
     with ServerProcess(parameters=parameters) as server, Client(server.grpc_url) as client:
         print(f"\nAn undisturbed answer, sampled with seed {OPTIONS['seed']}:\n", flush=True)
         undisturbed, _ = ask(client, None)
+        if chosen.spares:
+            print("\nWaiting until the spare ranks are loaded …", flush=True)
         until(lambda: Metrics(server).of(SPARES) == chosen.spares, "spare ranks are loaded")
         pid = find_rank(server.ready_endpoints.run_directory, chosen.kill)
         print(f"\nThe same request again; process {pid}, rank {chosen.kill}, is about to die:\n", flush=True)
-        disturbed, pause = ask(client, pid)
+        disturbed, pause = ask(client, pid, lambda: server.log)
     which = "spare" if chosen.spares else "new"
     print(f"\nThe stream paused for {pause:.1f} s until {which} ranks went on, and its client saw no error.")
     if disturbed != undisturbed:
@@ -80,20 +92,36 @@ def main(arguments: list[str]) -> int:
     return 0
 
 
-def ask(client: Client, victim: int | None) -> tuple[str, float]:
+def ask(client: Client, victim: int | None, read_log: Callable[[], str] = str) -> tuple[str, float]:
     """Stream an answer to the screen and return it, with the longest time in seconds between two of its chunks.
-    `victim`: process to kill in the middle."""
+    `victim`: process to kill in the middle. `read_log`: the server's log: it tells what the stream waits for."""
     text, pause, before = "", 0.0, time.monotonic()
+    went_on = threading.Event()
     with client.stream(PROMPT, **OPTIONS) as stream:  # type: ignore[arg-type]
         for number, chunk in enumerate(stream, 1):
             pause, before = max(pause, time.monotonic() - before), time.monotonic()
+            if number > NUM_CHUNKS:
+                went_on.set()
             text += chunk.text
             print(chunk.text, end="", flush=True)
             if number == NUM_CHUNKS and victim is not None:
+                arguments = (read_log, len(read_log()), went_on)
                 os.kill(victim, signal.SIGKILL)
                 print(" [kill -9] ", end="", flush=True)
+                threading.Thread(target=tell_stages, args=arguments, daemon=True).start()
     print()
     return text, pause
+
+
+def tell_stages(read_log: Callable[[], str], begin: int, went_on: threading.Event) -> None:
+    """Show what the stream waits for, by the log from `begin` on, until it goes on."""
+    began, told = time.monotonic(), set()
+    while not went_on.wait(0.05):
+        log = read_log()[begin:]
+        for words, stage in STAGES.items():
+            if words in log and stage not in told:
+                told.add(stage)
+                print(f"[{time.monotonic() - began:.1f} s: {stage}] ", end="", flush=True)
 
 
 def find_rank(run_directory: Path, rank: int) -> int:
